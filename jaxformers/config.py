@@ -1,0 +1,265 @@
+"""Configs are plain data: the fields every run has, and how they are given."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxformers.registry import choose, unknown
+
+SIZES = ("paper", "tiny")
+
+# What may differ when a run is taken up again: it changes no number.
+FREE = ("data_dir", "task.archive", "task.tsv", "tensorboard", "wandb")
+
+
+def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
+  """Parses a config's string argument "key=value,key=value".
+
+  Args:
+    arg: what stands after the colon of `--config=file.py:...`; may be None.
+    **defaults: every key that there is, with its default; the default's type
+      is the type of the value.
+
+  Returns:
+    The defaults, overridden.
+
+  Raises:
+    ValueError: for an unknown key, a key without value, or a value of another
+      type.
+  """
+  values = dict(defaults)
+  for item in filter(None, (arg or "").split(",")):
+    key, equals, text = (part.strip() for part in item.partition("="))
+    if key not in defaults:
+      raise unknown("config argument", key, defaults)
+    if not equals or not text:
+      raise ValueError(
+          f"The config argument {item!r} has no value: write {key}=VALUE."
+      )
+    values[key] = _typed(key, text, type(defaults[key]))
+  return ConfigDict(values)
+
+
+def _typed(key: str, text: str, kind: type) -> Any:
+  booleans = {"true": True, "1": True, "false": False, "0": False}
+  try:
+    return booleans[text.lower()] if kind is bool else kind(text)
+  except (KeyError, ValueError):
+    raise ValueError(
+        f"The config argument {key}={text!r} is not of type {kind.__name__}."
+    ) from None
+
+
+def base(**fields: Any) -> ConfigDict:
+  """The fields of every run with their defaults, overridden by what is given.
+
+  Raises:
+    ValueError: for a field that there is not.
+  """
+  config = {
+      "seed": 0,
+      "task": {},  # name, protocol and options of the task.
+      "model": {},  # name and options of `jaxformers.models.build`.
+      "reference": {},  # The Transformer that parameters are compared with.
+      "optimizer": {"name": "adam"},
+      "schedule": {"name": "constant", "learning_rate": 1e-3},
+      "batch_size": 32,
+      "accumulate": 1,  # Parts that a batch is taken in, to save memory.
+      "eval_batch_size": 32,
+      "total_steps": 1000,
+      "log_steps": 50,
+      "eval_steps": 500,
+      "checkpoint_steps": 500,
+      "select": "accuracy",  # Or "loss": which checkpoint is the best.
+      "patience": 0,  # Evaluations without a better one before stopping; 0: off.
+      "parallel": "jit",  # Or "pmap".
+      "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
+      "tensorboard": False,
+      "wandb": False,
+  }
+  for key, value in fields.items():
+    if key not in config:
+      raise unknown("config field", key, config)
+    config[key] = value
+  return ConfigDict(config)
+
+
+def is_tiny(size: str) -> bool:
+  """Whether size is "tiny", for two cores, and not "paper"."""
+  return choose("size", size, SIZES) == "tiny"
+
+
+def lra_models(name: str, *, pool: str, tiny: bool) -> dict[str, Any]:
+  """The model of a name at the sizes of TransJect's LRA table.
+
+  TransJect has L = 2, E = 4, d = 512. The Transformer that the papers compare
+  with, and whose parameters results are set against, is Skyformer's: also two
+  layers, but d = 64 and mean pooling.
+
+  Args:
+    name: of the model.
+    pool: TransJect's pooling on the task.
+    tiny: d = 32 and E = 2 for TransJect; the Transformer stays as it is.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  transformer = {
+      "name": "transformer",
+      "d_model": 64,
+      "num_layers": 2,
+      "positions": "learned",
+      "dropout_rate": 0.1,
+      "pool": "mean",
+      "head_dim": 128,
+      "dtype": "float32",
+      "mixer": {"num_heads": 2, "dropout_rate": 0.1},
+      "block": {"mlp_dim": 128, "dropout_rate": 0.1},
+  }
+  transject = {
+      "name": name,
+      "d_model": 32 if tiny else 512,
+      "num_layers": 2,
+      "pool": pool,
+      "head_dim": 128,
+      "dtype": "float32",
+      "orthogonal_map": "cayley",
+      "mixer": {"num_experts": 2 if tiny else 4},
+  }
+  model = transformer if name == "transformer" else transject
+  return {"model": model, "reference": transformer}
+
+
+def skyformer_schedule(
+    learning_rate: float, warmup_steps: int
+) -> dict[str, Any]:
+  """The training of Skyformer's code, which TransJect's LRA runs follow.
+
+  Adam under PyTorch's OneCycleLR, whose default also cycles the first beta;
+  gradients clipped entry by entry at 1; 50,000 steps. Differs from it: float32
+  throughout, where they have half precision on linear layers.
+
+  Returns:
+    Fields for `base`.
+  """
+  return {
+      "optimizer": {
+          "name": "adam",
+          "b2": 0.999,
+          "eps": 1e-6,
+          "clip_value": 1.0,
+          "cycle_momentum": True,
+      },
+      "schedule": {
+          "name": "onecycle",
+          "learning_rate": learning_rate,
+          "warmup_steps": warmup_steps,
+      },
+      "total_steps": 50_000,
+      "log_steps": 100,
+      "eval_steps": 500,
+      "checkpoint_steps": 500,
+  }
+
+
+def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
+  """A schedule of minutes on two cores: Adam, a ramp up and a ramp down.
+
+  Returns:
+    Fields for `update`; `seed` and sections of the task stay as they are.
+  """
+  return {
+      "optimizer": {
+          "name": "adam",
+          "b2": 0.98,
+          "eps": 1e-9,
+          "clip_value": 0.0,
+          "cycle_momentum": False,
+      },
+      "schedule": {
+          "name": "onecycle",
+          "learning_rate": learning_rate,
+          "warmup_steps": total_steps // 10,
+      },
+      "total_steps": total_steps,
+      "log_steps": 50,
+      "eval_steps": 300,
+      "checkpoint_steps": 100,
+  }
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """{"model": {"d_model": 64}} as {"model.d_model": 64}; {} stays a value."""
+  flat = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping) and value:
+      flat |= flatten(value, f"{prefix}{key}.")
+    else:
+      flat[f"{prefix}{key}"] = value
+  return flat
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+  """A config as JSON reads it back: dictionaries, lists and scalars."""
+  if isinstance(config, ConfigDict):
+    config = config.copy_and_resolve_references().to_dict()
+  return json.loads(json.dumps(config))
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """The keys in which two plain configs differ, those in `FREE` left out."""
+  before, after = flatten(old), flatten(new)
+  absent = object()
+  return [
+      f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
+      for key in sorted(before.keys() | after.keys())
+      if key not in FREE and before.get(key, absent) != after.get(key, absent)
+  ]
+
+
+def load(spec: str) -> ConfigDict:
+  """The config of "path/to/file.py:key=value", as `--config` gives it.
+
+  Raises:
+    ValueError: for a file that is not there or an argument it has not.
+  """
+  path, _, arg = spec.partition(":")
+  if not Path(path).is_file():
+    raise ValueError(
+        f"There is no config file {path!r} seen from {Path.cwd()}: give a path "
+        "such as configs/lra/listops.py."
+    )
+  module = importlib.util.module_from_spec(
+      importlib.util.spec_from_file_location(Path(path).stem, path)
+  )
+  module.__spec__.loader.exec_module(module)
+  return module.get_config(arg or None)
+
+
+def check_overrides(config: ConfigDict, argv: list[str]) -> None:
+  """Raises ValueError for a `--config.x.y=` that the config has not.
+
+  ml_collections finds it too, but names neither section nor choices.
+  """
+  for path in _overridden(argv):
+    section: Any = config
+    for depth, key in enumerate(path):
+      if not isinstance(section, ConfigDict) or key not in section:
+        where = ".".join(("config", *path[:depth]))
+        choices = section if isinstance(section, ConfigDict) else ()
+        raise unknown(f"key of {where}:", key, choices)
+      section = section[key]
+
+
+def _overridden(argv: list[str]) -> Iterator[list[str]]:
+  for arg in argv:
+    name = arg.lstrip("-").partition("=")[0]
+    name = name.removeprefix("no") if name.startswith("noconfig.") else name
+    if arg.startswith("-") and name.startswith("config."):
+      yield name.split(".")[1:]

@@ -1,0 +1,1 @@
+"""Sources of examples: generators, archives, packed arrays. No JAX."""

@@ -1,0 +1,373 @@
+"""ListOps: nested operations on digits, generated, and LRA's TSV files.
+
+The distribution is that of LRA's generator: a node at depth 1 to max_depth - 1
+is an operation with probability 1/4, with 2 to max_args arguments and one of
+four operators, otherwise a digit; at max_depth it is a digit. A tree is kept if
+its length in tokens (an operation counts its operator, its arguments and its
+closing bracket) lies strictly between min_length and max_length, once.
+
+Instead of one tree at a time, a block of trees grows level by level as flat
+arrays, with the children of a node next to each other: sizes and values are
+sums over segments from the deepest level up, places in the text from the root
+down.
+
+Source: Nangia and Bowman 2018, https://arxiv.org/abs/1804.06028, with LRA's
+settings.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxformers.data.packed import Packed, pack
+
+PAD = 0
+ROOTS = 2_000  # Trees that are grown together: a block.
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+TOKENS = (*OPERATORS, *"0123456789", "]")  # Token i has id i + 1.
+IDS = {token: i + 1 for i, token in enumerate(TOKENS)}
+END = IDS["]"]
+FIRST_DIGIT = IDS["0"]
+FILES = {"train": "train", "validation": "val", "test": "test"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is generated. The defaults are LRA's; the seed is ours.
+
+  Attributes:
+    seed: of the whole data set.
+    num_train, num_validation, num_test: examples of each split.
+    max_depth: deepest level of a tree; the root is at 1.
+    max_args: greatest number of arguments.
+    min_length, max_length: a tree's tokens lie strictly between.
+  """
+
+  seed: int = 0
+  num_train: int = 96_000
+  num_validation: int = 2_000
+  num_test: int = 2_000
+  max_depth: int = 10
+  max_args: int = 10
+  min_length: int = 500
+  max_length: int = 2_000
+
+  def __post_init__(self) -> None:
+    """Raises ValueError where no tree could be made."""
+    if self.max_args < 2 or self.max_depth < 2:
+      raise ValueError(
+          f"max_args={self.max_args}, max_depth={self.max_depth}: both must be "
+          "at least 2."
+      )
+    if self.max_length - self.min_length < 2 or self.max_length < 5:
+      raise ValueError(
+          f"No tree is longer than {self.min_length} and shorter than "
+          f"{self.max_length} tokens: widen min_length and max_length."
+      )
+
+
+@dataclasses.dataclass
+class _Level:
+  """The nodes of one depth of a block of trees, trees and siblings in order.
+
+  tree [k]: index of the tree. operator [k]: 0 to 3, or -1 for a digit.
+  digit [k]. children [j]: number of arguments of each of the j operations.
+  """
+
+  tree: np.ndarray
+  operator: np.ndarray
+  digit: np.ndarray
+  children: np.ndarray
+
+  @property
+  def inner(self) -> np.ndarray:
+    return self.operator >= 0
+
+  def starts(self) -> np.ndarray:
+    """Where the arguments of each operation start in the next level."""
+    return np.cumsum(self.children) - self.children
+
+  def keep(self, kept: np.ndarray) -> _Level:
+    """The nodes of some trees only. kept: bool [trees]."""
+    nodes = kept[self.tree]
+    children = self.children[nodes[self.inner]]
+    return _Level(
+        self.tree[nodes], self.operator[nodes], self.digit[nodes], children
+    )
+
+
+def _grow(
+    rng: np.random.Generator, count: int, settings: Settings
+) -> list[_Level]:
+  """Trees whose root is an operation, without those that are surely too long.
+
+  A digit at the root would be rejected for its length, so leaving it out does
+  not change what is kept.
+  """
+  tree, levels = np.arange(count), []
+  size = np.zeros(count, np.int64)
+  for depth in range(1, settings.max_depth + 1):
+    inner = rng.random(len(tree)) <= 0.25
+    if depth == 1:
+      inner[:] = True
+    elif depth == settings.max_depth:
+      inner[:] = False
+    operator = np.where(inner, rng.integers(0, 4, len(tree)), -1)
+    digit = rng.integers(0, 10, len(tree))
+    children = rng.integers(2, settings.max_args + 1, int(inner.sum()))
+    levels.append(_Level(tree, operator, digit, children))
+    size += np.bincount(tree, 1 + inner, count).astype(np.int64)
+    short = size < settings.max_length  # The others grow no further.
+    parents = tree[inner]
+    grows = short[parents]
+    tree = np.repeat(parents[grows], children[grows])
+    if not len(tree):
+      break
+  return [level.keep(short) for level in levels]
+
+
+def _sizes(levels: list[_Level]) -> list[np.ndarray]:
+  """The number of tokens under every node, level by level."""
+  sizes: list[np.ndarray] = []
+  below = np.zeros(0, np.int64)
+  for level in reversed(levels):
+    size = np.ones(len(level.tree), np.int64)
+    if len(level.children):
+      size[level.inner] = 2 + np.add.reduceat(below, level.starts())
+    sizes.append(size)
+    below = size
+  return sizes[::-1]
+
+
+def _values(levels: list[_Level]) -> np.ndarray:
+  """The value of every tree, 0 to 9, in the order of the trees."""
+  below = np.zeros(0, np.int64)
+  for level in reversed(levels):
+    value = level.digit.copy()
+    if len(level.children):
+      starts, counts = level.starts(), level.children
+      owner = np.repeat(np.arange(len(counts)), counts)
+      ordered = np.sort(owner * 10 + below) % 10
+      low, high = starts + (counts - 1) // 2, starts + counts // 2
+      choices = (
+          np.minimum.reduceat(below, starts),
+          np.maximum.reduceat(below, starts),
+          (ordered[low] + ordered[high]) // 2,
+          np.add.reduceat(below, starts) % 10,
+      )
+      value[level.inner] = np.choose(level.operator[level.inner], choices)
+    below = value
+  return below
+
+
+def _write(levels: list[_Level], sizes: list[np.ndarray]) -> np.ndarray:
+  """The ids of all trees end to end, uint8."""
+  text = np.zeros(int(sizes[0].sum()), np.uint8)
+  place = np.cumsum(sizes[0]) - sizes[0]
+  for depth, level in enumerate(levels):
+    token = np.where(level.inner, level.operator + 1, level.digit + FIRST_DIGIT)
+    text[place] = token
+    opened = place[level.inner]
+    text[opened + sizes[depth][level.inner] - 1] = END
+    if len(level.children):
+      below = sizes[depth + 1]
+      before = np.cumsum(below) - below
+      first = np.repeat(before[level.starts()], level.children)
+      place = np.repeat(opened + 1, level.children) + before - first
+  return text
+
+
+def trees(
+    settings: Settings, block: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """The accepted trees of one block: a function of (seed, block) alone.
+
+  Returns:
+    ids uint8 [total], offsets int64 [count + 1] and values int64 [count].
+  """
+  rng = np.random.default_rng([settings.seed, block])
+  levels = _grow(rng, ROOTS, settings)
+  size = np.zeros(ROOTS, np.int64)
+  size[levels[0].tree] = _sizes(levels)[0]
+  kept = (size > settings.min_length) & (size < settings.max_length)
+  levels = [level.keep(kept) for level in levels]
+  levels = [level for level in levels if len(level.tree)]
+  if not levels:
+    nothing = np.zeros(0, np.int64)
+    return nothing.astype(np.uint8), np.zeros(1, np.int64), nothing
+  sizes = _sizes(levels)
+  offsets = np.concatenate([[0], np.cumsum(sizes[0])])
+  return _write(levels, sizes), offsets, _values(levels)
+
+
+def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
+  """All blocks in order, made ahead by threads: NumPy lets them run at once."""
+  workers = os.cpu_count() or 1
+  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    ahead = collections.deque(
+        pool.submit(trees, settings, block) for block in range(2 * workers)
+    )
+    for block in itertools.count(len(ahead)):
+      yield ahead.popleft().result()
+      ahead.append(pool.submit(trees, settings, block))
+
+
+def _distinct(settings: Settings) -> Iterator[tuple[np.ndarray, int]]:
+  """Every accepted tree with its value, none twice, in a fixed order."""
+  seen: set[bytes] = set()
+  barren = 0
+  for ids, offsets, values in _blocks(settings):
+    fresh = 0
+    for start, stop, value in zip(offsets, offsets[1:], values, strict=False):
+      tree = ids[start:stop]
+      digest = hashlib.blake2b(tree.tobytes(), digest_size=16).digest()
+      if digest not in seen:
+        seen.add(digest)
+        fresh += 1
+        yield tree, int(value)
+    barren = 0 if fresh else barren + 1
+    if barren == 100:
+      raise ValueError(
+          f"{100 * ROOTS:,} roots gave no new tree for {settings}: widen the lengths, "
+          "allow more depth or arguments, or ask for fewer examples."
+      )
+
+
+def generate(settings: Settings) -> dict[str, Packed]:
+  """The three splits, disjoint: no tree occurs twice in the whole data set.
+
+  The test split comes first, then validation, then train, from one stream: a
+  smaller training set is the start of a larger one and leaves the others as
+  they are.
+  """
+  stream = _distinct(settings)
+  counts = {
+      "test": settings.num_test,
+      "validation": settings.num_validation,
+      "train": settings.num_train,
+  }
+  splits = {}
+  for name, count in counts.items():
+    rows = [next(stream) for _ in range(count)]
+    splits[name] = pack(
+        [tree for tree, _ in rows], np.array([value for _, value in rows])
+    )
+  return splits
+
+
+def evaluate(tokens: list[str]) -> int:
+  """The value of an expression such as `[MAX 2 [SM 3 9 ] ]`, with a stack.
+
+  MED is the mean of the two middle values, truncated; SM the sum modulo 10.
+  """
+  functions = {
+      "[MIN": min,
+      "[MAX": max,
+      "[MED": lambda v: int(np.median(v)),
+      "[SM": lambda v: sum(v) % 10,
+  }
+  stack: list[tuple[str, list[int]]] = [("", [])]
+  for token in tokens:
+    if token in functions:
+      stack.append((token, []))
+    elif token == "]":
+      operator, values = stack.pop()
+      stack[-1][1].append(functions[operator](values))
+    else:
+      stack[-1][1].append(int(token))
+  return stack[0][1][0]
+
+
+def encode(text: str) -> np.ndarray:
+  """The ids of an expression, uint8; parentheses carry nothing and go.
+
+  Raises:
+    ValueError: for a token that ListOps has not.
+  """
+  words = text.replace("(", " ").replace(")", " ").split()
+  try:
+    return np.array([IDS[word] for word in words], np.uint8)
+  except KeyError as error:
+    raise ValueError(
+        f"{error.args[0]!r} is no ListOps token; those are {' '.join(TOKENS)}."
+    ) from None
+
+
+def decode(ids: np.ndarray) -> str:
+  """The expression of some ids, tokens apart by spaces, padding left out."""
+  return " ".join(TOKENS[i - 1] for i in ids if i != PAD)
+
+
+def binarised(ids: np.ndarray) -> str:
+  """The expression as LRA writes it: every step applied to two things.
+
+  `[MAX 2 3 ]` becomes `( ( ( [MAX 2 ) 3 ) ] )`.
+  """
+  stack: list[str] = []
+  for word in decode(ids).split():
+    if word in OPERATORS:
+      stack.append(word)
+    elif word == "]":
+      word = f"( {stack.pop()} ] )"
+      if not stack:
+        return word
+      stack[-1] = f"( {stack[-1]} {word} )"
+    else:
+      stack[-1] = f"( {stack[-1]} {word} )"
+  raise ValueError(f"The expression {decode(ids)!r} is not closed.")
+
+
+def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
+  """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, split in splits.items():
+    path = folder / f"basic_{FILES[name]}.tsv"
+    with path.open("w", encoding="utf-8") as file:
+      file.write("Source\tTarget\n")
+      for i in range(len(split)):
+        file.write(f"{binarised(split[i])}\t{split.labels[i]}\n")
+
+
+def read_tsv(folder: Path) -> dict[str, Packed]:
+  """Reads LRA's `basic_{train,val,test}.tsv`.
+
+  Raises:
+    ValueError: for a missing file or a line that is not an expression, a tab
+      and a digit, naming file and line.
+  """
+  splits = {}
+  for name, short in FILES.items():
+    path = folder / f"basic_{short}.tsv"
+    if not path.exists():
+      raise ValueError(
+          f"{path} is missing: LRA's ListOps is basic_train.tsv, "
+          "basic_val.tsv and basic_test.tsv in one folder."
+      )
+    rows, labels = [], []
+    with path.open(encoding="utf-8") as file:
+      for number, line in enumerate(file, 1):
+        source, tab, target = line.rstrip("\n").partition("\t")
+        if number == 1 and (source, target) == ("Source", "Target"):
+          continue
+        if not tab or target not in tuple("0123456789"):
+          raise ValueError(
+              f"{path}, line {number}: expected an expression, a tab and a "
+              f"digit, found {line.rstrip()[-60:]!r}. Restore the file, or "
+              "leave `tsv` empty to generate ListOps."
+          )
+        try:
+          rows.append(encode(source))
+        except ValueError as error:
+          raise ValueError(f"{path}, line {number}: {error}") from None
+        labels.append(int(target))
+    splits[name] = pack(rows, np.array(labels))
+  return splits

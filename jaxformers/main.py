@@ -1,0 +1,134 @@
+r"""Trains and scores: flags to config to `training.loop.run`, nothing else.
+
+python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
+    --workdir runs/listops
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from jaxformers import config as configs
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config",
+    None,
+    "Path of a config with its arguments, path.py:key=value,key=value; fields "
+    "are overridden by --config.section.field=value.",
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for checkpoints, metrics and results."
+)
+_EVAL_ONLY = flags.DEFINE_bool(
+    "eval_only", False, "Score the best checkpoint of the workdir again."
+)
+_PROFILE = flags.DEFINE_bool(
+    "profile", False, "Write a trace of ten steps to WORKDIR/profile."
+)
+_SEEDS = flags.DEFINE_list(
+    "seeds", [], "Run several seeds, such as 0,1,2, each in WORKDIR/seed_N."
+)
+
+
+def _seeds() -> list[int]:
+  try:
+    return [int(seed) for seed in _SEEDS.value]
+  except ValueError:
+    raise ValueError(
+        f"--seeds={','.join(_SEEDS.value)}: give integers, such as 0,1,2."
+    ) from None
+
+
+def _prepare_jax() -> None:
+  """Sets what has to be set before JAX starts."""
+  # With several CPU devices on few cores XLA's thread pool can starve.
+  if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    os.environ.setdefault("NPROC", "16")
+  import jax
+
+  if not jax.config.jax_compilation_cache_dir:
+    cache = Path("~/.cache/jaxformers/xla").expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _run() -> None:
+  workdir, config = Path(_WORKDIR.value), _CONFIG.value
+  seeds = _seeds()
+  _prepare_jax()
+  from jaxformers.training import loop, report
+
+  jobs = [(config, workdir)]
+  if seeds:
+    jobs = []
+    for seed in seeds:
+      own = config.copy_and_resolve_references()
+      own.seed = seed
+      jobs.append((own, workdir / f"seed_{seed}"))
+  for own, folder in jobs:
+    results = loop.run(
+        own, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
+    )
+    print(report.table(results), flush=True)
+
+
+def _is_ours(error: Exception) -> bool:
+  """Whether a mistake of the user's was found, not one of the code's."""
+  last = traceback.extract_tb(error.__traceback__)[-1]
+  return Path(last.filename).is_relative_to(Path(__file__).parent)
+
+
+def main(argv: list[str]) -> None:
+  """Runs what the flags ask for; a user's mistake ends in one message."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected arguments {argv[1:]}: flags start by --.")
+  logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant.
+  try:
+    _run()
+  except (ValueError, FloatingPointError, OSError) as error:
+    if not _is_ours(error):
+      raise
+    sys.exit(f"error: {error}")
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Parses flags; a mistake in them ends in one message within a moment."""
+  try:
+    spec = _spec(argv)
+    if spec is not None:
+      configs.check_overrides(configs.load(spec), argv)
+    rest = flags.FLAGS(argv)
+    if _CONFIG.value is None or _WORKDIR.value is None:
+      raise ValueError(
+          "--config and --workdir are needed, such as --config "
+          "configs/lra/listops.py:size=tiny --workdir runs/listops"
+      )
+    return rest
+  except (ValueError, TypeError, KeyError, AttributeError, flags.Error) as error:
+    sys.stderr.write(f"config error: {error}\n")
+    sys.exit(2)
+
+
+def _spec(argv: list[str]) -> str | None:
+  for arg, following in zip(argv, [*argv[1:], ""], strict=True):
+    if arg in ("--config", "-config"):
+      return following
+    if arg.startswith(("--config=", "-config=")):
+      return arg.partition("=")[2]
+  return None
+
+
+def console() -> None:
+  """The entry point of the command line."""
+  app.run(main, flags_parser=_parse)
+
+
+if __name__ == "__main__":
+  console()

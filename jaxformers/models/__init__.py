@@ -1,0 +1,151 @@
+"""Models by name. A model is a mixer in a block, under the one encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers import orthogonal
+from jaxformers.models import mixers
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.encoder import Classifier, Encoder
+from jaxformers.models.heads import POOLS
+from jaxformers.registry import Registry, choose, unknown
+
+__all__ = ["MODELS", "Variant", "build", "mixers", "shapes", "size"]
+
+DTYPES = ("float32", "bfloat16")
+MODELS: Registry = Registry("model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """What a model's name stands for: (mixer, block) and options that are fixed.
+
+  Attributes:
+    mixer: a name in `MIXERS`.
+    block: a name in `BLOCKS`.
+    fixed: options of the mixer that make this variant what it is.
+  """
+
+  mixer: str
+  block: str
+  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+MODELS.register("transformer")(Variant("softmax", "pre_norm"))
+MODELS.register("transject")(Variant("transject", "injective"))
+MODELS.register("random_transject")(
+    Variant("transject", "injective", {"sigma": "learned"})
+)
+
+
+def build(
+    name: str,
+    *,
+    vocab_size: int,
+    max_len: int,
+    num_classes: int,
+    d_model: int,
+    num_layers: int,
+    pool: str = "mean",
+    head_dim: int = 0,
+    positions: str = "sinusoid",
+    dropout_rate: float = 0.0,
+    dtype: str = "float32",
+    orthogonal_map: str = "cayley",
+    mixer: Mapping[str, Any] | None = None,
+    block: Mapping[str, Any] | None = None,
+) -> Classifier:
+  """The classifier of a name; every keyword but the first four is `config.model`.
+
+  Args:
+    name: in `MODELS`.
+    vocab_size: number of token ids, padding (0) included; from the task.
+    max_len: greatest number of tokens; from the task.
+    num_classes: number of logits; from the task.
+    d_model: width.
+    num_layers: depth, at least 1.
+    pool: "max", "mean" or "first".
+    head_dim: width of the head's hidden layer, 0 for none.
+    positions: "sinusoid" or "learned".
+    dropout_rate: after the embedding.
+    dtype: "float32" or "bfloat16": compute type; parameters are float32.
+    orthogonal_map: "cayley" or "expm".
+    mixer: options of the mixer.
+    block: options of the block.
+
+  Raises:
+    ValueError: for an unknown name or option, naming the choices.
+  """
+  variant = MODELS[name]
+  if num_layers < 1:
+    raise ValueError(f"num_layers={num_layers}: at least one layer is needed.")
+  choose("pool", pool, POOLS)
+  choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
+  compute = jnp.dtype(choose("dtype", dtype, DTYPES))
+  wiring = {"dtype": compute, "orthogonal_map": orthogonal_map}
+  make_mixer = _options(
+      f"mixer {variant.mixer!r}",
+      MIXERS[variant.mixer],
+      dict(mixer or {}),
+      {**wiring, **variant.fixed},
+      hidden=("residual",),
+  )
+  make_block = _options(
+      f"block {variant.block!r}",
+      BLOCKS[variant.block],
+      dict(block or {}),
+      {**wiring, "mixer": make_mixer, "num_layers": num_layers},
+  )
+  make_encoder = functools.partial(
+      Encoder,
+      block=make_block,
+      num_layers=num_layers,
+      vocab_size=vocab_size,
+      max_len=max_len,
+      d_model=d_model,
+      positions=positions,
+      dropout_rate=dropout_rate,
+      dtype=compute,
+  )
+  return Classifier(make_encoder, num_classes, pool, head_dim, orthogonal_map)
+
+
+def _options(
+    kind: str,
+    make: Callable[..., Any],
+    given: dict[str, Any],
+    fixed: dict[str, Any],
+    hidden: tuple[str, ...] = (),
+) -> Callable[..., Any]:
+  """`make` with its options bound; unknown ones raise and list the choices."""
+  fields = getattr(make, "options", None) or make.__dataclass_fields__
+  fixed = {key: value for key, value in fixed.items() if key in fields}
+  own = [
+      field
+      for field in fields
+      if field not in ("parent", "name", *hidden, *fixed)
+  ]
+  for option in given:
+    if option not in own:
+      raise unknown(f"option of {kind}", option, own)
+  return functools.partial(make, **given, **fixed)
+
+
+def shapes(model: Classifier) -> Any:
+  """The tree of a model's parameters as shapes, without computing any."""
+  ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+  init = functools.partial(model.init, train=False)
+  return jax.eval_shape(init, jax.random.key(0), ids)["params"]
+
+
+def size(model: Classifier) -> int:
+  """The number of a model's parameters, as stored."""
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes(model)))

@@ -1,0 +1,130 @@
+"""The residual forms around a mixer: one layer of an encoder each.
+
+A block is called like a mixer, `block(x, *, mask, carry, train)`, and says how
+the encoder around it embeds tokens and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import rotation
+from jaxformers.models.mixers.transject import ResidualScale
+from jaxformers.registry import Registry
+
+BLOCKS: Registry = Registry("block")
+
+
+def layer_norm(x: jax.Array, name: str) -> jax.Array:
+  """LayerNorm of x [b, n, d] inside a module, in float32, epsilon 1e-5."""
+  norm = nn.LayerNorm(1e-5, dtype=jnp.float32, name=name)
+  return norm(x.astype(jnp.float32)).astype(x.dtype)
+
+
+@BLOCKS.register("pre_norm")
+class PreNorm(nn.Module):
+  """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
+
+  Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
+  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form).
+
+  Attributes:
+    mixer: makes the mixer; called with a name.
+    num_layers: L of the encoder; not used here.
+    mlp_dim: width of the feed-forward.
+    dropout_rate: after the mixer, inside and after the feed-forward.
+    orthogonal_map: not used here: nothing is orthogonal.
+    dtype: compute type; parameters and LayerNorm are float32.
+  """
+
+  concatenate_positions: ClassVar[bool] = False
+  final_norm: ClassVar[bool] = True
+
+  mixer: Callable[..., nn.Module]
+  num_layers: int
+  mlp_dim: int = 128
+  dropout_rate: float = 0.0
+  orthogonal_map: str = "cayley"
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
+    init = nn.initializers.xavier_uniform()
+    y = layer_norm(x, "norm_mixer")
+    y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
+    x = x + dropout(y)
+    y = layer_norm(x, "norm_mlp")
+    y = nn.Dense(self.mlp_dim, kernel_init=init, dtype=self.dtype, name="up")(y)
+    y = dropout(nn.gelu(y, approximate=False))
+    y = nn.Dense(
+        x.shape[-1], kernel_init=init, dtype=self.dtype, name="down"
+    )(y)
+    return x + dropout(y), carry
+
+
+def orthogonal_feed_forward(
+    x: jax.Array, w: jax.Array, bias: jax.Array
+) -> jax.Array:
+  """ELU(ELU(x W_1 + b_1) W_2 + b_2), which expands no distance.
+
+  Source: TransJect, equation 7.
+
+  Args:
+    x: [b, n, d].
+    w: [2, d, d], orthogonal.
+    bias: [2, d].
+
+  Returns:
+    [b, n, d] in the type of x.
+  """
+  for one, b in zip(w.astype(x.dtype), bias.astype(x.dtype), strict=True):
+    x = jax.nn.elu(x @ one + b[None, None])
+  return x
+
+
+@BLOCKS.register("injective")
+class Injective(nn.Module):
+  """TransJect's layer: no normalisation, residuals scaled by a = alpha/L.
+
+  x + a G(x) with G the mixture of experts, then x + a H(x) with H the
+  orthogonal feed-forward. G and H are 1-Lipschitz and a < 1/L, so distances of
+  two tokens of one sample change by (1 - a)^2 to (1 + a)^2.
+
+  Source: TransJect, equations 5 to 8.
+
+  Attributes:
+    mixer: makes the mixer; called with a name and the shared `residual`.
+    num_layers: L.
+    orthogonal_map: "cayley" or "expm".
+    dtype: compute type; parameters are float32.
+  """
+
+  concatenate_positions: ClassVar[bool] = True
+  final_norm: ClassVar[bool] = False
+
+  mixer: Callable[..., nn.Module]
+  num_layers: int
+  orthogonal_map: str = "cayley"
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    d = x.shape[-1]
+    residual = ResidualScale(self.num_layers, name="residual")
+    mixer = self.mixer(name="mixer", residual=residual)
+    y, carry = mixer(x, mask=mask, carry=carry, train=train)
+    x = x + y
+    w = rotation(self, "feed_forward_skew", (2, d, d), self.orthogonal_map)
+    bias = self.param("bias", nn.initializers.zeros, (2, d))
+    y = orthogonal_feed_forward(x, w, bias)
+    return x + residual().astype(x.dtype) * y, carry

@@ -1,0 +1,188 @@
+"""TransJect's orthogonal attention with a mixture of experts.
+
+Source: "Designing Injective and Low-Entropic Transformer for Short-Long Range
+Encoding", section 4.1 and 4.2, equations 4 to 6.
+
+Differs from the authors' code, which is another model: no biases in U and V;
+Sigma is the least-squares diagonal for the basis, not an element-wise product;
+the learned Sigma is one parameter, not noise drawn anew in every pass; no
+`random_features`; padding never takes part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import MIXERS, masked_max, rotation
+from jaxformers.registry import choose
+
+# tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
+_BELOW_ONE = 1 - 1e-6
+
+
+def residual_weight(r: jax.Array) -> jax.Array:
+  """alpha in [0, 1) from an unconstrained r: |tanh(r)|, kept below 1.
+
+  Zero with slope one at r = 0, so that training starts from the identity
+  (ReZero) and leaves it; the paper asks for (0, 1) and a zero start, which
+  contradict each other.
+  """
+  t = jnp.tanh(r)
+  return _BELOW_ONE * jnp.where(r >= 0, t, -t)
+
+
+class ResidualScale(nn.Module):
+  """a = alpha / L of one layer (equation 5), a float32 scalar in [0, 1/L)."""
+
+  num_layers: int
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    r = self.param("alpha", nn.initializers.zeros, ())
+    return residual_weight(r) / self.num_layers
+
+
+def eigenvalues(
+    x: jax.Array, basis: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Approximate eigenvalues of x.T x / n, and how far off they are.
+
+  The diagonal of basis.T (x.T x / n) basis minimises the distance to the
+  matrix for a given basis, and is divided by its maximum so that the norm of
+  Sigma is 1. (The paper asks for a "stochastic" x.T x, which has negative
+  entries; only the norm is used.) The reconstruction error is the square of
+  the off-diagonal part. It fits the basis to the tokens, not the tokens to the
+  basis: no gradient reaches x through it, or it would shrink the embedding.
+
+  Args:
+    x: [b, n, d] embedded tokens.
+    basis: float32 [d, d], orthogonal.
+    mask: [b, n], True at tokens.
+
+  Returns:
+    Sigma, float32 [b, d] in [0, 1] with maximum 1 (0 for a sample without
+    tokens), and the squared Frobenius reconstruction error, float32 [b].
+  """
+  x = jnp.where(mask[..., None], x.astype(jnp.float32), 0)
+  count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
+
+  def diagonal(x: jax.Array) -> jax.Array:
+    return jnp.square(x @ basis).sum(1) / count
+
+  values = diagonal(x)
+  tiny = jnp.finfo(jnp.float32).tiny
+  sigma = values / jnp.maximum(values.max(1, keepdims=True), tiny)
+  fixed = jax.lax.stop_gradient(x)
+  gram = jnp.einsum("bni,bnj->bij", fixed, fixed) / count[..., None]
+  error = jnp.square(gram).sum((1, 2)) - jnp.square(diagonal(fixed)).sum(1)
+  return sigma, jnp.maximum(error, 0)
+
+
+def expert_outputs(
+    x: jax.Array, u: jax.Array, sigma: jax.Array, v: jax.Array
+) -> jax.Array:
+  """ELU(x U_e diag(sigma) V_e) of every expert e -> [b, e, n, d].
+
+  With more tokens than channels the product of the three is made first, once
+  for each sample (once for all if sigma is shared): half the work.
+
+  Args:
+    x: [b, n, d] in the compute type.
+    u: [e, d, d], orthogonal, float32.
+    sigma: [b, d], or [1, d] if shared by the samples, float32.
+    v: [e, d, d], orthogonal, float32.
+  """
+  n, d = x.shape[1:]
+  if n > d:
+    maps = jnp.einsum("eij,bej->beij", u, jnp.repeat(sigma[:, None], len(u), 1))
+    maps = jnp.einsum("beij,ejk->beik", maps, v).astype(x.dtype)
+    if len(sigma) == 1:
+      return jax.nn.elu(jnp.einsum("bni,eik->benk", x, maps[0]))
+    return jax.nn.elu(jnp.einsum("bni,beik->benk", x, maps))
+  y = jnp.einsum("bni,eij->benj", x, u.astype(x.dtype))
+  y = y * sigma[:, None, None, :].astype(x.dtype)
+  return jax.nn.elu(jnp.einsum("benj,ejk->benk", y, v.astype(x.dtype)))
+
+
+def gate(
+    x: jax.Array, f: jax.Array, a: jax.Array, w: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """The weights of the experts, one convex combination a sample -> f32 [b, e].
+
+  softmax over e of w . max over the tokens of (x + a f_e). The paper leaves
+  the gate open; this is its authors', with padding left out and without the
+  bias, which a softmax does not see.
+
+  Args:
+    x: [b, n, d].
+    f: [b, e, n, d], `expert_outputs`.
+    a: scalar, the residual scale.
+    w: float32 [d].
+    mask: [b, n], True at tokens.
+  """
+  a = a.astype(x.dtype)
+  pooled = jax.vmap(lambda fe: masked_max(x + a * fe, mask), 1, 1)(f)
+  return jax.nn.softmax(pooled.astype(jnp.float32) @ w, axis=-1)
+
+
+@MIXERS.register("transject")
+class TransJect(nn.Module):
+  """sum_e lambda_e (alpha / L) ELU(x U_e Sigma V_e): what a layer adds to x.
+
+  Tokens meet only in Sigma, made once from the embedded sequence and carried
+  from layer to layer, and in the gate. For two tokens of one sample x plus
+  this is injective and Lipschitz: distances change by 1 - alpha/L to
+  1 + alpha/L.
+
+  Attributes:
+    num_experts: E.
+    sigma: "eigenvalues" of the embedded tokens (TransJect), or "learned", one
+      vector for all samples (Random-TransJect).
+    reconstruction_weight: of the reconstruction error in the loss, for
+      "eigenvalues"; 1e-3 in the authors' code.
+    residual: the block's `ResidualScale`, shared with it; its own if None.
+    orthogonal_map: "cayley" or "expm".
+    dtype: compute type; parameters, Sigma and gate are float32.
+  """
+
+  num_experts: int = 4
+  sigma: str = "eigenvalues"
+  reconstruction_weight: float = 1e-3
+  residual: nn.Module | None = None
+  orthogonal_map: str = "cayley"
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, jax.Array]:
+    d = x.shape[-1]
+    shape = (self.num_experts, d, d)
+    a = (self.residual or ResidualScale(1, name="residual"))()
+    u = rotation(self, "u_skew", shape, self.orthogonal_map)
+    v = rotation(self, "v_skew", shape, self.orthogonal_map)
+    w = self.param("gate", nn.initializers.normal(d**-0.5), (d,))
+    sigma = self._first_sigma(x, mask) if carry is None else carry
+    f = expert_outputs(x.astype(self.dtype), u, sigma, v)
+    weights = gate(x.astype(self.dtype), f, a, w, mask)
+    self.sow("intermediates", "gate", weights)
+    scaled = (a * weights).astype(self.dtype)
+    return jnp.einsum("be,benk->bnk", scaled, f), sigma
+
+  def _first_sigma(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    d = x.shape[-1]
+    choose("sigma", self.sigma, ("eigenvalues", "learned"))
+    if self.sigma == "learned":
+      s = self.param("sigma", nn.initializers.uniform(1.0), (d,))
+      tiny = jnp.finfo(jnp.float32).tiny
+      return (s / jnp.maximum(jnp.abs(s).max(), tiny))[None]
+    basis = rotation(self, "basis_skew", (d, d), self.orthogonal_map)
+    sigma, error = eigenvalues(x, basis, mask)
+    self.sow("losses", "reconstruction", self.reconstruction_weight * error)
+    self.sow("intermediates", "reconstruction", error)
+    self.sow("intermediates", "sigma", sigma)
+    return sigma

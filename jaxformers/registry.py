@@ -1,0 +1,83 @@
+"""Names for things that a config can choose, with errors that list them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
+  """The error for a name that is not one of the choices, for the caller.
+
+  Args:
+    kind: what is being chosen, in the singular ("model", "config key").
+    name: what was given.
+    choices: what could have been given.
+  """
+  choices = sorted(str(choice) for choice in choices)
+  close = difflib.get_close_matches(str(name), choices, n=1)
+  hint = f" Did you mean {close[0]!r}?" if close else ""
+  listed = ", ".join(choices) or "none"
+  return ValueError(f"Unknown {kind} {name!r}.{hint} Choices: {listed}.")
+
+
+def choose(kind: str, name: str, choices: Iterable[str]) -> str:
+  """Returns name if it is one of the choices; ValueError lists them if not."""
+  choices = list(choices)
+  if name not in choices:
+    raise unknown(kind, name, choices)
+  return name
+
+
+def call(
+    kind: str, function: Callable[..., Any], options: Mapping[str, Any]
+) -> Any:
+  """Calls `function(**options)`; an option that it has not is a ValueError.
+
+  Args:
+    kind: what the options belong to, for the message ("mixer 'softmax'").
+    function: a function or a class, whose keyword arguments are the choices.
+    options: the keyword arguments.
+  """
+  accepted = inspect.signature(function).parameters
+  if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+    return function(**options)
+  for option in options:
+    if option not in accepted:
+      raise unknown(f"option of {kind}", option, accepted)
+  return function(**options)
+
+
+class Registry(Mapping[str, Any]):
+  """A read-only mapping from names to things, filled by a decorator."""
+
+  def __init__(self, kind: str) -> None:
+    self.kind = kind
+    self._entries: dict[str, Any] = {}
+
+  def register(self, name: str) -> Callable[[Any], Any]:
+    """A decorator that files what it decorates under a name, once."""
+
+    def add(entry: Any) -> Any:
+      if name in self._entries:
+        raise ValueError(f"The {self.kind} {name!r} is already registered.")
+      self._entries[name] = entry
+      return entry
+
+    return add
+
+  def __getitem__(self, name: str) -> Any:
+    if name not in self._entries:
+      raise unknown(self.kind, name, self._entries)
+    return self._entries[name]
+
+  def __contains__(self, name: object) -> bool:
+    return name in self._entries
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._entries)
+
+  def __len__(self) -> int:
+    return len(self._entries)

@@ -1,0 +1,220 @@
+"""Checkpoints by orbax: the latest two and the best, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+
+def checksums(tree: Any) -> dict[str, int]:
+  """The CRC-32 of every leaf, by path. orbax itself notices no flipped bit."""
+  leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
+  return {
+      jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
+      for path, leaf in leaves
+  }
+
+
+def _rank(metrics: Mapping[str, float]) -> tuple[float, float]:
+  # Of equal scores the earliest is the best, as the training loop has it.
+  return metrics["score"], -metrics["step"]
+
+
+class Checkpoints:
+  """The checkpoints of a run, under `workdir`/checkpoints.
+
+  Saving goes on in the background; a process that is killed meanwhile leaves
+  the checkpoint before. Use as a context manager, which waits for the last.
+  """
+
+  def __init__(self, workdir: Path) -> None:
+    self.folder = workdir / "checkpoints"
+    keep = ocp.checkpoint_managers
+    policy = keep.AnyPreservationPolicy(
+        [
+            keep.LatestN(2),
+            keep.BestN(
+                get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False
+            ),
+        ]
+    )
+    options = ocp.CheckpointManagerOptions(
+        best_fn=_rank, preservation_policy=policy
+    )
+    with _disk_errors(self.folder):
+      self._manager = ocp.CheckpointManager(self.folder, options=options)
+
+  def __enter__(self) -> Checkpoints:
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    if kind is None:
+      self.wait()
+    self._manager.close()
+
+  def steps(self) -> list[int]:
+    """The steps of which there is a whole checkpoint, ascending."""
+    return sorted(self._manager.all_steps())
+
+  def save(
+      self, state: Any, memo: Mapping[str, Any], score: float | None = None
+  ) -> None:
+    """Saves a state and what else the run remembers.
+
+    Args:
+      state: a `TrainState`.
+      memo: plain JSON.
+      score: of the selection split, higher is better; None if this step was
+        not evaluated, and then it can be the latest but not the best.
+
+    Raises:
+      OSError: if the disk is full, saying what was kept.
+    """
+    step = int(jax.device_get(state.step))
+    metrics = None if score is None else {"score": score, "step": step}
+    meta = {"memo": dict(memo), "crc32": checksums(state)}
+    with _disk_errors(self.folder):
+      self._manager.wait_until_finished()
+      self._manager.save(
+          step,
+          args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+          ),
+          metrics=metrics,
+          force=True,
+      )
+
+  def wait(self) -> None:
+    """Returns when everything saved is on disk. Raises as `save` does."""
+    with _disk_errors(self.folder):
+      self._manager.wait_until_finished()
+
+  def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+    """The newest state that is whole, and its memo; None if there is none yet.
+
+    One that cannot be read, or whose checksums differ, is passed over with a
+    warning, and deleted once an older one has been read.
+
+    Raises:
+      ValueError: if there are checkpoints and none is whole, or if they are of
+        a model of other shapes.
+    """
+    broken = []
+    for step in reversed(self.steps()):
+      try:
+        restored = self.restore(step, like)
+      except _Broken as error:
+        print(f"{error} Trying the one before.", file=sys.stderr)
+        broken.append(step)
+        continue
+      for other in broken:  # Or a later save of this step would do nothing.
+        self._manager.delete(other)
+      return restored
+    if broken:
+      raise ValueError(
+          f"None of the checkpoints {broken} in {self.folder} can be read: "
+          "remove the folder to start anew."
+      )
+    return None
+
+  def best_step(self) -> int | None:
+    """The step of the best checkpoint; None if none was evaluated."""
+    return self._manager.best_step()
+
+  def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    """The state and memo of a step, placed as `like` is.
+
+    Args:
+      step: one of `steps()`.
+      like: a `TrainState` of arrays, for structure, shapes and placement.
+
+    Raises:
+      ValueError: if it is of other shapes, or broken.
+    """
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    try:
+      found = self._manager.item_metadata(step)["state"]
+    except Exception as error:  # noqa: BLE001 - orbax raises many kinds.
+      raise _Broken(self.folder, step, error) from None
+    if found is not None:
+      _same_shapes(abstract, found.tree if hasattr(found, "tree") else found)
+    try:
+      restored = self._manager.restore(
+          step,
+          args=ocp.args.Composite(
+              state=ocp.args.StandardRestore(abstract),
+              meta=ocp.args.JsonRestore(),
+          ),
+      )
+    except Exception as error:  # noqa: BLE001
+      raise _Broken(self.folder, step, error) from None
+    state, meta = restored["state"], restored["meta"]
+    if checksums(state) != meta["crc32"]:
+      raise _Broken(self.folder, step, "its checksums differ")
+    return state, meta["memo"]
+
+
+class _Broken(ValueError):
+  """A checkpoint that cannot be read."""
+
+  def __init__(self, folder: Path, step: int, reason: object) -> None:
+    first = (str(reason).splitlines() or ["no reason given"])[0][:200]
+    super().__init__(f"The checkpoint {folder / str(step)} is broken: {first}.")
+
+
+def _same_shapes(wanted: Any, found: Any) -> None:
+  """Raises ValueError if two trees of shapes differ, naming the first leaf."""
+
+  def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        "/".join(_entry(key) for key in path): tuple(leaf.shape)
+        for path, leaf in leaves
+    }
+
+  here, there = shapes(wanted), shapes(found)
+  for name in sorted(here.keys() | there.keys()):
+    if here.get(name) != there.get(name):
+      raise ValueError(
+          f"The checkpoint is of another model: {name} is "
+          f"{there.get(name, 'absent')} in it and {here.get(name, 'absent')} in "
+          "this config. Use the config of that run, or another --workdir."
+      )
+
+
+def _entry(key: Any) -> str:
+  for attribute in ("key", "name", "idx"):
+    if hasattr(key, attribute):
+      return str(getattr(key, attribute))
+  return str(key)
+
+
+class _disk_errors:  # noqa: N801 - reads as a function where it is used.
+  """Turns what orbax raises on a full disk into one clear OSError."""
+
+  def __init__(self, folder: Path) -> None:
+    self.folder = folder
+
+  def __enter__(self) -> None:
+    pass
+
+  def __exit__(self, kind: type | None, error: Any, _: object) -> None:
+    if error is None:
+      return
+    text = str(error)
+    full = getattr(error, "errno", None) == errno.ENOSPC
+    if full or "No space left" in text or "ENOSPC" in text:
+      raise OSError(
+          errno.ENOSPC,
+          f"The disk of {self.folder} is full: this checkpoint was not saved, "
+          "those before it are untouched. Make room and run the same command "
+          "again to go on from the latest",
+      ) from error

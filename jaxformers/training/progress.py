@@ -1,0 +1,111 @@
+"""How fast, and how long still: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+
+def duration(seconds: float) -> str:
+  """3671 as "1:01:11"."""
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+class Clock:
+  """Measures steps, and leaves compiling, evaluating and saving out.
+
+  Attributes:
+    steps: steps measured.
+    seconds: their time.
+  """
+
+  def __init__(self) -> None:
+    self.steps = 0
+    self.seconds = 0.0
+    self._since = 0.0
+
+  def tick(self) -> None:
+    """One more step is done. The first tick only starts the clock."""
+    now = time.perf_counter()
+    if self._since:
+      self.steps += 1
+      self.seconds += now - self._since
+    self._since = now
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leaves out what happens inside."""
+    began = time.perf_counter()
+    yield
+    if self._since:
+      self._since += time.perf_counter() - began
+
+  def rate(self) -> float:
+    """Steps per second; 0 while nothing is measured."""
+    return self.steps / self.seconds if self.seconds else 0.0
+
+  def eta(self, steps: int) -> str:
+    """The time that some more steps will take, as text."""
+    return duration(steps / self.rate()) if self.rate() else "?"
+
+
+class Progress:
+  """Shows where a run is on stderr.
+
+  On a terminal a bar that stands still; elsewhere one line whenever something
+  is logged, so that a log file stays readable.
+  """
+
+  def __init__(self, total: int, step: int, title: str) -> None:
+    self.clock = Clock()
+    self._total = total
+    self._is_terminal = sys.stderr.isatty()
+    self._bar = tqdm(
+        total=total,
+        initial=step,
+        desc=title,
+        disable=not self._is_terminal,
+        dynamic_ncols=True,
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
+        "{postfix}",
+    )
+
+  def __enter__(self) -> Progress:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._bar.close()
+
+  def update(self, step: int, batch_size: int) -> None:
+    """A step is done."""
+    self.clock.tick()
+    self._bar.n = step
+    if self.clock.rate():
+      self._bar.set_postfix_str(self.speed(step, batch_size), refresh=False)
+    self._bar.update(0)
+
+  def speed(self, step: int, batch_size: int) -> str:
+    """Examples a second and the time still to go, as text."""
+    rate = self.clock.rate() * batch_size
+    return f"{rate:,.0f} examples/s, ETA {self.clock.eta(self._total - step)}"
+
+  def line(self, text: str) -> None:
+    """Writes a line, above the bar if there is one."""
+    if self._is_terminal:
+      self._bar.write(text, file=sys.stderr)
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+  @contextlib.contextmanager
+  def phase(self, name: str) -> Iterator[None]:
+    """Shows a name while something other than training goes on, off the clock."""
+    with self.clock.paused():
+      if self._is_terminal:
+        self._bar.set_postfix_str(name, refresh=True)
+      yield

@@ -1,0 +1,99 @@
+"""What a run leaves behind: results.json and the table at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxformers
+from jaxformers.training.progress import duration
+
+
+def commit() -> str:
+  """The git commit of the code, "+changes" if it differs; else the version."""
+  folder = Path(__file__).parent
+
+  def git(*command: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+  try:
+    # An installed package may lie inside somebody else's repository.
+    git("ls-files", "--error-unmatch", __file__)
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+  except (OSError, subprocess.CalledProcessError):
+    return f"version {jaxformers.__version__}"
+
+
+def hardware() -> dict[str, Any]:
+  """The devices, the processor and its cores."""
+  devices = jax.devices()
+  processor = platform.processor() or platform.machine()
+  info = Path("/proc/cpuinfo")
+  if info.exists():
+    names = [
+        line.partition(":")[2].strip()
+        for line in info.read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    processor = names[0] if names else processor
+  return {
+      "devices": len(devices),
+      "device_kind": devices[0].device_kind,
+      "platform": devices[0].platform,
+      "processor": processor,
+      "cores": os.cpu_count(),
+  }
+
+
+def versions() -> dict[str, str]:
+  """Versions of the libraries that numbers depend on."""
+  names = ("jax", "jaxlib", "flax", "optax", "numpy")
+  return {name: metadata.version(name) for name in names} | {
+      "python": platform.python_version(),
+      "jaxformers": jaxformers.__version__,
+  }
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+  """Writes a file that is whole whenever it is there."""
+  staged = path.with_suffix(".staged")
+  staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+  staged.replace(path)
+
+
+def table(results: Mapping[str, Any]) -> str:
+  """The numbers of a run, for people."""
+  rows = [
+      (f"{results['model']} test accuracy", f"{results['accuracy']:.2%}"),
+      *(
+          (name, f"{accuracy:.2%}")
+          for name, accuracy in results["baselines"].items()
+      ),
+      ("examples scored", f"{results['examples']:,}"),
+      ("best step, chosen on", f"{results['best_step']}, {results['selection']}"),
+      ("parameters", f"{results['parameters']:,}"),
+      ("relative to the Transformer", f"{results['parameter_ratio']:.2f} times"),
+      ("training time", duration(results["train_seconds"])),
+      ("wall time", duration(results["wall_seconds"])),
+  ]
+  if not results["data"].get("authors_checksum", True):
+    rows.append(("data", "checksum differs from the authors'"))
+  title = f"{results['task']}, protocol {results['protocol']}"
+  title += f", seed {results['seed']}"
+  width = max(len(name) for name, _ in rows)
+  lines = [f"  {name:<{width}}  {value:>12}" for name, value in rows]
+  return "\n".join([title, *lines])

@@ -1,0 +1,139 @@
+"""One training step and one evaluation step: pure functions.
+
+What is static is keyword-only and bound once by `parallel`. Under pmap
+`axis_name` names the axis over which sums are taken; under jit over a mesh the
+compiler takes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxformers import orthogonal
+from jaxformers.models import Classifier
+from jaxformers.training.losses import classification, sown_losses
+from jaxformers.training.state import TrainState
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, jax.Array]
+
+
+def _forward(
+    params: Any,
+    rotations: Any,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    model: Classifier,
+) -> tuple[jax.Array, Sums]:
+  """The sum to minimise over a batch, and the sums of `classification`."""
+  logits, sown = model.apply(
+      {"params": params, "rotations": rotations},
+      batch["inputs"],
+      train=True,
+      rngs={"dropout": key},
+      mutable=["losses"],
+  )
+  return classification(logits, batch, sown_losses(sown, len(logits)))
+
+
+def _gradients(
+    params: Any,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    model: Classifier,
+    accumulate: int,
+) -> tuple[Any, Sums]:
+  """Summed gradients and metrics, the batch taken in `accumulate` parts.
+
+  The orthogonal matrices are made once, before the parts, and their gradients
+  carried back to the parameters once, after them.
+  """
+  rotations, pull = jax.vjp(
+      lambda p: orthogonal.rotations(p, model.orthogonal_map), params
+  )
+
+  def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
+    grad = jax.grad(_forward, argnums=(0, 1), has_aux=True)
+    return grad(params, rotations, batch, key, model=model)
+
+  if accumulate == 1:
+    (direct, through), sums = part(batch, key)
+  else:
+    parts = jax.tree.map(
+        lambda x: x.reshape((accumulate, -1, *x.shape[1:])), batch
+    )
+    keys = jax.random.split(key, accumulate)
+    shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def add(total: Any, one: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+      return jax.tree.map(jnp.add, total, part(*one)), None
+
+    ((direct, through), sums), _ = jax.lax.scan(add, zeros, (parts, keys))
+  (carried,) = pull(through)
+  return jax.tree.map(jnp.add, direct, carried), sums
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: Classifier,
+    tx: optax.GradientTransformation,
+    seed: int,
+    accumulate: int = 1,
+    axis_name: str | None = None,
+) -> tuple[TrainState, Sums]:
+  """One update from one batch.
+
+  Args:
+    state: of step t; dropout keys are a function of (seed, t).
+    batch: `inputs` int32 [b, n], `targets` int32 [b], `weights` float32 [b].
+    model: from `models.build`.
+    tx: the optimiser.
+    seed: of the run.
+    accumulate: number of parts the batch is taken in; must divide b.
+    axis_name: of pmap, or None.
+
+  Returns:
+    The state of step t + 1, and the sums `loss`, `correct` and `count`.
+  """
+  key = jax.random.fold_in(jax.random.key(seed), state.step)
+  if axis_name is not None:
+    key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+  grads, sums = _gradients(
+      state.params, batch, key, model=model, accumulate=accumulate
+  )
+  if axis_name is not None:
+    grads, sums = jax.lax.psum((grads, sums), axis_name)
+  count = jnp.maximum(sums["count"], 1)
+  grads = jax.tree.map(lambda g: g / count, grads)
+  updates, opt_state = tx.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  return TrainState(state.step + 1, params, opt_state), sums
+
+
+def eval_step(
+    variables: Any,
+    batch: Batch,
+    *,
+    model: Classifier,
+    axis_name: str | None = None,
+) -> Sums:
+  """The sums `loss`, `correct` and `count` of one batch, without dropout.
+
+  Args:
+    variables: `params` and `rotations`, made once for the whole evaluation.
+    batch: as for `train_step`; examples of weight 0 do not count.
+    model: from `models.build`.
+    axis_name: of pmap, or None.
+  """
+  logits = model.apply(variables, batch["inputs"], train=False)
+  _, sums = classification(logits, batch, jnp.zeros(len(logits), jnp.float32))
+  return sums if axis_name is None else jax.lax.psum(sums, axis_name)

@@ -1,0 +1,81 @@
+"""Where metrics go: metrics.jsonl always, TensorBoard and wandb if asked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def _require(module: str, extra: str) -> Any:
+  try:
+    return importlib.import_module(module)
+  except ImportError:
+    raise ValueError(
+        f"config.{extra} is on, but {module} is not installed: run "
+        f"pip install 'jaxformers[{extra}]' or turn it off."
+    ) from None
+
+
+class Writers:
+  """Writes scalars of a step to every place that the config names.
+
+  A run that is taken up again first cuts `metrics.jsonl` back to the step it
+  starts from, so no step stands there twice.
+  """
+
+  def __init__(
+      self, workdir: Path, step: int, config: Mapping[str, Any]
+  ) -> None:
+    path = workdir / "metrics.jsonl"
+    kept = []
+    if path.exists():
+      for line in path.read_text(encoding="utf-8").splitlines():
+        with_step = _parsed(line)
+        if with_step is not None and with_step["step"] <= step:
+          kept.append(line + "\n")
+      staged = path.with_suffix(".staged")
+      staged.write_text("".join(kept), encoding="utf-8")
+      staged.replace(path)
+    self._file = path.open("a", encoding="utf-8")
+    self._board = self._wandb = None
+    if config["tensorboard"]:
+      board = _require("tensorboardX", "tensorboard")
+      self._board = board.SummaryWriter(
+          str(workdir / "tensorboard"), purge_step=step + 1 if step else None
+      )
+    if config["wandb"]:
+      wandb = _require("wandb", "wandb")
+      self._wandb = wandb.init(
+          dir=str(workdir), config=dict(config), resume="allow"
+      )
+
+  def __enter__(self) -> Writers:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._file.close()
+    if self._board:
+      self._board.close()
+    if self._wandb:
+      self._wandb.finish()
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes scalars, named like "train/loss"; the line is flushed."""
+    self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+    self._file.flush()
+    if self._board:
+      for name, value in scalars.items():
+        self._board.add_scalar(name, value, step)
+    if self._wandb:
+      self._wandb.log(dict(scalars), step=step)
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+  """A line of metrics; None for one that was cut off."""
+  try:
+    return json.loads(line)
+  except json.JSONDecodeError:
+    return None
