@@ -36,5 +36,5 @@ def get_config(arg=None):
       **c.skyformer_schedule(1e-4, warmup_steps=1_000),
   )
   if tiny:
-    config.update(c.tiny_schedule(5e-3, total_steps=900))
+    config.update(c.tiny_schedule(5e-3, total_steps=1_500))
   return config

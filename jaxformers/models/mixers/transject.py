@@ -84,11 +84,12 @@ def eigenvalues(
 
 def expert_outputs(
     x: jax.Array, u: jax.Array, sigma: jax.Array, v: jax.Array
-) -> jax.Array:
-  """ELU(x U_e diag(sigma) V_e) of every expert e -> [b, e, n, d].
+) -> list[jax.Array]:
+  """ELU(x U_e diag(sigma) V_e) of every expert e -> e times [b, n, d].
 
   With more tokens than channels the product of the three is made first, once
-  for each sample (once for all if sigma is shared): half the work.
+  for each sample (once for all if sigma is shared): half the work. A list, not
+  one array with an axis for the experts, because XLA transposes that on CPUs.
 
   Args:
     x: [b, n, d] in the compute type.
@@ -97,19 +98,25 @@ def expert_outputs(
     v: [e, d, d], orthogonal, float32.
   """
   n, d = x.shape[1:]
-  if n > d:
-    maps = jnp.einsum("eij,bej->beij", u, jnp.repeat(sigma[:, None], len(u), 1))
-    maps = jnp.einsum("beij,ejk->beik", maps, v).astype(x.dtype)
-    if len(sigma) == 1:
-      return jax.nn.elu(jnp.einsum("bni,eik->benk", x, maps[0]))
-    return jax.nn.elu(jnp.einsum("bni,beik->benk", x, maps))
-  y = jnp.einsum("bni,eij->benj", x, u.astype(x.dtype))
-  y = y * sigma[:, None, None, :].astype(x.dtype)
-  return jax.nn.elu(jnp.einsum("benj,ejk->benk", y, v.astype(x.dtype)))
+  outputs = []
+  for u_e, v_e in zip(u, v, strict=True):
+    if n > d:
+      folded = jnp.einsum("ij,bj,jk->bik", u_e, sigma, v_e).astype(x.dtype)
+      shared = len(sigma) == 1
+      y = x @ folded[0] if shared else jnp.einsum("bni,bik->bnk", x, folded)
+    else:
+      y = (x @ u_e.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
+      y = y @ v_e.astype(x.dtype)
+    outputs.append(jax.nn.elu(y))
+  return outputs
 
 
 def gate(
-    x: jax.Array, f: jax.Array, a: jax.Array, w: jax.Array, mask: jax.Array
+    x: jax.Array,
+    f: list[jax.Array],
+    a: jax.Array,
+    w: jax.Array,
+    mask: jax.Array,
 ) -> jax.Array:
   """The weights of the experts, one convex combination a sample -> f32 [b, e].
 
@@ -119,13 +126,13 @@ def gate(
 
   Args:
     x: [b, n, d].
-    f: [b, e, n, d], `expert_outputs`.
+    f: `expert_outputs`, e times [b, n, d].
     a: scalar, the residual scale.
     w: float32 [d].
     mask: [b, n], True at tokens.
   """
   a = a.astype(x.dtype)
-  pooled = jax.vmap(lambda fe: masked_max(x + a * fe, mask), 1, 1)(f)
+  pooled = jnp.stack([masked_max(x + a * one, mask) for one in f], 1)
   return jax.nn.softmax(pooled.astype(jnp.float32) @ w, axis=-1)
 
 
@@ -170,8 +177,8 @@ class TransJect(nn.Module):
     f = expert_outputs(x.astype(self.dtype), u, sigma, v)
     weights = gate(x.astype(self.dtype), f, a, w, mask)
     self.sow("intermediates", "gate", weights)
-    scaled = (a * weights).astype(self.dtype)
-    return jnp.einsum("be,benk->bnk", scaled, f), sigma
+    scaled = (a * weights).astype(self.dtype)[:, :, None, None]
+    return sum(scaled[:, e] * one for e, one in enumerate(f)), sigma
 
   def _first_sigma(self, x: jax.Array, mask: jax.Array) -> jax.Array:
     d = x.shape[-1]
