@@ -28,7 +28,7 @@ def get_config(arg=None):
           "name": "text",
           "protocol": arg.protocol,
           "archive": "",
-          "max_len": 1_000 if tiny else 0,  # 0: the protocol's.
+          "max_len": 2_000 if tiny else 0,  # 0: the protocol's.
       },
       **c.lra_models(arg.model, pool="mean", tiny=tiny),
       batch_size=32,
@@ -36,5 +36,5 @@ def get_config(arg=None):
       **c.skyformer_schedule(1e-4, warmup_steps=80),
   )
   if tiny:
-    config.update(c.tiny_schedule(5e-3, total_steps=2_000))
+    config.update(c.tiny_schedule(5e-3, total_steps=3_000))
   return config

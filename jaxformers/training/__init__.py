@@ -1,0 +1,1 @@
+"""One trainer for every model and task."""

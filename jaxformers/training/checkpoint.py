@@ -127,6 +127,7 @@ class Checkpoints:
 
   def best_step(self) -> int | None:
     """The step of the best checkpoint; None if none was evaluated."""
+    self.wait()
     return self._manager.best_step()
 
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:

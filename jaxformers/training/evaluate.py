@@ -43,7 +43,7 @@ class Evaluator:
   def __init__(
       self, model: Classifier, mode: str, batch_size: int, max_len: int
   ) -> None:
-    devices = jax.device_count()
+    devices = len(parallel.devices())
     parallel.check_batch("eval_batch_size", batch_size, 1, "one device")
     self.batch_size = -(-batch_size // devices) * devices
     self.max_len = max_len

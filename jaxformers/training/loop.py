@@ -85,8 +85,9 @@ class Run:
     for field in ("total_steps", "log_steps", "eval_steps", "checkpoint_steps"):
       if c[field] < 1:
         raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
-    parts = jax.device_count() * c["accumulate"]
-    what = f"{jax.device_count()} devices in {c['accumulate']} parts each"
+    devices = len(parallel.devices())
+    parts = devices * c["accumulate"]
+    what = f"{devices} device(s) in {c['accumulate']} part(s) each"
     parallel.check_batch("batch_size", c["batch_size"], parts, what)
     self.tx, self.schedule = optim.build(
         c["optimizer"], c["schedule"], c["total_steps"]

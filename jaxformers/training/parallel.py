@@ -32,8 +32,13 @@ def place_state(state: Any) -> Any:
   return jax.device_put(state, NamedSharding(_mesh(), PartitionSpec()))
 
 
+def devices() -> list[jax.Device]:
+  """The devices that a batch is split over: all there are."""
+  return jax.devices()
+
+
 def _mesh() -> Mesh:
-  return Mesh(np.array(jax.devices()), (AXIS,))
+  return Mesh(np.array(devices()), (AXIS,))
 
 
 @COMPILERS.register("jit")
@@ -71,10 +76,10 @@ def compile_pmap(
   in both modes. Nothing is donated: pmap copies the state to the devices.
   """
   del donate
-  devices = jax.device_count()
   compiled = jax.pmap(
       functools.partial(step, axis_name=AXIS),
       axis_name=AXIS,
+      devices=devices(),
       in_axes=(None, 0),
       out_axes=None,
   )
@@ -82,7 +87,7 @@ def compile_pmap(
 
   def place(batch: Any) -> Any:
     split = jax.tree.map(
-        lambda x: x.reshape((devices, -1, *x.shape[1:])), batch
+        lambda x: x.reshape((len(devices()), -1, *x.shape[1:])), batch
     )
     return jax.device_put(split, rows)
 

@@ -1,0 +1,1 @@
+"""What can be said of runs and models that are there: pure functions."""

@@ -1,0 +1,132 @@
+r"""Mean and deviation over seeds of many runs, as one table.
+
+python -m jaxformers.analysis.results runs/*
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    "task",
+    "protocol",
+    "model",
+    "config",
+    "accuracy %",
+    "seeds",
+    "parameters",
+    "x Transformer",
+    "trivial %",
+    "chosen on",
+    "train s",
+)
+
+
+def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
+  """The `results.json` in each folder or in the folders right under it.
+
+  Raises:
+    ValueError: for a folder that has none, naming it.
+  """
+  found = []
+  for folder in folders:
+    paths = sorted({*folder.glob("results.json"), *folder.glob("*/results.json")})
+    if not paths:
+      raise ValueError(
+          f"There is no results.json in {folder} or in a folder right under "
+          "it: give the workdirs of finished runs."
+      )
+    found += [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+  return found
+
+
+def _recipe(result: Mapping[str, Any]) -> str:
+  """All of a config that must agree for runs to be seeds of one another."""
+  free = ("seed", "data_dir", "tensorboard", "wandb")
+  kept = {k: v for k, v in result["config"].items() if k not in free}
+  kept["task"] = {
+      k: v for k, v in kept["task"].items() if k not in ("archive", "tsv")
+  }
+  return json.dumps(kept, sort_keys=True)
+
+
+def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """One row for every recipe, over its seeds.
+
+  Args:
+    results: contents of `results.json`. Runs that differ in anything but the
+      seed stand in rows of their own; a seed that occurs twice counts once.
+
+  Returns:
+    Rows of the fields of `COLUMNS`; accuracy is (mean, deviation) in percent,
+    the sample standard deviation, NaN for one seed.
+  """
+  groups: dict[str, dict[int, Mapping[str, Any]]] = {}
+  for result in results:
+    groups.setdefault(_recipe(result), {})[result["seed"]] = result
+  rows = []
+  for seeds in groups.values():
+    runs = list(seeds.values())
+    one = runs[0]
+    scores = [100 * run["accuracy"] for run in runs]
+    model = one["config"]["model"]
+    deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
+    rows.append(
+        {
+            "task": one["task"],
+            "protocol": f"{one['protocol']}, {one['max_len']} long",
+            "model": one["model"],
+            "config": f"L={model['num_layers']} d={model['d_model']}",
+            "accuracy %": (statistics.mean(scores), deviation),
+            "seeds": " ".join(str(seed) for seed in sorted(seeds)),
+            "parameters": one["parameters"],
+            "x Transformer": one["parameter_ratio"],
+            "trivial %": {k: 100 * v for k, v in one["baselines"].items()},
+            "chosen on": one["selection"],
+            "train s": statistics.mean(run["train_seconds"] for run in runs),
+        }
+    )
+  return sorted(rows, key=lambda row: (row["task"], row["model"]))
+
+
+def _cell(column: str, value: Any) -> str:
+  if column == "accuracy %":
+    mean, deviation = value
+    alone = math.isnan(deviation)
+    return f"{mean:.2f}" if alone else f"{mean:.2f} +- {deviation:.2f}"
+  if column == "trivial %":
+    return ", ".join(f"{name} {score:.1f}" for name, score in value.items())
+  if column == "parameters":
+    return f"{value:,}"
+  if column == "x Transformer":
+    return f"{value:.2f}"
+  return f"{value:.0f}" if column == "train s" else str(value)
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+  """The rows as a Markdown table."""
+  lines = [COLUMNS, ["---"] * len(COLUMNS)]
+  lines += [[_cell(name, row[name]) for name in COLUMNS] for row in rows]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The command line; a mistake ends in one message."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
+  args = parser.parse_args(argv)
+  try:
+    print(markdown(summarise(read(args.workdirs))))
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,80 @@
+"""Four virtual CPU devices for every test, and data small enough for seconds."""
+
+import os
+from pathlib import Path
+
+# Both before JAX is imported: XLA's thread pool starves with virtual devices.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+os.environ.setdefault("NPROC", "16")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+from hypothesis import settings
+
+from jaxformers import config as configs
+from jaxformers.training import parallel
+
+ROOT = Path(__file__).parents[1]
+
+settings.register_profile("suite", deadline=None, max_examples=15)
+settings.load_profile("suite")
+jax.config.update(
+    "jax_compilation_cache_dir",
+    str(Path("~/.cache/jaxformers/tests").expanduser()),
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture
+def strict():
+  """No implicit type or rank promotion."""
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    yield
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  """The whole of a test on the first device alone."""
+  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:1])
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+  """Where the small ListOps of `smoke` is generated, once."""
+  return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def smoke(data_dir):
+  """A function that makes a config of seconds; `**fields` override it."""
+
+  def make(model="transject", **fields):
+    config = configs.load(
+        f"{ROOT}/configs/lra/listops.py:size=tiny,model={model}"
+    )
+    config.data_dir = str(data_dir)
+    config.task.update(num_train=64, num_validation=10, num_test=13)
+    with config.task.unlocked():
+      config.task.update(min_length=5, max_length=60)
+    config.model.update(d_model=16, head_dim=8)
+    config.update(batch_size=8, eval_batch_size=8, total_steps=10)
+    config.update(log_steps=2, eval_steps=5, checkpoint_steps=5)
+    config.schedule.warmup_steps = 4
+    config.update_from_flattened_dict(fields)
+    return config
+
+  return make
+
+
+@pytest.fixture(scope="session")
+def archives():
+  """The folder with real archives; the test is skipped where there is none."""
+  default = ROOT.parent / "shared" / "data"
+  folder = Path(os.environ.get("JAXFORMERS_DATA_ARCHIVES", default))
+  if not (folder / "aclImdb_v1.tar.gz").exists():
+    pytest.skip(f"no aclImdb_v1.tar.gz in {folder} (JAXFORMERS_DATA_ARCHIVES)")
+  return folder

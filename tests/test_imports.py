@@ -1,0 +1,84 @@
+"""The architecture: who may import whom, and a test file for every module."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "jaxformers"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What a part may import beside itself; `registry` is everybody's.
+ALLOWED = {
+    "registry": set(),
+    "config": set(),
+    "orthogonal": set(),
+    "data": set(),
+    "models": {"orthogonal"},
+    "tasks": {"data"},
+    "training": {"models", "tasks", "data", "config", "orthogonal"},
+    "analysis": {"models", "orthogonal"},
+    "main": {"config", "training"},
+}
+HEAVY = {"tensorflow", "torch", "clu", "chex", "hypothesis", "pytest"}
+
+
+def imported(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.name))
+def test_imports_point_downwards(path):
+  part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+  if part == "__init__":
+    return
+  for name in imported(path):
+    top, _, rest = name.partition(".")
+    assert top not in HEAVY, name
+    if top == "jaxformers" and rest.split(".")[0] in ALLOWED:
+      used = rest.split(".")[0]
+      assert used in ALLOWED[part] | {part, "registry"}, f"{part} -> {used}"
+
+
+@pytest.mark.parametrize("part", ["tasks", "data", "config.py", "registry.py"])
+def test_data_and_configs_run_without_jax(part):
+  where = PACKAGE / part
+  for path in where.rglob("*.py") if where.is_dir() else [where]:
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert not tops & {"jax", "flax", "optax"}, path
+
+
+def test_configs_import_the_config_module_only():
+  for path in (ROOT / "configs").rglob("*.py"):
+    assert set(imported(path)) == {"jaxformers.config"}, path
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.name))
+def test_every_module_has_a_twin_that_tests_it(path):
+  relative = path.relative_to(PACKAGE)
+  if relative.name == "__init__.py":
+    if relative.parent == Path("models"):
+      assert (ROOT / "tests/models/test_models.py").exists()
+    return
+  assert (ROOT / "tests" / relative.parent / f"test_{relative.name}").exists()
+
+
+def test_everything_public_has_a_docstring_and_types():
+  for path in MODULES:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), path
+    for node in ast.walk(tree):
+      if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        public = not node.name.startswith("_")
+        assert not public or ast.get_docstring(node), f"{path}: {node.name}"
+      if isinstance(node, ast.FunctionDef):
+        assert node.returns is not None, f"{path}: {node.name} -> ?"
+        arguments = node.args.args + node.args.kwonlyargs
+        for argument in arguments:
+          known = argument.annotation or argument.arg in ("self", "cls")
+          assert known, f"{path}: {node.name}({argument.arg}: ?)"
