@@ -50,7 +50,14 @@ class Checkpoints:
         best_fn=_rank, preservation_policy=policy
     )
     with _disk_errors(self.folder):
-      self._manager = ocp.CheckpointManager(self.folder, options=options)
+      self._manager = ocp.CheckpointManager(
+          self.folder,
+          options=options,
+          item_handlers={
+              "state": ocp.StandardCheckpointHandler(),
+              "meta": ocp.JsonCheckpointHandler(),
+          },
+      )
 
   def __enter__(self) -> Checkpoints:
     return self

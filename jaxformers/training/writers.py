@@ -29,6 +29,11 @@ class Writers:
   def __init__(
       self, workdir: Path, step: int, config: Mapping[str, Any]
   ) -> None:
+    board = wandb = None
+    if config["tensorboard"]:
+      board = _require("tensorboardX", "tensorboard")
+    if config["wandb"]:
+      wandb = _require("wandb", "wandb")
     path = workdir / "metrics.jsonl"
     kept = []
     if path.exists():
@@ -41,13 +46,11 @@ class Writers:
       staged.replace(path)
     self._file = path.open("a", encoding="utf-8")
     self._board = self._wandb = None
-    if config["tensorboard"]:
-      board = _require("tensorboardX", "tensorboard")
+    if board:
       self._board = board.SummaryWriter(
           str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
-    if config["wandb"]:
-      wandb = _require("wandb", "wandb")
+    if wandb:
       self._wandb = wandb.init(
           dir=str(workdir), config=dict(config), resume="allow"
       )

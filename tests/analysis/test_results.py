@@ -1,0 +1,56 @@
+import json
+
+import pytest
+
+from jaxformers.analysis import results
+
+
+def write(folder, seed, accuracy, **config):
+  folder.mkdir(parents=True)
+  model = {"name": "transject", "num_layers": 2, "d_model": 32}
+  content = {
+      "task": "listops",
+      "protocol": "lra",
+      "max_len": 1999,
+      "model": "transject",
+      "accuracy": accuracy,
+      "seed": seed,
+      "parameters": 19_276,
+      "parameter_ratio": 0.094,
+      "baselines": {"majority class": 0.1755},
+      "selection": "validation",
+      "train_seconds": 60.0,
+      "config": {"seed": seed, "task": {}, "model": model} | config,
+  }
+  (folder / "results.json").write_text(json.dumps(content))
+
+
+def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
+  for seed, accuracy in enumerate((0.30, 0.34, 0.35)):
+    write(tmp_path / "a" / f"seed_{seed}", seed, accuracy)
+  write(tmp_path / "b", 0, 0.5, batch_size=64)
+  rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  assert len(rows) == 2
+  mean, deviation = rows[0]["accuracy %"]
+  assert mean == pytest.approx(33.0)
+  assert deviation == pytest.approx(2.6457513)
+  assert rows[0]["seeds"] == "0 1 2"
+  text = results.markdown(rows)
+  assert "33.00 +- 2.65" in text
+  assert "| 50.00 |" in text
+  assert "lra, 1999 long" in text
+
+
+def test_the_same_seed_counts_once(tmp_path):
+  for name in ("a", "b"):
+    write(tmp_path / name, 0, 0.3)
+  (row,) = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  assert row["seeds"] == "0"
+
+
+def test_the_command(tmp_path, capsys):
+  write(tmp_path / "a", 0, 0.3)
+  results.main([str(tmp_path / "a")])
+  assert capsys.readouterr().out.startswith("| task | protocol |")
+  with pytest.raises(SystemExit, match="no results.json in"):
+    results.main([str(tmp_path / "a" / "b")])

@@ -1,0 +1,95 @@
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from jaxformers.data import imdb, packed
+from tests.data.test_imdb_builder import write_archive
+
+
+@pytest.fixture
+def few(monkeypatch):
+  """Three reviews of each label instead of 12,500."""
+  from jaxformers.data import imdb_builder
+
+  monkeypatch.setattr(imdb_builder.JaxformersImdb, "expected", 3)
+
+
+def test_from_an_archive(tmp_path, few):
+  path = write_archive(tmp_path / "mine.tar.gz", 3)
+  splits, info = imdb.load(tmp_path / "data", str(path))
+  assert info["source"] == "mine.tar.gz"
+  assert not info["authors_checksum"]
+  for name in ("train", "test"):
+    split = splits[name]
+    texts = {
+        (split[i] - 1).astype(np.uint8).tobytes(): split.labels[i]
+        for i in range(6)
+    }
+    assert texts[f"{name} neg 0 \u00e9".encode()] == 0
+    assert texts[f"{name} pos 2 \u00e9".encode()] == 1
+  # The second time nothing but the prepared data is needed.
+  path.unlink()
+  again, _ = imdb.load(tmp_path / "data")
+  np.testing.assert_array_equal(again["test"].tokens, splits["test"].tokens)
+
+
+def test_where_archives_are_looked_for(tmp_path, monkeypatch):
+  monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+  assert imdb.find_archive("", tmp_path) is None
+  manual = tmp_path / "downloads" / "manual"
+  manual.mkdir(parents=True)
+  (manual / imdb.ARCHIVE).touch()
+  assert imdb.find_archive("", tmp_path) == manual / imdb.ARCHIVE
+  (tmp_path / imdb.ARCHIVE).touch()
+  monkeypatch.setenv("JAXFORMERS_DATA_ARCHIVES", str(tmp_path))
+  assert imdb.find_archive("", tmp_path) == tmp_path / imdb.ARCHIVE
+  with pytest.raises(ValueError, match="There is no archive"):
+    imdb.find_archive("nowhere.tar.gz", tmp_path)
+
+
+def test_without_archive_and_network_both_remedies_are_named_at_once(
+    tmp_path, monkeypatch
+):
+  def refuse(*args, **kwargs):
+    raise OSError("no route")
+
+  monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+  monkeypatch.setattr(socket, "create_connection", refuse)
+  began = time.monotonic()
+  with pytest.raises(ValueError, match=r"with a network.*task.archive=PATH"):
+    imdb.load(tmp_path)
+  assert time.monotonic() - began < 5
+
+
+def test_a_truncated_archive_leaves_nothing_behind(tmp_path, few):
+  path = write_archive(tmp_path / "a.tar.gz", 3)
+  path.write_bytes(path.read_bytes()[:-200])
+  with pytest.raises(ValueError, match=r"a.tar.gz cannot be read to its end"):
+    imdb.load(tmp_path / "data", str(path))
+  assert not (tmp_path / "data" / "packed" / "imdb-bytes-1").exists()
+  assert not list((tmp_path / "data").rglob("*.array_record*"))
+
+
+def test_the_held_out_part_is_a_partition_by_hash():
+  rows = [np.frombuffer(f"review {i % 90}".encode(), np.uint8) for i in range(100)]
+  train = packed.pack(rows, np.arange(100))
+  kept, held = imdb.hold_out(train, 20)
+  assert (len(kept), len(held)) == (80, 20)
+  assert sorted([*kept.labels, *held.labels]) == list(range(100))
+  # Doubles (labels that differ by 90) are on one side, but for one at the edge.
+  apart = sum((i in held.labels) != (i + 90 in held.labels) for i in range(10))
+  assert apart <= 1
+  # It depends on the texts, not on their order.
+  order = np.random.default_rng(0).permutation(100)
+  _, again = imdb.hold_out(packed.select(train, order), 20)
+  assert {bytes(held[i]) for i in range(20)} == {bytes(again[i]) for i in range(20)}
+
+
+def test_the_real_archive(archives, tmp_path):
+  splits, info = imdb.load(tmp_path, str(archives / imdb.ARCHIVE))
+  assert info["splits"] == {"train": 25_000, "test": 25_000}
+  for split in splits.values():
+    assert np.bincount(split.labels).tolist() == [12_500, 12_500]
+    assert 1_200 < split.lengths().mean() < 1_400

@@ -1,0 +1,252 @@
+"""TransJect's pieces, and what the paper promises of the whole."""
+
+import chex
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import models, orthogonal
+from jaxformers.models.mixers import transject as t
+
+
+def normal(seed, *shape):
+  return jax.random.normal(jax.random.key(seed), shape)
+
+
+def prefix(lengths, n):
+  return jnp.arange(n)[None] < jnp.asarray(lengths)[:, None]
+
+
+def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
+  """A model, its variables with every |tanh r| = alpha, and hidden states."""
+  model = models.build(
+      "transject",
+      vocab_size=30,
+      max_len=24,
+      num_classes=2,
+      d_model=d,
+      num_layers=num_layers,
+      mixer={"num_experts": num_experts, **mixer},
+  )
+  ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
+  params = model.init(jax.random.key(seed), ids, train=False)["params"]
+  flat = flax.traverse_util.flatten_dict(params)
+  for path, leaf in flat.items():
+    if path[-1] == "alpha":
+      flat[path] = jnp.full_like(leaf, np.arctanh(alpha))
+    elif path[-1] == "bias" and leaf.shape == (2, d):
+      flat[path] = normal(seed, 2, d)
+  return model, flax.traverse_util.unflatten_dict(flat), ids
+
+
+def scales(params, num_layers):
+  """The actual a_l of every layer."""
+  layers = params["encoder"]
+  return np.array(
+      [
+          t.residual_weight(layers[f"layer_{i}"]["residual"]["alpha"])
+          / num_layers
+          for i in range(num_layers)
+      ],
+      np.float64,
+  )
+
+
+def hidden(model, params, ids):
+  _, state = model.apply(
+      {"params": params}, ids, train=False, mutable=["intermediates"]
+  )
+  return state["intermediates"]["encoder"]["hidden"]
+
+
+def test_the_residual_weight_is_in_0_1_and_starts_at_0_with_a_slope():
+  r = jnp.array([-100.0, -9.0, -1.0, 0.0, 0.5, 9.0, 100.0])
+  alpha = t.residual_weight(r)
+  assert (alpha >= 0).all()
+  assert (alpha < 1).all()
+  assert t.residual_weight(jnp.zeros(())) == 0
+  assert jax.grad(t.residual_weight)(0.0) == pytest.approx(1, abs=1e-5)
+  assert jax.grad(t.residual_weight)(-1e-3) == pytest.approx(-1, abs=1e-5)
+
+
+def test_sigma_is_the_least_squares_diagonal_over_its_maximum():
+  x, mask = normal(0, 2, 9, 4), prefix([9, 6], 9)
+  basis = orthogonal.cayley(normal(1, 4, 4))
+  sigma, error = t.eigenvalues(x, basis, mask)
+  for b, length in enumerate([9, 6]):
+    tokens = np.asarray(x[b, :length], np.float64)
+    gram = tokens.T @ tokens / length
+    best = np.diag(np.asarray(basis, np.float64).T @ gram @ basis)
+    np.testing.assert_allclose(sigma[b], best / best.max(), atol=1e-6)
+    rest = gram - basis @ np.diag(best) @ basis.T
+    np.testing.assert_allclose(error[b], np.sum(rest**2), rtol=1e-4)
+
+
+def test_sigma_of_the_eigenvectors_has_no_error():
+  x = normal(0, 1, 9, 4)
+  _, vectors = np.linalg.eigh(np.asarray(x[0]).T @ np.asarray(x[0]))
+  _, error = t.eigenvalues(x, jnp.asarray(vectors), jnp.ones((1, 9), bool))
+  assert float(error[0]) < 1e-5
+
+
+def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
+  x, mask = normal(0, 1, 9, 4), jnp.ones((1, 9), bool)
+  basis = orthogonal.cayley(normal(1, 4, 4))
+  by_x, by_basis = jax.grad(
+      lambda x, q: t.eigenvalues(x, q, mask)[1].sum(), argnums=(0, 1)
+  )(x, basis)
+  assert not np.any(by_x)
+  assert np.any(by_basis)
+
+
+def test_without_tokens_sigma_is_zero():
+  sigma, error = t.eigenvalues(
+      normal(0, 1, 3, 4), jnp.eye(4), jnp.zeros((1, 3), bool)
+  )
+  chex.assert_trees_all_equal((sigma, error), (jnp.zeros((1, 4)), jnp.zeros(1)))
+
+
+@pytest.mark.parametrize("n", [3, 20])  # Fewer tokens than channels, and more.
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
+  x, u, v = normal(0, 2, n, 6), normal(1, 3, 6, 6), normal(2, 3, 6, 6)
+  sigma = jax.random.uniform(jax.random.key(3), (1 if shared else 2, 6))
+  f = t.expert_outputs(x, u, sigma, v)
+  for e in range(3):
+    for b in range(2):
+      s = np.diag(np.asarray(sigma[0 if shared else b], np.float64))
+      y = np.asarray(x[b], np.float64) @ u[e] @ s @ v[e]
+      want = np.where(y > 0, y, np.expm1(np.minimum(y, 0)))
+      np.testing.assert_allclose(f[e][b], want, atol=2e-5)
+
+
+def test_the_gate_is_a_convex_combination_of_masked_maxima():
+  x, f = normal(0, 2, 5, 4), [normal(i, 2, 5, 4) for i in (1, 2, 3)]
+  a, w, mask = jnp.float32(0.3), normal(4, 4), prefix([5, 3], 5)
+  weights = t.gate(x, f, a, w, mask)
+  np.testing.assert_allclose(weights.sum(1), 1, atol=1e-6)
+  for b, length in enumerate([5, 3]):
+    tops = [(x + a * one)[b, :length].max(0) for one in f]
+    want = jax.nn.softmax(jnp.stack(tops) @ w)
+    np.testing.assert_allclose(weights[b], want, atol=1e-6)
+
+
+def test_alpha_zero_is_the_identity():
+  model, params, ids = encoder(3, 4, 0.0)
+  first, *layers = hidden(model, params, ids)
+  for layer in layers:
+    chex.assert_trees_all_equal(layer, first)
+
+
+@given(
+    seed=st.integers(0, 50),
+    num_layers=st.integers(1, 3),
+    num_experts=st.sampled_from([1, 3]),
+    alpha=st.floats(0.05, 0.98),
+)
+def test_token_pairs_stay_within_the_bounds(
+    seed, num_layers, num_experts, alpha
+):
+  model, params, ids = encoder(num_layers, num_experts, alpha, seed)
+  states = hidden(model, params, ids)
+
+  def distances(x):
+    x = np.asarray(x, np.float64)
+    return np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+
+  pairs = ~np.eye(12, dtype=bool)
+  start, end = distances(states[0])[:, pairs], distances(states[-1])[:, pairs]
+  a = scales(params, num_layers)
+  assert (a > 0).all()
+  assert (a < 1 / num_layers).all()
+  low, high = np.prod((1 - a) ** 2), np.prod((1 + a) ** 2)
+  assert (start > 0).all()
+  assert (end >= low * start * (1 - 1e-5)).all()
+  assert (end <= high * start * (1 + 1e-5)).all()
+
+
+@given(alpha=st.floats(0.1, 0.99), num_layers=st.integers(1, 4))
+def test_the_upper_bound_is_attained(alpha, num_layers):
+  """All matrices the identity, no bias, positive tokens: x grows by (1+a)^2."""
+  a = alpha / num_layers
+  x = np.abs(normal(0, 1, 5, 6)) + 1
+  eye = jnp.eye(6)[None]
+  y = x
+  for _ in range(num_layers):
+    (f,) = t.expert_outputs(jnp.asarray(y), eye, jnp.ones((1, 6)), eye)
+    y = y + a * f
+    y = y + a * models.blocks.orthogonal_feed_forward(
+        y, jnp.repeat(eye, 2, 0), jnp.zeros((2, 6))
+    )
+  np.testing.assert_allclose(y, x * (1 + a) ** (2 * num_layers), rtol=2e-6)
+
+
+def test_one_expert_and_learned_sigma_mix_no_tokens():
+  model = models.build(
+      "random_transject",
+      vocab_size=30,
+      max_len=9,
+      num_classes=2,
+      d_model=8,
+      num_layers=2,
+      mixer={"num_experts": 1},
+  )
+  ids = jnp.arange(1, 10)[None]
+  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  for i in range(2):
+    params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(1.0)
+  before = hidden(model, params, ids)[-1]
+  after = hidden(model, params, ids.at[0, 3].set(29))[-1]
+  moved = np.any(np.asarray(before != after), axis=-1)[0]
+  assert moved.tolist() == [i == 3 for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "paper"), [(1, 6_616_844), (8, 28_679_948)]
+)
+def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
+  """The authors' classes less the biases of U, V and eigenvectors and gate."""
+  model = models.build(
+      "transject",
+      vocab_size=185,
+      max_len=4096,
+      num_classes=2,
+      d_model=512,
+      num_layers=6,
+      mixer={"num_experts": num_experts},
+  )
+  head = 512 * 2 + 2
+  biases = 6 * num_experts * 2 * 512 + 512 + 6
+  assert models.size(model) - head == paper - biases
+
+
+def test_the_eigenvalues_are_made_once_and_carried():
+  _, params, _ = encoder(3, 2, 0.5)
+  has = [
+      "basis_skew" in params["encoder"][f"layer_{i}"]["mixer"] for i in range(3)
+  ]
+  assert has == [True, False, False]
+
+
+def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
+  model = models.build(
+      "random_transject",
+      vocab_size=9,
+      max_len=9,
+      num_classes=2,
+      d_model=8,
+      num_layers=2,
+  )
+  ids = jnp.ones((1, 5), jnp.int32)
+  variables = model.init(jax.random.key(0), ids, train=False)
+  assert "losses" not in variables
+  assert variables["params"]["encoder"]["layer_0"]["mixer"]["sigma"].shape == (8,)
+
+
+def test_an_unknown_sigma():
+  with pytest.raises(ValueError, match="sigma 'noise'.*eigenvalues, learned"):
+    encoder(1, 1, 0.5, sigma="noise")

@@ -1,0 +1,127 @@
+"""What holds for every registered model, from ids to logits."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models, orthogonal
+
+NAMES = sorted(models.MODELS)
+SIZES = dict(
+    vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2, head_dim=4
+)
+POOL = {"transformer": "mean"}
+
+
+def make(name, **options):
+  model = models.build(name, pool=POOL.get(name, "max"), **SIZES, **options)
+  ids = jax.random.randint(jax.random.key(0), (3, 10), 1, 20)
+  ids = jnp.where(jnp.arange(10)[None] < jnp.array([[10], [6], [1]]), ids, 0)
+  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
+  return model, params, ids
+
+
+def logits(model, params, ids):
+  return model.apply({"params": params}, ids, train=False)
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+  return request.param
+
+
+def test_appending_padding_changes_nothing(name, strict):
+  model, params, ids = make(name)
+  longer = jnp.pad(ids, ((0, 0), (0, 14)))
+  chex.assert_trees_all_close(
+      logits(model, params, ids), logits(model, params, longer), atol=1e-5
+  )
+
+
+def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
+  model, params, ids = make(name)
+  y = logits(model, params, ids)
+  chex.assert_trees_all_close(y[1:2], logits(model, params, ids[1:2]), atol=1e-5)
+
+
+def test_tokens_count(name):
+  model, params, ids = make(name)
+  other = ids.at[0, 2].set(ids[0, 2] % 19 + 1)
+  assert not np.allclose(logits(model, params, ids)[0], logits(model, params, other)[0])
+
+
+def test_evaluation_twice_is_equal_and_half_precision_near(name):
+  model, params, ids = make(name)
+  y = logits(model, params, ids)
+  chex.assert_trees_all_equal(y, logits(model, params, ids))
+  half, _, _ = make(name, dtype="bfloat16")
+  z = logits(half, params, ids)
+  assert z.dtype == jnp.float32
+  chex.assert_trees_all_close(y, z, atol=0.1)
+
+
+def test_rotations_stay_orthogonal_under_half_precision_compute(name):
+  model, params, _ = make(name, dtype="bfloat16")
+  for q in jax.tree.leaves(orthogonal.rotations(params, model.orthogonal_map)):
+    assert q.dtype == jnp.float32
+    assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+
+
+@pytest.mark.parametrize("mapping", sorted(orthogonal.MAPS))
+def test_both_maps_train(mapping):
+  model, params, ids = make("transject", orthogonal_map=mapping)
+
+  def loss(params):
+    return jnp.sum(logits(model, params, ids) ** 2)
+
+  grads = jax.grad(loss)(params)
+  chex.assert_tree_all_finite(grads)
+  skews = [
+      leaf
+      for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
+      if orthogonal.is_skew(path)
+  ]
+  assert all(np.any(leaf) for leaf in skews)
+
+
+def test_gradients_are_finite_at_the_rezero_start(name):
+  model, _, ids = make(name)
+  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  grads = jax.grad(lambda p: logits(model, p, ids).sum())(params)
+  chex.assert_tree_all_finite(grads)
+  if "transject" in name:
+    layers = grads["encoder"]
+    assert all(layers[f"layer_{i}"]["residual"]["alpha"] != 0 for i in (0, 1))
+
+
+def test_shapes_are_those_of_init(name):
+  model, params, _ = make(name)
+  chex.assert_trees_all_equal_shapes(models.shapes(model), params)
+  assert models.size(model) == sum(p.size for p in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "transjct"}, "model 'transjct'.*Did you mean 'transject'"),
+        ({"pool": "min"}, "pool 'min'.*first, max, mean"),
+        ({"dtype": "float16"}, "dtype 'float16'.*bfloat16, float32"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"orthogonal_map": "qr"}, "orthogonal map 'qr'"),
+        (
+            {"mixer": {"num_heads": 2}},
+            "option of mixer 'transject' 'num_heads'.*num_experts",
+        ),
+        ({"block": {"mlp_dim": 2}}, "option of block 'injective' 'mlp_dim'"),
+        (
+            {"name": "random_transject", "mixer": {"sigma": "eigenvalues"}},
+            "option of mixer 'transject' 'sigma'",
+        ),
+    ],
+)
+def test_what_cannot_be_built(options, message):
+  with pytest.raises(ValueError, match=message):
+    models.build(**({"name": "transject"} | SIZES | options))

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from jaxformers import tasks
+from jaxformers.data.packed import pack
+from jaxformers.tasks import task as t
+
+
+def example(rows, labels, test_rows, test_labels, **fields):
+  def split(rows, labels):
+    return pack([np.array(row, np.uint8) for row in rows], np.array(labels))
+
+  test = split(test_rows, test_labels)
+  return t.Task(
+      name="toy",
+      protocol="own",
+      splits={"train": split(rows, labels), "validation": test, "test": test},
+      selection="validation",
+      vocab_size=5,
+      max_len=4,
+      num_classes=2,
+      trivial=fields,
+      info={},
+  )
+
+
+def test_the_trivial_rules_by_hand():
+  toy = example(
+      [[1, 2], [1], [2, 2], [2], [2]],
+      [0, 0, 1, 1, 1],
+      [[1], [2], [2], [1]],
+      [0, 1, 0, 1],
+      majority=t.majority_class,
+      first=t.first_token_rule,
+  )
+  assert toy.baselines() == {"majority": 0.5, "first": 0.5}
+  toy = example([[1], [2], [2]], [0, 1, 1], [[1], [2]], [0, 1])
+  assert t.first_token_rule(toy) == 1.0
+  assert t.majority_class(toy) == 0.5
+
+
+def test_histograms_are_frequencies():
+  split = pack([np.array([1, 1, 3, 2], np.uint8)], np.array([0]))
+  np.testing.assert_allclose(t.histograms(split, 5), [[0, 0.5, 0.25, 0.25, 0]])
+
+
+def test_histogram_regression_learns_what_histograms_tell():
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(1, 5, 30) for _ in range(400)]
+  labels = [int(np.sum(row == 2) > np.sum(row == 3)) for row in rows]
+  toy = example(rows[:300], labels[:300], rows[300:], labels[300:])
+  assert t.histogram_regression(toy) > 0.9
+  # The order within a row plays no part.
+  turned = [row[::-1] for row in rows]
+  same = example(turned[:300], labels[:300], turned[300:], labels[300:])
+  assert t.histogram_regression(same) == t.histogram_regression(toy)
+
+
+def test_where_data_stands(tmp_path, monkeypatch):
+  assert t.data_folder(str(tmp_path / "a")) == tmp_path / "a"
+  monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
+  assert t.data_folder("") == tmp_path / "b"
+  (tmp_path / "file").touch()
+  with pytest.raises(ValueError, match="cannot be made.*config.data_dir"):
+    t.data_folder(str(tmp_path / "file" / "c"))
+
+
+def test_unknown_tasks_and_options():
+  with pytest.raises(ValueError, match="task 'listop'.*Did you mean 'listops'"):
+    tasks.get("listop")
+  with pytest.raises(ValueError, match="option of task 'text' 'length'"):
+    tasks.get("text", length=3)

@@ -1,0 +1,134 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import orthogonal
+
+MAPS = sorted(orthogonal.MAPS)
+small = st.sampled_from([1, 2, 7, 32, 33])
+scales = st.floats(0.0, 8.0)
+
+
+def arrays(seed, d, scale, count=2):
+  return scale * jax.random.normal(jax.random.key(seed), (count, d, d))
+
+
+@pytest.mark.parametrize("name", MAPS)
+@given(seed=st.integers(0, 99), d=small, scale=scales)
+def test_the_result_is_a_rotation(name, seed, d, scale):
+  q = orthogonal.MAPS[name](arrays(seed, d, scale))
+  chex.assert_tree_all_finite(q)
+  assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+  np.testing.assert_allclose(np.linalg.det(q), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("scale", [1.5 / 512**0.5, 1.0])
+def test_the_defect_at_512(name, scale):
+  q = jax.jit(orthogonal.MAPS[name])(arrays(0, 512, scale, 1))
+  assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_zero_gives_the_identity_and_the_upper_triangle_is_not_read(name):
+  a = arrays(0, 7, 1.0)
+  eye = jnp.broadcast_to(jnp.eye(7), a.shape)
+  chex.assert_trees_all_close(orthogonal.MAPS[name](0 * a), eye, atol=0)
+  changed = a + 5 * jnp.triu(jnp.ones((7, 7)))
+  chex.assert_trees_all_equal(
+      orthogonal.MAPS[name](a), orthogonal.MAPS[name](changed)
+  )
+
+
+def test_cayley_is_its_formula_in_float64():
+  with jax.enable_x64(True):
+    a = np.random.default_rng(0).normal(size=(3, 50, 50))
+    s = (np.tril(a, -1) - np.tril(a, -1).transpose(0, 2, 1)) / 2
+    want = np.linalg.solve(np.eye(50) - s, np.eye(50) + s)
+    chex.assert_trees_all_close(
+        np.asarray(orthogonal.cayley(jnp.asarray(a))), want, atol=1e-12
+    )
+
+
+def test_the_maps_agree_to_second_order():
+  a = 1e-2 * arrays(0, 6, 1.0)
+  chex.assert_trees_all_close(
+      orthogonal.cayley(a), orthogonal.expm(a), atol=1e-5
+  )
+  assert not np.allclose(orthogonal.cayley(a), jnp.eye(6), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("d", [3, 37])
+def test_the_gradient_is_that_of_finite_differences(name, d):
+  with jax.enable_x64(True):
+    a = jnp.asarray(np.random.default_rng(1).normal(size=(2, d, d)) / d**0.5)
+    w = jnp.asarray(np.random.default_rng(2).normal(size=(2, d, d)))
+
+    def f(a):
+      return jnp.sum(jnp.sin(orthogonal.MAPS[name](a)) * w)
+
+    direction = jnp.asarray(np.random.default_rng(3).normal(size=a.shape))
+    slope = jnp.vdot(jax.grad(f)(a), direction)
+    h = 1e-6
+    difference = (f(a + h * direction) - f(a - h * direction)) / (2 * h)
+    np.testing.assert_allclose(slope, difference, rtol=1e-7)
+
+
+def test_rotations_map_skew_leaves_and_nothing_else():
+  a = {
+      "layer": {"u_skew": arrays(0, 5, 1.0, 3), "bias": jnp.ones(5)},
+      "other": {"v_skew": arrays(1, 5, 1.0, 1)[0]},
+      "small_skew": arrays(2, 2, 1.0, 2),
+  }
+  q = orthogonal.rotations(a, "cayley")
+  assert sorted(q) == ["layer", "other", "small_skew"]
+  assert sorted(q["layer"]) == ["u_skew"]
+  want = {
+      "layer": {"u_skew": orthogonal.cayley(a["layer"]["u_skew"])},
+      "other": {"v_skew": orthogonal.cayley(a["other"]["v_skew"])},
+      "small_skew": orthogonal.cayley(a["small_skew"]),
+  }
+  chex.assert_trees_all_close(q, want, atol=1e-6)
+  assert orthogonal.rotations({"bias": jnp.ones(3)}, "cayley") == {}
+
+
+def test_rotations_are_one_call_for_each_size(monkeypatch):
+  calls = []
+
+  def count(a):
+    calls.append(a.shape)
+    return a
+
+  monkeypatch.setitem(orthogonal.MAPS._entries, "cayley", count)
+  params = {f"{i}_skew": jnp.zeros((i, 4, 4)) for i in range(1, 4)}
+  orthogonal.rotations(params | {"x_skew": jnp.zeros((2, 2))}, "cayley")
+  assert sorted(calls) == [(1, 2, 2), (6, 4, 4)]
+
+
+def test_half_precision_parameters_give_float32_rotations():
+  a = {"u_skew": arrays(0, 8, 1.0).astype(jnp.bfloat16)}
+  q = orthogonal.rotations(a, "cayley")["u_skew"]
+  assert q.dtype == jnp.float32
+  assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+
+
+def test_the_initializer_spreads_the_angles():
+  a = orthogonal.initializer(jax.random.key(0), (1, 128, 128))
+  angles = np.abs(np.angle(np.linalg.eigvals(orthogonal.expm(a)[0])))
+  assert 2.5 < angles.max() < np.pi
+  assert 1.0 < angles.mean() < 1.6
+
+
+def test_maps_are_strict(strict):
+  chex.assert_shape(orthogonal.cayley(arrays(0, 5, 1.0)), (2, 5, 5))
+  chex.assert_shape(orthogonal.expm(arrays(0, 5, 1.0)), (2, 5, 5))
+
+
+def test_an_unknown_map():
+  with pytest.raises(ValueError, match="orthogonal map 'qr'.*cayley, expm"):
+    orthogonal.rotations({}, "qr")

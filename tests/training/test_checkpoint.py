@@ -1,0 +1,124 @@
+import errno
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.training.checkpoint import Checkpoints, checksums
+from jaxformers.training.state import TrainState
+
+
+def state(step, width=3):
+  value = jnp.arange(width, dtype=jnp.float32) + step
+  return TrainState(jnp.int32(step), {"w": value}, (value * 2,))
+
+
+def save(folder, *scores):
+  """Checkpoints of steps 1, 2, ... with these scores; None: not evaluated."""
+  with Checkpoints(folder) as checkpoints:
+    for step, score in enumerate(scores, 1):
+      checkpoints.save(state(step), {"note": step}, score)
+
+
+def restored(folder, width=3):
+  with Checkpoints(folder) as checkpoints:
+    return checkpoints.restore_latest(state(0, width))
+
+
+def data_files(folder, step):
+  files = (folder / "checkpoints" / str(step)).rglob("*")
+  return [f for f in files if f.is_file() and f.parent.name == "d"]
+
+
+def test_the_latest_comes_back_bit_for_bit(tmp_path):
+  save(tmp_path, None, 0.5)
+  found, memo = restored(tmp_path)
+  chex.assert_trees_all_equal(found, state(2))
+  assert memo == {"note": 2}
+
+
+def test_nothing_to_restore(tmp_path):
+  assert restored(tmp_path) is None
+  with Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.best_step() is None
+
+
+def test_the_latest_two_and_the_best_are_kept(tmp_path):
+  save(tmp_path, 0.1, 0.9, None, 0.5, None, 0.7)
+  with Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.steps() == [2, 5, 6]
+    assert checkpoints.best_step() == 2
+    chex.assert_trees_all_equal(checkpoints.restore(2, state(0))[0], state(2))
+
+
+def test_of_equal_scores_the_earliest_is_the_best(tmp_path):
+  save(tmp_path, 0.1, 0.5, 0.5, 0.5)
+  with Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.best_step() == 2
+
+
+def test_the_placement_is_that_of_the_example(tmp_path):
+  save(tmp_path, None)
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  with Checkpoints(tmp_path) as checkpoints:
+    like = jax.device_put(state(0), whole)
+    found, _ = checkpoints.restore_latest(like)
+  assert found.params["w"].sharding == whole
+
+
+def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
+  save(tmp_path, None, None)
+  for file in data_files(tmp_path, 2):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+  found, _ = restored(tmp_path)
+  assert found.step == 1
+  assert "broken" in capsys.readouterr().err
+  # The broken one is gone, so that step 2 can be saved again.
+  with Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.steps() == [1]
+
+
+def test_a_truncated_one_is_passed_over(tmp_path, capsys):
+  save(tmp_path, None, None)
+  for file in data_files(tmp_path, 2):
+    file.write_bytes(file.read_bytes()[:10])
+  assert restored(tmp_path)[0].step == 1
+
+
+def test_none_is_whole(tmp_path):
+  save(tmp_path, None)
+  shutil.rmtree(tmp_path / "checkpoints" / "1" / "state")
+  with pytest.raises(ValueError, match=r"None of the checkpoints \[1\]"):
+    restored(tmp_path)
+
+
+def test_another_shape_is_named(tmp_path):
+  save(tmp_path, None)
+  with pytest.raises(ValueError, match=r"another model: .*\(3,\).*\(4,\)"):
+    restored(tmp_path, width=4)
+
+
+def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
+  save(tmp_path, None)
+  with Checkpoints(tmp_path) as checkpoints:
+
+    def full(*args, **kwargs):
+      raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    with pytest.raises(OSError, match="full.*those before it are untouched"):
+      checkpoints.save(state(2), {})
+    assert checkpoints.steps() == [1]
+
+
+def test_checksums_see_every_leaf():
+  one = checksums(state(1))
+  assert sorted(one) == [".opt_state[0]", ".params['w']", ".step"]
+  other = checksums(state(1).replace(step=jnp.int32(2)))
+  assert [key for key in one if one[key] != other[key]] == [".step"]

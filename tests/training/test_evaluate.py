@@ -1,0 +1,48 @@
+import jax
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.data.packed import pack
+from jaxformers.training import evaluate, parallel
+
+
+@pytest.fixture(scope="module")
+def example():
+  model = models.build(
+      "transject", vocab_size=9, max_len=6, num_classes=3, d_model=8, num_layers=1
+  )
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(1, 9, rng.integers(1, 7)) for _ in range(13)]
+  split = pack(rows, rng.integers(0, 3, 13))
+  ids = split.batch(np.arange(13), 6)["inputs"]
+  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  logits = np.asarray(model.apply({"params": params}, ids, train=False), np.float64)
+  log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+  return model, params, split, {
+      "accuracy": np.mean(logits.argmax(1) == split.labels),
+      "loss": -np.mean(log_p[np.arange(13), split.labels]),
+  }
+
+
+@pytest.mark.parametrize("mode", sorted(parallel.COMPILERS))
+@pytest.mark.parametrize("devices", [1, 3, 4])
+@pytest.mark.parametrize("batch_size", [5, 13, 16])
+def test_every_example_counts_once(example, monkeypatch, mode, devices, batch_size):
+  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:devices])
+  model, params, split, want = example
+  run = evaluate.Evaluator(model, mode, batch_size, 6)
+  done = []
+  scores = run(parallel.place_state(params), split, done.append)
+  assert scores["count"] == 13
+  assert scores["accuracy"] == want["accuracy"]
+  assert scores["loss"] == pytest.approx(want["loss"], rel=1e-5)
+  assert done[-1] == 13
+  assert run.batch_size % devices == 0
+
+
+def test_sums_are_divided_once():
+  total = evaluate.add({}, {"loss": 3.0, "correct": 1.0, "count": 2.0})
+  total = evaluate.add(total, {"loss": 1.0, "correct": 1.0, "count": 1.0})
+  means = evaluate.divide(total)
+  assert means == {"loss": 4 / 3, "accuracy": 2 / 3, "count": 3}

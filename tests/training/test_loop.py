@@ -1,0 +1,240 @@
+"""The loop from end to end, on a ListOps of seconds."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformers.training import evaluate, loop, steps
+from jaxformers.training.checkpoint import Checkpoints
+
+TIMES = ("train_seconds", "wall_seconds")
+
+
+def timeless(results):
+  return {key: value for key, value in results.items() if key not in TIMES}
+
+
+def curve(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [
+      {k: v for k, v in json.loads(line).items() if k != "examples_per_second"}
+      for line in lines
+  ]
+
+
+def stop_at(monkeypatch, step, act):
+  """Calls act when a step of training has been started."""
+  real = loop._Loop.step
+
+  def stopping(self, now):
+    real(self, now)
+    if now == step:
+      act()
+
+  monkeypatch.setattr(loop._Loop, "step", stopping)
+
+
+@pytest.fixture
+def whole(smoke, tmp_path):
+  """The results and the curve of a run that nothing stops."""
+  results = loop.run(smoke(), tmp_path / "whole")
+  return timeless(results), curve(tmp_path / "whole")
+
+
+class Killed(BaseException):
+  pass
+
+
+@pytest.mark.parametrize("step", [3, 5, 8])
+def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
+    smoke, tmp_path, monkeypatch, whole, step
+):
+  def kill():
+    raise Killed
+
+  config = smoke(log_steps=3)  # Windows that the checkpoint cuts through.
+  want = timeless(loop.run(config, tmp_path / "want"))
+  with monkeypatch.context() as patch:
+    stop_at(patch, step, kill)
+    with pytest.raises(Killed):
+      loop.run(config, tmp_path / "run")
+  assert timeless(loop.run(config, tmp_path / "run")) == want
+  assert curve(tmp_path / "run") == curve(tmp_path / "want")
+  # The configs differ in log_steps alone, which changes no number of the end.
+  assert want["accuracy"] == whole[0]["accuracy"]
+
+
+def test_sigterm_saves_and_the_run_goes_on_from_there(
+    smoke, tmp_path, monkeypatch, whole
+):
+  with monkeypatch.context() as patch:
+    stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as exit_info:
+      loop.run(smoke(), tmp_path / "run")
+  assert exit_info.value.code == 143
+  with Checkpoints(tmp_path / "run") as checkpoints:
+    assert checkpoints.steps() == [3]
+  assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
+  assert curve(tmp_path / "run") == whole[1]
+
+
+def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):
+  first = loop.run(smoke(), tmp_path)
+  monkeypatch.setattr(loop._Loop, "step", lambda *_: pytest.fail("trained"))
+  monkeypatch.setattr(
+      evaluate.Evaluator, "__call__", lambda *_: pytest.fail("scored")
+  )
+  assert loop.run(smoke(), tmp_path) == first
+
+
+def test_what_results_say(smoke, tmp_path):
+  results = loop.run(smoke(), tmp_path)
+  assert results == json.loads((tmp_path / "results.json").read_text())
+  assert results["examples"] == 13
+  assert (results["protocol"], results["selection"]) == ("lra", "validation")
+  assert results["best_step"] in (5, 10)
+  assert set(results["baselines"]) == {"majority class", "first-token rule"}
+  assert results["parameter_ratio"] == pytest.approx(
+      results["parameters"] / 81_612, rel=0.2
+  )
+  assert results["config"] == json.loads((tmp_path / "config.json").read_text())
+  assert results["config"]["task"]["name"] == "listops"
+  for key in ("commit", "hardware", "versions", "data", "train_seconds", "seed"):
+    assert key in results
+
+
+def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
+  results = loop.run(smoke(), tmp_path)
+  again = loop.run(smoke(), tmp_path, eval_only=True)
+  assert timeless(again) == timeless(results)
+  with pytest.raises(ValueError, match="no evaluated checkpoint.*train first"):
+    loop.run(smoke(), tmp_path / "other", eval_only=True)
+
+
+@pytest.mark.parametrize("model", ["transject", "random_transject", "transformer"])
+def test_it_learns_what_the_first_token_tells(smoke, tmp_path, model, one_device):
+  """Above chance and above the majority class on an easy ListOps."""
+  config = smoke(
+      model,
+      total_steps=300,
+      eval_steps=300,
+      log_steps=50,
+      batch_size=32,
+      **{"schedule.warmup_steps": 30, "schedule.learning_rate": 1e-2},
+  )
+  config.task.update(num_train=2_000, num_validation=100, num_test=200)
+  config.task.update(min_length=3, max_length=8)
+  with config.task.unlocked():
+    config.task.update(max_depth=2, max_args=3)
+  results = loop.run(config, tmp_path)
+  assert results["accuracy"] > results["baselines"]["majority class"] + 0.1
+
+
+def test_both_ways_of_compiling_agree(smoke, tmp_path):
+  a = loop.run(smoke(), tmp_path / "jit")
+  b = loop.run(smoke(parallel="pmap"), tmp_path / "pmap")
+  assert a["accuracy"] == b["accuracy"]
+  assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
+    smoke, tmp_path, monkeypatch
+):
+  real = steps._forward
+
+  def spoiled(params, rotations, batch, key, *, model):
+    total, sums = real(params, rotations, batch, key, model=model)
+    sums["loss"] = jax.numpy.where(
+        batch["targets"].sum() == spoiled.targets, jax.numpy.nan, sums["loss"]
+    )
+    return total, sums
+
+  run = loop.Run(smoke(), tmp_path / "look")
+  split = run.task.splits["train"]
+  sums = [split.labels[run.order(step)].sum() for step in range(10)]
+  bad = next(s for s in range(6, 10) if sums[s] not in sums[:s])
+  spoiled.targets = int(sums[bad])
+  monkeypatch.setattr(steps, "_forward", spoiled)
+  message = f"loss of step {bad + 1} is not finite.*step 5"
+  with pytest.raises(FloatingPointError, match=message):
+    loop.run(smoke(), tmp_path / "run")
+
+
+def test_patience_ends_a_run(smoke, tmp_path):
+  config = smoke(
+      total_steps=40, eval_steps=2, patience=3, **{"schedule.learning_rate": 1e-9}
+  )
+  results = loop.run(config, tmp_path)
+  evaluated = [line["step"] for line in curve(tmp_path) if "validation/loss" in line]
+  assert evaluated == [2, 4, 6, 8]
+  assert results["best_step"] == 2
+  assert timeless(loop.run(config, tmp_path)) == timeless(results)
+
+
+def test_selection_by_loss(smoke, tmp_path):
+  results = loop.run(smoke(select="loss"), tmp_path)
+  losses = {
+      line["step"]: line["validation/loss"]
+      for line in curve(tmp_path)
+      if "validation/loss" in line
+  }
+  assert results["best_step"] == min(losses, key=losses.get)
+  assert results["selection_score"] == -min(losses.values())
+
+
+def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
+  loop.run(smoke(), tmp_path)
+  before = sorted(str(path) for path in tmp_path.rglob("*"))
+  with pytest.raises(ValueError, match=r"batch_size: 8 -> 16[\s\S]*seed: 0 -> 1"):
+    loop.run(smoke(batch_size=16, seed=1), tmp_path)
+  assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
+  loop.run(smoke(), tmp_path)
+  (tmp_path / "results.json").unlink()
+  wider = smoke(**{"model.d_model": 32})
+  (tmp_path / "config.json").write_text(
+      json.dumps(loop.configs.plain(wider))
+  )
+  with pytest.raises(ValueError, match="checkpoint is of another model"):
+    loop.run(wider, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batch_size": 10}, "batch_size=10 .*4 device"),
+        ({"accumulate": 3}, "batch_size=8 .*3 part"),
+        ({"eval_steps": 0}, "config.eval_steps=0"),
+        ({"select": "f1"}, "config.select 'f1'.*accuracy, loss"),
+        ({"parallel": "xmap"}, "parallel mode 'xmap'"),
+        ({"model.name": "lstm"}, "model 'lstm'"),
+        ({"task.name": "copy"}, "task 'copy'.*listops, text"),
+        ({"task.protocol": "s4"}, "protocol of listops 's4'"),
+    ],
+)
+def test_wrong_configs(smoke, tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message):
+    loop.run(smoke(**fields), tmp_path)
+
+
+def test_an_unwritable_workdir(smoke, tmp_path):
+  (tmp_path / "file").touch()
+  with pytest.raises(ValueError, match="cannot be written.*another --workdir"):
+    loop.run(smoke(), tmp_path / "file" / "run")
+
+
+def test_a_profile_is_a_trace(smoke, tmp_path):
+  loop.run(smoke(total_steps=25, eval_steps=25), tmp_path, profile=True)
+  assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_another_seed_is_another_run(smoke, tmp_path):
+  a, b = (loop.run(smoke(seed=s), tmp_path / str(s)) for s in (0, 1))
+  assert a["loss"] != b["loss"]
+  assert not np.isnan(b["loss"])

@@ -1,0 +1,48 @@
+import time
+
+from jaxformers.training import progress
+
+
+def test_durations():
+  assert progress.duration(3671.4) == "1:01:11"
+  assert progress.duration(59.6) == "0:01:00"
+
+
+def test_the_clock_leaves_compiling_and_pauses_out(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+  clock = progress.Clock()
+  assert (clock.rate(), clock.eta(5)) == (0.0, "?")
+  now[0] += 50  # Compiling.
+  clock.tick()
+  for _ in range(4):
+    now[0] += 2
+    clock.tick()
+  with clock.paused():
+    now[0] += 1_000  # Evaluating.
+  now[0] += 2
+  clock.tick()
+  assert (clock.steps, clock.seconds) == (5, 10.0)
+  assert clock.eta(30) == "0:01:00"
+
+
+def test_plain_lines_where_there_is_no_terminal(capsys):
+  with progress.Progress(10, 0, "title") as shown:
+    shown.update(1, 4)
+    shown.line("step 1")
+    with shown.phase("validation"):
+      pass
+  assert capsys.readouterr().err == "step 1\n"
+
+
+def test_a_bar_on_a_terminal(capsys, monkeypatch):
+  monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+  with progress.Progress(10, 2, "title") as shown:
+    for step in (3, 4, 5):
+      time.sleep(0.12)
+      shown.update(step, 4)
+    shown.line("a line")
+  shown = capsys.readouterr().err
+  assert "5/10" in shown
+  assert "examples/s, ETA 0:00:" in shown
+  assert "a line\n" in shown

@@ -1,0 +1,136 @@
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models, orthogonal
+from jaxformers.training import losses, optim, parallel, state, steps
+
+NAMES = sorted(models.MODELS)
+
+
+def setup(name="transject", **options):
+  model = models.build(
+      name,
+      vocab_size=12,
+      max_len=10,
+      num_classes=3,
+      d_model=8,
+      num_layers=2,
+      pool="mean",
+      **options,
+  )
+  tx, _ = optim.build(
+      {"name": "sgd"}, {"name": "constant", "learning_rate": 0.1}, 10
+  )
+  start = state.create(model, tx, 0)
+  # Away from the ReZero start, where most gradients vanish.
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
+  rng = np.random.default_rng(0)
+  batch = {
+      "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
+      "targets": rng.integers(0, 3, 8).astype(np.int32),
+      "weights": np.ones(8, np.float32),
+  }
+  step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
+  return model, start.replace(params=params), batch, step
+
+
+def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
+  """Maps made once and pulled back equal maps inside the model."""
+  model, start, batch, step = setup()
+
+  def loss(params):
+    logits, sown = model.apply(
+        {"params": params}, batch["inputs"], train=False, mutable=["losses"]
+    )
+    total, _ = losses.classification(logits, batch, losses.sown_losses(sown, 8))
+    return total / 8
+
+  grads = jax.grad(loss)(start.params)
+  after, sums = step(start, batch)
+  want = jax.tree.map(lambda p, g: p - 0.1 * g, start.params, grads)
+  chex.assert_trees_all_close(after.params, want, atol=1e-5)
+  assert after.step == 1
+  assert sums["count"] == 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accumulation_is_the_big_batch(name):
+  _, start, batch, step = setup(name)
+  one, sums = jax.jit(step)(start, batch)
+  for parts in (2, 4):
+    many, others = jax.jit(functools.partial(step, accumulate=parts))(start, batch)
+    chex.assert_trees_all_close(one.params, many.params, atol=1e-5)
+    chex.assert_trees_all_close(sums, others, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jit_and_pmap_agree_on_four_devices(name):
+  _, start, batch, step = setup(name)
+  results = []
+  for mode in ("jit", "pmap"):
+    compiled, place = parallel.compile_step(mode, step)
+    now = parallel.place_state(start)
+    for _ in range(3):
+      now, sums = compiled(now, place(batch))
+    results.append(jax.device_get((now, sums)))
+  (a, sums_a), (b, sums_b) = results
+  chex.assert_trees_all_close(sums_a, sums_b, rtol=1e-5)
+  chex.assert_trees_all_close(a.params, b.params, atol=1e-4)
+  assert a.step == b.step == 3
+
+
+def test_padding_of_weight_zero_changes_nothing():
+  _, start, batch, step = setup()
+  less = {key: value[:5] for key, value in batch.items()}
+  padded = dict(batch, weights=np.array([1] * 5 + [0] * 3, np.float32))
+  a, sums_a = step(start, less)
+  b, sums_b = step(start, padded)
+  chex.assert_trees_all_close(a.params, b.params, atol=1e-6)
+  chex.assert_trees_all_close(sums_a, sums_b, rtol=1e-6)
+
+
+def test_the_second_step_does_not_recompile():
+  _, start, batch, step = setup()
+  chex.clear_trace_counter()
+  counted = chex.assert_max_traces(lambda s, b: step(s, b), n=1)
+  compiled = jax.jit(counted)
+  for _ in range(3):
+    start, _ = compiled(start, batch)
+
+
+def test_dropout_keys_follow_from_seed_and_step():
+  model, start, batch, step = setup(
+      "transformer", mixer={"dropout_rate": 0.5}, block={"dropout_rate": 0.5}
+  )
+  a, b = step(start, batch), step(start, batch)
+  chex.assert_trees_all_equal(a, b)
+  later = start.replace(step=start.step + 1)
+  assert step(later, batch)[1]["loss"] != a[1]["loss"]
+  assert functools.partial(step, seed=1)(start, batch)[1]["loss"] != a[1]["loss"]
+
+
+def test_evaluation_takes_the_matrices_themselves():
+  model, start, batch, _ = setup()
+  rotations = orthogonal.rotations(start.params, "cayley")
+  evaluate = functools.partial(steps.eval_step, model=model)
+  direct = evaluate({"params": start.params}, batch)
+  made = evaluate({"params": start.params, "rotations": rotations}, batch)
+  chex.assert_trees_all_close(direct, made, rtol=1e-6)
+  assert direct["count"] == 8
+  assert 0 <= direct["correct"] <= 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_orthogonality_survives_training(dtype):
+  model, start, batch, step = setup(dtype=dtype)
+  compiled = jax.jit(step)
+  for _ in range(30):
+    start, _ = compiled(start, batch)
+  for q in jax.tree.leaves(orthogonal.rotations(start.params, "cayley")):
+    assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+  assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(start.params))

@@ -1,0 +1,63 @@
+import builtins
+import json
+
+import pytest
+
+from jaxformers.training.writers import Writers
+
+OFF = {"tensorboard": False, "wandb": False}
+
+
+def steps(folder):
+  text = (folder / "metrics.jsonl").read_text()
+  return [json.loads(line)["step"] for line in text.splitlines()]
+
+
+def test_a_line_a_step(tmp_path):
+  with Writers(tmp_path, 0, OFF) as writers:
+    writers.write(1, {"train/loss": 0.1})
+    writers.write(2, {"train/loss": 0.2})
+    assert steps(tmp_path) == [1, 2]  # Flushed: a killed run keeps them.
+
+
+def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
+  with Writers(tmp_path, 0, OFF) as writers:
+    for step in (1, 2, 3):
+      writers.write(step, {"x": 1.0})
+  with (tmp_path / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 4, "x')  # Killed while it wrote.
+  with Writers(tmp_path, 2, OFF) as writers:
+    writers.write(3, {"x": 2.0})
+  assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_tensorboard_reads_what_is_written(tmp_path):
+  pytest.importorskip("tensorboardX")
+  loader = pytest.importorskip(
+      "tensorboard.backend.event_processing.event_accumulator"
+  )
+  with Writers(tmp_path, 0, OFF | {"tensorboard": True}) as writers:
+    writers.write(3, {"train/loss": 0.5})
+  events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
+  events.Reload()
+  (event,) = events.Scalars("train/loss")
+  assert (event.step, event.value) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
+)
+def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
+  real = builtins.__import__
+
+  def without(name, *args, **kwargs):
+    if name == module:
+      raise ImportError(name)
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(
+      "importlib.import_module", lambda name: without(name)
+  )
+  message = rf"config.{extra} is on.*jaxformers\[{extra}\]"
+  with pytest.raises(ValueError, match=message):
+    Writers(tmp_path, 0, OFF | {extra: True})
