@@ -1,0 +1,195 @@
+"""The command line: a process of its own each time."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+KILLS = int(os.environ.get("JAXFORMERS_KILLS", "4"))
+TIMES = ("train_seconds", "wall_seconds")
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory, request):
+  """A function that makes the command of a run of seconds."""
+  data = tmp_path_factory.mktemp("data")
+  fields = dict(
+      data_dir=data,
+      total_steps=24,
+      log_steps=3,
+      eval_steps=6,
+      checkpoint_steps=1,
+      batch_size=4,
+      eval_batch_size=4,
+  )
+  fields |= {
+      "task.num_train": 64,
+      "task.num_validation": 8,
+      "task.num_test": 10,
+      "model.d_model": 8,
+      "schedule.warmup_steps": 3,
+  }
+
+  def make(workdir, *flags, arg=":size=tiny"):
+    return [
+        *(sys.executable, "-m", "jaxformers.main"),
+        *("--config", f"configs/lra/listops.py{arg}"),
+        *(f"--config.{key}={value}" for key, value in fields.items()),
+        *("--workdir", str(workdir), *flags),
+    ]
+
+  return make
+
+
+def environment(**variables):
+  kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+  cache = os.path.expanduser("~/.cache/jaxformers/tests")
+  return kept | {"JAX_COMPILATION_CACHE_DIR": cache} | variables
+
+
+def run(command, **variables):
+  return subprocess.run(
+      command,
+      env=environment(**variables),
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+  )
+
+
+def results(workdir):
+  content = json.loads((workdir / "results.json").read_text())
+  return {key: value for key, value in content.items() if key not in TIMES}
+
+
+@pytest.fixture(scope="module")
+def finished(command, tmp_path_factory):
+  """A finished run: its workdir, what it printed, and how long it took."""
+  workdir = tmp_path_factory.mktemp("runs") / "whole"
+  run(command(workdir.with_name("warm")))  # Compiles, generates.
+  began = time.monotonic()
+  done = run(command(workdir))
+  assert done.returncode == 0, done.stderr
+  return workdir, done, time.monotonic() - began
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+def test_it_trains_and_ends_with_a_table(finished):
+  workdir, done, _ = finished
+  assert "step 24/24" in done.stderr
+  assert "First step done" in done.stderr
+  for row in ("test accuracy", "majority class", "first-token", "parameters", "time"):
+    assert row in done.stdout
+  assert (workdir / "config.json").exists()
+  assert results(workdir)["examples"] == 10
+
+
+def test_evaluation_in_another_process_with_another_hash_seed(finished, command):
+  workdir, done, _ = finished
+  again = run(command(workdir, "--eval_only"), PYTHONHASHSEED="12345")
+  assert again.returncode == 0, again.stderr
+
+  def rows(text):
+    return [line for line in text.splitlines() if "time" not in line[:16]]
+
+  assert rows(again.stdout) == rows(done.stdout)
+
+
+def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
+    finished, command, tmp_path
+):
+  """SIGKILL, again and again, also while a checkpoint is being written."""
+  whole, _, seconds = finished
+  rng, kills, workdir, round_ = random.Random(0), 0, tmp_path / "0", 0
+  while kills < KILLS or (workdir.exists() and not done):
+    process = subprocess.Popen(
+        command(workdir), env=environment(), stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    # Python starts for a good second, in which there is nothing to lose.
+    wait = rng.uniform(0.3, 1.0) * seconds if kills < KILLS else None
+    try:
+      done = process.wait(wait) == 0
+      assert done
+    except subprocess.TimeoutExpired:
+      process.send_signal(signal.SIGKILL)
+      process.wait()
+      kills, done = kills + 1, False
+    if done:
+      assert results(workdir) == results(whole)
+      lines = (workdir / "metrics.jsonl").read_text().splitlines()
+      steps = [json.loads(line)["step"] for line in lines]
+      assert steps == sorted(steps)
+      assert len(steps) == 8 + 4  # Logged and evaluated, each once.
+      round_ += 1
+      workdir = tmp_path / str(round_)
+
+
+def test_sigterm_ends_with_143_and_a_checkpoint(finished, command, tmp_path):
+  slow = command(tmp_path, "--config.total_steps=100000")
+  process = subprocess.Popen(
+      slow, env=environment(), stderr=subprocess.PIPE, text=True
+  )
+  while not process.stderr.readline().startswith("step 3/"):
+    assert process.poll() is None
+  process.send_signal(signal.SIGTERM)
+  _, rest = process.communicate(timeout=60)
+  assert process.returncode == 143
+  assert "SIGTERM: saved step" in rest
+  assert list((tmp_path / "checkpoints").glob("*/commit_success.txt"))
+
+
+def test_several_seeds(finished, command, tmp_path):
+  done = run(command(tmp_path, "--seeds=0,1"))
+  assert done.returncode == 0, done.stderr
+  assert [results(tmp_path / f"seed_{s}")["seed"] for s in (0, 1)] == [0, 1]
+  assert results(tmp_path / "seed_0") | {"config": 0} == (
+      results(finished[0]) | {"config": 0}
+  )
+  table = run([sys.executable, "-m", "jaxformers.analysis.results", str(tmp_path)])
+  assert "| 0 1 |" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "arg", "message"),
+    [
+        (["--config.modle.d_model=3"], "", "key of config: 'modle'.*'model'"),
+        (["--config.model.dmodel=3"], "", "config.model: 'dmodel'.*'d_model'"),
+        (["--config.total_steps=1e3"], "", "1e3"),
+        ([], ":model=lstm", "model 'lstm'"),
+        ([], ":sise=tiny", "config argument 'sise'.*'size'"),
+        (["--seeds=one"], "", "--seeds=one: give integers"),
+        (["--config.batch_size=0"], "", "batch_size=0"),
+        (["--nonsense"], "", "nonsense"),
+    ],
+)
+def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
+  done = run(command(tmp_path / "run", *flags, arg=arg or ":size=tiny"))
+  assert done.returncode != 0
+  assert re.search(message, done.stderr), done.stderr
+  assert "Traceback" not in done.stderr
+
+
+def test_config_and_workdir_are_needed():
+  done = run([sys.executable, "-m", "jaxformers.main"])
+  assert done.returncode == 2
+  assert "--config and --workdir are needed" in done.stderr
+
+
+def test_a_missing_config_file():
+  done = run(
+      [sys.executable, "-m", "jaxformers.main", "--config", "a.py", "--workdir", "b"]
+  )
+  assert done.returncode == 2
+  assert "no config file 'a.py'" in done.stderr
