@@ -40,7 +40,7 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
       raise unknown("config argument", key, defaults)
     if not equals or not text:
       raise ValueError(
-          f"The config argument {item!r} has no value: write {key}=VALUE."
+        f"The config argument {item!r} has no value: write {key}=VALUE."
       )
     values[key] = _typed(key, text, type(defaults[key]))
   return ConfigDict(values)
@@ -52,7 +52,7 @@ def _typed(key: str, text: str, kind: type) -> Any:
     return booleans[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError):
     raise ValueError(
-        f"The config argument {key}={text!r} is not of type {kind.__name__}."
+      f"The config argument {key}={text!r} is not of type {kind.__name__}."
     ) from None
 
 
@@ -63,25 +63,25 @@ def base(**fields: Any) -> ConfigDict:
     ValueError: for a field that there is not.
   """
   config = {
-      "seed": 0,
-      "task": {},  # name, protocol and options of the task.
-      "model": {},  # name and options of `jaxformers.models.build`.
-      "reference": {},  # The Transformer that parameters are compared with.
-      "optimizer": {"name": "adam"},
-      "schedule": {"name": "constant", "learning_rate": 1e-3},
-      "batch_size": 32,
-      "accumulate": 1,  # Parts that a batch is taken in, to save memory.
-      "eval_batch_size": 32,
-      "total_steps": 1000,
-      "log_steps": 50,
-      "eval_steps": 500,
-      "checkpoint_steps": 500,
-      "select": "accuracy",  # Or "loss": which checkpoint is the best.
-      "patience": 0,  # Evaluations without a better one before stopping; 0: off.
-      "parallel": "jit",  # Or "pmap".
-      "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
-      "tensorboard": False,
-      "wandb": False,
+    "seed": 0,
+    "task": {},  # name, protocol and options of the task.
+    "model": {},  # name and options of `jaxformers.models.build`.
+    "reference": {},  # The Transformer that parameters are compared with.
+    "optimizer": {"name": "adam"},
+    "schedule": {"name": "constant", "learning_rate": 1e-3},
+    "batch_size": 32,
+    "accumulate": 1,  # Parts that a batch is taken in, to save memory.
+    "eval_batch_size": 32,
+    "total_steps": 1000,
+    "log_steps": 50,
+    "eval_steps": 500,
+    "checkpoint_steps": 500,
+    "select": "accuracy",  # Or "loss": which checkpoint is the best.
+    "patience": 0,  # Evaluations without a better one before stopping; 0: off.
+    "parallel": "jit",  # Or "pmap".
+    "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
+    "tensorboard": False,
+    "wandb": False,
   }
   for key, value in fields.items():
     if key not in config:
@@ -111,33 +111,33 @@ def lra_models(name: str, *, pool: str, tiny: bool) -> dict[str, Any]:
     The fields `model` and `reference` for `base`.
   """
   transformer = {
-      "name": "transformer",
-      "d_model": 64,
-      "num_layers": 2,
-      "positions": "learned",
-      "dropout_rate": 0.1,
-      "pool": "mean",
-      "head_dim": 128,
-      "dtype": "float32",
-      "mixer": {"num_heads": 2, "dropout_rate": 0.1},
-      "block": {"mlp_dim": 128, "dropout_rate": 0.1},
+    "name": "transformer",
+    "d_model": 64,
+    "num_layers": 2,
+    "positions": "learned",
+    "dropout_rate": 0.1,
+    "pool": "mean",
+    "head_dim": 128,
+    "dtype": "float32",
+    "mixer": {"num_heads": 2, "dropout_rate": 0.1},
+    "block": {"mlp_dim": 128, "dropout_rate": 0.1},
   }
   transject = {
-      "name": name,
-      "d_model": 32 if tiny else 512,
-      "num_layers": 2,
-      "pool": pool,
-      "head_dim": 128,
-      "dtype": "float32",
-      "orthogonal_map": "cayley",
-      "mixer": {"num_experts": 2 if tiny else 4},
+    "name": name,
+    "d_model": 32 if tiny else 512,
+    "num_layers": 2,
+    "pool": pool,
+    "head_dim": 128,
+    "dtype": "float32",
+    "orthogonal_map": "cayley",
+    "mixer": {"num_experts": 2 if tiny else 4},
   }
   model = transformer if name == "transformer" else transject
   return {"model": model, "reference": transformer}
 
 
 def skyformer_schedule(
-    learning_rate: float, warmup_steps: int
+  learning_rate: float, warmup_steps: int
 ) -> dict[str, Any]:
   """The training of Skyformer's code, which TransJect's LRA runs follow.
 
@@ -149,22 +149,23 @@ def skyformer_schedule(
     Fields for `base`.
   """
   return {
-      "optimizer": {
-          "name": "adam",
-          "b2": 0.999,
-          "eps": 1e-6,
-          "clip_value": 1.0,
-          "cycle_momentum": True,
-      },
-      "schedule": {
-          "name": "onecycle",
-          "learning_rate": learning_rate,
-          "warmup_steps": warmup_steps,
-      },
-      "total_steps": 50_000,
-      "log_steps": 100,
-      "eval_steps": 500,
-      "checkpoint_steps": 500,
+    "optimizer": {
+      "name": "adam",
+      "b2": 0.999,
+      "eps": 1e-6,
+      "clip_value": 1.0,
+      "weight_decay": 0.0,
+      "cycle_momentum": True,
+    },
+    "schedule": {
+      "name": "onecycle",
+      "learning_rate": learning_rate,
+      "warmup_steps": warmup_steps,
+    },
+    "total_steps": 50_000,
+    "log_steps": 100,
+    "eval_steps": 500,
+    "checkpoint_steps": 500,
   }
 
 
@@ -175,22 +176,23 @@ def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
     Fields for `update`; `seed` and sections of the task stay as they are.
   """
   return {
-      "optimizer": {
-          "name": "adam",
-          "b2": 0.98,
-          "eps": 1e-9,
-          "clip_value": 0.0,
-          "cycle_momentum": False,
-      },
-      "schedule": {
-          "name": "onecycle",
-          "learning_rate": learning_rate,
-          "warmup_steps": total_steps // 10,
-      },
-      "total_steps": total_steps,
-      "log_steps": 50,
-      "eval_steps": 300,
-      "checkpoint_steps": 100,
+    "optimizer": {
+      "name": "adam",
+      "b2": 0.98,
+      "eps": 1e-9,
+      "clip_value": 0.0,
+      "weight_decay": 0.0,
+      "cycle_momentum": False,
+    },
+    "schedule": {
+      "name": "onecycle",
+      "learning_rate": learning_rate,
+      "warmup_steps": total_steps // 10,
+    },
+    "total_steps": total_steps,
+    "log_steps": 50,
+    "eval_steps": 300,
+    "checkpoint_steps": 100,
   }
 
 
@@ -217,9 +219,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   before, after = flatten(old), flatten(new)
   absent = object()
   return [
-      f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
-      for key in sorted(before.keys() | after.keys())
-      if key not in FREE and before.get(key, absent) != after.get(key, absent)
+    f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
+    for key in sorted(before.keys() | after.keys())
+    if key not in FREE and before.get(key, absent) != after.get(key, absent)
   ]
 
 
@@ -232,11 +234,11 @@ def load(spec: str) -> ConfigDict:
   path, _, arg = spec.partition(":")
   if not Path(path).is_file():
     raise ValueError(
-        f"There is no config file {path!r} seen from {Path.cwd()}: give a path "
-        "such as configs/lra/listops.py."
+      f"There is no config file {path!r} seen from {Path.cwd()}: give a path "
+      "such as configs/lra/listops.py."
     )
   module = importlib.util.module_from_spec(
-      importlib.util.spec_from_file_location(Path(path).stem, path)
+    importlib.util.spec_from_file_location(Path(path).stem, path)
   )
   module.__spec__.loader.exec_module(module)
   return module.get_config(arg or None)

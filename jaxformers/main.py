@@ -17,22 +17,22 @@ from ml_collections import config_flags
 from jaxformers import config as configs
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    None,
-    "Path of a config with its arguments, path.py:key=value,key=value; fields "
-    "are overridden by --config.section.field=value.",
+  "config",
+  None,
+  "Path of a config with its arguments, path.py:key=value,key=value; fields "
+  "are overridden by --config.section.field=value.",
 )
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for checkpoints, metrics and results."
+  "workdir", None, "Folder for checkpoints, metrics and results."
 )
 _EVAL_ONLY = flags.DEFINE_bool(
-    "eval_only", False, "Score the best checkpoint of the workdir again."
+  "eval_only", False, "Score the best checkpoint of the workdir again."
 )
 _PROFILE = flags.DEFINE_bool(
-    "profile", False, "Write a trace of ten steps to WORKDIR/profile."
+  "profile", False, "Write a trace of ten steps to WORKDIR/profile."
 )
 _SEEDS = flags.DEFINE_list(
-    "seeds", [], "Run several seeds, such as 0,1,2, each in WORKDIR/seed_N."
+  "seeds", [], "Run several seeds, such as 0,1,2, each in WORKDIR/seed_N."
 )
 
 
@@ -41,7 +41,7 @@ def _seeds() -> list[int]:
     return [int(seed) for seed in _SEEDS.value]
   except ValueError:
     raise ValueError(
-        f"--seeds={','.join(_SEEDS.value)}: give integers, such as 0,1,2."
+      f"--seeds={','.join(_SEEDS.value)}: give integers, such as 0,1,2."
     ) from None
 
 
@@ -74,7 +74,7 @@ def _run() -> None:
       jobs.append((own, workdir / f"seed_{seed}"))
   for own, folder in jobs:
     results = loop.run(
-        own, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
+      own, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
     print(report.table(results), flush=True)
 
@@ -107,11 +107,17 @@ def _parse(argv: list[str]) -> list[str]:
     rest = flags.FLAGS(argv)
     if _CONFIG.value is None or _WORKDIR.value is None:
       raise ValueError(
-          "--config and --workdir are needed, such as --config "
-          "configs/lra/listops.py:size=tiny --workdir runs/listops"
+        "--config and --workdir are needed, such as --config "
+        "configs/lra/listops.py:size=tiny --workdir runs/listops"
       )
     return rest
-  except (ValueError, TypeError, KeyError, AttributeError, flags.Error) as error:
+  except (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    flags.Error,
+  ) as error:
     sys.stderr.write(f"config error: {error}\n")
     sys.exit(2)
 

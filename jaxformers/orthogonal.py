@@ -67,10 +67,10 @@ def _sweep(m: jax.Array, block: int) -> jax.Array:
     unit = jnp.broadcast_to(-jnp.eye(block, dtype=m.dtype), (k, block, block))
     columns = jax.lax.dynamic_update_slice_in_dim(columns, unit, at, 1)
     m = jax.lax.dynamic_update_slice_in_dim(
-        m, jnp.zeros((k, d, block), m.dtype), at, 2
+      m, jnp.zeros((k, d, block), m.dtype), at, 2
     )
     m = jax.lax.dynamic_update_slice_in_dim(
-        m, jnp.zeros((k, block, d), m.dtype), at, 1
+      m, jnp.zeros((k, block, d), m.dtype), at, 1
     )
     return m - _dot(columns, rows)
 
@@ -156,7 +156,7 @@ def expm(a: jax.Array) -> jax.Array:
 
 
 def initializer(
-    key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
+  key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
 ) -> jax.Array:
   """Normal values whose rotations reach most angles, at every d.
 
@@ -185,7 +185,7 @@ def rotations(params: Mapping[str, Any], name: str) -> dict[str, Any]:
 
   Returns:
     A tree of the leaves named `*_skew` alone, each mapped to rotations in
-    float32 or wider: the Linen collection `rotations`. Empty where there are none.
+    float32 or wider: the Linen collection `rotations`; {} if there are none.
   """
   mapping: Callable[[jax.Array], jax.Array] = MAPS[name]
   found = jax.tree_util.tree_flatten_with_path(params)[0]

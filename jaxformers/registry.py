@@ -32,7 +32,7 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
 
 
 def call(
-    kind: str, function: Callable[..., Any], options: Mapping[str, Any]
+  kind: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Any:
   """Calls `function(**options)`; an option that it has not is a ValueError.
 

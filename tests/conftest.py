@@ -1,11 +1,11 @@
-"""Four virtual CPU devices for every test, and data small enough for seconds."""
+"""Four virtual CPU devices for every test, and data for seconds."""
 
 import os
 from pathlib import Path
 
 # Both before JAX is imported: XLA's thread pool starves with virtual devices.
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 )
 os.environ.setdefault("NPROC", "16")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 settings.register_profile("suite", deadline=None, max_examples=15)
 settings.load_profile("suite")
 jax.config.update(
-    "jax_compilation_cache_dir",
-    str(Path("~/.cache/jaxformers/tests").expanduser()),
+  "jax_compilation_cache_dir",
+  str(Path("~/.cache/jaxformers/tests").expanduser()),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -54,7 +54,7 @@ def smoke(data_dir):
 
   def make(model="transject", **fields):
     config = configs.load(
-        f"{ROOT}/configs/lra/listops.py:size=tiny,model={model}"
+      f"{ROOT}/configs/lra/listops.py:size=tiny,model={model}"
     )
     config.data_dir = str(data_dir)
     config.task.update(num_train=64, num_validation=10, num_test=13)

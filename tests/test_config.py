@@ -7,26 +7,30 @@ from jaxformers import config as c
 
 def test_the_argument_is_typed_by_its_defaults():
   arg = c.parse_arg(
-      "model=softmax, depth=3,rate=1e-3,wide=true", model="x", depth=1, rate=0.1, wide=False
+    "model=softmax, depth=3,rate=1e-3,wide=true",
+    model="x",
+    depth=1,
+    rate=0.1,
+    wide=False,
   )
   assert arg.to_dict() == {
-      "model": "softmax",
-      "depth": 3,
-      "rate": 1e-3,
-      "wide": True,
+    "model": "softmax",
+    "depth": 3,
+    "rate": 1e-3,
+    "wide": True,
   }
   assert c.parse_arg(None, seed=4).seed == 4
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sede=1", "Unknown config argument 'sede'.*'seed'.*Choices: seed, wide"),
-        ("seed", "has no value"),
-        ("seed=", "has no value"),
-        ("seed=one", "seed='one' is not of type int"),
-        ("wide=maybe", "wide='maybe' is not of type bool"),
-    ],
+  ("text", "message"),
+  [
+    ("sede=1", "Unknown config argument 'sede'.*'seed'.*Choices: seed, wide"),
+    ("seed", "has no value"),
+    ("seed=", "has no value"),
+    ("seed=one", "seed='one' is not of type int"),
+    ("wide=maybe", "wide='maybe' is not of type bool"),
+  ],
 )
 def test_a_wrong_argument_raises(text, message):
   with pytest.raises(ValueError, match=message):
@@ -48,7 +52,9 @@ def test_a_config_survives_json():
 
 def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
   old = c.plain(c.base(model={"d_model": 8, "mixer": {"num_heads": 2}}))
-  new = c.plain(c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere"))
+  new = c.plain(
+    c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere")
+  )
   found = c.differences(old, new)
   assert found[0] == "model.d_model: 8 -> 16"
   assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in found)

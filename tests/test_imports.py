@@ -11,15 +11,15 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What a part may import beside itself; `registry` is everybody's.
 ALLOWED = {
-    "registry": set(),
-    "config": set(),
-    "orthogonal": set(),
-    "data": set(),
-    "models": {"orthogonal"},
-    "tasks": {"data"},
-    "training": {"models", "tasks", "data", "config", "orthogonal"},
-    "analysis": {"models", "orthogonal"},
-    "main": {"config", "training"},
+  "registry": set(),
+  "config": set(),
+  "orthogonal": set(),
+  "data": set(),
+  "models": {"orthogonal"},
+  "tasks": {"data"},
+  "training": {"models", "tasks", "data", "config", "orthogonal"},
+  "analysis": {"models", "orthogonal"},
+  "main": {"config", "training"},
 }
 HEAVY = {"tensorflow", "torch", "clu", "chex", "hypothesis", "pytest"}
 

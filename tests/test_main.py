@@ -20,47 +20,49 @@ def command(tmp_path_factory, request):
   """A function that makes the command of a run of seconds."""
   data = tmp_path_factory.mktemp("data")
   fields = dict(
-      data_dir=data,
-      total_steps=24,
-      log_steps=3,
-      eval_steps=6,
-      checkpoint_steps=1,
-      batch_size=4,
-      eval_batch_size=4,
+    data_dir=data,
+    total_steps=24,
+    log_steps=3,
+    eval_steps=6,
+    checkpoint_steps=1,
+    batch_size=4,
+    eval_batch_size=4,
   )
   fields |= {
-      "task.num_train": 64,
-      "task.num_validation": 8,
-      "task.num_test": 10,
-      "model.d_model": 8,
-      "schedule.warmup_steps": 3,
+    "task.num_train": 64,
+    "task.num_validation": 8,
+    "task.num_test": 10,
+    "model.d_model": 8,
+    "schedule.warmup_steps": 3,
   }
 
   def make(workdir, *flags, arg=":size=tiny"):
     return [
-        *(sys.executable, "-m", "jaxformers.main"),
-        *("--config", f"configs/lra/listops.py{arg}"),
-        *(f"--config.{key}={value}" for key, value in fields.items()),
-        *("--workdir", str(workdir), *flags),
+      *(sys.executable, "-m", "jaxformers.main"),
+      *("--config", f"configs/lra/listops.py{arg}"),
+      *(f"--config.{key}={value}" for key, value in fields.items()),
+      *("--workdir", str(workdir), *flags),
     ]
 
   return make
 
 
 def environment(**variables):
-  kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+  kept = {
+    k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")
+  }
   cache = os.path.expanduser("~/.cache/jaxformers/tests")
   return kept | {"JAX_COMPILATION_CACHE_DIR": cache} | variables
 
 
 def run(command, **variables):
   return subprocess.run(
-      command,
-      env=environment(**variables),
-      capture_output=True,
-      text=True,
-      timeout=300,
-      check=False,
+    command,
+    env=environment(**variables),
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
   )
 
 
@@ -89,13 +91,21 @@ def test_it_trains_and_ends_with_a_table(finished):
   workdir, done, _ = finished
   assert "step 24/24" in done.stderr
   assert "First step done" in done.stderr
-  for row in ("test accuracy", "majority class", "first-token", "parameters", "time"):
+  for row in (
+    "test accuracy",
+    "majority class",
+    "first-token",
+    "parameters",
+    "time",
+  ):
     assert row in done.stdout
   assert (workdir / "config.json").exists()
   assert results(workdir)["examples"] == 10
 
 
-def test_evaluation_in_another_process_with_another_hash_seed(finished, command):
+def test_evaluation_in_another_process_with_another_hash_seed(
+  finished, command
+):
   workdir, done, _ = finished
   again = run(command(workdir, "--eval_only"), PYTHONHASHSEED="12345")
   assert again.returncode == 0, again.stderr
@@ -107,15 +117,18 @@ def test_evaluation_in_another_process_with_another_hash_seed(finished, command)
 
 
 def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
-    finished, command, tmp_path
+  finished, command, tmp_path
 ):
   """SIGKILL, again and again, also while a checkpoint is being written."""
   whole, _, seconds = finished
+  done = True
   rng, kills, workdir, round_ = random.Random(0), 0, tmp_path / "0", 0
-  while kills < KILLS or (workdir.exists() and not done):
+  while kills < KILLS or not done:
     process = subprocess.Popen(
-        command(workdir), env=environment(), stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+      command(workdir),
+      env=environment(),
+      stderr=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
     )
     # Python starts for a good second, in which there is nothing to lose.
     wait = rng.uniform(0.3, 1.0) * seconds if kills < KILLS else None
@@ -139,7 +152,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
 def test_sigterm_ends_with_143_and_a_checkpoint(finished, command, tmp_path):
   slow = command(tmp_path, "--config.total_steps=100000")
   process = subprocess.Popen(
-      slow, env=environment(), stderr=subprocess.PIPE, text=True
+    slow, env=environment(), stderr=subprocess.PIPE, text=True
   )
   while not process.stderr.readline().startswith("step 3/"):
     assert process.poll() is None
@@ -155,24 +168,26 @@ def test_several_seeds(finished, command, tmp_path):
   assert done.returncode == 0, done.stderr
   assert [results(tmp_path / f"seed_{s}")["seed"] for s in (0, 1)] == [0, 1]
   assert results(tmp_path / "seed_0") | {"config": 0} == (
-      results(finished[0]) | {"config": 0}
+    results(finished[0]) | {"config": 0}
   )
-  table = run([sys.executable, "-m", "jaxformers.analysis.results", str(tmp_path)])
+  table = run(
+    [sys.executable, "-m", "jaxformers.analysis.results", str(tmp_path)]
+  )
   assert "| 0 1 |" in table.stdout
 
 
 @pytest.mark.parametrize(
-    ("flags", "arg", "message"),
-    [
-        (["--config.modle.d_model=3"], "", "key of config: 'modle'.*'model'"),
-        (["--config.model.dmodel=3"], "", "config.model: 'dmodel'.*'d_model'"),
-        (["--config.total_steps=1e3"], "", "1e3"),
-        ([], ":model=lstm", "model 'lstm'"),
-        ([], ":sise=tiny", "config argument 'sise'.*'size'"),
-        (["--seeds=one"], "", "--seeds=one: give integers"),
-        (["--config.batch_size=0"], "", "batch_size=0"),
-        (["--nonsense"], "", "nonsense"),
-    ],
+  ("flags", "arg", "message"),
+  [
+    (["--config.modle.d_model=3"], "", "key of config: 'modle'.*'model'"),
+    (["--config.model.dmodel=3"], "", "config.model: 'dmodel'.*'d_model'"),
+    (["--config.total_steps=1e3"], "", "1e3"),
+    ([], ":model=lstm", "model 'lstm'"),
+    ([], ":sise=tiny", "config argument 'sise'.*'size'"),
+    (["--seeds=one"], "", "--seeds=one: give integers"),
+    (["--config.batch_size=0"], "", "batch_size=0"),
+    (["--nonsense"], "", "nonsense"),
+  ],
 )
 def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
   done = run(command(tmp_path / "run", *flags, arg=arg or ":size=tiny"))
@@ -189,7 +204,15 @@ def test_config_and_workdir_are_needed():
 
 def test_a_missing_config_file():
   done = run(
-      [sys.executable, "-m", "jaxformers.main", "--config", "a.py", "--workdir", "b"]
+    [
+      sys.executable,
+      "-m",
+      "jaxformers.main",
+      "--config",
+      "a.py",
+      "--workdir",
+      "b",
+    ]
   )
   assert done.returncode == 2
   assert "no config file 'a.py'" in done.stderr

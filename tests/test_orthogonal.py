@@ -40,7 +40,7 @@ def test_zero_gives_the_identity_and_the_upper_triangle_is_not_read(name):
   chex.assert_trees_all_close(orthogonal.MAPS[name](0 * a), eye, atol=0)
   changed = a + 5 * jnp.triu(jnp.ones((7, 7)))
   chex.assert_trees_all_equal(
-      orthogonal.MAPS[name](a), orthogonal.MAPS[name](changed)
+    orthogonal.MAPS[name](a), orthogonal.MAPS[name](changed)
   )
 
 
@@ -50,14 +50,14 @@ def test_cayley_is_its_formula_in_float64():
     s = (np.tril(a, -1) - np.tril(a, -1).transpose(0, 2, 1)) / 2
     want = np.linalg.solve(np.eye(50) - s, np.eye(50) + s)
     chex.assert_trees_all_close(
-        np.asarray(orthogonal.cayley(jnp.asarray(a))), want, atol=1e-12
+      np.asarray(orthogonal.cayley(jnp.asarray(a))), want, atol=1e-12
     )
 
 
 def test_the_maps_agree_to_second_order():
   a = 1e-2 * arrays(0, 6, 1.0)
   chex.assert_trees_all_close(
-      orthogonal.cayley(a), orthogonal.expm(a), atol=1e-5
+    orthogonal.cayley(a), orthogonal.expm(a), atol=1e-5
   )
   assert not np.allclose(orthogonal.cayley(a), jnp.eye(6), atol=1e-3)
 
@@ -81,17 +81,17 @@ def test_the_gradient_is_that_of_finite_differences(name, d):
 
 def test_rotations_map_skew_leaves_and_nothing_else():
   a = {
-      "layer": {"u_skew": arrays(0, 5, 1.0, 3), "bias": jnp.ones(5)},
-      "other": {"v_skew": arrays(1, 5, 1.0, 1)[0]},
-      "small_skew": arrays(2, 2, 1.0, 2),
+    "layer": {"u_skew": arrays(0, 5, 1.0, 3), "bias": jnp.ones(5)},
+    "other": {"v_skew": arrays(1, 5, 1.0, 1)[0]},
+    "small_skew": arrays(2, 2, 1.0, 2),
   }
   q = orthogonal.rotations(a, "cayley")
   assert sorted(q) == ["layer", "other", "small_skew"]
   assert sorted(q["layer"]) == ["u_skew"]
   want = {
-      "layer": {"u_skew": orthogonal.cayley(a["layer"]["u_skew"])},
-      "other": {"v_skew": orthogonal.cayley(a["other"]["v_skew"])},
-      "small_skew": orthogonal.cayley(a["small_skew"]),
+    "layer": {"u_skew": orthogonal.cayley(a["layer"]["u_skew"])},
+    "other": {"v_skew": orthogonal.cayley(a["other"]["v_skew"])},
+    "small_skew": orthogonal.cayley(a["small_skew"]),
   }
   chex.assert_trees_all_close(q, want, atol=1e-6)
   assert orthogonal.rotations({"bias": jnp.ones(3)}, "cayley") == {}

@@ -8,9 +8,9 @@ def test_an_unknown_name_lists_the_choices_and_the_nearest():
   names.register("softmax")(1)
   names.register("linear")(2)
   assert (names["softmax"], sorted(names), len(names)) == (
-      1,
-      ["linear", "softmax"],
-      2,
+    1,
+    ["linear", "softmax"],
+    2,
   )
   with pytest.raises(ValueError, match="'softmx'.*Did you mean 'softmax'"):
     names["softmx"]

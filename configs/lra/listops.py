@@ -19,24 +19,24 @@ TINY_RATES = {"transformer": 1e-3}
 
 def get_config(arg=None):
   arg = c.parse_arg(
-      arg, model="transject", size="paper", protocol="lra", seed=0
+    arg, model="transject", size="paper", protocol="lra", seed=0
   )
   tiny = c.is_tiny(arg.size)
   config = c.base(
-      seed=arg.seed,
-      task={
-          "name": "listops",
-          "protocol": arg.protocol,
-          "tsv": "",  # A folder of LRA's own files; "" generates.
-          "seed": 0,  # Of the data; the run's seed leaves them as they are.
-          "num_train": 96_000,
-          "num_validation": 2_000,
-          "num_test": 2_000,
-      },
-      **c.lra_models(arg.model, pool="max", tiny=tiny),
-      batch_size=32,
-      eval_batch_size=40,
-      **c.skyformer_schedule(1e-4, warmup_steps=1_000),
+    seed=arg.seed,
+    task={
+      "name": "listops",
+      "protocol": arg.protocol,
+      "tsv": "",  # A folder of LRA's own files; "" generates.
+      "seed": 0,  # Of the data; the run's seed leaves them as they are.
+      "num_train": 96_000,
+      "num_validation": 2_000,
+      "num_test": 2_000,
+    },
+    **c.lra_models(arg.model, pool="max", tiny=tiny),
+    batch_size=32,
+    eval_batch_size=40,
+    **c.skyformer_schedule(1e-4, warmup_steps=1_000),
   )
   if tiny:
     rate = TINY_RATES.get(arg.model, 5e-3)

@@ -22,21 +22,21 @@ TINY_RATES = {"transformer": 1e-3}
 
 def get_config(arg=None):
   arg = c.parse_arg(
-      arg, model="transject", size="paper", protocol="holdout", seed=0
+    arg, model="transject", size="paper", protocol="holdout", seed=0
   )
   tiny = c.is_tiny(arg.size)
   config = c.base(
-      seed=arg.seed,
-      task={
-          "name": "text",
-          "protocol": arg.protocol,
-          "archive": "",
-          "max_len": 2_000 if tiny else 0,  # 0: the protocol's.
-      },
-      **c.lra_models(arg.model, pool="mean", tiny=tiny),
-      batch_size=32,
-      eval_batch_size=40,
-      **c.skyformer_schedule(1e-4, warmup_steps=80),
+    seed=arg.seed,
+    task={
+      "name": "text",
+      "protocol": arg.protocol,
+      "archive": "",
+      "max_len": 2_000 if tiny else 0,  # 0: the protocol's.
+    },
+    **c.lra_models(arg.model, pool="mean", tiny=tiny),
+    batch_size=32,
+    eval_batch_size=40,
+    **c.skyformer_schedule(1e-4, warmup_steps=80),
   )
   if tiny:
     rate = TINY_RATES.get(arg.model, 5e-3)

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = (
-    "task",
-    "protocol",
-    "model",
-    "config",
-    "accuracy %",
-    "seeds",
-    "parameters",
-    "x Transformer",
-    "trivial %",
-    "chosen on",
-    "train s",
+  "task",
+  "protocol",
+  "model",
+  "config",
+  "accuracy %",
+  "seeds",
+  "parameters",
+  "x Transformer",
+  "trivial %",
+  "chosen on",
+  "train s",
 )
 
 
@@ -37,11 +37,13 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """
   found = []
   for folder in folders:
-    paths = sorted({*folder.glob("results.json"), *folder.glob("*/results.json")})
+    paths = sorted(
+      {*folder.glob("results.json"), *folder.glob("*/results.json")}
+    )
     if not paths:
       raise ValueError(
-          f"There is no results.json in {folder} or in a folder right under "
-          "it: give the workdirs of finished runs."
+        f"There is no results.json in {folder} or in a folder right under "
+        "it: give the workdirs of finished runs."
       )
     found += [json.loads(path.read_text(encoding="utf-8")) for path in paths]
   return found
@@ -52,7 +54,7 @@ def _recipe(result: Mapping[str, Any]) -> str:
   free = ("seed", "data_dir", "tensorboard", "wandb")
   kept = {k: v for k, v in result["config"].items() if k not in free}
   kept["task"] = {
-      k: v for k, v in kept["task"].items() if k not in ("archive", "tsv")
+    k: v for k, v in kept["task"].items() if k not in ("archive", "tsv")
   }
   return json.dumps(kept, sort_keys=True)
 
@@ -79,19 +81,19 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     model = one["config"]["model"]
     deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
     rows.append(
-        {
-            "task": one["task"],
-            "protocol": f"{one['protocol']}, {one['max_len']} long",
-            "model": one["model"],
-            "config": f"L={model['num_layers']} d={model['d_model']}",
-            "accuracy %": (statistics.mean(scores), deviation),
-            "seeds": " ".join(str(seed) for seed in sorted(seeds)),
-            "parameters": one["parameters"],
-            "x Transformer": one["parameter_ratio"],
-            "trivial %": {k: 100 * v for k, v in one["baselines"].items()},
-            "chosen on": one["selection"],
-            "train s": statistics.mean(run["train_seconds"] for run in runs),
-        }
+      {
+        "task": one["task"],
+        "protocol": f"{one['protocol']}, {one['max_len']} long",
+        "model": one["model"],
+        "config": f"L={model['num_layers']} d={model['d_model']}",
+        "accuracy %": (statistics.mean(scores), deviation),
+        "seeds": " ".join(str(seed) for seed in sorted(seeds)),
+        "parameters": one["parameters"],
+        "x Transformer": one["parameter_ratio"],
+        "trivial %": {k: 100 * v for k, v in one["baselines"].items()},
+        "chosen on": one["selection"],
+        "train s": statistics.mean(run["train_seconds"] for run in runs),
+      }
     )
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
 

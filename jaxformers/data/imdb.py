@@ -30,8 +30,8 @@ def find_archive(archive: str, data_dir: Path) -> Path | None:
     path = Path(archive).expanduser()
     if not path.is_file():
       raise ValueError(
-          f"There is no archive {path}: give the path of {ARCHIVE}, or leave "
-          "task.archive empty to download it."
+        f"There is no archive {path}: give the path of {ARCHIVE}, or leave "
+        "task.archive empty to download it."
       )
     return path
   folders = [data_dir / "downloads" / "manual"]
@@ -47,9 +47,9 @@ def _require_network() -> None:
     socket.create_connection(HOST, timeout=5).close()
   except OSError as error:
     raise ValueError(
-        f"IMDb is neither here nor to be had: {HOST[0]} does not answer "
-        f"({error}). Either run once with a network, or fetch {ARCHIVE} "
-        f"elsewhere and pass --config.task.archive=PATH/{ARCHIVE}."
+      f"IMDb is neither here nor to be had: {HOST[0]} does not answer "
+      f"({error}). Either run once with a network, or fetch {ARCHIVE} "
+      f"elsewhere and pass --config.task.archive=PATH/{ARCHIVE}."
     ) from None
 
 
@@ -67,7 +67,7 @@ def _prepare(data_dir: Path, archive: str) -> tuple[dict[str, Packed], Any]:
   from jaxformers.data import imdb_builder
 
   builder = imdb_builder.JaxformersImdb(
-      data_dir=data_dir, file_format="array_record"
+    data_dir=data_dir, file_format="array_record"
   )
   builder.archive = local
   config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -80,9 +80,9 @@ def _prepare(data_dir: Path, archive: str) -> tuple[dict[str, Packed], Any]:
     splits[name] = packed.pack(texts, np.array([row["label"] for row in rows]))
   sha256 = _sha256(local) if local else imdb_builder.SHA256
   info = {
-      "source": local.name if local else imdb_builder.URL,
-      "sha256": sha256,
-      "authors_checksum": sha256 == imdb_builder.SHA256,
+    "source": local.name if local else imdb_builder.URL,
+    "sha256": sha256,
+    "authors_checksum": sha256 == imdb_builder.SHA256,
   }
   return splits, info
 
@@ -114,8 +114,8 @@ def hold_out(train: Packed, count: int = NUM_HELD_OUT) -> tuple[Packed, Packed]:
   review that occurs twice does not stand on both sides.
   """
   digests = [
-      hashlib.blake2b(train[i].tobytes(), digest_size=8).digest()
-      for i in range(len(train))
+    hashlib.blake2b(train[i].tobytes(), digest_size=8).digest()
+    for i in range(len(train))
   ]
   order = np.argsort(np.array(digests), kind="stable")
   kept, held = np.sort(order[:-count]), np.sort(order[-count:])

@@ -23,7 +23,7 @@ LABELS = ("neg", "pos")
 
 
 def read_reviews(
-    archive: Path, expected: int
+  archive: Path, expected: int
 ) -> Iterator[tuple[str, str, str, bytes]]:
   """Yields (split, label, file name, text) of an archive, then checks it.
 
@@ -48,16 +48,16 @@ def read_reviews(
           yield split, label, name, tar.extractfile(member).read()
   except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
     raise ValueError(
-        f"{archive} cannot be read to its end ({error}): it is truncated or no "
-        "gzipped tar. Fetch it again; nothing was kept of it."
+      f"{archive} cannot be read to its end ({error}): it is truncated or no "
+      "gzipped tar. Fetch it again; nothing was kept of it."
     ) from error
   for split in ("train", "test"):
     for label in LABELS:
       if counts[split, label] != expected:
         raise ValueError(
-            f"{archive} holds {counts[split, label]} reviews under {split}/"
-            f"{label} instead of {expected}: it is not aclImdb_v1.tar.gz or "
-            "was cut short. Fetch it again; nothing was kept of it."
+          f"{archive} holds {counts[split, label]} reviews under {split}/"
+          f"{label} instead of {expected}: it is not aclImdb_v1.tar.gz or "
+          "was cut short. Fetch it again; nothing was kept of it."
         )
 
 
@@ -73,23 +73,23 @@ class JaxformersImdb(tfds.core.GeneratorBasedBuilder):
   archive: Path | None = None
   expected = 12_500
   url_infos = {  # noqa: RUF012
-      URL: tfds.download.checksums.UrlInfo(
-          size=SIZE,
-          checksum=SHA256,
-          filename="aclImdb_v1.tar.gz",
-      )
+    URL: tfds.download.checksums.UrlInfo(
+      size=SIZE,
+      checksum=SHA256,
+      filename="aclImdb_v1.tar.gz",
+    )
   }
 
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
-        builder=self,
-        homepage="http://ai.stanford.edu/~amaas/data/sentiment/",
-        features=tfds.features.FeaturesDict(
-            {
-                "text": tfds.features.Text(),
-                "label": tfds.features.ClassLabel(names=list(LABELS)),
-            }
-        ),
+      builder=self,
+      homepage="http://ai.stanford.edu/~amaas/data/sentiment/",
+      features=tfds.features.FeaturesDict(
+        {
+          "text": tfds.features.Text(),
+          "label": tfds.features.ClassLabel(names=list(LABELS)),
+        }
+      ),
     )
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class JaxformersImdb(tfds.core.GeneratorBasedBuilder):
       row = (f"{label}/{name}", {"text": text, "label": label})
       reviews.setdefault(split, []).append(row)
     return {
-        split: self._generate_examples(rows) for split, rows in reviews.items()
+      split: self._generate_examples(rows) for split, rows in reviews.items()
     }
 
   def _generate_examples(self, rows: list[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""ListOps: nested operations on digits, generated, and LRA's TSV files.
+"""ListOps: nested operations on digits, generated.
 
 The distribution is that of LRA's generator: a node at depth 1 to max_depth - 1
 is an operation with probability 1/4, with 2 to max_args arguments and one of
@@ -24,7 +24,6 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -37,7 +36,6 @@ TOKENS = (*OPERATORS, *"0123456789", "]")  # Token i has id i + 1.
 IDS = {token: i + 1 for i, token in enumerate(TOKENS)}
 END = IDS["]"]
 FIRST_DIGIT = IDS["0"]
-FILES = {"train": "train", "validation": "val", "test": "test"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +63,13 @@ class Settings:
     """Raises ValueError where no tree could be made."""
     if self.max_args < 2 or self.max_depth < 2:
       raise ValueError(
-          f"max_args={self.max_args}, max_depth={self.max_depth}: both must be "
-          "at least 2."
+        f"max_args={self.max_args}, max_depth={self.max_depth}: both must be "
+        "at least 2."
       )
     if self.max_length - self.min_length < 2 or self.max_length < 5:
       raise ValueError(
-          f"No tree is longer than {self.min_length} and shorter than "
-          f"{self.max_length} tokens: widen min_length and max_length."
+        f"No tree is longer than {self.min_length} and shorter than "
+        f"{self.max_length} tokens: widen min_length and max_length."
       )
 
 
@@ -101,12 +99,12 @@ class _Level:
     nodes = kept[self.tree]
     children = self.children[nodes[self.inner]]
     return _Level(
-        self.tree[nodes], self.operator[nodes], self.digit[nodes], children
+      self.tree[nodes], self.operator[nodes], self.digit[nodes], children
     )
 
 
 def _grow(
-    rng: np.random.Generator, count: int, settings: Settings
+  rng: np.random.Generator, count: int, settings: Settings
 ) -> list[_Level]:
   """Trees whose root is an operation, without those that are surely too long.
 
@@ -159,10 +157,10 @@ def _values(levels: list[_Level]) -> np.ndarray:
       ordered = np.sort(owner * 10 + below) % 10
       low, high = starts + (counts - 1) // 2, starts + counts // 2
       choices = (
-          np.minimum.reduceat(below, starts),
-          np.maximum.reduceat(below, starts),
-          (ordered[low] + ordered[high]) // 2,
-          np.add.reduceat(below, starts) % 10,
+        np.minimum.reduceat(below, starts),
+        np.maximum.reduceat(below, starts),
+        (ordered[low] + ordered[high]) // 2,
+        np.add.reduceat(below, starts) % 10,
       )
       value[level.inner] = np.choose(level.operator[level.inner], choices)
     below = value
@@ -187,7 +185,7 @@ def _write(levels: list[_Level], sizes: list[np.ndarray]) -> np.ndarray:
 
 
 def trees(
-    settings: Settings, block: int
+  settings: Settings, block: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The accepted trees of one block: a function of (seed, block) alone.
 
@@ -214,7 +212,7 @@ def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
   workers = os.cpu_count() or 1
   with concurrent.futures.ThreadPoolExecutor(workers) as pool:
     ahead = collections.deque(
-        pool.submit(trees, settings, block) for block in range(2 * workers)
+      pool.submit(trees, settings, block) for block in range(2 * workers)
     )
     for block in itertools.count(len(ahead)):
       yield ahead.popleft().result()
@@ -237,8 +235,8 @@ def _distinct(settings: Settings) -> Iterator[tuple[np.ndarray, int]]:
     barren = 0 if fresh else barren + 1
     if barren == 100:
       raise ValueError(
-          f"{100 * ROOTS:,} roots gave no new tree for {settings}: widen the lengths, "
-          "allow more depth or arguments, or ask for fewer examples."
+        f"{100 * ROOTS:,} roots gave no new tree for {settings}: widen the "
+        "lengths, allow more depth or arguments, or ask for fewer examples."
       )
 
 
@@ -251,123 +249,14 @@ def generate(settings: Settings) -> dict[str, Packed]:
   """
   stream = _distinct(settings)
   counts = {
-      "test": settings.num_test,
-      "validation": settings.num_validation,
-      "train": settings.num_train,
+    "test": settings.num_test,
+    "validation": settings.num_validation,
+    "train": settings.num_train,
   }
   splits = {}
   for name, count in counts.items():
     rows = [next(stream) for _ in range(count)]
     splits[name] = pack(
-        [tree for tree, _ in rows], np.array([value for _, value in rows])
+      [tree for tree, _ in rows], np.array([value for _, value in rows])
     )
-  return splits
-
-
-def evaluate(tokens: list[str]) -> int:
-  """The value of an expression such as `[MAX 2 [SM 3 9 ] ]`, with a stack.
-
-  MED is the mean of the two middle values, truncated; SM the sum modulo 10.
-  """
-  functions = {
-      "[MIN": min,
-      "[MAX": max,
-      "[MED": lambda v: int(np.median(v)),
-      "[SM": lambda v: sum(v) % 10,
-  }
-  stack: list[tuple[str, list[int]]] = [("", [])]
-  for token in tokens:
-    if token in functions:
-      stack.append((token, []))
-    elif token == "]":
-      operator, values = stack.pop()
-      stack[-1][1].append(functions[operator](values))
-    else:
-      stack[-1][1].append(int(token))
-  return stack[0][1][0]
-
-
-def encode(text: str) -> np.ndarray:
-  """The ids of an expression, uint8; parentheses carry nothing and go.
-
-  Raises:
-    ValueError: for a token that ListOps has not.
-  """
-  words = text.replace("(", " ").replace(")", " ").split()
-  try:
-    return np.array([IDS[word] for word in words], np.uint8)
-  except KeyError as error:
-    raise ValueError(
-        f"{error.args[0]!r} is no ListOps token; those are {' '.join(TOKENS)}."
-    ) from None
-
-
-def decode(ids: np.ndarray) -> str:
-  """The expression of some ids, tokens apart by spaces, padding left out."""
-  return " ".join(TOKENS[i - 1] for i in ids if i != PAD)
-
-
-def binarised(ids: np.ndarray) -> str:
-  """The expression as LRA writes it: every step applied to two things.
-
-  `[MAX 2 3 ]` becomes `( ( ( [MAX 2 ) 3 ) ] )`.
-  """
-  stack: list[str] = []
-  for word in decode(ids).split():
-    if word in OPERATORS:
-      stack.append(word)
-    elif word == "]":
-      word = f"( {stack.pop()} ] )"
-      if not stack:
-        return word
-      stack[-1] = f"( {stack[-1]} {word} )"
-    else:
-      stack[-1] = f"( {stack[-1]} {word} )"
-  raise ValueError(f"The expression {decode(ids)!r} is not closed.")
-
-
-def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
-  """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses."""
-  folder.mkdir(parents=True, exist_ok=True)
-  for name, split in splits.items():
-    path = folder / f"basic_{FILES[name]}.tsv"
-    with path.open("w", encoding="utf-8") as file:
-      file.write("Source\tTarget\n")
-      for i in range(len(split)):
-        file.write(f"{binarised(split[i])}\t{split.labels[i]}\n")
-
-
-def read_tsv(folder: Path) -> dict[str, Packed]:
-  """Reads LRA's `basic_{train,val,test}.tsv`.
-
-  Raises:
-    ValueError: for a missing file or a line that is not an expression, a tab
-      and a digit, naming file and line.
-  """
-  splits = {}
-  for name, short in FILES.items():
-    path = folder / f"basic_{short}.tsv"
-    if not path.exists():
-      raise ValueError(
-          f"{path} is missing: LRA's ListOps is basic_train.tsv, "
-          "basic_val.tsv and basic_test.tsv in one folder."
-      )
-    rows, labels = [], []
-    with path.open(encoding="utf-8") as file:
-      for number, line in enumerate(file, 1):
-        source, tab, target = line.rstrip("\n").partition("\t")
-        if number == 1 and (source, target) == ("Source", "Target"):
-          continue
-        if not tab or target not in tuple("0123456789"):
-          raise ValueError(
-              f"{path}, line {number}: expected an expression, a tab and a "
-              f"digit, found {line.rstrip()[-60:]!r}. Restore the file, or "
-              "leave `tsv` empty to generate ListOps."
-          )
-        try:
-          rows.append(encode(source))
-        except ValueError as error:
-          raise ValueError(f"{path}, line {number}: {error}") from None
-        labels.append(int(target))
-    splits[name] = pack(rows, np.array(labels))
   return splits

@@ -40,12 +40,12 @@ class TrainOrder:
     places = step * self.batch_size + np.arange(self.batch_size)
     epochs, within = np.divmod(places, self.size)
     return np.concatenate(
-        [self._epoch(int(e))[within[epochs == e]] for e in np.unique(epochs)]
+      [self._epoch(int(e))[within[epochs == e]] for e in np.unique(epochs)]
     )
 
 
 def train_batch(
-    split: Packed, indices: np.ndarray, max_len: int
+  split: Packed, indices: np.ndarray, max_len: int
 ) -> dict[str, np.ndarray]:
   """The examples of some indices, all of weight one.
 
@@ -57,7 +57,7 @@ def train_batch(
 
 
 def eval_batches(
-    split: Packed, batch_size: int, max_len: int
+  split: Packed, batch_size: int, max_len: int
 ) -> Iterator[dict[str, np.ndarray]]:
   """Every example of a split once, in order, in batches of one size.
 

@@ -90,25 +90,25 @@ def drop(packed: Packed, token: int) -> Packed:
   lengths = np.add.reduceat(kept, packed.offsets[:-1], dtype=np.int64)
   lengths[packed.lengths() == 0] = 0  # reduceat sums nothing as one element.
   return dataclasses.replace(
-      packed,
-      tokens=packed.tokens[kept],
-      offsets=np.concatenate([[0], np.cumsum(lengths)]),
+    packed,
+    tokens=packed.tokens[kept],
+    offsets=np.concatenate([[0], np.cumsum(lengths)]),
   )
 
 
 def load(folder: Path, shift: int = 0) -> Packed:
   """Opens a split that `build` has written, memory-mapped, read-only."""
   arrays = (
-      np.load(folder / f"{name}.npy", mmap_mode="r")
-      for name in ("tokens", "offsets", "labels")
+    np.load(folder / f"{name}.npy", mmap_mode="r")
+    for name in ("tokens", "offsets", "labels")
   )
   tokens, offsets, labels = arrays
   return Packed(tokens, np.asarray(offsets), np.asarray(labels), shift)
 
 
 def build(
-    folder: Path,
-    make: Callable[[], tuple[Mapping[str, Packed], Mapping[str, Any]]],
+  folder: Path,
+  make: Callable[[], tuple[Mapping[str, Packed], Mapping[str, Any]]],
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits under a folder, making them first where there are none.
 

@@ -42,28 +42,28 @@ class Variant:
 MODELS.register("transformer")(Variant("softmax", "pre_norm"))
 MODELS.register("transject")(Variant("transject", "injective"))
 MODELS.register("random_transject")(
-    Variant("transject", "injective", {"sigma": "learned"})
+  Variant("transject", "injective", {"sigma": "learned"})
 )
 
 
 def build(
-    name: str,
-    *,
-    vocab_size: int,
-    max_len: int,
-    num_classes: int,
-    d_model: int,
-    num_layers: int,
-    pool: str = "mean",
-    head_dim: int = 0,
-    positions: str = "sinusoid",
-    dropout_rate: float = 0.0,
-    dtype: str = "float32",
-    orthogonal_map: str = "cayley",
-    mixer: Mapping[str, Any] | None = None,
-    block: Mapping[str, Any] | None = None,
+  name: str,
+  *,
+  vocab_size: int,
+  max_len: int,
+  num_classes: int,
+  d_model: int,
+  num_layers: int,
+  pool: str = "mean",
+  head_dim: int = 0,
+  positions: str = "sinusoid",
+  dropout_rate: float = 0.0,
+  dtype: str = "float32",
+  orthogonal_map: str = "cayley",
+  mixer: Mapping[str, Any] | None = None,
+  block: Mapping[str, Any] | None = None,
 ) -> Classifier:
-  """The classifier of a name; every keyword but the first four is `config.model`.
+  """The classifier of a name; all but the sizes of the task is `config.model`.
 
   Args:
     name: in `MODELS`.
@@ -92,46 +92,46 @@ def build(
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   wiring = {"dtype": compute, "orthogonal_map": orthogonal_map}
   make_mixer = _options(
-      f"mixer {variant.mixer!r}",
-      MIXERS[variant.mixer],
-      dict(mixer or {}),
-      {**wiring, **variant.fixed},
-      hidden=("residual",),
+    f"mixer {variant.mixer!r}",
+    MIXERS[variant.mixer],
+    dict(mixer or {}),
+    {**wiring, **variant.fixed},
+    hidden=("residual",),
   )
   make_block = _options(
-      f"block {variant.block!r}",
-      BLOCKS[variant.block],
-      dict(block or {}),
-      {**wiring, "mixer": make_mixer, "num_layers": num_layers},
+    f"block {variant.block!r}",
+    BLOCKS[variant.block],
+    dict(block or {}),
+    {**wiring, "mixer": make_mixer, "num_layers": num_layers},
   )
   make_encoder = functools.partial(
-      Encoder,
-      block=make_block,
-      num_layers=num_layers,
-      vocab_size=vocab_size,
-      max_len=max_len,
-      d_model=d_model,
-      positions=positions,
-      dropout_rate=dropout_rate,
-      dtype=compute,
+    Encoder,
+    block=make_block,
+    num_layers=num_layers,
+    vocab_size=vocab_size,
+    max_len=max_len,
+    d_model=d_model,
+    positions=positions,
+    dropout_rate=dropout_rate,
+    dtype=compute,
   )
   return Classifier(make_encoder, num_classes, pool, head_dim, orthogonal_map)
 
 
 def _options(
-    kind: str,
-    make: Callable[..., Any],
-    given: dict[str, Any],
-    fixed: dict[str, Any],
-    hidden: tuple[str, ...] = (),
+  kind: str,
+  make: Callable[..., Any],
+  given: dict[str, Any],
+  fixed: dict[str, Any],
+  hidden: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
   """`make` with its options bound; unknown ones raise and list the choices."""
   fields = getattr(make, "options", None) or make.__dataclass_fields__
   fixed = {key: value for key, value in fixed.items() if key in fields}
   own = [
-      field
-      for field in fields
-      if field not in ("parent", "name", *hidden, *fixed)
+    field
+    for field in fields
+    if field not in ("parent", "name", *hidden, *fixed)
   ]
   for option in given:
     if option not in own:

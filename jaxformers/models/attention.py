@@ -48,7 +48,7 @@ def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def rotation(
-    module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
+  module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
 ) -> jax.Array:
   """The orthogonal matrices of a parameter of a module, float32 `shape`.
 
@@ -65,7 +65,7 @@ def rotation(
   if module.has_variable("rotations", name):
     return module.get_variable("rotations", name)
   return orthogonal.MAPS[mapping](
-      module.param(name, orthogonal.initializer, shape)
+    module.param(name, orthogonal.initializer, shape)
   )
 
 
@@ -92,36 +92,36 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     d = x.shape[-1]
     if d % self.num_heads:
       raise ValueError(
-          f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
-          "number of heads that does."
+        f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
+        "number of heads that does."
       )
     project = functools.partial(
-        nn.DenseGeneral,
-        features=(self.num_heads, d // self.num_heads),
-        use_bias=self.use_bias,
-        kernel_init=nn.initializers.xavier_uniform(),
-        dtype=self.dtype,
+      nn.DenseGeneral,
+      features=(self.num_heads, d // self.num_heads),
+      use_bias=self.use_bias,
+      kernel_init=nn.initializers.xavier_uniform(),
+      dtype=self.dtype,
     )
     q, k, v = (
-        jnp.swapaxes(project(name=name)(x), 1, 2)
-        for name in ("query", "key", "value")
+      jnp.swapaxes(project(name=name)(x), 1, 2)
+      for name in ("query", "key", "value")
     )
     dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
     y, carry = self.attend(
-        q, k, v, mask=mask, carry=carry, dropout=dropout, **(self.options or {})
+      q, k, v, mask=mask, carry=carry, dropout=dropout, **(self.options or {})
     )
     y = nn.DenseGeneral(
-        d,
-        axis=(-2, -1),
-        use_bias=self.use_bias,
-        kernel_init=nn.initializers.xavier_uniform(),
-        dtype=self.dtype,
-        name="out",
+      d,
+      axis=(-2, -1),
+      use_bias=self.use_bias,
+      kernel_init=nn.initializers.xavier_uniform(),
+      dtype=self.dtype,
+      name="out",
     )(jnp.swapaxes(y, 1, 2))
     return y, carry
 

@@ -54,7 +54,7 @@ class PreNorm(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
     init = nn.initializers.xavier_uniform()
@@ -64,14 +64,14 @@ class PreNorm(nn.Module):
     y = layer_norm(x, "norm_mlp")
     y = nn.Dense(self.mlp_dim, kernel_init=init, dtype=self.dtype, name="up")(y)
     y = dropout(nn.gelu(y, approximate=False))
-    y = nn.Dense(
-        x.shape[-1], kernel_init=init, dtype=self.dtype, name="down"
-    )(y)
+    y = nn.Dense(x.shape[-1], kernel_init=init, dtype=self.dtype, name="down")(
+      y
+    )
     return x + dropout(y), carry
 
 
 def orthogonal_feed_forward(
-    x: jax.Array, w: jax.Array, bias: jax.Array
+  x: jax.Array, w: jax.Array, bias: jax.Array
 ) -> jax.Array:
   """ELU(ELU(x W_1 + b_1) W_2 + b_2), which expands no distance.
 
@@ -117,7 +117,7 @@ class Injective(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     d = x.shape[-1]
     residual = ResidualScale(self.num_layers, name="residual")

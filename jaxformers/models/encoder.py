@@ -1,4 +1,4 @@
-"""The one encoder: embedding, positions, layers. Only mixer and block differ."""
+"""The one encoder: embedding, positions, layers; mixer and block differ."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Embedding(nn.Module):
     choose("positions", self.positions, ("sinusoid", "learned"))
     if self.concatenate and self.d_model % 2:
       raise ValueError(
-          f"d_model={self.d_model} is odd: half of the channels are for the "
-          "token and half for its position. Choose an even d_model."
+        f"d_model={self.d_model} is odd: half of the channels are for the "
+        "token and half for its position. Choose an even d_model."
       )
     d = self.d_model // 2 if self.concatenate else self.d_model
     scale = 1.0 if self.concatenate else 0.02
@@ -65,8 +65,8 @@ class Embedding(nn.Module):
     if self.positions == "learned":
       if n > self.max_len:
         raise ValueError(
-            f"A sequence of {n} tokens has no learned positions beyond "
-            f"max_len={self.max_len}: raise max_len or cut the sequence."
+          f"A sequence of {n} tokens has no learned positions beyond "
+          f"max_len={self.max_len}: raise max_len or cut the sequence."
         )
       places = self.param("positions", init, (self.max_len, d))[:n]
     else:
@@ -102,18 +102,18 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-      self, ids: jax.Array, *, mask: jax.Array, train: bool
+    self, ids: jax.Array, *, mask: jax.Array, train: bool
   ) -> jax.Array:
     blocks = [self.block(name=f"layer_{i}") for i in range(self.num_layers)]
     kind = blocks[0]
     x = Embedding(
-        self.vocab_size,
-        self.max_len,
-        self.d_model,
-        self.positions,
-        kind.concatenate_positions,
-        self.dtype,
-        name="embedding",
+      self.vocab_size,
+      self.max_len,
+      self.d_model,
+      self.positions,
+      kind.concatenate_positions,
+      self.dtype,
+      name="embedding",
     )(ids)
     x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
     self.sow("intermediates", "hidden", x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -44,5 +43,3 @@ class ClassifierHead(nn.Module):
     if self.head_dim:
       x = nn.relu(nn.Dense(self.head_dim, name="hidden")(x))
     return nn.Dense(self.num_classes, name="logits")(x)
-
-

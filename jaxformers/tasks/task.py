@@ -65,8 +65,8 @@ def data_folder(data_dir: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(
-        f"The data directory {folder} cannot be made ({error.strerror}): pass "
-        "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
+      f"The data directory {folder} cannot be made ({error.strerror}): pass "
+      "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
     ) from None
   return folder
 
@@ -92,7 +92,7 @@ def _first(split: Packed) -> np.ndarray:
 def histograms(split: Packed, size: int) -> np.ndarray:
   """How often each id below size occurs, over the length -> [count, size]."""
   rows = np.stack(
-      [np.bincount(split[i], minlength=size) for i in range(len(split))]
+    [np.bincount(split[i], minlength=size) for i in range(len(split))]
   )
   return rows / rows.sum(1, keepdims=True)
 
@@ -120,7 +120,7 @@ def histogram_regression(task: Task) -> float:
     return loss, gradient.ravel()
 
   fit = scipy.optimize.minimize(
-      objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B"
+    objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B"
   )
   w = fit.x.reshape(shape)
   return float(np.mean((z @ w[:-1] + w[-1]).argmax(1) == test.labels))

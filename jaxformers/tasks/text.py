@@ -7,11 +7,11 @@ import dataclasses
 from jaxformers.data import imdb
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
-    TASKS,
-    Task,
-    data_folder,
-    histogram_regression,
-    majority_class,
+  TASKS,
+  Task,
+  data_folder,
+  histogram_regression,
+  majority_class,
 )
 
 
@@ -26,19 +26,19 @@ class Protocol:
 # IMDb has no validation split. LRA and Skyformer let the test split choose the
 # checkpoint; LRA's config says 1000 bytes where its paper says 4K.
 PROTOCOLS = {
-    "holdout": Protocol(max_len=4_000, hold_out=True),
-    "lra": Protocol(max_len=1_000, hold_out=False),
-    "skyformer": Protocol(max_len=4_000, hold_out=False),
+  "holdout": Protocol(max_len=4_000, hold_out=True),
+  "lra": Protocol(max_len=1_000, hold_out=False),
+  "skyformer": Protocol(max_len=4_000, hold_out=False),
 }
 
 
 @TASKS.register("text")
 def load(
-    *,
-    data_dir: str = "",
-    protocol: str = "holdout",
-    archive: str = "",
-    max_len: int = 0,
+  *,
+  data_dir: str = "",
+  protocol: str = "holdout",
+  archive: str = "",
+  max_len: int = 0,
 ) -> Task:
   """Opens the reviews; the first time from the archive or the network.
 
@@ -58,16 +58,16 @@ def load(
   else:
     validation = test
   return Task(
-      name="text",
-      protocol=protocol,
-      splits={"train": train, "validation": validation, "test": test},
-      selection="validation" if chosen.hold_out else "test",
-      vocab_size=257,
-      max_len=max_len or chosen.max_len,
-      num_classes=2,
-      trivial={
-          "majority class": majority_class,
-          "byte-histogram regression": histogram_regression,
-      },
-      info=info,
+    name="text",
+    protocol=protocol,
+    splits={"train": train, "validation": validation, "test": test},
+    selection="validation" if chosen.hold_out else "test",
+    vocab_size=257,
+    max_len=max_len or chosen.max_len,
+    num_classes=2,
+    trivial={
+      "majority class": majority_class,
+      "byte-histogram regression": histogram_regression,
+    },
+    info=info,
   )

@@ -18,8 +18,8 @@ def checksums(tree: Any) -> dict[str, int]:
   """The CRC-32 of every leaf, by path. orbax itself notices no flipped bit."""
   leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
   return {
-      jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
-      for path, leaf in leaves
+    jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
+    for path, leaf in leaves
   }
 
 
@@ -39,24 +39,24 @@ class Checkpoints:
     self.folder = workdir / "checkpoints"
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy(
-        [
-            keep.LatestN(2),
-            keep.BestN(
-                get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False
-            ),
-        ]
+      [
+        keep.LatestN(2),
+        keep.BestN(
+          get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False
+        ),
+      ]
     )
     options = ocp.CheckpointManagerOptions(
-        best_fn=_rank, preservation_policy=policy
+      best_fn=_rank, preservation_policy=policy
     )
     with _disk_errors(self.folder):
       self._manager = ocp.CheckpointManager(
-          self.folder,
-          options=options,
-          item_handlers={
-              "state": ocp.StandardCheckpointHandler(),
-              "meta": ocp.JsonCheckpointHandler(),
-          },
+        self.folder,
+        options=options,
+        item_handlers={
+          "state": ocp.StandardCheckpointHandler(),
+          "meta": ocp.JsonCheckpointHandler(),
+        },
       )
 
   def __enter__(self) -> Checkpoints:
@@ -72,7 +72,7 @@ class Checkpoints:
     return sorted(self._manager.all_steps())
 
   def save(
-      self, state: Any, memo: Mapping[str, Any], score: float | None = None
+    self, state: Any, memo: Mapping[str, Any], score: float | None = None
   ) -> None:
     """Saves a state and what else the run remembers.
 
@@ -91,12 +91,12 @@ class Checkpoints:
     with _disk_errors(self.folder):
       self._manager.wait_until_finished()
       self._manager.save(
-          step,
-          args=ocp.args.Composite(
-              state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
-          ),
-          metrics=metrics,
-          force=True,
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+        ),
+        metrics=metrics,
+        force=True,
       )
 
   def wait(self) -> None:
@@ -127,8 +127,8 @@ class Checkpoints:
       return restored
     if broken:
       raise ValueError(
-          f"None of the checkpoints {broken} in {self.folder} can be read: "
-          "remove the folder to start anew."
+        f"None of the checkpoints {broken} in {self.folder} can be read: "
+        "remove the folder to start anew."
       )
     return None
 
@@ -150,19 +150,19 @@ class Checkpoints:
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     try:
       found = self._manager.item_metadata(step)["state"]
-    except Exception as error:  # noqa: BLE001 - orbax raises many kinds.
+    except Exception as error:
       raise _Broken(self.folder, step, error) from None
     if found is not None:
       _same_shapes(abstract, found.tree if hasattr(found, "tree") else found)
     try:
       restored = self._manager.restore(
-          step,
-          args=ocp.args.Composite(
-              state=ocp.args.StandardRestore(abstract),
-              meta=ocp.args.JsonRestore(),
-          ),
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardRestore(abstract),
+          meta=ocp.args.JsonRestore(),
+        ),
       )
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
       raise _Broken(self.folder, step, error) from None
     state, meta = restored["state"], restored["meta"]
     if checksums(state) != meta["crc32"]:
@@ -184,17 +184,17 @@ def _same_shapes(wanted: Any, found: Any) -> None:
   def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
-        "/".join(_entry(key) for key in path): tuple(leaf.shape)
-        for path, leaf in leaves
+      "/".join(_entry(key) for key in path): tuple(leaf.shape)
+      for path, leaf in leaves
     }
 
   here, there = shapes(wanted), shapes(found)
   for name in sorted(here.keys() | there.keys()):
     if here.get(name) != there.get(name):
       raise ValueError(
-          f"The checkpoint is of another model: {name} is "
-          f"{there.get(name, 'absent')} in it and {here.get(name, 'absent')} in "
-          "this config. Use the config of that run, or another --workdir."
+        f"The checkpoint is of another model: {name} is "
+        f"{there.get(name, 'absent')} in it and {here.get(name, 'absent')} in "
+        "this config. Use the config of that run, or another --workdir."
       )
 
 
@@ -205,7 +205,7 @@ def _entry(key: Any) -> str:
   return str(key)
 
 
-class _disk_errors:  # noqa: N801 - reads as a function where it is used.
+class _disk_errors:
   """Turns what orbax raises on a full disk into one clear OSError."""
 
   def __init__(self, folder: Path) -> None:
@@ -221,8 +221,8 @@ class _disk_errors:  # noqa: N801 - reads as a function where it is used.
     full = getattr(error, "errno", None) == errno.ENOSPC
     if full or "No space left" in text or "ENOSPC" in text:
       raise OSError(
-          errno.ENOSPC,
-          f"The disk of {self.folder} is full: this checkpoint was not saved, "
-          "those before it are untouched. Make room and run the same command "
-          "again to go on from the latest",
+        errno.ENOSPC,
+        f"The disk of {self.folder} is full: this checkpoint was not saved, "
+        "those before it are untouched. Make room and run the same command "
+        "again to go on from the latest",
       ) from error

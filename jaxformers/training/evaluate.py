@@ -26,9 +26,9 @@ def divide(total: dict[str, float]) -> dict[str, float]:
   """Sums to means: the one division. `count` examples, at least one."""
   count = max(total["count"], 1.0)
   return {
-      "loss": total["loss"] / count,
-      "accuracy": total["correct"] / count,
-      "count": int(total["count"]),
+    "loss": total["loss"] / count,
+    "accuracy": total["correct"] / count,
+    "count": int(total["count"]),
   }
 
 
@@ -41,23 +41,23 @@ class Evaluator:
   """
 
   def __init__(
-      self, model: Classifier, mode: str, batch_size: int, max_len: int
+    self, model: Classifier, mode: str, batch_size: int, max_len: int
   ) -> None:
     devices = len(parallel.devices())
     parallel.check_batch("eval_batch_size", batch_size, 1, "one device")
     self.batch_size = -(-batch_size // devices) * devices
     self.max_len = max_len
     self._rotations = jax.jit(
-        functools.partial(orthogonal.rotations, name=model.orthogonal_map)
+      functools.partial(orthogonal.rotations, name=model.orthogonal_map)
     )
     step = functools.partial(eval_step, model=model)
     self._step, self._place = parallel.compile_step(mode, step)
 
   def __call__(
-      self,
-      params: Any,
-      split: Packed,
-      tick: Callable[[int], None] = lambda count: None,
+    self,
+    params: Any,
+    split: Packed,
+    tick: Callable[[int], None] = lambda count: None,
   ) -> dict[str, float]:
     """Returns `loss`, `accuracy` and `count` of a split.
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import signal
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxformers import config as configs
-from jaxformers import models, tasks
-from jaxformers.data.loader import TrainOrder, train_batch
-from jaxformers.registry import call, choose
-from jaxformers.tasks import Task
-from jaxformers.training import evaluate, optim, parallel, report
+from jaxformers.training import evaluate, report
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.progress import Progress
-from jaxformers.training.steps import train_step
+from jaxformers.training.run import Memo, Run
 from jaxformers.training.writers import Writers
 
 PROFILED = (10, 20)  # The steps that --profile traces, counted from the start.
@@ -47,154 +40,12 @@ class Preemption:
     self.asked = True
 
 
-@dataclasses.dataclass
-class Memo:
-  """What a run remembers beside its state; plain JSON, saved with it.
-
-  Attributes:
-    window: sums since the last log line.
-    best: step and score of the best evaluation so far; {} before the first.
-    worse: evaluations since then.
-    train_seconds, wall_seconds: of all processes that worked on the run, up to
-      the checkpoint.
-  """
-
-  window: dict[str, float] = dataclasses.field(default_factory=dict)
-  best: dict[str, float] = dataclasses.field(default_factory=dict)
-  worse: int = 0
-  train_seconds: float = 0.0
-  wall_seconds: float = 0.0
-
-
-class Run:
-  """One run of one seed: everything that its config names, built and checked.
-
-  Attributes:
-    config: plain, as in `config.json`.
-    workdir: absolute.
-    task, model, state: from the config; state is that of step 0.
-  """
-
-  def __init__(self, config: Mapping[str, Any], workdir: Path) -> None:
-    self.config = configs.plain(config)
-    self.workdir = workdir
-    self._began = time.perf_counter()
-    self.carried_seconds = 0.0
-    c = self.config
-    choose("field config.select", c["select"], ("accuracy", "loss"))
-    for field in ("total_steps", "log_steps", "eval_steps", "checkpoint_steps"):
-      if c[field] < 1:
-        raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
-    devices = len(parallel.devices())
-    parts = devices * c["accumulate"]
-    what = f"{devices} device(s) in {c['accumulate']} part(s) each"
-    parallel.check_batch("batch_size", c["batch_size"], parts, what)
-    self.tx, self.schedule = optim.build(
-        c["optimizer"], c["schedule"], c["total_steps"]
-    )
-    _claim(workdir, c)
-    self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
-    self.model = _model(c["model"], self.task)
-    self.reference = models.size(_model(c["reference"], self.task))
-    create = functools.partial(states.create, self.model, self.tx)
-    state = jax.jit(create, static_argnums=0)(c["seed"])
-    self.state = parallel.place_state(state)
-    self.train_step, self.place = parallel.compile_step(
-        c["parallel"],
-        functools.partial(
-            train_step,
-            model=self.model,
-            tx=self.tx,
-            seed=c["seed"],
-            accumulate=c["accumulate"],
-        ),
-        donate=True,
-    )
-    self.evaluate = evaluate.Evaluator(
-        self.model, c["parallel"], c["eval_batch_size"], self.task.max_len
-    )
-    self.order = TrainOrder(
-        len(self.task.splits["train"]), c["batch_size"], c["seed"]
-    )
-
-  def batch(self, step: int) -> Any:
-    """The batch of a step, counted from 0, on its devices."""
-    indices = self.order(step)
-    return self.place(
-        train_batch(self.task.splits["train"], indices, self.task.max_len)
-    )
-
-  def wall_seconds(self) -> float:
-    """Of this process, and of those before it up to their last checkpoint."""
-    return self.carried_seconds + time.perf_counter() - self._began
-
-  def results(
-      self, scores: Mapping[str, Any], best_step: int, memo: Memo
-  ) -> dict[str, Any]:
-    """The content of `results.json`."""
-    c, task = self.config, self.task
-    size = models.size(self.model)
-    return {
-        "task": task.name,
-        "protocol": task.protocol,
-        "selection": task.selection,
-        "model": c["model"]["name"],
-        "seed": c["seed"],
-        "accuracy": scores["accuracy"],
-        "loss": scores["loss"],
-        "examples": scores["count"],
-        "best_step": best_step,
-        "selection_score": memo.best["score"],
-        "baselines": task.baselines(),
-        "parameters": size,
-        "parameter_ratio": size / self.reference,
-        "train_seconds": memo.train_seconds,
-        "wall_seconds": self.wall_seconds(),
-        "commit": report.commit(),
-        "hardware": report.hardware(),
-        "versions": report.versions(),
-        "data": dict(task.info),
-        "max_len": task.max_len,
-        "config": c,
-    }
-
-
-def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
-  sizes = {
-      "vocab_size": task.vocab_size,
-      "max_len": task.max_len,
-      "num_classes": task.num_classes,
-  }
-  return call("config.model", models.build, {**options, **sizes})
-
-
-def _claim(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Makes the workdir this config's; ValueError if it is another's."""
-  path = workdir / "config.json"
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-      report.write_json(path, config)
-  except OSError as error:
-    raise ValueError(
-        f"The workdir {workdir} cannot be written ({error.strerror}): choose "
-        "another --workdir."
-    ) from None
-  differing = configs.differences(json.loads(path.read_text()), config)
-  if differing:
-    raise ValueError(
-        f"The workdir {workdir} belongs to a run of another config:\n  "
-        + "\n  ".join(differing)
-        + "\nUse that config again, or choose another --workdir."
-    )
-
-
 def run(
-    config: Mapping[str, Any],
-    workdir: str | Path,
-    *,
-    eval_only: bool = False,
-    profile: bool = False,
+  config: Mapping[str, Any],
+  workdir: str | Path,
+  *,
+  eval_only: bool = False,
+  profile: bool = False,
 ) -> dict[str, Any]:
   """Trains from the latest checkpoint, if any, to the end; scores the test.
 
@@ -226,8 +77,8 @@ def run(
     best = checkpoints.best_step()
     if best is None:
       raise ValueError(
-          f"There is no evaluated checkpoint in {workdir}: train first, without "
-          "--eval_only."
+        f"There is no evaluated checkpoint in {workdir}: train first, without "
+        "--eval_only."
       )
     state, saved = checkpoints.restore(best, this.state)
     memo = Memo(**saved) if eval_only else memo
@@ -235,7 +86,7 @@ def run(
 
 
 def _finish(
-    this: Run, state: states.TrainState, memo: Memo, best: int, eval_only: bool
+  this: Run, state: states.TrainState, memo: Memo, best: int, eval_only: bool
 ) -> dict[str, Any]:
   """Scores the test split with the best state and writes `results.json`."""
   path = this.workdir / "results.json"
@@ -244,7 +95,7 @@ def _finish(
   test = this.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
     scores = this.evaluate(
-        state.params, test, lambda done: progress.update(done, 1)
+      state.params, test, lambda done: progress.update(done, 1)
     )
   results = this.results(scores, best, memo)
   if not eval_only:
@@ -253,11 +104,11 @@ def _finish(
 
 
 def _train(
-    this: Run,
-    memo: Memo,
-    checkpoints: Checkpoints,
-    preemption: Preemption,
-    profile: bool,
+  this: Run,
+  memo: Memo,
+  checkpoints: Checkpoints,
+  preemption: Preemption,
+  profile: bool,
 ) -> Memo:
   """Trains to the end, or to where patience ends; returns the last memo."""
   c = this.config
@@ -265,8 +116,8 @@ def _train(
   title = f"{c['model']['name']} on {this.task.name}"
   loop = _Loop(this, memo, checkpoints)
   with (
-      Writers(this.workdir, start, c) as writers,
-      Progress(total, start, title) as progress,
+    Writers(this.workdir, start, c) as writers,
+    Progress(total, start, title) as progress,
   ):
     loop.writers, loop.progress = writers, progress
     if start:
@@ -324,7 +175,7 @@ class _Loop:
       self._first = False
       self.settle()
       self.progress.line(
-          f"First step done {this.wall_seconds():.1f} s after the start."
+        f"First step done {this.wall_seconds():.1f} s after the start."
       )
 
   def _guard(self) -> str:
@@ -332,7 +183,7 @@ class _Loop:
     return "disallow" if self.run.config["parallel"] == "jit" else "allow"
 
   def settle(self) -> None:
-    """Waits for the last step and adds its sums; stops if they are not finite."""
+    """Waits for the last step and adds its sums, which must be finite."""
     if self._waiting is None:
       return
     step, sums = self._waiting
@@ -341,9 +192,9 @@ class _Loop:
     if not math.isfinite(self.memo.window["loss"]):
       saved = self.checkpoints.steps()
       raise FloatingPointError(
-          f"The loss of step {step} is not finite. The latest checkpoint is of "
-          f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
-          "clip gradients, or look at the data of that step."
+        f"The loss of step {step} is not finite. The latest checkpoint is of "
+        f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
+        "clip gradients, or look at the data of that step."
       )
     self.progress.update(step, self.run.config["batch_size"])
 
@@ -371,15 +222,15 @@ class _Loop:
     c = self.run.config
     clock = self.progress.clock
     scalars = {
-        "train/loss": means["loss"],
-        "train/accuracy": means["accuracy"],
-        "learning_rate": float(self.run.schedule(step - 1)),
-        "examples_per_second": clock.rate() * c["batch_size"],
+      "train/loss": means["loss"],
+      "train/accuracy": means["accuracy"],
+      "learning_rate": float(self.run.schedule(step - 1)),
+      "examples_per_second": clock.rate() * c["batch_size"],
     }
     self.writers.write(step, scalars)
     self.progress.line(
-        f"step {step}/{c['total_steps']}  loss {means['loss']:.4f}  accuracy "
-        f"{means['accuracy']:.2%}  {self.progress.speed(step, c['batch_size'])}"
+      f"step {step}/{c['total_steps']}  loss {means['loss']:.4f}  accuracy "
+      f"{means['accuracy']:.2%}  {self.progress.speed(step, c['batch_size'])}"
     )
 
   def _evaluate(self, step: int) -> float:
@@ -391,11 +242,11 @@ class _Loop:
       split = this.task.splits["validation"]
       scores = this.evaluate(this.state.params, split)
     self.writers.write(
-        step,
-        {
-            "validation/loss": scores["loss"],
-            "validation/accuracy": scores["accuracy"],
-        },
+      step,
+      {
+        "validation/loss": scores["loss"],
+        "validation/accuracy": scores["accuracy"],
+      },
     )
     accurate = this.config["select"] == "accuracy"
     score = scores["accuracy"] if accurate else -scores["loss"]
@@ -405,10 +256,8 @@ class _Loop:
     else:
       memo.worse += 1
     self.progress.line(
-        f"step {step}  {name} accuracy {scores['accuracy']:.2%}, loss "
-        f"{scores['loss']:.4f}, {scores['count']:,} examples"
-        + (" (best so far)" if better else "")
+      f"step {step}  {name} accuracy {scores['accuracy']:.2%}, loss "
+      f"{scores['loss']:.4f}, {scores['count']:,} examples"
+      + (" (best so far)" if better else "")
     )
     return score
-
-

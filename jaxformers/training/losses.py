@@ -24,7 +24,7 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
 
 
 def classification(
-    logits: jax.Array, batch: dict[str, jax.Array], extra: jax.Array
+  logits: jax.Array, batch: dict[str, jax.Array], extra: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Softmax cross-entropy and what else was sown, summed over real examples.
 

@@ -32,15 +32,15 @@ def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
   """
   low = max(warmup_steps, 1)
   return lambda step: (
-      learning_rate
-      * _warmup(step, warmup_steps)
-      / jnp.sqrt(jnp.maximum(_float(step), low))
+    learning_rate
+    * _warmup(step, warmup_steps)
+    / jnp.sqrt(jnp.maximum(_float(step), low))
   )
 
 
 @SCHEDULES.register("cosine")
 def cosine(
-    learning_rate: float, warmup_steps: int, total_steps: int
+  learning_rate: float, warmup_steps: int, total_steps: int
 ) -> optax.Schedule:
   """LRA's constant * linear_warmup * cosine_decay for its image tasks.
 
@@ -58,7 +58,7 @@ def cosine(
 
 @SCHEDULES.register("onecycle")
 def onecycle(
-    learning_rate: float, warmup_steps: int, total_steps: int
+  learning_rate: float, warmup_steps: int, total_steps: int
 ) -> optax.Schedule:
   """Skyformer's: PyTorch's OneCycleLR with linear annealing.
 
@@ -66,11 +66,11 @@ def onecycle(
   down to learning_rate / 250,000 at step total_steps - 1, both linearly.
   """
   return _triangle(
-      warmup_steps,
-      total_steps,
-      low=learning_rate / 25,
-      high=learning_rate,
-      end=learning_rate / 25e4,
+    warmup_steps,
+    total_steps,
+    low=learning_rate / 25,
+    high=learning_rate,
+    end=learning_rate / 25e4,
   )
 
 
@@ -84,13 +84,13 @@ def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
 
 
 def _triangle(
-    warmup_steps: int, total_steps: int, *, low: float, high: float, end: float
+  warmup_steps: int, total_steps: int, *, low: float, high: float, end: float
 ) -> optax.Schedule:
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
   return lambda step: jnp.interp(
-      _float(step),
-      jnp.array([0.0, peak, max(last, peak + 1)], jnp.float32),
-      jnp.array([low if peak else high, high, end], jnp.float32),
+    _float(step),
+    jnp.array([0.0, peak, max(last, peak + 1)], jnp.float32),
+    jnp.array([low if peak else high, high, end], jnp.float32),
   )
 
 
@@ -114,24 +114,24 @@ def decayed(params: Any) -> Any:
     A tree of booleans of the structure of params.
   """
   return jax.tree_util.tree_map_with_path(
-      lambda path, leaf: leaf.ndim > 1 and not orthogonal.is_skew(path), params
+    lambda path, leaf: leaf.ndim > 1 and not orthogonal.is_skew(path), params
   )
 
 
 @OPTIMIZERS.register("adam")
 def adam(
-    schedule: optax.Schedule,
-    *,
-    b1: float | optax.Schedule = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+  schedule: optax.Schedule,
+  *,
+  b1: float | optax.Schedule = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+  weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
   """Adam, with decoupled weight decay times the learning rate if any."""
   if callable(b1):
     # Older versions of optax take a schedule for b1 only in this way.
     scale = optax.inject_hyperparams(
-        optax.scale_by_adam, static_args=("b2", "eps")
+      optax.scale_by_adam, static_args=("b2", "eps")
     )(b1=b1, b2=b2, eps=eps)
   else:
     scale = optax.scale_by_adam(b1, b2, eps)
@@ -143,10 +143,10 @@ def adam(
 
 @OPTIMIZERS.register("sgd")
 def sgd(
-    schedule: optax.Schedule,
-    *,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
+  schedule: optax.Schedule,
+  *,
+  momentum: float = 0.0,
+  weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
   """Gradient descent, with decoupled weight decay times the learning rate."""
   steps = [optax.trace(momentum)] if momentum else []
@@ -156,7 +156,7 @@ def sgd(
 
 
 def build(
-    optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
+  optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """The optimiser and the schedule of `config.optimizer`, `config.schedule`.
 
@@ -181,7 +181,7 @@ def build(
   if own.pop("cycle_momentum", False):
     if name != "onecycle":
       raise ValueError(
-          f"cycle_momentum goes with the schedule 'onecycle', not {name!r}."
+        f"cycle_momentum goes with the schedule 'onecycle', not {name!r}."
       )
     own["b1"] = onecycle_momentum(options["warmup_steps"], total_steps)
   make = OPTIMIZERS[kind]

@@ -22,8 +22,8 @@ def check_batch(name: str, size: int, parts: int, what: str) -> None:
     below = size // parts * parts
     nearest = f"{below} or {below + parts}" if below else f"{parts}"
     raise ValueError(
-        f"{name}={size} does not split evenly over {what}: choose a multiple "
-        f"of {parts}, such as {nearest}."
+      f"{name}={size} does not split evenly over {what}: choose a multiple "
+      f"of {parts}, such as {nearest}."
     )
 
 
@@ -43,7 +43,7 @@ def _mesh() -> Mesh:
 
 @COMPILERS.register("jit")
 def compile_jit(
-    step: Callable[..., Any], *, donate: bool
+  step: Callable[..., Any], *, donate: bool
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
   """Compiles step(state, batch) by jit, the batch split over all devices.
 
@@ -58,17 +58,17 @@ def compile_jit(
   whole = NamedSharding(mesh, PartitionSpec())
   rows = NamedSharding(mesh, PartitionSpec(AXIS))
   compiled = jax.jit(
-      step,
-      in_shardings=(whole, rows),
-      out_shardings=whole,
-      donate_argnums=(0,) if donate else (),
+    step,
+    in_shardings=(whole, rows),
+    out_shardings=whole,
+    donate_argnums=(0,) if donate else (),
   )
   return compiled, functools.partial(jax.device_put, device=rows)
 
 
 @COMPILERS.register("pmap")
 def compile_pmap(
-    step: Callable[..., Any], *, donate: bool
+  step: Callable[..., Any], *, donate: bool
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
   """Compiles step(state, batch) by pmap; the state stays unreplicated.
 
@@ -77,17 +77,17 @@ def compile_pmap(
   """
   del donate
   compiled = jax.pmap(
-      functools.partial(step, axis_name=AXIS),
-      axis_name=AXIS,
-      devices=devices(),
-      in_axes=(None, 0),
-      out_axes=None,
+    functools.partial(step, axis_name=AXIS),
+    axis_name=AXIS,
+    devices=devices(),
+    in_axes=(None, 0),
+    out_axes=None,
   )
   rows = NamedSharding(_mesh(), PartitionSpec(AXIS))
 
   def place(batch: Any) -> Any:
     split = jax.tree.map(
-        lambda x: x.reshape((len(devices()), -1, *x.shape[1:])), batch
+      lambda x: x.reshape((len(devices()), -1, *x.shape[1:])), batch
     )
     return jax.device_put(split, rows)
 
@@ -95,9 +95,9 @@ def compile_pmap(
 
 
 def compile_step(
-    mode: str, step: Callable[..., Any], *, donate: bool = False
+  mode: str, step: Callable[..., Any], *, donate: bool = False
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
   """Compiles by "jit" or "pmap"; see `compile_jit`."""
   return COMPILERS[choose("parallel mode", mode, COMPILERS)](
-      step, donate=donate
+    step, donate=donate
   )

@@ -67,13 +67,13 @@ class Progress:
     self._total = total
     self._is_terminal = sys.stderr.isatty()
     self._bar = tqdm(
-        total=total,
-        initial=step,
-        desc=title,
-        disable=not self._is_terminal,
-        dynamic_ncols=True,
-        bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
-        "{postfix}",
+      total=total,
+      initial=step,
+      desc=title,
+      disable=not self._is_terminal,
+      dynamic_ncols=True,
+      bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
+      "{postfix}",
     )
 
   def __enter__(self) -> Progress:
@@ -104,7 +104,7 @@ class Progress:
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """Shows a name while something other than training goes on, off the clock."""
+    """Shows the name of what is not training, and keeps it off the clock."""
     with self.clock.paused():
       if self._is_terminal:
         self._bar.set_postfix_str(name, refresh=True)

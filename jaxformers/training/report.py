@@ -23,10 +23,10 @@ def commit() -> str:
 
   def git(*command: str) -> str:
     return subprocess.run(
-        ["git", "-C", str(folder), *command],
-        capture_output=True,
-        text=True,
-        check=True,
+      ["git", "-C", str(folder), *command],
+      capture_output=True,
+      text=True,
+      check=True,
     ).stdout.strip()
 
   try:
@@ -45,17 +45,17 @@ def hardware() -> dict[str, Any]:
   info = Path("/proc/cpuinfo")
   if info.exists():
     names = [
-        line.partition(":")[2].strip()
-        for line in info.read_text().splitlines()
-        if line.startswith("model name")
+      line.partition(":")[2].strip()
+      for line in info.read_text().splitlines()
+      if line.startswith("model name")
     ]
     processor = names[0] if names else processor
   return {
-      "devices": len(devices),
-      "device_kind": devices[0].device_kind,
-      "platform": devices[0].platform,
-      "processor": processor,
-      "cores": os.cpu_count(),
+    "devices": len(devices),
+    "device_kind": devices[0].device_kind,
+    "platform": devices[0].platform,
+    "processor": processor,
+    "cores": os.cpu_count(),
   }
 
 
@@ -63,8 +63,8 @@ def versions() -> dict[str, str]:
   """Versions of the libraries that numbers depend on."""
   names = ("jax", "jaxlib", "flax", "optax", "numpy")
   return {name: metadata.version(name) for name in names} | {
-      "python": platform.python_version(),
-      "jaxformers": jaxformers.__version__,
+    "python": platform.python_version(),
+    "jaxformers": jaxformers.__version__,
   }
 
 
@@ -78,17 +78,17 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def table(results: Mapping[str, Any]) -> str:
   """The numbers of a run, for people."""
   rows = [
-      (f"{results['model']} test accuracy", f"{results['accuracy']:.2%}"),
-      *(
-          (name, f"{accuracy:.2%}")
-          for name, accuracy in results["baselines"].items()
-      ),
-      ("examples scored", f"{results['examples']:,}"),
-      ("best step, chosen on", f"{results['best_step']}, {results['selection']}"),
-      ("parameters", f"{results['parameters']:,}"),
-      ("relative to the Transformer", f"{results['parameter_ratio']:.2f} times"),
-      ("training time", duration(results["train_seconds"])),
-      ("wall time", duration(results["wall_seconds"])),
+    (f"{results['model']} test accuracy", f"{results['accuracy']:.2%}"),
+    *(
+      (name, f"{accuracy:.2%}")
+      for name, accuracy in results["baselines"].items()
+    ),
+    ("examples scored", f"{results['examples']:,}"),
+    ("best step, chosen on", f"{results['best_step']}, {results['selection']}"),
+    ("parameters", f"{results['parameters']:,}"),
+    ("relative to the Transformer", f"{results['parameter_ratio']:.2f} times"),
+    ("training time", duration(results["train_seconds"])),
+    ("wall time", duration(results["wall_seconds"])),
   ]
   if not results["data"].get("authors_checksum", True):
     rows.append(("data", "checksum differs from the authors'"))

@@ -28,7 +28,7 @@ class TrainState:
 
 
 def create(
-    model: Classifier, tx: optax.GradientTransformation, seed: int
+  model: Classifier, tx: optax.GradientTransformation, seed: int
 ) -> TrainState:
   """The state of step 0; a pure function of the seed."""
   # Parameters do not depend on the length, so the shortest sequence will do.

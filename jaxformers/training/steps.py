@@ -23,31 +23,31 @@ Sums = dict[str, jax.Array]
 
 
 def _forward(
-    params: Any,
-    rotations: Any,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    model: Classifier,
+  params: Any,
+  rotations: Any,
+  batch: Batch,
+  key: jax.Array,
+  *,
+  model: Classifier,
 ) -> tuple[jax.Array, Sums]:
   """The sum to minimise over a batch, and the sums of `classification`."""
   logits, sown = model.apply(
-      {"params": params, "rotations": rotations},
-      batch["inputs"],
-      train=True,
-      rngs={"dropout": key},
-      mutable=["losses"],
+    {"params": params, "rotations": rotations},
+    batch["inputs"],
+    train=True,
+    rngs={"dropout": key},
+    mutable=["losses"],
   )
   return classification(logits, batch, sown_losses(sown, len(logits)))
 
 
 def _gradients(
-    params: Any,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    model: Classifier,
-    accumulate: int,
+  params: Any,
+  batch: Batch,
+  key: jax.Array,
+  *,
+  model: Classifier,
+  accumulate: int,
 ) -> tuple[Any, Sums]:
   """Summed gradients and metrics, the batch taken in `accumulate` parts.
 
@@ -55,7 +55,7 @@ def _gradients(
   carried back to the parameters once, after them.
   """
   rotations, pull = jax.vjp(
-      lambda p: orthogonal.rotations(p, model.orthogonal_map), params
+    lambda p: orthogonal.rotations(p, model.orthogonal_map), params
   )
 
   def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
@@ -66,7 +66,7 @@ def _gradients(
     (direct, through), sums = part(batch, key)
   else:
     parts = jax.tree.map(
-        lambda x: x.reshape((accumulate, -1, *x.shape[1:])), batch
+      lambda x: x.reshape((accumulate, -1, *x.shape[1:])), batch
     )
     keys = jax.random.split(key, accumulate)
     shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
@@ -81,14 +81,14 @@ def _gradients(
 
 
 def train_step(
-    state: TrainState,
-    batch: Batch,
-    *,
-    model: Classifier,
-    tx: optax.GradientTransformation,
-    seed: int,
-    accumulate: int = 1,
-    axis_name: str | None = None,
+  state: TrainState,
+  batch: Batch,
+  *,
+  model: Classifier,
+  tx: optax.GradientTransformation,
+  seed: int,
+  accumulate: int = 1,
+  axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
   """One update from one batch.
 
@@ -108,7 +108,7 @@ def train_step(
   if axis_name is not None:
     key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
   grads, sums = _gradients(
-      state.params, batch, key, model=model, accumulate=accumulate
+    state.params, batch, key, model=model, accumulate=accumulate
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
@@ -120,11 +120,11 @@ def train_step(
 
 
 def eval_step(
-    variables: Any,
-    batch: Batch,
-    *,
-    model: Classifier,
-    axis_name: str | None = None,
+  variables: Any,
+  batch: Batch,
+  *,
+  model: Classifier,
+  axis_name: str | None = None,
 ) -> Sums:
   """The sums `loss`, `correct` and `count` of one batch, without dropout.
 

@@ -14,8 +14,8 @@ def _require(module: str, extra: str) -> Any:
     return importlib.import_module(module)
   except ImportError:
     raise ValueError(
-        f"config.{extra} is on, but {module} is not installed: run "
-        f"pip install 'jaxformers[{extra}]' or turn it off."
+      f"config.{extra} is on, but {module} is not installed: run "
+      f"pip install 'jaxformers[{extra}]' or turn it off."
     ) from None
 
 
@@ -27,7 +27,7 @@ class Writers:
   """
 
   def __init__(
-      self, workdir: Path, step: int, config: Mapping[str, Any]
+    self, workdir: Path, step: int, config: Mapping[str, Any]
   ) -> None:
     board = wandb = None
     if config["tensorboard"]:
@@ -48,11 +48,11 @@ class Writers:
     self._board = self._wandb = None
     if board:
       self._board = board.SummaryWriter(
-          str(workdir / "tensorboard"), purge_step=step + 1 if step else None
+        str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
     if wandb:
       self._wandb = wandb.init(
-          dir=str(workdir), config=dict(config), resume="allow"
+        dir=str(workdir), config=dict(config), resume="allow"
       )
 
   def __enter__(self) -> Writers:

@@ -9,18 +9,18 @@ def write(folder, seed, accuracy, **config):
   folder.mkdir(parents=True)
   model = {"name": "transject", "num_layers": 2, "d_model": 32}
   content = {
-      "task": "listops",
-      "protocol": "lra",
-      "max_len": 1999,
-      "model": "transject",
-      "accuracy": accuracy,
-      "seed": seed,
-      "parameters": 19_276,
-      "parameter_ratio": 0.094,
-      "baselines": {"majority class": 0.1755},
-      "selection": "validation",
-      "train_seconds": 60.0,
-      "config": {"seed": seed, "task": {}, "model": model} | config,
+    "task": "listops",
+    "protocol": "lra",
+    "max_len": 1999,
+    "model": "transject",
+    "accuracy": accuracy,
+    "seed": seed,
+    "parameters": 19_276,
+    "parameter_ratio": 0.094,
+    "baselines": {"majority class": 0.1755},
+    "selection": "validation",
+    "train_seconds": 60.0,
+    "config": {"seed": seed, "task": {}, "model": model} | config,
   }
   (folder / "results.json").write_text(json.dumps(content))
 

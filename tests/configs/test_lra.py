@@ -8,21 +8,21 @@ from jaxformers.training import optim
 
 CONFIGS = ("configs/lra/listops.py", "configs/lra/text.py")
 SIZES = {
-    "configs/lra/listops.py": dict(vocab_size=16, max_len=1999, num_classes=10),
-    "configs/lra/text.py": dict(vocab_size=257, max_len=4000, num_classes=2),
+  "configs/lra/listops.py": dict(vocab_size=16, max_len=1999, num_classes=10),
+  "configs/lra/text.py": dict(vocab_size=257, max_len=4000, num_classes=2),
 }
 # Parameters by config, model and size: a change here changes what is compared.
 GOLDEN = {
-    ("listops", "transject", "paper"): 11_606_922,
-    ("listops", "transject", "tiny"): 19_276,
-    ("listops", "random_transject", "paper"): 11_345_290,
-    ("listops", "random_transject", "tiny"): 18_284,
-    ("listops", "transformer", "paper"): 205_644,
-    ("text", "transject", "paper"): 0,
-    ("text", "transject", "tiny"): 0,
-    ("text", "random_transject", "paper"): 0,
-    ("text", "random_transject", "tiny"): 0,
-    ("text", "transformer", "paper"): 0,
+  ("listops", "transject", "paper"): 11_606_922,
+  ("listops", "transject", "tiny"): 19_276,
+  ("listops", "random_transject", "paper"): 11_345_290,
+  ("listops", "random_transject", "tiny"): 18_284,
+  ("listops", "transformer", "paper"): 205_644,
+  ("text", "transject", "paper"): 0,
+  ("text", "transject", "tiny"): 0,
+  ("text", "random_transject", "paper"): 0,
+  ("text", "random_transject", "tiny"): 0,
+  ("text", "transformer", "paper"): 0,
 }
 
 

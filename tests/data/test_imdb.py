@@ -24,8 +24,8 @@ def test_from_an_archive(tmp_path, few):
   for name in ("train", "test"):
     split = splits[name]
     texts = {
-        (split[i] - 1).astype(np.uint8).tobytes(): split.labels[i]
-        for i in range(6)
+      (split[i] - 1).astype(np.uint8).tobytes(): split.labels[i]
+      for i in range(6)
     }
     assert texts[f"{name} neg 0 \u00e9".encode()] == 0
     assert texts[f"{name} pos 2 \u00e9".encode()] == 1
@@ -50,7 +50,7 @@ def test_where_archives_are_looked_for(tmp_path, monkeypatch):
 
 
 def test_without_archive_and_network_both_remedies_are_named_at_once(
-    tmp_path, monkeypatch
+  tmp_path, monkeypatch
 ):
   def refuse(*args, **kwargs):
     raise OSError("no route")
@@ -73,7 +73,9 @@ def test_a_truncated_archive_leaves_nothing_behind(tmp_path, few):
 
 
 def test_the_held_out_part_is_a_partition_by_hash():
-  rows = [np.frombuffer(f"review {i % 90}".encode(), np.uint8) for i in range(100)]
+  rows = [
+    np.frombuffer(f"review {i % 90}".encode(), np.uint8) for i in range(100)
+  ]
   train = packed.pack(rows, np.arange(100))
   kept, held = imdb.hold_out(train, 20)
   assert (len(kept), len(held)) == (80, 20)
@@ -84,7 +86,9 @@ def test_the_held_out_part_is_a_partition_by_hash():
   # It depends on the texts, not on their order.
   order = np.random.default_rng(0).permutation(100)
   _, again = imdb.hold_out(packed.select(train, order), 20)
-  assert {bytes(held[i]) for i in range(20)} == {bytes(again[i]) for i in range(20)}
+  assert {bytes(held[i]) for i in range(20)} == {
+    bytes(again[i]) for i in range(20)
+  }
 
 
 def test_the_real_archive(archives, tmp_path):

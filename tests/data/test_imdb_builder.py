@@ -38,7 +38,9 @@ def test_other_counts_are_refused(tmp_path):
     list(imdb_builder.read_reviews(path, 3))
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip at all", b"\x1f\x8b\x08junk"])
+@pytest.mark.parametrize(
+  "content", [b"", b"no gzip at all", b"\x1f\x8b\x08junk"]
+)
 def test_what_is_no_archive_is_refused(tmp_path, content):
   path = tmp_path / "a.tar.gz"
   path.write_bytes(content)

@@ -2,10 +2,8 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from jaxformers.data import listops
+from jaxformers.data import listops, listops_text
 
 
 def recursive_tree(rng, settings, depth=1):
@@ -21,7 +19,7 @@ def recursive_tree(rng, settings, depth=1):
 @pytest.fixture(scope="module")
 def lra():
   return listops.generate(
-      listops.Settings(num_train=6_000, num_validation=500, num_test=500)
+    listops.Settings(num_train=6_000, num_validation=500, num_test=500)
   )
 
 
@@ -31,14 +29,17 @@ def test_the_length_distribution_is_that_of_the_definition(lra):
     tree = recursive_tree(rng, settings)
     if 500 < len(tree) < 2_000:
       lengths.append(len(tree))
-      labels.append(listops.evaluate(tree))
+      labels.append(listops_text.evaluate(tree))
   ours = lra["train"].lengths()
   assert 501 <= ours.min() < 505
   assert 1990 < ours.max() <= 1999
   # Standard error of the difference is 11 (lengths) and 0.011 (labels).
   assert abs(np.mean(lengths) - ours.mean()) < 40
   for quantile in (0.1, 0.5, 0.9):
-    assert abs(np.quantile(lengths, quantile) / np.quantile(ours, quantile) - 1) < 0.08
+    assert (
+      abs(np.quantile(lengths, quantile) / np.quantile(ours, quantile) - 1)
+      < 0.08
+    )
   there = np.bincount(labels, minlength=10) / len(labels)
   here = np.bincount(lra["train"].labels, minlength=10) / 6_000
   assert np.abs(there - here).max() < 0.04
@@ -47,8 +48,8 @@ def test_the_length_distribution_is_that_of_the_definition(lra):
 def test_labels_are_the_values_of_the_expressions(lra):
   split = lra["test"]
   for i in range(len(split)):
-    tokens = listops.decode(split[i]).split()
-    assert listops.evaluate(tokens) == split.labels[i]
+    tokens = listops_text.decode(split[i]).split()
+    assert listops_text.evaluate(tokens) == split.labels[i]
 
 
 def test_operators_are_uniform_and_arguments_two_to_ten(lra):
@@ -77,8 +78,8 @@ def test_the_known_rates_of_the_trivial_rules(lra):
   train = lra["train"]
   first = train.tokens[train.offsets[:-1]]
   shares = [
-      np.bincount(train.labels[first == k]).max() / np.sum(first == k)
-      for k in range(1, 5)
+    np.bincount(train.labels[first == k]).max() / np.sum(first == k)
+    for k in range(1, 5)
   ]
   # MIN gives 0 and MAX gives 9 more than half of the time.
   np.testing.assert_allclose(shares, [0.566, 0.566, 0.215, 0.103], atol=0.045)
@@ -86,10 +87,15 @@ def test_the_known_rates_of_the_trivial_rules(lra):
 
 def test_no_tree_stands_in_two_splits_or_twice():
   splits = listops.generate(
-      listops.Settings(
-          num_train=300, num_validation=100, num_test=100, min_length=3,
-          max_length=8, max_depth=3, max_args=3,
-      )
+    listops.Settings(
+      num_train=300,
+      num_validation=100,
+      num_test=100,
+      min_length=3,
+      max_length=8,
+      max_depth=3,
+      max_args=3,
+    )
   )
   rows = [tuple(s[i]) for s in splits.values() for i in range(len(s))]
   assert len(rows) == len(set(rows)) == 500
@@ -98,17 +104,19 @@ def test_no_tree_stands_in_two_splits_or_twice():
 def test_a_smaller_training_set_is_the_start_of_a_larger():
   kw = dict(num_validation=5, num_test=5, min_length=5, max_length=60)
   less, more = (
-      listops.generate(listops.Settings(num_train=n, **kw)) for n in (10, 200)
+    listops.generate(listops.Settings(num_train=n, **kw)) for n in (10, 200)
   )
   for name in ("test", "validation"):
     np.testing.assert_array_equal(less[name].tokens, more[name].tokens)
   np.testing.assert_array_equal(
-      less["train"].tokens, more["train"].tokens[: len(less["train"].tokens)]
+    less["train"].tokens, more["train"].tokens[: len(less["train"].tokens)]
   )
 
 
 def test_the_seed_decides_alone(monkeypatch):
-  kw = dict(num_train=50, num_validation=5, num_test=5, min_length=5, max_length=60)
+  kw = dict(
+    num_train=50, num_validation=5, num_test=5, min_length=5, max_length=60
+  )
   one = listops.generate(listops.Settings(seed=1, **kw))["train"].tokens
   monkeypatch.setattr("os.cpu_count", lambda: 7)
   again = listops.generate(listops.Settings(seed=1, **kw))["train"].tokens
@@ -119,81 +127,18 @@ def test_the_seed_decides_alone(monkeypatch):
 
 def test_the_first_tree_of_seed_zero_never_changes():
   ids, offsets, values = listops.trees(
-      listops.Settings(min_length=5, max_length=20), 0
+    listops.Settings(min_length=5, max_length=20), 0
   )
-  first = listops.decode(ids[: offsets[1]])
+  first = listops_text.decode(ids[: offsets[1]])
   assert (first, values[0]) == ("[SM 9 5 0 3 0 8 3 ]", 8)
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
-        ("[SM 9 8 7 ]", 4),
-        ("[MED 1 4 ]", 2),
-        ("[MED 7 1 9 ]", 7),
-        ("[MIN [SM 5 5 ] 3 ]", 0),
-    ],
-)
-def test_values_by_hand(text, value):
-  assert listops.evaluate(text.split()) == value
-
-
-@given(seed=st.integers(0, 10_000))
-def test_parentheses_and_back(seed):
-  settings = listops.Settings(max_depth=4, max_args=4)
-  rng = random.Random(seed)
-  tokens = [rng.choice(listops.OPERATORS)]
-  for _ in range(3):
-    tokens += recursive_tree(rng, settings, 2)
-  ids = listops.encode(" ".join([*tokens, "]"]))
-  text = listops.binarised(ids)
-  assert text.count("(") == text.count(")") == len(ids) - 1
-  np.testing.assert_array_equal(listops.encode(text), ids)
-
-
-def test_lras_own_example_of_parentheses():
-  ids = listops.encode("[MAX 2 3 ]")
-  assert listops.binarised(ids) == "( ( ( [MAX 2 ) 3 ) ] )"
-
-
-def test_tsv_round_trip(tmp_path):
-  kw = dict(num_train=20, num_validation=5, num_test=5, min_length=5, max_length=60)
-  splits = listops.generate(listops.Settings(**kw))
-  listops.write_tsv(splits, tmp_path)
-  header = (tmp_path / "basic_val.tsv").read_text().splitlines()[0]
-  assert header == "Source\tTarget"
-  for name, split in listops.read_tsv(tmp_path).items():
-    np.testing.assert_array_equal(split.tokens, splits[name].tokens)
-    np.testing.assert_array_equal(split.labels, splits[name].labels)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("( [MAX 2 ) ] )", r"basic_train.tsv, line 2: expected.*a tab"),
-        ("( [MAX 2 ) ] )\t12", r"line 2: expected.*digit"),
-        ("( [AVG 2 ) ] )\t2", r"line 2: '\[AVG' is no ListOps token"),
-    ],
-)
-def test_a_wrong_line_is_named(tmp_path, line, message):
-  for short in ("train", "val", "test"):
-    (tmp_path / f"basic_{short}.tsv").write_text(f"Source\tTarget\n{line}\n")
-  with pytest.raises(ValueError, match=message):
-    listops.read_tsv(tmp_path)
-
-
-def test_a_missing_file(tmp_path):
-  with pytest.raises(ValueError, match=r"basic_train.tsv is missing"):
-    listops.read_tsv(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(max_args=1), "max_args=1"),
-        (dict(min_length=10, max_length=11), "No tree is longer than 10"),
-    ],
+  ("settings", "message"),
+  [
+    (dict(max_args=1), "max_args=1"),
+    (dict(min_length=10, max_length=11), "No tree is longer than 10"),
+  ],
 )
 def test_settings_that_no_tree_fits(settings, message):
   with pytest.raises(ValueError, match=message):
@@ -203,7 +148,7 @@ def test_settings_that_no_tree_fits(settings, message):
 def test_more_trees_than_there_are(monkeypatch):
   monkeypatch.setattr(listops, "ROOTS", 50)
   settings = listops.Settings(
-      min_length=3, max_length=5, max_depth=2, max_args=2, num_train=10_000
+    min_length=3, max_length=5, max_depth=2, max_args=2, num_train=10_000
   )
   with pytest.raises(ValueError, match="gave no new tree"):
     listops.generate(settings)

@@ -7,9 +7,9 @@ from jaxformers.data import loader, packed
 
 
 @given(
-    size=st.integers(1, 40),
-    batch_size=st.integers(1, 60),
-    seed=st.integers(0, 9),
+  size=st.integers(1, 40),
+  batch_size=st.integers(1, 60),
+  seed=st.integers(0, 9),
 )
 def test_every_epoch_is_a_permutation(size, batch_size, seed):
   order = loader.TrainOrder(size, batch_size, seed)

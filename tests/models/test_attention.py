@@ -49,8 +49,7 @@ def test_masked_tokens_are_never_read(name, strict):
   mixer, variables, x, kw = make(name)
   mask = kw["mask"][..., None]
   (y, a), (z, b) = (
-      mixer.apply(variables, jnp.where(mask, x, pad), **kw)
-      for pad in (0.0, 1e3)
+    mixer.apply(variables, jnp.where(mask, x, pad), **kw) for pad in (0.0, 1e3)
   )
   chex.assert_trees_all_close(y[0], z[0], atol=1e-5)
   chex.assert_trees_all_close(y[1, :5], z[1, :5], atol=1e-5)
@@ -102,19 +101,23 @@ def test_a_sample_without_tokens_is_finite(name):
   mask = jnp.zeros_like(kw["mask"])
 
   def f(x):
-    return mixer.apply(variables, x, mask=mask, carry=None, train=False)[0].sum()
+    return mixer.apply(variables, x, mask=mask, carry=None, train=False)[
+      0
+    ].sum()
 
   chex.assert_tree_all_finite(jax.value_and_grad(f)(x))
 
 
 def test_heads_must_divide_the_width():
-  with pytest.raises(ValueError, match="num_heads=3 does not divide d_model=16"):
+  with pytest.raises(
+    ValueError, match="num_heads=3 does not divide d_model=16"
+  ):
     MIXERS["softmax"](num_heads=3).init(
-        jax.random.key(0),
-        jnp.ones((1, 2, D)),
-        mask=jnp.ones((1, 2), bool),
-        carry=None,
-        train=False,
+      jax.random.key(0),
+      jnp.ones((1, 2, D)),
+      mask=jnp.ones((1, 2), bool),
+      carry=None,
+      train=False,
     )
 
 
@@ -135,10 +138,10 @@ def test_pools_of_heads_by_hand():
   x = jnp.array([[[1.0, -5.0], [3.0, -7.0], [100.0, 100.0]]])
   mask = jnp.array([[True, True, False]])
   chex.assert_trees_all_equal(
-      attention.masked_max(x, mask), jnp.array([[3.0, -5.0]])
+    attention.masked_max(x, mask), jnp.array([[3.0, -5.0]])
   )
   chex.assert_trees_all_equal(
-      attention.masked_mean(x, mask), jnp.array([[2.0, -6.0]])
+    attention.masked_mean(x, mask), jnp.array([[2.0, -6.0]])
   )
 
 

@@ -21,10 +21,8 @@ def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
   params = block.init(jax.random.key(1), x, **kw)["params"]
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   y, z = (
-      block.apply(
-          {"params": params}, jnp.where(mask[..., None], x, pad), **kw
-      )[0]
-      for pad in (0.0, 50.0)
+    block.apply({"params": params}, jnp.where(mask[..., None], x, pad), **kw)[0]
+    for pad in (0.0, 50.0)
   )
   chex.assert_equal_shape([x, y])
   chex.assert_trees_all_close(y[1, :4], z[1, :4], atol=1e-5)
@@ -43,7 +41,7 @@ def test_the_feed_forward_is_the_formula():
 
 def test_the_injective_block_shares_one_alpha_with_its_mixer():
   block = BLOCKS["injective"](
-      functools.partial(MIXERS["transject"], num_experts=1), num_layers=2
+    functools.partial(MIXERS["transject"], num_experts=1), num_layers=2
   )
   x = jnp.ones((1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}

@@ -12,8 +12,7 @@ def test_a_pool_reads_tokens_only(pool, strict):
   x = jax.random.normal(jax.random.key(0), (2, 5, 3))
   mask = jnp.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
   a, b = (
-      POOLS[pool](jnp.where(mask[..., None], x, pad), mask)
-      for pad in (-9.0, 9.0)
+    POOLS[pool](jnp.where(mask[..., None], x, pad), mask) for pad in (-9.0, 9.0)
   )
   chex.assert_trees_all_equal(a, b)
   chex.assert_trees_all_equal(a[1], jnp.zeros(3))

@@ -10,7 +10,7 @@ from jaxformers import models, orthogonal
 
 NAMES = sorted(models.MODELS)
 SIZES = dict(
-    vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2, head_dim=4
+  vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2, head_dim=4
 )
 POOL = {"transformer": "mean"}
 
@@ -37,20 +37,24 @@ def test_appending_padding_changes_nothing(name, strict):
   model, params, ids = make(name)
   longer = jnp.pad(ids, ((0, 0), (0, 14)))
   chex.assert_trees_all_close(
-      logits(model, params, ids), logits(model, params, longer), atol=1e-5
+    logits(model, params, ids), logits(model, params, longer), atol=1e-5
   )
 
 
 def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
   model, params, ids = make(name)
   y = logits(model, params, ids)
-  chex.assert_trees_all_close(y[1:2], logits(model, params, ids[1:2]), atol=1e-5)
+  chex.assert_trees_all_close(
+    y[1:2], logits(model, params, ids[1:2]), atol=1e-5
+  )
 
 
 def test_tokens_count(name):
   model, params, ids = make(name)
   other = ids.at[0, 2].set(ids[0, 2] % 19 + 1)
-  assert not np.allclose(logits(model, params, ids)[0], logits(model, params, other)[0])
+  assert not np.allclose(
+    logits(model, params, ids)[0], logits(model, params, other)[0]
+  )
 
 
 def test_evaluation_twice_is_equal_and_half_precision_near(name):
@@ -80,9 +84,9 @@ def test_both_maps_train(mapping):
   grads = jax.grad(loss)(params)
   chex.assert_tree_all_finite(grads)
   skews = [
-      leaf
-      for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
-      if orthogonal.is_skew(path)
+    leaf
+    for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
+    if orthogonal.is_skew(path)
   ]
   assert all(np.any(leaf) for leaf in skews)
 
@@ -104,23 +108,23 @@ def test_shapes_are_those_of_init(name):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "transjct"}, "model 'transjct'.*Did you mean 'transject'"),
-        ({"pool": "min"}, "pool 'min'.*first, max, mean"),
-        ({"dtype": "float16"}, "dtype 'float16'.*bfloat16, float32"),
-        ({"num_layers": 0}, "num_layers=0"),
-        ({"orthogonal_map": "qr"}, "orthogonal map 'qr'"),
-        (
-            {"mixer": {"num_heads": 2}},
-            "option of mixer 'transject' 'num_heads'.*num_experts",
-        ),
-        ({"block": {"mlp_dim": 2}}, "option of block 'injective' 'mlp_dim'"),
-        (
-            {"name": "random_transject", "mixer": {"sigma": "eigenvalues"}},
-            "option of mixer 'transject' 'sigma'",
-        ),
-    ],
+  ("options", "message"),
+  [
+    ({"name": "transjct"}, "model 'transjct'.*Did you mean 'transject'"),
+    ({"pool": "min"}, "pool 'min'.*first, max, mean"),
+    ({"dtype": "float16"}, "dtype 'float16'.*bfloat16, float32"),
+    ({"num_layers": 0}, "num_layers=0"),
+    ({"orthogonal_map": "qr"}, "orthogonal map 'qr'"),
+    (
+      {"mixer": {"num_heads": 2}},
+      "option of mixer 'transject' 'num_heads'.*num_experts",
+    ),
+    ({"block": {"mlp_dim": 2}}, "option of block 'injective' 'mlp_dim'"),
+    (
+      {"name": "random_transject", "mixer": {"sigma": "eigenvalues"}},
+      "option of mixer 'transject' 'sigma'",
+    ),
+  ],
 )
 def test_what_cannot_be_built(options, message):
   with pytest.raises(ValueError, match=message):

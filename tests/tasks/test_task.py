@@ -12,26 +12,26 @@ def example(rows, labels, test_rows, test_labels, **fields):
 
   test = split(test_rows, test_labels)
   return t.Task(
-      name="toy",
-      protocol="own",
-      splits={"train": split(rows, labels), "validation": test, "test": test},
-      selection="validation",
-      vocab_size=5,
-      max_len=4,
-      num_classes=2,
-      trivial=fields,
-      info={},
+    name="toy",
+    protocol="own",
+    splits={"train": split(rows, labels), "validation": test, "test": test},
+    selection="validation",
+    vocab_size=5,
+    max_len=4,
+    num_classes=2,
+    trivial=fields,
+    info={},
   )
 
 
 def test_the_trivial_rules_by_hand():
   toy = example(
-      [[1, 2], [1], [2, 2], [2], [2]],
-      [0, 0, 1, 1, 1],
-      [[1], [2], [2], [1]],
-      [0, 1, 0, 1],
-      majority=t.majority_class,
-      first=t.first_token_rule,
+    [[1, 2], [1], [2, 2], [2], [2]],
+    [0, 0, 1, 1, 1],
+    [[1], [2], [2], [1]],
+    [0, 1, 0, 1],
+    majority=t.majority_class,
+    first=t.first_token_rule,
   )
   assert toy.baselines() == {"majority": 0.5, "first": 0.5}
   toy = example([[1], [2], [2]], [0, 1, 1], [[1], [2]], [0, 1])

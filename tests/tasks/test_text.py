@@ -24,8 +24,8 @@ def reviews(monkeypatch):
 
 def test_protocols(reviews, tmp_path):
   held, lra, sky = (
-      tasks.get("text", data_dir=str(tmp_path), protocol=p)
-      for p in ("holdout", "lra", "skyformer")
+    tasks.get("text", data_dir=str(tmp_path), protocol=p)
+    for p in ("holdout", "lra", "skyformer")
   )
   assert (held.max_len, lra.max_len, sky.max_len) == (4_000, 1_000, 4_000)
   assert len(held.splits["train"]), len(held.splits["validation"]) == (25, 5)
@@ -42,7 +42,7 @@ def test_ids_are_bytes_plus_one(reviews, tmp_path):
   assert (task.max_len, task.vocab_size) == (7, 257)
   batch = task.splits["test"].batch(np.arange(30), 7)
   assert batch["inputs"].shape == (30, 7)
-  assert 1 <= batch["inputs"].min()
+  assert batch["inputs"].min() >= 1
   assert batch["inputs"].max() <= 256
   raw = reviews["test"].tokens[:7].astype(int)
   np.testing.assert_array_equal(batch["inputs"][0], raw + 1)
@@ -57,10 +57,10 @@ def test_unknown_protocol(tmp_path):
 def test_the_byte_histogram_on_all_real_reviews(archives, tmp_path):
   """66.4 %: more than every model of the papers' tables."""
   task = tasks.get(
-      "text",
-      data_dir=str(tmp_path),
-      archive=str(archives / imdb.ARCHIVE),
-      protocol="lra",
+    "text",
+    data_dir=str(tmp_path),
+    archive=str(archives / imdb.ARCHIVE),
+    protocol="lra",
   )
   scores = task.baselines()
   assert scores["majority class"] == 0.5

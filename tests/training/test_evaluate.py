@@ -10,25 +10,34 @@ from jaxformers.training import evaluate, parallel
 @pytest.fixture(scope="module")
 def example():
   model = models.build(
-      "transject", vocab_size=9, max_len=6, num_classes=3, d_model=8, num_layers=1
+    "transject", vocab_size=9, max_len=6, num_classes=3, d_model=8, num_layers=1
   )
   rng = np.random.default_rng(0)
   rows = [rng.integers(1, 9, rng.integers(1, 7)) for _ in range(13)]
   split = pack(rows, rng.integers(0, 3, 13))
   ids = split.batch(np.arange(13), 6)["inputs"]
   params = model.init(jax.random.key(0), ids, train=False)["params"]
-  logits = np.asarray(model.apply({"params": params}, ids, train=False), np.float64)
+  logits = np.asarray(
+    model.apply({"params": params}, ids, train=False), np.float64
+  )
   log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-  return model, params, split, {
+  return (
+    model,
+    params,
+    split,
+    {
       "accuracy": np.mean(logits.argmax(1) == split.labels),
       "loss": -np.mean(log_p[np.arange(13), split.labels]),
-  }
+    },
+  )
 
 
 @pytest.mark.parametrize("mode", sorted(parallel.COMPILERS))
 @pytest.mark.parametrize("devices", [1, 3, 4])
 @pytest.mark.parametrize("batch_size", [5, 13, 16])
-def test_every_example_counts_once(example, monkeypatch, mode, devices, batch_size):
+def test_every_example_counts_once(
+  example, monkeypatch, mode, devices, batch_size
+):
   monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:devices])
   model, params, split, want = example
   run = evaluate.Evaluator(model, mode, batch_size, 6)

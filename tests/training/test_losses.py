@@ -6,15 +6,15 @@ from jaxformers.training import losses
 
 def batch(targets, weights):
   return {
-      "targets": jnp.array(targets),
-      "weights": jnp.array(weights, jnp.float32),
+    "targets": jnp.array(targets),
+    "weights": jnp.array(weights, jnp.float32),
   }
 
 
 def test_sums_by_hand():
   logits = jnp.log(jnp.array([[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]]))
   total, sums = losses.classification(
-      logits, batch([1, 0, 1], [1, 1, 0]), jnp.array([0.5, 0.25, 9.0])
+    logits, batch([1, 0, 1], [1, 1, 0]), jnp.array([0.5, 0.25, 9.0])
   )
   want = -np.log(0.75) - np.log(0.5)
   np.testing.assert_allclose(sums["loss"], want, rtol=1e-6)
@@ -25,7 +25,7 @@ def test_sums_by_hand():
 def test_padding_counts_nothing_even_if_it_is_not_finite():
   logits = jnp.array([[0.0, 1.0], [jnp.nan, jnp.nan]])
   total, sums = losses.classification(
-      logits, batch([1, 0], [1, 0]), jnp.array([0.0, jnp.inf])
+    logits, batch([1, 0], [1, 0]), jnp.array([0.0, jnp.inf])
   )
   assert np.isfinite(total)
   assert np.isfinite(sums["loss"])

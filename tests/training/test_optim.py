@@ -17,10 +17,12 @@ def test_lras_schedule_for_text():
   """Peaks of LRA's configs: 1.58e-3 at step 1000, 5.6e-4 at step 8000."""
   listops = optim.rsqrt(0.05, 1_000)
   want = [0, 0.05 * 0.5 / math.sqrt(1_000), 0.05 / math.sqrt(1_000), 7.07107e-4]
-  np.testing.assert_allclose(values(listops, [0, 500, 1_000, 5_000]), want, rtol=1e-5)
+  np.testing.assert_allclose(
+    values(listops, [0, 500, 1_000, 5_000]), want, rtol=1e-5
+  )
   text = optim.rsqrt(0.05, 8_000)
   np.testing.assert_allclose(
-      values(text, [8_000, 20_000]), [5.59017e-4, 3.53553e-4], rtol=1e-5
+    values(text, [8_000, 20_000]), [5.59017e-4, 3.53553e-4], rtol=1e-5
   )
 
 
@@ -28,9 +30,9 @@ def test_lras_schedule_for_images():
   schedule = optim.cosine(5e-4, 175, 35_000)
   halfway = 175 + (35_000 - 175) // 2
   np.testing.assert_allclose(
-      values(schedule, [0, 175, halfway, 35_000, 40_000]),
-      [0, 5e-4, 2.5e-4, 0, 0],
-      atol=3e-8,
+    values(schedule, [0, 175, halfway, 35_000, 40_000]),
+    [0, 5e-4, 2.5e-4, 0, 0],
+    atol=3e-8,
   )
 
 
@@ -43,14 +45,16 @@ def test_skyformers_schedule():
   steps = [0, 50, 99, 100, 549, 999]
   low, high, end = 1e-4 / 25, 1e-4, 1e-4 / 25 / 1e4
   want = [
-      low,
-      low + (high - low) * 50 / 99,
-      high,
-      high + (end - high) * 1 / 900,
-      high + (end - high) * 450 / 900,
-      end,
+    low,
+    low + (high - low) * 50 / 99,
+    high,
+    high + (end - high) * 1 / 900,
+    high + (end - high) * 450 / 900,
+    end,
   ]
-  np.testing.assert_allclose(values(schedule, steps), want, rtol=1e-5, atol=1e-12)
+  np.testing.assert_allclose(
+    values(schedule, steps), want, rtol=1e-5, atol=1e-12
+  )
   momentum = optim.onecycle_momentum(100, 1_000)
   want = [0.95, 0.95 - 0.1 * 50 / 99, 0.85, 0.85 + 0.1 / 900, 0.9, 0.95]
   np.testing.assert_allclose(values(momentum, steps), want, rtol=1e-5)
@@ -58,24 +62,26 @@ def test_skyformers_schedule():
 
 def test_constant_with_warmup():
   schedule = optim.constant(2e-3, 4)
-  np.testing.assert_allclose(values(schedule, [0, 2, 4, 9]), [0, 1e-3, 2e-3, 2e-3])
+  np.testing.assert_allclose(
+    values(schedule, [0, 2, 4, 9]), [0, 1e-3, 2e-3, 2e-3]
+  )
   assert values(optim.constant(2e-3), [0]) == pytest.approx([2e-3])
 
 
 PARAMS = {
-    "kernel": jnp.ones((3, 2)),
-    "bias": jnp.ones(2),
-    "u_skew": jnp.ones((2, 3, 3)),
-    "alpha": jnp.ones(()),
+  "kernel": jnp.ones((3, 2)),
+  "bias": jnp.ones(2),
+  "u_skew": jnp.ones((2, 3, 3)),
+  "alpha": jnp.ones(()),
 }
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
   tx, _ = optim.build(
-      {"name": name, "weight_decay": 0.1},
-      {"name": "constant", "learning_rate": 0.5},
-      10,
+    {"name": name, "weight_decay": 0.1},
+    {"name": "constant", "learning_rate": 0.5},
+    10,
   )
   zero = jax.tree.map(jnp.zeros_like, PARAMS)
   updates, _ = tx.update(zero, tx.init(PARAMS), PARAMS)
@@ -88,7 +94,7 @@ def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
 def test_a_cycled_beta_is_adams_with_that_beta_at_each_step():
   kw = {"name": "onecycle", "learning_rate": 1e-2, "warmup_steps": 3}
   tx, rate = optim.build(
-      {"name": "adam", "eps": 1e-6, "cycle_momentum": True}, kw, 9
+    {"name": "adam", "eps": 1e-6, "cycle_momentum": True}, kw, 9
   )
   beta = optim.onecycle_momentum(3, 9)
   p, state, m, v = jnp.ones(()), None, 0.0, 0.0
@@ -117,14 +123,14 @@ def test_clipping_by_value_and_by_norm():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "schedule", "message"),
-    [
-        ({"name": "adan"}, {}, "optimizer 'adan'.*adam, sgd"),
-        ({"name": "adam", "beta": 1}, {}, "option of optimizer 'adam' 'beta'"),
-        ({"name": "sgd"}, {"name": "step"}, "schedule 'step'.*constant, cosine"),
-        ({"name": "sgd"}, {"warmup": 3}, "option of schedule 'constant' 'warmup'"),
-        ({"name": "adam", "cycle_momentum": True}, {}, "goes with.*'onecycle'"),
-    ],
+  ("optimizer", "schedule", "message"),
+  [
+    ({"name": "adan"}, {}, "optimizer 'adan'.*adam, sgd"),
+    ({"name": "adam", "beta": 1}, {}, "option of optimizer 'adam' 'beta'"),
+    ({"name": "sgd"}, {"name": "step"}, "schedule 'step'.*constant, cosine"),
+    ({"name": "sgd"}, {"warmup": 3}, "option of schedule 'constant' 'warmup'"),
+    ({"name": "adam", "cycle_momentum": True}, {}, "goes with.*'onecycle'"),
+  ],
 )
 def test_what_cannot_be_built(optimizer, schedule, message):
   schedule = {"name": "constant", "learning_rate": 1e-3} | schedule

@@ -7,16 +7,16 @@ from jaxformers.training import optim, state
 
 def test_the_state_is_a_function_of_the_seed():
   model = models.build(
-      "transject", vocab_size=9, max_len=9, num_classes=2, d_model=8, num_layers=1
+    "transject", vocab_size=9, max_len=9, num_classes=2, d_model=8, num_layers=1
   )
   tx, _ = optim.build(
-      {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, 10
+    {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, 10
   )
   one, two, other = (state.create(model, tx, seed) for seed in (0, 0, 1))
   chex.assert_trees_all_equal(one, two)
   skew = other.params["encoder"]["layer_0"]["mixer"]["u_skew"]
   assert not jnp.array_equal(
-      skew, one.params["encoder"]["layer_0"]["mixer"]["u_skew"]
+    skew, one.params["encoder"]["layer_0"]["mixer"]["u_skew"]
   )
   assert one.step == 0
   assert one.step.dtype == jnp.int32

@@ -14,26 +14,26 @@ NAMES = sorted(models.MODELS)
 
 def setup(name="transject", **options):
   model = models.build(
-      name,
-      vocab_size=12,
-      max_len=10,
-      num_classes=3,
-      d_model=8,
-      num_layers=2,
-      pool="mean",
-      **options,
+    name,
+    vocab_size=12,
+    max_len=10,
+    num_classes=3,
+    d_model=8,
+    num_layers=2,
+    pool="mean",
+    **options,
   )
   tx, _ = optim.build(
-      {"name": "sgd"}, {"name": "constant", "learning_rate": 0.1}, 10
+    {"name": "sgd"}, {"name": "constant", "learning_rate": 0.1}, 10
   )
   start = state.create(model, tx, 0)
   # Away from the ReZero start, where most gradients vanish.
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
   rng = np.random.default_rng(0)
   batch = {
-      "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
-      "targets": rng.integers(0, 3, 8).astype(np.int32),
-      "weights": np.ones(8, np.float32),
+    "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
+    "targets": rng.integers(0, 3, 8).astype(np.int32),
+    "weights": np.ones(8, np.float32),
   }
   step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
   return model, start.replace(params=params), batch, step
@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
 
   def loss(params):
     logits, sown = model.apply(
-        {"params": params}, batch["inputs"], train=False, mutable=["losses"]
+      {"params": params}, batch["inputs"], train=False, mutable=["losses"]
     )
     total, _ = losses.classification(logits, batch, losses.sown_losses(sown, 8))
     return total / 8
@@ -63,7 +63,9 @@ def test_accumulation_is_the_big_batch(name):
   _, start, batch, step = setup(name)
   one, sums = jax.jit(step)(start, batch)
   for parts in (2, 4):
-    many, others = jax.jit(functools.partial(step, accumulate=parts))(start, batch)
+    many, others = jax.jit(functools.partial(step, accumulate=parts))(
+      start, batch
+    )
     chex.assert_trees_all_close(one.params, many.params, atol=1e-5)
     chex.assert_trees_all_close(sums, others, rtol=1e-5)
 
@@ -104,14 +106,16 @@ def test_the_second_step_does_not_recompile():
 
 
 def test_dropout_keys_follow_from_seed_and_step():
-  model, start, batch, step = setup(
-      "transformer", mixer={"dropout_rate": 0.5}, block={"dropout_rate": 0.5}
+  _, start, batch, step = setup(
+    "transformer", mixer={"dropout_rate": 0.5}, block={"dropout_rate": 0.5}
   )
   a, b = step(start, batch), step(start, batch)
   chex.assert_trees_all_equal(a, b)
   later = start.replace(step=start.step + 1)
   assert step(later, batch)[1]["loss"] != a[1]["loss"]
-  assert functools.partial(step, seed=1)(start, batch)[1]["loss"] != a[1]["loss"]
+  assert (
+    functools.partial(step, seed=1)(start, batch)[1]["loss"] != a[1]["loss"]
+  )
 
 
 def test_evaluation_takes_the_matrices_themselves():
@@ -127,7 +131,7 @@ def test_evaluation_takes_the_matrices_themselves():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_orthogonality_survives_training(dtype):
-  model, start, batch, step = setup(dtype=dtype)
+  _, start, batch, step = setup(dtype=dtype)
   compiled = jax.jit(step)
   for _ in range(30):
     start, _ = compiled(start, batch)

@@ -34,7 +34,7 @@ def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
 def test_tensorboard_reads_what_is_written(tmp_path):
   pytest.importorskip("tensorboardX")
   loader = pytest.importorskip(
-      "tensorboard.backend.event_processing.event_accumulator"
+    "tensorboard.backend.event_processing.event_accumulator"
   )
   with Writers(tmp_path, 0, OFF | {"tensorboard": True}) as writers:
     writers.write(3, {"train/loss": 0.5})
@@ -45,7 +45,7 @@ def test_tensorboard_reads_what_is_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
+  ("extra", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
 )
 def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
   real = builtins.__import__
@@ -55,9 +55,7 @@ def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
       raise ImportError(name)
     return real(name, *args, **kwargs)
 
-  monkeypatch.setattr(
-      "importlib.import_module", lambda name: without(name)
-  )
+  monkeypatch.setattr("importlib.import_module", lambda name: without(name))
   message = rf"config.{extra} is on.*jaxformers\[{extra}\]"
   with pytest.raises(ValueError, match=message):
     Writers(tmp_path, 0, OFF | {extra: True})

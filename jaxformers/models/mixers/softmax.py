@@ -13,13 +13,13 @@ from jaxformers.models.attention import attention
 
 @attention("softmax")
 def softmax(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    mask: jax.Array,
-    carry: Any,
-    dropout: Callable[[jax.Array], jax.Array],
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  mask: jax.Array,
+  carry: Any,
+  dropout: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, Any]:
   """softmax(q k.T / sqrt(e)) v over the tokens, the weights in float32.
 
@@ -29,7 +29,7 @@ def softmax(
   carry is handed on as it came.
   """
   scores = jnp.einsum(
-      "bhne,bhme->bhnm", q, k, preferred_element_type=jnp.float32
+    "bhne,bhme->bhnm", q, k, preferred_element_type=jnp.float32
   )
   scores = scores / jnp.sqrt(jnp.float32(q.shape[-1]))
   lowest = jnp.finfo(scores.dtype).min

@@ -47,7 +47,7 @@ class ResidualScale(nn.Module):
 
 
 def eigenvalues(
-    x: jax.Array, basis: jax.Array, mask: jax.Array
+  x: jax.Array, basis: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Approximate eigenvalues of x.T x / n, and how far off they are.
 
@@ -83,7 +83,7 @@ def eigenvalues(
 
 
 def expert_outputs(
-    x: jax.Array, u: jax.Array, sigma: jax.Array, v: jax.Array
+  x: jax.Array, u: jax.Array, sigma: jax.Array, v: jax.Array
 ) -> list[jax.Array]:
   """ELU(x U_e diag(sigma) V_e) of every expert e -> e times [b, n, d].
 
@@ -112,11 +112,11 @@ def expert_outputs(
 
 
 def gate(
-    x: jax.Array,
-    f: list[jax.Array],
-    a: jax.Array,
-    w: jax.Array,
-    mask: jax.Array,
+  x: jax.Array,
+  f: list[jax.Array],
+  a: jax.Array,
+  w: jax.Array,
+  mask: jax.Array,
 ) -> jax.Array:
   """The weights of the experts, one convex combination a sample -> f32 [b, e].
 
@@ -165,7 +165,7 @@ class TransJect(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, jax.Array]:
     d = x.shape[-1]
     shape = (self.num_experts, d, d)

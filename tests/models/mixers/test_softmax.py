@@ -7,12 +7,12 @@ from jaxformers.models.mixers.softmax import softmax
 
 def test_it_is_the_formula():
   q, k, v = (
-      jax.random.normal(key, (2, 3, 6, 4))
-      for key in jax.random.split(jax.random.key(0), 3)
+    jax.random.normal(key, (2, 3, 6, 4))
+    for key in jax.random.split(jax.random.key(0), 3)
   )
   mask = np.arange(6)[None] < np.array([[6], [4]])
   y, carry = softmax(
-      q, k, v, mask=jnp.asarray(mask), carry="c", dropout=lambda w: w
+    q, k, v, mask=jnp.asarray(mask), carry="c", dropout=lambda w: w
   )
   assert carry == "c"
   q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))

@@ -24,13 +24,13 @@ def prefix(lengths, n):
 def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
   """A model, its variables with every |tanh r| = alpha, and hidden states."""
   model = models.build(
-      "transject",
-      vocab_size=30,
-      max_len=24,
-      num_classes=2,
-      d_model=d,
-      num_layers=num_layers,
-      mixer={"num_experts": num_experts, **mixer},
+    "transject",
+    vocab_size=30,
+    max_len=24,
+    num_classes=2,
+    d_model=d,
+    num_layers=num_layers,
+    mixer={"num_experts": num_experts, **mixer},
   )
   ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
   params = model.init(jax.random.key(seed), ids, train=False)["params"]
@@ -47,18 +47,17 @@ def scales(params, num_layers):
   """The actual a_l of every layer."""
   layers = params["encoder"]
   return np.array(
-      [
-          t.residual_weight(layers[f"layer_{i}"]["residual"]["alpha"])
-          / num_layers
-          for i in range(num_layers)
-      ],
-      np.float64,
+    [
+      t.residual_weight(layers[f"layer_{i}"]["residual"]["alpha"]) / num_layers
+      for i in range(num_layers)
+    ],
+    np.float64,
   )
 
 
 def hidden(model, params, ids):
   _, state = model.apply(
-      {"params": params}, ids, train=False, mutable=["intermediates"]
+    {"params": params}, ids, train=False, mutable=["intermediates"]
   )
   return state["intermediates"]["encoder"]["hidden"]
 
@@ -97,7 +96,7 @@ def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
   x, mask = normal(0, 1, 9, 4), jnp.ones((1, 9), bool)
   basis = orthogonal.cayley(normal(1, 4, 4))
   by_x, by_basis = jax.grad(
-      lambda x, q: t.eigenvalues(x, q, mask)[1].sum(), argnums=(0, 1)
+    lambda x, q: t.eigenvalues(x, q, mask)[1].sum(), argnums=(0, 1)
   )(x, basis)
   assert not np.any(by_x)
   assert np.any(by_basis)
@@ -105,7 +104,7 @@ def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
 
 def test_without_tokens_sigma_is_zero():
   sigma, error = t.eigenvalues(
-      normal(0, 1, 3, 4), jnp.eye(4), jnp.zeros((1, 3), bool)
+    normal(0, 1, 3, 4), jnp.eye(4), jnp.zeros((1, 3), bool)
   )
   chex.assert_trees_all_equal((sigma, error), (jnp.zeros((1, 4)), jnp.zeros(1)))
 
@@ -143,13 +142,13 @@ def test_alpha_zero_is_the_identity():
 
 
 @given(
-    seed=st.integers(0, 50),
-    num_layers=st.integers(1, 3),
-    num_experts=st.sampled_from([1, 3]),
-    alpha=st.floats(0.05, 0.98),
+  seed=st.integers(0, 50),
+  num_layers=st.integers(1, 3),
+  num_experts=st.sampled_from([1, 3]),
+  alpha=st.floats(0.05, 0.98),
 )
 def test_token_pairs_stay_within_the_bounds(
-    seed, num_layers, num_experts, alpha
+  seed, num_layers, num_experts, alpha
 ):
   model, params, ids = encoder(num_layers, num_experts, alpha, seed)
   states = hidden(model, params, ids)
@@ -180,20 +179,20 @@ def test_the_upper_bound_is_attained(alpha, num_layers):
     (f,) = t.expert_outputs(jnp.asarray(y), eye, jnp.ones((1, 6)), eye)
     y = y + a * f
     y = y + a * models.blocks.orthogonal_feed_forward(
-        y, jnp.repeat(eye, 2, 0), jnp.zeros((2, 6))
+      y, jnp.repeat(eye, 2, 0), jnp.zeros((2, 6))
     )
   np.testing.assert_allclose(y, x * (1 + a) ** (2 * num_layers), rtol=2e-6)
 
 
 def test_one_expert_and_learned_sigma_mix_no_tokens():
   model = models.build(
-      "random_transject",
-      vocab_size=30,
-      max_len=9,
-      num_classes=2,
-      d_model=8,
-      num_layers=2,
-      mixer={"num_experts": 1},
+    "random_transject",
+    vocab_size=30,
+    max_len=9,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+    mixer={"num_experts": 1},
   )
   ids = jnp.arange(1, 10)[None]
   params = model.init(jax.random.key(0), ids, train=False)["params"]
@@ -206,18 +205,18 @@ def test_one_expert_and_learned_sigma_mix_no_tokens():
 
 
 @pytest.mark.parametrize(
-    ("num_experts", "paper"), [(1, 6_616_844), (8, 28_679_948)]
+  ("num_experts", "paper"), [(1, 6_616_844), (8, 28_679_948)]
 )
 def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
   """The authors' classes less the biases of U, V and eigenvectors and gate."""
   model = models.build(
-      "transject",
-      vocab_size=185,
-      max_len=4096,
-      num_classes=2,
-      d_model=512,
-      num_layers=6,
-      mixer={"num_experts": num_experts},
+    "transject",
+    vocab_size=185,
+    max_len=4096,
+    num_classes=2,
+    d_model=512,
+    num_layers=6,
+    mixer={"num_experts": num_experts},
   )
   head = 512 * 2 + 2
   biases = 6 * num_experts * 2 * 512 + 512 + 6
@@ -227,24 +226,26 @@ def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
 def test_the_eigenvalues_are_made_once_and_carried():
   _, params, _ = encoder(3, 2, 0.5)
   has = [
-      "basis_skew" in params["encoder"][f"layer_{i}"]["mixer"] for i in range(3)
+    "basis_skew" in params["encoder"][f"layer_{i}"]["mixer"] for i in range(3)
   ]
   assert has == [True, False, False]
 
 
 def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
   model = models.build(
-      "random_transject",
-      vocab_size=9,
-      max_len=9,
-      num_classes=2,
-      d_model=8,
-      num_layers=2,
+    "random_transject",
+    vocab_size=9,
+    max_len=9,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
   )
   ids = jnp.ones((1, 5), jnp.int32)
   variables = model.init(jax.random.key(0), ids, train=False)
   assert "losses" not in variables
-  assert variables["params"]["encoder"]["layer_0"]["mixer"]["sigma"].shape == (8,)
+  assert variables["params"]["encoder"]["layer_0"]["mixer"]["sigma"].shape == (
+    8,
+  )
 
 
 def test_an_unknown_sigma():

@@ -1,0 +1,164 @@
+"""One run: everything that its config names, built and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxformers import config as configs
+from jaxformers import models, tasks
+from jaxformers.data.loader import TrainOrder, train_batch
+from jaxformers.registry import call, choose
+from jaxformers.tasks import Task
+from jaxformers.training import evaluate, optim, parallel, report
+from jaxformers.training import state as states
+from jaxformers.training.steps import train_step
+
+
+@dataclasses.dataclass
+class Memo:
+  """What a run remembers beside its state; plain JSON, saved with it.
+
+  Attributes:
+    window: sums since the last log line.
+    best: step and score of the best evaluation so far; {} before the first.
+    worse: evaluations since then.
+    train_seconds, wall_seconds: of all processes that worked on the run, up to
+      the checkpoint.
+  """
+
+  window: dict[str, float] = dataclasses.field(default_factory=dict)
+  best: dict[str, float] = dataclasses.field(default_factory=dict)
+  worse: int = 0
+  train_seconds: float = 0.0
+  wall_seconds: float = 0.0
+
+
+class Run:
+  """One run of one seed: everything that its config names, built and checked.
+
+  Attributes:
+    config: plain, as in `config.json`.
+    workdir: absolute.
+    task, model, state: from the config; state is that of step 0.
+  """
+
+  def __init__(self, config: Mapping[str, Any], workdir: Path) -> None:
+    self.config = configs.plain(config)
+    self.workdir = workdir
+    self._began = time.perf_counter()
+    self.carried_seconds = 0.0
+    c = self.config
+    choose("field config.select", c["select"], ("accuracy", "loss"))
+    for field in ("total_steps", "log_steps", "eval_steps", "checkpoint_steps"):
+      if c[field] < 1:
+        raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
+    devices = len(parallel.devices())
+    parts = devices * c["accumulate"]
+    what = f"{devices} device(s) in {c['accumulate']} part(s) each"
+    parallel.check_batch("batch_size", c["batch_size"], parts, what)
+    self.tx, self.schedule = optim.build(
+      c["optimizer"], c["schedule"], c["total_steps"]
+    )
+    _claim(workdir, c)
+    self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
+    self.model = _model(c["model"], self.task)
+    self.reference = models.size(_model(c["reference"], self.task))
+    create = functools.partial(states.create, self.model, self.tx)
+    state = jax.jit(create, static_argnums=0)(c["seed"])
+    self.state = parallel.place_state(state)
+    self.train_step, self.place = parallel.compile_step(
+      c["parallel"],
+      functools.partial(
+        train_step,
+        model=self.model,
+        tx=self.tx,
+        seed=c["seed"],
+        accumulate=c["accumulate"],
+      ),
+      donate=True,
+    )
+    self.evaluate = evaluate.Evaluator(
+      self.model, c["parallel"], c["eval_batch_size"], self.task.max_len
+    )
+    self.order = TrainOrder(
+      len(self.task.splits["train"]), c["batch_size"], c["seed"]
+    )
+
+  def batch(self, step: int) -> Any:
+    """The batch of a step, counted from 0, on its devices."""
+    indices = self.order(step)
+    return self.place(
+      train_batch(self.task.splits["train"], indices, self.task.max_len)
+    )
+
+  def wall_seconds(self) -> float:
+    """Of this process, and of those before it up to their last checkpoint."""
+    return self.carried_seconds + time.perf_counter() - self._began
+
+  def results(
+    self, scores: Mapping[str, Any], best_step: int, memo: Memo
+  ) -> dict[str, Any]:
+    """The content of `results.json`."""
+    c, task = self.config, self.task
+    size = models.size(self.model)
+    return {
+      "task": task.name,
+      "protocol": task.protocol,
+      "selection": task.selection,
+      "model": c["model"]["name"],
+      "seed": c["seed"],
+      "accuracy": scores["accuracy"],
+      "loss": scores["loss"],
+      "examples": scores["count"],
+      "best_step": best_step,
+      "selection_score": memo.best["score"],
+      "baselines": task.baselines(),
+      "parameters": size,
+      "parameter_ratio": size / self.reference,
+      "train_seconds": memo.train_seconds,
+      "wall_seconds": self.wall_seconds(),
+      "commit": report.commit(),
+      "hardware": report.hardware(),
+      "versions": report.versions(),
+      "data": dict(task.info),
+      "max_len": task.max_len,
+      "config": c,
+    }
+
+
+def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
+  sizes = {
+    "vocab_size": task.vocab_size,
+    "max_len": task.max_len,
+    "num_classes": task.num_classes,
+  }
+  return call("config.model", models.build, {**options, **sizes})
+
+
+def _claim(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Makes the workdir this config's; ValueError if it is another's."""
+  path = workdir / "config.json"
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+      report.write_json(path, config)
+  except OSError as error:
+    raise ValueError(
+      f"The workdir {workdir} cannot be written ({error.strerror}): choose "
+      "another --workdir."
+    ) from None
+  differing = configs.differences(json.loads(path.read_text()), config)
+  if differing:
+    raise ValueError(
+      f"The workdir {workdir} belongs to a run of another config:\n  "
+      + "\n  ".join(differing)
+      + "\nUse that config again, or choose another --workdir."
+    )

@@ -1,0 +1,64 @@
+"""What a run says of itself, and what it refuses to be."""
+
+import json
+
+import pytest
+
+from jaxformers.training import loop
+
+
+def test_what_results_say(smoke, tmp_path):
+  results = loop.run(smoke(), tmp_path)
+  assert results == json.loads((tmp_path / "results.json").read_text())
+  assert results["examples"] == 13
+  assert (results["protocol"], results["selection"]) == ("lra", "validation")
+  assert results["best_step"] in (5, 10)
+  assert set(results["baselines"]) == {"majority class", "first-token rule"}
+  assert results["parameter_ratio"] == pytest.approx(
+    results["parameters"] / 81_612, rel=0.2
+  )
+  assert results["config"] == json.loads((tmp_path / "config.json").read_text())
+  assert results["config"]["task"]["name"] == "listops"
+  for key in (
+    "commit",
+    "hardware",
+    "versions",
+    "data",
+    "train_seconds",
+    "seed",
+  ):
+    assert key in results
+
+
+def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
+  loop.run(smoke(), tmp_path)
+  before = sorted(str(path) for path in tmp_path.rglob("*"))
+  with pytest.raises(
+    ValueError, match=r"batch_size: 8 -> 16[\s\S]*seed: 0 -> 1"
+  ):
+    loop.run(smoke(batch_size=16, seed=1), tmp_path)
+  assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"batch_size": 10}, "batch_size=10 .*4 device"),
+    ({"accumulate": 3}, "batch_size=8 .*3 part"),
+    ({"eval_steps": 0}, "config.eval_steps=0"),
+    ({"select": "f1"}, "config.select 'f1'.*accuracy, loss"),
+    ({"parallel": "xmap"}, "parallel mode 'xmap'"),
+    ({"model.name": "lstm"}, "model 'lstm'"),
+    ({"task.name": "copy"}, "task 'copy'.*listops, text"),
+    ({"task.protocol": "s4"}, "protocol of listops 's4'"),
+  ],
+)
+def test_wrong_configs(smoke, tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message):
+    loop.run(smoke(**fields), tmp_path)
+
+
+def test_an_unwritable_workdir(smoke, tmp_path):
+  (tmp_path / "file").touch()
+  with pytest.raises(ValueError, match="cannot be written.*another --workdir"):
+    loop.run(smoke(), tmp_path / "file" / "run")
