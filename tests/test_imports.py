@@ -72,13 +72,15 @@ def test_everything_public_has_a_docstring_and_types():
   for path in MODULES:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), path
-    for node in ast.walk(tree):
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef)]
+    methods = [node for one in classes for node in one.body]
+    for node in tree.body + methods:
       if isinstance(node, ast.FunctionDef | ast.ClassDef):
         public = not node.name.startswith("_")
         assert not public or ast.get_docstring(node), f"{path}: {node.name}"
+    for node in ast.walk(tree):
       if isinstance(node, ast.FunctionDef):
         assert node.returns is not None, f"{path}: {node.name} -> ?"
-        arguments = node.args.args + node.args.kwonlyargs
-        for argument in arguments:
+        for argument in node.args.args + node.args.kwonlyargs:
           known = argument.annotation or argument.arg in ("self", "cls")
           assert known, f"{path}: {node.name}({argument.arg}: ?)"

@@ -88,6 +88,7 @@ class _Level:
 
   @property
   def inner(self) -> np.ndarray:
+    """Which nodes are operations, bool [k]."""
     return self.operator >= 0
 
   def starts(self) -> np.ndarray:
