@@ -15,7 +15,7 @@ from jaxformers.registry import choose, unknown
 SIZES = ("paper", "tiny")
 
 # What may differ when a run is taken up again: it changes no number.
-FREE = ("data_dir", "task.archive", "task.tsv", "tensorboard", "wandb")
+FREE = ("data_dir", "task.archive", "tensorboard", "wandb")
 
 
 def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:

@@ -6,6 +6,7 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -89,10 +90,16 @@ def main(argv: list[str]) -> None:
   """Runs what the flags ask for; a user's mistake ends in one message."""
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected arguments {argv[1:]}: flags start by --.")
-  logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant.
+  # orbax warns of what is meant, and logs at length what it raises as well.
+  logging.set_verbosity(logging.FATAL)
   try:
     _run()
   except (ValueError, FloatingPointError, OSError) as error:
+    if getattr(error, "errno", None) == errno.ENOSPC:
+      sys.exit(
+        f"error: {error}\nA disk is full. What was saved before is untouched: "
+        "make room and run the same command again."
+      )
     if not _is_ours(error):
       raise
     sys.exit(f"error: {error}")

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,9 +128,10 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
     process = subprocess.Popen(
       command(workdir),
       env=environment(),
-      stderr=subprocess.DEVNULL,
+      stderr=(errors := (tmp_path / "errors").open("a")),
       stdout=subprocess.DEVNULL,
     )
+    errors.close()
     # Python starts for a good second, in which there is nothing to lose.
     wait = rng.uniform(0.3, 1.0) * seconds if kills < KILLS else None
     try:
@@ -147,6 +149,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
       assert len(steps) == 8 + 4  # Logged and evaluated, each once.
       round_ += 1
       workdir = tmp_path / str(round_)
+  assert "broken" not in (tmp_path / "errors").read_text()
 
 
 def test_sigterm_ends_with_143_and_a_checkpoint(finished, command, tmp_path):
@@ -161,6 +164,36 @@ def test_sigterm_ends_with_143_and_a_checkpoint(finished, command, tmp_path):
   assert process.returncode == 143
   assert "SIGTERM: saved step" in rest
   assert list((tmp_path / "checkpoints").glob("*/commit_success.txt"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A file system of 400 kB, and a function that makes it larger."""
+  folder = tmp_path / "disk"
+  folder.mkdir()
+
+  def mount(options):
+    kind = ("-t", "tmpfs", "tmpfs", str(folder))
+    return subprocess.run(
+      ["mount", "-o", options, *kind], check=False
+    ).returncode
+
+  if shutil.which("mount") is None or mount("size=400k"):
+    pytest.skip("only root can mount a small file system")
+  yield folder, lambda: mount("remount,size=20m")
+  subprocess.run(["umount", str(folder)], check=False)
+
+
+def test_a_full_disk_loses_nothing(finished, command, small_disk):
+  folder, enlarge = small_disk
+  done = run(command(folder / "run"))
+  assert done.returncode == 1
+  assert "A disk is full" in done.stderr
+  assert "Traceback" not in done.stderr
+  enlarge()
+  done = run(command(folder / "run"))
+  assert "Going on from step" in done.stderr
+  assert results(folder / "run") == results(finished[0])
 
 
 def test_several_seeds(finished, command, tmp_path):

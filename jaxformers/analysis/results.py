@@ -53,9 +53,7 @@ def _recipe(result: Mapping[str, Any]) -> str:
   """All of a config that must agree for runs to be seeds of one another."""
   free = ("seed", "data_dir", "tensorboard", "wandb")
   kept = {k: v for k, v in result["config"].items() if k not in free}
-  kept["task"] = {
-    k: v for k, v in kept["task"].items() if k not in ("archive", "tsv")
-  }
+  kept["task"] = {k: v for k, v in kept["task"].items() if k != "archive"}
   return json.dumps(kept, sort_keys=True)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -123,6 +124,7 @@ def build(
   """
   if not (folder / "info.json").exists():
     folder.parent.mkdir(parents=True, exist_ok=True)
+    print(f"Preparing {folder.name}, once ...", file=sys.stderr, flush=True)
     staged = Path(tempfile.mkdtemp(prefix=".staged-", dir=folder.parent))
     try:
       splits, info = make()

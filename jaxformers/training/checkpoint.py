@@ -223,6 +223,5 @@ class _disk_errors:
       raise OSError(
         errno.ENOSPC,
         f"The disk of {self.folder} is full: this checkpoint was not saved, "
-        "those before it are untouched. Make room and run the same command "
-        "again to go on from the latest",
+        "those before it are untouched",
       ) from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,15 @@ class Preemption:
     self.asked = False
 
   def __enter__(self) -> Preemption:
-    self._before = signal.signal(signal.SIGTERM, self._note)
+    # Python lets the main thread alone take signals; a notebook's may be none.
+    self._main = threading.current_thread() is threading.main_thread()
+    if self._main:
+      self._before = signal.signal(signal.SIGTERM, self._note)
     return self
 
   def __exit__(self, *_: object) -> None:
-    signal.signal(signal.SIGTERM, self._before)
+    if self._main:
+      signal.signal(signal.SIGTERM, self._before)
 
   def _note(self, *_: object) -> None:
     self.asked = True
@@ -66,14 +72,15 @@ def run(
   """
   workdir = Path(workdir).absolute()
   this = Run(config, workdir)
-  with Checkpoints(workdir) as checkpoints, Preemption() as preemption:
+  with Checkpoints(workdir) as checkpoints:
     memo = Memo()
     if not eval_only:
       latest = checkpoints.restore_latest(this.state)
       if latest is not None:
         this.state, memo = latest[0], Memo(**latest[1])
         this.carried_seconds = memo.wall_seconds
-      memo = _train(this, memo, checkpoints, preemption, profile)
+      with Preemption() as preemption:
+        memo = _train(this, memo, checkpoints, preemption, profile)
     best = checkpoints.best_step()
     if best is None:
       raise ValueError(
@@ -118,6 +125,7 @@ def _train(
   with (
     Writers(this.workdir, start, c) as writers,
     Progress(total, start, title) as progress,
+    contextlib.ExitStack() as trace,
   ):
     loop.writers, loop.progress = writers, progress
     if start:
@@ -127,13 +135,14 @@ def _train(
         progress.line(f"Stopped early: no better for {memo.worse} evaluations.")
         break
       if profile and step == start + PROFILED[0]:
-        jax.profiler.start_trace(this.workdir / "profile")
+        trace.enter_context(jax.profiler.trace(this.workdir / "profile"))
       loop.step(step)
-      if profile and step == start + PROFILED[1]:
+      if step == start + PROFILED[1]:
         loop.settle()
-        jax.profiler.stop_trace()
-      loop.boundary(step, preemption.asked)
-      if preemption.asked:
+        trace.close()
+      asked = preemption.asked  # Once: it may change while we save.
+      loop.boundary(step, asked)
+      if asked:
         checkpoints.wait()
         progress.line(f"SIGTERM: saved step {step}; run again to go on.")
         sys.exit(128 + signal.SIGTERM)

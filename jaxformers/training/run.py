@@ -67,7 +67,7 @@ class Run:
     self.tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
-    _claim(workdir, c)
+    _check_workdir(workdir, c)
     self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
     self.model = _model(c["model"], self.task)
     self.reference = models.size(_model(c["reference"], self.task))
@@ -91,6 +91,8 @@ class Run:
     self.order = TrainOrder(
       len(self.task.splits["train"]), c["batch_size"], c["seed"]
     )
+
+    _claim(workdir, c)  # Not before everything could be built.
 
   def batch(self, step: int) -> Any:
     """The batch of a step, counted from 0, on its devices."""
@@ -143,18 +145,20 @@ def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
   return call("config.model", models.build, {**options, **sizes})
 
 
-def _claim(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Makes the workdir this config's; ValueError if it is another's."""
+def _check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Makes the folder; ValueError if it cannot be, or is another config's."""
   path = workdir / "config.json"
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-      report.write_json(path, config)
+    (workdir / ".writable").touch()
+    (workdir / ".writable").unlink()
   except OSError as error:
     raise ValueError(
       f"The workdir {workdir} cannot be written ({error.strerror}): choose "
       "another --workdir."
     ) from None
+  if not path.exists():
+    return
   differing = configs.differences(json.loads(path.read_text()), config)
   if differing:
     raise ValueError(
@@ -162,3 +166,9 @@ def _claim(workdir: Path, config: Mapping[str, Any]) -> None:
       + "\n  ".join(differing)
       + "\nUse that config again, or choose another --workdir."
     )
+
+
+def _claim(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Writes `config.json`, if there is none yet."""
+  if not (workdir / "config.json").exists():
+    report.write_json(workdir / "config.json", config)

@@ -62,3 +62,10 @@ def test_an_unwritable_workdir(smoke, tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(ValueError, match="cannot be written.*another --workdir"):
     loop.run(smoke(), tmp_path / "file" / "run")
+
+
+def test_a_config_that_cannot_be_built_leaves_the_workdir_free(smoke, tmp_path):
+  with pytest.raises(ValueError, match="model 'lstm'"):
+    loop.run(smoke(**{"model.name": "lstm"}), tmp_path)
+  assert not list(tmp_path.iterdir())
+  assert loop.run(smoke(), tmp_path)["examples"] == 13
