@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -86,12 +87,19 @@ def _is_ours(error: Exception) -> bool:
   return Path(last.filename).is_relative_to(Path(__file__).parent)
 
 
+def _unraisable(unraisable: Any) -> None:
+  """Leaves out the writes under way when one failed, which was raised."""
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
+
+
 def main(argv: list[str]) -> None:
   """Runs what the flags ask for; a user's mistake ends in one message."""
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected arguments {argv[1:]}: flags start by --.")
   # orbax warns of what is meant, and logs at length what it raises as well.
   logging.set_verbosity(logging.FATAL)
+  sys.unraisablehook = _unraisable
   try:
     _run()
   except (ValueError, FloatingPointError, OSError) as error:
