@@ -149,7 +149,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
       assert len(steps) == 8 + 4  # Logged and evaluated, each once.
       round_ += 1
       workdir = tmp_path / str(round_)
-  assert "broken" not in (tmp_path / "errors").read_text()
+  assert "damaged" not in (tmp_path / "errors").read_text()
 
 
 def test_sigterm_ends_with_143_and_a_checkpoint(finished, command, tmp_path):

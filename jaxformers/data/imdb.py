@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,28 @@ def find_archive(archive: str, data_dir: Path) -> Path | None:
 
 def _require_network() -> None:
   """Fails within seconds; the download itself would try for minutes."""
-  try:
-    socket.create_connection(HOST, timeout=5).close()
-  except OSError as error:
+  if any(key.lower().endswith("_proxy") for key in os.environ):
+    return  # The download may go where a plain connection cannot.
+  outcome: list[OSError | None] = []
+
+  def connect() -> None:
+    try:
+      socket.create_connection(HOST, timeout=5).close()
+      outcome.append(None)
+    except OSError as error:
+      outcome.append(error)
+
+  # In a thread, for a name server may take longer than any time-out of ours.
+  thread = threading.Thread(target=connect, daemon=True)
+  thread.start()
+  thread.join(8)
+  if outcome != [None]:
+    reason = outcome[0] if outcome else "no answer in 8 s"
     raise ValueError(
       f"IMDb is neither here nor to be had: {HOST[0]} does not answer "
-      f"({error}). Either run once with a network, or fetch {ARCHIVE} "
+      f"({reason}). Either run once with a network, or fetch {ARCHIVE} "
       f"elsewhere and pass --config.task.archive=PATH/{ARCHIVE}."
-    ) from None
+    )
 
 
 def _sha256(path: Path) -> str:
@@ -58,16 +73,16 @@ def _sha256(path: Path) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _prepare(data_dir: Path, archive: str) -> tuple[dict[str, Packed], Any]:
-  local = find_archive(archive, data_dir)
+def _prepare(data_dir: Path, local: Path | None) -> tuple[Any, dict[str, Any]]:
   if local is None:
     _require_network()
   import tensorflow_datasets as tfds
 
   from jaxformers.data import imdb_builder
 
+  sha256 = _sha256(local) if local else imdb_builder.SHA256
   builder = imdb_builder.JaxformersImdb(
-    data_dir=data_dir, file_format="array_record"
+    data_dir=data_dir / "tfds" / sha256[:12], file_format="array_record"
   )
   builder.archive = local
   config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -78,7 +93,6 @@ def _prepare(data_dir: Path, archive: str) -> tuple[dict[str, Packed], Any]:
     rows = source.__getitems__(range(len(source)))
     texts = [np.frombuffer(row["text"], np.uint8) for row in rows]
     splits[name] = packed.pack(texts, np.array([row["label"] for row in rows]))
-  sha256 = _sha256(local) if local else imdb_builder.SHA256
   info = {
     "source": local.name if local else imdb_builder.URL,
     "sha256": sha256,
@@ -87,22 +101,33 @@ def _prepare(data_dir: Path, archive: str) -> tuple[dict[str, Packed], Any]:
   return splits, info
 
 
-def load(data_dir: Path, archive: str = "") -> tuple[dict[str, Packed], Any]:
+def load(
+  data_dir: Path, archive: str = ""
+) -> tuple[dict[str, Packed], dict[str, Any]]:
   """The splits `train` and `test`, 25,000 reviews each, ids byte + 1.
 
   Args:
     data_dir: where prepared data stands.
-    archive: path of aclImdb_v1.tar.gz, or "".
+    archive: path of aclImdb_v1.tar.gz; "" for what is prepared already, or an
+      archive that is found, or the network.
 
   Returns:
     The splits, and where they come from.
 
   Raises:
-    ValueError: if there is neither archive nor network, naming both remedies,
-      or for an archive that is not what it should be.
+    ValueError: if there is neither archive nor network, naming both remedies;
+      for an archive that is not what it should be; or for another archive than
+      the one that the prepared data come from.
   """
   folder = data_dir / "packed" / "imdb-bytes-1"
-  splits, info = packed.build(folder, lambda: _prepare(data_dir, archive))
+  local = find_archive(archive, data_dir)
+  splits, info = packed.build(folder, lambda: _prepare(data_dir, local))
+  if archive and _sha256(local) != info["sha256"]:
+    raise ValueError(
+      f"{folder} was prepared from another archive ({info['source']}, SHA-256 "
+      f"{info['sha256'][:12]}...) than {local}: leave task.archive empty to "
+      "use it, or choose another --config.data_dir."
+    )
   shifted = {name: packed.load(folder / name, shift=1) for name in splits}
   return shifted, info
 

@@ -66,6 +66,11 @@ class Settings:
         f"max_args={self.max_args}, max_depth={self.max_depth}: both must be "
         "at least 2."
       )
+    if min(self.num_train, self.num_validation, self.num_test) < 1:
+      raise ValueError(
+        f"num_train={self.num_train}, num_validation={self.num_validation}, "
+        f"num_test={self.num_test}: every split needs an example."
+      )
     if self.max_length - self.min_length < 2 or self.max_length < 5:
       raise ValueError(
         f"No tree is longer than {self.min_length} and shorter than "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +14,35 @@ from jaxformers.data.packed import Packed, pack
 FILES = {"train": "train", "validation": "val", "test": "test"}
 
 
+_VALUES: dict[str, Callable[[list[int]], int]] = {
+  "[MIN": min,
+  "[MAX": max,
+  "[MED": lambda values: int(statistics.median(values)),
+  "[SM": lambda values: sum(values) % 10,
+}
+
+
 def evaluate(tokens: list[str]) -> int:
   """The value of an expression such as `[MAX 2 [SM 3 9 ] ]`, with a stack.
 
   MED is the mean of the two middle values, truncated; SM the sum modulo 10.
+
+  Raises:
+    ValueError: if it is not one expression with its brackets closed.
   """
-  functions = {
-    "[MIN": min,
-    "[MAX": max,
-    "[MED": lambda v: int(np.median(v)),
-    "[SM": lambda v: sum(v) % 10,
-  }
   stack: list[tuple[str, list[int]]] = [("", [])]
   for token in tokens:
-    if token in functions:
+    if token in _VALUES:
       stack.append((token, []))
     elif token == "]":
       operator, values = stack.pop()
-      stack[-1][1].append(functions[operator](values))
+      if not stack or not values:
+        raise ValueError("A bracket closes nothing.")
+      stack[-1][1].append(_VALUES[operator](values))
     else:
       stack[-1][1].append(int(token))
+  if len(stack) != 1 or len(stack[0][1]) != 1:
+    raise ValueError("It is not one expression with its brackets closed.")
   return stack[0][1][0]
 
 
@@ -86,11 +97,11 @@ def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
 
 
 def read_tsv(folder: Path) -> dict[str, Packed]:
-  """Reads LRA's `basic_{train,val,test}.tsv`.
+  """Reads LRA's `basic_{train,val,test}.tsv` and evaluates every expression.
 
   Raises:
-    ValueError: for a missing file or a line that is not an expression, a tab
-      and a digit, naming file and line.
+    ValueError: for a missing or empty file, or a line that is not an
+      expression, a tab and the expression's value, naming file and line.
   """
   splits = {}
   for name, short in FILES.items():
@@ -103,19 +114,32 @@ def read_tsv(folder: Path) -> dict[str, Packed]:
     rows, labels = [], []
     with path.open(encoding="utf-8") as file:
       for number, line in enumerate(file, 1):
-        source, tab, target = line.rstrip("\n").partition("\t")
-        if number == 1 and (source, target) == ("Source", "Target"):
+        if number == 1 and line.split() == ["Source", "Target"]:
           continue
-        if not tab or target not in tuple("0123456789"):
-          raise ValueError(
-            f"{path}, line {number}: expected an expression, a tab and a "
-            f"digit, found {line.rstrip()[-60:]!r}. Restore the file, or "
-            "leave `tsv` empty to generate ListOps."
-          )
         try:
-          rows.append(encode(source))
+          ids, label = _parse(line)
         except ValueError as error:
-          raise ValueError(f"{path}, line {number}: {error}") from None
-        labels.append(int(target))
+          raise ValueError(
+            f"{path}, line {number}: {error} Restore the file, or leave "
+            "task.tsv empty to generate ListOps."
+          ) from None
+        rows.append(ids)
+        labels.append(label)
+    if not rows:
+      raise ValueError(f"{path} holds no example: restore the file.")
     splits[name] = pack(rows, np.array(labels))
   return splits
+
+
+def _parse(line: str) -> tuple[np.ndarray, int]:
+  source, tab, target = line.rstrip("\n").partition("\t")
+  if not tab or not source or target not in tuple("0123456789"):
+    raise ValueError(
+      "Expected an expression, a tab and a digit, found "
+      f"{line.rstrip()[-60:]!r}."
+    )
+  ids = encode(source)
+  value = evaluate(decode(ids).split())
+  if value != int(target):
+    raise ValueError(f"The expression is {value}, its label {target}.")
+  return ids, value

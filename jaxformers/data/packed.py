@@ -123,9 +123,15 @@ def build(
     The splits, memory-mapped, and the description.
   """
   if not (folder / "info.json").exists():
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      folder.parent.mkdir(parents=True, exist_ok=True)
+      staged = Path(tempfile.mkdtemp(prefix=".staged-", dir=folder.parent))
+    except OSError as error:
+      raise ValueError(
+        f"{folder.parent} cannot be written ({error.strerror}): pass "
+        "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
+      ) from None
     print(f"Preparing {folder.name}, once ...", file=sys.stderr, flush=True)
-    staged = Path(tempfile.mkdtemp(prefix=".staged-", dir=folder.parent))
     try:
       splits, info = make()
       for name, split in splits.items():

@@ -113,7 +113,6 @@ def build(
     d_model=d_model,
     positions=positions,
     dropout_rate=dropout_rate,
-    dtype=compute,
   )
   return Classifier(make_encoder, num_classes, pool, head_dim, orthogonal_map)
 

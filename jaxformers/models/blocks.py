@@ -1,7 +1,8 @@
 """The residual forms around a mixer: one layer of an encoder each.
 
-A block is called like a mixer, `block(x, *, mask, carry, train)`, and says how
-the encoder around it embeds tokens and ends.
+A block is called like a mixer, `block(x, *, mask, carry, train)`, with x in
+float32 whatever the compute type is, and says how the encoder around it embeds
+tokens and ends.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ BLOCKS: Registry = Registry("block")
 
 
 def layer_norm(x: jax.Array, name: str) -> jax.Array:
-  """LayerNorm of x [b, n, d] inside a module, in float32, epsilon 1e-5."""
-  norm = nn.LayerNorm(1e-5, dtype=jnp.float32, name=name)
-  return norm(x.astype(jnp.float32)).astype(x.dtype)
+  """LayerNorm of x, float32 [b, n, d], inside a module, epsilon 1e-5."""
+  return nn.LayerNorm(1e-5, dtype=jnp.float32, name=name)(x)
 
 
 @BLOCKS.register("pre_norm")
@@ -60,14 +60,14 @@ class PreNorm(nn.Module):
     init = nn.initializers.xavier_uniform()
     y = layer_norm(x, "norm_mixer")
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
-    x = x + dropout(y)
+    x = x + dropout(y).astype(x.dtype)
     y = layer_norm(x, "norm_mlp")
     y = nn.Dense(self.mlp_dim, kernel_init=init, dtype=self.dtype, name="up")(y)
     y = dropout(nn.gelu(y, approximate=False))
     y = nn.Dense(x.shape[-1], kernel_init=init, dtype=self.dtype, name="down")(
       y
     )
-    return x + dropout(y), carry
+    return x + dropout(y).astype(x.dtype), carry
 
 
 def orthogonal_feed_forward(
@@ -123,8 +123,8 @@ class Injective(nn.Module):
     residual = ResidualScale(self.num_layers, name="residual")
     mixer = self.mixer(name="mixer", residual=residual)
     y, carry = mixer(x, mask=mask, carry=carry, train=train)
-    x = x + y
+    x = x + y.astype(x.dtype)
     w = rotation(self, "feed_forward_skew", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
-    y = orthogonal_feed_forward(x, w, bias)
-    return x + residual().astype(x.dtype) * y, carry
+    y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)
+    return x + residual() * y.astype(x.dtype), carry

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -29,7 +28,7 @@ def sinusoids(length: int, d: int) -> np.ndarray:
 
 
 class Embedding(nn.Module):
-  """Token ids [b, n] and their positions -> [b, n, d].
+  """Token ids [b, n] and their positions -> float32 [b, n, d].
 
   Attributes:
     vocab_size: ids run from 0 (padding) to vocab_size - 1.
@@ -38,7 +37,6 @@ class Embedding(nn.Module):
     positions: "sinusoid" or "learned".
     concatenate: half of the channels for the token and half for its position,
       which is injective (TransJect, section 4.4), instead of their sum.
-    dtype: type of the result.
   """
 
   vocab_size: int
@@ -46,7 +44,6 @@ class Embedding(nn.Module):
   d_model: int
   positions: str = "sinusoid"
   concatenate: bool = False
-  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, ids: jax.Array) -> jax.Array:
@@ -73,7 +70,7 @@ class Embedding(nn.Module):
       places = jnp.asarray(sinusoids(n, d))
     places = jnp.broadcast_to(places[None], x.shape)
     x = jnp.concatenate([x, places], -1) if self.concatenate else x + places
-    return x.astype(self.dtype)
+    return x
 
 
 class Encoder(nn.Module):
@@ -88,7 +85,9 @@ class Encoder(nn.Module):
     num_layers: L.
     vocab_size, max_len, d_model, positions: see `Embedding`.
     dropout_rate: after the embedding, in training.
-    dtype: compute type; parameters are float32.
+
+  Between the layers x is float32 whatever the compute type is: the small steps
+  of a ReZero start would be lost in half precision.
   """
 
   block: Callable[..., nn.Module]
@@ -98,7 +97,6 @@ class Encoder(nn.Module):
   d_model: int
   positions: str
   dropout_rate: float
-  dtype: Any
 
   @nn.compact
   def __call__(
@@ -112,7 +110,6 @@ class Encoder(nn.Module):
       self.d_model,
       self.positions,
       kind.concatenate_positions,
-      self.dtype,
       name="embedding",
     )(ids)
     x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)

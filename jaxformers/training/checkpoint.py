@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,18 @@ class Checkpoints:
 
     Raises:
       OSError: if the disk is full, saying what was kept.
+      FloatingPointError: if a number is not finite; nothing is saved then.
     """
-    step = int(jax.device_get(state.step))
+    state_on_host = jax.device_get(state)
+    step = int(state_on_host.step)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state_on_host)[0]:
+      if not np.isfinite(leaf).all():
+        raise FloatingPointError(
+          f"After step {step} {jax.tree_util.keystr(path)} is not finite, so "
+          f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
+        )
     metrics = None if score is None else {"score": score, "step": step}
-    meta = {"memo": dict(memo), "crc32": checksums(state)}
+    meta = {"memo": dict(memo), "crc32": checksums(state_on_host)}
     with _disk_errors(self.folder):
       self._manager.wait_until_finished()
       self._manager.save(
@@ -107,30 +116,36 @@ class Checkpoints:
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """The newest state that is whole, and its memo; None if there is none yet.
 
-    One that cannot be read, or whose checksums differ, is passed over with a
-    warning, and deleted once an older one has been read.
+    One that is damaged, or whose checksums differ, is passed over with a
+    message, and renamed to `damaged-<step>` once an older one has been read.
 
     Raises:
       ValueError: if there are checkpoints and none is whole, or if they are of
         a model of other shapes.
+      Exception: whatever else keeps one from being read: no memory, no
+        permission, a store that does not answer. The checkpoints stay.
     """
-    broken = []
+    damaged = []
     for step in reversed(self.steps()):
       try:
         restored = self.restore(step, like)
-      except _Broken as error:
+      except _DamagedError as error:
         print(f"{error} Trying the one before.", file=sys.stderr)
-        broken.append(step)
+        damaged.append(step)
         continue
-      for other in broken:  # Or a later save of this step would do nothing.
-        self._manager.delete(other)
+      for other in damaged:  # Or a later save of this step would do nothing.
+        self._set_aside(other)
       return restored
-    if broken:
+    if damaged:
       raise ValueError(
-        f"None of the checkpoints {broken} in {self.folder} can be read: "
-        "remove the folder to start anew."
+        f"All checkpoints in {self.folder} are damaged (steps {damaged}): "
+        "restore them, or start anew with another --workdir."
       )
     return None
+
+  def _set_aside(self, step: int) -> None:
+    self.folder.joinpath(str(step)).rename(self.folder / f"damaged-{step}")
+    self._manager.reload()
 
   def best_step(self) -> int | None:
     """The step of the best checkpoint; None if none was evaluated."""
@@ -145,16 +160,14 @@ class Checkpoints:
       like: a `TrainState` of arrays, for structure, shapes and placement.
 
     Raises:
-      ValueError: if it is of other shapes, or broken.
+      ValueError: if it is of other shapes, or damaged.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    try:
+    with _damage(self.folder, step):
       found = self._manager.item_metadata(step)["state"]
-    except Exception as error:
-      raise _Broken(self.folder, step, error) from None
     if found is not None:
       _same_shapes(abstract, found.tree if hasattr(found, "tree") else found)
-    try:
+    with _damage(self.folder, step):
       restored = self._manager.restore(
         step,
         args=ocp.args.Composite(
@@ -162,20 +175,44 @@ class Checkpoints:
           meta=ocp.args.JsonRestore(),
         ),
       )
-    except Exception as error:
-      raise _Broken(self.folder, step, error) from None
     state, meta = restored["state"], restored["meta"]
     if checksums(state) != meta["crc32"]:
-      raise _Broken(self.folder, step, "its checksums differ")
+      raise _DamagedError(self.folder, step, "its checksums differ")
     return state, meta["memo"]
 
 
-class _Broken(ValueError):
-  """A checkpoint that cannot be read."""
+class _DamagedError(ValueError):
+  """A checkpoint of which something is missing or not what was written."""
 
   def __init__(self, folder: Path, step: int, reason: object) -> None:
     first = (str(reason).splitlines() or ["no reason given"])[0][:200]
-    super().__init__(f"The checkpoint {folder / str(step)} is broken: {first}.")
+    path = folder / str(step)
+    super().__init__(f"The checkpoint {path} is damaged: {first}.")
+
+
+# What the machine or the store may answer for a while, and a checkpoint never.
+_PASSING = (
+  "RESOURCE_EXHAUSTED",
+  "Out of memory",
+  "UNAVAILABLE",
+  "DEADLINE_EXCEEDED",
+  "PERMISSION_DENIED",
+  "Permission denied",
+  "Input/output error",
+  "Stale file handle",
+)
+
+
+@contextlib.contextmanager
+def _damage(folder: Path, step: int) -> Iterator[None]:
+  """Turns what orbax raises on a damaged checkpoint into `_DamagedError`."""
+  try:
+    yield
+  except Exception as error:
+    passing = isinstance(error, MemoryError | PermissionError)
+    if passing or any(word in str(error) for word in _PASSING):
+      raise
+    raise _DamagedError(folder, step, error) from error
 
 
 def _same_shapes(wanted: Any, found: Any) -> None:
@@ -205,23 +242,17 @@ def _entry(key: Any) -> str:
   return str(key)
 
 
-class _disk_errors:
+@contextlib.contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
   """Turns what orbax raises on a full disk into one clear OSError."""
-
-  def __init__(self, folder: Path) -> None:
-    self.folder = folder
-
-  def __enter__(self) -> None:
-    pass
-
-  def __exit__(self, kind: type | None, error: Any, _: object) -> None:
-    if error is None:
-      return
-    text = str(error)
+  try:
+    yield
+  except Exception as error:
     full = getattr(error, "errno", None) == errno.ENOSPC
-    if full or "No space left" in text or "ENOSPC" in text:
+    if full or "No space left" in str(error):
       raise OSError(
         errno.ENOSPC,
-        f"The disk of {self.folder} is full: this checkpoint was not saved, "
-        "those before it are untouched",
+        f"The disk of {folder} is full: this checkpoint was not saved, those "
+        "before it are untouched",
       ) from error
+    raise

@@ -22,7 +22,7 @@ from jaxformers.training.progress import Progress
 from jaxformers.training.run import Memo, Run
 from jaxformers.training.writers import Writers
 
-PROFILED = (10, 20)  # The steps that --profile traces, counted from the start.
+PROFILED = (10, 20)  # --profile traces the steps from the 10th to the 19th.
 
 
 class Preemption:
@@ -71,7 +71,7 @@ def run(
     SystemExit: with 143, after SIGTERM, when everything is saved.
   """
   workdir = Path(workdir).absolute()
-  this = Run(config, workdir)
+  this = Run(config, workdir, eval_only=eval_only)
   with Checkpoints(workdir) as checkpoints:
     memo = Memo()
     if not eval_only:
@@ -107,6 +107,10 @@ def _finish(
   results = this.results(scores, best, memo)
   if not eval_only:
     report.write_json(path, results)
+  elif path.exists():  # The times are the run's, not those of scoring again.
+    run = json.loads(path.read_text())
+    for key in ("train_seconds", "wall_seconds"):
+      results[key] = run[key]
   return results
 
 
@@ -121,6 +125,13 @@ def _train(
   c = this.config
   start, total = int(jax.device_get(this.state.step)), c["total_steps"]
   title = f"{c['model']['name']} on {this.task.name}"
+  if profile and total - start < PROFILED[1]:
+    raise ValueError(
+      f"--profile needs {PROFILED[1]} steps, and {total - start} are left: "
+      "raise config.total_steps, or choose a new --workdir."
+    )
+  if start == total:
+    return memo
   loop = _Loop(this, memo, checkpoints)
   with (
     Writers(this.workdir, start, c) as writers,
@@ -137,7 +148,7 @@ def _train(
       if profile and step == start + PROFILED[0]:
         trace.enter_context(jax.profiler.trace(this.workdir / "profile"))
       loop.step(step)
-      if step == start + PROFILED[1]:
+      if step == start + PROFILED[1] - 1:
         loop.settle()
         trace.close()
       asked = preemption.asked  # Once: it may change while we save.
@@ -198,7 +209,7 @@ class _Loop:
     step, sums = self._waiting
     self._waiting = None
     self.memo.window = evaluate.add(self.memo.window, sums)
-    if not math.isfinite(self.memo.window["loss"]):
+    if not math.isfinite(self.memo.window["objective"]):
       saved = self.checkpoints.steps()
       raise FloatingPointError(
         f"The loss of step {step} is not finite. The latest checkpoint is of "
@@ -257,6 +268,11 @@ class _Loop:
         "validation/accuracy": scores["accuracy"],
       },
     )
+    if not math.isfinite(scores["loss"]):
+      raise FloatingPointError(
+        f"The {name} loss after step {step} is not finite; that step was not "
+        f"saved. Whole checkpoints: {self.checkpoints.steps() or 'none'}."
+      )
     accurate = this.config["select"] == "accuracy"
     score = scores["accuracy"] if accurate else -scores["loss"]
     better = not memo.best or score > memo.best["score"]

@@ -34,8 +34,8 @@ def classification(
     extra: float32 [b], added to the loss that is minimised.
 
   Returns:
-    The sum to minimise, and the sums `loss` (cross-entropy alone), `correct`
-    and `count`, all float32 scalars.
+    The sum to minimise, and the sums `objective` (the same), `loss`
+    (cross-entropy alone), `correct` and `count`, all float32 scalars.
   """
   weights, targets = batch["weights"], batch["targets"]
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
@@ -44,5 +44,10 @@ def classification(
   real = weights > 0
   loss = jnp.where(real, weights * loss, 0).sum()
   extra = jnp.where(real, weights * extra, 0).sum()
-  sums = {"loss": loss, "correct": (weights * hit).sum()}
-  return loss + extra, sums | {"count": weights.sum()}
+  objective = loss + extra
+  return objective, {
+    "objective": objective,
+    "loss": loss,
+    "correct": (weights * hit).sum(),
+    "count": weights.sum(),
+  }

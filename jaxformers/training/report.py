@@ -71,7 +71,9 @@ def versions() -> dict[str, str]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
   """Writes a file that is whole whenever it is there."""
   staged = path.with_suffix(".staged")
-  staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+  staged.write_text(
+    json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+  )
   staged.replace(path)
 
 

@@ -50,7 +50,9 @@ class Run:
     task, model, state: from the config; state is that of step 0.
   """
 
-  def __init__(self, config: Mapping[str, Any], workdir: Path) -> None:
+  def __init__(
+    self, config: Mapping[str, Any], workdir: Path, *, eval_only: bool = False
+  ) -> None:
     self.config = configs.plain(config)
     self.workdir = workdir
     self._began = time.perf_counter()
@@ -60,14 +62,17 @@ class Run:
     for field in ("total_steps", "log_steps", "eval_steps", "checkpoint_steps"):
       if c[field] < 1:
         raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
-    devices = len(parallel.devices())
-    parts = devices * c["accumulate"]
-    what = f"{devices} device(s) in {c['accumulate']} part(s) each"
-    parallel.check_batch("batch_size", c["batch_size"], parts, what)
+    if c["seed"] < 0:
+      raise ValueError(f"config.seed={c['seed']}: it must not be negative.")
+    if eval_only:
+      _check_trained(workdir)
+    else:
+      _check_batch(c)
+      _check_writable(workdir)
+    _check_config(workdir, c)
     self.tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
-    _check_workdir(workdir, c)
     self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
     self.model = _model(c["model"], self.task)
     self.reference = models.size(_model(c["reference"], self.task))
@@ -92,7 +97,8 @@ class Run:
       len(self.task.splits["train"]), c["batch_size"], c["seed"]
     )
 
-    _claim(workdir, c)  # Not before everything could be built.
+    if not eval_only:
+      report.write_json(workdir / "config.json", c)
 
   def batch(self, step: int) -> Any:
     """The batch of a step, counted from 0, on its devices."""
@@ -145,9 +151,24 @@ def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
   return call("config.model", models.build, {**options, **sizes})
 
 
-def _check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Makes the folder; ValueError if it cannot be, or is another config's."""
-  path = workdir / "config.json"
+def _check_batch(config: Mapping[str, Any]) -> None:
+  devices, accumulate = len(parallel.devices()), config["accumulate"]
+  if accumulate < 1:
+    raise ValueError(f"config.accumulate={accumulate}: it must be at least 1.")
+  what = f"{devices} device(s) in {accumulate} part(s) each"
+  size = config["batch_size"]
+  parallel.check_batch("batch_size", size, devices * accumulate, what)
+
+
+def _check_trained(workdir: Path) -> None:
+  if not (workdir / "config.json").exists():
+    raise ValueError(
+      f"There is no run in {workdir}: give the --workdir of one, or train "
+      "first, without --eval_only."
+    )
+
+
+def _check_writable(workdir: Path) -> None:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / ".writable").touch()
@@ -157,7 +178,12 @@ def _check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
       f"The workdir {workdir} cannot be written ({error.strerror}): choose "
       "another --workdir."
     ) from None
-  if not path.exists():
+
+
+def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Raises ValueError if anything was computed there under another config."""
+  path, checkpoints = workdir / "config.json", workdir / "checkpoints"
+  if not path.exists() or not any(checkpoints.glob("[0-9]*")):
     return
   differing = configs.differences(json.loads(path.read_text()), config)
   if differing:
@@ -166,9 +192,3 @@ def _check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
       + "\n  ".join(differing)
       + "\nUse that config again, or choose another --workdir."
     )
-
-
-def _claim(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Writes `config.json`, if there is none yet."""
-  if not (workdir / "config.json").exists():
-    report.write_json(workdir / "config.json", config)

@@ -65,8 +65,9 @@ def _gradients(
   if accumulate == 1:
     (direct, through), sums = part(batch, key)
   else:
+    # Every part takes rows of every device: the split batch stays where it is.
     parts = jax.tree.map(
-      lambda x: x.reshape((accumulate, -1, *x.shape[1:])), batch
+      lambda x: x.reshape((-1, accumulate, *x.shape[1:])).swapaxes(0, 1), batch
     )
     keys = jax.random.split(key, accumulate)
     shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)

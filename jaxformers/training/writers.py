@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from collections.abc import Mapping
@@ -52,7 +53,10 @@ class Writers:
       )
     if wandb:
       self._wandb = wandb.init(
-        dir=str(workdir), config=dict(config), resume="allow"
+        dir=str(workdir),
+        config=dict(config),
+        resume="allow",
+        id=hashlib.sha256(str(workdir).encode()).hexdigest()[:16],
       )
 
   def __enter__(self) -> Writers:

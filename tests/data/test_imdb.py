@@ -29,6 +29,12 @@ def test_from_an_archive(tmp_path, few):
     }
     assert texts[f"{name} neg 0 \u00e9".encode()] == 0
     assert texts[f"{name} pos 2 \u00e9".encode()] == 1
+  # Another archive is not passed over in silence.
+  other = write_archive(tmp_path / "other.tar.gz", 3, "another")
+  with pytest.raises(ValueError, match=r"prepared from another.*mine.tar.gz"):
+    imdb.load(tmp_path / "data", str(other))
+  with pytest.raises(ValueError, match="There is no archive"):
+    imdb.load(tmp_path / "data", str(tmp_path / "nowhere.tar.gz"))
   # The second time nothing but the prepared data is needed.
   path.unlink()
   again, _ = imdb.load(tmp_path / "data")
@@ -56,6 +62,8 @@ def test_without_archive_and_network_both_remedies_are_named_at_once(
     raise OSError("no route")
 
   monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+  for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+    monkeypatch.delenv(name, raising=False)
   monkeypatch.setattr(socket, "create_connection", refuse)
   began = time.monotonic()
   with pytest.raises(ValueError, match=r"with a network.*task.archive=PATH"):

@@ -6,7 +6,7 @@ import pytest
 from jaxformers.data import imdb_builder
 
 
-def write_archive(path, count):
+def write_archive(path, count, readme="read me"):
   """A small archive of the layout of the real one, with a stranger in it."""
   with tarfile.open(path, "w:gz") as tar:
 
@@ -15,7 +15,7 @@ def write_archive(path, count):
       member.size = len(text)
       tar.addfile(member, io.BytesIO(text))
 
-    add("README", b"read me")
+    add("README", readme.encode())
     add("train/unsup/0_0.txt", b"no label")
     for split in ("train", "test"):
       for label in ("neg", "pos"):

@@ -58,8 +58,12 @@ def test_tsv_round_trip(tmp_path):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ("( [MAX 2 ) ] )", r"basic_train.tsv, line 2: expected.*a tab"),
-    ("( [MAX 2 ) ] )\t12", r"line 2: expected.*digit"),
+    ("( [MAX 2 ) ] )", r"basic_train.tsv, line 2: Expected.*a tab"),
+    ("( [MAX 2 ) ] )\t12", r"line 2: Expected.*digit"),
+    ("\t5", "line 2: Expected.*found"),
+    ("] ] 3\t3", "line 2: A bracket closes nothing"),
+    ("[MAX 2\t2", "line 2: It is not one expression"),
+    ("[MAX 2 3 ]\t2", "line 2: The expression is 3, its label 2"),
     ("( [AVG 2 ) ] )\t2", r"line 2: '\[AVG' is no ListOps token"),
   ],
 )
@@ -72,4 +76,11 @@ def test_a_wrong_line_is_named(tmp_path, line, message):
 
 def test_a_missing_file(tmp_path):
   with pytest.raises(ValueError, match=r"basic_train.tsv is missing"):
+    text.read_tsv(tmp_path)
+
+
+def test_a_file_without_examples(tmp_path):
+  for short in ("train", "val", "test"):
+    (tmp_path / f"basic_{short}.tsv").write_text("Source\tTarget\n")
+  with pytest.raises(ValueError, match="basic_train.tsv holds no example"):
     text.read_tsv(tmp_path)

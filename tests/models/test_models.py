@@ -74,6 +74,22 @@ def test_rotations_stay_orthogonal_under_half_precision_compute(name):
     assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
 
 
+def test_the_first_small_steps_survive_half_precision():
+  """Between layers x is float32, or a step of 1e-3 would be rounded away."""
+
+  def change(dtype):
+    model, params, ids = make("transject", dtype=dtype)
+    params = jax.tree.map(lambda p: p if p.ndim else 0 * p + 1e-3, params)
+    _, state = model.apply(
+      {"params": params}, ids, train=False, mutable=["intermediates"]
+    )
+    hidden = state["intermediates"]["encoder"]["hidden"]
+    return hidden[-1] - hidden[0]
+
+  full, half = change("float32"), change("bfloat16")
+  assert jnp.linalg.norm(full - half) < 0.05 * jnp.linalg.norm(full)
+
+
 @pytest.mark.parametrize("mapping", sorted(orthogonal.MAPS))
 def test_both_maps_train(mapping):
   model, params, ids = make("transject", orthogonal_map=mapping)

@@ -10,6 +10,11 @@ import pytest
 from jaxformers.training.checkpoint import Checkpoints, checksums
 from jaxformers.training.state import TrainState
 
+# tensorstore prints the reads that were under way when one of them failed.
+pytestmark = pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 
 def state(step, width=3):
   value = jnp.arange(width, dtype=jnp.float32) + step
@@ -78,10 +83,13 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
     file.write_bytes(bytes(content))
   found, _ = restored(tmp_path)
   assert found.step == 1
-  assert "broken" in capsys.readouterr().err
-  # The broken one is gone, so that step 2 can be saved again.
+  assert "damaged" in capsys.readouterr().err
+  # It is set aside, so that step 2 can be saved again.
+  assert (tmp_path / "checkpoints" / "damaged-2").exists()
   with Checkpoints(tmp_path) as checkpoints:
     assert checkpoints.steps() == [1]
+    checkpoints.save(state(2), {})
+  assert restored(tmp_path)[0].step == 2
 
 
 def test_a_truncated_one_is_passed_over(tmp_path, capsys):
@@ -94,8 +102,33 @@ def test_a_truncated_one_is_passed_over(tmp_path, capsys):
 def test_none_is_whole(tmp_path):
   save(tmp_path, None)
   shutil.rmtree(tmp_path / "checkpoints" / "1" / "state")
-  with pytest.raises(ValueError, match=r"None of the checkpoints \[1\]"):
+  with pytest.raises(ValueError, match=r"damaged \(steps \[1\]\)"):
     restored(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "error", [MemoryError(), ValueError("RESOURCE_EXHAUSTED: Out of memory")]
+)
+def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
+  save(tmp_path, None, None)
+  with Checkpoints(tmp_path) as checkpoints:
+
+    def fail(*args, **kwargs):
+      raise error
+
+    with monkeypatch.context() as patch:
+      patch.setattr(checkpoints._manager, "restore", fail)
+      with pytest.raises(type(error)):
+        checkpoints.restore_latest(state(0))
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
+  bad = state(3).replace(params={"w": jnp.array([1.0, jnp.nan, 2.0])})
+  with Checkpoints(tmp_path) as checkpoints:
+    with pytest.raises(FloatingPointError, match=r"step 3 .*'w'.*not finite"):
+      checkpoints.save(bad, {})
+    assert checkpoints.steps() == []
 
 
 def test_another_shape_is_named(tmp_path):

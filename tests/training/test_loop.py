@@ -97,8 +97,9 @@ def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   again = loop.run(smoke(), tmp_path, eval_only=True)
   assert timeless(again) == timeless(results)
-  with pytest.raises(ValueError, match="no evaluated checkpoint.*train first"):
+  with pytest.raises(ValueError, match="no run in .*train first"):
     loop.run(smoke(), tmp_path / "other", eval_only=True)
+  assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,8 @@ def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
 
   def spoiled(params, rotations, batch, key, *, model):
     total, sums = real(params, rotations, batch, key, model=model)
-    sums["loss"] = jax.numpy.where(
-      batch["targets"].sum() == spoiled.targets, jax.numpy.nan, sums["loss"]
-    )
+    bad = batch["targets"].sum() == spoiled.targets
+    sums["objective"] = jax.numpy.where(bad, jax.numpy.nan, total)
     return total, sums
 
   run = Run(smoke(), tmp_path / "look")
@@ -154,6 +154,21 @@ def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
   message = f"loss of step {bad + 1} is not finite.*step 5"
   with pytest.raises(FloatingPointError, match=message):
     loop.run(smoke(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("select", ["accuracy", "loss"])
+def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
+  smoke, tmp_path, select
+):
+  config = smoke(
+    total_steps=1, select=select, **{"schedule.learning_rate": 1e38}
+  )
+  for _ in range(2):  # Also when it is started again.
+    with pytest.raises(FloatingPointError, match="step 1 is not finite"):
+      loop.run(config, tmp_path)
+  assert not (tmp_path / "results.json").exists()
+  with Checkpoints(tmp_path) as checkpoints:
+    assert checkpoints.steps() == []
 
 
 def test_patience_ends_a_run(smoke, tmp_path):
@@ -192,6 +207,8 @@ def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
 def test_a_profile_is_a_trace(smoke, tmp_path):
   loop.run(smoke(total_steps=25, eval_steps=25), tmp_path, profile=True)
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+  with pytest.raises(ValueError, match="--profile needs 20 steps, and 10"):
+    loop.run(smoke(), tmp_path / "short", profile=True)
 
 
 def test_another_seed_is_another_run(smoke, tmp_path):

@@ -19,6 +19,7 @@ def test_sums_by_hand():
   want = -np.log(0.75) - np.log(0.5)
   np.testing.assert_allclose(sums["loss"], want, rtol=1e-6)
   np.testing.assert_allclose(total, want + 0.75, rtol=1e-6)
+  assert sums["objective"] == total
   assert (sums["correct"], sums["count"]) == (2, 2)
 
 

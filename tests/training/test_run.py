@@ -2,9 +2,10 @@
 
 import json
 
+import jax
 import pytest
 
-from jaxformers.training import loop
+from jaxformers.training import loop, parallel
 
 
 def test_what_results_say(smoke, tmp_path):
@@ -46,6 +47,8 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
     ({"batch_size": 10}, "batch_size=10 .*4 device"),
     ({"accumulate": 3}, "batch_size=8 .*3 part"),
     ({"eval_steps": 0}, "config.eval_steps=0"),
+    ({"seed": -1}, "config.seed=-1"),
+    ({"accumulate": 0}, "config.accumulate=0"),
     ({"select": "f1"}, "config.select 'f1'.*accuracy, loss"),
     ({"parallel": "xmap"}, "parallel mode 'xmap'"),
     ({"model.name": "lstm"}, "model 'lstm'"),
@@ -69,3 +72,18 @@ def test_a_config_that_cannot_be_built_leaves_the_workdir_free(smoke, tmp_path):
     loop.run(smoke(**{"model.name": "lstm"}), tmp_path)
   assert not list(tmp_path.iterdir())
   assert loop.run(smoke(), tmp_path)["examples"] == 13
+
+
+def test_a_config_under_which_nothing_was_saved_gives_way(smoke, tmp_path):
+  (tmp_path / "config.json").write_text('{"seed": 7}')
+  assert loop.run(smoke(), tmp_path)["seed"] == 0
+
+
+def test_scoring_alone_asks_nothing_of_the_training_batch(
+  smoke, tmp_path, monkeypatch
+):
+  first = loop.run(smoke(), tmp_path)
+  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:3])
+  again = loop.run(smoke(), tmp_path, eval_only=True)
+  assert again["accuracy"] == first["accuracy"]
+  assert again["train_seconds"] == first["train_seconds"]

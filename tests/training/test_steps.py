@@ -70,6 +70,18 @@ def test_accumulation_is_the_big_batch(name):
     chex.assert_trees_all_close(sums, others, rtol=1e-5)
 
 
+def test_parts_of_a_batch_stay_on_their_devices():
+  """Every device works on its own rows of every part, and only sums travel."""
+  _, start, batch, step = setup()
+  step = functools.partial(step, accumulate=2)
+  compiled, place = parallel.compile_step("jit", step)
+  text = compiled.lower(parallel.place_state(start), place(batch)).compile()
+  text = text.as_text()
+  assert "all-reduce" in text
+  assert "all-gather" not in text
+  assert "all-to-all" not in text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_jit_and_pmap_agree_on_four_devices(name):
   _, start, batch, step = setup(name)

@@ -22,6 +22,9 @@ from jaxformers.registry import choose
 
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
 _BELOW_ONE = 1 - 1e-6
+# float32 on accelerators too, where less is the default: it costs d^2 a token
+# once, and d^3 a sample and expert.
+_HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def residual_weight(r: jax.Array) -> jax.Array:
@@ -71,13 +74,14 @@ def eigenvalues(
   count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
 
   def diagonal(x: jax.Array) -> jax.Array:
-    return jnp.square(x @ basis).sum(1) / count
+    return jnp.square(jnp.matmul(x, basis, precision=_HIGHEST)).sum(1) / count
 
   values = diagonal(x)
   tiny = jnp.finfo(jnp.float32).tiny
   sigma = values / jnp.maximum(values.max(1, keepdims=True), tiny)
   fixed = jax.lax.stop_gradient(x)
-  gram = jnp.einsum("bni,bnj->bij", fixed, fixed) / count[..., None]
+  gram = jnp.einsum("bni,bnj->bij", fixed, fixed, precision=_HIGHEST)
+  gram = gram / count[..., None]
   error = jnp.square(gram).sum((1, 2)) - jnp.square(diagonal(fixed)).sum(1)
   return sigma, jnp.maximum(error, 0)
 
@@ -101,7 +105,9 @@ def expert_outputs(
   outputs = []
   for u_e, v_e in zip(u, v, strict=True):
     if n > d:
-      folded = jnp.einsum("ij,bj,jk->bik", u_e, sigma, v_e).astype(x.dtype)
+      folded = jnp.einsum(
+        "ij,bj,jk->bik", u_e, sigma, v_e, precision=_HIGHEST
+      ).astype(x.dtype)
       shared = len(sigma) == 1
       y = x @ folded[0] if shared else jnp.einsum("bni,bik->bnk", x, folded)
     else:
@@ -133,7 +139,8 @@ def gate(
   """
   a = a.astype(x.dtype)
   pooled = jnp.stack([masked_max(x + a * one, mask) for one in f], 1)
-  return jax.nn.softmax(pooled.astype(jnp.float32) @ w, axis=-1)
+  pooled = pooled.astype(jnp.float32)
+  return jax.nn.softmax(jnp.matmul(pooled, w, precision=_HIGHEST), axis=-1)
 
 
 @MIXERS.register("transject")
