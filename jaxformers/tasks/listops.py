@@ -40,7 +40,7 @@ def load(
   min_length: int = 500,
   max_length: int = 2_000,
 ) -> Task:
-  """Generates ListOps (15 s, once), or reads LRA's files.
+  """Generates ListOps (8 s, once), or reads LRA's files.
 
   Args:
     data_dir: see `data_folder`.

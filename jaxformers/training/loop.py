@@ -132,13 +132,12 @@ def _train(
     )
   if start == total:
     return memo
-  loop = _Loop(this, memo, checkpoints)
   with (
     Writers(this.workdir, start, c) as writers,
     Progress(total, start, title) as progress,
     contextlib.ExitStack() as trace,
   ):
-    loop.writers, loop.progress = writers, progress
+    loop = _Loop(this, memo, checkpoints, writers, progress)
     if start:
       progress.line(f"Going on from step {start} of {total}.")
     for step in range(start + 1, total + 1):
@@ -164,11 +163,16 @@ def _train(
 class _Loop:
   """What happens at a step and at the boundaries between steps."""
 
-  writers: Writers
-  progress: Progress
-
-  def __init__(self, this: Run, memo: Memo, checkpoints: Checkpoints) -> None:
+  def __init__(
+    self,
+    this: Run,
+    memo: Memo,
+    checkpoints: Checkpoints,
+    writers: Writers,
+    progress: Progress,
+  ) -> None:
     self.run, self.memo, self.checkpoints = this, memo, checkpoints
+    self.writers, self.progress = writers, progress
     self._waiting: tuple[int, Any] | None = None
     self._first = True
     self._clocked = 0.0
