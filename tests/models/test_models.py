@@ -1,5 +1,7 @@
 """What holds for every registered model, from ids to logits."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -19,9 +21,14 @@ def make(name, **options):
   model = models.build(name, pool=POOL.get(name, "max"), **SIZES, **options)
   ids = jax.random.randint(jax.random.key(0), (3, 10), 1, 20)
   ids = jnp.where(jnp.arange(10)[None] < jnp.array([[10], [6], [1]]), ids, 0)
-  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  params = init(model, ids)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   return model, params, ids
+
+
+def init(model, ids):
+  make = jax.jit(functools.partial(model.init, train=False))
+  return make(jax.random.key(1), ids)["params"]
 
 
 def logits(model, params, ids):
@@ -97,7 +104,7 @@ def test_both_maps_train(mapping):
   def loss(params):
     return jnp.sum(logits(model, params, ids) ** 2)
 
-  grads = jax.grad(loss)(params)
+  grads = jax.jit(jax.grad(loss))(params)
   chex.assert_tree_all_finite(grads)
   skews = [
     leaf
@@ -109,8 +116,8 @@ def test_both_maps_train(mapping):
 
 def test_gradients_are_finite_at_the_rezero_start(name):
   model, _, ids = make(name)
-  params = model.init(jax.random.key(1), ids, train=False)["params"]
-  grads = jax.grad(lambda p: logits(model, p, ids).sum())(params)
+  params = init(model, ids)
+  grads = jax.jit(jax.grad(lambda p: logits(model, p, ids).sum()))(params)
   chex.assert_tree_all_finite(grads)
   if "transject" in name:
     layers = grads["encoder"]
