@@ -47,6 +47,19 @@ def whole(smoke, tmp_path):
   return timeless(results), curve(tmp_path / "whole")
 
 
+def test_every_step_is_logged_once(smoke, tmp_path):
+  """The mean over ten steps is the mean of five means over two."""
+
+  def losses(log_steps):
+    loop.run(smoke(log_steps=log_steps), tmp_path / str(log_steps))
+    lines = curve(tmp_path / str(log_steps))
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+  (whole,), parts = losses(10), losses(2)
+  assert len(parts) == 5
+  assert whole == pytest.approx(np.mean(parts), rel=1e-6)
+
+
 class Killed(BaseException):
   pass
 
