@@ -96,8 +96,7 @@ class Run:
     self.order = TrainOrder(
       len(self.task.splits["train"]), c["batch_size"], c["seed"]
     )
-
-    if not eval_only:
+    if not eval_only:  # And not before everything could be built.
       report.write_json(workdir / "config.json", c)
 
   def batch(self, step: int) -> Any:
