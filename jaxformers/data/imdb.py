@@ -86,7 +86,20 @@ def _prepare(data_dir: Path, local: Path | None) -> tuple[Any, dict[str, Any]]:
   )
   builder.archive = local
   config = tfds.download.DownloadConfig(try_download_gcs=False)
-  builder.download_and_prepare(download_config=config)
+  download = tfds.core.download
+  failures = (
+    download.download_manager.NonMatchingChecksumError,
+    download.util.DownloadError,
+    OSError,
+  )
+  try:
+    builder.download_and_prepare(download_config=config)
+  except failures as error:
+    raise ValueError(
+      f"{imdb_builder.URL} could not be had whole ({error}): run again, or "
+      f"fetch {ARCHIVE} elsewhere and pass "
+      f"--config.task.archive=PATH/{ARCHIVE}."
+    ) from error
   splits = {}
   for name in ("train", "test"):
     source = builder.as_data_source(name)

@@ -1,4 +1,9 @@
+import dataclasses
+import functools
+import hashlib
+import http.server
 import socket
+import threading
 import time
 
 import numpy as np
@@ -39,6 +44,45 @@ def test_from_an_archive(tmp_path, few):
   path.unlink()
   again, _ = imdb.load(tmp_path / "data")
   np.testing.assert_array_equal(again["test"].tokens, splits["test"].tokens)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+  def log_message(self, *args):
+    pass
+
+
+def test_by_the_network(tmp_path, few, monkeypatch):
+  """tensorflow-datasets downloads, checks the sum, and keeps the archive."""
+  from jaxformers.data import imdb_builder
+
+  served = tmp_path / "served"
+  served.mkdir()
+  path = write_archive(served / imdb.ARCHIVE, 3)
+  sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+  handler = functools.partial(Quiet, directory=served)
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/{imdb.ARCHIVE}"
+    (known,) = imdb_builder.JaxformersImdb.url_infos.values()
+    size = path.stat().st_size
+    info = dataclasses.replace(known, checksum=sha256, size=size)
+    builder = imdb_builder.JaxformersImdb
+    monkeypatch.setattr(builder, "url_infos", {url: info})
+    monkeypatch.setattr(imdb_builder, "URL", url)
+    monkeypatch.setattr(imdb_builder, "SHA256", sha256)
+    monkeypatch.setattr(imdb, "HOST", ("127.0.0.1", server.server_port))
+    monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+    splits, said = imdb.load(tmp_path / "data")
+    assert said["source"] == url
+    assert said["authors_checksum"]
+    assert len(splits["train"]) == len(splits["test"]) == 6
+    # Something else under the same address is refused.
+    bad = dataclasses.replace(known, checksum="0" * 64, size=size)
+    monkeypatch.setattr(builder, "url_infos", {url: bad})
+    with pytest.raises(ValueError, match="wrong checksum[\\s\\S]*task.archive"):
+      imdb.load(tmp_path / "other")
+    assert not (tmp_path / "other" / "packed" / "imdb-bytes-1").exists()
+    server.shutdown()
 
 
 def test_where_archives_are_looked_for(tmp_path, monkeypatch):

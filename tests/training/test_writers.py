@@ -1,5 +1,7 @@
 import builtins
 import json
+import sys
+import types
 
 import pytest
 
@@ -42,6 +44,30 @@ def test_tensorboard_reads_what_is_written(tmp_path):
   events.Reload()
   (event,) = events.Scalars("train/loss")
   assert (event.step, event.value) == (3, 0.5)
+
+
+def test_wandb_gets_the_scalars_of_one_run(tmp_path, monkeypatch):
+  calls = []
+  run = types.SimpleNamespace(
+    log=lambda scalars, step: calls.append((step, scalars)),
+    finish=lambda: calls.append("finish"),
+  )
+  identities = []
+
+  def init(**kwargs):
+    identities.append(kwargs["id"])
+    return run
+
+  wandb = types.SimpleNamespace(init=init)
+  monkeypatch.setitem(sys.modules, "wandb", wandb)
+  for step in (1, 2):
+    with Writers(tmp_path, step - 1, OFF | {"wandb": True}) as writers:
+      writers.write(step, {"train/loss": 0.5})
+  assert calls == [
+    *((1, {"train/loss": 0.5}), "finish"),
+    *((2, {"train/loss": 0.5}), "finish"),
+  ]
+  assert identities[0] == identities[1]  # Taken up again, not begun anew.
 
 
 @pytest.mark.parametrize(
