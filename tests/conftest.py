@@ -48,7 +48,7 @@ def data_dir(tmp_path_factory):
   return tmp_path_factory.mktemp("data")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def smoke(data_dir):
   """A function that makes a config of seconds; `**fields` override it."""
 

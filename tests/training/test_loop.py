@@ -40,11 +40,12 @@ def stop_at(monkeypatch, step, act):
   monkeypatch.setattr(loop._Loop, "step", stopping)
 
 
-@pytest.fixture
-def whole(smoke, tmp_path):
+@pytest.fixture(scope="module")
+def whole(smoke, tmp_path_factory):
   """The results and the curve of a run that nothing stops."""
-  results = loop.run(smoke(), tmp_path / "whole")
-  return timeless(results), curve(tmp_path / "whole")
+  workdir = tmp_path_factory.mktemp("whole")
+  results = loop.run(smoke(), workdir)
+  return timeless(results), curve(workdir)
 
 
 def test_every_step_is_logged_once(smoke, tmp_path):

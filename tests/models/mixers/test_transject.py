@@ -1,5 +1,7 @@
 """TransJect's pieces, and what the paper promises of the whole."""
 
+import functools
+
 import chex
 import flax
 import jax
@@ -21,19 +23,32 @@ def prefix(lengths, n):
   return jnp.arange(n)[None] < jnp.asarray(lengths)[:, None]
 
 
-def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
-  """A model, its variables with every |tanh r| = alpha, and hidden states."""
-  model = models.build(
+@functools.cache  # Compiled once for all examples of a property.
+def build(num_layers, num_experts, d, sigma="eigenvalues"):
+  return models.build(
     "transject",
     vocab_size=30,
     max_len=24,
     num_classes=2,
     d_model=d,
     num_layers=num_layers,
-    mixer={"num_experts": num_experts, **mixer},
+    mixer={"num_experts": num_experts, "sigma": sigma},
   )
+
+
+@functools.cache
+def compiled(model):
+  """The model's init and its apply, which returns hidden states too."""
+  kw = {"train": False}
+  apply = functools.partial(model.apply, mutable=["intermediates"], **kw)
+  return jax.jit(functools.partial(model.init, **kw)), jax.jit(apply)
+
+
+def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
+  """A model, its parameters with every |tanh r| = alpha, and ids."""
+  model = build(num_layers, num_experts, d, **mixer)
   ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
-  params = model.init(jax.random.key(seed), ids, train=False)["params"]
+  params = compiled(model)[0](jax.random.key(seed), ids)["params"]
   flat = flax.traverse_util.flatten_dict(params)
   for path, leaf in flat.items():
     if path[-1] == "alpha":
@@ -56,9 +71,7 @@ def scales(params, num_layers):
 
 
 def hidden(model, params, ids):
-  _, state = model.apply(
-    {"params": params}, ids, train=False, mutable=["intermediates"]
-  )
+  _, state = compiled(model)[1]({"params": params}, ids)
   return state["intermediates"]["encoder"]["hidden"]
 
 
@@ -143,7 +156,7 @@ def test_alpha_zero_is_the_identity():
 
 @given(
   seed=st.integers(0, 50),
-  num_layers=st.integers(1, 3),
+  num_layers=st.sampled_from([1, 3]),
   num_experts=st.sampled_from([1, 3]),
   alpha=st.floats(0.05, 0.98),
 )
