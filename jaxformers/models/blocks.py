@@ -38,7 +38,6 @@ class PreNorm(nn.Module):
     num_layers: L of the encoder; not used here.
     mlp_dim: width of the feed-forward.
     dropout_rate: after the mixer, inside and after the feed-forward.
-    orthogonal_map: not used here: nothing is orthogonal.
     dtype: compute type; parameters and LayerNorm are float32.
   """
 
@@ -49,7 +48,6 @@ class PreNorm(nn.Module):
   num_layers: int
   mlp_dim: int = 128
   dropout_rate: float = 0.0
-  orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
   @nn.compact
