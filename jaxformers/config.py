@@ -14,8 +14,15 @@ from jaxformers.registry import choose, unknown
 
 SIZES = ("paper", "tiny")
 
-# What may differ when a run is taken up again: it changes no number.
-FREE = ("data_dir", "task.archive", "tensorboard", "wandb")
+# What may differ when a run is taken up again: it changes no number. Other data
+# behind a path would; a checkpoint knows its data by more than the path.
+FREE = (
+  "data_dir",
+  "task.archive",
+  "task.vocabulary",
+  "tensorboard",
+  "wandb",
+)
 
 
 def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
@@ -72,6 +79,7 @@ def base(**fields: Any) -> ConfigDict:
     "batch_size": 32,
     "accumulate": 1,  # Parts that a batch is taken in, to save memory.
     "eval_batch_size": 32,
+    "buckets": 1,  # Lengths that batches are padded to.
     "total_steps": 1000,
     "log_steps": 50,
     "eval_steps": 500,
@@ -95,7 +103,14 @@ def is_tiny(size: str) -> bool:
   return choose("size", size, SIZES) == "tiny"
 
 
-def lra_models(name: str, *, pool: str, tiny: bool) -> dict[str, Any]:
+def lra_models(
+  name: str,
+  *,
+  pools: Mapping[str, str],
+  protocol: str,
+  tiny: bool,
+  **head: Any,
+) -> dict[str, Any]:
   """The model of a name at the sizes of TransJect's LRA table.
 
   TransJect has L = 2, E = 4, d = 512. The Transformer that the papers compare
@@ -104,36 +119,119 @@ def lra_models(name: str, *, pool: str, tiny: bool) -> dict[str, Any]:
 
   Args:
     name: of the model.
-    pool: TransJect's pooling on the task.
+    pools: how a protocol pools; "jaxformers" has TransJect's pooling on the
+      task, and the Transformer the mean.
+    protocol: one of them.
     tiny: d = 32 and E = 2 for TransJect; the Transformer stays as it is.
+    **head: further fields of the head, for both.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
+  pool = pools[choose("protocol", protocol, pools)]
   transformer = {
     "name": "transformer",
     "d_model": 64,
     "num_layers": 2,
     "positions": "learned",
     "dropout_rate": 0.1,
-    "pool": "mean",
+    "pool": "mean" if protocol == "jaxformers" else pool,
     "head_dim": 128,
     "dtype": "float32",
     "mixer": {"num_heads": 2, "dropout_rate": 0.1},
     "block": {"mlp_dim": 128, "dropout_rate": 0.1},
+    **head,
   }
   transject = {
     "name": name,
     "d_model": 32 if tiny else 512,
     "num_layers": 2,
+    "positions": "sinusoid",
+    "dropout_rate": 0.0,
     "pool": pool,
     "head_dim": 128,
     "dtype": "float32",
     "orthogonal_map": "cayley",
     "mixer": {"num_experts": 2 if tiny else 4},
+    **head,
   }
   model = transformer if name == "transformer" else transject
   return {"model": model, "reference": transformer}
+
+
+def short_models(name: str, *, tiny: bool) -> dict[str, Any]:
+  """The model of a name at the sizes of TransJect's short-text table.
+
+  L = 6, d = 512, mean pooling; E = 4 experts, or 8 heads and a feed-forward of
+  2048 for the Transformer (18.9 M parameters without the embedding).
+
+  Args:
+    name: of the model.
+    tiny: L = 2, d = 64, E = 2 experts or heads, with dropout of the embedding.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  shared = {
+    "d_model": 64 if tiny else 512,
+    "num_layers": 2 if tiny else 6,
+    "positions": "sinusoid",
+    "dropout_rate": 0.2 if tiny else 0.1,
+    "pool": "mean",
+    "head_dim": 0,
+    "dtype": "float32",
+  }
+  transformer = {
+    "name": "transformer",
+    **shared,
+    "mixer": {"num_heads": 2 if tiny else 8, "dropout_rate": 0.1},
+    "block": {"mlp_dim": 128 if tiny else 2_048, "dropout_rate": 0.1},
+  }
+  transject = {
+    "name": name,
+    **shared,
+    "dropout_rate": 0.2 if tiny else 0.0,
+    "orthogonal_map": "cayley",
+    "mixer": {"num_experts": 2 if tiny else 4},
+  }
+  model = transformer if name == "transformer" else transject
+  return {"model": model, "reference": transformer}
+
+
+def short_schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
+  """TransJect's training on short text: 30 epochs, patience of 4.
+
+  Adam, 5e-4, beta (0.9, 0.98), eps 1e-9; an evaluation an epoch.
+
+  Args:
+    examples: of the training split.
+    batch_size: 32 in the paper.
+
+  Returns:
+    Fields for `base`.
+  """
+  epoch = -(-examples // batch_size)
+  return {
+    "optimizer": {
+      "name": "adam",
+      "b2": 0.98,
+      "eps": 1e-9,
+      "clip_value": 0.0,
+      "weight_decay": 0.0,
+      "cycle_momentum": False,
+    },
+    "schedule": {
+      "name": "constant",
+      "learning_rate": 5e-4,
+      "warmup_steps": 0,
+    },
+    "batch_size": batch_size,
+    "total_steps": 30 * epoch,
+    "log_steps": 100,
+    "eval_steps": epoch,
+    "checkpoint_steps": epoch,
+    "patience": 4,
+  }
 
 
 def skyformer_schedule(

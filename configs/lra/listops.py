@@ -3,24 +3,32 @@ r"""LRA ListOps: the value of a nested expression of 501 to 1999 tokens.
 Nothing is downloaded: the data are generated, with the distribution of LRA's.
 The paper gives 42.2 for TransJect and 38.4 for the Transformer; the rule that
 looks at the first token alone reaches 35.6 on our test split. At size=tiny:
-36.0 +- 0.3 on two cores in 5 minutes. More in docs/results.md.
+LISTOPS_TINY. More in docs/results.md.
 
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
 
 Arguments: model=transject|random_transject|transformer, size=paper|tiny,
-protocol=lra|skyformer, seed=0.
+protocol=jaxformers|lra|skyformer|s4, seed=0. Longer test expressions:
+--config.task.test_min_length=2000 --config.task.test_max_length=4000.
 """
 
 from jaxformers import config as c
 
+# TransJect's pooling on the task, and those of the code bases.
+POOLS = {
+  "jaxformers": "max",
+  "lra": "cls",
+  "skyformer": "padded_mean",
+  "s4": "mean",
+}
 # Softmax attention without long warm-up stays at chance from 5e-3 on.
 TINY_RATES = {"transformer": 1e-3}
 
 
 def get_config(arg=None):
   arg = c.parse_arg(
-    arg, model="transject", size="paper", protocol="lra", seed=0
+    arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
   tiny = c.is_tiny(arg.size)
   config = c.base(
@@ -28,15 +36,23 @@ def get_config(arg=None):
     task={
       "name": "listops",
       "protocol": arg.protocol,
-      "tsv": "",  # A folder of LRA's own files; "" generates.
+      "archive": "",  # LRA's release or a folder of its files; "" generates.
       "seed": 0,  # Of the data; the run's seed leaves them as they are.
       "num_train": 96_000,
       "num_validation": 2_000,
       "num_test": 2_000,
+      "max_depth": 10,
+      "max_args": 10,
+      "min_length": 500,
+      "max_length": 2_000,
+      "test_min_length": 0,  # 0: as in training.
+      "test_max_length": 0,
+      "operators": "MIN MAX MED SM",
     },
-    **c.lra_models(arg.model, pool="max", tiny=tiny),
+    **c.lra_models(arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny),
     batch_size=32,
     eval_batch_size=40,
+    buckets=4,
     **c.skyformer_schedule(1e-4, warmup_steps=1_000),
   )
   if tiny:

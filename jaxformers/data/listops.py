@@ -28,6 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformers.data.packed import Packed, pack
+from jaxformers.registry import choose
 
 PAD = 0
 ROOTS = 2_000  # Trees that are grown together: a block.
@@ -48,6 +49,9 @@ class Settings:
     max_depth: deepest level of a tree; the root is at 1.
     max_args: greatest number of arguments.
     min_length, max_length: a tree's tokens lie strictly between.
+    test_min_length, test_max_length: the same for the test split alone, to see
+      how a model generalises; 0 for those of training.
+    operators: which of MIN, MAX, MED and SM there are.
   """
 
   seed: int = 0
@@ -58,6 +62,9 @@ class Settings:
   max_args: int = 10
   min_length: int = 500
   max_length: int = 2_000
+  test_min_length: int = 0
+  test_max_length: int = 0
+  operators: str = "MIN MAX MED SM"
 
   def __post_init__(self) -> None:
     """Raises ValueError where no tree could be made."""
@@ -71,11 +78,32 @@ class Settings:
         f"num_train={self.num_train}, num_validation={self.num_validation}, "
         f"num_test={self.num_test}: every split needs an example."
       )
-    if self.max_length - self.min_length < 2 or self.max_length < 5:
-      raise ValueError(
-        f"No tree is longer than {self.min_length} and shorter than "
-        f"{self.max_length} tokens: widen min_length and max_length."
-      )
+    for one in (self, self.for_test()):
+      if one.max_length - one.min_length < 2 or one.max_length < 5:
+        raise ValueError(
+          f"No tree is longer than {one.min_length} and shorter than "
+          f"{one.max_length} tokens: widen min_length and max_length, or "
+          "test_min_length and test_max_length."
+        )
+    if not self.operators.split():
+      raise ValueError("operators is empty: name some of MIN, MAX, MED, SM.")
+    for operator in self.operators.split():
+      choose("operator", f"[{operator}", OPERATORS)
+
+  def for_test(self) -> Settings:
+    """The settings by which the test split is drawn."""
+    lengths = (
+      self.test_min_length or self.min_length,
+      self.test_max_length or self.max_length,
+    )
+    if lengths == (self.min_length, self.max_length):
+      return self
+    # Not by `replace`, which would check the copy by checking a copy of it.
+    copy = object.__new__(Settings)
+    copy.__dict__.update(
+      self.__dict__, min_length=lengths[0], max_length=lengths[1]
+    )
+    return copy
 
 
 @dataclasses.dataclass
@@ -118,6 +146,7 @@ def _grow(
   not change what is kept.
   """
   tree, levels = np.arange(count), []
+  known = [OPERATORS.index(f"[{o}") for o in settings.operators.split()]
   size = np.zeros(count, np.int64)
   for depth in range(1, settings.max_depth + 1):
     inner = rng.random(len(tree)) <= 0.25
@@ -125,7 +154,8 @@ def _grow(
       inner[:] = True
     elif depth == settings.max_depth:
       inner[:] = False
-    operator = np.where(inner, rng.integers(0, 4, len(tree)), -1)
+    drawn = rng.integers(0, len(known), len(tree))
+    operator = np.where(inner, np.array(known)[drawn], -1)
     digit = rng.integers(0, 10, len(tree))
     children = rng.integers(2, settings.max_args + 1, int(inner.sum()))
     levels.append(_Level(tree, operator, digit, children))
@@ -225,9 +255,10 @@ def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
       ahead.append(pool.submit(trees, settings, block))
 
 
-def _distinct(settings: Settings) -> Iterator[tuple[np.ndarray, int]]:
+def _distinct(
+  settings: Settings, seen: set[bytes]
+) -> Iterator[tuple[np.ndarray, int]]:
   """Every accepted tree with its value, none twice, in a fixed order."""
-  seen: set[bytes] = set()
   barren = 0
   for ids, offsets, values in _blocks(settings):
     fresh = 0
@@ -253,15 +284,18 @@ def generate(settings: Settings) -> dict[str, Packed]:
   smaller training set is the start of a larger one and leaves the others as
   they are.
   """
-  stream = _distinct(settings)
-  counts = {
-    "test": settings.num_test,
-    "validation": settings.num_validation,
-    "train": settings.num_train,
+  seen: set[bytes] = set()
+  stream = _distinct(settings, seen)
+  testing = settings.for_test()
+  apart = stream if testing is settings else _distinct(testing, seen)
+  plan = {
+    "test": (apart, settings.num_test),
+    "validation": (stream, settings.num_validation),
+    "train": (stream, settings.num_train),
   }
   splits = {}
-  for name, count in counts.items():
-    rows = [next(stream) for _ in range(count)]
+  for name, (source, count) in plan.items():
+    rows = [next(source) for _ in range(count)]
     splits[name] = pack(
       [tree for tree, _ in rows], np.array([value for _, value in rows])
     )

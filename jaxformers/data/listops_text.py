@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxformers.data.listops import IDS, OPERATORS, PAD, TOKENS
-from jaxformers.data.packed import Packed, pack
+from jaxformers.data.packed import Packed
 
 FILES = {"train": "train", "validation": "val", "test": "test"}
 
@@ -96,42 +96,12 @@ def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
         file.write(f"{binarised(split[i])}\t{split.labels[i]}\n")
 
 
-def read_tsv(folder: Path) -> dict[str, Packed]:
-  """Reads LRA's `basic_{train,val,test}.tsv` and evaluates every expression.
+def parse(line: str) -> tuple[np.ndarray, int]:
+  """The ids and the value of a line of LRA's files.
 
   Raises:
-    ValueError: for a missing or empty file, or a line that is not an
-      expression, a tab and the expression's value, naming file and line.
+    ValueError: if it is not an expression, a tab and the expression's value.
   """
-  splits = {}
-  for name, short in FILES.items():
-    path = folder / f"basic_{short}.tsv"
-    if not path.exists():
-      raise ValueError(
-        f"{path} is missing: LRA's ListOps is basic_train.tsv, "
-        "basic_val.tsv and basic_test.tsv in one folder."
-      )
-    rows, labels = [], []
-    with path.open(encoding="utf-8") as file:
-      for number, line in enumerate(file, 1):
-        if number == 1 and line.split() == ["Source", "Target"]:
-          continue
-        try:
-          ids, label = _parse(line)
-        except ValueError as error:
-          raise ValueError(
-            f"{path}, line {number}: {error} Restore the file, or leave "
-            "task.tsv empty to generate ListOps."
-          ) from None
-        rows.append(ids)
-        labels.append(label)
-    if not rows:
-      raise ValueError(f"{path} holds no example: restore the file.")
-    splits[name] = pack(rows, np.array(labels))
-  return splits
-
-
-def _parse(line: str) -> tuple[np.ndarray, int]:
   source, tab, target = line.rstrip("\n").partition("\t")
   if not tab or not source or target not in tuple("0123456789"):
     raise ValueError(

@@ -1,8 +1,8 @@
 """Sequences of many lengths in one flat array, memory-mapped from disk.
 
-A `Packed` split is a folder with `tokens.npy` (all sequences end to end, one
-byte a token where that is enough), `offsets.npy` and `labels.npy`. It is
-written beside its place and renamed, so a folder that exists is whole.
+A `Packed` split is a folder with `tokens.npy` (all sequences end to end, in the
+smallest type that holds them), `offsets.npy`, `labels.npy` and `keys.npy`. It
+is written beside its place and renamed, so a folder that exists is whole.
 """
 
 from __future__ import annotations
@@ -12,142 +12,253 @@ import json
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """A split: sequence i is tokens[offsets[i]:offsets[i + 1]] + shift.
+  """A split, and how its stored integers become what a model reads.
+
+  Sequence k is tokens[starts[k]:stops[k]] + shift; example i has the sequences
+  num_inputs * i and those that follow it.
 
   Attributes:
     tokens: [total], any integer type.
-    offsets: int64 [count + 1], rising from 0.
+    starts, stops: int64 [num_inputs * count].
     labels: int32 [count].
+    keys: uint64 [count], what an example is known by whatever its tokens are: a
+      number, or a hash of its text.
     shift: added to every token read: 1 keeps id 0 for padding.
+    num_inputs: sequences of an example: 2 for pairs.
+    end: id that closes every sequence, also one that is cut; 0 for none.
+    scale: (mean, deviation) by which tokens become real numbers, float32; None
+      for ids.
   """
 
   tokens: np.ndarray
-  offsets: np.ndarray
+  starts: np.ndarray
+  stops: np.ndarray
   labels: np.ndarray
+  keys: np.ndarray
   shift: int = 0
+  num_inputs: int = 1
+  end: int = 0
+  scale: tuple[float, float] | None = None
 
   def __len__(self) -> int:
     return len(self.labels)
 
-  def __getitem__(self, i: int) -> np.ndarray:
-    """The ids of sequence i, int32 [length]."""
-    start, stop = self.offsets[i], self.offsets[i + 1]
-    return self.tokens[start:stop].astype(np.int32) + self.shift
+  def __getitem__(self, k: int) -> np.ndarray:
+    """The ids of sequence k, whole and without `end`, int32 [length]."""
+    tokens = self.tokens[self.starts[k] : self.stops[k]]
+    return tokens.astype(np.int32) + self.shift
 
   def lengths(self) -> np.ndarray:
-    """The number of tokens of each sequence, int64 [count]."""
-    return np.diff(self.offsets)
+    """The tokens of the longest sequence of each example, int64 [count]."""
+    lengths = (self.stops - self.starts).reshape(-1, self.num_inputs)
+    return lengths.max(1, initial=0) + bool(self.end)
 
   def batch(self, indices: np.ndarray, max_len: int) -> dict[str, np.ndarray]:
-    """The sequences of some indices, cut and padded with 0 on the right.
+    """The examples of some indices, cut and padded with 0 on the right.
 
     Args:
       indices: integers [b] within the split.
       max_len: n.
 
     Returns:
-      inputs int32 [b, n] and targets int32 [b].
+      inputs [b, n], or [b, num_inputs, n] for more than one; int32, or float32
+      with a `scale`. targets int32 [b].
     """
-    inputs = np.zeros((len(indices), max_len), np.int32)
-    for row, i in zip(inputs, indices, strict=True):
-      start = self.offsets[i]
-      stop = min(self.offsets[i + 1], start + max_len)
-      row[: stop - start] = self.tokens[start:stop]
-      row[: stop - start] += self.shift
+    rows = _rows(self, indices)
+    inputs = np.zeros((len(rows), max_len), np.int32)
+    starts = self.starts[rows]
+    cut = max_len - bool(self.end)
+    stops = np.minimum(self.stops[rows], starts + cut)
+    tokens = self.tokens.view(np.ndarray)  # Slicing a memmap itself is slow.
+    for row, start, stop in zip(
+      inputs, starts.tolist(), stops.tolist(), strict=True
+    ):
+      length = stop - start
+      np.add(tokens[start:stop], self.shift, out=row[:length], dtype=np.int32)
+      if self.end:
+        row[length] = self.end
+    if self.scale is not None:
+      mean, deviation = self.scale
+      inputs = ((inputs - mean) / deviation).astype(np.float32)
+    if self.num_inputs > 1:
+      inputs = inputs.reshape(-1, self.num_inputs, max_len)
     return {"inputs": inputs, "targets": self.labels[indices]}
 
 
-def pack(sequences: list[np.ndarray], labels: np.ndarray) -> Packed:
-  """Packs sequences of one integer type and their labels."""
+def _rows(packed: Packed, indices: np.ndarray) -> np.ndarray:
+  """The sequences of some examples."""
+  k = packed.num_inputs
+  return (np.asarray(indices)[:, None] * k + np.arange(k)).ravel()
+
+
+def pack(
+  sequences: Sequence[np.ndarray], labels: np.ndarray, **fields: Any
+) -> Packed:
+  """Packs sequences of one integer type and their labels, in memory."""
   offsets = np.zeros(len(sequences) + 1, np.int64)
   np.cumsum([len(s) for s in sequences], out=offsets[1:])
   tokens = np.concatenate(sequences) if sequences else np.zeros(0, np.uint8)
-  return Packed(tokens, offsets, np.asarray(labels, np.int32))
+  labels = np.asarray(labels, np.int32)
+  keys = np.arange(len(labels), dtype=np.uint64)
+  return Packed(tokens, offsets[:-1], offsets[1:], labels, keys, **fields)
 
 
 def select(packed: Packed, indices: np.ndarray) -> Packed:
-  """The split of some indices of another, in their order; tokens are copied."""
-  starts, lengths = packed.offsets[indices], packed.lengths()[indices]
-  offsets = np.concatenate([[0], np.cumsum(lengths)])
-  tokens = np.empty(offsets[-1], packed.tokens.dtype)
-  for at, start, length in zip(offsets, starts, lengths, strict=False):
-    tokens[at : at + length] = packed.tokens[start : start + length]
-  return Packed(tokens, offsets, packed.labels[indices], packed.shift)
+  """The split of some examples of another, in their order; nothing is copied.
+
+  Args:
+    packed: the other.
+    indices: integers [k], or a slice.
+  """
+  if isinstance(indices, slice):
+    indices = np.arange(len(packed))[indices]
+  rows = _rows(packed, indices)
+  return dataclasses.replace(
+    packed,
+    starts=packed.starts[rows],
+    stops=packed.stops[rows],
+    labels=packed.labels[indices],
+    keys=packed.keys[indices],
+  )
 
 
 def drop(packed: Packed, token: int) -> Packed:
   """The same split without one token, wherever it stands."""
   kept = np.asarray(packed.tokens) != token - packed.shift
-  lengths = np.add.reduceat(kept, packed.offsets[:-1], dtype=np.int64)
-  lengths[packed.lengths() == 0] = 0  # reduceat sums nothing as one element.
+  before = np.concatenate([[0], np.cumsum(kept)])
   return dataclasses.replace(
     packed,
     tokens=packed.tokens[kept],
-    offsets=np.concatenate([[0], np.cumsum(lengths)]),
+    starts=before[packed.starts],
+    stops=before[packed.stops],
   )
 
 
-def load(folder: Path, shift: int = 0) -> Packed:
-  """Opens a split that `build` has written, memory-mapped, read-only."""
-  arrays = (
-    np.load(folder / f"{name}.npy", mmap_mode="r")
-    for name in ("tokens", "offsets", "labels")
+Row = tuple[Sequence[np.ndarray], int, int]
+
+
+def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
+  """Writes a split as its rows come; memory does not grow with the tokens.
+
+  Args:
+    folder: made here.
+    rows: (sequences, label, key) of every example.
+    dtype: of the tokens.
+  """
+  folder.mkdir()
+  lengths, labels, keys = [0], [], []
+  with (folder / "tokens.npy").open("wb") as file:
+    _header(file, 0, dtype)
+    for sequences, label, key in rows:
+      for sequence in sequences:
+        file.write(np.ascontiguousarray(sequence, dtype).tobytes())
+        lengths.append(len(sequence))
+      labels.append(label)
+      keys.append(key)
+    file.seek(0)
+    _header(file, sum(lengths), dtype)
+  np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
+  np.save(folder / "labels.npy", np.array(labels, np.int32))
+  np.save(folder / "keys.npy", np.array(keys, np.uint64))
+
+
+def _header(file: Any, total: int, dtype: Any) -> None:
+  # NumPy leaves room in it for a length that is known only at the end.
+  description = np.lib.format.dtype_to_descr(np.dtype(dtype))
+  np.lib.format.write_array_header_1_0(
+    file, {"descr": description, "fortran_order": False, "shape": (total,)}
   )
-  tokens, offsets, labels = arrays
-  return Packed(tokens, np.asarray(offsets), np.asarray(labels), shift)
+
+
+def load(folder: Path) -> Packed:
+  """Opens a split that `write` has written, memory-mapped, read-only."""
+  tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+  offsets, labels, keys = (
+    np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
+  )
+  num_inputs = (len(offsets) - 1) // max(len(labels), 1) or 1
+  return Packed(
+    tokens, offsets[:-1], offsets[1:], labels, keys, num_inputs=num_inputs
+  )
+
+
+def stage(folder: Path, make: Callable[[Path], None]) -> None:
+  """Makes a folder whole or not at all, once, whoever else wants it.
+
+  Processes that want the same folder wait for the one that makes it. What one
+  that was killed has left is removed by the next.
+
+  Args:
+    folder: what is wanted; nothing happens if it is there.
+    make: fills the empty folder that it is given.
+
+  Raises:
+    ValueError: if the folder's parent cannot be written.
+  """
+  if folder.exists():
+    return
+  staged = folder.parent / f".staged-{folder.name}"
+  try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder.parent / f".{folder.name}.lock")
+    _acquire(lock, folder.name)
+  except OSError as error:
+    raise ValueError(
+      f"{folder.parent} cannot be written ({error.strerror}): pass --data_dir, "
+      "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+    ) from None
+  try:
+    if not folder.exists():
+      shutil.rmtree(staged, ignore_errors=True)
+      staged.mkdir()
+      make(staged)
+      os.rename(staged, folder)
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)
+    lock.release()
+
+
+def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
+  try:
+    lock.acquire(timeout=0)
+  except filelock.Timeout:
+    print(f"Another process prepares {name}: waiting.", file=sys.stderr)
+    lock.acquire()
 
 
 def build(
   folder: Path,
-  make: Callable[[], tuple[Mapping[str, Packed], Mapping[str, Any]]],
+  make: Callable[[Path], Mapping[str, Any]],
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits under a folder, making them first where there are none.
 
   Args:
     folder: where they stand, one folder a split beside `info.json`.
-    make: returns the splits and a description (source, checksum, counts) that
-      goes to `info.json`; called only if the folder is not there. Whatever it
-      raises leaves nothing behind.
+    make: writes the splits into the folder that it is given, by `write`, and
+      returns a description (source, checksum) that goes to `info.json`; called
+      only if `folder` is not there. Whatever it raises leaves nothing behind.
 
   Returns:
     The splits, memory-mapped, and the description.
   """
-  if not (folder / "info.json").exists():
-    try:
-      folder.parent.mkdir(parents=True, exist_ok=True)
-      staged = Path(tempfile.mkdtemp(prefix=".staged-", dir=folder.parent))
-    except OSError as error:
-      raise ValueError(
-        f"{folder.parent} cannot be written ({error.strerror}): pass "
-        "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
-      ) from None
-    print(f"Preparing {folder.name}, once ...", file=sys.stderr, flush=True)
-    try:
-      splits, info = make()
-      for name, split in splits.items():
-        (staged / name).mkdir()
-        np.save(staged / name / "tokens.npy", split.tokens)
-        np.save(staged / name / "offsets.npy", split.offsets)
-        np.save(staged / name / "labels.npy", split.labels)
-      info = dict(info, splits={name: len(s) for name, s in splits.items()})
-      (staged / "info.json").write_text(json.dumps(info, indent=2))
-      try:
-        os.rename(staged, folder)
-      except OSError:
-        # Another process was faster: its splits are the same.
-        if not (folder / "info.json").exists():
-          raise
-    finally:
-      shutil.rmtree(staged, ignore_errors=True)
+
+  def fill(staged: Path) -> None:
+    print(f"Packing {folder.name}, once ...", file=sys.stderr, flush=True)
+    info = dict(make(staged))
+    names = sorted(path.name for path in staged.iterdir() if path.is_dir())
+    info["splits"] = {name: len(load(staged / name)) for name in names}
+    (staged / "info.json").write_text(json.dumps(info, indent=2))
+
+  stage(folder, fill)
   info = json.loads((folder / "info.json").read_text())
   return {name: load(folder / name) for name in info["splits"]}, info

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
-from jaxformers.models import mixers
+from jaxformers.models import heads, mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
 from jaxformers.models.encoder import Classifier, Encoder
-from jaxformers.models.heads import POOLS
 from jaxformers.registry import Registry, choose, unknown
 
 __all__ = ["MODELS", "Variant", "build", "mixers", "shapes", "size"]
@@ -54,8 +53,13 @@ def build(
   num_classes: int,
   d_model: int,
   num_layers: int,
+  num_inputs: int = 1,
+  padded_len: int = 0,
   pool: str = "mean",
   head_dim: int = 0,
+  head_layers: int = 1,
+  head_activation: str = "relu",
+  interaction: str = "",
   positions: str = "sinusoid",
   dropout_rate: float = 0.0,
   dtype: str = "float32",
@@ -67,13 +71,17 @@ def build(
 
   Args:
     name: in `MODELS`.
-    vocab_size: number of token ids, padding (0) included; from the task.
+    vocab_size: number of token ids, padding (0) included; 0 if tokens are real
+      numbers; from the task.
     max_len: greatest number of tokens; from the task.
     num_classes: number of logits; from the task.
     d_model: width.
     num_layers: depth, at least 1.
-    pool: "max", "mean" or "first".
-    head_dim: width of the head's hidden layer, 0 for none.
+    num_inputs: 2 for pairs; from the task.
+    padded_len: what the pool "padded_mean" divides by, 0 for max_len; from the
+      task.
+    pool, head_dim, head_layers, head_activation, interaction: see
+      `heads.ClassifierHead`.
     positions: "sinusoid" or "learned".
     dropout_rate: after the embedding.
     dtype: "float32" or "bfloat16": compute type; parameters are float32.
@@ -87,7 +95,7 @@ def build(
   variant = MODELS[name]
   if num_layers < 1:
     raise ValueError(f"num_layers={num_layers}: at least one layer is needed.")
-  choose("pool", pool, POOLS)
+  heads.check(pool, head_activation, interaction, num_inputs)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   wiring = {"dtype": compute, "orthogonal_map": orthogonal_map}
@@ -113,8 +121,26 @@ def build(
     d_model=d_model,
     positions=positions,
     dropout_rate=dropout_rate,
+    cls=pool == "cls",
   )
-  return Classifier(make_encoder, num_classes, pool, head_dim, orthogonal_map)
+  make_head = functools.partial(
+    heads.ClassifierHead,
+    num_classes=num_classes,
+    pool=pool,
+    head_dim=head_dim,
+    head_layers=head_layers,
+    activation=head_activation,
+    interaction=interaction,
+    padded_len=padded_len or max_len,
+  )
+  return Classifier(
+    make_encoder,
+    make_head,
+    orthogonal_map,
+    num_inputs=num_inputs,
+    real=vocab_size == 0,
+    cls=pool == "cls",
+  )
 
 
 def _options(
@@ -140,9 +166,8 @@ def _options(
 
 def shapes(model: Classifier) -> Any:
   """The tree of a model's parameters as shapes, without computing any."""
-  ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
   init = functools.partial(model.init, train=False)
-  return jax.eval_shape(init, jax.random.key(0), ids)["params"]
+  return jax.eval_shape(init, jax.random.key(0), model.example())["params"]
 
 
 def size(model: Classifier) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.models.blocks import layer_norm
-from jaxformers.models.heads import ClassifierHead
 from jaxformers.registry import choose
 
 
@@ -28,15 +26,18 @@ def sinusoids(length: int, d: int) -> np.ndarray:
 
 
 class Embedding(nn.Module):
-  """Token ids [b, n] and their positions -> float32 [b, n, d].
+  """Tokens [b, n] and their positions -> float32 [b, n, d].
 
   Attributes:
-    vocab_size: ids run from 0 (padding) to vocab_size - 1.
+    vocab_size: ids run from 0 (padding) to vocab_size - 1; 0 if tokens are real
+      numbers, which enter by a linear map.
     max_len: number of positions, for "learned".
     d_model: d.
     positions: "sinusoid" or "learned".
     concatenate: half of the channels for the token and half for its position,
       which is injective (TransJect, section 4.4), instead of their sum.
+    cls: whether a learned vector that starts at zero stands before the tokens,
+      at position 0 -> [b, n + 1, d].
   """
 
   vocab_size: int
@@ -44,10 +45,10 @@ class Embedding(nn.Module):
   d_model: int
   positions: str = "sinusoid"
   concatenate: bool = False
+  cls: bool = False
 
   @nn.compact
   def __call__(self, ids: jax.Array) -> jax.Array:
-    n = ids.shape[1]
     choose("positions", self.positions, ("sinusoid", "learned"))
     if self.concatenate and self.d_model % 2:
       raise ValueError(
@@ -57,15 +58,22 @@ class Embedding(nn.Module):
     d = self.d_model // 2 if self.concatenate else self.d_model
     scale = 1.0 if self.concatenate else 0.02
     init = nn.initializers.normal(scale)
-    tokens = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")
-    x = tokens(ids)
+    if self.vocab_size:
+      x = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")(ids)
+    else:
+      x = nn.Dense(d, kernel_init=init, name="values")(ids[..., None])
+    if self.cls:
+      own = self.param("cls", nn.initializers.zeros, (d,))
+      own = jnp.broadcast_to(own[None, None], (len(x), 1, d))
+      x = jnp.concatenate([own, x], 1)
+    n, max_len = x.shape[1], self.max_len + self.cls
     if self.positions == "learned":
-      if n > self.max_len:
+      if n > max_len:
         raise ValueError(
           f"A sequence of {n} tokens has no learned positions beyond "
           f"max_len={self.max_len}: raise max_len or cut the sequence."
         )
-      places = self.param("positions", init, (self.max_len, d))[:n]
+      places = self.param("positions", init, (max_len, d))[:n]
     else:
       places = jnp.asarray(sinusoids(n, d))
     places = jnp.broadcast_to(places[None], x.shape)
@@ -74,7 +82,7 @@ class Embedding(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Embeds token ids and applies L blocks: ids [b, n] -> x [b, n, d].
+  """Embeds tokens and applies L blocks: ids [b, n] -> x [b, n, d].
 
   Every layer's output is sown as `hidden` into `intermediates`, the embedding
   as the first of them.
@@ -83,7 +91,7 @@ class Encoder(nn.Module):
     block: makes a block; called with a name. Its class says how positions
       enter and whether a LayerNorm ends the encoder.
     num_layers: L.
-    vocab_size, max_len, d_model, positions: see `Embedding`.
+    vocab_size, max_len, d_model, positions, cls: see `Embedding`.
     dropout_rate: after the embedding, in training.
 
   Between the layers x is float32 whatever the compute type is: the small steps
@@ -97,11 +105,13 @@ class Encoder(nn.Module):
   d_model: int
   positions: str
   dropout_rate: float
+  cls: bool = False
 
   @nn.compact
   def __call__(
     self, ids: jax.Array, *, mask: jax.Array, train: bool
   ) -> jax.Array:
+    """ids [b, n]; mask of what comes out, so [b, n + 1] with `cls`."""
     blocks = [self.block(name=f"layer_{i}") for i in range(self.num_layers)]
     kind = blocks[0]
     x = Embedding(
@@ -110,6 +120,7 @@ class Encoder(nn.Module):
       self.d_model,
       self.positions,
       kind.concatenate_positions,
+      self.cls,
       name="embedding",
     )(ids)
     x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
@@ -124,26 +135,40 @@ class Encoder(nn.Module):
 
 
 class Classifier(nn.Module):
-  """Token ids [b, n], 0 at padding, to float32 logits [b, num_classes].
+  """Tokens to float32 logits [b, num_classes].
 
-  Built by `jaxformers.models.build`; `apply({"params": params}, ids,
-  train=False)` is a pure function.
+  Tokens are ids [b, n], 0 at padding, or float32 [b, n], none of them padding;
+  [b, 2, n] for pairs, which one encoder reads apart. Built by
+  `jaxformers.models.build`; `apply({"params": params}, ids, train=False)` is a
+  pure function.
 
   Attributes:
     encoder: makes the `Encoder`; called with a name.
-    num_classes, pool, head_dim: see `ClassifierHead`.
+    head: makes the `ClassifierHead`; called with a name.
     orthogonal_map: of every orthogonal matrix in the model.
+    num_inputs: 1, or 2 for pairs.
+    real: whether tokens are real numbers.
+    cls: whether the encoder puts a token of its own in front.
   """
 
   encoder: Callable[..., nn.Module]
-  num_classes: int
-  pool: str
-  head_dim: int
+  head: Callable[..., nn.Module]
   orthogonal_map: str
+  num_inputs: int = 1
+  real: bool = False
+  cls: bool = False
 
   @nn.compact
   def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
-    mask = ids > 0
+    if self.num_inputs > 1:
+      ids = ids.reshape(-1, ids.shape[-1])
+    mask = jnp.ones(ids.shape, bool) if self.real else ids > 0
+    if self.cls:
+      mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
     x = self.encoder(name="encoder")(ids, mask=mask, train=train)
-    head = functools.partial(ClassifierHead, name="head")
-    return head(self.num_classes, self.pool, self.head_dim)(x, mask)
+    return self.head(name="head")(x, mask)
+
+  def example(self) -> jax.Array:
+    """The smallest input that there is; parameters do not depend on it."""
+    shape = (1, 2) if self.num_inputs == 1 else (1, self.num_inputs, 2)
+    return jnp.zeros(shape, jnp.float32 if self.real else jnp.int32)

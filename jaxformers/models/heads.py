@@ -2,44 +2,119 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import masked_max, masked_mean
-from jaxformers.registry import Registry
+from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
+INTERACTIONS: Registry = Registry("interaction")
+ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu}
 
-POOLS.register("max")(masked_max)
-POOLS.register("mean")(masked_mean)
+Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
+
+
+@POOLS.register("max")
+def max_pool(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
+  """The maximum over the tokens of x [b, n, d] -> [b, d]."""
+  del padded_len
+  return masked_max(x, mask)
+
+
+@POOLS.register("mean")
+def mean_pool(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
+  """The mean over the tokens of x [b, n, d] -> [b, d]."""
+  del padded_len
+  return masked_mean(x, mask)
+
+
+@POOLS.register("padded_mean")
+def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
+  """The sum over the tokens of x [b, n, d], over the padded length -> [b, d].
+
+  The "MEAN" of Skyformer's code, which shrinks short sequences; for published
+  numbers only. Independent of how far the batch at hand is padded.
+  """
+  share = mask.sum(1).astype(jnp.float32) / padded_len
+  return masked_mean(x, mask) * share[:, None]
 
 
 @POOLS.register("first")
-def first_token(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """The first token of x [b, n, d] -> [b, d]; zero where it is masked."""
+@POOLS.register("cls")
+def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
+  """The first token of x [b, n, d] -> [b, d]; zero where it is masked.
+
+  For "cls" that is a token of its own, which the encoder puts there.
+  """
+  del padded_len
   return jnp.where(mask[:, 0, None], x[:, 0], 0)
 
 
-class ClassifierHead(nn.Module):
-  """Pools the tokens, then Dense, ReLU, Dense: x [b, n, d] -> f32 [b, c].
+@INTERACTIONS.register("concat")
+def concat(a: jax.Array, b: jax.Array) -> jax.Array:
+  """[a, b]: the head of LRA's dual encoder. [b, d] twice -> [b, 2 d]."""
+  return jnp.concatenate([a, b], -1)
 
-  Source: the head of LRA and Skyformer. Differs from theirs: MEAN divides by
-  the number of tokens, not by the padded length.
+
+@INTERACTIONS.register("nli")
+def nli(a: jax.Array, b: jax.Array) -> jax.Array:
+  """[a, b, a b, a - b]: Skyformer's and S4's. [b, d] twice -> [b, 4 d]."""
+  return jnp.concatenate([a, b, a * b, a - b], -1)
+
+
+class ClassifierHead(nn.Module):
+  """Pools the tokens, then hidden layers, then Dense -> f32 [b, c].
+
+  Source: the heads of LRA, Skyformer and S4. Differs from theirs: "mean"
+  divides by the number of tokens, not by the padded length.
 
   Attributes:
     num_classes: c.
-    pool: "max", "mean" or "first".
-    head_dim: width of the hidden layer; 0 for none.
+    pool: "max", "mean", "first", "cls" or "padded_mean".
+    head_dim: width of the first hidden layer; 0 for none.
+    head_layers: number of hidden layers, each half as wide as the one before.
+    activation: "relu" or "gelu".
+    interaction: for pairs, what becomes of the two pooled vectors; "" for one
+      input.
+    padded_len: what "padded_mean" divides by.
   """
 
   num_classes: int
   pool: str = "mean"
   head_dim: int = 0
+  head_layers: int = 1
+  activation: str = "relu"
+  interaction: str = ""
+  padded_len: int = 0
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    x = POOLS[self.pool](x, mask).astype(jnp.float32)
-    if self.head_dim:
-      x = nn.relu(nn.Dense(self.head_dim, name="hidden")(x))
+    """x [b, n, d] and mask [b, n]; for pairs [2 b, n, d], pairs adjacent."""
+    x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
+    if self.interaction:
+      pairs = x.reshape(-1, 2, x.shape[-1])
+      x = INTERACTIONS[self.interaction](pairs[:, 0], pairs[:, 1])
+    for layer in range(self.head_layers if self.head_dim else 0):
+      name = "hidden" if layer == 0 else f"hidden_{layer}"
+      x = nn.Dense(max(self.head_dim >> layer, 1), name=name)(x)
+      x = ACTIVATIONS[self.activation](x)
     return nn.Dense(self.num_classes, name="logits")(x)
+
+
+def check(
+  pool: str, activation: str, interaction: str, num_inputs: int
+) -> None:
+  """Raises ValueError for a head that cannot be."""
+  choose("pool", pool, POOLS)
+  choose("activation", activation, ACTIVATIONS)
+  if num_inputs == 2:
+    choose("interaction of a pair", interaction, INTERACTIONS)
+  elif interaction:
+    raise ValueError(
+      f"interaction={interaction!r} is for pairs, and this task has "
+      f"{num_inputs} input: leave it empty."
+    )

@@ -1,10 +1,27 @@
 """Tasks by name: splits, sizes and protocols, in NumPy alone."""
 
 from jaxformers.registry import call
-from jaxformers.tasks import listops, text
+from jaxformers.tasks import (
+  image,
+  listops,
+  pathfinder,
+  retrieval,
+  short,
+  text,
+)
 from jaxformers.tasks.task import TASKS, Task
 
-__all__ = ["TASKS", "Task", "get", "listops", "text"]
+__all__ = [
+  "TASKS",
+  "Task",
+  "get",
+  "image",
+  "listops",
+  "pathfinder",
+  "retrieval",
+  "short",
+  "text",
+]
 
 
 def get(name: str, **options: object) -> Task:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from pathlib import Path
 from typing import Any
 
-from jaxformers.data import listops, listops_text, packed
-from jaxformers.data.packed import Packed
+from jaxformers.data import encodings, listops, listops_files, packed, source
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
   TASKS,
@@ -19,92 +15,105 @@ from jaxformers.tasks.task import (
   majority_class,
 )
 
-# lra: 15 tokens, as LRA since March 2021. skyformer: the closing bracket is
-# dropped, as by the tokenizer that LRA had before and Skyformer still has; an
-# operator's id stands for "MIN" instead of "[MIN".
-PROTOCOLS = ("lra", "skyformer")
+# jaxformers, lra: 15 tokens, as LRA since March 2021. skyformer: the closing
+# bracket is dropped, as by the tokenizer that LRA had before and Skyformer has
+# still (an operator's id stands for "MIN" instead of "[MIN"), and 48 zeros
+# follow. s4: two special ids more, and every sequence is closed by one of them.
+PROTOCOLS = {
+  "jaxformers": {},
+  "lra": {},
+  "skyformer": {"padded_len": 2_048},
+  "s4": {"max_len": 2_048},
+}
+DEFAULTS = listops.Settings()
 
 
 @TASKS.register("listops")
 def load(
   *,
   data_dir: str = "",
-  protocol: str = "lra",
-  tsv: str = "",
-  seed: int = 0,
-  num_train: int = 96_000,
-  num_validation: int = 2_000,
-  num_test: int = 2_000,
-  max_depth: int = 10,
-  max_args: int = 10,
-  min_length: int = 500,
-  max_length: int = 2_000,
+  protocol: str = "jaxformers",
+  archive: str = "",
+  seed: int = DEFAULTS.seed,
+  num_train: int = DEFAULTS.num_train,
+  num_validation: int = DEFAULTS.num_validation,
+  num_test: int = DEFAULTS.num_test,
+  max_depth: int = DEFAULTS.max_depth,
+  max_args: int = DEFAULTS.max_args,
+  min_length: int = DEFAULTS.min_length,
+  max_length: int = DEFAULTS.max_length,
+  test_min_length: int = DEFAULTS.test_min_length,
+  test_max_length: int = DEFAULTS.test_max_length,
+  operators: str = DEFAULTS.operators,
 ) -> Task:
-  """Generates ListOps (8 s, once), or reads LRA's files.
+  """Generates ListOps (once), or reads LRA's files.
 
   Args:
     data_dir: see `data_folder`.
-    protocol: "lra" or "skyformer".
-    tsv: folder of LRA's `basic_{train,val,test}.tsv`; "" generates.
+    protocol: "jaxformers", "lra", "skyformer" or "s4".
+    archive: LRA's lra_release.gz, its unpacked folder, or the folder of
+      `basic_{train,val,test}.tsv`; "" generates.
     seed: of the generated data, not of the run.
-    num_train, num_validation, num_test: examples to generate.
-    max_depth, max_args, min_length, max_length: see `listops.Settings`.
+    num_train, num_validation, num_test: examples to generate, or that the
+      archive must hold.
+    max_depth, max_args, min_length, max_length, test_min_length,
+    test_max_length, operators: of generated data, see `listops.Settings`.
   """
   choose("protocol of listops", protocol, PROTOCOLS)
-  folder = data_folder(data_dir)
-  if tsv:
-    splits, info = _read(folder, Path(tsv).expanduser())
+  counts = {
+    "num_train": num_train,
+    "num_validation": num_validation,
+    "num_test": num_test,
+  }
+  settings = listops.Settings(
+    seed=seed,
+    max_depth=max_depth,
+    max_args=max_args,
+    min_length=min_length,
+    max_length=max_length,
+    test_min_length=test_min_length,
+    test_max_length=test_max_length,
+    operators=operators,
+    **counts,
+  )
+  if archive:
+    if settings != listops.Settings(**counts):
+      raise ValueError(
+        f"{settings}: these are settings of generated data, and the archive "
+        f"{archive} is read as it is. Leave one of the two out."
+      )
+    chosen = listops_files.released(**counts)
   else:
-    settings = listops.Settings(
-      seed=seed,
-      num_train=num_train,
-      num_validation=num_validation,
-      num_test=num_test,
-      max_depth=max_depth,
-      max_args=max_args,
-      min_length=min_length,
-      max_length=max_length,
-    )
-    splits, info = _generate(folder, settings)
-  last = listops.END
+    chosen = listops_files.generated(settings)
+  splits, info = source.pack(
+    chosen,
+    encodings.ids(),
+    data_dir=data_folder(data_dir),
+    archive=archive,
+  )
+  vocabulary: Any = (encodings.PAD, *listops.TOKENS)
   if protocol == "skyformer":
-    splits = {name: packed.drop(s, last) for name, s in splits.items()}
-    last -= 1
+    splits = {n: packed.drop(s, listops.END) for n, s in splits.items()}
+    vocabulary = (encodings.PAD, *(t.strip("[") for t in listops.TOKENS[:-1]))
+  if protocol == "s4":
+    special = (encodings.PAD, encodings.UNKNOWN, encodings.END)
+    vocabulary = (*special, *listops.TOKENS)
+    splits = {
+      name: dataclasses.replace(split, shift=2, end=2)
+      for name, split in splits.items()
+    }
+  longest = max(int(split.lengths().max()) for split in splits.values())
   return Task(
     name="listops",
     protocol=protocol,
     splits=splits,
     selection="validation",
-    vocab_size=last + 1,
-    max_len=max(int(s.lengths().max()) for s in splits.values()),
+    vocabulary=vocabulary,
     num_classes=10,
     trivial={
       "majority class": majority_class,
       "first-token rule": first_token_rule,
     },
     info=info,
-  )
-
-
-def _generate(folder: Path, settings: listops.Settings) -> Any:
-  text = json.dumps(dataclasses.asdict(settings), sort_keys=True)
-  digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-  info = {"source": "generated", "settings": dataclasses.asdict(settings)}
-  return packed.build(
-    folder / "packed" / f"listops-1-{digest}",
-    lambda: (listops.generate(settings), info),
-  )
-
-
-def _read(folder: Path, tsv: Path) -> tuple[dict[str, Packed], Any]:
-  checksum = hashlib.sha256()
-  for short in listops_text.FILES.values():
-    path = tsv / f"basic_{short}.tsv"
-    if path.exists():  # A missing one is `read_tsv`'s to report.
-      with path.open("rb") as file:
-        checksum.update(hashlib.file_digest(file, "sha256").digest())
-  info = {"source": "LRA's TSV files", "sha256": checksum.hexdigest()}
-  return packed.build(
-    folder / "packed" / f"listops-tsv-1-{checksum.hexdigest()[:12]}",
-    lambda: (listops_text.read_tsv(tsv), info),
+    **{"max_len": longest} | PROTOCOLS[protocol],
   )

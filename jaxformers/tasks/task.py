@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.optimize
+import scipy.sparse
 import scipy.special
 
 from jaxformers.data.packed import Packed
@@ -28,27 +31,57 @@ class Task:
     splits: `train`, `validation` and `test`.
     selection: which split chooses the checkpoint; "test" where a published
       protocol has it so, for those numbers cannot be compared with others.
-    vocab_size: ids run from 0 (padding) to vocab_size - 1.
-    max_len: sequences are cut and padded to this.
+    vocabulary: what each id stands for; empty if tokens are real numbers. Id 0
+      is padding: what is 0 is never attended to.
+    max_len: sequences are cut to this.
     num_classes: labels run from 0.
     trivial: names of rules without a model, and functions of the task that
       compute their test accuracy.
     info: where the data come from, as in `info.json`.
+    padded_len: what the pool "padded_mean" divides by; 0 for max_len.
+    num_inputs: sequences of an example: 2 for pairs.
+    tokenizer: for word pieces, in the format of `tokenizers`; "" otherwise.
   """
 
   name: str
   protocol: str
   splits: Mapping[str, Packed]
   selection: str
-  vocab_size: int
+  vocabulary: tuple[str, ...]
   max_len: int
   num_classes: int
   trivial: Mapping[str, Callable[[Task], float]]
   info: Mapping[str, Any]
+  padded_len: int = 0
+  num_inputs: int = 1
+  tokenizer: str = ""
+
+  @property
+  def vocab_size(self) -> int:
+    """Ids run from 0 to vocab_size - 1; 0 if tokens are real numbers."""
+    return len(self.vocabulary)
 
   def baselines(self) -> dict[str, float]:
     """The test accuracy of each trivial rule, fitted on train."""
     return {name: rule(self) for name, rule in self.trivial.items()}
+
+  def description(self) -> dict[str, Any]:
+    """What numbers depend on, as plain JSON: it is kept in the checkpoint."""
+    train = self.splits["train"]
+    words = json.dumps(self.vocabulary).encode()
+    return {
+      "task": self.name,
+      "protocol": self.protocol,
+      "selection": self.selection,
+      "examples": {name: len(split) for name, split in self.splits.items()},
+      "vocab_size": self.vocab_size,
+      "vocabulary_sha256": hashlib.sha256(words).hexdigest(),
+      "max_len": self.max_len,
+      "padded_len": self.padded_len or self.max_len,
+      "first_id": train.shift,
+      "end_id": train.end,
+      "scale": train.scale and list(train.scale),
+    }
 
 
 def data_folder(data_dir: str) -> Path:
@@ -86,41 +119,133 @@ def first_token_rule(task: Task) -> float:
 
 
 def _first(split: Packed) -> np.ndarray:
-  return split.tokens[split.offsets[:-1]].astype(np.int64) + split.shift
+  return split.tokens[split.starts].astype(np.int64) + split.shift
 
 
 def histograms(split: Packed, size: int) -> np.ndarray:
-  """How often each id below size occurs, over the length -> [count, size]."""
+  """How often each id below size occurs, over the length.
+
+  Returns:
+    float64 [num_inputs * count, size], a row of zeros for an empty sequence.
+  """
   rows = np.stack(
-    [np.bincount(split[i], minlength=size) for i in range(len(split))]
+    [np.bincount(split[k], minlength=size) for k in range(len(split.starts))]
   )
-  return rows / rows.sum(1, keepdims=True)
+  return rows / np.maximum(rows.sum(1, keepdims=True), 1)
 
 
 def histogram_regression(task: Task) -> float:
   """A logistic regression on the histogram of the whole, uncut sequence.
 
-  Frequencies are standardised by train; L2 penalty 1e-4 on the weights, fitted
-  by L-BFGS. Order and position of the tokens play no part.
+  Order and position of the tokens play no part.
   """
   train, test = task.splits["train"], task.splits["test"]
-  x, z = (histograms(split, task.vocab_size) for split in (train, test))
+  size = max(task.vocab_size, 257)
+  x, z = (histograms(split, size) for split in (train, test))
+  return regression(x, train.labels, z, test.labels, penalty=1e-4)
+
+
+def pixel_regression(task: Task) -> float:
+  """A logistic regression on the pixels, one weight a pixel and class."""
+  train, test = task.splits["train"], task.splits["test"]
+  x, z = (_pixels(split) for split in (train, test))
+  return regression(x, train.labels, z, test.labels, penalty=0.1)
+
+
+def _pixels(split: Packed) -> np.ndarray:
+  length = int(split.stops[0] - split.starts[0])
+  at = split.starts[:, None] + np.arange(length)
+  return split.tokens[at].astype(np.float32)
+
+
+def histogram_similarity(task: Task) -> float:
+  """Pairs by the cosine of their byte histograms, over a threshold or not.
+
+  The threshold is the one of the best accuracy on train.
+  """
+
+  def cosines(split: Packed) -> np.ndarray:
+    rows = histograms(split, max(task.vocab_size, 257))
+    a, b = rows[0::2], rows[1::2]
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return (a * b).sum(1) / np.maximum(norms, 1e-12)
+
+  train, test = task.splits["train"], task.splits["test"]
+  own = cosines(train)
+  order = np.argsort(own)
+  labels = train.labels[order]
+  # Correct if all above the k-th are called 1 and the others 0.
+  correct = np.concatenate([[0], np.cumsum(labels == 0)]) + np.concatenate(
+    [np.cumsum((labels == 1)[::-1])[::-1], [0]]
+  )
+  k = int(correct.argmax())
+  threshold = np.concatenate([[-np.inf], own[order]])[k]
+  return float(np.mean((cosines(test) > threshold) == test.labels))
+
+
+def bag_regression(task: Task) -> float:
+  """A logistic regression on which tokens occur in the cut sequence.
+
+  For vocabularies that are too large for `histogram_regression`: every row has
+  ones where a token occurs, over their norm.
+  """
+  train, test = task.splits["train"], task.splits["test"]
+  x, z = (_bags(split, task) for split in (train, test))
+  return _fitted(x, train.labels, z, test.labels, penalty=1e-5)
+
+
+def _bags(split: Packed, task: Task) -> scipy.sparse.csr_array:
+  rows = [np.unique(split[k][: task.max_len]) for k in range(len(split.starts))]
+  counts = np.array([len(row) for row in rows])
+  values = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
+  offsets = np.concatenate([[0], np.cumsum(counts)])
+  shape = (len(rows), task.vocab_size)
+  return scipy.sparse.csr_array((values, np.concatenate(rows), offsets), shape)
+
+
+def regression(
+  x: np.ndarray,
+  labels: np.ndarray,
+  z: np.ndarray,
+  test_labels: np.ndarray,
+  penalty: float,
+) -> float:
+  """The test accuracy of a logistic regression, fitted by L-BFGS.
+
+  Args:
+    x, z: features of train and test [count, features]; standardised by train.
+    labels, test_labels: [count].
+    penalty: L2, on the weights.
+  """
   mean, deviation = x.mean(0), x.std(0)
   used = deviation > 0
   x, z = ((h - mean)[:, used] / deviation[used] for h in (x, z))
-  shape = (x.shape[1] + 1, task.num_classes)
-  target = np.eye(task.num_classes)[train.labels]
+  return _fitted(x, labels, z, test_labels, penalty)
+
+
+def _fitted(
+  x: Any, labels: np.ndarray, z: Any, test_labels: np.ndarray, penalty: float
+) -> float:
+  """`regression` without the standardisation; x and z may be sparse."""
+  classes = int(labels.max()) + 1
+  shape = (x.shape[1] + 1, classes)
+  target = np.eye(classes, dtype=x.dtype)[labels]
 
   def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-    w = flat.reshape(shape)
+    w = flat.reshape(shape).astype(x.dtype)
     log_p = scipy.special.log_softmax(x @ w[:-1] + w[-1], axis=1)
-    error = (np.exp(log_p) - target) / len(x)
-    loss = -(target * log_p).sum() / len(x) + 1e-4 / 2 * (w[:-1] ** 2).sum()
-    gradient = np.vstack([x.T @ error + 1e-4 * w[:-1], error.sum(0)])
-    return loss, gradient.ravel()
+    error = (np.exp(log_p) - target) / x.shape[0]
+    loss = -(target * log_p).sum() / x.shape[0]
+    loss += penalty / 2 * (w[:-1] ** 2).sum()
+    gradient = np.vstack([x.T @ error + penalty * w[:-1], error.sum(0)])
+    return float(loss), gradient.ravel().astype(np.float64)
 
   fit = scipy.optimize.minimize(
-    objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B"
+    objective,
+    np.zeros(shape).ravel(),
+    jac=True,
+    method="L-BFGS-B",
+    options={"maxiter": 200},
   )
   w = fit.x.reshape(shape)
-  return float(np.mean((z @ w[:-1] + w[-1]).argmax(1) == test.labels))
+  return float(np.mean((z @ w[:-1] + w[-1]).argmax(1) == test_labels))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxformers.data import imdb
+from jaxformers.data import encodings, imdb, source
 from jaxformers.registry import choose
+from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -17,18 +18,28 @@ from jaxformers.tasks.task import (
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-  """Length in bytes, and whether a tenth of train chooses the checkpoint."""
+  """How reviews are cut, and what chooses the checkpoint.
+
+  Attributes:
+    max_len: tokens of a review.
+    padded_len: of Skyformer's tensors; 0 for max_len.
+    held_out: reviews of train that choose the checkpoint; 0 for all of test.
+    characters: tokens are characters and not bytes.
+  """
 
   max_len: int
-  hold_out: bool
+  padded_len: int = 0
+  held_out: int = 0
+  characters: bool = False
 
 
-# IMDb has no validation split. LRA and Skyformer let the test split choose the
-# checkpoint; LRA's config says 1000 bytes where its paper says 4K.
+# IMDb has no validation split. LRA, Skyformer and S4 let the test split choose
+# the checkpoint; LRA's config says 1000 bytes where its paper says 4K.
 PROTOCOLS = {
-  "holdout": Protocol(max_len=4_000, hold_out=True),
-  "lra": Protocol(max_len=1_000, hold_out=False),
-  "skyformer": Protocol(max_len=4_000, hold_out=False),
+  "jaxformers": Protocol(max_len=4_000, held_out=2_500),
+  "lra": Protocol(max_len=1_000),
+  "skyformer": Protocol(max_len=4_000, padded_len=4_096),
+  "s4": Protocol(max_len=4_096, characters=True),
 }
 
 
@@ -36,7 +47,7 @@ PROTOCOLS = {
 def load(
   *,
   data_dir: str = "",
-  protocol: str = "holdout",
+  protocol: str = "jaxformers",
   archive: str = "",
   max_len: int = 0,
 ) -> Task:
@@ -44,30 +55,42 @@ def load(
 
   Args:
     data_dir: see `data_folder`.
-    protocol: "holdout" (4000 bytes; 2,500 reviews of train are validation),
-      "lra" (1000 bytes; validation is test) or "skyformer" (4000; the same).
-    archive: path of aclImdb_v1.tar.gz; "" looks for it, then downloads.
-    max_len: bytes a review is cut to; 0 for the protocol's.
+    protocol: "jaxformers" (4000 bytes; 2,500 reviews of train are validation),
+      "lra" (1000 bytes), "skyformer" (4000), "s4" (4096 characters that occur
+      15 times in train, the last an end); in these validation is test.
+    archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
+      downloads.
+    max_len: tokens a review is cut to; 0 for the protocol's.
   """
-  choose("protocol of text", protocol, PROTOCOLS)
-  chosen = PROTOCOLS[protocol]
-  splits, info = imdb.load(data_folder(data_dir), archive)
-  train, test = splits["train"], splits["test"]
-  if chosen.hold_out:
-    train, validation = imdb.hold_out(train)
+  chosen = PROTOCOLS[choose("protocol of text", protocol, PROTOCOLS)]
+  encoding = encodings.of_bytes("text")
+  if chosen.characters:
+    encoding = encodings.characters("text", min_count=15, first=4_095)
+  splits, info = source.pack(
+    imdb.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
+  )
+  if chosen.characters:
+    vocabulary = tuple(info.pop("vocabulary"))
+    added = {"end": 2}
   else:
-    validation = test
+    vocabulary, added = encodings.BYTES, {"shift": 1}
+  splits = {n: dataclasses.replace(s, **added) for n, s in splits.items()}
+  if chosen.held_out:
+    splits |= hold_out(splits["train"], chosen.held_out)
+  else:
+    splits["validation"] = splits["test"]
   return Task(
     name="text",
     protocol=protocol,
-    splits={"train": train, "validation": validation, "test": test},
-    selection="validation" if chosen.hold_out else "test",
-    vocab_size=257,
+    splits=splits,
+    selection="validation" if chosen.held_out else "test",
+    vocabulary=vocabulary,
     max_len=max_len or chosen.max_len,
+    padded_len=max_len or chosen.padded_len,
     num_classes=2,
     trivial={
       "majority class": majority_class,
-      "byte-histogram regression": histogram_regression,
+      "histogram regression": histogram_regression,
     },
     info=info,
   )

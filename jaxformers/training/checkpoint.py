@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -34,9 +35,14 @@ class Checkpoints:
 
   Saving goes on in the background; a process that is killed meanwhile leaves
   the checkpoint before. Use as a context manager, which waits for the last.
+
+  Attributes:
+    about: what the numbers of the run depend on beside its config, plain JSON:
+      kept in every checkpoint, and must be the same when one is restored.
   """
 
-  def __init__(self, workdir: Path) -> None:
+  def __init__(self, workdir: Path, about: Mapping[str, Any]) -> None:
+    self.about = json.loads(json.dumps(about))
     self.folder = workdir / "checkpoints"
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy(
@@ -96,7 +102,11 @@ class Checkpoints:
           f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
         )
     metrics = None if score is None else {"score": score, "step": step}
-    meta = {"memo": dict(memo), "crc32": checksums(state_on_host)}
+    meta = {
+      "about": self.about,
+      "memo": dict(memo),
+      "crc32": checksums(state_on_host),
+    }
     with _disk_errors(self.folder):
       self._manager.wait_until_finished()
       self._manager.save(
@@ -160,7 +170,8 @@ class Checkpoints:
       like: a `TrainState` of arrays, for structure, shapes and placement.
 
     Raises:
-      ValueError: if it is of other shapes, or damaged.
+      ValueError: if it is of other shapes, of other data or another protocol,
+        or damaged.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     with _damage(self.folder, step):
@@ -178,6 +189,7 @@ class Checkpoints:
     state, meta = restored["state"], restored["meta"]
     if checksums(state) != meta["crc32"]:
       raise _DamagedError(self.folder, step, "its checksums differ")
+    _same_about(meta["about"], self.about)
     return state, meta["memo"]
 
 
@@ -233,6 +245,20 @@ def _same_shapes(wanted: Any, found: Any) -> None:
         f"{there.get(name, 'absent')} in it and {here.get(name, 'absent')} in "
         "this config. Use the config of that run, or another --workdir."
       )
+
+
+def _same_about(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+  differing = [
+    f"{key}: {saved.get(key)!r} -> {now.get(key)!r}"
+    for key in sorted(saved.keys() | now.keys())
+    if saved.get(key) != now.get(key)
+  ]
+  if differing:
+    raise ValueError(
+      "The checkpoint was trained on other data, or under another protocol:\n  "
+      + "\n  ".join(differing)
+      + "\nUse the data that it was trained on, or another --workdir."
+    )
 
 
 def _entry(key: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxformers import orthogonal
-from jaxformers.data.loader import eval_batches
+from jaxformers.data.loader import Loader, prefetch
 from jaxformers.data.packed import Packed
 from jaxformers.models import Classifier
 from jaxformers.training import parallel
@@ -33,20 +33,25 @@ def divide(total: dict[str, float]) -> dict[str, float]:
 
 
 class Evaluator:
-  """Evaluates parameters on a split; compiled once for all splits.
+  """Evaluates parameters on a split; compiled once a length for all
+  splits.
 
   Attributes:
     batch_size: rounded up to a multiple of the number of devices.
-    max_len: every sequence is cut and padded to this.
+    lengths: that batches are padded to; sequences are cut to the last.
   """
 
   def __init__(
-    self, model: Classifier, mode: str, batch_size: int, max_len: int
+    self,
+    model: Classifier,
+    mode: str,
+    batch_size: int,
+    lengths: tuple[int, ...],
   ) -> None:
     devices = len(parallel.devices())
     parallel.check_batch("eval_batch_size", batch_size, 1, "one device")
     self.batch_size = -(-batch_size // devices) * devices
-    self.max_len = max_len
+    self.lengths = lengths
     self._rotations = jax.jit(
       functools.partial(orthogonal.rotations, name=model.orthogonal_map)
     )
@@ -69,9 +74,10 @@ class Evaluator:
     variables = {"params": params, "rotations": self._rotations(params)}
     total: dict[str, float] = {}
     waiting: Any = None
-    batches = eval_batches(split, self.batch_size, self.max_len)
+    loader = Loader(split, self.lengths)
+    batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):
-      sums = self._step(variables, self._place(batch))
+      sums = self._step(variables, batch)
       # One batch behind, so that host and device work at the same time.
       total = add(total, waiting) if waiting is not None else total
       waiting = sums

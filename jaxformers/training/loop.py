@@ -72,7 +72,8 @@ def run(
   """
   workdir = Path(workdir).absolute()
   this = Run(config, workdir, eval_only=eval_only)
-  with Checkpoints(workdir) as checkpoints:
+  about = this.task.description()
+  with Checkpoints(workdir, about) as checkpoints:
     memo = Memo()
     if not eval_only:
       latest = checkpoints.restore_latest(this.state)
@@ -135,6 +136,7 @@ def _train(
   with (
     Writers(this.workdir, start, c) as writers,
     Progress(total, start, title) as progress,
+    contextlib.closing(this.batches(start)) as batches,
     contextlib.ExitStack() as trace,
   ):
     loop = _Loop(this, memo, checkpoints, writers, progress)
@@ -146,7 +148,7 @@ def _train(
         break
       if profile and step == start + PROFILED[0]:
         trace.enter_context(jax.profiler.trace(this.workdir / "profile"))
-      loop.step(step)
+      loop.step(step, next(batches))
       if step == start + PROFILED[1] - 1:
         loop.settle()
         trace.close()
@@ -187,10 +189,9 @@ class _Loop:
     self._clocked = self.progress.clock.seconds
     return new
 
-  def step(self, step: int) -> None:
+  def step(self, step: int, batch: Any) -> None:
     """Starts a step, and reads the sums of the one before meanwhile."""
     this = self.run
-    batch = this.batch(step - 1)
     with jax.transfer_guard(self._guard()):
       this.state, sums = this.train_step(this.state, batch)
     self.settle()

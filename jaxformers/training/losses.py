@@ -14,12 +14,12 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
 
   Args:
     collection: the Linen collection `losses`; every leaf is [count], one value
-      an example. May be empty.
+      an example, or for pairs [2 count], whose mean counts. May be empty.
     count: b.
   """
   total = jnp.zeros(count, jnp.float32)
   for leaf in jax.tree.leaves(collection):
-    total = total + leaf
+    total = total + leaf.reshape(count, -1).mean(1)
   return total
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 import jaxformers
+from jaxformers.tasks import Task
 from jaxformers.training.progress import duration
 
 
@@ -77,6 +78,18 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
   staged.replace(path)
 
 
+def write_vocabulary(workdir: Path, task: Task) -> None:
+  """Writes what every id stands for beside the checkpoints.
+
+  `vocabulary.json`, and for word pieces `tokenizer.json`, which Hugging Face's
+  `tokenizers` reads.
+  """
+  content = task.description() | {"tokens": list(task.vocabulary)}
+  write_json(workdir / "vocabulary.json", content)
+  if task.tokenizer:
+    write_json(workdir / "tokenizer.json", json.loads(task.tokenizer))
+
+
 def table(results: Mapping[str, Any]) -> str:
   """The numbers of a run, for people."""
   rows = [
@@ -93,7 +106,8 @@ def table(results: Mapping[str, Any]) -> str:
     ("wall time", duration(results["wall_seconds"])),
   ]
   if not results["data"].get("authors_checksum", True):
-    rows.append(("data", "checksum differs from the authors'"))
+    sha256 = results["data"]["sha256"][:12]
+    rows.append(("data", f"not the authors' archive: SHA-256 {sha256}..."))
   title = f"{results['task']}, protocol {results['protocol']}"
   title += f", seed {results['seed']}"
   width = max(len(name) for name, _ in rows)

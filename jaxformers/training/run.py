@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax
 
 from jaxformers import config as configs
 from jaxformers import models, tasks
-from jaxformers.data.loader import TrainOrder, train_batch
+from jaxformers.data.loader import Loader, pad_lengths, prefetch
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
 from jaxformers.training import evaluate, optim, parallel, report
@@ -90,21 +90,26 @@ class Run:
       ),
       donate=True,
     )
+    lengths = pad_lengths(self.task.max_len, c["buckets"])
     self.evaluate = evaluate.Evaluator(
-      self.model, c["parallel"], c["eval_batch_size"], self.task.max_len
+      self.model, c["parallel"], c["eval_batch_size"], lengths
     )
-    self.order = TrainOrder(
-      len(self.task.splits["train"]), c["batch_size"], c["seed"]
-    )
+    self.loader = Loader(self.task.splits["train"], lengths)
+    self.order = self.loader.order(c["batch_size"], c["seed"])
     if not eval_only:  # And not before everything could be built.
       report.write_json(workdir / "config.json", c)
+      report.write_vocabulary(workdir, self.task)
 
-  def batch(self, step: int) -> Any:
-    """The batch of a step, counted from 0, on its devices."""
-    indices = self.order(step)
-    return self.place(
-      train_batch(self.task.splits["train"], indices, self.task.max_len)
-    )
+  def batches(self, start: int) -> Iterator[Any]:
+    """The batches of all steps from one on, counted from 0, on their devices.
+
+    They are read and placed ahead, while the device is at work.
+    """
+
+    def make(step: int) -> Any:
+      return self.place(self.loader.batch(self.order(step)))
+
+    return prefetch(make, range(start, self.config["total_steps"]))
 
   def wall_seconds(self) -> float:
     """Of this process, and of those before it up to their last checkpoint."""
@@ -136,6 +141,7 @@ class Run:
       "hardware": report.hardware(),
       "versions": report.versions(),
       "data": dict(task.info),
+      "task_description": task.description(),
       "max_len": task.max_len,
       "config": c,
     }
@@ -145,7 +151,9 @@ def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
   sizes = {
     "vocab_size": task.vocab_size,
     "max_len": task.max_len,
+    "padded_len": task.padded_len,
     "num_classes": task.num_classes,
+    "num_inputs": task.num_inputs,
   }
   return call("config.model", models.build, {**options, **sizes})
 

@@ -31,7 +31,6 @@ def create(
   model: Classifier, tx: optax.GradientTransformation, seed: int
 ) -> TrainState:
   """The state of step 0; a pure function of the seed."""
-  # Parameters do not depend on the length, so the shortest sequence will do.
-  ids = jnp.zeros((1, 2), jnp.int32)
+  ids = model.example()
   params = model.init(jax.random.key(seed), ids, train=False)["params"]
   return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))

@@ -3,14 +3,18 @@
 import pytest
 
 from jaxformers import config as c
-from jaxformers import models
+from jaxformers import models, tasks
 from jaxformers.training import optim
 
-CONFIGS = ("configs/lra/listops.py", "configs/lra/text.py")
 SIZES = {
-  "configs/lra/listops.py": dict(vocab_size=16, max_len=1999, num_classes=10),
-  "configs/lra/text.py": dict(vocab_size=257, max_len=4000, num_classes=2),
+  "listops": dict(vocab_size=16, max_len=1999, num_classes=10),
+  "text": dict(vocab_size=257, max_len=4000, num_classes=2),
+  "retrieval": dict(vocab_size=257, max_len=4000, num_classes=2, num_inputs=2),
+  "image": dict(vocab_size=257, max_len=1024, num_classes=10),
+  "pathfinder": dict(vocab_size=257, max_len=1024, num_classes=2),
+  "pathx": dict(vocab_size=257, max_len=16_384, num_classes=2),
 }
+PROTOCOLS = ("jaxformers", "lra", "skyformer", "s4")
 # Parameters by config, model and size: a change here changes what is compared.
 GOLDEN = {
   ("listops", "transject", "paper"): 5_579_148,
@@ -23,6 +27,26 @@ GOLDEN = {
   ("text", "random_transject", "paper"): 5_378_180,
   ("text", "random_transject", "tiny"): 21_108,
   ("text", "transformer", "paper"): 348_098,
+  ("retrieval", "transject", "paper"): 5_836_420,
+  ("retrieval", "transject", "tiny"): 34_388,
+  ("retrieval", "random_transject", "paper"): 5_574_788,
+  ("retrieval", "random_transject", "tiny"): 33_396,
+  ("retrieval", "transformer", "paper"): 372_674,
+  ("image", "transject", "paper"): 5_640_844,
+  ("image", "transject", "tiny"): 23_132,
+  ("image", "random_transject", "paper"): 5_379_212,
+  ("image", "random_transject", "tiny"): 22_140,
+  ("image", "transformer", "paper"): 158_666,
+  ("pathfinder", "transject", "paper"): 5_639_812,
+  ("pathfinder", "transject", "tiny"): 22_100,
+  ("pathfinder", "random_transject", "paper"): 5_378_180,
+  ("pathfinder", "random_transject", "tiny"): 21_108,
+  ("pathfinder", "transformer", "paper"): 157_634,
+  ("pathx", "transject", "paper"): 5_639_812,
+  ("pathx", "transject", "tiny"): 22_100,
+  ("pathx", "random_transject", "paper"): 5_378_180,
+  ("pathx", "random_transject", "tiny"): 21_108,
+  ("pathx", "transformer", "paper"): 1_140_674,
 }
 
 
@@ -33,18 +57,53 @@ def at_the_root(monkeypatch, request):
 
 @pytest.mark.parametrize(("task", "model", "size"), sorted(GOLDEN))
 def test_parameters_of_every_model(task, model, size):
-  path = f"configs/lra/{task}.py"
-  config = c.plain(c.load(f"{path}:model={model},size={size}"))
-  built = models.build(**config["model"], **SIZES[path])
+  config = c.plain(c.load(f"configs/lra/{task}.py:model={model},size={size}"))
+  built = models.build(**config["model"], **SIZES[task])
   assert models.size(built) == GOLDEN[task, model, size]
   optim.build(config["optimizer"], config["schedule"], config["total_steps"])
 
 
-@pytest.mark.parametrize("path", CONFIGS)
-@pytest.mark.parametrize("arg", ["modle=x", "size=huge", "seed=one"])
-def test_a_wrong_argument_raises(path, arg):
+@pytest.mark.parametrize("model", ["transject", "transformer"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("task", sorted(SIZES))
+def test_every_protocol_has_its_head(task, protocol, model):
+  config = c.plain(
+    c.load(f"configs/lra/{task}.py:model={model},protocol={protocol}")
+  )
+  assert config["task"]["protocol"] == protocol
+  options = config["model"]
+  pool = {
+    "jaxformers": options["pool"],
+    "lra": "cls",
+    "skyformer": "padded_mean",
+    "s4": "mean",
+  }[protocol]
+  if protocol == "lra":
+    # No token of its own in the dual encoder; a mean on Pathfinder.
+    own = {"retrieval": "first", "pathfinder": "padded_mean"}
+    pool = (own | {"pathx": "padded_mean"}).get(task, pool)
+  assert options["pool"] == pool
+  sizes = SIZES[task]
+  if protocol == "s4" and task in ("image", "pathfinder", "pathx"):
+    sizes = sizes | {"vocab_size": 0}
+  models.size(models.build(**options, **sizes))
+
+
+@pytest.mark.parametrize("task", sorted(SIZES))
+def test_every_option_of_a_task_is_one(task):
+  options = c.plain(c.load(f"configs/lra/{task}.py"))["task"]
+  known = tasks.TASKS[options.pop("name")].__kwdefaults__
+  assert options.keys() <= known.keys() - {"data_dir"}
+  assert options.keys() >= known.keys() - {"data_dir"}
+
+
+@pytest.mark.parametrize("task", sorted(SIZES))
+@pytest.mark.parametrize(
+  "arg", ["modle=x", "size=huge", "seed=one", "protocol=mega"]
+)
+def test_a_wrong_argument_raises(task, arg):
   with pytest.raises(ValueError, match=r"Unknown|not of type"):
-    c.load(f"{path}:{arg}")
+    c.load(f"configs/lra/{task}.py:{arg}")
 
 
 def test_the_paper_size_is_the_papers():
@@ -53,9 +112,21 @@ def test_the_paper_size_is_the_papers():
   assert (config.model.mixer.num_experts, config.model.pool) == (4, "mean")
   assert c.load("configs/lra/listops.py").model.pool == "max"
   assert (config.batch_size, config.total_steps) == (32, 50_000)
+  skyformer = {
+    "listops": (32, 1e-4, 1_000),
+    "text": (32, 1e-4, 80),
+    "retrieval": (16, 2e-4, 800),
+    "image": (256, 1e-4, 175),
+    "pathfinder": (128, 2e-4, 312),
+  }
+  for task, (batch_size, rate, warmup) in skyformer.items():
+    config = c.load(f"configs/lra/{task}.py")
+    assert config.batch_size == batch_size
+    assert config.schedule.learning_rate == rate
+    assert config.schedule.warmup_steps == warmup
 
 
 def test_every_docstring_opens_with_a_command_that_names_the_file():
-  for path in CONFIGS:
-    with open(path) as file:
-      assert f"--config {path}" in file.read()
+  for task in SIZES:
+    with open(f"configs/lra/{task}.py") as file:
+      assert f"--config configs/lra/{task}.py" in file.read()

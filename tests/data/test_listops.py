@@ -76,7 +76,7 @@ def test_operators_are_uniform_and_arguments_two_to_ten(lra):
 
 def test_the_known_rates_of_the_trivial_rules(lra):
   train = lra["train"]
-  first = train.tokens[train.offsets[:-1]]
+  first = train.tokens[train.starts]
   shares = [
     np.bincount(train.labels[first == k]).max() / np.sum(first == k)
     for k in range(1, 5)
@@ -153,3 +153,51 @@ def test_more_trees_than_there_are(monkeypatch):
   )
   with pytest.raises(ValueError, match="gave no new tree"):
     listops.generate(settings)
+
+
+SMALL = dict(num_train=60, num_validation=10, num_test=30)
+
+
+def test_operators_can_be_left_out():
+  settings = listops.Settings(
+    min_length=5, max_length=60, operators="MAX SM", **SMALL
+  )
+  tokens = np.unique(listops.generate(settings)["train"].tokens).tolist()
+  assert set(tokens) & set(range(1, 5)) == {
+    listops.IDS["[MAX"],
+    listops.IDS["[SM"],
+  }
+
+
+def test_longer_expressions_to_test_on():
+  settings = listops.Settings(
+    min_length=5,
+    max_length=40,
+    test_min_length=60,
+    test_max_length=90,
+    **SMALL,
+  )
+  splits = listops.generate(settings)
+  for name, low, high in (("train", 5, 40), ("test", 60, 90)):
+    lengths = splits[name].lengths()
+    assert low < lengths.min() <= lengths.max() < high
+  # Where the lengths overlap no tree is in both.
+  near = listops.Settings(
+    min_length=5, max_length=40, test_min_length=4, test_max_length=40, **SMALL
+  )
+  splits = listops.generate(near)
+  trees = [bytes(s[i]) for s in splits.values() for i in range(len(s))]
+  assert len(set(trees)) == len(trees) == 100
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"operators": ""}, "operators is empty"),
+    ({"operators": "MIN AVG"}, "operator '.AVG'"),
+    ({"test_min_length": 90, "test_max_length": 80}, "longer than 90"),
+  ],
+)
+def test_wrong_arguments(fields, message):
+  with pytest.raises(ValueError, match=message):
+    listops.Settings(**fields)

@@ -1,12 +1,17 @@
+import dataclasses
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from jaxformers.data import packed
 
+ROWS = [np.array(r, np.uint8) for r in ([3, 1, 2], [5], [4, 4, 9, 1])]
 
-def example():
-  rows = [np.array(r, np.uint8) for r in ([3, 1, 2], [5], [4, 4, 9, 1])]
-  return packed.pack(rows, np.array([0, 1, 2]))
+
+def example(**fields):
+  return packed.pack(ROWS, np.array([0, 1, 2]), **fields)
 
 
 def test_a_batch_is_cut_padded_and_shifted():
@@ -15,62 +20,136 @@ def test_a_batch_is_cut_padded_and_shifted():
   assert batch["inputs"].tolist() == [[4, 4, 9], [5, 0, 0]]
   assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
   assert batch["targets"].tolist() == [2, 1]
-  shifted = packed.Packed(split.tokens, split.offsets, split.labels, shift=1)
+  shifted = example(shift=1)
   assert shifted.batch(np.array([1]), 3)["inputs"].tolist() == [[6, 0, 0]]
   assert shifted[0].tolist() == [4, 2, 3]
 
 
 def test_the_largest_byte_survives_the_shift():
-  split = packed.pack([np.array([255], np.uint8)], np.array([0]))
-  shifted = packed.Packed(split.tokens, split.offsets, split.labels, shift=1)
-  assert shifted.batch(np.array([0]), 1)["inputs"].tolist() == [[256]]
+  split = packed.pack([np.array([255], np.uint8)], np.array([0]), shift=1)
+  assert split.batch(np.array([0]), 1)["inputs"].tolist() == [[256]]
+
+
+def test_an_end_closes_every_sequence_also_one_that_is_cut():
+  split = example(shift=2, end=1)
+  batch = split.batch(np.array([2, 1]), 3)
+  assert batch["inputs"].tolist() == [[6, 6, 1], [7, 1, 0]]
+  assert split.lengths().tolist() == [4, 2, 5]
+
+
+def test_real_numbers():
+  batch = example(scale=(2.0, 4.0)).batch(np.array([0]), 3)
+  assert batch["inputs"].dtype == np.float32
+  assert batch["inputs"].tolist() == [[0.25, -0.25, 0.0]]
+
+
+def test_pairs():
+  pairs = packed.pack([*ROWS, ROWS[1]], np.array([0, 1]), num_inputs=2)
+  assert len(pairs) == 2
+  assert pairs.lengths().tolist() == [3, 4]
+  batch = pairs.batch(np.array([1, 0]), 3)
+  assert batch["inputs"].tolist() == [
+    [[4, 4, 9], [5, 0, 0]],
+    [[3, 1, 2], [5, 0, 0]],
+  ]
+  assert batch["targets"].tolist() == [1, 0]
+  one = packed.select(pairs, np.array([1]))
+  assert [one[k].tolist() for k in range(2)] == [[4, 4, 9, 1], [5]]
 
 
 def test_select_and_drop():
   split = example()
   chosen = packed.select(split, np.array([2, 0]))
   assert [chosen[i].tolist() for i in range(2)] == [[4, 4, 9, 1], [3, 1, 2]]
-  assert chosen.labels.tolist() == [2, 0]
+  assert chosen.labels.tolist() == chosen.keys.tolist() == [2, 0]
+  assert chosen.tokens is split.tokens
+  assert packed.select(split, slice(1, 2))[0].tolist() == [5]
   less = packed.drop(split, 4)
   assert [less[i].tolist() for i in range(3)] == [[3, 1, 2], [5], [9, 1]]
   none = packed.drop(packed.drop(split, 5), 3)
   assert [none[i].tolist() for i in range(3)] == [[1, 2], [], [4, 4, 9, 1]]
+  few = packed.drop(chosen, 4)
+  assert [few[i].tolist() for i in range(2)] == [[9, 1], [3, 1, 2]]
+
+
+def make(folder, rows=ROWS, dtype=np.uint8):
+  packed.write(
+    folder / "train", (([row], i, i + 7) for i, row in enumerate(rows)), dtype
+  )
+  return {"source": "here"}
 
 
 def test_build_makes_once_and_maps_from_disk(tmp_path):
   calls = []
 
-  def make():
+  def once(folder):
     calls.append(1)
-    return {"train": example()}, {"source": "here"}
+    return make(folder)
 
   for _ in range(2):
-    splits, info = packed.build(tmp_path / "a" / "b", make)
+    splits, info = packed.build(tmp_path / "a" / "b", once)
   assert len(calls) == 1
   assert info == {"source": "here", "splits": {"train": 3}}
-  assert isinstance(splits["train"].tokens, np.memmap)
-  assert splits["train"][2].tolist() == [4, 4, 9, 1]
+  split = splits["train"]
+  assert isinstance(split.tokens, np.memmap)
+  assert split[2].tolist() == [4, 4, 9, 1]
+  assert split.keys.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+def test_what_is_written_is_what_is_read(tmp_path, dtype):
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(0, 200, n).astype(dtype) for n in (0, 5, 1_000, 0)]
+  make(tmp_path, rows, dtype)
+  split = packed.load(tmp_path / "train")
+  assert split.tokens.dtype == dtype
+  for i, row in enumerate(rows):
+    np.testing.assert_array_equal(split[i], row)
+
+
+def test_pairs_are_written_together(tmp_path):
+  packed.write(tmp_path / "train", [(ROWS[:2], 1, 0), (ROWS[1:], 0, 1)])
+  split = packed.load(tmp_path / "train")
+  assert (len(split), split.num_inputs) == (2, 2)
+  assert split[3].tolist() == [4, 4, 9, 1]
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path):
-  def make():
+  def fail(folder):
+    make(folder)
     raise ValueError("truncated")
 
   with pytest.raises(ValueError, match="truncated"):
-    packed.build(tmp_path / "a", make)
-  assert list(tmp_path.iterdir()) == []
+    packed.build(tmp_path / "a", fail)
+  assert [p for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
-def test_two_processes_at_once_agree(tmp_path):
-  def make():
-    if not (tmp_path / "a").exists():  # The other one is faster.
-      packed.build(tmp_path / "a", make_other)
-    return make_other()
+def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
+  made = []
 
-  def make_other():
-    (tmp_path / "a").exists()
-    return {"train": example()}, {}
+  def slowly(folder):
+    time.sleep(0.5)
+    made.append(1)
+    return make(folder)
 
-  splits, _ = packed.build(tmp_path / "a", make)
-  assert len(splits["train"]) == 3
-  assert [path.name for path in tmp_path.iterdir()] == ["a"]
+  jobs = [
+    threading.Thread(target=packed.build, args=(tmp_path / "a", slowly))
+    for _ in range(2)
+  ]
+  for job in jobs:
+    job.start()
+  for job in jobs:
+    job.join()
+  assert len(made) == 1
+  assert "Another process prepares a: waiting." in capsys.readouterr().err
+
+
+def test_an_unwritable_place_names_the_remedy(tmp_path):
+  (tmp_path / "file").touch()
+  with pytest.raises(ValueError, match="cannot be written .*--data_dir"):
+    packed.build(tmp_path / "file" / "a", make)
+
+
+def test_what_it_is_known_by_does_not_depend_on_the_tokens():
+  split = dataclasses.replace(example(), keys=np.array([5, 1, 3], np.uint64))
+  assert packed.select(split, np.array([1])).keys.tolist() == [1]

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers.models import heads
 from jaxformers.models.heads import POOLS, ClassifierHead
 
 
@@ -12,12 +13,24 @@ def test_a_pool_reads_tokens_only(pool, strict):
   x = jax.random.normal(jax.random.key(0), (2, 5, 3))
   mask = jnp.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
   a, b = (
-    POOLS[pool](jnp.where(mask[..., None], x, pad), mask) for pad in (-9.0, 9.0)
+    POOLS[pool](jnp.where(mask[..., None], x, pad), mask, 9)
+    for pad in (-9.0, 9.0)
   )
   chex.assert_trees_all_equal(a, b)
   chex.assert_trees_all_equal(a[1], jnp.zeros(3))
-  want = {"max": x[0, :3].max(0), "mean": x[0, :3].mean(0), "first": x[0, 0]}
+  want = {
+    "max": x[0, :3].max(0),
+    "mean": x[0, :3].mean(0),
+    "padded_mean": x[0, :3].sum(0) / 9,
+    "first": x[0, 0],
+    "cls": x[0, 0],
+  }
   chex.assert_trees_all_close(a[0], want[pool], atol=1e-6)
+  # However far a batch is padded.
+  wide, more = (
+    jnp.pad(z, [(0, 0), (0, 4)] + [(0, 0)] * (z.ndim - 2)) for z in (x, mask)
+  )
+  chex.assert_trees_all_close(POOLS[pool](wide, more, 9)[0], a[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("head_dim", [0, 7])
@@ -28,3 +41,41 @@ def test_logits_are_float32(head_dim, strict):
   chex.assert_shape(logits, (2, 4))
   assert logits.dtype == np.float32
   assert ("hidden" in variables["params"]) == bool(head_dim)
+
+
+def test_hidden_layers_halve():
+  head = ClassifierHead(num_classes=2, head_dim=12, head_layers=2)
+  x, mask = jnp.ones((1, 2, 5)), jnp.ones((1, 2), bool)
+  params = head.init(jax.random.key(0), x, mask)["params"]
+  shapes = {name: layer["kernel"].shape for name, layer in params.items()}
+  assert shapes == {"hidden": (5, 12), "hidden_1": (12, 6), "logits": (6, 2)}
+
+
+@pytest.mark.parametrize("name", sorted(heads.INTERACTIONS))
+def test_interactions_of_pairs(name, strict):
+  x = jax.random.normal(jax.random.key(0), (6, 1, 3))  # Three pairs.
+  mask = jnp.ones((6, 1), bool)
+  head = ClassifierHead(num_classes=4, interaction=name)
+  logits, variables = head.init_with_output(jax.random.key(1), x, mask)
+  a, b = x[0::2, 0], x[1::2, 0]
+  features = {
+    "concat": jnp.concatenate([a, b], 1),
+    "nli": jnp.concatenate([a, b, a * b, a - b], 1),
+  }[name]
+  dense = variables["params"]["logits"]
+  want = features @ dense["kernel"] + dense["bias"][None]
+  chex.assert_trees_all_close(logits, want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (("median", "relu", "", 1), "pool 'median'"),
+    (("mean", "tanh", "", 1), "activation 'tanh'"),
+    (("mean", "relu", "", 2), "interaction of a pair ''.*concat, nli"),
+    (("mean", "relu", "nli", 1), "interaction='nli' is for pairs"),
+  ],
+)
+def test_wrong_heads(options, message):
+  with pytest.raises(ValueError, match=message):
+    heads.check(*options)

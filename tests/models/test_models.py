@@ -152,3 +152,48 @@ def test_shapes_are_those_of_init(name):
 def test_what_cannot_be_built(options, message):
   with pytest.raises(ValueError, match=message):
     models.build(**({"name": "transject"} | SIZES | options))
+
+
+def test_pairs_are_read_apart(name, strict):
+  """Two inputs go through one encoder; neither sees the other."""
+  model = models.build(name, **SIZES, num_inputs=2, interaction="concat")
+  pairs = jax.random.randint(jax.random.key(0), (3, 2, 10), 1, 20)
+  params = init(model, pairs)
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
+  run = jax.jit(functools.partial(logits, model))
+  y = run(params, pairs)
+  chex.assert_shape(y, (3, 3))
+  # The gradient of what the first gives says nothing of the second.
+  head = params["head"]["hidden"]["kernel"]
+  halves = head.at[8:].set(0)
+  params["head"]["hidden"]["kernel"] = halves
+  other = pairs.at[:, 1].set(jnp.flip(pairs[:, 1], 1) % 19 + 1)
+  chex.assert_trees_all_close(run(params, pairs), run(params, other), atol=1e-5)
+
+
+def test_a_token_of_its_own_in_front(name, strict):
+  model = models.build(name, pool="cls", **SIZES)
+  ids = jnp.array([[3, 4, 0, 0], [0, 0, 0, 0]])
+  params = init(model, ids)
+  chex.assert_trees_all_equal(
+    params["encoder"]["embedding"]["cls"],
+    jnp.zeros_like(params["encoder"]["embedding"]["cls"]),
+  )
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
+  y = logits(model, params, ids)
+  longer = logits(model, params, jnp.pad(ids, ((0, 0), (0, 20))))
+  chex.assert_trees_all_close(y, longer, atol=1e-5)
+  assert jnp.isfinite(y).all()  # Also where there is nothing but it.
+
+
+def test_real_numbers_are_never_padding(name, strict):
+  sizes = SIZES | {"vocab_size": 0}
+  model = models.build(name, pool="mean", **sizes)
+  x = jax.random.normal(jax.random.key(0), (2, 6))
+  params = init(model, x)
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
+  zeros = x.at[:, 3].set(0)
+  y, z = (logits(model, params, v) for v in (x, zeros))
+  chex.assert_shape(y, (2, 3))
+  assert jnp.abs(y - z).max() > 1e-6
+  assert model.example().dtype == jnp.float32

@@ -18,14 +18,21 @@ def load(folder, **options):
 
 
 def test_the_protocols_differ_by_the_closing_bracket(tmp_path):
-  lra, sky = (load(tmp_path, protocol=p) for p in ("lra", "skyformer"))
-  assert (lra.vocab_size, sky.vocab_size) == (16, 15)
+  lra, sky, s4 = (
+    load(tmp_path, protocol=p) for p in ("lra", "skyformer", "s4")
+  )
+  assert [t.vocab_size for t in (lra, sky, s4)] == [16, 15, 18]
+  assert (sky.padded_len, s4.max_len) == (2_048, 2_048)
   for name, split in lra.splits.items():
     for i in range(len(split)):
       ids = split[i]
       assert ids.max() == data.END
       np.testing.assert_array_equal(ids[ids != data.END], sky.splits[name][i])
     np.testing.assert_array_equal(split.labels, sky.splits[name].labels)
+    closed = s4.splits[name].batch(np.arange(len(split)), 60)["inputs"]
+    rows = split.batch(np.arange(len(split)), 60)["inputs"]
+    np.testing.assert_array_equal(closed[closed > 2] - 2, rows[rows > 0])
+    np.testing.assert_array_equal((closed == 2).sum(1), 1)
   assert sky.max_len < lra.max_len <= 59
   assert lra.selection == sky.selection == "validation"
 
@@ -44,26 +51,34 @@ def test_other_settings_are_other_data(tmp_path):
   assert not np.array_equal(
     one.splits["test"].tokens, two.splits["test"].tokens
   )
-  assert len(list((tmp_path / "packed").iterdir())) == 2
+  folders = [p for p in (tmp_path / "packed").iterdir() if p.is_dir()]
+  assert len(folders) == 2
 
 
 def test_lras_own_files(tmp_path):
   task = load(tmp_path / "data")
   listops_text.write_tsv(dict(task.splits), tmp_path / "tsv")
-  read = load(tmp_path / "data", tsv=str(tmp_path / "tsv"))
+  counts = {key: SMALL[key] for key in ("num_train", "num_validation")}
+  counts["num_test"] = SMALL["num_test"]
+  read = tasks.get(
+    "listops",
+    data_dir=str(tmp_path / "data"),
+    archive=str(tmp_path / "tsv"),
+    **counts,
+  )
   np.testing.assert_array_equal(
     read.splits["train"].tokens, task.splits["train"].tokens
   )
-  assert read.info["source"] == "LRA's TSV files"
-  with pytest.raises(ValueError, match="basic_train.tsv is missing"):
-    load(tmp_path / "data", tsv=str(tmp_path / "nowhere"))
+  assert read.info["source"] == "tsv"
+  with pytest.raises(ValueError, match="settings of generated data"):
+    load(tmp_path / "data", archive=str(tmp_path / "tsv"))
 
 
 def test_unknown_protocol(tmp_path):
   with pytest.raises(
-    ValueError, match="protocol of listops 's4'.*lra, skyformer"
+    ValueError, match="protocol of listops 's5'.*lra, s4, skyformer"
   ):
-    load(tmp_path, protocol="s4")
+    load(tmp_path, protocol="s5")
 
 
 def test_processes_with_other_hash_seeds_agree(tmp_path):

@@ -1,3 +1,6 @@
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
@@ -16,7 +19,7 @@ def example(rows, labels, test_rows, test_labels, **fields):
     protocol="own",
     splits={"train": split(rows, labels), "validation": test, "test": test},
     selection="validation",
-    vocab_size=5,
+    vocabulary=("<pad>", *"abcd"),
     max_len=4,
     num_classes=2,
     trivial=fields,
@@ -70,3 +73,55 @@ def test_unknown_tasks_and_options():
     tasks.get("listop")
   with pytest.raises(ValueError, match="option of task 'text' 'length'"):
     tasks.get("text", length=3)
+
+
+def test_bag_regression_learns_which_tokens_occur():
+  rng = np.random.default_rng(0)
+  labels = rng.integers(0, 2, 200)
+  rows = [[1, 2 + label, 4][: 3 - i % 2] for i, label in enumerate(labels)]
+  toy = example(rows[:150], labels[:150], rows[150:], labels[150:])
+  assert t.bag_regression(toy) == 1.0
+
+
+def test_pixel_regression_learns_where():
+  rng = np.random.default_rng(0)
+  rows = rng.integers(0, 5, (400, 4))
+  labels = (rows[:, 2] > rows[:, 0]).astype(int)
+  toy = example(rows[:300], labels[:300], rows[300:], labels[300:])
+  assert t.pixel_regression(toy) > 0.9
+
+
+def test_histogram_similarity_of_pairs():
+  def pairs(count, seed):
+    rng = np.random.default_rng(seed)
+    rows, labels = [], rng.integers(0, 2, count)
+    for label in labels:
+      row = rng.integers(1, 5, 40)
+      rows += [row, rng.permutation(row) if label else rng.integers(1, 3, 40)]
+    return pack([row.astype(np.uint8) for row in rows], labels, num_inputs=2)
+
+  toy = example([[1]], [0], [[1]], [0])
+  splits = {"train": pairs(200, 0), "test": pairs(60, 1)}
+  toy = dataclasses.replace(toy, splits=splits, num_inputs=2)
+  assert t.histogram_similarity(toy) > 0.95
+
+
+def test_the_description_tells_what_numbers_depend_on():
+  toy = example([[1, 2]], [0], [[1]], [0])
+  one = toy.description()
+  assert one == json.loads(json.dumps(one))
+  for change in (
+    {"protocol": "other"},
+    {"vocabulary": ("<pad>", *"abdc")},
+    {"max_len": 5},
+    {"padded_len": 5},
+    {"selection": "test"},
+    {
+      "splits": {
+        **toy.splits,
+        "train": toy.splits["train"],
+        "test": pack([], []),
+      }
+    },
+  ):
+    assert dataclasses.replace(toy, **change).description() != one, change

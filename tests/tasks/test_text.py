@@ -1,57 +1,77 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from jaxformers import tasks
 from jaxformers.data import imdb
-from jaxformers.data.packed import pack
+from tests.data.archives import imdb as reviews
+from tests.data.archives import write_tar
 
 
 @pytest.fixture
-def reviews(monkeypatch):
-  """Thirty reviews of 3,000 bytes in place of the archive, five held out."""
-  rng = np.random.default_rng(0)
+def few(monkeypatch, tmp_path):
+  """Twenty reviews in each split, five held out; a function that opens them."""
+  monkeypatch.setattr(imdb, "PER_LABEL", 10)
+  protocols = dict(tasks.text.PROTOCOLS)
+  own = dataclasses.replace(protocols["jaxformers"], held_out=5)
+  monkeypatch.setattr(tasks.text, "PROTOCOLS", protocols | {"jaxformers": own})
+  path = write_tar(tmp_path / "a.tar.gz", reviews(10))
 
-  def split():
-    rows = [rng.integers(0, 256, 3_000).astype(np.uint8) for _ in range(30)]
-    packed = pack(rows, np.arange(30) % 2)
-    return type(packed)(packed.tokens, packed.offsets, packed.labels, shift=1)
+  def load(**options):
+    return tasks.get(
+      "text", data_dir=str(tmp_path / "data"), archive=str(path), **options
+    )
 
-  splits = {"train": split(), "test": split()}
-  monkeypatch.setattr(imdb, "load", lambda *_: (splits, {"source": "toy"}))
-  monkeypatch.setattr(imdb.hold_out, "__defaults__", (5,))
-  return splits
+  return load
 
 
-def test_protocols(reviews, tmp_path):
-  held, lra, sky = (
-    tasks.get("text", data_dir=str(tmp_path), protocol=p)
-    for p in ("holdout", "lra", "skyformer")
+def test_protocols(few):
+  own, lra, sky, s4 = (
+    few(protocol=p) for p in ("jaxformers", "lra", "skyformer", "s4")
   )
-  assert (held.max_len, lra.max_len, sky.max_len) == (4_000, 1_000, 4_000)
-  assert len(held.splits["train"]), len(held.splits["validation"]) == (25, 5)
-  assert held.selection == "validation"
-  for task in (lra, sky):
+  lengths = [(t.max_len, t.padded_len) for t in (own, lra, sky, s4)]
+  assert lengths == [(4_000, 0), (1_000, 0), (4_000, 4_096), (4_096, 0)]
+  assert (len(own.splits["train"]), len(own.splits["validation"])) == (15, 5)
+  assert own.selection == "validation"
+  for task in (lra, sky, s4):
     assert task.selection == "test"
     assert task.splits["validation"] is task.splits["test"]
-    assert len(task.splits["train"]) == 30
-  assert held.splits["test"] is reviews["test"]
+    assert len(task.splits["train"]) == 20
 
 
-def test_ids_are_bytes_plus_one(reviews, tmp_path):
-  task = tasks.get("text", data_dir=str(tmp_path), max_len=7)
+def test_ids_are_bytes_plus_one(few):
+  task = few(max_len=7)
   assert (task.max_len, task.vocab_size) == (7, 257)
-  batch = task.splits["test"].batch(np.arange(30), 7)
-  assert batch["inputs"].shape == (30, 7)
-  assert batch["inputs"].min() >= 1
-  assert batch["inputs"].max() <= 256
-  raw = reviews["test"].tokens[:7].astype(int)
-  np.testing.assert_array_equal(batch["inputs"][0], raw + 1)
-  assert task.splits["validation"].shift == 1
+  texts = {
+    (task.splits["test"][i] - 1).astype(np.uint8).tobytes() for i in range(20)
+  }
+  assert "test neg 3 \u00e9".encode() in texts
+  inputs = task.splits["test"].batch(np.arange(20), 7)["inputs"]
+  assert inputs.shape == (20, 7)
+  assert 1 <= inputs.min() <= inputs.max() <= 256
+
+
+def test_characters_as_s4_has_them(few):
+  task = few(protocol="s4")
+  assert task.vocabulary[:4] == ("<pad>", "<unk>", "<eos>", " ")
+  assert "\u00e9" in task.vocabulary  # In every text, so at least 15 times.
+  batch = task.splits["test"].batch(np.arange(20), 30)["inputs"]
+  assert ((batch == 2).sum(1) == 1).all()
+  row = task.splits["test"][0]
+  assert batch[0, len(row)] == 2
+
+
+def test_the_same_reviews_are_held_out_whatever_the_tokens(few, tmp_path):
+  held = few().splits["validation"].keys.tolist()
+  assert few(max_len=3).splits["validation"].keys.tolist() == held
 
 
 def test_unknown_protocol(tmp_path):
-  with pytest.raises(ValueError, match="protocol of text 's4'.*holdout, lra"):
-    tasks.get("text", data_dir=str(tmp_path), protocol="s4")
+  with pytest.raises(
+    ValueError, match="protocol of text 's5'.*jaxformers, lra"
+  ):
+    tasks.get("text", data_dir=str(tmp_path), protocol="s5")
 
 
 def test_the_byte_histogram_on_all_real_reviews(archives, tmp_path):
@@ -59,9 +79,9 @@ def test_the_byte_histogram_on_all_real_reviews(archives, tmp_path):
   task = tasks.get(
     "text",
     data_dir=str(tmp_path),
-    archive=str(archives / imdb.ARCHIVE),
+    archive=str(archives / "aclImdb_v1.tar.gz"),
     protocol="lra",
   )
   scores = task.baselines()
   assert scores["majority class"] == 0.5
-  assert scores["byte-histogram regression"] == pytest.approx(0.664, abs=0.004)
+  assert scores["histogram regression"] == pytest.approx(0.664, abs=0.004)

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+ABOUT = {"protocol": "own", "max_len": 7}
+
+
 def state(step, width=3):
   value = jnp.arange(width, dtype=jnp.float32) + step
   return TrainState(jnp.int32(step), {"w": value}, (value * 2,))
@@ -23,13 +26,13 @@ def state(step, width=3):
 
 def save(folder, *scores):
   """Checkpoints of steps 1, 2, ... with these scores; None: not evaluated."""
-  with Checkpoints(folder) as checkpoints:
+  with Checkpoints(folder, ABOUT) as checkpoints:
     for step, score in enumerate(scores, 1):
       checkpoints.save(state(step), {"note": step}, score)
 
 
 def restored(folder, width=3):
-  with Checkpoints(folder) as checkpoints:
+  with Checkpoints(folder, ABOUT) as checkpoints:
     return checkpoints.restore_latest(state(0, width))
 
 
@@ -47,13 +50,13 @@ def test_the_latest_comes_back_bit_for_bit(tmp_path):
 
 def test_nothing_to_restore(tmp_path):
   assert restored(tmp_path) is None
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
     assert checkpoints.best_step() is None
 
 
 def test_the_latest_two_and_the_best_are_kept(tmp_path):
   save(tmp_path, 0.1, 0.9, None, 0.5, None, 0.7)
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
     assert checkpoints.steps() == [2, 5, 6]
     assert checkpoints.best_step() == 2
     chex.assert_trees_all_equal(checkpoints.restore(2, state(0))[0], state(2))
@@ -61,7 +64,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
 
 def test_of_equal_scores_the_earliest_is_the_best(tmp_path):
   save(tmp_path, 0.1, 0.5, 0.5, 0.5)
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
     assert checkpoints.best_step() == 2
 
 
@@ -69,7 +72,7 @@ def test_the_placement_is_that_of_the_example(tmp_path):
   save(tmp_path, None)
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
     like = jax.device_put(state(0), whole)
     found, _ = checkpoints.restore_latest(like)
   assert found.params["w"].sharding == whole
@@ -86,7 +89,7 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
   assert "damaged" in capsys.readouterr().err
   # It is set aside, so that step 2 can be saved again.
   assert (tmp_path / "checkpoints" / "damaged-2").exists()
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
     assert checkpoints.steps() == [1]
     checkpoints.save(state(2), {})
   assert restored(tmp_path)[0].step == 2
@@ -111,7 +114,7 @@ def test_none_is_whole(tmp_path):
 )
 def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
   save(tmp_path, None, None)
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
 
     def fail(*args, **kwargs):
       raise error
@@ -125,7 +128,7 @@ def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
 
 def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
   bad = state(3).replace(params={"w": jnp.array([1.0, jnp.nan, 2.0])})
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
     with pytest.raises(FloatingPointError, match=r"step 3 .*'w'.*not finite"):
       checkpoints.save(bad, {})
     assert checkpoints.steps() == []
@@ -139,7 +142,7 @@ def test_another_shape_is_named(tmp_path):
 
 def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   save(tmp_path, None)
-  with Checkpoints(tmp_path) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT) as checkpoints:
 
     def full(*args, **kwargs):
       raise OSError(errno.ENOSPC, "No space left on device")
@@ -155,3 +158,15 @@ def test_checksums_see_every_leaf():
   assert sorted(one) == [".opt_state[0]", ".params['w']", ".step"]
   other = checksums(state(1).replace(step=jnp.int32(2)))
   assert [key for key in one if one[key] != other[key]] == [".step"]
+
+
+def test_a_checkpoint_of_another_protocol_is_refused(tmp_path):
+  save(tmp_path, 0.5)
+  other = ABOUT | {"protocol": "lra"}
+  with (
+    Checkpoints(tmp_path, other) as checkpoints,
+    pytest.raises(
+      ValueError, match=r"protocol: 'own' -> 'lra'[\s\S]*another --workdir"
+    ),
+  ):
+    checkpoints.restore_latest(state(0))

@@ -37,3 +37,8 @@ def test_sown_losses_are_summed_by_example():
   sown = {"a": {"x": (jnp.array([1.0, 2.0]),)}, "b": (jnp.array([0.5, 0.5]),)}
   np.testing.assert_allclose(losses.sown_losses(sown, 2), [1.5, 2.5])
   np.testing.assert_allclose(losses.sown_losses({}, 2), [0, 0])
+
+
+def test_what_pairs_have_sown_is_their_mean():
+  total = losses.sown_losses({"a": jnp.array([1.0, 3.0, 5.0, 9.0])}, 2)
+  assert total.tolist() == [2.0, 7.0]

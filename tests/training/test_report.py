@@ -31,9 +31,10 @@ def test_the_table_shows_what_a_number_needs():
   ):
     assert shown in text
   assert text.startswith("listops, protocol lra, seed 3")
-  assert "checksum" not in text
-  results["data"] = {"authors_checksum": False}
-  assert "checksum differs" in report.table(results)
+  assert "SHA-256" not in text
+  results["data"] = {"authors_checksum": False, "sha256": "0123456789abcdef"}
+  shown = "not the authors' archive: SHA-256 0123456789ab"
+  assert shown in report.table(results)
 
 
 def test_where_a_number_comes_from():

@@ -6,13 +6,17 @@ import jax
 import pytest
 
 from jaxformers.training import loop, parallel
+from jaxformers.training.run import Run
 
 
 def test_what_results_say(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   assert results == json.loads((tmp_path / "results.json").read_text())
   assert results["examples"] == 13
-  assert (results["protocol"], results["selection"]) == ("lra", "validation")
+  assert (results["protocol"], results["selection"]) == (
+    "jaxformers",
+    "validation",
+  )
   assert results["best_step"] in (5, 10)
   assert set(results["baselines"]) == {"majority class", "first-token rule"}
   assert results["parameter_ratio"] == pytest.approx(
@@ -52,8 +56,9 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
     ({"select": "f1"}, "config.select 'f1'.*accuracy, loss"),
     ({"parallel": "xmap"}, "parallel mode 'xmap'"),
     ({"model.name": "lstm"}, "model 'lstm'"),
-    ({"task.name": "copy"}, "task 'copy'.*listops, text"),
-    ({"task.protocol": "s4"}, "protocol of listops 's4'"),
+    ({"task.name": "copy"}, "task 'copy'.*listops, pathfinder"),
+    ({"task.protocol": "s5"}, "protocol of listops 's5'"),
+    ({"buckets": 0}, "buckets=0"),
   ],
 )
 def test_wrong_configs(smoke, tmp_path, fields, message):
@@ -87,3 +92,29 @@ def test_scoring_alone_asks_nothing_of_the_training_batch(
   again = loop.run(smoke(), tmp_path, eval_only=True)
   assert again["accuracy"] == first["accuracy"]
   assert again["train_seconds"] == first["train_seconds"]
+
+
+def test_the_vocabulary_lies_beside_the_checkpoints(smoke, tmp_path):
+  results = loop.run(smoke(), tmp_path)
+  saved = json.loads((tmp_path / "vocabulary.json").read_text())
+  assert saved["tokens"][:3] == ["<pad>", "[MIN", "[MAX"]
+  assert len(saved["tokens"]) == saved["vocab_size"] == 16
+  del saved["tokens"]
+  assert saved == results["task_description"]
+  assert saved["protocol"] == "jaxformers"
+
+
+def test_buckets_change_no_number(smoke, tmp_path):
+  """Batches are shorter and dealt anew; the scores of a state are the same."""
+  first = loop.run(smoke(total_steps=5), tmp_path / "one")
+  other = loop.run(smoke(total_steps=5, buckets=2), tmp_path / "two")
+  assert other["examples"] == first["examples"]
+  again = Run(smoke(total_steps=5, buckets=2), tmp_path / "three")
+  whole = Run(smoke(total_steps=5), tmp_path / "four")
+  split = whole.task.splits["test"]
+  a, b = (run.evaluate(run.state.params, split) for run in (whole, again))
+  assert a["accuracy"] == b["accuracy"]
+  assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+  longest = again.task.max_len
+  lengths = {next(again.batches(k))["inputs"].shape[1] for k in range(4)}
+  assert lengths <= {-(-longest // 2), longest}

@@ -1,0 +1,45 @@
+r"""LRA Image: CIFAR-10 as a sequence of 1024 grey pixels, ten classes.
+
+Downloads through tensorflow-datasets, or takes a local archive:
+
+python -m jaxformers.main --config configs/lra/image.py --workdir runs/image \
+    --config.task.archive=PATH/cifar-10-binary.tar.gz
+
+The paper gives 38.9 for TransJect and 40.6 for the Transformer; a linear
+classifier on the pixels has 30.9. At size=tiny: IMAGE_TINY. More in
+docs/results.md.
+
+Arguments: model=transject|random_transject|transformer, size=paper|tiny,
+protocol=jaxformers|lra|skyformer|s4, seed=0.
+"""
+
+from jaxformers import config as c
+
+# TransJect's pooling on the task, and those of the code bases.
+POOLS = {
+  "jaxformers": "max",
+  "lra": "cls",
+  "skyformer": "padded_mean",
+  "s4": "mean",
+}
+# Softmax attention without long warm-up stays at chance from 5e-3 on.
+TINY_RATES = {"transformer": 1e-3}
+
+
+def get_config(arg=None):
+  arg = c.parse_arg(
+    arg, model="transject", size="paper", protocol="jaxformers", seed=0
+  )
+  tiny = c.is_tiny(arg.size)
+  config = c.base(
+    seed=arg.seed,
+    task={"name": "image", "protocol": arg.protocol, "archive": ""},
+    **c.lra_models(arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny),
+    batch_size=256,
+    eval_batch_size=100,
+    **c.skyformer_schedule(1e-4, warmup_steps=175),
+  )
+  if tiny:
+    rate = TINY_RATES.get(arg.model, 5e-3)
+    config.update(c.tiny_schedule(rate, total_steps=3_000))
+  return config

@@ -1,0 +1,180 @@
+"""Sources as tensorflow-datasets builders, prepared to array_record.
+
+The stock builders need TensorFlow to unpack their archives; these do not.
+Imported only to prepare data: tensorflow-datasets is slow to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from jaxformers.data.source import Source
+
+FORMAT = "array_record"
+
+
+class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """The builder of one source; `builder_class` makes its subclass.
+
+  Attributes:
+    source: the data set.
+    archive: of it, or None to download it.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  source: Source
+  archive: Path | None = None
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    features = {
+      name: _feature(kind) for name, kind in self.source.features.items()
+    }
+    return tfds.core.DatasetInfo(
+      builder=self,
+      homepage=self.source.homepage or None,
+      features=tfds.features.FeaturesDict(features),
+      disable_shuffling=not self.source.shuffled,
+    )
+
+  def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    archive = self.archive
+    if archive is None and self.source.url:
+      archive = Path(dl_manager.download(self.source.url))
+    return {
+      split: self._generate_examples(rows)
+      for split, rows in self.source.read(archive).items()
+    }
+
+  def _generate_examples(self, rows: Any) -> Any:
+    pictures = [
+      name
+      for name, feature in self.info.features.items()
+      if isinstance(feature, tfds.features.Image)
+    ]
+    for key, example in rows:
+      # Arrays would be encoded by TensorFlow, pictures are by Pillow; what is
+      # encoded already, as bytes, is kept as it is.
+      encoded = {
+        name: Image.fromarray(np.squeeze(example[name]))
+        for name in pictures
+        if isinstance(example[name], np.ndarray)
+      }
+      yield key, {**example, **encoded}
+
+
+def _feature(kind: Any) -> Any:
+  if kind is bytes:
+    return tfds.features.Text()
+  if kind is np.uint8:
+    return tfds.features.Tensor(
+      shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
+    )
+  if all(isinstance(part, int) for part in kind):
+    return tfds.features.Image(shape=kind, encoding_format="png")
+  return tfds.features.ClassLabel(names=list(kind))
+
+
+def builder_class(source: Source) -> type[SourceBuilder]:
+  """The builder of a source, under its name."""
+  fields: dict[str, Any] = {"source": source, "name": source.name}
+  if source.url:
+    info = tfds.download.checksums.UrlInfo(
+      size=source.size, checksum=source.sha256, filename=source.archives[0]
+    )
+    fields["url_infos"] = {source.url: info}
+  title = "".join(word.capitalize() for word in source.name.split("_"))
+  return types.new_class(
+    title,
+    (SourceBuilder,),
+    {"skip_registration": True},
+    lambda namespace: namespace.update(fields, __module__=__name__),
+  )
+
+
+def prepare(
+  source: Source, archive: Path | None, folder: Path, downloads: Path
+) -> None:
+  """Writes a source into folder/NAME/VERSION.
+
+  Raises:
+    ValueError: for an archive that is not what it should be, or a download
+      that fails or has another checksum than the authors', naming what would
+      do.
+  """
+  builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
+  builder.archive = archive
+  tfds.disable_progress_bar()  # Ours tells more.
+  failures = (
+    tfds.core.download.download_manager.NonMatchingChecksumError,
+    tfds.core.download.util.DownloadError,
+    OSError,
+  )
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      builder.download_and_prepare(
+        download_dir=downloads,
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+      )
+  except failures as error:
+    if archive is not None or not source.url:
+      raise
+    name = source.archives[0]
+    raise ValueError(
+      f"{source.url} could not be had whole ({error}): run again, or fetch "
+      f"{name} elsewhere and pass --archive PATH/{name} (prepare) or "
+      f"--config.task.archive=PATH/{name}."
+    ) from error
+
+
+def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
+  """The splits that `prepare` wrote, by random access."""
+  builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
+  return {name: builder.as_data_source(name) for name in builder.info.splits}
+
+
+def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
+  """The splits of a directory that a stock builder has prepared.
+
+  Args:
+    source: what it should hold; its counts and class names are verified.
+    folder: where its dataset_info.json stands.
+
+  Raises:
+    ValueError: for other features, classes or counts, or another format than
+      array_record.
+  """
+  builder = tfds.builder_from_directory(folder)
+  if builder.info.file_format.file_suffix != FORMAT:
+    raise ValueError(
+      f"{folder} is in {builder.info.file_format.file_suffix}, which needs "
+      "TensorFlow to be read: prepare it again with "
+      f"file_format={FORMAT!r}."
+    )
+  found: Mapping[str, Any] = builder.info.features
+  for name, kind in source.features.items():
+    names = getattr(found[name], "names", None) if name in found else None
+    if name not in found or (name == "label" and names != list(kind)):
+      raise ValueError(
+        f"{folder} has the features {dict(found)} and not those of "
+        f"{source.name}, {dict(source.features)}: give the directory of "
+        f"{source.name}."
+      )
+  sizes = {
+    name: split.num_examples for name, split in builder.info.splits.items()
+  }
+  for name, count in source.counts.items():
+    if sizes.get(name) != count:
+      raise ValueError(
+        f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
+        f"instead of {count:,}: prepare it again."
+      )
+  return {name: builder.as_data_source(name) for name in source.counts}

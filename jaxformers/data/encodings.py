@@ -1,0 +1,245 @@
+"""From examples to tokens: bytes, characters, word pieces, grey pixels.
+
+Vocabularies are closed and written out, or sorted by what they were fitted to;
+none depends on the order of a set. Id 0 is padding wherever there is any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from jaxformers.data.source import Encoding, Example
+
+PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ALPHABET = 1_000  # Characters that a trained vocabulary has at most.
+BYTES = (PAD, *(f"0x{value:02x}" for value in range(256)))
+
+
+def text_key(*fields: str) -> Callable[[Example], int]:
+  """A hash of some fields: equal texts are known by the same number."""
+
+  def key(example: Example) -> int:
+    text = b"\0".join(example[field] for field in fields)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+  return key
+
+
+def id_key(example: Example) -> int:
+  """The number that an `id` such as b"train_00042" ends with."""
+  return int(example["id"].rpartition(b"_")[2])
+
+
+def of_bytes(*fields: str) -> Encoding:
+  """UTF-8 bytes as they stand, one sequence a field; id byte + 1 by `shift`."""
+
+  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+    for example in examples:
+      yield [np.frombuffer(example[field], np.uint8) for field in fields]
+
+  return Encoding("bytes", lambda train: (encode, {}), text_key(*fields))
+
+
+def characters(*fields: str, min_count: int, first: int) -> Encoding:
+  """Unicode characters, one sequence a field.
+
+  The vocabulary is <pad>, <unk>, <eos> and every character that occurs at least
+  min_count times among the first so many characters of the training split's
+  texts, the most frequent first and equally frequent ones by code point. It is
+  kept in `info.json` as `vocabulary`.
+
+  Source: S4's text and retrieval tasks, where min_count is 15 and 10, and a
+  text is cut before it is counted.
+  """
+
+  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+    counts: Counter[str] = Counter()
+    for example in train:
+      for field in fields:
+        counts.update(example[field].decode(errors="replace")[:first])
+    known = sorted(
+      (c for c, n in counts.items() if n >= min_count),
+      key=lambda c: (-counts[c], c),
+    )
+    vocabulary = [PAD, UNKNOWN, END, *known]
+    ids = {ord(c): i for i, c in enumerate(vocabulary[3:], 3)}
+
+    def sequence(text: bytes) -> np.ndarray:
+      points = text.decode(errors="replace")
+      return np.array([ids.get(ord(c), 1) for c in points], np.uint16)
+
+    def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+      for example in examples:
+        yield [sequence(example[field]) for field in fields]
+
+    return encode, {"vocabulary": vocabulary}
+
+  return Encoding(
+    f"characters{min_count}-{first}", fit, text_key(*fields), dtype=np.uint16
+  )
+
+
+def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
+  """Lower-case word pieces as BERT's, the fields joined by a space.
+
+  No [CLS] and no [SEP] are added. The tokenizer is kept in `info.json` as
+  `tokenizer`, in the format of Hugging Face's `tokenizers`.
+
+  Args:
+    fields: whose texts become one sequence.
+    vocabulary: path of a `vocab.txt` as BERT's, one piece a line; "" trains
+      one on the training split.
+    size: of the vocabulary that is trained, special tokens included.
+
+  Raises:
+    ValueError: for a vocabulary that is not there or no vocabulary.
+  """
+  if vocabulary:
+    path = Path(vocabulary).expanduser()
+    given = _given(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    name = f"wordpiece-{digest}"
+  else:
+    if size < len(SPECIAL) + 2:
+      raise ValueError(
+        f"vocab_size={size}: a vocabulary of word pieces needs more, such as "
+        "8000; or give a vocab.txt."
+      )
+    given, name = None, f"wordpiece-{size}"
+
+  def text(example: Example) -> str:
+    return " ".join(example[f].decode(errors="replace") for f in fields)
+
+  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+    tokenizer = given or _trained((text(one) for one in train), size)
+
+    def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+      texts = [text(example) for example in examples]
+      for one in tokenizer.encode_batch(texts, add_special_tokens=False):
+        yield [np.array(one.ids, np.uint16)]
+
+    return encode, {"tokenizer": tokenizer.to_str()}
+
+  return Encoding(name, fit, text_key(*fields), dtype=np.uint16)
+
+
+def _given(path: Path) -> tokenizers.Tokenizer:
+  if not path.is_file():
+    raise ValueError(
+      f"There is no vocabulary {path}: give the path of a vocab.txt, or leave "
+      "task.vocabulary empty to train one."
+    )
+  pieces = path.read_text(encoding="utf-8").splitlines()
+  if not pieces or pieces[0] != "[PAD]" or "[UNK]" not in pieces:
+    raise ValueError(
+      f"{path} is no vocabulary of word pieces: [PAD] must be its first line "
+      "and [UNK] among the others."
+    )
+  if not len(set(pieces)) == len(pieces) <= 1 << 16:
+    raise ValueError(
+      f"{path} holds {len(pieces):,} pieces, {len(set(pieces)):,} different "
+      f"ones: they must be distinct and at most {1 << 16:,}."
+    )
+  return _tokenizer({piece: i for i, piece in enumerate(pieces)})
+
+
+def _tokenizer(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+  model = models.WordPiece(
+    vocabulary, unk_token="[UNK]", max_input_chars_per_word=100
+  )
+  tokenizer = tokenizers.Tokenizer(model)
+  tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  return tokenizer
+
+
+def _trained(texts: Iterable[str], size: int) -> tokenizers.Tokenizer:
+  """A tokenizer of word pieces that depends on the texts alone.
+
+  The trainer numbers the pieces "##c" of one character as it meets them in a
+  hash map, whose order differs from process to process, and decides between
+  equally frequent pairs by these numbers. So we number them before it does.
+  """
+  texts = list(texts)
+  clean, split = normalizers.BertNormalizer(lowercase=True), _tokenizer({})
+  counts: Counter[str] = Counter()
+  for one in texts:
+    counts.update(clean.normalize_str(one))
+  for space in [c for c in counts if c.isspace()]:
+    del counts[space]
+  alphabet = sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET]
+  # More than a third of the vocabulary for single characters helps nobody.
+  alphabet = sorted(alphabet[: max((size - len(SPECIAL)) // 3, 1)])
+  inner = [f"##{c}" for c in alphabet]
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=size,
+    special_tokens=[*SPECIAL, *inner],
+    initial_alphabet=alphabet,
+    limit_alphabet=len(alphabet),
+    show_progress=False,
+  )
+  split.train_from_iterator(texts, trainer)
+  # A tokenizer of its own, for which "##c" in a text is nothing special.
+  return _tokenizer(split.get_vocab())
+
+
+def pieces(tokenizer: str) -> tuple[str, ...]:
+  """The vocabulary of a tokenizer that `info.json` keeps, by id."""
+  vocabulary = tokenizers.Tokenizer.from_str(tokenizer).get_vocab()
+  return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
+
+
+def grey_itu(image: np.ndarray) -> np.ndarray:
+  """uint8 [..., 3] -> uint8 [...] with Pillow's weights and rounding.
+
+  ITU-R 601: 0.299 red, 0.587 green, 0.114 blue, in 16-bit integers, half up.
+  S4, S5 and Mega read CIFAR-10 by it.
+  """
+  weights = np.array([19_595, 38_470, 7_471], np.uint32)
+  total = image.astype(np.uint32) @ weights + 0x8000
+  return (total >> 16).astype(np.uint8)
+
+
+def grey_tf(image: np.ndarray) -> np.ndarray:
+  """uint8 [..., 3] -> uint8 [...] as `tf.image.rgb_to_grayscale` has it.
+
+  0.2989 red, 0.587 green, 0.114 blue on values over 255, in float32, then
+  times 255.5 and cut. LRA and Skyformer read CIFAR-10 by it; it differs from
+  `grey_itu` by one at most.
+  """
+  weights = np.array([0.2989, 0.587, 0.114], np.float32)
+  real = image.astype(np.float32) * np.float32(1 / 255) @ weights
+  return np.clip(real * np.float32(255.5), 0, 255).astype(np.uint8)
+
+
+def grey(name: str, convert: Callable[[np.ndarray], np.ndarray]) -> Encoding:
+  """Pixels in raster order, made grey by a function; ids by `shift`."""
+
+  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+    for example in examples:
+      yield [convert(example["image"]).ravel()]
+
+  return Encoding(name, lambda train: (encode, {}), id_key)
+
+
+def ids() -> Encoding:
+  """The field `ids` as it stands; an example is known by its ids."""
+
+  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+    for example in examples:
+      yield [example["ids"]]
+
+  def key(example: Example) -> int:
+    digest = hashlib.blake2b(example["ids"].tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+  return Encoding("ids", lambda train: (encode, {}), key)

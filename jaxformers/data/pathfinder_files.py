@@ -1,0 +1,271 @@
+"""Pathfinder as a source: generated here, or read from LRA's release.
+
+LRA ships every level as a folder of `imgs/K/sample_N.png` and
+`metadata/K.npy`; `export` writes that layout.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+from PIL import Image, UnidentifiedImageError
+
+from jaxformers.data import archive as archives
+from jaxformers.data import pathfinder
+from jaxformers.data.pathfinder import CHUNK, Settings
+from jaxformers.data.source import Keyed, Source, collect
+
+FOLDERS = {
+  "easy": "curv_baseline",
+  "intermediate": "curv_contour_length_9",
+  "hard": "curv_contour_length_14",
+}
+LABELS = ("different", "same")  # Snakes on which the discs lie.
+MAX_BYTES = 1 << 35  # The whole of LRA's release unpacks to 18.6 GB.
+
+
+def generated(settings: Settings, folder: Path) -> Source:
+  """The images of some settings, generated.
+
+  Args:
+    settings: which.
+    folder: for chunks of images that are done, so that a generation that was
+      stopped goes on where it was; they are removed at its end.
+  """
+
+  def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
+    return {settings.difficulty: _generate(settings, folder / source.key)}
+
+  source = Source(
+    name=f"pathfinder{settings.resolution}",
+    features=_features(settings.resolution),
+    read=read,
+    settings={
+      "difficulty": settings.difficulty,
+      "num_images": settings.num_images,
+      "seed": settings.seed,
+    },
+    shuffled=False,
+  )
+  return source
+
+
+def _features(resolution: int) -> dict[str, Any]:
+  image = (resolution, resolution, 1)
+  return {"id": bytes, "image": image, "label": LABELS}
+
+
+def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
+  work.mkdir(parents=True, exist_ok=True)
+  starts = range(0, settings.num_images, CHUNK)
+  missing = [start for start in starts if not _chunk(work, start).exists()]
+  with tqdm.tqdm(
+    total=settings.num_images,
+    initial=min((len(starts) - len(missing)) * CHUNK, settings.num_images),
+    desc=f"generating {work.name}",
+    unit="image",
+    file=sys.stderr,
+    disable=None,
+  ) as bar:
+    for start, (pixels, labels) in pathfinder.chunks(settings, missing):
+      staged = work / f".{start}.staged"
+      with staged.open("wb") as file:
+        np.savez(file, pixels=pixels, labels=labels)
+      staged.rename(_chunk(work, start))
+      bar.update(len(labels))
+  for start in starts:
+    with np.load(_chunk(work, start)) as made:
+      for i, (image, label) in enumerate(
+        zip(made["pixels"], made["labels"], strict=True)
+      ):
+        index = start + i
+        example = {"id": str(index), "image": image, "label": LABELS[label]}
+        yield index, example
+  shutil.rmtree(work)
+
+
+def _chunk(work: Path, start: int) -> Path:
+  return work / f"{start:09d}.npz"
+
+
+def released(resolution: int, difficulty: str, num_images: int) -> Source:
+  """The images of one level of LRA's release.
+
+  Args:
+    resolution, difficulty: which.
+    num_images: how many there must be; one empty file, which LRA passes over
+      too, is allowed.
+  """
+
+  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    rows = list(_released(archive, resolution, difficulty))
+    empty = sum(1 for row in rows if row is None)
+    expected = {difficulty: {None: num_images - min(empty, 1)}}
+    return collect([row for row in rows if row], archive, expected)
+
+  return Source(
+    name=f"pathfinder{resolution}",
+    features=_features(resolution),
+    read=read,
+    settings={"difficulty": difficulty, "origin": "lra"}
+    | ({} if num_images == 200_000 else {"num_images": num_images}),
+    archives=("lra_release.gz", "lra_release", f"pathfinder{resolution}"),
+  )
+
+
+def _released(
+  archive: Path, resolution: int, difficulty: str
+) -> Iterator[tuple[str, str, Mapping[str, Any]] | None]:
+  """Yields rows in the order of the metadata, None for an empty picture.
+
+  Keys are those of LRA's own builder.
+  """
+  pictures: dict[str, bytes] = {}
+  metadata: dict[str, bytes] = {}
+  for name, content in archives.members(
+    archive,
+    max_bytes=MAX_BYTES,
+    wanted=lambda name: _is_wanted(archive, name, resolution, difficulty),
+  ):
+    place = "/".join(name.split("/")[-3:])
+    if name.endswith(".png"):
+      pictures[place] = content
+    else:
+      metadata[place] = content
+  index = 0
+  for place in sorted(metadata, key=_number):
+    content = metadata[place]
+    for number, fields in enumerate(_rows(archive, place, content), 1):
+      folder, file, label = fields[0], fields[1], fields[3]
+      name = f"{folder}/{file}"
+      if name not in pictures or label not in ("0", "1"):
+        raise ValueError(
+          f"{archive}, {place}, row {number}: no picture {name!r} with a label "
+          f"0 or 1 (found {label!r}). Fetch it again; nothing was kept of it."
+        )
+      picture = pictures[name]
+      if not picture:
+        yield None
+        continue
+      _check(archive, name, picture, resolution)
+      key = f"{folder}_{file}_{number}"
+      yield (
+        difficulty,
+        key,
+        {
+          "id": str(index),
+          "image": picture,
+          "label": LABELS[int(label)],
+        },
+      )
+      index += 1
+
+
+def _number(place: str) -> tuple[int, str]:
+  """metadata/12.npy comes after metadata/9.npy."""
+  stem = place.rpartition("/")[2].removesuffix(".npy")
+  return (int(stem) if stem.isdigit() else -1), stem
+
+
+def _is_wanted(
+  archive: Path, name: str, resolution: int, difficulty: str
+) -> bool:
+  """Whether a path belongs to the level; the archive may be inside of it."""
+  parts = (archive.name, *name.split("/"))
+  kinds = parts[-3] == "imgs" if name.endswith(".png") else False
+  if not kinds and not (parts[-2] == "metadata" and name.endswith(".npy")):
+    return False
+  levels = [part for part in parts if part in FOLDERS.values()]
+  sizes = [part for part in parts if part.startswith("pathfinder")]
+  return levels == [FOLDERS[difficulty]] and sizes in (
+    [],
+    [f"pathfinder{resolution}"],
+  )
+
+
+def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
+  """Metadata as LRA ships it (text) or as its generator writes it (NumPy)."""
+  try:
+    if content.startswith(b"\x93NUMPY"):
+      return np.load(io.BytesIO(content), allow_pickle=False).tolist()
+    lines = content.decode().splitlines()
+  except (ValueError, EOFError) as error:
+    raise ValueError(
+      f"{archive} holds {place!r}, which is no metadata ({error}). Fetch it "
+      "again; nothing was kept of it."
+    ) from None
+  rows = [line.split(" ") for line in lines]
+  if any(len(row) < 4 for row in rows):
+    raise ValueError(
+      f"{archive} holds {place!r}, which has rows of fewer than four fields. "
+      "Fetch it again; nothing was kept of it."
+    )
+  return rows
+
+
+def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
+  """Looks at the size that a picture names, not at its pixels."""
+  try:
+    with Image.open(io.BytesIO(picture)) as image:
+      size, mode = image.size, image.mode
+  except (UnidentifiedImageError, OSError) as error:
+    size, mode = (0, 0), str(error)
+  if size != (resolution, resolution) or mode != "L":
+    raise ValueError(
+      f"{archive} holds {name!r} of {size[0]} x {size[1]} pixels, {mode}, "
+      f"instead of {resolution} x {resolution} in grey. Fetch it again; "
+      "nothing was kept of it."
+    )
+
+
+def export(settings: Settings, folder: Path) -> None:
+  """Writes generated images in LRA's layout, 1,000 to a subfolder.
+
+  folder/pathfinderN/LEVEL/imgs/K/sample_M.png and metadata/K.npy, which is text
+  of one line an image: sub-path, file, index, label, continuity, paddles of a
+  target and of a distractor, paddle length and thickness, margin, number of
+  paddle contrasts.
+  """
+  geometry = pathfinder.GEOMETRIES[settings.resolution]
+  contour = pathfinder.DIFFICULTIES[settings.difficulty]
+  _, length = pathfinder.distractor_counts(
+    settings.resolution, settings.difficulty
+  )
+  level = (
+    folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
+  )
+  (level / "metadata").mkdir(parents=True, exist_ok=True)
+  for index in tqdm.trange(
+    settings.num_images, desc="exporting", file=sys.stderr, disable=None
+  ):
+    k, m = divmod(index, CHUNK)
+    if m == 0:
+      lines: list[str] = []
+      (level / "imgs" / str(k)).mkdir(parents=True, exist_ok=True)
+    made = pathfinder.sample(settings, index)
+    file = f"sample_{m}.png"
+    Image.fromarray(made.pixels).save(level / "imgs" / str(k) / file)
+    fields = (
+      f"imgs/{k}",
+      file,
+      m,
+      made.label,
+      geometry.continuity,
+      contour,
+      length,
+      geometry.paddle_length,
+      geometry.thickness,
+      made.margin,
+      1,
+    )
+    lines.append(" ".join(str(field) for field in fields))
+    if m == CHUNK - 1 or index == settings.num_images - 1:
+      text = "".join(f"{line}\n" for line in lines)
+      (level / "metadata" / f"{k}.npy").write_text(text)

@@ -1,0 +1,64 @@
+"""LRA Image: CIFAR-10 as a sequence of 1024 grey pixels, ten classes."""
+
+from __future__ import annotations
+
+from jaxformers.data import cifar10, encodings, source
+from jaxformers.registry import choose
+from jaxformers.tasks.pixels import Protocol
+from jaxformers.tasks.splits import slices, torch_random
+from jaxformers.tasks.task import (
+  TASKS,
+  Task,
+  data_folder,
+  majority_class,
+  pixel_regression,
+)
+
+# 45,000 / 5,000 / 10,000 in all. s4: (x / 255 - 122.6 / 255) / (61 / 255).
+PROTOCOLS = {
+  "jaxformers": Protocol(),
+  "lra": Protocol(pad_is_zero=True),
+  "skyformer": Protocol(pad_is_zero=True),
+  "s4": Protocol(scale=(122.6, 61.0), torch_split=True),
+}
+
+
+@TASKS.register("image")
+def load(
+  *, data_dir: str = "", protocol: str = "jaxformers", archive: str = ""
+) -> Task:
+  """Opens CIFAR-10; the first time from an archive or the network.
+
+  Args:
+    data_dir: see `data_folder`.
+    protocol: "jaxformers" (ids value + 1), "lra" and "skyformer" (ids are
+      values, 0 is padding; TensorFlow's grey), "s4" (real numbers).
+    archive: path of cifar-10-binary.tar.gz, cifar-10-python.tar.gz, or of an
+      archive or folder of {train,test}/CLASS/*.{png,jpg}; "" looks for the
+      first two, then downloads.
+  """
+  chosen = PROTOCOLS[choose("protocol of image", protocol, PROTOCOLS)]
+  encoding = encodings.grey("grey", encodings.grey_itu)
+  if chosen.pad_is_zero:
+    encoding = encodings.grey("grey-tf", encodings.grey_tf)
+  splits, info = source.pack(
+    cifar10.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
+  )
+  if chosen.torch_split:
+    splits |= torch_random(splits["train"], {"validation": 0.1})
+  else:
+    splits |= slices(splits["train"], {"train": 90, "validation": 10})
+  return Task(
+    name="image",
+    protocol=protocol,
+    splits=chosen.apply(splits),
+    selection="validation",
+    max_len=1_024,
+    num_classes=10,
+    trivial={
+      "majority class": majority_class,
+      "linear on pixels": pixel_regression,
+    },
+    info=info,
+    **chosen.vocabulary(),
+  )

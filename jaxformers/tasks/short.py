@@ -1,0 +1,137 @@
+"""Short text as word pieces: IMDb reviews and AG's News."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformers.data import ag_news, encodings, imdb, source
+from jaxformers.data.packed import Packed
+from jaxformers.data.source import Source
+from jaxformers.registry import choose
+from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.task import (
+  TASKS,
+  Task,
+  bag_regression,
+  data_folder,
+  majority_class,
+)
+
+# Neither data set has a validation split. jaxformers: a part of train chooses
+# the checkpoint. paper: the test split, as where only one score is watched.
+# test_only (AG's News): test.csv is all there is, and is split three ways.
+PROTOCOLS = {
+  "imdb": ("jaxformers", "paper"),
+  "ag_news": ("jaxformers", "paper", "test_only"),
+}
+
+HELD_OUT = {"imdb": 2_500, "ag_news": 12_000, "test_only": 1_000}
+
+
+@TASKS.register("imdb")
+def load_imdb(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  vocabulary: str = "",
+  vocab_size: int = 30_522,
+  max_len: int = 512,
+) -> Task:
+  """IMDb reviews as word pieces, negative or positive.
+
+  Args:
+    data_dir: see `data_folder`.
+    protocol: "jaxformers" (2,500 reviews of train are validation) or "paper"
+      (validation is test).
+    archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
+      downloads.
+    vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
+    vocab_size: of the vocabulary that is trained.
+    max_len: word pieces a review is cut to.
+  """
+  choose("protocol of imdb", protocol, PROTOCOLS["imdb"])
+  encoding = encodings.word_pieces(
+    "text", vocabulary=vocabulary, size=vocab_size
+  )
+  splits, info = _pack(imdb.SOURCE, encoding, data_dir, archive)
+  if protocol == "jaxformers":
+    splits |= hold_out(splits["train"], HELD_OUT["imdb"])
+  else:
+    splits["validation"] = splits["test"]
+  return _task("imdb", protocol, splits, 2, max_len, info)
+
+
+@TASKS.register("ag_news")
+def load_ag_news(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  vocabulary: str = "",
+  vocab_size: int = 30_522,
+  max_len: int = 512,
+) -> Task:
+  """Title and description of AG's News as word pieces, four classes.
+
+  Args:
+    data_dir: see `data_folder`.
+    protocol: "jaxformers" (12,000 articles of train are validation), "paper"
+      (validation is test) or "test_only": the 7,600 articles of test.csv, by
+      hash 5,600 to train, 1,000 to choose and 1,000 to test. Its numbers
+      compare with no others.
+    archive: path of ag_news_csv.tar.gz or its folder; for "test_only" of
+      anything that holds test.csv. "" looks for it, then downloads.
+    vocabulary, vocab_size, max_len: as for `load_imdb`.
+  """
+  choose("protocol of ag_news", protocol, PROTOCOLS["ag_news"])
+  encoding = encodings.word_pieces(
+    "title", "description", vocabulary=vocabulary, size=vocab_size
+  )
+  only = protocol == "test_only"
+  origin = ag_news.TEST_SOURCE if only else ag_news.SOURCE
+  splits, info = _pack(origin, encoding, data_dir, archive)
+  if only:
+    count = HELD_OUT["test_only"]
+    rest = hold_out(splits["test"], count)
+    splits = {"test": rest["validation"], **hold_out(rest["train"], count)}
+  elif protocol == "jaxformers":
+    splits |= hold_out(splits["train"], HELD_OUT["ag_news"])
+  else:
+    splits["validation"] = splits["test"]
+  return _task("ag_news", protocol, splits, 4, max_len, info)
+
+
+def _pack(
+  origin: Source, encoding: source.Encoding, data_dir: str, archive: str
+) -> Any:
+  return source.pack(
+    origin, encoding, data_dir=data_folder(data_dir), archive=archive
+  )
+
+
+def _task(
+  name: str,
+  protocol: str,
+  splits: Mapping[str, Packed],
+  num_classes: int,
+  max_len: int,
+  info: dict[str, Any],
+) -> Task:
+  tokenizer = info.pop("tokenizer")
+  return Task(
+    name=name,
+    protocol=protocol,
+    splits=dict(splits),
+    selection="test" if protocol == "paper" else "validation",
+    vocabulary=encodings.pieces(tokenizer),
+    max_len=max_len,
+    num_classes=num_classes,
+    trivial={
+      "majority class": majority_class,
+      "bag-of-pieces regression": bag_regression,
+    },
+    info=info,
+    tokenizer=tokenizer,
+  )

@@ -1,0 +1,143 @@
+import gzip
+import io
+import os
+import tarfile
+
+import pytest
+
+from jaxformers.data import archive
+from tests.data.archives import write_folder, write_tar
+
+FILES = {"a/one.txt": b"1" * 5_000, "a/b/two.txt": b"2"}
+
+
+def read(path, max_bytes=1 << 20, **options):
+  return dict(archive.members(path, max_bytes=max_bytes, **options))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_every_compression_is_told_by_content(tmp_path, mode):
+  path = write_tar(tmp_path / "release.gz", FILES, mode=mode)
+  assert read(path) == FILES
+  only = read(path, wanted=lambda name: name.endswith("two.txt"))
+  assert only == {"a/b/two.txt": b"2"}
+
+
+def test_a_folder_is_read_as_an_archive(tmp_path):
+  assert read(write_folder(tmp_path / "x", FILES)) == FILES
+
+
+def test_a_single_file_is_its_own_member(tmp_path):
+  (tmp_path / "test.csv").write_bytes(b"1,2")
+  assert read(tmp_path / "test.csv") == {"test.csv": b"1,2"}
+  with pytest.raises(ValueError, match="neither a tar nor"):
+    read(tmp_path / "test.csv", wanted=lambda name: False)
+
+
+HOSTILE = {
+  "parent": ({"../evil.txt": b"x"}, ()),
+  "absolute": ({"/etc/evil": b"x"}, ()),
+  "hidden parent": ({"a/../../evil": b"x"}, ()),
+  "backslashes": ({"..\\evil": b"x"}, ()),
+  "drive": ({"c:/evil": b"x"}, ()),
+  "symbolic link": ({}, [("a/link", "../../etc/passwd", tarfile.SYMTYPE)]),
+  "absolute link": ({}, [("link", "/etc/passwd", tarfile.SYMTYPE)]),
+  "hard link": ({}, [("a/link", "../etc/passwd", tarfile.LNKTYPE)]),
+  "device": ({}, [("null", "", tarfile.CHRTYPE)]),
+  "pipe": ({}, [("pipe", "", tarfile.FIFOTYPE)]),
+}
+
+
+@pytest.mark.parametrize("case", sorted(HOSTILE))
+def test_what_leads_out_is_refused(tmp_path, case):
+  files, links = HOSTILE[case]
+  path = write_tar(tmp_path / "a.tar.gz", {**FILES, **files}, links)
+  with pytest.raises(ValueError, match="was refused, nothing was kept"):
+    read(path)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
+
+
+def test_a_link_that_stays_inside_is_passed_over(tmp_path):
+  links = [("a/b/link", "../one.txt", tarfile.SYMTYPE)]
+  assert read(write_tar(tmp_path / "a.tar.gz", FILES, links)) == FILES
+
+
+def test_a_link_out_of_a_folder_is_refused(tmp_path):
+  folder = write_folder(tmp_path / "x", FILES)
+  (tmp_path / "secret.txt").write_text("secret")
+  os.symlink(tmp_path / "secret.txt", folder / "a" / "link.txt")
+  with pytest.raises(ValueError, match="leads out of it"):
+    read(folder)
+
+
+def test_bombs_are_refused_before_they_go_off(tmp_path):
+  path = write_tar(tmp_path / "a.tar.gz", {"zeros": bytes(1 << 24)})
+  assert path.stat().st_size < 1 << 17
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(path, max_bytes=1 << 20)
+  # Also where the zeros stand in what nobody wants, or in a header.
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(path, max_bytes=1 << 20, wanted=lambda name: False)
+  header = tarfile.TarInfo("pax")
+  header.type, header.size = tarfile.XHDTYPE, 1 << 24
+  with gzip.open(tmp_path / "b.tar.gz", "wb") as file:
+    file.write(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 24))
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(tmp_path / "b.tar.gz", max_bytes=1 << 20)
+  folder = write_folder(tmp_path / "x", {"zeros": bytes(1 << 21)})
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(folder, max_bytes=1 << 20)
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(folder / "zeros", max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
+def test_what_is_cut_short_is_refused(tmp_path, mode):
+  content = {"a": os.urandom(50_000), "b": os.urandom(50_000)}
+  path = write_tar(tmp_path / "a.tar", content, mode=mode)
+  whole = path.read_bytes()
+  path.write_bytes(whole[: len(whole) * 2 // 3])
+  with pytest.raises(ValueError, match="cannot be read to its end"):
+    read(path)
+
+
+@pytest.mark.parametrize(
+  "content", [b"", b"none", b"\x1f\x8b\x08junk", b"BZhx"]
+)
+def test_what_is_no_archive_is_refused(tmp_path, content):
+  (tmp_path / "a.tar.gz").write_bytes(content)
+  with pytest.raises(ValueError, match="cannot be read to its end"):
+    read(tmp_path / "a.tar.gz", wanted=lambda name: name.endswith(".txt"))
+
+
+def test_where_archives_are_looked_for(tmp_path, monkeypatch):
+  monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+  names = ("one.tar.gz", "two")
+  assert archive.find(names, "", tmp_path) is None
+  manual = tmp_path / "downloads" / "manual"
+  (manual / "two").mkdir(parents=True)
+  assert archive.find(names, "", tmp_path) == manual / "two"
+  (tmp_path / "one.tar.gz").touch()
+  monkeypatch.setenv("JAXFORMERS_DATA_ARCHIVES", str(tmp_path))
+  assert archive.find(names, "", tmp_path) == tmp_path / "one.tar.gz"
+  assert archive.find(names, str(manual), tmp_path) == manual
+  with pytest.raises(ValueError, match="no archive .*one.tar.gz or two"):
+    archive.find(names, "nowhere.tar.gz", tmp_path)
+
+
+def test_checksums_see_every_change(tmp_path):
+  folder = write_folder(tmp_path / "x", FILES)
+  before = archive.checksum(folder)
+  (folder / "a" / "b" / "three.txt").touch()
+  assert archive.checksum(folder) != before
+  path = write_tar(tmp_path / "a.tar.gz", FILES)
+  first = archive.checksum(path)
+  path.write_bytes(path.read_bytes() + b"\0")
+  assert archive.checksum(path) != first
+
+
+def test_reading_stops_at_the_limit_and_not_after():
+  limited = archive._Limited("x", io.BytesIO(b"12345"), 5)
+  assert limited.read(3) + limited.read(3) == b"12345"
+  with pytest.raises(ValueError, match="unpacks to more"):
+    archive._Limited("x", io.BytesIO(b"123456"), 5).read(6)

@@ -1,0 +1,110 @@
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxformers.data import cifar10
+from tests.data.archives import write_folder, write_tar
+
+RNG = np.random.default_rng(0)
+LABELS = np.arange(10_000) % 10
+
+
+@pytest.fixture(scope="module")
+def pixels():
+  """The six batches: uint8 [10000, 3072], red, green and blue planes."""
+  return [
+    RNG.integers(0, 256, (10_000, 3_072)).astype(np.uint8) for _ in range(6)
+  ]
+
+
+def binary(pixels):
+  return {
+    f"cifar-10-batches-bin/{name}.bin": np.hstack(
+      [LABELS[:, None].astype(np.uint8), rows]
+    ).tobytes()
+    for name, rows in zip(cifar10.BATCHES, pixels, strict=True)
+  }
+
+
+def pickled(pixels):
+  return {
+    f"cifar-10-batches-py/{name}": pickle.dumps(
+      {b"data": rows, b"labels": LABELS.tolist(), b"batch_label": b"x"}, 2
+    )
+    for name, rows in zip(cifar10.BATCHES, pixels, strict=True)
+  }
+
+
+def test_both_archives_of_the_authors_hold_the_same(tmp_path, pixels):
+  one = cifar10.read(write_folder(tmp_path / "bin", binary(pixels)))
+  two = cifar10.read(write_folder(tmp_path / "py", pickled(pixels)))
+  for split, count in (("train", 50_000), ("test", 10_000)):
+    assert len(one[split]) == len(two[split]) == count
+    for i in (0, 9_999, count - 1):
+      key, example = one[split][i]
+      assert key == two[split][i][0] == i  # The stock builder's.
+      assert example["id"] == f"{split}_{i:05d}"
+      np.testing.assert_array_equal(example["image"], two[split][i][1]["image"])
+      assert example["label"] == two[split][i][1]["label"]
+  image = one["test"][7][1]["image"]
+  assert image.shape == (32, 32, 3)
+  assert image[0, 1, 2] == pixels[5][7][2 * 1_024 + 1]
+
+
+def test_a_pickle_that_would_run_something_is_refused(tmp_path, pixels):
+  class Evil:
+    def __reduce__(self):
+      return print, ("gotcha",)
+
+  files = pickled(pixels) | {
+    "cifar-10-batches-py/data_batch_1": pickle.dumps(Evil(), 2)
+  }
+  with pytest.raises(ValueError, match="asks for .*builtin.*print"):
+    cifar10.read(write_folder(tmp_path / "py", files))
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, pickle.dumps({}, 2)])
+def test_broken_batches_are_refused(tmp_path, content):
+  for name in ("data_batch_1", "data_batch_1.bin"):
+    folder = write_folder(tmp_path / name, {name: content})
+    with pytest.raises(ValueError, match="is not CIFAR-10|instead of 5,000"):
+      cifar10.read(folder)
+
+
+def picture(size=(32, 32), kind="PNG", colour=(10, 20, 30)):
+  file = io.BytesIO()
+  Image.new("RGB", size, colour).save(file, kind)
+  return file.getvalue()
+
+
+def test_folders_of_classes(tmp_path, monkeypatch):
+  monkeypatch.setattr(cifar10, "PER_LABEL", {"train": 2, "test": 1})
+  files = {
+    f"c/{split}/{label}/{i}.{kind}": picture(
+      kind={"jpg": "JPEG"}.get(kind, kind)
+    )
+    for split, count in (("train", 2), ("test", 1))
+    for label in cifar10.LABELS
+    for i, kind in zip(range(count), ("jpg", "png"), strict=False)
+  }
+  splits = cifar10.read(write_tar(tmp_path / "a.tar.xz", files, mode="w:xz"))
+  assert [example["id"] for _, example in splits["train"]] == [
+    f"train_{i:05d}" for i in range(20)
+  ]
+  _, example = splits["train"][1]
+  np.testing.assert_array_equal(example["image"][3, 4], [10, 20, 30])
+  missing = dict(list(files.items())[1:])
+  with pytest.raises(ValueError, match="1 examples of 'airplane'"):
+    cifar10.read(write_tar(tmp_path / "b.tar.gz", missing))
+  name = "c/train/airplane/0.jpg"
+  for content, message in (
+    (picture((33, 32)), "33 x 32 pixels"),
+    (b"no picture", "no picture"),
+    (picture()[:60], "no picture|is not CIFAR-10"),
+  ):
+    path = write_tar(tmp_path / "c.tar.gz", {**files, name: content})
+    with pytest.raises(ValueError, match=message):
+      cifar10.read(path)

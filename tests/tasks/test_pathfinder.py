@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from jaxformers import tasks
+from jaxformers.data import pathfinder as data
+from jaxformers.data import pathfinder_files
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return str(tmp_path_factory.mktemp("pathfinder"))
+
+
+def load(folder, name="pathfinder", **options):
+  options = {"difficulty": "easy", "num_images": 30} | options
+  return tasks.get(name, data_dir=folder, **options)
+
+
+@pytest.mark.parametrize("protocol", sorted(tasks.pathfinder.PROTOCOLS))
+def test_protocols(folder, protocol):
+  task = load(folder, protocol=protocol)
+  sizes = {name: len(split) for name, split in task.splits.items()}
+  assert sizes == {"train": 24, "validation": 3, "test": 3}
+  keys = np.concatenate([split.keys for split in task.splits.values()])
+  assert sorted(keys) == list(range(30))
+  train = task.splits["train"]
+  one = data.sample(
+    data.Settings(difficulty="easy", num_images=30), int(train.keys[4])
+  )
+  pixels = one.pixels.ravel()
+  want = {
+    "jaxformers": pixels.astype(int) + 1,
+    "lra": pixels,
+    "skyformer": pixels,
+    "s4": pixels / np.float32(255),
+  }[protocol]
+  found = train.batch(np.array([4]), 1_024)
+  np.testing.assert_allclose(found["inputs"][0], want, rtol=1e-6)
+  assert found["targets"] == [one.label]
+
+
+def test_slices_in_order_and_pytorchs_split(folder):
+  assert load(folder).splits["test"].keys.tolist() == [27, 28, 29]
+  s4 = load(folder, protocol="s4").splits["train"].keys
+  assert s4.tolist() != sorted(s4)
+
+
+def test_path_x_is_the_same_in_128_pixels(tmp_path):
+  task = load(str(tmp_path), "pathx", num_images=10)
+  assert (task.name, task.max_len) == ("pathx", 16_384)
+  assert task.info["settings"]["num_images"] == 10
+
+
+def test_lras_files(tmp_path):
+  settings = data.Settings(difficulty="easy", num_images=10)
+  pathfinder_files.export(settings, tmp_path)
+  task = load(
+    str(tmp_path / "data"),
+    archive=str(tmp_path / "pathfinder32"),
+    num_images=10,
+  )
+  assert task.info["source"] == "pathfinder32"
+  with pytest.raises(ValueError, match="seed=3 is of generated data"):
+    load(str(tmp_path), archive=str(tmp_path), seed=3)
+  with pytest.raises(ValueError, match="holds 10 .* instead of 11"):
+    load(
+      str(tmp_path / "other"),
+      archive=str(tmp_path / "pathfinder32"),
+      num_images=11,
+    )

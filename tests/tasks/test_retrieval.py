@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+from jaxformers import tasks
+from tests.data.archives import aan, write_tar
+
+COUNTS = {"train": 40, "validation": 6, "test": 8}
+SMALL = dict(num_train=40, num_validation=6, num_test=8)
+
+
+def load(folder, **options):
+  path = write_tar(folder / "a.tar.gz", aan(COUNTS))
+  return tasks.get(
+    "retrieval",
+    data_dir=str(folder / "data"),
+    archive=str(path),
+    **SMALL,
+    **options,
+  )
+
+
+def test_pairs_of_bytes(tmp_path):
+  task = load(tmp_path)
+  assert {n: len(split) for n, split in task.splits.items()} == COUNTS
+  assert (task.num_inputs, task.vocab_size, task.max_len) == (2, 257, 4_000)
+  inputs = task.splits["validation"].batch(np.array([1]), 6)["inputs"]
+  first, second = (np.frombuffer(t, np.uint8) for t in (b'"valid', b"and tw"))
+  np.testing.assert_array_equal(inputs, [[first + 1, second + 1]])
+  assert task.baselines().keys() == {"majority class", "histogram similarity"}
+
+
+def test_protocols(tmp_path):
+  sky = load(tmp_path, protocol="skyformer")
+  assert (sky.max_len, sky.padded_len) == (4_000, 4_096)
+  s4 = load(tmp_path, protocol="s4")
+  assert s4.vocabulary[:3] == ("<pad>", "<unk>", "<eos>")
+  split = s4.splits["test"]
+  inputs = split.batch(np.arange(8), 5)["inputs"]
+  assert (inputs[:, :, -1] == 2).all()  # A text that is cut has an end too.
+  assert load(tmp_path, max_len=100).max_len == 100
+  with pytest.raises(ValueError, match="protocol of retrieval 'mega'"):
+    load(tmp_path, protocol="mega")
+
+
+def test_the_real_stand_in(archives, tmp_path):
+  task = tasks.get(
+    "retrieval",
+    data_dir=str(tmp_path),
+    archive=str(archives / "retrieval_pairs.tar.xz"),
+    num_train=8_000,
+    num_validation=1_000,
+    num_test=1_000,
+  )
+  scores = task.baselines()
+  assert scores["majority class"] == 0.5
+  assert 0.5 < scores["histogram similarity"] < 0.56
