@@ -71,6 +71,12 @@ def smoke(data_dir):
 
 
 @pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+  """Where real archives are prepared, once for all tests."""
+  return tmp_path_factory.mktemp("prepared")
+
+
+@pytest.fixture(scope="session")
 def archives():
   """The folder with real archives; the test is skipped where there is none."""
   default = ROOT.parent / "shared" / "data"

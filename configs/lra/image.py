@@ -40,6 +40,11 @@ def get_config(arg=None):
     **c.skyformer_schedule(1e-4, warmup_steps=175),
   )
   if tiny:
-    rate = TINY_RATES.get(arg.model, 5e-3)
-    config.update(c.tiny_schedule(rate, total_steps=3_000))
+    rate = TINY_RATES.get(arg.model, 1e-2)
+    config.update(c.tiny_schedule(rate, total_steps=4_000))
+    config.batch_size = 32
+    if arg.model != "transformer":
+      # Positions that are learned, and many of them: without, little more than
+      # the histogram of a picture is seen.
+      config.model.update(d_model=128, num_layers=1, positions="learned")
   return config

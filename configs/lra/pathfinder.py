@@ -51,4 +51,5 @@ def get_config(arg=None):
   if tiny:
     rate = TINY_RATES.get(arg.model, 5e-3)
     config.update(c.tiny_schedule(rate, total_steps=1_500))
+    config.batch_size = 32
   return config

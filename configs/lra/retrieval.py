@@ -15,9 +15,11 @@ is named by --config.task.num_train=8000 and so on.
 
 from jaxformers import config as c
 
-# What becomes of the two pooled documents. LRA: two hidden layers, 512 and 256
-# wide; S4: one as wide as its encoder.
+# What becomes of the two pooled documents. Ours: a citation has no order. LRA:
+# two hidden layers, 512 and 256 wide; S4: one as wide as its encoder.
 HEADS = {
+  "jaxformers": {"interaction": "symmetric"},
+  "skyformer": {"interaction": "nli"},
   "lra": {"interaction": "concat", "head_dim": 512, "head_layers": 2},
   "s4": {"interaction": "nli", "head_dim": 256, "head_activation": "gelu"},
 }
@@ -37,14 +39,14 @@ def get_config(arg=None):
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
   tiny = c.is_tiny(arg.size)
-  head = HEADS.get(arg.protocol, {"interaction": "nli"})
+  head = HEADS[c.choose("protocol", arg.protocol, HEADS)]
   config = c.base(
     seed=arg.seed,
     task={
       "name": "retrieval",
       "protocol": arg.protocol,
       "archive": "",
-      "max_len": 2_000 if tiny else 0,  # 0: the protocol's.
+      "max_len": 1_000 if tiny else 0,  # 0: the protocol's.
       "num_train": 147_086,
       "num_validation": 18_090,
       "num_test": 17_437,
@@ -59,5 +61,8 @@ def get_config(arg=None):
   )
   if tiny:
     rate = TINY_RATES.get(arg.model, 5e-3)
-    config.update(c.tiny_schedule(rate, total_steps=3_000))
+    config.update(c.tiny_schedule(rate, total_steps=2_000))
+    config.batch_size = 32
+    if arg.model != "transformer":  # Wide enough to tell bytes apart.
+      config.model.update(d_model=64, num_layers=1)
   return config

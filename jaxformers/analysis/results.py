@@ -53,7 +53,9 @@ def _recipe(result: Mapping[str, Any]) -> str:
   """All of a config that must agree for runs to be seeds of one another."""
   free = ("seed", "data_dir", "tensorboard", "wandb")
   kept = {k: v for k, v in result["config"].items() if k not in free}
-  kept["task"] = {k: v for k, v in kept["task"].items() if k != "archive"}
+  paths = ("archive", "vocabulary")
+  kept["task"] = {k: v for k, v in kept["task"].items() if k not in paths}
+  kept["description"] = result.get("task_description")
   return json.dumps(kept, sort_keys=True)
 
 
@@ -81,7 +83,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows.append(
       {
         "task": one["task"],
-        "protocol": f"{one['protocol']}, {one['max_len']} long",
+        "protocol": _protocol(one),
         "model": one["model"],
         "config": f"L={model['num_layers']} d={model['d_model']}",
         "accuracy %": (statistics.mean(scores), deviation),
@@ -94,6 +96,14 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
       }
     )
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
+
+
+def _protocol(result: Mapping[str, Any]) -> str:
+  """Protocol and length, and whether the data are not the authors' own."""
+  own = result["data"].get("authors_checksum", True)
+  return f"{result['protocol']}, {result['max_len']} long" + (
+    "" if own else ", another archive"
+  )
 
 
 def _cell(column: str, value: Any) -> str:

@@ -66,6 +66,16 @@ def nli(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.concatenate([a, b, a * b, a - b], -1)
 
 
+@INTERACTIONS.register("symmetric")
+def symmetric(a: jax.Array, b: jax.Array) -> jax.Array:
+  """[|a - b|, a b]: for relations that know no order. -> [b, 2 d].
+
+  Source: the part of Conneau et al. 2017 (https://arxiv.org/abs/1705.02364)
+  that stays the same when the two change places.
+  """
+  return jnp.concatenate([jnp.abs(a - b), a * b], -1)
+
+
 class ClassifierHead(nn.Module):
   """Pools the tokens, then hidden layers, then Dense -> f32 [b, c].
 

@@ -18,6 +18,7 @@ def write(folder, seed, accuracy, **config):
     "parameters": 19_276,
     "parameter_ratio": 0.094,
     "baselines": {"majority class": 0.1755},
+    "data": {"source": "generated"},
     "selection": "validation",
     "train_seconds": 60.0,
     "config": {"seed": seed, "task": {}, "model": model} | config,

@@ -61,6 +61,7 @@ def test_interactions_of_pairs(name, strict):
   features = {
     "concat": jnp.concatenate([a, b], 1),
     "nli": jnp.concatenate([a, b, a * b, a - b], 1),
+    "symmetric": jnp.concatenate([jnp.abs(a - b), a * b], 1),
   }[name]
   dense = variables["params"]["logits"]
   want = features @ dense["kernel"] + dense["bias"][None]
@@ -72,7 +73,10 @@ def test_interactions_of_pairs(name, strict):
   [
     (("median", "relu", "", 1), "pool 'median'"),
     (("mean", "tanh", "", 1), "activation 'tanh'"),
-    (("mean", "relu", "", 2), "interaction of a pair ''.*concat, nli"),
+    (
+      ("mean", "relu", "", 2),
+      "interaction of a pair ''.*concat, nli, symmetric",
+    ),
     (("mean", "relu", "nli", 1), "interaction='nli' is for pairs"),
   ],
 )

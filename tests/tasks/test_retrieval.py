@@ -42,10 +42,10 @@ def test_protocols(tmp_path):
     load(tmp_path, protocol="mega")
 
 
-def test_the_real_stand_in(archives, tmp_path):
+def test_the_real_stand_in(archives, prepared):
   task = tasks.get(
     "retrieval",
-    data_dir=str(tmp_path),
+    data_dir=str(prepared),
     archive=str(archives / "retrieval_pairs.tar.xz"),
     num_train=8_000,
     num_validation=1_000,

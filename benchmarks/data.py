@@ -1,0 +1,195 @@
+r"""How fast data is made and read, and what is reached without a model.
+
+python -m benchmarks.data --archives PATH --out data.json
+
+Prints Markdown tables: the generators beside what the originals need, the
+loader beside plain NumPy indexing (interleaved, median of several rounds) with
+the memory before and after many batches, and, where the archives are, how long
+preparing them takes and the trivial baselines on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers import tasks
+from jaxformers.data import listops, packed, pathfinder
+from jaxformers.data.loader import Loader
+
+# Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the
+# original generators take on one core.
+PATHFINDER_ORIGINAL = 0.40
+LISTOPS_ORIGINAL = 7 * 60
+ROUNDS = 7
+ARCHIVES = {
+  "text": ("aclImdb_v1.tar.gz", {}),
+  "image": ("cifar10_jpeg.tar.xz", {}),
+  "retrieval": (
+    "retrieval_pairs.tar.xz",
+    {"num_train": 8_000, "num_validation": 1_000, "num_test": 1_000},
+  ),
+  "imdb": ("aclImdb_v1.tar.gz", {}),
+  "ag_news": ("ag_news", {"protocol": "test_only", "vocab_size": 8_000}),
+}
+
+
+def pathfinder_speed() -> list[dict[str, Any]]:
+  """Milliseconds an image on one core, by resolution and difficulty."""
+  rows = []
+  for resolution in pathfinder.GEOMETRIES:
+    for difficulty in pathfinder.DIFFICULTIES:
+      settings = pathfinder.Settings(resolution, difficulty)
+      pathfinder.sample(settings, 0)  # Compiles.
+      count = 300 if resolution == 32 else 40
+      began = time.perf_counter()
+      for index in range(count):
+        pathfinder.sample(settings, index)
+      spent = time.perf_counter() - began
+      row = {
+        "pixels": resolution,
+        "difficulty": difficulty,
+        "ms an image": 1e3 * spent / count,
+      }
+      if (resolution, difficulty) == (32, "hard"):
+        row["times the original"] = PATHFINDER_ORIGINAL * count / spent
+      rows.append(row)
+  return rows
+
+
+def listops_speed() -> list[dict[str, Any]]:
+  """Seconds for LRA's 100,000 expressions, on all cores."""
+  began = time.perf_counter()
+  listops.generate(listops.Settings())
+  spent = time.perf_counter() - began
+  return [
+    {
+      "expressions": 100_000,
+      "cores": os.cpu_count(),
+      "s": spent,
+      "times the original": LISTOPS_ORIGINAL / spent,
+    }
+  ]
+
+
+def memory() -> float:
+  """Resident memory of this process in MiB, files that are mapped apart."""
+  status = Path("/proc/self/status")
+  if not status.exists():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  lines = dict(
+    line.split(":", 1)
+    for line in status.read_text().splitlines()
+    if ":" in line
+  )
+  return int(lines["RssAnon"].split()[0]) / 1024
+
+
+def loader_speed(batches: int) -> list[dict[str, Any]]:
+  """Batches of 32 x 4096 a second: the loader, and NumPy on a matrix."""
+  rng = np.random.default_rng(0)
+  count, length, size = 25_000, 4_096, 32
+  lengths = rng.integers(1_000, 4_097, count)
+  with tempfile.TemporaryDirectory() as folder:
+    rows = (
+      ([rng.integers(0, 256, n).astype(np.uint8)], 0, i)
+      for i, n in enumerate(lengths)
+    )
+    packed.write(Path(folder) / "train", rows)
+    split = packed.load(Path(folder) / "train")
+    loader = Loader(split, (length,))
+    order = loader.order(size, seed=0)
+    matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
+    steps = 300
+    readers: dict[str, Callable[[int], Any]] = {
+      "loader": lambda step: loader.batch(order(step)),
+      "NumPy, a matrix": lambda step: matrix[order(step)].astype(np.int32),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in readers}
+    for number in range(ROUNDS):
+      for name, read in readers.items():
+        began = time.perf_counter()
+        for step in range(number * steps, (number + 1) * steps):
+          read(step)
+        rates[name].append(steps / (time.perf_counter() - began))
+    before = memory()
+    for step in range(batches):
+      loader.batch(order(step))
+    after = memory()
+  grown = {f"MiB after 0 and {batches:,} batches": f"{before:.0f}, {after:.0f}"}
+  return [
+    {"what": name, "batches/s": statistics.median(rate)}
+    | (grown if name == "loader" else {})
+    for name, rate in rates.items()
+  ]
+
+
+def archive_figures(archives: Path) -> list[dict[str, Any]]:
+  """Preparing and the trivial baselines, where the archives are."""
+  rows = []
+  with tempfile.TemporaryDirectory() as folder:
+    for name, (file, options) in ARCHIVES.items():
+      if not (archives / file).exists():
+        continue
+      options = {"data_dir": folder, "archive": str(archives / file)} | options
+      began = time.perf_counter()
+      task = tasks.get(name, **options)
+      spent = time.perf_counter() - began
+      scores = {key: f"{s:.2%}" for key, s in task.baselines().items()}
+      rows.append(
+        {
+          "task": name,
+          "protocol": task.protocol,
+          "prepared in s": spent,
+          "trivial": ", ".join(f"{k} {v}" for k, v in scores.items()),
+        }
+      )
+  return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+  """Rows as Markdown."""
+  columns = list(dict.fromkeys(key for row in rows for key in row))
+
+  def cell(value: Any) -> str:
+    return f"{value:,.3g}" if isinstance(value, float) else str(value)
+
+  lines = [columns, ["---"] * len(columns)]
+  lines += [[cell(row.get(key, "")) for key in columns] for row in rows]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+  """The command line."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--archives", type=Path, help="folder of archives")
+  parser.add_argument("--batches", type=int, default=100_000)
+  parser.add_argument("--out", type=Path, help="JSON of the same")
+  args = parser.parse_args()
+  sections = {
+    "Pathfinder, one core": pathfinder_speed,
+    "ListOps": listops_speed,
+    "Loader, 32 x 4096": lambda: loader_speed(args.batches),
+  }
+  if args.archives:
+    sections["Archives"] = lambda: archive_figures(args.archives)
+  results = {}
+  for title, measure in sections.items():
+    results[title] = measure()
+    print(f"\n{title}\n\n{table(results[title])}", flush=True)
+  if args.out:
+    args.out.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,68 @@
+"""Every config at size=tiny is prepared and trained for twenty steps."""
+
+import math
+
+import jax
+import pytest
+
+from jaxformers import config as c
+from jaxformers.training.run import Run
+
+# What keeps a test short; the model and the training are the config's own.
+GENERATED = {
+  "lra/listops": dict(num_train=200, num_validation=20, num_test=20),
+  "lra/pathfinder": dict(num_images=200),
+  "lra/pathx": dict(num_images=20),
+}
+ARCHIVES = {
+  "lra/text": ("aclImdb_v1.tar.gz", {}),
+  "lra/retrieval": (
+    "retrieval_pairs.tar.xz",
+    dict(num_train=8_000, num_validation=1_000, num_test=1_000),
+  ),
+  "lra/image": ("cifar10_jpeg.tar.xz", {}),
+  "short/imdb": ("aclImdb_v1.tar.gz", dict(vocab_size=1_000)),
+  "short/ag_news": (
+    "ag_news/test.csv",
+    dict(vocab_size=1_000, protocol="test_only"),
+  ),
+}
+
+
+def twenty_steps(name, folder, workdir, **options):
+  config = c.load(f"configs/{name}.py:size=tiny")
+  config.update(data_dir=str(folder), total_steps=20)
+  config.schedule.warmup_steps = 2
+  config.batch_size = 8  # A multiple of four devices.
+  config.task.update(options)
+  this = Run(config, workdir)
+  losses = []
+  for batch in this.batches(0):
+    this.state, sums = this.train_step(this.state, batch)
+    losses.append(float(sums["objective"]))
+  assert len(losses) == 20
+  assert all(math.isfinite(loss) for loss in losses)
+  assert int(this.state.step) == 20
+  rows, *_ = jax.tree.leaves(batch["inputs"].shape)
+  assert rows == 8
+  return this
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+@pytest.mark.parametrize("name", sorted(GENERATED))
+def test_without_an_archive(name, tmp_path, one_device):
+  twenty_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
+
+
+@pytest.mark.parametrize("name", sorted(ARCHIVES))
+def test_from_an_archive(name, archives, prepared, tmp_path, one_device):
+  file, options = ARCHIVES[name]
+  options = {"archive": str(archives / file)} | options
+  this = twenty_steps(name, prepared, tmp_path, **options)
+  assert this.task.info["authors_checksum"] is False
+  assert (tmp_path / "vocabulary.json").exists()
+  assert (tmp_path / "tokenizer.json").exists() == name.startswith("short")
