@@ -42,7 +42,7 @@ def get_config(arg=None):
   if tiny:
     rate = TINY_RATES.get(arg.model, 1e-2)
     config.update(c.tiny_schedule(rate, total_steps=4_000))
-    config.batch_size = 32
+    config.update(batch_size=32, eval_steps=1_000)
     if arg.model != "transformer":
       # Positions that are learned, and many of them: without, little more than
       # the histogram of a picture is seen.

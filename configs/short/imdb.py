@@ -19,7 +19,7 @@ The vocabulary is trained on the training split, or BERT's as in the paper:
 
 from jaxformers import config as c
 
-NUM_TRAIN = 22_500  # Under the protocol "jaxformers".
+NUM_TRAIN = {"jaxformers": 22_500, "paper": 25_000}
 TINY_RATES = {"transformer": 1e-3}
 
 
@@ -28,11 +28,12 @@ def get_config(arg=None):
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
   tiny = c.is_tiny(arg.size)
+  protocol = c.choose("protocol", arg.protocol, NUM_TRAIN)
   config = c.base(
     seed=arg.seed,
     task={
       "name": "imdb",
-      "protocol": arg.protocol,
+      "protocol": protocol,
       "archive": "",
       "vocabulary": "",  # A vocab.txt as BERT's; "" trains one.
       "vocab_size": 30_522,  # Of the one that is trained.
@@ -41,8 +42,8 @@ def get_config(arg=None):
     **c.short_models(arg.model, tiny=tiny),
     eval_batch_size=100,
     buckets=4,
-    select="loss" if arg.protocol == "paper" else "accuracy",
-    **c.short_schedule(NUM_TRAIN),
+    select="loss" if protocol == "paper" else "accuracy",
+    **c.short_schedule(NUM_TRAIN[protocol]),
   )
   if tiny:
     rate = TINY_RATES.get(arg.model, 3e-3)

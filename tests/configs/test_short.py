@@ -59,6 +59,25 @@ def test_the_paper_size_is_the_papers(task):
   assert c.load(f"configs/short/{task}.py:protocol=paper").select == "loss"
 
 
+@pytest.mark.parametrize(
+  ("spec", "epoch"),
+  [
+    ("imdb.py:protocol=paper", 782),
+    ("ag_news.py:protocol=paper", 3_750),
+    ("ag_news.py:protocol=test_only", 175),
+  ],
+)
+def test_an_evaluation_an_epoch_under_every_protocol(spec, epoch):
+  config = c.load(f"configs/short/{spec}")
+  assert (config.eval_steps, config.total_steps) == (epoch, 30 * epoch)
+
+
+@pytest.mark.parametrize("arg", ["protocol=lra", "size=huge", "modle=x"])
+def test_a_wrong_argument_raises(arg):
+  with pytest.raises(ValueError, match="Unknown"):
+    c.load(f"configs/short/imdb.py:{arg}")
+
+
 @pytest.mark.parametrize("task", sorted(CLASSES))
 def test_every_option_of_a_task_is_one(task):
   options = c.plain(c.load(f"configs/short/{task}.py"))["task"]
