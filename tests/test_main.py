@@ -28,11 +28,14 @@ def command(tmp_path_factory, request):
     checkpoint_steps=1,
     batch_size=4,
     eval_batch_size=4,
+    buckets=1,
   )
   fields |= {
     "task.num_train": 64,
     "task.num_validation": 8,
     "task.num_test": 10,
+    "task.min_length": 5,
+    "task.max_length": 200,
     "model.d_model": 8,
     "schedule.warmup_steps": 3,
   }

@@ -33,7 +33,8 @@ def twenty_steps(name, folder, workdir, **options):
   config = c.load(f"configs/{name}.py:size=tiny")
   config.update(data_dir=str(folder), total_steps=20)
   config.schedule.warmup_steps = 2
-  config.batch_size = 8  # A multiple of four devices.
+  config.batch_size = 8
+  config.buckets = 1  # Every length is compiled.
   config.task.update(options)
   this = Run(config, workdir)
   losses = []

@@ -40,7 +40,7 @@ def test_every_example_counts_once(
 ):
   monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:devices])
   model, params, split, want = example
-  run = evaluate.Evaluator(model, mode, batch_size, (4, 6))
+  run = evaluate.Evaluator(model, mode, batch_size, (6,))
   done = []
   scores = run(parallel.place_state(params), split, done.append)
   assert scores["count"] == 13
