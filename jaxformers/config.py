@@ -14,6 +14,16 @@ from jaxformers.registry import choose, unknown
 
 SIZES = ("paper", "tiny")
 
+# As in "Attention is all you need", without its schedule.
+VASWANIS_ADAM = {
+  "name": "adam",
+  "b2": 0.98,
+  "eps": 1e-9,
+  "clip_value": 0.0,
+  "weight_decay": 0.0,
+  "cycle_momentum": False,
+}
+
 # What may differ when a run is taken up again: it changes no number. Other data
 # behind a path would; a checkpoint knows its data by more than the path.
 FREE = (
@@ -129,6 +139,8 @@ def lra_models(
     The fields `model` and `reference` for `base`.
   """
   pool = pools[choose("protocol", protocol, pools)]
+  # S4 has no hidden layer between the pooled tokens and the logits.
+  head = {"head_dim": 0 if protocol == "s4" else 128} | head
   transformer = {
     "name": "transformer",
     "d_model": 64,
@@ -136,7 +148,6 @@ def lra_models(
     "positions": "learned",
     "dropout_rate": 0.1,
     "pool": "mean" if protocol == "jaxformers" else pool,
-    "head_dim": 128,
     "dtype": "float32",
     "mixer": {"num_heads": 2, "dropout_rate": 0.1},
     "block": {"mlp_dim": 128, "dropout_rate": 0.1},
@@ -149,7 +160,6 @@ def lra_models(
     "positions": "sinusoid",
     "dropout_rate": 0.0,
     "pool": pool,
-    "head_dim": 128,
     "dtype": "float32",
     "orthogonal_map": "cayley",
     "mixer": {"num_experts": 2 if tiny else 4},
@@ -212,14 +222,7 @@ def short_schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
   """
   epoch = -(-examples // batch_size)
   return {
-    "optimizer": {
-      "name": "adam",
-      "b2": 0.98,
-      "eps": 1e-9,
-      "clip_value": 0.0,
-      "weight_decay": 0.0,
-      "cycle_momentum": False,
-    },
+    "optimizer": dict(VASWANIS_ADAM),
     "schedule": {
       "name": "constant",
       "learning_rate": 5e-4,
@@ -274,14 +277,7 @@ def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
     Fields for `update`; `seed` and sections of the task stay as they are.
   """
   return {
-    "optimizer": {
-      "name": "adam",
-      "b2": 0.98,
-      "eps": 1e-9,
-      "clip_value": 0.0,
-      "weight_decay": 0.0,
-      "cycle_momentum": False,
-    },
+    "optimizer": dict(VASWANIS_ADAM),
     "schedule": {
       "name": "onecycle",
       "learning_rate": learning_rate,

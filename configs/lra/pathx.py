@@ -20,7 +20,7 @@ from jaxformers import config as c
 # TransJect's pooling on the task, and those of the code bases.
 POOLS = {
   "jaxformers": "max",
-  "lra": "padded_mean",
+  "lra": "all_mean",
   "skyformer": "padded_mean",
   "s4": "mean",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
   ):
     split = FILES[name.rpartition("/")[2]]
     # Lines end with \n alone, and nothing is quoted: a text may hold either.
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for number, ended in enumerate(io.BytesIO(content), 1):
+      line = ended.removesuffix(b"\n")
       if not line:
         continue
       fields = line.split(b"\t")

@@ -26,8 +26,7 @@ def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     wanted=lambda name: name.rpartition("/")[2] in names,
   ):
     split = names[name.rpartition("/")[2]]
-    lines = csv.reader(io.StringIO(content.decode(), newline=""))
-    for key, row in enumerate(lines):
+    for key, row in enumerate(_rows(archive, name, content)):
       if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
         raise ValueError(
           f"{archive}, {name}, row {key + 1}: expected a class from 1 to 4, a "
@@ -44,6 +43,16 @@ def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
           "label": label,
         },
       )
+
+
+def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
+  try:
+    yield from csv.reader(io.StringIO(content.decode(), newline=""))
+  except (csv.Error, UnicodeDecodeError) as error:
+    raise ValueError(
+      f"{archive}, {name} is no file of AG's News ({error}). Fetch it again; "
+      "nothing was kept of it."
+    ) from None
 
 
 def read(archive: Path | None) -> dict[str, list[Keyed]]:

@@ -62,7 +62,11 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
 
 
 def checksum(path: Path) -> str:
-  """SHA-256 of a file; of a folder, that of its files' names and sizes."""
+  """SHA-256 of a file; of a folder, "listing-" and that of names and sizes.
+
+  A release may be a folder of many gigabytes, and this is asked for at the
+  start of every run that names it.
+  """
   if path.is_file():
     with path.open("rb") as file:
       return hashlib.file_digest(file, "sha256").hexdigest()
@@ -70,7 +74,7 @@ def checksum(path: Path) -> str:
   for file in _files(path):
     name = file.relative_to(path).as_posix()
     digest.update(f"{name}\0{file.stat().st_size}\n".encode())
-  return digest.hexdigest()
+  return f"listing-{digest.hexdigest()}"
 
 
 def members(
@@ -169,10 +173,11 @@ def _is_wanted(path: Path, member: tarfile.TarInfo) -> bool:
         f"{path} holds {name!r}, which leads out of it ({place!r}): it was "
         "refused, nothing was kept of it. Fetch it again from its authors."
       )
-  if member.ischr() or member.isblk() or member.isfifo():
+  odd = member.ischr() or member.isblk() or member.isfifo()
+  if odd or member.issparse():  # Holes would come out of nothing.
     raise ValueError(
-      f"{path} holds {name!r}, which is no file: it was refused, nothing was "
-      "kept of it. Fetch it again from its authors."
+      f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
+      "was kept of it. Fetch it again from its authors."
     )
   return member.isfile()
 

@@ -159,6 +159,11 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
     ValueError: for other features, classes or counts, or another format than
       array_record.
   """
+  if not source.counts:
+    raise ValueError(
+      f"{folder} is a directory of tensorflow-datasets, and {source.name} is "
+      f"read from {' or '.join(source.archives)} alone."
+    )
   builder = tfds.builder_from_directory(folder)
   if builder.info.file_format.file_suffix != FORMAT:
     raise ValueError(

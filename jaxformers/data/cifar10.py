@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import pickle
 from collections.abc import Iterator, Mapping
@@ -89,23 +88,53 @@ def _read_binary(
   return _planes(rows[:, 1:]), _checked(archive, name, rows[:, 0].tolist())
 
 
-class _Arrays(pickle.Unpickler):
-  """Reads arrays, lists and strings; whatever else a pickle asks for is not.
+class _Inert:
+  """Stands for an array or its type while a pickle is read: it holds state.
 
-  A pickle can run any function when it is read; these four do no harm.
+  Nothing of NumPy is called: `numpy.ndarray` itself would take any bytes for
+  pointers if it were asked to.
   """
 
-  allowed = ("_reconstruct", "ndarray", "dtype")
+  def __init__(self, *args: Any) -> None:
+    self.args, self.state = args, ()
+
+  def __setstate__(self, state: Any) -> None:
+    self.state = state
+
+
+def _reconstruct(*args: Any) -> _Inert:
+  return _Inert(*args)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+  """Bytes, as old protocols write them."""
+  return text.encode(encoding)
+
+
+class _Plain(pickle.Unpickler):
+  """Reads dictionaries, lists, strings, numbers, and arrays as `_Inert`.
+
+  A pickle can run any function when it is read; this one finds these alone.
+  """
 
   def find_class(self, module: str, name: str) -> Any:
-    """What arrays and bytes are made of."""
-    if module.split(".")[0] == "numpy" and name in self.allowed:
+    """What the authors' pickles ask for, without its powers."""
+    if module.split(".")[0] == "numpy":
       if name == "_reconstruct":
-        return np.ndarray.__reduce__(np.zeros(0))[0]
-      return getattr(np, name)
-    if (module, name) == ("_codecs", "encode"):  # Bytes, by old protocols.
-      return codecs.encode
+        return _reconstruct
+      if name in ("ndarray", "dtype"):
+        return _Inert
+    if (module, name) == ("_codecs", "encode"):
+      return _encode
     raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _bytes_of(array: Any) -> np.ndarray:
+  """The uint8 [10000, 3072] of a pickled array that was read as `_Inert`."""
+  _, shape, kind, fortran, content = array.state
+  if shape != (10_000, 3_072) or kind.args[0] != "u1" or fortran:
+    raise ValueError(f"an array of {shape}")
+  return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _read_pickle(
@@ -113,9 +142,10 @@ def _read_pickle(
 ) -> tuple[np.ndarray, list[int]]:
   """A pickled dictionary with `data`, uint8 [10000, 3072], and `labels`."""
   try:
-    batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
-    data, labels = batch[b"data"], list(batch[b"labels"])
-    images = _planes(np.asarray(data, np.uint8).reshape(10_000, 3_072))
+    batch = _Plain(io.BytesIO(content), encoding="bytes").load()
+    images, labels = _planes(_bytes_of(batch[b"data"])), batch[b"labels"]
+    if type(labels) is not list or len(labels) != 10_000:
+      raise ValueError("no list of 10,000 labels")
   except (pickle.UnpicklingError, *_MALFORMED) as error:
     raise _broken(archive, name, f"no batch of images ({error})") from None
   return images, _checked(archive, name, labels)
@@ -138,7 +168,11 @@ def _decode(archive: Path, name: str, content: bytes) -> np.ndarray:
       if image.size != (32, 32):
         raise _broken(archive, name, "of {} x {} pixels".format(*image.size))
       return np.asarray(image.convert("RGB"))
-  except (UnidentifiedImageError, OSError) as error:
+  except (
+    UnidentifiedImageError,
+    OSError,
+    Image.DecompressionBombError,
+  ) as error:
     raise _broken(archive, name, f"no picture ({error})") from None
 
 

@@ -109,10 +109,10 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     name = f"wordpiece-{digest}"
   else:
-    if size < len(SPECIAL) + 2:
+    if not len(SPECIAL) + 2 <= size <= 1 << 16:
       raise ValueError(
-        f"vocab_size={size}: a vocabulary of word pieces needs more, such as "
-        "8000; or give a vocab.txt."
+        f"vocab_size={size}: a vocabulary of word pieces has "
+        f"{len(SPECIAL) + 2} to {1 << 16:,}, such as 8000; or give a vocab.txt."
       )
     given, name = None, f"wordpiece-{size}"
 

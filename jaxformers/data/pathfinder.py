@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numba
@@ -171,7 +171,15 @@ def _translate(y: float, x: float, angle: float, far: float) -> tuple[int, int]:
   )
 
 
-_compiled_translate = numba.njit(cache=True, nogil=True)(_translate)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Compiles by Numba, and keeps the result where it can be kept."""
+  try:
+    return numba.njit(cache=True, nogil=True)(function)
+  except RuntimeError:  # Neither the package's folder nor a home is writable.
+    return numba.njit(nogil=True)(function)
+
+
+_compiled_translate = compiled(_translate)
 
 
 def _draw(
@@ -278,7 +286,7 @@ def sprites(resolution: int, margin: int) -> Sprites:
   )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _stamp(
   out: Any, sprite: Any, box: Any, y: int, x: int, scale: float
 ) -> None:
@@ -292,7 +300,7 @@ def _stamp(
         out[top + i, left + j] = value
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _crosses(mask: Any, region: Any, box: Any, y: int, x: int) -> bool:
   top, left = y - region.shape[0] // 2, x - region.shape[0] // 2
   size = mask.shape[0]
@@ -303,12 +311,12 @@ def _crosses(mask: Any, region: Any, box: Any, y: int, x: int) -> bool:
   return False
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _inside(y: int, x: int, size: int) -> bool:
   return 0 <= y < size and 0 <= x < size
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _extend(
   rng: Any, mask: Any, y: int, x: int, angle: float, s: Any, n: Any
 ) -> tuple[int, int, int]:
@@ -356,7 +364,7 @@ def _extend(
   return -1, y, x
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pivot(y: int, x: int, degree: int, n: Any) -> tuple[bool, int, int, float]:
   """Where the first paddle of a snake, with its tail at (y, x), turns."""
   angle = (degree - 180) * math.pi / 180
@@ -367,7 +375,7 @@ def _pivot(y: int, x: int, degree: int, n: Any) -> tuple[bool, int, int, float]:
   return good, py, px, angle
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _two_seeds(rng: Any, s: Any, n: Any, state: Any) -> bool:
   """Places the first paddle of both snakes.
 
@@ -398,14 +406,14 @@ def _two_seeds(rng: Any, s: Any, n: Any, state: Any) -> bool:
   return False
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _angle_of(sprite: int, s: Any) -> float:
   if sprite < 360:
     return (sprite - 180) * math.pi / 180
   return s.turn[sprite - 360]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _grow(rng: Any, mask: Any, last: Any, s: Any, n: Any) -> bool:
   """Adds a paddle to the snake whose last one is `last`, a row of `state`."""
   angle = _angle_of(last[0], s)
@@ -419,14 +427,14 @@ def _grow(rng: Any, mask: Any, last: Any, s: Any, n: Any) -> bool:
   return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _take(mask: Any, paddle: Any, s: Any) -> None:
   """Masks what a paddle (sprite, y, x, ...) keeps clear."""
   k = paddle[0]
   _stamp(mask, s.region[k], s.box[k], paddle[1], paddle[2], 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _paint(image: Any, paddles: Any, contrast: float, s: Any) -> None:
   """Draws a snake: paddles [m, 3], each (sprite, y, x)."""
   side = s.paddle.shape[1]
@@ -435,7 +443,7 @@ def _paint(image: Any, paddles: Any, contrast: float, s: Any) -> None:
     _stamp(image, s.paddle[k], box, y, x, contrast)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _two_snakes(rng: Any, mask: Any, paddles: Any, s: Any, n: Any) -> bool:
   """Lays out both snakes, or fails half-way.
 
@@ -457,7 +465,7 @@ def _two_snakes(rng: Any, mask: Any, paddles: Any, s: Any, n: Any) -> bool:
   return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _has_room(mask: Any, degree: int, y: int, x: int, s: Any) -> bool:
   """Whether a first paddle with its tail at (y, x) has its room to itself."""
   size = mask.shape[0]
@@ -470,7 +478,7 @@ def _has_room(mask: Any, degree: int, y: int, x: int, s: Any) -> bool:
   return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _free_tail(
   rng: Any, mask: Any, degree: int, free: Any, s: Any
 ) -> tuple[int, int]:
@@ -497,7 +505,7 @@ def _free_tail(
   return free[at, 0], free[at, 1]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _seed(rng: Any, mask: Any, free: Any, s: Any, n: Any, last: Any) -> bool:
   """Chooses the first paddle of a distractor where there is room for it."""
   if (mask <= FREE).sum() < LEAST_ROOM * mask.size:
@@ -516,7 +524,7 @@ def _seed(rng: Any, mask: Any, free: Any, s: Any, n: Any, last: Any) -> bool:
   return False
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _distractors(rng: Any, image: Any, mask: Any, s: Any, n: Any) -> int:
   """Draws as many distractors as find room; returns their number."""
   free = np.empty((n.size * n.size, 2), np.int64)
@@ -544,7 +552,7 @@ def _distractors(rng: Any, image: Any, mask: Any, s: Any, n: Any) -> int:
   return drawn
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _image(rng: Any, s: Any, n: Any) -> Any:
   """The fields of a `Sample` without its margin."""
   label = rng.integers(0, 2)
@@ -641,7 +649,10 @@ def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
 def chunks(settings: Settings, starts: list[int]) -> Iterator[tuple[int, Any]]:
   """(start, chunk) as they get done, made on all cores at once."""
   workers = os.cpu_count() or 1
-  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+  pool = concurrent.futures.ThreadPoolExecutor(workers)
+  try:
     jobs = {pool.submit(chunk, settings, start): start for start in starts}
     for job in concurrent.futures.as_completed(jobs):
       yield jobs.pop(job), job.result()
+  finally:  # Whoever asked may be gone: what was not begun is left.
+    pool.shutdown(cancel_futures=True)

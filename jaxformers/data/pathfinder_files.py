@@ -53,6 +53,7 @@ def generated(settings: Settings, folder: Path) -> Source:
       "seed": settings.seed,
     },
     shuffled=False,
+    finish=lambda: shutil.rmtree(folder / source.key, ignore_errors=True),
   )
   return source
 
@@ -88,7 +89,6 @@ def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
         index = start + i
         example = {"id": str(index), "image": image, "label": LABELS[label]}
         yield index, example
-  shutil.rmtree(work)
 
 
 def _chunk(work: Path, start: int) -> Path:
@@ -178,12 +178,14 @@ def _is_wanted(
   archive: Path, name: str, resolution: int, difficulty: str
 ) -> bool:
   """Whether a path belongs to the level; the archive may be inside of it."""
-  parts = (archive.name, *name.split("/"))
-  kinds = parts[-3] == "imgs" if name.endswith(".png") else False
-  if not kinds and not (parts[-2] == "metadata" and name.endswith(".npy")):
+  folder = (archive.name,) if archive.is_dir() else ()
+  parts = ("", "", *folder, *name.split("/"))
+  picture = parts[-3] == "imgs" and name.endswith(".png")
+  if not picture and not (parts[-2] == "metadata" and name.endswith(".npy")):
     return False
+  known = {f"pathfinder{size}" for size in pathfinder.GEOMETRIES}
   levels = [part for part in parts if part in FOLDERS.values()]
-  sizes = [part for part in parts if part.startswith("pathfinder")]
+  sizes = [part for part in parts if part in known]
   return levels == [FOLDERS[difficulty]] and sizes in (
     [],
     [f"pathfinder{resolution}"],
@@ -211,11 +213,18 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
 
 
 def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
-  """Looks at the size that a picture names, not at its pixels."""
+  """Refuses a picture of another size, and then one that is cut short."""
   try:
     with Image.open(io.BytesIO(picture)) as image:
       size, mode = image.size, image.mode
-  except (UnidentifiedImageError, OSError) as error:
+      if size == (resolution, resolution):
+        image.load()  # To its end, for it is kept as it is.
+  except (
+    UnidentifiedImageError,
+    OSError,
+    SyntaxError,
+    Image.DecompressionBombError,
+  ) as error:
     size, mode = (0, 0), str(error)
   if size != (resolution, resolution) or mode != "L":
     raise ValueError(
@@ -232,6 +241,9 @@ def export(settings: Settings, folder: Path) -> None:
   of one line an image: sub-path, file, index, label, continuity, paddles of a
   target and of a distractor, paddle length and thickness, margin, number of
   paddle contrasts.
+
+  Raises:
+    ValueError: if the level is there already.
   """
   geometry = pathfinder.GEOMETRIES[settings.resolution]
   contour = pathfinder.DIFFICULTIES[settings.difficulty]
@@ -241,7 +253,11 @@ def export(settings: Settings, folder: Path) -> None:
   level = (
     folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
   )
-  (level / "metadata").mkdir(parents=True, exist_ok=True)
+  if level.exists():
+    raise ValueError(
+      f"{level} is there already: delete it, or export to another folder."
+    )
+  (level / "metadata").mkdir(parents=True)
   for index in tqdm.trange(
     settings.num_images, desc="exporting", file=sys.stderr, disable=None
   ):

@@ -50,6 +50,7 @@ class Source:
     also: SHA-256 of other archives that the authors ship.
     homepage: of the authors.
     counts: examples of each split, where a stock builder has the same.
+    finish: called when all of it is prepared, and nothing can be lost any more.
     shuffled: whether examples are put into the order of their keys' hashes, as
       the stock builders do, or keep theirs.
     local_only: why there is no download, and where the archive is to be had.
@@ -67,6 +68,7 @@ class Source:
   also: tuple[str, ...] = ()
   homepage: str = ""
   counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  finish: Callable[[], None] = lambda: None
   shuffled: bool = True
   local_only: str = ""
 
@@ -190,6 +192,7 @@ def open_examples(
     return builder.open_stock(source, given), info
   folder = data_dir / "tfds" / source.key
   packed.stage(folder, lambda staged: _prepare(source, given, data_dir, staged))
+  source.finish()
   info = json.loads((folder / "source.json").read_text())
   _same_archive(source, folder, info, archive)
   from jaxformers.data import builder
@@ -238,12 +241,12 @@ def _same_archive(
 ) -> None:
   if not archive or not source.archives:
     return
-  path = Path(archive).expanduser()
-  if path.exists() and archives.checksum(path) != info["sha256"]:
+  path = archives.find(source.archives, archive, folder)
+  if archives.checksum(path) != info["sha256"]:
     raise ValueError(
       f"{folder} was prepared from another archive ({info['source']}, SHA-256 "
       f"{info['sha256'][:12]}...) than {path}: leave the archive out to use "
-      "it, or choose another data directory."
+      f"it, delete it, or choose another data directory."
     )
 
 

@@ -95,7 +95,8 @@ def build(
   variant = MODELS[name]
   if num_layers < 1:
     raise ValueError(f"num_layers={num_layers}: at least one layer is needed.")
-  heads.check(pool, head_activation, interaction, num_inputs)
+  hidden = (head_dim, head_layers)
+  heads.check(pool, head_activation, interaction, num_inputs, hidden)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   wiring = {"dtype": compute, "orthogonal_map": orthogonal_map}

@@ -43,6 +43,17 @@ def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   return masked_mean(x, mask) * share[:, None]
 
 
+@POOLS.register("all_mean")
+def all_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
+  """The mean over all places of x [b, n, d], tokens or not -> [b, d].
+
+  LRA's "MEAN", where black pixels are taken for padding and count here all the
+  same; for published numbers on images only, which are all of one length.
+  """
+  del mask, padded_len
+  return x.astype(jnp.float32).mean(1)
+
+
 @POOLS.register("first")
 @POOLS.register("cls")
 def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
@@ -84,7 +95,7 @@ class ClassifierHead(nn.Module):
 
   Attributes:
     num_classes: c.
-    pool: "max", "mean", "first", "cls" or "padded_mean".
+    pool: "max", "mean", "first", "cls", "padded_mean" or "all_mean".
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
     activation: "relu" or "gelu".
@@ -116,9 +127,25 @@ class ClassifierHead(nn.Module):
 
 
 def check(
-  pool: str, activation: str, interaction: str, num_inputs: int
+  pool: str,
+  activation: str,
+  interaction: str,
+  num_inputs: int,
+  hidden: tuple[int, int],
 ) -> None:
-  """Raises ValueError for a head that cannot be."""
+  """Raises ValueError for a head that cannot be.
+
+  Args:
+    pool, activation, interaction: see `ClassifierHead`.
+    num_inputs: of the task.
+    hidden: (head_dim, head_layers).
+  """
+  width, layers = hidden
+  if layers < 1 or (layers > 1 and not width):
+    raise ValueError(
+      f"head_layers={layers} with head_dim={width}: there is at least one "
+      "hidden layer, or none with head_dim=0 and head_layers=1."
+    )
   choose("pool", pool, POOLS)
   choose("activation", activation, ACTIVATIONS)
   if num_inputs == 2:

@@ -102,6 +102,7 @@ def load(
       name: dataclasses.replace(split, shift=2, end=2)
       for name, split in splits.items()
     }
+  lengths = PROTOCOLS[protocol]  # At least: test expressions may be longer.
   longest = max(int(split.lengths().max()) for split in splits.values())
   return Task(
     name="listops",
@@ -115,5 +116,6 @@ def load(
       "first-token rule": first_token_rule,
     },
     info=info,
-    **{"max_len": longest} | PROTOCOLS[protocol],
+    max_len=max(longest, lengths.get("max_len", 0)),
+    padded_len=max(longest, lengths.get("padded_len", 0)),
   )

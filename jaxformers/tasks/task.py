@@ -78,10 +78,22 @@ class Task:
       "vocabulary_sha256": hashlib.sha256(words).hexdigest(),
       "max_len": self.max_len,
       "padded_len": self.padded_len or self.max_len,
+      "data": {name: _digest(split) for name, split in self.splits.items()},
       "first_id": train.shift,
       "end_id": train.end,
       "scale": train.scale and list(train.scale),
     }
+
+
+def _digest(split: Packed) -> str:
+  """Tells other data: of all labels, keys and lengths, and some tokens."""
+  digest = hashlib.blake2b(digest_size=8)
+  for array in (split.labels, split.keys, split.stops - split.starts):
+    digest.update(np.ascontiguousarray(array).tobytes())
+  count = len(split.starts)
+  for k in np.linspace(0, count - 1, min(count, 256)).astype(int):
+    digest.update(split[k].tobytes())
+  return digest.hexdigest()
 
 
 def data_folder(data_dir: str) -> Path:

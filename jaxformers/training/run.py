@@ -94,7 +94,12 @@ class Run:
     self.evaluate = evaluate.Evaluator(
       self.model, c["parallel"], c["eval_batch_size"], lengths
     )
-    self.loader = Loader(self.task.splits["train"], lengths)
+    self.loader = Loader(
+      self.task.splits["train"],
+      lengths,
+      jax.process_index(),
+      jax.process_count(),
+    )
     self.order = self.loader.order(c["batch_size"], c["seed"])
     if not eval_only:  # And not before everything could be built.
       report.write_json(workdir / "config.json", c)

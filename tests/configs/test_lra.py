@@ -33,9 +33,9 @@ GOLDEN = {
   ("retrieval", "random_transject", "tiny"): 49_827,
   ("retrieval", "transformer", "paper"): 356_290,
   ("image", "transject", "paper"): 5_640_844,
-  ("image", "transject", "tiny"): 214_859,
+  ("image", "transject", "tiny"): 31_227,
   ("image", "random_transject", "paper"): 5_379_212,
-  ("image", "random_transject", "tiny"): 198_603,
+  ("image", "random_transject", "tiny"): 30_235,
   ("image", "transformer", "paper"): 158_666,
   ("pathfinder", "transject", "paper"): 5_639_812,
   ("pathfinder", "transject", "tiny"): 22_100,
@@ -72,16 +72,20 @@ def test_every_protocol_has_its_head(task, protocol, model):
   )
   assert config["task"]["protocol"] == protocol
   options = config["model"]
+  # TransJect takes the maximum, but for Text; the papers' Transformer the mean.
+  own = "max" if model == "transject" and task != "text" else "mean"
   pool = {
-    "jaxformers": options["pool"],
+    "jaxformers": own,
     "lra": "cls",
     "skyformer": "padded_mean",
     "s4": "mean",
   }[protocol]
   if protocol == "lra":
     # No token of its own in the dual encoder; a mean on Pathfinder.
-    own = {"retrieval": "first", "pathfinder": "padded_mean"}
-    pool = (own | {"pathx": "padded_mean"}).get(task, pool)
+    others = dict(retrieval="first", pathfinder="all_mean", pathx="all_mean")
+    pool = others.get(task, pool)
+  if protocol == "s4" and task != "retrieval":
+    assert options["head_dim"] == 0
   assert options["pool"] == pool
   sizes = SIZES[task]
   if protocol == "s4" and task in ("image", "pathfinder", "pathx"):

@@ -57,6 +57,20 @@ def test_what_leads_out_is_refused(tmp_path, case):
   assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
 
 
+def test_holes_are_refused(tmp_path):
+  """A sparse member of 256 MiB in an archive of 2 KiB."""
+  member = tarfile.TarInfo("zeros")
+  member.pax_headers = {
+    "GNU.sparse.size": str(1 << 28),
+    "GNU.sparse.map": "0,0",
+    "GNU.sparse.numblocks": "1",
+  }
+  with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+    tar.addfile(member)
+  with pytest.raises(ValueError, match="no plain file: it was refused"):
+    read(tmp_path / "a.tar")
+
+
 def test_a_link_that_stays_inside_is_passed_over(tmp_path):
   links = [("a/b/link", "../one.txt", tarfile.SYMTYPE)]
   assert read(write_tar(tmp_path / "a.tar.gz", FILES, links)) == FILES

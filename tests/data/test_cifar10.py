@@ -66,6 +66,17 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path, pixels):
     cifar10.read(write_folder(tmp_path / "py", files))
 
 
+def test_a_pickle_that_would_read_memory_is_refused(tmp_path, pixels):
+  """numpy.ndarray((1,), "O", bytes) takes the bytes for a pointer."""
+  evil = (
+    b"(S'labels'\ncnumpy\nndarray\n((I1\ntS'O'\nS'AAAAAAAA'\ntR"
+    b"S'data'\ncnumpy\nndarray\n((I10000000000000\nttRd."
+  )
+  files = pickled(pixels) | {"cifar-10-batches-py/data_batch_1": evil}
+  with pytest.raises(ValueError, match="no batch of images"):
+    cifar10.read(write_folder(tmp_path / "py", files))
+
+
 @pytest.mark.parametrize("content", [b"", b"x" * 100, pickle.dumps({}, 2)])
 def test_broken_batches_are_refused(tmp_path, content):
   for name in ("data_batch_1", "data_batch_1.bin"):

@@ -89,8 +89,9 @@ def test_wrong_vocabularies(tmp_path, pieces, message):
 def test_missing_vocabularies():
   with pytest.raises(ValueError, match="no vocabulary nowhere.txt"):
     e.word_pieces("t", vocabulary="nowhere.txt")
-  with pytest.raises(ValueError, match="vocab_size=3"):
-    e.word_pieces("t", size=3)
+  for size in (3, 65_537):
+    with pytest.raises(ValueError, match=f"vocab_size={size}"):
+      e.word_pieces("t", size=size)
 
 
 def test_training_depends_on_the_texts_alone(tmp_path):

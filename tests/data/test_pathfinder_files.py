@@ -111,6 +111,19 @@ def test_the_level_is_found_in_the_whole_release(tmp_path):
   ]
 
 
+@pytest.mark.parametrize("name", ["pathfinder.tar", "pathfinder64.tar.gz"])
+def test_the_archive_may_have_any_name(tmp_path, name):
+  files = release() | {"x.png": b"a stranger", "y.npy": b"another"}
+  rows = f.released(32, "hard", 4).read(write_tar(tmp_path / name, files))
+  assert len(rows["hard"]) == 4
+
+
+def test_what_is_exported_is_not_written_over(tmp_path):
+  f.export(SETTINGS, tmp_path)
+  with pytest.raises(ValueError, match="is there already: delete it"):
+    f.export(SETTINGS, tmp_path)
+
+
 def test_metadata_as_the_generator_writes_it(tmp_path):
   rows = [["imgs/0", f"sample_{i}.png", str(i), "1"] for i in range(4)]
   file = io.BytesIO()
@@ -138,6 +151,7 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
     ({"imgs/0/sample_1.png": picture(31)}, "31 x 31 pixels"),
     ({"imgs/0/sample_1.png": picture(mode="RGB")}, "RGB, instead of"),
     ({"imgs/0/sample_1.png": b"junk"}, "0 x 0 pixels"),
+    ({"imgs/0/sample_1.png": picture()[:50]}, "0 x 0 pixels"),
     ({"metadata/0.npy": b"imgs/0 sample_9.png 0 1\n"}, "no picture"),
     ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "found '2'"),
     ({"metadata/0.npy": b"imgs/0\n"}, "fewer than four"),
