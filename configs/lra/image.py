@@ -44,8 +44,8 @@ def get_config(arg=None):
     config.update(c.tiny_schedule(rate, total_steps=6_000))
     config.update(batch_size=32, eval_steps=1_000)
     if arg.model != "transformer":
-      # Learned positions and a mean: the maximum does not leave chance here, and
-      # with sinusoids along the raster columns are hard to tell apart.
+      # Learned positions and a mean: the maximum does not leave chance here,
+      # and with sinusoids along the raster columns are hard to tell apart.
       config.model.update(num_layers=1, positions="learned")
       config.model.mixer.num_experts = 1
       if arg.protocol == "jaxformers":
