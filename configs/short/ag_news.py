@@ -47,8 +47,7 @@ def get_config(arg=None):
   )
   if tiny:
     rate = TINY_RATES.get(arg.model, 3e-3)
-    steps = 700 if protocol == "test_only" else 2_000
-    config.update(c.tiny_schedule(rate, total_steps=steps))
+    config.update(c.tiny_schedule(rate, total_steps=2_500))
     config.eval_steps = 100
     config.patience = 0
   return config
