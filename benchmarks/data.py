@@ -51,6 +51,8 @@ def pathfinder_speed() -> list[dict[str, Any]]:
     for difficulty in pathfinder.DIFFICULTIES:
       settings = pathfinder.Settings(resolution, difficulty)
       pathfinder.sample(settings, 0)  # Compiles.
+      for margin in pathfinder.GEOMETRIES[resolution].margins:
+        pathfinder.sprites(resolution, margin)
       count = 300 if resolution == 32 else 40
       began = time.perf_counter()
       for index in range(count):

@@ -128,6 +128,14 @@ def test_discs_lie_on_one_snake_or_on_two(drawn):
     assert second.tolist() == ends[snake if one.label else 1 - snake]
 
 
+def test_discs_are_drawn_where_the_label_says(drawn):
+  """A cross of five bright pixels at both; paddles are thinner."""
+  cross = np.array([(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)])
+  for one in drawn[2]:
+    places = (one.discs()[:, None] + cross).clip(0, drawn[0] - 1)
+    assert (one.pixels[places[..., 0], places[..., 1]] >= 150).all()
+
+
 def test_an_image_is_a_function_of_seed_and_index():
   settings = p.Settings(num_images=30)
   again, other = p.sample(settings, 7), p.sample(settings, 8)
