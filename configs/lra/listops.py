@@ -3,7 +3,7 @@ r"""LRA ListOps: the value of a nested expression of 501 to 1999 tokens.
 Nothing is downloaded: the data are generated, with the distribution of LRA's.
 The paper gives 42.2 for TransJect and 38.4 for the Transformer; the rule that
 looks at the first token alone reaches 35.6 on our test split. At size=tiny:
-36.0 +- 0.3 on two cores in 5 minutes. More in docs/results.md.
+36 to 37 on two cores in 5 minutes. More in docs/results.md.
 
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops

@@ -6,7 +6,7 @@ python -m jaxformers.main --config configs/short/ag_news.py \
     --workdir runs/ag_news --config.task.archive=PATH/ag_news_csv.tar.gz
 
 The paper gives 88.8 for TransJect and 90.2 for Random-TransJect. At size=tiny:
-AG_NEWS_TINY. More in docs/results.md.
+87.0 under "test_only", on 1,000 articles. More in docs/results.md.
 
 Arguments: model=transject|random_transject|transformer, size=paper|tiny,
 protocol=jaxformers|paper|test_only, seed=0. Under "paper" the
