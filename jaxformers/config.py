@@ -270,6 +270,14 @@ def skyformer_schedule(
   }
 
 
+def tiny_rate(model: str, learning_rate: float) -> float:
+  """The learning rate of a model at size=tiny: the Transformer has its own.
+
+  Softmax attention without long warm-up stays at chance from 5e-3 on.
+  """
+  return 1e-3 if model == "transformer" else learning_rate
+
+
 def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
   """A schedule of minutes on two cores: Adam, a ramp up and a ramp down.
 

@@ -22,8 +22,6 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
-# Softmax attention without long warm-up stays at chance from 5e-3 on.
-TINY_RATES = {"transformer": 1e-3}
 
 
 def get_config(arg=None):
@@ -40,7 +38,7 @@ def get_config(arg=None):
     **c.skyformer_schedule(1e-4, warmup_steps=175),
   )
   if tiny:
-    rate = TINY_RATES.get(arg.model, 2e-2)
+    rate = c.tiny_rate(arg.model, 2e-2)
     config.update(c.tiny_schedule(rate, total_steps=6_000))
     config.update(batch_size=32, eval_steps=1_000)
     if arg.model != "transformer":

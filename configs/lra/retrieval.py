@@ -31,8 +31,6 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
-# Softmax attention without long warm-up stays at chance from 5e-3 on.
-TINY_RATES = {"transformer": 1e-3}
 
 
 def get_config(arg=None):
@@ -61,7 +59,7 @@ def get_config(arg=None):
     **c.skyformer_schedule(2e-4, warmup_steps=800),
   )
   if tiny:
-    rate = TINY_RATES.get(arg.model, 5e-3)
+    rate = c.tiny_rate(arg.model, 5e-3)
     config.update(c.tiny_schedule(rate, total_steps=2_000))
     config.batch_size = 32
     if arg.model != "transformer":  # Wide enough to tell bytes apart.

@@ -24,8 +24,6 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
-# Softmax attention without long warm-up stays at chance from 5e-3 on.
-TINY_RATES = {"transformer": 1e-3}
 
 
 def get_config(arg=None):
@@ -48,6 +46,6 @@ def get_config(arg=None):
     **c.skyformer_schedule(1e-4, warmup_steps=80),
   )
   if tiny:
-    rate = TINY_RATES.get(arg.model, 5e-3)
+    rate = c.tiny_rate(arg.model, 5e-3)
     config.update(c.tiny_schedule(rate, total_steps=3_000))
   return config

@@ -20,7 +20,6 @@ The vocabulary is trained on the training split, or BERT's as in the paper:
 from jaxformers import config as c
 
 NUM_TRAIN = {"jaxformers": 108_000, "paper": 120_000, "test_only": 5_600}
-TINY_RATES = {"transformer": 1e-3}
 
 
 def get_config(arg=None):
@@ -46,7 +45,7 @@ def get_config(arg=None):
     **c.short_schedule(NUM_TRAIN[protocol]),
   )
   if tiny:
-    rate = TINY_RATES.get(arg.model, 3e-3)
+    rate = c.tiny_rate(arg.model, 3e-3)
     config.update(c.tiny_schedule(rate, total_steps=2_500))
     config.eval_steps = 100
     config.patience = 0

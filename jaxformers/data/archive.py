@@ -9,6 +9,7 @@ an archive was made to harm.
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import hashlib
 import io
@@ -68,13 +69,21 @@ def checksum(path: Path) -> str:
   start of every run that names it.
   """
   if path.is_file():
-    with path.open("rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
+    status = path.stat()
+    return _file_checksum(path, status.st_size, status.st_mtime_ns)
   digest = hashlib.sha256()
   for file in _files(path):
     name = file.relative_to(path).as_posix()
     digest.update(f"{name}\0{file.stat().st_size}\n".encode())
   return f"listing-{digest.hexdigest()}"
+
+
+@functools.cache
+def _file_checksum(path: Path, size: int, modified: int) -> str:
+  """Once a process: preparing asks for it before and after."""
+  del size, modified  # They tell whether it is still the same file.
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def members(
