@@ -1,6 +1,8 @@
 """Four virtual CPU devices for every test, and data for seconds."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 # Both before JAX is imported: XLA's thread pool starves with virtual devices.
@@ -40,6 +42,27 @@ def strict():
 def one_device(monkeypatch):
   """The whole of a test on the first device alone."""
   monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:1])
+
+
+@pytest.fixture
+def printed(tmp_path):
+  """A function: what code prints in processes with three hash seeds.
+
+  Each has a folder of its own, sys.argv[1].
+  """
+
+  def run(code):
+    return [
+      subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / f"hash_seed_{seed}")],
+        env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+        capture_output=True,
+        check=True,
+      ).stdout
+      for seed in ("0", "1", "2")
+    ]
+
+  return run
 
 
 @pytest.fixture(scope="session")
