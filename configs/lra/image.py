@@ -38,13 +38,14 @@ def get_config(arg=None):
     **c.skyformer_schedule(1e-4, warmup_steps=175),
   )
   if tiny:
-    rate = c.tiny_rate(arg.model, 2e-2)
-    config.update(c.tiny_schedule(rate, total_steps=6_000))
+    rate = c.tiny_rate(arg.model, 1e-2)
+    config.update(c.tiny_schedule(rate, total_steps=12_000))
     config.update(batch_size=32, eval_steps=1_000)
     if arg.model != "transformer":
-      # Learned positions and a mean: the maximum does not leave chance here,
-      # and with sinusoids along the raster columns are hard to tell apart.
-      config.model.update(num_layers=1, positions="learned")
+      # The maximum does not leave chance here. TransJect's tokens meet in the
+      # mean alone, so that a channel is a filter on the image: rows and columns
+      # make smooth ones, positions along the raster do not.
+      config.model.update(d_model=64, num_layers=1, positions="sinusoid_2d")
       config.model.mixer.num_experts = 1
       if arg.protocol == "jaxformers":
         config.model.pool = "mean"

@@ -82,7 +82,7 @@ def build(
       task.
     pool, head_dim, head_layers, head_activation, interaction: see
       `heads.ClassifierHead`.
-    positions: "sinusoid" or "learned".
+    positions: "sinusoid", "sinusoid_2d" or "learned".
     dropout_rate: after the embedding.
     dtype: "float32" or "bfloat16": compute type; parameters are float32.
     orthogonal_map: "cayley" or "expm".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -11,6 +12,9 @@ import numpy as np
 
 from jaxformers.models.blocks import layer_norm
 from jaxformers.registry import choose
+
+
+POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
 
 
 def sinusoids(length: int, d: int) -> np.ndarray:
@@ -25,15 +29,40 @@ def sinusoids(length: int, d: int) -> np.ndarray:
   return both.reshape(length, -1)[:, :d].astype(np.float32)
 
 
+def sinusoids_2d(length: int, d: int) -> np.ndarray:
+  """Sines and cosines of row and column, square image -> f32 [length, d].
+
+  d / 4 rates, spaced geometrically from a wavelength of four images to one of
+  eight pixels. Not the form with rates from 1 to 1 / 10000 a pixel, most of
+  whose channels hardly change over 32 pixels.
+
+  Raises:
+    ValueError: for a length that is no square, or d not divisible by 4.
+  """
+  side = math.isqrt(length)
+  if side**2 != length or d % 4:
+    raise ValueError(
+      f'positions="sinusoid_2d" with {length} positions in {d} channels: it '
+      "needs the pixels of a square image and channels divisible by 4. Choose "
+      '"sinusoid" or "learned".'
+    )
+  rates = np.pi * np.geomspace(0.5 / side, 0.25, d // 4)
+  angles = np.arange(side)[:, None] * rates[None]
+  waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+  rows, columns = np.divmod(np.arange(length), side)
+  both = np.concatenate([waves[rows], waves[columns]], axis=-1)
+  return both.astype(np.float32)
+
+
 class Embedding(nn.Module):
   """Tokens [b, n] and their positions -> float32 [b, n, d].
 
   Attributes:
     vocab_size: ids run from 0 (padding) to vocab_size - 1; 0 if tokens are real
       numbers, which enter by a linear map.
-    max_len: number of positions, for "learned".
+    max_len: number of positions, for "learned" and "sinusoid_2d".
     d_model: d.
-    positions: "sinusoid" or "learned".
+    positions: "sinusoid", "learned", or "sinusoid_2d" for pixels row by row.
     concatenate: half of the channels for the token and half for its position,
       which is injective (TransJect, section 4.4), instead of their sum.
     cls: whether a learned vector that starts at zero stands before the tokens,
@@ -49,7 +78,7 @@ class Embedding(nn.Module):
 
   @nn.compact
   def __call__(self, ids: jax.Array) -> jax.Array:
-    choose("positions", self.positions, ("sinusoid", "learned"))
+    choose("positions", self.positions, POSITIONS)
     if self.concatenate and self.d_model % 2:
       raise ValueError(
         f"d_model={self.d_model} is odd: half of the channels are for the "
@@ -67,15 +96,21 @@ class Embedding(nn.Module):
       own = jnp.broadcast_to(own[None, None], (len(x), 1, d))
       x = jnp.concatenate([own, x], 1)
     n, max_len = x.shape[1], self.max_len + self.cls
+    if self.positions != "sinusoid" and n > max_len:
+      raise ValueError(
+        f'A sequence of {n} tokens has no positions="{self.positions}" beyond '
+        f"max_len={self.max_len}: raise max_len or cut the sequence."
+      )
     if self.positions == "learned":
-      if n > max_len:
-        raise ValueError(
-          f"A sequence of {n} tokens has no learned positions beyond "
-          f"max_len={self.max_len}: raise max_len or cut the sequence."
-        )
       places = self.param("positions", init, (max_len, d))[:n]
-    else:
+    elif self.positions == "sinusoid":
       places = jnp.asarray(sinusoids(n, d))
+    else:
+      # A token in front has no place in the image.
+      table = np.pad(
+        sinusoids_2d(self.max_len, d), ((int(self.cls), 0), (0, 0))
+      )
+      places = jnp.asarray(table[:n])
     places = jnp.broadcast_to(places[None], x.shape)
     x = jnp.concatenate([x, places], -1) if self.concatenate else x + places
     return x
