@@ -13,7 +13,6 @@ import numpy as np
 from jaxformers.models.blocks import layer_norm
 from jaxformers.registry import choose
 
-
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
 
 
