@@ -13,6 +13,17 @@ from ml_collections import ConfigDict
 from jaxformers.registry import choose, unknown
 
 SIZES = ("paper", "tiny")
+LRA_SIZES = ("paper", "matched", "tiny")
+
+# The models whose layer is TransJect's, not the Transformer's.
+TRANSJECTS = ("transject", "random_transject")
+# Mixers that make no attention weights, so that none can be dropped.
+WITHOUT_WEIGHTS = (
+  "linear_transformer",
+  "nystromformer",
+  "performer",
+  "skyformer",
+)
 
 # As in "Attention is all you need", without its schedule.
 VASWANIS_ADAM = {
@@ -108,9 +119,22 @@ def base(**fields: Any) -> ConfigDict:
   return ConfigDict(config)
 
 
-def is_tiny(size: str) -> bool:
-  """Whether size is "tiny", for two cores, and not "paper"."""
-  return choose("size", size, SIZES) == "tiny"
+def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
+  """Whether size is "tiny", for two cores; ValueError if not one of `sizes`."""
+  return choose("size", size, sizes) == "tiny"
+
+
+def _transformer(
+  name: str, shared: dict[str, Any], num_heads: int, mlp_dim: int
+) -> dict[str, Any]:
+  """An encoder of the Transformer's form, of any mixer with heads."""
+  dropped = {} if name in WITHOUT_WEIGHTS else {"dropout_rate": 0.1}
+  return {
+    "name": name,
+    **shared,
+    "mixer": {"num_heads": num_heads, **dropped},
+    "block": {"mlp_dim": mlp_dim, "dropout_rate": 0.1},
+  }
 
 
 def lra_models(
@@ -118,44 +142,46 @@ def lra_models(
   *,
   pools: Mapping[str, str],
   protocol: str,
-  tiny: bool,
+  size: str,
+  matched: int,
   **head: Any,
 ) -> dict[str, Any]:
   """The model of a name at the sizes of TransJect's LRA table.
 
-  TransJect has L = 2, E = 4, d = 512. The Transformer that the papers compare
-  with, and whose parameters results are set against, is Skyformer's: also two
-  layers, but d = 64 and mean pooling.
+  TransJect has L = 2, E = 4, d = 512. All others have the sizes of Skyformer's
+  comparison, from which the paper takes their numbers: also two layers, but
+  d = 64, two heads, 128 hidden units and mean pooling, a fifteenth of the
+  parameters. Results are set against the parameters of the Transformer.
 
   Args:
     name: of the model.
     pools: how a protocol pools; "jaxformers" has TransJect's pooling on the
-      task, and the Transformer the mean.
+      task, and the others the mean.
     protocol: one of them.
-    tiny: d = 32 and E = 2 for TransJect; the Transformer stays as it is.
+    size: "paper"; "matched", TransJect with at most the Transformer's
+      parameters; or "tiny", d = 32 and E = 2. The others stay as they are.
+    matched: d of a matched TransJect.
     **head: further fields of the head, for both.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
+  tiny = is_tiny(size, LRA_SIZES)
   pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
   head = {"head_dim": 0 if protocol == "s4" else 128} | head
-  transformer = {
-    "name": "transformer",
+  shared = {
     "d_model": 64,
     "num_layers": 2,
     "positions": "learned",
     "dropout_rate": 0.1,
     "pool": "mean" if protocol == "jaxformers" else pool,
     "dtype": "float32",
-    "mixer": {"num_heads": 2, "dropout_rate": 0.1},
-    "block": {"mlp_dim": 128, "dropout_rate": 0.1},
     **head,
   }
   transject = {
     "name": name,
-    "d_model": 32 if tiny else 512,
+    "d_model": {"paper": 512, "matched": matched, "tiny": 32}[size],
     "num_layers": 2,
     "positions": "sinusoid",
     "dropout_rate": 0.0,
@@ -165,15 +191,18 @@ def lra_models(
     "mixer": {"num_experts": 2 if tiny else 4},
     **head,
   }
-  model = transformer if name == "transformer" else transject
-  return {"model": model, "reference": transformer}
+  other = _transformer(name, shared, num_heads=2, mlp_dim=128)
+  return {
+    "model": transject if name in TRANSJECTS else other,
+    "reference": _transformer("transformer", shared, num_heads=2, mlp_dim=128),
+  }
 
 
 def short_models(name: str, *, tiny: bool) -> dict[str, Any]:
   """The model of a name at the sizes of TransJect's short-text table.
 
   L = 6, d = 512, mean pooling; E = 4 experts, or 8 heads and a feed-forward of
-  2048 for the Transformer (18.9 M parameters without the embedding).
+  2048 for all others (the Transformer: 18.9 M parameters without embedding).
 
   Args:
     name: of the model.
@@ -191,12 +220,7 @@ def short_models(name: str, *, tiny: bool) -> dict[str, Any]:
     "head_dim": 0,
     "dtype": "float32",
   }
-  transformer = {
-    "name": "transformer",
-    **shared,
-    "mixer": {"num_heads": 2 if tiny else 8, "dropout_rate": 0.1},
-    "block": {"mlp_dim": 128 if tiny else 2_048, "dropout_rate": 0.1},
-  }
+  sizes = (2, 128) if tiny else (8, 2_048)
   transject = {
     "name": name,
     **shared,
@@ -204,8 +228,11 @@ def short_models(name: str, *, tiny: bool) -> dict[str, Any]:
     "orthogonal_map": "cayley",
     "mixer": {"num_experts": 2 if tiny else 4},
   }
-  model = transformer if name == "transformer" else transject
-  return {"model": model, "reference": transformer}
+  other = _transformer(name, shared, *sizes)
+  return {
+    "model": transject if name in TRANSJECTS else other,
+    "reference": _transformer("transformer", shared, *sizes),
+  }
 
 
 def short_schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
@@ -271,11 +298,11 @@ def skyformer_schedule(
 
 
 def tiny_rate(model: str, learning_rate: float) -> float:
-  """The learning rate of a model at size=tiny: the Transformer has its own.
+  """The learning rate of a model at size=tiny: TransJect's own, or 1e-3.
 
   Softmax attention without long warm-up stays at chance from 5e-3 on.
   """
-  return 1e-3 if model == "transformer" else learning_rate
+  return learning_rate if model in TRANSJECTS else 1e-3
 
 
 def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:

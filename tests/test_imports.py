@@ -35,7 +35,10 @@ def imported(path):
 
 
 # Commands stand above what they command, wherever their file is.
-COMMANDS = {"data/prepare.py": {"data", "tasks"}}
+COMMANDS = {
+  "data/prepare.py": {"data", "tasks"},
+  "models/__main__.py": {"models", "tasks", "config"},
+}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.name))

@@ -9,8 +9,8 @@ The paper gives 38.9 for TransJect and 40.6 for the Transformer; a linear
 classifier on the pixels has 30.9. At size=tiny: 31.4, in half an hour on two
 cores. More in docs/results.md.
 
-Arguments: model=transject|random_transject|transformer, size=paper|tiny,
-protocol=jaxformers|lra|skyformer|s4, seed=0.
+Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0.
 """
 
 from jaxformers import config as c
@@ -28,11 +28,13 @@ def get_config(arg=None):
   arg = c.parse_arg(
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
-  tiny = c.is_tiny(arg.size)
+  tiny = c.is_tiny(arg.size, c.LRA_SIZES)
   config = c.base(
     seed=arg.seed,
     task={"name": "image", "protocol": arg.protocol, "archive": ""},
-    **c.lra_models(arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny),
+    **c.lra_models(
+      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=80
+    ),
     batch_size=256,
     eval_batch_size=100,
     **c.skyformer_schedule(1e-4, warmup_steps=175),
@@ -41,7 +43,7 @@ def get_config(arg=None):
     rate = c.tiny_rate(arg.model, 1e-2)
     config.update(c.tiny_schedule(rate, total_steps=12_000))
     config.update(batch_size=32, eval_steps=1_000)
-    if arg.model != "transformer":
+    if arg.model in c.TRANSJECTS:
       # The maximum does not leave chance here. TransJect's tokens meet in the
       # mean alone, so that a channel is a filter on the image: rows and columns
       # make smooth ones, positions along the raster do not.

@@ -8,9 +8,10 @@ looks at the first token alone reaches 35.6 on our test split. At size=tiny:
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
 
-Arguments: model=transject|random_transject|transformer, size=paper|tiny,
-protocol=jaxformers|lra|skyformer|s4, seed=0. Longer test expressions:
---config.task.test_min_length=2000 --config.task.test_max_length=4000.
+Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Longer
+test expressions: --config.task.test_min_length=2000
+--config.task.test_max_length=4000.
 """
 
 from jaxformers import config as c
@@ -28,7 +29,7 @@ def get_config(arg=None):
   arg = c.parse_arg(
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
-  tiny = c.is_tiny(arg.size)
+  tiny = c.is_tiny(arg.size, c.LRA_SIZES)
   config = c.base(
     seed=arg.seed,
     task={
@@ -47,7 +48,9 @@ def get_config(arg=None):
       "test_max_length": 0,
       "operators": "MIN MAX MED SM",
     },
-    **c.lra_models(arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny),
+    **c.lra_models(
+      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=94
+    ),
     batch_size=32,
     eval_batch_size=40,
     buckets=4,

@@ -8,9 +8,9 @@ docs/results.md.
 python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
     --workdir runs/pathx
 
-Arguments: model=transject|random_transject|transformer, size=paper|tiny,
-protocol=jaxformers|lra|skyformer|s4, seed=0. Easier levels:
---config.task.difficulty=intermediate|easy; other sizes:
+Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Easier
+levels: --config.task.difficulty=intermediate|easy; other sizes:
 --config.task.resolution=32|64|256. At size=tiny there are 2,000 images, made in
 seconds.
 """
@@ -30,7 +30,7 @@ def get_config(arg=None):
   arg = c.parse_arg(
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
-  tiny = c.is_tiny(arg.size)
+  tiny = c.is_tiny(arg.size, c.LRA_SIZES)
   config = c.base(
     seed=arg.seed,
     task={
@@ -42,7 +42,9 @@ def get_config(arg=None):
       "num_images": 2_000 if tiny else 200_000,
       "seed": 0,  # Of the data; the run's seed leaves them as they are.
     },
-    **c.lra_models(arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny),
+    **c.lra_models(
+      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=224
+    ),
     batch_size=64,
     eval_batch_size=20,
     **c.skyformer_schedule(2e-4, warmup_steps=312),

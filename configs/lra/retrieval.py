@@ -9,9 +9,9 @@ The paper gives 80.3 for TransJect and 80.7 for the Transformer. At size=tiny on
 the stand-in of 8,000 pairs of reviews: 56.0, where the similarity of byte
 histograms has 53.1. More in docs/results.md.
 
-Arguments: model=transject|random_transject|transformer, size=paper|tiny,
-protocol=jaxformers|lra|skyformer|s4, seed=0. Another number of pairs than LRA's
-is named by --config.task.num_train=8000 and so on.
+Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Another
+number of pairs than LRA's is named by --config.task.num_train=8000 and so on.
 """
 
 from jaxformers import config as c
@@ -37,7 +37,7 @@ def get_config(arg=None):
   arg = c.parse_arg(
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
-  tiny = c.is_tiny(arg.size)
+  tiny = c.is_tiny(arg.size, c.LRA_SIZES)
   head = HEADS[c.choose("protocol", arg.protocol, HEADS)]
   config = c.base(
     seed=arg.seed,
@@ -51,7 +51,12 @@ def get_config(arg=None):
       "num_test": 17_437,
     },
     **c.lra_models(
-      arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny, **head
+      arg.model,
+      pools=POOLS,
+      protocol=arg.protocol,
+      size=arg.size,
+      matched=116,
+      **head,
     ),
     batch_size=16,
     eval_batch_size=20,
@@ -62,6 +67,6 @@ def get_config(arg=None):
     rate = c.tiny_rate(arg.model, 5e-3)
     config.update(c.tiny_schedule(rate, total_steps=2_000))
     config.batch_size = 32
-    if arg.model != "transformer":  # Wide enough to tell bytes apart.
+    if arg.model in c.TRANSJECTS:  # Wide enough to tell bytes apart.
       config.model.update(d_model=64, num_layers=1)
   return config

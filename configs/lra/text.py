@@ -10,9 +10,10 @@ regression on the byte histogram of the whole review reaches 66.4, more than
 every model of the papers' tables. At size=tiny: 64.3 on two cores in
 ten minutes. More in docs/results.md.
 
-Arguments: model=transject|random_transject|transformer, size=paper|tiny,
-protocol=jaxformers|lra|skyformer|s4, seed=0. Under the last three the
-test split chooses the checkpoint, as it did for the published numbers.
+Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Under the
+last three the test split chooses the checkpoint, as it did for the published
+numbers.
 """
 
 from jaxformers import config as c
@@ -30,7 +31,7 @@ def get_config(arg=None):
   arg = c.parse_arg(
     arg, model="transject", size="paper", protocol="jaxformers", seed=0
   )
-  tiny = c.is_tiny(arg.size)
+  tiny = c.is_tiny(arg.size, c.LRA_SIZES)
   config = c.base(
     seed=arg.seed,
     task={
@@ -39,7 +40,9 @@ def get_config(arg=None):
       "archive": "",
       "max_len": 2_000 if tiny else 0,  # 0: the protocol's.
     },
-    **c.lra_models(arg.model, pools=POOLS, protocol=arg.protocol, tiny=tiny),
+    **c.lra_models(
+      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=120
+    ),
     batch_size=32,
     eval_batch_size=40,
     buckets=4,

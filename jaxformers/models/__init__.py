@@ -39,6 +39,26 @@ class Variant:
 
 
 MODELS.register("transformer")(Variant("softmax", "pre_norm"))
+MODELS.register("transformer_rezero")(Variant("softmax", "rezero"))
+MODELS.register("transformer_orthogonal")(
+  Variant("softmax", "pre_norm", {"orthogonal": True})
+)
+for _name in (
+  "bigbird",
+  "informer",
+  "kernelized",
+  "linformer",
+  "local",
+  "longformer",
+  "nystromformer",
+  "performer",
+  "reformer",
+  "skyformer",
+  "sparse",
+  "synthesizer",
+):
+  MODELS.register(_name)(Variant(_name, "pre_norm"))
+MODELS.register("linear_transformer")(Variant("linear", "pre_norm"))
 MODELS.register("transject")(Variant("transject", "injective"))
 MODELS.register("random_transject")(
   Variant("transject", "injective", {"sigma": "learned"})
@@ -99,7 +119,12 @@ def build(
   heads.check(pool, head_activation, interaction, num_inputs, hidden)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
-  wiring = {"dtype": compute, "orthogonal_map": orthogonal_map}
+  positions_in_all = max_len + (pool == "cls")
+  wiring = {
+    "dtype": compute,
+    "orthogonal_map": orthogonal_map,
+    "max_len": positions_in_all,
+  }
   make_mixer = _options(
     f"mixer {variant.mixer!r}",
     MIXERS[variant.mixer],
@@ -107,6 +132,7 @@ def build(
     {**wiring, **variant.fixed},
     hidden=("residual",),
   )
+  _check_mixer(make_mixer, positions_in_all, d_model, compute)
   make_block = _options(
     f"block {variant.block!r}",
     BLOCKS[variant.block],
@@ -144,6 +170,11 @@ def build(
   )
 
 
+def causal_mixers() -> list[str]:
+  """The names of the mixers in which no token need see a later one."""
+  return [n for n in MIXERS if "causal" in getattr(MIXERS[n], "options", ())]
+
+
 def _options(
   kind: str,
   make: Callable[..., Any],
@@ -160,9 +191,24 @@ def _options(
     if field not in ("parent", "name", *hidden, *fixed)
   ]
   for option in given:
+    if option == "causal" and option not in own:
+      raise ValueError(
+        f"{kind} has no causal form. Mixers that have one: "
+        f"{', '.join(causal_mixers())}."
+      )
     if option not in own:
       raise unknown(f"option of {kind}", option, own)
   return functools.partial(make, **given, **fixed)
+
+
+def _check_mixer(
+  make: Callable[..., Any], n: int, d_model: int, dtype: Any
+) -> None:
+  """Traces a mixer on its longest input, so that wrong options raise here."""
+  x = jax.ShapeDtypeStruct((1, n, d_model), dtype)
+  mask = jax.ShapeDtypeStruct((1, n), bool)
+  init = functools.partial(make().init, carry=None, train=False)
+  jax.eval_shape(lambda x, mask: init(jax.random.key(0), x, mask=mask), x, mask)
 
 
 def shapes(model: Classifier) -> Any:

@@ -9,23 +9,31 @@ is handed from layer to layer, None before the first. What stands at masked
 positions never reaches the others; a sample does not depend on its batch
 mates; appending padding changes nothing.
 
-A mixer without parameters of its own is a function of heads: see `attention`.
+Most mixers are a function of heads: see `attention`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+import inspect
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
-from jaxformers.registry import Registry
+from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer")
+
+
+def wide(x: jax.Array) -> jax.Array:
+  """x in at least float32, for what half precision would lose."""
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -69,25 +77,80 @@ def rotation(
   )
 
 
+LARGEST_CONSTANT = 2**22  # Entries; beyond, what is drawn is drawn in place.
+
+
+def dropout_layer(rate: float, train: bool) -> nn.Module:
+  """Drops a share of what it is given; ValueError if not in [0, 1)."""
+  if not 0 <= rate < 1:
+    raise ValueError(
+      f"dropout_rate={rate} is not in [0, 1): it is the share that is dropped."
+    )
+  return nn.Dropout(rate, deterministic=not train)
+
+
+class Heads(NamedTuple):
+  """What the signature of a function of heads asks for.
+
+  Attributes:
+    inputs: which of q, k and v it takes.
+    tools: its keyword-only arguments without a default.
+    options: those with one, which a config can set.
+  """
+
+  inputs: tuple[str, ...]
+  tools: tuple[str, ...]
+  options: dict[str, Any]
+
+
+_PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
+_TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
+
+
+def _read(attend: Callable[..., Any]) -> Heads:
+  inputs, tools, options = [], [], {}
+  for name, parameter in inspect.signature(attend).parameters.items():
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+      inputs.append(choose("input of a mixer", name, _PROJECTIONS))
+    elif parameter.default is parameter.empty:
+      tools.append(choose("tool of a mixer", name, _TOOLS))
+    else:
+      options[name] = parameter.default
+  return Heads(tuple(inputs), tuple(tools), options)
+
+
 class Attention(nn.Module):
   """Projects to heads, attends, projects back: x [b, n, d] -> [b, n, d].
 
   Attributes:
-    attend: `attend(q, k, v, *, mask, carry, dropout, **options)`, with q, k, v
-      [b, h, n, e] and dropout a function for the attention weights.
-    options: keyword arguments of `attend`.
+    attend: a function of heads; see `attention`.
+    heads: what its signature asks for.
+    options: values for its options.
     num_heads: h; must divide d. ValueError if not.
-    use_bias: whether the four projections have biases (Skyformer: yes; LRA:
-      no).
+    use_bias: whether the projections have biases (Skyformer: yes; LRA: no).
+    orthogonal: whether those to heads are rotations, with a bias if `use_bias`
+      (Transformer with orthogonal parametrisation, TransJect, table 1).
     dropout_rate: of the attention weights, in training.
+    seed: of what `attend` draws.
+    redraw: whether it draws anew in every training step (in each of its
+      accumulated parts, and under pmap on each device), from the stream
+      "random"; evaluation always uses the seed, which is not the run's.
+    max_len: greatest number of tokens.
+    orthogonal_map: "cayley" or "expm".
     dtype: compute type; parameters are float32.
   """
 
-  attend: Callable[..., tuple[jax.Array, Any]]
-  options: Any = None
+  attend: Callable[..., Any]
+  heads: Heads
+  options: Any
   num_heads: int = 2
   use_bias: bool = True
+  orthogonal: bool = False
   dropout_rate: float = 0.0
+  seed: int = 0
+  redraw: bool = False
+  max_len: int = 0
+  orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -95,26 +158,37 @@ class Attention(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     d = x.shape[-1]
-    if d % self.num_heads:
+    if self.num_heads < 1 or d % self.num_heads:
       raise ValueError(
         f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
         "number of heads that does."
       )
-    project = functools.partial(
-      nn.DenseGeneral,
-      features=(self.num_heads, d // self.num_heads),
-      use_bias=self.use_bias,
-      kernel_init=nn.initializers.xavier_uniform(),
-      dtype=self.dtype,
+    if self.max_len and x.shape[1] > self.max_len:
+      raise ValueError(
+        f"A sequence of {x.shape[1]} tokens is longer than "
+        f"max_len={self.max_len}: raise max_len or cut the sequence."
+      )
+    drawn: list[str] = []
+    tools = {
+      "mask": mask,
+      "carry": carry,
+      "dropout": self._dropout(train),
+      "draw": functools.partial(self._draw, drawn, train=train),
+      "param": self.param,
+      "project": functools.partial(self._project, x),
+      "max_len": self.max_len or x.shape[1],
+    }
+    y = self.attend(
+      *(self._project(x, _PROJECTIONS[name]) for name in self.heads.inputs),
+      **{name: tools[name] for name in self.heads.tools},
+      **self.options,
     )
-    q, k, v = (
-      jnp.swapaxes(project(name=name)(x), 1, 2)
-      for name in ("query", "key", "value")
-    )
-    dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
-    y, carry = self.attend(
-      q, k, v, mask=mask, carry=carry, dropout=dropout, **(self.options or {})
-    )
+    if (self.seed or self.redraw) and not drawn:
+      raise ValueError(
+        f"seed={self.seed}, redraw={self.redraw}: with these options nothing "
+        "is drawn. Leave both out."
+      )
+    y, carry = y if "carry" in self.heads.tools else (y, carry)
     y = nn.DenseGeneral(
       d,
       axis=(-2, -1),
@@ -125,27 +199,148 @@ class Attention(nn.Module):
     )(jnp.swapaxes(y, 1, 2))
     return y, carry
 
+  def _project(self, x: jax.Array, name: str) -> jax.Array:
+    """x [b, n, d] through a linear map of its own -> [b, h, n, e]."""
+    d, shape = x.shape[-1], (self.num_heads, x.shape[-1] // self.num_heads)
+    if not self.orthogonal:
+      y = nn.DenseGeneral(
+        shape,
+        use_bias=self.use_bias,
+        kernel_init=nn.initializers.xavier_uniform(),
+        dtype=self.dtype,
+        name=name,
+      )(x)
+      return jnp.swapaxes(y, 1, 2)
+    w = rotation(self, f"{name}_skew", (d, d), self.orthogonal_map)
+    y = x.astype(self.dtype) @ w.astype(self.dtype)
+    y = y.reshape(*x.shape[:2], *shape)
+    if self.use_bias:
+      bias = self.param(f"{name}_bias", nn.initializers.zeros, shape)
+      y = y + bias.astype(self.dtype)[None, None]
+    return jnp.swapaxes(y, 1, 2)
 
-def attention(name: str, **options: Any) -> Callable[[Any], Any]:
-  """Registers `attend(q, k, v, *, mask, carry, dropout, **options)` as mixer.
+  def _dropout(self, train: bool) -> Callable[..., jax.Array]:
+    """Drops attention weights; `part` tells calls of one loop apart."""
+    layer = dropout_layer(self.dropout_rate, train)
+    if not train or not self.dropout_rate:
+      return lambda weights, part=None: weights
+    key = self.make_rng("dropout")
+
+    def drop(weights: jax.Array, part: Any = None) -> jax.Array:
+      own = key if part is None else jax.random.fold_in(key, part)
+      return layer(weights, rng=own)
+
+    return drop
+
+  def _draw(
+    self,
+    drawn: list[str],
+    name: str,
+    make: Callable[[jax.Array], jax.Array],
+    *,
+    train: bool,
+  ) -> jax.Array:
+    """`make(key)`, unless the caller gives the collection `random`."""
+    drawn.append(name)
+    like = jax.eval_shape(make, jax.random.key(0))
+    given = self.variables.get("random", {})
+    if name in given:
+      if given[name].shape != like.shape:
+        raise ValueError(
+          f"The collection random has {name!r} of shape {given[name].shape}, "
+          f"where {'/'.join(self.path)} takes {like.shape}."
+        )
+      return given[name]
+    if given and not self.is_mutable_collection("random"):
+      raise ValueError(
+        f"The collection random has {', '.join(sorted(given))} for "
+        f"{'/'.join(self.path)}, which draws {name!r}."
+      )
+    if train and self.redraw:
+      if not self.has_rng("random"):
+        raise ValueError(
+          'With redraw=True training draws anew: give rngs={"random": key}, or '
+          "set redraw=False."
+        )
+      values = make(self.make_rng("random"))
+    else:
+      own = zlib.crc32("/".join((*self.path, name)).encode())
+      key = functools.partial(jax.random.key, self.seed)
+      if like.size > LARGEST_CONSTANT:
+        values = make(jax.random.fold_in(key(), own))
+      else:
+        # A constant of the program: a layer's own, the same at any batch.
+        with jax.ensure_compile_time_eval():
+          values = make(jax.random.fold_in(key(), own))
+    if self.is_mutable_collection("random") and not self.is_initializing():
+      self.put_variable("random", name, values)
+    return values
+
+
+def attention(name: str, **defaults: Any) -> Callable[[Any], Any]:
+  """Registers a function of heads as a mixer; its signature says all.
+
+      @attention("name")
+      def attend(q, k, v, *, mask, dropout, width=8) -> y
+
+  Positional arguments, of q, k and v [b, h, n, e], are what x is projected to.
+  Keyword-only arguments without a default are handed in if named:
+
+    mask: [b, n], True at tokens.
+    carry: from the layer before; then the result is a pair (y, carry).
+    dropout: a function for attention weights, `dropout(weights, part=i)` in a
+      loop; adds the option `dropout_rate`.
+    draw: `draw(name, make)` is the array `make(key)`, drawn once from the
+      option `seed`, or in every training step with `redraw`. `apply` shows what
+      was drawn with `mutable=["random"]`, and takes it as that collection.
+    param: `param(name, init, shape)`, a parameter.
+    project: `project(name)`, x through a further linear map, [b, h, n, e].
+    max_len: greatest number of tokens.
+
+  Those with a default are options that a config can set. y is [b, h, n, e].
 
   Args:
     name: under which a config finds it.
-    **options: defaults of the function's own keyword arguments; a config may
-      override them, and no others, beside the attributes of `Attention`.
+    **defaults: of the attributes of `Attention`, where others suit it better.
   """
 
   def add(attend: Callable[..., Any]) -> Callable[..., Any]:
-    def mixer(**given: Any) -> Attention:
-      own = {key: given.pop(key, value) for key, value in options.items()}
-      return Attention(attend=attend, options=own, **given)
+    heads = _read(attend)
 
-    fields = [f for f in Attention.__dataclass_fields__ if f not in _WIRING]
-    mixer.options = tuple(options) + tuple(fields)
+    def mixer(**given: Any) -> Attention:
+      _check_types(name, heads.options | defaults, given)
+      own = {key: given.pop(key, heads.options[key]) for key in heads.options}
+      return Attention(attend, heads, own, **(defaults | given))
+
+    mixer.options = (*heads.options, *_fields(heads.tools))
     MIXERS.register(name)(mixer)
     return attend
 
   return add
 
 
-_WIRING = ("attend", "options", "parent", "name")
+def _check_types(
+  name: str, defaults: dict[str, Any], given: dict[str, Any]
+) -> None:
+  """ValueError for an option of another type than its default's."""
+  own = {f.name: f.default for f in dataclasses.fields(Attention)}
+  for option, value in given.items():
+    kind = type((own | defaults).get(option))
+    if kind not in (bool, int, float, str):
+      continue
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+      raise ValueError(
+        f"Option {option}={value!r} of mixer {name!r} is not of type "
+        f"{kind.__name__}."
+      )
+
+
+def _fields(tools: Iterable[str]) -> list[str]:
+  """The attributes of `Attention` that mean something to a function."""
+  hidden = {"attend", "heads", "options", "parent", "name"}
+  if "dropout" not in tools:
+    hidden |= {"dropout_rate"}
+  if "draw" not in tools:
+    hidden |= {"seed", "redraw"}
+  return [f for f in Attention.__dataclass_fields__ if f not in hidden]

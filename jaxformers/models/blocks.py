@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import rotation
+from jaxformers.models.attention import dropout_layer, rotation
 from jaxformers.models.mixers.transject import ResidualScale
 from jaxformers.registry import Registry
 
@@ -24,6 +24,19 @@ BLOCKS: Registry = Registry("block")
 def layer_norm(x: jax.Array, name: str) -> jax.Array:
   """LayerNorm of x, float32 [b, n, d], inside a module, epsilon 1e-5."""
   return nn.LayerNorm(1e-5, dtype=jnp.float32, name=name)(x)
+
+
+def feed_forward(
+  x: jax.Array,
+  mlp_dim: int,
+  dropout: Callable[[jax.Array], jax.Array],
+  dtype: Any,
+) -> jax.Array:
+  """W2 GELU(W1 x), x [b, n, d], inside a module; dropout in the middle."""
+  init = nn.initializers.xavier_uniform()
+  y = nn.Dense(mlp_dim, kernel_init=init, dtype=dtype, name="up")(x)
+  y = dropout(nn.gelu(y, approximate=False))
+  return nn.Dense(x.shape[-1], kernel_init=init, dtype=dtype, name="down")(y)
 
 
 @BLOCKS.register("pre_norm")
@@ -54,18 +67,54 @@ class PreNorm(nn.Module):
   def __call__(
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
-    dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
-    init = nn.initializers.xavier_uniform()
+    dropout = dropout_layer(self.dropout_rate, train)
     y = layer_norm(x, "norm_mixer")
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
     x = x + dropout(y).astype(x.dtype)
     y = layer_norm(x, "norm_mlp")
-    y = nn.Dense(self.mlp_dim, kernel_init=init, dtype=self.dtype, name="up")(y)
-    y = dropout(nn.gelu(y, approximate=False))
-    y = nn.Dense(x.shape[-1], kernel_init=init, dtype=self.dtype, name="down")(
-      y
-    )
+    y = feed_forward(y, self.mlp_dim, dropout, self.dtype)
     return x + dropout(y).astype(x.dtype), carry
+
+
+@BLOCKS.register("rezero")
+class ReZero(nn.Module):
+  """x + r mixer(x), then x + r W2 GELU(W1 x); r is a scalar that starts at 0.
+
+  Source: Bachlechner et al. 2021, https://arxiv.org/abs/2003.04887, equation 9:
+  no LayerNorm, one r for both branches of a layer. The baseline in TransJect's
+  code keeps Pre-LN's (`use_norm`).
+
+  Attributes:
+    mixer: makes the mixer; called with a name.
+    num_layers: L of the encoder; not used here.
+    mlp_dim: width of the feed-forward.
+    dropout_rate: after the mixer, inside and after the feed-forward.
+    use_norm: whether each branch takes the LayerNorm of x.
+    dtype: compute type; parameters are float32.
+  """
+
+  concatenate_positions: ClassVar[bool] = False
+  final_norm: ClassVar[bool] = False
+
+  mixer: Callable[..., nn.Module]
+  num_layers: int
+  mlp_dim: int = 128
+  dropout_rate: float = 0.0
+  use_norm: bool = False
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    dropout = dropout_layer(self.dropout_rate, train)
+    r = self.param("residual", nn.initializers.zeros, ())
+    y = layer_norm(x, "norm_mixer") if self.use_norm else x
+    y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
+    x = x + r * dropout(y).astype(x.dtype)
+    y = layer_norm(x, "norm_mlp") if self.use_norm else x
+    y = feed_forward(y, self.mlp_dim, dropout, self.dtype)
+    return x + r * dropout(y).astype(x.dtype), carry
 
 
 def orthogonal_feed_forward(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import layer_norm
 from jaxformers.registry import choose
 
@@ -157,7 +158,7 @@ class Encoder(nn.Module):
       self.cls,
       name="embedding",
     )(ids)
-    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    x = dropout_layer(self.dropout_rate, train)(x)
     self.sow("intermediates", "hidden", x)
     carry = None
     for block in blocks:

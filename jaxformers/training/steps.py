@@ -35,7 +35,7 @@ def _forward(
     {"params": params, "rotations": rotations},
     batch["inputs"],
     train=True,
-    rngs={"dropout": key},
+    rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
     mutable=["losses"],
   )
   return classification(logits, batch, sown_losses(sown, len(logits)))

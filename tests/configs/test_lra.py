@@ -49,6 +49,21 @@ GOLDEN = {
   ("pathx", "transformer", "paper"): 1_140_674,
 }
 
+# Models with just the Transformer's parameters.
+SAME_SIZE = {
+  "bigbird",
+  "informer",
+  "kernelized",
+  "linear_transformer",
+  "local",
+  "nystromformer",
+  "performer",
+  "skyformer",
+  "sparse",
+  "transformer",
+  "transformer_orthogonal",
+}
+
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch, request):
@@ -61,6 +76,32 @@ def test_parameters_of_every_model(task, model, size):
   built = models.build(**config["model"], **SIZES[task])
   assert models.size(built) == GOLDEN[task, model, size]
   optim.build(config["optimizer"], config["schedule"], config["total_steps"])
+
+
+@pytest.mark.parametrize("task", sorted(SIZES))
+def test_a_matched_transject_has_no_more_parameters(task):
+  """And at most 15 % less: the next width that suits would have more."""
+  config = c.plain(c.load(f"configs/lra/{task}.py:size=matched"))
+  model, reference = (
+    models.size(models.build(**config[which], **SIZES[task]))
+    for which in ("model", "reference")
+  )
+  assert 0.85 * reference < model <= reference
+  assert config["model"]["mixer"]["num_experts"] == 4
+
+
+@pytest.mark.parametrize("model", sorted(models.MODELS))
+def test_every_model_has_a_config_of_every_size(model):
+  for size in c.LRA_SIZES:
+    config = c.plain(c.load(f"configs/lra/text.py:model={model},size={size}"))
+    built = models.build(**config["model"], **SIZES["text"])
+    assert (
+      models.size(built)
+      == models.size(models.build(**config["reference"], **SIZES["text"]))
+    ) == (model in SAME_SIZE)
+  config = c.plain(c.load(f"configs/short/imdb.py:model={model}"))
+  sizes = {"vocab_size": 30_522, "max_len": 512, "num_classes": 2}
+  assert models.size(models.build(**config["model"], **sizes)) > 20e6
 
 
 @pytest.mark.parametrize("model", ["transject", "transformer"])

@@ -1,28 +1,71 @@
 """The mixer contract, for every registered mixer."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
-from jaxformers import orthogonal
+from jaxformers import models, orthogonal
 from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
 
 NAMES = sorted(MIXERS)
-D = 16
+B, N, D, MAX_LEN = 4, 17, 16, 40
+# Sizes at which an approximation is one with 17 tokens.
+SMALL = {
+  "bigbird": {"block_size": 3, "num_random": 1},
+  "informer": {"num_queries": 5, "num_samples": 4},
+  "linformer": {"rank": 6},
+  "local": {"block_size": 4},
+  "longformer": {"window": 4},
+  "nystromformer": {"num_landmarks": 4, "conv_size": 3},
+  "performer": {"num_features": 8},
+  "reformer": {"chunk_size": 3, "num_buckets": 4},
+  "skyformer": {"num_landmarks": 6},
+  "sparse": {"block_size": 4, "num_summary": 1},
+  "synthesizer": {"kind": "dense+factorized_random+dot"},
+  "transject": {"num_experts": 2},
+}
+DRAWING = [n for n in NAMES if "redraw" in getattr(MIXERS[n], "options", ())]
+# A rounded query may change its bucket or its rank, and then its whole row.
+SELECTING = ("informer", "reformer")
 
 
-def make(name, n=8):
-  x = jax.random.normal(jax.random.key(0), (2, n, D))
-  mask = jnp.arange(n)[None] < jnp.array([[n], [5]])
-  mixer = MIXERS[name]()
-  kw = {"mask": mask, "carry": None, "train": False}
-  params = mixer.init(jax.random.key(1), x, **kw)["params"]
+def build(name, **options):
+  wiring = {"max_len": MAX_LEN} if hasattr(MIXERS[name], "options") else {}
+  return MIXERS[name](**(wiring | SMALL.get(name, {}) | options))
+
+
+def inputs():
+  """x [B, N, D], and a mask with padding at the end and a hole."""
+  x = jax.random.normal(jax.random.key(0), (B, N, D))
+  mask = jnp.arange(N)[None] < jnp.array([[N], [9], [1], [N]])
+  return x, mask.at[1, 2].set(False)
+
+
+@functools.cache
+def make(name, **options):
+  """A mixer, its variables, and its compiled y of (variables, x, mask)."""
+  mixer = build(name, **options)
+  x, mask = inputs()
+  start = functools.partial(mixer.init, carry=None, train=False)
+  params = jax.jit(lambda: start(jax.random.key(1), x, mask=mask)["params"])()
   # Nothing may hide behind a zero start.
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
-  return mixer, {"params": params}, x, kw
+
+  @jax.jit
+  def apply(variables, x, mask):
+    return mixer.apply(variables, x, mask=mask, carry=None, train=False)[0]
+
+  return mixer, {"params": params}, apply
+
+
+def at_tokens(y, mask):
+  return jnp.where(mask[..., None], y, 0)
 
 
 @pytest.fixture(params=NAMES)
@@ -32,106 +75,372 @@ def name(request):
 
 def test_the_registry_knows_them():
   assert {"softmax", "transject"} <= set(NAMES)
-  assert mixers.__all__
+  files = {"landmarks", "blocks"}
+  assert set(mixers.__all__) == set(NAMES)
+  assert not files & set(NAMES)
 
 
 def test_shape_is_kept_and_evaluation_repeats(name, strict):
-  mixer, variables, x, kw = make(name)
-  (y, carry), (z, _) = (mixer.apply(variables, x, **kw) for _ in range(2))
+  mixer, variables, apply = make(name)
+  x, mask = inputs()
+  y = apply(variables, x, mask)
   chex.assert_equal_shape([x, y])
-  chex.assert_trees_all_equal(y, z)
+  chex.assert_trees_all_equal(y, apply(variables, x, mask))
+
   # What it carries it also takes.
-  y, _ = mixer.apply(variables, x, **(kw | {"carry": carry}))
-  chex.assert_equal_shape([x, y])
+  def twice(x):
+    kw = {"mask": mask, "train": False}
+    y, carry = mixer.apply(variables, x, carry=None, **kw)
+    return mixer.apply(variables, y, carry=carry, **kw)[0]
+
+  assert jax.eval_shape(twice, x).shape == x.shape
 
 
 def test_masked_tokens_are_never_read(name, strict):
-  mixer, variables, x, kw = make(name)
-  mask = kw["mask"][..., None]
-  (y, a), (z, b) = (
-    mixer.apply(variables, jnp.where(mask, x, pad), **kw) for pad in (0.0, 1e3)
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  y, z = (
+    apply(variables, jnp.where(mask[..., None], x, pad), mask)
+    for pad in (0.0, 1e3)
   )
-  chex.assert_trees_all_close(y[0], z[0], atol=1e-5)
-  chex.assert_trees_all_close(y[1, :5], z[1, :5], atol=1e-5)
-  chex.assert_trees_all_close(a, b, atol=1e-5)
+  chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
 def test_appending_padding_changes_nothing(name, strict):
-  mixer, variables, x, kw = make(name)
-  longer = jnp.pad(x, ((0, 0), (0, 12), (0, 0)), constant_values=7.0)
-  mask = jnp.pad(kw["mask"], ((0, 0), (0, 12)))
-  y, _ = mixer.apply(variables, x, **kw)
-  z, _ = mixer.apply(variables, longer, **(kw | {"mask": mask}))
-  chex.assert_trees_all_close(y[0], z[0, :8], atol=1e-5)
-  chex.assert_trees_all_close(y[1, :5], z[1, :5], atol=1e-5)
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  y = apply(variables, x, mask)
+  x = jnp.pad(x, ((0, 0), (0, 12), (0, 0)), constant_values=7.0)
+  z = apply(variables, x, jnp.pad(mask, ((0, 0), (0, 12))))[:, :N]
+  chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
 def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
-  mixer, variables, x, kw = make(name)
-  y, _ = mixer.apply(variables, x, **kw)
-  z, _ = mixer.apply(variables, x.at[1].multiply(-3), **kw)
-  chex.assert_trees_all_close(y[0], z[0], atol=1e-6)
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  y = apply(variables, x, mask)
+  z = apply(variables, x.at[1].multiply(-3), mask)
+  others = jnp.array([0, 2, 3])
+  chex.assert_trees_all_close(y[others], z[others], atol=1e-6)
   assert not np.allclose(y[1], z[1], atol=1e-3)
 
 
+def test_every_token_counts(name):
+  """Nothing of a sample is dropped: a gradient reaches all its tokens."""
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  weigh = jax.random.normal(jax.random.key(3), x.shape)
+  grad = jax.jit(
+    jax.grad(
+      lambda x: (at_tokens(apply(variables, x, mask), mask) * weigh).sum()
+    )
+  )(x)
+  chex.assert_tree_all_finite(grad)
+  reached = jnp.abs(grad).max(-1) > 0
+  assert (reached == mask).all()
+
+
 def test_the_second_call_does_not_recompile(name):
-  mixer, variables, x, kw = make(name)
-  chex.clear_trace_counter()
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  apply(variables, x, mask)
+  before = apply._cache_size()
+  jax.block_until_ready(apply(variables, 2 * x, mask))
+  assert apply._cache_size() == before
 
-  @jax.jit
-  @chex.assert_max_traces(n=1)
-  def apply(variables, x, mask):
-    return mixer.apply(variables, x, mask=mask, carry=None, train=False)
 
-  for scale in (1.0, 2.0):
-    jax.block_until_ready(apply(variables, scale * x, kw["mask"]))
+def test_over_devices_and_mapped_it_is_the_same(name, strict):
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  y = apply(variables, x, mask)
+  mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,))
+  rows = jax.NamedSharding(mesh, jax.P("data"))
+  z = apply(variables, jax.device_put(x, rows), jax.device_put(mask, rows))
+  assert len(z.sharding.device_set) == 4
+  chex.assert_trees_all_close(y, z, atol=1e-5)
+  mapped = jax.vmap(lambda x, mask: apply(variables, x[None], mask[None])[0])
+  z = mapped(x, mask)
+  chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
 def test_half_precision_stays_near(name):
-  mixer, variables, x, kw = make(name)
-  y, _ = mixer.apply(variables, x, **kw)
-  half = MIXERS[name](dtype=jnp.bfloat16)
-  z, _ = half.apply(variables, x.astype(jnp.bfloat16), **kw)
+  _, variables, apply = make(name)
+  _, _, half = make(name, dtype=jnp.bfloat16)
+  x, mask = inputs()
+  y = apply(variables, x, mask)
+  z = half(variables, x.astype(jnp.bfloat16), mask)
   assert z.dtype == jnp.bfloat16
-  chex.assert_trees_all_close(y[0], z[0].astype(y.dtype), atol=0.1)
+  off = jnp.abs(at_tokens(y - z.astype(y.dtype), mask))
+  assert (jnp.median(off) if name in SELECTING else off.max()) < 0.1
 
 
 def test_a_sample_without_tokens_is_finite(name):
-  mixer, variables, x, kw = make(name)
-  mask = jnp.zeros_like(kw["mask"])
+  _, variables, apply = make(name)
+  x, mask = inputs()
+  mask = jnp.zeros_like(mask)
+  value, grad = jax.value_and_grad(lambda x: apply(variables, x, mask).sum())(x)
+  chex.assert_tree_all_finite((value, grad))
 
-  def f(x):
-    return mixer.apply(variables, x, mask=mask, carry=None, train=False)[
-      0
-    ].sum()
 
-  chex.assert_tree_all_finite(jax.value_and_grad(f)(x))
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "transject"])
+def test_gradients_are_finite_differences(name):
+  """In float64, along a random direction of the parameters and of x."""
+  mixer, variables, _ = make(name)
+  x, mask = inputs()
+  with jax.enable_x64(True):
+    mixer = mixer.clone(dtype=jnp.float64)
+    wide = functools.partial(jnp.asarray, dtype=jnp.float64)
+    point = (jax.tree.map(wide, variables), wide(x))
+    leaves, tree = jax.tree.flatten(point)
+    keys = jax.random.split(jax.random.key(5), len(leaves))
+    way = tree.unflatten(
+      jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)
+    )
+
+    @jax.jit
+    def value_and_slope(step):
+      def f(point):
+        y, _ = mixer.apply(*point, mask=mask, carry=None, train=False)
+        return jnp.sin(at_tokens(y, mask)).sum()
+
+      moved = jax.tree.map(lambda a, u: a + step * u, point, way)
+      value, grad = jax.value_and_grad(f)(moved)
+      return value, sum(
+        jnp.vdot(g, u)
+        for g, u in zip(*map(jax.tree.leaves, (grad, way)), strict=True)
+      )
+
+    step = 1e-6
+    up, down = (value_and_slope(s)[0] for s in (step, -step))
+    _, slope = value_and_slope(0.0)
+    np.testing.assert_allclose((up - down) / (2 * step), slope, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", models.causal_mixers())
+def test_the_past_does_not_see_the_future(name, strict):
+  _, variables, apply = make(name, causal=True)
+  x, mask = inputs()
+  y = apply(variables, x, mask)
+  for at in (1, 6, 13):
+    z = apply(variables, x.at[:, at:].multiply(-3), mask)
+    before = mask & (jnp.arange(N) < at)[None]
+    chex.assert_trees_all_close(
+      at_tokens(y, before), at_tokens(z, before), atol=1e-6
+    )
+    after = (mask & (jnp.arange(N) >= at)[None])[0]
+    assert (jnp.abs(y - z)[0].max(-1) > 1e-6)[after].all()
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_what_is_drawn_is_shown_seeded_and_can_be_given(name):
+  options = {"train_projection": False} if name == "linformer" else {}
+  options |= {"kind": "fixed_random"} if name == "synthesizer" else {}
+  x, mask = inputs()
+
+  def run(seed, given=None, *, train=False, key=0, redraw=False):
+    mixer, variables, _ = make(name, **options)
+    mixer = mixer.clone(seed=seed, redraw=redraw)
+    call = functools.partial(
+      mixer.apply,
+      mask=mask,
+      carry=None,
+      train=train,
+      rngs={"random": jax.random.key(key)},
+      mutable=["random"],
+    )
+    variables = variables | ({"random": given} if given else {})
+    (y, _), shown = jax.jit(call)(variables, x)
+    return y, shown["random"]
+
+  y, drawn = run(0)
+  chex.assert_trees_all_equal(y, run(0, train=True, key=1)[0])
+  other, drawn_otherwise = run(1)
+  assert jnp.abs(y - other).max() > 1e-3
+  chex.assert_trees_all_equal(run(1, drawn)[0], y)
+  chex.assert_trees_all_equal(run(0, drawn_otherwise)[0], other)
+  # Anew in every training step, and in no evaluation.
+  chex.assert_trees_all_equal(run(0, redraw=True, key=3)[0], y)
+  one, two = (run(0, train=True, redraw=True, key=k)[0] for k in (1, 2))
+  assert jnp.abs(one - two).max() > 1e-3
+
+
+def test_what_is_given_must_be_what_is_drawn():
+  mixer, variables, _ = make("performer")
+  x, mask = inputs()
+
+  def run(random, **kw):
+    kw = {"mask": mask, "carry": None, "train": False} | kw
+    return mixer.apply(variables | {"random": random}, x, **kw)
+
+  with pytest.raises(
+    ValueError, match=r"'features' of shape \(2, 3, 8\).*8, 8"
+  ):
+    run({"features": jnp.ones((2, 3, 8))})
+  with pytest.raises(ValueError, match="has featurs for .*draws 'features'"):
+    run({"featurs": jnp.ones((2, 8, 8))})
+  mixer = mixer.clone(redraw=True)
+  with pytest.raises(ValueError, match="rngs=.*redraw=False"):
+    run({}, train=True)
+
+
+def test_large_draws_are_no_constants_of_the_program(monkeypatch):
+  mixer, variables, _ = make("performer")
+  x, mask = inputs()
+  kw = {"mask": mask, "carry": None, "train": False}
+  y, _ = mixer.apply(variables, x, **kw)
+  monkeypatch.setattr(attention, "LARGEST_CONSTANT", 1)
+  z, _ = jax.jit(functools.partial(mixer.apply, **kw))(variables, x)
+  chex.assert_trees_all_close(y, z, atol=1e-5)
+
+
+def test_layers_draw_for_themselves():
+  model = models.build(
+    "performer",
+    vocab_size=9,
+    max_len=8,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+  )
+  init = jax.jit(functools.partial(model.init, train=False))
+  params = init(jax.random.key(0), model.example())["params"]
+  _, shown = model.apply(
+    {"params": params}, model.example(), train=False, mutable=["random"]
+  )
+  one, two = (
+    shown["random"]["encoder"][f"layer_{i}"]["mixer"]["features"]
+    for i in range(2)
+  )
+  assert jnp.abs(one - two).max() > 0.1
+
+
+def test_orthogonal_projections_are_rotations():
+  _, variables, apply = make("softmax", orthogonal=True)
+  x, mask = inputs()
+  skews = {k for k in variables["params"] if k.endswith("_skew")}
+  assert skews == {"query_skew", "key_skew", "value_skew"}
+  rotations = orthogonal.rotations(variables["params"], "cayley")
+  plain = make("softmax")[0]
+  params = {"out": variables["params"]["out"]}
+  for name in ("query", "key", "value"):
+    w = rotations[f"{name}_skew"]
+    assert float(orthogonal.orthogonality_defect(w).max()) < 5e-6
+    bias = variables["params"][f"{name}_bias"]
+    params[name] = {"kernel": w.reshape(D, 2, D // 2), "bias": bias}
+  z, _ = plain.apply({"params": params}, x, mask=mask, carry=None, train=False)
+  chex.assert_trees_all_close(apply(variables, x, mask), z, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("signature", "message"),
+  [
+    (lambda q, x: q, "input of a mixer 'x'.*k, q, v"),
+    (lambda q, *, train: q, "tool of a mixer 'train'.*carry, draw"),
+  ],
+)
+def test_a_signature_asks_for_what_there_is(signature, message):
+  with pytest.raises(ValueError, match=message):
+    attention.attention("never")(signature)
+  assert "never" not in MIXERS
+
+
+def test_a_function_that_carries():
+  @attention.attention("counting")
+  def counting(v, *, carry, step=2):
+    count = 0 if carry is None else carry
+    return v, count + step
+
+  try:
+    mixer = MIXERS["counting"](step=3)
+    assert "dropout_rate" not in MIXERS["counting"].options
+    x, mask = inputs()
+    kw = {"mask": mask, "train": False}
+    params = mixer.init(jax.random.key(0), x, carry=None, **kw)["params"]
+    assert set(params) == {"value", "out"}
+    assert mixer.apply({"params": params}, x, carry=4, **kw)[1] == 7
+  finally:
+    MIXERS._entries.pop("counting")
 
 
 def test_heads_must_divide_the_width():
   with pytest.raises(
     ValueError, match="num_heads=3 does not divide d_model=16"
   ):
-    MIXERS["softmax"](num_heads=3).init(
-      jax.random.key(0),
-      jnp.ones((1, 2, D)),
-      mask=jnp.ones((1, 2), bool),
-      carry=None,
-      train=False,
-    )
+    make("softmax", num_heads=3)
 
 
-def test_dropout_of_the_weights_acts_in_training_only():
-  mixer = MIXERS["softmax"](dropout_rate=0.5)
-  _, variables, x, kw = make("softmax")
+def test_a_sequence_beyond_the_greatest_length():
+  with pytest.raises(ValueError, match="17 tokens.*max_len=9"):
+    make("local", max_len=9)
+
+
+DROPPING = [
+  n for n in NAMES if "dropout_rate" in getattr(MIXERS[n], "options", ())
+]
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_of_the_weights_acts_in_training_only(name):
+  mixer, variables, _ = make(name, dropout_rate=0.5)
+  mixer = mixer.clone(redraw=False)
+  x, mask = inputs()
+
+  @functools.partial(jax.jit, static_argnames="train")
+  def drop(key, train):
+    kw = {"mask": mask, "carry": None, "train": train}
+    return mixer.apply(variables, x, rngs={"dropout": key}, **kw)[0]
 
   def apply(train, seed):
-    rngs = {"dropout": jax.random.key(seed)}
-    kw["train"] = train
-    return mixer.apply(variables, x, rngs=rngs, **kw)[0]
+    return drop(jax.random.key(seed), train)
 
   chex.assert_trees_all_equal(apply(False, 0), apply(False, 1))
   assert not np.allclose(apply(True, 0), apply(True, 1))
+
+
+@pytest.mark.parametrize("name", ["local", "sparse"])
+def test_blocks_drop_for_themselves(name):
+  options = {"num_summary": 0} if name == "sparse" else {}
+  mixer, variables, _ = make(name, dropout_rate=0.5, **options)
+  x = jnp.tile(jax.random.normal(jax.random.key(0), (1, 4, D)), (1, 4, 1))
+  kw = {"mask": jnp.ones((1, 16), bool), "carry": None}
+  rngs = {"dropout": jax.random.key(2)}
+  still = mixer.apply(variables, x, train=False, **kw)[0].reshape(4, 4, D)
+  chex.assert_trees_all_close(still, jnp.tile(still[:1], (4, 1, 1)), atol=1e-6)
+  y = mixer.apply(variables, x, train=True, rngs=rngs, **kw)[0].reshape(4, -1)
+  apart = jnp.abs(y[:, None] - y[None]).max(-1) + jnp.eye(4)
+  assert apart.min() > 1e-3
+
+
+def largest(name, n):
+  """Entries of the largest array that a forward pass makes, loops inside."""
+  mixer = MIXERS[name](**({} if name == "transject" else {"max_len": n}))
+  x = jax.ShapeDtypeStruct((1, n, 64), jnp.float32)
+  mask = jax.ShapeDtypeStruct((1, n), bool)
+
+  def run(x, mask):
+    kw = {"mask": mask, "carry": None, "train": False}
+    return mixer.init_with_output(jax.random.key(0), x, **kw)[0][0]
+
+  def walk(jaxpr):
+    for equation in jaxpr.eqns:
+      yield from (getattr(v.aval, "size", 0) for v in equation.outvars)
+      for inner in jaxprs_in_params(equation.params):
+        yield from walk(inner)
+
+  return max(walk(jax.make_jaxpr(run)(x, mask).jaxpr))
+
+
+DENSE = ("kernelized", "softmax", "synthesizer")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_grows_with_the_tokens_and_not_their_square(name):
+  few, many = largest(name, 4096), largest(name, 16_384)
+  if name in DENSE:
+    assert many >= 15 * few
+  else:
+    # Reformer: buckets in two factors; informer: ln n samples a token.
+    assert many <= {"reformer": 5, "informer": 4.8}.get(name, 4.1) * few
 
 
 def test_pools_of_heads_by_hand():
@@ -146,12 +455,12 @@ def test_pools_of_heads_by_hand():
 
 
 def test_rotations_given_are_the_rotations_made():
-  mixer, variables, x, kw = make("transject")
+  _, variables, apply = make("transject")
+  x, mask = inputs()
   rotations = orthogonal.rotations(variables["params"], "cayley")
-  y, _ = mixer.apply(variables, x, **kw)
-  z, _ = mixer.apply(variables | {"rotations": rotations}, x, **kw)
+  y = apply(variables, x, mask)
+  z = apply(variables | {"rotations": rotations}, x, mask)
   chex.assert_trees_all_close(y, z, atol=1e-6)
-  turned = jax.tree.map(lambda q: q, rotations)
-  turned["u_skew"] = -turned["u_skew"]
-  z, _ = mixer.apply(variables | {"rotations": turned}, x, **kw)
+  turned = rotations | {"u_skew": -rotations["u_skew"]}
+  z = apply(variables | {"rotations": turned}, x, mask)
   assert not np.allclose(y, z, atol=1e-3)

@@ -9,7 +9,11 @@ import pytest
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS, orthogonal_feed_forward
 
-MIXER_OF = {"pre_norm": "softmax", "injective": "transject"}
+MIXER_OF = {
+  "pre_norm": "softmax",
+  "rezero": "softmax",
+  "injective": "transject",
+}
 
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
@@ -50,6 +54,32 @@ def test_the_injective_block_shares_one_alpha_with_its_mixer():
   assert "residual" not in params["mixer"]
   y, _ = block.apply({"params": params}, x, **kw)
   chex.assert_trees_all_equal(x, y)
+
+
+@pytest.mark.parametrize("use_norm", [False, True])
+def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
+  """x + r F(x), one r for both branches, with no LayerNorm unless asked."""
+  block = BLOCKS["rezero"](
+    MIXERS["softmax"], num_layers=1, mlp_dim=6, use_norm=use_norm
+  )
+  x = jax.random.normal(jax.random.key(0), (1, 3, 4))
+  kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
+  params = block.init(jax.random.key(1), x, **kw)["params"]
+  y, _ = block.apply({"params": params}, x, **kw)
+  chex.assert_trees_all_equal(x, y)
+  assert ("norm_mlp" in params) == use_norm
+  params |= {"residual": jnp.float32(0.3)}
+  norm = lambda x: x  # noqa: E731
+  if use_norm:
+    norm = functools.partial(jax.nn.standardize, epsilon=1e-5)
+  mixer = MIXERS["softmax"]()
+  y, _ = mixer.apply({"params": params["mixer"]}, norm(x), **kw)
+  want = x + 0.3 * y
+  up, down = params["up"], params["down"]
+  y = jax.nn.gelu(norm(want) @ up["kernel"] + up["bias"], approximate=False)
+  want = want + 0.3 * (y @ down["kernel"] + down["bias"])
+  got, _ = block.apply({"params": params}, x, **kw)
+  chex.assert_trees_all_close(got, want, atol=1e-5)
 
 
 def test_dropout_acts_in_training_only():

@@ -10,15 +10,35 @@ import pytest
 
 from jaxformers import models, orthogonal
 
-NAMES = sorted(models.MODELS)
+# One for each block and kind of variable; the mixers have tests of their own.
+NAMES = (
+  "performer",
+  "random_transject",
+  "transformer",
+  "transformer_orthogonal",
+  "transformer_rezero",
+  "transject",
+)
 SIZES = dict(
   vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2, head_dim=4
 )
-POOL = {"transformer": "mean"}
+SMALL = {
+  "linformer": {"rank": 8},
+  "nystromformer": {"num_landmarks": 4},
+  "skyformer": {"num_landmarks": 6},
+}
+
+
+@functools.cache
+def plain(name):
+  return make(name, mixer=SMALL.get(name, {}))
 
 
 def make(name, **options):
-  model = models.build(name, pool=POOL.get(name, "max"), **SIZES, **options)
+  if not options:
+    return plain(name)
+  pool = "max" if "transject" in name else "mean"
+  model = models.build(name, pool=pool, **SIZES, **options)
   ids = jax.random.randint(jax.random.key(0), (3, 10), 1, 20)
   ids = jnp.where(jnp.arange(10)[None] < jnp.array([[10], [6], [1]]), ids, 0)
   params = init(model, ids)
@@ -31,13 +51,41 @@ def init(model, ids):
   return make(jax.random.key(1), ids)["params"]
 
 
+@functools.cache
+def compiled(model):
+  return jax.jit(functools.partial(model.apply, train=False))
+
+
 def logits(model, params, ids):
-  return model.apply({"params": params}, ids, train=False)
+  return compiled(model)({"params": params}, ids)
 
 
 @pytest.fixture(params=NAMES)
 def name(request):
   return request.param
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_every_model_classifies_and_has_a_gradient(name, strict):
+  model, params, ids = make(name)
+  chex.assert_trees_all_equal_shapes(models.shapes(model), params)
+
+  @jax.jit
+  def both(params, ids):
+    return logits(model, params, ids), jax.grad(
+      lambda p: jnp.square(logits(model, p, ids)).sum()
+    )(params)
+
+  y, grads = both(params, ids)
+  chex.assert_shape(y, (3, 3))
+  chex.assert_tree_all_finite((y, grads))
+  still = [
+    jax.tree_util.keystr(path)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
+    if not np.any(leaf)
+  ]
+  # A bias of the keys moves all scores of a query alike.
+  assert all("key" in path and "bias" in path for path in still), still
 
 
 def test_appending_padding_changes_nothing(name, strict):
@@ -143,6 +191,39 @@ def test_shapes_are_those_of_init(name):
       "option of mixer 'transject' 'num_heads'.*num_experts",
     ),
     ({"block": {"mlp_dim": 2}}, "option of block 'injective' 'mlp_dim'"),
+    # Values are checked too, before there are data.
+    (
+      {"name": "transformer", "mixer": {"num_heads": 3}},
+      "num_heads=3 does not divide d_model=8",
+    ),
+    ({"name": "linformer", "mixer": {"rank": 25}}, "rank=25.*max_len=24"),
+    ({"name": "local", "mixer": {"block_size": 0}}, "block_size=0"),
+    (
+      {"name": "nystromformer", "mixer": {"num_landmarks": 0}},
+      "num_landmarks=0",
+    ),
+    (
+      {"name": "nystromformer", "mixer": {"num_landmarks": 25}},
+      "num_landmarks=25 is not in 1 to max_len=24",
+    ),
+    ({"name": "local", "mixer": {"causal": "no"}}, "causal='no'.*type bool"),
+    ({"name": "local", "mixer": {"block_size": 4.0}}, "block_size=4.0.*int"),
+    (
+      {"name": "local", "mixer": {"dropout_rate": 1.5}},
+      r"dropout_rate=1.5 is not in \[0, 1\)",
+    ),
+    (
+      {"name": "synthesizer", "mixer": {"redraw": True}},
+      "redraw=True: with these options nothing is drawn",
+    ),
+    (
+      {"name": "performer", "mixer": {"dropout_rate": 0.1}},
+      "option of mixer 'performer' 'dropout_rate'.*num_features",
+    ),
+    (
+      {"name": "bigbird", "mixer": {"causal": True}},
+      "mixer 'bigbird' has no causal form.*kernelized, linear, local",
+    ),
     (
       {"name": "random_transject", "mixer": {"sigma": "eigenvalues"}},
       "option of mixer 'transject' 'sigma'",

@@ -1,5 +1,37 @@
 """The mixers, one file each; importing this package registers them."""
 
-from jaxformers.models.mixers import softmax, transject
+from jaxformers.models.mixers import (
+  bigbird,
+  informer,
+  kernelized,
+  linear,
+  linformer,
+  local,
+  longformer,
+  nystromformer,
+  performer,
+  reformer,
+  skyformer,
+  softmax,
+  sparse,
+  synthesizer,
+  transject,
+)
 
-__all__ = ["softmax", "transject"]
+__all__ = [
+  "bigbird",
+  "informer",
+  "kernelized",
+  "linear",
+  "linformer",
+  "local",
+  "longformer",
+  "nystromformer",
+  "performer",
+  "reformer",
+  "skyformer",
+  "softmax",
+  "sparse",
+  "synthesizer",
+  "transject",
+]

@@ -1,4 +1,4 @@
-"""Softmax attention: the Transformer's."""
+"""Softmax attention: the Transformer's, and what others share of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,41 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention
 
+# For what is amplified later: accelerators take float32 products at less.
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def dot(q: jax.Array, k: jax.Array, precision: Any = None) -> jax.Array:
+  """q k.T in at least float32: [..., n, e], [..., m, e] -> [..., n, m]."""
+  return jnp.einsum(
+    "...ne,...me->...nm",
+    q,
+    k,
+    precision=precision,
+    preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
+  )
+
+
+def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
+  """The softmax of scores [..., n, m] over the m that are seen, float32.
+
+  Uniform where nothing is seen. `seen` has the rank of the scores, with 1
+  where an axis is shared.
+  """
+  lowest = jnp.finfo(scores.dtype).min
+  return jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
+
+
+def earlier(n: int, m: int | None = None) -> jax.Array:
+  """Whether key j is not after query i: bool [n, m], with m = n by default."""
+  return jnp.arange(n)[:, None] >= jnp.arange(m or n)[None]
+
+
+def seen_keys(mask: jax.Array, causal: bool) -> jax.Array:
+  """Which keys a query may see: [b, 1, 1, n], or [b, 1, n, n] if causal."""
+  seen = mask[:, None, None]
+  return seen & earlier(mask.shape[1])[None, None] if causal else seen
+
 
 @attention("softmax")
 def softmax(
@@ -18,21 +53,15 @@ def softmax(
   v: jax.Array,
   *,
   mask: jax.Array,
-  carry: Any,
   dropout: Callable[[jax.Array], jax.Array],
-) -> tuple[jax.Array, Any]:
+  causal: bool = False,
+) -> jax.Array:
   """softmax(q k.T / sqrt(e)) v over the tokens, the weights in float32.
 
   Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, equation 1.
 
-  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens;
-  carry is handed on as it came.
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  scores = jnp.einsum(
-    "bhne,bhme->bhnm", q, k, preferred_element_type=jnp.float32
-  )
-  scores = scores / jnp.sqrt(jnp.float32(q.shape[-1]))
-  lowest = jnp.finfo(scores.dtype).min
-  scores = jnp.where(mask[:, None, None, :], scores, lowest)
-  weights = dropout(jax.nn.softmax(scores, axis=-1)).astype(v.dtype)
-  return jnp.einsum("bhnm,bhme->bhne", weights, v), carry
+  weights = weigh(dot(q, k) / q.shape[-1] ** 0.5, seen_keys(mask, causal))
+  weights = dropout(weights).astype(v.dtype)
+  return jnp.einsum("bhnm,bhme->bhne", weights, v)

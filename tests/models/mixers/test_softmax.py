@@ -1,30 +1,35 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jaxformers.models.mixers.softmax import softmax
+from jaxformers.models.mixers.softmax import earlier, softmax, weigh
+from tests.models.mixers.oracle import N, agree, dense, heads, tokens
 
 
-def test_it_is_the_formula():
-  q, k, v = (
-    jax.random.normal(key, (2, 3, 6, 4))
-    for key in jax.random.split(jax.random.key(0), 3)
-  )
-  mask = np.arange(6)[None] < np.array([[6], [4]])
-  y, carry = softmax(
-    q, k, v, mask=jnp.asarray(mask), carry="c", dropout=lambda w: w
-  )
-  assert carry == "c"
-  q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-  for b in range(2):
-    keep = mask[b]
-    scores = np.exp(q[b] @ k[b].transpose(0, 2, 1)[..., keep] / 2)
-    want = scores / scores.sum(-1, keepdims=True) @ v[b][:, keep]
-    np.testing.assert_allclose(y[b], want, atol=5e-6)
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_is_the_formula(causal):
+  q, k, v = heads()
+  seen = tokens()[:, None]
+  if causal:
+    seen = seen & np.tril(np.ones((N, N), bool))
+  agree(softmax, (q, k, v), dense(q, k, v, seen), causal=causal)
 
 
 def test_a_sample_without_tokens_stays_finite():
   q = jnp.ones((1, 1, 3, 2))
   mask = jnp.zeros((1, 3), bool)
-  y, _ = softmax(q, q, q, mask=mask, carry=None, dropout=lambda w: w)
-  assert np.isfinite(y).all()
+  assert np.isfinite(
+    softmax(q, q, q, mask=mask, dropout=lambda w, part=None: w)
+  ).all()
+
+
+def test_where_nothing_is_seen_weights_are_uniform():
+  scores = jnp.array([[1.0, 5.0], [2.0, 3.0]])
+  weights = weigh(scores, jnp.array([[False], [True]]))
+  np.testing.assert_allclose(weights[0], [0.5, 0.5])
+  np.testing.assert_allclose(weights.sum(1), 1)
+
+
+def test_earlier_keys():
+  want = [[True, False, False], [True, True, False]]
+  assert earlier(2, 3).tolist() == want

@@ -1,0 +1,95 @@
+r"""Whether every model trains: a few hundred steps of each, in both types.
+
+python -m benchmarks.training --steps 200 --out training.json
+
+Prints the mean training loss of the first and of the last tenth of the steps on
+ListOps at size=tiny, with expressions of 100 to 500 tokens so that two cores
+reach an end, and how long a step took. The classes are not equally frequent:
+their entropy is what a model has that knows nothing of the tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.encoders import table
+from jaxformers import config as configs
+from jaxformers import models
+from jaxformers.training.run import Run
+
+TASK = {
+  "min_length": 100,
+  "max_length": 500,
+  "num_train": 10_000,
+  "num_validation": 500,
+  "num_test": 500,
+}
+DTYPES = ("float32", "bfloat16")
+
+
+def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
+  """The losses of one model, as a row."""
+  config = configs.load(f"configs/lra/listops.py:size=tiny,model={name}")
+  config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
+  config.update(buckets=2)
+  config.schedule.warmup_steps = steps // 10
+  config.task.update(TASK)
+  config.model.dtype = dtype
+  with tempfile.TemporaryDirectory() as workdir:
+    run = Run(config, Path(workdir))
+    losses, seconds = [], []
+    for batch in run.batches(0):
+      began = time.perf_counter()
+      run.state, sums = run.train_step(run.state, batch)
+      losses.append(float(sums["loss"]) / float(sums["count"]))
+      seconds.append(time.perf_counter() - began)
+  labels = np.bincount(run.task.splits["train"].labels)
+  share = labels / labels.sum()
+  tenth = max(1, steps // 10)
+  first, last = (
+    statistics.mean(losses[:tenth]),
+    statistics.mean(losses[-tenth:]),
+  )
+  return {
+    "model": name,
+    "type": dtype,
+    "first tenth": first,
+    "last tenth": last,
+    "entropy of classes": float(-(share * np.log(share)).sum()),
+    "all finite": all(math.isfinite(loss) for loss in losses),
+    "falls": last < first,
+    "ms a step": 1e3 * statistics.median(seconds),
+  }
+
+
+def main() -> None:
+  """Prints the table, and writes it as JSON if asked."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--models", default="", help="names, a,b; default: all")
+  parser.add_argument("--steps", type=int, default=200)
+  parser.add_argument("--out", default="", help="path of the JSON")
+  args = parser.parse_args()
+  names = args.models.split(",") if args.models else sorted(models.MODELS)
+  rows = []
+  with tempfile.TemporaryDirectory() as folder:
+    for name in names:
+      for dtype in DTYPES:
+        rows.append(train(name, dtype, args.steps, Path(folder)))
+        print(rows[-1], file=sys.stderr)
+  print(table(rows))
+  if args.out:
+    Path(args.out).write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,129 @@
+r"""What every model costs under a config, beside the Transformer.
+
+python -m jaxformers.models --config configs/lra/listops.py
+
+The models have the sizes that the config gives them; `:size=matched` gives
+TransJect at most the Transformer's parameters. Long Range Arena allows a model
+10 % more than the Transformer; who has more is marked. The data are opened for
+the sizes of the task; --sizes vocab_size=257,max_len=4000,num_classes=2 does
+without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from jaxformers import config as configs
+from jaxformers import tasks
+from jaxformers.models import MODELS, build, cost
+from jaxformers.registry import choose
+
+ALLOWED = 1.10  # Long Range Arena, section 3: parameters of the Transformer.
+SIZES = ("vocab_size", "max_len", "num_classes", "num_inputs")
+
+
+def _given(text: str) -> dict[str, int]:
+  sizes = {}
+  for item in text.split(","):
+    name, _, value = item.partition("=")
+    choose("size of a task", name, SIZES)
+    if not value.isdigit():
+      raise ValueError(f"--sizes {item}: write {name}=NUMBER.")
+    sizes[name] = int(value)
+  if missing := [n for n in SIZES[:3] if n not in sizes]:
+    raise ValueError(f"--sizes {text} lacks {', '.join(missing)}.")
+  return sizes
+
+
+def _of_task(spec: str) -> dict[str, int]:
+  config = configs.plain(configs.load(spec))
+  options = dict(config["task"])
+  task = tasks.TASKS[options.pop("name")](
+    data_dir=config["data_dir"], **options
+  )
+  sizes = {name: getattr(task, name) for name in SIZES}
+  return sizes | {"padded_len": task.padded_len}
+
+
+def rows(
+  spec: str, names: list[str], sizes: dict[str, int]
+) -> list[dict[str, Any]]:
+  """One row a model: its cost, and its parameters over the Transformer's.
+
+  A model that cannot have these sizes has a row with the reason.
+
+  Args:
+    spec: of a config, "path.py:key=value", without `model`.
+    names: of models.
+    sizes: of the task, as `models.build` takes them.
+  """
+  path, _, arg = spec.partition(":")
+  made = []
+  for name in names:
+    own = ",".join(filter(None, (arg, f"model={name}")))
+    config = configs.plain(configs.load(f"{path}:{own}"))
+    try:
+      model = build(**config["model"], **sizes)
+    except ValueError as error:
+      made.append({"model": name, "error": str(error)})
+      continue
+    reference = build(**config["reference"], **sizes)
+    costs = dataclasses.asdict(cost.of(model, sizes["max_len"]))
+    share = costs["parameters"] / cost.size(reference)
+    made.append({"model": name, **costs, "relative": share})
+  return made
+
+
+def table(made: list[dict[str, Any]]) -> str:
+  """The rows as Markdown."""
+  lines = [
+    "| model | parameters | of Transformer's | at most 10 % more | "
+    "GFLOP forward | MB kept |",
+    "| --- | ---: | ---: | --- | ---: | ---: |",
+  ]
+  for row in made:
+    if "error" in row:
+      lines.append(f"| {row['model']} | {row['error']} | | | | |")
+      continue
+    within = "yes" if row["relative"] <= ALLOWED else "NO"
+    lines.append(
+      f"| {row['model']} | {row['parameters']:,} | {row['relative']:.2f} | "
+      f"{within} | {row['flops'] / 1e9:.3f} | {row['activations'] / 1e6:.1f} |"
+    )
+  return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints the table of a config."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers.models", description=__doc__.split("\n")[0]
+  )
+  parser.add_argument("--config", required=True, help="path.py:key=value,...")
+  parser.add_argument("--models", default="", help="names, a,b; default: all")
+  parser.add_argument("--sizes", default="", help="of the task, see above")
+  parser.add_argument("--json", action="store_true", help="rows as JSON")
+  args = parser.parse_args(argv)
+  try:
+    names = args.models.split(",") if args.models else sorted(MODELS)
+    for name in names:
+      choose("model", name, MODELS)
+    sizes = _given(args.sizes) if args.sizes else _of_task(args.config)
+    made = rows(args.config, names, sizes)
+  except ValueError as error:
+    sys.exit(f"Error: {error}")
+  if args.json:
+    print(json.dumps(made, indent=2))
+    return
+  print(
+    f"One example of {sizes['max_len']:,} tokens: matrix products of a forward "
+    "pass, and what it keeps for the backward pass.\n"
+  )
+  print(table(made))
+
+
+if __name__ == "__main__":
+  main()

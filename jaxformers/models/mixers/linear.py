@@ -1,0 +1,87 @@
+"""Attention by feature maps: linear in the number of tokens."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.mixers.blocks import merge, split
+from jaxformers.models.mixers.softmax import earlier
+
+CHUNK = 64  # Tokens that the causal form takes at a time.
+
+
+def by_features(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool
+) -> jax.Array:
+  """sum_j (q_i . k_j) v_j / sum_j (q_i . k_j), 0 where the sum is 0.
+
+  j runs over all, or up to i if causal; then in chunks, so that the sums so far
+  are kept once a chunk and not once a token.
+
+  Args:
+    q, k: float32 [b, h, n, f], not negative; k is 0 at padding.
+    v: [b, h, n, e].
+
+  Returns:
+    [b, h, n, e] in the type of v.
+  """
+  n, dtype = q.shape[2], v.dtype
+  v = wide(v)
+  # The denominator is one more channel of v.
+  v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
+  if causal:
+    y = _causal(q, k, v)[:, :, :n]
+  else:
+    y = jnp.einsum("bhnf,bhfe->bhne", q, jnp.einsum("bhnf,bhne->bhfe", k, v))
+  y, total = y[..., :-1], y[..., -1:]
+  return jnp.where(total > 0, y / jnp.where(total > 0, total, 1), 0).astype(
+    dtype
+  )
+
+
+def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  q, k, v = (jnp.moveaxis(split(a, CHUNK), 2, 0) for a in (q, k, v))
+
+  @jax.checkpoint
+  def chunk(
+    past: jax.Array, part: tuple[jax.Array, ...]
+  ) -> tuple[jax.Array, jax.Array]:
+    q, k, v = part
+    inside = jnp.einsum("bhnf,bhmf->bhnm", q, k)
+    inside = jnp.where(earlier(CHUNK)[None, None], inside, 0)
+    y = jnp.einsum("bhnm,bhme->bhne", inside, v)
+    y = y + jnp.einsum("bhnf,bhfe->bhne", q, past)
+    return past + jnp.einsum("bhnf,bhne->bhfe", k, v), y
+
+  start = jnp.zeros((*k.shape[1:3], k.shape[-1], v.shape[-1]), v.dtype)
+  _, y = jax.lax.scan(chunk, start, (q, k, v))
+  y = jnp.moveaxis(y, 0, 2)
+  return merge(y, y.shape[2] * CHUNK)
+
+
+def elu_and_one(x: jax.Array) -> jax.Array:
+  """elu(x) + 1 without the digits that the sum would lose below 0."""
+  return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
+
+
+@attention("linear")
+def linear(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  mask: jax.Array,
+  causal: bool = False,
+) -> jax.Array:
+  """Attention with the kernel (elu(q) + 1) . (elu(k) + 1).
+
+  Source: Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236, equations
+  5 and 7; causal: 9.
+
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
+  """
+  q, k = (elu_and_one(wide(a)) for a in (q, k))
+  k = jnp.where(mask[:, None, :, None], k, 0)
+  return by_features(q, k, v, causal=causal)

@@ -1,0 +1,74 @@
+"""Nystromformer: softmax attention through landmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.mixers.landmarks import iterative_inverse, segments
+from jaxformers.models.mixers.softmax import dot, weigh
+
+
+@attention("nystromformer")
+def nystromformer(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  mask: jax.Array,
+  param: Callable[..., Any],
+  max_len: int,
+  num_landmarks: int = 128,
+  inverse_steps: int = 6,
+  inverse_init: str = "sample",
+  conv_size: int = 0,
+) -> jax.Array:
+  """softmax(q k'.T) pinv(softmax(q' k'.T)) softmax(q' k.T) v, scaled by e^-1/2.
+
+  q' and k' are means of q and k over equal runs of the tokens, with padding
+  left out. With `conv_size` a depthwise convolution of v over the positions is
+  added, one kernel a head.
+
+  Source: Xiong et al. 2021, https://arxiv.org/abs/2102.03902, equations 10 to
+  14. Differs from their code and Skyformer's: there padding counts in the
+  means, and the inverse starts from the greatest norm in the batch
+  (`inverse_init="batch"`, which makes a sample depend on its batch mates). No
+  causal form: a landmark is a mean over past and future.
+
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
+  """
+  if not 1 <= num_landmarks <= max_len:
+    raise ValueError(
+      f"num_landmarks={num_landmarks} is not in 1 to max_len={max_len}."
+    )
+  if conv_size < 0 or (conv_size and conv_size % 2 == 0):
+    raise ValueError(f"conv_size={conv_size}: choose an odd number, or 0.")
+  scale = q.shape[-1] ** -0.25
+  q, k = (wide(a) * scale for a in (q, k))
+  means = segments(mask, min(num_landmarks, mask.shape[1]), q.dtype)
+  q_means, k_means = (jnp.einsum("bmn,bhne->bhme", means, a) for a in (q, k))
+  real = (means.sum(-1) > 0)[:, None]  # [b, 1, m]
+  to_means = weigh(dot(q, k_means), real[:, :, None])
+  square = weigh(dot(q_means, k_means), real[:, :, None])
+  square = jnp.where(real[..., None], square, 0)
+  from_means = weigh(dot(q_means, k), mask[:, None, None])
+  inverse = iterative_inverse(square, inverse_steps, inverse_init)
+  y = to_means @ (inverse @ (from_means @ wide(v)))
+  y = y.astype(v.dtype)
+  if not conv_size:
+    return y
+  init = nn.initializers.lecun_normal()
+  kernel = param("conv", init, (conv_size, q.shape[1])).astype(v.dtype)
+  v = jnp.where(mask[:, None, :, None], v, 0)
+  half = conv_size // 2
+  padded = jnp.pad(v, ((0, 0), (0, 0), (half, half), (0, 0)))
+  n = v.shape[2]
+  return y + sum(
+    padded[:, :, i : i + n] * kernel[i][None, :, None, None]
+    for i in range(conv_size)
+  )

@@ -1,0 +1,77 @@
+"""Skyformer: kernelized attention through sampled landmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.mixers.kernelized import gaussian
+from jaxformers.models.mixers.landmarks import iterative_inverse, tokens_first
+
+
+@attention("skyformer", redraw=True)
+def skyformer(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  mask: jax.Array,
+  draw: Callable[..., jax.Array],
+  max_len: int,
+  num_landmarks: int = 128,
+  gamma: float = 0.1,
+  inverse_steps: int = 6,
+  inverse_init: str = "sample",
+) -> jax.Array:
+  """The Nystrom approximation of `kernelized` on the stacked [q; k].
+
+  kappa([q; k], s) (kappa(s, s) + gamma)^-1 kappa(s, [q; k]) from landmarks s,
+  half of them of q and half of k, drawn from the tokens with replacement; the
+  inverse iterated on the matrix scaled to D^-1/2 (.) D^-1/2, D its row sums.
+
+  Source: Chen et al. 2021, https://arxiv.org/abs/2111.00035, equations 5 to 8
+  and lemma 3. Differs from their code: the scale is e^-1/4, there 32^-1/4 for
+  any e; landmarks are tokens also where padding stands between them; a draw is
+  kept in evaluation; the inverse starts from each matrix's own norms, there
+  from the greatest of the batch (`inverse_init="batch"`, which makes a sample
+  depend on its batch mates). No causal form: landmarks are of past and future.
+
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
+  `draw` gives "landmarks": [num_landmarks] in [0, 1), a fraction of the tokens.
+  """
+  if not 2 <= num_landmarks <= 2 * max_len or num_landmarks % 2:
+    raise ValueError(
+      f"num_landmarks={num_landmarks}: half are queries and half keys; choose "
+      f"an even number of 2 to {2 * max_len}, twice max_len."
+    )
+  if gamma < 0:
+    raise ValueError(f"gamma={gamma} is negative: choose 0 or a small number.")
+  place = draw(
+    "landmarks", lambda key: jax.random.uniform(key, (num_landmarks,))
+  )
+  total = mask.sum(1, keepdims=True)
+  rank = jnp.floor(place[None] * total.astype(place.dtype)).astype(total.dtype)
+  rank = jnp.minimum(rank, jnp.maximum(total - 1, 0))
+  index = jnp.take_along_axis(tokens_first(mask), rank, 1)[:, None, :, None]
+  scale = q.shape[-1] ** -0.25
+  q, k = (wide(a) * scale for a in (q, k))
+  half = num_landmarks // 2
+  s = [
+    jnp.take_along_axis(a, i, 2)
+    for a, i in ((q, index[:, :, :half]), (k, index[:, :, half:]))
+  ]
+  s = jnp.concatenate(s, 2)
+  square = (
+    gaussian(s, s) + gamma * jnp.eye(num_landmarks, dtype=s.dtype)[None, None]
+  )
+  d = jax.lax.rsqrt(square.sum(-1))
+  inverse = iterative_inverse(
+    d[..., None] * square * d[..., None, :], inverse_steps, inverse_init
+  )
+  seen = jnp.where(mask[:, None, :, None], gaussian(k, s), 0)
+  y = jnp.einsum("bhnm,bhne->bhme", seen, wide(v))
+  y = d[..., None] * (inverse @ (d[..., None] * y))
+  return (gaussian(q, s) @ y).astype(v.dtype)

@@ -1,0 +1,77 @@
+"""The Sparse Transformer's fixed pattern."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import attention
+from jaxformers.models.mixers.blocks import (
+  Keys,
+  attend_to,
+  check_size,
+  merge,
+  split,
+)
+from jaxformers.models.mixers.softmax import earlier
+
+
+@attention("sparse")
+def sparse(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  mask: jax.Array,
+  dropout: Callable[[jax.Array], jax.Array],
+  block_size: int = 64,
+  num_summary: int = 4,
+  causal: bool = False,
+) -> jax.Array:
+  """Softmax attention to the own block and to the last tokens of every block.
+
+  Token i sees j if both are in one block of l = `block_size` tokens, or if j is
+  one of the last c = `num_summary` of its block. Time grows as n (l + c n / l),
+  so as n sqrt(n) with l near sqrt(n); the scores are made and dropped block by
+  block, so memory grows as n.
+
+  Source: Child et al. 2019, https://arxiv.org/abs/1904.10509, the fixed pattern
+  of section 4.3, its two sets merged in every head (section 5.2). There and in
+  LRA (l = 50, c = 10) it is causal; here only if asked.
+
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
+  """
+  size = check_size("block_size", block_size)
+  if not 0 <= num_summary <= size:
+    raise ValueError(
+      f"num_summary={num_summary} is not in 0 to block_size={size}."
+    )
+  n, c = mask.shape[1], num_summary
+  own = split(mask, size, 1)
+  q, k, v = (split(a, size) for a in (q, k, v))
+  b, h, blocks, _, e = k.shape
+  last = [a[:, :, :, size - c :].reshape(b, h, 1, -1, e) for a in (k, v)]
+  summary = own[:, :, size - c :]  # [b, B, c]
+
+  @jax.checkpoint
+  def block(
+    i: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, own: jax.Array
+  ) -> jax.Array:
+    inside = own[:, None, None, None]
+    if causal:
+      inside = inside & earlier(size)[None, None, None]
+    others = jnp.arange(blocks) < i if causal else jnp.arange(blocks) != i
+    outside = (summary & others[None, :, None]).reshape(b, 1, 1, 1, -1)
+    keys = [Keys(k[:, :, None], v[:, :, None], inside), Keys(*last, outside)]
+    own_dropout = functools.partial(dropout, part=i)
+    return attend_to(q[:, :, None], keys, own_dropout)[:, :, 0]
+
+  parts = [jnp.moveaxis(a, 2, 0) for a in (q, k, v)]
+  y = jax.lax.map(
+    lambda part: block(*part),
+    (jnp.arange(blocks), *parts, jnp.moveaxis(own, 1, 0)),
+  )
+  return merge(jnp.moveaxis(y, 0, 2), n)

@@ -1,0 +1,119 @@
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.mixers.reformer import buckets_of, factors_of, reformer
+from tests.models.mixers.oracle import (
+  B,
+  E,
+  H,
+  agree,
+  given,
+  heads,
+  tokens,
+  weigh,
+)
+
+
+def itself_last(q):
+  """q . k with k of length 1, and -1e5 for a token with itself."""
+  k = q / np.sqrt(np.square(q).sum(-1, keepdims=True) + 1e-6)
+  scores = q @ k.swapaxes(-1, -2)
+  return np.where(np.eye(q.shape[-2], dtype=bool), -1e5, scores)
+
+
+def formula(q, v, mask, rotations, size, same_bucket=True, correct=True):
+  """Every round's reach as a set; the rounds joined in one softmax."""
+  rounds = rotations.shape[2]
+  want = np.zeros_like(v)
+  for b in range(B):
+    at = np.flatnonzero(mask[b])
+    for h in range(H):
+      scores = itself_last(q[b, h])[np.ix_(at, at)]
+      weights = 0
+      for r in range(rounds):
+        turned = q[b, h, at] @ rotations[h, :, r]
+        bucket = np.concatenate([turned, -turned], -1).argmax(-1)
+        rank = np.argsort(np.argsort(bucket, kind="stable"))
+        chunk = rank // size
+        away = chunk[:, None] - chunk[None]
+        reach = (away == 0) | (away == 1)
+        if same_bucket:
+          reach = reach & (bucket[:, None] == bucket[None])
+        weights = weights + np.where(reach, 1.0, 0)
+      if correct:
+        weights = np.minimum(weights, 1)
+      scores = np.where(weights > 0, scores, -np.inf)
+      scores = np.exp(scores - scores.max(-1, keepdims=True))
+      scores = weights * scores
+      want[b, h, at] = scores / scores.sum(-1, keepdims=True) @ v[b, h, at]
+  return want
+
+
+@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize("same_bucket", [True, False])
+def test_it_is_the_formula(same_bucket, correct):
+  n = 26
+  q, v = heads(2, n=n)
+  mask = tokens(n)
+  mask[1, 9:15] = True
+  rotations = np.random.default_rng(1).normal(size=(H, E, 3, 2))
+  want = formula(q, v, mask, rotations, 4, same_bucket, correct)
+  agree(
+    reformer,
+    (q, v),
+    want,
+    mask,
+    draw=given(rotations=rotations),
+    max_len=30,
+    chunk_size=4,
+    num_hashes=3,
+    num_buckets=4,
+    same_bucket=same_bucket,
+    correct_duplicates=correct,
+  )
+
+
+def test_one_bucket_is_softmax_of_shared_queries_and_keys():
+  q, v = heads(2)
+  want = weigh(itself_last(q), tokens()[:, None, None]) @ v
+  options = {"num_buckets": 1, "num_hashes": 2, "chunk_size": 12}
+  agree(reformer, (q, v), want, draw=None, max_len=12, **options)
+
+
+def test_opposite_vectors_are_in_opposite_buckets():
+  rotations = jnp.asarray(np.random.default_rng(0).normal(size=(H, E, 2, 3)))
+  q = jnp.asarray(heads(1)[0], jnp.float32)
+  one, other = (buckets_of(x, rotations, (6,)) for x in (q, -q))
+  np.testing.assert_array_equal((one + 3) % 6, other)
+  assert set(np.unique(one)) == set(range(6))
+
+
+def test_many_buckets_are_made_of_two_hashes():
+  assert factors_of(6) == (6,)
+  assert factors_of(128) == (16, 8)
+  assert factors_of(512) == (32, 16)
+  rotations = jnp.asarray(np.random.default_rng(0).normal(size=(H, E, 2, 5)))
+  q = jnp.asarray(heads(1)[0], jnp.float32)
+  both = buckets_of(q, rotations, (4, 6))
+  one = buckets_of(q, rotations[..., :2], (4,))
+  other = buckets_of(q, rotations[..., 2:], (6,))
+  np.testing.assert_array_equal(both, 6 * one + other)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"num_buckets": 5}, "num_buckets=5.*even"),
+    ({"num_buckets": 100}, "num_buckets=100: above 64.*power of two"),
+    ({"num_hashes": 0}, "num_hashes=0"),
+    ({"chunk_size": 0}, "chunk_size=0"),
+  ],
+)
+def test_what_cannot_be(options, message):
+  x = jnp.ones((1, 1, 4, 2))
+  call = functools.partial(reformer, x, x, draw=None, dropout=None, max_len=4)
+  with pytest.raises(ValueError, match=message):
+    call(mask=jnp.ones((1, 4), bool), **options)

@@ -1,0 +1,35 @@
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.mixers.sparse import sparse
+from tests.models.mixers.oracle import N, agree, dense, heads, tokens
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("size", "summary"), [(4, 1), (5, 2), (3, 0)])
+def test_it_is_dense_attention_under_its_mask(size, summary, causal):
+  i, j = np.arange(N)[:, None], np.arange(N)
+  seen = (i // size == j // size) | (j % size >= size - summary)
+  past = (j <= i) if causal else (j <= N)
+  seen = seen & past & tokens()[:, None]
+  seen = seen | (~tokens()[:, :, None] & (i == j))
+  q, k, v = heads()
+  options = {"block_size": size, "num_summary": summary, "causal": causal}
+  agree(sparse, (q, k, v), dense(q, k, v, seen), **options)
+
+
+def test_all_a_summary_is_softmax():
+  q, k, v = heads()
+  want = dense(q, k, v, tokens()[:, None])
+  agree(sparse, (q, k, v), want, block_size=4, num_summary=4)
+
+
+@pytest.mark.parametrize("options", [{"block_size": 0}, {"num_summary": 65}])
+def test_what_cannot_be(options):
+  x, (option,) = jnp.ones((1, 1, 4, 2)), options
+  call = functools.partial(sparse, x, x, x, dropout=None)
+  with pytest.raises(ValueError, match=f"{option}={options[option]}"):
+    call(mask=jnp.ones((1, 4), bool), **options)

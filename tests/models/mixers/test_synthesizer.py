@@ -1,0 +1,129 @@
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.mixers.synthesizer import KINDS, synthesizer
+from tests.models.mixers.oracle import (
+  B,
+  E,
+  H,
+  N,
+  agree,
+  dense,
+  given,
+  heads,
+  tokens,
+  weigh,
+)
+
+LEN = 15  # Of which 12 are used; factorised into 4 and 4.
+
+
+def arrays():
+  rng = np.random.default_rng(1)
+  shapes = {
+    "random": (H, LEN, LEN),
+    "fixed_random": (H, LEN, LEN),
+    "factorized_random_1": (H, LEN, 3),
+    "factorized_random_2": (H, LEN, 3),
+    "dense_hidden": (B, H, N, E),
+    "dense_kernel": (H, E, LEN),
+    "dense_bias": (H, LEN),
+    "query": (B, H, N, E),
+    "key": (B, H, N, E),
+    "mixture": (2,),
+  }
+  for i in (1, 2):
+    shapes[f"factorized_dense_{i}_hidden"] = (B, H, N, E)
+    shapes[f"factorized_dense_{i}_kernel"] = (H, E, 4)
+    shapes[f"factorized_dense_{i}_bias"] = (H, 4)
+  return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def logits(a):
+  """The logits of every kind, by the formulas."""
+
+  def maps(name):
+    hidden = np.maximum(a[f"{name}_hidden"], 0)
+    return hidden @ a[f"{name}_kernel"] + a[f"{name}_bias"][:, None]
+
+  first, second = maps("factorized_dense_1"), maps("factorized_dense_2")
+  outer = [first[..., j % 4] * second[..., j // 4] for j in range(N)]
+  low = a["factorized_random_1"] @ a["factorized_random_2"].swapaxes(1, 2)
+  return {
+    "random": a["random"][:, :N, :N],
+    "fixed_random": a["fixed_random"][:, :N, :N],
+    "factorized_random": low[:, :N, :N],
+    "dense": maps("dense")[..., :N],
+    "factorized_dense": np.stack(outer, -1),
+    "dot": a["query"] @ a["key"].swapaxes(-1, -2) / E**0.5,
+  }
+
+
+def check(kind, want, causal=False):
+  given_ = given(**arrays())
+  (v,) = heads(1)
+  seen = tokens()[:, None, None]
+  if causal:
+    seen = seen & np.tril(np.ones((N, N), bool))
+  scores = np.broadcast_to(want, (B, H, N, N))
+  agree(
+    synthesizer,
+    (v,),
+    weigh(scores, seen) @ v,
+    param=given_,
+    draw=given_,
+    project=given_,
+    max_len=LEN,
+    kind=kind,
+    factor=3,
+    causal=causal,
+  )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_its_formula(kind):
+  check(kind, logits(arrays())[kind], causal=kind == "dense")
+
+
+def test_a_mixture_is_convex():
+  own = arrays()
+  first, second = np.exp(own["mixture"]) / np.exp(own["mixture"]).sum()
+  of = logits(own)
+  check("random+dot", first * of["random"] + second * of["dot"])
+
+
+def test_the_logits_of_queries_and_keys_are_softmax_attention():
+  q, k, v = heads()
+  drawn = np.zeros((H, N, N))
+  drawn[:] = q[0] @ k[0].swapaxes(-1, -2) / E**0.5
+  one = given(random=drawn)
+  want = dense(q, k, v, np.ones((1, N), bool))[:1]
+  y = synthesizer(
+    jnp.asarray(v[:1], jnp.float32),
+    mask=jnp.ones((1, N), bool),
+    dropout=lambda w, part=None: w,
+    param=one,
+    draw=None,
+    project=None,
+    max_len=N,
+  )
+  np.testing.assert_allclose(y, want, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"kind": "vanilla"}, "kind of synthesizer 'vanilla'.*factorized_dense"),
+    ({"kind": "dot+dot"}, "name a kind once"),
+    ({"factor": 0}, "factor=0"),
+  ],
+)
+def test_what_cannot_be(options, message):
+  x = jnp.ones((1, 1, 4, 2))
+  tools = dict.fromkeys(("dropout", "param", "draw", "project"))
+  call = functools.partial(synthesizer, x, max_len=4, **tools)
+  with pytest.raises(ValueError, match=message):
+    call(mask=jnp.ones((1, 4), bool), **options)

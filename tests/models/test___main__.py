@@ -1,0 +1,68 @@
+"""The table of what every model costs."""
+
+import json
+
+import pytest
+
+from jaxformers.models import __main__ as command
+
+SIZES = "vocab_size=257,max_len=1024,num_classes=10"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+def test_the_table_marks_who_has_more(capsys):
+  config = "configs/lra/image.py"
+  command.main(
+    ["--config", config, "--sizes", SIZES, "--models", "transformer,transject"]
+  )
+  lines = capsys.readouterr().out.splitlines()
+  first, second = (line.split("|") for line in lines[-2:])
+  assert first[1:5] == [" transformer ", " 158,666 ", " 1.00 ", " yes "]
+  assert second[1:5] == [" transject ", " 5,640,844 ", " 35.55 ", " NO "]
+
+
+def test_a_matched_transject_keeps_the_rule(capsys):
+  config = "configs/lra/image.py:size=matched"
+  command.main(
+    ["--config", config, "--sizes", SIZES, "--models", "transject", "--json"]
+  )
+  (row,) = json.loads(capsys.readouterr().out)
+  assert 0.85 < row["relative"] <= 1.0
+
+
+def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
+  monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path))
+  task = tmp_path / "config.py"
+  task.write_text(
+    "from pathlib import Path\n"
+    "from jaxformers import config as c\n"
+    "def get_config(arg=None):\n"
+    "  config = c.load('configs/lra/listops.py:size=tiny,' + (arg or ''))\n"
+    "  config.task.update(num_train=50, num_validation=10, num_test=10)\n"
+    "  config.task.update(min_length=20, max_length=60)\n"
+    "  return config\n"
+  )
+  command.main(["--config", str(task), "--models", "local,linformer"])
+  out = capsys.readouterr().out
+  assert "| local |" in out
+  assert "| linformer | rank=128 is not in 1 to max_len=" in out
+  assert int(out.split("example of ")[1].split()[0]) <= 60
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--models", "bert"], "Unknown model 'bert'"),
+    (["--sizes", "vocab_size=9"], "lacks max_len, num_classes"),
+    (["--sizes", "vocab_size=x"], "write vocab_size=NUMBER"),
+    (["--sizes", "depth=1"], "size of a task 'depth'"),
+  ],
+)
+def test_a_wrong_argument(arguments, message):
+  arguments = ["--config", "configs/lra/image.py", *arguments]
+  with pytest.raises(SystemExit, match=message):
+    command.main(arguments)
