@@ -1,6 +1,13 @@
 """Benchmarks are not run as tests; that they can be is."""
 
-from benchmarks import data
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import data, encoders, training
+from jaxformers import models
+from jaxformers.models.attention import MIXERS
 
 
 def test_the_loader_and_its_table(monkeypatch):
@@ -11,3 +18,40 @@ def test_the_loader_and_its_table(monkeypatch):
   text = data.table(rows).splitlines()
   assert text[0].startswith("| what | batches/s |")
   assert len(text) == 4
+
+
+def test_growth_is_a_fitted_exponent(monkeypatch):
+  monkeypatch.setattr(encoders, "ROUNDS", 1)
+  (row,) = encoders.growth(["local"], (128, 256))
+  assert row["longest"] == 256
+  assert 0.7 < row["exponent of memory"] < 1.3
+  assert encoders.table([row]).splitlines()[2].startswith("| local | 256 |")
+
+
+def test_the_librarys_attention_is_softmax():
+  encoders.register_library()
+  try:
+    encoders.register_library()  # Once is enough.
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 9, 8)), jnp.float32)
+    mask = jnp.arange(9)[None] < jnp.array([[9], [4]])
+    kw = {"mask": mask, "carry": None, "train": False}
+    own, other = MIXERS["softmax"](), MIXERS["dot_product_attention"]()
+    variables = own.init(jax.random.key(0), x, **kw)
+    y, z = (m.apply(variables, x, **kw)[0] for m in (own, other))
+    np.testing.assert_allclose(y[0], z[0], atol=1e-5)
+    np.testing.assert_allclose(y[1, :4], z[1, :4], atol=1e-5)
+  finally:
+    models.MODELS._entries.pop("dot_product_attention")
+    MIXERS._entries.pop("dot_product_attention")
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
+  monkeypatch.chdir(request.config.rootpath)
+  small = {"num_train": 200, "num_validation": 20, "num_test": 20}
+  small |= {"min_length": 20, "max_length": 40}
+  monkeypatch.setattr(training, "TASK", small)
+  row = training.train("local", "float32", 4, tmp_path)
+  assert row["all finite"]
+  assert 1 < row["entropy of classes"] < np.log(10)

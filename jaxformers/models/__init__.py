@@ -119,11 +119,11 @@ def build(
   heads.check(pool, head_activation, interaction, num_inputs, hidden)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
-  positions_in_all = max_len + (pool == "cls")
+  longest = max_len + (pool == "cls")
   wiring = {
     "dtype": compute,
     "orthogonal_map": orthogonal_map,
-    "max_len": positions_in_all,
+    "max_len": longest,
   }
   make_mixer = _options(
     f"mixer {variant.mixer!r}",
@@ -132,7 +132,7 @@ def build(
     {**wiring, **variant.fixed},
     hidden=("residual",),
   )
-  _check_mixer(make_mixer, positions_in_all, d_model, compute)
+  _check_mixer(make_mixer, longest, d_model, compute)
   make_block = _options(
     f"block {variant.block!r}",
     BLOCKS[variant.block],
