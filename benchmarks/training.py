@@ -3,7 +3,7 @@ r"""Whether every model trains: a few hundred steps of each, in both types.
 python -m benchmarks.training --steps 200 --out training.json
 
 Prints the mean training loss of the first and of the last tenth of the steps on
-ListOps at size=tiny, with expressions of 100 to 500 tokens so that two cores
+ListOps at size=tiny, with expressions of 50 to 250 tokens so that two cores
 reach an end, and how long a step took. The classes are not equally frequent:
 their entropy is what a model has that knows nothing of the tokens.
 """
@@ -28,8 +28,8 @@ from jaxformers import models
 from jaxformers.training.run import Run
 
 TASK = {
-  "min_length": 100,
-  "max_length": 500,
+  "min_length": 50,
+  "max_length": 250,
   "num_train": 10_000,
   "num_validation": 500,
   "num_test": 500,
@@ -41,7 +41,7 @@ def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
   """The losses of one model, as a row."""
   config = configs.load(f"configs/lra/listops.py:size=tiny,model={name}")
   config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
-  config.update(buckets=2)
+  config.update(buckets=1)
   config.schedule.warmup_steps = steps // 10
   config.task.update(TASK)
   config.model.dtype = dtype

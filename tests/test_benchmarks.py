@@ -22,10 +22,10 @@ def test_the_loader_and_its_table(monkeypatch):
 
 def test_growth_is_a_fitted_exponent(monkeypatch):
   monkeypatch.setattr(encoders, "ROUNDS", 1)
-  (row,) = encoders.growth(["local"], (128, 256))
-  assert row["longest"] == 256
-  assert 0.7 < row["exponent of memory"] < 1.3
-  assert encoders.table([row]).splitlines()[2].startswith("| local | 256 |")
+  (row,) = encoders.growth(["local"], (512, 1024))
+  assert row["longest"] == 1024
+  assert 0.9 < row["exponent of memory"] < 1.1
+  assert encoders.table([row]).splitlines()[2].startswith("| local | 1024 |")
 
 
 def test_the_librarys_attention_is_softmax():
