@@ -182,9 +182,10 @@ def test_a_sample_without_tokens_is_finite(name):
   chex.assert_tree_all_finite((value, grad))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "transject"])
 def test_gradients_are_finite_differences(name):
   """In float64, along a random direction of the parameters and of x."""
+  # TransJect's Sigma and gate stay in float32.
+  step, rtol = (1e-3, 1e-3) if name == "transject" else (1e-6, 1e-5)
   mixer, variables, _ = make(name)
   x, mask = inputs()
   with jax.enable_x64(True):
@@ -210,10 +211,9 @@ def test_gradients_are_finite_differences(name):
         for g, u in zip(*map(jax.tree.leaves, (grad, way)), strict=True)
       )
 
-    step = 1e-6
     up, down = (value_and_slope(s)[0] for s in (step, -step))
     _, slope = value_and_slope(0.0)
-    np.testing.assert_allclose((up - down) / (2 * step), slope, rtol=1e-5)
+    np.testing.assert_allclose((up - down) / (2 * step), slope, rtol=rtol)
 
 
 @pytest.mark.parametrize("name", models.causal_mixers())
