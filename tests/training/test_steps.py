@@ -9,13 +9,9 @@ import pytest
 from jaxformers import models, orthogonal
 from jaxformers.training import losses, optim, parallel, state, steps
 
-# One for each block, for projections that are rotations, and for a loop inside.
-# (Not those that draw anew in every part.)
+# One for each block and for a loop inside; not those that draw in every part.
 NAMES = (
-  "random_transject",
   "sparse",
-  "transformer",
-  "transformer_orthogonal",
   "transformer_rezero",
   "transject",
 )
