@@ -12,7 +12,6 @@ from jaxformers import models, orthogonal
 
 # One for each block and kind of variable; the mixers have tests of their own.
 NAMES = (
-  "performer",
   "transformer",
   "transformer_rezero",
   "transject",
