@@ -16,7 +16,6 @@ import argparse
 import functools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,8 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.data import table
 from jaxformers import models
+from jaxformers.config import TRANSJECTS
 from jaxformers.models.attention import attention
+from jaxformers.training import report as reports
 
 ROUNDS = 7
 BATCH = 4
@@ -46,7 +48,6 @@ DENSE = (
   "transformer_rezero",
 )
 SIZES = {"vocab_size": 257, "num_classes": 2}
-TRANSJECTS = ("transject", "random_transject")
 
 
 def register_library() -> None:
@@ -253,30 +254,6 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-  """Rows of the same keys as Markdown."""
-
-  def cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
-
-  keys = list(rows[0])
-  lines = [f"| {' | '.join(keys)} |", f"|{' --- |' * len(keys)}"]
-  lines += [f"| {' | '.join(cell(row[key]) for key in keys)} |" for row in rows]
-  return "\n".join(lines)
-
-
-def hardware() -> dict[str, Any]:
-  """What the figures were measured on."""
-  return {
-    "machine": platform.machine(),
-    "cores": len(os.sched_getaffinity(0)),
-    "device": jax.devices()[0].device_kind,
-    "python": platform.python_version(),
-    "jax": jax.__version__,
-    "peak MB of this process": peak() / 1e6,
-  }
-
-
 def main() -> None:
   """Prints the tables, and writes them as JSON if asked."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -291,7 +268,8 @@ def main() -> None:
   report["growth"] = growth(names, GROWTH)
   print("\nGrowth with the length, one sample:\n")
   print(table(report["growth"]))
-  report["hardware"] = hardware()
+  report["hardware"] = reports.hardware()
+  report["versions"] = reports.versions()
   if args.out:
     with open(args.out, "w") as file:
       json.dump(report, file, indent=2)

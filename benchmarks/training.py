@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.encoders import table
+from benchmarks.data import table
 from jaxformers import config as configs
 from jaxformers import models
 from jaxformers.training.run import Run

@@ -25,7 +25,7 @@ def test_growth_is_a_fitted_exponent(monkeypatch):
   (row,) = encoders.growth(["local"], (512, 1024))
   assert row["longest"] == 1024
   assert 0.9 < row["exponent of memory"] < 1.1
-  assert encoders.table([row]).splitlines()[2].startswith("| local | 1024 |")
+  assert data.table([row]).splitlines()[2].startswith("| local | 1024 |")
 
 
 def test_the_librarys_attention_is_softmax():

@@ -41,12 +41,7 @@ def _given(text: str) -> dict[str, int]:
 
 def _of_task(spec: str) -> dict[str, int]:
   config = configs.plain(configs.load(spec))
-  options = dict(config["task"])
-  task = tasks.TASKS[options.pop("name")](
-    data_dir=config["data_dir"], **options
-  )
-  sizes = {name: getattr(task, name) for name in SIZES}
-  return sizes | {"padded_len": task.padded_len}
+  return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
 
 
 def rows(

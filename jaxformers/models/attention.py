@@ -14,6 +14,7 @@ Most mixers are a function of heads: see `attention`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -29,6 +30,7 @@ from jaxformers import orthogonal
 from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer")
+LARGEST_CONSTANT = 2**22  # Entries; beyond, what is drawn is drawn in place.
 
 
 def wide(x: jax.Array) -> jax.Array:
@@ -75,9 +77,6 @@ def rotation(
   return orthogonal.MAPS[mapping](
     module.param(name, orthogonal.initializer, shape)
   )
-
-
-LARGEST_CONSTANT = 2**22  # Entries; beyond, what is drawn is drawn in place.
 
 
 def dropout_layer(rate: float, train: bool) -> nn.Module:
@@ -264,14 +263,14 @@ class Attention(nn.Module):
         )
       values = make(self.make_rng("random"))
     else:
+      # A layer's own, the same at any batch; a constant of the program.
       own = zlib.crc32("/".join((*self.path, name)).encode())
-      key = functools.partial(jax.random.key, self.seed)
-      if like.size > LARGEST_CONSTANT:
-        values = make(jax.random.fold_in(key(), own))
-      else:
-        # A constant of the program: a layer's own, the same at any batch.
-        with jax.ensure_compile_time_eval():
-          values = make(jax.random.fold_in(key(), own))
+      constant = like.size <= LARGEST_CONSTANT
+      with (
+        jax.ensure_compile_time_eval() if constant else contextlib.nullcontext()
+      ):
+        key = jax.random.fold_in(jax.random.key(self.seed), own)
+        values = make(key)
     if self.is_mutable_collection("random") and not self.is_initializing():
       self.put_variable("random", name, values)
     return values

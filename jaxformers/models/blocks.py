@@ -7,6 +7,7 @@ tokens and ends.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -26,25 +27,10 @@ def layer_norm(x: jax.Array, name: str) -> jax.Array:
   return nn.LayerNorm(1e-5, dtype=jnp.float32, name=name)(x)
 
 
-def feed_forward(
-  x: jax.Array,
-  mlp_dim: int,
-  dropout: Callable[[jax.Array], jax.Array],
-  dtype: Any,
-) -> jax.Array:
-  """W2 GELU(W1 x), x [b, n, d], inside a module; dropout in the middle."""
-  init = nn.initializers.xavier_uniform()
-  y = nn.Dense(mlp_dim, kernel_init=init, dtype=dtype, name="up")(x)
-  y = dropout(nn.gelu(y, approximate=False))
-  return nn.Dense(x.shape[-1], kernel_init=init, dtype=dtype, name="down")(y)
+class TwoBranches(nn.Module):
+  """x + r mixer(norm x), then x + r W2 GELU(W1 norm x), r = 1 and a LayerNorm.
 
-
-@BLOCKS.register("pre_norm")
-class PreNorm(nn.Module):
-  """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
-
-  Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
-  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form).
+  The form that blocks with a free feed-forward share; dropout on each branch.
 
   Attributes:
     mixer: makes the mixer; called with a name.
@@ -63,21 +49,46 @@ class PreNorm(nn.Module):
   dropout_rate: float = 0.0
   dtype: Any = jnp.float32
 
+  def scale(self) -> jax.Array | float:
+    """r, the weight of both branches."""
+    return 1.0
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """What a branch takes of x."""
+    return layer_norm(x, name)
+
   @nn.compact
   def __call__(
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     dropout = dropout_layer(self.dropout_rate, train)
-    y = layer_norm(x, "norm_mixer")
+    dense = functools.partial(
+      nn.Dense,
+      kernel_init=nn.initializers.xavier_uniform(),
+      dtype=self.dtype,
+    )
+    r = self.scale()
+    y = self.norm(x, "norm_mixer")
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
-    x = x + dropout(y).astype(x.dtype)
-    y = layer_norm(x, "norm_mlp")
-    y = feed_forward(y, self.mlp_dim, dropout, self.dtype)
-    return x + dropout(y).astype(x.dtype), carry
+    x = x + r * dropout(y).astype(x.dtype)
+    y = dense(self.mlp_dim, name="up")(self.norm(x, "norm_mlp"))
+    y = dropout(nn.gelu(y, approximate=False))
+    y = dense(x.shape[-1], name="down")(y)
+    return x + r * dropout(y).astype(x.dtype), carry
+
+
+@BLOCKS.register("pre_norm")
+class PreNorm(TwoBranches):
+  """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
+
+  Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
+  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form). Attributes
+  are those of `TwoBranches`.
+  """
 
 
 @BLOCKS.register("rezero")
-class ReZero(nn.Module):
+class ReZero(TwoBranches):
   """x + r mixer(x), then x + r W2 GELU(W1 x); r is a scalar that starts at 0.
 
   Source: Bachlechner et al. 2021, https://arxiv.org/abs/2003.04887, equation 9:
@@ -85,36 +96,22 @@ class ReZero(nn.Module):
   code keeps Pre-LN's (`use_norm`).
 
   Attributes:
-    mixer: makes the mixer; called with a name.
-    num_layers: L of the encoder; not used here.
-    mlp_dim: width of the feed-forward.
-    dropout_rate: after the mixer, inside and after the feed-forward.
     use_norm: whether each branch takes the LayerNorm of x.
-    dtype: compute type; parameters are float32.
+
+  The others are those of `TwoBranches`.
   """
 
-  concatenate_positions: ClassVar[bool] = False
   final_norm: ClassVar[bool] = False
 
-  mixer: Callable[..., nn.Module]
-  num_layers: int
-  mlp_dim: int = 128
-  dropout_rate: float = 0.0
   use_norm: bool = False
-  dtype: Any = jnp.float32
 
-  @nn.compact
-  def __call__(
-    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
-  ) -> tuple[jax.Array, Any]:
-    dropout = dropout_layer(self.dropout_rate, train)
-    r = self.param("residual", nn.initializers.zeros, ())
-    y = layer_norm(x, "norm_mixer") if self.use_norm else x
-    y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
-    x = x + r * dropout(y).astype(x.dtype)
-    y = layer_norm(x, "norm_mlp") if self.use_norm else x
-    y = feed_forward(y, self.mlp_dim, dropout, self.dtype)
-    return x + r * dropout(y).astype(x.dtype), carry
+  def scale(self) -> jax.Array:
+    """r, a parameter of the layer."""
+    return self.param("residual", nn.initializers.zeros, ())
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """x itself, unless `use_norm`."""
+    return layer_norm(x, name) if self.use_norm else x
 
 
 def orthogonal_feed_forward(

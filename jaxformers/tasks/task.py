@@ -61,6 +61,11 @@ class Task:
     """Ids run from 0 to vocab_size - 1; 0 if tokens are real numbers."""
     return len(self.vocabulary)
 
+  def sizes(self) -> dict[str, int]:
+    """What `models.build` takes from a task."""
+    names = "vocab_size max_len padded_len num_classes num_inputs"
+    return {name: getattr(self, name) for name in names.split()}
+
   def baselines(self) -> dict[str, float]:
     """The test accuracy of each trivial rule, fitted on train."""
     return {name: rule(self) for name, rule in self.trivial.items()}

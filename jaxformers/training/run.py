@@ -153,14 +153,7 @@ class Run:
 
 
 def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
-  sizes = {
-    "vocab_size": task.vocab_size,
-    "max_len": task.max_len,
-    "padded_len": task.padded_len,
-    "num_classes": task.num_classes,
-    "num_inputs": task.num_inputs,
-  }
-  return call("config.model", models.build, {**options, **sizes})
+  return call("config.model", models.build, {**options, **task.sizes()})
 
 
 def _check_batch(config: Mapping[str, Any]) -> None:

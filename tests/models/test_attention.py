@@ -253,9 +253,11 @@ def test_what_is_drawn_is_shown_seeded_and_can_be_given(name):
     return y, shown["random"]
 
   y, drawn = run(0)
-  other, _ = run(1)
+  chex.assert_trees_all_equal(y, run(0, train=True, key=1)[0])
+  other, drawn_otherwise = run(1)
   assert jnp.abs(y - other).max() > 1e-3
   chex.assert_trees_all_equal(run(1, drawn)[0], y)
+  chex.assert_trees_all_equal(run(0, drawn_otherwise)[0], other)
   # Anew in every training step, and in no evaluation.
   chex.assert_trees_all_equal(run(0, redraw=True, key=3)[0], y)
   one, two = (run(0, train=True, redraw=True, key=k)[0] for k in (1, 2))

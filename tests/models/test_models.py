@@ -12,6 +12,7 @@ from jaxformers import models, orthogonal
 
 # One for each block and kind of variable; the mixers have tests of their own.
 NAMES = (
+  "random_transject",
   "transformer",
   "transformer_rezero",
   "transject",

@@ -11,7 +11,9 @@ from jaxformers.training import losses, optim, parallel, state, steps
 
 # One for each block and for a loop inside; not those that draw in every part.
 NAMES = (
+  "random_transject",
   "sparse",
+  "transformer",
   "transformer_rezero",
   "transject",
 )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.landmarks import tokens_first
+from jaxformers.models.mixers.landmarks import ranks, tokens_first
 from jaxformers.models.mixers.softmax import dot, weigh
 
 
@@ -61,8 +61,7 @@ def informer(
     "samples", lambda key: jax.random.uniform(key, (max_len, samples))
   )[:n]
   total = mask.sum(1)[:, None, None]
-  rank = jnp.floor(place[None] * total.astype(place.dtype)).astype(total.dtype)
-  rank = jnp.minimum(rank, jnp.maximum(total - 1, 0))  # [b, n, samples]
+  rank = ranks(place[None], total)  # [b, n, samples]
   # The i-th token's samples, wherever padding stands between the tokens.
   own = jnp.maximum(jnp.cumsum(mask, 1) - 1, 0)
   rank = jnp.take_along_axis(rank, own[..., None], 1)

@@ -19,6 +19,17 @@ def tokens_first(mask: jax.Array) -> jax.Array:
   return jnp.argsort(~mask, axis=1, stable=True)
 
 
+def ranks(place: jax.Array, total: jax.Array) -> jax.Array:
+  """Which of `total` tokens stand at fractions of them: integers.
+
+  Args:
+    place: in [0, 1).
+    total: numbers of tokens, of a shape that broadcasts; 0 gives rank 0.
+  """
+  rank = jnp.floor(place * total.astype(place.dtype)).astype(total.dtype)
+  return jnp.minimum(rank, jnp.maximum(total - 1, 0))
+
+
 def segments(mask: jax.Array, count: int, dtype: Any) -> jax.Array:
   """Weights that average a sample's tokens in equal runs -> [b, count, n].
 

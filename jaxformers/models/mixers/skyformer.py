@@ -9,7 +9,11 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.kernelized import gaussian
-from jaxformers.models.mixers.landmarks import iterative_inverse, tokens_first
+from jaxformers.models.mixers.landmarks import (
+  iterative_inverse,
+  ranks,
+  tokens_first,
+)
 
 
 @attention("skyformer", redraw=True)
@@ -52,9 +56,7 @@ def skyformer(
   place = draw(
     "landmarks", lambda key: jax.random.uniform(key, (num_landmarks,))
   )
-  total = mask.sum(1, keepdims=True)
-  rank = jnp.floor(place[None] * total.astype(place.dtype)).astype(total.dtype)
-  rank = jnp.minimum(rank, jnp.maximum(total - 1, 0))
+  rank = ranks(place[None], mask.sum(1, keepdims=True))
   index = jnp.take_along_axis(tokens_first(mask), rank, 1)[:, None, :, None]
   scale = q.shape[-1] ** -0.25
   q, k = (wide(a) * scale for a in (q, k))

@@ -51,3 +51,9 @@ def test_six_steps_are_the_released_iteration():
 def test_what_cannot_be(steps, init, message):
   with pytest.raises(ValueError, match=message):
     landmarks.iterative_inverse(jnp.eye(2)[None, None], steps, init)
+
+
+def test_fractions_are_ranks_among_the_tokens():
+  place = jnp.array([[0.0, 0.25, 0.999]])
+  got = landmarks.ranks(place, jnp.array([[8], [3], [1], [0]]))
+  assert got.tolist() == [[0, 2, 7], [0, 0, 2], [0, 0, 0], [0, 0, 0]]
