@@ -14,7 +14,7 @@ from jaxformers import orthogonal
 from jaxformers.models import heads, mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
-from jaxformers.models.encoder import Classifier, Encoder
+from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
 from jaxformers.registry import Registry, choose, unknown
 
 __all__ = ["MODELS", "Variant", "build", "mixers", "shapes", "size"]
@@ -84,6 +84,7 @@ def build(
   dropout_rate: float = 0.0,
   dtype: str = "float32",
   orthogonal_map: str = "cayley",
+  activations: str = "stored",
   mixer: Mapping[str, Any] | None = None,
   block: Mapping[str, Any] | None = None,
 ) -> Classifier:
@@ -105,7 +106,12 @@ def build(
     positions: "sinusoid", "sinusoid_2d" or "learned".
     dropout_rate: after the embedding.
     dtype: "float32" or "bfloat16": compute type; parameters are float32.
-    orthogonal_map: "cayley" or "expm".
+    orthogonal_map: in `orthogonal.MAPS`: "cayley", "expm", "householder", or
+      "matrix", for which the optimiser keeps the matrices orthogonal.
+    activations: what the backward pass takes: "stored" activations; the
+      layers' inputs alone, "recomputed"; or for TransJect the encoder's output
+      alone, "reversible", whose memory does not grow with num_layers. See
+      `Encoder`.
     mixer: options of the mixer.
     block: options of the block.
 
@@ -118,6 +124,9 @@ def build(
   hidden = (head_dim, head_layers)
   heads.check(pool, head_activation, interaction, num_inputs, hidden)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
+  choose("activations", activations, ACTIVATIONS)
+  if activations == "reversible":
+    _check_reversible(variant, num_layers)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   longest = max_len + (pool == "cls")
   wiring = {
@@ -149,6 +158,7 @@ def build(
     positions=positions,
     dropout_rate=dropout_rate,
     cls=pool == "cls",
+    activations=activations,
   )
   make_head = functools.partial(
     heads.ClassifierHead,
@@ -173,6 +183,21 @@ def build(
 def causal_mixers() -> list[str]:
   """The names of the mixers in which no token need see a later one."""
   return [n for n in MIXERS if "causal" in getattr(MIXERS[n], "options", ())]
+
+
+def _check_reversible(variant: Variant, num_layers: int) -> None:
+  if variant.block != "injective":
+    names = [n for n in MODELS if MODELS[n].block == "injective"]
+    raise ValueError(
+      f'activations="reversible" needs layers that can be undone: those of '
+      f'{", ".join(names)}. For other models choose "recomputed".'
+    )
+  if num_layers < 2:
+    raise ValueError(
+      f'activations="reversible" with num_layers={num_layers}: alpha / L may '
+      "come near to 1, and undoing a layer would take forever. Choose at least "
+      '2 layers, or "recomputed".'
+    )
 
 
 def _options(

@@ -68,15 +68,20 @@ def rotation(
 
   Args:
     module: the Linen module that owns the parameter, inside its call.
-    name: the parameter's name, which ends in "_skew".
+    name: what the matrices are; the parameter is `name`_skew, or under
+      "matrix" `name`_orthogonal.
     shape: [..., d, d].
-    mapping: "cayley" or "expm".
+    mapping: in `orthogonal.MAPS`.
   """
-  if module.has_variable("rotations", name):
-    return module.get_variable("rotations", name)
-  return orthogonal.MAPS[mapping](
-    module.param(name, orthogonal.initializer, shape)
-  )
+  full = orthogonal.parameter_name(name, mapping)
+  if module.has_variable("rotations", full):
+    return module.get_variable("rotations", full)
+
+  def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    a = orthogonal.initializer(key, shape)
+    return orthogonal.cayley(a) if mapping == "matrix" else a
+
+  return orthogonal.MAPS[mapping](module.param(full, initializer, shape))
 
 
 def dropout_layer(rate: float, train: bool) -> nn.Module:
@@ -135,7 +140,7 @@ class Attention(nn.Module):
       accumulated parts, and under pmap on each device), from the stream
       "random"; evaluation always uses the seed, which is not the run's.
     max_len: greatest number of tokens.
-    orthogonal_map: "cayley" or "expm".
+    orthogonal_map: in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
 
@@ -210,7 +215,7 @@ class Attention(nn.Module):
         name=name,
       )(x)
       return jnp.swapaxes(y, 1, 2)
-    w = rotation(self, f"{name}_skew", (d, d), self.orthogonal_map)
+    w = rotation(self, name, (d, d), self.orthogonal_map)
     y = x.astype(self.dtype) @ w.astype(self.dtype)
     y = y.reshape(*x.shape[:2], *shape)
     if self.use_bias:

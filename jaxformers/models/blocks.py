@@ -147,7 +147,7 @@ class Injective(nn.Module):
   Attributes:
     mixer: makes the mixer; called with a name and the shared `residual`.
     num_layers: L.
-    orthogonal_map: "cayley" or "expm".
+    orthogonal_map: in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
 
@@ -168,7 +168,7 @@ class Injective(nn.Module):
     mixer = self.mixer(name="mixer", residual=residual)
     y, carry = mixer(x, mask=mask, carry=carry, train=train)
     x = x + y.astype(x.dtype)
-    w = rotation(self, "feed_forward_skew", (2, d, d), self.orthogonal_map)
+    w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
     y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)
     return x + residual() * y.astype(x.dtype), carry

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.models import reversible
 from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import layer_norm
 from jaxformers.registry import choose
 
+ACTIVATIONS = ("stored", "recomputed", "reversible")
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
 
 
@@ -120,7 +123,8 @@ class Encoder(nn.Module):
   """Embeds tokens and applies L blocks: ids [b, n] -> x [b, n, d].
 
   Every layer's output is sown as `hidden` into `intermediates`, the embedding
-  as the first of them.
+  as the first of them. The embedding can be moved by giving the collection
+  `perturbations`, {"encoder": {"embedded": [b, n, d]}}, which is added to it.
 
   Attributes:
     block: makes a block; called with a name. Its class says how positions
@@ -128,6 +132,10 @@ class Encoder(nn.Module):
     num_layers: L.
     vocab_size, max_len, d_model, positions, cls: see `Embedding`.
     dropout_rate: after the embedding, in training.
+    activations: what the backward pass takes: "stored", what the forward pass
+      left; "recomputed", the layers' inputs alone; "reversible", the encoder's
+      output alone, see `reversible.run`. (Unless the layers are TransJect's,
+      XLA on CPUs stores what it would have to recompute all the same.)
 
   Between the layers x is float32 whatever the compute type is: the small steps
   of a ReZero start would be lost in half precision.
@@ -141,6 +149,7 @@ class Encoder(nn.Module):
   positions: str
   dropout_rate: float
   cls: bool = False
+  activations: str = "stored"
 
   @nn.compact
   def __call__(
@@ -159,14 +168,47 @@ class Encoder(nn.Module):
       name="embedding",
     )(ids)
     x = dropout_layer(self.dropout_rate, train)(x)
+    x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
+    looped = self.activations != "stored" and reversible.has_form(kind)
+    if looped and not self.is_initializing():
+      return self._looped(x, mask)
+
+    def call(
+      block: nn.Module, x: jax.Array, mask: jax.Array, carry: Any
+    ) -> tuple[jax.Array, Any]:
+      return block(x, mask=mask, carry=carry, train=train)
+
+    if self.activations == "recomputed":
+      call = nn.remat(call)
     carry = None
     for block in blocks:
-      x, carry = block(x, mask=mask, carry=carry, train=train)
+      x, carry = call(block, x, mask, carry)
       self.sow("intermediates", "hidden", x)
     if kind.final_norm:
       x = layer_norm(x, "norm")
     return x
+
+  def _looped(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """TransJect's layers as one loop, undone or made again backwards."""
+    block = self.block(parent=None)
+    form, mixer = reversible.form(block), block.mixer(parent=None)
+    sigma, error = reversible.first_sigma(x, mask, self.variables, form)
+    if form.sigma == "eigenvalues":
+      self.sow("losses", "reconstruction", mixer.reconstruction_weight * error)
+      self.sow("intermediates", "reconstruction", error)
+    layers = reversible.layers(self.variables, form)
+    stacked = jax.tree.map(lambda *own: jnp.stack(own), *layers)
+    if not self.is_mutable_collection("intermediates"):
+      backwards = self.activations == "reversible"
+      run = reversible.run if backwards else reversible.recomputed
+      return run(form, stacked, x, sigma, mask)
+    y, (hidden, gates) = reversible.scan(form, stacked, x, sigma, mask)
+    self.sow("intermediates", "sigma", sigma)
+    for one, weights in zip(hidden, gates, strict=True):
+      self.sow("intermediates", "hidden", one)
+      self.sow("intermediates", "gate", weights)
+    return y
 
 
 class Classifier(nn.Module):
@@ -197,11 +239,21 @@ class Classifier(nn.Module):
   def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
     if self.num_inputs > 1:
       ids = ids.reshape(-1, ids.shape[-1])
+    mask = self.mask(ids)
+    x = self.encoder(name="encoder")(ids, mask=mask, train=train)
+    return self.head(name="head")(x, mask)
+
+  def mask(self, ids: jax.Array) -> jax.Array:
+    """Where the encoder's tokens are, for ids as in a call -> bool [b, n].
+
+    The sequences of pairs stand one after the other, [2b, n]; with a token in
+    front [b, n + 1].
+    """
+    ids = ids.reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if self.real else ids > 0
     if self.cls:
       mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
-    x = self.encoder(name="encoder")(ids, mask=mask, train=train)
-    return self.head(name="head")(x, mask)
+    return mask
 
   def example(self) -> jax.Array:
     """The smallest input that there is; parameters do not depend on it."""

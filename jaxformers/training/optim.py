@@ -12,6 +12,7 @@ import optax
 
 from jaxformers import orthogonal
 from jaxformers.registry import Registry, call
+from jaxformers.training.riemannian import riemannian
 
 SCHEDULES: Registry = Registry("schedule")
 OPTIMIZERS: Registry = Registry("optimizer")
@@ -107,14 +108,15 @@ def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:
 def decayed(params: Any) -> Any:
   """Which parameters weight decay shrinks: kernels and embeddings.
 
-  Not biases, norms, gates and scalars (fewer than two axes), and not the skew
-  parameters of rotations, whose size is an angle.
+  Not biases, norms, gates and scalars (fewer than two axes), and not what
+  rotations are of, whose size is an angle.
 
   Returns:
     A tree of booleans of the structure of params.
   """
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: leaf.ndim > 1 and not orthogonal.is_skew(path), params
+    lambda path, leaf: leaf.ndim > 1 and not orthogonal.is_parameter(path),
+    params,
   )
 
 
@@ -167,6 +169,8 @@ def build(
     schedule: `name` in `SCHEDULES` and its own options.
     total_steps: where the schedule ends.
 
+  Matrices that are kept orthogonal move on their group: see `riemannian`.
+
   Raises:
     ValueError: for an unknown name or option.
   """
@@ -191,4 +195,4 @@ def build(
     clips.append(optax.clip(clip_value))
   if clip_norm:
     clips.append(optax.clip_by_global_norm(clip_norm))
-  return optax.chain(*clips, tx), rate
+  return riemannian(optax.chain(*clips, tx)), rate

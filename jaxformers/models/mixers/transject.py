@@ -11,7 +11,7 @@ the learned Sigma is one parameter, not noise drawn anew in every pass; no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -143,6 +143,96 @@ def gate(
   return jax.nn.softmax(jnp.matmul(pooled, w, precision=_HIGHEST), axis=-1)
 
 
+def certified_gate(x: jax.Array, w: jax.Array, mask: jax.Array) -> jax.Array:
+  """Weights of the experts that keep sequences apart -> f32 [b, e].
+
+  softmax over e of w_e . h, with h the mean token divided by the root mean
+  square norm of the tokens: |h| <= 1, and h moves by at most
+  2 |X - Y| / (|X| + |Y|) (Frobenius norms). What an expert puts out grows as
+  the norm of its input at most, so the two meet in a constant: see
+  `certified_constant`. The proof is in docs/theory.md.
+
+  Args:
+    x: [b, n, d], the layer's input.
+    w: float32 [e, d].
+    mask: [b, n], True at tokens.
+  """
+  x = jnp.where(mask[..., None], x.astype(jnp.float32), 0)
+  count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
+  square = jnp.square(x).sum((1, 2)) / count
+  h = x.sum(1) / (count * jnp.sqrt(square + 1e-12))[:, None]
+  return jax.nn.softmax(jnp.matmul(h, w.T, precision=_HIGHEST), axis=-1)
+
+
+def certified_constant(w: jax.Array) -> jax.Array:
+  """A Lipschitz constant of a mixture under `certified_gate` -> f32 scalar.
+
+  1 + sqrt(e) |w| / 2 with the Frobenius norm: for any two sequences under one
+  mask and one Sigma, sum_e lambda_e ELU(x U_e Sigma V_e) differs by at most
+  this times what they differ by. The layer divides by it.
+
+  Args:
+    w: float32 [e, d].
+  """
+  return 1 + jnp.sqrt(len(w) * (jnp.square(w).sum() + 1e-12)) / 2
+
+
+class Experts(NamedTuple):
+  """What the mixture of a layer is made of.
+
+  Attributes:
+    u, v: [e, d, d], orthogonal, float32.
+    gate: float32 [d], or [e, d] for the gating "certified".
+    a: alpha / L, a float32 scalar.
+  """
+
+  u: jax.Array
+  v: jax.Array
+  gate: jax.Array
+  a: jax.Array
+
+
+def mixture(
+  x: jax.Array,
+  experts: Experts,
+  sigma: jax.Array,
+  mask: jax.Array,
+  *,
+  gating: str,
+  weights: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """a sum_e lambda_e ELU(x U_e diag(sigma) V_e): what attention adds to x.
+
+  Args:
+    x: [b, n, d] in the compute type.
+    experts: of the layer.
+    sigma: float32 [b, d] or [1, d].
+    mask: [b, n], True at tokens.
+    gating: "paper", or "certified", which divides by `certified_constant`.
+    weights: lambda, float32 [b, e], if it is known; it is not computed then.
+
+  Returns:
+    [b, n, d] in the type of x, and lambda.
+  """
+  a = experts.a
+  f = expert_outputs(x, experts.u, sigma, experts.v)
+  if weights is None:
+    if gating == "certified":
+      weights = certified_gate(x, experts.gate, mask)
+    else:
+      weights = gate(x, f, a, experts.gate, mask)
+  if gating == "certified":
+    a = a / certified_constant(experts.gate)
+  scaled = (a * weights).astype(x.dtype)[:, :, None, None]
+  return sum(scaled[:, e] * one for e, one in enumerate(f)), weights
+
+
+def learned_sigma(s: jax.Array) -> jax.Array:
+  """Sigma for all samples from a free vector: s / max |s| -> f32 [1, d]."""
+  tiny = jnp.finfo(jnp.float32).tiny
+  return (s / jnp.maximum(jnp.abs(s).max(), tiny))[None]
+
+
 @MIXERS.register("transject")
 class TransJect(nn.Module):
   """sum_e lambda_e (alpha / L) ELU(x U_e Sigma V_e): what a layer adds to x.
@@ -150,20 +240,24 @@ class TransJect(nn.Module):
   Tokens meet only in Sigma, made once from the embedded sequence and carried
   from layer to layer, and in the gate. For two tokens of one sample x plus
   this is injective and Lipschitz: distances change by 1 - alpha/L to
-  1 + alpha/L.
+  1 + alpha/L. For two sequences the gating "certified" gives the same, if they
+  have one Sigma; the paper's gate does not (docs/theory.md).
 
   Attributes:
     num_experts: E.
+    gating: "paper", the softmax over pooled expert outputs of the paper's
+      authors, or "certified", see `certified_gate`.
     sigma: "eigenvalues" of the embedded tokens (TransJect), or "learned", one
       vector for all samples (Random-TransJect).
     reconstruction_weight: of the reconstruction error in the loss, for
       "eigenvalues"; 1e-3 in the authors' code.
     residual: the block's `ResidualScale`, shared with it; its own if None.
-    orthogonal_map: "cayley" or "expm".
+    orthogonal_map: in `orthogonal.MAPS`.
     dtype: compute type; parameters, Sigma and gate are float32.
   """
 
   num_experts: int = 4
+  gating: str = "paper"
   sigma: str = "eigenvalues"
   reconstruction_weight: float = 1e-3
   residual: nn.Module | None = None
@@ -177,24 +271,33 @@ class TransJect(nn.Module):
     d = x.shape[-1]
     shape = (self.num_experts, d, d)
     a = (self.residual or ResidualScale(1, name="residual"))()
-    u = rotation(self, "u_skew", shape, self.orthogonal_map)
-    v = rotation(self, "v_skew", shape, self.orthogonal_map)
-    w = self.param("gate", nn.initializers.normal(d**-0.5), (d,))
+    u = rotation(self, "u", shape, self.orthogonal_map)
+    v = rotation(self, "v", shape, self.orthogonal_map)
+    if choose("gating", self.gating, ("paper", "certified")) == "paper":
+      w = self.param("gate", nn.initializers.normal(d**-0.5), (d,))
+    else:  # Small, for the layer is divided by what grows with it.
+      init = nn.initializers.normal(0.1 * d**-0.5)
+      w = self.param("gate", init, (self.num_experts, d))
     sigma = self._first_sigma(x, mask) if carry is None else carry
-    f = expert_outputs(x.astype(self.dtype), u, sigma, v)
-    weights = gate(x.astype(self.dtype), f, a, w, mask)
+    y, weights = mixture(
+      x.astype(self.dtype),
+      Experts(u, v, w, a),
+      sigma,
+      mask,
+      gating=self.gating,
+    )
     self.sow("intermediates", "gate", weights)
-    scaled = (a * weights).astype(self.dtype)[:, :, None, None]
-    return sum(scaled[:, e] * one for e, one in enumerate(f)), sigma
+    return y, sigma
 
   def _first_sigma(self, x: jax.Array, mask: jax.Array) -> jax.Array:
     d = x.shape[-1]
     choose("sigma", self.sigma, ("eigenvalues", "learned"))
     if self.sigma == "learned":
       s = self.param("sigma", nn.initializers.uniform(1.0), (d,))
-      tiny = jnp.finfo(jnp.float32).tiny
-      return (s / jnp.maximum(jnp.abs(s).max(), tiny))[None]
-    basis = rotation(self, "basis_skew", (d, d), self.orthogonal_map)
+      sigma = learned_sigma(s)
+      self.sow("intermediates", "sigma", sigma)
+      return sigma
+    basis = rotation(self, "basis", (d, d), self.orthogonal_map)
     sigma, error = eigenvalues(x, basis, mask)
     self.sow("losses", "reconstruction", self.reconstruction_weight * error)
     self.sow("intermediates", "reconstruction", error)

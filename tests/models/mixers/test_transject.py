@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
+from jaxformers.analysis import capture as capturing
 from jaxformers.models.mixers import transject as t
 
 
@@ -24,7 +26,7 @@ def prefix(lengths, n):
 
 
 @functools.cache  # Compiled once for all examples of a property.
-def build(num_layers, num_experts, d, sigma="eigenvalues"):
+def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
   return models.build(
     "transject",
     vocab_size=30,
@@ -32,7 +34,7 @@ def build(num_layers, num_experts, d, sigma="eigenvalues"):
     num_classes=2,
     d_model=d,
     num_layers=num_layers,
-    mixer={"num_experts": num_experts, "sigma": sigma},
+    mixer={"num_experts": num_experts, "sigma": sigma, "gating": gating},
   )
 
 
@@ -264,3 +266,116 @@ def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
 def test_an_unknown_sigma():
   with pytest.raises(ValueError, match="sigma 'noise'.*eigenvalues, learned"):
     encoder(1, 1, 0.5, sigma="noise")
+
+
+def turn(angle):
+  c, s = np.cos(angle), np.sin(angle)
+  return [[c, s], [-s, c]]
+
+
+def two_experts(x, w, gating):
+  """x + a sum_e lambda_e ELU(x U_e), U_e a turn by 0 and by 90 degrees."""
+  u = jnp.asarray([turn(0.0), turn(np.pi / 2)])
+  v, sigma = jnp.stack([jnp.eye(2)] * 2), jnp.ones((1, 2))
+  experts = t.Experts(u, v, jnp.asarray(w), jnp.asarray(0.45))
+  x = jnp.asarray(x)[:, None]  # A token a sample.
+  y, _ = t.mixture(
+    x, experts, sigma, jnp.ones((len(x), 1), bool), gating=gating
+  )
+  return np.asarray(x + y)[:, 0]
+
+
+def test_the_gate_of_the_paper_lets_different_inputs_collide():
+  """Three inputs, further apart than 3, that one layer maps to one output."""
+  with jax.enable_x64(True):
+    w = [2.83, 2.83]
+    x = np.array([[20.0, 0.0], [22.057552, -5.422975], [16.929031, 3.078293]])
+    y = two_experts(x, w, "paper")[0]
+    # From six digits to all of them.
+    x[1:] = [
+      scipy.optimize.fsolve(
+        lambda x: two_experts(x[None], w, "paper")[0] - y, one, xtol=1e-12
+      )
+      for one in x[1:]
+    ]
+    assert min(np.linalg.norm(x[i] - x[i - 1]) for i in range(3)) > 3
+    # float32 is what the gate computes in.
+    np.testing.assert_allclose(
+      two_experts(x, w, "paper"), y[None].repeat(3, 0), atol=1e-4
+    )
+    w = np.array([[2.83, 2.83], [-2.83, 2.83]])
+    apart = two_experts(x, w, "certified")
+    for i in range(3):
+      start, end = (np.linalg.norm(z[i] - z[i - 1]) for z in (x, apart))
+      assert end >= (1 - 0.45) * start
+
+
+def test_the_certified_gate_is_its_formula():
+  x, w, mask = normal(0, 2, 5, 4), 3 * normal(1, 3, 4), prefix([5, 3], 5)
+  weights = t.certified_gate(x, w, mask)
+  for b, length in enumerate([5, 3]):
+    tokens = np.asarray(x[b, :length], np.float64)
+    h = tokens.mean(0) / np.sqrt(np.square(tokens).sum() / length)
+    logits = np.asarray(w, np.float64) @ h
+    want = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(weights[b], want, atol=1e-6)
+  constant = 1 + np.sqrt(3) * np.linalg.norm(w) / 2
+  np.testing.assert_allclose(t.certified_constant(w), constant, rtol=1e-6)
+  empty = t.certified_gate(0 * x, w, mask & False)
+  np.testing.assert_allclose(empty, 1 / 3)
+  chex.assert_tree_all_finite(
+    jax.grad(lambda w: t.certified_constant(w))(jnp.zeros((3, 4)))
+  )
+
+
+@functools.cache
+def certified(num_layers, num_experts):
+  """A forward pass from embedded tokens: what they were, and the end."""
+  model = build(num_layers, num_experts, 8, sigma="learned", gating="certified")
+
+  def run(params, embedded, ids):
+    own = capturing.variables(model, params)
+    found = capturing.capture(model, own, ids, embedded)
+    return found.hidden[0], found.hidden[-1]
+
+  return jax.jit(run)
+
+
+@given(
+  seed=st.integers(0, 99),
+  num_layers=st.sampled_from([1, 3]),
+  num_experts=st.sampled_from([1, 4]),
+  alpha=st.floats(0.05, 0.98),
+  gate=st.floats(0.0, 100.0),
+  size=st.floats(0.1, 100.0),
+  near=st.floats(-2.0, 1.0),
+  length=st.integers(1, 12),
+)
+def test_sequences_stay_within_the_bounds_of_the_certified_gate(
+  seed, num_layers, num_experts, alpha, gate, size, near, length
+):
+  run = certified(num_layers, num_experts)
+  _, params, ids = encoder(
+    num_layers, num_experts, alpha, seed, sigma="learned", gating="certified"
+  )
+  for i in range(num_layers):
+    mixer = params["encoder"][f"layer_{i}"]["mixer"]
+    mixer["gate"] = gate * normal(i, *mixer["gate"].shape)
+  ids = jnp.where(prefix([length], 12), ids, 0)
+  x = size * normal(seed, 2, 12, 8)
+  other = x + size * 10.0**near * normal(seed + 1, 2, 12, 8)
+  ends = [run(params, one, ids) for one in (x, other)]
+  mask = np.asarray(ids > 0)[..., None]
+  before, after = (
+    np.sqrt(np.square(np.where(mask, np.float64(a) - b, 0)).sum((1, 2)))
+    for a, b in zip(*ends, strict=True)
+  )
+  a = scales(params, num_layers)
+  slack = 1e-4  # A hundredth of the tokens' size, in float32.
+  assert (after >= np.prod((1 - a) ** 2) * before * (1 - slack)).all()
+  assert (after <= np.prod((1 + a) ** 2) * before * (1 + slack)).all()
+
+
+def test_an_unknown_gating():
+  with pytest.raises(ValueError, match="gating 'soft'.*certified.*paper"):
+    build(2, 2, 8, gating="soft")

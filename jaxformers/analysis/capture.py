@@ -1,0 +1,83 @@
+"""What a model does layer by layer, as a pure function of its embedding."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers import orthogonal
+from jaxformers.models import Classifier
+
+
+class Capture(NamedTuple):
+  """One forward pass.
+
+  Attributes:
+    hidden: the embedded tokens and the output of every layer, float32
+      [b, n, d] each, before the LayerNorm that may end the encoder.
+    mask: [b, n], True at tokens.
+    gates: of TransJect, the weights of the experts, float32 [l, b, e]; None
+      for other models.
+    sigma: of TransJect, float32 [b, d], or [1, d] if shared; None for others.
+  """
+
+  hidden: tuple[jax.Array, ...]
+  mask: jax.Array
+  gates: jax.Array | None
+  sigma: jax.Array | None
+
+
+def variables(model: Classifier, params: Any) -> dict[str, Any]:
+  """What `capture` applies: `params`, and the rotations made of them once."""
+  rotations = orthogonal.rotations(params, model.orthogonal_map)
+  return {"params": params, "rotations": rotations}
+
+
+def capture(
+  model: Classifier,
+  variables: Any,
+  ids: jax.Array,
+  embedded: jax.Array | None = None,
+) -> Capture:
+  """Everything between the layers, in evaluation.
+
+  Args:
+    model: from `models.build`.
+    variables: see the function of that name.
+    ids: [b, n] or [b, 2, n], as the model takes them. The two sequences of a
+      pair count as samples of their own.
+    embedded: float32 [b, n, d] to put in the place of the embedded tokens, or
+      None; differentiable.
+  """
+
+  def run(**more: Any) -> Any:
+    _, state = model.apply(
+      {**variables, **more}, ids, train=False, mutable=["intermediates"]
+    )
+    return state["intermediates"]["encoder"]
+
+  if embedded is None:
+    found = run()
+  else:
+    own = jax.lax.stop_gradient(run()["hidden"][0])
+    # What is added back rounds: the sum is `embedded` to one unit in the last
+    # place, and `hidden[0]` says exactly what it was.
+    found = run(
+      perturbations={"encoder": {"embedded": embedded.astype(own.dtype) - own}}
+    )
+  mask = model.mask(ids)
+  layers = [found[k] for k in sorted(found, key=_number) if "layer_" in k]
+  gates = [one["mixer"]["gate"][0] for one in layers if "gate" in one["mixer"]]
+  gates = gates or list(found.get("gate", ()))
+  sigma = found.get("sigma", (None,))[0]
+  if sigma is None and gates:
+    sigma = found["layer_0"]["mixer"]["sigma"][0]
+  return Capture(
+    tuple(found["hidden"]), mask, jnp.stack(gates) if gates else None, sigma
+  )
+
+
+def _number(name: str) -> int:
+  return int(name.removeprefix("layer_")) if name.startswith("layer_") else -1

@@ -1,0 +1,73 @@
+"""The model of a run, from its workdir alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers.models import Classifier
+from jaxformers.tasks import Task
+from jaxformers.training.checkpoint import Checkpoints
+from jaxformers.training.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """A trained model with its task.
+
+  Attributes:
+    config: as in `config.json`.
+    task: with its splits.
+    model: applied with `params`.
+    params: of the best checkpoint.
+    step: of that checkpoint.
+  """
+
+  config: dict[str, Any]
+  task: Task
+  model: Classifier
+  params: Any
+  step: int
+
+  def sample(
+    self, count: int, length: int, split: str = "test", seed: int = 0
+  ) -> np.ndarray:
+    """Ids of some examples of a split, cut to `length` -> [count, (2,) n].
+
+    Drawn without repetition, by a generator of `seed`; all of the split if it
+    has fewer. n is `length` or the task's greatest.
+    """
+    source = self.task.splits[split]
+    rng = np.random.default_rng(seed)
+    count = min(count, len(source))
+    chosen = np.sort(rng.choice(len(source), count, replace=False))
+    return source.batch(chosen, min(length, self.task.max_len))["inputs"]
+
+
+def load(workdir: str | Path) -> Trained:
+  """The best checkpoint of the run in a workdir.
+
+  Raises:
+    ValueError: if there is no run, or none of its checkpoints was evaluated.
+  """
+  workdir = Path(workdir).absolute()
+  path = workdir / "config.json"
+  if not path.exists():
+    raise ValueError(
+      f"There is no run in {workdir}: give the --workdir of one that has ended "
+      "or was evaluated at least once."
+    )
+  run = Run(json.loads(path.read_text()), workdir, eval_only=True)
+  with Checkpoints(workdir, run.task.description()) as checkpoints:
+    best = checkpoints.best_step()
+    if best is None:
+      raise ValueError(
+        f"There is no evaluated checkpoint in {workdir}: let the run reach its "
+        "first evaluation."
+      )
+    state, _ = checkpoints.restore(best, run.state)
+  return Trained(run.config, run.task, run.model, state.params, best)

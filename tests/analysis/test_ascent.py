@@ -1,0 +1,77 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.ascent import adversarial, ascend
+
+IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
+
+
+def build(name, alpha=2.0, num_layers=2, **mixer):
+  model = models.build(
+    name,
+    vocab_size=20,
+    max_len=9,
+    num_classes=3,
+    d_model=8,
+    num_layers=num_layers,
+    mixer={"num_experts": 2, **mixer} if "transject" in name else mixer,
+  )
+  params = model.init(jax.random.key(1), IDS, train=False)["params"]
+  for i in range(num_layers):
+    own = params["encoder"][f"layer_{i}"]
+    if "residual" in own:
+      own["residual"]["alpha"] = jnp.float32(alpha)
+      own["mixer"]["gate"] = 300 * own["mixer"]["gate"]
+  return model, params
+
+
+def test_ascent_finds_the_singular_values_of_a_matrix():
+  m = jax.random.normal(jax.random.key(0), (5, 5))
+  start = jax.random.normal(jax.random.key(1), (20, 5))
+
+  def ratio(u):
+    return jnp.linalg.norm(u @ m, axis=-1) / jnp.linalg.norm(u, axis=-1)
+
+  values = np.linalg.svd(m, compute_uv=False)
+  high = ascend(ratio, start, sign=1.0, steps=300)
+  low = ascend(ratio, start, sign=-1.0, steps=300)
+  np.testing.assert_allclose(high.max(), values[0], rtol=1e-3)
+  np.testing.assert_allclose(low.min(), values[-1], rtol=2e-2)
+  assert high.shape == (20,)
+
+
+def test_without_a_residual_nothing_moves():
+  model, params = build("transject", alpha=0.0)
+  found = adversarial(model, params, IDS, steps=5)
+  np.testing.assert_allclose(found["tokens"], 1, atol=1e-3)
+  np.testing.assert_allclose(found["sequences"], 1, atol=1e-3)
+
+
+def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
+  a = np.tanh(2.0) / 2
+  low, high = (1 - a) ** 4, (1 + a) ** 4
+  model, params = build("random_transject", gating="certified")
+  found = adversarial(model, params, IDS, steps=150)
+  for kind in ("tokens", "sequences"):
+    assert low <= found[kind][0] < found[kind][1] <= high
+  assert found["tokens"][1] > 1.2  # And it did look for them.
+  model, params = build("random_transject")
+  found = adversarial(model, params, IDS, steps=150)
+  assert low <= found["tokens"][0] < found["tokens"][1] <= high
+  assert found["sequences"][1] > high
+
+
+def test_any_encoder_can_be_searched():
+  model, params = build("transformer", num_heads=2)
+  found = adversarial(model, params, IDS, steps=20)
+  assert found["tokens"][0] < 1 < found["tokens"][1]
+  assert np.isfinite(found["sequences"]).all()
+
+
+def test_one_token_has_no_pairs():
+  model, params = build("transject")
+  with pytest.raises(ValueError, match="no pairs"):
+    adversarial(model, params, IDS[:, :1], steps=5)

@@ -1,0 +1,73 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.capture import capture, variables
+
+IDS = jax.random.randint(jax.random.key(0), (2, 9), 1, 20).at[1, 6:].set(0)
+
+
+def build(name, **options):
+  return models.build(
+    name,
+    vocab_size=20,
+    max_len=9,
+    num_classes=3,
+    d_model=8,
+    num_layers=2,
+    **options,
+  )
+
+
+def init(model, ids=IDS):
+  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  for i in range(2):
+    if "residual" in params["encoder"][f"layer_{i}"]:
+      params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(1.0)
+  return params
+
+
+@pytest.mark.parametrize("activations", ["stored", "reversible"])
+def test_what_transject_does_layer_by_layer(activations):
+  model = build("transject", activations=activations)
+  found = capture(model, variables(model, init(model)), IDS)
+  chex.assert_shape(found.hidden, (2, 9, 8))
+  assert len(found.hidden) == 3
+  chex.assert_trees_all_equal(found.mask, IDS > 0)
+  chex.assert_shape(found.gates, (2, 2, 4))
+  np.testing.assert_allclose(found.gates.sum(-1), 1, atol=1e-6)
+  chex.assert_shape(found.sigma, (2, 8))
+  np.testing.assert_allclose(found.sigma.max(-1), 1, atol=1e-6)
+
+
+def test_other_models_have_no_gates():
+  model = build("transformer", mixer={"num_heads": 2}, pool="cls")
+  found = capture(model, variables(model, init(model)), IDS)
+  assert found.gates is None
+  assert found.sigma is None
+  chex.assert_shape(found.hidden, (2, 10, 8))
+  assert found.mask[:, 0].all()
+
+
+@pytest.mark.parametrize("name", ["transject", "random_transject", "local"])
+def test_an_embedding_can_be_put_in_the_place_of_the_tokens(name):
+  model = build(name)
+  own = variables(model, init(model))
+  whole = capture(model, own, IDS)
+  same = capture(model, own, IDS.at[:, :3].set(1), whole.hidden[0])
+  chex.assert_trees_all_close(same.hidden, whole.hidden, atol=1e-5)
+  slope = jax.grad(lambda x: capture(model, own, IDS, x).hidden[-1].sum())(
+    whole.hidden[0]
+  )
+  assert np.any(slope[0])
+
+
+def test_the_sequences_of_a_pair_are_samples():
+  model = build("transject", num_inputs=2, interaction="nli", pool="max")
+  ids = jnp.stack([IDS, IDS[:, ::-1]], 1)
+  found = capture(model, variables(model, init(model, ids)), ids)
+  chex.assert_shape(found.hidden, (4, 9, 8))
+  chex.assert_trees_all_equal(found.mask, ids.reshape(4, 9) > 0)

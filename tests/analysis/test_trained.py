@@ -1,0 +1,37 @@
+import jax
+import numpy as np
+import pytest
+
+from jaxformers.analysis import trained
+from jaxformers.training import loop
+
+
+def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
+  results = loop.run(smoke(), tmp_path / "run")
+  run = trained.load(tmp_path / "run")
+  assert run.step == results["best_step"]
+  assert run.config["model"]["name"] == "transject"
+  ids = run.sample(100, 1_000)  # More than there are, and longer.
+  test = run.task.splits["test"]
+  assert ids.shape == (len(test), run.task.max_len)
+  logits = run.model.apply({"params": run.params}, ids, train=False)
+  right = np.mean(np.argmax(logits, -1) == test.labels)
+  assert right == pytest.approx(results["accuracy"])
+  some = run.sample(3, 7, seed=1)
+  assert some.shape == (3, 7)
+  np.testing.assert_array_equal(some, run.sample(3, 7, seed=1))
+  assert not np.array_equal(some, run.sample(3, 7, seed=2))
+  assert jax.tree.leaves(run.params)
+
+
+def test_without_a_run(tmp_path):
+  with pytest.raises(ValueError, match="There is no run in"):
+    trained.load(tmp_path)
+
+
+def test_without_an_evaluation(smoke, tmp_path):
+  from jaxformers.training.run import Run
+
+  Run(smoke(), tmp_path.absolute())  # Writes the config, and nothing more.
+  with pytest.raises(ValueError, match="no evaluated checkpoint"):
+    trained.load(tmp_path)

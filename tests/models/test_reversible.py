@@ -1,0 +1,226 @@
+"""Running layers backwards, and training without keeping activations."""
+
+import functools
+
+import chex
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import models, orthogonal
+from jaxformers.models import cost, reversible
+from jaxformers.models.blocks import PreNorm
+
+FORMS = [
+  ("transject", "paper"),
+  ("transject", "certified"),
+  ("random_transject", "paper"),
+]
+IDS = jax.random.randint(jax.random.key(0), (4, 12), 1, 30).at[1, 7:].set(0)
+
+
+def build(name, activations, gating="paper", **options):
+  options = {"d_model": 8, "num_layers": 3} | options
+  mixer = {"num_experts": 2, "gating": gating}
+  return models.build(
+    name,
+    vocab_size=30,
+    max_len=512,
+    num_classes=3,
+    activations=activations,
+    mixer={} if name == "transformer" else mixer,
+    **options,
+  )
+
+
+def moved(model, ids=IDS, alpha=1.0):
+  """Parameters away from the start, where alpha is 0 and so is nearly all."""
+  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  flat = flax.traverse_util.flatten_dict(params)
+  for path, leaf in flat.items():
+    if path[-1] == "alpha":
+      flat[path] = jnp.full_like(leaf, alpha)
+    elif path[-1] == "bias":
+      flat[path] = jax.random.normal(jax.random.key(2), leaf.shape)
+  return flax.traverse_util.unflatten_dict(flat)
+
+
+def objective(params, model, ids=IDS):
+  rotations = orthogonal.rotations(params, model.orthogonal_map)
+  logits, sown = model.apply(
+    {"params": params, "rotations": rotations},
+    ids,
+    train=True,
+    mutable=["losses"],
+  )
+  return jnp.square(logits).sum() + sum(
+    leaf.sum() for leaf in jax.tree.leaves(sown)
+  )
+
+
+@pytest.mark.parametrize(("name", "gating"), FORMS)
+def test_gradients_are_those_of_stored_activations(name, gating):
+  params = moved(build(name, "stored", gating))
+  grads = {}
+  for kind in ("stored", "recomputed", "reversible"):
+    model = build(name, kind, gating)
+    chex.assert_trees_all_equal_shapes(models.shapes(model), params)
+    grad = jax.jit(
+      jax.value_and_grad(functools.partial(objective, model=model))
+    )
+    grads[kind] = grad(params)
+  for kind in ("recomputed", "reversible"):
+    for want, got in zip(
+      jax.tree.leaves(grads["stored"]),
+      jax.tree.leaves(grads[kind]),
+      strict=True,
+    ):
+      scale = float(jnp.abs(want).max())
+      assert scale > 0
+      np.testing.assert_allclose(got, want, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("activations", ["recomputed", "reversible"])
+def test_what_is_seen_of_the_layers_is_the_same(activations):
+  ids = IDS[:2]
+  params = moved(build("transject", "stored"))
+
+  def apply(model):
+    return model.apply(
+      {"params": params}, ids, train=False, mutable=["intermediates"]
+    )
+
+  want, seen = apply(build("transject", "stored"))
+  got, other = apply(build("transject", activations))
+  chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
+  seen, other = (s["intermediates"]["encoder"] for s in (seen, other))
+  chex.assert_trees_all_close(
+    other["hidden"], seen["hidden"], rtol=1e-5, atol=1e-5
+  )
+  if activations == "reversible":
+    gates = [seen[f"layer_{i}"]["mixer"]["gate"][0] for i in range(3)]
+    chex.assert_trees_all_close(other["gate"], tuple(gates), atol=1e-5)
+
+
+def kept(name, activations, num_layers):
+  """Bytes beside arguments and results of a compiled gradient."""
+  model = build(name, activations, num_layers=num_layers)
+  ids = jnp.ones((8, 512), jnp.int32)
+  grad = jax.jit(jax.grad(functools.partial(objective, model=model, ids=ids)))
+  memory = grad.lower(models.shapes(model)).compile().memory_analysis()
+  return memory.temp_size_in_bytes
+
+
+def test_memory_does_not_grow_with_depth():
+  flat = [kept("random_transject", "reversible", n) for n in (2, 16)]
+  assert flat[1] < 1.2 * flat[0]
+  inputs = [kept("random_transject", "recomputed", n) for n in (2, 16)]
+  assert flat[0] < inputs[1] < 4 * inputs[0]
+  grown = [kept("random_transject", "stored", n) for n in (2, 6)]
+  assert grown[1] > 1.8 * grown[0]
+  assert inputs[1] < grown[1]
+
+
+def test_recomputing_keeps_less_than_storing_for_any_encoder():
+  def held(activations):
+    model = build("transformer", activations, num_layers=6)
+    return cost.of(model, 128).activations
+
+  assert held("recomputed") < 0.3 * held("stored")
+
+
+def test_bfloat16_trains_in_reverse_too():
+  params = moved(build("transject", "stored"))
+  grads = [
+    jax.jit(
+      jax.grad(
+        functools.partial(
+          objective, model=build("transject", kind, dtype="bfloat16")
+        )
+      )
+    )(params)
+    for kind in ("stored", "reversible")
+  ]
+  want, got = (
+    np.concatenate([np.ravel(x) for x in jax.tree.leaves(g)]) for g in grads
+  )
+  assert np.isfinite(got).all()
+  assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+
+
+def normal(rng, *shape):
+  return jnp.asarray(rng.normal(size=shape))
+
+
+@given(
+  seed=st.integers(0, 99),
+  num_layers=st.sampled_from([2, 6]),
+  alpha=st.floats(0.0, 0.99),
+  tokens=st.lists(st.integers(1, 7), min_size=2, max_size=2),
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_undoing_a_layer_gives_its_input(
+  dtype, seed, num_layers, alpha, tokens
+):
+  x64 = dtype == "float64"
+  with jax.enable_x64(x64):
+    rng = np.random.default_rng(seed)
+    d, count = 6, 3
+    # The gate is float32 whatever the type is; it is given on the way back.
+    experts = reversible.Experts(
+      orthogonal.expm(normal(rng, count, d, d)),
+      orthogonal.expm(normal(rng, count, d, d)),
+      5 * normal(rng, d),
+      jnp.asarray(alpha / num_layers),
+    )
+    w = orthogonal.expm(normal(rng, 2, d, d))
+    layer = reversible.Layer(experts, w, normal(rng, 2, d))
+    layer = jax.tree.map(lambda a: a.astype(dtype), layer)
+    form = reversible.Form(
+      "paper", "learned", "cayley", num_layers, jnp.dtype(dtype)
+    )
+    x = normal(rng, 2, 7, d).astype(dtype)
+    sigma = jnp.asarray(rng.uniform(size=(2, d))).astype(dtype)
+    mask = jnp.arange(7)[None] < jnp.asarray(tokens)[:, None]
+    y, weights = jitted("apply", form)(x, layer, sigma, mask)
+    back, steps = jitted("undo", form)(y, layer, sigma, mask, weights)
+    scale = float(jnp.abs(y).max())
+    error = float(jnp.abs(back - x).max())
+    assert error <= (1e-12 if x64 else 2e-6) * scale
+    assert int(steps.max()) <= (60 if x64 else 30)
+    if alpha > 0.01:
+      assert float(jnp.abs(back - y).max()) > error
+
+
+@functools.cache
+def jitted(name, form):
+  return jax.jit(functools.partial(getattr(reversible, name), form=form))
+
+
+def test_solve_stops_where_rounding_does():
+  y = jnp.asarray([3.0, -2.0])
+  x, steps = reversible.solve(y, lambda x: 0.5 * x, 0.5)
+  np.testing.assert_allclose(x, y / 1.5, rtol=1e-6)
+  assert 20 <= int(steps) <= 30
+  x, steps = reversible.solve(y, lambda x: 0.01 * x, 0.01)
+  np.testing.assert_allclose(x, y / 1.01, rtol=1e-6)
+  assert int(steps) <= 5
+  _, steps = reversible.solve(y, lambda x: 0.999 * x, 0.999, max_steps=7)
+  assert int(steps) == 7
+  x, _ = reversible.solve(y, lambda x: jnp.nan * x, 0.5)
+  assert np.isnan(x).all()
+
+
+def test_what_cannot_be_run_backwards():
+  with pytest.raises(ValueError, match=r"those of .*transject.*recomputed"):
+    build("transformer", "reversible")
+  with pytest.raises(ValueError, match=r"num_layers=1.*at least"):
+    build("transject", "reversible", num_layers=1)
+  with pytest.raises(ValueError, match=r"activations 'kept'.*recomputed"):
+    build("transject", "kept")
+  with pytest.raises(ValueError, match=r"PreNorm.*injective"):
+    reversible.form(PreNorm(None, 2))

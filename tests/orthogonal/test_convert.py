@@ -1,0 +1,75 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import orthogonal
+
+MAPS = sorted(orthogonal.MAPS)
+
+
+def rotations(seed, d, count=2):
+  q = np.linalg.qr(np.random.default_rng(seed).normal(size=(count, d, d)))[0]
+  q[np.linalg.det(q) < 0, :, 0] *= -1
+  return q
+
+
+def mapped(a, name, base=None):
+  with jax.enable_x64(True):
+    base = None if base is None else jnp.asarray(base)
+    return np.asarray(orthogonal.MAPS[name](jnp.asarray(a), base))
+
+
+@pytest.mark.parametrize("name", MAPS)
+@given(seed=st.integers(0, 99), d=st.sampled_from([1, 2, 3, 8]))
+def test_parameters_of_a_rotation_map_to_it(name, seed, d):
+  q = rotations(seed, d)
+  try:
+    a = orthogonal.parameters(q, name)
+  except ValueError as error:
+    # Too near to what cannot be reached: possible for these two alone.
+    assert name in ("cayley", "householder"), error
+    return
+  np.testing.assert_allclose(mapped(a, name), q, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_base_moves_what_can_be_reached(name):
+  half_turn = np.diag([-1.0, -1.0, 1.0])[None]
+  turned = half_turn @ mapped(0.3 * np.ones((1, 3, 3)), "cayley")
+  a = orthogonal.parameters(turned, name, base=half_turn)
+  np.testing.assert_allclose(mapped(a, name, half_turn), turned, atol=1e-10)
+  zero = orthogonal.parameters(half_turn, name, base=half_turn)
+  if name != "matrix":
+    np.testing.assert_allclose(zero, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder"])
+def test_what_a_map_cannot_reach(name):
+  with pytest.raises(ValueError, match=r"Matrix 0 .*Give a base.*'expm'"):
+    orthogonal.parameters(np.diag([-1.0, -1.0, 1.0]), name)
+
+
+def test_the_exponential_reaches_half_turns():
+  q = rotations(0, 6, 1)[0]
+  q = q @ np.diag([-1.0, -1, -1, -1, 1, 1]) @ q.T
+  a = orthogonal.parameters(q, "expm")
+  np.testing.assert_allclose(mapped(a, "expm"), q, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", sorted({*MAPS} - {"matrix"}))
+def test_reflections_are_beyond_all_maps_without_a_base(name):
+  mirror = np.diag([1.0, -1.0, 1.0])
+  with pytest.raises(ValueError, match=r"determinant -1.*Give a base"):
+    orthogonal.parameters(mirror, name)
+  a = orthogonal.parameters(mirror, name, base=mirror)
+  np.testing.assert_allclose(mapped(a, name, mirror), mirror, atol=1e-12)
+
+
+def test_what_is_not_orthogonal():
+  with pytest.raises(ValueError, match=r"Matrix 1 is not orthogonal.*polar"):
+    orthogonal.parameters(np.stack([np.eye(3), 2 * np.eye(3)]), "expm")
+  with pytest.raises(ValueError, match="orthogonal map 'qr'.*cayley"):
+    orthogonal.parameters(np.eye(3), "qr")

@@ -1,0 +1,40 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.orthogonal import products
+
+
+@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 70])
+def test_the_inverse_of_a_matrix_of_positive_symmetric_part(d):
+  rng = np.random.default_rng(d)
+  with jax.enable_x64(True):
+    s = rng.normal(size=(2, 3, d, d))
+    m = np.eye(d) + s - s.swapaxes(-1, -2) + 0.1 * s @ s.swapaxes(-1, -2)
+    found = products.inverse(jnp.asarray(m))
+    np.testing.assert_allclose(found, np.linalg.inv(m), atol=1e-11)
+
+
+def test_the_gradient_of_the_inverse_is_that_of_jax():
+  with jax.enable_x64(True):
+    s = np.random.default_rng(0).normal(size=(2, 9, 9))
+    m = jnp.asarray(np.eye(9) + s - s.swapaxes(-1, -2))
+    w = jnp.asarray(np.random.default_rng(1).normal(size=m.shape))
+    ours = jax.grad(lambda m: (products.inverse(m) * w).sum())(m)
+    jaxs = jax.grad(lambda m: (jnp.linalg.inv(m) * w).sum())(m)
+    np.testing.assert_allclose(ours, jaxs, atol=1e-12)
+
+
+def test_polishing_squares_the_defect_and_passes_gradients_by():
+  with jax.enable_x64(True):
+    q = jnp.asarray(
+      np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
+    )
+    off = q + 1e-4 * jnp.asarray(np.random.default_rng(1).normal(size=(6, 6)))
+    again = products.polished(off)
+    np.testing.assert_allclose(again.T @ again, np.eye(6), atol=1e-6)
+    assert np.abs(off.T @ off - np.eye(6)).max() > 1e-5
+    np.testing.assert_allclose(again, off, atol=1e-3)
+    grad = jax.grad(lambda q: (products.polished(q) * off).sum())(q)
+    np.testing.assert_allclose(grad, off)

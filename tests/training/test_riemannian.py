@@ -1,0 +1,80 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxformers import orthogonal
+from jaxformers.training.riemannian import riemannian
+
+
+def rotations(seed, d, count=2):
+  a = jax.random.normal(jax.random.key(seed), (count, d, d))
+  return orthogonal.expm(a)
+
+
+def test_the_gradient_is_that_of_the_cayley_map_based_at_the_matrix():
+  q, w = rotations(0, 5), jax.random.normal(jax.random.key(1), (2, 5, 5))
+  seen = []
+  inner = optax.GradientTransformation(
+    lambda p: (), lambda g, s, p: (seen.append(g) or g, s)
+  )
+  tx = riemannian(inner)
+
+  def f(q):
+    return jnp.sum(jnp.sin(q) * w)
+
+  tx.update({"u_orthogonal": jax.grad(f)(q)}, tx.init({}), {"u_orthogonal": q})
+  want = jax.grad(lambda a: f(orthogonal.cayley(a, q)))(jnp.zeros_like(q))
+  chex.assert_trees_all_close(seen[0]["u_orthogonal"], want, atol=1e-5)
+
+
+def test_a_step_of_gradient_descent_goes_along_the_group():
+  q, w = rotations(0, 5), jax.random.normal(jax.random.key(1), (2, 5, 5))
+  params = {"u_orthogonal": q, "bias": jnp.ones(3)}
+  grads = {"u_orthogonal": w, "bias": jnp.full(3, 2.0)}
+  tx = riemannian(optax.sgd(0.1))
+  updates, _ = tx.update(grads, tx.init(params), params)
+  after = optax.apply_updates(params, updates)
+  slope = jnp.swapaxes(q, 1, 2) @ w
+  a = -0.1 * jnp.tril(slope - jnp.swapaxes(slope, 1, 2), -1)
+  chex.assert_trees_all_close(
+    after,
+    {"u_orthogonal": orthogonal.cayley(a, q), "bias": 0.8 * jnp.ones(3)},
+    atol=1e-6,
+  )
+
+
+def test_adam_finds_the_nearest_rotation():
+  target = rotations(3, 6)
+  params = {"u_orthogonal": rotations(4, 6)}
+  tx = riemannian(optax.adam(optax.cosine_decay_schedule(0.1, 400)))
+
+  def step(both, _):
+    params, state = both
+    grads = jax.grad(lambda p: jnp.sum((p["u_orthogonal"] - target) ** 2))(
+      params
+    )
+    updates, state = tx.update(grads, state, params)
+    return (optax.apply_updates(params, updates), state), None
+
+  (params, _), _ = jax.lax.scan(step, (params, tx.init(params)), None, 400)
+  np.testing.assert_allclose(params["u_orthogonal"], target, atol=1e-3)
+
+
+def test_other_leaves_pass_as_they_are_and_the_state_is_the_inner_ones():
+  params = {"w": jnp.arange(4.0), "u_skew": jnp.ones((2, 2))}
+  grads = jax.tree.map(jnp.ones_like, params)
+  plain, wrapped = optax.adamw(0.1), riemannian(optax.adamw(0.1))
+  chex.assert_trees_all_equal(wrapped.init(params), plain.init(params))
+  chex.assert_trees_all_equal(
+    wrapped.update(grads, wrapped.init(params), params),
+    plain.update(grads, plain.init(params), params),
+  )
+
+
+def test_without_parameters():
+  tx = riemannian(optax.sgd(0.1))
+  with pytest.raises(ValueError, match="needs the parameters"):
+    tx.update({}, tx.init({}))
