@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 _HIGHEST = jax.lax.Precision.HIGHEST
+_SMALL = 32  # Where products of blocks no longer pay.
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -27,33 +28,41 @@ def eye_like(a: jax.Array) -> jax.Array:
   return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
 
 
-def _sweep(m: jax.Array, block: int) -> jax.Array:
-  """The inverse of m [k, d, d] by Gauss-Jordan elimination, block by block.
-
-  There is no pivoting, so the symmetric part of m must be positive definite;
-  then every pivot's is too.
-  """
-  k, d, _ = m.shape
+def _sweep(m: jax.Array) -> jax.Array:
+  """The inverse of m [k, d, d], small, by Gauss-Jordan elimination."""
 
   def eliminate(i: jax.Array, m: jax.Array) -> jax.Array:
-    at = i * block
-    rows = jax.lax.dynamic_slice_in_dim(m, at, block, 1)
-    columns = jax.lax.dynamic_slice_in_dim(m, at, block, 2)
-    pivot = jax.lax.dynamic_slice_in_dim(rows, at, block, 2)
-    inverse = 1 / pivot if block == 1 else _sweep(pivot, 1)
-    rows = dot(inverse, rows)
-    rows = jax.lax.dynamic_update_slice_in_dim(rows, inverse, at, 2)
-    unit = jnp.broadcast_to(-jnp.eye(block, dtype=m.dtype), (k, block, block))
-    columns = jax.lax.dynamic_update_slice_in_dim(columns, unit, at, 1)
-    m = jax.lax.dynamic_update_slice_in_dim(
-      m, jnp.zeros((k, d, block), m.dtype), at, 2
+    row = jax.lax.dynamic_slice_in_dim(m, i, 1, 1)
+    column = jax.lax.dynamic_slice_in_dim(m, i, 1, 2)
+    pivot = 1 / jax.lax.dynamic_slice_in_dim(row, i, 1, 2)
+    row = jax.lax.dynamic_update_slice_in_dim(row * pivot, pivot, i, 2)
+    column = jax.lax.dynamic_update_slice_in_dim(
+      column, -jnp.ones_like(pivot), i, 1
     )
-    m = jax.lax.dynamic_update_slice_in_dim(
-      m, jnp.zeros((k, block, d), m.dtype), at, 1
-    )
-    return m - dot(columns, rows)
+    m = jax.lax.dynamic_update_slice_in_dim(m, jnp.zeros_like(column), i, 2)
+    m = jax.lax.dynamic_update_slice_in_dim(m, jnp.zeros_like(row), i, 1)
+    return m - column * row
 
-  return jax.lax.fori_loop(0, d // block, eliminate, m)
+  return jax.lax.fori_loop(0, m.shape[-1], eliminate, m)
+
+
+def _halves(m: jax.Array) -> jax.Array:
+  """The inverse of m [k, d, d] by that of a quarter and its Schur complement.
+
+  There is no pivoting, so the symmetric part of m must be positive definite;
+  then so are those of the two.
+  """
+  d = m.shape[-1]
+  if d <= _SMALL:
+    return _sweep(m)
+  h = -(-d // (2 * _SMALL)) * _SMALL  # Whole blocks, and half of them at least.
+  a, b, c, e = m[:, :h, :h], m[:, :h, h:], m[:, h:, :h], m[:, h:, h:]
+  a = _halves(a)
+  right, below = dot(a, b), dot(c, a)
+  e = _halves(e - dot(c, right))
+  corner = dot(e, below)
+  top = jnp.concatenate([a + dot(right, corner), -dot(right, e)], 2)
+  return jnp.concatenate([top, jnp.concatenate([-corner, e], 2)], 1)
 
 
 @jax.custom_vjp
@@ -63,15 +72,7 @@ def inverse(m: jax.Array) -> jax.Array:
   Only for matrices whose symmetric part is positive definite, such as I - s
   with s skew-symmetric.
   """
-  d = m.shape[-1]
-  block = min(32, d)
-  flat = m.reshape((-1, d, d))
-  padding = -d % block  # The added rows and columns are the identity's.
-  padded = jnp.pad(flat, ((0, 0), (0, padding), (0, padding)))
-  if padding:
-    ones = jnp.pad(jnp.zeros(d, m.dtype), (0, padding), constant_values=1)
-    padded = padded + jnp.diag(ones)[None]
-  return _sweep(padded, block)[:, :d, :d].reshape(m.shape)
+  return _halves(m.reshape((-1, *m.shape[-2:]))).reshape(m.shape)
 
 
 def _inverse_forward(m: jax.Array) -> tuple[jax.Array, jax.Array]:

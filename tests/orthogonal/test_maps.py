@@ -1,12 +1,18 @@
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import orthogonal
+from jaxformers.orthogonal import maps
+from jaxformers.training import optim
 
 MAPS = sorted({*orthogonal.MAPS} - {"matrix"})
 small = st.sampled_from([1, 2, 7, 32, 33])
@@ -89,3 +95,78 @@ def test_the_initializer_spreads_the_angles():
 def test_maps_are_strict(strict):
   chex.assert_shape(orthogonal.cayley(arrays(0, 5, 1.0)), (2, 5, 5))
   chex.assert_shape(orthogonal.expm(arrays(0, 5, 1.0)), (2, 5, 5))
+
+
+def test_the_polynomial_of_the_exponential_is_taylors():
+  b1, b2, b3, b4 = (np.polynomial.Polynomial(c) for c in maps.TAYLOR)
+  a = b3 + b4 * b4
+  found = ((b2 + a) * a + b1).coef
+  want = [1 / math.factorial(j) for j in range(13)]
+  np.testing.assert_allclose(
+    found * [math.factorial(j) for j in range(13)], 1, rtol=1e-12
+  )
+  assert len(found) == len(want)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 30.0])
+def test_the_exponential_is_that_of_scipy(scale):
+  a = np.random.default_rng(0).normal(size=(2, 9, 9)) * scale
+  s = np.tril(a, -1) - np.tril(a, -1).swapaxes(1, 2)
+  with jax.enable_x64(True):
+    found = orthogonal.expm(jnp.asarray(a))
+    np.testing.assert_allclose(
+      found, scipy.linalg.expm(s), atol=1e-12 * (1 + scale)
+    )
+  single = orthogonal.expm(jnp.asarray(a, jnp.float32))
+  np.testing.assert_allclose(
+    single, scipy.linalg.expm(s), atol=1e-5 * (1 + scale)
+  )
+
+
+def test_householder_is_the_product_of_its_reflections():
+  with jax.enable_x64(True):
+    a = np.random.default_rng(0).normal(size=(6, 6))
+    want = -np.eye(6)
+    for i in range(6):
+      v = np.eye(6)[i] + np.tril(a, -1)[:, i]
+      want = want @ (np.eye(6) - 2 * np.outer(v, v) / (v @ v))
+    found = orthogonal.householder(jnp.asarray(a))
+    np.testing.assert_allclose(found, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(orthogonal.MAPS))
+def test_a_base_stands_before_the_map(name):
+  a, base = arrays(0, 5, 0.3), orthogonal.expm(arrays(1, 5, 1.0))
+  if name == "matrix":
+    a = orthogonal.expm(a)
+  mapping = orthogonal.MAPS[name]
+  want = jnp.matmul(base, mapping(a))
+  chex.assert_trees_all_close(mapping(a, base), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(orthogonal.MAPS))
+def test_matrices_stay_orthogonal_over_10000_steps(name):
+  """And the maps end, every time: products alone cannot hang."""
+  leaf = orthogonal.parameter_name("u", name)
+  start = arrays(0, 8, 0.5)
+  params = {leaf: orthogonal.cayley(start) if name == "matrix" else start}
+  tx, _ = optim.build(
+    {"name": "adam"}, {"name": "constant", "learning_rate": 1e-2}, 10_000
+  )
+
+  def step(both, key):
+    params, state = both
+    noise = jax.random.normal(key, (2, 8, 8))
+    grads = jax.grad(
+      lambda p: (orthogonal.rotations(p, name)[leaf] * noise).sum()
+    )(params)
+    updates, state = tx.update(grads, state, params)
+    return (optax.apply_updates(params, updates), state), None
+
+  keys = jax.random.split(jax.random.key(1), 10_000)
+  (params, _), _ = jax.lax.scan(step, (params, tx.init(params)), keys)
+  q = orthogonal.rotations(params, name)[leaf]
+  assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+  assert float(jnp.abs(q - orthogonal.MAPS[name](start)).max()) > 0.1
+  if name == "matrix":  # What is stored, not only what is read of it.
+    assert float(orthogonal.orthogonality_defect(params[leaf]).max()) <= 5e-6

@@ -1,0 +1,205 @@
+r"""What orthogonal maps cost and lose, beside PyTorch's parametrisations.
+
+python -m benchmarks.orthogonal --out orthogonal.json
+
+21 matrices, as many as TransJect has at L = 2 and E = 4. A step is the map and
+its gradient; all of PyTorch's are modules of
+`torch.nn.utils.parametrizations.orthogonal`, one a matrix, as a user has them.
+All take turns in every round, and the tables show medians; compilation is
+apart. Needs the extra `bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.data import table
+from jaxformers import orthogonal
+from jaxformers.training import report as reports
+
+COUNT = 21
+ROUNDS = 7
+TORCH_MAPS = {
+  "expm": "matrix_exp",
+  "cayley": "cayley",
+  "householder": "householder",
+}
+
+
+def ours(
+  name: str, a: np.ndarray, w: np.ndarray
+) -> dict[str, Callable[[], Any]]:
+  """The map, and the map with its gradient, as functions that wait."""
+  mapping = orthogonal.MAPS[name]
+  if name == "matrix":
+    a = np.asarray(orthogonal.cayley(jnp.asarray(a)))
+  given, weights = jnp.asarray(a), jnp.asarray(w)
+  forward = jax.jit(mapping)
+  both = jax.jit(jax.value_and_grad(lambda a, w: (mapping(a) * w).sum()))
+  return {
+    "forward": lambda: jax.block_until_ready(forward(given)),
+    "step": lambda: jax.block_until_ready(both(given, weights)),
+  }
+
+
+def in_pytorch(
+  name: str, a: np.ndarray, w: np.ndarray
+) -> dict[str, Callable[[], Any]]:
+  """The same in PyTorch, one module a matrix."""
+  import torch
+  from torch.nn.utils import parametrizations
+
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  layers, d = [], a.shape[-1]
+  for one in a:
+    layer = torch.nn.Linear(len(one), len(one), bias=False)
+    parametrizations.orthogonal(
+      layer, orthogonal_map=TORCH_MAPS[name], use_trivialization=False
+    )
+    with torch.no_grad():
+      if name == "householder":  # Its signs stand on the diagonal.
+        one = np.tril(one, -1) + np.eye(d, dtype=one.dtype)
+      layer.parametrizations.weight.original.copy_(torch.from_numpy(one))
+    layers.append(layer)
+  weights = torch.from_numpy(w)
+
+  def forward() -> Any:
+    with torch.no_grad():
+      return np.stack([layer.weight.numpy() for layer in layers])
+
+  def step() -> None:
+    total = sum(
+      (layer.weight * one).sum()
+      for layer, one in zip(layers, weights, strict=True)
+    )
+    total.backward()
+    for layer in layers:
+      layer.parametrizations.weight.original.grad = None
+
+  return {"forward": forward, "step": step}
+
+
+def measure(d: int, rounds: int) -> list[dict[str, Any]]:
+  """A row for each map: seconds and the defect, at one size."""
+  rng = np.random.default_rng(0)
+  a = rng.normal(size=(COUNT, d, d), scale=1.5 / d**0.5).astype(np.float32)
+  w = rng.normal(size=a.shape).astype(np.float32)
+  runs = {f"ours: {name}": ours(name, a, w) for name in orthogonal.MAPS}
+  runs |= {f"PyTorch: {name}": in_pytorch(name, a, w) for name in TORCH_MAPS}
+  times: dict[tuple[str, str], list[float]] = {}
+  for k in range(rounds + 1):
+    for name, parts in runs.items():
+      for part, run in parts.items():
+        began = time.perf_counter()
+        run()
+        if k:  # The first round compiles.
+          times.setdefault((name, part), []).append(time.perf_counter() - began)
+  rows = []
+  for name, parts in runs.items():
+    q = np.asarray(parts["forward"]()).astype(np.float64)
+    defect = np.abs(q.swapaxes(1, 2) @ q - np.eye(d)).max()
+    rows.append(
+      {
+        "map": name,
+        "d": d,
+        "forward ms": 1e3 * statistics.median(times[name, "forward"]),
+        "with gradient ms": 1e3 * statistics.median(times[name, "step"]),
+        "defect": float(defect),
+      }
+    )
+  return rows
+
+
+def norms(d: int) -> list[dict[str, Any]]:
+  """The defect in float32 as the parameters grow."""
+  unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
+  rows = []
+  for name in ("cayley", "expm", "householder"):
+    row: dict[str, Any] = {"map": name, "d": d}
+    for norm in (0.1, 2, 10, 50):
+      q = jax.jit(orthogonal.MAPS[name])(norm * unit)
+      row[f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
+    rows.append(row)
+  return rows
+
+
+def many(steps: int, d: int) -> list[dict[str, Any]]:
+  """The defect after many steps of Adam, which must end."""
+  from jaxformers.training import optim
+
+  rows = []
+  for name in orthogonal.MAPS:
+    leaf = orthogonal.parameter_name("u", name)
+    a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
+    start = {leaf: orthogonal.cayley(a) if name == "matrix" else a}
+    tx, _ = optim.build(
+      {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
+    )
+
+    @jax.jit
+    def step(
+      params: Any, state: Any, k: Any, name: str = name, tx: Any = tx
+    ) -> Any:
+      def loss(params: Any) -> jax.Array:
+        (q,) = orthogonal.rotations(params, name).values()
+        noise = jax.random.normal(jax.random.key(k), q.shape)
+        return (q * noise).mean()
+
+      grads = jax.grad(loss)(params)
+      updates, state = tx.update(grads, state, params)
+      return jax.tree.map(jnp.add, params, updates), state
+
+    params, state = start, tx.init(start)
+    began = time.perf_counter()
+    for k in range(steps):
+      params, state = step(params, state, k)
+      if k % 32 == 0:
+        jax.block_until_ready(params)
+    (q,) = orthogonal.rotations(params, name).values()
+    rows.append(
+      {
+        "map": name,
+        "d": d,
+        "steps": steps,
+        "seconds": time.perf_counter() - began,
+        "defect": float(orthogonal.orthogonality_defect(q).max()),
+      }
+    )
+  return rows
+
+
+def main() -> None:
+  """Prints the tables, and writes them as JSON if asked."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--sizes", default="128,512", help="of the matrices")
+  parser.add_argument("--rounds", type=int, default=ROUNDS)
+  parser.add_argument("--steps", type=int, default=10_000)
+  parser.add_argument("--out", default="", help="path of the JSON")
+  args = parser.parse_args()
+  sizes = [int(d) for d in args.sizes.split(",")]
+  result: dict[str, Any] = {"cost": [], "norms": []}
+  for d in sizes:
+    result["cost"] += measure(d, args.rounds)
+    result["norms"] += norms(d)
+  result["many"] = many(args.steps, min(sizes)) if args.steps else []
+  for name, rows in result.items():
+    print(f"\n{name}\n\n{table(rows) if rows else ''}", flush=True)
+  result["hardware"] = reports.hardware()
+  result["versions"] = reports.versions()
+  if args.out:
+    with open(args.out, "w") as file:
+      json.dump(result, file, indent=2)
+
+
+if __name__ == "__main__":
+  main()
