@@ -177,6 +177,7 @@ def lra_models(
     "dropout_rate": 0.1,
     "pool": "mean" if protocol == "jaxformers" else pool,
     "dtype": "float32",
+    "activations": "stored",
     **head,
   }
   transject = {
@@ -187,6 +188,7 @@ def lra_models(
     "dropout_rate": 0.0,
     "pool": pool,
     "dtype": "float32",
+    "activations": "stored",
     "orthogonal_map": "cayley",
     "mixer": {"num_experts": 2 if tiny else 4},
     **head,
@@ -219,6 +221,7 @@ def short_models(name: str, *, tiny: bool) -> dict[str, Any]:
     "pool": "mean",
     "head_dim": 0,
     "dtype": "float32",
+    "activations": "stored",
   }
   sizes = (2, 128) if tiny else (8, 2_048)
   transject = {

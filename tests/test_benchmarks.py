@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import data, encoders, training
+from benchmarks import data, depth, encoders, orthogonal, training
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 
@@ -55,3 +55,27 @@ def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
   row = training.train("local", "float32", 4, tmp_path)
   assert row["all finite"]
   assert 1 < row["entropy of classes"] < np.log(10)
+
+
+def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
+  monkeypatch.chdir(request.config.rootpath)
+  small = {"num_train": 200, "num_validation": 20, "num_test": 20}
+  small |= {"min_length": 20, "max_length": 40}
+  monkeypatch.setattr(depth, "TASK", small)
+  before, after = depth.train(2, 2, tmp_path)
+  assert before["factor"] == before["least"] == before["greatest"] == 1
+  assert after["greatest"] > 1
+  assert before["entropy in"] == before["entropy out"] != after["entropy out"]
+
+
+def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
+  monkeypatch.setattr(orthogonal, "COUNT", 2)
+  monkeypatch.setattr(orthogonal, "TORCH_MAPS", {})  # Not a test dependency.
+  rows = orthogonal.measure(8, 1) + orthogonal.many(3, 8)
+  assert {row["map"].removeprefix("ours: ") for row in rows} == {
+    "cayley",
+    "expm",
+    "householder",
+    "matrix",
+  }
+  assert all(row["defect"] < 5e-6 for row in rows)

@@ -6,6 +6,8 @@ import optax
 import pytest
 
 from jaxformers import orthogonal
+from jaxformers.analysis import trained
+from jaxformers.training import loop
 from jaxformers.training.riemannian import riemannian
 
 
@@ -78,3 +80,25 @@ def test_without_parameters():
   tx = riemannian(optax.sgd(0.1))
   with pytest.raises(ValueError, match="needs the parameters"):
     tx.update({}, tx.init({}))
+
+
+def test_matrices_are_orthogonal_after_a_run_in_bfloat16(smoke, tmp_path):
+  fields = {
+    "model.dtype": "bfloat16",
+    "model.orthogonal_map": "matrix",
+    "model.activations": "reversible",
+    "schedule.learning_rate": 1e-2,
+  }
+  results = loop.run(smoke(**fields), tmp_path)
+  assert np.isfinite(results["loss"])
+  run = trained.load(tmp_path)
+  start = run.model.init(jax.random.key(0), run.model.example(), train=False)
+  found = jax.tree_util.tree_flatten_with_path(run.params)[0]
+  kept = [(path, q) for path, q in found if orthogonal.is_orthogonal(path)]
+  assert len(kept) == 2 * 3 + 1
+  for _, q in kept:
+    assert q.dtype == jnp.float32
+    assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+  u = run.params["encoder"]["layer_0"]["mixer"]["u_orthogonal"]
+  before = start["params"]["encoder"]["layer_0"]["mixer"]["u_orthogonal"]
+  assert float(jnp.abs(u - before).max()) > 1e-3

@@ -1,0 +1,197 @@
+r"""What depth costs TransJect, and what it does to it.
+
+python -m benchmarks.depth --out depth.json
+
+First the gradient with activations stored, recomputed (`jax.checkpoint`) and
+reversible, at L = 2 to 96: seconds, and the bytes that XLA sets aside for
+activations, which is what a second half of the batch adds to its scratch
+memory, times two. Then some hundred steps of training on ListOps, expressions
+of 50 to 250 tokens, with activation factors and entropy before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from benchmarks.data import table
+from benchmarks.training import TASK
+from jaxformers import config as configs
+from jaxformers import models, orthogonal
+from jaxformers.analysis import lipschitz
+from jaxformers.analysis.capture import capture, variables
+from jaxformers.training import report as reports
+from jaxformers.training.run import Run
+
+DEPTHS = (2, 6, 24, 96)
+KINDS = ("stored", "recomputed", "reversible")
+BATCH, LENGTH, WIDTH = 16, 512, 64
+LONGEST_UNROLLED = 24  # Layers of "stored": beyond, compiling takes minutes.
+
+
+def gradient(kind: str, depth: int) -> tuple[Any, Any]:
+  """The gradient of TransJect's loss by its parameters, and parameters."""
+  model = models.build(
+    "transject",
+    vocab_size=257,
+    max_len=LENGTH,
+    num_classes=2,
+    d_model=WIDTH,
+    num_layers=depth,
+    activations=kind,
+    mixer={"num_experts": 4},
+  )
+
+  def loss(params: Any, ids: jax.Array) -> jax.Array:
+    rotations = orthogonal.rotations(params, model.orthogonal_map)
+    own = {"params": params, "rotations": rotations}
+    logits, _ = model.apply(own, ids, train=True, mutable=["losses"])
+    return jnp.square(logits).mean()
+
+  shapes = models.shapes(model)
+  leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+  keys = jax.random.split(jax.random.key(0), len(leaves))
+  params = tree.unflatten(
+    [
+      # Far from the start, where a layer is the identity and undone at once.
+      jnp.full(leaf.shape, 1.0)
+      if path[-1].key == "alpha"
+      else jax.random.normal(key, leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
+      for key, (path, leaf) in zip(keys, leaves, strict=True)
+    ]
+  )
+  return jax.jit(jax.grad(loss)), params
+
+
+def memory(rounds: int) -> list[dict[str, Any]]:
+  """Seconds and bytes of a gradient, all ways in turn in every round."""
+  rows, runs = [], []
+  for depth in DEPTHS:
+    for kind in KINDS:
+      if kind == "stored" and depth > LONGEST_UNROLLED:
+        continue
+      grad, params = gradient(kind, depth)
+      scratch, seconds = [], 0.0
+      for batch in (BATCH // 2, BATCH):
+        ids = jnp.ones((batch, LENGTH), jnp.int32)
+        began = time.perf_counter()
+        compiled = grad.lower(params, ids).compile()
+        seconds = time.perf_counter() - began
+        scratch.append(compiled.memory_analysis().temp_size_in_bytes)
+      ids = jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 1, 257)
+      rows.append(
+        {
+          "L": depth,
+          "activations": kind,
+          "MB": 2 * (scratch[1] - scratch[0]) / 1e6,
+          "MB of scratch": scratch[1] / 1e6,
+          "compile s": seconds,
+        }
+      )
+      runs.append(functools.partial(compiled, params, ids))
+  times: list[list[float]] = [[] for _ in runs]
+  for k in range(rounds + 1):
+    for run, own in zip(runs, times, strict=True):
+      began = time.perf_counter()
+      jax.block_until_ready(run())
+      if k:
+        own.append(time.perf_counter() - began)
+  for row, own in zip(rows, times, strict=True):
+    row["ms"] = 1e3 * statistics.median(own)
+  return rows
+
+
+def state(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
+  """Activation factors and entropy of the last layer's tokens.
+
+  The entropy is Vasicek's estimate of a token's over its units, divided by
+  their deviation (nats), averaged over tokens; 1.42 for a Gaussian.
+  """
+  seen = lipschitz.measure(run.model, params, [ids])
+  found = capture(run.model, variables(run.model, params), jnp.asarray(ids))
+  mask = np.asarray(found.mask)
+
+  def entropy(x: jax.Array) -> float:
+    tokens = np.asarray(x)[mask].astype(np.float64)
+    tokens = tokens / tokens.std(1, keepdims=True)
+    estimate = scipy.stats.differential_entropy(
+      tokens, axis=1, method="vasicek"
+    )
+    return float(estimate[np.isfinite(estimate)].mean())
+
+  last = seen["factors"][-1]
+  return {
+    "factor": last["mean"],
+    "least": last["min"],
+    "greatest": last["max"],
+    "entropy in": entropy(found.hidden[0]),
+    "entropy out": entropy(found.hidden[-1]),
+  }
+
+
+def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
+  """A row before training, and one after."""
+  config = configs.load("configs/lra/listops.py:size=tiny,model=transject")
+  config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
+  config.update(buckets=1)
+  config.schedule.warmup_steps = steps // 10
+  config.task.update(TASK)
+  config.model.update(num_layers=depth, activations="reversible")
+  with tempfile.TemporaryDirectory() as workdir:
+    run = Run(config, Path(workdir))
+    ids = run.task.splits["test"].batch(np.arange(8), 250)["inputs"]
+    rows = [
+      {"L": depth, "step": 0, "loss": "", **state(run, run.state.params, ids)}
+    ]
+    losses = []
+    for batch in run.batches(0):
+      run.state, sums = run.train_step(run.state, batch)
+      losses.append(float(sums["loss"]) / float(sums["count"]))
+    tenth = max(1, steps // 10)
+    first, last = (
+      statistics.mean(x) for x in (losses[:tenth], losses[-tenth:])
+    )
+    rows[0]["loss"] = first
+    after = state(run, run.state.params, ids)
+    rows.append({"L": depth, "step": steps, "loss": last, **after})
+  return rows
+
+
+def main() -> None:
+  """Prints the tables, and writes them as JSON if asked."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--rounds", type=int, default=7)
+  parser.add_argument("--steps", type=int, default=300)
+  parser.add_argument("--out", default="", help="path of the JSON")
+  parser.add_argument("--data_dir", default="", help="of the expressions")
+  args = parser.parse_args()
+  result: dict[str, Any] = {}
+  if args.rounds:
+    result["memory"] = memory(args.rounds)
+    print(table(result["memory"]), flush=True)
+  if args.steps:
+    with tempfile.TemporaryDirectory() as folder:
+      data = Path(args.data_dir or folder)
+      rows = [row for d in DEPTHS for row in train(d, args.steps, data)]
+    result["training"] = rows
+    print(f"\n{table(result['training'])}", flush=True)
+  result["hardware"] = reports.hardware()
+  result["versions"] = reports.versions()
+  if args.out:
+    with open(args.out, "w") as file:
+      json.dump(result, file, indent=2)
+
+
+if __name__ == "__main__":
+  main()
