@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,9 @@ from jaxformers.registry import choose, unknown
 
 SIZES = ("paper", "tiny")
 LRA_SIZES = ("paper", "matched", "tiny")
+
+# Sections in which a command may set what the config does not name.
+OPEN = (["model", "mixer"], ["model", "block"])
 
 # The models whose layer is TransJect's, not the Transformer's.
 TRANSJECTS = ("transject", "random_transject")
@@ -389,6 +393,41 @@ def check_overrides(config: ConfigDict, argv: list[str]) -> None:
         choices = section if isinstance(section, ConfigDict) else ()
         raise unknown(f"key of {where}:", key, choices)
       section = section[key]
+
+
+def take_options(
+  config: ConfigDict, argv: list[str]
+) -> tuple[list[str], dict[str, Any]]:
+  """Takes options of mixer and block that the config leaves out from argv.
+
+  A config names those that its numbers depend on; `models.build` knows all, and
+  says which there are.
+
+  Returns:
+    The other arguments; and the options, "model.mixer.causal": True, read as
+    Python values, or as text where they are none.
+  """
+  rest, options = [], {}
+  for arg in argv:
+    (path,) = list(_overridden([arg])) or [[]]
+    name, _, value = arg.partition("=")
+    known = path[:2] not in OPEN or len(path) != 3
+    if known or path[2] in config.model.get(path[1], {}):
+      rest.append(arg)
+    elif name.lstrip("-").startswith("no"):
+      options[".".join(path)] = False
+    else:
+      options[".".join(path)] = _value(value or "True")
+  return rest, options
+
+
+def _value(text: str) -> Any:
+  if text in ("true", "false"):
+    return text == "true"
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
 
 
 def _overridden(argv: list[str]) -> Iterator[list[str]]:

@@ -117,14 +117,20 @@ def _parse(argv: list[str]) -> list[str]:
   """Parses flags; a mistake in them ends in one message within a moment."""
   try:
     spec = _spec(argv)
+    options: dict[str, Any] = {}
     if spec is not None:
-      configs.check_overrides(configs.load(spec), argv)
+      config = configs.load(spec)
+      argv, options = configs.take_options(config, argv)
+      sys.argv = argv  # Where ml_collections looks for overrides.
+      configs.check_overrides(config, argv)
     rest = flags.FLAGS(argv)
     if _CONFIG.value is None or _WORKDIR.value is None:
       raise ValueError(
         "--config and --workdir are needed, such as --config "
         "configs/lra/listops.py:size=tiny --workdir runs/listops"
       )
+    with _CONFIG.value.unlocked():
+      _CONFIG.value.update_from_flattened_dict(options)
     return rest
   except (
     ValueError,

@@ -75,3 +75,27 @@ def test_an_unknown_override_names_its_section_and_choices():
 def test_a_missing_config_file():
   with pytest.raises(ValueError, match=r"no config file 'configs/nil.py'"):
     c.load("configs/nil.py:a=1")
+
+
+def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():
+  config = c.base(model={"name": "local", "mixer": {"num_heads": 2}})
+  argv = [
+    "main",
+    "--config=a.py",
+    "--config.model.mixer.num_heads=4",
+    "--config.model.mixer.block_size=32",
+    "--config.model.mixer.causal",
+    "--noconfig.model.mixer.use_bias",
+    "--config.model.block.kind=[1, 2]",
+    "--config.model.mixer.gating=certified",
+    "--config.model.d_model=3",
+  ]
+  rest, options = c.take_options(config, argv)
+  assert rest == [argv[i] for i in (0, 1, 2, 8)]
+  assert options == {
+    "model.mixer.block_size": 32,
+    "model.mixer.causal": True,
+    "model.mixer.use_bias": False,
+    "model.block.kind": [1, 2],
+    "model.mixer.gating": "certified",
+  }

@@ -217,6 +217,11 @@ def test_several_seeds(finished, command, tmp_path):
   [
     (["--config.modle.d_model=3"], "", "key of config: 'modle'.*'model'"),
     (["--config.model.dmodel=3"], "", "config.model: 'dmodel'.*'d_model'"),
+    (
+      ["--config.model.mixer.experts=3"],
+      "",
+      "option of mixer 'transject' 'experts'.*num_experts",
+    ),
     (["--config.total_steps=1e3"], "", "1e3"),
     ([], ":model=lstm", "model 'lstm'"),
     ([], ":sise=tiny", "config argument 'sise'.*'size'"),

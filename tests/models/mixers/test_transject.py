@@ -379,3 +379,18 @@ def test_sequences_stay_within_the_bounds_of_the_certified_gate(
 def test_an_unknown_gating():
   with pytest.raises(ValueError, match="gating 'soft'.*certified.*paper"):
     build(2, 2, 8, gating="soft")
+
+
+def test_a_stochastic_matrix_can_stretch_by_the_root_of_its_size():
+  """Corollary 1 takes eigenvalues; what stretches is the singular value."""
+  attention = np.zeros((100, 100))
+  attention[:, 0] = 1  # Every token looks at the first.
+  assert np.abs(np.linalg.eigvals(attention)).max() == pytest.approx(1)
+  assert np.linalg.norm(attention, 2) == pytest.approx(10)
+
+
+def test_many_activations_are_negative():
+  """So the logarithm in the paper's entropy, equation 10, does not exist."""
+  model, params, ids = encoder(2, 2, 0.5, d=32)
+  for x in hidden(model, params, ids):
+    assert 0.25 < np.mean(np.asarray(x) < 0) < 0.6
