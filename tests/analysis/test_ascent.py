@@ -43,6 +43,19 @@ def test_ascent_finds_the_singular_values_of_a_matrix():
   assert high.shape == (20,)
 
 
+def test_the_extreme_is_that_of_the_whole_way():
+  def ratio(x):
+    return 2 + jnp.sin(x)
+
+  start = jnp.linspace(-3, 3, 9)
+  found = [
+    ascend(ratio, start, sign=1.0, steps=k, rate=2.0) for k in (1, 7, 40)
+  ]
+  assert (found[0] == ratio(start)).all()
+  assert (found[1] >= found[0]).all()
+  assert (found[2] >= found[1]).all()
+
+
 def test_without_a_residual_nothing_moves():
   model, params = build("transject", alpha=0.0)
   found = adversarial(model, params, IDS, steps=5)
