@@ -103,6 +103,11 @@ def adversarial(
   if n < 2:
     raise ValueError(f"Sequences of {x.shape[1]} token have no pairs.")
   both = mask[:, 0:n:2] & mask[:, 1:n:2]
+  if not both.any():
+    raise ValueError(
+      "No sample has two tokens beside each other: there are no pairs to start "
+      "from. Give longer samples."
+    )
   root = jnp.sqrt(mask.sum(1).astype(x.dtype))[:, None, None]
   unit = jnp.sqrt(jnp.square(x).sum(-1).mean(where=mask))
   key = jax.random.key(seed)

@@ -43,6 +43,8 @@ def capture(
 ) -> Capture:
   """Everything between the layers, in evaluation.
 
+  Products are at the full precision of the compute type, on accelerators too.
+
   Args:
     model: from `models.build`.
     variables: see the function of that name.
@@ -53,9 +55,10 @@ def capture(
   """
 
   def run(**more: Any) -> Any:
-    _, state = model.apply(
-      {**variables, **more}, ids, train=False, mutable=["intermediates"]
-    )
+    with jax.default_matmul_precision("highest"):
+      _, state = model.apply(
+        {**variables, **more}, ids, train=False, mutable=["intermediates"]
+      )
     return state["intermediates"]["encoder"]
 
   if embedded is None:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.analysis.capture import capture, variables
-from jaxformers.models import Classifier, reversible
+from jaxformers.models import Classifier, in_float32, reversible
 from jaxformers.models.encoder import Embedding
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
@@ -51,30 +51,34 @@ def forward(
     ids: [b, n], or [b, 2, n] for pairs.
 
   Raises:
-    ValueError: for another model.
+    ValueError: for another model, or one that computes in half precision.
   """
-  _form(model)
+  form_of(model)
   found = capture(model, variables(model, params), ids)
   return found.hidden, Side(found.mask, found.gates, found.sigma)
 
 
-def rates(layer: reversible.Layer, sigma: Any) -> tuple[float, float]:
+def rates(
+  layer: reversible.Layer, sigma: Any, form: reversible.Form
+) -> tuple[float, float]:
   """Lipschitz constants of a layer's two branches, from its actual weights.
 
-  a max_e |U_e| |Sigma| |V_e| for the mixture with its weights given, and
-  a |W_1| |W_2| for the feed-forward, by float64 singular values.
+  a max_e |U_e| |Sigma| |V_e| for the mixture with its weights given (a / c
+  with the certified gate), and a |W_1| |W_2| for the feed-forward, by float64
+  singular values.
 
   Args:
     layer: of `reversible.layers`.
     sigma: [b, d] or [1, d].
+    form: of the layers.
   """
   norms = [
     np.linalg.norm(np.asarray(m, np.float64), 2, (-2, -1))
     for m in (layer.experts.u, layer.experts.v, layer.w)
   ]
-  a = float(layer.experts.a)
+  a, mixing = float(layer.experts.a), float(reversible.mixing_rate(layer, form))
   largest = float(np.abs(np.asarray(sigma, np.float64)).max())
-  return a * largest * float((norms[0] * norms[1]).max()), a * float(
+  return mixing * largest * float((norms[0] * norms[1]).max()), a * float(
     norms[2].prod()
   )
 
@@ -106,19 +110,16 @@ def inverse(
       or what was found does not come back to y, as from values that are not
       finite.
   """
-  form = _form(model)
+  form = form_of(model)
   encoder = variables(model, params)
   encoder = {kind: tree["encoder"] for kind, tree in encoder.items()}
   layers = reversible.layers(encoder, form)
   top = form.num_layers if layer is None else layer
   if not 1 <= top <= form.num_layers:
     raise ValueError(f"layer={layer}: choose one of 1 to {form.num_layers}.")
-  undo = jax.jit(
-    functools.partial(reversible.undo, form=form, max_steps=max_steps)
-  )
-  again = jax.jit(functools.partial(reversible.apply, form=form))
+  undo, again = _compiled(form, max_steps)
   for i in reversed(range(top)):
-    bounds = rates(layers[i], side.sigma)
+    bounds = rates(layers[i], side.sigma, form)
     _check_contraction(i, bounds, max_steps, jnp.finfo(y.dtype).eps)
     # Parameters may be rounded beyond what was measured in float64.
     own = tuple(jnp.asarray(min(bound, 1 - 1e-7), y.dtype) for bound in bounds)
@@ -126,12 +127,11 @@ def inverse(
     x, _ = undo(y, *args, side.gates[i], rates=own)
     back, _ = again(x, *args, weights=side.gates[i])
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
-    eps = float(jnp.finfo(form.dtype).eps) + float(jnp.finfo(y.dtype).eps)
-    if not off < 100 * eps:
+    if not off < 100 * float(jnp.finfo(y.dtype).eps):
       raise ValueError(
         f"Layer {i + 1} could not be undone: what was found comes back to y "
         f"only to {off:.1g} of its greatest entry. Give finite values and "
-        "parameters, and float32 as compute type."
+        "parameters."
       )
     y = x
   return y
@@ -170,7 +170,7 @@ def tokens(
     int32 [b, n] ids, or for real-valued inputs float32 [b, n] values; and
     int32 [b, n] positions. Without the token that an encoder puts in front.
   """
-  _form(model)
+  form_of(model)
   encoder = model.encoder(parent=None)
   own = {"params": params["encoder"]["embedding"]}
   half = x.shape[-1] // 2
@@ -210,8 +210,27 @@ def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
   ).astype(np.int32)
 
 
-def _form(model: Classifier) -> reversible.Form:
-  return reversible.form(model.encoder(parent=None).block(parent=None))
+def form_of(model: Classifier) -> reversible.Form:
+  """The form of a model's layers, for what is said of them in float32.
+
+  Raises:
+    ValueError: for a model whose layers are not TransJect's, or that computes
+      in half precision, whose rounding is no Lipschitz function.
+  """
+  form = reversible.form(model.encoder(parent=None).block(parent=None))
+  if form.dtype == jnp.bfloat16:
+    raise ValueError(
+      "The model computes in bfloat16, which rounds tokens before each branch: "
+      "what is guaranteed, and what can be undone, is the same model in "
+      "float32. Give `models.in_float32(model)`."
+    )
+  return form
+
+
+@functools.cache
+def _compiled(form: reversible.Form, max_steps: int) -> tuple[Any, Any]:
+  undo = functools.partial(reversible.undo, form=form, max_steps=max_steps)
+  return jax.jit(undo), jax.jit(functools.partial(reversible.apply, form=form))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -231,12 +250,13 @@ def main(argv: list[str] | None = None) -> None:
   try:
     run = trained.load(args.workdir)
     ids = jnp.asarray(run.sample(args.samples, args.length))
-    hidden, side = forward(run.model, run.params, ids)
-    x = inverse(run.model, run.params, hidden[-1], side)
+    model = in_float32(run.model)
+    hidden, side = forward(model, run.params, ids)
+    x = inverse(model, run.params, hidden[-1], side)
   except ValueError as error:
     sys.exit(f"error: {error}")
-  found, positions = tokens(run.model, run.params, x)
-  mask = np.asarray(run.model.mask(ids))[:, int(run.model.cls) :]
+  found, positions = tokens(model, run.params, x)
+  mask = np.asarray(model.mask(ids))[:, int(model.cls) :]
   ids = np.asarray(ids).reshape(mask.shape)
   right = np.isclose(found, ids, atol=1e-4)[mask].mean()
   placed = (positions == np.arange(mask.shape[1]))[mask].mean()

@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from jaxformers.analysis.ascent import adversarial
 from jaxformers.analysis.capture import capture, variables
-from jaxformers.analysis.inverse import rates
-from jaxformers.models import Classifier, reversible
+from jaxformers.analysis.inverse import form_of, rates
+from jaxformers.models import Classifier, in_float32, reversible
 from jaxformers.models.mixers.transject import certified_constant
 
 Interval = tuple[float, float]
@@ -68,15 +68,14 @@ def guaranteed(
     For each layer a, `mixture` and `feed_forward` (Lipschitz constants of the
     two branches), and the intervals `tokens` and `sequences`.
   """
-  form = reversible.form(model.encoder(parent=None).block(parent=None))
+  form = form_of(model)
   encoder = {k: v["encoder"] for k, v in variables(model, params).items()}
   rows = []
   for layer, norm in zip(reversible.layers(encoder, form), norms, strict=True):
-    mixture, feed_forward = rates(layer, sigma)
+    mixture, feed_forward = rates(layer, sigma, form)
     w = layer.experts.gate
     if form.gating == "certified":
-      constant = float(certified_constant(w))
-      mixture, across = mixture / constant, mixture
+      across = mixture * float(certified_constant(w))
     else:
       count = len(layer.experts.u)
       gate = count * float(jnp.linalg.norm(w)) * (1 + mixture) * float(norm) / 2
@@ -223,7 +222,8 @@ def report(
   """The certificate, where there is one, and what was measured; plain JSON.
 
   Args:
-    model, params: any of `models.build`.
+    model, params: any of `models.build`; looked at in float32 (see
+      `models.in_float32`), for rounding is no Lipschitz function.
     ids: samples, as the model takes them; the ascents start from the first
       `batch_size`.
     batch_size: samples at a time.
@@ -231,6 +231,7 @@ def report(
     seed: of pairs and directions.
   """
   batches = [ids[k : k + batch_size] for k in range(0, len(ids), batch_size)]
+  model = in_float32(model)
   seen = measure(model, params, batches, seed=seed)
   sigma = seen.pop("sigma")
   rows: list[dict[str, Any]] = []
@@ -252,7 +253,7 @@ def _says(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   """What the certificate means, in sentences."""
   if total is None:
     return ["This encoder has no certificate: what follows is measured."]
-  form = reversible.form(model.encoder(parent=None).block(parent=None))
+  form = form_of(model)
   low, high = total["tokens"]
   says = [
     f"Two tokens of one sample: distances change by {low:.4g} to {high:.4g}."
@@ -263,7 +264,10 @@ def _says(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   if form.gating == "certified":
     where = "Two sequences under one mask"
   else:
-    where = "Two sequences under one mask, no larger than those measured"
+    where = (
+      "Two sequences under one mask, before every layer no larger than those "
+      "measured"
+    )
   if form.sigma == "eigenvalues":
     where += " and with one Sigma"
   low, high = total["sequences"]
@@ -272,9 +276,13 @@ def _says(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   else:
     says.append(
       f"{where}: the lower bound is vacuous (0), so nothing keeps two of them "
-      f"apart; the upper bound is {high:.4g}. The paper's gate depends on what "
-      'it weighs; model.mixer.gating="certified" has a bound.'
+      f"apart; the upper bound is {high:.4g}."
     )
+    if form.gating == "paper":
+      says.append(
+        "The paper's gate depends on what it weighs; "
+        'model.mixer.gating="certified" has a bound.'
+      )
   if form.sigma == "eigenvalues":
     says.append(
       "The ascent between sequences lets Sigma change with them, beyond this."

@@ -11,13 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
-from jaxformers.models import heads, mixers
+from jaxformers.models import heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
 from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
 from jaxformers.registry import Registry, choose, unknown
 
-__all__ = ["MODELS", "Variant", "build", "mixers", "shapes", "size"]
+__all__ = [
+  "MODELS",
+  "Variant",
+  "build",
+  "in_float32",
+  "mixers",
+  "shapes",
+  "size",
+]
 
 DTYPES = ("float32", "bfloat16")
 MODELS: Registry = Registry("model")
@@ -125,8 +133,6 @@ def build(
   heads.check(pool, head_activation, interaction, num_inputs, hidden)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   choose("activations", activations, ACTIVATIONS)
-  if activations == "reversible":
-    _check_reversible(variant, num_layers)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   longest = max_len + (pool == "cls")
   wiring = {
@@ -148,6 +154,8 @@ def build(
     dict(block or {}),
     {**wiring, "mixer": make_mixer, "num_layers": num_layers},
   )
+  if activations == "reversible":
+    _check_reversible(make_block(parent=None), num_layers)
   make_encoder = functools.partial(
     Encoder,
     block=make_block,
@@ -180,17 +188,28 @@ def build(
   )
 
 
+def in_float32(model: Classifier) -> Classifier:
+  """The same model, of the same parameters, computing in float32."""
+
+  def wide(make: functools.partial[Any], **more: Any) -> Any:
+    known = {"dtype": jnp.dtype("float32")} if "dtype" in make.keywords else {}
+    return functools.partial(make, **known, **more)
+
+  block = model.encoder.keywords["block"]
+  block = wide(block, mixer=wide(block.keywords["mixer"]))
+  return model.clone(encoder=functools.partial(model.encoder, block=block))
+
+
 def causal_mixers() -> list[str]:
   """The names of the mixers in which no token need see a later one."""
   return [n for n in MIXERS if "causal" in getattr(MIXERS[n], "options", ())]
 
 
-def _check_reversible(variant: Variant, num_layers: int) -> None:
-  if variant.block != "injective":
-    names = [n for n in MODELS if MODELS[n].block == "injective"]
+def _check_reversible(block: Any, num_layers: int) -> None:
+  if not reversible.has_form(block):
     raise ValueError(
-      f'activations="reversible" needs layers that can be undone: those of '
-      f'{", ".join(names)}. For other models choose "recomputed".'
+      'activations="reversible" needs layers that can be undone: those of '
+      'transject and random_transject. For other models choose "recomputed".'
     )
   if num_layers < 2:
     raise ValueError(

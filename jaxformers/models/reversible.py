@@ -20,6 +20,8 @@ from jaxformers import orthogonal
 from jaxformers.models.blocks import Injective, orthogonal_feed_forward
 from jaxformers.models.mixers.transject import (
   Experts,
+  TransJect,
+  certified_constant,
   eigenvalues,
   learned_sigma,
   mixture,
@@ -61,8 +63,10 @@ class Form(NamedTuple):
 
 
 def has_form(block: Any) -> bool:
-  """Whether a block's layers are these."""
-  return isinstance(block, Injective)
+  """Whether a block's layers are these, and not some of another class."""
+  if type(block) is not Injective:
+    return False
+  return type(block.mixer(parent=None)) is TransJect
 
 
 def form(block: Any) -> Form:
@@ -73,8 +77,8 @@ def form(block: Any) -> Form:
   """
   if not has_form(block):
     raise ValueError(
-      f"{type(block).__name__} layers cannot be run backwards: that needs the "
-      'block "injective", so the model "transject" or "random_transject".'
+      f"{type(block).__name__} layers cannot be run backwards: that needs "
+      'TransJect\'s, so the model "transject" or "random_transject".'
     )
   mixer = block.mixer(parent=None)
   return Form(
@@ -148,7 +152,40 @@ def apply(
 
   The same as the module `Injective`, with the weights given if they are known.
   """
-  y, weights = mixture(
+  y, weights = _mixture(x, layer, sigma, mask, form, weights)
+  x = x + y.astype(x.dtype)
+  return x + _feed_forward(x, layer, form), weights
+
+
+def mixing_rate(layer: Layer, form: Form) -> jax.Array:
+  """What the mixture is multiplied by: a, or a / c with the certified gate."""
+  if form.gating == "certified":
+    return layer.experts.a / certified_constant(layer.experts.gate)
+  return layer.experts.a
+
+
+# Both branches at the full precision of float32, on accelerators too, where
+# less is the default: a branch that rounds is a step function, and steps are
+# not undone. Half precision rounds alike forwards and backwards.
+def _precisely(branch: Callable[..., Any]) -> Callable[..., Any]:
+  @functools.wraps(branch)
+  def run(*args: Any) -> Any:
+    with jax.default_matmul_precision("highest"):
+      return branch(*args)
+
+  return run
+
+
+@_precisely
+def _mixture(
+  x: jax.Array,
+  layer: Layer,
+  sigma: jax.Array,
+  mask: jax.Array,
+  form: Form,
+  weights: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  return mixture(
     x.astype(form.dtype),
     layer.experts,
     sigma,
@@ -156,10 +193,9 @@ def apply(
     gating=form.gating,
     weights=weights,
   )
-  x = x + y.astype(x.dtype)
-  return x + _feed_forward(x, layer, form), weights
 
 
+@_precisely
 def _feed_forward(x: jax.Array, layer: Layer, form: Form) -> jax.Array:
   y = orthogonal_feed_forward(x.astype(form.dtype), layer.w, layer.bias)
   return layer.experts.a * y.astype(x.dtype)
@@ -169,18 +205,24 @@ def solve(
   y: jax.Array,
   branch: Callable[[jax.Array], jax.Array],
   rate: jax.Array | float,
+  mask: jax.Array,
+  *,
   max_steps: int = MAX_STEPS,
   dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
   """The x with x + branch(x) = y, by iterating x = y - branch(x).
 
-  It stops where the error that is left, at most rate / (1 - rate) of the last
-  step, is below two units of the last digit of the greatest entry of y.
+  A token is done when the error that is left, at most rate / (1 - rate) of its
+  last step, is below two units in the last place of its norm; or when its steps
+  no longer become shorter, which is where rounding begins. Each token is
+  measured by itself, so that a large one does not end the work on the others.
 
   Args:
-    y: an array.
-    branch: of x, with a Lipschitz constant of at most `rate`.
+    y: [..., d].
+    branch: of x, with a Lipschitz constant of at most `rate` for each token, in
+      the Euclidean norm.
     rate: in [0, 1).
+    mask: [...], which tokens are waited for.
     max_steps: after which it stops in any case.
     dtype: what `branch` computes in; that of y if None. What it rounds away is
       not iterated for.
@@ -191,22 +233,30 @@ def solve(
   eps = jnp.finfo(y.dtype).eps
   rate = jnp.maximum(jnp.asarray(rate, y.dtype), eps)
   unit = jnp.maximum(eps, rate * jnp.finfo(dtype or y.dtype).eps)
-  unit = unit.astype(y.dtype) * jnp.abs(y).max(initial=0)
+  unit = unit.astype(y.dtype)
   # Rounding keeps the steps from becoming smaller than a unit themselves.
-  limit = jnp.maximum(2 * unit * (1 - rate) / rate, unit)
+  allowed = jnp.maximum(2 * unit * (1 - rate) / rate, unit)
 
   def going_on(state: tuple[Any, ...]) -> jax.Array:
-    count, _, step = state
-    return (count < max_steps) & ~(step <= limit)
+    count, _, _, done = state
+    return (count < max_steps) & ~done.all()
 
   def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    count, x, _ = state
+    count, x, before, done = state
     following = y - branch(x).astype(y.dtype)
-    step = jnp.abs(following - x).max(initial=0)
-    return count + 1, following, step
+    step = jnp.linalg.norm(following - x, axis=-1)
+    size = jnp.linalg.norm(following, axis=-1)
+    # Of what is not finite nothing can be said, nor waited for.
+    done |= (step <= allowed * size) | ~(step < before)
+    return count + 1, following, step, done
 
-  start = (jnp.zeros((), jnp.int32), y, jnp.asarray(jnp.inf, y.dtype))
-  count, x, _ = jax.lax.while_loop(going_on, iterate, start)
+  start = (
+    jnp.zeros((), jnp.int32),
+    y,
+    jnp.full(mask.shape, jnp.inf, y.dtype),
+    ~mask,
+  )
+  count, x, _, _ = jax.lax.while_loop(going_on, iterate, start)
   return x, count
 
 
@@ -228,30 +278,22 @@ def undo(
     layer, sigma, mask: as in `apply`.
     weights: of the experts, float32 [b, e], as `apply` returned them.
     form: of the layers.
-    rates: Lipschitz constants of the two branches; a and a if None, which
-      holds for orthogonal matrices.
+    rates: Lipschitz constants of the two branches; those of orthogonal
+      matrices if None.
     max_steps: of each of the two iterations.
 
   Returns:
-    x [b, n, d], and the steps of the feed-forward's and the mixture's
-    iterations, int32 [2].
+    x [b, n, d], right at tokens; and the steps of the feed-forward's and the
+    mixture's iterations, int32 [2].
   """
-  mixed, fed = rates or (layer.experts.a, layer.experts.a)
-  middle, first = solve(
-    y, lambda x: _feed_forward(x, layer, form), fed, max_steps, form.dtype
-  )
+  mixed, fed = rates or (mixing_rate(layer, form), layer.experts.a)
+  stop = {"mask": mask, "max_steps": max_steps, "dtype": form.dtype}
+  middle, first = solve(y, lambda x: _feed_forward(x, layer, form), fed, **stop)
 
   def branch(x: jax.Array) -> jax.Array:
-    return mixture(
-      x.astype(form.dtype),
-      layer.experts,
-      sigma,
-      mask,
-      gating=form.gating,
-      weights=weights,
-    )[0]
+    return _mixture(x, layer, sigma, mask, form, weights)[0]
 
-  x, second = solve(middle, branch, mixed, max_steps, form.dtype)
+  x, second = solve(middle, branch, mixed, **stop)
   return x, jnp.stack([first, second])
 
 

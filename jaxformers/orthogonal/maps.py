@@ -64,7 +64,10 @@ def cayley(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
   """
   # (I - s)^-1 (I + s) = 2 (I - s)^-1 - I.
   s = skew(a) / 2
-  return _from(base, 2 * inverse(eye_like(s) - s) - eye_like(s))
+  q = 2 * inverse(eye_like(s) - s) - eye_like(s)
+  # Near to -1 elimination loses digits; elsewhere they are not worth a step.
+  far = jnp.any(~(jnp.square(s).sum(-1) <= 4))
+  return _from(base, jax.lax.cond(far, polished, lambda q: q, q))
 
 
 @MAPS.register("expm")
@@ -84,8 +87,9 @@ def expm(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
   Returns:
     [..., d, d] with orthonormal columns; determinant 1 and I where a == 0,
     without a base. In float32 `orthogonality_defect` stays below 5e-6 up to
-    d = 512; the angles are right to the precision of the type times the norm
-    of s.
+    d = 512 and norms of s up to 1e4; the angles are right to the precision of
+    the type times the norm of s, and NaN where that leaves no digit. Not for
+    forward-mode differentiation.
   """
   return _from(base, _exponential(skew(a)))
 
@@ -159,8 +163,12 @@ def _taylor(powers: tuple[jax.Array, ...]) -> jax.Array:
   return b1 + dot(b2 + a, a)
 
 
-def _squarings(powers: tuple[jax.Array, ...]) -> jax.Array:
-  """How often to halve so that the polynomial is exact, for all matrices."""
+def _squarings(powers: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+  """How often to halve so that the polynomial is exact, for all matrices.
+
+  And which of them are so large that none of their angles' digits are right,
+  or not finite, [..., 1, 1]; they do not count.
+  """
   s, s2, s3 = powers
   # s is normal, so its norm is the k-th root of that of s^k, which any norm
   # bounds; Frobenius' counts every eigenvalue twice.
@@ -168,11 +176,13 @@ def _squarings(powers: tuple[jax.Array, ...]) -> jax.Array:
   bound = jnp.minimum(
     jnp.cbrt(jnp.minimum(frobenius, jnp.abs(s3).sum(-1).max(-1))),
     jnp.sqrt(jnp.abs(s2).sum(-1).max(-1)),
-  ).max(initial=0)
-  error = float(jnp.finfo(s.dtype).eps) / 2 * math.factorial(13)
-  ratio = bound / error ** (1 / 13)
-  count = jnp.ceil(jnp.log2(jnp.maximum(ratio, 1)))
-  return jnp.where(jnp.isfinite(count), count, 0).astype(jnp.int32)
+  )
+  eps = float(jnp.finfo(s.dtype).eps)
+  lost = ~(bound * eps < 0.1)
+  bound = jnp.where(lost, 0, bound).max(initial=0)
+  ratio = bound / (eps / 2 * math.factorial(13)) ** (1 / 13)
+  count = jnp.ceil(jnp.log2(jnp.maximum(ratio, 1))).astype(jnp.int32)
+  return count, lost[..., None, None]
 
 
 @jax.custom_vjp
@@ -182,13 +192,14 @@ def _exponential(s: jax.Array) -> jax.Array:
 
 def _exponential_forward(s: jax.Array) -> tuple[jax.Array, Any]:
   powers, pull_powers = jax.vjp(_powers, s)
-  count = _squarings(powers)
+  count, lost = _squarings(powers)
   scale = jnp.exp2(-count.astype(s.dtype))
   scaled = tuple(p * scale**j for j, p in enumerate(powers, 1))
   x, pull_taylor = jax.vjp(_taylor, scaled)
   q = jax.lax.fori_loop(0, count, lambda _, x: dot(x, x), x)
   # Every squaring doubles what rounding cost; few are not worth a correction.
   q = jax.lax.cond(count > 3, polished, lambda q: q, q)
+  q = jnp.where(lost, jnp.nan, q)
   return q, (x, count, scale, pull_taylor, pull_powers)
 
 

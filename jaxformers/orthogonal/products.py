@@ -6,6 +6,8 @@ hang for good on CPUs with few cores. All of this works on [..., d, d].
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -65,7 +67,7 @@ def _halves(m: jax.Array) -> jax.Array:
   return jnp.concatenate([top, jnp.concatenate([-corner, e], 2)], 1)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def inverse(m: jax.Array) -> jax.Array:
   """The inverse of m [..., d, d]; its gradient reuses it.
 
@@ -75,17 +77,10 @@ def inverse(m: jax.Array) -> jax.Array:
   return _halves(m.reshape((-1, *m.shape[-2:]))).reshape(m.shape)
 
 
-def _inverse_forward(m: jax.Array) -> tuple[jax.Array, jax.Array]:
-  found = inverse(m)
-  return found, found
-
-
-def _inverse_backward(found: jax.Array, g: jax.Array) -> tuple[jax.Array]:
-  # d(m^-1) = -m^-1 dm m^-1.
-  return (-dot(transpose(found), dot(g, transpose(found))),)
-
-
-inverse.defvjp(_inverse_forward, _inverse_backward)
+@inverse.defjvp
+def _inverse_jvp(m: tuple[jax.Array], dm: tuple[jax.Array]) -> Any:
+  found = inverse(*m)
+  return found, -dot(found, dot(*dm, found))
 
 
 def polished(q: jax.Array) -> jax.Array:

@@ -46,7 +46,11 @@ def riemannian(
   def init(params: Any) -> Any:
     return inner.init(coordinates(params))
 
-  def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+  inner = optax.with_extra_args_support(inner)
+
+  def update(
+    grads: Any, state: Any, params: Any = None, **extra: Any
+  ) -> tuple[Any, Any]:
     if params is None:
       raise ValueError(
         "riemannian(...).update needs the parameters: give them as the third "
@@ -66,8 +70,8 @@ def riemannian(
 
     walk = jax.tree_util.tree_map_with_path
     updates, state = inner.update(
-      walk(pull, grads, params), state, coordinates(params)
+      walk(pull, grads, params), state, coordinates(params), **extra
     )
     return walk(move, updates, params), state
 
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformationExtraArgs(init, update)

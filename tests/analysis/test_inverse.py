@@ -80,19 +80,63 @@ def test_rates_are_measured_on_the_weights():
   model, params = build(2)
   encoder = inverse.variables(model, params)
   encoder = {kind: tree["encoder"] for kind, tree in encoder.items()}
-  layer = inverse.reversible.layers(encoder, inverse._form(model))[0]
+  form = inverse.form_of(model)
+  layer = inverse.reversible.layers(encoder, form)[0]
   a = np.tanh(2.0) / 2
   np.testing.assert_allclose(
-    inverse.rates(layer, jnp.ones((1, 32))), [a, a], rtol=1e-5
+    inverse.rates(layer, jnp.ones((1, 32)), form), [a, a], rtol=1e-5
   )
   stretched = layer._replace(
     experts=layer.experts._replace(v=layer.experts.v.at[1].multiply(3.0)),
     w=layer.w.at[0].multiply(0.5),
   )
   np.testing.assert_allclose(
-    inverse.rates(stretched, -0.5 * jnp.ones((1, 32))),
+    inverse.rates(stretched, -0.5 * jnp.ones((1, 32)), form),
     [1.5 * a, 0.5 * a],
     rtol=1e-5,
+  )
+
+
+def test_the_rate_of_the_certified_gate_is_divided_by_its_constant():
+  model, params = build(
+    1, "random_transject", alpha=20.0, mixer={"gating": "certified"}
+  )
+  encoder = {
+    k: v["encoder"] for k, v in inverse.variables(model, params).items()
+  }
+  form = inverse.form_of(model)
+  layer = inverse.reversible.layers(encoder, form)[0]
+  w = params["encoder"]["layer_0"]["mixer"]["gate"]
+  c = 1 + np.sqrt(4) * np.linalg.norm(w - w.mean(0)) / 2
+  mixture, feed_forward = inverse.rates(layer, jnp.ones((1, 32)), form)
+  np.testing.assert_allclose([mixture, feed_forward], [1 / c, 1], rtol=1e-5)
+
+
+def test_half_precision_is_sent_to_float32():
+  model, params = build(2, dtype="bfloat16")
+  with pytest.raises(ValueError, match="computes in bfloat16.*in_float32"):
+    inverse.forward(model, params, text())
+  wide, same = models.in_float32(model), build(2)[0]
+
+  def apply(model):
+    return model.apply({"params": params}, text(), train=False)
+
+  chex.assert_trees_all_equal(apply(wide), apply(same))
+
+
+def test_a_large_token_does_not_end_the_work_on_others():
+  model, params = build(2)
+  hidden, side = inverse.forward(model, params, text())
+  embedded = hidden[0].at[0, 3].multiply(1e4)
+  found = inverse.capture(
+    model, inverse.variables(model, params), text(), embedded
+  )
+  side = inverse.Side(found.mask, found.gates, found.sigma)
+  x = inverse.inverse(model, params, found.hidden[-1], side)
+  others = np.asarray(side.mask).copy()
+  others[0, 3] = False
+  np.testing.assert_allclose(
+    np.asarray(x)[others], np.asarray(hidden[0])[others], atol=1e-5
   )
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
 from jaxformers.models import cost, reversible
-from jaxformers.models.blocks import PreNorm
+from jaxformers.models.blocks import Injective, PreNorm
+from jaxformers.models.mixers.transject import TransJect
 
 FORMS = [
   ("transject", "paper"),
@@ -201,26 +202,72 @@ def jitted(name, form):
   return jax.jit(functools.partial(getattr(reversible, name), form=form))
 
 
+def solve(y, branch, rate, mask=None, **options):
+  mask = jnp.ones(y.shape[:-1], bool) if mask is None else mask
+  return reversible.solve(y, branch, rate, mask, **options)
+
+
 def test_solve_stops_where_rounding_does():
   y = jnp.asarray([3.0, -2.0])
-  x, steps = reversible.solve(y, lambda x: 0.5 * x, 0.5)
+  x, steps = solve(y, lambda x: 0.5 * x, 0.5)
   np.testing.assert_allclose(x, y / 1.5, rtol=1e-6)
   assert 20 <= int(steps) <= 30
-  x, steps = reversible.solve(y, lambda x: 0.01 * x, 0.01)
+  x, steps = solve(y, lambda x: 0.01 * x, 0.01)
   np.testing.assert_allclose(x, y / 1.01, rtol=1e-6)
   assert int(steps) <= 5
-  _, steps = reversible.solve(y, lambda x: 0.999 * x, 0.999, max_steps=7)
+  _, steps = solve(y, lambda x: 0.999 * x, 0.999, max_steps=7)
   assert int(steps) == 7
-  x, _ = reversible.solve(y, lambda x: jnp.nan * x, 0.5)
+  x, steps = solve(y, lambda x: jnp.nan * x, 0.5)
   assert np.isnan(x).all()
+  assert int(steps) < 5
+
+
+def test_solve_waits_for_every_token_by_its_own_size():
+  y = jnp.asarray([[1e5, 0.0], [1.0, 1.0], [jnp.nan, 1.0]])
+  # The first is done at once, for its branch is constant there.
+  x, _ = solve(y, lambda x: 0.49 * jnp.minimum(x, 2.0), 0.49)
+  np.testing.assert_allclose(x[1], 1 / 1.49, rtol=1e-6)
+  np.testing.assert_allclose(x[0, 0], 1e5 - 0.98, rtol=1e-6)
+  # Padding is not waited for.
+  _, steps = solve(
+    y,
+    lambda x: 0.49 * jnp.minimum(x, 2.0),
+    0.49,
+    jnp.array([True, False, False]),
+  )
+  assert int(steps) <= 2
+
+
+def test_solve_ends_where_a_branch_rounds():
+  """As on accelerators at lower precision: a step function."""
+  y = jax.random.normal(jax.random.key(0), (50, 8))
+
+  def branch(x):
+    return 0.49 * jax.lax.reduce_precision(x, 8, 10)
+
+  x, steps = solve(y, branch, 0.49)
+  np.testing.assert_allclose(x, y / 1.49, atol=4e-3)
+  assert int(steps) < 40
+
+
+def test_other_layers_are_not_taken_for_transjects():
+  class Mine(TransJect):
+    pass
+
+  mine = functools.partial(Mine, num_experts=2)
+  block = Injective(mine, 2)
+  assert not reversible.has_form(block)
+  assert reversible.has_form(Injective(TransJect, 2))
+  with pytest.raises(ValueError, match="TransJect's"):
+    reversible.form(block)
 
 
 def test_what_cannot_be_run_backwards():
-  with pytest.raises(ValueError, match=r"those of .*transject.*recomputed"):
+  with pytest.raises(ValueError, match=r"those of transject.*recomputed"):
     build("transformer", "reversible")
   with pytest.raises(ValueError, match=r"num_layers=1.*at least"):
     build("transject", "reversible", num_layers=1)
   with pytest.raises(ValueError, match=r"activations 'kept'.*recomputed"):
     build("transject", "kept")
-  with pytest.raises(ValueError, match=r"PreNorm.*injective"):
+  with pytest.raises(ValueError, match=r"PreNorm.*transject"):
     reversible.form(PreNorm(None, 2))

@@ -97,6 +97,38 @@ def test_maps_are_strict(strict):
   chex.assert_shape(orthogonal.expm(arrays(0, 5, 1.0)), (2, 5, 5))
 
 
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("scale", [10.0, 1000.0])
+def test_the_result_is_a_rotation_far_from_zero_too(name, scale):
+  q = orthogonal.MAPS[name](arrays(0, 64, scale))
+  assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_matrix_that_is_not_finite_leaves_the_others_alone(name):
+  a = arrays(0, 8, 30.0, 3)
+  broken = a.at[1].multiply(jnp.nan)
+  q, want = (orthogonal.MAPS[name](one) for one in (broken, a))
+  assert np.isnan(q[1]).any()
+  chex.assert_trees_all_close(q[0::2], want[0::2], atol=1e-6)
+
+
+def test_an_exponential_without_a_right_digit_is_not_a_number():
+  q = orthogonal.expm(jnp.stack([arrays(0, 4, 1e8)[0], arrays(0, 4, 1.0)[0]]))
+  assert np.isnan(q[0]).all()
+  assert float(orthogonal.orthogonality_defect(q[1])) <= 5e-6
+
+
+@pytest.mark.parametrize("name", ["cayley", "householder"])
+def test_forward_mode(name):
+  a, da = arrays(0, 5, 1.0), arrays(1, 5, 1.0)
+  mapping = orthogonal.MAPS[name]
+  _, tangent = jax.jvp(mapping, (a,), (da,))
+  w = arrays(2, 5, 1.0)
+  slope = jax.grad(lambda a: (mapping(a) * w).sum())(a)
+  np.testing.assert_allclose((tangent * w).sum(), (slope * da).sum(), rtol=1e-4)
+
+
 def test_the_polynomial_of_the_exponential_is_taylors():
   b1, b2, b3, b4 = (np.polynomial.Polynomial(c) for c in maps.TAYLOR)
   a = b3 + b4 * b4

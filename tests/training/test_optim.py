@@ -70,8 +70,9 @@ def test_constant_with_warmup():
 
 PARAMS = {
   "kernel": jnp.ones((3, 2)),
-  "bias": jnp.ones(2),
+  "bias": jnp.ones((2, 2)),
   "u_skew": jnp.ones((2, 3, 3)),
+  "gate": jnp.ones((2, 3)),
   "alpha": jnp.ones(()),
 }
 
@@ -87,7 +88,7 @@ def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
   updates, _ = tx.update(zero, tx.init(PARAMS), PARAMS)
   after = optax.apply_updates(PARAMS, updates)
   np.testing.assert_allclose(after["kernel"], 1 - 0.5 * 0.1, rtol=1e-6)
-  for key in ("bias", "u_skew", "alpha"):
+  for key in ("bias", "u_skew", "alpha", "gate"):
     np.testing.assert_array_equal(after[key], PARAMS[key])
 
 

@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from jaxformers import orthogonal
@@ -74,6 +75,13 @@ def test_other_leaves_pass_as_they_are_and_the_state_is_the_inner_ones():
     wrapped.update(grads, wrapped.init(params), params),
     plain.update(grads, plain.init(params), params),
   )
+
+
+def test_an_optimiser_that_asks_for_more_gets_it():
+  tx = riemannian(optax.contrib.reduce_on_plateau())
+  params = {"u_orthogonal": rotations(0, 4)}
+  grads = jax.tree.map(jnp.ones_like, params)
+  tx.update(grads, tx.init(params), params, value=jnp.float32(1.0))
 
 
 def test_without_parameters():

@@ -49,6 +49,11 @@ class ResidualScale(nn.Module):
     return residual_weight(r) / self.num_layers
 
 
+def _or_one(top: jax.Array) -> jax.Array:
+  """What to divide by: also where all is zero, with a finite gradient."""
+  return jnp.where(top > 0, top, 1)
+
+
 def eigenvalues(
   x: jax.Array, basis: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -77,8 +82,7 @@ def eigenvalues(
     return jnp.square(jnp.matmul(x, basis, precision=_HIGHEST)).sum(1) / count
 
   values = diagonal(x)
-  tiny = jnp.finfo(jnp.float32).tiny
-  sigma = values / jnp.maximum(values.max(1, keepdims=True), tiny)
+  sigma = values / _or_one(values.max(1, keepdims=True))
   fixed = jax.lax.stop_gradient(x)
   gram = jnp.einsum("bni,bnj->bij", fixed, fixed, precision=_HIGHEST)
   gram = gram / count[..., None]
@@ -167,13 +171,15 @@ def certified_gate(x: jax.Array, w: jax.Array, mask: jax.Array) -> jax.Array:
 def certified_constant(w: jax.Array) -> jax.Array:
   """A Lipschitz constant of a mixture under `certified_gate` -> f32 scalar.
 
-  1 + sqrt(e) |w| / 2 with the Frobenius norm: for any two sequences under one
-  mask and one Sigma, sum_e lambda_e ELU(x U_e Sigma V_e) differs by at most
-  this times what they differ by. The layer divides by it.
+  1 + sqrt(e) |w - mean_e w| / 2 with the Frobenius norm (a softmax does not see
+  the mean): for any two sequences under one mask and one Sigma,
+  sum_e lambda_e ELU(x U_e Sigma V_e) differs by at most this times what they
+  differ by. The layer divides by it.
 
   Args:
     w: float32 [e, d].
   """
+  w = w - w.mean(0, keepdims=True)
   return 1 + jnp.sqrt(len(w) * (jnp.square(w).sum() + 1e-12)) / 2
 
 
@@ -229,8 +235,7 @@ def mixture(
 
 def learned_sigma(s: jax.Array) -> jax.Array:
   """Sigma for all samples from a free vector: s / max |s| -> f32 [1, d]."""
-  tiny = jnp.finfo(jnp.float32).tiny
-  return (s / jnp.maximum(jnp.abs(s).max(), tiny))[None]
+  return (s / _or_one(jnp.abs(s).max()))[None]
 
 
 @MIXERS.register("transject")
