@@ -26,6 +26,7 @@ import numpy as np
 from jaxformers import tasks
 from jaxformers.data import listops, packed, pathfinder
 from jaxformers.data.loader import Loader
+from jaxformers.training import report as reports
 
 # Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the
 # original generators take on one core.
@@ -171,6 +172,16 @@ def table(rows: list[dict[str, Any]]) -> str:
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def save(results: dict[str, Any], path: str | Path | None) -> None:
+  """Writes results as JSON, with hardware and versions; no path, no file."""
+  results = results | {
+    "hardware": reports.hardware(),
+    "versions": reports.versions(),
+  }
+  if path:
+    Path(path).write_text(json.dumps(results, indent=2))
+
+
 def main() -> None:
   """The command line."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -189,8 +200,7 @@ def main() -> None:
   for title, measure in sections.items():
     results[title] = measure()
     print(f"\n{title}\n\n{table(results[title])}", flush=True)
-  if args.out:
-    args.out.write_text(json.dumps(results, indent=2))
+  save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import tempfile
 import time
@@ -25,13 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from benchmarks.data import table
+from benchmarks.data import save, table
 from benchmarks.training import TASK
 from jaxformers import config as configs
 from jaxformers import models, orthogonal
 from jaxformers.analysis import lipschitz
 from jaxformers.analysis.capture import capture, variables
-from jaxformers.training import report as reports
 from jaxformers.training.run import Run
 
 DEPTHS = (2, 6, 24, 96)
@@ -186,11 +184,7 @@ def main() -> None:
       rows = [row for d in DEPTHS for row in train(d, args.steps, data)]
     result["training"] = rows
     print(f"\n{table(result['training'])}", flush=True)
-  result["hardware"] = reports.hardware()
-  result["versions"] = reports.versions()
-  if args.out:
-    with open(args.out, "w") as file:
-      json.dump(result, file, indent=2)
+  save(result, args.out)
 
 
 if __name__ == "__main__":

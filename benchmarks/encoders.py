@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import subprocess
@@ -28,11 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.data import table
+from benchmarks.data import save, table
 from jaxformers import models
 from jaxformers.config import TRANSJECTS
 from jaxformers.models.attention import attention
-from jaxformers.training import report as reports
 
 ROUNDS = 7
 BATCH = 4
@@ -268,11 +266,7 @@ def main() -> None:
   report["growth"] = growth(names, GROWTH)
   print("\nGrowth with the length, one sample:\n")
   print(table(report["growth"]))
-  report["hardware"] = reports.hardware()
-  report["versions"] = reports.versions()
-  if args.out:
-    with open(args.out, "w") as file:
-      json.dump(report, file, indent=2)
+  save(report, args.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ apart. Needs the extra `bench`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -23,9 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import table
+from benchmarks.data import save, table
 from jaxformers import orthogonal
-from jaxformers.training import report as reports
 
 COUNT = 21
 ROUNDS = 7
@@ -194,11 +192,7 @@ def main() -> None:
   result["many"] = many(args.steps, min(sizes)) if args.steps else []
   for name, rows in result.items():
     print(f"\n{name}\n\n{table(rows) if rows else ''}", flush=True)
-  result["hardware"] = reports.hardware()
-  result["versions"] = reports.versions()
-  if args.out:
-    with open(args.out, "w") as file:
-      json.dump(result, file, indent=2)
+  save(result, args.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ their entropy is what a model has that knows nothing of the tokens.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import table
+from benchmarks.data import save, table
 from jaxformers import config as configs
 from jaxformers import models
 from jaxformers.training.run import Run
@@ -87,8 +86,7 @@ def main() -> None:
         rows.append(train(name, dtype, args.steps, Path(folder)))
         print(rows[-1], file=sys.stderr)
   print(table(rows))
-  if args.out:
-    Path(args.out).write_text(json.dumps(rows, indent=2))
+  save({"training": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -63,11 +63,5 @@ def load(workdir: str | Path) -> Trained:
     )
   run = Run(json.loads(path.read_text()), workdir, eval_only=True)
   with Checkpoints(workdir, run.task.description()) as checkpoints:
-    best = checkpoints.best_step()
-    if best is None:
-      raise ValueError(
-        f"There is no evaluated checkpoint in {workdir}: let the run reach its "
-        "first evaluation."
-      )
-    state, _ = checkpoints.restore(best, run.state)
+    best, state, _ = checkpoints.restore_best(run.state)
   return Trained(run.config, run.task, run.model, state.params, best)

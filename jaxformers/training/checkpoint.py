@@ -162,6 +162,20 @@ class Checkpoints:
     self.wait()
     return self._manager.best_step()
 
+  def restore_best(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
+    """The best step, and its state and memo. Arguments as for `restore`.
+
+    Raises:
+      ValueError: if no checkpoint was evaluated, and as `restore`.
+    """
+    best = self.best_step()
+    if best is None:
+      raise ValueError(
+        f"There is no evaluated checkpoint in {self.folder}: train until the "
+        "first evaluation (config.eval_steps)."
+      )
+    return best, *self.restore(best, like)
+
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """The state and memo of a step, placed as `like` is.
 

@@ -82,13 +82,7 @@ def run(
         this.carried_seconds = memo.wall_seconds
       with Preemption() as preemption:
         memo = _train(this, memo, checkpoints, preemption, profile)
-    best = checkpoints.best_step()
-    if best is None:
-      raise ValueError(
-        f"There is no evaluated checkpoint in {workdir}: train first, without "
-        "--eval_only."
-      )
-    state, saved = checkpoints.restore(best, this.state)
+    best, state, saved = checkpoints.restore_best(this.state)
     memo = Memo(**saved) if eval_only else memo
     return _finish(this, state, memo, best, eval_only)
 
