@@ -40,6 +40,8 @@ GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
 DENSE = (
   "dot_product_attention",
   "kernelized",
+  "neutreno",
+  "symmetric_transformer",
   "synthesizer",
   "transformer",
   "transformer_orthogonal",

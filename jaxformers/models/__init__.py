@@ -39,17 +39,25 @@ class Variant:
     mixer: a name in `MIXERS`.
     block: a name in `BLOCKS`.
     fixed: options of the mixer that make this variant what it is.
+    defaults: options of the mixer where a config gives none.
   """
 
   mixer: str
   block: str
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 MODELS.register("transformer")(Variant("softmax", "pre_norm"))
 MODELS.register("transformer_rezero")(Variant("softmax", "rezero"))
 MODELS.register("transformer_orthogonal")(
   Variant("softmax", "pre_norm", {"orthogonal": True})
+)
+MODELS.register("neutreno")(
+  Variant("softmax", "pre_norm", defaults={"fidelity": 0.6})
+)
+MODELS.register("symmetric_transformer")(
+  Variant("softmax", "pre_norm", {"symmetric": True})
 )
 for _name in (
   "bigbird",
@@ -143,7 +151,7 @@ def build(
   make_mixer = _options(
     f"mixer {variant.mixer!r}",
     MIXERS[variant.mixer],
-    dict(mixer or {}),
+    {**variant.defaults, **(mixer or {})},
     {**wiring, **variant.fixed},
     hidden=("residual",),
   )

@@ -123,6 +123,20 @@ def _read(attend: Callable[..., Any]) -> Heads:
   return Heads(tuple(inputs), tuple(tools), options)
 
 
+class FirstValues(NamedTuple):
+  """What a fidelity term carries from layer to layer.
+
+  Attributes:
+    values: of the first layer, [b, h, n, e].
+    layers: int32, how many have been before.
+    carry: of the mixer itself.
+  """
+
+  values: jax.Array
+  layers: jax.Array
+  carry: Any
+
+
 class Attention(nn.Module):
   """Projects to heads, attends, projects back: x [b, n, d] -> [b, n, d].
 
@@ -134,6 +148,21 @@ class Attention(nn.Module):
     use_bias: whether the projections have biases (Skyformer: yes; LRA: no).
     orthogonal: whether those to heads are rotations, with a bias if `use_bias`
       (Transformer with orthogonal parametrisation, TransJect, table 1).
+    symmetric: whether keys are the queries, too, so that there is no projection
+      to queries (NeuTRENO, equation 13).
+    fidelity: lambda of a term lambda (v0 - v) that is added to every layer's
+      output but the first's, v0 the values of the first, head by head, before
+      the projection back (NeuTRENO, Nguyen et al. 2023,
+      https://arxiv.org/abs/2312.00751, definition 1). 0 leaves it out. From
+      about 1 on the iteration that it comes from diverges.
+    fidelity_schedule: factors of lambda in the second layer and those after it;
+      the last holds for what comes later. () for 1 everywhere.
+    learn_fidelity: whether lambda is a parameter of each layer, from
+      `fidelity` on.
+    feat_scale: whether the mean token of the output and the rest of it are
+      scaled apart, by 1 + a parameter for each channel that starts at 0
+      (FeatScale, Wang et al. 2022, https://arxiv.org/abs/2203.05962, equation
+      10; its authors' code adds the correction twice).
     dropout_rate: of the attention weights, in training.
     seed: of what `attend` draws.
     redraw: whether it draws anew in every training step (in each of its
@@ -150,6 +179,11 @@ class Attention(nn.Module):
   num_heads: int = 2
   use_bias: bool = True
   orthogonal: bool = False
+  symmetric: bool = False
+  fidelity: float = 0.0
+  fidelity_schedule: tuple[float, ...] = ()
+  learn_fidelity: bool = False
+  feat_scale: bool = False
   dropout_rate: float = 0.0
   seed: int = 0
   redraw: bool = False
@@ -172,7 +206,16 @@ class Attention(nn.Module):
         f"A sequence of {x.shape[1]} tokens is longer than "
         f"max_len={self.max_len}: raise max_len or cut the sequence."
       )
+    self._check_options()
+    loyal = bool(self.fidelity) or self.learn_fidelity
+    first = carry if loyal else None
+    if loyal and carry is not None:
+      carry = carry.carry
     drawn: list[str] = []
+    names = [_PROJECTIONS[name] for name in self.heads.inputs]
+    if self.symmetric:
+      names[self.heads.inputs.index("q")] = "key"
+    inputs = {name: self._project(x, name) for name in dict.fromkeys(names)}
     tools = {
       "mask": mask,
       "carry": carry,
@@ -183,7 +226,7 @@ class Attention(nn.Module):
       "max_len": self.max_len or x.shape[1],
     }
     y = self.attend(
-      *(self._project(x, _PROJECTIONS[name]) for name in self.heads.inputs),
+      *(inputs[name] for name in names),
       **{name: tools[name] for name in self.heads.tools},
       **self.options,
     )
@@ -193,6 +236,8 @@ class Attention(nn.Module):
         "is drawn. Leave both out."
       )
     y, carry = y if "carry" in self.heads.tools else (y, carry)
+    if loyal:
+      y, carry = self._faithful(y, inputs["value"], first, carry)
     y = nn.DenseGeneral(
       d,
       axis=(-2, -1),
@@ -201,7 +246,52 @@ class Attention(nn.Module):
       dtype=self.dtype,
       name="out",
     )(jnp.swapaxes(y, 1, 2))
-    return y, carry
+    return self._scaled(y, mask) if self.feat_scale else y, carry
+
+  def _check_options(self) -> None:
+    missing = {"q", "k"} - {*self.heads.inputs} if self.symmetric else set()
+    if missing:
+      raise ValueError(
+        "symmetric=True shares the projection of queries and keys, and this "
+        f"mixer has no {' and no '.join(sorted(missing))}. Leave it out."
+      )
+    if (self.fidelity or self.learn_fidelity) and "v" not in self.heads.inputs:
+      raise ValueError(
+        f"fidelity={self.fidelity}: this mixer has no values to be faithful "
+        "to. Leave it out."
+      )
+    if self.fidelity < 0:
+      raise ValueError(f"fidelity={self.fidelity}: it must not be negative.")
+    if self.feat_scale and self.options.get("causal"):
+      raise ValueError(
+        "feat_scale=True takes the mean of all tokens, later ones too: there "
+        "is no causal form. Leave out one of the two."
+      )
+
+  def _faithful(
+    self, y: jax.Array, v: jax.Array, first: FirstValues | None, carry: Any
+  ) -> tuple[jax.Array, FirstValues]:
+    """y + lambda (v0 - v), and what the next layer needs for it."""
+    if first is None:
+      return y, FirstValues(v, jnp.ones((), jnp.int32), carry)
+    weight: Any = self.fidelity
+    if self.learn_fidelity:
+      start = nn.initializers.constant(self.fidelity)
+      weight = self.param("fidelity", start, ())
+    if self.fidelity_schedule:
+      factors = jnp.asarray(self.fidelity_schedule, jnp.float32)
+      weight = weight * factors[jnp.minimum(first.layers, len(factors)) - 1]
+    weight = jnp.asarray(weight, y.dtype)
+    y = y + weight * (first.values - v).astype(y.dtype)
+    return y, FirstValues(first.values, first.layers + 1, carry)
+
+  def _scaled(self, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """FeatScale of y [b, n, d]: its mean over tokens and the rest, scaled."""
+    zeros, shape = nn.initializers.zeros, y.shape[-1:]
+    low = self.param("feat_scale_mean", zeros, shape).astype(y.dtype)
+    high = self.param("feat_scale_rest", zeros, shape).astype(y.dtype)
+    mean = masked_mean(y, mask)[:, None].astype(y.dtype)
+    return y + low[None, None] * mean + high[None, None] * (y - mean)
 
   def _project(self, x: jax.Array, name: str) -> jax.Array:
     """x [b, n, d] through a linear map of its own -> [b, h, n, e]."""

@@ -29,11 +29,14 @@ def kernelized(
   mask: jax.Array,
   dropout: Callable[[jax.Array], jax.Array],
   causal: bool = False,
+  normalize: bool = False,
 ) -> jax.Array:
   """exp(-|q - k|^2 / 2) v with q and k scaled by e^-1/4, rows not normalised.
 
   Source: Chen et al. 2021 (Skyformer), https://arxiv.org/abs/2111.00035,
-  equation 4.
+  equation 4. With `normalize` rows sum to one: the Gaussian ("RBF") kernel
+  attention that NeuTRENO's table 8 is about, after Tsai et al. 2019,
+  https://arxiv.org/abs/1908.11775.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
@@ -41,5 +44,8 @@ def kernelized(
   weights = jnp.where(
     seen_keys(mask, causal), gaussian(q * scale, k * scale), 0
   )
+  if normalize:
+    total = weights.sum(-1, keepdims=True)
+    weights = weights / jnp.where(total > 0, total, 1)
   weights = dropout(weights).astype(v.dtype)
   return jnp.einsum("bhnm,bhme->bhne", weights, v)

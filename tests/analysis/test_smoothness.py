@@ -1,0 +1,129 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.analysis import smoothness as s
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def normal(seed, *shape):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def weights(seed, n, symmetric=False):
+  k = normal(seed, n, 4)
+  q = k if symmetric else normal(seed + 1, n, 4)
+  return jnp.exp(q @ k.T / 2)
+
+
+def rows(w):
+  return w / w.sum(-1, keepdims=True)
+
+
+def test_similarity_is_the_mean_cosine_of_all_pairs_of_tokens():
+  x = normal(0, 3, 7, 5).at[0, 2].set(0)
+  mask = jnp.arange(7)[None] < jnp.array([[7], [4], [1]])
+  found = s.cosine_similarity(x, mask)
+  for b, n in enumerate([7, 4]):
+    unit = np.asarray(x[b, :n])
+    unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-99)
+    cosines = (unit @ unit.T)[~np.eye(n, dtype=bool)]
+    np.testing.assert_allclose(found[b], cosines.mean(), atol=1e-12)
+  assert np.isnan(found[2])
+  alike = jnp.broadcast_to(normal(1, 1, 1, 5), (1, 6, 5))
+  one = s.cosine_similarity(alike, jnp.ones((1, 6), bool))
+  np.testing.assert_allclose(one, 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_functional_and_its_gradient(symmetric):
+  v, w = normal(0, 6, 3), weights(1, 6, symmetric)
+  far = np.square(np.asarray(v)[:, None] - np.asarray(v)[None]).sum(-1)
+  np.testing.assert_allclose(
+    s.functional(v, w), (far * np.asarray(w)).sum() / 2, rtol=1e-12
+  )
+  h, direction = 1e-6, normal(5, 6, 3)
+  difference = s.functional(v + h * direction, w) - s.functional(
+    v - h * direction, w
+  )
+  slope = jnp.vdot(s.gradient(v, w), direction)
+  np.testing.assert_allclose(slope, difference / (2 * h), rtol=1e-8)
+  np.testing.assert_allclose(
+    s.gradient(v, w), jax.grad(s.functional)(v, w), atol=1e-10
+  )
+
+
+def test_an_euler_step_is_symmetric_attention_and_the_term():
+  v, first, k = normal(0, 6, 3), normal(1, 6, 3), normal(2, 6, 4)
+  mask = jnp.ones(6, bool)
+  attention = s.attention_weights(k, k, mask) @ v
+  w = jnp.exp(k @ k.T / 2)
+  np.testing.assert_allclose(s.step(v, w), attention, atol=1e-12)
+  np.testing.assert_allclose(
+    s.step(v, w, 0.6, first), attention + 0.6 * (first - v), atol=1e-12
+  )
+  # And as gradient descent, each token at its own step size.
+  both = w + w.T
+  want = v - s.gradient(v, w) / both.sum(-1, keepdims=True)
+  np.testing.assert_allclose(s.step(v, w), want, atol=1e-12)
+
+
+def test_steps_make_tokens_smoother():
+  for seed in range(20):
+    v, w = normal(seed, 8, 3), weights(seed, 8)
+    assert s.functional(s.step(v, w), w) < s.functional(v, w)
+
+
+def test_attention_applied_again_and_again_forgets_the_tokens():
+  k, v = normal(0, 7, 4), normal(1, 7, 3)
+  scores = k @ k.T / 2
+  a, pi = rows(jnp.exp(scores)), s.stationary(scores)
+  np.testing.assert_allclose(pi @ a, pi, atol=1e-12)
+  np.testing.assert_allclose(pi.sum(), 1, atol=1e-12)
+  u = jnp.linalg.matrix_power(a, 400) @ v
+  np.testing.assert_allclose(u, jnp.broadcast_to(pi @ v, u.shape), atol=1e-10)
+
+
+@pytest.mark.parametrize(("fidelity", "converges"), [(0.6, True), (1.2, False)])
+def test_with_the_term_it_does_not_become_constant_or_it_diverges(
+  fidelity, converges
+):
+  a, first = rows(weights(0, 7, symmetric=True)), normal(1, 7, 3)
+  u = first
+  for _ in range(400):
+    u = a @ u + fidelity * (first - u)
+  if not converges:
+    assert float(jnp.abs(u).max()) > 1e6
+    return
+  np.testing.assert_allclose(u, s.limit(a, fidelity, first), atol=1e-10)
+  assert float(u.std(0).min()) > 0.1
+
+
+def test_the_cosine_of_gradients():
+  v, a = normal(0, 6, 3), rows(weights(1, 6))
+  np.testing.assert_allclose(s.gradient_cosine(v, a, a), 1, atol=1e-12)
+  other = 2 * jnp.eye(6) - a  # The opposite slope.
+  np.testing.assert_allclose(s.gradient_cosine(v, a, other), -1, atol=1e-12)
+
+
+def test_redundancy_of_heads():
+  w = jnp.stack([rows(weights(i, 5)) for i in range(2)])
+  np.testing.assert_allclose(s.head_redundancy(w, 3 * w), 1, atol=1e-12)
+  want = (w[0] * w[1]).sum() / (jnp.linalg.norm(w[0]) * jnp.linalg.norm(w[1]))
+  np.testing.assert_allclose(s.head_redundancy(w, w[::-1]), want, atol=1e-12)
+
+
+def test_weights_leave_padding_out():
+  q, k = normal(0, 2, 5, 4), normal(1, 2, 5, 4)
+  mask = jnp.arange(5)[None] < jnp.array([[5], [3]])
+  w = s.attention_weights(q, k, mask)
+  np.testing.assert_allclose(w.sum(-1), 1, atol=1e-12)
+  assert not w[1, :, 3:].any()
+  want = jax.nn.softmax(q[1] @ k[1, :3].T / 2, -1)
+  np.testing.assert_allclose(w[1, :, :3], want, atol=1e-12)
