@@ -29,6 +29,9 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# What XLA makes faster is not what is tested, and takes a third of the time; a
+# test of memory or of rounding asks for `optimized`.
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture
@@ -36,6 +39,14 @@ def strict():
   """No implicit type or rank promotion."""
   with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
     yield
+
+
+@pytest.fixture(scope="module")
+def optimized():
+  """The programs that users run, with all of XLA's optimisations."""
+  jax.config.update("jax_disable_most_optimizations", False)
+  yield
+  jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def ascend(
   ratio: Callable[[Any], jax.Array],
   start: Any,
   *,
-  sign: float,
+  sign: jax.Array | float,
   steps: int,
   rate: float = 0.05,
 ) -> jax.Array:
@@ -151,9 +151,7 @@ def adversarial(
   }
   results = {}
   for name, (ratio, start) in starts.items():
-    run = jax.jit(
-      functools.partial(ascend, ratio, steps=steps), static_argnames="sign"
-    )
+    run = jax.jit(functools.partial(ascend, ratio, steps=steps))
     low, high = (np.asarray(run(start, sign=s)) for s in (-1.0, 1.0))
     if name == "tokens":
       low, high = low[np.asarray(both)], high[np.asarray(both)]

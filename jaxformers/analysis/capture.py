@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jaxformers import orthogonal
 from jaxformers.models import Classifier
 
+HEADS = ("query", "key", "value")
+
 
 class Capture(NamedTuple):
   """One forward pass.
@@ -21,12 +23,15 @@ class Capture(NamedTuple):
     gates: of TransJect, the weights of the experts, float32 [l, b, e]; None
       for other models.
     sigma: of TransJect, float32 [b, d], or [1, d] if shared; None for others.
+    heads: of every layer `query`, `key` and `value`, [b, h, n, e] each, as far
+      as its mixer has them.
   """
 
   hidden: tuple[jax.Array, ...]
   mask: jax.Array
   gates: jax.Array | None
   sigma: jax.Array | None
+  heads: tuple[dict[str, jax.Array], ...]
 
 
 def variables(model: Classifier, params: Any) -> dict[str, Any]:
@@ -77,8 +82,13 @@ def capture(
   sigma = found.get("sigma", (None,))[0]
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
+  heads = tuple(one["mixer"].get("projected", ({},))[0] for one in layers)
   return Capture(
-    tuple(found["hidden"]), mask, jnp.stack(gates) if gates else None, sigma
+    tuple(found["hidden"]),
+    mask,
+    jnp.stack(gates) if gates else None,
+    sigma,
+    heads,
   )
 
 

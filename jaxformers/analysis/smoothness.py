@@ -1,13 +1,28 @@
-"""How alike tokens become: over-smoothing, and the functional behind it.
+r"""How alike tokens become: over-smoothing, and the functional behind it.
 
-Pure functions of arrays. Source: Nguyen et al. 2023 (NeuTRENO),
-https://arxiv.org/abs/2312.00751; numbers of equations are the paper's.
+python -m jaxformers.analysis.smoothness runs/transformer runs/neutreno \
+    --out smoothness
+
+Pure functions of arrays, and the command that draws them for trained models.
+Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
+of equations are the paper's.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxformers.analysis.capture import HEADS, Capture, capture, variables
+from jaxformers.models import Classifier
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -102,7 +117,7 @@ def step(
 
 
 def gradient_cosine(
-  v: jax.Array, one: jax.Array, other: jax.Array
+  v: jax.Array, one: jax.Array, other: jax.Array, mask: jax.Array
 ) -> jax.Array:
   """The cosine of v - A v and v - B v, averaged over tokens -> [...].
 
@@ -113,6 +128,7 @@ def gradient_cosine(
   Args:
     v: [..., n, e].
     one, other: A and B, [..., n, n], rows of sum one.
+    mask: [..., n], True at tokens.
   """
   slopes = [
     v - jnp.einsum("...nm,...me->...ne", w, v, precision=_HIGHEST)
@@ -120,8 +136,8 @@ def gradient_cosine(
   ]
   norms = [jnp.linalg.norm(slope, axis=-1) for slope in slopes]
   product = norms[0] * norms[1]
-  inner = (slopes[0] * slopes[1]).sum(-1)
-  return (inner / jnp.where(product > 0, product, 1)).mean(-1)
+  cosine = (slopes[0] * slopes[1]).sum(-1) / jnp.where(product > 0, product, 1)
+  return cosine.mean(-1, where=mask)
 
 
 def head_redundancy(before: jax.Array, after: jax.Array) -> jax.Array:
@@ -166,3 +182,156 @@ def limit(
   """
   eye = jnp.eye(weights.shape[-1], dtype=weights.dtype)
   return fidelity * jnp.linalg.solve((1 + fidelity) * eye - weights, first)
+
+
+CURVES = {
+  "similarity": "mean cosine of two tokens",
+  "functional": "J of the values, per token",
+  "functional_kernel": "J of the values, exp kernel / n^2",
+  "gradient_cosine": "cosine of attention's and J's slope",
+  "head_redundancy": "cosine of attention with the layer before",
+}
+
+
+def curves(found: Capture) -> dict[str, jax.Array]:
+  """Every quantity of every layer, averaged over samples and heads.
+
+  Args:
+    found: of `capture`.
+
+  Returns:
+    `similarity` [l + 1], of the embedding and of every layer's output; and for
+    mixers with queries, keys and values, [l] each: `functional`, with weights
+    softmax(k k.T / sqrt e) / n, `functional_kernel`, with
+    exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
+    queries against that with keys in their place; and `head_redundancy`
+    [l - 1] between successive layers. See `CURVES`.
+  """
+  alike = [cosine_similarity(x, found.mask) for x in found.hidden]
+  result = {"similarity": jnp.stack([jnp.nanmean(a) for a in alike])}
+  if not all({"key", "value"} <= {*heads} for heads in found.heads):
+    return result
+  mask = found.mask[:, None]
+  both = mask[..., None] & mask[..., None, :]
+  count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
+  rows: dict[str, list[jax.Array]] = {}
+  before = None
+  for heads in found.heads:
+    # Where queries are not projected apart they are the keys.
+    heads = {"query": heads["key"], **heads}
+    q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
+    asymmetric = attention_weights(q, k, mask)
+    symmetric = attention_weights(k, k, mask)
+    scores = jnp.einsum("...ne,...me->...nm", k, k, precision=_HIGHEST)
+    kernel = jnp.exp(scores / k.shape[-1] ** 0.5)
+    per_row, per_pair = (
+      count[..., None, None],
+      jnp.square(count)[..., None, None],
+    )
+    own = {
+      "functional": functional(v, jnp.where(both, symmetric, 0) / per_row),
+      "functional_kernel": functional(v, jnp.where(both, kernel, 0) / per_pair),
+      "gradient_cosine": gradient_cosine(
+        v, asymmetric, symmetric, jnp.broadcast_to(mask, v.shape[:-1])
+      ),
+    }
+    weights = jnp.where(both, asymmetric, 0)
+    if before is not None:
+      own["head_redundancy"] = head_redundancy(before, weights)
+    before = weights
+    for name, value in own.items():
+      rows.setdefault(name, []).append(value.mean())
+  return result | {name: jnp.stack(values) for name, values in rows.items()}
+
+
+def measure(
+  model: Classifier, params: Any, ids: np.ndarray, batch_size: int = 8
+) -> dict[str, list[float]]:
+  """`curves` averaged over samples, a batch at a time.
+
+  Args:
+    model, params: any of `models.build`, in evaluation.
+    ids: samples, as the model takes them.
+    batch_size: samples at a time; a rest that does not fill a batch is a batch.
+  """
+  own = variables(model, params)
+  of = jax.jit(lambda ids: curves(capture(model, own, ids)))
+  total: dict[str, Any] = {}
+  for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
+    part = jnp.asarray(ids[k : k + batch_size])
+    for name, values in jax.device_get(of(part)).items():
+      total[name] = total.get(name, 0) + len(part) / len(ids) * values
+  return {name: np.asarray(v, float).tolist() for name, v in total.items()}
+
+
+def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+  """Draws what `measure` found of several runs, a panel a quantity.
+
+  Args:
+    found: by the name that the legend gives a run.
+    path: of the picture; its suffix says the format.
+  """
+  from matplotlib.figure import Figure
+
+  names = [n for n in CURVES if any(n in one for one in found.values())]
+  figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
+  styles = ("-o", "--s", "-.^", ":D")  # Told apart in print, too.
+  for axes, name in zip(
+    figure.subplots(1, len(names), squeeze=False)[0], names, strict=True
+  ):
+    for k, (label, one) in enumerate(found.items()):
+      values = one.get(name, [])
+      first = 0 if name == "similarity" else 1 + (name == "head_redundancy")
+      layers = range(first, first + len(values))
+      axes.plot(layers, values, styles[k % len(styles)], label=label, ms=4)
+    axes.set_xlabel(
+      "layer" + (" (0: embedding)" if name == "similarity" else "")
+    )
+    axes.set_ylabel(CURVES[name])
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    if name == "functional_kernel":
+      axes.set_yscale("log")
+  figure.axes[0].legend()
+  figure.savefig(path, dpi=150)
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints a table of some runs, and writes JSON and a picture if asked."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers.analysis.smoothness",
+    description="How alike tokens become from layer to layer.",
+  )
+  parser.add_argument("workdirs", nargs="+", help="of runs")
+  parser.add_argument("--samples", type=int, default=64, help="of the test")
+  parser.add_argument("--length", type=int, default=512, help="tokens at most")
+  parser.add_argument(
+    "--out", default="", help="OUT.json, OUT.png and OUT.svg are written"
+  )
+  args = parser.parse_args(argv)
+  # Only this command reads runs; the functions above are pure.
+  from jaxformers.analysis import trained
+
+  found = {}
+  try:
+    for workdir in args.workdirs:
+      run = trained.load(workdir)
+      ids = run.sample(args.samples, args.length)
+      found[workdir] = measure(run.model, run.params, ids)
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  for workdir, one in found.items():
+    print(f"\n{workdir}")
+    for name, values in one.items():
+      print(f"  {CURVES[name]}: " + " ".join(f"{v:.4g}" for v in values))
+  if args.out:
+    out = Path(args.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
+    for suffix in (".png", ".svg"):
+      draw(found, out.with_suffix(suffix))
+    print(f"\nWritten to {out}.json, .png and .svg.")
+
+
+if __name__ == "__main__":
+  main()

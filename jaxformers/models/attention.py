@@ -140,6 +140,9 @@ class FirstValues(NamedTuple):
 class Attention(nn.Module):
   """Projects to heads, attends, projects back: x [b, n, d] -> [b, n, d].
 
+  `query`, `key` and `value`, [b, h, n, e] each, are sown into `intermediates`
+  as `projected`.
+
   Attributes:
     attend: a function of heads; see `attention`.
     heads: what its signature asks for.
@@ -216,6 +219,7 @@ class Attention(nn.Module):
     if self.symmetric:
       names[self.heads.inputs.index("q")] = "key"
     inputs = {name: self._project(x, name) for name in dict.fromkeys(names)}
+    self.sow("intermediates", "projected", inputs)
     tools = {
       "mask": mask,
       "carry": carry,

@@ -1,9 +1,16 @@
+import functools
+import json
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers import models
 from jaxformers.analysis import smoothness as s
+from jaxformers.analysis import trained
+from jaxformers.analysis.capture import capture, variables
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +114,16 @@ def test_with_the_term_it_does_not_become_constant_or_it_diverges(
 
 def test_the_cosine_of_gradients():
   v, a = normal(0, 6, 3), rows(weights(1, 6))
-  np.testing.assert_allclose(s.gradient_cosine(v, a, a), 1, atol=1e-12)
+  mask = jnp.ones(6, bool)
+  np.testing.assert_allclose(s.gradient_cosine(v, a, a, mask), 1, atol=1e-12)
   other = 2 * jnp.eye(6) - a  # The opposite slope.
-  np.testing.assert_allclose(s.gradient_cosine(v, a, other), -1, atol=1e-12)
+  np.testing.assert_allclose(
+    s.gradient_cosine(v, a, other, mask), -1, atol=1e-12
+  )
+  # Of some tokens alone.
+  mixed = jnp.where(jnp.arange(6)[:, None] < 2, other, a)
+  found = s.gradient_cosine(v, a, mixed, jnp.arange(6) < 3)
+  np.testing.assert_allclose(found, -1 / 3, atol=1e-12)
 
 
 def test_redundancy_of_heads():
@@ -127,3 +141,75 @@ def test_weights_leave_padding_out():
   assert not w[1, :, 3:].any()
   want = jax.nn.softmax(q[1] @ k[1, :3].T / 2, -1)
   np.testing.assert_allclose(w[1, :, :3], want, atol=1e-12)
+
+
+def build(name, **options):
+  model = models.build(
+    name,
+    vocab_size=20,
+    max_len=9,
+    num_classes=3,
+    d_model=8,
+    num_layers=3,
+    **options,
+  )
+  ids = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
+  init = jax.jit(functools.partial(model.init, train=False))
+  return model, init(jax.random.key(1), ids)["params"], np.asarray(ids)
+
+
+def test_curves_of_a_model():
+  with jax.enable_x64(False):
+    model, params, ids = build("neutreno", mixer={"num_heads": 2})
+    found = s.measure(model, params, ids, batch_size=2)
+    assert set(found) == set(s.CURVES)
+    lengths = [len(found[name]) for name in s.CURVES]
+    assert lengths == [4, 3, 3, 3, 2]
+    seen = capture(model, variables(model, params), jnp.asarray(ids))
+  for k, x in enumerate(seen.hidden):
+    alike = [
+      s.cosine_similarity(x[b : b + 1, :n], jnp.ones((1, n), bool))[0]
+      for b, n in enumerate([9, 6, 9])
+    ]
+    np.testing.assert_allclose(
+      found["similarity"][k], np.mean(alike), rtol=1e-4
+    )
+  k, v = (seen.heads[1][x][1, :, :6] for x in ("key", "value"))
+  one = s.measure(model, params, ids[1:2])
+  w = s.attention_weights(k, k, jnp.ones((2, 6), bool))
+  want = s.functional(v, w / 6).mean()
+  np.testing.assert_allclose(one["functional"][1], want, rtol=1e-4)
+
+
+def test_models_without_heads_have_a_similarity():
+  with jax.enable_x64(False):
+    assert set(s.measure(*build("transject"))) == {"similarity"}
+
+
+def test_the_command(monkeypatch, tmp_path, capsys):
+  loaded = trained.load
+
+  def load(workdir):
+    if "nothing" in workdir:
+      return loaded(workdir)
+    options = {} if workdir == "transject" else {"mixer": {"num_heads": 2}}
+    model, params, ids = build(workdir, **options)
+    return types.SimpleNamespace(
+      model=model, params=params, sample=lambda count, length: ids
+    )
+
+  monkeypatch.setattr(trained, "load", load)
+  with jax.enable_x64(False):
+    runs = ["symmetric_transformer", "transject"]
+    out = tmp_path / "report" / "alike"
+    s.main([*runs, "--samples=4", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert "mean cosine of two tokens: " in printed
+    found = json.loads(out.with_suffix(".json").read_text())
+    assert list(found) == runs
+    assert len(found[runs[0]]["functional"]) == 3
+    assert found[runs[0]]["gradient_cosine"] == pytest.approx([1] * 3)
+    for suffix in (".png", ".svg"):
+      assert out.with_suffix(suffix).stat().st_size > 5_000
+    with pytest.raises(SystemExit, match="There is no run in"):
+      s.main([str(tmp_path / "nothing")])

@@ -56,6 +56,7 @@ SAME_SIZE = {
   "kernelized",
   "linear_transformer",
   "local",
+  "neutreno",
   "nystromformer",
   "performer",
   "skyformer",

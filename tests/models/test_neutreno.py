@@ -157,7 +157,7 @@ def build(num_layers, fidelity):
     num_classes=2,
     d_model=32,
     num_layers=num_layers,
-    mixer={"num_heads": 4, "fidelity": fidelity},
+    mixer={"num_heads": 4, "fidelity": fidelity, "learn_fidelity": True},
   )
 
 
@@ -172,13 +172,21 @@ def test_the_model_has_lambda_of_the_papers_vision_runs():
 def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = jax.random.randint(jax.random.key(0), (4, 40), 1, 50)
-  params = build(num_layers, 0.0).init(jax.random.key(1), ids, train=False)
+  model = build(num_layers, 0.6)
+  params = jax.jit(functools.partial(model.init, train=False))(
+    jax.random.key(1), ids
+  )
   params = jax.tree.map(lambda p: 2 * p if p.ndim > 1 else p, params["params"])
 
-  @functools.partial(jax.jit, static_argnums=0)
+  @jax.jit  # Once, for lambda is a parameter.
   def alike(fidelity):
-    model = build(num_layers, fidelity)
-    found = capture(model, variables(model, params), ids)
+    own = {
+      name: layer | {"mixer": layer["mixer"] | {"fidelity": fidelity}}
+      for name, layer in params["encoder"].items()
+      if "fidelity" in layer.get("mixer", {})
+    }
+    moved = params | {"encoder": params["encoder"] | own}
+    found = capture(model, variables(model, moved), ids)
     return smoothness.cosine_similarity(found.hidden[-1], found.mask).mean()
 
   found = [float(alike(fidelity)) for fidelity in (0.0, 0.4, 0.6, 1.0)]

@@ -170,13 +170,11 @@ def test_alpha_zero_is_the_identity():
 
 @given(
   seed=st.integers(0, 50),
-  num_layers=st.sampled_from([1, 3]),
-  num_experts=st.sampled_from([1, 3]),
+  sizes=st.sampled_from([(1, 1), (3, 3)]),
   alpha=st.floats(0.05, 0.98),
 )
-def test_token_pairs_stay_within_the_bounds(
-  seed, num_layers, num_experts, alpha
-):
+def test_token_pairs_stay_within_the_bounds(seed, sizes, alpha):
+  num_layers, num_experts = sizes
   model, params, ids = encoder(num_layers, num_experts, alpha, seed)
   states = hidden(model, params, ids)
 
@@ -360,8 +358,7 @@ def certified(num_layers, num_experts):
 
 @given(
   seed=st.integers(0, 99),
-  num_layers=st.sampled_from([1, 3]),
-  num_experts=st.sampled_from([1, 4]),
+  sizes=st.sampled_from([(1, 4), (3, 2)]),
   alpha=st.floats(0.05, 0.98),
   gate=st.floats(1.0, 100.0),
   size=st.floats(0.1, 100.0),
@@ -369,8 +366,9 @@ def certified(num_layers, num_experts):
   length=st.integers(1, 12),
 )
 def test_sequences_stay_within_the_bounds_of_the_certified_gate(
-  seed, num_layers, num_experts, alpha, gate, size, turn, length
+  seed, sizes, alpha, gate, size, turn, length
 ):
+  num_layers, num_experts = sizes
   run = certified(num_layers, num_experts)
   _, params, ids = encoder(
     num_layers, num_experts, alpha, seed, sigma="learned", gating="certified"
