@@ -41,7 +41,7 @@ def strict():
     yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def optimized():
   """The programs that users run, with all of XLA's optimisations."""
   jax.config.update("jax_disable_most_optimizations", False)

@@ -1,4 +1,5 @@
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +7,8 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis import lipschitz
+from jaxformers.analysis import lipschitz, trained
 from jaxformers.analysis.capture import capture, variables
-from jaxformers.training import loop
 
 IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
 
@@ -152,9 +152,22 @@ def test_other_encoders_have_the_measured_part():
   assert len(found["measured"]["factors"]) == 3
 
 
-def test_the_command(smoke, tmp_path, capsys):
-  loop.run(smoke(), tmp_path)
-  capsys.readouterr()
+def test_the_command(monkeypatch, tmp_path, capsys):
+  loaded = trained.load
+  model, params = build()
+  run = types.SimpleNamespace(
+    config={"model": {"name": "transject"}},
+    task=types.SimpleNamespace(name="listops"),
+    model=model,
+    params=params,
+    step=5,
+    sample=lambda count, length, seed: np.asarray(IDS),
+  )
+  monkeypatch.setattr(
+    trained,
+    "load",
+    lambda workdir: loaded(workdir) if "nothing" in workdir else run,
+  )
   lipschitz.main([str(tmp_path), "--samples=4", "--steps=3", "--length=20"])
   printed = capsys.readouterr().out
   assert "with one Sigma" in printed

@@ -1,12 +1,21 @@
 """Small archives of the layouts of the real ones, and hostile ones."""
 
+import contextlib
+import gzip
 import io
 import tarfile
 
 
 def write_tar(path, files, links=(), mode="w:gz"):
-  """files: {name: bytes}; links: (name, target, type of tarfile)."""
-  with tarfile.open(path, mode) as tar:
+  """files: {name: bytes}; links: (name, target, type of tarfile).
+
+  The same bytes at any time: gzip would write the second into its header.
+  """
+  packed = gzip.GzipFile(path, "wb", mtime=0) if mode == "w:gz" else None
+  with (
+    packed or contextlib.nullcontext(),
+    tarfile.open(path, "w" if packed else mode, fileobj=packed) as tar,
+  ):
     for name, content in files.items():
       member = tarfile.TarInfo(name)
       member.size = len(content)

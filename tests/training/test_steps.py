@@ -89,6 +89,7 @@ def test_parts_of_a_batch_stay_on_their_devices():
   assert "all-to-all" not in text
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("name", NAMES)
 def test_jit_and_pmap_agree_on_four_devices(name):
   _, start, batch, step = setup(name)
