@@ -41,10 +41,14 @@ def wide(x: jax.Array) -> jax.Array:
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
   """The maximum over the tokens of x [b, n, d] where mask [b, n] -> [b, d].
 
-  Zero for a sample without tokens.
+  Zero for a sample without tokens. The gradient goes to the first of the
+  greatest.
   """
   lowest = jnp.finfo(x.dtype).min
-  top = jnp.where(mask[..., None], x, lowest).max(1)
+  # By place. The gradient of `max` looks for the tokens that equal it, and
+  # finds none where a compiler makes x again and rounds it otherwise.
+  place = jnp.where(mask[..., None], x, lowest).argmax(1)
+  top = jnp.take_along_axis(x, place[:, None], 1)[:, 0]
   return jnp.where(mask.any(1)[:, None], top, 0)
 
 

@@ -16,7 +16,6 @@ from jaxformers.models import cost, reversible
 from jaxformers.models.blocks import Injective, PreNorm
 from jaxformers.models.mixers.transject import TransJect
 
-pytestmark = pytest.mark.usefixtures("optimized")
 FORMS = [
   ("transject", "paper"),
   ("transject", "certified"),
@@ -119,6 +118,7 @@ def kept(name, activations, num_layers):
   return memory.temp_size_in_bytes
 
 
+@pytest.mark.usefixtures("optimized")
 def test_memory_does_not_grow_with_depth():
   flat = [kept("random_transject", "reversible", n) for n in (2, 12)]
   assert flat[1] < 1.2 * flat[0]
@@ -129,6 +129,7 @@ def test_memory_does_not_grow_with_depth():
   assert inputs[1] < grown[1]
 
 
+@pytest.mark.usefixtures("optimized")
 def test_recomputing_keeps_less_than_storing_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)

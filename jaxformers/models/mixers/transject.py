@@ -82,7 +82,9 @@ def eigenvalues(
     return jnp.square(jnp.matmul(x, basis, precision=_HIGHEST)).sum(1) / count
 
   values = diagonal(x)
-  sigma = values / _or_one(values.max(1, keepdims=True))
+  # By place, as in `masked_max`.
+  largest = jnp.take_along_axis(values, values.argmax(1, keepdims=True), 1)
+  sigma = values / _or_one(largest)
   fixed = jax.lax.stop_gradient(x)
   gram = jnp.einsum("bni,bnj->bij", fixed, fixed, precision=_HIGHEST)
   gram = gram / count[..., None]
