@@ -103,13 +103,15 @@ def base(**fields: Any) -> ConfigDict:
     "schedule": {"name": "constant", "learning_rate": 1e-3},
     "batch_size": 32,
     "accumulate": 1,  # Parts that a batch is taken in, to save memory.
+    "label_smoothing": 0.0,
+    "ema_decay": 0.0,  # Of the average of parameters that is scored; 0: none.
     "eval_batch_size": 32,
     "buckets": 1,  # Lengths that batches are padded to.
     "total_steps": 1000,
     "log_steps": 50,
     "eval_steps": 500,
     "checkpoint_steps": 500,
-    "select": "accuracy",  # Or "loss": which checkpoint is the best.
+    "select": "accuracy",  # Or "loss", or what else the task is scored by.
     "patience": 0,  # Evaluations without a better one before stopping; 0: off.
     "parallel": "jit",  # Or "pmap".
     "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
@@ -271,6 +273,118 @@ def short_schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
   }
 
 
+def augmentation(crop: str, strength: str = "deit") -> dict[str, Any]:
+  """What is done to training images, as `data.augment.Augment` takes it.
+
+  Args:
+    crop: "pad" for images of 32 x 32, "resized" for larger ones.
+    strength: "deit", all of DeiT's table 9; or "light", crops and flips.
+  """
+  deit = choose("strength", strength, ("deit", "light")) == "deit"
+  return {
+    "crop": crop,
+    "flip": True,
+    "randaugment": 9.0 if deit else 0.0,
+    "color_jitter": 0.0,
+    "erase": 0.25 if deit else 0.0,
+    "mixup": 0.8 if deit else 0.0,
+    "cutmix": 1.0 if deit else 0.0,
+    "repeats": 3 if deit else 1,
+  }
+
+
+# What DeiT has of a model's width: (d, heads).
+DEITS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+
+
+def vision_models(
+  name: str, *, patch_size: int, deit: str = "tiny", tiny: bool = False
+) -> dict[str, Any]:
+  """The model of a name at the sizes of DeiT (Touvron et al. 2021, table 1).
+
+  Twelve layers, a class token, learned positions, feed-forwards of 4 d, drop
+  path 0.1, kernels and positions from a normal of 0.02.
+
+  Args:
+    name: of the model.
+    patch_size: side of the patches: 16 for 224 x 224, 4 for 32 x 32.
+    deit: "tiny", "small" or "base".
+    tiny: twelve layers of d = 64 with two heads, for two cores.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  d_model, num_heads = DEITS[choose("deit", deit, DEITS)]
+  if tiny:
+    d_model, num_heads = 64, 2
+  shared = {
+    "d_model": d_model,
+    "num_layers": 12,
+    "patch_size": patch_size,
+    "positions": "learned",
+    "dropout_rate": 0.0,
+    "pool": "cls",
+    "head_dim": 0,
+    "dtype": "float32",
+    "activations": "stored",
+  }
+  block = {
+    "mlp_dim": (2 if tiny else 4) * d_model,
+    "dropout_rate": 0.0,
+    "drop_path_rate": 0.0 if tiny else 0.1,
+    "norm_epsilon": 1e-6,
+    "init_std": 0.02,
+  }
+  mixer = {"num_heads": num_heads, "init_std": 0.02}
+  transject = {
+    "name": name,
+    **shared,
+    "orthogonal_map": "cayley",
+    "mixer": {"num_experts": 2 if tiny else 4},
+  }
+  other = {"name": name, **shared, "mixer": mixer, "block": block}
+  return {
+    "model": transject if name in TRANSJECTS else other,
+    "reference": {**other, "name": "transformer"},
+  }
+
+
+def deit_schedule(
+  examples: int, *, batch_size: int, epochs: int, rate: float = 5e-4
+) -> dict[str, Any]:
+  """DeiT's training: AdamW, weight decay 0.05, five epochs up, a cosine down.
+
+  The learning rate is `rate` times batch_size / 512; label smoothing 0.1. An
+  epoch is as long as without repeated augmentation. Differs from theirs: the
+  cosine ends at 0, not at 1e-5, and the rise begins there.
+
+  Args:
+    examples: of the training split.
+    batch_size: in all; 1024 in the paper.
+    epochs: 300 in the paper.
+    rate: at a batch of 512.
+
+  Returns:
+    Fields for `base`.
+  """
+  epoch = -(-examples // batch_size)
+  return {
+    "optimizer": {"name": "adam", "b2": 0.999, "weight_decay": 0.05},
+    "schedule": {
+      "name": "cosine",
+      "learning_rate": rate * batch_size / 512,
+      "warmup_steps": min(5, epochs - 1) * epoch,
+    },
+    "batch_size": batch_size,
+    "eval_batch_size": 100,
+    "label_smoothing": 0.1,
+    "total_steps": epochs * epoch,
+    "log_steps": 100,
+    "eval_steps": epoch,
+    "checkpoint_steps": epoch,
+  }
+
+
 def skyformer_schedule(
   learning_rate: float, warmup_steps: int
 ) -> dict[str, Any]:
@@ -348,6 +462,11 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
   if isinstance(config, ConfigDict):
     config = config.copy_and_resolve_references().to_dict()
   return json.loads(json.dumps(config))
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+  """A plain config; fields that came after it was written at their defaults."""
+  return plain(base()) | plain(config)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

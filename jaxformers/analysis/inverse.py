@@ -21,7 +21,6 @@ import numpy as np
 
 from jaxformers.analysis.capture import capture, variables
 from jaxformers.models import Classifier, in_float32, reversible
-from jaxformers.models.encoder import Embedding
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
 
@@ -174,14 +173,12 @@ def tokens(
   encoder = model.encoder(parent=None)
   own = {"params": params["encoder"]["embedding"]}
   half = x.shape[-1] // 2
-  embedding = Embedding(
-    encoder.vocab_size,
-    encoder.max_len,
-    encoder.d_model,
-    encoder.positions,
-    concatenate=True,
-    cls=model.cls,
-  )
+  embedding = encoder.embedding(concatenate=True)
+  if model.image or embedding.cutoffs or embedding.norm_epsilon:
+    raise ValueError(
+      "Only ids and real numbers are read back from an embedding, not patches, "
+      "adaptive tables or what a LayerNorm has changed: take `inverse` alone."
+    )
   first = int(model.cls)  # The token in front has no id.
   dtype = jnp.float32 if model.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
@@ -195,7 +192,7 @@ def tokens(
     direction = kernel[0] / np.square(kernel[0]).sum()
     return (x[..., :half] - bias) @ direction, positions
   table = np.asarray(own["params"]["tokens"]["embedding"])
-  return _nearest(x[..., :half], table), positions
+  return _nearest(x[..., :half], table * embedding.scale), positions
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 from jaxformers.tasks import Task
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import Run
@@ -29,7 +29,7 @@ class Trained:
 
   config: dict[str, Any]
   task: Task
-  model: Classifier
+  model: Model
   params: Any
   step: int
 
@@ -64,4 +64,4 @@ def load(workdir: str | Path) -> Trained:
   run = Run(json.loads(path.read_text()), workdir, eval_only=True)
   with Checkpoints(workdir, run.task.description()) as checkpoints:
     best, state, _ = checkpoints.restore_best(run.state)
-  return Trained(run.config, run.task, run.model, state.params, best)
+  return Trained(run.config, run.task, run.model, state.scored, best)

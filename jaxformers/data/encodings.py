@@ -231,6 +231,16 @@ def grey(name: str, convert: Callable[[np.ndarray], np.ndarray]) -> Encoding:
   return Encoding(name, lambda train: (encode, {}), id_key)
 
 
+def pixels() -> Encoding:
+  """Pixels row by row with their channels last, as they stand."""
+
+  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+    for example in examples:
+      yield [example["image"].ravel()]
+
+  return Encoding("pixels", lambda train: (encode, {}), id_key)
+
+
 def ids() -> Encoding:
   """The field `ids` as it stands; an example is known by its ids."""
 

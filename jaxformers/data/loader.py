@@ -24,12 +24,14 @@ WINDOW = 16  # Steps whose examples are sorted by length together.
 def pad_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
   """`buckets` lengths up to max_len, equally far apart, ascending.
 
+  (0,) where max_len is 0: of images, which have no length.
+
   Raises:
     ValueError: for fewer than one bucket.
   """
   if buckets < 1:
     raise ValueError(f"buckets={buckets}: it must be at least 1.")
-  steps = min(buckets, max_len)
+  steps = max(min(buckets, max_len), 1)
   return tuple(-(-max_len * k // steps) for k in range(1, steps + 1))
 
 
@@ -50,6 +52,8 @@ class TrainOrder:
     seed: of the run.
     lengths: of every example [size], to batch those of like length together;
       None where all are padded alike.
+    repeats: how often an example stands in a row; that many epochs are as long
+      as one without.
   """
 
   def __init__(
@@ -58,11 +62,12 @@ class TrainOrder:
     batch_size: int,
     seed: int,
     lengths: np.ndarray | None = None,
+    repeats: int = 1,
   ) -> None:
     if not size:
       raise ValueError("The training split is empty: there is no order of it.")
     self.size, self.batch_size, self.seed = size, batch_size, seed
-    self.lengths = lengths
+    self.lengths, self.repeats = lengths, repeats
     self._epochs: dict[int, np.ndarray] = {}
     self._windows: dict[int, np.ndarray] = {}
 
@@ -74,7 +79,7 @@ class TrainOrder:
 
   def _stream(self, places: np.ndarray) -> np.ndarray:
     """The examples at some places of the endless row of epochs."""
-    epochs, within = np.divmod(places, self.size)
+    epochs, within = np.divmod(places // self.repeats, self.size)
     return np.concatenate(
       [self._epoch(int(e))[within[epochs == e]] for e in np.unique(epochs)]
     )
@@ -129,24 +134,31 @@ class Loader:
     num_processes: int = 1,
   ) -> None:
     self.split, self.lengths = split, lengths
+    self._repeats = getattr(split, "repeats", 1)
     self.process, self.num_processes = process, num_processes
     self._longest = split.lengths()
 
   def order(self, batch_size: int, seed: int) -> TrainOrder:
     """The order of training."""
     several = len(self.lengths) > 1
-    return TrainOrder(
-      len(self.split), batch_size, seed, self._longest if several else None
-    )
+    longest = self._longest if several else None
+    return TrainOrder(len(self.split), batch_size, seed, longest, self._repeats)
 
-  def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+  def batch(
+    self, indices: np.ndarray, key: tuple[int, int] | None = None
+  ) -> dict[str, np.ndarray]:
     """This process's rows of the batch of some indices, all of weight one.
 
+    Args:
+      indices: of the whole batch.
+      key: (seed, step) of augmentation; None for none.
+
     Returns:
-      inputs [b, n] or [b, num_inputs, n], targets int32 [b], weights float32
-      [b], with b the rows of this process and n one of `lengths`.
+      What the split's `batch` does, `inputs` and `targets` among it, with b the
+      rows of this process and n one of `lengths`; and weights float32 [b], or
+      [b, n] where a split weighs tokens.
     """
-    return self._rows(indices, np.ones(len(indices), np.float32))
+    return self._rows(indices, np.ones(len(indices), np.float32), key)
 
   def all(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     """Every example once, short ones first, in batches of one size.
@@ -165,13 +177,20 @@ class Loader:
       yield self._rows(filled, weights)
 
   def _rows(
-    self, indices: np.ndarray, weights: np.ndarray
+    self,
+    indices: np.ndarray,
+    weights: np.ndarray,
+    key: tuple[int, int] | None = None,
   ) -> dict[str, np.ndarray]:
     length = fitting(int(self._longest[indices].max()), self.lengths)
     own = len(indices) // self.num_processes
     mine = slice(self.process * own, (self.process + 1) * own)
-    batch = self.split.batch(indices[mine], length)
-    return batch | {"weights": weights[mine]}
+    of_rows = None if key is None else (*key, mine.start)
+    batch = self.split.batch(indices[mine], length, of_rows)
+    weights = weights[mine]
+    if "weights" in batch:  # Of tokens.
+      weights = batch["weights"] * weights[:, None]
+    return batch | {"weights": weights}
 
 
 def prefetch(

@@ -8,6 +8,7 @@ is written beside its place and renamed, so a folder that exists is whole.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -63,17 +64,65 @@ class Packed:
     lengths = (self.stops - self.starts).reshape(-1, self.num_inputs)
     return lengths.max(1, initial=0) + bool(self.end)
 
-  def batch(self, indices: np.ndarray, max_len: int) -> dict[str, np.ndarray]:
+  @property
+  def sizes(self) -> np.ndarray:
+    """The stored tokens of every sequence, int64 [num_inputs * count]."""
+    return self.stops - self.starts
+
+  def raw(self, k: int) -> np.ndarray:
+    """Sequence k as it is stored, without `shift`."""
+    return self.tokens[self.starts[k] : self.stops[k]].view(np.ndarray)
+
+  def digest(self) -> str:
+    """Tells other data: of all labels, keys and sizes, and some tokens."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in (self.labels, self.keys, self.sizes):
+      digest.update(np.ascontiguousarray(array).tobytes())
+    count = len(self.starts)
+    for k in np.linspace(0, count - 1, min(count, 256)).astype(int):
+      digest.update(self[k].tobytes())
+    return digest.hexdigest()
+
+  def reading(self) -> dict[str, Any]:
+    """How stored integers become what a model reads, as plain JSON."""
+    scale = self.scale and list(self.scale)
+    return {"first_id": self.shift, "end_id": self.end, "scale": scale}
+
+  def select(self, indices: Any) -> Packed:
+    """The split of some examples, in their order; nothing is copied.
+
+    Args:
+      indices: integers [k], or a slice.
+    """
+    if isinstance(indices, slice):
+      indices = np.arange(len(self))[indices]
+    rows = _rows(self, indices)
+    return dataclasses.replace(
+      self,
+      starts=self.starts[rows],
+      stops=self.stops[rows],
+      labels=self.labels[indices],
+      keys=self.keys[indices],
+    )
+
+  def batch(
+    self,
+    indices: np.ndarray,
+    max_len: int,
+    key: tuple[int, int, int] | None = None,
+  ) -> dict[str, np.ndarray]:
     """The examples of some indices, cut and padded with 0 on the right.
 
     Args:
       indices: integers [b] within the split.
       max_len: n.
+      key: of augmentation, which there is none of sequences.
 
     Returns:
       inputs [b, n], or [b, num_inputs, n] for more than one; int32, or float32
       with a `scale`. targets int32 [b].
     """
+    del key
     rows = _rows(self, indices)
     inputs = np.zeros((len(rows), max_len), np.int32)
     starts = self.starts[rows]
@@ -111,25 +160,6 @@ def pack(
   labels = np.asarray(labels, np.int32)
   keys = np.arange(len(labels), dtype=np.uint64)
   return Packed(tokens, offsets[:-1], offsets[1:], labels, keys, **fields)
-
-
-def select(packed: Packed, indices: np.ndarray) -> Packed:
-  """The split of some examples of another, in their order; nothing is copied.
-
-  Args:
-    packed: the other.
-    indices: integers [k], or a slice.
-  """
-  if isinstance(indices, slice):
-    indices = np.arange(len(packed))[indices]
-  rows = _rows(packed, indices)
-  return dataclasses.replace(
-    packed,
-    starts=packed.starts[rows],
-    stops=packed.stops[rows],
-    labels=packed.labels[indices],
-    keys=packed.keys[indices],
-  )
 
 
 def drop(packed: Packed, token: int) -> Packed:

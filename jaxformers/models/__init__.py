@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,11 +14,16 @@ from jaxformers import orthogonal
 from jaxformers.models import heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.embedding import Embedding, num_patches
 from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
+from jaxformers.models.language import LanguageModel
+from jaxformers.models.segmenter import MaskTransformer, Segmenter
 from jaxformers.registry import Registry, choose, unknown
 
 __all__ = [
   "MODELS",
+  "OBJECTIVES",
+  "Model",
   "Variant",
   "build",
   "in_float32",
@@ -28,6 +33,8 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "bfloat16")
+OBJECTIVES = ("classification", "language_model", "segmentation")
+Model = Classifier | LanguageModel | Segmenter
 MODELS: Registry = Registry("model")
 
 
@@ -89,8 +96,11 @@ def build(
   num_classes: int,
   d_model: int,
   num_layers: int,
+  objective: str = "classification",
+  image: Sequence[int] = (),
   num_inputs: int = 1,
   padded_len: int = 0,
+  patch_size: int = 0,
   pool: str = "mean",
   head_dim: int = 0,
   head_layers: int = 1,
@@ -103,22 +113,31 @@ def build(
   activations: str = "stored",
   mixer: Mapping[str, Any] | None = None,
   block: Mapping[str, Any] | None = None,
-) -> Classifier:
-  """The classifier of a name; all but the sizes of the task is `config.model`.
+  embedding: Mapping[str, Any] | None = None,
+  head: Mapping[str, Any] | None = None,
+) -> Model:
+  """The model of a name; all but the sizes of the task is `config.model`.
 
   Args:
     name: in `MODELS`.
     vocab_size: number of token ids, padding (0) included; 0 if tokens are real
-      numbers; from the task.
-    max_len: greatest number of tokens; from the task.
-    num_classes: number of logits; from the task.
+      numbers or patches; from the task.
+    max_len: greatest number of tokens, for images of no meaning; from the task.
+    num_classes: number of logits, for language models of no meaning; from the
+      task.
     d_model: width.
     num_layers: depth, at least 1.
+    objective: "classification" makes a `Classifier`, "language_model" a
+      `LanguageModel` of a causal mixer, "segmentation" a `Segmenter`; from the
+      task.
+    image: (height, width, channels), or () for sequences; from the task.
     num_inputs: 2 for pairs; from the task.
     padded_len: what the pool "padded_mean" divides by, 0 for max_len; from the
       task.
+    patch_size: side of the patches that images are cut to; 0 for sequences.
     pool, head_dim, head_layers, head_activation, interaction: see
-      `heads.ClassifierHead`.
+      `heads.ClassifierHead`; for classification, and of the pools "cls" puts a
+      token in front for segmentation, too.
     positions: "sinusoid", "sinusoid_2d" or "learned".
     dropout_rate: after the embedding.
     dtype: "float32" or "bfloat16": compute type; parameters are float32.
@@ -130,6 +149,9 @@ def build(
       `Encoder`.
     mixer: options of the mixer.
     block: options of the block.
+    embedding: `cutoffs`, `div_value`, `scale`, `norm_epsilon` of `Embedding`.
+    head: of a language model `tied`; of a segmenter `num_layers` (2) and
+      `dropout_rate` (0.1, on the branches) of its decoder.
 
   Raises:
     ValueError: for an unknown name or option, naming the choices.
@@ -138,44 +160,81 @@ def build(
   if num_layers < 1:
     raise ValueError(f"num_layers={num_layers}: at least one layer is needed.")
   hidden = (head_dim, head_layers)
+  choose("objective", objective, OBJECTIVES)
   heads.check(pool, head_activation, interaction, num_inputs, hidden)
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   choose("activations", activations, ACTIVATIONS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
-  longest = max_len + (pool == "cls")
-  wiring = {
-    "dtype": compute,
-    "orthogonal_map": orthogonal_map,
-    "max_len": longest,
-  }
-  make_mixer = _options(
-    f"mixer {variant.mixer!r}",
-    MIXERS[variant.mixer],
-    {**variant.defaults, **(mixer or {})},
-    {**wiring, **variant.fixed},
-    hidden=("residual",),
-  )
-  _check_mixer(make_mixer, longest, d_model, compute)
-  make_block = _options(
-    f"block {variant.block!r}",
-    BLOCKS[variant.block],
-    dict(block or {}),
-    {**wiring, "mixer": make_mixer, "num_layers": num_layers},
-  )
+  image, cls = tuple(image), pool == "cls"
+  _check_input(objective, image, patch_size, head or {})
+  if image:
+    max_len = num_patches(image, patch_size)
+  parts = _Parts(variant, compute, orthogonal_map, dict(block or {}))
+  options = {**variant.defaults, **(mixer or {})}
+  if objective == "language_model":
+    options = {"causal": True} | options
+    if not options["causal"]:
+      raise ValueError(
+        "A language model with mixer.causal=False sees what it predicts: "
+        "leave the option out."
+      )
+  layer = parts.layer(options, max_len + cls, d_model, num_layers)
   if activations == "reversible":
-    _check_reversible(make_block(parent=None), num_layers)
+    _check_reversible(layer(parent=None), num_layers)
+  make_embedding = _options(
+    "embedding",
+    Embedding,
+    dict(embedding or {}),
+    {
+      "vocab_size": vocab_size,
+      "max_len": max_len,
+      "d_model": d_model,
+      "positions": positions,
+      "cls": cls,
+      "patch_size": patch_size,
+    },
+    hidden=("concatenate",),
+  )
   make_encoder = functools.partial(
     Encoder,
-    block=make_block,
+    embedding=make_embedding,
+    block=layer,
     num_layers=num_layers,
-    vocab_size=vocab_size,
-    max_len=max_len,
-    d_model=d_model,
-    positions=positions,
     dropout_rate=dropout_rate,
-    cls=pool == "cls",
     activations=activations,
   )
+  if objective == "language_model":
+    tables = {
+      key: value
+      for key, value in make_embedding.keywords.items()
+      if key in ("cutoffs", "div_value")
+    }
+    make = _options(
+      "head",
+      LanguageModel,
+      dict(head or {}),
+      {
+        "encoder": make_encoder,
+        "vocab_size": vocab_size,
+        "d_model": d_model,
+        "orthogonal_map": orthogonal_map,
+        **tables,
+      },
+      hidden=("cutoffs", "div_value"),
+    )
+    return make()
+  if objective == "segmentation":
+    own = {"num_layers": 2, "dropout_rate": 0.1} | dict(head or {})
+    length = max_len + num_classes
+    decoder = functools.partial(
+      MaskTransformer,
+      block=parts.decoder_layer(options, length, d_model, own),
+      num_layers=own["num_layers"],
+      num_classes=num_classes,
+    )
+    return Segmenter(
+      make_encoder, decoder, orthogonal_map, image, patch_size, cls
+    )
   make_head = functools.partial(
     heads.ClassifierHead,
     num_classes=num_classes,
@@ -191,21 +250,109 @@ def build(
     make_head,
     orthogonal_map,
     num_inputs=num_inputs,
-    real=vocab_size == 0,
-    cls=pool == "cls",
+    real=vocab_size == 0 and not image,
+    cls=cls,
+    image=image,
+    patch_size=patch_size,
   )
 
 
-def in_float32(model: Classifier) -> Classifier:
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+  """What layers are made of."""
+
+  variant: Variant
+  dtype: Any
+  orthogonal_map: str
+  block: dict[str, Any]
+
+  def layer(
+    self, mixer: dict[str, Any], length: int, d_model: int, num_layers: int
+  ) -> functools.partial[Any]:
+    """Makes a block for at most `length` tokens; its options are checked."""
+    variant = self.variant
+    wiring = {
+      "dtype": self.dtype,
+      "orthogonal_map": self.orthogonal_map,
+      "max_len": length,
+    }
+    make_mixer = _options(
+      f"mixer {variant.mixer!r}",
+      MIXERS[variant.mixer],
+      mixer,
+      {**wiring, **variant.fixed},
+      hidden=("residual",),
+    )
+    _check_mixer(make_mixer, length, d_model, self.dtype)
+    return _options(
+      f"block {variant.block!r}",
+      BLOCKS[variant.block],
+      self.block,
+      {**wiring, "mixer": make_mixer, "num_layers": num_layers},
+      hidden=("layer",),
+    )
+
+  def decoder_layer(
+    self,
+    mixer: dict[str, Any],
+    length: int,
+    d_model: int,
+    own: dict[str, Any],
+  ) -> functools.partial[Any]:
+    """The same with a decoder's depth and dropout, and without drop path."""
+    known = ("num_layers", "dropout_rate")
+    for option in own:
+      choose("option of head", option, known)
+    if own["num_layers"] < 1:
+      raise ValueError(
+        f"head.num_layers={own['num_layers']}: the decoder has at least one."
+      )
+    fields = BLOCKS[self.variant.block].__dataclass_fields__
+    block = dict(self.block)
+    block.pop("drop_path_rate", None)
+    if "dropout_rate" in fields:
+      block["dropout_rate"] = own["dropout_rate"]
+    plain = dataclasses.replace(self, block=block)
+    return plain.layer(mixer, length, d_model, own["num_layers"])
+
+
+def _check_input(
+  objective: str, image: tuple[int, ...], patch_size: int, head: Any
+) -> None:
+  if patch_size and not image:
+    raise ValueError(
+      f"patch_size={patch_size} is for images, and this task has sequences: "
+      "leave it 0."
+    )
+  if objective == "classification" and head:
+    raise ValueError(
+      f"head={dict(head)} is for language models and segmenters: a classifier "
+      "has pool, head_dim, head_layers, head_activation and interaction."
+    )
+  if objective == "segmentation" and not image:
+    raise ValueError("Segmentation takes images, and this task has sequences.")
+  if objective == "language_model" and image:
+    raise ValueError(
+      "Language models take sequences, and this task has images."
+    )
+
+
+def in_float32(model: Model) -> Model:
   """The same model, of the same parameters, computing in float32."""
 
   def wide(make: functools.partial[Any], **more: Any) -> Any:
     known = {"dtype": jnp.dtype("float32")} if "dtype" in make.keywords else {}
     return functools.partial(make, **known, **more)
 
-  block = model.encoder.keywords["block"]
-  block = wide(block, mixer=wide(block.keywords["mixer"]))
-  return model.clone(encoder=functools.partial(model.encoder, block=block))
+  def layers(make: functools.partial[Any]) -> functools.partial[Any]:
+    block = make.keywords["block"]
+    block = wide(block, mixer=wide(block.keywords["mixer"]))
+    return functools.partial(make, block=block)
+
+  parts = {"encoder": layers(model.encoder)}
+  if isinstance(model, Segmenter):
+    parts["decoder"] = layers(model.decoder)
+  return model.clone(**parts)
 
 
 def causal_mixers() -> list[str]:
@@ -263,12 +410,12 @@ def _check_mixer(
   jax.eval_shape(lambda x, mask: init(jax.random.key(0), x, mask=mask), x, mask)
 
 
-def shapes(model: Classifier) -> Any:
+def shapes(model: Model) -> Any:
   """The tree of a model's parameters as shapes, without computing any."""
   init = functools.partial(model.init, train=False)
   return jax.eval_shape(init, jax.random.key(0), model.example())["params"]
 
 
-def size(model: Classifier) -> int:
+def size(model: Model) -> int:
   """The number of a model's parameters, as stored."""
   return sum(leaf.size for leaf in jax.tree.leaves(shapes(model)))

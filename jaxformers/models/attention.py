@@ -88,6 +88,21 @@ def rotation(
   return orthogonal.MAPS[mapping](module.param(full, initializer, shape))
 
 
+def kernel_init(deviation: float) -> Callable[..., jax.Array]:
+  """The initializer of kernels: normal of a deviation, or Xavier's for 0.
+
+  Raises:
+    ValueError: for a negative deviation.
+  """
+  if deviation < 0:
+    raise ValueError(
+      f"init_std={deviation}: a deviation is not negative; 0 is Xavier's."
+    )
+  if deviation:
+    return nn.initializers.normal(deviation)
+  return nn.initializers.xavier_uniform()
+
+
 def dropout_layer(rate: float, train: bool) -> nn.Module:
   """Drops a share of what it is given; ValueError if not in [0, 1)."""
   if not 0 <= rate < 1:
@@ -170,6 +185,7 @@ class Attention(nn.Module):
       scaled apart, by 1 + a parameter for each channel that starts at 0
       (FeatScale, Wang et al. 2022, https://arxiv.org/abs/2203.05962, equation
       10; its authors' code adds the correction twice).
+    init_std: deviation of the kernels at the start; 0 for Xavier's.
     dropout_rate: of the attention weights, in training.
     seed: of what `attend` draws.
     redraw: whether it draws anew in every training step (in each of its
@@ -191,6 +207,7 @@ class Attention(nn.Module):
   fidelity_schedule: tuple[float, ...] = ()
   learn_fidelity: bool = False
   feat_scale: bool = False
+  init_std: float = 0.0
   dropout_rate: float = 0.0
   seed: int = 0
   redraw: bool = False
@@ -250,7 +267,7 @@ class Attention(nn.Module):
       d,
       axis=(-2, -1),
       use_bias=self.use_bias,
-      kernel_init=nn.initializers.xavier_uniform(),
+      kernel_init=kernel_init(self.init_std),
       dtype=self.dtype,
       name="out",
     )(jnp.swapaxes(y, 1, 2))
@@ -308,7 +325,7 @@ class Attention(nn.Module):
       y = nn.DenseGeneral(
         shape,
         use_bias=self.use_bias,
-        kernel_init=nn.initializers.xavier_uniform(),
+        kernel_init=kernel_init(self.init_std),
         dtype=self.dtype,
         name=name,
       )(x)

@@ -15,16 +15,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import dropout_layer, rotation
+from jaxformers.models.attention import dropout_layer, kernel_init, rotation
 from jaxformers.models.mixers.transject import ResidualScale
-from jaxformers.registry import Registry
+from jaxformers.registry import Registry, choose
 
 BLOCKS: Registry = Registry("block")
 
 
-def layer_norm(x: jax.Array, name: str) -> jax.Array:
-  """LayerNorm of x, float32 [b, n, d], inside a module, epsilon 1e-5."""
-  return nn.LayerNorm(1e-5, dtype=jnp.float32, name=name)(x)
+ACTIVATIONS = {
+  "gelu": functools.partial(nn.gelu, approximate=False),
+  "relu": nn.relu,
+}
+
+
+def layer_norm(x: jax.Array, name: str, epsilon: float = 1e-5) -> jax.Array:
+  """LayerNorm of x, float32 [b, n, d], inside a module."""
+  return nn.LayerNorm(epsilon, dtype=jnp.float32, name=name)(x)
 
 
 class TwoBranches(nn.Module):
@@ -34,9 +40,17 @@ class TwoBranches(nn.Module):
 
   Attributes:
     mixer: makes the mixer; called with a name.
-    num_layers: L of the encoder; not used here.
+    num_layers: L of the encoder.
+    layer: which of them this is, from 0.
     mlp_dim: width of the feed-forward.
+    activation: of the feed-forward, "gelu" or "relu".
     dropout_rate: after the mixer, inside and after the feed-forward.
+    drop_path_rate: share of samples of which the last layer drops a branch in
+      training; the first drops none, and those between rise linearly
+      (stochastic depth, Huang et al. 2016, as in DeiT).
+    norm_epsilon: of every LayerNorm.
+    init_std: deviation of the feed-forward's kernels at the start; 0 for
+      Xavier's.
     dtype: compute type; parameters and LayerNorm are float32.
   """
 
@@ -45,8 +59,13 @@ class TwoBranches(nn.Module):
 
   mixer: Callable[..., nn.Module]
   num_layers: int
+  layer: int = 0
   mlp_dim: int = 128
+  activation: str = "gelu"
   dropout_rate: float = 0.0
+  drop_path_rate: float = 0.0
+  norm_epsilon: float = 1e-5
+  init_std: float = 0.0
   dtype: Any = jnp.float32
 
   def scale(self) -> jax.Array | float:
@@ -55,26 +74,41 @@ class TwoBranches(nn.Module):
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
     """What a branch takes of x."""
-    return layer_norm(x, name)
+    return layer_norm(x, name, self.norm_epsilon)
+
+  def end(self, x: jax.Array, name: str) -> jax.Array:
+    """What becomes of x after a branch was added."""
+    del name
+    return x
 
   @nn.compact
   def __call__(
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     dropout = dropout_layer(self.dropout_rate, train)
+    path = self._drop_path(train)
     dense = functools.partial(
-      nn.Dense,
-      kernel_init=nn.initializers.xavier_uniform(),
-      dtype=self.dtype,
+      nn.Dense, kernel_init=kernel_init(self.init_std), dtype=self.dtype
     )
+    activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
     y = self.norm(x, "norm_mixer")
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
-    x = x + r * dropout(y).astype(x.dtype)
+    x = self.end(x + r * path(dropout(y)).astype(x.dtype), "norm_mixer")
     y = dense(self.mlp_dim, name="up")(self.norm(x, "norm_mlp"))
-    y = dropout(nn.gelu(y, approximate=False))
-    y = dense(x.shape[-1], name="down")(y)
-    return x + r * dropout(y).astype(x.dtype), carry
+    y = dense(x.shape[-1], name="down")(dropout(activation(y)))
+    y = path(dropout(y)).astype(x.dtype)
+    return self.end(x + r * y, "norm_mlp"), carry
+
+  def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
+    """Drops a branch of some samples as a whole, and scales the others."""
+    if not 0 <= self.drop_path_rate < 1:
+      raise ValueError(
+        f"drop_path_rate={self.drop_path_rate} is not in [0, 1): it is the "
+        "share of samples of which the last layer drops a branch."
+      )
+    rate = self.drop_path_rate * self.layer / max(self.num_layers - 1, 1)
+    return nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
 
 
 @BLOCKS.register("pre_norm")
@@ -85,6 +119,26 @@ class PreNorm(TwoBranches):
   and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form). Attributes
   are those of `TwoBranches`.
   """
+
+
+@BLOCKS.register("post_norm")
+class PostNorm(TwoBranches):
+  """LN(x + mixer(x)), then LN(x + W2 GELU(W1 x)), with dropout on each branch.
+
+  The Transformer as it was first published (Vaswani et al. 2017), and BERT's.
+  Attributes are those of `TwoBranches`.
+  """
+
+  final_norm: ClassVar[bool] = False
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """x itself."""
+    del name
+    return x
+
+  def end(self, x: jax.Array, name: str) -> jax.Array:
+    """The LayerNorm of x."""
+    return layer_norm(x, name, self.norm_epsilon)
 
 
 @BLOCKS.register("rezero")
@@ -111,7 +165,7 @@ class ReZero(TwoBranches):
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
     """x itself, unless `use_norm`."""
-    return layer_norm(x, name) if self.use_norm else x
+    return super().norm(x, name) if self.use_norm else x
 
 
 def orthogonal_feed_forward(
@@ -147,6 +201,7 @@ class Injective(nn.Module):
   Attributes:
     mixer: makes the mixer; called with a name and the shared `residual`.
     num_layers: L.
+    layer: which of them this is, from 0; not used here.
     orthogonal_map: in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
@@ -156,6 +211,7 @@ class Injective(nn.Module):
 
   mixer: Callable[..., nn.Module]
   num_layers: int
+  layer: int = 0
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 

@@ -59,8 +59,8 @@ def _flops(jaxpr: Any) -> int:
 
 def of(model: Classifier, length: int) -> Cost:
   """The cost of a model on examples of `length` tokens."""
-  like = model.example()
-  tokens = jax.ShapeDtypeStruct((*like.shape[:-1], length), like.dtype)
+  like = model.example(length)
+  tokens = jax.ShapeDtypeStruct(like.shape, like.dtype)
   params = shapes(model)
   rotations = jax.eval_shape(
     functools.partial(orthogonal.rotations, name=model.orthogonal_map), params

@@ -1,122 +1,20 @@
-"""The one encoder: embedding, positions, layers; mixer and block differ."""
+"""The one encoder: embedding, layers; mixer and block differ."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxformers.models import reversible
 from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import layer_norm
-from jaxformers.registry import choose
+from jaxformers.models.embedding import num_patches
 
 ACTIVATIONS = ("stored", "recomputed", "reversible")
-POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
-
-
-def sinusoids(length: int, d: int) -> np.ndarray:
-  """sin(p / 10000^(2i/d)) and its cosine, interleaved -> f32 [length, d].
-
-  Source: Vaswani et al. 2017, section 3.5. (TransJect's code doubles the
-  exponent, which leaves half of the channels nearly constant.)
-  """
-  rates = 10000.0 ** (-np.arange(0, d, 2) / d)
-  angles = np.arange(length)[:, None] * rates[None]
-  both = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
-  return both.reshape(length, -1)[:, :d].astype(np.float32)
-
-
-def sinusoids_2d(length: int, d: int) -> np.ndarray:
-  """Sines and cosines of row and column, square image -> f32 [length, d].
-
-  d / 4 rates, spaced geometrically from a wavelength of four images to one of
-  eight pixels. Not the form with rates from 1 to 1 / 10000 a pixel, most of
-  whose channels hardly change over 32 pixels.
-
-  Raises:
-    ValueError: for a length that is no square, or d not divisible by 4.
-  """
-  side = math.isqrt(length)
-  if side**2 != length or d % 4:
-    raise ValueError(
-      f'positions="sinusoid_2d" with {length} positions in {d} channels: it '
-      "needs the pixels of a square image and channels divisible by 4. Choose "
-      '"sinusoid" or "learned".'
-    )
-  rates = np.pi * np.geomspace(0.5 / side, 0.25, d // 4)
-  angles = np.arange(side)[:, None] * rates[None]
-  waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
-  rows, columns = np.divmod(np.arange(length), side)
-  both = np.concatenate([waves[rows], waves[columns]], axis=-1)
-  return both.astype(np.float32)
-
-
-class Embedding(nn.Module):
-  """Tokens [b, n] and their positions -> float32 [b, n, d].
-
-  Attributes:
-    vocab_size: ids run from 0 (padding) to vocab_size - 1; 0 if tokens are real
-      numbers, which enter by a linear map.
-    max_len: number of positions, for "learned" and "sinusoid_2d".
-    d_model: d.
-    positions: "sinusoid", "learned", or "sinusoid_2d" for pixels row by row.
-    concatenate: half of the channels for the token and half for its position,
-      which is injective (TransJect, section 4.4), instead of their sum.
-    cls: whether a learned vector that starts at zero stands before the tokens,
-      at position 0 -> [b, n + 1, d].
-  """
-
-  vocab_size: int
-  max_len: int
-  d_model: int
-  positions: str = "sinusoid"
-  concatenate: bool = False
-  cls: bool = False
-
-  @nn.compact
-  def __call__(self, ids: jax.Array) -> jax.Array:
-    choose("positions", self.positions, POSITIONS)
-    if self.concatenate and self.d_model % 2:
-      raise ValueError(
-        f"d_model={self.d_model} is odd: half of the channels are for the "
-        "token and half for its position. Choose an even d_model."
-      )
-    d = self.d_model // 2 if self.concatenate else self.d_model
-    scale = 1.0 if self.concatenate else 0.02
-    init = nn.initializers.normal(scale)
-    if self.vocab_size:
-      x = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")(ids)
-    else:
-      x = nn.Dense(d, kernel_init=init, name="values")(ids[..., None])
-    if self.cls:
-      own = self.param("cls", nn.initializers.zeros, (d,))
-      own = jnp.broadcast_to(own[None, None], (len(x), 1, d))
-      x = jnp.concatenate([own, x], 1)
-    n, max_len = x.shape[1], self.max_len + self.cls
-    if self.positions != "sinusoid" and n > max_len:
-      raise ValueError(
-        f'A sequence of {n} tokens has no positions="{self.positions}" beyond '
-        f"max_len={self.max_len}: raise max_len or cut the sequence."
-      )
-    if self.positions == "learned":
-      places = self.param("positions", init, (max_len, d))[:n]
-    elif self.positions == "sinusoid":
-      places = jnp.asarray(sinusoids(n, d))
-    else:
-      # A token in front has no place in the image.
-      table = np.pad(
-        sinusoids_2d(self.max_len, d), ((int(self.cls), 0), (0, 0))
-      )
-      places = jnp.asarray(table[:n])
-    places = jnp.broadcast_to(places[None], x.shape)
-    x = jnp.concatenate([x, places], -1) if self.concatenate else x + places
-    return x
 
 
 class Encoder(nn.Module):
@@ -127,10 +25,11 @@ class Encoder(nn.Module):
   `perturbations`, {"encoder": {"embedded": [b, n, d]}}, which is added to it.
 
   Attributes:
+    embedding: makes the `Embedding`; called with a name, and whether positions
+      stand beside the tokens.
     block: makes a block; called with a name. Its class says how positions
       enter and whether a LayerNorm ends the encoder.
     num_layers: L.
-    vocab_size, max_len, d_model, positions, cls: see `Embedding`.
     dropout_rate: after the embedding, in training.
     activations: what the backward pass takes: "stored", what the forward pass
       left; "recomputed", the layers' inputs alone; "reversible", the encoder's
@@ -141,14 +40,10 @@ class Encoder(nn.Module):
   of a ReZero start would be lost in half precision.
   """
 
+  embedding: Callable[..., nn.Module]
   block: Callable[..., nn.Module]
   num_layers: int
-  vocab_size: int
-  max_len: int
-  d_model: int
-  positions: str
   dropout_rate: float
-  cls: bool = False
   activations: str = "stored"
 
   @nn.compact
@@ -156,17 +51,14 @@ class Encoder(nn.Module):
     self, ids: jax.Array, *, mask: jax.Array, train: bool
   ) -> jax.Array:
     """ids [b, n]; mask of what comes out, so [b, n + 1] with `cls`."""
-    blocks = [self.block(name=f"layer_{i}") for i in range(self.num_layers)]
+    blocks = [
+      self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
+    ]
     kind = blocks[0]
-    x = Embedding(
-      self.vocab_size,
-      self.max_len,
-      self.d_model,
-      self.positions,
-      kind.concatenate_positions,
-      self.cls,
-      name="embedding",
-    )(ids)
+    embed = self.embedding(
+      concatenate=kind.concatenate_positions, name="embedding"
+    )
+    x = embed(ids)
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
@@ -186,7 +78,7 @@ class Encoder(nn.Module):
       x, carry = call(block, x, mask, carry)
       self.sow("intermediates", "hidden", x)
     if kind.final_norm:
-      x = layer_norm(x, "norm")
+      x = layer_norm(x, "norm", kind.norm_epsilon)
     return x
 
   def _looped(self, x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -215,7 +107,8 @@ class Classifier(nn.Module):
   """Tokens to float32 logits [b, num_classes].
 
   Tokens are ids [b, n], 0 at padding, or float32 [b, n], none of them padding;
-  [b, 2, n] for pairs, which one encoder reads apart. Built by
+  [b, 2, n] for pairs, which one encoder reads apart; or the patches of images,
+  float32 [b, height, width, c]. Built by
   `jaxformers.models.build`; `apply({"params": params}, ids, train=False)` is a
   pure function.
 
@@ -226,7 +119,11 @@ class Classifier(nn.Module):
     num_inputs: 1, or 2 for pairs.
     real: whether tokens are real numbers.
     cls: whether the encoder puts a token of its own in front.
+    image: (height, width, c), or () for sequences.
+    patch_size: side of the patches of images.
   """
+
+  objective: ClassVar[str] = "classification"
 
   encoder: Callable[..., nn.Module]
   head: Callable[..., nn.Module]
@@ -234,6 +131,8 @@ class Classifier(nn.Module):
   num_inputs: int = 1
   real: bool = False
   cls: bool = False
+  image: tuple[int, ...] = ()
+  patch_size: int = 0
 
   @nn.compact
   def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
@@ -249,13 +148,22 @@ class Classifier(nn.Module):
     The sequences of pairs stand one after the other, [2b, n]; with a token in
     front [b, n + 1].
     """
+    if self.image:
+      n = num_patches(self.image, self.patch_size) + self.cls
+      return jnp.ones((len(ids), n), bool)
     ids = ids.reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if self.real else ids > 0
     if self.cls:
       mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
     return mask
 
-  def example(self) -> jax.Array:
-    """The smallest input that there is; parameters do not depend on it."""
-    shape = (1, 2) if self.num_inputs == 1 else (1, self.num_inputs, 2)
+  def example(self, length: int = 2) -> jax.Array:
+    """One input of `length` tokens, or one image; zeros.
+
+    Parameters do not depend on the length.
+    """
+    if self.image:
+      return jnp.zeros((1, *self.image))
+    several = () if self.num_inputs == 1 else (self.num_inputs,)
+    shape = (1, *several, length)
     return jnp.zeros(shape, jnp.float32 if self.real else jnp.int32)

@@ -8,6 +8,7 @@ from jaxformers.tasks import (
   retrieval,
   short,
   text,
+  vision,
 )
 from jaxformers.tasks.task import TASKS, Task
 
@@ -21,6 +22,7 @@ __all__ = [
   "retrieval",
   "short",
   "text",
+  "vision",
 ]
 
 

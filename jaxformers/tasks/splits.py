@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
-from jaxformers.data.packed import Packed, select
+from jaxformers.data.images import Images
+from jaxformers.data.packed import Packed
+
+Split = TypeVar("Split", Packed, Images)
 
 
-def hold_out(train: Packed, count: int) -> dict[str, Packed]:
+def hold_out(train: Split, count: int) -> dict[str, Split]:
   """`train` without, and `validation` with only, the examples of highest key.
 
   Keys are hashes of the texts, so the choice depends on nothing else, and a
@@ -24,23 +28,23 @@ def hold_out(train: Packed, count: int) -> dict[str, Packed]:
     )
   order = np.argsort(train.keys, kind="stable")
   kept, held = np.sort(order[:-count]), np.sort(order[-count:])
-  return {"train": select(train, kept), "validation": select(train, held)}
+  return {"train": train.select(kept), "validation": train.select(held)}
 
 
-def slices(packed: Packed, shares: Mapping[str, float]) -> dict[str, Packed]:
+def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
   """Consecutive parts, in percent as tensorflow-datasets cuts `train[:90%]`."""
   parts, start, share = {}, 0, 0.0
   for name, own in shares.items():
     share += own
     stop = round(len(packed) * share / 100)
-    parts[name] = select(packed, slice(start, stop))
+    parts[name] = packed.select(slice(start, stop))
     start = stop
   return parts
 
 
 def torch_random(
-  packed: Packed, held: Mapping[str, float], seed: int = 42
-) -> dict[str, Packed]:
+  packed: Split, held: Mapping[str, float], seed: int = 42
+) -> dict[str, Split]:
   """PyTorch's `random_split`, as S4, S5 and Mega use it.
 
   Args:
@@ -55,7 +59,7 @@ def torch_random(
   counts = {"train": len(packed) - sum(counts.values()), **counts}
   parts, start = {}, 0
   for name, count in counts.items():
-    parts[name] = select(packed, order[start : start + count])
+    parts[name] = packed.select(order[start : start + count])
     start += count
   return parts
 

@@ -15,6 +15,7 @@ import scipy.optimize
 import scipy.sparse
 import scipy.special
 
+from jaxformers.data.images import Images
 from jaxformers.data.packed import Packed
 from jaxformers.registry import Registry
 
@@ -23,29 +24,33 @@ TASKS: Registry = Registry("task")
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Splits and sizes of a classification task under a named protocol.
+  """Splits and sizes of a task under a named protocol.
 
   Attributes:
     name: in `TASKS`.
     protocol: under which its numbers are comparable.
-    splits: `train`, `validation` and `test`.
+    splits: `train`, `validation` and `test`: `Packed` sequences, `Images`,
+      or `Segments` of text.
     selection: which split chooses the checkpoint; "test" where a published
       protocol has it so, for those numbers cannot be compared with others.
     vocabulary: what each id stands for; empty if tokens are real numbers. Id 0
       is padding: what is 0 is never attended to.
     max_len: sequences are cut to this.
-    num_classes: labels run from 0.
+    num_classes: labels run from 0; 0 for language models.
     trivial: names of rules without a model, and functions of the task that
-      compute their test accuracy.
+      compute their score on test, in the metric of the objective.
     info: where the data come from, as in `info.json`.
     padded_len: what the pool "padded_mean" divides by; 0 for max_len.
     num_inputs: sequences of an example: 2 for pairs.
     tokenizer: for word pieces, in the format of `tokenizers`; "" otherwise.
+    objective: what is learned: "classification", "language_model" or
+      "segmentation".
+    image: (height, width, channels), or () for sequences.
   """
 
   name: str
   protocol: str
-  splits: Mapping[str, Packed]
+  splits: Mapping[str, Any]
   selection: str
   vocabulary: tuple[str, ...]
   max_len: int
@@ -55,6 +60,8 @@ class Task:
   padded_len: int = 0
   num_inputs: int = 1
   tokenizer: str = ""
+  objective: str = "classification"
+  image: tuple[int, ...] = ()
 
   @property
   def vocab_size(self) -> int:
@@ -63,11 +70,11 @@ class Task:
 
   def sizes(self) -> dict[str, int]:
     """What `models.build` takes from a task."""
-    names = "vocab_size max_len padded_len num_classes num_inputs"
-    return {name: getattr(self, name) for name in names.split()}
+    names = "vocab_size max_len padded_len num_classes num_inputs objective"
+    return {name: getattr(self, name) for name in (*names.split(), "image")}
 
   def baselines(self) -> dict[str, float]:
-    """The test accuracy of each trivial rule, fitted on train."""
+    """What each trivial rule, fitted on train, scores on test."""
     return {name: rule(self) for name, rule in self.trivial.items()}
 
   def description(self) -> dict[str, Any]:
@@ -83,22 +90,9 @@ class Task:
       "vocabulary_sha256": hashlib.sha256(words).hexdigest(),
       "max_len": self.max_len,
       "padded_len": self.padded_len or self.max_len,
-      "data": {name: _digest(split) for name, split in self.splits.items()},
-      "first_id": train.shift,
-      "end_id": train.end,
-      "scale": train.scale and list(train.scale),
+      "data": {name: split.digest() for name, split in self.splits.items()},
+      **train.reading(),
     }
-
-
-def _digest(split: Packed) -> str:
-  """Tells other data: of all labels, keys and lengths, and some tokens."""
-  digest = hashlib.blake2b(digest_size=8)
-  for array in (split.labels, split.keys, split.stops - split.starts):
-    digest.update(np.ascontiguousarray(array).tobytes())
-  count = len(split.starts)
-  for k in np.linspace(0, count - 1, min(count, 256)).astype(int):
-    digest.update(split[k].tobytes())
-  return digest.hexdigest()
 
 
 def data_folder(data_dir: str) -> Path:
@@ -169,10 +163,11 @@ def pixel_regression(task: Task) -> float:
   return regression(x, train.labels, z, test.labels, penalty=0.1)
 
 
-def _pixels(split: Packed) -> np.ndarray:
-  length = int(split.stops[0] - split.starts[0])
-  at = split.starts[:, None] + np.arange(length)
-  return split.tokens[at].astype(np.float32)
+def _pixels(split: Packed | Images) -> np.ndarray:
+  packed = split.packed if isinstance(split, Images) else split
+  length = int(packed.stops[0] - packed.starts[0])
+  at = packed.starts[:, None] + np.arange(length)
+  return packed.tokens[at].astype(np.float32)
 
 
 def histogram_similarity(task: Task) -> float:

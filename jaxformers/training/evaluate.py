@@ -7,28 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxformers import orthogonal
 from jaxformers.data.loader import Loader, prefetch
-from jaxformers.data.packed import Packed
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 from jaxformers.training import parallel
+from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import eval_step
 
 
-def add(total: dict[str, float], sums: Any) -> dict[str, float]:
-  """Adds sums that are still on the device to totals in float64."""
+def add(total: dict[str, Any], sums: Any) -> dict[str, Any]:
+  """Adds sums that are still on the device to totals, float64 as plain JSON."""
   fetched = jax.device_get(sums)
-  return {key: total.get(key, 0.0) + float(fetched[key]) for key in fetched}
-
-
-def divide(total: dict[str, float]) -> dict[str, float]:
-  """Sums to means: the one division. `count` examples, at least one."""
-  count = max(total["count"], 1.0)
   return {
-    "loss": total["loss"] / count,
-    "accuracy": total["correct"] / count,
-    "count": int(total["count"]),
+    key: np.add(total.get(key, 0.0), np.asarray(value, np.float64)).tolist()
+    for key, value in fetched.items()
   }
 
 
@@ -38,12 +32,13 @@ class Evaluator:
 
   Attributes:
     batch_size: rounded up to a multiple of the number of devices.
+    objective: of the model.
     lengths: that batches are padded to; sequences are cut to the last.
   """
 
   def __init__(
     self,
-    model: Classifier,
+    model: Model,
     mode: str,
     batch_size: int,
     lengths: tuple[int, ...],
@@ -52,6 +47,7 @@ class Evaluator:
     parallel.check_batch("eval_batch_size", batch_size, 1, "one device")
     self.batch_size = -(-batch_size // devices) * devices
     self.lengths = lengths
+    self.objective = OBJECTIVES[model.objective]
     self._rotations = jax.jit(
       functools.partial(orthogonal.rotations, name=model.orthogonal_map)
     )
@@ -61,10 +57,10 @@ class Evaluator:
   def __call__(
     self,
     params: Any,
-    split: Packed,
+    split: Any,
     tick: Callable[[int], None] = lambda count: None,
-  ) -> dict[str, float]:
-    """Returns `loss`, `accuracy` and `count` of a split.
+  ) -> dict[str, Any]:
+    """Returns what the objective's `means` are of a split.
 
     Args:
       params: the tree of parameters.
@@ -72,7 +68,7 @@ class Evaluator:
       tick: called with the number of examples done so far.
     """
     variables = {"params": params, "rotations": self._rotations(params)}
-    total: dict[str, float] = {}
+    total: dict[str, Any] = {}
     waiting: Any = None
     loader = Loader(split, self.lengths)
     batches = prefetch(self._place, loader.all(self.batch_size))
@@ -82,4 +78,4 @@ class Evaluator:
       total = add(total, waiting) if waiting is not None else total
       waiting = sums
       tick(min(number * self.batch_size, len(split)))
-    return divide(add(total, waiting))
+    return self.objective.means(add(total, waiting))

@@ -97,7 +97,7 @@ def _finish(
   test = this.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
     scores = this.evaluate(
-      state.params, test, lambda done: progress.update(done, 1)
+      state.scored, test, lambda done: progress.update(done, 1)
     )
   results = this.results(scores, best, memo)
   if not eval_only:
@@ -236,21 +236,23 @@ class _Loop:
 
   def _log(self, step: int) -> None:
     self.settle()
-    means = evaluate.divide(self.memo.window)
+    means = self.run.objective.means(self.memo.window)
     self.memo.window = {}
     c = self.run.config
     clock = self.progress.clock
     scalars = {
-      "train/loss": means["loss"],
-      "train/accuracy": means["accuracy"],
+      **{f"train/{key}": means[key] for key in means if key != "count"},
       "learning_rate": float(self.run.schedule(step - 1)),
       "examples_per_second": clock.rate() * c["batch_size"],
     }
     self.writers.write(step, scalars)
     self.progress.line(
-      f"step {step}/{c['total_steps']}  loss {means['loss']:.4f}  accuracy "
-      f"{means['accuracy']:.2%}  {self.progress.speed(step, c['batch_size'])}"
+      f"step {step}/{c['total_steps']}  {report.scores(means, self._metric())}"
+      f"  {self.progress.speed(step, c['batch_size'])}"
     )
+
+  def _metric(self) -> str:
+    return self.run.objective.metric
 
   def _evaluate(self, step: int) -> float:
     self.settle()
@@ -259,29 +261,25 @@ class _Loop:
     with self.progress.phase(name):
       # The split called validation is the test split under some protocols.
       split = this.task.splits["validation"]
-      scores = this.evaluate(this.state.params, split)
+      scores = this.evaluate(this.state.scored, split)
     self.writers.write(
       step,
-      {
-        "validation/loss": scores["loss"],
-        "validation/accuracy": scores["accuracy"],
-      },
+      {f"validation/{key}": scores[key] for key in scores if key != "count"},
     )
     if not math.isfinite(scores["loss"]):
       raise FloatingPointError(
         f"The {name} loss after step {step} is not finite; that step was not "
         f"saved. Whole checkpoints: {self.checkpoints.steps() or 'none'}."
       )
-    accurate = this.config["select"] == "accuracy"
-    score = scores["accuracy"] if accurate else -scores["loss"]
+    score = scores[this.config["select"]] * (1 if this.higher else -1)
     better = not memo.best or score > memo.best["score"]
     if better:
       memo.best, memo.worse = {"step": step, "score": score}, 0
     else:
       memo.worse += 1
     self.progress.line(
-      f"step {step}  {name} accuracy {scores['accuracy']:.2%}, loss "
-      f"{scores['loss']:.4f}, {scores['count']:,} examples"
+      f"step {step}  {name} {report.scores(scores, self._metric())}, "
+      f"{scores['count']:,} {report.UNITS.get(self._metric(), 'examples')}"
       + (" (best so far)" if better else "")
     )
     return score

@@ -17,6 +17,19 @@ import jaxformers
 from jaxformers.tasks import Task
 from jaxformers.training.progress import duration
 
+UNITS = {"perplexity": "tokens", "mean_iou": "images"}
+
+
+def score(metric: str, value: float) -> str:
+  """A score for people: a share in percent, a perplexity as it is."""
+  return f"{value:.2f}" if metric == "perplexity" else f"{value:.2%}"
+
+
+def scores(means: Mapping[str, Any], metric: str) -> str:
+  """Loss and metric on a line."""
+  name = metric.replace("_", " ")
+  return f"loss {means['loss']:.4f}  {name} {score(metric, means[metric])}"
+
 
 def commit() -> str:
   """The git commit of the code, "+changes" if it differs; else the version."""
@@ -92,13 +105,24 @@ def write_vocabulary(workdir: Path, task: Task) -> None:
 
 def table(results: Mapping[str, Any]) -> str:
   """The numbers of a run, for people."""
+  metric = results.get("metric", "accuracy")
+  also = [name for name in ("accuracy_top5",) if name in results]
   rows = [
-    (f"{results['model']} test accuracy", f"{results['accuracy']:.2%}"),
     *(
-      (name, f"{accuracy:.2%}")
-      for name, accuracy in results["baselines"].items()
+      (
+        f"{results['model']} test {name.replace('_', ' ')}",
+        score(name, results[name]),
+      )
+      for name in (metric, *also)
     ),
-    ("examples scored", f"{results['examples']:,}"),
+    *(
+      (name, score(metric, value))
+      for name, value in results["baselines"].items()
+    ),
+    (
+      f"{UNITS.get(metric, 'examples')} scored",
+      f"{results['examples']:,}",
+    ),
     ("best step, chosen on", f"{results['best_step']}, {results['selection']}"),
     ("parameters", f"{results['parameters']:,}"),
     ("relative to the Transformer", f"{results['parameter_ratio']:.2f} times"),

@@ -19,6 +19,7 @@ from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
 from jaxformers.training import evaluate, optim, parallel, report
 from jaxformers.training import state as states
+from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import train_step
 
 
@@ -48,17 +49,18 @@ class Run:
     config: plain, as in `config.json`.
     workdir: absolute.
     task, model, state: from the config; state is that of step 0.
+    objective: of the model, which names the metric.
+    higher: whether more of what is selected by is better.
   """
 
   def __init__(
     self, config: Mapping[str, Any], workdir: Path, *, eval_only: bool = False
   ) -> None:
-    self.config = configs.plain(config)
+    self.config = configs.complete(config)
     self.workdir = workdir
     self._began = time.perf_counter()
     self.carried_seconds = 0.0
     c = self.config
-    choose("field config.select", c["select"], ("accuracy", "loss"))
     for field in ("total_steps", "log_steps", "eval_steps", "checkpoint_steps"):
       if c[field] < 1:
         raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
@@ -76,7 +78,16 @@ class Run:
     self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
     self.model = _model(c["model"], self.task)
     self.reference = models.size(_model(c["reference"], self.task))
-    create = functools.partial(states.create, self.model, self.tx)
+    self.objective = OBJECTIVES[self.model.objective]
+    metric = self.objective.metric
+    choose("field config.select", c["select"], (metric, "loss"))
+    self.higher = c["select"] == metric and self.objective.higher
+    for field in ("ema_decay", "label_smoothing"):
+      if not 0 <= c[field] < 1:
+        raise ValueError(f"config.{field}={c[field]} is not in [0, 1).")
+    create = functools.partial(
+      states.create, self.model, self.tx, averaged=c["ema_decay"] > 0
+    )
     state = jax.jit(create, static_argnums=0)(c["seed"])
     self.state = parallel.place_state(state)
     self.train_step, self.place = parallel.compile_step(
@@ -87,6 +98,8 @@ class Run:
         tx=self.tx,
         seed=c["seed"],
         accumulate=c["accumulate"],
+        smoothing=c["label_smoothing"],
+        ema_decay=c["ema_decay"],
       ),
       donate=True,
     )
@@ -111,8 +124,10 @@ class Run:
     They are read and placed ahead, while the device is at work.
     """
 
+    seed = self.config["seed"]
+
     def make(step: int) -> Any:
-      return self.place(self.loader.batch(self.order(step)))
+      return self.place(self.loader.batch(self.order(step), (seed, step)))
 
     return prefetch(make, range(start, self.config["total_steps"]))
 
@@ -132,8 +147,8 @@ class Run:
       "selection": task.selection,
       "model": c["model"]["name"],
       "seed": c["seed"],
-      "accuracy": scores["accuracy"],
-      "loss": scores["loss"],
+      "metric": self.objective.metric,
+      **{key: value for key, value in scores.items() if key != "count"},
       "examples": scores["count"],
       "best_step": best_step,
       "selection_score": memo.best["score"],
@@ -152,7 +167,7 @@ class Run:
     }
 
 
-def _model(options: Mapping[str, Any], task: Task) -> models.Classifier:
+def _model(options: Mapping[str, Any], task: Task) -> models.Model:
   return call("config.model", models.build, {**options, **task.sizes()})
 
 
@@ -190,7 +205,8 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   path, checkpoints = workdir / "config.json", workdir / "checkpoints"
   if not path.exists() or not any(checkpoints.glob("[0-9]*")):
     return
-  differing = configs.differences(json.loads(path.read_text()), config)
+  before = configs.complete(json.loads(path.read_text()))
+  differing = configs.differences(before, config)
   if differing:
     raise ValueError(
       f"The workdir {workdir} belongs to a run of another config:\n  "

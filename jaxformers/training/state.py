@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 
 
 @flax.struct.dataclass
@@ -20,17 +20,31 @@ class TrainState:
     step: int32 scalar, the number of updates made.
     params: the tree of parameters, float32.
     opt_state: of the optimiser.
+    average: of params over the steps, which decays exponentially; None where
+      the config has none.
   """
 
   step: jax.Array
   params: Any
   opt_state: Any
+  average: Any = None
+
+  @property
+  def scored(self) -> Any:
+    """The parameters that are evaluated: the average, if there is one."""
+    return self.params if self.average is None else self.average
 
 
 def create(
-  model: Classifier, tx: optax.GradientTransformation, seed: int
+  model: Model,
+  tx: optax.GradientTransformation,
+  seed: int,
+  *,
+  averaged: bool = False,
 ) -> TrainState:
   """The state of step 0; a pure function of the seed."""
   ids = model.example()
   params = model.init(jax.random.key(seed), ids, train=False)["params"]
-  return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+  # A copy: a step gives the memory of both away.
+  average = jax.tree.map(jnp.copy, params) if averaged else None
+  return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), average)

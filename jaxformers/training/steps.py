@@ -14,12 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers import orthogonal
-from jaxformers.models import Classifier
-from jaxformers.training.losses import classification, sown_losses
+from jaxformers.models import Model
+from jaxformers.training.losses import OBJECTIVES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
-
-Batch = dict[str, jax.Array]
-Sums = dict[str, jax.Array]
 
 
 def _forward(
@@ -28,17 +25,20 @@ def _forward(
   batch: Batch,
   key: jax.Array,
   *,
-  model: Classifier,
+  model: Model,
+  smoothing: float,
 ) -> tuple[jax.Array, Sums]:
-  """The sum to minimise over a batch, and the sums of `classification`."""
-  logits, sown = model.apply(
+  """The sum to minimise over a batch, and the sums of its objective."""
+  objective = OBJECTIVES[model.objective]
+  output, sown = model.apply(
     {"params": params, "rotations": rotations},
-    batch["inputs"],
+    *objective.inputs(batch),
     train=True,
     rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
     mutable=["losses"],
   )
-  return classification(logits, batch, sown_losses(sown, len(logits)))
+  extra = sown_losses(sown, len(batch["weights"]))
+  return objective.sums(output, batch, extra, smoothing)
 
 
 def _gradients(
@@ -46,7 +46,8 @@ def _gradients(
   batch: Batch,
   key: jax.Array,
   *,
-  model: Classifier,
+  model: Model,
+  smoothing: float,
   accumulate: int,
 ) -> tuple[Any, Sums]:
   """Summed gradients and metrics, the batch taken in `accumulate` parts.
@@ -60,7 +61,7 @@ def _gradients(
 
   def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
     grad = jax.grad(_forward, argnums=(0, 1), has_aux=True)
-    return grad(params, rotations, batch, key, model=model)
+    return grad(params, rotations, batch, key, model=model, smoothing=smoothing)
 
   if accumulate == 1:
     (direct, through), sums = part(batch, key)
@@ -85,31 +86,41 @@ def train_step(
   state: TrainState,
   batch: Batch,
   *,
-  model: Classifier,
+  model: Model,
   tx: optax.GradientTransformation,
   seed: int,
   accumulate: int = 1,
+  smoothing: float = 0.0,
+  ema_decay: float = 0.0,
   axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
   """One update from one batch.
 
   Args:
     state: of step t; dropout keys are a function of (seed, t).
-    batch: `inputs` int32 [b, n], `targets` int32 [b], `weights` float32 [b].
+    batch: `inputs`, `targets` and `weights`; see the model's objective in
+      `losses`.
     model: from `models.build`.
     tx: the optimiser.
     seed: of the run.
     accumulate: number of parts the batch is taken in; must divide b.
+    smoothing: of labels.
+    ema_decay: of the average of parameters that is evaluated; 0 for none.
     axis_name: of pmap, or None.
 
   Returns:
-    The state of step t + 1, and the sums `loss`, `correct` and `count`.
+    The state of step t + 1, and the sums of the objective.
   """
   key = jax.random.fold_in(jax.random.key(seed), state.step)
   if axis_name is not None:
     key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
   grads, sums = _gradients(
-    state.params, batch, key, model=model, accumulate=accumulate
+    state.params,
+    batch,
+    key,
+    model=model,
+    smoothing=smoothing,
+    accumulate=accumulate,
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
@@ -117,17 +128,20 @@ def train_step(
   grads = jax.tree.map(lambda g: g / count, grads)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  return TrainState(state.step + 1, params, opt_state), sums
+  average = None
+  if ema_decay:
+    average = optax.incremental_update(params, state.average, 1 - ema_decay)
+  return TrainState(state.step + 1, params, opt_state, average), sums
 
 
 def eval_step(
   variables: Any,
   batch: Batch,
   *,
-  model: Classifier,
+  model: Model,
   axis_name: str | None = None,
 ) -> Sums:
-  """The sums `loss`, `correct` and `count` of one batch, without dropout.
+  """The sums of the objective over one batch, without dropout.
 
   Args:
     variables: `params` and `rotations`, made once for the whole evaluation.
@@ -135,6 +149,8 @@ def eval_step(
     model: from `models.build`.
     axis_name: of pmap, or None.
   """
-  logits = model.apply(variables, batch["inputs"], train=False)
-  _, sums = classification(logits, batch, jnp.zeros(len(logits), jnp.float32))
+  objective = OBJECTIVES[model.objective]
+  output = model.apply(variables, *objective.inputs(batch), train=False)
+  extra = jnp.zeros(len(batch["weights"]), jnp.float32)
+  _, sums = objective.sums(output, batch, extra, 0.0)
   return sums if axis_name is None else jax.lax.psum(sums, axis_name)

@@ -53,17 +53,17 @@ def test_pairs():
     [[3, 1, 2], [5, 0, 0]],
   ]
   assert batch["targets"].tolist() == [1, 0]
-  one = packed.select(pairs, np.array([1]))
+  one = pairs.select(np.array([1]))
   assert [one[k].tolist() for k in range(2)] == [[4, 4, 9, 1], [5]]
 
 
 def test_select_and_drop():
   split = example()
-  chosen = packed.select(split, np.array([2, 0]))
+  chosen = split.select(np.array([2, 0]))
   assert [chosen[i].tolist() for i in range(2)] == [[4, 4, 9, 1], [3, 1, 2]]
   assert chosen.labels.tolist() == chosen.keys.tolist() == [2, 0]
   assert chosen.tokens is split.tokens
-  assert packed.select(split, slice(1, 2))[0].tolist() == [5]
+  assert split.select(slice(1, 2))[0].tolist() == [5]
   less = packed.drop(split, 4)
   assert [less[i].tolist() for i in range(3)] == [[3, 1, 2], [5], [9, 1]]
   none = packed.drop(packed.drop(split, 5), 3)
@@ -152,4 +152,4 @@ def test_an_unwritable_place_names_the_remedy(tmp_path):
 
 def test_what_it_is_known_by_does_not_depend_on_the_tokens():
   split = dataclasses.replace(example(), keys=np.array([5, 1, 3], np.uint64))
-  assert packed.select(split, np.array([1])).keys.tolist() == [1]
+  assert split.select(np.array([1])).keys.tolist() == [1]

@@ -1,75 +1,116 @@
+"""The one encoder: images and sequences, embedded and carried through."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.encoder import Embedding, sinusoids, sinusoids_2d
+from jaxformers import models
+from jaxformers.models import mixers
+from jaxformers.models.attention import MIXERS
+
+assert mixers
+IMAGES = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
 
 
-def test_sinusoids_are_vaswanis():
-  table = sinusoids(50, 8)
-  for p in (0, 3, 49):
-    for i in range(4):
-      angle = p / 10_000 ** (2 * i / 8)
-      np.testing.assert_allclose(table[p, 2 * i], np.sin(angle), atol=1e-6)
-      np.testing.assert_allclose(table[p, 2 * i + 1], np.cos(angle), atol=1e-6)
+def deit(name="transformer", size=(192, 3), image=(224, 224, 3), **options):
+  d_model, num_heads = size
+  own = {"num_heads": num_heads, "init_std": 0.02}
+  return models.build(
+    name,
+    vocab_size=0,
+    max_len=0,
+    num_classes=1_000,
+    image=image,
+    patch_size=16,
+    d_model=d_model,
+    num_layers=12,
+    positions="learned",
+    pool="cls",
+    mixer=own | options.pop("mixer", {}),
+    block={"mlp_dim": 4 * d_model, "norm_epsilon": 1e-6},
+    **options,
+  )
 
 
-def test_every_position_has_a_row_of_its_own():
-  rows = sinusoids(4096, 16)
-  assert len(np.unique(rows, axis=0)) == 4096
+@pytest.mark.parametrize(
+  ("size", "count"),
+  [((192, 3), 5_717_416), ((384, 6), 22_050_664), ((768, 12), 86_567_656)],
+)
+def test_deits_have_the_published_parameters(size, count):
+  """Touvron et al. 2021, table 1: 5.7, 22 and 86 million."""
+  assert models.size(deit(size=size)) == count
+  assert models.size(deit("neutreno", size=size)) == count
 
 
-def test_rows_and_columns_have_waves_of_their_own():
-  table = sinusoids_2d(1024, 16).reshape(32, 32, 16)
-  np.testing.assert_array_equal(table[3, :, :8], table[3, :1, :8].repeat(32, 0))
-  np.testing.assert_array_equal(table[:, 3, 8:], table[:1, 3, 8:].repeat(32, 0))
-  np.testing.assert_array_equal(table[..., :8], table[..., 8:].swapaxes(0, 1))
-  # Four images to a wave, and eight pixels: sine, then cosine.
-  np.testing.assert_allclose(table[16, 0, 0], np.sin(np.pi / 4), atol=1e-6)
-  np.testing.assert_allclose(table[8, 0, 3], np.sin(2 * np.pi), atol=1e-6)
-  np.testing.assert_allclose(table[4, 0, 7], np.cos(np.pi), atol=1e-6)
-  assert len(np.unique(table.reshape(-1, 16), axis=0)) == 1024
+def test_symmetric_and_scaled_deits():
+  full = models.size(deit())
+  one = 192 * 192 + 192  # A projection to queries.
+  assert models.size(deit("symmetric_transformer")) == full - 12 * one
+  scaled = models.size(deit(mixer={"feat_scale": True}))
+  assert scaled == full + 12 * 2 * 192
+  learned = models.size(deit("neutreno", mixer={"learn_fidelity": True}))
+  assert learned == full + 11
 
 
-def test_a_token_in_front_of_an_image_has_no_place():
-  embed = Embedding(5, 16, 8, positions="sinusoid_2d", cls=True)
-  ids = jnp.ones((1, 16), jnp.int32)
-  x, variables = embed.init_with_output(jax.random.key(0), ids)
-  np.testing.assert_array_equal(x[0, 0], np.zeros(8))
-  token = variables["params"]["tokens"]["embedding"][1]
-  np.testing.assert_allclose(x[0, 1:], token + sinusoids_2d(16, 8), atol=1e-6)
+def small(name, **options):
+  return models.build(
+    name,
+    vocab_size=0,
+    max_len=0,
+    num_classes=4,
+    image=(8, 8, 3),
+    patch_size=4,
+    d_model=8,
+    positions="learned",
+    **({"pool": "cls", "num_layers": 1} | options),
+  )
 
 
-def test_concatenation_is_injective_in_token_and_position():
-  embed = Embedding(5, 7, 8, concatenate=True)
-  ids = jnp.array([[t] * 7 for t in range(5)])
-  x, _ = embed.init_with_output(jax.random.key(0), ids)
-  rows = np.asarray(x).reshape(-1, 8)
-  distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
-  assert distances[~np.eye(len(rows), dtype=bool)].min() > 0.1
+FEW = {"rank": 2, "num_landmarks": 2, "num_buckets": 2}
 
 
-def test_the_sum_is_token_plus_position():
-  embed = Embedding(5, 7, 8, positions="learned")
-  ids = jnp.array([[1, 2, 3]])
-  x, variables = embed.init_with_output(jax.random.key(0), ids)
-  params = variables["params"]
-  want = params["tokens"]["embedding"][ids[0]] + params["positions"][:3]
-  np.testing.assert_allclose(x[0], want, atol=1e-6)
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_every_model_reads_images(name):
+  known = getattr(MIXERS[models.MODELS[name].mixer], "options", ())
+  model = small(name, mixer={k: FEW[k] for k in FEW if k in known})
+  logits = jax.eval_shape(
+    lambda: model.init_with_output(jax.random.key(1), IMAGES, train=False)[0]
+  )
+  assert logits.shape == (2, 4)
 
 
-def test_what_cannot_be_embedded():
-  ids = jnp.ones((1, 9), jnp.int32)
-  for positions in ("learned", "sinusoid_2d"):
-    with pytest.raises(ValueError, match="9 tokens.*max_len=7"):
-      Embedding(5, 7, 8, positions=positions).init(jax.random.key(0), ids)
-  for max_len, d in ((10, 8), (9, 6)):
-    with pytest.raises(ValueError, match=f"{max_len} positions in {d} chan"):
-      Embedding(5, max_len, d, positions="sinusoid_2d").init(
-        jax.random.key(0), ids
-      )
-  with pytest.raises(ValueError, match="d_model=7 is odd"):
-    Embedding(5, 9, 7, concatenate=True).init(jax.random.key(0), ids)
-  with pytest.raises(ValueError, match="positions 'rotary'.*learned, sinusoid"):
-    Embedding(5, 9, 8, positions="rotary").init(jax.random.key(0), ids)
+def test_an_image_is_its_patches():
+  model = small("transformer")
+  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  logits = model.apply({"params": params}, IMAGES, train=False)
+  one = model.apply({"params": params}, IMAGES[1:], train=False)
+  np.testing.assert_allclose(one[0], logits[1], atol=1e-5)
+  # Without positions the patches of an image may change places.
+  places = params["encoder"]["embedding"]["positions"]
+  assert places.shape == (5, 8)
+  params["encoder"]["embedding"]["positions"] = 0 * places
+  turned = jnp.concatenate([IMAGES[:, 4:], IMAGES[:, :4]], 1)
+  got, want = (
+    model.apply({"params": params}, x, train=False) for x in (turned, IMAGES)
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_drop_path_spares_samples_whole_and_keeps_the_mean():
+  model = small("transformer", block={"drop_path_rate": 0.5}, num_layers=2)
+  images = jnp.broadcast_to(IMAGES[:1], (2_000, 8, 8, 3))
+  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  logits = jax.jit(
+    lambda key: model.apply(
+      {"params": params}, images, train=True, rngs={"dropout": key}
+    )
+  )(jax.random.key(3))
+  found = np.unique(np.round(np.asarray(logits), 4), axis=0)
+  # The first layer drops nothing; of the last either branch, both or none.
+  assert len(found) == 4
+
+
+def test_drop_path_out_of_range():
+  with pytest.raises(ValueError, match=r"drop_path_rate=1.0 is not in"):
+    models.shapes(small("transformer", block={"drop_path_rate": 1.0}))

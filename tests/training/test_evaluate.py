@@ -4,7 +4,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.data.packed import pack
-from jaxformers.training import evaluate, parallel
+from jaxformers.training import evaluate, losses, parallel
 
 
 @pytest.fixture(scope="module")
@@ -53,5 +53,9 @@ def test_every_example_counts_once(
 def test_sums_are_divided_once():
   total = evaluate.add({}, {"loss": 3.0, "correct": 1.0, "count": 2.0})
   total = evaluate.add(total, {"loss": 1.0, "correct": 1.0, "count": 1.0})
-  means = evaluate.divide(total)
+  assert total == {"loss": 4.0, "correct": 2.0, "count": 3.0}
+  means = losses.OBJECTIVES["classification"].means(total)
   assert means == {"loss": 4 / 3, "accuracy": 2 / 3, "count": 3}
+  areas = evaluate.add({}, {"hits": np.array([1, 2])})
+  areas = evaluate.add(areas, {"hits": np.array([3, 4])})
+  assert areas == {"hits": [4.0, 6.0]}  # Plain, for it is saved as JSON.

@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxformers.training import losses
 
@@ -42,3 +43,76 @@ def test_sown_losses_are_summed_by_example():
 def test_what_pairs_have_sown_is_their_mean():
   total = losses.sown_losses({"a": jnp.array([1.0, 3.0, 5.0, 9.0])}, 2)
   assert total.tolist() == [2.0, 7.0]
+
+
+LOGITS = jnp.log(jnp.array([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1]]))
+
+
+def test_smoothed_labels_are_minimised_and_not_reported():
+  own, extra = batch([1, 0, 1], [1, 1, 0]), jnp.zeros(3)
+  total, sums = losses.classification(LOGITS, own, extra, 0.1)
+  plain = -np.log([0.8, 0.6])
+  spread = -np.log([[0.2, 0.8], [0.6, 0.4]]).mean(1)
+  np.testing.assert_allclose(sums["loss"], plain.sum(), rtol=1e-6)
+  want = (0.9 * plain + 0.1 * spread).sum()
+  np.testing.assert_allclose(total, want, rtol=1e-6)
+
+
+def test_mixed_images_have_two_classes():
+  own = batch([1, 0, 1], [1, 1, 1])
+  own |= {"others": jnp.array([0, 1, 0]), "shares": jnp.array([0.7, 0.4, 0.5])}
+  total, sums = losses.classification(LOGITS, own, jnp.zeros(3))
+  want = -(0.7 * np.log(0.8) + 0.3 * np.log(0.2))
+  want -= 0.4 * np.log(0.6) + 0.6 * np.log(0.4)
+  want -= 0.5 * np.log(0.1) + 0.5 * np.log(0.9)
+  np.testing.assert_allclose(total, want, rtol=1e-6)
+  assert sums["correct"] == 1  # The greater share: 1, 1 and 1.
+
+
+def test_the_best_five_count_from_a_hundred_classes_on():
+  logits = jnp.arange(100.0)[None] * jnp.ones((3, 1))
+  _, sums = losses.classification(
+    logits, batch([99, 95, 94], [1, 1, 1]), jnp.zeros(3)
+  )
+  assert (sums["correct"], sums["correct_top5"]) == (1, 2)
+  means = losses.classification_means(sums)
+  assert means["accuracy_top5"] == pytest.approx(2 / 3)
+
+
+def test_perplexity_is_exp_of_the_mean_over_tokens():
+  log_p = jnp.log(jnp.array([[0.5, 0.25], [0.125, 1.0]]))
+  own = {"weights": jnp.array([[1.0, 1.0], [1.0, 0.0]])}
+  total, sums = losses.language(log_p, own, jnp.array([1.0, 2.0]))
+  np.testing.assert_allclose(sums["loss"], 6 * np.log(2), rtol=1e-6)
+  np.testing.assert_allclose(total - sums["loss"], 3, rtol=1e-5)
+  means = losses.language_means(sums)
+  assert means["perplexity"] == pytest.approx(4)
+  assert means["count"] == 3
+  assert (
+    losses.language_means({"loss": 1e5, "count": 1})["perplexity"] == np.inf
+  )
+  with pytest.raises(ValueError, match=r"label_smoothing=0.1"):
+    losses.language(log_p, own, jnp.zeros(2), 0.1)
+
+
+def test_mean_iou_by_hand():
+  # Class 3 is neither labelled nor predicted, class 2 predicted alone.
+  targets = jnp.array([[[0, 0, -1], [1, 1, 1]], [[0, 1, 0], [0, 0, 0]]])
+  predicted = jnp.array([[[0, 1, 0], [1, 1, 2]], [[3, 3, 3], [3, 3, 3]]])
+  logits = 9.0 * (predicted[..., None] == jnp.arange(5))
+  own = {"targets": targets, "weights": jnp.array([1.0, 0.0])}
+  _, sums = losses.segmentation(logits, own, jnp.zeros(2))
+  means = losses.segmentation_means(sums)
+  # 0: 1 of 2. 1: 2 of 4. 2: 0 of 1.
+  assert means["mean_iou"] == pytest.approx((1 / 2 + 2 / 4 + 0) / 3)
+  assert means["accuracy"] == pytest.approx(3 / 5)
+  assert means["count"] == 1
+  want = -np.log(np.exp([9, 0, 9, 9, 0]) / (np.exp(9) + 4)).mean()
+  assert means["loss"] == pytest.approx(want, rel=1e-5)
+
+
+def test_an_image_without_labels_adds_nothing():
+  own = {"targets": -jnp.ones((1, 2, 2), int), "weights": jnp.ones(1)}
+  total, sums = losses.segmentation(jnp.ones((1, 2, 2, 3)), own, jnp.zeros(1))
+  assert total == 0
+  assert losses.segmentation_means(sums)["mean_iou"] == 0

@@ -1,0 +1,151 @@
+"""Splits of images in colour, as a model of patches reads them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import io
+import os
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from jaxformers.data import augment
+from jaxformers.data.augment import Augment
+from jaxformers.data.packed import Packed
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+Key = tuple[int, int, int]
+
+
+_NONE = Augment()
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+  return concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Images in a `Packed`, decoded, augmented and normalised batch by batch.
+
+  Attributes:
+    packed: image k as its bytes: uint8 pixels row by row with their channels
+      last, or a JPEG or PNG file.
+    shape: (height, width, channels) of what a model reads.
+    encoded: whether the bytes are files, of any size.
+    mean, deviation: of the channels, of values in [0, 1].
+    augment: what is done to training images.
+  """
+
+  packed: Packed
+  shape: tuple[int, int, int]
+  encoded: bool = False
+  mean: tuple[float, ...] = IMAGENET[0]
+  deviation: tuple[float, ...] = IMAGENET[1]
+  augment: Augment = _NONE
+
+  def __len__(self) -> int:
+    return len(self.packed)
+
+  def __getitem__(self, k: int) -> np.ndarray:
+    """The stored bytes of image k."""
+    return self.packed[k]
+
+  @property
+  def labels(self) -> np.ndarray:
+    """int32 [count]."""
+    return self.packed.labels
+
+  @property
+  def keys(self) -> np.ndarray:
+    """uint64 [count]."""
+    return self.packed.keys
+
+  def digest(self) -> str:
+    """Tells other data; see `Packed.digest`."""
+    return self.packed.digest()
+
+  def lengths(self) -> np.ndarray:
+    """Zeros [count]: images are all of one size."""
+    return np.zeros(len(self), np.int64)
+
+  @property
+  def repeats(self) -> int:
+    """How often an image stands in a batch of training."""
+    return self.augment.repeats
+
+  def reading(self) -> dict[str, Any]:
+    """How the bytes become numbers, as plain JSON."""
+    return {
+      "shape": list(self.shape),
+      "mean": list(self.mean),
+      "deviation": list(self.deviation),
+    }
+
+  def select(self, indices: Any) -> Images:
+    """The split of some images, in their order."""
+    return dataclasses.replace(self, packed=self.packed.select(indices))
+
+  def pixels(self, indices: np.ndarray) -> np.ndarray:
+    """Images as in evaluation, uint8 [b, height, width, c]."""
+    return np.stack([np.asarray(self._fitted(int(k))) for k in indices])
+
+  def batch(
+    self, indices: np.ndarray, max_len: int = 0, key: Key | None = None
+  ) -> dict[str, np.ndarray]:
+    """The images of some indices, normalised.
+
+    Args:
+      indices: integers [b] within the split.
+      max_len: of no meaning.
+      key: (seed, step, number of the first row) for training images, which then
+        are augmented, a function of it alone; None for evaluation.
+
+    Returns:
+      inputs float32 [b, height, width, c], targets int32 [b]; under mixup or
+      cutmix what `augment.mix` returns.
+    """
+    del max_len
+    targets = self.labels[indices]
+    if key is None:
+      inputs = self._normalised(self.pixels(indices))
+      return {"inputs": inputs, "targets": targets}
+    seed, step, first = key
+    how = self.augment
+
+    def one(row: int) -> np.ndarray:
+      rng = np.random.default_rng([seed, 2, step, first + row])
+      picture = self._open(int(indices[row]))
+      picture = augment.image(picture, self.shape[:2], how, rng)
+      pixels = self._normalised(np.asarray(picture))
+      if how.erase and rng.random() < how.erase:
+        augment.erase(pixels, rng)
+      return pixels
+
+    rows = range(len(indices))
+    # Threads, where decoding is most of the work and holds no lock.
+    made = _pool().map(one, rows) if self.encoded else map(one, rows)
+    inputs = np.stack(list(made))
+    if how.mixup or how.cutmix:
+      rng = np.random.default_rng([seed, 3, step])
+      return augment.mix(inputs, targets, how, rng)
+    return {"inputs": inputs, "targets": targets}
+
+  def _open(self, k: int) -> Image.Image:
+    stored = self.packed.raw(k)
+    if not self.encoded:
+      return Image.fromarray(np.asarray(stored).reshape(self.shape))
+    with Image.open(io.BytesIO(stored.tobytes())) as picture:
+      return picture.convert("RGB")
+
+  def _fitted(self, k: int) -> Image.Image:
+    return augment.fit(self._open(k), self.shape[:2])
+
+  def _normalised(self, pixels: np.ndarray) -> np.ndarray:
+    mean, deviation = np.float32(self.mean), np.float32(self.deviation)
+    return (pixels.astype(np.float32) / 255 - mean) / deviation

@@ -1,0 +1,75 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.embedding import Embedding, sinusoids, sinusoids_2d
+
+
+def test_sinusoids_are_vaswanis():
+  table = sinusoids(50, 8)
+  for p in (0, 3, 49):
+    for i in range(4):
+      angle = p / 10_000 ** (2 * i / 8)
+      np.testing.assert_allclose(table[p, 2 * i], np.sin(angle), atol=1e-6)
+      np.testing.assert_allclose(table[p, 2 * i + 1], np.cos(angle), atol=1e-6)
+
+
+def test_every_position_has_a_row_of_its_own():
+  rows = sinusoids(4096, 16)
+  assert len(np.unique(rows, axis=0)) == 4096
+
+
+def test_rows_and_columns_have_waves_of_their_own():
+  table = sinusoids_2d(1024, 16).reshape(32, 32, 16)
+  np.testing.assert_array_equal(table[3, :, :8], table[3, :1, :8].repeat(32, 0))
+  np.testing.assert_array_equal(table[:, 3, 8:], table[:1, 3, 8:].repeat(32, 0))
+  np.testing.assert_array_equal(table[..., :8], table[..., 8:].swapaxes(0, 1))
+  # Four images to a wave, and eight pixels: sine, then cosine.
+  np.testing.assert_allclose(table[16, 0, 0], np.sin(np.pi / 4), atol=1e-6)
+  np.testing.assert_allclose(table[8, 0, 3], np.sin(2 * np.pi), atol=1e-6)
+  np.testing.assert_allclose(table[4, 0, 7], np.cos(np.pi), atol=1e-6)
+  assert len(np.unique(table.reshape(-1, 16), axis=0)) == 1024
+
+
+def test_a_token_in_front_of_an_image_has_no_place():
+  embed = Embedding(5, 16, 8, positions="sinusoid_2d", cls=True)
+  ids = jnp.ones((1, 16), jnp.int32)
+  x, variables = embed.init_with_output(jax.random.key(0), ids)
+  np.testing.assert_array_equal(x[0, 0], np.zeros(8))
+  token = variables["params"]["tokens"]["embedding"][1]
+  np.testing.assert_allclose(x[0, 1:], token + sinusoids_2d(16, 8), atol=1e-6)
+
+
+def test_concatenation_is_injective_in_token_and_position():
+  embed = Embedding(5, 7, 8, concatenate=True)
+  ids = jnp.array([[t] * 7 for t in range(5)])
+  x, _ = embed.init_with_output(jax.random.key(0), ids)
+  rows = np.asarray(x).reshape(-1, 8)
+  distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
+  assert distances[~np.eye(len(rows), dtype=bool)].min() > 0.1
+
+
+def test_the_sum_is_token_plus_position():
+  embed = Embedding(5, 7, 8, positions="learned")
+  ids = jnp.array([[1, 2, 3]])
+  x, variables = embed.init_with_output(jax.random.key(0), ids)
+  params = variables["params"]
+  want = params["tokens"]["embedding"][ids[0]] + params["positions"][:3]
+  np.testing.assert_allclose(x[0], want, atol=1e-6)
+
+
+def test_what_cannot_be_embedded():
+  ids = jnp.ones((1, 9), jnp.int32)
+  for positions in ("learned", "sinusoid_2d"):
+    with pytest.raises(ValueError, match="9 tokens.*max_len=7"):
+      Embedding(5, 7, 8, positions=positions).init(jax.random.key(0), ids)
+  for max_len, d in ((10, 8), (9, 6)):
+    with pytest.raises(ValueError, match=f"{max_len} positions in {d} chan"):
+      Embedding(5, max_len, d, positions="sinusoid_2d").init(
+        jax.random.key(0), ids
+      )
+  with pytest.raises(ValueError, match="d_model=7 is odd"):
+    Embedding(5, 9, 7, concatenate=True).init(jax.random.key(0), ids)
+  with pytest.raises(ValueError, match="positions 'rotary'.*learned, sinusoid"):
+    Embedding(5, 9, 8, positions="rotary").init(jax.random.key(0), ids)

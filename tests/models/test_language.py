@@ -1,0 +1,87 @@
+"""Decoder-only language models."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+
+IDS = jax.random.randint(jax.random.key(0), (2, 9), 1, 30)
+CAUSAL = ["transformer", "neutreno", "performer", "transformer_rezero"]
+
+
+def build(name="neutreno", **options):
+  sizes = {"d_model": 8, "num_layers": 3, "vocab_size": 30, "max_len": 9}
+  return models.build(
+    name, num_classes=0, objective="language_model", **(sizes | options)
+  )
+
+
+def parameters(model):
+  params = model.init(jax.random.key(1), IDS, train=False)["params"]
+  return jax.tree.map(
+    lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape),
+    params,
+  )
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_follows_changes_nothing_before(name):
+  model = build(name)
+  params = parameters(model)
+  run = jax.jit(functools.partial(model.apply, train=False))
+  log_p = run({"params": params}, IDS)
+  assert log_p.shape == (2, 9, 30)
+  other = run({"params": params}, IDS.at[:, 5:].set(7))
+  chex.assert_trees_all_close(log_p[:, :5], other[:, :5], atol=1e-5)
+  assert jnp.abs(log_p[:, 5:] - other[:, 5:])[..., 1:].max() > 1e-3
+  np.testing.assert_allclose(jnp.exp(log_p).sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    {},
+    {"head": {"tied": False}},
+    {"embedding": {"cutoffs": (6, 15)}},
+    {"embedding": {"cutoffs": (6, 15), "div_value": 2}},
+    {"embedding": {"cutoffs": (6,), "div_value": 2}, "head": {"tied": False}},
+  ],
+  ids=["plain", "untied", "adaptive", "narrower", "untied adaptive"],
+)
+def test_targets_have_the_probabilities_of_all_words(options):
+  model = build(**options)
+  params = parameters(model)
+  chex.assert_trees_all_equal_shapes(params, models.shapes(model))
+  targets = jnp.roll(IDS, -1, 1)
+  weights = jnp.ones(IDS.shape).at[:, -1].set(0)
+  got = model.apply({"params": params}, IDS, targets, weights, train=False)
+  log_p = model.apply({"params": params}, IDS, train=False)
+  want = jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0]
+  np.testing.assert_allclose(got[:, :-1], want[:, :-1], atol=1e-5)
+  assert (got[:, -1] == 0).all()
+
+
+def test_tied_tables_are_stored_once():
+  tied, free = build(), build(head={"tied": False})
+  assert models.size(free) - models.size(tied) == 30 * 8
+  one = build(embedding={"cutoffs": (6, 15)})
+  # Two entries for the clusters, with biases.
+  assert models.size(one) - models.size(tied) == 2 * 8 + 2
+
+
+def test_what_is_no_language_model():
+  with pytest.raises(ValueError, match=r"no causal form.*performer"):
+    build("linformer")
+  with pytest.raises(ValueError, match="sees what it predicts"):
+    build(mixer={"causal": False})
+  with pytest.raises(ValueError, match="take sequences"):
+    build(image=(8, 8, 3), patch_size=4)
+  with pytest.raises(ValueError, match=r"'bound'.*tied"):
+    build(head={"bound": True})
+  with pytest.raises(ValueError, match=r"cutoffs=\(40,\)"):
+    models.shapes(build(embedding={"cutoffs": (40,)}))

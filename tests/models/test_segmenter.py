@@ -1,0 +1,102 @@
+"""Segmenter: a class for every pixel."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.models.segmenter import MaskTransformer, unit
+
+IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 8, 3))
+
+
+def build(name="neutreno", **options):
+  sizes = {"d_model": 8, "num_layers": 2, "patch_size": 4, "pool": "cls"}
+  return models.build(
+    name,
+    vocab_size=0,
+    max_len=0,
+    num_classes=5,
+    objective="segmentation",
+    image=(12, 8, 3),
+    positions="learned",
+    **(sizes | options),
+  )
+
+
+@pytest.mark.parametrize("name", ["neutreno", "transformer", "transject"])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_every_pixel_has_scores(name, pool, strict):
+  model = build(name, pool=pool)
+  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  logits = model.apply({"params": params}, IMAGES, train=False)
+  assert logits.shape == (2, 12, 8, 5)
+  assert logits.dtype == jnp.float32
+  one = model.apply({"params": params}, IMAGES[1:], train=False)
+  chex.assert_trees_all_close(one[0], logits[1], atol=1e-5)
+
+
+def test_scores_are_cosines_normalised_and_interpolated():
+  model = build(head={"num_layers": 1, "dropout_rate": 0.0})
+  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  logits, state = model.apply(
+    {"params": params},
+    IMAGES,
+    train=False,
+    capture_intermediates=lambda module, _: isinstance(module, MaskTransformer),
+  )
+  scores = state["intermediates"]["decoder"]["__call__"][0]
+  assert scores.shape == (2, 6, 5)
+  np.testing.assert_allclose(scores.mean(-1), 0, atol=1e-5)
+  # Between the middles of two patches it goes in a straight line.
+  own = scores.reshape(2, 3, 2, 5)
+  want = own[:, 0] * 5 / 8 + own[:, 1] * 3 / 8
+  np.testing.assert_allclose(logits[:, 3, 0], want[:, 0], atol=1e-5)
+  np.testing.assert_allclose(logits[:, 0, 0], own[:, 0, 0], atol=1e-5)
+
+
+def test_the_decoder_is_held_to_its_own_first_values():
+  plain, faithful = (
+    build("transformer", head={"num_layers": n}) for n in (1, 2)
+  )
+  term = {"fidelity": 5.0}
+  for layers, same in ((1, True), (2, False)):
+    model = build("transformer", num_layers=1, head={"num_layers": layers})
+    held = build(
+      "transformer", num_layers=1, head={"num_layers": layers}, mixer=term
+    )
+    params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+    got, want = (
+      one.apply({"params": params}, IMAGES, train=False)
+      for one in (held, model)
+    )
+    # One layer in the encoder and one in the decoder: two first layers.
+    assert bool(jnp.allclose(got, want, atol=1e-6)) == same
+  assert models.size(faithful) > models.size(plain)
+
+
+def test_a_zero_vector_has_no_direction_and_a_gradient():
+  grad = jax.grad(lambda x: unit(x).sum())(jnp.zeros((2, 3)))
+  assert jnp.isfinite(grad).all()
+  np.testing.assert_allclose(jnp.linalg.norm(unit(IMAGES), axis=-1), 1, 1e-6)
+
+
+def test_what_cannot_be_segmented():
+  with pytest.raises(ValueError, match=r"patch_size=5.*12 x 8"):
+    build(patch_size=5)
+  with pytest.raises(ValueError, match="takes images"):
+    models.build(
+      "transformer",
+      vocab_size=9,
+      max_len=9,
+      num_classes=5,
+      d_model=8,
+      num_layers=1,
+      objective="segmentation",
+    )
+  with pytest.raises(ValueError, match=r"'depth'.*num_layers"):
+    build(head={"depth": 2})
+  with pytest.raises(ValueError, match="at least one"):
+    build(head={"num_layers": 0})
