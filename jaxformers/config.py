@@ -349,6 +349,31 @@ def vision_models(
   }
 
 
+def language_models(
+  name: str, *, d_model: int, num_layers: int, num_heads: int, mlp_dim: int
+) -> dict[str, Any]:
+  """A decoder-only model of a name, dropout 0.1.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  shared = {
+    "d_model": d_model,
+    "num_layers": num_layers,
+    "positions": "sinusoid",
+    "dropout_rate": 0.1,
+    "dtype": "float32",
+    "activations": "stored",
+    "embedding": {},
+    "head": {"tied": True},
+  }
+  sizes = (num_heads, mlp_dim)
+  return {
+    "model": _transformer(name, shared, *sizes),
+    "reference": _transformer("transformer", shared, *sizes),
+  }
+
+
 def deit_schedule(
   examples: int, *, batch_size: int, epochs: int, rate: float = 5e-4
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 
 HEADS = ("query", "key", "value")
 
@@ -34,14 +34,14 @@ class Capture(NamedTuple):
   heads: tuple[dict[str, jax.Array], ...]
 
 
-def variables(model: Classifier, params: Any) -> dict[str, Any]:
+def variables(model: Model, params: Any) -> dict[str, Any]:
   """What `capture` applies: `params`, and the rotations made of them once."""
   rotations = orthogonal.rotations(params, model.orthogonal_map)
   return {"params": params, "rotations": rotations}
 
 
 def capture(
-  model: Classifier,
+  model: Model,
   variables: Any,
   ids: jax.Array,
   embedded: jax.Array | None = None,

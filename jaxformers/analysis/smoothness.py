@@ -11,6 +11,7 @@ of equations are the paper's.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers.analysis.capture import HEADS, Capture, capture, variables
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -51,17 +52,23 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
   return jnp.where(pairs > 0, total / jnp.where(pairs > 0, pairs, 1), jnp.nan)
 
 
-def attention_weights(q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
+def attention_weights(
+  q: jax.Array, k: jax.Array, mask: jax.Array, causal: bool = False
+) -> jax.Array:
   """softmax(q k.T / sqrt(e)) over the tokens -> [..., n, n] (equation 2).
 
   Args:
     q, k: [..., n, e].
     mask: [..., n], True at tokens; their number of axes is that of q less one.
+    causal: whether no token sees a later one.
   """
   scores = jnp.einsum("...ne,...me->...nm", q, k, precision=_HIGHEST)
   scores = scores / q.shape[-1] ** 0.5
   lowest = jnp.finfo(scores.dtype).min
-  return jax.nn.softmax(jnp.where(mask[..., None, :], scores, lowest), -1)
+  seen = mask[..., None, :]
+  if causal:
+    seen = seen & jnp.tri(q.shape[-2], dtype=bool)
+  return jax.nn.softmax(jnp.where(seen, scores, lowest), -1)
 
 
 def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
@@ -114,6 +121,44 @@ def step(
   both = both / both.sum(-1, keepdims=True)
   after = jnp.einsum("...nm,...me->...ne", both, u, precision=_HIGHEST)
   return after if first is None else after + fidelity * (first - u)
+
+
+def flow(
+  u: jax.Array,
+  weights: jax.Array,
+  time: jax.Array | float,
+  fidelity: jax.Array | float = 0.0,
+  first: jax.Array | None = None,
+) -> jax.Array:
+  """The gradient flow at a time, integrated in closed form -> [..., n, e].
+
+  du/dt = -grad E(u), with grad E of `gradient` and lambda (u - f) (equations 9
+  and 21): towards the mean of all tokens, which it reaches where `weights`
+  joins all of them, or with a fidelity towards the minimum of E. E never rises
+  along it, at any time. (The eigenvectors of the Laplacian do the integration;
+  exact but for rounding.)
+
+  Args:
+    u: at time 0, [..., n, e].
+    weights: [..., n, n], not negative, k of equation 6.
+    time: not negative, of one shape for all or [...].
+    fidelity: lambda.
+    first: f, [..., n, e]; needed with a fidelity.
+  """
+  both = weights + jnp.swapaxes(weights, -1, -2)
+  eye = jnp.eye(both.shape[-1], dtype=both.dtype)
+  laplacian = both.sum(-1)[..., None] * eye - both
+  rates, basis = jnp.linalg.eigh(laplacian)
+  rates = jnp.maximum(rates, 0) + fidelity
+  decay = jnp.exp(-rates * jnp.asarray(time)[..., None])[..., None]
+  into = jnp.swapaxes(basis, -1, -2)
+  product = functools.partial(jnp.matmul, precision=_HIGHEST)
+  end = jnp.zeros_like(u)
+  if first is not None:
+    share = jnp.where(rates > 0, fidelity / jnp.where(rates > 0, rates, 1), 0)
+    end = share[..., None] * product(into, first)
+  now = end + decay * (product(into, u) - end)
+  return product(basis, now)
 
 
 def gradient_cosine(
@@ -193,11 +238,12 @@ CURVES = {
 }
 
 
-def curves(found: Capture) -> dict[str, jax.Array]:
+def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
   """Every quantity of every layer, averaged over samples and heads.
 
   Args:
     found: of `capture`.
+    causal: whether no token sees a later one, in attention and in J.
 
   Returns:
     `similarity` [l + 1], of the embedding and of every layer's output; and for
@@ -213,6 +259,8 @@ def curves(found: Capture) -> dict[str, jax.Array]:
     return result
   mask = found.mask[:, None]
   both = mask[..., None] & mask[..., None, :]
+  if causal:
+    both = both & jnp.tri(both.shape[-1], dtype=bool)
   count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
   rows: dict[str, list[jax.Array]] = {}
   before = None
@@ -220,8 +268,8 @@ def curves(found: Capture) -> dict[str, jax.Array]:
     # Where queries are not projected apart they are the keys.
     heads = {"query": heads["key"], **heads}
     q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
-    asymmetric = attention_weights(q, k, mask)
-    symmetric = attention_weights(k, k, mask)
+    asymmetric = attention_weights(q, k, mask, causal)
+    symmetric = attention_weights(k, k, mask, causal)
     scores = jnp.einsum("...ne,...me->...nm", k, k, precision=_HIGHEST)
     kernel = jnp.exp(scores / k.shape[-1] ** 0.5)
     per_row, per_pair = (
@@ -245,7 +293,7 @@ def curves(found: Capture) -> dict[str, jax.Array]:
 
 
 def measure(
-  model: Classifier, params: Any, ids: np.ndarray, batch_size: int = 8
+  model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
 ) -> dict[str, list[float]]:
   """`curves` averaged over samples, a batch at a time.
 
@@ -255,7 +303,8 @@ def measure(
     batch_size: samples at a time; a rest that does not fill a batch is a batch.
   """
   own = variables(model, params)
-  of = jax.jit(lambda ids: curves(capture(model, own, ids)))
+  causal = model.objective == "language_model"
+  of = jax.jit(lambda ids: curves(capture(model, own, ids), causal))
   total: dict[str, Any] = {}
   for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
     part = jnp.asarray(ids[k : k + batch_size])

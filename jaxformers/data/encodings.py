@@ -7,6 +7,7 @@ none depends on the order of a set. Id 0 is padding wherever there is any.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  trainers,
+)
 
 from jaxformers.data.source import Encoding, Example
 
@@ -130,6 +137,123 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     return encode, {"tokenizer": tokenizer.to_str()}
 
   return Encoding(name, fit, text_key(*fields), dtype=np.uint16)
+
+
+def words(*fields: str, size: int = 0) -> Encoding:
+  """Words between white space, <eos> at the end of every line.
+
+  An empty line is an <eos> of its own, as the published perplexities on
+  WikiText count. The vocabulary is <pad> and then the words of the training
+  split, the most frequent first and equally frequent ones by code point; it is
+  kept in `info.json` as `vocabulary`. Others are <unk>.
+
+  Args:
+    fields: whose texts become one sequence each.
+    size: of the vocabulary at most, <pad> included; 0 for all words.
+
+  Raises:
+    ValueError: for a size under 4.
+  """
+  if size and size < 4:
+    raise ValueError(f"vocab_size={size}: choose at least 4, or 0 for all.")
+
+  def rank(counts: Counter[str]) -> Callable[[str], tuple[int, str]]:
+    return lambda word: (-counts[word], word)
+
+  def lines(text: bytes) -> list[str]:
+    found = text.decode(errors="replace").split("\n")
+    return found[:-1] if not found[-1].strip() else found
+
+  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+    counts: Counter[str] = Counter()
+    for example in train:
+      for field in fields:
+        for line in lines(example[field]):
+          counts.update(line.split())
+          counts[END] += 1
+    # Both are in the vocabulary, however rare they are.
+    most = size - 3 if size else len(counts)
+    order = sorted(counts.keys() - {UNKNOWN, END}, key=rank(counts))
+    known = sorted([*order[:most], UNKNOWN, END], key=rank(counts))
+    vocabulary = [PAD, *known]
+    ids = {word: i for i, word in enumerate(vocabulary)}
+    unknown, end = ids[UNKNOWN], ids[END]
+
+    def sequence(text: bytes) -> np.ndarray:
+      found: list[int] = []
+      for line in lines(text):
+        found += [ids.get(word, unknown) for word in line.split()]
+        found.append(end)
+      return np.array(found, np.uint32)
+
+    def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+      for example in examples:
+        yield [sequence(example[field]) for field in fields]
+
+    return encode, {"vocabulary": vocabulary}
+
+  name = f"words-{size}" if size else "words"
+  return Encoding(name, fit, text_key(*fields), dtype=np.uint32)
+
+
+def byte_pairs(*fields: str, size: int) -> Encoding:
+  """Pieces of a byte-pair encoding of bytes as GPT-2's, <eos> after each text.
+
+  Trained on the training split by Hugging Face's `tokenizers`, and kept in
+  `info.json` as `tokenizer`. Ids are <pad>, <eos>, the 256 bytes, and merges
+  in the order of their making.
+
+  Source: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; Radford et al.
+  2019 for bytes.
+
+  Args:
+    fields: whose texts become one sequence each.
+    size: of the vocabulary, <pad> and <eos> included.
+
+  Raises:
+    ValueError: for a size without room for the bytes or above 65,536.
+  """
+  if not 258 < size <= 1 << 16:
+    raise ValueError(
+      f"vocab_size={size}: byte pairs need 259 to {1 << 16:,}, such as 8000."
+    )
+
+  def text(example: Example, field: str) -> str:
+    return example[field].decode(errors="replace")
+
+  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+      vocab_size=size,
+      special_tokens=[PAD, END],
+      initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+      show_progress=False,
+    )
+    texts = (text(one, field) for one in train for field in fields)
+    tokenizer.train_from_iterator(texts, trainer)
+    # Special to the trainer alone: in a text "<eos>" is five characters.
+    plain = _without_special(tokenizer)
+    end = np.array([tokenizer.token_to_id(END)], np.uint16)
+
+    def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
+      texts = [text(one, field) for one in examples for field in fields]
+      found = plain.encode_batch(texts, add_special_tokens=False)
+      rows = [np.append(np.array(one.ids, np.uint16), end) for one in found]
+      for at in range(0, len(rows), len(fields)):
+        yield rows[at : at + len(fields)]
+
+    return encode, {"tokenizer": plain.to_str()}
+
+  return Encoding(f"byte-pairs-{size}", fit, text_key(*fields), dtype=np.uint16)
+
+
+def _without_special(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+  """The same pieces and ids, none of which is found in a text as it stands."""
+  content = json.loads(tokenizer.to_str())
+  content["added_tokens"] = []
+  return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _given(path: Path) -> tokenizers.Tokenizer:

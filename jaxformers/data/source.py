@@ -53,6 +53,7 @@ class Source:
     finish: called when all of it is prepared, and nothing can be lost any more.
     shuffled: whether examples are put into the order of their keys' hashes, as
       the stock builders do, or keep theirs.
+    own: whether it is the user's, so that there is no archive of authors.
     local_only: why there is no download, and where the archive is to be had.
   """
 
@@ -70,6 +71,7 @@ class Source:
   counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
   finish: Callable[[], None] = lambda: None
   shuffled: bool = True
+  own: bool = False
   local_only: str = ""
 
   @property
@@ -165,7 +167,7 @@ def pack(
     def rows(split: str) -> Iterator[packed.Row]:
       for chunk in _read(examples[split], f"packing {source.name}/{split}"):
         for example, row in zip(chunk, encode(chunk), strict=True):
-          yield row, example["label"], encoding.key(example)
+          yield row, example.get("label", 0), encoding.key(example)
 
     for split in examples:
       packed.write(staged / split, rows(split), encoding.dtype)
@@ -232,7 +234,7 @@ def _describe(source: Source, given: Path | None) -> dict[str, Any]:
   return {
     "source": given.name if given else source.url,
     "sha256": sha256,
-    "authors_checksum": sha256 in (source.sha256, *source.also),
+    "authors_checksum": source.own or sha256 in (source.sha256, *source.also),
   }
 
 

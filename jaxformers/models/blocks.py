@@ -55,7 +55,6 @@ class TwoBranches(nn.Module):
   """
 
   concatenate_positions: ClassVar[bool] = False
-  final_norm: ClassVar[bool] = True
 
   mixer: Callable[..., nn.Module]
   num_layers: int
@@ -116,29 +115,29 @@ class PreNorm(TwoBranches):
   """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
 
   Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
-  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form). Attributes
-  are those of `TwoBranches`.
+  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form).
+
+  Attributes:
+    norm_first: False for LN(x + mixer(x)) and LN(x + W2 GELU(W1 x)), the
+      Transformer as it was first published (Vaswani et al. 2017) and BERT's.
+
+  The others are those of `TwoBranches`.
   """
 
+  norm_first: bool = True
 
-@BLOCKS.register("post_norm")
-class PostNorm(TwoBranches):
-  """LN(x + mixer(x)), then LN(x + W2 GELU(W1 x)), with dropout on each branch.
-
-  The Transformer as it was first published (Vaswani et al. 2017), and BERT's.
-  Attributes are those of `TwoBranches`.
-  """
-
-  final_norm: ClassVar[bool] = False
+  @property
+  def final_norm(self) -> bool:
+    """Whether a LayerNorm ends the encoder: if none has yet."""
+    return self.norm_first
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """x itself."""
-    del name
-    return x
+    """The LayerNorm of x, or x itself."""
+    return super().norm(x, name) if self.norm_first else x
 
   def end(self, x: jax.Array, name: str) -> jax.Array:
-    """The LayerNorm of x."""
-    return layer_norm(x, name, self.norm_epsilon)
+    """x, or its LayerNorm."""
+    return x if self.norm_first else super().norm(x, name)
 
 
 @BLOCKS.register("rezero")

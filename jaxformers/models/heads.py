@@ -13,7 +13,7 @@ from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")
-ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu}
+ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "tanh": nn.tanh}
 
 Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
 
@@ -98,7 +98,7 @@ class ClassifierHead(nn.Module):
     pool: "max", "mean", "first", "cls", "padded_mean" or "all_mean".
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
-    activation: "relu" or "gelu".
+    activation: "relu", "gelu" or "tanh".
     interaction: for pairs, what becomes of the two pooled vectors; "" for one
       input.
     padded_len: what "padded_mean" divides by.

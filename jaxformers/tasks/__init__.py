@@ -3,6 +3,7 @@
 from jaxformers.registry import call
 from jaxformers.tasks import (
   image,
+  language,
   listops,
   pathfinder,
   retrieval,
@@ -17,6 +18,7 @@ __all__ = [
   "Task",
   "get",
   "image",
+  "language",
   "listops",
   "pathfinder",
   "retrieval",

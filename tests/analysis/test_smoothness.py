@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
 
 from jaxformers import models
 from jaxformers.analysis import smoothness as s
@@ -110,6 +111,52 @@ def test_with_the_term_it_does_not_become_constant_or_it_diverges(
     return
   np.testing.assert_allclose(u, s.limit(a, fidelity, first), atol=1e-10)
   assert float(u.std(0).min()) > 0.1
+
+
+@pytest.mark.parametrize("fidelity", [0.0, 0.4])
+def test_the_flow_is_the_integral_of_the_gradient(fidelity):
+  u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
+
+  def slope(_, flat):
+    now = jnp.asarray(flat).reshape(6, 3)
+    return np.ravel(-s.gradient(now, w) + fidelity * (first - now))
+
+  found = scipy.integrate.solve_ivp(
+    slope, (0, 0.3), np.ravel(u), rtol=1e-11, atol=1e-11
+  ).y[:, -1]
+  given = {"fidelity": fidelity, "first": first} if fidelity else {}
+  np.testing.assert_allclose(
+    s.flow(u, w, 0.3, **given), found.reshape(6, 3), atol=1e-8
+  )
+  np.testing.assert_allclose(s.flow(u, w, 0.0, **given), u, atol=1e-12)
+  end = s.flow(u, w, 1e6, **given)
+  want = -s.gradient(end, w) + fidelity * (first - end)
+  np.testing.assert_allclose(want, 0, atol=1e-10)
+  constant = jnp.ptp(end, axis=0).max() < 1e-8
+  assert constant == (fidelity == 0)
+
+
+def test_energy_never_rises_along_the_flow():
+  u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
+
+  def energy(u):
+    return s.functional(u, w) + 0.4 / 2 * jnp.square(u - first).sum()
+
+  times = jnp.linspace(0, 1, 30)
+  along = [float(energy(s.flow(u, w, t, 0.4, first))) for t in times]
+  assert (np.diff(along) < 1e-12).all()
+  assert along[-1] < along[0] / 2
+  # All times at once.
+  many = s.flow(jnp.stack([u] * 30), jnp.stack([w] * 30), times, 0.4, first)
+  np.testing.assert_allclose(many[7], s.flow(u, w, times[7], 0.4, first))
+
+
+def test_a_causal_token_is_like_those_before_it():
+  q, k = normal(0, 5, 4), normal(1, 5, 4)
+  found = s.attention_weights(q, k, jnp.ones(5, bool), causal=True)
+  np.testing.assert_allclose(found, np.tril(found), atol=0)
+  want = s.attention_weights(q[:3], k[:3], jnp.ones(3, bool))[2]
+  np.testing.assert_allclose(found[2, :3], want, atol=1e-12)
 
 
 def test_the_cosine_of_gradients():

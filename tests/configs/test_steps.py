@@ -21,6 +21,7 @@ ARCHIVES = {
     dict(num_train=8_000, num_validation=1_000, num_test=1_000),
   ),
   "lra/image": ("cifar10_jpeg.tar.xz", {}),
+  "vision/cifar10": ("cifar10_jpeg.tar.xz", {}),
   "short/imdb": ("aclImdb_v1.tar.gz", dict(vocab_size=1_000)),
   "short/ag_news": (
     "ag_news/test.csv",
@@ -57,6 +58,22 @@ def at_the_root(monkeypatch, request):
 @pytest.mark.parametrize("name", sorted(GENERATED))
 def test_without_an_archive(name, tmp_path, one_device):
   twenty_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
+
+
+def test_a_language_model_of_a_folder(tmp_path, one_device):
+  (tmp_path / "text").mkdir()
+  for name, words in (("train", 3_000), ("valid", 300), ("test", 300)):
+    text = "\n".join(f"word {k * k % 97} and {k % 13}" for k in range(words))
+    (tmp_path / "text" / f"{name}.txt").write_text(text)
+  this = twenty_steps(
+    "lm/text",
+    tmp_path / "data",
+    tmp_path / "run",
+    archive=str(tmp_path / "text"),
+    vocab_size=300,
+  )
+  assert this.task.info["authors_checksum"]
+  assert (tmp_path / "run" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("name", sorted(ARCHIVES))

@@ -35,6 +35,61 @@ def test_equal_texts_have_equal_keys():
   assert e.id_key({"id": b"train_00042"}) == e.id_key({"id": b"42"}) == 42
 
 
+def test_words_by_frequency_and_the_ends_of_lines():
+  examples = [{"text": b" b b a\n\n = c = \n"}, {"text": b"a <unk> b"}]
+  rows, extra = fitted(e.words("text"), examples)
+  known = ["<pad>", "<eos>", "b", "=", "a", "<unk>", "c"]
+  assert extra["vocabulary"] == known
+  named = [[known[i] for i in row[0]] for row in rows]
+  assert named[0] == ["b", "b", "a", "<eos>", "<eos>", "=", "c", "=", "<eos>"]
+  assert named[1] == ["a", "<unk>", "b", "<eos>"]
+  rows, extra = fitted(e.words("text", size=4), examples)
+  assert extra["vocabulary"] == ["<pad>", "<eos>", "b", "<unk>"]
+  assert rows[0][0].tolist() == [2, 2, 3, 1, 1, 3, 3, 3, 1]
+  with pytest.raises(ValueError, match="vocab_size=3"):
+    e.words("text", size=3)
+
+
+def test_byte_pairs_give_the_text_back():
+  texts = [{"text": t + b" <eos> <pad>"} for t in TEXTS]
+  rows, extra = fitted(e.byte_pairs("text", size=270), texts)
+  tokenizer = tokenizers.Tokenizer.from_str(extra["tokenizer"])
+  assert e.pieces(extra["tokenizer"])[:2] == ("<pad>", "<eos>")
+  for row, one in zip(rows, texts, strict=True):
+    ids = row[0].tolist()
+    assert ids[-1] == 1
+    assert 0 not in ids
+    assert 1 not in ids[:-1]  # As text it is only text.
+    assert tokenizer.decode(ids[:-1]) == one["text"].decode()
+  assert len(rows[0][0]) < len(texts[0]["text"])
+  # Bytes that the training split had not.
+  encode, _ = e.byte_pairs("text", size=270).fit(iter(texts))
+  new = next(iter(encode([{"text": "\u4e2d".encode()}])))[0]
+  assert tokenizer.decode(new[:-1].tolist()) == "\u4e2d"
+  with pytest.raises(ValueError, match="vocab_size=258"):
+    e.byte_pairs("text", size=258)
+
+
+def test_byte_pairs_are_the_same_in_every_process(printed):
+  code = """
+import hashlib, random
+from jaxformers.data import encodings as e
+random.seed(0)
+words = ["".join(random.choices("abcdef", k=4)) for _ in range(99)]
+texts = [{"text": " ".join(random.choices(words, k=400)).encode()}] * 3
+print(hashlib.md5(
+  e.byte_pairs("text", size=500).fit(iter(texts))[1]["tokenizer"].encode()
+).hexdigest())
+"""
+  assert len(set(printed(code))) == 1
+
+
+def test_pixels_stand_row_by_row():
+  image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+  rows, _ = fitted(e.pixels(), [{"image": image, "id": b"train_1"}])
+  assert rows[0][0].tolist() == list(range(18))
+
+
 def test_characters_by_frequency_then_code_point():
   examples = [{"text": b"bbbaac"}, {"text": "aacc\u00e9zz".encode()}]
   rows, extra = fitted(e.characters("text", min_count=2, first=100), examples)

@@ -11,7 +11,6 @@ from jaxformers.models.blocks import BLOCKS, orthogonal_feed_forward
 
 MIXER_OF = {
   "pre_norm": "softmax",
-  "post_norm": "softmax",
   "rezero": "softmax",
   "injective": "transject",
 }

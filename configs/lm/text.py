@@ -1,0 +1,51 @@
+r"""A small language model of any folder of text, in byte pairs.
+
+python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
+    --workdir runs/text_lm --config.task.archive=PATH/aclImdb_v1.tar.gz
+
+Files and folders called train, valid and test are those splits; where there
+are none a tenth of the texts is held out for each. Six layers of d = 256,
+windows of 256 pieces; size=tiny has d = 64 and windows of 64, for two cores.
+Numbers on IMDb's reviews: docs/results.md.
+
+Arguments: model=NAME, of those with a causal form (docs/mixers.md);
+size=paper|tiny, seed=0.
+"""
+
+from jaxformers import config as c
+
+
+def get_config(arg=None):
+  arg = c.parse_arg(arg, model="transformer", size="paper", seed=0)
+  tiny = c.is_tiny(arg.size)
+  config = c.base(
+    seed=arg.seed,
+    task={
+      "name": "language",
+      "protocol": "jaxformers",
+      "archive": "",
+      "tokens": "byte_pairs",
+      "vocab_size": 2_000 if tiny else 8_000,
+      "max_len": 64 if tiny else 256,
+      "stride": 0,
+    },
+    **c.language_models(
+      arg.model,
+      d_model=64 if tiny else 256,
+      num_layers=6,
+      num_heads=2 if tiny else 4,
+      mlp_dim=256 if tiny else 1_024,
+    ),
+    optimizer={"name": "adam", "weight_decay": 0.1, "clip_norm": 1.0},
+    schedule={"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 1_000},
+    batch_size=32,
+    select="perplexity",
+    total_steps=40_000,
+    log_steps=100,
+    eval_steps=2_000,
+    checkpoint_steps=2_000,
+  )
+  if tiny:
+    config.update(total_steps=3_000, eval_steps=500, checkpoint_steps=500)
+    config.schedule.update(learning_rate=3e-3, warmup_steps=300)
+  return config

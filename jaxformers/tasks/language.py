@@ -1,0 +1,152 @@
+"""The next word, piece or byte of a text."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+import numpy as np
+
+from jaxformers.data import encodings, source, text_files
+from jaxformers.data.segments import Segments, stream
+from jaxformers.registry import choose
+from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.task import TASKS, Task, data_folder
+
+TOKENS = ("words", "byte_pairs", "bytes")
+
+
+@TASKS.register("language")
+def load(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  tokens: str = "byte_pairs",
+  vocab_size: int = 8_000,
+  max_len: int = 256,
+  stride: int = 0,
+) -> Task:
+  """Opens a folder or archive of text files; see `data.text_files`.
+
+  Where there is no validation split a tenth of the training texts is held out,
+  and another tenth where there is no test split; a single text is not enough.
+
+  Args:
+    data_dir: see `data_folder`.
+    protocol: "jaxformers".
+    archive: the folder, or a tar, or one text file.
+    tokens: "words" between white space, with <eos> at every line's end;
+      "byte_pairs" trained on the training split; or "bytes".
+    vocab_size: of words at most, 0 for all; of byte pairs; of no meaning for
+      bytes.
+    max_len: tokens of a window.
+    stride: by how much the windows of the test split move; 0 for max_len.
+      Windows of the other splits stand side by side.
+  """
+  choose("protocol of language", protocol, ("jaxformers",))
+  choose("tokens", tokens, TOKENS)
+  if max_len < 1:
+    raise ValueError(f"max_len={max_len}: a window has at least one token.")
+  if not archive:
+    raise ValueError(
+      "A language model needs a text: pass the path of a folder or an archive "
+      f"of {', '.join(text_files.ENDINGS)} files with --archive (prepare) or "
+      "--config.task.archive."
+    )
+  path = Path(archive).expanduser()
+  if not path.exists():
+    raise ValueError(
+      f"There is no {path}: give the path of a folder, a tar or a text file."
+    )
+  encoding = {
+    "words": functools.partial(encodings.words, "text", size=vocab_size),
+    "byte_pairs": functools.partial(
+      encodings.byte_pairs, "text", size=vocab_size
+    ),
+    "bytes": functools.partial(encodings.of_bytes, "text"),
+  }[tokens]()
+  packed, info = source.pack(
+    text_files.source(path),
+    encoding,
+    data_dir=data_folder(data_dir),
+    archive=archive,
+  )
+  for name in ("validation", "test"):
+    if name not in packed:
+      packed |= _held_out(packed["train"], name, archive)
+  tokenizer = info.pop("tokenizer", "")
+  if tokens == "words":
+    vocabulary = tuple(info.pop("vocabulary"))
+  else:
+    vocabulary = encodings.pieces(tokenizer) if tokenizer else encodings.BYTES
+  shift = int(tokens == "bytes")
+  strides = {"test": stride or max_len}
+  splits = {
+    name: Segments(stream(split), max_len, strides.get(name, max_len), shift)
+    for name, split in packed.items()
+  }
+  return Task(
+    name="language",
+    protocol=protocol,
+    splits=splits,
+    selection="validation",
+    vocabulary=vocabulary,
+    max_len=max_len,
+    num_classes=0,
+    trivial={"unigram": unigram, "bigram": bigram},
+    info=info,
+    tokenizer=tokenizer,
+    objective="language_model",
+  )
+
+
+def _held_out(train: object, name: str, archive: str) -> dict[str, object]:
+  count = len(train) // 10
+  if not count:
+    raise ValueError(
+      f"{archive} holds {len(train)} training texts and no {name} split: there "
+      f"is nothing to hold out. Put some text into a file called {name}.txt."
+    )
+  held = hold_out(train, count)
+  return {"train": held["train"], name: held["validation"]}
+
+
+def unigram(task: Task) -> float:
+  """The perplexity of the training split's frequencies, one added to each."""
+  train, test = (_ids(task, name) for name in ("train", "test"))
+  counts = np.bincount(train, minlength=task.vocab_size)[1:] + 1.0
+  log_p = np.log(counts / counts.sum())
+  return math.exp(-log_p[test[1:] - 1].mean())
+
+
+def bigram(task: Task) -> float:
+  """The perplexity of pairs of tokens, interpolated with `unigram`.
+
+  p(w | v) = (c(v, w) + t(v) p(w)) / (c(v) + t(v)), t(v) the number of different
+  tokens that follow v (Witten and Bell 1991).
+  """
+  train, test = (_ids(task, name) for name in ("train", "test"))
+  size = task.vocab_size
+  counts = np.bincount(train, minlength=size)[1:] + 1.0
+  alone = counts / counts.sum()
+  pairs, seen = np.unique(
+    train[:-1].astype(np.int64) * size + train[1:], return_counts=True
+  )
+  follow = np.bincount(pairs // size, weights=seen, minlength=size)
+  kinds = np.bincount(pairs // size, minlength=size)
+  before, after = test[:-1].astype(np.int64), test[1:]
+  wanted = before * size + after
+  place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+  joint = np.where(pairs[place] == wanted, seen[place], 0)
+  total = follow[before] + kinds[before]
+  known = total > 0
+  share = (joint + kinds[before] * alone[after - 1]) / np.where(known, total, 1)
+  p = np.where(known, share, alone[after - 1])
+  return math.exp(-np.log(p).mean())
+
+
+def _ids(task: Task, name: str) -> np.ndarray:
+  split = task.splits[name]
+  return np.asarray(split.tokens).astype(np.int32) + split.shift

@@ -1,0 +1,87 @@
+"""The next token of a text."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxformers import tasks
+
+WORDS = {"train": "a b a b a c\n" * 40, "valid": "a b\n" * 9, "test": "a b d\n"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+  (tmp_path / "text").mkdir()
+  for name, text in WORDS.items():
+    (tmp_path / "text" / f"{name}.txt").write_text(text)
+  return tmp_path / "text"
+
+
+def load(folder, tmp_path, **options):
+  own = {"tokens": "words", "vocab_size": 0, "max_len": 4} | options
+  return tasks.get(
+    "language", data_dir=str(tmp_path / "data"), archive=str(folder), **own
+  )
+
+
+def test_words_of_a_folder(folder, tmp_path):
+  task = load(folder, tmp_path)
+  assert task.vocabulary == ("<pad>", "a", "b", "<eos>", "c", "<unk>")
+  assert len(task.splits["train"].tokens) == 280
+  test = task.splits["test"].batch(np.array([0]))
+  assert test["inputs"].tolist() == [[1, 2, 5, 0]]
+  assert test["targets"].tolist() == [[2, 5, 3, 0]]
+  assert task.sizes()["objective"] == "language_model"
+  assert task.description()["length"] == 4
+  one = load(folder, tmp_path, stride=1)
+  assert (one.splits["test"].stride, one.splits["validation"].stride) == (1, 4)
+
+
+@pytest.mark.parametrize("tokens", ["byte_pairs", "bytes"])
+def test_all_of_a_text_can_be_read(folder, tmp_path, tokens):
+  task = load(folder, tmp_path, tokens=tokens, vocab_size=262)
+  ids = task.splits["test"].tokens + task.splits["test"].shift
+  assert ids.min() >= 1
+  assert ids.max() < task.vocab_size
+  assert bool(task.tokenizer) == (tokens == "byte_pairs")
+  if tokens == "bytes":
+    assert bytes((ids - 1).astype(np.uint8)) == WORDS["test"].encode()
+
+
+def test_rules_without_a_model(folder, tmp_path):
+  task = load(folder, tmp_path)
+  # a, b, <eos>, c, <unk>: one added to each.
+  p = np.array([121, 81, 41, 41, 1]) / 285
+  alone = math.exp(-np.log(p[[1, 4, 2]]).mean())
+  found = task.baselines()
+  assert found["unigram"] == pytest.approx(alone)
+  # After a: b 80 times and c 40 times. After b: a. After <unk>: never seen.
+  pairs = [(80 + 2 * p[1]) / 122, (0 + 1 * p[4]) / 81, p[2]]
+  want = math.exp(-np.log(pairs).mean())
+  assert found["bigram"] == pytest.approx(want)
+
+
+def test_what_is_missing_is_held_out_by_text(tmp_path):
+  (tmp_path / "text").mkdir()
+  for k in range(30):
+    (tmp_path / "text" / f"{k}.txt").write_text(f"text {k}\n")
+  task = load(tmp_path / "text", tmp_path)
+  sizes = {name: len(s.tokens) for name, s in task.splits.items()}
+  assert sizes == {"train": 75, "validation": 9, "test": 6}
+
+
+def test_what_cannot_be_read(folder, tmp_path):
+  with pytest.raises(ValueError, match=r"needs a text.*--archive"):
+    tasks.get("language", data_dir=str(tmp_path))
+  with pytest.raises(ValueError, match="There is no .*nowhere"):
+    load(tmp_path / "nowhere", tmp_path)
+  with pytest.raises(ValueError, match=r"'letters'.*byte_pairs"):
+    load(folder, tmp_path, tokens="letters")
+  with pytest.raises(ValueError, match="stride=9 is not in 1 to 4"):
+    load(folder, tmp_path, stride=9)
+  with pytest.raises(ValueError, match="max_len=0"):
+    load(folder, tmp_path, max_len=0)
+  (folder / "test.txt").unlink()
+  with pytest.raises(ValueError, match=r"1 training texts and no test"):
+    load(folder, tmp_path)
