@@ -96,6 +96,7 @@ def base(**fields: Any) -> ConfigDict:
   """
   config = {
     "seed": 0,
+    "pretrained": "",  # Folder of safetensors to begin with.
     "task": {},  # name, protocol and options of the task.
     "model": {},  # name and options of `jaxformers.models.build`.
     "reference": {},  # The Transformer that parameters are compared with.

@@ -37,6 +37,7 @@ def get_config(arg=None):
       "vocabulary": "",  # A vocab.txt as BERT's; "" trains one.
       "vocab_size": 30_522,  # Of the one that is trained.
       "max_len": 512,
+      "special_tokens": False,
     },
     **c.short_models(arg.model, tiny=tiny),
     eval_batch_size=100,

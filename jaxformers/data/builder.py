@@ -174,6 +174,8 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
   found: Mapping[str, Any] = builder.info.features
   for name, kind in source.features.items():
     names = getattr(found[name], "names", None) if name in found else None
+    if name == "id" and name not in found:
+      continue
     if name not in found or (name == "label" and names != list(kind)):
       raise ValueError(
         f"{folder} has the features {dict(found)} and not those of "
@@ -189,4 +191,15 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
         f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
         f"instead of {count:,}: prepare it again."
       )
-  return {name: builder.as_data_source(name) for name in source.counts}
+  # Files stay files where that is what is wanted of them.
+  raw = {
+    name: tfds.decode.SkipDecoding()
+    for name, kind in source.features.items()
+    if name in found
+    and kind is bytes
+    and isinstance(found[name], tfds.features.Image)
+  }
+  return {
+    name: builder.as_data_source(name, decoders=raw or None)
+    for name in source.counts
+  }

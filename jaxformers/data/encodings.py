@@ -6,6 +6,7 @@ none depends on the order of a set. Id 0 is padding wherever there is any.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -363,6 +364,15 @@ def pixels() -> Encoding:
       yield [example["image"].ravel()]
 
   return Encoding("pixels", lambda train: (encode, {}), id_key)
+
+
+def files(*fields: str) -> Encoding:
+  """The bytes of some fields as they stand; an example is known by the first.
+
+  Unlike `of_bytes` these are files, a picture and its annotation, and nothing
+  of them is a token.
+  """
+  return dataclasses.replace(of_bytes(*fields), name="files")
 
 
 def ids() -> Encoding:

@@ -25,7 +25,8 @@ _NONE = Augment()
 
 
 @functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
+def pool() -> concurrent.futures.ThreadPoolExecutor:
+  """Threads that decode, as many as there are cores."""
   return concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
 
@@ -129,7 +130,7 @@ class Images:
 
     rows = range(len(indices))
     # Threads, where decoding is most of the work and holds no lock.
-    made = _pool().map(one, rows) if self.encoded else map(one, rows)
+    made = pool().map(one, rows) if self.encoded else map(one, rows)
     inputs = np.stack(list(made))
     if how.mixup or how.cutmix:
       rng = np.random.default_rng([seed, 3, step])

@@ -36,6 +36,7 @@ class Packed:
       number, or a hash of its text.
     shift: added to every token read: 1 keeps id 0 for padding.
     num_inputs: sequences of an example: 2 for pairs.
+    start: id that opens every sequence; 0 for none.
     end: id that closes every sequence, also one that is cut; 0 for none.
     scale: (mean, deviation) by which tokens become real numbers, float32; None
       for ids.
@@ -48,6 +49,7 @@ class Packed:
   keys: np.ndarray
   shift: int = 0
   num_inputs: int = 1
+  start: int = 0
   end: int = 0
   scale: tuple[float, float] | None = None
 
@@ -55,14 +57,14 @@ class Packed:
     return len(self.labels)
 
   def __getitem__(self, k: int) -> np.ndarray:
-    """The ids of sequence k, whole and without `end`, int32 [length]."""
+    """The ids of sequence k, without `start` and `end`, int32 [length]."""
     tokens = self.tokens[self.starts[k] : self.stops[k]]
     return tokens.astype(np.int32) + self.shift
 
   def lengths(self) -> np.ndarray:
     """The tokens of the longest sequence of each example, int64 [count]."""
     lengths = (self.stops - self.starts).reshape(-1, self.num_inputs)
-    return lengths.max(1, initial=0) + bool(self.end)
+    return lengths.max(1, initial=0) + bool(self.start) + bool(self.end)
 
   @property
   def sizes(self) -> np.ndarray:
@@ -86,7 +88,8 @@ class Packed:
   def reading(self) -> dict[str, Any]:
     """How stored integers become what a model reads, as plain JSON."""
     scale = self.scale and list(self.scale)
-    return {"first_id": self.shift, "end_id": self.end, "scale": scale}
+    opens = {"start_id": self.start} if self.start else {}
+    return {"first_id": self.shift, **opens, "end_id": self.end, "scale": scale}
 
   def select(self, indices: Any) -> Packed:
     """The split of some examples, in their order; nothing is copied.
@@ -126,16 +129,21 @@ class Packed:
     rows = _rows(self, indices)
     inputs = np.zeros((len(rows), max_len), np.int32)
     starts = self.starts[rows]
-    cut = max_len - bool(self.end)
+    first = int(bool(self.start))
+    cut = max_len - first - bool(self.end)
     stops = np.minimum(self.stops[rows], starts + cut)
     tokens = self.tokens.view(np.ndarray)  # Slicing a memmap itself is slow.
     for row, start, stop in zip(
       inputs, starts.tolist(), stops.tolist(), strict=True
     ):
-      length = stop - start
-      np.add(tokens[start:stop], self.shift, out=row[:length], dtype=np.int32)
+      last = first + stop - start
+      np.add(
+        tokens[start:stop], self.shift, out=row[first:last], dtype=np.int32
+      )
+      if self.start:
+        row[0] = self.start
       if self.end:
-        row[length] = self.end
+        row[last] = self.end
     if self.scale is not None:
       mean, deviation = self.scale
       inputs = ((inputs - mean) / deviation).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ def load_imdb(
   vocabulary: str = "",
   vocab_size: int = 30_522,
   max_len: int = 512,
+  special_tokens: bool = False,
 ) -> Task:
   """IMDb reviews as word pieces, negative or positive.
 
@@ -50,6 +52,8 @@ def load_imdb(
     vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
     vocab_size: of the vocabulary that is trained.
     max_len: word pieces a review is cut to.
+    special_tokens: whether [CLS] opens and [SEP] closes every review, as BERT
+      reads them.
   """
   choose("protocol of imdb", protocol, PROTOCOLS["imdb"])
   encoding = encodings.word_pieces(
@@ -60,7 +64,8 @@ def load_imdb(
     splits |= hold_out(splits["train"], HELD_OUT["imdb"])
   else:
     splits["validation"] = splits["test"]
-  return _task("imdb", protocol, splits, 2, max_len, info)
+  sizes = (2, max_len, special_tokens)
+  return _task("imdb", protocol, splits, sizes, info)
 
 
 @TASKS.register("ag_news")
@@ -72,6 +77,7 @@ def load_ag_news(
   vocabulary: str = "",
   vocab_size: int = 30_522,
   max_len: int = 512,
+  special_tokens: bool = False,
 ) -> Task:
   """Title and description of AG's News as word pieces, four classes.
 
@@ -83,7 +89,7 @@ def load_ag_news(
       compare with no others.
     archive: path of ag_news_csv.tar.gz or its folder; for "test_only" of
       anything that holds test.csv. "" looks for it, then downloads.
-    vocabulary, vocab_size, max_len: as for `load_imdb`.
+    vocabulary, vocab_size, max_len, special_tokens: as for `load_imdb`.
   """
   choose("protocol of ag_news", protocol, PROTOCOLS["ag_news"])
   encoding = encodings.word_pieces(
@@ -100,7 +106,8 @@ def load_ag_news(
     splits |= hold_out(splits["train"], HELD_OUT["ag_news"])
   else:
     splits["validation"] = splits["test"]
-  return _task("ag_news", protocol, splits, 4, max_len, info)
+  sizes = (4, max_len, special_tokens)
+  return _task("ag_news", protocol, splits, sizes, info)
 
 
 def _pack(
@@ -115,17 +122,24 @@ def _task(
   name: str,
   protocol: str,
   splits: Mapping[str, Packed],
-  num_classes: int,
-  max_len: int,
+  sizes: tuple[int, int, bool],
   info: dict[str, Any],
 ) -> Task:
+  num_classes, max_len, special_tokens = sizes
   tokenizer = info.pop("tokenizer")
+  vocabulary = encodings.pieces(tokenizer)
+  if special_tokens:
+    start, end = (vocabulary.index(name) for name in ("[CLS]", "[SEP]"))
+    splits = {
+      name: dataclasses.replace(split, start=start, end=end)
+      for name, split in splits.items()
+    }
   return Task(
     name=name,
     protocol=protocol,
     splits=dict(splits),
     selection="test" if protocol == "paper" else "validation",
-    vocabulary=encodings.pieces(tokenizer),
+    vocabulary=vocabulary,
     max_len=max_len,
     num_classes=num_classes,
     trivial={

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxformers.data.images import Images
 from jaxformers.data.packed import Packed
+from jaxformers.data.scenes import Scenes
 
-Split = TypeVar("Split", Packed, Images)
+Split = TypeVar("Split", Packed, Images, Scenes)
 
 
 def hold_out(train: Split, count: int) -> dict[str, Split]:

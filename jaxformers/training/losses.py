@@ -234,6 +234,15 @@ def segmentation_means(total: Mapping[str, Any]) -> dict[str, Any]:
   is over the classes that a label or a prediction has, as in
   mmsegmentation, whose numbers the papers quote.
   """
+  return {
+    "loss": float(total["loss"]) / max(float(total["count"]), 1.0),
+    **overlap(total),
+    "count": int(total["count"]),
+  }
+
+
+def overlap(total: Mapping[str, Any]) -> dict[str, float]:
+  """`mean_iou` and pixel `accuracy` of sums of `confusion_areas`."""
   hits, predicted, labelled = (
     np.asarray(total[name], np.float64)
     for name in ("hits", "predicted", "labelled")
@@ -242,10 +251,8 @@ def segmentation_means(total: Mapping[str, Any]) -> dict[str, Any]:
   present = union > 0
   iou = hits[present] / union[present]
   return {
-    "loss": float(total["loss"]) / max(float(total["count"]), 1.0),
     "mean_iou": float(iou.mean()) if present.any() else 0.0,
     "accuracy": float(hits.sum() / max(labelled.sum(), 1.0)),
-    "count": int(total["count"]),
   }
 
 

@@ -57,6 +57,14 @@ def cosine(
   return schedule
 
 
+@SCHEDULES.register("polynomial")
+def polynomial(
+  learning_rate: float, power: float, end: float, total_steps: int
+) -> optax.Schedule:
+  """Segmenter's: (rate - end) (1 - step / total)^power + end."""
+  return optax.polynomial_schedule(learning_rate, end, power, total_steps)
+
+
 @SCHEDULES.register("onecycle")
 def onecycle(
   learning_rate: float, warmup_steps: int, total_steps: int
@@ -179,7 +187,7 @@ def build(
   """
   options = dict(schedule)
   name = options.pop("name")
-  if name in ("cosine", "onecycle"):
+  if name in ("cosine", "onecycle", "polynomial"):
     options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], options)
   own = dict(optimizer)

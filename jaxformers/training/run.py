@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxformers import config as configs
 from jaxformers import models, tasks
 from jaxformers.data.loader import Loader, pad_lengths, prefetch
+from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
 from jaxformers.training import evaluate, optim, parallel, report
@@ -89,6 +91,10 @@ class Run:
       states.create, self.model, self.tx, averaged=c["ema_decay"] > 0
     )
     state = jax.jit(create, static_argnums=0)(c["seed"])
+    if c["pretrained"] and not eval_only:
+      params = pretrained.parameters(c["pretrained"], state.params)
+      average = state.average and jax.tree.map(jnp.copy, params)
+      state = state.replace(params=params, average=average)
     self.state = parallel.place_state(state)
     self.train_step, self.place = parallel.compile_step(
       c["parallel"],

@@ -6,7 +6,10 @@ import jax
 import pytest
 
 from jaxformers import config as c
+from jaxformers.analysis import segmentation
+from jaxformers.training import loop
 from jaxformers.training.run import Run
+from tests.data import scenes
 
 # What keeps a test short; the model and the training are the config's own.
 GENERATED = {
@@ -74,6 +77,23 @@ def test_a_language_model_of_a_folder(tmp_path, one_device):
   )
   assert this.task.info["authors_checksum"]
   assert (tmp_path / "run" / "tokenizer.json").exists()
+
+
+def test_a_segmenter_of_a_folder(tmp_path, one_device):
+  config = c.load("configs/vision/ade20k.py:model=neutreno")
+  archive = scenes.write(tmp_path / "ADEChallengeData2016")
+  config.task.update(archive=str(archive), window=32)
+  config.update(data_dir=str(tmp_path), batch_size=2, eval_batch_size=2)
+  config.update(total_steps=4, log_steps=2, eval_steps=2, checkpoint_steps=2)
+  config.model.update(num_layers=2, d_model=24)
+  results = loop.run(config, tmp_path / "run")
+  assert 0 <= results["mean_iou"] <= 1
+  assert results["metric"] == "mean_iou"
+  assert results["examples"] == 3
+  lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+  assert "validation/mean_iou" in lines
+  trained = segmentation.trained.load(tmp_path / "run")
+  assert segmentation.measure(trained)["count"] == 3
 
 
 @pytest.mark.parametrize("name", sorted(ARCHIVES))

@@ -1,11 +1,13 @@
 """What a run says of itself, and what it refuses to be."""
 
 import json
+from pathlib import Path
 
+import chex
 import jax
 import pytest
 
-from jaxformers.training import loop, parallel
+from jaxformers.training import loop, parallel, run
 from jaxformers.training.run import Run
 
 
@@ -115,3 +117,25 @@ def test_buckets_change_no_number(smoke, tmp_path):
   longest = short.task.max_len
   lengths = {next(short.batches(k))["inputs"].shape[1] for k in range(4)}
   assert lengths <= {-(-longest // 2), longest}
+
+
+def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
+  def parameters(folder, start):
+    assert folder == "weights"
+    return jax.tree.map(lambda leaf: leaf + 1, start)
+
+  plain = Run(smoke(), tmp_path / "plain")
+  monkeypatch.setattr(run.pretrained, "parameters", parameters)
+  config = smoke(pretrained="weights", ema_decay=0.5)
+  begun = Run(config, tmp_path / "begun")
+  for params in (begun.state.params, begun.state.average):
+    chex.assert_trees_all_equal(
+      params, jax.tree.map(lambda leaf: leaf + 1, plain.state.params)
+    )
+  assert plain.state.average is None
+
+
+def test_pretrained_weights_of_another_model(smoke, tmp_path):
+  weights = Path(__file__).parents[1] / "models" / "pretrained" / "bert"
+  with pytest.raises(ValueError, match="has 3 heads and the model 2"):
+    Run(smoke("transformer", pretrained=str(weights)), tmp_path)

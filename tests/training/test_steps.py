@@ -8,6 +8,7 @@ import pytest
 
 from jaxformers import models, orthogonal
 from jaxformers.training import losses, optim, parallel, state, steps
+from jaxformers.training.run import Run
 
 # One for each block and for a loop inside; not those that draw in every part.
 NAMES = (
@@ -158,3 +159,14 @@ def test_orthogonality_survives_training(dtype):
   for q in jax.tree.leaves(orthogonal.rotations(start.params, "cayley")):
     assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
   assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(start.params))
+
+
+def test_the_average_of_parameters_decays_exponentially(smoke, tmp_path):
+  this = Run(smoke(ema_decay=0.9), tmp_path)
+  want = jax.device_get(this.state.params)
+  chex.assert_trees_all_equal(this.state.average, want)
+  for _, batch in zip(range(3), this.batches(0), strict=False):
+    this.state, _ = this.train_step(this.state, batch)
+    want = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, want, this.state.params)
+  chex.assert_trees_all_close(this.state.average, want, atol=1e-6)
+  assert this.state.scored is this.state.average

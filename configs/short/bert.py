@@ -1,0 +1,72 @@
+r"""BERT fine-tuned on IMDb or AG's News, with or without NeuTRENO's term.
+
+PATH/bert-base-uncased is the folder of Hugging Face's hub, with config.json,
+model.safetensors and vocab.txt:
+
+python -m jaxformers.main --config configs/short/bert.py:model=neutreno \
+    --workdir runs/bert --config.pretrained=PATH/bert-base-uncased \
+    --config.task.vocabulary=PATH/bert-base-uncased/vocab.txt \
+    --config.task.archive=PATH/aclImdb_v1.tar.gz
+
+Three epochs of AdamW at 2e-5 (Devlin et al. 2019, appendix A.3). 109 million
+parameters: for accelerators, and not run by us.
+
+Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
+"""
+
+from jaxformers import config as c
+
+NUM_TRAIN = {"imdb": 22_500, "ag_news": 108_000}
+
+
+def get_config(arg=None):
+  arg = c.parse_arg(arg, model="transformer", task="imdb", seed=0)
+  task = c.choose("task", arg.task, NUM_TRAIN)
+  epoch = -(-NUM_TRAIN[task] // 32)
+  model = {
+    "name": arg.model,
+    "d_model": 768,
+    "num_layers": 12,
+    "positions": "learned",
+    "dropout_rate": 0.1,
+    "pool": "first",
+    "head_dim": 768,
+    "head_activation": "tanh",
+    "dtype": "float32",
+    "activations": "stored",
+    "embedding": {"norm_epsilon": 1e-12},
+    "mixer": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},
+    "block": {
+      "mlp_dim": 3_072,
+      "dropout_rate": 0.1,
+      "norm_first": False,
+      "norm_epsilon": 1e-12,
+      "init_std": 0.02,
+    },
+  }
+  return c.base(
+    seed=arg.seed,
+    task={
+      "name": task,
+      "protocol": "jaxformers",
+      "archive": "",
+      "vocabulary": "",
+      "vocab_size": 30_522,
+      "max_len": 512,
+      "special_tokens": True,
+    },
+    model=model,
+    reference={**model, "name": "transformer"},
+    optimizer={"name": "adam", "weight_decay": 0.01, "clip_norm": 1.0},
+    schedule={
+      "name": "cosine",
+      "learning_rate": 2e-5,
+      "warmup_steps": 3 * epoch // 10,
+    },
+    batch_size=32,
+    buckets=4,
+    total_steps=3 * epoch,
+    log_steps=50,
+    eval_steps=epoch // 2,
+    checkpoint_steps=epoch // 2,
+  )

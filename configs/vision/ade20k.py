@@ -1,0 +1,55 @@
+r"""Segmenter on ADE20K's 150 classes, as in NeuTRENO's table 3.
+
+PATH/ADEChallengeData2016 is the folder that its authors ship, and
+PATH/deit-tiny an encoder trained on ImageNet by configs/vision/imagenet.py or
+from Hugging Face's hub:
+
+python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
+    --workdir runs/ade20k --config.pretrained=PATH/deit-tiny \
+    --config.task.archive=PATH/ADEChallengeData2016
+
+The paper gives a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
+softmax attention, 37.24 and 38.06 with lambda = 0.6 in encoder and decoder, by
+windows that slide: python -m jaxformers.analysis.segmentation. What a run
+prints is of the middles of the images alone. 64 epochs of 512 x 512 pixels: for
+accelerators, and not run by us.
+
+Arguments: model=NAME, protocol=jaxformers|paper, deit=tiny|small|base, seed=0.
+"""
+
+from jaxformers import config as c
+
+EPOCH = 20_210 // 8
+
+
+def get_config(arg=None):
+  arg = c.parse_arg(
+    arg, model="transformer", protocol="jaxformers", deit="tiny", seed=0
+  )
+  models = c.vision_models(arg.model, patch_size=16, deit=arg.deit)
+  for model in models.values():
+    model["head"] = {"num_layers": 2, "dropout_rate": 0.1}
+  return c.base(
+    seed=arg.seed,
+    task={
+      "name": "ade20k",
+      "protocol": arg.protocol,
+      "archive": "",
+      "window": 512,
+    },
+    **models,
+    optimizer={"name": "sgd", "momentum": 0.9},
+    schedule={
+      "name": "polynomial",
+      "learning_rate": 1e-3,
+      "power": 0.9,
+      "end": 1e-5,
+    },
+    batch_size=8,
+    eval_batch_size=8,
+    select="mean_iou",
+    total_steps=64 * EPOCH,
+    log_steps=50,
+    eval_steps=2 * EPOCH,
+    checkpoint_steps=2 * EPOCH,
+  )

@@ -1,0 +1,74 @@
+"""ADE20K in the 150 classes of its scene-parsing challenge (Zhou et al. 2017).
+
+20,210 training images and 2,000 more, which are called validation by their
+authors, test by tensorflow-datasets (`scene_parse150`), and are what papers
+quote. ADEChallengeData2016.zip has to be unpacked by its user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxformers.data import archive as archives
+from jaxformers.data.source import Keyed, Source
+
+FOLDERS = {"train": "training", "test": "validation"}
+COUNTS = {"train": 20_210, "test": 2_000}
+NUM_CLASSES = 150
+MAX_BYTES = 1 << 33
+
+
+def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  """The files of both splits: `image`, a JPEG, and `annotation`, a PNG.
+
+  Raises:
+    ValueError: for an image without annotation, or none at all.
+  """
+  found: dict[tuple[str, str], dict[str, bytes]] = {}
+  for name, content in archives.members(
+    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  ):
+    split, key, kind = _place(name)
+    found.setdefault((split, key), {})[kind] = content
+  splits: dict[str, list[Keyed]] = {name: [] for name in FOLDERS}
+  for (split, key), example in sorted(found.items()):
+    if len(example) < 2:
+      raise ValueError(
+        f"{archive} has the {next(iter(example))} of {key!r} alone: it is not "
+        "what it should be. Unpack it again; nothing was kept of it."
+      )
+    splits[split].append((key, {"id": key, **example}))
+  if not all(splits.values()):
+    raise ValueError(
+      f"{archive} holds {len(splits['train']):,} training and "
+      f"{len(splits['test']):,} validation images: give the folder "
+      "ADEChallengeData2016, with images/ and annotations/ in it."
+    )
+  return splits
+
+
+def _place(name: str) -> tuple[str, str, str] | None:
+  """(split, key, field) of a file's path; None for whatever else there is."""
+  parts = name.split("/")
+  if len(parts) < 3:
+    return None
+  kinds = {"images": ("image", ".jpg"), "annotations": ("annotation", ".png")}
+  kind, folder, file = parts[-3:]
+  split = next((s for s, own in FOLDERS.items() if own == folder), None)
+  if split is None or kind not in kinds or not file.endswith(kinds[kind][1]):
+    return None
+  return split, file.rpartition(".")[0], kinds[kind][0]
+
+
+SOURCE = Source(
+  name="scene_parse150",
+  features={"id": bytes, "image": bytes, "annotation": bytes},
+  read=read,
+  archives=("ADEChallengeData2016", "ADEChallengeData2016.tar"),
+  local_only=(
+    "is a zip, http://data.csail.mit.edu/places/ADEchallenge/"
+    "ADEChallengeData2016.zip, to be unpacked"
+  ),
+  homepage="http://sceneparsing.csail.mit.edu/",
+  counts=COUNTS,
+)

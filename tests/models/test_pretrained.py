@@ -1,0 +1,141 @@
+"""Weights of Hugging Face's models say here what they say there."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformers import models
+from jaxformers.models import pretrained
+
+HERE = Path(__file__).parent / "pretrained"
+spec = importlib.util.spec_from_file_location("make", HERE / "make.py")
+make = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make)
+IMAGES, IDS = (jnp.asarray(x) for x in make.inputs())
+INPUTS = {"vit": IMAGES, "bert": IDS}
+
+
+def logits(model, params, x):
+  return model.apply({"params": params}, x, train=False)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_logits_are_those_of_transformers(kind):
+  model, params = pretrained.load(HERE / kind)
+  want = json.loads((HERE / "logits.json").read_text())[kind]
+  got = logits(model, params, INPUTS[kind])
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  assert np.ptp(want, axis=0).min() > 0.1  # They depend on the input.
+  # Adaptation: the same weights, held to the first layer's values.
+  held, same = pretrained.load(HERE / kind, "neutreno", mixer={"fidelity": 0.6})
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, params, same))
+  assert np.abs(logits(held, same, INPUTS[kind]) - got).max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_logits_are_those_of_the_installed_transformers(seed, tmp_path):
+  pytest.importorskip("transformers")
+  found, want = make.make(seed)
+  for kind, theirs in found.items():
+    theirs.save_pretrained(tmp_path / kind)
+    model, params = pretrained.load(tmp_path / kind)
+    got = logits(model, params, INPUTS[kind])
+    np.testing.assert_allclose(got, want[kind], atol=1e-5)
+
+
+def test_another_image_and_other_classes():
+  model, params = pretrained.load(HERE / "vit", image=(24, 24, 3))
+  x = jnp.zeros((1, 24, 24, 3))
+  assert logits(model, params, x).shape == (1, 5)
+  model, params = pretrained.load(
+    HERE / "vit", num_classes=7, mixer={"learn_fidelity": True}
+  )
+  assert params["head"]["logits"]["kernel"].shape == (12, 7)
+  assert logits(model, params, IMAGES).shape == (3, 7)
+  assert float(params["encoder"]["layer_1"]["mixer"]["fidelity"]) == 0
+
+
+def test_positions_between_positions():
+  table = np.random.default_rng(0).normal(size=(17, 3)).astype(np.float32)
+  assert pretrained.resized(table, 17) is table
+  wide = pretrained.resized(table, 65)
+  np.testing.assert_array_equal(wide[0], table[0])
+  grid, old = wide[1:].reshape(8, 8, 3), table[1:].reshape(4, 4, 3)
+  np.testing.assert_allclose(grid.mean((0, 1)), old.mean((0, 1)), atol=0.1)
+  flat = np.concatenate([table[:1], np.full((16, 3), 2.0, np.float32)])
+  np.testing.assert_allclose(pretrained.resized(flat, 37)[1:], 2, atol=1e-5)
+  with pytest.raises(ValueError, match="17 positions cannot become 18"):
+    pretrained.resized(table, 18)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"d_model": 24}, r"layer_0/mixer/query/kernel is \(24, 3, 8\)"),
+    ({"num_layers": 3}, r"16 tensors differ.*layer_2.* is not in the file"),
+    ({"num_layers": 1}, r"layer.1.* is in the file alone"),
+    ({"block": {"mlp_dim": 12}}, r"up/kernel is \(12, 12\), and .*\(24, 12\)"),
+    ({"patch_size": 8}, "patches/kernel"),
+    ({"mixer": {"use_bias": False}}, "query.bias.* is in the file alone"),
+  ],
+)
+def test_another_architecture_is_refused_by_its_tensors(changes, message):
+  with pytest.raises(ValueError, match=f"(?s){message}"):
+    pretrained.load(HERE / "vit", **changes)
+
+
+def test_heads_are_compared_though_they_fit():
+  model, start = pretrained.load(HERE / "vit", mixer={"num_heads": 2})
+  assert models.size(model)
+  with pytest.raises(ValueError, match="has 3 heads and the model 2"):
+    pretrained.parameters(HERE / "vit", start)
+  other, _ = pretrained.load(HERE / "bert")
+  ids = other.init(jax.random.key(0), IDS, train=False)["params"]
+  with pytest.raises(ValueError, match="tensors differ"):
+    pretrained.parameters(HERE / "vit", ids)
+
+
+def test_names_of_other_releases(tmp_path):
+  shutil.copytree(HERE / "bert", tmp_path / "bert")
+  tensors = safetensors.numpy.load_file(HERE / "bert" / "model.safetensors")
+  renamed = {
+    name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+      "LayerNorm.bias", "LayerNorm.beta"
+    ): value
+    for name, value in tensors.items()
+    if not name.startswith("classifier")
+  }
+  renamed["cls.predictions.bias"] = np.zeros(30, np.float32)
+  safetensors.numpy.save_file(renamed, tmp_path / "bert" / "model.safetensors")
+  (_, one), (_, two) = (
+    pretrained.load(folder / "bert") for folder in (HERE, tmp_path)
+  )
+  assert jax.tree.all(
+    jax.tree.map(jnp.array_equal, one["encoder"], two["encoder"])
+  )
+
+
+def test_what_cannot_be_read(tmp_path):
+  with pytest.raises(ValueError, match=r"There is no .*config.json"):
+    pretrained.load(tmp_path)
+  shutil.copytree(HERE / "vit", tmp_path / "vit")
+  config = json.loads((HERE / "vit" / "config.json").read_text())
+  for field, value, message in (
+    ("model_type", "swin", r"model_type 'swin'.*bert, vit"),
+    ("hidden_act", "relu", "hidden_act='relu'"),
+  ):
+    text = json.dumps(config | {field: value})
+    (tmp_path / "vit" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+      pretrained.load(tmp_path / "vit")
+  (tmp_path / "vit" / "config.json").write_text(json.dumps(config))
+  (tmp_path / "vit" / "model.safetensors").write_bytes(b"cut short")
+  with pytest.raises(ValueError, match="cannot be read"):
+    pretrained.load(tmp_path / "vit")

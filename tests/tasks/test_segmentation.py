@@ -1,0 +1,48 @@
+"""A class for every pixel."""
+
+import pytest
+
+from jaxformers import tasks
+from tests.data import scenes
+
+
+def load(tmp_path, **options):
+  folder = tmp_path / "ADEChallengeData2016"
+  if not folder.exists():
+    scenes.write(folder)
+  return tasks.get(
+    "ade20k",
+    data_dir=str(tmp_path / "data"),
+    archive=str(folder),
+    **({"window": 16} | options),
+  )
+
+
+def test_scenes_of_a_folder(tmp_path):
+  task = load(tmp_path)
+  counts = {name: len(split) for name, split in task.splits.items()}
+  assert counts == {"train": 11, "validation": 1, "test": 3}
+  assert task.splits["train"].augmented
+  assert not task.splits["validation"].augmented
+  sizes = task.sizes()
+  assert (sizes["objective"], sizes["image"]) == ("segmentation", (16, 16, 3))
+  assert sizes["num_classes"] == 150
+  pixels, labels = task.splits["test"].scene(0)
+  assert pixels.shape[:2] == labels.shape
+  red = pixels[..., 0] > 128
+  assert ((labels == 1) == red)[2:].mean() > 0.95
+  paper = load(tmp_path, protocol="paper")
+  assert paper.selection == "test"
+  assert len(paper.splits["train"]) == 12
+
+
+def test_one_class_everywhere(tmp_path):
+  score = load(tmp_path).baselines()["most frequent class"]
+  assert 0.2 < score < 0.5  # Of two classes one, somewhat over half.
+
+
+def test_what_cannot_be_had(tmp_path):
+  with pytest.raises(ValueError, match="is not here and is a zip"):
+    tasks.get("ade20k", data_dir=str(tmp_path))
+  with pytest.raises(ValueError, match="window=0"):
+    load(tmp_path, window=0)
