@@ -306,16 +306,12 @@ def _filled(
   for path, leaf in flat.items():
     own = names.get(path)
     there = own is not None and all(name in tensors for name in own.names)
-    if path.startswith(("head/", "decoder/")) and not (
-      there and _fits(own, tensors, leaf)
-    ):
+    fits = there and _fits(own, tensors, leaf)
+    if not fits and (path.startswith(_HEADS) or path.endswith(_NEW)):
       found[path] = leaf
     elif not there:
-      if path.rpartition("/")[2] in _NEW:
-        found[path] = leaf
-      else:
-        wrong.append(f"{path} {leaf.shape} is not in the file")
-    elif not _fits(own, tensors, leaf):
+      wrong.append(f"{path} {leaf.shape} is not in the file")
+    elif not fits:
       shapes = ", ".join(str(tensors[name].shape) for name in own.names)
       wrong.append(f"{path} is {leaf.shape}, and {own.names[0]} {shapes}")
     else:
