@@ -411,6 +411,36 @@ def deit_schedule(
   }
 
 
+def cifar(task: str, arg: str | None) -> ConfigDict:
+  """The config of a small DeiT on CIFAR: model=NAME, size=paper|tiny, seed=0.
+
+  Args:
+    task: "cifar10" or "cifar100".
+    arg: the config's string argument.
+  """
+  args = parse_arg(arg, model="transformer", size="paper", seed=0)
+  tiny = is_tiny(args.size)
+  # 45,000 training images.
+  schedule = deit_schedule(45_000, batch_size=1_024, epochs=300)
+  if tiny:
+    # Ten to fourteen minutes on two cores: 703 steps an epoch.
+    schedule = deit_schedule(45_000, batch_size=64, epochs=4)
+    schedule["schedule"] |= {"learning_rate": 2e-3, "warmup_steps": 200}
+    steps = {"total_steps": 2_816, "eval_steps": 703, "checkpoint_steps": 703}
+    schedule |= {"label_smoothing": 0.0} | steps
+  return base(
+    seed=args.seed,
+    task={
+      "name": task,
+      "protocol": "jaxformers",
+      "archive": "",
+      "augment": augmentation("pad", "light" if tiny else "deit"),
+    },
+    **vision_models(args.model, patch_size=4, tiny=tiny),
+    **schedule,
+  )
+
+
 def skyformer_schedule(
   learning_rate: float, warmup_steps: int
 ) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def imported(path):
 # Commands stand above what they command, wherever their file is.
 COMMANDS = {
   "analysis/perplexity.py": {"analysis", "data", "training"},
+  "analysis/robustness.py": {"analysis", "data"},
   "analysis/segmentation.py": {"analysis", "data", "models", "training"},
   "analysis/trained.py": {"models", "tasks", "training"},
   "data/prepare.py": {"data", "tasks"},

@@ -18,23 +18,4 @@ from jaxformers import config as c
 
 
 def get_config(arg=None):
-  arg = c.parse_arg(arg, model="transformer", size="paper", seed=0)
-  tiny = c.is_tiny(arg.size)
-  config = c.base(
-    seed=arg.seed,
-    task={
-      "name": "cifar10",
-      "protocol": "jaxformers",
-      "archive": "",
-      "augment": c.augmentation("pad"),
-    },
-    **c.vision_models(arg.model, patch_size=4),
-    **c.deit_schedule(45_000, batch_size=1_024, epochs=300),
-  )
-  if tiny:
-    config.task.augment.update(c.augmentation("pad", strength="light"))
-    config.update(c.vision_models(arg.model, patch_size=4, tiny=True))
-    config.update(c.deit_schedule(45_000, batch_size=64, epochs=4))
-    config.schedule.update(learning_rate=2e-3, warmup_steps=200)
-    config.update(label_smoothing=0.0, eval_steps=703, checkpoint_steps=703)
-  return config
+  return c.cifar("cifar10", arg)

@@ -148,6 +148,43 @@ def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
   return {name: builder.as_data_source(name) for name in builder.info.splits}
 
 
+def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+  """Encoded images that a stock builder has prepared, and their classes.
+
+  Args:
+    folder: where its dataset_info.json stands, such as imagenet2012/5.1.0.
+
+  Returns:
+    The splits, by random access, `image` being bytes; and the names of classes.
+
+  Raises:
+    ValueError: for another format than array_record, or no images with labels.
+  """
+  builder = tfds.builder_from_directory(folder)
+  _check_format(builder, folder)
+  features = builder.info.features
+  if not {"image", "label"} <= {*features}:
+    raise ValueError(
+      f"{folder} has the features {sorted(features)}, and neither images nor "
+      "labels: give the directory of a set of images."
+    )
+  raw = {"image": tfds.decode.SkipDecoding()}
+  splits = {
+    name: builder.as_data_source(name, decoders=raw)
+    for name in builder.info.splits
+  }
+  return splits, tuple(features["label"].names)
+
+
+def _check_format(builder: Any, folder: Path) -> None:
+  suffix = builder.info.file_format.file_suffix
+  if suffix != FORMAT:
+    raise ValueError(
+      f"{folder} is in {suffix}, which needs TensorFlow to be read: prepare it "
+      f"again with file_format={FORMAT!r}."
+    )
+
+
 def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
   """The splits of a directory that a stock builder has prepared.
 
@@ -165,12 +202,7 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
       f"read from {' or '.join(source.archives)} alone."
     )
   builder = tfds.builder_from_directory(folder)
-  if builder.info.file_format.file_suffix != FORMAT:
-    raise ValueError(
-      f"{folder} is in {builder.info.file_format.file_suffix}, which needs "
-      "TensorFlow to be read: prepare it again with "
-      f"file_format={FORMAT!r}."
-    )
+  _check_format(builder, folder)
   found: Mapping[str, Any] = builder.info.features
   for name, kind in source.features.items():
     names = getattr(found[name], "names", None) if name in found else None

@@ -15,6 +15,7 @@ from PIL import Image
 from jaxformers.data import augment
 from jaxformers.data.augment import Augment
 from jaxformers.data.packed import Packed
+from jaxformers.data.stores import Store
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -36,14 +37,14 @@ class Images:
 
   Attributes:
     packed: image k as its bytes: uint8 pixels row by row with their channels
-      last, or a JPEG or PNG file.
+      last, or a JPEG or PNG file; a `Packed` or a `Store`.
     shape: (height, width, channels) of what a model reads.
     encoded: whether the bytes are files, of any size.
     mean, deviation: of the channels, of values in [0, 1].
     augment: what is done to training images.
   """
 
-  packed: Packed
+  packed: Packed | Store
   shape: tuple[int, int, int]
   encoded: bool = False
   mean: tuple[float, ...] = IMAGENET[0]
@@ -114,7 +115,7 @@ class Images:
     del max_len
     targets = self.labels[indices]
     if key is None:
-      inputs = self._normalised(self.pixels(indices))
+      inputs = self.normalised(self.pixels(indices))
       return {"inputs": inputs, "targets": targets}
     seed, step, first = key
     how = self.augment
@@ -123,7 +124,7 @@ class Images:
       rng = np.random.default_rng([seed, 2, step, first + row])
       picture = self._open(int(indices[row]))
       picture = augment.image(picture, self.shape[:2], how, rng)
-      pixels = self._normalised(np.asarray(picture))
+      pixels = self.normalised(np.asarray(picture))
       if how.erase and rng.random() < how.erase:
         augment.erase(pixels, rng)
       return pixels
@@ -147,6 +148,7 @@ class Images:
   def _fitted(self, k: int) -> Image.Image:
     return augment.fit(self._open(k), self.shape[:2])
 
-  def _normalised(self, pixels: np.ndarray) -> np.ndarray:
+  def normalised(self, pixels: np.ndarray) -> np.ndarray:
+    """Pixels of 0 to 255 as a model reads them, float32."""
     mean, deviation = np.float32(self.mean), np.float32(self.deviation)
     return (pixels.astype(np.float32) / 255 - mean) / deviation

@@ -46,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     for option, parameter in inspect.signature(load).parameters.items():
       default = parameter.default
+      if default is None:
+        continue  # Of training, not of the data.
       one.add_argument(
         f"--{option}", type=type(default), default=default, metavar="VALUE"
       )
@@ -65,8 +67,7 @@ def summary(task: Task) -> str:
     "protocol": task.protocol,
     **{f"{name} examples": f"{len(s):,}" for name, s in task.splits.items()},
     "checkpoint chosen on": task.selection,
-    "vocabulary": f"{task.vocab_size:,}" if task.vocab_size else "real numbers",
-    "tokens at most": f"{task.max_len:,}",
+    **_inputs(task),
     "source": task.info["source"],
   }
   if "sha256" in task.info:
@@ -75,6 +76,14 @@ def summary(task: Task) -> str:
   width = max(map(len, rows))
   lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]
   return "\n".join([task.name, *lines])
+
+
+def _inputs(task: Task) -> dict[str, str]:
+  if task.image:
+    height, width, channels = task.image
+    return {"images": f"{height} x {width} x {channels}"}
+  size = f"{task.vocab_size:,}" if task.vocab_size else "real numbers"
+  return {"vocabulary": size, "tokens at most": f"{task.max_len:,}"}
 
 
 def _export(task: Task, options: dict[str, Any], folder: Path) -> None:

@@ -46,6 +46,7 @@ class Task:
     objective: what is learned: "classification", "language_model" or
       "segmentation".
     image: (height, width, channels), or () for sequences.
+    classes: the names of the classes, where there are such.
   """
 
   name: str
@@ -62,6 +63,7 @@ class Task:
   tokenizer: str = ""
   objective: str = "classification"
   image: tuple[int, ...] = ()
+  classes: tuple[str, ...] = ()
 
   @property
   def vocab_size(self) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from jaxformers.data import cifar10, encodings, source
+from jaxformers.data import cifar10, cifar100, encodings, source, stores
 from jaxformers.data.augment import Augment
 from jaxformers.data.images import Images
+from jaxformers.data.source import Source
 from jaxformers.registry import call, choose
-from jaxformers.tasks.splits import slices
+from jaxformers.tasks.splits import hold_out, slices
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -21,6 +24,7 @@ from jaxformers.tasks.task import (
 
 # Of the pixels of the 50,000 training images.
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
 def augmented(
@@ -35,6 +39,44 @@ def augmented(
   chosen = call("task.augment", Augment, dict(how or {}))
   train = dataclasses.replace(splits["train"], augment=chosen)
   return {**splits, "train": train}
+
+
+def _cifar(
+  name: str,
+  origin: Source,
+  normal: tuple[tuple[float, ...], tuple[float, ...]],
+  data_dir: str,
+  archive: str,
+  augment: Mapping[str, Any] | None,
+) -> Task:
+  packed, info = source.pack(
+    origin,
+    encodings.pixels(),
+    data_dir=data_folder(data_dir),
+    archive=archive,
+  )
+  images = {
+    split: Images(own, (32, 32, 3), False, *normal)
+    for split, own in packed.items()
+  }
+  images |= slices(images["train"], {"train": 90, "validation": 10})
+  classes = origin.features["label"]
+  return Task(
+    name=name,
+    protocol="jaxformers",
+    splits=augmented(images, augment),
+    selection="validation",
+    vocabulary=(),
+    max_len=0,
+    num_classes=len(classes),
+    trivial={
+      "majority class": majority_class,
+      "linear on pixels": pixel_regression,
+    },
+    info=info,
+    image=(32, 32, 3),
+    classes=tuple(classes),
+  )
 
 
 @TASKS.register("cifar10")
@@ -56,30 +98,117 @@ def load_cifar10(
     augment: what is done to training images; see `data.augment.Augment`.
   """
   choose("protocol of cifar10", protocol, ("jaxformers",))
-  packed, info = source.pack(
-    cifar10.SOURCE,
-    encodings.pixels(),
-    data_dir=data_folder(data_dir),
-    archive=archive,
+  return _cifar("cifar10", cifar10.SOURCE, CIFAR10, data_dir, archive, augment)
+
+
+@TASKS.register("cifar100")
+def load_cifar100(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  augment: Mapping[str, Any] | None = None,
+) -> Task:
+  """Opens CIFAR-100, a hundred fine classes; as `load_cifar10`.
+
+  Args:
+    data_dir: see `data_folder`.
+    protocol: "jaxformers".
+    archive: path of cifar-100-binary.tar.gz or its folder; "" looks for it,
+      then downloads.
+    augment: what is done to training images; see `data.augment.Augment`.
+  """
+  choose("protocol of cifar100", protocol, ("jaxformers",))
+  return _cifar(
+    "cifar100", cifar100.SOURCE, CIFAR100, data_dir, archive, augment
   )
+
+
+@TASKS.register("imagenet2012")
+def load_imagenet(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  size: int = 224,
+  augment: Mapping[str, Any] | None = None,
+) -> Task:
+  """Opens ImageNet-1k (or any set of images) where it lies; nothing is copied.
+
+  Args:
+    data_dir: see `data_folder`; labels are kept there.
+    protocol: "jaxformers": of the training images one in 128 (10,009) is
+      validation, and the authors' validation is test; or "paper": theirs is
+      both, as where the best epoch on it is quoted.
+    archive: path of a directory in which tensorflow-datasets has prepared
+      `imagenet2012` with file_format="array_record", or of a folder with
+      train/CLASS/*.JPEG and val/CLASS/*.JPEG.
+    size: height and width of what a model reads.
+    augment: what is done to training images; see `data.augment.Augment`.
+  """
+  choose("protocol of imagenet2012", protocol, ("jaxformers", "paper"))
+  if not archive:
+    raise ValueError(
+      "imagenet2012 has to be fetched by its user, from image-net.org: pass "
+      "the path of a directory that tensorflow-datasets has prepared, or of a "
+      "folder with train/CLASS/ and val/CLASS/, with --archive (prepare) or "
+      "--config.task.archive."
+    )
+  root = Path(archive).expanduser()
+  stores, classes = _open(root, data_folder(data_dir))
   images = {
-    name: Images(split, (32, 32, 3), False, *CIFAR10)
-    for name, split in packed.items()
+    name: Images(store, (size, size, 3), True, augment=Augment())
+    for name, store in stores.items()
   }
-  images |= slices(images["train"], {"train": 90, "validation": 10})
+  if protocol == "paper":
+    images["validation"] = images["test"]
+  else:
+    count = max(len(images["train"]) // 128, 1)
+    images |= hold_out(images["train"], count)
   return Task(
-    name="cifar10",
+    name="imagenet2012",
     protocol=protocol,
     splits=augmented(images, augment),
-    selection="validation",
+    selection="test" if protocol == "paper" else "validation",
     vocabulary=(),
     max_len=0,
-    num_classes=10,
-    trivial={
-      "majority class": majority_class,
-      "linear on pixels": pixel_regression,
-    },
-    info=info,
-    objective="classification",
-    image=(32, 32, 3),
+    num_classes=len(classes),
+    trivial={"majority class": majority_class},
+    info={"source": root.name, "authors_checksum": True},
+    image=(size, size, 3),
+    classes=classes,
   )
+
+
+def _open(
+  root: Path, data_dir: Path
+) -> tuple[dict[str, stores.Store], tuple[str, ...]]:
+  """`train` and `test`, the authors' validation; and the classes."""
+  if (root / "dataset_info.json").is_file():
+    from jaxformers.data import builder
+
+    splits, classes = builder.open_images(root)
+    known = {"train": "train", "test": "validation"}
+    if not {*known.values()} <= splits.keys():
+      raise ValueError(
+        f"{root} has the splits {sorted(splits)}, not train and validation."
+      )
+    digest = hashlib.blake2b(
+      (root / "dataset_info.json").read_bytes(), digest_size=6
+    ).hexdigest()
+    cache = data_dir / "packed"
+    return {
+      name: stores.prepared(splits[own], cache / f"labels-{digest}-{own}")
+      for name, own in known.items()
+    }, classes
+  folders = {"train": root / "train", "test": root / "val"}
+  for path in folders.values():
+    if not path.is_dir():
+      raise ValueError(
+        f"There is no folder {path}: give one with train/CLASS/ and "
+        "val/CLASS/, or a directory of tensorflow-datasets."
+      )
+  classes = stores.classes_of(folders["train"])
+  return {
+    name: stores.folder(path, classes) for name, path in folders.items()
+  }, classes

@@ -98,6 +98,8 @@ def write_vocabulary(workdir: Path, task: Task) -> None:
   `tokenizers` reads.
   """
   content = task.description() | {"tokens": list(task.vocabulary)}
+  if task.classes:
+    content["classes"] = list(task.classes)
   write_json(workdir / "vocabulary.json", content)
   if task.tokenizer:
     write_json(workdir / "tokenizer.json", json.loads(task.tokenizer))

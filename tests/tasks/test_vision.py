@@ -1,9 +1,15 @@
 """Images in colour and their classes."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxformers import tasks
+from jaxformers.data import builder, cifar100, source
+from jaxformers.tasks import vision
+from tests.data.archives import write_folder
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +38,97 @@ def test_cifar10_in_colour(cifar10):
 def test_what_images_cannot_have():
   with pytest.raises(ValueError, match=r"protocol of cifar10 'lra'"):
     tasks.get("cifar10", protocol="lra")
+
+
+def jpeg(value, size=(30, 20)):
+  file = io.BytesIO()
+  Image.new("RGB", size, (value, 90, 30)).save(file, "JPEG")
+  return file.getvalue()
+
+
+def test_imagenet_as_folders_of_classes(tmp_path):
+  files = {
+    f"{split}/n{label:02}/{k}.JPEG": jpeg(20 * label)
+    for split, count in (("train", 9), ("val", 2))
+    for label in range(3)
+    for k in range(count)
+  }
+  root = write_folder(tmp_path / "imagenet", files)
+  options = {"data_dir": str(tmp_path), "archive": str(root), "size": 16}
+  task = tasks.get("imagenet2012", augment={"erase": 1.0}, **options)
+  counts = {name: len(split) for name, split in task.splits.items()}
+  assert counts == {"train": 26, "validation": 1, "test": 6}
+  assert task.classes == ("n00", "n01", "n02")
+  assert task.sizes()["image"] == (16, 16, 3)
+  assert task.splits["train"].augment.erase == 1
+  assert task.baselines() == {"majority class": 1 / 3}
+  batch = task.splits["test"].batch(np.arange(6))
+  assert batch["targets"].tolist() == [0, 0, 1, 1, 2, 2]
+  paper = tasks.get("imagenet2012", protocol="paper", **options)
+  assert paper.selection == "test"
+  assert len(paper.splits["train"]) == 27
+
+
+def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
+  def read(_):
+    return {
+      split: [
+        (
+          k,
+          {
+            "image": np.full((8, 9, 3), 50 * (k % 3), np.uint8),
+            "label": f"n{k % 3:02}",
+          },
+        )
+        for k in range(count)
+      ]
+      for split, count in (("train", 12), ("validation", 6))
+    }
+
+  origin = source.Source(
+    name="imagenet2012",
+    features={"image": (8, 9, 3), "label": ("n00", "n01", "n02")},
+    read=read,
+  )
+  builder.prepare(origin, None, tmp_path, tmp_path)
+  options = {
+    "data_dir": str(tmp_path / "data"),
+    "archive": str(tmp_path / "imagenet2012" / "1.0.0"),
+    "size": 8,
+  }
+  for _ in range(2):
+    task = tasks.get("imagenet2012", **options)
+    assert len(task.splits["train"]) == 11
+    batch = task.splits["test"].batch(np.arange(6))
+    mean = batch["inputs"].mean((1, 2, 3))
+    np.testing.assert_array_equal(
+      np.argsort(mean, kind="stable"),
+      np.argsort(batch["targets"], kind="stable"),
+    )
+
+
+def test_what_images_cannot_be(tmp_path):
+  with pytest.raises(ValueError, match="has to be fetched by its user"):
+    tasks.get("imagenet2012", data_dir=str(tmp_path))
+  with pytest.raises(ValueError, match=r"There is no folder .*train"):
+    tasks.get("imagenet2012", data_dir=str(tmp_path), archive=str(tmp_path))
+  with pytest.raises(ValueError, match=r"'flop'.*flip"):
+    vision.augmented({"train": None}, {"flop": True})
+
+
+def test_cifar100_has_a_hundred_classes(tmp_path, monkeypatch):
+  few = {"train": 5, "test": 1}
+  monkeypatch.setattr(cifar100, "PER_LABEL", few)
+  rows = {
+    split: np.zeros((100 * count, cifar100.ROW), np.uint8)
+    for split, count in few.items()
+  }
+  for own in rows.values():
+    own[:, 1] = np.arange(len(own)) % 100
+  files = {f"x/{split}.bin": own.tobytes() for split, own in rows.items()}
+  archive = write_folder(tmp_path / "cifar-100-binary", files)
+  task = tasks.get(
+    "cifar100", data_dir=str(tmp_path / "data"), archive=str(archive)
+  )
+  assert task.num_classes == len(task.classes) == 100
+  assert len(task.splits["validation"]) == 50

@@ -1,0 +1,19 @@
+r"""CIFAR-100 in patches of 4 x 4, a hundred classes: DeiT-tiny.
+
+Downloads through tensorflow-datasets, or takes a local archive:
+
+python -m jaxformers.main --config configs/vision/cifar100.py:model=neutreno \
+    --workdir runs/cifar100 --config.task.archive=PATH/cifar-100-binary.tar.gz
+
+DeiT's training over 300 epochs: for accelerators, and not run by us. size=tiny
+is that of configs/vision/cifar10.py.
+
+Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+size=paper|tiny, seed=0.
+"""
+
+from jaxformers import config as c
+
+
+def get_config(arg=None):
+  return c.cifar("cifar100", arg)

@@ -1,0 +1,71 @@
+"""Images where they lie."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxformers.data import stores
+from jaxformers.data.images import Images
+from tests.data.archives import write_folder
+
+
+def jpeg(value, size=(20, 16)):
+  file = io.BytesIO()
+  Image.new("RGB", size, (value, value, value)).save(file, "JPEG")
+  return file.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path):
+  files = {
+    f"n0{label}/{k}.JPEG": jpeg(60 * label + k)
+    for label in (1, 2, 3)
+    for k in range(label)
+  }
+  return write_folder(tmp_path / "train", files | {"n01/note.txt": b"no"})
+
+
+def test_images_in_folders_of_their_classes(root):
+  classes = stores.classes_of(root)
+  assert classes == ("n01", "n02", "n03")
+  store = stores.folder(root, classes)
+  assert store.labels.tolist() == [0, 1, 1, 2, 2, 2]
+  assert len(set(store.keys.tolist())) == 6
+  split = Images(store, (16, 16, 3), True, (0, 0, 0), (1, 1, 1))
+  batch = split.batch(np.array([5, 0]))
+  assert batch["targets"].tolist() == [2, 0]
+  np.testing.assert_allclose(batch["inputs"][0], 182 / 255, atol=0.01)
+  few = split.select(np.array([4, 1]))
+  assert few.labels.tolist() == [2, 1]
+  np.testing.assert_allclose(few.pixels(np.array([0])), 181, atol=1)
+  assert few.digest() != split.digest()
+  # A part of the classes keeps their numbers.
+  some = stores.folder(root, ("n00", "n01", "n02", "n03"))
+  assert some.labels.min() == 1
+
+
+def test_what_are_no_classes(root, tmp_path):
+  with pytest.raises(ValueError, match="'n02', which is no class"):
+    stores.folder(root, ("n01", "n03"))
+  (tmp_path / "empty" / "n01").mkdir(parents=True)
+  with pytest.raises(ValueError, match=r"holds no .jpeg"):
+    stores.folder(tmp_path / "empty", ("n01",))
+
+
+def test_labels_of_prepared_images_are_read_once(tmp_path):
+  class Examples(list):
+    asked = 0
+
+    def __getitems__(self, rows):
+      Examples.asked += len(rows)
+      return [self[k] for k in rows]
+
+  examples = Examples({"image": jpeg(k), "label": k % 3} for k in range(7))
+  for _ in range(2):
+    store = stores.prepared(examples, tmp_path / "labels")
+    assert store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+  assert Examples.asked == 7
+  split = Images(store.select(np.array([6, 2])), (16, 16, 3), True)
+  np.testing.assert_allclose(split.pixels(np.array([0])), 6, atol=1)
