@@ -19,14 +19,22 @@ COLUMNS = (
   "protocol",
   "model",
   "config",
-  "accuracy %",
+  "score",
   "seeds",
   "parameters",
   "x Transformer",
-  "trivial %",
+  "trivial",
   "chosen on",
   "train s",
 )
+
+
+# What a metric is called in a table; shares are in percent.
+TITLES = {
+  "accuracy": "accuracy %",
+  "mean_iou": "mean IoU %",
+  "perplexity": "perplexity",
+}
 
 
 def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
@@ -67,8 +75,9 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
       seed stand in rows of their own; a seed that occurs twice counts once.
 
   Returns:
-    Rows of the fields of `COLUMNS`; accuracy is (mean, deviation) in percent,
-    the sample standard deviation, NaN for one seed.
+    Rows of the fields of `COLUMNS` and `metric`; the score is (mean,
+    deviation), in percent but for perplexities, the sample standard deviation,
+    NaN for one seed.
   """
   groups: dict[str, dict[int, Mapping[str, Any]]] = {}
   for result in results:
@@ -77,7 +86,9 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   for seeds in groups.values():
     runs = list(seeds.values())
     one = runs[0]
-    scores = [100 * run["accuracy"] for run in runs]
+    metric = one.get("metric", "accuracy")
+    scale = 1 if metric == "perplexity" else 100
+    scores = [scale * run[metric] for run in runs]
     model = one["config"]["model"]
     deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
     rows.append(
@@ -86,11 +97,12 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         "protocol": _protocol(one),
         "model": one["model"],
         "config": f"L={model['num_layers']} d={model['d_model']}",
-        "accuracy %": (statistics.mean(scores), deviation),
+        "metric": metric,
+        "score": (statistics.mean(scores), deviation),
         "seeds": " ".join(str(seed) for seed in sorted(seeds)),
         "parameters": one["parameters"],
         "x Transformer": one["parameter_ratio"],
-        "trivial %": {k: 100 * v for k, v in one["baselines"].items()},
+        "trivial": {k: scale * v for k, v in one["baselines"].items()},
         "chosen on": one["selection"],
         "train s": statistics.mean(run["train_seconds"] for run in runs),
       }
@@ -101,17 +113,16 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _protocol(result: Mapping[str, Any]) -> str:
   """Protocol and length, and whether the data are not the authors' own."""
   own = result["data"].get("authors_checksum", True)
-  return f"{result['protocol']}, {result['max_len']} long" + (
-    "" if own else ", another archive"
-  )
+  length = f", {result['max_len']} long" if result["max_len"] else ""
+  return result["protocol"] + length + ("" if own else ", another archive")
 
 
 def _cell(column: str, value: Any) -> str:
-  if column == "accuracy %":
+  if column == "score":
     mean, deviation = value
     alone = math.isnan(deviation)
     return f"{mean:.2f}" if alone else f"{mean:.2f} +- {deviation:.2f}"
-  if column == "trivial %":
+  if column == "trivial":
     return ", ".join(f"{name} {score:.1f}" for name, score in value.items())
   if column == "parameters":
     return f"{value:,}"
@@ -121,10 +132,21 @@ def _cell(column: str, value: Any) -> str:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """The rows as a Markdown table."""
-  lines = [COLUMNS, ["---"] * len(COLUMNS)]
-  lines += [[_cell(name, row[name]) for name in COLUMNS] for row in rows]
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+  """The rows as Markdown, a table for each metric."""
+  tables = []
+  for metric in dict.fromkeys(row["metric"] for row in rows):
+    title = TITLES[metric]
+    trivial = "trivial %" if title.endswith("%") else "trivial"
+    heads = {"score": title, "trivial": trivial}
+    lines = [[heads.get(name, name) for name in COLUMNS]]
+    lines.append(["---"] * len(COLUMNS))
+    lines += [
+      [_cell(name, row[name]) for name in COLUMNS]
+      for row in rows
+      if row["metric"] == metric
+    ]
+    tables.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+  return "\n\n".join(tables)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

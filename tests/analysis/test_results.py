@@ -32,7 +32,7 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
   write(tmp_path / "b", 0, 0.5, batch_size=64)
   rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
   assert len(rows) == 2
-  mean, deviation = rows[0]["accuracy %"]
+  mean, deviation = rows[0]["score"]
   assert mean == pytest.approx(33.0)
   assert deviation == pytest.approx(2.6457513)
   assert rows[0]["seeds"] == "0 1 2"
@@ -40,6 +40,22 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
   assert "33.00 +- 2.65" in text
   assert "| 50.00 |" in text
   assert "lra, 1999 long" in text
+
+
+def test_every_metric_has_a_table(tmp_path):
+  write(tmp_path / "a", 0, 0.3)
+  write(tmp_path / "b", 0, None, metric="perplexity")
+  content = json.loads((tmp_path / "b" / "results.json").read_text())
+  content |= {"metric": "perplexity", "perplexity": 33.154, "max_len": 0}
+  content["baselines"] = {"unigram": 654.19}
+  (tmp_path / "b" / "results.json").write_text(json.dumps(content))
+  rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  one, two = results.markdown(rows).split("\n\n")
+  assert "| accuracy % |" in one
+  assert "majority class 17.6" in one
+  assert "| perplexity |" in two
+  assert "| 33.15 |" in two
+  assert "unigram 654.2" in two
 
 
 def test_the_same_seed_counts_once(tmp_path):
