@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import data, depth, encoders, orthogonal, training
+from benchmarks import data, depth, encoders, fidelity, orthogonal, training
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 
@@ -79,3 +79,13 @@ def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
     "matrix",
   }
   assert all(row["defect"] < 5e-6 for row in rows)
+
+
+def test_the_cost_of_the_term_is_a_ratio():
+  rows = fidelity.measure(size=32, batch=1, layers=2, rounds=1)
+  assert [row["what"] for row in rows] == ["forward", "step"]
+  for row in rows:
+    assert row["time"] == pytest.approx(
+      row["with the term s"] / row["softmax s"]
+    )
+    assert 0.9 < row["memory"] < 1.5
