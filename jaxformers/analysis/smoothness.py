@@ -313,36 +313,76 @@ def measure(
   return {name: np.asarray(v, float).tolist() for name, v in total.items()}
 
 
-def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
-  """Draws what `measure` found of several runs, a panel a quantity.
+Curves = dict[str, dict[str, list[float]]]
+
+
+def over_seeds(runs: list[dict[str, list[float]]]) -> Curves:
+  """What `measure` found of several seeds, by quantity.
+
+  Returns:
+    For each `mean`, and `deviation`, the sample standard deviation; that is
+    left out with one seed.
+  """
+  found: Curves = {}
+  for name in runs[0]:
+    values = np.array([one[name] for one in runs])
+    found[name] = {"mean": values.mean(0).tolist()}
+    if len(runs) > 1:
+      found[name]["deviation"] = values.std(0, ddof=1).tolist()
+  return found
+
+
+def draw(found: dict[str, Curves], path: Path) -> None:
+  """Draws what `over_seeds` found of several runs, a panel a quantity.
 
   Args:
-    found: by the name that the legend gives a run.
+    found: by the name that the legend gives a run; deviations are bands.
     path: of the picture; its suffix says the format.
   """
   from matplotlib.figure import Figure
 
   names = [n for n in CURVES if any(n in one for one in found.values())]
-  figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
+  columns = min(len(names), 3)
+  rows = -(-len(names) // columns)
+  figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
   styles = ("-o", "--s", "-.^", ":D")  # Told apart in print, too.
-  for axes, name in zip(
-    figure.subplots(1, len(names), squeeze=False)[0], names, strict=True
-  ):
+  panels = figure.subplots(rows, columns, squeeze=False).ravel()
+  for unused in panels[len(names) :]:
+    unused.remove()
+  for axes, name in zip(panels, names, strict=False):
     for k, (label, one) in enumerate(found.items()):
-      values = one.get(name, [])
+      own = one.get(name, {"mean": []})
+      mean = np.array(own["mean"])
       first = 0 if name == "similarity" else 1 + (name == "head_redundancy")
-      layers = range(first, first + len(values))
-      axes.plot(layers, values, styles[k % len(styles)], label=label, ms=4)
+      layers = np.arange(first, first + len(mean))
+      (line,) = axes.plot(
+        layers, mean, styles[k % len(styles)], label=label, ms=4
+      )
+      if "deviation" in own:
+        spread = np.array(own["deviation"])
+        axes.fill_between(
+          layers,
+          mean - spread,
+          mean + spread,
+          color=line.get_color(),
+          alpha=0.2,
+        )
+    axes.set_title(CURVES[name], fontsize="medium")
     axes.set_xlabel(
       "layer" + (" (0: embedding)" if name == "similarity" else "")
     )
-    axes.set_ylabel(CURVES[name])
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     if name == "functional_kernel":
       axes.set_yscale("log")
-  figure.axes[0].legend()
+  handles, labels = panels[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside upper center", ncols=4)
   figure.savefig(path, dpi=150)
+
+
+def seeds_of(workdir: Path) -> list[Path]:
+  """The workdirs of a run's seeds, seed_0 and so on; itself if it has none."""
+  return sorted(workdir.glob("seed_*")) or [workdir]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -351,7 +391,9 @@ def main(argv: list[str] | None = None) -> None:
     prog="python -m jaxformers.analysis.smoothness",
     description="How alike tokens become from layer to layer.",
   )
-  parser.add_argument("workdirs", nargs="+", help="of runs")
+  parser.add_argument(
+    "workdirs", nargs="+", type=Path, help="of runs, or of runs of many seeds"
+  )
   parser.add_argument("--samples", type=int, default=64, help="of the test")
   parser.add_argument("--length", type=int, default=512, help="tokens at most")
   parser.add_argument(
@@ -361,18 +403,23 @@ def main(argv: list[str] | None = None) -> None:
   # Only this command reads runs; the functions above are pure.
   from jaxformers.analysis import trained
 
-  found = {}
+  found: dict[str, Curves] = {}
   try:
     for workdir in args.workdirs:
-      run = trained.load(workdir)
-      ids = run.sample(args.samples, args.length)
-      found[workdir] = measure(run.model, run.params, ids)
+      seeds = []
+      for folder in seeds_of(workdir):
+        run = trained.load(folder)
+        ids = run.sample(args.samples, args.length)
+        seeds.append(measure(run.model, run.params, ids))
+      found[str(workdir)] = over_seeds(seeds)
   except ValueError as error:
     sys.exit(f"error: {error}")
   for workdir, one in found.items():
     print(f"\n{workdir}")
-    for name, values in one.items():
-      print(f"  {CURVES[name]}: " + " ".join(f"{v:.4g}" for v in values))
+    for name, own in one.items():
+      print(f"  {CURVES[name]}: " + " ".join(f"{v:.4g}" for v in own["mean"]))
+      if "deviation" in own:
+        print("    +- " + " ".join(f"{v:.2g}" for v in own["deviation"]))
   if args.out:
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -237,25 +237,36 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   loaded = trained.load
 
   def load(workdir):
-    if "nothing" in workdir:
+    if "nothing" in str(workdir):
       return loaded(workdir)
-    options = {} if workdir == "transject" else {"mixer": {"num_heads": 2}}
-    model, params, ids = build(workdir, **options)
+    name = workdir.parent.name if "seed" in workdir.name else workdir.name
+    options = {} if name == "transject" else {"mixer": {"num_heads": 2}}
+    model, params, ids = build(name, **options)
+    if workdir.name == "seed_1":
+      params = jax.tree.map(lambda leaf: 2 * leaf, params)
     return types.SimpleNamespace(
       model=model, params=params, sample=lambda count, length: ids
     )
 
   monkeypatch.setattr(trained, "load", load)
   with jax.enable_x64(False):
-    runs = ["symmetric_transformer", "transject"]
+    seeded = tmp_path / "symmetric_transformer"
+    for k in range(2):
+      (seeded / f"seed_{k}").mkdir(parents=True)
+    runs = [str(seeded), "transject"]
     out = tmp_path / "report" / "alike"
     s.main([*runs, "--samples=4", "--out", str(out)])
     printed = capsys.readouterr().out
     assert "mean cosine of two tokens: " in printed
     found = json.loads(out.with_suffix(".json").read_text())
     assert list(found) == runs
-    assert len(found[runs[0]]["functional"]) == 3
-    assert found[runs[0]]["gradient_cosine"] == pytest.approx([1] * 3)
+    assert len(found[runs[0]]["functional"]["mean"]) == 3
+    alike = found[runs[0]]["gradient_cosine"]
+    assert alike["mean"] == pytest.approx([1] * 3)
+    assert alike["deviation"] == pytest.approx([0] * 3, abs=1e-5)
+    assert max(found[runs[0]]["functional"]["deviation"]) > 0
+    assert "deviation" not in found["transject"]["similarity"]
+    assert "+-" in printed
     for suffix in (".png", ".svg"):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):

@@ -1,0 +1,74 @@
+"""Configs of vision and language build the published sizes."""
+
+import math
+
+import pytest
+
+from jaxformers import config as c
+from jaxformers import models, tasks
+from jaxformers.data.augment import Augment
+from jaxformers.training import optim
+
+SIZES = {
+  "cifar10": dict(num_classes=10, image=(32, 32, 3)),
+  "cifar100": dict(num_classes=100, image=(32, 32, 3)),
+  "imagenet": dict(num_classes=1_000, image=(224, 224, 3)),
+  "ade20k": dict(
+    num_classes=150, image=(512, 512, 3), objective="segmentation"
+  ),
+  "wikitext103": dict(vocab_size=267_736, objective="language_model"),
+  "text": dict(vocab_size=8_000, objective="language_model"),
+  "bert": dict(vocab_size=30_522, max_len=512, num_classes=2),
+}
+GOLDEN = {
+  "vision/imagenet.py": 5_717_416,
+  "vision/imagenet.py:deit=small,model=neutreno": 22_050_664,
+  "vision/cifar10.py": 5_362_762,
+  "vision/cifar10.py:size=tiny,model=neutreno": 409_802,
+  "vision/cifar100.py": 5_380_132,
+  "vision/ade20k.py:model=neutreno": 6_713_388,
+  "lm/wikitext103.py:model=neutreno": 44_018_523,
+  "lm/text.py": 6_795_072,
+  "short/bert.py": 109_482_242,
+}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+@pytest.mark.parametrize("spec", sorted(GOLDEN))
+def test_parameters(spec):
+  config = c.plain(c.load(f"configs/{spec}"))
+  name = spec.partition(".py")[0].partition("/")[2]
+  sizes = {"vocab_size": 0, "max_len": 256, "num_classes": 0} | SIZES[name]
+  model = models.build(**config["model"], **sizes)
+  assert models.size(model) == GOLDEN[spec]
+  assert models.build(**config["reference"], **sizes)
+  optim.build(config["optimizer"], config["schedule"], config["total_steps"])
+  Augment(**config["task"].get("augment", {}))
+  known = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
+  assert config["task"].keys() == known.keys() - {"data_dir"}
+
+
+def test_training_is_deits():
+  config = c.load("configs/vision/imagenet.py:protocol=paper")
+  epoch = math.ceil(1_281_167 / 1_024)
+  assert (config.total_steps, config.eval_steps) == (300 * epoch, epoch)
+  assert config.schedule.warmup_steps == 5 * epoch
+  assert config.schedule.learning_rate == pytest.approx(1e-3)
+  assert (config.optimizer.weight_decay, config.label_smoothing) == (0.05, 0.1)
+  how = config.task.augment
+  assert (how.randaugment, how.mixup, how.cutmix) == (9.0, 0.8, 1.0)
+  assert (how.erase, how.repeats, how.crop) == (0.25, 3, "resized")
+  assert config.model.block.drop_path_rate == 0.1
+
+
+def test_language_models_of_the_paper():
+  config = c.load("configs/lm/wikitext103.py:model=neutreno")
+  assert config.model.mixer.fidelity == 0.4
+  assert not config.model.block.norm_first
+  assert (config.batch_size, config.total_steps) == (96, 500_000)
+  assert config.optimizer.clip_norm == 0.25
+  assert c.load("configs/lm/text.py").select == "perplexity"
