@@ -144,7 +144,13 @@ def flow(
     time: not negative, of one shape for all or [...].
     fidelity: lambda.
     first: f, [..., n, e]; needed with a fidelity.
+
+  Raises:
+    ValueError: for a fidelity without `first`.
   """
+  plain = isinstance(fidelity, (int, float)) and not fidelity
+  if first is None and not plain:
+    raise ValueError(f"fidelity={fidelity} needs `first`, what it is to.")
   both = weights + jnp.swapaxes(weights, -1, -2)
   eye = jnp.eye(both.shape[-1], dtype=both.dtype)
   laplacian = both.sum(-1)[..., None] * eye - both

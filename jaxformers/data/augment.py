@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-RESAMPLING = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+BICUBIC = Image.Resampling.BICUBIC  # As DeiT has it for all of them.
+MEAN_COLOUR = (124, 116, 104)  # Of ImageNet.
 Rng = np.random.Generator
 
 
@@ -87,8 +88,7 @@ def image(
   height, width = size
   if how.crop == "resized":
     box = _part(picture, rng)
-    resample = RESAMPLING[1]
-    picture = picture.resize((width, height), resample, box)
+    picture = picture.resize((width, height), BICUBIC, box)
   elif how.crop == "pad":
     picture = fit(picture, size)
     padded = ImageOps.expand(picture, 4)
@@ -123,7 +123,7 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     max(round(side * scale), own)
     for side, own in zip(picture.size, (width, height), strict=True)
   ]
-  picture = picture.resize(tuple(resized), RESAMPLING[1])
+  picture = picture.resize(tuple(resized), BICUBIC)
   x, y = (resized[0] - width) // 2, (resized[1] - height) // 2
   return picture.crop((x, y, x + width, y + height))
 
@@ -143,20 +143,13 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
   return x, y, x + side[0], y + side[1]
 
 
-def _fill(picture: Image.Image) -> tuple[int, int, int]:
-  del picture
-  return (124, 116, 104)  # ImageNet's mean colour.
-
-
-def _affine(
-  picture: Image.Image, matrix: tuple[float, ...], rng: Rng
-) -> Image.Image:
+def _affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
   return picture.transform(
     picture.size,
     Image.Transform.AFFINE,
     matrix,
-    RESAMPLING[int(rng.integers(2))],
-    fillcolor=_fill(picture),
+    BICUBIC,
+    fillcolor=MEAN_COLOUR,
   )
 
 
@@ -172,27 +165,26 @@ def _enhance(kind: type) -> Callable[[Image.Image, float, Rng], Image.Image]:
 
 
 def _rotate(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  resample = RESAMPLING[int(rng.integers(2))]
   angle = 30 * share * _sign(rng)
-  return picture.rotate(angle, resample, fillcolor=_fill(picture))
+  return picture.rotate(angle, BICUBIC, fillcolor=MEAN_COLOUR)
 
 
 def _shear_x(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  return _affine(picture, (1, 0.3 * share * _sign(rng), 0, 0, 1, 0), rng)
+  return _affine(picture, (1, 0.3 * share * _sign(rng), 0, 0, 1, 0))
 
 
 def _shear_y(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  return _affine(picture, (1, 0, 0, 0.3 * share * _sign(rng), 1, 0), rng)
+  return _affine(picture, (1, 0, 0, 0.3 * share * _sign(rng), 1, 0))
 
 
 def _move_x(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
   pixels = 0.45 * share * _sign(rng) * picture.size[0]
-  return _affine(picture, (1, 0, pixels, 0, 1, 0), rng)
+  return _affine(picture, (1, 0, pixels, 0, 1, 0))
 
 
 def _move_y(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
   pixels = 0.45 * share * _sign(rng) * picture.size[1]
-  return _affine(picture, (1, 0, 0, 0, 1, pixels), rng)
+  return _affine(picture, (1, 0, 0, 0, 1, pixels))
 
 
 def _posterize(picture: Image.Image, share: float, rng: Rng) -> Image.Image:

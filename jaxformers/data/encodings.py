@@ -367,11 +367,7 @@ def pixels() -> Encoding:
 
 
 def files(*fields: str) -> Encoding:
-  """The bytes of some fields as they stand; an example is known by the first.
-
-  Unlike `of_bytes` these are files, a picture and its annotation, and nothing
-  of them is a token.
-  """
+  """The bytes of some fields as they stand: files, and nothing is a token."""
   return dataclasses.replace(of_bytes(*fields), name="files")
 
 

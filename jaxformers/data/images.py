@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import io
 import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,11 @@ class Images:
 
   def pixels(self, indices: np.ndarray) -> np.ndarray:
     """Images as in evaluation, uint8 [b, height, width, c]."""
-    return np.stack([np.asarray(self._fitted(int(k))) for k in indices])
+
+    def one(k: int) -> np.ndarray:
+      return np.asarray(augment.fit(self._open(k), self.shape[:2]))
+
+    return np.stack(list(self._each(one, [int(k) for k in indices])))
 
   def batch(
     self, indices: np.ndarray, max_len: int = 0, key: Key | None = None
@@ -129,10 +134,7 @@ class Images:
         augment.erase(pixels, rng)
       return pixels
 
-    rows = range(len(indices))
-    # Threads, where decoding is most of the work and holds no lock.
-    made = pool().map(one, rows) if self.encoded else map(one, rows)
-    inputs = np.stack(list(made))
+    inputs = np.stack(list(self._each(one, range(len(indices)))))
     if how.mixup or how.cutmix:
       rng = np.random.default_rng([seed, 3, step])
       return augment.mix(inputs, targets, how, rng)
@@ -145,8 +147,11 @@ class Images:
     with Image.open(io.BytesIO(stored.tobytes())) as picture:
       return picture.convert("RGB")
 
-  def _fitted(self, k: int) -> Image.Image:
-    return augment.fit(self._open(k), self.shape[:2])
+  def _each(
+    self, make: Callable[[int], np.ndarray], rows: Iterable[int]
+  ) -> Iterable[np.ndarray]:
+    # Threads, where decoding is most of the work and holds no lock.
+    return pool().map(make, rows) if self.encoded else map(make, rows)
 
   def normalised(self, pixels: np.ndarray) -> np.ndarray:
     """Pixels of 0 to 255 as a model reads them, float32."""

@@ -52,8 +52,8 @@ class TrainOrder:
     seed: of the run.
     lengths: of every example [size], to batch those of like length together;
       None where all are padded alike.
-    repeats: how often an example stands in a row; that many epochs are as long
-      as one without.
+    repeats: how often an example stands in a batch, or in two that follow each
+      other; that many epochs are as long as one without.
   """
 
   def __init__(
@@ -99,7 +99,12 @@ class TrainOrder:
   def __call__(self, step: int) -> np.ndarray:
     """The examples of a step, counted from 0 -> int64 [batch_size]."""
     if self.lengths is None:
-      return self._stream(step * self.batch_size + np.arange(self.batch_size))
+      places = step * self.batch_size + np.arange(self.batch_size)
+      examples = self._stream(places)
+      if self.repeats > 1:  # Neighbours, which may be mixed, are others.
+        rng = np.random.default_rng([self.seed, 4, step])
+        examples = rng.permutation(examples)
+      return examples
     window, within = divmod(step, WINDOW)
     return self._window(window)[within]
 

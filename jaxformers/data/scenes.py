@@ -187,14 +187,13 @@ def _resized(
 
 def _coloured(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
   """Brightness, contrast, saturation and hue, each changed half of the time."""
-  enhance = [
-    (ImageEnhance.Brightness, 0.125),
-    (ImageEnhance.Contrast, 0.5),
-    (ImageEnhance.Color, 0.5),
-  ]
-  for kind, most in enhance:
+  if rng.random() < 0.5:
+    added = int(rng.integers(-32, 33))
+    table = [min(max(value + added, 0), 255) for value in range(256)]
+    picture = picture.point(table * 3)
+  for kind in (ImageEnhance.Contrast, ImageEnhance.Color):
     if rng.random() < 0.5:
-      picture = kind(picture).enhance(rng.uniform(1 - most, 1 + most))
+      picture = kind(picture).enhance(rng.uniform(0.5, 1.5))
   if rng.random() < 0.5:
     turned = int(rng.integers(-18, 19)) * 256 // 360
     channels = list(picture.convert("HSV").split())

@@ -166,7 +166,7 @@ def build(
   choose("activations", activations, ACTIVATIONS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   image, cls = tuple(image), pool == "cls"
-  _check_input(objective, image, patch_size, head or {})
+  _check_input(objective, image, patch_size, head or {}, pool, hidden)
   if image:
     max_len = num_patches(image, patch_size)
   parts = _Parts(variant, compute, orthogonal_map, dict(block or {}))
@@ -316,8 +316,25 @@ class _Parts:
     return plain.layer(mixer, length, d_model, own["num_layers"])
 
 
+def _check_pool(objective: str, pool: str, hidden: tuple[int, int]) -> None:
+  """Raises for what only a classifier has; "mean" stands for no choice."""
+  fits = {"language_model": ("mean",), "segmentation": ("mean", "cls")}
+  pools = fits.get(objective, (pool,))
+  if pool not in pools or (objective in fits and hidden != (0, 1)):
+    raise ValueError(
+      f"pool={pool!r}, head_dim={hidden[0]}, head_layers={hidden[1]} are of "
+      "classifiers: leave them out for a language model; a segmenter takes "
+      'pool="cls" for a token in front.'
+    )
+
+
 def _check_input(
-  objective: str, image: tuple[int, ...], patch_size: int, head: Any
+  objective: str,
+  image: tuple[int, ...],
+  patch_size: int,
+  head: Any,
+  pool: str,
+  hidden: tuple[int, int],
 ) -> None:
   if patch_size and not image:
     raise ValueError(
@@ -329,6 +346,7 @@ def _check_input(
       f"head={dict(head)} is for language models and segmenters: a classifier "
       "has pool, head_dim, head_layers, head_activation and interaction."
     )
+  _check_pool(objective, pool, hidden)
   if objective == "segmentation" and not image:
     raise ValueError("Segmentation takes images, and this task has sequences.")
   if objective == "language_model" and image:

@@ -10,7 +10,6 @@ Sources: Grave et al. 2017, https://arxiv.org/abs/1609.04309; Baevski and Auli
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-CHUNK = 1 << 22  # Logits that are held at a time.
+CHUNK = 1 << 24  # Logits that are held at a time.
 
 
 def edges(vocab_size: int, cutoffs: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,9 +140,11 @@ def log_likelihood(
 ) -> jax.Array:
   """log p of given ids, and of no others where that saves work.
 
-  Tokens are sorted by the cluster of their target and taken in pieces, so that
-  a cluster's logits are made for the pieces that need them alone, and are made
-  again in the backward pass. Equal to `log_probabilities` at the targets.
+  Tokens are sorted by the cluster of their target, so that a cluster's logits
+  are made for its own tokens alone, piece by piece, in either direction: what
+  is held is one piece, whatever the vocabulary. Equal to `log_probabilities`
+  at the targets. (With a batch split over devices by jit the sorting moves
+  tokens between them; under pmap every device sorts its own.)
 
   Args:
     softmax: of the model.
@@ -155,45 +156,145 @@ def log_likelihood(
     float32 [t].
   """
   sizes = [len(table) for table in softmax.tables]
+  count = len(sizes)
   starts = jnp.cumsum(jnp.array([0, *sizes]))
   cluster = jnp.searchsorted(starts[1:-1], targets, side="right")
-  # What has no weight comes last, and asks for no cluster.
-  cluster = jnp.where(weights > 0, cluster, len(sizes))
-  total = len(h)
-  piece = max(1, min(total, CHUNK // max(sizes)))
-  filled = -(-total // piece) * piece
+  # What has no weight comes last, and asks for nothing.
+  cluster = jnp.where(weights > 0, cluster, count)
   order = jnp.argsort(cluster, stable=True)
-  padded = jnp.concatenate([order, jnp.zeros(filled - total, order.dtype)])
+  sorted_h, own = h[order], cluster[order]
+  place = targets[order] - starts[jnp.minimum(own, count - 1)]
+  first = jnp.searchsorted(own, jnp.arange(count + 1))
+  table, bias = softmax.tables[0], softmax.biases[0]
+  bias = bias.at[0].set(-jnp.inf)
+  if count > 1:
+    table = jnp.concatenate([table, softmax.clusters])
+    bias = jnp.concatenate([bias, softmax.cluster_bias])
+  entry = jnp.where(own == 0, place, sizes[0] + own - 1)
+  total = _pieces(sorted_h, table, bias, entry, first[0], first[-1])
+  for i in range(1, count):
+    narrow, projection = sorted_h, softmax.projections[i]
+    if projection is not None:
+      narrow = jnp.matmul(narrow, projection.T.astype(h.dtype))
+    tail = (softmax.tables[i], softmax.biases[i])
+    total = total + _pieces(narrow, *tail, place, first[i], first[i + 1])
+  return jnp.zeros(len(h), jnp.float32).at[order].set(total)
 
-  @jax.checkpoint
-  def one(h: jax.Array, target: jax.Array, own: jax.Array) -> jax.Array:
-    def likelihood() -> jax.Array:
-      head = softmax.head(h)
-      place = jnp.where(own == 0, target, sizes[0] + own - 1)
-      found = jnp.take_along_axis(
-        head, jnp.clip(place, 0, head.shape[-1] - 1)[:, None], 1
-      )[:, 0]
-      for i in range(1, len(sizes)):
-        found = found + jax.lax.cond(
-          (own == i).any(), functools.partial(in_cluster, i), nothing
-        )
-      return jnp.where(own < len(sizes), found, 0)
 
-    def in_cluster(i: int) -> jax.Array:
-      place = jnp.clip(target - starts[i], 0, sizes[i] - 1)
-      found = jnp.take_along_axis(softmax.tail(h, i), place[:, None], 1)[:, 0]
-      return jnp.where(own == i, found, 0)
+@jax.custom_vjp
+def _pieces(
+  h: jax.Array,
+  table: jax.Array,
+  bias: jax.Array,
+  place: jax.Array,
+  start: jax.Array,
+  stop: jax.Array,
+) -> jax.Array:
+  """log softmax(h table.T + bias) at `place`, in rows start to stop -> f32 [t].
 
-    def nothing() -> jax.Array:
-      return jnp.zeros(len(h), jnp.float32)
+  0 in the other rows, which cost nothing: the loop has as many turns as there
+  are pieces of rows, and so has that of the backward pass, which makes the
+  logits again.
+  """
+  size = _piece(h, table)
+  rows = _Rows(h, place, size)
 
-    return jax.lax.cond((own < len(sizes)).any(), likelihood, nothing)
+  def turn(k: jax.Array, total: jax.Array) -> jax.Array:
+    at, there = rows.at(k, start, stop)
+    log_p = _log_softmax(rows.h(at), table, bias)
+    found = jnp.take_along_axis(log_p, rows.place(at, table)[:, None], 1)[:, 0]
+    return rows.add(total, at, jnp.where(there, found, 0))
 
-  rows = padded.reshape(-1, piece)
-  if len(rows) == 1:
-    found = one(h[rows[0]], targets[rows[0]], cluster[rows[0]])
-  else:
-    found = jax.lax.map(
-      lambda at: one(h[at], targets[at], cluster[at]), rows
-    ).ravel()
-  return jnp.zeros(total, jnp.float32).at[order].set(found[:total])
+  total = jnp.zeros(len(h) + size, jnp.float32)
+  return jax.lax.fori_loop(0, _turns(start, stop, size), turn, total)[: len(h)]
+
+
+def _log_softmax(h: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
+  logits = jnp.matmul(
+    h, table.T.astype(h.dtype), preferred_element_type=jnp.float32
+  )
+  return jax.nn.log_softmax(_plus(logits, bias), axis=-1)
+
+
+def _piece(h: jax.Array, table: jax.Array) -> int:
+  return max(1, min(len(h), CHUNK // len(table)))
+
+
+def _turns(start: jax.Array, stop: jax.Array, size: int) -> jax.Array:
+  return (stop - start + size - 1) // size
+
+
+class _Rows:
+  """Pieces of some rows; beyond the last there are rows of zeros."""
+
+  def __init__(self, h: jax.Array, place: jax.Array, size: int) -> None:
+    self.size = size
+    self._h = jnp.pad(h, ((0, size), (0, 0)))
+    self._place = jnp.pad(place, (0, size))
+
+  def at(
+    self, k: jax.Array, start: jax.Array, stop: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Where piece k begins, and which of its rows are before `stop`."""
+    at = start + k * self.size
+    return at, at + jnp.arange(self.size) < stop
+
+  def h(self, at: jax.Array) -> jax.Array:
+    """The rows from `at` on."""
+    return jax.lax.dynamic_slice_in_dim(self._h, at, self.size)
+
+  def place(self, at: jax.Array, table: jax.Array) -> jax.Array:
+    """Their places in a table."""
+    # A row of another cluster may have any place.
+    own = jax.lax.dynamic_slice_in_dim(self._place, at, self.size)
+    return jnp.clip(own, 0, len(table) - 1)
+
+  def add(self, total: jax.Array, at: jax.Array, own: jax.Array) -> jax.Array:
+    """`total`, to whose rows from `at` on `own` is added."""
+    before = jax.lax.dynamic_slice_in_dim(total, at, self.size)
+    return jax.lax.dynamic_update_slice_in_dim(total, before + own, at, 0)
+
+
+def _forward(*args: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  return _pieces(*args), args
+
+
+def _backward(kept: tuple[jax.Array, ...], slope: jax.Array) -> tuple[Any, ...]:
+  h, table, bias, place, start, stop = kept
+  size = _piece(h, table)
+  rows = _Rows(h, place, size)
+  slope = jnp.pad(slope, (0, size))
+
+  def turn(k: jax.Array, grads: Any) -> Any:
+    to_h, to_table, to_bias = grads
+    at, there = rows.at(k, start, stop)
+    own = jax.lax.dynamic_slice_in_dim(slope, at, size)
+    own = jnp.where(there, own, 0)
+    p = jnp.exp(_log_softmax(rows.h(at), table, bias))
+    hit = (jnp.arange(size), rows.place(at, table))
+    by_logits = (-own[:, None] * p).at[hit].add(own)
+    narrow = by_logits.astype(h.dtype)
+    to_h = rows.add(to_h, at, narrow @ table.astype(h.dtype))
+    to_table = to_table + jnp.matmul(
+      narrow.T, rows.h(at), preferred_element_type=jnp.float32
+    )
+    return to_h, to_table, to_bias + by_logits.sum(0)
+
+  zeros = (
+    jnp.zeros((len(h) + size, h.shape[1]), h.dtype),
+    jnp.zeros(table.shape, jnp.float32),
+    jnp.zeros(bias.shape, jnp.float32),
+  )
+  turns = _turns(start, stop, size)
+  to_h, to_table, to_bias = jax.lax.fori_loop(0, turns, turn, zeros)
+  return (
+    to_h[: len(h)],
+    to_table.astype(table.dtype),
+    to_bias.astype(bias.dtype),
+    None,
+    None,
+    None,
+  )
+
+
+_pieces.defvjp(_forward, _backward)

@@ -126,6 +126,11 @@ class Embedding(nn.Module):
         "token and half for its position. Choose an even d_model."
       )
     d = self.d_model // 2 if self.concatenate else self.d_model
+    if self.cutoffs and not self.vocab_size:
+      raise ValueError(
+        f"cutoffs={self.cutoffs} are of a vocabulary, and what is read here "
+        "are real numbers or patches: leave them out."
+      )
     init = nn.initializers.normal(1.0 if self.concatenate else 0.02)
     x = self._vectors(ids, d, init)
     if self.cls:

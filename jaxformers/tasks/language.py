@@ -11,7 +11,6 @@ import numpy as np
 from jaxformers.data import encodings, source, text_files
 from jaxformers.data.segments import Segments, stream
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import TASKS, Task, data_folder
 
 TOKENS = ("words", "byte_pairs", "bytes")
@@ -29,9 +28,6 @@ def load(
   stride: int = 0,
 ) -> Task:
   """Opens a folder or archive of text files; see `data.text_files`.
-
-  Where there is no validation split a tenth of the training texts is held out,
-  and another tenth where there is no test split; a single text is not enough.
 
   Args:
     data_dir: see `data_folder`.
@@ -73,9 +69,6 @@ def load(
     data_dir=data_folder(data_dir),
     archive=archive,
   )
-  for name in ("validation", "test"):
-    if name not in packed:
-      packed |= _held_out(packed["train"], name, archive)
   tokenizer = info.pop("tokenizer", "")
   if tokens == "words":
     vocabulary = tuple(info.pop("vocabulary"))
@@ -100,17 +93,6 @@ def load(
     tokenizer=tokenizer,
     objective="language_model",
   )
-
-
-def _held_out(train: object, name: str, archive: str) -> dict[str, object]:
-  count = len(train) // 10
-  if not count:
-    raise ValueError(
-      f"{archive} holds {len(train)} training texts and no {name} split: there "
-      f"is nothing to hold out. Put some text into a file called {name}.txt."
-    )
-  held = hold_out(train, count)
-  return {"train": held["train"], name: held["validation"]}
 
 
 def unigram(task: Task) -> float:

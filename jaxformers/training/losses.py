@@ -165,6 +165,10 @@ def segmentation(
 ) -> tuple[jax.Array, Sums]:
   """Cross-entropy of pixels, and what mean IoU is counted from.
 
+  Differs from Segmenter: the mean is over the counted pixels of each image and
+  then over images, so that every image weighs the same; theirs is over all
+  pixels of a batch.
+
   Args:
     logits: float32 [b, h, w, c].
     batch: `targets` int32 [b, h, w], -1 where a pixel is not to be counted, and

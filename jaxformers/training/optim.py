@@ -116,8 +116,8 @@ def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:
 def decayed(params: Any) -> Any:
   """Which parameters weight decay shrinks: kernels and embeddings.
 
-  Not norms and scalars (fewer than two axes), biases and gates (by name), and
-  not what rotations are of, whose size is an angle.
+  Not norms and scalars (fewer than two axes), biases, gates and positions (by
+  name), and not what rotations are of, whose size is an angle.
 
   Returns:
     A tree of booleans of the structure of params.
@@ -125,7 +125,9 @@ def decayed(params: Any) -> Any:
 
   def shrinks(path: Any, leaf: Any) -> bool:
     name = str(getattr(path[-1], "key", path[-1]))
-    kept = name.endswith(("bias", "gate")) or orthogonal.is_parameter(path)
+    kept = name.endswith(
+      ("bias", "gate", "positions")
+    ) or orthogonal.is_parameter(path)
     return leaf.ndim > 1 and not kept
 
   return jax.tree_util.tree_map_with_path(shrinks, params)

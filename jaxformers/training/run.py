@@ -87,11 +87,18 @@ class Run:
     for field in ("ema_decay", "label_smoothing"):
       if not 0 <= c[field] < 1:
         raise ValueError(f"config.{field}={c[field]} is not in [0, 1).")
+    if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
+      raise ValueError(
+        f"config.ema_decay={c['ema_decay']} with orthogonal_map='matrix': the "
+        "average of orthogonal matrices is none. Choose another map, or 0."
+      )
     create = functools.partial(
       states.create, self.model, self.tx, averaged=c["ema_decay"] > 0
     )
     state = jax.jit(create, static_argnums=0)(c["seed"])
-    if c["pretrained"] and not eval_only:
+    # A run that is taken up again has left them behind.
+    begun = any((workdir / "checkpoints").glob("[0-9]*"))
+    if c["pretrained"] and not eval_only and not begun:
       params = pretrained.parameters(c["pretrained"], state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
       state = state.replace(params=params, average=average)

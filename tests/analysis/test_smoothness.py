@@ -136,6 +136,11 @@ def test_the_flow_is_the_integral_of_the_gradient(fidelity):
   assert constant == (fidelity == 0)
 
 
+def test_a_fidelity_is_to_something():
+  with pytest.raises(ValueError, match=r"fidelity=0.4 needs `first`"):
+    s.flow(normal(0, 6, 3), weights(2, 6), 1.0, 0.4)
+
+
 def test_energy_never_rises_along_the_flow():
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 

@@ -1,3 +1,5 @@
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -6,9 +8,21 @@ from jaxformers.analysis import trained
 from jaxformers.training import loop
 
 
-def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
-  results = loop.run(smoke(), tmp_path / "run")
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, ema_decay):
+  results = loop.run(smoke(ema_decay=ema_decay), tmp_path / "run")
   run = trained.load(tmp_path / "run")
+  held = run.task.splits["validation"]
+  ids = held.batch(np.arange(len(held)), run.task.max_len)["inputs"]
+  logits = run.model.apply({"params": run.params}, ids, train=False)
+  log_p = jax.nn.log_softmax(logits)[np.arange(len(held)), held.labels]
+  rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+  losses = {
+    row["step"]: row["validation/loss"]
+    for row in map(json.loads, rows)
+    if "validation/loss" in row
+  }
+  assert losses[run.step] == pytest.approx(float(-log_p.mean()), rel=1e-5)
   assert run.step == results["best_step"]
   assert run.config["model"]["name"] == "transject"
   ids = run.sample(100, 1_000)  # More than there are, and longer.

@@ -73,16 +73,30 @@ def test_processes_together_see_the_batch_of_one(processes):
     )
 
 
-def test_repeated_images_stand_in_a_row_and_differ():
+def test_repeated_images_stand_in_a_batch_and_differ():
   train = split(augment=Augment(flip=True, crop="pad", repeats=3))
   loader = Loader(train, (0,))
   order = loader.order(6, seed=0)
   indices = order(0)
-  assert indices[0] == indices[1] == indices[2] != indices[3]
+  assert sorted(np.unique(indices, return_counts=True)[1]) == [3, 3]
   seen = np.concatenate([order(step) for step in range(6)])
   np.testing.assert_array_equal(np.bincount(seen, minlength=12), 3)
   inputs = loader.batch(indices, (0, 0))["inputs"]
-  assert (inputs[0] != inputs[1]).any() or (inputs[1] != inputs[2]).any()
+  one = inputs[indices == indices[0]]
+  assert (one[0] != one[1]).any() or (one[1] != one[2]).any()
+
+
+def test_views_of_an_image_are_seldom_mixed_with_each_other():
+  pixels = packed.pack([np.zeros(3, np.uint8)] * 600, np.arange(600))
+  how = Augment(mixup=0.8, repeats=3)
+  train = Images(pixels, (1, 1, 3), augment=how)
+  loader = Loader(train, (0,))
+  order = loader.order(192, seed=0)
+  same = []
+  for step in range(10):
+    batch = loader.batch(order(step), (0, step))
+    same.append((batch["targets"] == batch["others"]).mean())
+  assert np.mean(same) < 0.05  # 2 / 191 by chance.
 
 
 def test_a_part_of_a_split():

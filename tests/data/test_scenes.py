@@ -86,16 +86,16 @@ def test_a_small_scene_is_filled_up(split):
 
 def test_no_class_fills_a_window_where_another_can_be_seen():
   labels = np.ones((16, 64), np.uint8)
-  labels[:, 30:36] = 2
+  labels[:, 52:58] = 2
   pixels = np.zeros((16, 64, 3), np.uint8)
   rows = [np.frombuffer(encoded(x, "PNG"), np.uint8) for x in (pixels, labels)]
   stored = packed.pack(rows, np.zeros(1), num_inputs=2)
   wide = s.Scenes(stored, (16, 16, 3), 5, augmented=True)
   seen = [
     (wide.batch(np.array([0]), 0, (0, step, 0))["targets"] == 1).any()
-    for step in range(60)
+    for step in range(200)
   ]
-  assert np.mean(seen) > 0.7  # A third of the places would show it.
+  assert np.mean(seen) > 0.6  # A fifth of the places would show it.
 
 
 def test_sizes():

@@ -51,7 +51,7 @@ def test_a_word_of_a_cluster_has_the_product_of_two_softmaxes():
   np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [1 << 22, 20])
+@pytest.mark.parametrize("chunk", [1 << 24, 20])
 @pytest.mark.parametrize("cuts", [CUTS, ()])
 def test_the_likelihood_of_targets_is_that_of_all_words(
   monkeypatch, chunk, cuts

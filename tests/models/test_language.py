@@ -81,6 +81,9 @@ def test_what_is_no_language_model():
     build(mixer={"causal": False})
   with pytest.raises(ValueError, match="take sequences"):
     build(image=(8, 8, 3), patch_size=4)
+  for option, value in (("pool", "cls"), ("head_dim", 8)):
+    with pytest.raises(ValueError, match=f"{option}={value!r}.*classifiers"):
+      build(**{option: value})
   with pytest.raises(ValueError, match=r"'bound'.*tied"):
     build(head={"bound": True})
   with pytest.raises(ValueError, match=r"cutoffs=\(40,\)"):

@@ -77,6 +77,18 @@ def test_the_decoder_is_held_to_its_own_first_values():
   assert models.size(faithful) > models.size(plain)
 
 
+def test_every_class_is_seen_by_every_other():
+  model = build("transformer", head={"num_layers": 2, "dropout_rate": 0.0})
+  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  own = params["decoder"]["classes"]
+  for c in (0, 4):
+    params["decoder"]["classes"] = own.at[c].add(jnp.arange(8.0))
+    moved = model.apply({"params": params}, IMAGES, train=False)
+    params["decoder"]["classes"] = own
+    plain = model.apply({"params": params}, IMAGES, train=False)
+    assert (jnp.abs(moved - plain).max((1, 2)) > 1e-4).all()
+
+
 def test_a_zero_vector_has_no_direction_and_a_gradient():
   grad = jax.grad(lambda x: unit(x).sum())(jnp.zeros((2, 3)))
   assert jnp.isfinite(grad).all()
@@ -98,5 +110,9 @@ def test_what_cannot_be_segmented():
     )
   with pytest.raises(ValueError, match=r"'depth'.*num_layers"):
     build(head={"depth": 2})
+  with pytest.raises(ValueError, match=r"pool='padded_mean'.*classifiers"):
+    build(pool="padded_mean")
+  with pytest.raises(ValueError, match=r"cutoffs=\(3,\).*patches"):
+    models.shapes(build(embedding={"cutoffs": (3,)}))
   with pytest.raises(ValueError, match="at least one"):
     build(head={"num_layers": 0})

@@ -68,7 +68,12 @@ def test_what_is_missing_is_held_out_by_text(tmp_path):
     (tmp_path / "text" / f"{k}.txt").write_text(f"text {k}\n")
   task = load(tmp_path / "text", tmp_path)
   sizes = {name: len(s.tokens) for name, s in task.splits.items()}
-  assert sizes == {"train": 75, "validation": 9, "test": 6}
+  assert sizes == {"train": 72, "validation": 9, "test": 9}
+  # Words of what is held out are not in the vocabulary.
+  assert len(task.vocabulary) == 4 + 24
+  unknown = task.vocabulary.index("<unk>")
+  for name in ("validation", "test"):
+    assert (task.splits[name].tokens == unknown).sum() == 3
 
 
 def test_what_cannot_be_read(folder, tmp_path):
@@ -82,6 +87,3 @@ def test_what_cannot_be_read(folder, tmp_path):
     load(folder, tmp_path, stride=9)
   with pytest.raises(ValueError, match="max_len=0"):
     load(folder, tmp_path, max_len=0)
-  (folder / "test.txt").unlink()
-  with pytest.raises(ValueError, match=r"1 training texts and no test"):
-    load(folder, tmp_path)

@@ -135,6 +135,34 @@ def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
   assert plain.state.average is None
 
 
+def test_a_run_taken_up_again_needs_no_pretrained_weights(
+  smoke, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(run.pretrained, "parameters", lambda _, start: start)
+  want = loop.run(smoke(pretrained="weights", total_steps=5), tmp_path)
+  monkeypatch.undo()  # And "weights" is nowhere.
+  (tmp_path / "results.json").unlink()
+  again = loop.run(smoke(pretrained="weights", total_steps=5), tmp_path)
+  assert again["accuracy"] == want["accuracy"]
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"ema_decay": 1.0}, r"ema_decay=1.0 is not in \[0, 1\)"),
+    ({"label_smoothing": -0.1}, "label_smoothing=-0.1"),
+    (
+      {"ema_decay": 0.9, "model.orthogonal_map": "matrix"},
+      "average of orthogonal matrices",
+    ),
+    ({"select": "perplexity"}, r"'perplexity'.*accuracy, loss"),
+  ],
+)
+def test_what_cannot_be_trained(smoke, tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message):
+    Run(smoke(**fields), tmp_path)
+
+
 def test_pretrained_weights_of_another_model(smoke, tmp_path):
   weights = Path(__file__).parents[1] / "models" / "pretrained" / "bert"
   with pytest.raises(ValueError, match="has 3 heads and the model 2"):
