@@ -8,7 +8,7 @@ import functools
 import io
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
@@ -33,31 +33,72 @@ def pool() -> concurrent.futures.ThreadPoolExecutor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Images:
-  """Images in a `Packed`, decoded, augmented and normalised batch by batch.
+class Pictures:
+  """What splits of pictures share, whatever is said of them.
 
   Attributes:
-    packed: image k as its bytes: uint8 pixels row by row with their channels
-      last, or a JPEG or PNG file; a `Packed` or a `Store`.
+    packed: the stored bytes; a `Packed` or a `Store`.
     shape: (height, width, channels) of what a model reads.
-    encoded: whether the bytes are files, of any size.
     mean, deviation: of the channels, of values in [0, 1].
-    augment: what is done to training images.
   """
 
   packed: Packed | Store
   shape: tuple[int, int, int]
-  encoded: bool = False
-  mean: tuple[float, ...] = IMAGENET[0]
-  deviation: tuple[float, ...] = IMAGENET[1]
-  augment: Augment = _NONE
+  mean: tuple[float, ...] = dataclasses.field(default=IMAGENET[0], kw_only=True)
+  deviation: tuple[float, ...] = dataclasses.field(
+    default=IMAGENET[1], kw_only=True
+  )
 
   def __len__(self) -> int:
     return len(self.packed)
 
-  def __getitem__(self, k: int) -> np.ndarray:
-    """The stored bytes of image k."""
-    return self.packed[k]
+  @property
+  def keys(self) -> np.ndarray:
+    """uint64 [count]."""
+    return self.packed.keys
+
+  def lengths(self) -> np.ndarray:
+    """Zeros [count]: what a model reads is of one size."""
+    return np.zeros(len(self), np.int64)
+
+  def digest(self) -> str:
+    """Tells other data; see `Packed.digest`."""
+    return self.packed.digest()
+
+  def reading(self) -> dict[str, Any]:
+    """How bytes become numbers, as plain JSON."""
+    return {
+      "shape": list(self.shape),
+      "mean": list(self.mean),
+      "deviation": list(self.deviation),
+    }
+
+  def select(self, indices: Any) -> Self:
+    """The split of some pictures, in their order."""
+    return dataclasses.replace(self, packed=self.packed.select(indices))
+
+  def normalised(self, pixels: np.ndarray) -> np.ndarray:
+    """Pixels of 0 to 255 as a model reads them, float32."""
+    mean, deviation = np.float32(self.mean), np.float32(self.deviation)
+    return (pixels.astype(np.float32) / 255 - mean) / deviation
+
+
+@dataclasses.dataclass(frozen=True)
+class Images(Pictures):
+  """Images and their classes, decoded, augmented and normalised in batches.
+
+  Image k is stored as uint8 pixels row by row with their channels last, or as a
+  JPEG or PNG file.
+
+  Attributes:
+    encoded: whether files are stored, of any size.
+    augment: what is done to training images.
+
+  The others are those of `Pictures`.
+  """
+
+  encoded: bool = False
+  augment: Augment = _NONE
 
   @property
   def labels(self) -> np.ndarray:
@@ -65,34 +106,9 @@ class Images:
     return self.packed.labels
 
   @property
-  def keys(self) -> np.ndarray:
-    """uint64 [count]."""
-    return self.packed.keys
-
-  def digest(self) -> str:
-    """Tells other data; see `Packed.digest`."""
-    return self.packed.digest()
-
-  def lengths(self) -> np.ndarray:
-    """Zeros [count]: images are all of one size."""
-    return np.zeros(len(self), np.int64)
-
-  @property
   def repeats(self) -> int:
     """How often an image stands in a batch of training."""
     return self.augment.repeats
-
-  def reading(self) -> dict[str, Any]:
-    """How the bytes become numbers, as plain JSON."""
-    return {
-      "shape": list(self.shape),
-      "mean": list(self.mean),
-      "deviation": list(self.deviation),
-    }
-
-  def select(self, indices: Any) -> Images:
-    """The split of some images, in their order."""
-    return dataclasses.replace(self, packed=self.packed.select(indices))
 
   def pixels(self, indices: np.ndarray) -> np.ndarray:
     """Images as in evaluation, uint8 [b, height, width, c]."""
@@ -152,8 +168,3 @@ class Images:
   ) -> Iterable[np.ndarray]:
     # Threads, where decoding is most of the work and holds no lock.
     return pool().map(make, rows) if self.encoded else map(make, rows)
-
-  def normalised(self, pixels: np.ndarray) -> np.ndarray:
-    """Pixels of 0 to 255 as a model reads them, float32."""
-    mean, deviation = np.float32(self.mean), np.float32(self.deviation)
-    return (pixels.astype(np.float32) / 255 - mean) / deviation

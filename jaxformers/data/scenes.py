@@ -6,13 +6,11 @@ import dataclasses
 import functools
 import io
 import math
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxformers.data.images import IMAGENET, Key, pool
-from jaxformers.data.packed import Packed
+from jaxformers.data.images import Key, Pictures, pool
 
 SCALES = (0.5, 2.0)  # Of training images, to the short side of a window.
 MOST = 0.75  # Of a training window that one class may cover.
@@ -20,8 +18,8 @@ LONGEST = 4.0  # Times the short side.
 
 
 @dataclasses.dataclass(frozen=True)
-class Scenes:
-  """Images and annotations in a `Packed` of pairs of files.
+class Scenes(Pictures):
+  """Images and annotations, pairs of files.
 
   Training windows are cut from images scaled by 0.5 to 2, so that if possible
   no class covers more than three quarters, and mirrored and changed in colour
@@ -29,57 +27,20 @@ class Scenes:
   `batch` sees the middle of every image; by `scene` all of it.
 
   Attributes:
-    packed: of `encodings.files("image", "annotation")`.
-    shape: (height, width, 3) of a window.
     num_classes: annotations are 1 to num_classes; 0 is not counted.
-    mean, deviation: of the channels, of values in [0, 1].
     augmented: whether `batch` with a key is random.
+
+  The others are those of `Pictures`: `packed` is one of
+  `encodings.files("image", "annotation")`, and `shape` that of a window.
   """
 
-  packed: Packed
-  shape: tuple[int, int, int]
   num_classes: int
-  mean: tuple[float, ...] = IMAGENET[0]
-  deviation: tuple[float, ...] = IMAGENET[1]
   augmented: bool = False
-
-  def __len__(self) -> int:
-    return len(self.packed)
-
-  @property
-  def keys(self) -> np.ndarray:
-    """uint64 [count]."""
-    return self.packed.keys
-
-  def lengths(self) -> np.ndarray:
-    """Zeros [count]: windows are all of one size."""
-    return np.zeros(len(self), np.int64)
-
-  def reading(self) -> dict[str, Any]:
-    """How files become numbers, as plain JSON."""
-    return {
-      "shape": list(self.shape),
-      "mean": list(self.mean),
-      "deviation": list(self.deviation),
-    }
-
-  def digest(self) -> str:
-    """Tells other data; see `Packed.digest`."""
-    return self.packed.digest()
-
-  def select(self, indices: Any) -> Scenes:
-    """The split of some scenes, in their order."""
-    return dataclasses.replace(self, packed=self.packed.select(indices))
 
   def scene(self, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Scene k: uint8 [h, w, 3], and int32 [h, w], -1 where not counted."""
     picture, annotation = self._open(k)
     return np.asarray(picture), self._labels(annotation)
-
-  def normalised(self, pixels: np.ndarray) -> np.ndarray:
-    """Pixels of 0 to 255 as a model reads them, float32."""
-    mean, deviation = np.float32(self.mean), np.float32(self.deviation)
-    return (pixels.astype(np.float32) / 255 - mean) / deviation
 
   def batch(
     self, indices: np.ndarray, max_len: int = 0, key: Key | None = None

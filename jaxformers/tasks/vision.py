@@ -56,7 +56,7 @@ def _cifar(
     archive=archive,
   )
   images = {
-    split: Images(own, (32, 32, 3), False, *normal)
+    split: Images(own, (32, 32, 3), mean=normal[0], deviation=normal[1])
     for split, own in packed.items()
   }
   images |= slices(images["train"], {"train": 90, "validation": 10})
@@ -157,7 +157,7 @@ def load_imagenet(
   root = Path(archive).expanduser()
   stores, classes = _open(root, data_folder(data_dir))
   images = {
-    name: Images(store, (size, size, 3), True, augment=Augment())
+    name: Images(store, (size, size, 3), encoded=True)
     for name, store in stores.items()
   }
   if protocol == "paper":

@@ -33,7 +33,10 @@ def run():
   pixels = np.broadcast_to(VALUES[:, None], (30, 8 * 8 * 3)).astype(np.uint8)
   labels = np.digitize(VALUES / 255, [0.3, 0.7])
   images = Images(
-    packed.pack(list(pixels), labels), (8, 8, 3), False, (0, 0, 0), (1, 1, 1)
+    packed.pack(list(pixels), labels),
+    (8, 8, 3),
+    mean=(0, 0, 0),
+    deviation=(1, 1, 1),
   )
   task = types.SimpleNamespace(
     name="boxes", splits={"test": images}, classes=CLASSES

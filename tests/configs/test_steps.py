@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import pytest
 
@@ -86,6 +87,10 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   config.update(data_dir=str(tmp_path), batch_size=2, eval_batch_size=2)
   config.update(total_steps=4, log_steps=2, eval_steps=2, checkpoint_steps=2)
   config.model.update(num_layers=2, d_model=24)
+  # A step sees what it would see in a run that was taken up there.
+  this = Run(config, tmp_path / "look")
+  *_, last = this.batches(0)
+  chex.assert_trees_all_equal(next(this.batches(3)), last)
   results = loop.run(config, tmp_path / "run")
   assert 0 <= results["mean_iou"] <= 1
   assert results["metric"] == "mean_iou"

@@ -33,7 +33,7 @@ def test_images_in_folders_of_their_classes(root):
   store = stores.folder(root, classes)
   assert store.labels.tolist() == [0, 1, 1, 2, 2, 2]
   assert len(set(store.keys.tolist())) == 6
-  split = Images(store, (16, 16, 3), True, (0, 0, 0), (1, 1, 1))
+  split = Images(store, (16, 16, 3), True, mean=(0,) * 3, deviation=(1,) * 3)
   batch = split.batch(np.array([5, 0]))
   assert batch["targets"].tolist() == [2, 0]
   np.testing.assert_allclose(batch["inputs"][0], 182 / 255, atol=0.01)
