@@ -5,8 +5,11 @@ python -m jaxformers.models --config configs/lra/listops.py
 The models have the sizes that the config gives them; `:size=matched` gives
 TransJect at most the Transformer's parameters. Long Range Arena allows a model
 10 % more than the Transformer; who has more is marked. The data are opened for
-the sizes of the task; --sizes vocab_size=257,max_len=4000,num_classes=2 does
-without.
+the sizes of the task; --sizes does without:
+
+--sizes vocab_size=257,max_len=4000,num_classes=2
+--sizes image=224x224x3,num_classes=1000
+--sizes vocab_size=8000,max_len=256,objective=language_model
 """
 
 from __future__ import annotations
@@ -23,29 +26,41 @@ from jaxformers.models import MODELS, build, cost
 from jaxformers.registry import choose
 
 ALLOWED = 1.10  # Long Range Arena, section 3: parameters of the Transformer.
-SIZES = ("vocab_size", "max_len", "num_classes", "num_inputs")
+NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")
+SIZES = (*NUMBERS, "objective", "image")
 
 
-def _given(text: str) -> dict[str, int]:
-  sizes = {}
+def _given(text: str) -> dict[str, Any]:
+  sizes: dict[str, Any] = {}
   for item in text.split(","):
     name, _, value = item.partition("=")
     choose("size of a task", name, SIZES)
-    if not value.isdigit():
+    if name == "image":
+      parts = value.split("x")
+      if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise ValueError(f"--sizes {item}: write image=224x224x3.")
+      sizes |= {"image": tuple(map(int, parts))}
+      sizes |= {"vocab_size": 0, "max_len": 0}
+    elif name == "objective":
+      sizes[name] = value
+    elif not value.isdigit():
       raise ValueError(f"--sizes {item}: write {name}=NUMBER.")
-    sizes[name] = int(value)
-  if missing := [n for n in SIZES[:3] if n not in sizes]:
+    else:
+      sizes[name] = int(value)
+  if sizes.get("objective") == "language_model":
+    sizes.setdefault("num_classes", 0)
+  if missing := [n for n in NUMBERS[:3] if n not in sizes]:
     raise ValueError(f"--sizes {text} lacks {', '.join(missing)}.")
   return sizes
 
 
-def _of_task(spec: str) -> dict[str, int]:
+def _of_task(spec: str) -> dict[str, Any]:
   config = configs.plain(configs.load(spec))
   return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
 
 
 def rows(
-  spec: str, names: list[str], sizes: dict[str, int]
+  spec: str, names: list[str], sizes: dict[str, Any]
 ) -> list[dict[str, Any]]:
   """One row a model: its cost, and its parameters over the Transformer's.
 
@@ -113,9 +128,12 @@ def main(argv: list[str] | None = None) -> None:
   if args.json:
     print(json.dumps(made, indent=2))
     return
+  what = f"example of {sizes['max_len']:,} tokens"
+  if sizes.get("image"):
+    what = "image of {} x {} pixels".format(*sizes["image"])
   print(
-    f"One example of {sizes['max_len']:,} tokens: matrix products of a forward "
-    "pass, and what it keeps for the backward pass.\n"
+    f"One {what}: matrix products of a forward pass, and what it keeps for the "
+    "backward pass.\n"
   )
   print(table(made))
 

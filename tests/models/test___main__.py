@@ -53,6 +53,33 @@ def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
   assert int(out.split("example of ")[1].split()[0]) <= 60
 
 
+def test_images_and_language_models(capsys):
+  command.main(
+    [
+      "--config",
+      "configs/vision/imagenet.py",
+      "--models",
+      "neutreno",
+      "--sizes",
+      "image=32x32x3,num_classes=10",
+    ]
+  )
+  out = capsys.readouterr().out
+  assert "One image of 32 x 32 pixels" in out
+  assert "| 1.00 | yes |" in out
+  command.main(
+    [
+      "--config",
+      "configs/lm/text.py:size=tiny",
+      "--models",
+      "local",
+      "--sizes",
+      "vocab_size=20,max_len=64,objective=language_model",
+    ]
+  )
+  assert "| local | 301,332 |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
@@ -60,6 +87,7 @@ def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
     (["--sizes", "vocab_size=9"], "lacks max_len, num_classes"),
     (["--sizes", "vocab_size=x"], "write vocab_size=NUMBER"),
     (["--sizes", "depth=1"], "size of a task 'depth'"),
+    (["--sizes", "image=32x32"], "write image=224x224x3"),
   ],
 )
 def test_a_wrong_argument(arguments, message):
