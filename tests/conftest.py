@@ -105,9 +105,13 @@ def smoke(data_dir):
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory):
-  """Where real archives are prepared, once for all tests."""
-  return tmp_path_factory.mktemp("prepared")
+def prepared(tmp_path_factory, worker_id):
+  """Where real archives are prepared, once for all tests in all processes."""
+  base = tmp_path_factory.getbasetemp()
+  # Those of pytest-xdist have folders of their own, side by side.
+  folder = (base if worker_id == "master" else base.parent) / "prepared"
+  folder.mkdir(exist_ok=True)
+  return folder
 
 
 @pytest.fixture(scope="session")
