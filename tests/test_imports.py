@@ -19,6 +19,7 @@ ALLOWED = {
   "tasks": {"data"},
   "training": {"models", "tasks", "data", "config", "orthogonal"},
   "analysis": {"models", "orthogonal"},
+  "theory": set(),
   "main": {"config", "training"},
 }
 # tensorflow-datasets takes a second to import: where data is prepared only.

@@ -1,0 +1,1 @@
+"""Depth efficiency: what can be computed of the third paper's theory."""

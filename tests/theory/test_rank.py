@@ -1,0 +1,154 @@
+"""Separation ranks, against the reference's table and closed forms."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxformers.theory import bounds
+from jaxformers.theory import rank as r
+
+# (L, d, H, N) and the rank; all rows of the reference that take a moment.
+TABLE = [
+  *(
+    (1, d, h, n, d + 1)
+    for d, h, n in [(2, 1, 2), (3, 1, 4), (4, 2, 8), (6, 2, 4), (8, 4, 2)]
+  ),
+  (2, 2, 1, 2, 15),
+  (2, 2, 2, 2, 15),
+  (2, 2, 1, 4, 18),
+  (2, 2, 2, 4, 17),
+  *((2, 3, 1, n, k) for n, k in [(2, 35), (4, 49), (6, 49)]),
+  *((2, 4, 1, n, k) for n, k in [(2, 70), (4, 110), (6, 110), (8, 110)]),
+  *((2, 4, 2, n, k) for n, k in [(2, 70), (4, 107), (6, 107), (8, 107)]),
+  *((2, 4, 4, n, k) for n, k in [(2, 69), (4, 85), (6, 85), (8, 85)]),
+  *((2, 5, 1, n, k) for n, k in [(2, 126), (4, 216)]),
+  *((2, 6, 1, n, k) for n, k in [(2, 210), (4, 385)]),
+  (2, 6, 2, 4, 379),
+  (2, 6, 3, 4, 340),
+  *((3, 2, h, 2, 105) for h in (1, 2)),
+  (3, 2, 1, 4, 232),
+  (3, 2, 2, 4, 215),
+]
+
+
+@pytest.mark.parametrize(("depth", "d", "heads", "n", "want"), TABLE)
+def test_the_references_ranks(depth, d, heads, n, want):
+  setting = r.Setting(depth, d, heads, n)
+  found = r.measure(setting)
+  assert found.exact
+  assert found.rank == want
+  assert r.closed_form(setting) in (None, want)
+  if d > heads:
+    low, high, _ = bounds.theorem_1(depth, d, heads)
+    assert bounds.log3(want) <= high + 1e-9
+    assert depth > bounds.threshold(d) or bounds.log3(want) >= low
+
+
+def test_the_larger_ranks():
+  assert r.measure(r.Setting(2, 10)).rank == 1_001
+  assert r.measure(r.Setting(3, 3)).rank == 560
+  found = r.measure(r.Setting(3, 3, num_tokens=4), max_points=600)
+  assert found == (600, False, 600)  # At least 1,500 in the reference.
+
+
+@pytest.mark.parametrize(
+  ("rank", "depth", "n", "want"),
+  [(2, 1, 2, 3), (2, 2, 2, 15), (2, 2, 4, 18), (2, 3, 2, 105), (3, 2, 4, 49)],
+)
+@pytest.mark.parametrize("d", [4, 6])
+def test_inputs_of_low_rank_are_as_a_narrow_network(rank, depth, n, want, d):
+  setting = r.Setting(depth, d, num_tokens=n, input_rank=rank)
+  assert r.measure(setting).rank == want
+  assert r.closed_form(setting) == want
+
+
+def test_equal_for_all_balanced_partitions_seeds_and_with_a_residual():
+  """Proposition 1, and findings 2 and 5 of the reference."""
+  for part in itertools.combinations(range(4), 2):
+    assert r.measure(r.Setting(2, 3, num_tokens=4, part=part)).rank == 49
+  for seed in range(3):
+    assert r.measure(r.Setting(2, 3, num_tokens=4), seed).rank == 49
+  for d, want in ((2, 18), (3, 49)):
+    setting = r.Setting(2, d, num_tokens=4, residual=True)
+    assert r.measure(setting).rank == want
+  for position, channel in ((3, 0), (1, 2)):
+    setting = r.Setting(2, 3, num_tokens=4, position=position, channel=channel)
+    assert r.measure(setting).rank == 49
+
+
+def test_an_unbalanced_partition():
+  # One token against three: fewer monomials of the one.
+  ranks = [
+    r.measure(r.Setting(2, 3, num_tokens=4, part=part)).rank
+    for part in ((0,), (0, 1), (1, 2, 3))
+  ]
+  assert ranks[0] == ranks[2] <= ranks[1] == 49
+  assert r.measure(r.Setting(1, 4, num_tokens=3, part=(2,))).rank >= 1
+
+
+def test_the_grid_is_the_literal_sum_over_tokens():
+  """Equation 3, in Python's integers."""
+  p = r.PRIME
+  setting = r.Setting(2, 4, 2, 4, position=2, channel=1, residual=True)
+  weights = r.draw_weights(setting, 5)
+  a, b = r.draw_tokens(setting, 3, 5)
+  found = r.grid(setting, weights, a, b)
+  into, of = (w.astype(object) for w in weights)
+  for s, t in itertools.product(range(3), range(3)):
+    x = np.concatenate([a[s], b[t]]).astype(object)
+    for layer in range(2):
+      new = x.copy()
+      for i, j, h in itertools.product(range(4), range(4), range(2)):
+        score = x[j] @ of[layer, h] @ x[i]
+        new[i] = (new[i] + score * (into[layer, h] @ x[j])) % p
+      x = new % p
+    assert found[s, t] == x[2, 1]
+
+
+def test_ranks_of_matrices_that_are_known():
+  rng = np.random.default_rng(0)
+  for rank in (0, 1, 7, 12):
+    m = rng.integers(0, r.PRIME, (12, rank))
+    n = rng.integers(0, r.PRIME, (rank, 15))
+    assert r.modular_rank(r._product(m, n)) == rank
+  assert r.modular_rank(np.array([[0, 2], [0, 0], [3, 0]])) == 2
+  assert r.modular_rank(np.array([[r.PRIME, 1]])) == 1
+
+
+def test_more_points_begin_with_the_same():
+  setting = r.Setting(2, 3, num_tokens=4)
+  few, many = (r.draw_tokens(setting, k, 1) for k in (3, 9))
+  for x, y in zip(few, many, strict=True):
+    np.testing.assert_array_equal(x, y[:3])
+
+
+def test_floating_point_finds_it_for_two_layers_and_not_for_three():
+  for n, want in ((2, 35), (4, 49)):
+    _, values = r.numerical(r.Setting(2, 3, num_tokens=n), 80)
+    for threshold in (1e-9, 1e-10, 1e-12):
+      assert (values > threshold).sum() == want
+  _, values = r.numerical(r.Setting(3, 2, num_tokens=4), 300)
+  counts = [(values > t).sum() for t in (1e-8, 1e-10, 1e-12)]
+  assert counts[0] < counts[1] < counts[2] < 232
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    (dict(num_layers=0), "num_layers=0"),
+    (dict(num_heads=3), "num_heads=3 does not divide d_model=4"),
+    (dict(num_tokens=3), "num_tokens=3 is odd.*balanced"),
+    (dict(num_tokens=1), "num_tokens=1"),
+    (dict(part=(0, 1)), r"part=\(0, 1\).*not all"),
+    (dict(part=(5,)), r"part=\(5,\)"),
+    (dict(position=2), "position=2 is not in 0 to 1"),
+    (dict(channel=4), "channel=4"),
+    (dict(input_rank=5), "input_rank=5"),
+  ],
+)
+def test_what_cannot_be_measured(fields, message):
+  with pytest.raises(ValueError, match=message):
+    r.Setting(**({"num_layers": 2, "d_model": 4} | fields))
+  with pytest.raises(ValueError, match="max_points=1"):
+    r.measure(r.Setting(1, 2), max_points=1)
