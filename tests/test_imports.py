@@ -42,6 +42,7 @@ COMMANDS = {
   "analysis/segmentation.py": {"analysis", "data", "models", "training"},
   "analysis/trained.py": {"models", "tasks", "training"},
   "data/prepare.py": {"data", "tasks"},
+  "theory/advise.py": {"config"},
   "models/__main__.py": {"models", "tasks", "config"},
 }
 

@@ -7,9 +7,10 @@ exact: the rank over the rationals differs with a probability of about degree
 times rank over p (Schwartz and Zippel). Floating point finds the same up to two
 layers; at three it cuts the spectrum where there is no gap, see `numerical`.
 
-The network is equation 3 of Levine et al. 2020 (arXiv 2006.12467) in its compact
-form: with the Gram matrix S_1 of the tokens, T_l = sum_h W_O W_V S_l W_K.T W_Q, y_l = T_l y_(l-1) and
-S_(l+1) = T_l S_l T_l.T; under a residual connection T_l + I stands for T_l.
+The network is equation 3 of Levine et al. 2020 (arXiv 2006.12467) in its
+compact form: with the Gram matrix S_1 of the tokens,
+T_l = sum_h W_O W_V S_l W_K.T W_Q, y_l = T_l y_(l-1), S_(l+1) = T_l S_l T_l.T;
+under a residual connection T_l + I stands for T_l.
 """
 
 from __future__ import annotations
