@@ -11,6 +11,7 @@ model.safetensors. Nothing of PyTorch is needed. In training the field
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -268,7 +269,9 @@ def load(
     if part in options or given:
       options[part] = options.get(part, {}) | dict(given)
   model = models.build(name, **(options | changes))
-  start = model.init(jax.random.key(0), model.example(), train=False)["params"]
+  start = jax.jit(functools.partial(model.init, train=False))(
+    jax.random.key(0), model.example()
+  )["params"]
   return model, _filled(start, names, tensors, str(folder))
 
 

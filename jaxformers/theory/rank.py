@@ -23,7 +23,7 @@ import numba
 import numpy as np
 
 PRIME = 2**31 - 1
-_FIRST = 32  # Points of the first grid; then twice as many, and so on.
+_FIRST = 24  # Points of the first grid, less 8; then twice as many.
 
 
 class Weights(NamedTuple):
@@ -194,6 +194,14 @@ def grid(
   )
 
 
+@numba.njit(nogil=True, inline="always")
+def _reduced(x: Any) -> Any:
+  """x modulo 2^31 - 1 without a division, for 0 <= x < 2^63."""
+  x = (x & PRIME) + (x >> 31)
+  x = (x & PRIME) + (x >> 31)
+  return x - PRIME if x >= PRIME else x
+
+
 @numba.njit(nogil=True)
 def _times(a: Any, b: Any, out: Any) -> None:
   d = len(a)
@@ -201,8 +209,17 @@ def _times(a: Any, b: Any, out: Any) -> None:
     for j in range(d):
       total = 0
       for k in range(d):
-        total = (total + a[i, k] * b[k, j]) % PRIME
+        total = _reduced(total + a[i, k] * b[k, j])
       out[i, j] = total
+
+
+@numba.njit(nogil=True)
+def _onto(a: Any, x: Any) -> Any:
+  found = np.zeros(len(a), np.int64)
+  for i in range(len(a)):
+    for j in range(len(x)):
+      found[i] = _reduced(found[i] + a[i, j] * x[j])
+  return found
 
 
 @numba.njit(nogil=True)
@@ -212,26 +229,27 @@ def _output(
   depth, heads, d = of.shape[0], of.shape[1], of.shape[2]
   s, y = gram.copy(), x.copy()
   one, two = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
-  for layer in range(depth):
+  for layer in range(depth - 1):
     t = np.zeros((d, d), np.int64)
     for head in range(heads):
       _times(into[layer, head], s, one)
       _times(one, of[layer, head], two)
       for i in range(d):
         for j in range(d):
-          t[i, j] = (t[i, j] + two[i, j]) % PRIME
+          t[i, j] = _reduced(t[i, j] + two[i, j])
     if residual:
       for i in range(d):
-        t[i, i] = (t[i, i] + 1) % PRIME
-    new = np.zeros(d, np.int64)
-    for i in range(d):
-      for j in range(d):
-        new[i] = (new[i] + t[i, j] * y[j]) % PRIME
-    y = new
-    if layer < depth - 1:
-      _times(t, s, one)
-      _times(one, t.T, s)
-  return y[channel]
+        t[i, i] = _reduced(t[i, i] + 1)
+    y = _onto(t, y)
+    _times(t, s, one)
+    _times(one, t.T, s)
+  # Of the last layer one channel is looked at.
+  total = y[channel] if residual else 0
+  for head in range(heads):
+    seen = _onto(s, _onto(of[depth - 1, head], y))
+    for j in range(d):
+      total = _reduced(total + into[depth - 1, head, channel, j] * seen[j])
+  return total
 
 
 @numba.njit(parallel=True)
@@ -292,10 +310,10 @@ def _eliminate(m: Any) -> Any:
       m[rank, k], m[pivot, k] = m[pivot, k], m[rank, k]
     scale = _inverse(m[rank, column])
     for row in numba.prange(rank + 1, rows):
-      factor = m[row, column] * scale % PRIME
-      if factor:
+      factor = PRIME - _reduced(m[row, column] * scale)
+      if factor < PRIME:
         for k in range(column, columns):
-          m[row, k] = (m[row, k] - factor * m[rank, k]) % PRIME
+          m[row, k] = _reduced(m[row, k] + factor * m[rank, k])
     rank += 1
     if rank == rows:
       break
@@ -316,7 +334,8 @@ def measure(setting: Setting, seed: int = 0, max_points: int = 2_048) -> Rank:
   if max_points < 2:
     raise ValueError(f"max_points={max_points}: it takes at least two.")
   weights = draw_weights(setting, seed)
-  points = min(_FIRST, max_points)
+  # A formula, where there is one, only says how many points to begin with.
+  points = min((closed_form(setting) or _FIRST) + 8, max_points)
   while True:
     matrix = grid(setting, weights, *draw_tokens(setting, points, seed))
     rank = modular_rank(matrix)

@@ -8,9 +8,8 @@ from jaxformers.analysis import trained
 from jaxformers.training import loop
 
 
-@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
-def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, ema_decay):
-  results = loop.run(smoke(ema_decay=ema_decay), tmp_path / "run")
+def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
+  results = loop.run(smoke(ema_decay=0.9), tmp_path / "run")
   run = trained.load(tmp_path / "run")
   held = run.task.splits["validation"]
   ids = held.batch(np.arange(len(held)), run.task.max_len)["inputs"]

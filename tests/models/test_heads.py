@@ -79,7 +79,7 @@ def test_interactions_of_pairs(name, strict):
   ("options", "message"),
   [
     (("median", "relu", "", 1, (0, 1)), "pool 'median'"),
-    (("mean", "tanh", "", 1, (0, 1)), "activation 'tanh'"),
+    (("mean", "sine", "", 1, (0, 1)), "activation 'sine'"),
     (("mean", "relu", "", 1, (0, 2)), "head_layers=2 with head_dim=0"),
     (("mean", "relu", "", 2, (4, 1)), "pair ''.*concat, nli, symmetric"),
     (("mean", "relu", "nli", 1, (4, 1)), "interaction='nli' is for pairs"),

@@ -22,7 +22,8 @@ def build(name="neutreno", **options):
 
 
 def parameters(model):
-  params = model.init(jax.random.key(1), IDS, train=False)["params"]
+  start = jax.jit(functools.partial(model.init, train=False))
+  params = start(jax.random.key(1), IDS)["params"]
   return jax.tree.map(
     lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape),
     params,
@@ -59,8 +60,9 @@ def test_targets_have_the_probabilities_of_all_words(options):
   chex.assert_trees_all_equal_shapes(params, models.shapes(model))
   targets = jnp.roll(IDS, -1, 1)
   weights = jnp.ones(IDS.shape).at[:, -1].set(0)
-  got = model.apply({"params": params}, IDS, targets, weights, train=False)
-  log_p = model.apply({"params": params}, IDS, train=False)
+  run = jax.jit(functools.partial(model.apply, train=False))
+  got = run({"params": params}, IDS, targets, weights)
+  log_p = run({"params": params}, IDS)
   want = jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0]
   np.testing.assert_allclose(got[:, :-1], want[:, :-1], atol=1e-5)
   assert (got[:, -1] == 0).all()

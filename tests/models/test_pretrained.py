@@ -1,5 +1,6 @@
 """Weights of Hugging Face's models say here what they say there."""
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -23,7 +24,8 @@ INPUTS = {"vit": IMAGES, "bert": IDS}
 
 
 def logits(model, params, x):
-  return model.apply({"params": params}, x, train=False)
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  return apply({"params": params}, x)
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert"])
@@ -78,7 +80,7 @@ def test_positions_between_positions():
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"d_model": 24}, r"layer_0/mixer/query/kernel is \(24, 3, 8\)"),
+    ({"d_model": 24}, r"layer_0/mixer/key/kernel is \(24, 3, 8\)"),
     ({"num_layers": 3}, r"16 tensors differ.*layer_2.* is not in the file"),
     ({"num_layers": 1}, r"layer.1.* is in the file alone"),
     ({"block": {"mlp_dim": 12}}, r"up/kernel is \(12, 12\), and .*\(24, 12\)"),

@@ -1,5 +1,7 @@
 """Segmenter: a class for every pixel."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -26,21 +28,33 @@ def build(name="neutreno", **options):
   )
 
 
-@pytest.mark.parametrize("name", ["neutreno", "transformer", "transject"])
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+def init(model):
+  start = jax.jit(functools.partial(model.init, train=False))
+  return start(jax.random.key(1), IMAGES)["params"]
+
+
+def logits_of(model, params, images=IMAGES):
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  return apply({"params": params}, images)
+
+
+@pytest.mark.parametrize(
+  ("name", "pool"),
+  [("neutreno", "cls"), ("transformer", "mean"), ("transject", "mean")],
+)
 def test_every_pixel_has_scores(name, pool, strict):
   model = build(name, pool=pool)
-  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
-  logits = model.apply({"params": params}, IMAGES, train=False)
+  params = init(model)
+  logits = logits_of(model, params)
   assert logits.shape == (2, 12, 8, 5)
   assert logits.dtype == jnp.float32
-  one = model.apply({"params": params}, IMAGES[1:], train=False)
+  one = logits_of(model, params, IMAGES[1:])
   chex.assert_trees_all_close(one[0], logits[1], atol=1e-5)
 
 
 def test_scores_are_cosines_normalised_and_interpolated():
   model = build(head={"num_layers": 1, "dropout_rate": 0.0})
-  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  params = init(model)
   logits, state = model.apply(
     {"params": params},
     IMAGES,
@@ -67,11 +81,8 @@ def test_the_decoder_is_held_to_its_own_first_values():
     held = build(
       "transformer", num_layers=1, head={"num_layers": layers}, mixer=term
     )
-    params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
-    got, want = (
-      one.apply({"params": params}, IMAGES, train=False)
-      for one in (held, model)
-    )
+    params = init(model)
+    got, want = (logits_of(one, params) for one in (held, model))
     # One layer in the encoder and one in the decoder: two first layers.
     assert bool(jnp.allclose(got, want, atol=1e-6)) == same
   assert models.size(faithful) > models.size(plain)
@@ -79,13 +90,13 @@ def test_the_decoder_is_held_to_its_own_first_values():
 
 def test_every_class_is_seen_by_every_other():
   model = build("transformer", head={"num_layers": 2, "dropout_rate": 0.0})
-  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  params = init(model)
   own = params["decoder"]["classes"]
   for c in (0, 4):
     params["decoder"]["classes"] = own.at[c].add(jnp.arange(8.0))
-    moved = model.apply({"params": params}, IMAGES, train=False)
+    moved = logits_of(model, params)
     params["decoder"]["classes"] = own
-    plain = model.apply({"params": params}, IMAGES, train=False)
+    plain = logits_of(model, params)
     assert (jnp.abs(moved - plain).max((1, 2)) > 1e-4).all()
 
 
