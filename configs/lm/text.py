@@ -6,7 +6,7 @@ python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
 Files and folders called train, valid and test are those splits; where there
 are none a tenth of the texts is held out for each. Six layers of d = 256,
 windows of 256 pieces; size=tiny has d = 64 and windows of 64, for two cores.
-Numbers on IMDb's reviews: docs/results.md.
+Neither was trained to its end by us yet.
 
 Arguments: model=NAME, of those with a causal form (docs/mixers.md);
 size=paper|tiny, seed=0.
