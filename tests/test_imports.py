@@ -40,7 +40,7 @@ COMMANDS = {
   "analysis/perplexity.py": {"analysis", "data", "training"},
   "analysis/robustness.py": {"analysis", "data"},
   "analysis/segmentation.py": {"analysis", "data", "models", "training"},
-  "analysis/trained.py": {"models", "tasks", "training"},
+  "analysis/trained.py": {"analysis", "models", "tasks", "training"},
   "data/prepare.py": {"data", "tasks"},
   "theory/advise.py": {"config"},
   "models/__main__.py": {"models", "tasks", "config"},

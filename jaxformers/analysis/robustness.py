@@ -22,12 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
 from jaxformers.analysis import trained
-from jaxformers.analysis.capture import variables
 from jaxformers.data import corruptions, stores
 from jaxformers.data.images import Images
 
@@ -52,19 +50,6 @@ ALEXNET = {
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
-def logits_of(run: trained.Trained, batch_size: int) -> Logits:
-  """A function from normalised images [k, h, w, c], k at most batch_size."""
-  own = variables(run.model, run.params)
-  apply = jax.jit(lambda x: run.model.apply(own, x, train=False))
-
-  def logits(images: np.ndarray) -> np.ndarray:
-    rest = batch_size - len(images)
-    filled = np.pad(images, ((0, rest), (0, 0), (0, 0), (0, 0)))
-    return np.asarray(apply(filled))[: len(images)]
-
-  return logits
-
-
 def error(
   logits: Logits,
   images: Images,
@@ -76,7 +61,7 @@ def error(
   """The share of images whose class is not the one of the greatest logit.
 
   Args:
-    logits: see `logits_of`.
+    logits: of normalised images [k, h, w, c] -> [k, classes].
     images: all of them count.
     change: of the pixels of image k, before it is normalised.
     classes: which alone are chosen from; None for all.
@@ -120,7 +105,7 @@ def corrupted(
   """
   images = _test_images(run)
   images = images.select(np.arange(min(count or len(images), len(images))))
-  logits = logits_of(run, batch_size)
+  logits = run.apply(batch_size)
   clean = error(logits, images, batch_size=batch_size)
   errors: dict[str, list[float]] = {}
   for name in tqdm(names or list(corruptions.CORRUPTIONS), disable=None):
@@ -173,7 +158,7 @@ def imagenet_c(
       f"{' ...' if len(missing) > 5 else ''}: mCE is over fifteen corruptions "
       "in five severities."
     )
-  logits = logits_of(run, batch_size)
+  logits = run.apply(batch_size)
   errors = {
     name: [
       error(
@@ -204,7 +189,7 @@ def unusual(
   images = _folder(run, folder)
   classes = np.unique(images.labels)
   return 1 - error(
-    logits_of(run, batch_size), images, classes=classes, batch_size=batch_size
+    run.apply(batch_size), images, classes=classes, batch_size=batch_size
   )
 
 

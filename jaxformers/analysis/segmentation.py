@@ -16,13 +16,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
 from jaxformers.analysis import trained
-from jaxformers.analysis.capture import variables
 from jaxformers.data.scenes import Scenes, short_side, windows
 from jaxformers.training.losses import overlap
 
@@ -171,19 +169,7 @@ def measure(
       f"stride={stride}, scales={tuple(scales)}: the stride is 1 to {side}, "
       "the side of a window, and scales are positive."
     )
-  own = variables(run.model, run.params)
-  apply = jax.jit(lambda x: run.model.apply(own, x, train=False))
-
-  def score(parts: np.ndarray) -> np.ndarray:
-    found = []
-    for k in range(0, len(parts), batch_size):
-      some = parts[k : k + batch_size]
-      rest = batch_size - len(some)
-      filled = np.concatenate([some, np.zeros((rest, *some.shape[1:]))])
-      scores = apply(filled.astype(np.float32))
-      found.append(np.asarray(scores)[: len(some)])
-    return np.concatenate(found)
-
+  score = run.apply(batch_size)
   total: dict[str, Any] = {}
   scenes = range(min(count or len(source), len(source)))
   for k in tqdm(scenes, split, disable=None):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from jaxformers.analysis.capture import variables
 from jaxformers.models import Model
 from jaxformers.tasks import Task
 from jaxformers.training.checkpoint import Checkpoints
@@ -32,6 +35,28 @@ class Trained:
   model: Model
   params: Any
   step: int
+
+  def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
+    """The model in evaluation, for any number of inputs, compiled once.
+
+    Args:
+      batch_size: inputs at a time; the last are filled up with zeros.
+
+    Returns:
+      A function from float32 inputs [k, ...] to outputs [k, ...].
+    """
+    own = variables(self.model, self.params)
+    run = jax.jit(lambda x: self.model.apply(own, x, train=False))
+
+    def outputs(x: np.ndarray) -> np.ndarray:
+      found = []
+      for start in range(0, len(x), batch_size):
+        some = x[start : start + batch_size]
+        rest = ((0, batch_size - len(some)), *[(0, 0)] * (x.ndim - 1))
+        found.append(np.asarray(run(np.pad(some, rest)))[: len(some)])
+      return np.concatenate(found)
+
+    return outputs
 
   def sample(
     self, count: int, length: int, split: str = "test", seed: int = 0

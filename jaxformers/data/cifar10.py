@@ -73,7 +73,7 @@ def _is_wanted(name: str) -> bool:
   return picture and len(parts) > 2 and parts[-3] in PER_LABEL
 
 
-def _planes(data: np.ndarray) -> np.ndarray:
+def planes(data: np.ndarray) -> np.ndarray:
   """[k, 3072], red, green and blue one after the other -> [k, 32, 32, 3]."""
   return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
@@ -85,7 +85,7 @@ def _read_binary(
   if len(content) != 10_000 * 3_073:
     raise _broken(archive, name, f"{len(content):,} bytes long")
   rows = np.frombuffer(content, np.uint8).reshape(-1, 3_073)
-  return _planes(rows[:, 1:]), _checked(archive, name, rows[:, 0].tolist())
+  return planes(rows[:, 1:]), _checked(archive, name, rows[:, 0].tolist())
 
 
 class _Inert:
@@ -143,7 +143,7 @@ def _read_pickle(
   """A pickled dictionary with `data`, uint8 [10000, 3072], and `labels`."""
   try:
     batch = _Plain(io.BytesIO(content), encoding="bytes").load()
-    images, labels = _planes(_bytes_of(batch[b"data"])), batch[b"labels"]
+    images, labels = planes(_bytes_of(batch[b"data"])), batch[b"labels"]
     if type(labels) is not list or len(labels) != 10_000:
       raise ValueError("no list of 10,000 labels")
   except (pickle.UnpicklingError, *_MALFORMED) as error:

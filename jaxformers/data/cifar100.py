@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers.data import archive as archives
+from jaxformers.data.cifar10 import planes
 from jaxformers.data.source import Keyed, Source, collect
 
 LABELS = (
@@ -130,7 +131,7 @@ def _images(
     rows = np.frombuffer(content, np.uint8).reshape(-1, ROW)
     if len(rows) and rows[:, 1].max() >= len(LABELS):
       raise _broken(archive, name, "with labels beyond 99")
-    images = rows[:, 2:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    images = planes(rows[:, 2:])
     for i, (label, image) in enumerate(zip(rows[:, 1], images, strict=True)):
       example = {"id": f"{split}_{i:05d}", "image": image}
       yield split, i, example | {"label": LABELS[label]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import math
 
@@ -164,7 +163,6 @@ def _coloured(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
   return picture
 
 
-@functools.cache
 def windows(length: int, window: int, stride: int) -> tuple[int, ...]:
   """Where windows begin on a line: a stride apart, the last at the end."""
   if length <= window:

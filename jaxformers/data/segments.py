@@ -52,11 +52,6 @@ class Segments:
     predicted = len(self.tokens) - 1
     return 1 + max(0, -(-(predicted - self.length) // self.stride))
 
-  @property
-  def labels(self) -> np.ndarray:
-    """Zeros [count]: windows have no class."""
-    return np.zeros(len(self), np.int32)
-
   def lengths(self) -> np.ndarray:
     """n for every window: all are padded alike."""
     return np.full(len(self), self.length, np.int64)

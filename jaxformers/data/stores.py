@@ -6,6 +6,7 @@ For data sets that are too large to be kept twice. A store is read like a
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ ENDINGS = (".jpeg", ".jpg", ".png")
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class Store(abc.ABC):
   """Some images, each a JPEG or PNG file.
 
   Attributes:
@@ -35,9 +36,9 @@ class Store:
   def __len__(self) -> int:
     return len(self.labels)
 
+  @abc.abstractmethod
   def raw(self, k: int) -> np.ndarray:
     """The bytes of image k, uint8."""
-    raise NotImplementedError
 
   def __getitem__(self, k: int) -> np.ndarray:
     return self.raw(k)

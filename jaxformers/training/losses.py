@@ -56,13 +56,9 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
   return total
 
 
-def _objective(loss: jax.Array, extra: jax.Array, weights: jax.Array) -> Any:
-  """Sums of losses and of what was sown; weight 0 silences even NaN."""
-  real = weights > 0
-  loss = jnp.where(real, weights * loss, 0).sum()
-  examples = weights.reshape(len(weights), -1).max(1)
-  extra = jnp.where(examples > 0, examples * extra, 0).sum()
-  return loss + extra, loss
+def _summed(values: jax.Array, weights: jax.Array) -> jax.Array:
+  """The weighted sum; weight 0 silences even NaN."""
+  return jnp.where(weights > 0, weights * values, 0).sum()
 
 
 def classification(
@@ -98,12 +94,11 @@ def classification(
   minimised = loss
   if smoothing:
     minimised = (1 - smoothing) * loss - smoothing * log_p.mean(-1)
-  objective, _ = _objective(minimised, extra, weights)
-  _, loss = _objective(loss, extra, weights)
+  objective = _summed(minimised, weights) + _summed(extra, weights)
   hit = logits.argmax(-1) == truth
   sums = {
     "objective": objective,
-    "loss": loss,
+    "loss": _summed(loss, weights),
     "correct": (weights * hit).sum(),
     "count": weights.sum(),
   }
@@ -145,11 +140,13 @@ def language(
       f"label_smoothing={smoothing} is for classes: leave it 0 with language "
       "models."
     )
-  objective, loss = _objective(-log_p, extra, batch["weights"])
+  weights = batch["weights"]
+  loss = _summed(-log_p, weights)
+  objective = loss + _summed(extra, weights.max(1))
   return objective, {
     "objective": objective,
     "loss": loss,
-    "count": batch["weights"].sum(),
+    "count": weights.sum(),
   }
 
 
@@ -194,14 +191,13 @@ def segmentation(
   def over(loss: jax.Array) -> jax.Array:
     return jnp.where(counted, loss, 0).sum((1, 2)) / pixels
 
-  objective, _ = _objective(over(minimised), extra, weights)
-  _, loss = _objective(over(loss), extra, weights)
+  objective = _summed(over(minimised), weights) + _summed(extra, weights)
   areas = confusion_areas(
     logits.argmax(-1), targets, logits.shape[-1], weights[:, None, None] > 0
   )
   return objective, {
     "objective": objective,
-    "loss": loss,
+    "loss": _summed(over(loss), weights),
     "count": weights.sum(),
     **areas,
   }
