@@ -351,9 +351,20 @@ def vision_models(
 
 
 def language_models(
-  name: str, *, d_model: int, num_layers: int, num_heads: int, mlp_dim: int
+  name: str,
+  *,
+  d_model: int,
+  num_layers: int,
+  num_heads: int,
+  mlp_dim: int,
+  positions: str = "learned",
 ) -> dict[str, Any]:
   """A decoder-only model of a name, dropout 0.1.
+
+  The softmax shares the embedding, of deviation d^-1/2 and multiplied by
+  sqrt(d) where it is read ("Attention is all you need", section 3.4). Vectors
+  of deviation 0.02 beside sinusoids of amplitude 1 cannot be told apart: such a
+  model stays at the frequencies of single tokens.
 
   Returns:
     The fields `model` and `reference` for `base`.
@@ -361,11 +372,11 @@ def language_models(
   shared = {
     "d_model": d_model,
     "num_layers": num_layers,
-    "positions": "sinusoid",
+    "positions": positions,
     "dropout_rate": 0.1,
     "dtype": "float32",
     "activations": "stored",
-    "embedding": {},
+    "embedding": {"scale": d_model**0.5, "init_std": d_model**-0.5},
     "head": {"tied": True},
   }
   sizes = (num_heads, mlp_dim)

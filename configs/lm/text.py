@@ -47,5 +47,5 @@ def get_config(arg=None):
   )
   if tiny:
     config.update(total_steps=3_000, eval_steps=500, checkpoint_steps=500)
-    config.schedule.update(learning_rate=3e-3, warmup_steps=300)
+    config.schedule.update(learning_rate=6e-3, warmup_steps=300)
   return config

@@ -34,7 +34,12 @@ def get_config(arg=None):
       "stride": 0,
     },
     **c.language_models(
-      arg.model, d_model=128, num_layers=16, num_heads=8, mlp_dim=2_048
+      arg.model,
+      d_model=128,
+      num_layers=16,
+      num_heads=8,
+      mlp_dim=2_048,
+      positions="sinusoid",
     ),
     optimizer={"name": "adam", "clip_norm": 0.25},
     schedule={

@@ -149,7 +149,8 @@ def build(
       `Encoder`.
     mixer: options of the mixer.
     block: options of the block.
-    embedding: `cutoffs`, `div_value`, `scale`, `norm_epsilon` of `Embedding`.
+    embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
+      `Embedding`.
     head: of a language model `tied`; of a segmenter `num_layers` (2) and
       `dropout_rate` (0.1, on the branches) of its decoder.
 

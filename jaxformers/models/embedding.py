@@ -102,6 +102,8 @@ class Embedding(nn.Module):
     cutoffs, div_value: see `AdaptiveEmbedding`.
     scale: what the tokens' vectors are multiplied with before positions are
       added.
+    init_std: deviation of the tokens' vectors at the start; 0 for 0.02, or for
+      1 beside positions.
     norm_epsilon: of a LayerNorm of the sum (BERT's); 0 for none.
   """
 
@@ -115,6 +117,7 @@ class Embedding(nn.Module):
   cutoffs: tuple[int, ...] = ()
   div_value: int = 1
   scale: float = 1.0
+  init_std: float = 0.0
   norm_epsilon: float = 0.0
 
   @nn.compact
@@ -132,7 +135,8 @@ class Embedding(nn.Module):
         "are real numbers or patches: leave them out."
       )
     init = nn.initializers.normal(1.0 if self.concatenate else 0.02)
-    x = self._vectors(ids, d, init)
+    own = nn.initializers.normal(self.init_std) if self.init_std else init
+    x = self._vectors(ids, d, own)
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
       own = self.param("cls", start, (d,))

@@ -28,7 +28,7 @@ GOLDEN = {
   "vision/cifar100.py": 5_380_132,
   "vision/ade20k.py:model=neutreno": 6_713_388,
   "lm/wikitext103.py:model=neutreno": 44_018_523,
-  "lm/text.py": 6_795_072,
+  "lm/text.py": 6_860_608,
   "short/bert.py": 109_482_242,
 }
 
@@ -72,3 +72,13 @@ def test_language_models_of_the_paper():
   assert (config.batch_size, config.total_steps) == (96, 500_000)
   assert config.optimizer.clip_norm == 0.25
   assert c.load("configs/lm/text.py").select == "perplexity"
+
+
+@pytest.mark.parametrize(
+  "spec", ["wikitext103.py", "text.py", "text.py:size=tiny"]
+)
+def test_tokens_of_language_models_are_not_lost_beside_positions(spec):
+  model = c.load(f"configs/lm/{spec}").model
+  token = (model.embedding.get("init_std", 0) or 0.02) * model.embedding.scale
+  position = {"learned": 0.02, "sinusoid": 0.5**0.5}[model.positions]
+  assert token > 0.3 * position

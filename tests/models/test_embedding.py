@@ -73,3 +73,15 @@ def test_what_cannot_be_embedded():
     Embedding(5, 9, 7, concatenate=True).init(jax.random.key(0), ids)
   with pytest.raises(ValueError, match="positions 'rotary'.*learned, sinusoid"):
     Embedding(5, 9, 8, positions="rotary").init(jax.random.key(0), ids)
+
+
+@pytest.mark.parametrize("concatenate", [False, True])
+def test_the_deviation_of_tokens_at_the_start_is_given(concatenate):
+  def deviation(**options):
+    embed = Embedding(500, 8, 32, concatenate=concatenate, **options)
+    params = embed.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))
+    return params["params"]["tokens"]["embedding"].std()
+
+  np.testing.assert_allclose(deviation(init_std=0.3), 0.3, rtol=0.05)
+  default = 1.0 if concatenate else 0.02
+  np.testing.assert_allclose(deviation(), default, rtol=0.05)
