@@ -24,10 +24,14 @@ TRANSJECTS = ("transject", "random_transject")
 # Mixers that make no attention weights, so that none can be dropped.
 WITHOUT_WEIGHTS = (
   "linear_transformer",
+  "linearized",
   "nystromformer",
   "performer",
   "skyformer",
 )
+
+# Models whose layer is attention alone.
+WITHOUT_FEED_FORWARD = ("linearized",)
 
 # As in "Attention is all you need", without its schedule.
 VASWANIS_ADAM = {
@@ -140,8 +144,15 @@ def _transformer(
     "name": name,
     **shared,
     "mixer": {"num_heads": num_heads, **dropped},
-    "block": {"mlp_dim": mlp_dim, "dropout_rate": 0.1},
+    "block": _block(name, mlp_dim=mlp_dim, dropout_rate=0.1),
   }
+
+
+def _block(name: str, **fields: Any) -> dict[str, Any]:
+  """The fields of a Transformer's block, or those of attention alone."""
+  if name not in WITHOUT_FEED_FORWARD:
+    return fields
+  return {"residual": True, "dropout_rate": fields["dropout_rate"]}
 
 
 def lra_models(
@@ -343,10 +354,15 @@ def vision_models(
     "orthogonal_map": "cayley",
     "mixer": {"num_experts": 2 if tiny else 4},
   }
-  other = {"name": name, **shared, "mixer": mixer, "block": block}
+  other = {
+    "name": name,
+    **shared,
+    "mixer": mixer,
+    "block": _block(name, **block),
+  }
   return {
     "model": transject if name in TRANSJECTS else other,
-    "reference": {**other, "name": "transformer"},
+    "reference": {**other, "name": "transformer", "block": block},
   }
 
 

@@ -81,6 +81,7 @@ for _name in (
   "synthesizer",
 ):
   MODELS.register(_name)(Variant(_name, "pre_norm"))
+MODELS.register("linearized")(Variant("linearized", "attention_only"))
 MODELS.register("linear_transformer")(Variant("linear", "pre_norm"))
 MODELS.register("transject")(Variant("transject", "injective"))
 MODELS.register("random_transject")(

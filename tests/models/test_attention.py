@@ -19,6 +19,7 @@ B, N, D, MAX_LEN = 4, 17, 16, 40
 SMALL = {
   "bigbird": {"block_size": 3, "num_random": 1},
   "informer": {"num_queries": 5, "num_samples": 4},
+  "linearized": {"scale": 1 / 17},
   "linformer": {"rank": 6},
   "local": {"block_size": 4},
   "longformer": {"window": 4},

@@ -10,6 +10,7 @@ from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS, orthogonal_feed_forward
 
 MIXER_OF = {
+  "attention_only": "linearized",
   "pre_norm": "softmax",
   "rezero": "softmax",
   "injective": "transject",

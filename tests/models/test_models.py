@@ -226,7 +226,7 @@ def test_shapes_are_those_of_init(name):
     ),
     (
       {"name": "bigbird", "mixer": {"causal": True}},
-      "mixer 'bigbird' has no causal form.*kernelized, linear, local",
+      "mixer 'bigbird' has no causal form.*kernelized, linear, linearized",
     ),
     (
       {"name": "random_transject", "mixer": {"sigma": "eigenvalues"}},

@@ -27,18 +27,28 @@ def by_features(
   Returns:
     [b, h, n, e] in the type of v.
   """
-  n, dtype = q.shape[2], v.dtype
-  v = wide(v)
+  dtype, v = v.dtype, wide(v)
   # The denominator is one more channel of v.
   v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
-  if causal:
-    y = _causal(q, k, v)[:, :, :n]
-  else:
-    y = jnp.einsum("bhnf,bhfe->bhne", q, jnp.einsum("bhnf,bhne->bhfe", k, v))
+  y = sums(q, k, v, causal=causal)
   y, total = y[..., :-1], y[..., -1:]
   return jnp.where(total > 0, y / jnp.where(total > 0, total, 1), 0).astype(
     dtype
   )
+
+
+def sums(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool
+) -> jax.Array:
+  """sum_j (q_i . k_j) v_j, over all j or up to i -> [b, h, n, e].
+
+  Args:
+    q, k: float32 [b, h, n, f]; k is 0 at padding.
+    v: float32 [b, h, n, e].
+  """
+  if causal:
+    return _causal(q, k, v)[:, :, : q.shape[2]]
+  return jnp.einsum("bhnf,bhfe->bhne", q, jnp.einsum("bhnf,bhne->bhfe", k, v))
 
 
 def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -1,0 +1,34 @@
+"""Attention without softmax or any normalisation: a polynomial of its input."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.mixers.linear import sums
+
+
+@attention("linearized", use_bias=False)
+def linearized(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  mask: jax.Array,
+  causal: bool = False,
+  scale: float = 1.0,
+) -> jax.Array:
+  """sum_j (q_i . k_j) v_j, times `scale`.
+
+  Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equation 3, for
+  which `scale` is 1 and nothing has a bias. In the block `attention_only` a
+  network of it is a polynomial of degree 3^L, which overflows float32 from
+  about L = 4 on unless its weights or `scale` are small.
+
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
+  """
+  dtype = v.dtype
+  q, k, v = (wide(a) for a in (q, k, v))
+  k = jnp.where(mask[:, None, :, None], k, 0)
+  return (scale * sums(q, k, v, causal=causal)).astype(dtype)

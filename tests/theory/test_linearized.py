@@ -1,0 +1,116 @@
+"""The linearised network: literal, compact, and as a model."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks import BLOCKS
+from jaxformers.theory import bounds, rank
+from jaxformers.theory import linearized as lin
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def draw(depth, heads, d, seed=0):
+  rng = np.random.default_rng(seed)
+  shape = (2, depth, heads, d, d)
+  return lin.Maps(*jnp.asarray(0.3 * rng.normal(size=shape)))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+  ("depth", "heads", "d"), [(1, 1, 3), (2, 2, 4), (3, 1, 2)]
+)
+def test_the_compact_form_is_the_literal_one(depth, heads, d, residual):
+  maps = draw(depth, heads, d)
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(5, d)))
+  want = lin.literal(x, maps, residual)
+  got = lin.compact(x, maps, residual)
+  np.testing.assert_allclose(
+    got, want, rtol=0, atol=1e-12 * jnp.abs(want).max()
+  )
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_it_is_homogeneous_of_degree_3_to_the_l(depth):
+  maps = draw(depth, 1, 3)
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)))
+  want = 1.3 ** (2 * bounds.degree(depth) + 1) * lin.compact(x, maps)
+  np.testing.assert_allclose(lin.compact(1.3 * x, maps), want, rtol=1e-11)
+
+
+def network(num_layers, residual, **options):
+  """Layers of the registered mixer: x [n, d], their params, their function."""
+  mixer = functools.partial(
+    MIXERS["linearized"], num_heads=2, dtype=jnp.float64, scale=0.5, **options
+  )
+  block = BLOCKS["attention_only"](mixer, num_layers, residual=residual)
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(5, 4)))
+  kw = {"mask": jnp.ones((1, 5), bool), "carry": None, "train": False}
+  layer = block.init(jax.random.key(0), x[None], **kw)["params"]
+  params = {
+    f"layer_{k}": jax.tree.map(
+      lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), layer
+    )
+    for k in range(num_layers)
+  }
+  y = x[None]
+  for k in range(num_layers):
+    y, _ = block.apply({"params": params[f"layer_{k}"]}, y, **kw)
+  return x, lin.maps(params, 0.5), y[0]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_registered_mixer_is_the_network(residual):
+  x, maps, y = network(3, residual)
+  want = lin.compact(x, maps, residual)
+  np.testing.assert_allclose(y, want, atol=1e-12 * jnp.abs(want).max())
+
+
+def test_its_last_token_sees_all_in_the_causal_form_too():
+  x, maps, y = network(1, True, causal=True)
+  want = lin.compact(x, maps, True)
+  np.testing.assert_allclose(y[-1], want[-1], atol=1e-12 * jnp.abs(want).max())
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_it_is_the_network_whose_rank_is_measured(residual):
+  """On integers so small that none is reduced modulo the prime."""
+  setting = rank.Setting(2, 2, 2, 4, residual=residual, position=1, channel=1)
+  rng = np.random.default_rng(0)
+  weights = rank.Weights(*rng.integers(0, 3, (2, 2, 2, 2, 2)))
+  a, b = rng.integers(0, 3, (2, 3, 2, 2))
+  got = rank.grid(setting, weights, a, b)
+  maps = lin.Maps(*(jnp.asarray(w, jnp.float64) for w in weights))
+  for s in range(3):
+    for t in range(3):
+      x = jnp.asarray(np.concatenate([a[s], b[t]]), jnp.float64)
+      want = lin.compact(x, maps, residual)[1, 1]
+      assert want < rank.PRIME
+      np.testing.assert_allclose(got[s, t], want, rtol=1e-13)
+
+
+def test_the_model_has_no_more_than_four_maps_a_layer():
+  with jax.enable_x64(False):
+    model = models.build(
+      "linearized",
+      vocab_size=10,
+      max_len=6,
+      num_classes=2,
+      d_model=4,
+      num_layers=3,
+    )
+    layers = models.shapes(model)["encoder"]
+    assert "norm" not in layers
+    assert {*layers["layer_0"]["mixer"]} == {"query", "key", "value", "out"}
+    assert sum(leaf.size for leaf in jax.tree.leaves(layers["layer_1"])) == 64
