@@ -46,6 +46,6 @@ def get_config(arg=None):
     checkpoint_steps=2_000,
   )
   if tiny:
-    config.update(total_steps=3_000, eval_steps=500, checkpoint_steps=500)
-    config.schedule.update(learning_rate=6e-3, warmup_steps=300)
+    config.update(total_steps=2_000, eval_steps=1_000, checkpoint_steps=500)
+    config.schedule.update(learning_rate=6e-3, warmup_steps=200)
   return config
