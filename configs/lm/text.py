@@ -28,6 +28,7 @@ def get_config(arg=None):
       "vocab_size": 2_000 if tiny else 8_000,
       "max_len": 64 if tiny else 256,
       "stride": 0,
+      "eval_windows": 0,
     },
     **c.language_models(
       arg.model,

@@ -32,6 +32,7 @@ def get_config(arg=None):
       "vocab_size": 0,  # All: 267,736 with <pad>.
       "max_len": 256,
       "stride": 0,
+      "eval_windows": 0,
     },
     **c.language_models(
       arg.model,

@@ -51,6 +51,7 @@ def measure(
     )
   if tokens:
     source = dataclasses.replace(source, tokens=source.tokens[: tokens + 1])
+  source = dataclasses.replace(source, most=0)
   parts = [dataclasses.replace(source, stride=stride) for stride in strides]
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []

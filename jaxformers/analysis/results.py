@@ -28,8 +28,9 @@ COLUMNS = (
   "train s",
 )
 
-
-# What a metric is called in a table; shares are in percent.
+# Of which less is better. What a metric is called in a table; shares are in
+# percent.
+LOWER = ("perplexity",)
 TITLES = {
   "accuracy": "accuracy %",
   "mean_iou": "mean IoU %",
@@ -57,7 +58,13 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   return found
 
 
-def _recipe(result: Mapping[str, Any]) -> str:
+def higher(result: Mapping[str, Any]) -> bool:
+  """Whether more of what a run's checkpoint was chosen by is better."""
+  metric = result.get("metric", "accuracy")
+  return result["config"]["select"] == metric and metric not in LOWER
+
+
+def recipe(result: Mapping[str, Any]) -> str:
   """All of a config that must agree for runs to be seeds of one another."""
   free = ("seed", "data_dir", "tensorboard", "wandb")
   kept = {k: v for k, v in result["config"].items() if k not in free}
@@ -81,13 +88,13 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """
   groups: dict[str, dict[int, Mapping[str, Any]]] = {}
   for result in results:
-    groups.setdefault(_recipe(result), {})[result["seed"]] = result
+    groups.setdefault(recipe(result), {})[result["seed"]] = result
   rows = []
   for seeds in groups.values():
     runs = list(seeds.values())
     one = runs[0]
     metric = one.get("metric", "accuracy")
-    scale = 1 if metric == "perplexity" else 100
+    scale = 1 if metric in LOWER else 100
     scores = [scale * run[metric] for run in runs]
     model = one["config"]["model"]
     deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan

@@ -26,17 +26,22 @@ class Segments:
     length: n, tokens of a window.
     stride: 1 to n.
     shift: added to every token read: 1 keeps id 0 for padding.
+    most: so many of the windows, evenly spaced from the first on; 0 for all.
 
   Raises:
-    ValueError: for a stride out of range or fewer than two tokens.
+    ValueError: for a stride or a number of windows out of range, or fewer than
+      two tokens.
   """
 
   tokens: np.ndarray
   length: int
   stride: int
   shift: int = 0
+  most: int = 0
 
   def __post_init__(self) -> None:
+    if self.most < 0:
+      raise ValueError(f"most={self.most}: it is not negative; 0 is all.")
     if not 1 <= self.stride <= self.length:
       raise ValueError(
         f"stride={self.stride} is not in 1 to {self.length}, the tokens of a "
@@ -48,9 +53,14 @@ class Segments:
         "the files of this split."
       )
 
-  def __len__(self) -> int:
+  @property
+  def windows(self) -> int:
+    """How many the stream has."""
     predicted = len(self.tokens) - 1
     return 1 + max(0, -(-(predicted - self.length) // self.stride))
+
+  def __len__(self) -> int:
+    return min(self.most or self.windows, self.windows)
 
   def lengths(self) -> np.ndarray:
     """n for every window: all are padded alike."""
@@ -58,7 +68,18 @@ class Segments:
 
   def reading(self) -> dict[str, Any]:
     """How the stream is cut, as plain JSON."""
-    return {"first_id": self.shift, "length": self.length}
+    some = {"windows": self.most} if self.most else {}
+    return {"first_id": self.shift, "length": self.length} | some
+
+  def predicted(self) -> np.ndarray:
+    """The places in the stream that windows predict, int64, in order."""
+    if len(self) == self.windows:
+      return np.arange(1, len(self.tokens))
+    numbers = np.arange(len(self)) * self.windows // len(self)
+    ends = numbers * self.stride + self.length + 1
+    own = ends[:, None] + np.arange(-self.stride, 0)
+    places = np.concatenate([np.arange(1, self.length + 1), own[1:].ravel()])
+    return places[places < len(self.tokens)]
 
   def digest(self) -> str:
     """Tells other data: of the number of tokens, and a million of them."""
@@ -85,13 +106,14 @@ class Segments:
       float32 [b, n], 1 at the targets that this window predicts.
     """
     del max_len, key
-    starts = np.asarray(indices, np.int64) * self.stride
+    numbers = np.asarray(indices, np.int64) * self.windows // len(self)
+    starts = numbers * self.stride
     places = starts[:, None] + np.arange(self.length + 1)
     there = places < len(self.tokens)
     found = self.tokens[np.where(there, places, 0)].astype(np.int32)
     found = np.where(there, found + self.shift, 0)
     own = np.arange(self.length) >= self.length - self.stride
-    first = np.asarray(indices)[:, None] == 0
+    first = numbers[:, None] == 0
     weights = there[:, 1:] & (own | first)
     return {
       "inputs": found[:, :-1] * there[:, 1:],

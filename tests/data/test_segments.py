@@ -10,6 +10,26 @@ from jaxformers.data.loader import Loader
 from jaxformers.data.segments import Segments, stream
 
 
+@given(st.integers(2, 60), st.integers(1, 20), st.integers(0, 9), st.data())
+def test_some_windows_are_evenly_spaced(total, length, most, data):
+  stride = data.draw(st.integers(1, length))
+  tokens = np.arange(1, total + 1)
+  whole = Segments(tokens, length, stride)
+  some = Segments(tokens, length, stride, most=most)
+  assert len(some) == min(most or len(whole), len(whole))
+  batch = some.batch(np.arange(len(some)))
+  firsts = batch["inputs"][:, 0] - 1
+  if len(some) > 1:
+    gaps = np.diff(firsts) // stride
+    assert gaps.max() - gaps.min() <= 1
+    assert 0 <= len(whole) - 1 - firsts[-1] // stride <= gaps.max()
+  all_of_them = whole.batch(firsts // stride)
+  for name, values in all_of_them.items():
+    np.testing.assert_array_equal(batch[name], values)
+  seen = batch["targets"][batch["weights"] > 0]
+  np.testing.assert_array_equal(tokens[some.predicted()], seen)
+
+
 @given(st.integers(2, 60), st.integers(1, 20), st.data())
 def test_every_token_but_the_first_is_predicted_once(total, length, data):
   stride = data.draw(st.integers(1, length))
@@ -18,6 +38,7 @@ def test_every_token_but_the_first_is_predicted_once(total, length, data):
   batch = split.batch(np.arange(len(split)))
   seen = batch["targets"][batch["weights"] > 0]
   np.testing.assert_array_equal(np.sort(seen), tokens[1:])
+  np.testing.assert_array_equal(tokens[split.predicted()], tokens[1:])
   real = batch["weights"] > 0
   np.testing.assert_array_equal(
     batch["targets"][real], batch["inputs"][real] + 1
@@ -64,11 +85,14 @@ def test_other_texts_have_another_digest():
   assert one.digest() != other.digest()
   assert one.digest() == Segments(np.arange(9), 3, 1).digest()
   assert one.reading() == {"first_id": 0, "length": 3}
+  assert Segments(np.arange(9), 3, 3, most=2).reading()["windows"] == 2
 
 
 @pytest.mark.parametrize("stride", [0, 5])
 def test_what_leaves_tokens_out(stride):
   with pytest.raises(ValueError, match=rf"stride={stride} is not in 1 to 4"):
     Segments(np.arange(9), 4, stride)
+  with pytest.raises(ValueError, match="most=-1"):
+    Segments(np.arange(9), 4, 4, most=-1)
   with pytest.raises(ValueError, match="nothing to predict"):
     Segments(np.arange(1), 4, 4)

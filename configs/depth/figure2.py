@@ -1,0 +1,81 @@
+r"""Depth against width at equal parameters: figure 2 of Levine et al. 2020.
+
+python launch/sweep.py --config configs/depth/figure2.py \
+    --workdir runs/figure2 --grid depth=6,12,24 --grid size=1,2,3,4 \
+    --tune rate=5e-4,1e-3,2e-3 --seeds 0,1,2 --config.task.archive=PATH
+python -m jaxformers.analysis.depth runs/figure2 --out figure2
+
+Decoders over 1,000 byte pairs; of each size one of 6, one of 12 and one of 24
+layers with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
+beside the embedding. The paper trains on English Wikipedia; give any folder of
+text. Its widths, lengths and steps are in an appendix that we do not have: the
+widths are d, d / sqrt(2) and d / 2, rounded to even numbers that two heads
+share. Two heads everywhere, so that depth and width alone differ. No dropout:
+text is not to be read twice.
+
+Arguments: depth=6|12|24, size=1 to 6, rate=0 (the peak learning rate; 0 is
+0.1 / d, to begin with: tune it for each depth and size), tokens=1e9 trained on,
+length=256 of a window, batch=64 windows, seed=0.
+"""
+
+from jaxformers import config as c
+
+WIDTHS = {
+  6: (128, 176, 256, 360, 512, 724),
+  12: (90, 124, 180, 256, 362, 512),
+  24: (64, 88, 128, 180, 256, 362),
+}
+
+
+def get_config(arg=None):
+  arg = c.parse_arg(
+    arg,
+    depth=6,
+    size=1,
+    rate=0.0,
+    tokens=1e9,
+    length=256,
+    batch=64,
+    seed=0,
+  )
+  widths = WIDTHS[c.choose("depth", arg.depth, WIDTHS)]
+  d = widths[c.choose("size", arg.size, range(1, len(widths) + 1)) - 1]
+  steps = round(arg.tokens / (arg.length * arg.batch))
+  if steps < 1:
+    raise ValueError(
+      f"tokens={arg.tokens:g} are less than one batch of {arg.batch} windows "
+      f"of {arg.length}: raise tokens."
+    )
+  tenth = max(steps // 10, 1)
+  config = c.base(
+    seed=arg.seed,
+    task={
+      "name": "language",
+      "protocol": "jaxformers",
+      "archive": "",
+      "tokens": "byte_pairs",
+      "vocab_size": 1_000,
+      "max_len": arg.length,
+      "stride": 0,
+      "eval_windows": 0,
+    },
+    **c.language_models(
+      "transformer", d_model=d, num_layers=arg.depth, num_heads=2, mlp_dim=4 * d
+    ),
+    optimizer={"name": "adam", "clip_norm": 1.0},
+    schedule={
+      "name": "cosine",
+      "learning_rate": arg.rate or 0.1 / d,
+      "warmup_steps": tenth,
+    },
+    batch_size=arg.batch,
+    select="loss",
+    total_steps=steps,
+    log_steps=max(steps // 100, 10),
+    eval_steps=2 * tenth,
+    checkpoint_steps=tenth,
+  )
+  for model in (config.model, config.reference):
+    model.dropout_rate = model.block.dropout_rate = 0.0
+    model.mixer.dropout_rate = 0.0
+  return config

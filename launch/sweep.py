@@ -1,0 +1,327 @@
+r"""Runs every combination of a grid, and makes one table.
+
+python launch/sweep.py --config configs/lra/text.py \
+    --config configs/lra/listops.py --workdir runs/lra --seeds 0,1,2 \
+    --grid model=transformer,transject --grid size=tiny
+
+`--grid KEY=VALUE,VALUE` names values of a config's argument. `--tune` does so
+too, but of those values the one with the best score on the selection split,
+under the first seed, is run with the other seeds. What begins with --config. or
+--noconfig. goes to every run.
+
+Run it again after a stop, or with more values: what has results is not run
+again, and what has not goes on from its checkpoint. A run that fails is named
+at the end, and the others are run all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxformers import config as configs
+from jaxformers.analysis import results
+
+Axis = tuple[str, tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One combination of the grid.
+
+  Attributes:
+    path: of the config.
+    arguments: (key, value) of the config, in the order of the grid.
+  """
+
+  path: str
+  arguments: tuple[tuple[str, str], ...] = ()
+
+  def and_(self, key: str, value: str) -> Cell:
+    """The same with one argument more."""
+    return Cell(self.path, (*self.arguments, (key, value)))
+
+  @property
+  def spec(self) -> str:
+    """As `--config` takes it."""
+    given = ",".join(f"{key}={value}" for key, value in self.arguments)
+    return f"{self.path}:{given}" if given else self.path
+
+  @property
+  def folder(self) -> Path:
+    """Of its runs, in the workdir: lra_text/model=transject,size=tiny."""
+    path = Path(self.path)
+    own = "_".join(part for part in (path.parent.name, path.stem) if part)
+    given = ",".join(f"{key}={value}" for key, value in self.arguments)
+    return Path(own, given) if given else Path(own)
+
+
+def axis(text: str) -> Axis:
+  """ "KEY=VALUE,VALUE" as (KEY, its values); ValueError for anything else."""
+  key, equals, values = text.partition("=")
+  found = tuple(value.strip() for value in values.split(","))
+  if not key.strip() or not equals or not all(found):
+    raise ValueError(f"{text!r} is no axis of a grid: write KEY=VALUE,VALUE.")
+  if len({*found}) < len(found):
+    raise ValueError(f"{text!r} names a value twice.")
+  return key.strip(), found
+
+
+def cells(paths: Sequence[str], grid: Sequence[Axis]) -> list[Cell]:
+  """All combinations, the last axis changing fastest.
+
+  Args:
+    paths: path.py or path.py:key=value,...
+    grid: of `axis`.
+
+  Raises:
+    ValueError: for an axis that stands there twice.
+  """
+  keys = [key for key, _ in grid]
+  for key in keys:
+    if keys.count(key) > 1:
+      raise ValueError(f"{key} is an axis twice: write its values in one.")
+  if "seed" in keys:
+    raise ValueError(
+      "seed is no axis: give --seeds, so that they are averaged."
+    )
+  values = [[(key, value) for value in found] for key, found in grid]
+  found = []
+  for spec in paths:
+    path, _, given = spec.partition(":")
+    fixed = [axis(item) for item in given.split(",") if item]
+    own = tuple((key, value) for key, (value,) in fixed)
+    for key, _ in own:
+      if key in keys:
+        raise ValueError(f"{key} stands in {spec} and in the grid: choose one.")
+    found += [Cell(path, own + some) for some in itertools.product(*values)]
+  return found
+
+
+class Sweep:
+  """The runs of a grid in a workdir, one at a time.
+
+  Attributes:
+    workdir: of all runs.
+    overrides: arguments that go to every run.
+    failed: what did not end in results, with the exit status.
+  """
+
+  def __init__(self, workdir: Path, overrides: Sequence[str]) -> None:
+    self.workdir = workdir
+    self.overrides = list(overrides)
+    self.failed: dict[str, int] = {}
+
+  def config(self, cell: Cell, seed: int) -> dict[str, Any]:
+    """The config of a run as `jaxformers.main` reads it.
+
+    Raises:
+      ValueError: for an argument or a field that the config has not.
+    """
+    loaded = configs.load(cell.spec)
+    rest, options = configs.take_options(loaded, self.overrides)
+    configs.check_overrides(loaded, rest)
+    own = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=own)
+    argv = ["sweep", f"--config={cell.spec}", *rest]
+    with _argv(argv):  # Where ml_collections looks for overrides.
+      try:
+        own(argv)
+      except (flags.Error, TypeError, KeyError) as error:
+        raise ValueError(str(error)) from None
+    found = own.config
+    with found.unlocked():
+      found.update_from_flattened_dict(options)
+    found.seed = seed
+    return configs.complete(found)
+
+  def done(self, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """The results of a run, or None if it has none.
+
+    Raises:
+      ValueError: if they are there under another config.
+    """
+    path = self._folder(cell, seed) / "results.json"
+    if not path.exists():
+      return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    before = configs.complete(found["config"])
+    differing = configs.differences(before, self.config(cell, seed))
+    if differing:
+      raise ValueError(
+        f"{path} is of another config:\n  "
+        + "\n  ".join(differing)
+        + "\nUse that config again, or choose another --workdir."
+      )
+    return found
+
+  def run(self, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """Trains and scores, unless that was done; None if it fails."""
+    found = self.done(cell, seed)
+    if found is not None:
+      return found
+    folder = self._folder(cell, seed)
+    print(f"\n== {cell.spec} seed {seed} -> {folder}", flush=True)
+    status = _call(
+      [
+        *(sys.executable, "-m", "jaxformers.main"),
+        *("--config", cell.spec, f"--workdir={folder}"),
+        *(f"--config.seed={seed}", *self.overrides),
+      ]
+    )
+    if status:
+      self.failed[str(folder)] = status
+      return None
+    return self.done(cell, seed)
+
+  def tune(self, cell: Cell, tuned: Axis, seed: int) -> Cell | None:
+    """The cell with the best of the axis' values; None if all fail."""
+    key, values = tuned
+    scores: dict[str, float] = {}
+    higher = False
+    for value in values:
+      found = self.run(cell.and_(key, value), seed)
+      if found is not None and math.isfinite(found["selection_score"]):
+        scores[value] = found["selection_score"]
+        higher = results.higher(found)
+    if not scores:
+      return None
+    best = (max if higher else min)(scores, key=scores.__getitem__)
+    listed = ", ".join(f"{value}: {x:.4f}" for value, x in scores.items())
+    print(f"\n== {cell.spec}: {key}={best} of {listed}", flush=True)
+    if best in (values[0], values[-1]) and len(values) > 1:
+      print(f"   It is at the end of what was tried: try more of {key}.")
+    return cell.and_(key, best)
+
+  def _folder(self, cell: Cell, seed: int) -> Path:
+    return self.workdir / cell.folder / f"seed_{seed}"
+
+
+@contextlib.contextmanager
+def _argv(argv: list[str]) -> Iterator[None]:
+  before, sys.argv = sys.argv, argv
+  try:
+    yield
+  finally:
+    sys.argv = before
+
+
+def _call(command: list[str]) -> int:
+  """Runs a command; a SIGTERM to the sweep is one to it, and ends both."""
+  with subprocess.Popen(command) as process:
+
+    def stop(*_: object) -> None:
+      process.terminate()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+      status = process.wait()
+    except KeyboardInterrupt:  # The run had it, too.
+      process.wait()
+      sys.exit(130)
+    finally:
+      signal.signal(signal.SIGTERM, before)
+  if status == 143:
+    sys.exit(143)
+  if status == 2:
+    sys.exit(2)  # Said already, and every other run would say the same.
+  return status
+
+
+def run(
+  sweep: Sweep,
+  grid: Sequence[Cell],
+  tuned: Axis | None,
+  seeds: Sequence[int],
+) -> list[dict[str, Any]]:
+  """All runs of a grid.
+
+  Args:
+    sweep: what runs them.
+    grid: of `cells`.
+    tuned: the axis that is tuned, or None.
+    seeds: the first of which tunes.
+
+  Returns:
+    The results, of the chosen values alone.
+
+  Raises:
+    ValueError: before the first run, for a config that any of them has not.
+  """
+  for cell in grid:
+    for value in tuned[1] if tuned else ("",):
+      own = cell.and_(tuned[0], value) if tuned else cell
+      for seed in seeds:
+        sweep.done(own, seed)
+        sweep.config(own, seed)
+  found = []
+  for cell in grid:
+    chosen = sweep.tune(cell, tuned, seeds[0]) if tuned else cell
+    if chosen is not None:
+      found += [sweep.run(chosen, seed) for seed in seeds]
+  return [one for one in found if one is not None]
+
+
+def _arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
+  parser = argparse.ArgumentParser(
+    prog="python launch/sweep.py",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument(
+    "--config", action="append", required=True, help="path.py; several times"
+  )
+  parser.add_argument("--workdir", type=Path, required=True)
+  parser.add_argument(
+    "--grid", action="append", default=[], metavar="KEY=VALUE,..."
+  )
+  parser.add_argument("--tune", default="", metavar="KEY=VALUE,...")
+  parser.add_argument("--seeds", default="0", help="such as 0,1,2")
+  return parser.parse_known_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The command line; a mistake ends in one message, before anything runs."""
+  args, overrides = _arguments(argv)
+  try:
+    for given in overrides:
+      if not given.startswith(("--config.", "--noconfig.")):
+        raise ValueError(
+          f"{given!r} is no option of a sweep, nor --config.FIELD=VALUE."
+        )
+    try:
+      seeds = [int(seed) for seed in args.seeds.split(",")]
+    except ValueError:
+      raise ValueError(
+        f"--seeds={args.seeds}: give integers, such as 0,1,2."
+      ) from None
+    grid = [axis(text) for text in args.grid]
+    tuned = axis(args.tune) if args.tune else None
+    cells(args.config, [*grid, *([tuned] if tuned else [])])  # Checks them.
+    sweep = Sweep(args.workdir, overrides)
+    found = run(sweep, cells(args.config, grid), tuned, seeds)
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  if found:
+    print("\n" + results.markdown(results.summarise(found)))
+  if sweep.failed:
+    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.failed.items())
+    sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
+
+
+if __name__ == "__main__":
+  main()
