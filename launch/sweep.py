@@ -135,10 +135,10 @@ class Sweep:
     rest, options = configs.take_options(loaded, self.overrides)
     configs.check_overrides(loaded, rest)
     own = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=own)
-    argv = ["sweep", f"--config={cell.spec}", *rest]
+    argv = ["sweep", *rest]
     with _argv(argv):  # Where ml_collections looks for overrides.
       try:
+        config_flags.DEFINE_config_dict("config", loaded, flag_values=own)
         own(argv)
       except (flags.Error, TypeError, KeyError) as error:
         raise ValueError(str(error)) from None
@@ -303,6 +303,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(
           f"{given!r} is no option of a sweep, nor --config.FIELD=VALUE."
         )
+      if given.startswith("--config.seed"):
+        raise ValueError(f"{given}: give --seeds, such as --seeds 0,1,2.")
     try:
       seeds = [int(seed) for seed in args.seeds.split(",")]
     except ValueError:

@@ -1,0 +1,113 @@
+"""Depth against width: which runs count, and what their seeds allow to say."""
+
+import json
+import math
+
+import pytest
+
+from jaxformers.analysis import depth
+
+
+def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
+  config = {
+    "seed": seed,
+    "select": "loss",
+    "batch_size": 4,
+    "total_steps": 10,
+    "schedule": {"learning_rate": rate},
+    "task": {"max_len": 8},
+    "model": {"num_layers": num_layers, "d_model": d_model},
+  }
+  return {
+    "task": "language",
+    "metric": "perplexity",
+    "seed": seed,
+    "loss": loss,
+    "selection_score": loss - 1,
+    "config": config | other,
+    "task_description": {"vocabulary_sha256": "abcdef0123"},
+  }
+
+
+def grid():
+  """Depths 6 and 12 at two sizes, three seeds."""
+  losses = {
+    (6, 128): (5.0, 5.1, 5.2),
+    (12, 90): (5.0, 5.05, 5.3),
+    (6, 256): (4.5, 4.51, 4.52),
+    (12, 180): (4.3, 4.31, 4.32),
+  }
+  return [
+    run(*shape, seed, loss)
+    for shape, found in losses.items()
+    for seed, loss in enumerate(found)
+  ]
+
+
+def test_depths_of_equal_parameters_are_set_against_each_other():
+  found = depth.points(grid())
+  assert [(p.num_layers, p.d_model) for p in found] == [
+    (6, 128),
+    (6, 256),
+    (12, 90),
+    (12, 180),
+  ]
+  assert found[0].parameters == 12 * 6 * 128**2
+  assert found[0].tokens == 320
+  assert found[0].mean == pytest.approx(5.1)
+  assert found[0].deviation == pytest.approx(0.1)
+  small, large = depth.pairs(found)
+  assert small.gain == pytest.approx(5.1 - 5.35 / 3 - 10 / 3)
+  assert small.verdict == "not told apart"
+  assert large.gain == pytest.approx(0.2)
+  assert large.error == pytest.approx(0.01 * math.sqrt(2 / 3))
+  assert large.verdict == "deeper is better"
+  text = depth.markdown(found)
+  assert "| 4.72 | 6, 12 | 0.2000 +- 0.0082 | deeper is better |" in text
+
+
+def test_the_tuned_rate_counts():
+  """The one with most seeds, then the best on the selection split."""
+  others = [
+    run(6, 128, 0, 1.0, rate=3e-3),  # Better, but tried with one seed.
+    run(12, 90, 0, 5.6, rate=3e-3),
+    run(12, 90, 1, 5.6, rate=3e-3),
+    run(12, 90, 2, 5.6, rate=3e-3),
+    run(12, 90, 2, 5.6, rate=3e-3),  # Found twice, counted once.
+  ]
+  found = {(p.num_layers, p.d_model): p for p in depth.points(others + grid())}
+  assert found[6, 128].rate == 1e-3
+  assert found[12, 90].rate == 1e-3
+  assert len(found[12, 90].losses) == 3
+
+
+def test_wider_can_be_better_and_one_seed_is_none():
+  runs = [run(6, 128, s, 4 + s / 100) for s in (0, 1)]
+  runs += [run(12, 90, s, 5 + s / 100) for s in (0, 1)]
+  (pair,) = depth.pairs(depth.points(runs))
+  assert pair.verdict == "wider is better"
+  (pair,) = depth.pairs(depth.points(runs[:1] + runs[2:]))
+  assert "one seed" in pair.verdict
+  assert depth.pairs(depth.points([run(6, 128, 0, 1), run(6, 132, 0, 1)])) == []
+
+
+def test_what_cannot_be_compared():
+  with pytest.raises(ValueError, match=r"cannot be compared.* 320 .* 640 tok"):
+    depth.points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
+  with pytest.raises(ValueError, match="run of listops"):
+    depth.points([{"task": "listops", "metric": "accuracy"}])
+
+
+def test_the_command(tmp_path, capsys):
+  for number, one in enumerate(grid()):
+    folder = tmp_path / "runs" / f"cell_{number % 3}" / f"rate/seed_{number}"
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(one))
+  depth.main([str(tmp_path / "runs"), "--out", str(tmp_path / "figure")])
+  assert "| 1.18 | 6 | 128 | 0.001 | 0 1 2 | 5.1000 +- 0.1000 |" in (
+    capsys.readouterr().out
+  )
+  assert (tmp_path / "figure.png").stat().st_size > 10_000
+  assert (tmp_path / "figure.svg").exists()
+  with pytest.raises(SystemExit, match=r"no results\.json below .*nothing"):
+    depth.main([str(tmp_path / "nothing")])

@@ -1,0 +1,194 @@
+"""Grids of runs: what is run, what is not run again, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import sweep
+
+SPEC = "configs/lra/listops.py:size=tiny"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+class Runs:
+  """Stands for `jaxformers.main`: takes the command, leaves results behind."""
+
+  def __init__(self):
+    self.commands, self.scores, self.broken = [], {}, {}
+
+  def __call__(self, command):
+    assert command[:3] == [sys.executable, "-m", "jaxformers.main"]
+    spec = command[command.index("--config") + 1]
+    options = [part for part in command[5:] if part.startswith("--config.")]
+    seed = int(options[0].removeprefix("--config.seed="))
+    self.commands.append((spec, seed))
+    if spec in self.broken:
+      return self.broken[spec]
+    folder = Path(command[5].removeprefix("--workdir="))
+    folder.mkdir(parents=True)
+    own = sweep.Sweep(folder, options[1:])
+    config = own.config(sweep.cells([spec], [])[0], seed)
+    score = self.scores.get((spec, seed), 0.5)
+    result = {
+      **{"task": "listops", "protocol": "lra", "model": "transject"},
+      **{"seed": seed, "config": config, "max_len": 0, "metric": "accuracy"},
+      **{"accuracy": score, "selection_score": score, "data": {}},
+      **{"selection": "validation", "baselines": {}, "parameters": 1},
+      **{"parameter_ratio": 1.0, "train_seconds": 1.0},
+    }
+    (folder / "results.json").write_text(json.dumps(result))
+    return 0
+
+
+@pytest.fixture
+def runs(monkeypatch):
+  fake = Runs()
+  monkeypatch.setattr(sweep, "_call", fake)
+  return fake
+
+
+def test_a_grid_is_every_combination():
+  grid = [("model", ("transject", "local")), ("protocol", ("lra",))]
+  found = sweep.cells([SPEC, "configs/lra/text.py"], grid)
+  assert [cell.spec for cell in found] == [
+    "configs/lra/listops.py:size=tiny,model=transject,protocol=lra",
+    "configs/lra/listops.py:size=tiny,model=local,protocol=lra",
+    "configs/lra/text.py:model=transject,protocol=lra",
+    "configs/lra/text.py:model=local,protocol=lra",
+  ]
+  assert len({cell.folder for cell in found}) == 4
+
+
+def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
+  sweep.main([*argv, "--grid=model=transject,local"])
+  assert len(runs.commands) == 4
+  sweep.main([*argv, "--grid=model=transject,local,sparse"])
+  assert [spec.rpartition("=")[2] for spec, _ in runs.commands[4:]] == [
+    "sparse",
+    "sparse",
+  ]
+  assert capsys.readouterr().out.count("| 50.00 +- 0.00 | 0 1 |") == 2 + 3
+
+
+def test_results_of_another_config_are_not_taken(runs, tmp_path):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  sweep.main([*argv, "--config.total_steps=5"])
+  with pytest.raises(
+    SystemExit, match="another config:\n  total_steps: 5 -> 6"
+  ):
+    sweep.main([*argv, "--config.total_steps=6", "--seeds=1,0"])
+  assert len(runs.commands) == 1
+  sweep.main([*argv, "--config.total_steps=5", "--config.data_dir=elsewhere"])
+  assert len(runs.commands) == 1
+
+
+def test_tuning_looks_at_the_selection_split_and_the_first_seed(
+  runs, tmp_path, capsys
+):
+  models = ("transject", "local", "sparse")
+  for model, score in zip(models, (0.4, 0.6, 0.5), strict=True):
+    runs.scores[f"{SPEC},model={model}", 3] = score
+    runs.scores[f"{SPEC},model={model}", 4] = 1 - score
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=3,4"]
+  sweep.main([*argv, f"--tune=model={','.join(models)}"])
+  assert runs.commands == [
+    *((f"{SPEC},model={model}", 3) for model in models),
+    (f"{SPEC},model=local", 4),
+  ]
+  said = capsys.readouterr().out
+  assert "model=local of transject: 0.4000, local: 0.6000" in said
+  assert "at the end" not in said
+  assert "| 50.00 +- 14.14 | 3 4 |" in said
+  # By a loss the least is the best, and an end of the axis is named.
+  sweep.main(
+    [
+      *("--config", SPEC, f"--workdir={tmp_path / 'loss'}", "--seeds=3"),
+      *("--config.select=loss", f"--tune=model={','.join(models)}"),
+    ]
+  )
+  said = capsys.readouterr().out
+  assert "model=transject of" in said
+  assert "try more of model" in said
+
+
+def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
+  runs.broken[f"{SPEC},model=local"] = 1
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  with pytest.raises(SystemExit, match=r"failed.*\n.*model=local.seed_0: 1"):
+    sweep.main([*argv, "--grid=model=local,sparse"])
+  assert len(runs.commands) == 2
+  assert "| 50.00 | 0 |" in capsys.readouterr().out
+  # Of what is tuned, the others are left to choose from.
+  with pytest.raises(SystemExit, match="failed"):
+    sweep.main([*argv, "--tune=model=local,sparse", "--seeds=0,1"])
+  assert runs.commands[-1] == (f"{SPEC},model=sparse", 1)
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["--grid=model"], "no axis of a grid"),
+    (["--grid=model=local,"], "no axis of a grid"),
+    (["--grid=model=local,local"], "twice"),
+    (["--grid=model=local", "--tune=model=sparse"], "model is an axis twice"),
+    (["--grid=size=paper"], "size stands in .* and in the grid"),
+    (["--grid=seed=1"], "give --seeds"),
+    (["--config.seed=1"], "give --seeds"),
+    (["--seeds=a"], "--seeds=a"),
+    (["--grid=modle=local"], "Did you mean 'model'"),
+    (["--grid=protocol=local"], "Unknown protocol 'local'"),
+    (["--config.totl_steps=1"], "Did you mean 'total_steps'"),
+    (["--config.total_steps=x"], "total_steps"),
+    (["--total_steps=1"], "no option of a sweep"),
+  ],
+)
+def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):
+  with pytest.raises(SystemExit, match=message):
+    sweep.main(["--config", SPEC, f"--workdir={tmp_path}", *argv])
+  assert not runs.commands
+
+
+def test_a_signal_to_the_sweep_is_one_to_its_run(tmp_path):
+  """And the sweep waits for the run to save."""
+  code = f"""
+    import sys
+    from launch import sweep
+    run = '''
+    import signal, sys, time
+    def save(*_):
+      time.sleep(0.2)
+      open({str(tmp_path / "saved")!r}, "w").close()
+      sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+    open({str(tmp_path / "began")!r}, "w").close()
+    time.sleep(60)
+    '''
+    sweep._call([sys.executable, "-c", __import__("textwrap").dedent(run)])
+  """
+  command = [sys.executable, "-c", textwrap.dedent(code)]
+  env = os.environ | {"PYTHONPATH": "."}
+  with subprocess.Popen(command, env=env) as process:
+    while not (tmp_path / "began").exists():
+      assert process.poll() is None
+      time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+  assert (tmp_path / "saved").exists()
+
+
+def test_statuses_of_a_run():
+  assert sweep._call([sys.executable, "-c", "raise SystemExit(1)"]) == 1
+  with pytest.raises(SystemExit, match="2"):
+    sweep._call([sys.executable, "-c", "raise SystemExit(2)"])
