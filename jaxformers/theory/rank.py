@@ -1,4 +1,6 @@
-"""The separation rank of linearised self-attention, measured exactly.
+r"""The separation rank of linearised self-attention, measured exactly.
+
+python -m jaxformers.theory.rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
 
 A function of two groups of tokens has the separation rank of its grid matrix
 [y(a_s, b_t)] at generic points, once there are more points than the rank. With
@@ -15,12 +17,18 @@ under a residual connection T_l + I stands for T_l.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import itertools
 import math
+import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+
+from jaxformers.theory import bounds
 
 PRIME = 2**31 - 1
 _FIRST = 24  # Points of the first grid, less 8; then twice as many.
@@ -403,9 +411,83 @@ def closed_form(setting: Setting) -> int | None:
   if setting.num_heads > 1:
     return None
   if setting.num_tokens == 2:
-    c = (3**setting.num_layers - 1) // 2
+    c = bounds.degree(setting.num_layers)
     return math.comb(d + c, c)
   if setting.num_layers == 2:
     more = d * d * (d * d - 1) // 12 + d * (d * d - 1) // 3
     return math.comb(d + 4, 4) + more
   return None
+
+
+def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
+  """Ranks beside closed forms and the bounds of theorem 1, in Markdown.
+
+  Args:
+    settings: what is measured.
+    max_points, seed: see `measure`.
+  """
+  lines = [
+    "| L | d | H | N | rank | closed form | log_3 rank | theorem 1 |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- |",
+  ]
+  for s in settings:
+    found = measure(s, seed, max_points)
+    bound = ""
+    if s.num_heads < s.d_model:
+      low, high, _ = bounds.theorem_1(s.num_layers, s.d_model, s.num_heads)
+      bound = f"{low:.2f} to {high:.2f}"
+    cells = (
+      *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
+      f"{'' if found.exact else '>= '}{found.rank:,}",
+      closed_form(s) or "",
+      f"{bounds.log3(found.rank):.2f}",
+      bound,
+    )
+    lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+  return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Prints the ranks of all combinations; a mistake ends in one message."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers.theory.rank",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  axes = {
+    "num_layers": ("2", "L"),
+    "d_model": ("2,3,4", "d, from 4 at L = 3 on for minutes"),
+    "num_heads": ("1", "H, divisors of d"),
+    "num_tokens": ("2", "N, even: half of them in each group"),
+  }
+  for name, (default, meaning) in axes.items():
+    parser.add_argument(
+      f"--{name}", default=default, help=f"{meaning}; default {default}"
+    )
+  parser.add_argument(
+    "--input_rank", type=int, default=0, help="of the tokens; default d"
+  )
+  parser.add_argument("--residual", action="store_true")
+  parser.add_argument("--max_points", type=int, default=2_048)
+  parser.add_argument("--seed", type=int, default=0)
+  args = parser.parse_args(argv)
+  try:
+    values = [_integers(name, getattr(args, name)) for name in axes]
+    settings = [
+      Setting(*sizes, residual=args.residual, input_rank=args.input_rank)
+      for sizes in itertools.product(*values)
+    ]
+    print(table(settings, args.max_points, args.seed))
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+
+
+def _integers(name: str, text: str) -> list[int]:
+  try:
+    return [int(value) for value in text.split(",")]
+  except ValueError:
+    raise ValueError(f"--{name}={text}: give integers, such as 1,2.") from None
+
+
+if __name__ == "__main__":
+  main()

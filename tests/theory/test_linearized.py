@@ -10,7 +10,7 @@ import pytest
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
-from jaxformers.theory import bounds, rank
+from jaxformers.theory import bounds
 from jaxformers.theory import linearized as lin
 
 
@@ -81,23 +81,6 @@ def test_its_last_token_sees_all_in_the_causal_form_too():
   x, maps, y = network(1, True, causal=True)
   want = lin.compact(x, maps, True)
   np.testing.assert_allclose(y[-1], want[-1], atol=1e-12 * jnp.abs(want).max())
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_it_is_the_network_whose_rank_is_measured(residual):
-  """On integers so small that none is reduced modulo the prime."""
-  setting = rank.Setting(2, 2, 2, 4, residual=residual, position=1, channel=1)
-  rng = np.random.default_rng(0)
-  weights = rank.Weights(*rng.integers(0, 3, (2, 2, 2, 2, 2)))
-  a, b = rng.integers(0, 3, (2, 3, 2, 2))
-  got = rank.grid(setting, weights, a, b)
-  maps = lin.Maps(*(jnp.asarray(w, jnp.float64) for w in weights))
-  for s in range(3):
-    for t in range(3):
-      x = jnp.asarray(np.concatenate([a[s], b[t]]), jnp.float64)
-      want = lin.compact(x, maps, residual)[1, 1]
-      assert want < rank.PRIME
-      np.testing.assert_allclose(got[s, t], want, rtol=1e-13)
 
 
 def test_the_model_has_no_more_than_four_maps_a_layer():

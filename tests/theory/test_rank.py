@@ -1,18 +1,22 @@
 """Separation ranks, against the reference's table and closed forms."""
 
+import functools
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.theory import bounds
+from jaxformers.theory import bounds, linearized
 from jaxformers.theory import rank as r
 
 # (L, d, H, N) and the rank; all rows of the reference that take a moment.
 TABLE = [
   *(
     (1, d, h, n, d + 1)
-    for d, h, n in [(2, 1, 2), (3, 1, 4), (4, 2, 8), (6, 2, 4), (8, 4, 2)]
+    for d, h, n in itertools.product((2, 3, 4, 6, 8), (1, 2, 4), (2, 4, 8))
+    if d % h == 0
   ),
   (2, 2, 1, 2, 15),
   (2, 2, 2, 2, 15),
@@ -45,29 +49,33 @@ def test_the_references_ranks(depth, d, heads, n, want):
     assert depth > bounds.threshold(d) or bounds.log3(want) >= low
 
 
+@pytest.mark.slow
 def test_the_larger_ranks():
   assert r.measure(r.Setting(2, 10)).rank == 1_001
   assert r.measure(r.Setting(3, 3)).rank == 560
-  found = r.measure(r.Setting(3, 3, num_tokens=4), max_points=600)
-  assert found == (600, False, 600)  # At least 1,500 in the reference.
+  found = r.measure(r.Setting(3, 3, num_tokens=4), max_points=1_500)
+  assert found == (1_500, False, 1_500)
 
 
 @pytest.mark.parametrize(
   ("rank", "depth", "n", "want"),
-  [(2, 1, 2, 3), (2, 2, 2, 15), (2, 2, 4, 18), (2, 3, 2, 105), (3, 2, 4, 49)],
+  [
+    *((2, 1, 2, 3), (2, 2, 2, 15), (2, 2, 4, 18), (2, 3, 2, 105)),
+    *((2, 3, 4, 232), (3, 2, 4, 49)),
+  ],
 )
 @pytest.mark.parametrize("d", [4, 6])
 def test_inputs_of_low_rank_are_as_a_narrow_network(rank, depth, n, want, d):
   setting = r.Setting(depth, d, num_tokens=n, input_rank=rank)
   assert r.measure(setting).rank == want
-  assert r.closed_form(setting) == want
+  assert r.closed_form(setting) in (None, want)
 
 
 def test_equal_for_all_balanced_partitions_seeds_and_with_a_residual():
   """Proposition 1, and findings 2 and 5 of the reference."""
   for part in itertools.combinations(range(4), 2):
     assert r.measure(r.Setting(2, 3, num_tokens=4, part=part)).rank == 49
-  for seed in range(3):
+  for seed in range(6):
     assert r.measure(r.Setting(2, 3, num_tokens=4), seed).rank == 49
   for d, want in ((2, 18), (3, 49)):
     setting = r.Setting(2, d, num_tokens=4, residual=True)
@@ -104,6 +112,25 @@ def test_the_grid_is_the_literal_sum_over_tokens():
         new[i] = (new[i] + score * (into[layer, h] @ x[j])) % p
       x = new % p
     assert found[s, t] == x[2, 1]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_grid_is_the_compact_form(residual):
+  """On integers so small that none is reduced modulo the prime."""
+  setting = r.Setting(2, 2, 2, 4, residual=residual, position=1, channel=1)
+  rng = np.random.default_rng(0)
+  weights = r.Weights(*rng.integers(0, 3, (2, 2, 2, 2, 2)))
+  a, b = rng.integers(0, 3, (2, 3, 2, 2))
+  found = r.grid(setting, weights, a, b)
+  x = np.stack([[np.concatenate([one, two]) for two in b] for one in a]).astype(
+    np.float64
+  )
+  with jax.enable_x64(True):
+    maps = linearized.Maps(*(jnp.asarray(w, jnp.float64) for w in weights))
+    form = functools.partial(linearized.compact, maps=maps, residual=residual)
+    want = jax.vmap(jax.vmap(form))(x)[..., 1, 1]
+  assert want.max() < r.PRIME
+  np.testing.assert_allclose(found, want, rtol=1e-13)
 
 
 def test_ranks_of_matrices_that_are_known():
@@ -152,3 +179,36 @@ def test_what_cannot_be_measured(fields, message):
     r.Setting(**({"num_layers": 2, "d_model": 4} | fields))
   with pytest.raises(ValueError, match="max_points=1"):
     r.measure(r.Setting(1, 2), max_points=1)
+
+
+def test_the_command(capsys):
+  r.main(["--num_layers=1,2", "--d_model=2,4", "--num_heads=2"])
+  rows = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in capsys.readouterr().out.splitlines()[2:]
+  ]
+  assert [row[:6] for row in rows] == [
+    ["1", "2", "2", "2", "3", "3"],
+    ["1", "4", "2", "2", "5", "5"],
+    ["2", "2", "2", "2", "15", ""],
+    ["2", "4", "2", "2", "70", ""],
+  ]
+  low, high, _ = bounds.theorem_1(2, 4, 2)
+  assert float(rows[3][6]) == pytest.approx(bounds.log3(70), abs=0.01)
+  assert rows[2][7] == ""  # As many heads as channels have no bound.
+  assert rows[3][7] == f"{low:.2f} to {high:.2f}"
+  r.main(["--num_layers=2", "--d_model=6", "--max_points=20"])
+  assert ">= 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("argument", "message"),
+  [
+    ("--num_heads=3", "num_heads=3 does not divide d_model=4"),
+    ("--num_tokens=3", "num_tokens=3 is odd"),
+    ("--num_layers=two", "--num_layers=two"),
+  ],
+)
+def test_a_wrong_argument(argument, message):
+  with pytest.raises(SystemExit, match=message):
+    r.main(["--num_layers=1", "--d_model=4", argument])
