@@ -190,18 +190,18 @@ class Sweep:
   def tune(self, cell: Cell, tuned: Axis, seed: int) -> Cell | None:
     """The cell with the best of the axis' values; None if all fail."""
     key, values = tuned
-    scores: dict[str, float] = {}
-    higher = False
+    scores: dict[str, float] = {}  # More is better: of a loss, less than 0.
+    select = ""
     for value in values:
       found = self.run(cell.and_(key, value), seed)
       if found is not None and math.isfinite(found["selection_score"]):
         scores[value] = found["selection_score"]
-        higher = results.higher(found)
+        select = found["config"]["select"]
     if not scores:
       return None
-    best = (max if higher else min)(scores, key=scores.__getitem__)
-    listed = ", ".join(f"{value}: {x:.4f}" for value, x in scores.items())
-    print(f"\n== {cell.spec}: {key}={best} of {listed}", flush=True)
+    best = max(scores, key=scores.__getitem__)
+    listed = ", ".join(f"{value}: {abs(x):.4f}" for value, x in scores.items())
+    print(f"\n== {cell.spec}: {key}={best}, by {select}: {listed}", flush=True)
     if best in (values[0], values[-1]) and len(values) > 1:
       print(f"   It is at the end of what was tried: try more of {key}.")
     return cell.and_(key, best)

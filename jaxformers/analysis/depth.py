@@ -107,7 +107,7 @@ def points(runs: Iterable[Mapping[str, Any]]) -> list[Point]:
 
     def rank(runs: list[Mapping[str, Any]]) -> tuple[int, float]:
       scores = [one["selection_score"] for one in runs]
-      return len(runs), -statistics.mean(scores)
+      return len(runs), statistics.mean(scores)
 
     best = max(recipes.values(), key=rank)
     config, about = best[0]["config"], best[0]["task_description"]

@@ -58,12 +58,6 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   return found
 
 
-def higher(result: Mapping[str, Any]) -> bool:
-  """Whether more of what a run's checkpoint was chosen by is better."""
-  metric = result.get("metric", "accuracy")
-  return result["config"]["select"] == metric and metric not in LOWER
-
-
 def recipe(result: Mapping[str, Any]) -> str:
   """All of a config that must agree for runs to be seeds of one another."""
   free = ("seed", "data_dir", "tensorboard", "wandb")

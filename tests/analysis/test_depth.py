@@ -23,7 +23,7 @@ def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
     "metric": "perplexity",
     "seed": seed,
     "loss": loss,
-    "selection_score": loss - 1,
+    "selection_score": 1 - loss,
     "config": config | other,
     "task_description": {"vocabulary_sha256": "abcdef0123"},
   }

@@ -108,10 +108,12 @@ def test_tuning_looks_at_the_selection_split_and_the_first_seed(
     (f"{SPEC},model=local", 4),
   ]
   said = capsys.readouterr().out
-  assert "model=local of transject: 0.4000, local: 0.6000" in said
+  assert "model=local, by accuracy: transject: 0.4000, local: 0.6" in said
   assert "at the end" not in said
   assert "| 50.00 +- 14.14 | 3 4 |" in said
-  # By a loss the least is the best, and an end of the axis is named.
+  # The score of a loss is below 0, and an end of the axis is named.
+  for model, loss in zip(models, (0.4, 0.6, 0.5), strict=True):
+    runs.scores[f"{SPEC},model={model}", 3] = -loss
   sweep.main(
     [
       *("--config", SPEC, f"--workdir={tmp_path / 'loss'}", "--seeds=3"),
@@ -119,7 +121,7 @@ def test_tuning_looks_at_the_selection_split_and_the_first_seed(
     ]
   )
   said = capsys.readouterr().out
-  assert "model=transject of" in said
+  assert "model=transject, by loss: transject: 0.4000, loc" in said
   assert "try more of model" in said
 
 

@@ -100,7 +100,7 @@ def test_corollary_1_and_where_the_paper_differs():
   assert one.log10 == pytest.approx(133.01 * math.log10(3), rel=1e-4)
 
 
-@given(st.integers(12, 96), st.sampled_from([256, 1_000, 12_288]))
+@given(st.integers(14, 96), st.sampled_from([256, 1_000, 12_288]))
 def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
   found = b.surpassing(num_layers, d_model, 16)
   assert found.num_layers < num_layers
@@ -124,7 +124,10 @@ def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
     (lambda: b.width_needed(6, 6, 1_000, 16), "shallow=6, num_layers=6"),
     (lambda: b.width_needed(2, 12, 1_000, 16), "fewer layers than log_3 d"),
     (lambda: b.surpassing(5, 1_000, 16), "deeper than log_3 d = 6.29"),
+    # Some layers above the threshold the bounds are too far apart.
     (lambda: b.surpassing(7, 1_000, 16), "no shallower"),
+    (lambda: b.surpassing(11, 1_000, 16), "no shallower"),
+    (lambda: b.surpassing(13, 12_288, 16), "no shallower"),
   ],
 )
 def test_what_cannot_be(call, message):

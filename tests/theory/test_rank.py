@@ -126,9 +126,10 @@ def test_the_grid_is_the_compact_form(residual):
     np.float64
   )
   with jax.enable_x64(True):
+    x = jnp.asarray(x)
     maps = linearized.Maps(*(jnp.asarray(w, jnp.float64) for w in weights))
     form = functools.partial(linearized.compact, maps=maps, residual=residual)
-    want = jax.vmap(jax.vmap(form))(x)[..., 1, 1]
+    want = np.asarray(jax.vmap(jax.vmap(form))(x))[..., 1, 1]
   assert want.max() < r.PRIME
   np.testing.assert_allclose(found, want, rtol=1e-13)
 
