@@ -242,6 +242,8 @@ CURVES = {
   "gradient_cosine": "cosine of attention's and J's slope",
   "head_redundancy": "cosine of attention with the layer before",
 }
+# Drawn on a logarithmic scale.
+LOGARITHMIC = ("functional_kernel",)
 
 
 def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
@@ -338,6 +340,20 @@ def over_seeds(runs: list[dict[str, list[float]]]) -> Curves:
   return found
 
 
+def band(
+  mean: np.ndarray, deviation: np.ndarray, logarithmic: bool
+) -> tuple[np.ndarray, np.ndarray]:
+  """One deviation about the mean, or about the logarithm of what is positive.
+
+  That of the logarithm is deviation / mean, to first order; so a band on a
+  logarithmic scale does not reach below zero.
+  """
+  if not logarithmic:
+    return mean - deviation, mean + deviation
+  factor = np.exp(deviation / mean)
+  return mean / factor, mean * factor
+
+
 def draw(found: dict[str, Curves], path: Path) -> None:
   """Draws what `over_seeds` found of several runs, a panel a quantity.
 
@@ -365,21 +381,15 @@ def draw(found: dict[str, Curves], path: Path) -> None:
         layers, mean, styles[k % len(styles)], label=label, ms=4
       )
       if "deviation" in own:
-        spread = np.array(own["deviation"])
-        axes.fill_between(
-          layers,
-          mean - spread,
-          mean + spread,
-          color=line.get_color(),
-          alpha=0.2,
-        )
+        low, high = band(mean, np.array(own["deviation"]), name in LOGARITHMIC)
+        axes.fill_between(layers, low, high, color=line.get_color(), alpha=0.2)
     axes.set_title(CURVES[name], fontsize="medium")
     axes.set_xlabel(
       "layer" + (" (0: embedding)" if name == "similarity" else "")
     )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    if name == "functional_kernel":
+    if name in LOGARITHMIC:
       axes.set_yscale("log")
   handles, labels = panels[0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside upper center", ncols=4)

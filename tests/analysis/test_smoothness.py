@@ -276,3 +276,13 @@ def test_the_command(monkeypatch, tmp_path, capsys):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):
       s.main([str(tmp_path / "nothing")])
+
+
+def test_a_band_on_a_logarithmic_scale_stays_above_zero():
+  mean, spread = np.array([2.0, 5.0]), np.array([3.0, 0.05])
+  low, high = s.band(mean, spread, logarithmic=True)
+  assert (low > 0).all()
+  np.testing.assert_allclose(low * high, mean**2)
+  np.testing.assert_allclose((low[1], high[1]), (4.95, 5.05), rtol=1e-4)
+  low, high = s.band(mean, spread, logarithmic=False)
+  assert (low[0], high[0]) == (-1, 5)
