@@ -435,7 +435,9 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
     bound = ""
     if s.num_heads < s.d_model:
       low, high, _ = bounds.theorem_1(s.num_layers, s.d_model, s.num_heads)
-      bound = f"{low:.2f} to {high:.2f}"
+      # The lower bound is of few layers alone.
+      first = s.num_layers <= bounds.threshold(s.d_model)
+      bound = f"{low:.2f} to {high:.2f}" if first else f"up to {high:.2f}"
     cells = (
       *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
       f"{'' if found.exact else '>= '}{found.rank:,}",

@@ -194,10 +194,12 @@ def test_the_command(capsys):
     ["2", "2", "2", "2", "15", ""],
     ["2", "4", "2", "2", "70", ""],
   ]
-  low, high, _ = bounds.theorem_1(2, 4, 2)
+  high = bounds.theorem_1(2, 4, 2).upper
+  low, inside, _ = bounds.theorem_1(1, 4, 2)
   assert float(rows[3][6]) == pytest.approx(bounds.log3(70), abs=0.01)
   assert rows[2][7] == ""  # As many heads as channels have no bound.
-  assert rows[3][7] == f"{low:.2f} to {high:.2f}"
+  assert rows[3][7] == f"up to {high:.2f}"  # Deeper than log_3 4.
+  assert rows[1][7] == f"{low:.2f} to {inside:.2f}"
   r.main(["--num_layers=2", "--d_model=6", "--max_points=20"])
   assert ">= 20" in capsys.readouterr().out
 
