@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
-from jaxformers.models import Model
+from jaxformers.models import Model, reversible
+from jaxformers.models.mixers.transject import expert_outputs
 
 HEADS = ("query", "key", "value")
 
@@ -25,6 +26,9 @@ class Capture(NamedTuple):
     sigma: of TransJect, float32 [b, d], or [1, d] if shared; None for others.
     heads: of every layer `query`, `key` and `value`, [b, h, n, e] each, as far
       as its mixer has them.
+    parts: of every layer what its heads put out, before the projection back,
+      [b, h, n, e]; or x + a F_e(x) of TransJect's experts, [b, e, n, d]; None
+      for other models.
   """
 
   hidden: tuple[jax.Array, ...]
@@ -32,6 +36,7 @@ class Capture(NamedTuple):
   gates: jax.Array | None
   sigma: jax.Array | None
   heads: tuple[dict[str, jax.Array], ...]
+  parts: tuple[jax.Array, ...] | None
 
 
 def variables(model: Model, params: Any) -> dict[str, Any]:
@@ -82,14 +87,35 @@ def capture(
   sigma = found.get("sigma", (None,))[0]
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
+  hidden = tuple(found["hidden"])
   heads = tuple(one["mixer"].get("projected", ({},))[0] for one in layers)
+  if gates:
+    parts = _experts(model, variables, hidden, sigma)
+  else:
+    attended = [one["mixer"].get("attended") for one in layers]
+    whole = bool(attended) and all(attended)
+    parts = tuple(one[0] for one in attended) if whole else None
   return Capture(
-    tuple(found["hidden"]),
-    mask,
-    jnp.stack(gates) if gates else None,
-    sigma,
-    heads,
+    hidden, mask, jnp.stack(gates) if gates else None, sigma, heads, parts
   )
+
+
+def _experts(
+  model: Model, variables: Any, hidden: tuple[jax.Array, ...], sigma: jax.Array
+) -> tuple[jax.Array, ...] | None:
+  """x + a F_e(x) of every layer, from the layers' inputs."""
+  block = model.encoder(parent=None).block(parent=None)
+  if not reversible.has_form(block):
+    return None
+  form = reversible.form(block)
+  own = {name: tree["encoder"] for name, tree in variables.items()}
+  found = []
+  for x, layer in zip(hidden[:-1], reversible.layers(own, form), strict=True):
+    experts = layer.experts
+    with jax.default_matmul_precision("highest"):
+      f = expert_outputs(x, experts.u, sigma, experts.v)
+    found.append(jnp.stack([x + experts.a * one for one in f], 1))
+  return tuple(found)
 
 
 def _number(name: str) -> int:

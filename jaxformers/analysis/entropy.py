@@ -22,6 +22,7 @@ from jaxformers.registry import Registry, choose
 
 ESTIMATORS: Registry = Registry("estimator of entropy")
 AXES = ("units", "tokens")
+LEAST = 8  # Values that an entropy is estimated from.
 
 # Of N(0, sigma^2), less log sigma.
 GAUSSIAN = 0.5 * math.log(2 * math.pi * math.e)
@@ -142,9 +143,10 @@ def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
     ValueError: for fewer than eight values, or an estimator that there is not.
   """
   values = np.asarray(values, np.float64)
-  if values.shape[-1] < 8:
+  if values.shape[-1] < LEAST:
     raise ValueError(
-      f"{values.shape[-1]} values are too few for an entropy: give at least 8."
+      f"{values.shape[-1]} values are too few for an entropy: give at least "
+      f"{LEAST}."
     )
   estimate = ESTIMATORS[choose("estimator", estimator, ESTIMATORS)]
   with np.errstate(divide="ignore"):
@@ -198,7 +200,7 @@ def of_tokens(
   parts = [
     entropy(row[own].T, estimator)
     for row, own in zip(x, mask, strict=True)
-    if own.sum() >= 8
+    if own.sum() >= LEAST
   ]
   if not parts:
     raise ValueError(

@@ -160,7 +160,8 @@ class Attention(nn.Module):
   """Projects to heads, attends, projects back: x [b, n, d] -> [b, n, d].
 
   `query`, `key` and `value`, [b, h, n, e] each, are sown into `intermediates`
-  as `projected`.
+  as `projected`, and what the heads put out, before the projection back, as
+  `attended`.
 
   Attributes:
     attend: a function of heads; see `attention`.
@@ -263,6 +264,7 @@ class Attention(nn.Module):
     y, carry = y if "carry" in self.heads.tools else (y, carry)
     if loyal:
       y, carry = self._faithful(y, inputs["value"], first, carry)
+    self.sow("intermediates", "attended", y)
     y = nn.DenseGeneral(
       d,
       axis=(-2, -1),

@@ -1,0 +1,238 @@
+"""What every layer does to tokens, sample by sample, streamed over data.
+
+Distributions where `lipschitz` and `smoothness` have means: activation factors
+and entropies of TransJect's figures 4 and 5, the weights of its experts (figure
+6), the distances of chosen pairs of tokens (figure 1). Numbers a sample are
+kept, and no activations.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxformers.analysis import entropy, lipschitz
+from jaxformers.analysis.capture import Capture, capture, variables
+from jaxformers.models import Model
+
+
+class Layers(NamedTuple):
+  """Of s samples and L layers; the first of L + 1 is the embedding.
+
+  Attributes:
+    factors: mean activation factor over pairs of tokens, [L + 1, s]; NaN where
+      a sample has no two different tokens.
+    entropy: mean over tokens (or units), [L + 1, s], in nats; NaN where all
+      have equal values.
+    shape: the same at deviation 1.
+    finite: the share of tokens (or units) without equal values, [L + 1].
+    parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
+      models without.
+    gates: weights of the experts, [L, s, e]; None for other models.
+  """
+
+  factors: np.ndarray
+  entropy: np.ndarray
+  shape: np.ndarray
+  finite: np.ndarray
+  parts: np.ndarray | None
+  gates: np.ndarray | None
+
+
+def measure(
+  model: Model,
+  params: Any,
+  ids: np.ndarray,
+  *,
+  batch_size: int = 8,
+  pairs: int = 200,
+  axis: str = "units",
+  estimator: str = "vasicek",
+  seed: int = 0,
+) -> Layers:
+  """All of it, a batch at a time.
+
+  Args:
+    model, params: any of `models.build`, in evaluation.
+    ids: samples, as the model takes them.
+    batch_size: samples at a time; the last batch may be smaller.
+    pairs: of tokens a sample, for the activation factors.
+    axis, estimator: of the entropy, see `entropy.of_tokens`.
+    seed: of the pairs.
+  """
+  own = variables(model, params)
+
+  @jax.jit
+  def of(ids: jax.Array, chosen: jax.Array) -> tuple[Capture, jax.Array]:
+    found = capture(model, own, ids)
+    return found._replace(heads=()), lipschitz.distances(found.hidden, chosen)
+
+  parts: list[Layers] = []
+  for k in tqdm(range(0, len(ids), batch_size), "layers", disable=None):
+    batch = jnp.asarray(ids[k : k + batch_size])
+    mask = np.asarray(model.mask(batch))
+    chosen = lipschitz.pairs(mask, pairs, seed + k)
+    found, apart = jax.device_get(of(batch, jnp.asarray(chosen)))
+    parts.append(_batch(found, apart, axis, estimator))
+  sizes = [one.factors.shape[1] for one in parts]
+
+  def joined(name: str, place: int) -> Any:
+    values = [getattr(one, name) for one in parts]
+    return None if values[0] is None else np.concatenate(values, place)
+
+  finite = np.average([one.finite for one in parts], 0, sizes)
+  return Layers(
+    joined("factors", 1),
+    joined("entropy", 1),
+    joined("shape", 1),
+    finite,
+    joined("parts", 2),
+    joined("gates", 1),
+  )
+
+
+def _batch(
+  found: Capture, apart: np.ndarray, axis: str, estimator: str
+) -> Layers:
+  factors = lipschitz.activation_factors(apart)
+  hidden = [_by_sample(x, found.mask, axis, estimator) for x in found.hidden]
+  entropies, shapes, shares = (
+    np.array(rows) for rows in zip(*hidden, strict=True)
+  )
+  parts = None
+  if found.parts is not None:
+    parts = np.array(
+      [
+        [
+          _by_sample(layer[:, p], found.mask, axis, estimator)[0]
+          for p in range(layer.shape[1])
+        ]
+        for layer in found.parts
+      ]
+    )
+  with np.errstate(invalid="ignore"):
+    mean = np.array([[_mean(row) for row in layer] for layer in factors])
+  return Layers(
+    mean,
+    entropies,
+    shapes,
+    shares.mean(1),
+    parts,
+    None if found.gates is None else np.asarray(found.gates, np.float64),
+  )
+
+
+def _mean(values: np.ndarray) -> float:
+  known = values[np.isfinite(values)]
+  return float(known.mean()) if len(known) else math.nan
+
+
+def _by_sample(
+  x: np.ndarray, mask: np.ndarray, axis: str, estimator: str
+) -> tuple[list[float], list[float], list[float]]:
+  """Mean entropy, mean shape and finite share of every sample."""
+  rows = []
+  for one, own in zip(x, mask, strict=True):
+    # Too few tokens or units have no entropy.
+    least = own.sum() if axis == "tokens" else x.shape[-1]
+    if not own.any() or least < entropy.LEAST:
+      rows.append((math.nan, math.nan, 0.0))
+      continue
+    found = entropy.of_tokens(
+      one[None], own[None], axis=axis, estimator=estimator
+    )
+    means = entropy.summary(found)
+    rows.append((means.entropy, means.shape, means.finite))
+  first, second, third = zip(*rows, strict=True)
+  return list(first), list(second), list(third)
+
+
+def distances(
+  model: Model,
+  params: Any,
+  ids: np.ndarray,
+  places: list[tuple[int, int]],
+) -> dict[str, np.ndarray]:
+  """How far chosen pairs of tokens of one sample are, layer by layer.
+
+  Source: TransJect, figure 1.
+
+  Args:
+    model, params: any of `models.build`, in evaluation.
+    ids: one sample, as the model takes it, without the axis of the batch.
+    places: pairs of positions in the encoder's sequence.
+
+  Returns:
+    `euclidean` and `cosine` (1 less the cosine), float64 [L + 1, pairs].
+
+  Raises:
+    ValueError: for a position where there is no token.
+  """
+  x, mask = tokens(model, params, ids)
+  for pair in places:
+    for place in pair:
+      if not 0 <= place < len(mask) or not mask[place]:
+        raise ValueError(
+          f"There is no token at position {place}: the sample has "
+          f"{int(mask.sum())}, counted from 0."
+        )
+  one, other = (x[:, [pair[k] for pair in places]] for k in (0, 1))
+  norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+  inner = (one * other).sum(-1)
+  return {
+    "euclidean": np.linalg.norm(one - other, axis=-1),
+    "cosine": 1 - inner / np.where(norms > 0, norms, 1),
+  }
+
+
+def tokens(
+  model: Model, params: Any, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """One sample between the layers: float64 [L + 1, n, d] and its mask [n].
+
+  Args:
+    model, params: any of `models.build`, in evaluation.
+    ids: one sample, without the axis of the batch; of a pair the first.
+  """
+  found = capture(model, variables(model, params), jnp.asarray(ids)[None])
+  hidden = np.array([np.asarray(x[0], np.float64) for x in found.hidden])
+  return hidden, np.asarray(found.mask[0])
+
+
+def plane(
+  hidden: np.ndarray, mask: np.ndarray, *, neighbours: int = 5
+) -> np.ndarray:
+  """Tokens of every layer in a plane, by Isomap -> float64 [L + 1, k, 2].
+
+  Each layer for itself (Tenenbaum et al. 2000; TransJect, figure 7), turned,
+  mirrored and moved to lie as near the layer before as that lets it, and not
+  scaled: distances stay the layer's own.
+
+  Args:
+    hidden, mask: of `tokens`.
+    neighbours: of each token in the graph, at most one less than there are.
+
+  Raises:
+    ValueError: for fewer than four tokens.
+  """
+  from sklearn.manifold import Isomap
+
+  x = hidden[:, mask]
+  count = x.shape[1]
+  if count < 4:
+    raise ValueError(f"{count} tokens: an Isomap of a sample takes four.")
+  found = []
+  for layer in x:
+    isomap = Isomap(n_neighbors=min(neighbours, count - 1), n_components=2)
+    y = isomap.fit_transform(layer)
+    y = y - y.mean(0)
+    if found:
+      u, _, v = np.linalg.svd(y.T @ found[-1])
+      y = y @ (u @ v)
+    found.append(y)
+  return np.array(found)
