@@ -21,11 +21,10 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxformers import config as configs
+from jaxformers import tasks
 from jaxformers.analysis import results
 
 Axis = tuple[str, tuple[str, ...]]
@@ -105,8 +105,10 @@ def cells(paths: Sequence[str], grid: Sequence[Axis]) -> list[Cell]:
     fixed = [axis(item) for item in given.split(",") if item]
     own = tuple((key, value) for key, (value,) in fixed)
     for key, _ in own:
-      if key in keys:
-        raise ValueError(f"{key} stands in {spec} and in the grid: choose one.")
+      if [*keys, *(name for name, _ in own)].count(key) > 1:
+        raise ValueError(f"{key} stands in {spec} and in the grid, or twice.")
+      if key == "seed":
+        raise ValueError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
     found += [Cell(path, own + some) for some in itertools.product(*values)]
   return found
 
@@ -124,6 +126,7 @@ class Sweep:
     self.workdir = workdir
     self.overrides = list(overrides)
     self.failed: dict[str, int] = {}
+    self._opened: dict[str, Any] = {}
 
   def config(self, cell: Cell, seed: int) -> dict[str, Any]:
     """The config of a run as `jaxformers.main` reads it.
@@ -148,32 +151,74 @@ class Sweep:
     found.seed = seed
     return configs.complete(found)
 
+  def description(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What numbers depend on of the task that a config names.
+
+    Opens it, and prepares its data if they are not yet.
+
+    Raises:
+      ValueError: for data that cannot be had.
+    """
+    options = dict(config["task"], data_dir=config["data_dir"])
+    key = json.dumps(options, sort_keys=True, default=str)
+    if key not in self._opened:
+      found = tasks.get(**options).description()
+      self._opened[key] = json.loads(json.dumps(found))
+    return self._opened[key]
+
   def done(self, cell: Cell, seed: int) -> dict[str, Any] | None:
     """The results of a run, or None if it has none.
 
     Raises:
-      ValueError: if they are there under another config.
+      ValueError: if they are there under another config, or of other data.
     """
-    path = self._folder(cell, seed) / "results.json"
+    path = self.folder(cell, seed) / "results.json"
     if not path.exists():
       return None
     found = json.loads(path.read_text(encoding="utf-8"))
-    before = configs.complete(found["config"])
-    differing = configs.differences(before, self.config(cell, seed))
+    before, config = (
+      configs.complete(found["config"]),
+      self.config(cell, seed),
+    )
+    differing = configs.differences(before, config)
+    if not differing:
+      differing = configs.differences(
+        found["task_description"], self.description(config)
+      )
     if differing:
       raise ValueError(
-        f"{path} is of another config:\n  "
+        f"{path} is of another config or of other data:\n  "
         + "\n  ".join(differing)
-        + "\nUse that config again, or choose another --workdir."
+        + "\nUse those again, or choose another --workdir."
       )
     return found
+
+  def check(self, grid: Sequence[Cell], seeds: Sequence[int]) -> None:
+    """Raises ValueError for what a run would not begin with, or run twice."""
+    if len({*seeds}) < len(seeds) or min(seeds) < 0:
+      raise ValueError(
+        f"seeds {', '.join(map(str, seeds))}: they differ and are not negative."
+      )
+    seen: dict[str, Cell] = {}
+    for cell in grid:
+      config = self.config(cell, seeds[0])
+      for same in (json.dumps(config, sort_keys=True), str(cell.folder)):
+        if same in seen:
+          raise ValueError(
+            f"{seen[same].spec} and {cell.spec} are one run: name every run "
+            "once, and leave to the grid what --config.FIELD=VALUE would fix."
+          )
+        seen[same] = cell
+      self.description(config)
+      for seed in seeds:
+        self.done(cell, seed)
 
   def run(self, cell: Cell, seed: int) -> dict[str, Any] | None:
     """Trains and scores, unless that was done; None if it fails."""
     found = self.done(cell, seed)
     if found is not None:
       return found
-    folder = self._folder(cell, seed)
+    folder = self.folder(cell, seed)
     print(f"\n== {cell.spec} seed {seed} -> {folder}", flush=True)
     status = _call(
       [
@@ -191,23 +236,39 @@ class Sweep:
     """The cell with the best of the axis' values; None if all fail."""
     key, values = tuned
     scores: dict[str, float] = {}  # More is better: of a loss, less than 0.
+    before = dict(self.failed)
     select = ""
     for value in values:
       found = self.run(cell.and_(key, value), seed)
-      if found is not None and math.isfinite(found["selection_score"]):
+      if found is not None:
         scores[value] = found["selection_score"]
         select = found["config"]["select"]
     if not scores:
       return None
+    # A value that diverges is a finding, and no failure.
+    lost, self.failed = self.failed.keys() - before.keys(), before
     best = max(scores, key=scores.__getitem__)
     listed = ", ".join(f"{value}: {abs(x):.4f}" for value, x in scores.items())
     print(f"\n== {cell.spec}: {key}={best}, by {select}: {listed}", flush=True)
-    if best in (values[0], values[-1]) and len(values) > 1:
+    for folder in sorted(lost):
+      print(f"   Without results, and left out: {folder}")
+    ends = _ends(values)
+    if best in ends:
       print(f"   It is at the end of what was tried: try more of {key}.")
     return cell.and_(key, best)
 
-  def _folder(self, cell: Cell, seed: int) -> Path:
+  def folder(self, cell: Cell, seed: int) -> Path:
+    """The workdir of a run."""
     return self.workdir / cell.folder / f"seed_{seed}"
+
+
+def _ends(values: Sequence[str]) -> tuple[str, ...]:
+  """The least and the greatest of several numbers; () for other values."""
+  try:
+    ordered = sorted(values, key=float)
+  except ValueError:
+    return ()
+  return (ordered[0], ordered[-1]) if len(ordered) > 1 else ()
 
 
 @contextlib.contextmanager
@@ -221,9 +282,12 @@ def _argv(argv: list[str]) -> Iterator[None]:
 
 def _call(command: list[str]) -> int:
   """Runs a command; a SIGTERM to the sweep is one to it, and ends both."""
+  asked = False
   with subprocess.Popen(command) as process:
 
     def stop(*_: object) -> None:
+      nonlocal asked
+      asked = True
       process.terminate()
 
     before = signal.signal(signal.SIGTERM, stop)
@@ -234,7 +298,7 @@ def _call(command: list[str]) -> int:
       sys.exit(130)
     finally:
       signal.signal(signal.SIGTERM, before)
-  if status == 143:
+  if asked or status == 143:  # Whatever the run made of it.
     sys.exit(143)
   if status == 2:
     sys.exit(2)  # Said already, and every other run would say the same.
@@ -259,14 +323,13 @@ def run(
     The results, of the chosen values alone.
 
   Raises:
-    ValueError: before the first run, for a config that any of them has not.
+    ValueError: before the first run, see `Sweep.check`.
   """
-  for cell in grid:
-    for value in tuned[1] if tuned else ("",):
-      own = cell.and_(tuned[0], value) if tuned else cell
-      for seed in seeds:
-        sweep.done(own, seed)
-        sweep.config(own, seed)
+  every = list(grid)
+  if tuned:
+    key, values = tuned
+    every = [cell.and_(key, value) for cell in grid for value in values]
+  sweep.check(every, seeds)
   found = []
   for cell in grid:
     chosen = sweep.tune(cell, tuned, seeds[0]) if tuned else cell

@@ -40,11 +40,18 @@ def get_config(arg=None):
   )
   widths = WIDTHS[c.choose("depth", arg.depth, WIDTHS)]
   d = widths[c.choose("size", arg.size, range(1, len(widths) + 1)) - 1]
-  steps = round(arg.tokens / (arg.length * arg.batch))
+  if arg.length < 1 or arg.batch < 1 or arg.rate < 0:
+    raise ValueError(
+      f"length={arg.length}, batch={arg.batch}, rate={arg.rate:g}: a window "
+      "and a batch have at least one, and a rate is not negative."
+    )
+  steps = 0
+  if arg.tokens < 1e15:
+    steps = round(arg.tokens / (arg.length * arg.batch))
   if steps < 1:
     raise ValueError(
       f"tokens={arg.tokens:g} are less than one batch of {arg.batch} windows "
-      f"of {arg.length}: raise tokens."
+      f"of {arg.length}, or no number: give some such as 1e9."
     )
   tenth = max(steps // 10, 1)
   config = c.base(

@@ -3,10 +3,12 @@ r"""Depth against width at equal parameters, from the runs of a sweep.
 python -m jaxformers.analysis.depth runs/figure2 --out figure2
 
 Of every depth and width the learning rate that was run with the most seeds
-counts, and of several the one with the best loss on the selection split. The
-table and the picture have the test loss over 12 L d^2, the parameters beside
-the embedding, as in figure 2 of Levine et al. 2020
-(https://arxiv.org/abs/2006.12467).
+counts, and of several the one with the best loss on the selection split; runs
+that differ in anything else are refused. Whether seeds tell two depths apart is
+said by Welch's t at 95 %, of each pair alone: among twenty pairs of equals one
+will seem to differ. The table and the picture have the test loss over
+12 L d^2, the parameters beside the embedding, as in figure 2 of Levine et al.
+2020 (https://arxiv.org/abs/2006.12467).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers.analysis import results
+import scipy.stats
+
+from jaxformers.analysis.figures import Figure, grouped, legend, spread, style
 
 ALIKE = 0.1  # Numbers of parameters that differ by less are called equal.
 
@@ -36,6 +40,8 @@ class Point:
     rate: the peak learning rate.
     losses: on test, by seed, in nats a token.
     tokens: that were trained on.
+    epochs: how often that is all of the text.
+    better: a rate that scored better with fewer seeds; 0 if there is none.
   """
 
   num_layers: int
@@ -43,6 +49,8 @@ class Point:
   rate: float
   losses: Mapping[int, float]
   tokens: int
+  epochs: float
+  better: float
 
   @property
   def parameters(self) -> int:
@@ -80,6 +88,59 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   return found
 
 
+# What may differ between runs that are compared: sizes, the rate, and what
+# changes no number.
+FREE = (
+  "seed",
+  "model.num_layers",
+  "model.d_model",
+  "model.block.mlp_dim",
+  "model.embedding.",
+  "reference.",
+  "schedule.learning_rate",
+  "data_dir",
+  "task.archive",
+  "task.vocabulary",
+  "log_steps",
+  "checkpoint_steps",
+  "tensorboard",
+  "wandb",
+)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for key, value in tree.items():
+    if isinstance(value, Mapping):
+      found |= _flat(value, f"{prefix}{key}.")
+    else:
+      found[prefix + key] = value
+  return found
+
+
+def _check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
+  """Raises ValueError if runs differ in more than sizes and learning rate."""
+  values: dict[str, set[str]] = {}
+  for run in runs:
+    if run.get("metric") != "perplexity":
+      raise ValueError(
+        f"A run of {run['task']} has no loss a token: give language models."
+      )
+    of = run["task_description"]
+    told = _flat(run["config"]) | {f"data of {k}": v for k, v in of.items()}
+    for key, value in told.items():
+      if not key.startswith(FREE):
+        values.setdefault(key, set()).add(json.dumps(value, sort_keys=True))
+  differing = {k: v for k, v in values.items() if len(v) > 1}
+  if differing:
+    listed = "\n  ".join(
+      f"{key}: {', '.join(sorted(found))}" for key, found in differing.items()
+    )
+    raise ValueError(
+      f"These runs cannot be compared, they differ in\n  {listed}"
+    )
+
+
 def points(runs: Iterable[Mapping[str, Any]]) -> list[Point]:
   """One of every depth and width, in the order of depth and parameters.
 
@@ -87,43 +148,45 @@ def points(runs: Iterable[Mapping[str, Any]]) -> list[Point]:
     runs: contents of `results.json`, of language models.
 
   Raises:
-    ValueError: for other runs, or for runs that cannot be compared: of several
-      vocabularies, lengths of windows, or numbers of tokens.
+    ValueError: for other runs, or for runs that differ in more than sizes, seed
+      and learning rate.
   """
-  groups: dict[tuple[int, int], dict[str, list[Mapping[str, Any]]]] = {}
+  runs = list(runs)
+  _check_alike(runs)
+  groups: dict[tuple[int, int], dict[float, dict[int, Any]]] = {}
   for run in runs:
-    if run.get("metric") != "perplexity":
-      raise ValueError(
-        f"A run of {run['task']} has no loss a token: give language models."
-      )
     model = run["config"]["model"]
     shape = (model["num_layers"], model["d_model"])
-    same = groups.setdefault(shape, {}).setdefault(results.recipe(run), [])
-    if run["seed"] not in [one["seed"] for one in same]:
-      same.append(run)
+    rate = run["config"]["schedule"]["learning_rate"]
+    groups.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
   found = []
-  kinds = set()
-  for (depth, width), recipes in sorted(groups.items()):
+  for (depth, width), rates in sorted(groups.items()):
 
-    def rank(runs: list[Mapping[str, Any]]) -> tuple[int, float]:
-      scores = [one["selection_score"] for one in runs]
-      return len(runs), statistics.mean(scores)
+    def score(rate: float, rates: Any = rates) -> float:
+      own = rates[rate].values()
+      return statistics.mean(one["selection_score"] for one in own)
 
-    best = max(recipes.values(), key=rank)
-    config, about = best[0]["config"], best[0]["task_description"]
+    most = max(len(own) for own in rates.values())
+    rate = max((r for r in rates if len(rates[r]) == most), key=score)
+    better = max(rates, key=score)
+    best = rates[rate]
+    one = next(iter(best.values()))
+    config = one["config"]
     tokens = (
       config["total_steps"] * config["batch_size"] * config["task"]["max_len"]
     )
-    kinds.add((about["vocabulary_sha256"], config["task"]["max_len"], tokens))
-    losses = {one["seed"]: one["loss"] for one in best}
-    rate = config["schedule"]["learning_rate"]
-    found.append(Point(depth, width, rate, losses, tokens))
-  if len(kinds) > 1:
-    listed = "; ".join(
-      f"vocabulary {name[:8]}, windows of {length}, {tokens:,} tokens"
-      for name, length, tokens in sorted(kinds)
+    there = one["task_description"]["examples"]["train"]
+    found.append(
+      Point(
+        depth,
+        width,
+        rate,
+        {seed: own["loss"] for seed, own in best.items()},
+        tokens,
+        tokens / (there * config["task"]["max_len"]),
+        better if better != rate else 0.0,
+      )
     )
-    raise ValueError(f"These runs cannot be compared: {listed}.")
   return found
 
 
@@ -136,19 +199,21 @@ class Pair:
     gain: the loss of the shallow one less that of the deep one; above 0 depth
       is better.
     error: the standard error of the gain; NaN if either has one seed.
+    margin: half the 95 % interval of the gain, by Welch's t; NaN with it.
   """
 
   shallow: Point
   deep: Point
   gain: float
   error: float
+  margin: float
 
   @property
   def verdict(self) -> str:
-    """What the seeds allow to say, at two standard errors."""
+    """What the seeds allow to say at 95 %, of this pair alone."""
     if math.isnan(self.error):
       return "one seed: no verdict"
-    if abs(self.gain) <= 2 * self.error:
+    if abs(self.gain) <= self.margin:
       return "not told apart"
     return "deeper is better" if self.gain > 0 else "wider is better"
 
@@ -161,20 +226,48 @@ def pairs(found: Sequence[Point]) -> list[Pair]:
     if one.num_layers == other.num_layers or not alike:
       continue
     shallow, deep = sorted((one, other), key=lambda point: point.num_layers)
-    variances = [p.deviation**2 / len(p.losses) for p in (shallow, deep)]
-    error = math.sqrt(sum(variances))
-    made.append(Pair(shallow, deep, shallow.mean - deep.mean, error))
-  return sorted(made, key=lambda pair: pair.shallow.parameters)
+    error, margin = _welch(shallow, deep)
+    made.append(Pair(shallow, deep, shallow.mean - deep.mean, error, margin))
+  ranks = {id(p): k for k, own in enumerate(_by_size(found)) for p in own}
+  return sorted(
+    made,
+    key=lambda pair: (
+      ranks[id(pair.shallow)],
+      pair.shallow.num_layers,
+      pair.deep.num_layers,
+    ),
+  )
+
+
+def _welch(one: Point, other: Point) -> tuple[float, float]:
+  """The standard error of a difference of means, and half its 95 % interval."""
+  parts = [p.deviation**2 / len(p.losses) for p in (one, other)]
+  if not sum(parts) > 0:  # One seed, or seeds that do not differ.
+    return math.sqrt(sum(parts)), math.sqrt(sum(parts))
+  freedom = sum(parts) ** 2 / sum(
+    part**2 / (len(p.losses) - 1)
+    for part, p in zip(parts, (one, other), strict=True)
+  )
+  error = math.sqrt(sum(parts))
+  return error, float(scipy.stats.t.ppf(0.975, freedom)) * error
+
+
+def _by_size(found: Sequence[Point]) -> list[list[Point]]:
+  """Points of nearly equal parameters together, the smallest first."""
+  sizes: list[list[Point]] = []
+  for point in sorted(found, key=lambda p: p.parameters):
+    near = sizes and point.parameters / sizes[-1][0].parameters < 1 + ALIKE
+    if near:
+      sizes[-1].append(point)
+    else:
+      sizes.append([point])
+  return [sorted(own, key=lambda p: p.num_layers) for own in sizes]
 
 
 def _spread(value: float, spread: float, digits: int = 4) -> str:
   if math.isnan(spread):
     return f"{value:.{digits}f}"
   return f"{value:.{digits}f} +- {spread:.{digits}f}"
-
-
-def _size(point: Point) -> tuple[int, int]:
-  return round(point.parameters, -5), point.num_layers
 
 
 def markdown(found: Sequence[Point]) -> str:
@@ -187,58 +280,83 @@ def markdown(found: Sequence[Point]) -> str:
     f"| {p.parameters / 1e6:.2f} | {p.num_layers} | {p.d_model} | {p.rate:g} | "
     f"{' '.join(str(seed) for seed in sorted(p.losses))} | "
     f"{_spread(p.mean, p.deviation)} |"
-    for p in sorted(found, key=_size)
+    for own in _by_size(found)
+    for p in own
+  ]
+  lines += ["", f"{found[0].tokens:,} tokens, {found[0].epochs:.2g} epochs."]
+  lines += [
+    f"L = {p.num_layers}, d = {p.d_model}: learning rate {p.better:g} scored "
+    "better on the selection split, with fewer seeds."
+    for p in found
+    if p.better
   ]
   made = pairs(found)
   if made:
     lines += [
       "",
-      "| parameters, M | L against L | gain of depth, nats | |",
-      "| --- | --- | --- | --- |",
+      "| parameters, M | L against L | gain of depth, nats | 95 % of one pair |"
+      " |",
+      "| --- | --- | --- | --- | --- |",
     ]
     lines += [
       f"| {pair.shallow.parameters / 1e6:.2f} | {pair.shallow.num_layers}, "
       f"{pair.deep.num_layers} | {_spread(pair.gain, pair.error)} | "
-      f"{pair.verdict} |"
+      f"+- {pair.margin:.4f} | {pair.verdict} |"
       for pair in made
     ]
   return "\n".join(lines)
 
 
-def draw(path: Path, found: Sequence[Point]) -> None:
-  """Draws loss over parameters, a line for each depth; bars are deviations.
+def figure(found: Sequence[Point]) -> Figure:
+  """Loss over parameters, a line for each depth; bars are deviations.
 
   Args:
-    path: of the picture; its suffix says the format.
     found: of `points`.
   """
-  from matplotlib.figure import Figure
+  rows = [
+    (f"{p.num_layers} layers", seed, p.d_model, p.rate, p.parameters, loss)
+    for p in found
+    for seed, loss in sorted(p.losses.items())
+  ]
 
-  figure = Figure(figsize=(6, 4.2), layout="constrained")
-  axes = figure.subplots()
-  depths = sorted({point.num_layers for point in found})
-  for number, depth in enumerate(depths):
-    line = [point for point in found if point.num_layers == depth]
-    # Beside one another, so that bars at equal parameters can be told apart.
-    shift = 1 + 0.012 * (number - (len(depths) - 1) / 2)
-    axes.errorbar(
-      [point.parameters * shift for point in line],
-      [point.mean for point in line],
-      [0 if math.isnan(p.deviation) else p.deviation for p in line],
-      marker="o",
-      markersize=4,
-      capsize=3,
-      label=f"{depth} layers",
-    )
-  sizes = sorted({float(f"{point.parameters:.1e}") for point in found})
-  axes.set_xscale("log")
-  axes.set_xticks(sizes, [f"{size / 1e6:g} M" for size in sizes])
-  axes.minorticks_off()
-  axes.set_xlabel("parameters without embedding, 12 L d²")
-  axes.set_ylabel("test loss, nats a token")
-  axes.grid(alpha=0.3)
-  axes.legend()
-  figure.savefig(path, dpi=150)
+  def paint(canvas: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+    axes = canvas.subplots()
+    lines = grouped(rows)
+    for number, (label, own) in enumerate(lines.items()):
+      at = grouped(own, 4)
+      # Beside one another, so that bars at equal parameters can be told apart.
+      shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
+      means = [spread([row[5] for row in some]) for some in at.values()]
+      axes.errorbar(
+        [parameters * shift for parameters in at],
+        [mean for mean, _ in means],
+        [0 if math.isnan(bar) else bar for _, bar in means],
+        capsize=3,
+        label=label,
+        **style(number),
+      )
+    sizes = [own[0].parameters for own in _by_size(found)]
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size / 1e6:.2g} M" for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("parameters without embedding, 12 L d²")
+    axes.set_ylabel("test loss, nats a token")
+    legend(canvas, axes)
+
+  seeds = sorted({len(p.losses) for p in found})
+  return Figure(
+    "depth",
+    "Depth against width",
+    "Test loss of decoders of several depths over 12 L d^2, at the learning "
+    "rate tuned on the selection split; bars are one deviation over "
+    f"{' or '.join(str(n) for n in seeds)} seeds, "
+    f"{found[0].tokens:,} tokens trained on, {found[0].epochs:.2g} epochs "
+    "(Levine et al. 2020, figure 2).",
+    ("depth", "seed", "d", "learning rate", "12 L d^2", "test loss, nats"),
+    rows,
+    paint,
+    (6, 4),
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -249,19 +367,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--out", default="", help="OUT.png and OUT.svg")
+  parser.add_argument("--out", default="", help="OUT.png, .svg and .csv")
   args = parser.parse_args(argv)
   try:
     found = points(read(args.workdirs))
     print(markdown(found))
-  except ValueError as error:
+    if args.out:
+      out = Path(args.out)
+      dataclasses.replace(figure(found), name=out.name).write(out.parent)
+      print(f"Written to {out}.png, .svg and .csv.")
+  except (ValueError, OSError) as error:
     sys.exit(f"error: {error}")
-  if args.out:
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-      draw(out.with_suffix(suffix), found)
-    print(f"Written to {out}.png and .svg.")
 
 
 if __name__ == "__main__":

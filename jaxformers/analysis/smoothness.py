@@ -300,6 +300,31 @@ def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
   return result | {name: jnp.stack(values) for name, values in rows.items()}
 
 
+def maps(model: Model, params: Any, ids: np.ndarray) -> list[np.ndarray]:
+  """softmax(q k.T / sqrt e) of every layer for one sample, mean over heads.
+
+  What softmax attention weighs; of other mixers what it would.
+
+  Args:
+    model, params: any of `models.build`, in evaluation.
+    ids: one sample, without the axis of the batch.
+
+  Returns:
+    [n, n] for each layer that has queries or keys; [] if none has.
+  """
+  found = capture(model, variables(model, params), jnp.asarray(ids)[None])
+  causal = model.objective == "language_model"
+  rows = []
+  for heads in found.heads:
+    if "key" not in heads:
+      continue
+    k = heads["key"].astype(jnp.float32)
+    q = heads.get("query", heads["key"]).astype(jnp.float32)
+    weights = attention_weights(q, k, found.mask[:, None], causal)
+    rows.append(np.asarray(weights[0].mean(0)))
+  return rows
+
+
 def measure(
   model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
 ) -> dict[str, list[float]]:

@@ -28,6 +28,8 @@ class Trained:
     model: applied with `params`.
     params: of the best checkpoint.
     step: of that checkpoint.
+    start: the parameters that the run began with, or would have without
+      pre-trained ones.
   """
 
   config: dict[str, Any]
@@ -35,6 +37,7 @@ class Trained:
   model: Model
   params: Any
   step: int
+  start: Any = None
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """The model in evaluation, for any number of inputs, compiled once.
@@ -89,4 +92,6 @@ def load(workdir: str | Path) -> Trained:
   run = Run(json.loads(path.read_text()), workdir, eval_only=True)
   with Checkpoints(workdir, run.task.description()) as checkpoints:
     best, state, _ = checkpoints.restore_best(run.state)
-  return Trained(run.config, run.task, run.model, state.scored, best)
+  return Trained(
+    run.config, run.task, run.model, state.scored, best, run.state.params
+  )

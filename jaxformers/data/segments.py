@@ -68,8 +68,7 @@ class Segments:
 
   def reading(self) -> dict[str, Any]:
     """How the stream is cut, as plain JSON."""
-    some = {"windows": self.most} if self.most else {}
-    return {"first_id": self.shift, "length": self.length} | some
+    return {"first_id": self.shift, "length": self.length}
 
   def predicted(self) -> np.ndarray:
     """The places in the stream that windows predict, int64, in order."""

@@ -21,12 +21,14 @@ import dataclasses
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxformers import config as configs
 from jaxformers.theory import bounds
 
 INTERCEPT, SLOPE = 5.039, 0.0555
 FITTED = (6, 48)  # Layers of the networks of the fit.
+DEEPEST = 2 * FITTED[1]  # Beyond, nothing is recommended.
 
 
 def width(num_layers: float) -> float:
@@ -45,6 +47,8 @@ def depth_of(params: float) -> float:
   Raises:
     ValueError: for fewer parameters than a layer of the fit has.
   """
+  if not math.isfinite(params):
+    raise ValueError(f"params={params}: give a number such as 125e6.")
   low, high = 1.0, 400.0
   least, most = (parameters(x, width(x)) for x in (low, high))
   if not least <= params <= most:
@@ -68,7 +72,7 @@ class Advice:
     layers, width: rounded to what can be built: a width that heads of 64 (below
       512: of 32) divide, with the parameters as near as it lets them.
     bottleneck: the least of width, vocabulary and rank of the embedding.
-    fitted: whether the depth lies within the fit's.
+    fitted: whether `layers` lies within the fit's depths.
   """
 
   num_layers: float
@@ -83,7 +87,8 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   """The recommended depth and width.
 
   A vocabulary or rank below the width bounds what a width is worth: the width
-  is cut to it and the parameters go into depth.
+  is cut to it and the parameters go into depth, up to twice the fit's: what is
+  left then is better not spent.
 
   Args:
     params: without embedding.
@@ -101,16 +106,16 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   used = min(wide, narrowest)
   head = 64 if used >= 512 else 32
   rounded = max(round(used / head), 1) * head
-  if rounded > narrowest:
-    rounded = max(math.floor(narrowest / head), 1) * head
-  layers = max(round(params / parameters(1, rounded)), 1)
+  if rounded > narrowest:  # Below one head the width is the bottleneck's own.
+    rounded = math.floor(narrowest / head) * head or int(narrowest)
+  layers = min(max(round(params / parameters(1, rounded)), 1), DEEPEST)
   return Advice(
     depth,
     wide,
     layers,
     rounded,
     int(min(rounded, narrowest)),
-    FITTED[0] <= depth <= FITTED[1],
+    FITTED[0] <= layers <= FITTED[1],
   )
 
 
@@ -127,33 +132,59 @@ def place(num_layers: int, d_model: int) -> tuple[str, float]:
   return ("wide" if share > 4 / 3 else "balanced"), share
 
 
-def _sizes(spec: str) -> tuple[int, int]:
+class Sizes(NamedTuple):
+  """Of the config in hand.
+
+  Attributes:
+    num_layers, d_model: L and d.
+    mlp_dim: width of the feed-forward, 0 for layers of another form.
+  """
+
+  num_layers: int
+  d_model: int
+  mlp_dim: int
+
+  @property
+  def parameters(self) -> float:
+    """Of the kernels of its layers: L (4 d^2 + 2 d mlp_dim).
+
+    For layers of another form the fit's 12 L d^2.
+    """
+    if not self.mlp_dim:
+      return parameters(self.num_layers, self.d_model)
+    d = self.d_model
+    return self.num_layers * (4 * d * d + 2 * d * self.mlp_dim)
+
+
+def _sizes(spec: str) -> Sizes:
   model = configs.plain(configs.load(spec))["model"]
-  return model["num_layers"], model["d_model"]
+  mlp_dim = model.get("block", {}).get("mlp_dim", 0)
+  return Sizes(model["num_layers"], model["d_model"], mlp_dim)
 
 
 def report(
-  params: float, vocab: int, rank: int, own: tuple[int, int] | None
+  params: float, vocab: int, rank: int, own: Sizes | None
 ) -> list[str]:
   """The advice in lines.
 
   Args:
     params, vocab, rank: see `advise`.
-    own: (num_layers, d_model) of the config in hand, or None.
+    own: of the config in hand, or None.
   """
   found = advise(params, vocab, rank)
+  built = parameters(found.layers, found.width)
   lines = [
     f"{params:,.0f} parameters without embedding:",
-    f"  the fit            L = {found.num_layers:.1f}, d = {found.d_model:.0f}"
-    + ("" if found.fitted else " (beyond the 6 to 48 layers of the fit)"),
+    f"  the fit            L = {found.num_layers:.1f}, d = {found.d_model:.0f}",
     f"  to build           {found.layers} layers of {found.width} channels, "
-    f"{parameters(found.layers, found.width) / 1e6:,.1f} M parameters",
+    f"{built / 1e6:,.1f} M parameters"
+    + ("" if found.fitted else " (beyond the 6 to 48 layers of the fit)"),
     "  theory's threshold "
     f"log_3 d = {bounds.threshold(found.width):.2f} layers",
   ]
+  narrow = {"vocabulary": vocab, "rank of the embedding": rank}
   if vocab or rank:
-    names = {"vocabulary": vocab, "rank of the embedding": rank}
-    least = min((n, name) for name, n in names.items() if n)
+    least = min((n, name) for name, n in narrow.items() if n)
     tight = least[0] < found.d_model
     lines.append(
       f"  bottleneck         {least[1]} {least[0]:,}: "
@@ -163,8 +194,13 @@ def report(
         else "above the width, no bound"
       )
     )
+  if found.layers == DEEPEST and built < 0.9 * params:
+    lines.append(
+      f"  more parameters    would go into more than {DEEPEST} layers: widen "
+      "the bottleneck, or spend less"
+    )
   if own:
-    depth, d_model = own
+    depth, d_model = own.num_layers, own.d_model
     kind, share = place(depth, d_model)
     means = {
       "deep": "too deep for its width: fewer, wider layers would do better",
@@ -173,24 +209,36 @@ def report(
     }
     lines += [
       f"the config: {depth} layers of {d_model} channels, "
-      f"{parameters(depth, d_model) / 1e6:,.1f} M parameters",
+      f"{own.parameters / 1e6:,.1f} M parameters"
+      + (
+        ""
+        if own.mlp_dim == 4 * d_model
+        else " (its layers have not the fit's form of 12 d^2)"
+      ),
       f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
       f"that: {means[kind]}",
+    ]
+    tight = {name: n for name, n in narrow.items() if n and n < d_model}
+    lines += [
+      f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
+      "wider one adds nothing"
+      for name, n in tight.items()
     ]
   return lines
 
 
-def draw(path: Path, found: Advice, own: tuple[int, int] | None) -> None:
+def draw(path: Path, found: Advice, own: Sizes | None) -> None:
   """Draws the fit, the advice and the config, width over depth.
 
   Args:
     path: of the picture; its suffix says the format.
     found: of `advise`.
-    own: (num_layers, d_model) of the config in hand, or None.
+    own: of the config in hand, or None.
   """
   from matplotlib.figure import Figure
 
-  most = max(60, 1.15 * found.num_layers, 1.15 * (own[0] if own else 0))
+  deepest = max(found.num_layers, found.layers, own.num_layers if own else 0)
+  most = max(60, 1.15 * deepest)
   depths = [1 + k * (most - 1) / 200 for k in range(201)]
   figure = Figure(figsize=(6, 4.2), layout="constrained")
   axes = figure.subplots()
@@ -206,7 +254,7 @@ def draw(path: Path, found: Advice, own: tuple[int, int] | None) -> None:
   )
   axes.plot(found.layers, found.width, "o", label="to build")
   if own:
-    axes.plot(*own, "s", label="the config")
+    axes.plot(own.num_layers, own.d_model, "s", label="the config")
   axes.axvspan(*FITTED, alpha=0.08, label="depths of the fit")
   axes.set_yscale("log")
   low, high = axes.get_ylim()
@@ -247,7 +295,7 @@ def main(argv: list[str] | None = None) -> None:
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
-      draw(out.with_suffix(suffix), found, own)
+      draw(out.with_name(out.name + suffix), found, own)
     print(f"Written to {out}.png and .svg.")
 
 

@@ -22,7 +22,7 @@ class Bounds(NamedTuple):
 
   Attributes:
     lower: may be negative, and then says nothing, for a rank is at least 1.
-    upper: never below `lower`.
+    upper: not below `lower`.
     theorem: 1 below the threshold log_3 d, 2 above.
   """
 
@@ -66,30 +66,58 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
     ValueError: for sizes that no such network has.
   """
   _check(num_layers, d_model, num_heads)
-  if num_layers <= threshold(d_model):
+  if num_layers <= _floor(d_model):
     return theorem_1(num_layers, d_model, num_heads)
   return theorem_2(num_layers, d_model, num_heads)
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Double exponential in depth: valid for L < log_3 d (equation 6).
+  """Double exponential in depth: valid for L <= log_3 d (equation 6).
 
-  The upper bound holds at any depth.
+  Raises:
+    ValueError: for deeper networks, of which `highest` alone holds.
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
+  if depth > _floor(d):
+    raise ValueError(
+      f"num_layers={depth} is above log_3 d = {threshold(d):.2f}: theorem 1 "
+      "does not hold there; `theorem_2` does, and of theorem 1 `highest`."
+    )
   lower = 3.0 ** (depth - 2) * (log3(d - heads) - depth + 2 - log3(2))
-  return Bounds(lower, degree(depth) * log3(d + heads), 1)
+  return Bounds(lower, highest(depth, d, heads), 1)
+
+
+def highest(num_layers: int, d_model: int, num_heads: int) -> float:
+  """Theorem 1's upper bound, (3^L - 1) / 2 log_3(d + H), at any depth.
+
+  The degree of the polynomial; infinite where float64 has no such number.
+  """
+  if num_heads < 1 or d_model < 1:
+    raise ValueError(
+      f"num_heads={num_heads}, d_model={d_model}: at least one of each."
+    )
+  if num_layers > 600:
+    return math.inf
+  return degree(num_layers) * log3(d_model + num_heads)
 
 
 def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Exponential in depth times width: valid for L > log_3 d (equation 8).
+  """Exponential in depth times width: valid for L >= log_3 d (equation 8).
 
   The lower bound is vacuous for a few layers above the threshold: d = 1000 and
   H = 16 up to L = 7.
+
+  Raises:
+    ValueError: for shallower networks.
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
+  if 3**depth < d:
+    raise ValueError(
+      f"num_layers={depth} is below log_3 d = {threshold(d):.2f}: theorem 2 "
+      "does not hold there; `theorem_1` does."
+    )
   b1 = -depth * (heads / 2 + 1)
   b2 = -d * (1 + log3((d - heads) / 2) / 2)
   c1 = depth
@@ -151,7 +179,7 @@ class Surpassing(NamedTuple):
 
   Attributes:
     num_layers, log3_width: of it.
-    beta: L_s = log_3 d + beta, width 3^beta d.
+    beta: L_s = floor(log_3 d) + beta, width 3^beta d.
   """
 
   num_layers: int
@@ -162,7 +190,7 @@ class Surpassing(NamedTuple):
 def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
   """Corollary 2 in numbers: the least beta that the bounds allow.
 
-  Beyond log_3 d layers a network of ceil(log_3 d) + beta layers and 3^beta d
+  Beyond log_3 d layers a network of floor(log_3 d) + beta layers and 3^beta d
   channels has a higher rank: its lower bound (theorem 1's, for it is within its
   own first regime) is above the deeper one's upper bound.
 
@@ -179,7 +207,7 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
       f"num_layers={num_layers}: corollary 2 is of networks deeper than "
       f"log_3 d = {threshold(d_model):.2f}."
     )
-  first = math.floor(threshold(d_model))
+  first = _floor(d_model)
   for beta in range(num_layers - first):
     depth, log_width = first + beta, log3(d_model) + beta
     heads = log3(1 - num_heads / d_model * 3.0**-beta)
@@ -191,6 +219,14 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
     f"num_layers={num_layers}, d_model={d_model}: the bounds show no shallower "
     "network of higher rank. It takes some layers above log_3 d."
   )
+
+
+def _floor(d_model: int) -> int:
+  """floor(log_3 d), by integers: 3^5 has a logarithm of 4.999..."""
+  depth = 0
+  while 3 ** (depth + 1) <= d_model:
+    depth += 1
+  return depth
 
 
 def _check(num_layers: int, d_model: int, num_heads: int) -> None:

@@ -434,10 +434,11 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
     found = measure(s, seed, max_points)
     bound = ""
     if s.num_heads < s.d_model:
-      low, high, _ = bounds.theorem_1(s.num_layers, s.d_model, s.num_heads)
-      # The lower bound is of few layers alone.
-      first = s.num_layers <= bounds.threshold(s.d_model)
-      bound = f"{low:.2f} to {high:.2f}" if first else f"up to {high:.2f}"
+      sizes = (s.num_layers, s.d_model, s.num_heads)
+      own = bounds.bounds(*sizes)
+      bound = f"up to {bounds.highest(*sizes):.2f}"
+      if own.theorem == 1:
+        bound = f"{own.lower:.2f} to {own.upper:.2f}"
     cells = (
       *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
       f"{'' if found.exact else '>= '}{found.rank:,}",
@@ -470,13 +471,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     "--input_rank", type=int, default=0, help="of the tokens; default d"
   )
   parser.add_argument("--residual", action="store_true")
+  parser.add_argument(
+    "--part", default="", help="tokens of the first group: 0,2; default half"
+  )
+  parser.add_argument(
+    "--position", type=int, default=0, help="of the token looked at"
+  )
   parser.add_argument("--max_points", type=int, default=2_048)
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args(argv)
   try:
     values = [_integers(name, getattr(args, name)) for name in axes]
     settings = [
-      Setting(*sizes, residual=args.residual, input_rank=args.input_rank)
+      Setting(
+        *sizes,
+        residual=args.residual,
+        input_rank=args.input_rank,
+        part=tuple(_integers("part", args.part) if args.part else ()),
+        position=args.position,
+      )
       for sizes in itertools.product(*values)
     ]
     print(table(settings, args.max_points, args.seed))

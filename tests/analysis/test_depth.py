@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import scipy.stats
 
 from jaxformers.analysis import depth
 
@@ -25,7 +26,11 @@ def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
     "loss": loss,
     "selection_score": 1 - loss,
     "config": config | other,
-    "task_description": {"vocabulary_sha256": "abcdef0123"},
+    "task_description": {
+      "vocabulary_sha256": "abcdef0123",
+      "examples": {"train": 20},
+      "data": {"test": "0123"},
+    },
   }
 
 
@@ -54,6 +59,7 @@ def test_depths_of_equal_parameters_are_set_against_each_other():
   ]
   assert found[0].parameters == 12 * 6 * 128**2
   assert found[0].tokens == 320
+  assert found[0].epochs == 2
   assert found[0].mean == pytest.approx(5.1)
   assert found[0].deviation == pytest.approx(0.1)
   small, large = depth.pairs(found)
@@ -61,9 +67,16 @@ def test_depths_of_equal_parameters_are_set_against_each_other():
   assert small.verdict == "not told apart"
   assert large.gain == pytest.approx(0.2)
   assert large.error == pytest.approx(0.01 * math.sqrt(2 / 3))
+  # Four degrees of freedom for equal deviations.
+  assert large.margin == pytest.approx(2.7764 * large.error, rel=1e-4)
   assert large.verdict == "deeper is better"
+  samples = [list(found[k].losses.values()) for k in (0, 2)]
+  welch = scipy.stats.ttest_ind(*samples, equal_var=False)
+  interval = welch.confidence_interval(0.95)
+  assert small.gain + small.margin == pytest.approx(interval.high)
   text = depth.markdown(found)
-  assert "| 4.72 | 6, 12 | 0.2000 +- 0.0082 | deeper is better |" in text
+  assert "| 4.72 | 6, 12 | 0.2000 +- 0.0082 | +- 0.0227 | deeper is" in text
+  assert "320 tokens, 2 epochs." in text
 
 
 def test_the_tuned_rate_counts():
@@ -79,11 +92,14 @@ def test_the_tuned_rate_counts():
   assert found[6, 128].rate == 1e-3
   assert found[12, 90].rate == 1e-3
   assert len(found[12, 90].losses) == 3
+  assert (found[6, 128].better, found[12, 90].better) == (3e-3, 0)
+  text = depth.markdown(list(found.values()))
+  assert "d = 128: learning rate 0.003 scored better" in text
 
 
 def test_wider_can_be_better_and_one_seed_is_none():
   runs = [run(6, 128, s, 4 + s / 100) for s in (0, 1)]
-  runs += [run(12, 90, s, 5 + s / 100) for s in (0, 1)]
+  runs += [run(12, 90, s, 5.5 + s / 100) for s in (0, 1)]
   (pair,) = depth.pairs(depth.points(runs))
   assert pair.verdict == "wider is better"
   (pair,) = depth.pairs(depth.points(runs[:1] + runs[2:]))
@@ -92,10 +108,28 @@ def test_wider_can_be_better_and_one_seed_is_none():
 
 
 def test_what_cannot_be_compared():
-  with pytest.raises(ValueError, match=r"cannot be compared.* 320 .* 640 tok"):
+  with pytest.raises(ValueError, match=r"compared.*\n  total_steps: 10, 20"):
     depth.points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
+  other = run(24, 64, 0, 5.0)
+  other["task_description"]["data"] = {"test": "4567"}
+  with pytest.raises(ValueError, match="data of data: .*0123.*4567"):
+    depth.points([*grid(), other])
   with pytest.raises(ValueError, match="run of listops"):
     depth.points([{"task": "listops", "metric": "accuracy"}])
+
+
+def test_nearly_equal_sizes_are_one_place():
+  """12 x 12 x 256^2 is 1.2 % more than what stands beside it."""
+  shapes = ((6, 360), (12, 256), (24, 180))
+  found = depth.points([run(*shape, 0, 5.0) for shape in shapes])
+  rows = [
+    line for line in depth.markdown(found).splitlines() if "| 0 |" in line
+  ]
+  assert [row.split("|")[2].strip() for row in rows] == ["6", "12", "24"]
+  pairs = [
+    (p.shallow.num_layers, p.deep.num_layers) for p in depth.pairs(found)
+  ]
+  assert pairs == [(6, 12), (6, 24), (12, 24)]
 
 
 def test_the_command(tmp_path, capsys):
@@ -109,5 +143,9 @@ def test_the_command(tmp_path, capsys):
   )
   assert (tmp_path / "figure.png").stat().st_size > 10_000
   assert (tmp_path / "figure.svg").exists()
+  depth.main([str(tmp_path / "runs"), "--out", str(tmp_path / "fig.5")])
+  assert (tmp_path / "fig.5.csv").read_text().startswith("depth,seed,d,")
+  with pytest.raises(SystemExit, match="error: "):
+    depth.main([str(tmp_path / "runs"), "--out", "/proc/nowhere/figure"])
   with pytest.raises(SystemExit, match=r"no results\.json below .*nothing"):
     depth.main([str(tmp_path / "nothing")])

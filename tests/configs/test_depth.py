@@ -73,6 +73,11 @@ def test_training_follows_the_tokens():
     ("size=7", "size"),
     ("size=0", "size"),
     ("tokens=100", "less than one batch"),
+    ("tokens=nan", "less than one batch"),
+    ("tokens=inf", "no number"),
+    ("length=0", "length=0"),
+    ("batch=0", "batch=0"),
+    ("rate=-1", "rate=-1"),
   ],
 )
 def test_what_the_grid_has_not(arg, message):

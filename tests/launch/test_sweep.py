@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -46,6 +45,7 @@ class Runs:
       **{"accuracy": score, "selection_score": score, "data": {}},
       **{"selection": "validation", "baselines": {}, "parameters": 1},
       **{"parameter_ratio": 1.0, "train_seconds": 1.0},
+      "task_description": own.description(config),
     }
     (folder / "results.json").write_text(json.dumps(result))
     return 0
@@ -55,6 +55,11 @@ class Runs:
 def runs(monkeypatch):
   fake = Runs()
   monkeypatch.setattr(sweep, "_call", fake)
+
+  def description(self, config):
+    return {"data": config["task"].get("archive") or "listops"}
+
+  monkeypatch.setattr(sweep.Sweep, "description", description)
   return fake
 
 
@@ -85,13 +90,27 @@ def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
 def test_results_of_another_config_are_not_taken(runs, tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
   sweep.main([*argv, "--config.total_steps=5"])
-  with pytest.raises(
-    SystemExit, match="another config:\n  total_steps: 5 -> 6"
-  ):
+  with pytest.raises(SystemExit, match="data:\n  total_steps: 5 -> 6"):
     sweep.main([*argv, "--config.total_steps=6", "--seeds=1,0"])
   assert len(runs.commands) == 1
   sweep.main([*argv, "--config.total_steps=5", "--config.data_dir=elsewhere"])
   assert len(runs.commands) == 1
+
+
+def test_results_of_other_data_are_not_taken(runs, tmp_path):
+  argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
+  sweep.main([*argv, "--config.task.archive=one"])
+  with pytest.raises(SystemExit, match="other data:\n  data: 'one' -> 'two'"):
+    sweep.main([*argv, "--config.task.archive=two"])
+  assert len(runs.commands) == 1
+
+
+def test_data_that_cannot_be_had_are_found_before_anything_runs(tmp_path):
+  argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
+  with pytest.raises(SystemExit, match="error: A language model needs a text"):
+    sweep.main(argv)
+  with pytest.raises(SystemExit, match="There is no .*nowhere"):
+    sweep.main([*argv, "--config.task.archive=nowhere"])
 
 
 def test_tuning_looks_at_the_selection_split_and_the_first_seed(
@@ -111,7 +130,7 @@ def test_tuning_looks_at_the_selection_split_and_the_first_seed(
   assert "model=local, by accuracy: transject: 0.4000, local: 0.6" in said
   assert "at the end" not in said
   assert "| 50.00 +- 14.14 | 3 4 |" in said
-  # The score of a loss is below 0, and an end of the axis is named.
+  # The score of a loss is below 0.
   for model, loss in zip(models, (0.4, 0.6, 0.5), strict=True):
     runs.scores[f"{SPEC},model={model}", 3] = -loss
   sweep.main(
@@ -122,7 +141,6 @@ def test_tuning_looks_at_the_selection_split_and_the_first_seed(
   )
   said = capsys.readouterr().out
   assert "model=transject, by loss: transject: 0.4000, loc" in said
-  assert "try more of model" in said
 
 
 def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
@@ -132,10 +150,17 @@ def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
     sweep.main([*argv, "--grid=model=local,sparse"])
   assert len(runs.commands) == 2
   assert "| 50.00 | 0 |" in capsys.readouterr().out
-  # Of what is tuned, the others are left to choose from.
-  with pytest.raises(SystemExit, match="failed"):
-    sweep.main([*argv, "--tune=model=local,sparse", "--seeds=0,1"])
+  # Of what is tuned, the others are left to choose from; that is no failure.
+  sweep.main([*argv, "--tune=model=local,sparse", "--seeds=0,1"])
   assert runs.commands[-1] == (f"{SPEC},model=sparse", 1)
+  assert "left out: " in capsys.readouterr().out
+  with pytest.raises(SystemExit, match="failed"):
+    sweep.main([*argv, "--tune=model=local"])
+
+
+def test_the_end_of_what_was_tried():
+  assert sweep._ends(("2e-3", "5e-4", "1e-3")) == ("5e-4", "2e-3")
+  assert sweep._ends(("local", "1")) == sweep._ends(("1e-3",)) == ()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +171,12 @@ def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
     (["--grid=model=local,local"], "twice"),
     (["--grid=model=local", "--tune=model=sparse"], "model is an axis twice"),
     (["--grid=size=paper"], "size stands in .* and in the grid"),
+    (["--config", f"{SPEC},size=paper"], "size stands in .* twice"),
+    (["--config", f"{SPEC},seed=1"], "give --seeds"),
+    (["--config", SPEC], "are one run"),
+    (["--grid=model=local,sparse", "--config.model.name=local"], "one run"),
+    (["--seeds=0,0"], "they differ"),
+    (["--seeds=0,-1"], "not negative"),
     (["--grid=seed=1"], "give --seeds"),
     (["--config.seed=1"], "give --seeds"),
     (["--seeds=a"], "--seeds=a"),
@@ -162,32 +193,42 @@ def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):
   assert not runs.commands
 
 
-def test_a_signal_to_the_sweep_is_one_to_its_run(tmp_path):
-  """And the sweep waits for the run to save."""
-  code = f"""
-    import sys
-    from launch import sweep
-    run = '''
-    import signal, sys, time
-    def save(*_):
-      time.sleep(0.2)
-      open({str(tmp_path / "saved")!r}, "w").close()
-      sys.exit(143)
-    signal.signal(signal.SIGTERM, save)
-    open({str(tmp_path / "began")!r}, "w").close()
-    time.sleep(60)
-    '''
-    sweep._call([sys.executable, "-c", __import__("textwrap").dedent(run)])
-  """
-  command = [sys.executable, "-c", textwrap.dedent(code)]
+RUN = """
+import pathlib, signal, sys, time
+
+here = pathlib.Path(__file__).parent
+
+def save(*_):
+  time.sleep(0.2)
+  (here / "saved").touch()
+  sys.exit(143)
+
+signal.signal(signal.SIGTERM, save)
+(here / "began").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(tmp_path, saves):
+  """And the sweep waits for a run that saves first; not all of a run does."""
+  (tmp_path / "run.py").write_text(
+    RUN if saves else RUN.replace("signal.signal", "#")
+  )
+  code = (
+    "import sys; from launch import sweep; "
+    f"sweep._call([sys.executable, {str(tmp_path / 'run.py')!r}]); "
+    f"open({str(tmp_path / 'went on')!r}, 'w').close()"
+  )
   env = os.environ | {"PYTHONPATH": "."}
-  with subprocess.Popen(command, env=env) as process:
+  with subprocess.Popen([sys.executable, "-c", code], env=env) as process:
     while not (tmp_path / "began").exists():
       assert process.poll() is None
       time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
-  assert (tmp_path / "saved").exists()
+  assert (tmp_path / "saved").exists() == saves
+  assert not (tmp_path / "went on").exists()
 
 
 def test_statuses_of_a_run():

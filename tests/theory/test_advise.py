@@ -38,7 +38,8 @@ def test_depths_of_numbers_of_parameters(params):
   assert a.parameters(found.layers, found.width) == pytest.approx(
     params, rel=0.35 if params < 1e7 else 0.08
   )
-  assert found.fitted == (6 <= depth <= 48)
+  assert found.fitted == (6 <= found.layers <= 48)
+  assert found.layers <= 96
 
 
 def test_a_bottleneck_turns_width_into_depth():
@@ -49,6 +50,27 @@ def test_a_bottleneck_turns_width_into_depth():
   assert a.advise(3e7, vocab=32_000) == free
   low = a.advise(3e7, vocab=32_000, rank=100)
   assert (low.width, low.bottleneck) == (96, 96)
+
+
+def test_no_width_is_above_its_bottleneck_and_no_depth_absurd():
+  found = a.advise(125e6, vocab=5)
+  assert (found.width, found.bottleneck, found.layers) == (5, 5, 96)
+  found = a.advise(125e6, vocab=288)
+  assert (found.width, found.layers, found.fitted) == (288, 96, False)
+  lines = "\n".join(a.report(175e9, 256, 0, None))
+  assert "96 layers of 256 channels" in lines
+  assert "beyond the 6 to 48 layers" in lines
+  assert "widen the bottleneck" in lines
+
+
+def test_the_config_in_hand():
+  """Counted by its own feed-forward, and set against the bottleneck."""
+  lines = "\n".join(a.report(1e7, 100, 0, a.Sizes(16, 128, 2_048)))
+  assert "16 layers of 128 channels, 9.4 M parameters (its layers" in lines
+  assert "vocabulary 100, below its 128 channels" in lines
+  lines = "\n".join(a.report(1e7, 1_000, 0, a.Sizes(6, 256, 1_024)))
+  assert "6 layers of 256 channels, 4.7 M parameters\n" in lines
+  assert "below its" not in lines
 
 
 def test_where_a_network_lies():
@@ -85,6 +107,7 @@ def test_the_command(capsys, tmp_path, monkeypatch, request):
   [
     (["--params=1000"], "params=1,000: the fit has networks of"),
     (["--params=1e8", "--vocab=-1"], "vocab=-1, rank=0"),
+    (["--params=inf"], "params=inf"),
     (["--params=1e8", "--config=nowhere.py"], "There is no config file"),
   ],
 )

@@ -44,9 +44,10 @@ def test_the_references_ranks(depth, d, heads, n, want):
   assert found.rank == want
   assert r.closed_form(setting) in (None, want)
   if d > heads:
-    low, high, _ = bounds.theorem_1(depth, d, heads)
+    high = bounds.highest(depth, d, heads)
     assert bounds.log3(want) <= high + 1e-9
-    assert depth > bounds.threshold(d) or bounds.log3(want) >= low
+    if depth <= bounds.threshold(d):
+      assert bounds.log3(want) >= bounds.theorem_1(depth, d, heads).lower
 
 
 @pytest.mark.slow
@@ -86,13 +87,14 @@ def test_equal_for_all_balanced_partitions_seeds_and_with_a_residual():
 
 
 def test_an_unbalanced_partition():
-  # One token against three: fewer monomials of the one.
+  """It counts which group the token is in that is looked at."""
   ranks = [
     r.measure(r.Setting(2, 3, num_tokens=4, part=part)).rank
-    for part in ((0,), (0, 1), (1, 2, 3))
+    for part in ((0,), (1,), (0, 1), (1, 2, 3))
   ]
-  assert ranks[0] == ranks[2] <= ranks[1] == 49
-  assert r.measure(r.Setting(1, 4, num_tokens=3, part=(2,))).rank >= 1
+  assert ranks == [39, 43, 49, 39]  # A group and its complement are one.
+  for part in ((0,), (2,), (0, 1)):
+    assert r.measure(r.Setting(1, 4, num_tokens=3, part=part)).rank == 5
 
 
 def test_the_grid_is_the_literal_sum_over_tokens():
@@ -194,12 +196,14 @@ def test_the_command(capsys):
     ["2", "2", "2", "2", "15", ""],
     ["2", "4", "2", "2", "70", ""],
   ]
-  high = bounds.theorem_1(2, 4, 2).upper
+  high = bounds.highest(2, 4, 2)
   low, inside, _ = bounds.theorem_1(1, 4, 2)
   assert float(rows[3][6]) == pytest.approx(bounds.log3(70), abs=0.01)
   assert rows[2][7] == ""  # As many heads as channels have no bound.
   assert rows[3][7] == f"up to {high:.2f}"  # Deeper than log_3 4.
   assert rows[1][7] == f"{low:.2f} to {inside:.2f}"
+  r.main(["--num_layers=2", "--d_model=3", "--num_tokens=4", "--part=1"])
+  assert "| 2 | 3 | 1 | 4 | 43 |" in capsys.readouterr().out
   r.main(["--num_layers=2", "--d_model=6", "--max_points=20"])
   assert ">= 20" in capsys.readouterr().out
 
@@ -210,6 +214,8 @@ def test_the_command(capsys):
     ("--num_heads=3", "num_heads=3 does not divide d_model=4"),
     ("--num_tokens=3", "num_tokens=3 is odd"),
     ("--num_layers=two", "--num_layers=two"),
+    ("--part=2", r"part=\(2,\)"),
+    ("--position=2", "position=2"),
   ],
 )
 def test_a_wrong_argument(argument, message):

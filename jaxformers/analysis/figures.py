@@ -1,0 +1,538 @@
+"""Figures as data: rows that a CSV holds, and the picture drawn from them.
+
+Every figure says all that it shows by itself: what the axes are, in which unit,
+how many samples and seeds. Colours are Okabe and Ito's, which the colour-blind
+tell apart, and lines differ in dash and marker, too, for print.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Okabe and Ito 2008, black last.
+COLOURS = (
+  "#0072B2",
+  "#D55E00",
+  "#009E73",
+  "#CC79A7",
+  "#E69F00",
+  "#56B4E9",
+  "#000000",
+)
+MARKERS = "os^Dv<P"
+DASHES = ("-", "--", "-.", ":")
+STYLE = {
+  "font.size": 9,
+  "axes.titlesize": 9,
+  "axes.grid": True,
+  "grid.alpha": 0.3,
+  "axes.axisbelow": True,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "legend.frameon": False,
+  "lines.markersize": 4,
+  "savefig.dpi": 150,
+  "svg.hashsalt": "jaxformers",
+}
+
+Row = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """A table, and how it is drawn.
+
+  Attributes:
+    name: of its files, and where a page refers to it.
+    title: a line above it.
+    caption: what is seen, of how many samples and seeds, and what is not.
+    columns: names of the table's columns, with units.
+    rows: of the table.
+    paint: draws the rows on an empty figure of matplotlib.
+    size: width and height in inches.
+  """
+
+  name: str
+  title: str
+  caption: str
+  columns: tuple[str, ...]
+  rows: Sequence[Row]
+  paint: Callable[[Any, Sequence[Row]], None]
+  size: tuple[float, float] = (6.4, 3.4)
+
+  def csv(self) -> str:
+    """The rows under their columns, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(self.columns)
+    writer.writerows(self.rows)
+    return text.getvalue()
+
+  def picture(self, kind: str) -> bytes:
+    """Drawn, as "png" or "svg"."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
+    with mpl.rc_context(STYLE):
+      canvas = Canvas(figsize=self.size, layout="constrained")
+      self.paint(canvas, self.rows)
+      out = io.BytesIO()
+      metadata = {"Date": None} if kind == "svg" else {}
+      canvas.savefig(out, format=kind, metadata=metadata)
+    return out.getvalue()
+
+  def write(self, folder: Path) -> list[Path]:
+    """NAME.csv, NAME.png and NAME.svg in a folder; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for kind in ("csv", "png", "svg"):
+      path = folder / f"{self.name}.{kind}"
+      content = self.csv().encode() if kind == "csv" else self.picture(kind)
+      path.write_bytes(content)
+      found.append(path)
+    return found
+
+
+def style(number: int) -> dict[str, Any]:
+  """Colour, dash and marker of the number-th line."""
+  return {
+    "color": COLOURS[number % len(COLOURS)],
+    "linestyle": DASHES[number % len(DASHES)],
+    "marker": MARKERS[number % len(MARKERS)],
+  }
+
+
+def legend(canvas: Any, axes: Any) -> None:
+  """One legend above all panels, if there is more than one entry."""
+  handles, labels = axes.get_legend_handles_labels()
+  if len(labels) > 1:
+    canvas.legend(
+      handles, labels, loc="outside upper center", ncols=min(len(labels), 3)
+    )
+
+
+def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
+  """Rows by what stands in a column, in the order of their appearance."""
+  found: dict[Any, list[Row]] = {}
+  for row in rows:
+    found.setdefault(row[place], []).append(row)
+  return found
+
+
+def some(values: Sequence[Any], most: int) -> list[Any]:
+  """At most so many, evenly spaced, the first and the last among them."""
+  places = {round(k) for k in np.linspace(0, len(values) - 1, most)}
+  return [values[k] for k in sorted(places)]
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+  """Mean and sample deviation of the finite values; NaN where there is none."""
+  known = [v for v in values if v is not None and math.isfinite(v)]
+  if not known:
+    return math.nan, math.nan
+  deviation = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+  return float(np.mean(known)), deviation
+
+
+def line(
+  axes: Any,
+  x: Sequence[float],
+  mean: Sequence[float],
+  deviation: Sequence[float],
+  number: int,
+  label: str,
+  *,
+  logarithmic: bool = False,
+  markers: bool = True,
+) -> None:
+  """A line with a band of one deviation, where there is one.
+
+  On a logarithmic axis the band is of the logarithm, which to first order has
+  the deviation over the mean.
+  """
+  x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
+  how = style(number)
+  if not markers:
+    del how["marker"]
+  axes.plot(x, mean, label=label, **how)
+  if np.isfinite(deviation).any():
+    if logarithmic:
+      factor = np.exp(deviation / mean)
+      low, high = mean / factor, mean * factor
+    else:
+      low, high = mean - deviation, mean + deviation
+    axes.fill_between(x, low, high, color=how["color"], alpha=0.2, linewidth=0)
+
+
+def boxes(
+  axes: Any, groups: Mapping[str, Mapping[Any, Sequence[float]]]
+) -> None:
+  """Boxes of several groups side by side at every category.
+
+  A box has the quartiles and the median, whiskers the 5th and 95th percentile.
+
+  Args:
+    axes: of matplotlib.
+    groups: by label and category, values; those that are not finite are left
+      out.
+  """
+  categories = list(dict.fromkeys(c for one in groups.values() for c in one))
+  width = 0.8 / max(len(groups), 1)
+  for number, (label, one) in enumerate(groups.items()):
+    colour = COLOURS[number % len(COLOURS)]
+    offset = (number - (len(groups) - 1) / 2) * width
+    places, found = [], []
+    for place, category in enumerate(categories):
+      values = [v for v in one.get(category, ()) if math.isfinite(v)]
+      if values:
+        places.append(place + offset)
+        found.append(values)
+    if not found:
+      continue
+    axes.boxplot(
+      found,
+      positions=places,
+      widths=0.8 * width,
+      whis=(5, 95),
+      showfliers=False,
+      patch_artist=True,
+      manage_ticks=False,
+      boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
+      medianprops={"color": colour, "linewidth": 2},
+      whiskerprops={"color": colour},
+      capprops={"color": colour},
+    )
+    axes.plot([], [], "s", color=colour, alpha=0.6, label=label)
+  axes.set_xticks(range(len(categories)), [str(c) for c in categories])
+
+
+def over_layers(
+  name: str,
+  title: str,
+  caption: str,
+  rows: Sequence[Row],
+  quantity: str,
+  *,
+  first: str = "layer (0: embedding)",
+  lines: tuple[tuple[float, str], ...] = (),
+) -> Figure:
+  """Boxes of a quantity over samples, layer by layer.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, seed, layer, sample, value).
+    quantity: on the axis, with its unit.
+    first: on the axis of layers.
+    lines: values to mark, with what they are.
+  """
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    axes = canvas.subplots()
+    groups: dict[str, dict[Any, list[float]]] = {}
+    for run, _, layer, _, value in rows:
+      groups.setdefault(run, {}).setdefault(layer, []).append(value)
+    boxes(axes, groups)
+    for k, (value, meaning) in enumerate(lines):
+      axes.axhline(
+        value, color="0.3", linestyle=DASHES[1 + k % 3], lw=1, label=meaning
+      )
+    axes.set_xlabel(first)
+    axes.set_ylabel(quantity)
+    legend(canvas, axes)
+
+  columns = ("run", "seed", "layer", "sample", quantity)
+  return Figure(name, title, caption, columns, rows, paint)
+
+
+def curves(
+  name: str,
+  title: str,
+  caption: str,
+  rows: Sequence[Row],
+  x: str,
+  panels: Mapping[str, str],
+  *,
+  logarithmic: Sequence[str] = (),
+  markers: bool = True,
+) -> Figure:
+  """Lines of several quantities over steps or layers, with bands over seeds.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, seed, quantity, x, value).
+    x: what is on the axis.
+    panels: of every quantity, what is on its axis.
+    logarithmic: quantities whose axis is.
+    markers: whether points are marked.
+  """
+  there = [key for key in panels if any(row[2] == key for row in rows)]
+  width = min(len(there), 3) or 1
+  height = -(-len(there) // 3) or 1
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    axes = canvas.subplots(height, width, squeeze=False).ravel()
+    for unused in axes[len(there) :]:
+      unused.remove()
+    for panel, key in zip(axes, there, strict=False):
+      own = [row for row in rows if row[2] == key]
+      for number, run in enumerate(grouped(rows)):
+        at = grouped([row for row in own if row[0] == run], 3)
+        if not at:
+          continue
+        places = sorted(at)
+        found = [spread([row[4] for row in at[place]]) for place in places]
+        mean, deviation = zip(*found, strict=True)
+        line(
+          panel,
+          places,
+          mean,
+          deviation,
+          number,
+          run,
+          logarithmic=key in logarithmic,
+          markers=markers,
+        )
+      if key in logarithmic:
+        panel.set_yscale("log")
+      panel.set_xlabel(x)
+      panel.set_ylabel(panels[key])
+      if markers:
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    legend(canvas, axes[0])
+
+  columns = ("run", "seed", "quantity", x, "value")
+  size = (3.4 * width if width > 1 else 6.4, 2.9 * height + 0.4)
+  return Figure(name, title, caption, columns, rows, paint, size)
+
+
+def histogram(
+  name: str,
+  title: str,
+  caption: str,
+  rows: Sequence[Row],
+  quantity: str,
+  *,
+  marked: float,
+) -> Figure:
+  """Distributions of a share from 0 to 1, a panel a run, a line a layer.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, seed, layer, sample, expert, value).
+    quantity: on the axis.
+    marked: a value to mark: equal shares.
+  """
+  runs = list(grouped(rows))
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+    values = np.array([row[5] for row in rows], float)
+    low, high = min(values.min(), marked), max(values.max(), marked)
+    pad = max(0.05 * (high - low), 0.02)
+    edges = np.linspace(max(low - pad, 0), min(high + pad, 1), 41)
+    for panel, run in zip(panels, runs, strict=True):
+      layers = grouped([row for row in rows if row[0] == run], 2)
+      for number, (layer, own) in enumerate(layers.items()):
+        how = style(number)
+        del how["marker"]
+        weights = np.full(len(own), 100 / len(own))
+        panel.hist(
+          [row[5] for row in own],
+          edges,
+          weights=weights,
+          histtype="step",
+          color=how["color"],
+          linestyle=how["linestyle"],
+          linewidth=1.5,
+        )
+        panel.plot(
+          [],
+          [],
+          color=how["color"],
+          linestyle=how["linestyle"],
+          label=f"layer {layer}",
+        )
+      panel.axvline(marked, color="0.3", lw=1, linestyle=":")
+      panel.set_title(run)
+      panel.set_xlabel(quantity)
+    panels[0].set_ylabel("share of samples and experts, %")
+    legend(canvas, max(panels, key=lambda p: len(p.lines)))
+
+  columns = ("run", "seed", "layer", "sample", "expert", quantity)
+  size = (max(3.2 * len(runs), 4.8), 3.2)
+  return Figure(name, title, caption, columns, rows, paint, size)
+
+
+def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+  """Distances of chosen pairs of tokens over layers, a row a run.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, pair, layer, euclidean, cosine).
+  """
+  runs = list(grouped(rows))
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    panels = canvas.subplots(len(runs), 2, squeeze=False, sharex="row")
+    for row, run in zip(panels, runs, strict=True):
+      of = grouped([r for r in rows if r[0] == run], 1)
+      for k, (axes, what) in enumerate(
+        zip(row, ("Euclidean distance", "1 - cosine"), strict=True)
+      ):
+        for number, (pair, own) in enumerate(of.items()):
+          axes.plot(
+            [r[2] for r in own],
+            [r[3 + k] for r in own],
+            label=pair,
+            **style(number),
+          )
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(what)
+        axes.set_xlabel("layer (0: embedding)")
+        axes.set_title(run)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    legend(canvas, panels[0, 0])
+
+  columns = ("run", "pair", "layer", "Euclidean distance", "1 - cosine")
+  size = (6.8, 2.5 * len(runs) + 0.5)
+  return Figure(name, title, caption, columns, rows, paint, size)
+
+
+def planes(
+  name: str,
+  title: str,
+  caption: str,
+  rows: Sequence[Row],
+  *,
+  most: int = 4,
+) -> Figure:
+  """Tokens in a plane, a row a run and a column a layer, some of them named.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, layer, place, token, named, x, y).
+    most: layers that are drawn: the first, the last, and some between.
+  """
+  runs = list(grouped(rows))
+  layers = sorted(grouped(rows, 1))
+  chosen = some(layers, most)
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    panels = canvas.subplots(len(runs), len(chosen), squeeze=False)
+    for across, run in zip(panels, runs, strict=True):
+      of = grouped([r for r in rows if r[0] == run], 1)
+      # One scale for all layers of a run: what spreads is seen to spread.
+      own = [r for r in rows if r[0] == run]
+      reach = 1.25 * max(max(abs(r[5]), abs(r[6])) for r in own)
+      for axes, layer in zip(across, chosen, strict=True):
+        axes.grid(visible=False)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+        axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
+        place = f"layer {layer}" if layer else "embedding"
+        axes.set_title(f"{run}, {place}")
+        own = of.get(layer, [])
+        axes.plot(
+          [r[5] for r in own], [r[6] for r in own], "o", color="0.75", ms=3
+        )
+        for number, r in enumerate([r for r in own if r[4]]):
+          colour = COLOURS[number % len(COLOURS)]
+          axes.plot(r[5], r[6], MARKERS[number % 7], color=colour, ms=5)
+          axes.annotate(
+            r[3],
+            (r[5], r[6]),
+            xytext=(3, 3),
+            textcoords="offset points",
+            fontsize=7,
+            color=colour,
+          )
+
+  columns = ("run", "layer", "place", "token", "named", "x", "y")
+  size = (2.2 * len(chosen), 2.4 * len(runs) + 0.2)
+  return Figure(name, title, caption, columns, rows, paint, size)
+
+
+def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+  """Attention matrices of one sample, a row a run and a column a layer.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, layer, query, key, weight).
+  """
+  runs = list(grouped(rows))
+  layers = sorted(grouped(rows, 1))
+  chosen = some(layers, 4)
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    panels = canvas.subplots(len(runs), len(chosen), squeeze=False)
+    for across, run in zip(panels, runs, strict=True):
+      of = grouped([r for r in rows if r[0] == run], 1)
+      for axes, layer in zip(across, chosen, strict=True):
+        own = of.get(layer, [])
+        axes.grid(visible=False)
+        axes.set_title(f"{run}, layer {layer}")
+        if not own:
+          axes.set_axis_off()
+          continue
+        n = 1 + max(r[2] for r in own)
+        image = np.zeros((n, 1 + max(r[3] for r in own)))
+        for r in own:
+          image[r[2], r[3]] = r[4]
+        shown = axes.imshow(image, cmap="cividis", vmin=0)
+        canvas.colorbar(shown, ax=axes, shrink=0.7)
+        axes.set_xlabel("key")
+      across[0].set_ylabel("query")
+
+  columns = ("run", "layer", "query", "key", "attention weight")
+  size = (2.5 * len(chosen), 2.4 * len(runs) + 0.2)
+  return Figure(name, title, caption, columns, rows, paint, size)
+
+
+def against(
+  name: str,
+  title: str,
+  caption: str,
+  rows: Sequence[Row],
+  axes_of: Mapping[str, str],
+  quantity: str,
+) -> Figure:
+  """A score against sizes of the model, a panel a size.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (model, seed, size, value, score).
+    axes_of: of every size, what is on its axis.
+    quantity: the score, with its unit.
+  """
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    there = [key for key in axes_of if any(row[2] == key for row in rows)]
+    panels = canvas.subplots(1, len(there), squeeze=False, sharey=True)[0]
+    for panel, key in zip(panels, there, strict=True):
+      for number, (model, own) in enumerate(grouped(rows).items()):
+        at = grouped([row for row in own if row[2] == key], 3)
+        if not at:
+          continue
+        places = sorted(at)
+        found = [spread([row[4] for row in at[place]]) for place in places]
+        mean, deviation = zip(*found, strict=True)
+        bars = [0 if math.isnan(d) else d for d in deviation]
+        panel.errorbar(
+          places, mean, bars, capsize=3, label=model, **style(number)
+        )
+      panel.set_xlabel(axes_of[key])
+      panel.set_xticks(sorted({row[3] for row in rows if row[2] == key}))
+    panels[0].set_ylabel(quantity)
+    legend(canvas, panels[0])
+
+  columns = ("model", "seed", "size", "value", quantity)
+  width = len({row[2] for row in rows})
+  size = (max(2.6 * width, 4.8), 3.2)
+  return Figure(name, title, caption, columns, rows, paint, size)
