@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxformers.analysis import figures
 from jaxformers.analysis.capture import HEADS, Capture, capture, variables
+from jaxformers.analysis.figures import Row
 from jaxformers.models import Model
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -244,6 +246,8 @@ CURVES = {
 }
 # Drawn on a logarithmic scale.
 LOGARITHMIC = ("functional_kernel",)
+# The layer that a curve begins with, where it is not 1.
+FIRST = {"similarity": 0, "head_redundancy": 2}
 
 
 def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
@@ -346,79 +350,54 @@ def measure(
   return {name: np.asarray(v, float).tolist() for name, v in total.items()}
 
 
-Curves = dict[str, dict[str, list[float]]]
-
-
-def over_seeds(runs: list[dict[str, list[float]]]) -> Curves:
-  """What `measure` found of several seeds, by quantity.
+def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:
+  """What `measure` found of a run, as rows of `figures.curves`.
 
   Returns:
-    For each `mean`, and `deviation`, the sample standard deviation; that is
-    left out with one seed.
+    (label, seed, quantity, layer, value); layer 0 is the embedding.
   """
-  found: Curves = {}
-  for name in runs[0]:
-    values = np.array([one[name] for one in runs])
-    found[name] = {"mean": values.mean(0).tolist()}
-    if len(runs) > 1:
-      found[name]["deviation"] = values.std(0, ddof=1).tolist()
-  return found
+  return [
+    (label, seed, name, FIRST.get(name, 1) + k, value)
+    for name, values in found.items()
+    for k, value in enumerate(values)
+  ]
 
 
-def band(
-  mean: np.ndarray, deviation: np.ndarray, logarithmic: bool
-) -> tuple[np.ndarray, np.ndarray]:
-  """One deviation about the mean, or about the logarithm of what is positive.
-
-  That of the logarithm is deviation / mean, to first order; so a band on a
-  logarithmic scale does not reach below zero.
-  """
-  if not logarithmic:
-    return mean - deviation, mean + deviation
-  factor = np.exp(deviation / mean)
-  return mean / factor, mean * factor
-
-
-def draw(found: dict[str, Curves], path: Path) -> None:
-  """Draws what `over_seeds` found of several runs, a panel a quantity.
+def figure(
+  found: list[Row], caption: str, name: str = "smoothness"
+) -> figures.Figure:
+  """Every quantity over layers, a panel each, with bands over seeds.
 
   Args:
-    found: by the name that the legend gives a run; deviations are bands.
-    path: of the picture; its suffix says the format.
+    found: of `rows`, of several runs and seeds.
+    caption: of what data.
+    name: of its files.
   """
-  from matplotlib.figure import Figure
+  return figures.curves(
+    name,
+    "How alike tokens become",
+    caption,
+    found,
+    "layer (0: embedding)",
+    CURVES,
+    logarithmic=LOGARITHMIC,
+  )
 
-  names = [n for n in CURVES if any(n in one for one in found.values())]
-  columns = min(len(names), 3)
-  rows = -(-len(names) // columns)
-  figure = Figure(figsize=(4.2 * columns, 3.2 * rows), layout="constrained")
-  styles = ("-o", "--s", "-.^", ":D")  # Told apart in print, too.
-  panels = figure.subplots(rows, columns, squeeze=False).ravel()
-  for unused in panels[len(names) :]:
-    unused.remove()
-  for axes, name in zip(panels, names, strict=False):
-    for k, (label, one) in enumerate(found.items()):
-      own = one.get(name, {"mean": []})
-      mean = np.array(own["mean"])
-      first = 0 if name == "similarity" else 1 + (name == "head_redundancy")
-      layers = np.arange(first, first + len(mean))
-      (line,) = axes.plot(
-        layers, mean, styles[k % len(styles)], label=label, ms=4
-      )
-      if "deviation" in own:
-        low, high = band(mean, np.array(own["deviation"]), name in LOGARITHMIC)
-        axes.fill_between(layers, low, high, color=line.get_color(), alpha=0.2)
-    axes.set_title(CURVES[name], fontsize="medium")
-    axes.set_xlabel(
-      "layer" + (" (0: embedding)" if name == "similarity" else "")
-    )
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    if name in LOGARITHMIC:
-      axes.set_yscale("log")
-  handles, labels = panels[0].get_legend_handles_labels()
-  figure.legend(handles, labels, loc="outside upper center", ncols=4)
-  figure.savefig(path, dpi=150)
+
+def text(found: list[Row]) -> str:
+  """Mean and deviation over seeds of every run and quantity, in lines."""
+  lines = []
+  for run, own in figures.grouped(found).items():
+    lines += ["", run]
+    for name, values in figures.grouped(own, 2).items():
+      by = figures.grouped(values, 3)
+      pairs = [figures.spread([row[4] for row in by[k]]) for k in sorted(by)]
+      means = " ".join(f"{mean:.4g}" for mean, _ in pairs)
+      lines.append(f"  {CURVES[name]}: {means}")
+      if not any(math.isnan(deviation) for _, deviation in pairs):
+        spreads = " ".join(f"{deviation:.2g}" for _, deviation in pairs)
+        lines.append(f"    +- {spreads}")
+  return "\n".join(lines)
 
 
 def seeds_of(workdir: Path) -> list[Path]:
@@ -427,7 +406,7 @@ def seeds_of(workdir: Path) -> list[Path]:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Prints a table of some runs, and writes JSON and a picture if asked."""
+  """Prints a table of some runs, and writes CSV and a picture if asked."""
   parser = argparse.ArgumentParser(
     prog="python -m jaxformers.analysis.smoothness",
     description="How alike tokens become from layer to layer.",
@@ -438,36 +417,34 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--samples", type=int, default=64, help="of the test")
   parser.add_argument("--length", type=int, default=512, help="tokens at most")
   parser.add_argument(
-    "--out", default="", help="OUT.json, OUT.png and OUT.svg are written"
+    "--out", default="", help="OUT.csv, OUT.png and OUT.svg are written"
   )
   args = parser.parse_args(argv)
   # Only this command reads runs; the functions above are pure.
   from jaxformers.analysis import trained
 
-  found: dict[str, Curves] = {}
+  found: list[Row] = []
+  counts = []
   try:
     for workdir in args.workdirs:
-      seeds = []
-      for folder in seeds_of(workdir):
+      folders = seeds_of(workdir)
+      counts.append(len(folders))
+      for seed, folder in enumerate(folders):
         run = trained.load(folder)
         ids = run.sample(args.samples, args.length)
-        seeds.append(measure(run.model, run.params, ids))
-      found[str(workdir)] = over_seeds(seeds)
+        measured = measure(run.model, run.params, ids)
+        found += rows(str(workdir), seed, measured)
   except ValueError as error:
     sys.exit(f"error: {error}")
-  for workdir, one in found.items():
-    print(f"\n{workdir}")
-    for name, own in one.items():
-      print(f"  {CURVES[name]}: " + " ".join(f"{v:.4g}" for v in own["mean"]))
-      if "deviation" in own:
-        print("    +- " + " ".join(f"{v:.2g}" for v in own["deviation"]))
+  print(text(found))
   if args.out:
     out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
-    for suffix in (".png", ".svg"):
-      draw(found, out.with_suffix(suffix))
-    print(f"\nWritten to {out}.json, .png and .svg.")
+    caption = (
+      f"{args.samples} test samples of at most {args.length} tokens; bands are "
+      f"one deviation over {max(counts)} seeds."
+    )
+    figure(found, caption, out.name).write(out.parent)
+    print(f"\nWritten to {out}.csv, .png and .svg.")
 
 
 if __name__ == "__main__":

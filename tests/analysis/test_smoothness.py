@@ -1,5 +1,5 @@
+import csv
 import functools
-import json
 import types
 
 import jax
@@ -263,26 +263,29 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     s.main([*runs, "--samples=4", "--out", str(out)])
     printed = capsys.readouterr().out
     assert "mean cosine of two tokens: " in printed
-    found = json.loads(out.with_suffix(".json").read_text())
-    assert list(found) == runs
-    assert len(found[runs[0]]["functional"]["mean"]) == 3
-    alike = found[runs[0]]["gradient_cosine"]
-    assert alike["mean"] == pytest.approx([1] * 3)
-    assert alike["deviation"] == pytest.approx([0] * 3, abs=1e-5)
-    assert max(found[runs[0]]["functional"]["deviation"]) > 0
-    assert "deviation" not in found["transject"]["similarity"]
-    assert "+-" in printed
+    table = out.with_suffix(".csv").read_text()
+    rows = list(csv.reader(table.splitlines()))[1:]
+    assert list(dict.fromkeys(row[0] for row in rows)) == runs
+
+    def values(run, seed, name):
+      return {
+        int(row[3]): float(row[4])
+        for row in rows
+        if row[:3] == [run, str(seed), name]
+      }
+
+    assert list(values(runs[0], 1, "similarity")) == [0, 1, 2, 3]
+    assert list(values(runs[0], 0, "functional")) == [1, 2, 3]
+    assert list(values(runs[0], 0, "head_redundancy")) == [2, 3]
+    alike = values(runs[0], 1, "gradient_cosine")
+    assert list(alike.values()) == pytest.approx([1] * 3)
+    assert values(runs[0], 0, "functional") != values(runs[0], 1, "functional")
+    assert not values("transject", 1, "similarity")
+    one, other = (values(runs[0], k, "functional")[2] for k in (0, 1))
+    line = printed[printed.index("J of the values, per token") :].split("\n")
+    assert line[0].split()[-2] == f"{(one + other) / 2:.4g}"
+    assert line[1].split()[-2] == f"{abs(one - other) / 2**0.5:.2g}"
     for suffix in (".png", ".svg"):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):
       s.main([str(tmp_path / "nothing")])
-
-
-def test_a_band_on_a_logarithmic_scale_stays_above_zero():
-  mean, spread = np.array([2.0, 5.0]), np.array([3.0, 0.05])
-  low, high = s.band(mean, spread, logarithmic=True)
-  assert (low > 0).all()
-  np.testing.assert_allclose(low * high, mean**2)
-  np.testing.assert_allclose((low[1], high[1]), (4.95, 5.05), rtol=1e-4)
-  low, high = s.band(mean, spread, logarithmic=False)
-  assert (low[0], high[0]) == (-1, 5)
