@@ -43,6 +43,8 @@ STYLE = {
   "svg.hashsalt": "jaxformers",
 }
 
+FEW = 20  # Points of a line that are marked in any case.
+
 Row = tuple[Any, ...]
 
 
@@ -129,6 +131,8 @@ def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
 
 def some(values: Sequence[Any], most: int) -> list[Any]:
   """At most so many, evenly spaced, the first and the last among them."""
+  if not values:
+    return []
   places = {round(k) for k in np.linspace(0, len(values) - 1, most)}
   return [values[k] for k in sorted(places)]
 
@@ -160,7 +164,7 @@ def line(
   """
   x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
   how = style(number)
-  if not markers:
+  if not markers and len(x) > FEW:
     del how["marker"]
   axes.plot(x, mean, label=label, **how)
   if np.isfinite(deviation).any():
@@ -172,12 +176,16 @@ def line(
     axes.fill_between(x, low, high, color=how["color"], alpha=0.2, linewidth=0)
 
 
+UNTRAINED = ", untrained"  # Ends the label of a run's start.
+
+
 def boxes(
   axes: Any, groups: Mapping[str, Mapping[Any, Sequence[float]]]
 ) -> None:
   """Boxes of several groups side by side at every category.
 
   A box has the quartiles and the median, whiskers the 5th and 95th percentile.
+  What was not trained has its run's colour and is not filled.
 
   Args:
     axes: of matplotlib.
@@ -185,18 +193,24 @@ def boxes(
       out.
   """
   categories = list(dict.fromkeys(c for one in groups.values() for c in one))
+  trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
   for number, (label, one) in enumerate(groups.items()):
-    colour = COLOURS[number % len(COLOURS)]
+    base = label.removesuffix(UNTRAINED)
+    place = trained.index(base) if base in trained else number
+    colour = COLOURS[place % len(COLOURS)]
+    filled = 0.35 if base == label else 0.0
     offset = (number - (len(groups) - 1) / 2) * width
     places, found = [], []
-    for place, category in enumerate(categories):
+    for k, category in enumerate(categories):
       values = [v for v in one.get(category, ()) if math.isfinite(v)]
       if values:
-        places.append(place + offset)
+        places.append(k + offset)
         found.append(values)
     if not found:
       continue
+    dash = "-" if filled else (0, (2, 1))
+    face = mpl_colour(colour, filled)
     axes.boxplot(
       found,
       positions=places,
@@ -205,13 +219,19 @@ def boxes(
       showfliers=False,
       patch_artist=True,
       manage_ticks=False,
-      boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
+      boxprops={"facecolor": face, "edgecolor": colour, "linestyle": dash},
       medianprops={"color": colour, "linewidth": 2},
-      whiskerprops={"color": colour},
+      whiskerprops={"color": colour, "linestyle": dash},
       capprops={"color": colour},
     )
-    axes.plot([], [], "s", color=colour, alpha=0.6, label=label)
+    axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)
   axes.set_xticks(range(len(categories)), [str(c) for c in categories])
+
+
+def mpl_colour(colour: str, alpha: float) -> tuple[float, float, float, float]:
+  """A colour "#rrggbb" with an alpha, as matplotlib takes it."""
+  red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+  return red, green, blue, alpha
 
 
 def over_layers(
@@ -271,7 +291,7 @@ def curves(
     x: what is on the axis.
     panels: of every quantity, what is on its axis.
     logarithmic: quantities whose axis is.
-    markers: whether points are marked.
+    markers: whether points are marked, however many.
   """
   there = [key for key in panels if any(row[2] == key for row in rows)]
   width = min(len(there), 3) or 1
@@ -337,7 +357,11 @@ def histogram(
     values = np.array([row[5] for row in rows], float)
     low, high = min(values.min(), marked), max(values.max(), marked)
     pad = max(0.05 * (high - low), 0.02)
-    edges = np.linspace(max(low - pad, 0), min(high + pad, 1), 41)
+    # What is marked is in the middle of a bin.
+    width = (high - low + 2 * pad) / 40
+    first = math.floor((low - pad - marked) / width) - 0.5
+    count = math.ceil((high + pad - marked) / width - first) + 1
+    edges = marked + width * (first + np.arange(count + 1))
     for panel, run in zip(panels, runs, strict=True):
       layers = grouped([row for row in rows if row[0] == run], 2)
       for number, (layer, own) in enumerate(layers.items()):
@@ -429,33 +453,29 @@ def planes(
     panels = canvas.subplots(len(runs), len(chosen), squeeze=False)
     for across, run in zip(panels, runs, strict=True):
       of = grouped([r for r in rows if r[0] == run], 1)
-      # One scale for all layers of a run: what spreads is seen to spread.
-      own = [r for r in rows if r[0] == run]
-      reach = 1.25 * max(max(abs(r[5]), abs(r[6])) for r in own)
+      names = {r[2]: r[3] for r in of[chosen[0]] if r[4]}
       for axes, layer in zip(across, chosen, strict=True):
+        own = of.get(layer, [])
+        # What spreads is seen by its scale, which stands above it.
+        reach = max((max(abs(r[5]), abs(r[6])) for r in own), default=1) or 1
         axes.grid(visible=False)
         axes.set(xticks=[], yticks=[], aspect="equal")
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
+        axes.set(xlim=(-1.1 * reach, 1.1 * reach))
+        axes.set(ylim=(-1.1 * reach, 1.1 * reach))
         place = f"layer {layer}" if layer else "embedding"
-        axes.set_title(f"{run}, {place}")
-        own = of.get(layer, [])
+        axes.set_title(f"{run}\n{place}, width {2.2 * reach:.3g}")
         axes.plot(
           [r[5] for r in own], [r[6] for r in own], "o", color="0.75", ms=3
         )
-        for number, r in enumerate([r for r in own if r[4]]):
-          colour = COLOURS[number % len(COLOURS)]
-          axes.plot(r[5], r[6], MARKERS[number % 7], color=colour, ms=5)
-          axes.annotate(
-            r[3],
-            (r[5], r[6]),
-            xytext=(3, 3),
-            textcoords="offset points",
-            fontsize=7,
-            color=colour,
-          )
+        for number, where in enumerate(names):
+          at = next((r for r in own if r[2] == where), None)
+          if at is not None:
+            how = style(number) | {"linestyle": "", "markersize": 6}
+            axes.plot(at[5], at[6], label=names[where], **how)
+    legend(canvas, panels[0, 0])
 
   columns = ("run", "layer", "place", "token", "named", "x", "y")
-  size = (2.2 * len(chosen), 2.4 * len(runs) + 0.2)
+  size = (2.2 * len(chosen), 2.6 * len(runs) + 0.4)
   return Figure(name, title, caption, columns, rows, paint, size)
 
 

@@ -13,7 +13,7 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
   run = trained.load(tmp_path / "run")
   held = run.task.splits["validation"]
   ids = held.batch(np.arange(len(held)), run.task.max_len)["inputs"]
-  logits = run.model.apply({"params": run.params}, ids, train=False)
+  logits = run.apply(8)(ids)
   log_p = jax.nn.log_softmax(logits)[np.arange(len(held)), held.labels]
   rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
   losses = {
@@ -27,14 +27,16 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
   ids = run.sample(100, 1_000)  # More than there are, and longer.
   test = run.task.splits["test"]
   assert ids.shape == (len(test), run.task.max_len)
-  logits = run.model.apply({"params": run.params}, ids, train=False)
+  logits = run.apply(8)(ids)
   right = np.mean(np.argmax(logits, -1) == test.labels)
   assert right == pytest.approx(results["accuracy"])
   some = run.sample(3, 7, seed=1)
   assert some.shape == (3, 7)
   np.testing.assert_array_equal(some, run.sample(3, 7, seed=1))
   assert not np.array_equal(some, run.sample(3, 7, seed=2))
-  assert jax.tree.leaves(run.params)
+  # Where it began has the same form, and is not where it came.
+  moved = jax.tree.map(lambda a, b: bool((a != b).any()), run.start, run.params)
+  assert any(jax.tree.leaves(moved))
 
 
 def test_without_a_run(tmp_path):

@@ -1,4 +1,4 @@
-"""Every config at size=tiny is prepared and trained for twenty steps."""
+"""Every config at size=tiny is prepared and trained for some steps."""
 
 import math
 
@@ -12,6 +12,7 @@ from jaxformers.training import loop
 from jaxformers.training.run import Run
 from tests.data import scenes
 
+STEPS = 8
 # What keeps a test short; the model and the training are the config's own.
 GENERATED = {
   "lra/listops": dict(num_train=200, num_validation=20, num_test=20),
@@ -34,9 +35,9 @@ ARCHIVES = {
 }
 
 
-def twenty_steps(name, folder, workdir, **options):
+def some_steps(name, folder, workdir, **options):
   config = c.load(f"configs/{name}.py:size=tiny")
-  config.update(data_dir=str(folder), total_steps=20)
+  config.update(data_dir=str(folder), total_steps=STEPS)
   config.schedule.warmup_steps = 2
   config.batch_size = 2 if name == "lra/pathx" else 8
   config.buckets = 1  # Every length is compiled.
@@ -46,9 +47,9 @@ def twenty_steps(name, folder, workdir, **options):
   for batch in this.batches(0):
     this.state, sums = this.train_step(this.state, batch)
     losses.append(float(sums["objective"]))
-  assert len(losses) == 20
+  assert len(losses) == STEPS
   assert all(math.isfinite(loss) for loss in losses)
-  assert int(this.state.step) == 20
+  assert int(this.state.step) == STEPS
   rows, *_ = jax.tree.leaves(batch["inputs"].shape)
   assert rows == config.batch_size
   return this
@@ -61,7 +62,7 @@ def at_the_root(monkeypatch, request):
 
 @pytest.mark.parametrize("name", sorted(GENERATED))
 def test_without_an_archive(name, tmp_path, one_device):
-  twenty_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
+  some_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
 
 
 def test_a_language_model_of_a_folder(tmp_path, one_device):
@@ -69,7 +70,7 @@ def test_a_language_model_of_a_folder(tmp_path, one_device):
   for name, words in (("train", 3_000), ("valid", 300), ("test", 300)):
     text = "\n".join(f"word {k * k % 97} and {k % 13}" for k in range(words))
     (tmp_path / "text" / f"{name}.txt").write_text(text)
-  this = twenty_steps(
+  this = some_steps(
     "lm/text",
     tmp_path / "data",
     tmp_path / "run",
@@ -107,7 +108,7 @@ def test_from_an_archive(name, archives, prepared, tmp_path, one_device):
   options = {"archive": str(archives / file)} | options
   if name == "short/imdb":  # AG's News trains one.
     options["vocabulary"] = str(archives / "bert-base-uncased-vocab.txt")
-  this = twenty_steps(name, prepared, tmp_path, **options)
+  this = some_steps(name, prepared, tmp_path, **options)
   assert this.task.info["authors_checksum"] is False
   assert (tmp_path / "vocabulary.json").exists()
   assert (tmp_path / "tokenizer.json").exists() == name.startswith("short")

@@ -58,8 +58,8 @@ def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
     total, _ = losses.classification(logits, batch, losses.sown_losses(sown, 8))
     return total / 8
 
-  grads = jax.grad(loss)(start.params)
-  after, sums = step(start, batch)
+  grads = jax.jit(jax.grad(loss))(start.params)
+  after, sums = jax.jit(step)(start, batch)
   want = jax.tree.map(lambda p, g: p - 0.1 * g, start.params, grads)
   chex.assert_trees_all_close(after.params, want, atol=1e-5)
   assert after.step == 1

@@ -1,0 +1,846 @@
+r"""One page with the tables and figures of any runs.
+
+python -m jaxformers.analysis.report runs/transject runs/local --out report
+
+Writes report/index.html, which needs no server and no network, and every figure
+beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it; runs
+that differ in the seed alone are one line with a deviation. What cannot be
+drawn is named on the page with the reason, and the rest is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import html
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers.analysis import depth, entropy, figures, layers, smoothness
+from jaxformers.analysis import results as tables
+from jaxformers.analysis.figures import Figure
+
+TEXT = "This movie is terrible but it has some good effects."
+SHORT = 32  # Tokens of a text that are drawn one by one, at most.
+# What a label leaves out: it says nothing of a model, or all have it.
+SILENT = ("reference.", "task.archive", "task.vocabulary", "data_dir", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class One:
+  """A run.
+
+  Attributes:
+    folder: its workdir.
+    config: as in `config.json`.
+    results: as in `results.json`; {} if it has not ended.
+  """
+
+  folder: Path
+  config: Mapping[str, Any]
+  results: Mapping[str, Any]
+
+  @property
+  def seed(self) -> int:
+    """Of the run."""
+    return int(self.config["seed"])
+
+  def metrics(self) -> Iterator[dict[str, Any]]:
+    """The lines of `metrics.jsonl`; the last may be cut short."""
+    path = self.folder / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+      try:
+        yield json.loads(line)
+      except json.JSONDecodeError:
+        return
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Runs that differ in the seed alone.
+
+  Attributes:
+    label: what tells it from the others.
+    runs: in the order of their seeds.
+  """
+
+  label: str
+  runs: tuple[One, ...]
+
+  @property
+  def config(self) -> Mapping[str, Any]:
+    """Of the first."""
+    return self.runs[0].config
+
+
+@dataclasses.dataclass
+class Page:
+  """What is on the page.
+
+  Attributes:
+    figures: in the order of the page, by the title of their section.
+    notes: what is left out, and why.
+    rows: of the table of results.
+  """
+
+  figures: dict[str, list[Figure]] = dataclasses.field(default_factory=dict)
+  notes: list[str] = dataclasses.field(default_factory=list)
+  rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+  def add(self, section: str, figure: Figure | None) -> None:
+    """Puts a figure that has rows at the end of a section."""
+    if figure is not None and figure.rows:
+      self.figures.setdefault(section, []).append(figure)
+
+
+def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
+  """All runs in some folders and below, and what is wrong with the folders."""
+  found: dict[Path, One] = {}
+  notes = []
+  for workdir in workdirs:
+    paths = sorted(
+      {
+        p.parent
+        for name in ("config", "results")
+        for p in workdir.rglob(f"{name}.json")
+        if "checkpoints" not in p.parts
+      }
+    )
+    own = []
+    for folder in paths:
+      try:
+        own.append(_read(folder))
+      except (ValueError, KeyError, TypeError) as error:
+        notes.append(f"{folder} is no run of this package: {error}")
+    if not own:
+      notes.append(f"{workdir}: there is no run in it or below it.")
+    found |= {one.folder.resolve(): one for one in own}
+  return list(found.values()), notes
+
+
+def _read(folder: Path) -> One:
+  content: dict[str, Any] = {}
+  for name in ("config", "results"):
+    path = folder / f"{name}.json"
+    content[name] = json.loads(path.read_text()) if path.exists() else {}
+  config = content["config"] or content["results"].get("config")
+  for key in ("seed", "task", "model"):
+    if not isinstance(config, Mapping) or key not in config:
+      raise ValueError(f"its config has no {key!r}")
+  return One(folder, config, content["results"])
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      found |= _flat(value, f"{prefix}{key}.")
+    else:
+      found[prefix + key] = value
+  return found
+
+
+def groups(runs: Sequence[One]) -> list[Group]:
+  """Runs by recipe; labels name the model and what else differs."""
+  by: dict[str, dict[int, One]] = {}
+  for one in runs:
+    key = tables.recipe({"config": one.config})
+    by.setdefault(key, {}).setdefault(one.seed, one)
+  recipes = [tuple(v for _, v in sorted(own.items())) for own in by.values()]
+  flat = [
+    {k: v for k, v in _flat(own[0].config).items() if not k.startswith(SILENT)}
+    for own in recipes
+  ]
+  labels = []
+  for own in flat:
+    name = str(own["model.name"])
+    if len({other["task.name"] for other in flat}) > 1:
+      name = f"{own['task.name']} {name}"
+    # Of those alike so far, what differs, the sizes first.
+    rest = [
+      other
+      for other in flat
+      if (other["model.name"], other["task.name"])
+      == (own["model.name"], own["task.name"])
+    ]
+    keys = [k for k in own if len({str(o.get(k)) for o in rest}) > 1]
+    keys.sort(key=lambda k: (not k.startswith("model."), k))
+    told = [f"{k.rpartition('.')[2]}={own[k]}" for k in keys[:3]]
+    labels.append(", ".join([name, *told]))
+  for k, label in enumerate(labels):
+    if labels.count(label) > 1:
+      labels[k] = f"{label} ({recipes[k][0].folder.name})"
+  return [Group(label, own) for label, own in zip(labels, recipes, strict=True)]
+
+
+def training(found: Sequence[Group]) -> Figure:
+  """Loss, and the score on the selection split, over steps."""
+  rows = []
+  names: dict[str, str] = {}
+  for group in found:
+    for one in group.runs:
+      for line in one.metrics():
+        for key, value in line.items():
+          split, slash, metric = key.partition("/")
+          if not slash or value is None:
+            continue
+          unit = ", nats" if metric == "loss" else ""
+          names[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
+          rows.append((group.label, one.seed, key, line["step"], value))
+  wanted = sorted(names, key=lambda k: (not k.endswith("loss"), k))[:6]
+  kept = [row for row in rows if row[2] in wanted]
+  return figures.curves(
+    "training",
+    "Training curves",
+    "Means over log_steps steps for train, over the whole split elsewhere; "
+    f"bands are one deviation over seeds ({_seeds(found)}). Loss in nats.",
+    kept,
+    "step",
+    {key: names[key] for key in wanted},
+    markers=False,
+  )
+
+
+def _seeds(found: Sequence[Group]) -> str:
+  counts = {len(group.runs) for group in found}
+  few, many = min(counts), max(counts)
+  if many == 1:
+    return "one seed: no deviation"
+  return f"{few} seeds" if few == many else f"{few} to {many} seeds"
+
+
+SIZES = {
+  "num_layers": "layers",
+  "d_model": "width d",
+  "num_experts": "experts",
+}
+
+
+def sizes(found: Sequence[Group]) -> Figure | None:
+  """Test score against depth, width and experts (TransJect, figure 3).
+
+  None if no two runs of one model and task differ in them.
+  """
+  rows = []
+  found = [group for group in found if any(one.results for one in group.runs)]
+  for (task, model), own in _by_model(found).items():
+    shapes = [_sizes(group.config) for group in own]
+    for name in SIZES:
+      values = {shape[name] for shape in shapes if name in shape}
+      if len(values) < 2:
+        continue
+      for group, shape in zip(own, shapes, strict=True):
+        if name in shape:
+          rows += [
+            (f"{task} {model}", one.seed, name, shape[name], _score(one)[1])
+            for one in group.runs
+            if one.results
+          ]
+  if not rows:
+    return None
+  titles = {_score(one)[0] for g in found for one in g.runs if one.results}
+  return figures.against(
+    "sizes",
+    "Score against the size of the model",
+    f"On test, mean and deviation over seeds ({_seeds(found)}); at one value "
+    "of an axis all others are taken together.",
+    rows,
+    SIZES,
+    " / ".join(sorted(titles)),
+  )
+
+
+def _by_model(
+  found: Sequence[Group],
+) -> dict[tuple[str, str], list[Group]]:
+  by: dict[tuple[str, str], list[Group]] = {}
+  for group in found:
+    key = (group.config["task"]["name"], group.config["model"]["name"])
+    by.setdefault(key, []).append(group)
+  return by
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+  model = config["model"]
+  known = {**model, **model.get("mixer", {})}
+  return {name: known[name] for name in SIZES if name in known}
+
+
+def _score(one: One) -> tuple[str, float]:
+  metric = one.results.get("metric", "accuracy")
+  scale = 1 if metric in tables.LOWER else 100
+  return tables.TITLES[metric], scale * one.results[metric]
+
+
+def deep(found: Sequence[Group]) -> Figure | None:
+  """Loss against parameters per depth (Levine et al. 2020, figure 2).
+
+  None if there are no language models of two depths.
+  """
+  runs = [
+    one.results
+    for group in found
+    for one in group.runs
+    if one.results.get("metric") == "perplexity"
+  ]
+  if len({run["config"]["model"]["num_layers"] for run in runs}) < 2:
+    return None
+  return depth.figure(depth.points(runs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What is measured of every run.
+
+  Attributes:
+    samples: examples of the test split.
+    length: tokens of each at most.
+    estimator, axis: of the entropy.
+    text: a sentence for the figures of single tokens; "" for the paper's, or
+      where that is no text of the task for the first test sample, cut short.
+    named: tokens of it to name; () for the longest.
+  """
+
+  samples: int = 32
+  length: int = 512
+  estimator: str = "vasicek"
+  axis: str = "units"
+  text: str = ""
+  named: tuple[str, ...] = ()
+
+
+class _Rows:
+  """Rows of all figures that need a trained model."""
+
+  def __init__(self, options: Options) -> None:
+    self.options = options
+    names = ("factors", "entropy", "shape", "parts", "gates", "smooth")
+    self.of: dict[str, list[figures.Row]] = {name: [] for name in names}
+    self.pairs: list[figures.Row] = []
+    self.planes: list[figures.Row] = []
+    self.maps: list[figures.Row] = []
+    self.finite = 1.0
+    self.quoted = ""
+    self.experts: set[int] = set()
+
+  def model(self, label: str, seed: int, run: Any, start: bool) -> None:
+    """Distributions and curves of a run, and of its untrained start."""
+    o = self.options
+    ids = run.sample(o.samples, o.length)
+    kw = {"axis": o.axis, "estimator": o.estimator}
+    states = [(label, run.params)]
+    if start and run.start is not None:
+      states.append((label + figures.UNTRAINED, run.start))
+    for name, params in states:
+      found = layers.measure(run.model, params, ids, **kw)
+      trained = name == label
+      self.finite = min(self.finite, float(found.finite.min()))
+      for key in ("factors", "entropy", "shape"):
+        if trained or key != "factors":
+          self.of[key] += _long(name, seed, getattr(found, key))
+      if found.parts is not None and trained:
+        self.of["parts"] += [
+          (name, seed, layer + 1, part, k, value)
+          for (layer, part, k), value in np.ndenumerate(found.parts)
+        ]
+      if found.gates is not None and trained:
+        self.experts.add(found.gates.shape[-1])
+        self.of["gates"] += [
+          (name, seed, layer + 1, k, expert, value)
+          for (layer, k, expert), value in np.ndenumerate(found.gates)
+        ]
+    smooth = smoothness.measure(run.model, run.params, ids)
+    self.of["smooth"] += smoothness.rows(label, seed, smooth)
+
+  def tokens(self, label: str, run: Any) -> None:
+    """Single tokens of one text; ValueError if the task has no tokens."""
+    ids, names = example(run, self.options)
+    self.quoted = " ".join(readable(name) for name in names)
+    names = [readable(name) for name in names]
+    hidden, mask = layers.tokens(run.model, run.params, ids)
+    if len(mask) > len(names):  # A token of the encoder's own stands first.
+      names = ["<cls>", *names]
+    chosen = name_tokens(names, self.options.named)
+    around = layers.plane(hidden, mask)
+    there = np.flatnonzero(mask)
+    self.planes += [
+      (label, layer, int(place), names[place], int(place in chosen), *point)
+      for layer, points in enumerate(around)
+      for place, point in zip(there, points.tolist(), strict=True)
+    ]
+    places = list(itertools.combinations(chosen, 2))[:4]
+    apart = layers.distances(run.model, run.params, ids, places)
+    self.pairs += [
+      (
+        label,
+        f"{names[i]} - {names[j]}",
+        layer,
+        *(float(apart[key][layer, k]) for key in ("euclidean", "cosine")),
+      )
+      for k, (i, j) in enumerate(places)
+      for layer in range(len(hidden))
+    ]
+    for layer, weights in enumerate(
+      smoothness.maps(run.model, run.params, ids), 1
+    ):
+      self.maps += [
+        (label, layer, i, j, float(w)) for (i, j), w in np.ndenumerate(weights)
+      ]
+
+
+def _long(label: str, seed: int, values: np.ndarray) -> list[figures.Row]:
+  return [
+    (label, seed, layer, k, float(value))
+    for (layer, k), value in np.ndenumerate(values)
+  ]
+
+
+def example(run: Any, options: Options) -> tuple[np.ndarray, list[str]]:
+  """Ids of the text whose tokens are drawn, and what each stands for.
+
+  Raises:
+    ValueError: for a task whose tokens are no text, or a text that is given and
+      has too few tokens in the task's vocabulary.
+  """
+  task = run.task
+  if task.image or not task.vocabulary:
+    raise ValueError(f"the tokens of {task.name} are no text")
+  length = min(options.length, SHORT)
+  try:
+    return encode(task, options.text or TEXT, length)
+  except ValueError:
+    if options.text:
+      raise
+  ids = run.sample(1, length)[0]
+  ids = ids[0] if ids.ndim > 1 else ids
+  ids = ids[ids > 0]
+  return ids, [task.vocabulary[k] for k in ids]
+
+
+def encode(task: Any, text: str, length: int) -> tuple[np.ndarray, list[str]]:
+  """Ids of a text under a task's vocabulary, and what each stands for.
+
+  Raises:
+    ValueError: for a text of which fewer than four tokens are in it.
+  """
+  vocabulary = task.vocabulary
+  if task.tokenizer:
+    import tokenizers
+
+    found = tokenizers.Tokenizer.from_str(task.tokenizer).encode(text)
+    ids = found.ids
+  else:
+    known = {name: k for k, name in enumerate(vocabulary)}
+    single = sum(len(name) == 1 for name in vocabulary) > len(vocabulary) / 2
+    pieces = list(text) if single else text.split()
+    ids = [known[piece] for piece in pieces if piece in known]
+  ids = list(ids)[: min(length, task.max_len)]
+  if len(ids) < 4:
+    raise ValueError(
+      f"{text!r} has {len(ids)} tokens in the vocabulary of {task.name}: give "
+      "another with --text"
+    )
+  return np.array(ids, np.int32), [vocabulary[k] for k in ids]
+
+
+def readable(name: str) -> str:
+  """A token without its tokenizer's marks of a space or a continuation."""
+  bare = name.removeprefix("\u0120").removeprefix("##").removesuffix("</w>")
+  return {"\u010a": "newline", "": "space", " ": "space"}.get(bare, bare)
+
+
+def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
+  """Places of the tokens to name: the wanted ones, or the longest words.
+
+  Raises:
+    ValueError: for a wanted token that is not there.
+  """
+  for name in wanted:
+    if name not in names:
+      raise ValueError(f"the token {name!r} is not among {' '.join(names)}")
+  if wanted:
+    return sorted({names.index(name) for name in wanted})
+  words = {
+    name: k
+    for k, name in reversed([*enumerate(names)])
+    if re.fullmatch(r"\w+", name)
+  }
+  if len(words) < 4:
+    words = {f"{name} {k}": k for k, name in enumerate(names)}
+  return sorted(sorted(words.values(), key=lambda k: -len(names[k]))[:4])
+
+
+def model_figures(page: Page, found: Sequence[Group], options: Options) -> None:
+  """All figures that need checkpoints; what has none is noted."""
+  from jaxformers.analysis import trained
+
+  rows = _Rows(options)
+  for group in found:
+    for k, one in enumerate(group.runs):
+      try:
+        run = trained.load(one.folder)
+      except (ValueError, OSError) as error:
+        page.notes.append(f"{one.folder}: no figures of its layers. {error}")
+        continue
+      if run.task.objective == "segmentation":
+        page.notes.append(
+          f"{one.folder}: segmenters have no figures of layers."
+        )
+        continue
+      rows.model(group.label, one.seed, run, start=not k)
+      if k:
+        continue
+      try:
+        rows.tokens(group.label, run)
+      except ValueError as error:
+        page.notes.append(
+          f"{group.label}: no figure of single tokens, {error}."
+        )
+  _transject(page, rows, found, options)
+  _smooth(page, rows, found, options)
+
+
+def _transject(
+  page: Page, rows: _Rows, found: Sequence[Group], options: Options
+) -> None:
+  o, section = options, "Distances and entropy"
+  data = (
+    f"{o.samples} test samples of at most {o.length} tokens, {_seeds(found)}"
+  )
+  boxes = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
+  page.add(
+    section,
+    figures.over_layers(
+      "activation_factors",
+      "Activation factors",
+      "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
+      f"that of the embedding (TransJect, equation 9). {data}. {boxes} Exactly "
+      "1 at TransJect's start; near 1 for random rotations as well.",
+      rows.of["factors"],
+      "activation factor",
+      lines=((1.0, "distances kept"),),
+    ),
+  )
+  what = {
+    "units": "one token over its units",
+    "tokens": "one unit over a sample's tokens",
+  }[o.axis]
+  note = (
+    f"Differential entropy of the values of {what}, by {o.estimator.title()}'s "
+    f"estimator, mean over a sample. {data}; the untrained start of the first "
+    f"seed beside them. {boxes} "
+    f"At least {100 * rows.finite:.0f} % of the values of every layer are "
+    "finite (without ties); the others are left out."
+  )
+  for key, title, quantity in (
+    ("entropy", "Entropy", "entropy, nats"),
+    ("shape", "Entropy at deviation 1", "entropy - log deviation, nats"),
+  ):
+    extra = (
+      ""
+      if key == "entropy"
+      else (
+        " Without the scale, so that models can be compared; the most there is "
+        "is a normal distribution's."
+      )
+    )
+    marked = () if key == "entropy" else ((entropy.GAUSSIAN, "normal"),)
+    page.add(
+      section,
+      figures.over_layers(
+        key,
+        title,
+        note + extra,
+        rows.of[key],
+        quantity,
+        lines=marked,
+      ),
+    )
+  page.add(section, _part_figure(rows.of["parts"], data, o))
+  if rows.of["gates"]:
+    marked = 1 / min(rows.experts)
+    page.add(
+      section,
+      figures.histogram(
+        "experts",
+        "Weights of the experts",
+        f"Of every sample and expert, by layer (TransJect, figure 6). {data}. "
+        f"The dotted line is 1 / E = {marked:.3g}, the weights at the start.",
+        rows.of["gates"],
+        "weight of an expert",
+        marked=marked,
+      ),
+    )
+  section = "Single tokens"
+  quoted = f"Of {rows.quoted!r}, first seed."
+  page.add(
+    section,
+    figures.pairs(
+      "pairs",
+      "Distances of pairs of tokens",
+      f"Layer by layer (TransJect, figure 1). {quoted}",
+      rows.pairs,
+    ),
+  )
+  page.add(
+    section,
+    figures.planes(
+      "isomap",
+      "Tokens in a plane",
+      "Isomap of every layer for itself, turned to lie near the one before; "
+      f"its width stands above it (TransJect, figure 7). {quoted}",
+      rows.planes,
+    ),
+  )
+
+
+def _part_figure(
+  rows: Sequence[figures.Row], data: str, options: Options
+) -> Figure:
+  def paint(canvas: Any, rows: Sequence[figures.Row]) -> None:
+    runs = figures.grouped(rows)
+    panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+    for panel, (run, own) in zip(panels, runs.items(), strict=True):
+      by: dict[str, dict[Any, list[float]]] = {}
+      for _, _, layer, part, _, value in own:
+        by.setdefault(f"{part + 1}", {}).setdefault(layer, []).append(value)
+      figures.boxes(panel, by)
+      panel.set_title(run)
+      panel.set_xlabel("layer")
+    panels[0].set_ylabel("entropy, nats")
+    most = max(panels, key=lambda p: len(p.get_legend_handles_labels()[1]))
+    handles, labels = most.get_legend_handles_labels()
+    canvas.legend(
+      handles,
+      labels,
+      loc="outside upper center",
+      ncols=8,
+      title="head or expert",
+    )
+
+  return Figure(
+    "parts",
+    "Entropy of heads and experts",
+    "Of what every head puts out before the projection back, and of x + a F(x) "
+    f"of every expert (TransJect, figure 4b). {options.estimator.title()}'s "
+    f"estimator, {data}. Experts share x, so they differ little; heads have "
+    "another scale than x.",
+    ("run", "seed", "layer", "part", "sample", "entropy, nats"),
+    rows,
+    paint,
+    (max(3.2 * len(figures.grouped(rows)), 4.8), 3.4),
+  )
+
+
+def _smooth(
+  page: Page, rows: _Rows, found: Sequence[Group], options: Options
+) -> None:
+  o, section = options, "Over-smoothing"
+  page.add(
+    section,
+    smoothness.figure(
+      rows.of["smooth"],
+      f"{o.samples} test samples of at most {o.length} tokens; bands are one "
+      f"deviation over seeds ({_seeds(found)}). J and what follows it need "
+      "queries, keys and values (docs/mixers.md).",
+    ),
+  )
+  page.add(
+    section,
+    figures.maps(
+      "attention",
+      "Attention maps",
+      f"softmax(q k / sqrt e), mean over heads. Of {rows.quoted!r}, first "
+      "seed.",
+      rows.maps,
+    ),
+  )
+
+
+def build(
+  workdirs: Sequence[Path], options: Options, *, checkpoints: bool = True
+) -> Page:
+  """The page of some folders.
+
+  Args:
+    workdirs: runs, or folders with runs below.
+    options: of the measurements.
+    checkpoints: whether models are loaded; without, tables and curves alone.
+
+  Raises:
+    ValueError: if there is no run at all, with what is wrong.
+  """
+  runs, notes = discover(workdirs)
+  if not runs:
+    raise ValueError("\n".join([*notes, "Give the workdirs of runs."]))
+  found = groups(runs)
+  page = Page(notes=notes)
+  ended = [one.results for one in runs if one.results]
+  page.notes += [
+    f"{one.folder} has no results.json: it has not ended, and is not in the "
+    "table."
+    for one in runs
+    if not one.results
+  ]
+  page.rows = tables.summarise(ended)
+  page.add("Training", training(found))
+  page.add("Training", sizes(found))
+  try:
+    page.add("Depth and width", deep(found))
+  except ValueError as error:
+    page.notes.append(f"No figure of depth against width: {error}")
+  if checkpoints:
+    model_figures(page, found, options)
+  return page
+
+
+def write(page: Page, out: Path) -> Path:
+  """index.html and the files of every figure; the path of the page."""
+  out.mkdir(parents=True, exist_ok=True)
+  for one in itertools.chain(*page.figures.values()):
+    one.write(out)
+  if page.rows:
+    (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
+  path = out / "index.html"
+  path.write_text(_html(page, out), encoding="utf-8")
+  return path
+
+
+CSS = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
+  max-width: 64rem; color: #111; background: #fff;
+  overflow-wrap: anywhere; }
+table { overflow-wrap: normal; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+h3 { font-size: 1rem; }
+nav a { margin-right: 1rem; white-space: nowrap; }
+figure { margin: 1.5rem 0; break-inside: avoid; }
+figure img { width: 100%; height: auto; }
+figcaption { font-size: .875rem; color: #333; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .875rem; }
+th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem .25rem 0;
+  text-align: left; vertical-align: top; }
+@media print { nav { display: none; } body { max-width: none; } }
+"""
+
+
+def _html(page: Page, out: Path) -> str:
+  def text(value: object) -> str:
+    return html.escape(str(value))
+
+  sections = ["Results", *page.figures, *(["Left out"] if page.notes else [])]
+  links = "".join(
+    f'<a href="#s{k}">{text(name)}</a>' for k, name in enumerate(sections)
+  )
+  parts = [
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+    '<meta name="viewport" content="width=device-width, initial-scale=1">',
+    '<link rel="icon" href="data:,">',
+    f"<title>jaxformers: report</title><style>{CSS}</style></head><body>",
+    f"<h1>Report of runs</h1><nav>{links}</nav>",
+    '<h2 id="s0">Results</h2>',
+    *_tables(page.rows),
+  ]
+  for k, (name, own) in enumerate(page.figures.items(), 1):
+    parts.append(f'<h2 id="s{k}">{text(name)}</h2>')
+    for one in own:
+      picture = (out / f"{one.name}.svg").read_bytes()
+      data = base64.b64encode(picture).decode()
+      files = ", ".join(
+        f'<a href="{one.name}.{kind}">{kind.upper()}</a>'
+        for kind in ("png", "svg", "csv")
+      )
+      parts.append(
+        f'<figure id="{one.name}"><h3>{text(one.title)}</h3>'
+        f'<img alt="{text(one.title)}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{text(one.caption)} {files}</figcaption></figure>"
+      )
+  if page.notes:
+    items = "".join(f"<li>{text(note)}</li>" for note in page.notes)
+    parts.append(f'<h2 id="s{len(sections) - 1}">Left out</h2><ul>{items}</ul>')
+  return "\n".join([*parts, "</body></html>\n"])
+
+
+def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  if not rows:
+    return ["<p>No run has ended.</p>"]
+  found = []
+  for block in tables.markdown(rows).split("\n\n"):
+    lines = [
+      [cell.strip() for cell in line.strip("|").split("|")]
+      for line in block.splitlines()
+    ]
+    head, body = lines[0], lines[2:]
+    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    out = [f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>']
+    for line in body:
+      cells = "".join(
+        f"<td>{html.escape(cell).replace('+-', '±')}</td>" for cell in line
+      )
+      out.append(f"<tr>{cells}</tr>")
+    found.append("".join([*out, "</tbody></table></div>"]))
+  found.append(
+    "<p>Mean and sample deviation over seeds, on the test split, of the "
+    "checkpoint chosen on the split that is named. Trivial: rules without a "
+    "model.</p>"
+  )
+  return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The command line; a mistake ends in one message."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers.analysis.report",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
+  parser.add_argument("--out", type=Path, default=Path("report"))
+  parser.add_argument("--samples", type=int, default=32, help="of the test")
+  parser.add_argument("--length", type=int, default=512, help="tokens at most")
+  parser.add_argument(
+    "--estimator", default="vasicek", help=", ".join(entropy.ESTIMATORS)
+  )
+  parser.add_argument("--axis", default="units", help=", ".join(entropy.AXES))
+  parser.add_argument(
+    "--text", default="", help=f"for single tokens; default {TEXT!r}"
+  )
+  parser.add_argument("--tokens", default="", help="of it, to name: a,b")
+  parser.add_argument(
+    "--no_checkpoints", action="store_true", help="tables and curves alone"
+  )
+  args = parser.parse_args(argv)
+  try:
+    entropy.choose("estimator", args.estimator, entropy.ESTIMATORS)
+    entropy.choose("axis", args.axis, entropy.AXES)
+    if args.samples < 1 or args.length < 1:
+      raise ValueError(
+        f"--samples={args.samples} --length={args.length}: at least 1 each."
+      )
+    named = tuple(name for name in args.tokens.split(",") if name)
+    options = Options(
+      args.samples, args.length, args.estimator, args.axis, args.text, named
+    )
+    page = build(args.workdirs, options, checkpoints=not args.no_checkpoints)
+    path = write(page, args.out)
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  if page.rows:
+    print(tables.markdown(page.rows))
+  for note in page.notes:
+    print(f"Left out: {note}")
+  print(f"Written to {path}.")
+
+
+if __name__ == "__main__":
+  main()
