@@ -18,7 +18,7 @@ ALLOWED = {
   "models": {"orthogonal"},
   "tasks": {"data"},
   "training": {"models", "tasks", "data", "config", "orthogonal"},
-  "analysis": {"models", "orthogonal"},
+  "analysis": {"models", "orthogonal", "config"},
   "theory": set(),
   "main": {"config", "training"},
 }

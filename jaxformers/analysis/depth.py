@@ -26,6 +26,7 @@ from typing import Any
 
 import scipy.stats
 
+from jaxformers import config as configs
 from jaxformers.analysis.figures import Figure, grouped, legend, spread, style
 
 ALIKE = 0.1  # Numbers of parameters that differ by less are called equal.
@@ -108,16 +109,6 @@ FREE = (
 )
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  found: dict[str, Any] = {}
-  for key, value in tree.items():
-    if isinstance(value, Mapping):
-      found |= _flat(value, f"{prefix}{key}.")
-    else:
-      found[prefix + key] = value
-  return found
-
-
 def _check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
   """Raises ValueError if runs differ in more than sizes and learning rate."""
   values: dict[str, set[str]] = {}
@@ -127,7 +118,9 @@ def _check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
         f"A run of {run['task']} has no loss a token: give language models."
       )
     of = run["task_description"]
-    told = _flat(run["config"]) | {f"data of {k}": v for k, v in of.items()}
+    told = configs.flatten(run["config"]) | {
+      f"data of {k}": v for k, v in of.items()
+    }
     for key, value in told.items():
       if not key.startswith(FREE):
         values.setdefault(key, set()).add(json.dumps(value, sort_keys=True))

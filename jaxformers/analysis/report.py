@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformers import config as configs
 from jaxformers.analysis import depth, entropy, figures, layers, smoothness
 from jaxformers.analysis import results as tables
 from jaxformers.analysis.figures import Figure
@@ -138,16 +139,6 @@ def _read(folder: Path) -> One:
   return One(folder, config, content["results"])
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  found: dict[str, Any] = {}
-  for key, value in config.items():
-    if isinstance(value, Mapping):
-      found |= _flat(value, f"{prefix}{key}.")
-    else:
-      found[prefix + key] = value
-  return found
-
-
 def groups(runs: Sequence[One]) -> list[Group]:
   """Runs by recipe; labels name the model and what else differs."""
   by: dict[str, dict[int, One]] = {}
@@ -156,7 +147,11 @@ def groups(runs: Sequence[One]) -> list[Group]:
     by.setdefault(key, {}).setdefault(one.seed, one)
   recipes = [tuple(v for _, v in sorted(own.items())) for own in by.values()]
   flat = [
-    {k: v for k, v in _flat(own[0].config).items() if not k.startswith(SILENT)}
+    {
+      k: v
+      for k, v in configs.flatten(own[0].config).items()
+      if not k.startswith(SILENT)
+    }
     for own in recipes
   ]
   labels = []
