@@ -35,6 +35,7 @@ STYLE = {
   "axes.grid": True,
   "grid.alpha": 0.3,
   "axes.axisbelow": True,
+  "axes.formatter.useoffset": False,
   "axes.spines.top": False,
   "axes.spines.right": False,
   "legend.frameon": False,

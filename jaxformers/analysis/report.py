@@ -25,7 +25,14 @@ from typing import Any
 import numpy as np
 
 from jaxformers import config as configs
-from jaxformers.analysis import depth, entropy, figures, layers, smoothness
+from jaxformers.analysis import (
+  depth,
+  entropy,
+  figures,
+  layers,
+  published,
+  smoothness,
+)
 from jaxformers.analysis import results as tables
 from jaxformers.analysis.figures import Figure
 
@@ -90,11 +97,13 @@ class Page:
     figures: in the order of the page, by the title of their section.
     notes: what is left out, and why.
     rows: of the table of results.
+    papers: of `published.tables`: the papers' tables with our runs in them.
   """
 
   figures: dict[str, list[Figure]] = dataclasses.field(default_factory=dict)
   notes: list[str] = dataclasses.field(default_factory=list)
   rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  papers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, section: str, figure: Figure | None) -> None:
     """Puts a figure that has rows at the end of a section."""
@@ -686,6 +695,7 @@ def build(
     if not one.results
   ]
   page.rows = tables.summarise(ended)
+  page.papers = published.tables(ended)
   page.add("Training", training(found))
   page.add("Training", sizes(found))
   try:
@@ -704,6 +714,10 @@ def write(page: Page, out: Path) -> Path:
     one.write(out)
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
+  for title, (tasks, own) in page.papers.items():
+    name = "table_" + re.sub(r"\D", "", title)
+    for kind, form in (("md", published.markdown), ("tex", published.latex)):
+      (out / f"{name}.{kind}").write_text(form(own, tasks) + "\n")
   path = out / "index.html"
   path.write_text(_html(page, out), encoding="utf-8")
   return path
@@ -745,6 +759,7 @@ def _html(page: Page, out: Path) -> str:
     f"<h1>Report of runs</h1><nav>{links}</nav>",
     '<h2 id="s0">Results</h2>',
     *_tables(page.rows),
+    *_papers(page.papers),
   ]
   for k, (name, own) in enumerate(page.figures.items(), 1):
     parts.append(f'<h2 id="s{k}">{text(name)}</h2>')
@@ -755,9 +770,11 @@ def _html(page: Page, out: Path) -> str:
         f'<a href="{one.name}.{kind}">{kind.upper()}</a>'
         for kind in ("png", "svg", "csv")
       )
+      wide = round(110 * one.size[0])  # Pixels: a little above its size.
       parts.append(
         f'<figure id="{one.name}"><h3>{text(one.title)}</h3>'
-        f'<img alt="{text(one.title)}" src="data:image/svg+xml;base64,{data}">'
+        f'<img alt="{text(one.title)}" style="max-width:{wide}px" '
+        f'src="data:image/svg+xml;base64,{data}">'
         f"<figcaption>{text(one.caption)} {files}</figcaption></figure>"
       )
   if page.notes:
@@ -766,11 +783,38 @@ def _html(page: Page, out: Path) -> str:
   return "\n".join([*parts, "</body></html>\n"])
 
 
+def _papers(papers: Mapping[str, Any]) -> list[str]:
+  found = []
+  for title, (tasks, own) in papers.items():
+    name = "table_" + re.sub(r"\D", "", title)
+    files = ", ".join(
+      f'<a href="{name}.{kind}">{kind.upper()}</a>' for kind in ("md", "tex")
+    )
+    found += [
+      f"<h3>TransJect, {html.escape(title)}</h3>",
+      *_blocks(published.markdown(own, tasks)),
+      "<p>Accuracy on test in percent; in brackets ours less theirs, in points "
+      "and in standard errors of our seeds and of as many examples. Mind sizes "
+      f"and protocol. {files}</p>",
+    ]
+  return found
+
+
 def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   if not rows:
     return ["<p>No run has ended.</p>"]
+  return [
+    *_blocks(tables.markdown(rows)),
+    "<p>Mean and sample deviation over seeds, on the test split, of the "
+    "checkpoint chosen on the split that is named. Trivial: rules without a "
+    "model.</p>",
+  ]
+
+
+def _blocks(markdown: str) -> list[str]:
+  """Tables in Markdown as HTML."""
   found = []
-  for block in tables.markdown(rows).split("\n\n"):
+  for block in markdown.split("\n\n"):
     lines = [
       [cell.strip() for cell in line.strip("|").split("|")]
       for line in block.splitlines()
@@ -784,11 +828,6 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
       )
       out.append(f"<tr>{cells}</tr>")
     found.append("".join([*out, "</tbody></table></div>"]))
-  found.append(
-    "<p>Mean and sample deviation over seeds, on the test split, of the "
-    "checkpoint chosen on the split that is named. Trivial: rules without a "
-    "model.</p>"
-  )
   return found
 
 

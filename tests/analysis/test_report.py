@@ -109,6 +109,11 @@ def test_the_page_is_whole_without_a_network(page, out):
     assert html.escape(note) in text
   assert "± 7.07" in text
   assert "| transject |" in (out / "results.md").read_text()
+  assert "TransJect, Table 2, Long Range Arena" in text
+  assert "TransJect, Table 1" not in text
+  table = (out / "table_2.md").read_text()
+  assert "| transject | L=2 d=16, jaxformers | 42.2 |" in table
+  assert (out / "table_2.tex").exists()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
