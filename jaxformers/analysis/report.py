@@ -17,6 +17,7 @@ import html
 import itertools
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -97,12 +98,14 @@ class Page:
     figures: in the order of the page, by the title of their section.
     notes: what is left out, and why.
     rows: of the table of results.
+    speeds: parameters and speed of every line, see `speeds`.
     papers: of `published.tables`: the papers' tables with our runs in them.
   """
 
   figures: dict[str, list[Figure]] = dataclasses.field(default_factory=dict)
   notes: list[str] = dataclasses.field(default_factory=list)
   rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  speeds: str = ""
   papers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, section: str, figure: Figure | None) -> None:
@@ -260,6 +263,40 @@ def sizes(found: Sequence[Group]) -> Figure | None:
     SIZES,
     " / ".join(sorted(titles)),
   )
+
+
+def speeds(found: Sequence[Group]) -> str:
+  """Parameters and speed of every line (TransJect, table 3), in Markdown.
+
+  Examples a second are the median over the logged stretches of all seeds; ""
+  if no run has ended.
+  """
+  lines = []
+  for group in found:
+    ended = [one for one in group.runs if one.results]
+    logged = [
+      line["examples_per_second"]
+      for one in ended
+      for line in one.metrics()
+      if "examples_per_second" in line
+    ]
+    if not ended:
+      continue
+    r = ended[0].results
+    hardware = r.get("hardware", {})
+    where = f"{hardware.get('devices', '?')} {hardware.get('device_kind', '?')}"
+    cells = (
+      group.label,
+      f"{r['parameters']:,}",
+      f"{r['parameter_ratio']:.2f}",
+      f"{statistics.median(logged):.4g}" if logged else "",
+      where,
+    )
+    lines.append(f"| {' | '.join(cells)} |")
+  if not lines:
+    return ""
+  head = "| run | parameters | x Transformer | examples/s in training | on |"
+  return "\n".join([head, "| --- | --- | --- | --- | --- |", *lines])
 
 
 def _by_model(
@@ -695,6 +732,7 @@ def build(
     if not one.results
   ]
   page.rows = tables.summarise(ended)
+  page.speeds = speeds(found)
   page.papers = published.tables(ended)
   page.add("Training", training(found))
   page.add("Training", sizes(found))
@@ -759,6 +797,7 @@ def _html(page: Page, out: Path) -> str:
     f"<h1>Report of runs</h1><nav>{links}</nav>",
     '<h2 id="s0">Results</h2>',
     *_tables(page.rows),
+    *(_blocks(page.speeds) if page.speeds else ()),
     *_papers(page.papers),
   ]
   for k, (name, own) in enumerate(page.figures.items(), 1):

@@ -109,6 +109,7 @@ def test_the_page_is_whole_without_a_network(page, out):
     assert html.escape(note) in text
   assert "± 7.07" in text
   assert "| transject |" in (out / "results.md").read_text()
+  assert "examples/s in training" in text
   assert "TransJect, Table 2, Long Range Arena" in text
   assert "TransJect, Table 1" not in text
   table = (out / "table_2.md").read_text()
@@ -220,3 +221,22 @@ def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
   assert "| transject |" in capsys.readouterr().out
   assert (tmp_path / "training.svg").exists()
   assert not (tmp_path / "entropy.svg").exists()
+
+
+def test_speeds_are_medians_over_what_was_logged(tmp_path):
+  runs = []
+  for seed, rates in enumerate(((1.0, 9.0), (5.0,))):
+    folder = tmp_path / f"{seed}"
+    folder.mkdir()
+    lines = [{"step": 1, "validation/loss": 2.0}]
+    lines += [{"step": 1, "examples_per_second": rate} for rate in rates]
+    text = "\n".join(map(json.dumps, lines))
+    (folder / "metrics.jsonl").write_text(text + '\n{"cut sh')
+    config = {"seed": seed, "task": {"name": "t"}, "model": {"name": "m"}}
+    hardware = {"devices": 2, "device_kind": "cpu"}
+    ended = {"parameters": 1_234, "parameter_ratio": 0.5, "hardware": hardware}
+    runs.append(report.One(folder, config, ended))
+  (group,) = report.groups(runs)
+  text = report.speeds([group])
+  assert text.endswith("| m | 1,234 | 0.50 | 5 | 2 cpu |")
+  assert report.speeds([]) == ""
