@@ -113,13 +113,25 @@ def style(number: int) -> dict[str, Any]:
   }
 
 
-def legend(canvas: Any, axes: Any) -> None:
+def legend(canvas: Any, *panels: Any) -> None:
   """One legend above all panels, if there is more than one entry."""
-  handles, labels = axes.get_legend_handles_labels()
-  if len(labels) > 1:
+  found: dict[str, Any] = {}
+  for axes in panels:
+    handles, labels = axes.get_legend_handles_labels()
+    found |= dict(zip(labels, handles, strict=True))
+  if len(found) > 1:
     canvas.legend(
-      handles, labels, loc="outside upper center", ncols=min(len(labels), 3)
+      [*found.values()],
+      [*found],
+      loc="outside upper center",
+      ncols=min(len(found), 3),
     )
+
+
+def literal(text: str) -> str:
+  """A label as it stands: no formula, and not hidden by a leading line."""
+  text = text.replace("$", r"\$")
+  return f"\u200b{text}" if text.startswith("_") else text
 
 
 def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
@@ -327,7 +339,7 @@ def curves(
       panel.set_ylabel(panels[key])
       if markers:
         panel.xaxis.get_major_locator().set_params(integer=True)
-    legend(canvas, axes[0])
+    legend(canvas, *axes[: len(there)])
 
   columns = ("run", "seed", "quantity", x, "value")
   size = (3.4 * width if width > 1 else 6.4, 2.9 * height + 0.4)
@@ -340,25 +352,28 @@ def histogram(
   caption: str,
   rows: Sequence[Row],
   quantity: str,
-  *,
-  marked: float,
 ) -> Figure:
-  """Distributions of a share from 0 to 1, a panel a run, a line a layer.
+  """Distributions of a share, a panel a run, a line a layer; 1 / E is marked.
 
   Args:
     name, title, caption: of the figure.
     rows: (run, seed, layer, sample, expert, value).
     quantity: on the axis.
-    marked: a value to mark: equal shares.
   """
   runs = list(grouped(rows))
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
     panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     values = np.array([row[5] for row in rows], float)
-    low, high = min(values.min(), marked), max(values.max(), marked)
+    equal = {
+      run: 1 / (1 + max(row[4] for row in own))
+      for run, own in grouped(rows).items()
+    }
+    low = min(values.min(), *equal.values())
+    high = max(values.max(), *equal.values())
+    marked = next(iter(equal.values()))
     pad = max(0.05 * (high - low), 0.02)
-    # What is marked is in the middle of a bin.
+    # What is marked first is in the middle of a bin.
     width = (high - low + 2 * pad) / 40
     first = math.floor((low - pad - marked) / width) - 0.5
     count = math.ceil((high + pad - marked) / width - first) + 1
@@ -385,11 +400,11 @@ def histogram(
           linestyle=how["linestyle"],
           label=f"layer {layer}",
         )
-      panel.axvline(marked, color="0.3", lw=1, linestyle=":")
+      panel.axvline(equal[run], color="0.3", lw=1, linestyle=":")
       panel.set_title(run)
       panel.set_xlabel(quantity)
     panels[0].set_ylabel("share of samples and experts, %")
-    legend(canvas, max(panels, key=lambda p: len(p.lines)))
+    legend(canvas, *panels)
 
   columns = ("run", "seed", "layer", "sample", "expert", quantity)
   size = (max(3.2 * len(runs), 4.8), 3.2)
@@ -416,7 +431,7 @@ def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
           axes.plot(
             [r[2] for r in own],
             [r[3 + k] for r in own],
-            label=pair,
+            label=literal(pair),
             **style(number),
           )
         axes.set_ylim(bottom=0)
@@ -424,10 +439,11 @@ def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
         axes.set_xlabel("layer (0: embedding)")
         axes.set_title(run)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    legend(canvas, panels[0, 0])
+      # Runs may have other tokens.
+      row[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "pair", "layer", "Euclidean distance", "1 - cosine")
-  size = (6.8, 2.5 * len(runs) + 0.5)
+  size = (8.2, 2.5 * len(runs) + 0.5)
   return Figure(name, title, caption, columns, rows, paint, size)
 
 
@@ -447,15 +463,21 @@ def planes(
     most: layers that are drawn: the first, the last, and some between.
   """
   runs = list(grouped(rows))
-  layers = sorted(grouped(rows, 1))
-  chosen = some(layers, most)
+  own_layers = {
+    run: some(sorted(grouped(own, 1)), most)
+    for run, own in grouped(rows).items()
+  }
+  widest = max(map(len, own_layers.values()), default=1)
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(len(runs), len(chosen), squeeze=False)
+    panels = canvas.subplots(len(runs), widest, squeeze=False)
     for across, run in zip(panels, runs, strict=True):
       of = grouped([r for r in rows if r[0] == run], 1)
+      chosen = own_layers[run]
       names = {r[2]: r[3] for r in of[chosen[0]] if r[4]}
-      for axes, layer in zip(across, chosen, strict=True):
+      for unused in across[len(chosen) :]:
+        unused.remove()
+      for axes, layer in zip(across, chosen, strict=False):
         own = of.get(layer, [])
         # What spreads is seen by its scale, which stands above it.
         reach = max((max(abs(r[5]), abs(r[6])) for r in own), default=1) or 1
@@ -472,11 +494,13 @@ def planes(
           at = next((r for r in own if r[2] == where), None)
           if at is not None:
             how = style(number) | {"linestyle": "", "markersize": 6}
-            axes.plot(at[5], at[6], label=names[where], **how)
-    legend(canvas, panels[0, 0])
+            axes.plot(at[5], at[6], label=literal(names[where]), **how)
+      # Runs may have other tokens.
+      last = across[len(chosen) - 1]
+      last.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "layer", "place", "token", "named", "x", "y")
-  size = (2.2 * len(chosen), 2.6 * len(runs) + 0.4)
+  size = (2.2 * widest + 1.2, 2.6 * len(runs) + 0.4)
   return Figure(name, title, caption, columns, rows, paint, size)
 
 
@@ -488,20 +512,22 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
     rows: (run, layer, query, key, weight).
   """
   runs = list(grouped(rows))
-  layers = sorted(grouped(rows, 1))
-  chosen = some(layers, 4)
+  own_layers = {
+    run: some(sorted(grouped(own, 1)), 4) for run, own in grouped(rows).items()
+  }
+  widest = max(map(len, own_layers.values()), default=1)
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(len(runs), len(chosen), squeeze=False)
+    panels = canvas.subplots(len(runs), widest, squeeze=False)
     for across, run in zip(panels, runs, strict=True):
       of = grouped([r for r in rows if r[0] == run], 1)
-      for axes, layer in zip(across, chosen, strict=True):
-        own = of.get(layer, [])
+      chosen = own_layers[run]
+      for unused in across[len(chosen) :]:
+        unused.remove()
+      for axes, layer in zip(across, chosen, strict=False):
+        own = of[layer]
         axes.grid(visible=False)
         axes.set_title(f"{run}, layer {layer}")
-        if not own:
-          axes.set_axis_off()
-          continue
         n = 1 + max(r[2] for r in own)
         image = np.zeros((n, 1 + max(r[3] for r in own)))
         for r in own:
@@ -512,7 +538,7 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
       across[0].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
-  size = (2.5 * len(chosen), 2.4 * len(runs) + 0.2)
+  size = (2.5 * widest, 2.4 * len(runs) + 0.2)
   return Figure(name, title, caption, columns, rows, paint, size)
 
 
@@ -551,7 +577,7 @@ def against(
       panel.set_xlabel(axes_of[key])
       panel.set_xticks(sorted({row[3] for row in rows if row[2] == key}))
     panels[0].set_ylabel(quantity)
-    legend(canvas, panels[0])
+    legend(canvas, *panels)
 
   columns = ("model", "seed", "size", "value", quantity)
   width = len({row[2] for row in rows})

@@ -30,7 +30,8 @@ class Layers(NamedTuple):
     entropy: mean over tokens (or units), [L + 1, s], in nats; NaN where all
       have equal values.
     shape: the same at deviation 1.
-    finite: the share of tokens (or units) without equal values, [L + 1].
+    finite: the share of tokens (or units) without equal values, [L + 1], mean
+      over the samples that have values enough; NaN if none has.
     parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
       models without.
     gates: weights of the experts, [L, s, e]; None for other models.
@@ -85,7 +86,8 @@ def measure(
     values = [getattr(one, name) for one in parts]
     return None if values[0] is None else np.concatenate(values, place)
 
-  finite = np.average([one.finite for one in parts], 0, sizes)
+  shares = np.ma.masked_invalid([one.finite for one in parts])
+  finite = np.ma.average(shares, 0, sizes).filled(math.nan)
   return Layers(
     joined("factors", 1),
     joined("entropy", 1),
@@ -121,7 +123,7 @@ def _batch(
     mean,
     entropies,
     shapes,
-    shares.mean(1),
+    np.array([_mean(row) for row in shares]),
     parts,
     None if found.gates is None else np.asarray(found.gates, np.float64),
   )
@@ -141,7 +143,7 @@ def _by_sample(
     # Too few tokens or units have no entropy.
     least = own.sum() if axis == "tokens" else x.shape[-1]
     if not own.any() or least < entropy.LEAST:
-      rows.append((math.nan, math.nan, 0.0))
+      rows.append((math.nan, math.nan, math.nan))
       continue
     found = entropy.of_tokens(
       one[None], own[None], axis=axis, estimator=estimator

@@ -2,7 +2,8 @@ r"""TransJect's tables 1 and 2 with our runs beside what they print.
 
 python -m jaxformers.analysis.published runs/* [--latex]
 
-Theirs are accuracies of one run each, without deviation. A difference is given
+Theirs are accuracies without deviation, some of them taken from Tay et al.
+2021 (table 1) and Chen et al. 2021 (table 2). A difference is given
 in standard errors: of our mean over seeds, and of a share of so many test
 examples, for either side. Runs of another size or protocol than the paper's are
 shown for what they are: the label has layers, width and protocol.
@@ -31,6 +32,8 @@ NAMES = {
   "pathfinder": "Pathfinder",
   "image": "Image",
 }
+# Protocols whose numbers compare with no others.
+ALONE = ("test_only",)
 # By our names of models; in percent, in the order of the tasks.
 TABLE_1 = {
   "transformer": (81.3, 88.8),
@@ -68,12 +71,14 @@ class Ours(NamedTuple):
     mean, deviation: in percent; the deviation is NaN for one seed.
     seeds: how many.
     examples: of the test split.
+    comparable: whether the protocol is one whose numbers can be compared.
   """
 
   mean: float
   deviation: float
   seeds: int
   examples: int
+  comparable: bool = True
 
   def difference(self, theirs: float) -> tuple[float, float]:
     """Ours less theirs in points, and in standard errors.
@@ -125,7 +130,8 @@ def rows(
   for run in runs:
     if run["task"] in tasks and run.get("metric", "accuracy") == "accuracy":
       model = run["config"]["model"]
-      label = f"L={model['num_layers']} d={model['d_model']}, {run['protocol']}"
+      label = f"L={model['num_layers']} d={model['d_model']}, "
+      label += results.protocol(run)
       key = (run["model"], label, run["task"], results.recipe(run))
       groups.setdefault(key, {})[run["seed"]] = run
   found: dict[tuple[str, str, int], dict[str, Ours]] = {}
@@ -141,6 +147,7 @@ def rows(
       statistics.stdev(scores) if len(scores) > 1 else math.nan,
       len(scores),
       next(iter(seeds.values()))["examples"],
+      next(iter(seeds.values()))["protocol"] not in ALONE,
     )
   made = []
   for model in dict.fromkeys([*theirs, *(key[0] for key in found)]):
@@ -163,7 +170,7 @@ def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
   text = f"{own.mean:.1f}"
   if not math.isnan(own.deviation):
     text += f" {plus} {own.deviation:.1f}"
-  if theirs is not None:
+  if theirs is not None and own.comparable:
     gap, errors = own.difference(theirs)
     text += f" ({gap:+.1f}, {abs(errors):.1f} s.e.)"
   return printed, text

@@ -16,6 +16,7 @@ import dataclasses
 import html
 import itertools
 import json
+import math
 import re
 import statistics
 import sys
@@ -39,6 +40,11 @@ from jaxformers.analysis.figures import Figure
 
 TEXT = "This movie is terrible but it has some good effects."
 SHORT = 32  # Tokens of a text that are drawn one by one, at most.
+# What a results.json has, whatever wrote it.
+RESULTS = (
+  *("task", "protocol", "model", "seed", "config", "max_len", "parameters"),
+  *("parameter_ratio", "baselines", "data", "selection", "train_seconds"),
+)
 # What a label leaves out: it says nothing of a model, or all have it.
 SILENT = ("reference.", "task.archive", "task.vocabulary", "data_dir", "seed")
 
@@ -67,9 +73,11 @@ class One:
     path = self.folder / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
       try:
-        yield json.loads(line)
+        found = json.loads(line)
       except json.JSONDecodeError:
         return
+      if isinstance(found, dict) and "step" in found:
+        yield found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +117,17 @@ class Page:
   papers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, section: str, figure: Figure | None) -> None:
-    """Puts a figure that has rows at the end of a section."""
-    if figure is not None and figure.rows:
-      self.figures.setdefault(section, []).append(figure)
+    """Puts a figure at the end of a section; one without numbers is noted."""
+    if figure is None or not figure.rows:
+      return
+    if all(_void(row[-1]) for row in figure.rows):
+      self.notes.append(f"{figure.title}: there is no number to draw.")
+      return
+    self.figures.setdefault(section, []).append(figure)
+
+
+def _void(value: Any) -> bool:
+  return isinstance(value, float) and not math.isfinite(value)
 
 
 def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
@@ -124,7 +140,7 @@ def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
         p.parent
         for name in ("config", "results")
         for p in workdir.rglob(f"{name}.json")
-        if "checkpoints" not in p.parts
+        if "checkpoints" not in p.relative_to(workdir).parts
       }
     )
     own = []
@@ -144,18 +160,32 @@ def _read(folder: Path) -> One:
   for name in ("config", "results"):
     path = folder / f"{name}.json"
     content[name] = json.loads(path.read_text()) if path.exists() else {}
-  config = content["config"] or content["results"].get("config")
-  for key in ("seed", "task", "model"):
-    if not isinstance(config, Mapping) or key not in config:
+    if not isinstance(content[name], Mapping):
+      raise ValueError(f"{name}.json is no table of names and values")
+  results = content["results"]
+  config = content["config"] or results.get("config", {})
+  for key, kind in (("seed", int), ("task", Mapping), ("model", Mapping)):
+    if not isinstance(config.get(key), kind):
       raise ValueError(f"its config has no {key!r}")
-  return One(folder, config, content["results"])
+  for key in ("task", "model"):
+    if "name" not in config[key]:
+      raise ValueError(f"its config has no name of the {key}")
+  missing = [key for key in RESULTS if results and key not in results]
+  if missing:
+    raise ValueError(f"its results.json has no {', '.join(missing)}")
+  return One(folder, config, results)
 
 
 def groups(runs: Sequence[One]) -> list[Group]:
   """Runs by recipe; labels name the model and what else differs."""
   by: dict[str, dict[int, One]] = {}
   for one in runs:
-    key = tables.recipe({"config": one.config})
+    key = tables.recipe(
+      {
+        "config": one.config,
+        "task_description": one.results.get("task_description"),
+      }
+    )
     by.setdefault(key, {}).setdefault(one.seed, one)
   recipes = [tuple(v for _, v in sorted(own.items())) for own in by.values()]
   flat = [
@@ -166,12 +196,13 @@ def groups(runs: Sequence[One]) -> list[Group]:
     }
     for own in recipes
   ]
-  labels = []
-  for own in flat:
+  several = len({own["task.name"] for own in flat}) > 1
+
+  def names(own: Mapping[str, Any], count: int) -> str:
+    """The model, and so many of what differs from runs of it, sizes first."""
     name = str(own["model.name"])
-    if len({other["task.name"] for other in flat}) > 1:
+    if several:
       name = f"{own['task.name']} {name}"
-    # Of those alike so far, what differs, the sizes first.
     rest = [
       other
       for other in flat
@@ -180,11 +211,18 @@ def groups(runs: Sequence[One]) -> list[Group]:
     ]
     keys = [k for k in own if len({str(o.get(k)) for o in rest}) > 1]
     keys.sort(key=lambda k: (not k.startswith("model."), k))
-    told = [f"{k.rpartition('.')[2]}={own[k]}" for k in keys[:3]]
-    labels.append(", ".join([name, *told]))
-  for k, label in enumerate(labels):
-    if labels.count(label) > 1:
-      labels[k] = f"{label} ({recipes[k][0].folder.name})"
+    told = [f"{k.rpartition('.')[2]}={own[k]}" for k in keys[:count]]
+    return ", ".join([name, *told])
+
+  labels = [names(own, 3) for own in flat]
+  twice = {label for label in labels if labels.count(label) > 1}
+  for k, own in enumerate(flat):
+    if labels[k] in twice:
+      labels[k] = names(own, len(own))
+  twice = {label for label in labels if labels.count(label) > 1}
+  for k, label in enumerate(labels):  # They differ in what is silent.
+    if label in twice:
+      labels[k] = f"{label} ({recipes[k][0].folder})"
   return [Group(label, own) for label, own in zip(labels, recipes, strict=True)]
 
 
@@ -208,7 +246,8 @@ def training(found: Sequence[Group]) -> Figure:
     "training",
     "Training curves",
     "Means over log_steps steps for train, over the whole split elsewhere; "
-    f"bands are one deviation over seeds ({_seeds(found)}). Loss in nats.",
+    f"bands are one deviation over seeds ({_seeds(found)}). Of more than six "
+    "quantities the first six are drawn.",
     kept,
     "step",
     {key: names[key] for key in wanted},
@@ -238,31 +277,51 @@ def sizes(found: Sequence[Group]) -> Figure | None:
   """
   rows = []
   found = [group for group in found if any(one.results for one in group.runs)]
+  metrics = [_score(one)[0] for g in found for one in g.runs if one.results]
+  metric = max(metrics, key=metrics.count) if metrics else ""
   for (task, model), own in _by_model(found).items():
-    shapes = [_sizes(group.config) for group in own]
     for name in SIZES:
-      values = {shape[name] for shape in shapes if name in shape}
-      if len(values) < 2:
-        continue
-      for group, shape in zip(own, shapes, strict=True):
+      lines: dict[str, list[tuple[int, Group]]] = {}
+      for group in own:
+        shape = _sizes(group.config)
         if name in shape:
+          rest = ", ".join(f"{k}={v}" for k, v in shape.items() if k != name)
+          key = f"{task} {model} ({rest}){_others(group, own)}"
+          lines.setdefault(key, []).append((shape[name], group))
+      for key, places in lines.items():
+        if len({value for value, _ in places}) > 1:
           rows += [
-            (f"{task} {model}", one.seed, name, shape[name], _score(one)[1])
+            (key, one.seed, name, value, _score(one)[1])
+            for value, group in places
             for one in group.runs
-            if one.results
+            if one.results and _score(one)[0] == metric
           ]
   if not rows:
     return None
-  titles = {_score(one)[0] for g in found for one in g.runs if one.results}
   return figures.against(
     "sizes",
     "Score against the size of the model",
-    f"On test, mean and deviation over seeds ({_seeds(found)}); at one value "
-    "of an axis all others are taken together.",
+    f"On test, mean and deviation over seeds ({_seeds(found)}); along a line "
+    "nothing else differs.",
     rows,
     SIZES,
-    " / ".join(sorted(titles)),
+    metric,
   )
+
+
+def _others(group: Group, own: Sequence[Group]) -> str:
+  """What differs between runs of a model beside its sizes; "" for nothing."""
+  flat = [configs.flatten(other.config) for other in own]
+  mine = configs.flatten(group.config)
+  sized = (*SIZES, "mlp_dim", "scale", "init_std")
+  keys = [
+    k
+    for k in mine
+    if not k.startswith(SILENT)
+    and k.rpartition(".")[2] not in sized
+    and len({str(f.get(k)) for f in flat}) > 1
+  ]
+  return "".join(f", {k.rpartition('.')[2]}={mine[k]}" for k in sorted(keys))
 
 
 def speeds(found: Sequence[Group]) -> str:
@@ -369,8 +428,8 @@ class _Rows:
     self.planes: list[figures.Row] = []
     self.maps: list[figures.Row] = []
     self.finite = 1.0
-    self.quoted = ""
-    self.experts: set[int] = set()
+    self.samples: set[int] = set()
+    self.quoted: dict[str, str] = {}
 
   def model(self, label: str, seed: int, run: Any, start: bool) -> None:
     """Distributions and curves of a run, and of its untrained start."""
@@ -383,7 +442,8 @@ class _Rows:
     for name, params in states:
       found = layers.measure(run.model, params, ids, **kw)
       trained = name == label
-      self.finite = min(self.finite, float(found.finite.min()))
+      self.finite = min(self.finite, float(np.nanmin(found.finite)))
+      self.samples.add(found.factors.shape[1])
       for key in ("factors", "entropy", "shape"):
         if trained or key != "factors":
           self.of[key] += _long(name, seed, getattr(found, key))
@@ -393,7 +453,6 @@ class _Rows:
           for (layer, part, k), value in np.ndenumerate(found.parts)
         ]
       if found.gates is not None and trained:
-        self.experts.add(found.gates.shape[-1])
         self.of["gates"] += [
           (name, seed, layer + 1, k, expert, value)
           for (layer, k, expert), value in np.ndenumerate(found.gates)
@@ -401,16 +460,42 @@ class _Rows:
     smooth = smoothness.measure(run.model, run.params, ids)
     self.of["smooth"] += smoothness.rows(label, seed, smooth)
 
+  def data(self) -> str:
+    """How many samples and seeds there are, in words."""
+    runs = {row[:2] for row in self.of["factors"]}
+    seeds = [
+      sum(run == name for run, _ in runs) for name in {r for r, _ in runs}
+    ]
+    few, many = (f(seeds, default=0) for f in (min, max))
+    counted = f"{few}" if few == many else f"{few} to {many}"
+    samples = " or ".join(str(n) for n in sorted(self.samples))
+    return (
+      f"{samples} test samples of at most {self.options.length} tokens, "
+      f"{counted} seed{'s' if many != 1 else ''}"
+    )
+
+  def texts(self) -> str:
+    """What single tokens are of, in words."""
+    by = figures.grouped([(text, label) for label, text in self.quoted.items()])
+    told = []
+    for text, own in by.items():
+      whose = ", ".join(row[1] for row in own)
+      told.append(repr(text) + (f" ({whose})" if len(by) > 1 else ""))
+    return f"Of {'; of '.join(told)}, one seed."
+
   def tokens(self, label: str, run: Any) -> None:
     """Single tokens of one text; ValueError if the task has no tokens."""
     ids, names = example(run, self.options)
-    self.quoted = " ".join(readable(name) for name in names)
     names = [readable(name) for name in names]
+    quoted = " ".join(names)
+    if run.model.num_inputs > 1:  # The same twice: the first is looked at.
+      ids = np.stack([ids] * run.model.num_inputs)
     hidden, mask = layers.tokens(run.model, run.params, ids)
     if len(mask) > len(names):  # A token of the encoder's own stands first.
       names = ["<cls>", *names]
     chosen = name_tokens(names, self.options.named)
     around = layers.plane(hidden, mask)
+    self.quoted[label] = quoted
     there = np.flatnonzero(mask)
     self.planes += [
       (label, layer, int(place), names[place], int(place in chosen), *point)
@@ -461,7 +546,7 @@ def example(run: Any, options: Options) -> tuple[np.ndarray, list[str]]:
     if options.text:
       raise
   ids = run.sample(1, length)[0]
-  ids = ids[0] if ids.ndim > 1 else ids
+  ids = ids[0] if ids.ndim > 1 else ids  # Of a pair the first.
   ids = ids[ids > 0]
   return ids, [task.vocabulary[k] for k in ids]
 
@@ -469,10 +554,18 @@ def example(run: Any, options: Options) -> tuple[np.ndarray, list[str]]:
 def encode(task: Any, text: str, length: int) -> tuple[np.ndarray, list[str]]:
   """Ids of a text under a task's vocabulary, and what each stands for.
 
+  The text alone: without the marks that a task sets around its examples. What
+  the vocabulary has not is left out.
+
   Raises:
     ValueError: for a text of which fewer than four tokens are in it.
   """
   vocabulary = task.vocabulary
+  if vocabulary[1:] == tuple(f"0x{value:02x}" for value in range(256)):
+    text = text[: min(length, task.max_len)]
+    found = [(byte + 1, chr(byte)) for byte in text.encode()]
+    ids, names = zip(*found, strict=True) if found else ((), ())
+    return _enough(ids, names, text, task)
   if task.tokenizer:
     import tokenizers
 
@@ -484,12 +577,18 @@ def encode(task: Any, text: str, length: int) -> tuple[np.ndarray, list[str]]:
     pieces = list(text) if single else text.split()
     ids = [known[piece] for piece in pieces if piece in known]
   ids = list(ids)[: min(length, task.max_len)]
+  return _enough(ids, [vocabulary[k] for k in ids], text, task)
+
+
+def _enough(
+  ids: Sequence[int], names: Sequence[str], text: str, task: Any
+) -> tuple[np.ndarray, list[str]]:
   if len(ids) < 4:
     raise ValueError(
       f"{text!r} has {len(ids)} tokens in the vocabulary of {task.name}: give "
       "another with --text"
     )
-  return np.array(ids, np.int32), [vocabulary[k] for k in ids]
+  return np.array(ids, np.int32), list(names)
 
 
 def readable(name: str) -> str:
@@ -525,7 +624,8 @@ def model_figures(page: Page, found: Sequence[Group], options: Options) -> None:
 
   rows = _Rows(options)
   for group in found:
-    for k, one in enumerate(group.runs):
+    first = True
+    for one in group.runs:
       try:
         run = trained.load(one.folder)
       except (ValueError, OSError) as error:
@@ -536,26 +636,23 @@ def model_figures(page: Page, found: Sequence[Group], options: Options) -> None:
           f"{one.folder}: segmenters have no figures of layers."
         )
         continue
-      rows.model(group.label, one.seed, run, start=not k)
-      if k:
+      rows.model(group.label, one.seed, run, start=first)
+      if not first:
         continue
+      first = False
       try:
         rows.tokens(group.label, run)
       except ValueError as error:
         page.notes.append(
           f"{group.label}: no figure of single tokens, {error}."
         )
-  _transject(page, rows, found, options)
-  _smooth(page, rows, found, options)
+  _transject(page, rows, options)
+  _smooth(page, rows)
 
 
-def _transject(
-  page: Page, rows: _Rows, found: Sequence[Group], options: Options
-) -> None:
+def _transject(page: Page, rows: _Rows, options: Options) -> None:
   o, section = options, "Distances and entropy"
-  data = (
-    f"{o.samples} test samples of at most {o.length} tokens, {_seeds(found)}"
-  )
+  data = rows.data()
   boxes = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
   page.add(
     section,
@@ -575,11 +672,11 @@ def _transject(
     "tokens": "one unit over a sample's tokens",
   }[o.axis]
   note = (
-    f"Differential entropy of the values of {what}, by {o.estimator.title()}'s "
-    f"estimator, mean over a sample. {data}; the untrained start of the first "
-    f"seed beside them. {boxes} "
-    f"At least {100 * rows.finite:.0f} % of the values of every layer are "
-    "finite (without ties); the others are left out."
+    f"Differential entropy of the values of {what}, by the estimator "
+    f"{o.estimator!r}, mean over a sample. {data}; the untrained start of the "
+    f"first seed beside them. {boxes} At least {100 * rows.finite:.0f} % of "
+    "what is averaged in a layer has an entropy (no ties, and values enough); "
+    "the rest is left out."
   )
   for key, title, quantity in (
     ("entropy", "Entropy", "entropy, nats"),
@@ -589,8 +686,9 @@ def _transject(
       ""
       if key == "entropy"
       else (
-        " Without the scale, so that models can be compared; the most there is "
-        "is a normal distribution's."
+        " Without the scale. The most there is is a normal distribution's; "
+        "estimates from few values are lower (Vasicek's from 64 by 0.14, from "
+        "512 by 0.02), so compare models of one width."
       )
     )
     marked = () if key == "entropy" else ((entropy.GAUSSIAN, "normal"),)
@@ -607,21 +705,19 @@ def _transject(
     )
   page.add(section, _part_figure(rows.of["parts"], data, o))
   if rows.of["gates"]:
-    marked = 1 / min(rows.experts)
     page.add(
       section,
       figures.histogram(
         "experts",
         "Weights of the experts",
         f"Of every sample and expert, by layer (TransJect, figure 6). {data}. "
-        f"The dotted line is 1 / E = {marked:.3g}, the weights at the start.",
+        "The dotted line is 1 / E, the weights at the start.",
         rows.of["gates"],
         "weight of an expert",
-        marked=marked,
       ),
     )
   section = "Single tokens"
-  quoted = f"Of {rows.quoted!r}, first seed."
+  quoted = rows.texts()
   page.add(
     section,
     figures.pairs(
@@ -671,9 +767,9 @@ def _part_figure(
     "parts",
     "Entropy of heads and experts",
     "Of what every head puts out before the projection back, and of x + a F(x) "
-    f"of every expert (TransJect, figure 4b). {options.estimator.title()}'s "
-    f"estimator, {data}. Experts share x, so they differ little; heads have "
-    "another scale than x.",
+    f"of every expert (TransJect, figure 4b), by the estimator "
+    f"{options.estimator!r}. {data}. Experts share x, so they differ little; "
+    "heads have another scale than x.",
     ("run", "seed", "layer", "part", "sample", "entropy, nats"),
     rows,
     paint,
@@ -681,17 +777,14 @@ def _part_figure(
   )
 
 
-def _smooth(
-  page: Page, rows: _Rows, found: Sequence[Group], options: Options
-) -> None:
-  o, section = options, "Over-smoothing"
+def _smooth(page: Page, rows: _Rows) -> None:
+  section = "Over-smoothing"
   page.add(
     section,
     smoothness.figure(
       rows.of["smooth"],
-      f"{o.samples} test samples of at most {o.length} tokens; bands are one "
-      f"deviation over seeds ({_seeds(found)}). J and what follows it need "
-      "queries, keys and values (docs/mixers.md).",
+      f"{rows.data()}; bands are one deviation over seeds. J and what follows "
+      "it need queries, keys and values (docs/mixers.md).",
     ),
   )
   page.add(
@@ -699,8 +792,9 @@ def _smooth(
     figures.maps(
       "attention",
       "Attention maps",
-      f"softmax(q k / sqrt e), mean over heads. Of {rows.quoted!r}, first "
-      "seed.",
+      "softmax(q k / sqrt e), mean over heads: what softmax attention weighs, "
+      "and other mixers with queries and keys would; models without keys are "
+      f"left out. {rows.texts()}",
       rows.maps,
     ),
   )
@@ -904,9 +998,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = Options(
       args.samples, args.length, args.estimator, args.axis, args.text, named
     )
+    # Before anything is measured.
+    args.out.mkdir(parents=True, exist_ok=True)
     page = build(args.workdirs, options, checkpoints=not args.no_checkpoints)
     path = write(page, args.out)
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     sys.exit(f"error: {error}")
   if page.rows:
     print(tables.markdown(page.rows))

@@ -95,7 +95,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows.append(
       {
         "task": one["task"],
-        "protocol": _protocol(one),
+        "protocol": protocol(one),
         "model": one["model"],
         "config": f"L={model['num_layers']} d={model['d_model']}",
         "metric": metric,
@@ -111,7 +111,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
 
 
-def _protocol(result: Mapping[str, Any]) -> str:
+def protocol(result: Mapping[str, Any]) -> str:
   """Protocol and length, and whether the data are not the authors' own."""
   own = result["data"].get("authors_checksum", True)
   length = f", {result['max_len']} long" if result["max_len"] else ""

@@ -343,11 +343,17 @@ def measure(
   causal = model.objective == "language_model"
   of = jax.jit(lambda ids: curves(capture(model, own, ids), causal))
   total: dict[str, Any] = {}
+  weight: dict[str, Any] = {}
   for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
     part = jnp.asarray(ids[k : k + batch_size])
+    alike = int((np.asarray(model.mask(part)).sum(1) > 1).sum())
     for name, values in jax.device_get(of(part)).items():
-      total[name] = total.get(name, 0) + len(part) / len(ids) * values
-  return {name: np.asarray(v, float).tolist() for name, v in total.items()}
+      # One token alone has no similarity to another.
+      count = alike if name == "similarity" else len(part)
+      if count:
+        total[name] = total.get(name, 0) + count * np.asarray(values, float)
+        weight[name] = weight.get(name, 0) + count
+  return {name: (v / weight[name]).tolist() for name, v in total.items()}
 
 
 def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:

@@ -59,7 +59,7 @@ EVERY = {
   "over_layers": lambda: f.over_layers(
     "n", "t", "c", boxed(), "factor", lines=((1.0, "kept"),)
   ),
-  "histogram": lambda: f.histogram("n", "t", "c", shares(), "w", marked=0.25),
+  "histogram": lambda: f.histogram("n", "t", "c", shares(), "w"),
   "pairs": lambda: f.pairs(
     "n",
     "t",
@@ -159,3 +159,19 @@ def test_lines_differ_in_more_than_colour():
   assert len(seen) == 12
   assert f.some(range(10), 4) == [0, 3, 6, 9]
   assert f.some([5], 4) == [5]
+
+
+def test_legends_name_the_lines_of_all_panels():
+  rows = [("one", 0, "a", 0, 1.0), ("two", 0, "b", 0, 1.0)]
+  canvas = drawn(f.curves("n", "t", "c", rows, "x", {"a": "A", "b": "B"}))
+  (legend,) = canvas.legends
+  assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+
+
+def test_labels_are_no_formulas():
+  rows = [("run", r"$\x - y$", k, 1.0, 0.1) for k in range(2)]
+  rows += [("run", "_a - b", k, 1.0, 0.1) for k in range(2)]
+  figure = f.pairs("n", "t", "c", rows)
+  assert figure.picture("png")
+  (legend,) = (axes.get_legend() for axes in drawn(figure).axes[1:])
+  assert len(legend.get_texts()) == 2

@@ -15,6 +15,8 @@ def run(task, model, seed, accuracy, d_model=64, **config):
     "task": task,
     "model": model,
     "protocol": "jaxformers",
+    "max_len": 0,
+    "data": {},
     "seed": seed,
     "accuracy": accuracy,
     "examples": 2_000,
@@ -72,6 +74,9 @@ def test_rows_are_theirs_with_ours_beside_them():
   assert "| transject | L=2 d=64, jaxformers | 42.2 | 41.0 +- 1.4 (-1." in text
   assert "| 35.0 |" in text
   assert {line.count("|") for line in text.splitlines()} == {13}
+  alone = run("listops", "transject", 0, 0.4) | {"protocol": "test_only"}
+  shown = p.markdown(p.rows([alone], p.LONG, p.TABLE_2), p.LONG)
+  assert "| L=2 d=64, test_only | 42.2 | 40.0 |" in shown
   table = p.latex(found, p.LONG)
   assert r"random\_transject &" in table
   assert r"41.0 $\pm$ 1.4 (-1.2" in table

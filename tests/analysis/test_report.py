@@ -6,10 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+import types
 
+import numpy as np
 import pytest
 
 from jaxformers.analysis import report
+from jaxformers.data import encodings
 from jaxformers.training import loop
 
 BROWSER = next(
@@ -113,7 +116,7 @@ def test_the_page_is_whole_without_a_network(page, out):
   assert "TransJect, Table 2, Long Range Arena" in text
   assert "TransJect, Table 1" not in text
   table = (out / "table_2.md").read_text()
-  assert "| transject | L=2 d=16, jaxformers | 42.2 |" in table
+  assert re.search(r"\| transject \| L=2 d=16, jaxformers, \d+ long \|", table)
   assert (out / "table_2.tex").exists()
 
 
@@ -169,6 +172,92 @@ def test_labels_say_what_differs():
   assert labels == ["text local", "image local"]
 
 
+def test_every_recipe_has_a_label_of_its_own():
+  """Also those that differ in more than three fields, all of seed_0."""
+
+  def one(rate, depth, width, mlp_dim, folder="seed_0"):
+    model = {"name": "local", "num_layers": depth, "d_model": width}
+    model["block"] = {"mlp_dim": mlp_dim}
+    config = {"seed": 0, "task": {"name": "text"}, "model": model}
+    config["schedule"] = {"learning_rate": rate}
+    return report.One(report.Path(folder), config, {})
+
+  runs = [
+    one(rate, depth, width, 4 * width)
+    for rate in (1, 2)
+    for depth in (2, 4)
+    for width in (8, 16)
+  ]
+  labels = [group.label for group in report.groups(runs)]
+  assert len({*labels}) == 8
+  assert "local, mlp_dim=32, d_model=8, num_layers=2, learning_rate=1" in labels
+  # Of other data, which only the results know.
+  data = [{"task_description": {"data": k}} for k in (1, 2)]
+  first = one(1, 2, 8, 32)
+  runs = [
+    report.One(report.Path(f"run_{k}"), first.config, found)
+    for k, found in enumerate(data)
+  ]
+  labels = [group.label for group in report.groups(runs)]
+  assert labels == ["local (run_0)", "local (run_1)"]
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("config", '{"seed": 0, "task": "x", "model": "bert"}', "no 'task'"),
+    ("config", '{"seed": 0, "task": {}, "model": {}}', "no name of the task"),
+    ("results", "[1]", "results.json is no table"),
+    ("results", '{"accuracy": 0.5}', "no 'seed'"),
+    ("config", "{", "is no run of this package"),
+  ],
+)
+def test_what_is_no_run_is_named(name, content, message, tmp_path):
+  (tmp_path / "checkpoints" / "one").mkdir(parents=True)
+  (tmp_path / "checkpoints" / "one" / f"{name}.json").write_text(content)
+  runs, notes = report.discover([tmp_path / "checkpoints"])
+  assert not runs
+  assert message in "\n".join(notes)
+  # Beside a checkpoint of a run there may be files of these names.
+  assert report.discover([tmp_path])[1] == [
+    f"{tmp_path}: there is no run in it or below it."
+  ]
+
+
+def test_a_text_is_read_as_its_task_reads_it():
+  def task(vocabulary, **fields):
+    about = {"name": "t", "tokenizer": "", "image": (), "max_len": 9}
+    return types.SimpleNamespace(**about | fields, vocabulary=vocabulary)
+
+  ids, names = report.encode(task(encodings.BYTES), "a movie and more", 9)
+  assert bytes((ids - 1).tolist()) == b"a movie a"
+  assert names[0] == "a"
+  ids, names = report.encode(task(("<pad>", *"abc ")), "a bad cab", 9)
+  assert "".join(names) == "a ba cab"
+  words = task(("<pad>", "good", "bad", "or"))
+  assert report.encode(words, "good or bad or", 9)[0].tolist() == [1, 3, 2, 3]
+  with pytest.raises(ValueError, match="'good' has 1 tokens.*--text"):
+    report.encode(words, "good", 9)
+  run = types.SimpleNamespace(
+    task=words, sample=lambda count, length: np.array([[3, 1, 2, 1, 0]])
+  )
+  ids, names = report.example(run, report.Options())
+  assert names == ["or", "good", "bad", "good"]
+  with pytest.raises(ValueError, match="nowhere"):
+    report.example(run, report.Options(text="nowhere"))
+  run.task = task((), image=(2, 2, 3))
+  with pytest.raises(ValueError, match="no text"):
+    report.example(run, report.Options())
+
+
+def test_a_figure_without_numbers_is_noted():
+  page = report.Page()
+  rows = [("a", 0, 1, 0, float("nan"))]
+  page.add("S", report.figures.over_layers("n", "Title", "c", rows, "q"))
+  assert page.figures == {}
+  assert page.notes == ["Title: there is no number to draw."]
+
+
 def test_scores_against_sizes():
   def one(seed, d_model, accuracy):
     config = {
@@ -181,12 +270,29 @@ def test_scores_against_sizes():
 
   runs = [one(0, 8, 0.5), one(1, 8, 0.6), one(0, 16, 0.7)]
   figure = report.sizes(report.groups(runs))
+  assert {row[0] for row in figure.rows} == {"text local (num_layers=2)"}
   assert [row[2:] for row in figure.rows] == [
     ("d_model", 8, 50.0),
     ("d_model", 8, 60.0),
     ("d_model", 16, 70.0),
   ]
   assert report.sizes(report.groups(runs[:2])) is None
+  # Another learning rate is another line.
+  other = one(0, 16, 0.9)
+  changed = {**other.config, "schedule": {"learning_rate": 2}}
+  runs = [
+    *(
+      report.One(
+        r.folder, {**r.config, "schedule": {"learning_rate": 1}}, r.results
+      )
+      for r in runs
+    ),
+    report.One(other.folder, changed, other.results),
+  ]
+  figure = report.sizes(report.groups(runs))
+  assert {row[0] for row in figure.rows} == {
+    "text local (num_layers=2), learning_rate=1"
+  }
   assert report.deep(report.groups(runs)) is None
 
 

@@ -289,3 +289,16 @@ def test_the_command(monkeypatch, tmp_path, capsys):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):
       s.main([str(tmp_path / "nothing")])
+
+
+def test_a_sample_of_one_token_is_no_hole_in_the_curve():
+  model, params, ids = build("transformer", mixer={"num_heads": 2})
+  with jax.enable_x64(False):
+    ids = np.array(ids)[:3]
+    short = np.zeros_like(ids[:1])
+    short[0, 0] = ids[0, 0]
+    want = s.measure(model, params, ids)["similarity"]
+    ids = np.concatenate([ids, short])
+    for batch_size in (3, 4):
+      found = s.measure(model, params, ids, batch_size)["similarity"]
+      np.testing.assert_allclose(found, want, rtol=1e-5)
