@@ -42,7 +42,7 @@ class Point:
     losses: on test, by seed, in nats a token.
     tokens: that were trained on.
     epochs: how often that is all of the text.
-    better: a rate that scored better with fewer seeds; 0 if there is none.
+    better: a rate that scored better on fewer seeds; 0 if there is none.
   """
 
   num_layers: int
@@ -161,8 +161,18 @@ def points(runs: Iterable[Mapping[str, Any]]) -> list[Point]:
 
     most = max(len(own) for own in rates.values())
     rate = max((r for r in rates if len(rates[r]) == most), key=score)
-    better = max(rates, key=score)
     best = rates[rate]
+
+    def above(other: float, best: Any = best, rates: Any = rates) -> bool:
+      """Whether a rate scored better on the seeds that both have."""
+      own = rates[other]
+      both = own.keys() & best.keys()
+      gaps = [
+        own[k]["selection_score"] - best[k]["selection_score"] for k in both
+      ]
+      return sum(gaps) > 0
+
+    better = next((other for other in rates if above(other)), 0.0)
     one = next(iter(best.values()))
     config = one["config"]
     tokens = (
@@ -177,7 +187,7 @@ def points(runs: Iterable[Mapping[str, Any]]) -> list[Point]:
         {seed: own["loss"] for seed, own in best.items()},
         tokens,
         tokens / (there * config["task"]["max_len"]),
-        better if better != rate else 0.0,
+        better,
       )
     )
   return found
@@ -279,7 +289,7 @@ def markdown(found: Sequence[Point]) -> str:
   lines += ["", f"{found[0].tokens:,} tokens, {found[0].epochs:.2g} epochs."]
   lines += [
     f"L = {p.num_layers}, d = {p.d_model}: learning rate {p.better:g} scored "
-    "better on the selection split, with fewer seeds."
+    "better on the selection split, on the seeds that it has."
     for p in found
     if p.better
   ]

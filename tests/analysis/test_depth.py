@@ -83,6 +83,8 @@ def test_the_tuned_rate_counts():
   """The one with most seeds, then the best on the selection split."""
   others = [
     run(6, 128, 0, 1.0, rate=3e-3),  # Better, but tried with one seed.
+    # Better than the mean of the others, and not than the same seed.
+    run(6, 256, 0, 4.505, rate=3e-3),
     run(12, 90, 0, 5.6, rate=3e-3),
     run(12, 90, 1, 5.6, rate=3e-3),
     run(12, 90, 2, 5.6, rate=3e-3),
@@ -93,6 +95,7 @@ def test_the_tuned_rate_counts():
   assert found[12, 90].rate == 1e-3
   assert len(found[12, 90].losses) == 3
   assert (found[6, 128].better, found[12, 90].better) == (3e-3, 0)
+  assert found[6, 256].better == 0
   text = depth.markdown(list(found.values()))
   assert "d = 128: learning rate 0.003 scored better" in text
 
