@@ -8,10 +8,11 @@ python -m jaxformers.analysis.depth runs/figure2 --out figure2
 Decoders over 1,000 byte pairs; of each size one of 6, one of 12 and one of 24
 layers with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
 beside the embedding. The paper trains on English Wikipedia; give any folder of
-text. Its widths, lengths and steps are in an appendix that we do not have: the
-widths are d, d / sqrt(2) and d / 2, rounded to even numbers that two heads
-share. Two heads everywhere, so that depth and width alone differ. No dropout:
-text is not to be read twice.
+text, or a set of texts that tensorflow-datasets has prepared. Its widths,
+lengths and steps are in an appendix that we do not have: the widths are d,
+d / sqrt(2) and d / 2, rounded to even numbers that two heads share. Two heads
+everywhere, so that depth and width alone differ. No dropout: text is not to be
+read twice.
 
 Arguments: depth=6|12|24, size=1 to 6, rate=0 (the peak learning rate; 0 is
 0.1 / d, to begin with: tune it for each depth and size), tokens=1e9 trained on,

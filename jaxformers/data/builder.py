@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,42 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     for name in builder.info.splits
   }
   return splits, tuple(features["label"].names)
+
+
+def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
+  """The texts of every split that a stock builder has prepared.
+
+  Those of the feature `text`, or of the only text there is in an example.
+
+  Args:
+    folder: where its dataset_info.json stands, such as wiki40b/en/1.3.0.
+
+  Raises:
+    ValueError: for another format than array_record, or no such feature.
+  """
+  builder = tfds.builder_from_directory(folder)
+  _check_format(builder, folder)
+  features = builder.info.features
+  names = [
+    name
+    for name, feature in features.items()
+    if isinstance(feature, tfds.features.Text)
+  ]
+  if "text" in names:
+    names = ["text"]
+  if len(names) != 1:
+    found = ", ".join(names) or "none of text"
+    raise ValueError(
+      f"{folder} has the features {sorted(features)}, of text {found}: give "
+      "the directory of a set with one text an example, or with one called "
+      "text."
+    )
+
+  def texts(split: str) -> Iterator[bytes]:
+    for example in builder.as_data_source(split):
+      yield bytes(example[names[0]])
+
+  return {split: texts(split) for split in builder.info.splits}
 
 
 def _check_format(builder: Any, folder: Path) -> None:

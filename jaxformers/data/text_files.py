@@ -7,7 +7,8 @@ others are left out, and named. Where there is no validation or test split, a
 tenth of the training texts each is held out, by their hashes, before anything
 is fitted to them. So are read WikiText as its authors ship it, IMDb's archive
 (its reviews without label, too, if they are there; not its lists of addresses),
-and a folder of one's own.
+a folder of one's own, and a directory in which tensorflow-datasets has prepared
+a set of texts in array_record, whose splits it has.
 """
 
 from __future__ import annotations
@@ -61,16 +62,20 @@ def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
   How many texts went where is printed to stderr.
 
   Raises:
-    ValueError: for an archive without text files, or without training text, or
-      of too few texts to hold any out.
+    ValueError: for an archive without text files, or a directory without text;
+      without training text, or of too few texts to hold any out.
   """
-  texts = {
-    name: content
-    for name, content in archives.members(
-      path, max_bytes=MAX_BYTES, wanted=_is_text
+  if (path / "dataset_info.json").is_file():
+    from jaxformers.data import builder  # Slow to import.
+
+    members: Iterator[tuple[str, bytes]] = (
+      (f"{split}/{number:09d}.txt", content)
+      for split, found in builder.open_texts(path).items()
+      for number, content in enumerate(found)
     )
-    if content.strip()
-  }
+  else:
+    members = archives.members(path, max_bytes=MAX_BYTES, wanted=_is_text)
+  texts = {name: content for name, content in members if content.strip()}
   splits = _splits(path, texts)
   counts = ", ".join(f"{len(names):,} {s}" for s, names in splits.items())
   print(f"Texts of {path.name}: {counts}.", file=sys.stderr)

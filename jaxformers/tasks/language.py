@@ -28,12 +28,13 @@ def load(
   stride: int = 0,
   eval_windows: int = 0,
 ) -> Task:
-  """Opens a folder or archive of text files; see `data.text_files`.
+  """Opens a folder or archive of texts; see `data.text_files`.
 
   Args:
     data_dir: see `data_folder`.
     protocol: "jaxformers".
-    archive: the folder, or a tar, or one text file.
+    archive: the folder, or a tar, or one text file; or the directory of a set
+      of texts that tensorflow-datasets has prepared in array_record.
     tokens: "words" between white space, with <eos> at every line's end;
       "byte_pairs" trained on the training split; or "bytes".
     vocab_size: of words at most, 0 for all; of byte pairs; of no meaning for

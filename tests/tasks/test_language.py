@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from jaxformers import tasks
 
@@ -87,3 +88,52 @@ def test_what_cannot_be_read(folder, tmp_path):
     load(folder, tmp_path, stride=9)
   with pytest.raises(ValueError, match="max_len=0"):
     load(folder, tmp_path, max_len=0)
+
+
+class Pages(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """A stock set of texts, with a split that no model is trained on."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  names = ("text", "title")
+
+  def _info(self):
+    features = {name: tfds.features.Text() for name in self.names}
+    return self.dataset_info_from_configs(
+      features=tfds.features.FeaturesDict(features)
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples(name) for name in (*SPLITS, "more")}
+
+  def _generate_examples(self, split):
+    for k in range(5):
+      example = {name: f"{split} {name} {k}" for name in self.names}
+      yield k, example
+
+
+SPLITS = ("train", "validation", "test")
+
+
+def test_texts_that_tensorflow_datasets_has_prepared(tmp_path, capsys):
+  made = Pages(data_dir=tmp_path / "sets", file_format="array_record")
+  made.download_and_prepare()
+  folder = tmp_path / "sets" / "pages" / "1.0.0"
+  task = load(folder, tmp_path, max_len=8)
+  for name in SPLITS:
+    words = [task.vocabulary[k] for k in task.splits[name].tokens]
+    assert "title" not in words
+    assert words.count("<eos>") == 5
+  assert "train" in task.vocabulary
+  assert "more" not in task.vocabulary
+  assert "name no split: more/000000000.txt" in capsys.readouterr().err
+  # A second time from what was packed.
+  again = load(folder, tmp_path, max_len=8)
+  assert again.description() == task.description()
+
+
+def test_a_prepared_set_of_several_texts_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(Pages, "names", ("title", "body"))
+  made = Pages(data_dir=tmp_path / "sets", file_format="array_record")
+  made.download_and_prepare()
+  with pytest.raises(ValueError, match="of text (body|title), "):
+    load(tmp_path / "sets" / "pages" / "1.0.0", tmp_path)
