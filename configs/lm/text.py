@@ -3,10 +3,12 @@ r"""A small language model of any folder of text, in byte pairs.
 python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
     --workdir runs/text_lm --config.task.archive=PATH/aclImdb_v1.tar.gz
 
-Files and folders called train, valid and test are those splits; where there
-are none a tenth of the texts is held out for each. Six layers of d = 256,
-windows of 256 pieces; size=tiny has d = 64 and windows of 64, for two cores.
-Neither was trained to its end by us yet.
+Any folder of text, a tar, or a set of texts that tensorflow-datasets has
+prepared in array_record. Files and folders called train, valid and test are
+those splits; where there are none a tenth of the texts is held out for each.
+Six layers of d = 256, windows of 256 pieces; size=tiny has d = 64 and windows
+of 64, ten minutes on two cores, and is what docs/results.md has; the other was
+not trained by us yet.
 
 Arguments: model=NAME, of those with a causal form (docs/mixers.md);
 size=paper|tiny, seed=0.
