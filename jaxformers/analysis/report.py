@@ -177,15 +177,22 @@ def _read(folder: Path) -> One:
 
 
 def groups(runs: Sequence[One]) -> list[Group]:
-  """Runs by recipe; labels name the model and what else differs."""
+  """Runs by recipe; labels name the model and what else differs.
+
+  Of two with one recipe and one seed the one that has ended counts, or else the
+  first. What data a run that has not ended is of is not known: it counts to the
+  others of its config.
+  """
   by: dict[str, dict[int, One]] = {}
-  for one in runs:
-    key = tables.recipe(
-      {
-        "config": one.config,
-        "task_description": one.results.get("task_description"),
-      }
-    )
+  known: dict[str, str] = {}
+  for one in sorted(runs, key=lambda one: not one.results):
+    own = {"config": one.config}
+    config = tables.recipe(own)
+    about = one.results.get("task_description")
+    key = tables.recipe({**own, "task_description": about})
+    if not one.results:
+      key = known.get(config, key)
+    known.setdefault(config, key)
     by.setdefault(key, {}).setdefault(one.seed, one)
   recipes = [tuple(v for _, v in sorted(own.items())) for own in by.values()]
   flat = [
@@ -818,7 +825,13 @@ def build(
     raise ValueError("\n".join([*notes, "Give the workdirs of runs."]))
   found = groups(runs)
   page = Page(notes=notes)
-  ended = [one.results for one in runs if one.results]
+  kept = [one for group in found for one in group.runs]
+  ended = [one.results for one in kept if one.results]
+  page.notes += [
+    f"{one.folder} is of a recipe and a seed that another run has, too."
+    for one in runs
+    if not any(one is other for other in kept)
+  ]
   page.notes += [
     f"{one.folder} has no results.json: it has not ended, and is not in the "
     "table."

@@ -200,6 +200,13 @@ def test_every_recipe_has_a_label_of_its_own():
   ]
   labels = [group.label for group in report.groups(runs)]
   assert labels == ["local (run_0)", "local (run_1)"]
+  # What has not ended counts to the others of its config.
+  begun = report.One(report.Path("run_2"), {**first.config, "seed": 2}, {})
+  twice = report.One(report.Path("run_3"), first.config, {})
+  found = report.groups([begun, twice, runs[0]])
+  assert [[one.folder.name for one in g.runs] for g in found] == [
+    ["run_0", "run_2"]
+  ]
 
 
 @pytest.mark.parametrize(
