@@ -8,6 +8,7 @@ kept, and no activations.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -67,18 +68,12 @@ def measure(
     seed: of the pairs.
   """
   own = variables(model, params)
-
-  @jax.jit
-  def of(ids: jax.Array, chosen: jax.Array) -> tuple[Capture, jax.Array]:
-    found = capture(model, own, ids)
-    return found._replace(heads=()), lipschitz.distances(found.hidden, chosen)
-
   parts: list[Layers] = []
   for k in tqdm(range(0, len(ids), batch_size), "layers", disable=None):
     batch = jnp.asarray(ids[k : k + batch_size])
     mask = np.asarray(model.mask(batch))
     chosen = lipschitz.pairs(mask, pairs, seed + k)
-    found, apart = jax.device_get(of(batch, jnp.asarray(chosen)))
+    found, apart = jax.device_get(_of(model, own, batch, jnp.asarray(chosen)))
     parts.append(_batch(found, apart, axis, estimator))
   sizes = [one.factors.shape[1] for one in parts]
 
@@ -96,6 +91,15 @@ def measure(
     joined("parts", 2),
     joined("gates", 1),
   )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of(
+  model: Model, own: Any, ids: jax.Array, chosen: jax.Array
+) -> tuple[Capture, jax.Array]:
+  """Compiled once for a model, whatever its parameters."""
+  found = capture(model, own, ids)
+  return found._replace(heads=()), lipschitz.distances(found.hidden, chosen)
 
 
 def _batch(

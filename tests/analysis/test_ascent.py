@@ -60,12 +60,12 @@ def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   a = np.tanh(2.0) / 2
   low, high = (1 - a) ** 4, (1 + a) ** 4
   model, params = build("random_transject", gating="certified")
-  found = adversarial(model, params, IDS, steps=150)
+  found = adversarial(model, params, IDS, steps=60)
   for kind in ("tokens", "sequences"):
     assert low <= found[kind][0] < found[kind][1] <= high
   assert found["tokens"][1] > 1.2  # And it did look for them.
   model, params = build("random_transject")
-  found = adversarial(model, params, IDS, steps=150)
+  found = adversarial(model, params, IDS, steps=60)
   assert low <= found["tokens"][0] < found["tokens"][1] <= high
   assert found["sequences"][1] > high
 

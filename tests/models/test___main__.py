@@ -77,7 +77,7 @@ def test_images_and_language_models(capsys):
       "vocab_size=20,max_len=64,objective=language_model",
     ]
   )
-  assert "| local | 301,332 |" in capsys.readouterr().out
+  assert "| local | 305,428 |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,15 @@ NAMES = (
 
 
 def setup(name="transject", **options):
+  return make(name, **options) if options else plain(name)
+
+
+@functools.cache  # What one test compiles, the others find compiled.
+def plain(name):
+  return make(name)
+
+
+def make(name, **options):
   model = models.build(
     name,
     vocab_size=12,
@@ -111,6 +120,7 @@ def test_padding_of_weight_zero_changes_nothing():
   _, start, batch, step = setup()
   less = {key: value[:5] for key, value in batch.items()}
   padded = dict(batch, weights=np.array([1] * 5 + [0] * 3, np.float32))
+  step = jax.jit(step)
   a, sums_a = step(start, less)
   b, sums_b = step(start, padded)
   chex.assert_trees_all_close(a.params, b.params, atol=1e-6)
@@ -130,13 +140,13 @@ def test_dropout_keys_follow_from_seed_and_step():
   _, start, batch, step = setup(
     "transformer", mixer={"dropout_rate": 0.5}, block={"dropout_rate": 0.5}
   )
+  other = jax.jit(functools.partial(step, seed=1))
+  step = jax.jit(step)
   a, b = step(start, batch), step(start, batch)
   chex.assert_trees_all_equal(a, b)
   later = start.replace(step=start.step + 1)
   assert step(later, batch)[1]["loss"] != a[1]["loss"]
-  assert (
-    functools.partial(step, seed=1)(start, batch)[1]["loss"] != a[1]["loss"]
-  )
+  assert other(start, batch)[1]["loss"] != a[1]["loss"]
 
 
 def test_evaluation_takes_the_matrices_themselves():
