@@ -34,12 +34,6 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_disable_most_optimizations", True)
 
 
-def pytest_xdist_auto_num_workers(config):
-  """One process more than cores: some tests wait for processes of their own."""
-  del config
-  return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture
 def strict():
   """No implicit type or rank promotion."""
