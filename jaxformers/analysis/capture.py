@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,11 +25,9 @@ class Capture(NamedTuple):
     gates: of TransJect, the weights of the experts, float32 [l, b, e]; None
       for other models.
     sigma: of TransJect, float32 [b, d], or [1, d] if shared; None for others.
-    heads: of every layer `query`, `key` and `value`, [b, h, n, e] each, as far
-      as its mixer has them.
-    parts: of every layer what its heads put out, before the projection back,
-      [b, h, n, e]; or x + a F_e(x) of TransJect's experts, [b, e, n, d]; None
-      for other models.
+    heads: of every layer `query`, `key` and `value`, and `attended`, what the
+      heads put out before the projection back, [b, h, n, e] each, as far as its
+      mixer has them.
   """
 
   hidden: tuple[jax.Array, ...]
@@ -36,7 +35,6 @@ class Capture(NamedTuple):
   gates: jax.Array | None
   sigma: jax.Array | None
   heads: tuple[dict[str, jax.Array], ...]
-  parts: tuple[jax.Array, ...] | None
 
 
 def variables(model: Model, params: Any) -> dict[str, Any]:
@@ -88,34 +86,50 @@ def capture(
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
   hidden = tuple(found["hidden"])
-  heads = tuple(one["mixer"].get("projected", ({},))[0] for one in layers)
-  if gates:
-    parts = _experts(model, variables, hidden, sigma)
-  else:
-    attended = [one["mixer"].get("attended") for one in layers]
-    whole = bool(attended) and all(attended)
-    parts = tuple(one[0] for one in attended) if whole else None
+  heads = tuple(_heads(one["mixer"]) for one in layers)
   return Capture(
-    hidden, mask, jnp.stack(gates) if gates else None, sigma, heads, parts
+    hidden, mask, jnp.stack(gates) if gates else None, sigma, heads
   )
 
 
-def _experts(
-  model: Model, variables: Any, hidden: tuple[jax.Array, ...], sigma: jax.Array
+def _heads(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
+  found = dict(sown.get("projected", ({},))[0])
+  if "attended" in sown:
+    found["attended"] = sown["attended"][0]
+  return found
+
+
+def parts(
+  model: Model, variables: Any, found: Capture
 ) -> tuple[jax.Array, ...] | None:
-  """x + a F_e(x) of every layer, from the layers' inputs."""
+  """What every head or expert of every layer makes of the tokens.
+
+  Args:
+    model, variables: as for `capture`.
+    found: of `capture`.
+
+  Returns:
+    Of every layer what its heads put out, before the projection back,
+    [b, h, n, e]; or x + a F_e(x) of TransJect's experts, [b, e, n, d]; None for
+    other models.
+  """
+  if found.gates is None:
+    attended = [heads.get("attended") for heads in found.heads]
+    whole = bool(attended) and all(one is not None for one in attended)
+    return tuple(attended) if whole else None
   block = model.encoder(parent=None).block(parent=None)
   if not reversible.has_form(block):
     return None
   form = reversible.form(block)
   own = {name: tree["encoder"] for name, tree in variables.items()}
-  found = []
-  for x, layer in zip(hidden[:-1], reversible.layers(own, form), strict=True):
+  inputs = found.hidden[:-1]
+  made = []
+  for x, layer in zip(inputs, reversible.layers(own, form), strict=True):
     experts = layer.experts
     with jax.default_matmul_precision("highest"):
-      f = expert_outputs(x, experts.u, sigma, experts.v)
-    found.append(jnp.stack([x + experts.a * one for one in f], 1))
-  return tuple(found)
+      f = expert_outputs(x, experts.u, found.sigma, experts.v)
+    made.append(jnp.stack([x + experts.a * one for one in f], 1))
+  return tuple(made)
 
 
 def _number(name: str) -> int:

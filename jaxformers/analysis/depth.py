@@ -27,7 +27,14 @@ from typing import Any
 import scipy.stats
 
 from jaxformers import config as configs
-from jaxformers.analysis.figures import Figure, grouped, legend, spread, style
+from jaxformers.analysis.figures import (
+  Figure,
+  averaged,
+  error_bars,
+  grouped,
+  legend,
+)
+from jaxformers.analysis.results import plus_minus, read, spread
 
 ALIKE = 0.1  # Numbers of parameters that differ by less are called equal.
 
@@ -61,37 +68,18 @@ class Point:
   @property
   def mean(self) -> float:
     """Over the seeds."""
-    return statistics.mean(self.losses.values())
+    return spread(self.losses.values())[0]
 
   @property
   def deviation(self) -> float:
     """Of a sample; NaN for one seed."""
-    if len(self.losses) < 2:
-      return math.nan
-    return statistics.stdev(self.losses.values())
-
-
-def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
-  """Every `results.json` below the folders.
-
-  Raises:
-    ValueError: for a folder that has none, naming it.
-  """
-  found = []
-  for folder in folders:
-    paths = sorted(folder.rglob("results.json"))
-    if not paths:
-      raise ValueError(
-        f"There is no results.json below {folder}: give the workdir of a sweep "
-        "of configs/depth/figure2.py."
-      )
-    found += [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-  return found
+    return spread(self.losses.values())[1]
 
 
 # What may differ between runs that are compared: sizes, the rate, and what
 # changes no number.
 FREE = (
+  *configs.FREE,
   "seed",
   "model.num_layers",
   "model.d_model",
@@ -99,13 +87,8 @@ FREE = (
   "model.embedding.",
   "reference.",
   "schedule.learning_rate",
-  "data_dir",
-  "task.archive",
-  "task.vocabulary",
   "log_steps",
   "checkpoint_steps",
-  "tensorboard",
-  "wandb",
 )
 
 
@@ -267,12 +250,6 @@ def _by_size(found: Sequence[Point]) -> list[list[Point]]:
   return [sorted(own, key=lambda p: p.num_layers) for own in sizes]
 
 
-def _spread(value: float, spread: float, digits: int = 4) -> str:
-  if math.isnan(spread):
-    return f"{value:.{digits}f}"
-  return f"{value:.{digits}f} +- {spread:.{digits}f}"
-
-
 def markdown(found: Sequence[Point]) -> str:
   """The points and their pairs as two tables in Markdown."""
   lines = [
@@ -282,7 +259,7 @@ def markdown(found: Sequence[Point]) -> str:
   lines += [
     f"| {p.parameters / 1e6:.2f} | {p.num_layers} | {p.d_model} | {p.rate:g} | "
     f"{' '.join(str(seed) for seed in sorted(p.losses))} | "
-    f"{_spread(p.mean, p.deviation)} |"
+    f"{plus_minus(p.mean, p.deviation, 4)} |"
     for own in _by_size(found)
     for p in own
   ]
@@ -303,7 +280,7 @@ def markdown(found: Sequence[Point]) -> str:
     ]
     lines += [
       f"| {pair.shallow.parameters / 1e6:.2f} | {pair.shallow.num_layers}, "
-      f"{pair.deep.num_layers} | {_spread(pair.gain, pair.error)} | "
+      f"{pair.deep.num_layers} | {plus_minus(pair.gain, pair.error, 4)} | "
       f"+- {pair.margin:.4f} | {pair.verdict} |"
       for pair in made
     ]
@@ -326,18 +303,11 @@ def figure(found: Sequence[Point]) -> Figure:
     axes = canvas.subplots()
     lines = grouped(rows)
     for number, (label, own) in enumerate(lines.items()):
-      at = grouped(own, 4)
+      places, means, bars = averaged(own, 4, 5)
       # Beside one another, so that bars at equal parameters can be told apart.
       shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
-      means = [spread([row[5] for row in some]) for some in at.values()]
-      axes.errorbar(
-        [parameters * shift for parameters in at],
-        [mean for mean, _ in means],
-        [0 if math.isnan(bar) else bar for _, bar in means],
-        capsize=3,
-        label=label,
-        **style(number),
-      )
+      beside = [parameters * shift for parameters in places]
+      error_bars(axes, beside, means, bars, number, label)
     sizes = [own[0].parameters for own in _by_size(found)]
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{size / 1e6:.2g} M" for size in sizes])

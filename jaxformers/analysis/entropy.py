@@ -148,7 +148,7 @@ def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
       f"{values.shape[-1]} values are too few for an entropy: give at least "
       f"{LEAST}."
     )
-  estimate = ESTIMATORS[choose("estimator", estimator, ESTIMATORS)]
+  estimate = ESTIMATORS[estimator]
   with np.errstate(divide="ignore"):
     log_scale = np.log(values.std(-1, ddof=1))
   return Entropy(estimate(values), log_scale)
@@ -160,16 +160,12 @@ class Summary(NamedTuple):
   Attributes:
     entropy: the mean of the finite ones, in nats.
     shape: the mean at deviation 1.
-    log_scale: the mean log deviation.
-    deviation: of `entropy` over samples.
     finite: the share that is finite: without equal values.
     count: how many there were.
   """
 
   entropy: float
   shape: float
-  log_scale: float
-  deviation: float
   finite: float
   count: int
 
@@ -215,13 +211,10 @@ def summary(found: Entropy) -> Summary:
   finite = np.isfinite(found.entropy) & np.isfinite(found.log_scale)
   count = int(finite.size)
   if not finite.any():
-    return Summary(math.nan, math.nan, math.nan, math.nan, 0.0, count)
-  values = found.entropy[finite]
+    return Summary(math.nan, math.nan, 0.0, count)
   return Summary(
-    float(values.mean()),
+    float(found.entropy[finite].mean()),
     float(found.shape[finite].mean()),
-    float(found.log_scale[finite].mean()),
-    float(values.std(ddof=1)) if len(values) > 1 else math.nan,
     float(finite.mean()),
     count,
   )

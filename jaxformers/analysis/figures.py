@@ -113,7 +113,9 @@ def style(number: int) -> dict[str, Any]:
   }
 
 
-def legend(canvas: Any, *panels: Any) -> None:
+def legend(
+  canvas: Any, *panels: Any, title: str = "", columns: int = 3
+) -> None:
   """One legend above all panels, if there is more than one entry."""
   found: dict[str, Any] = {}
   for axes in panels:
@@ -124,7 +126,8 @@ def legend(canvas: Any, *panels: Any) -> None:
       [*found.values()],
       [*found],
       loc="outside upper center",
-      ncols=min(len(found), 3),
+      ncols=min(len(found), columns),
+      title=title or None,
     )
 
 
@@ -157,6 +160,34 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return math.nan, math.nan
   deviation = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
   return float(np.mean(known)), deviation
+
+
+def averaged(
+  rows: Iterable[Row], place: int, value: int
+) -> tuple[list[Any], list[float], list[float]]:
+  """Of what stands at each place: the places in order, means and deviations.
+
+  Args:
+    rows: of a table.
+    place, value: columns.
+  """
+  at = grouped(rows, place)
+  places = sorted(at)
+  found = [spread([row[value] for row in at[one]]) for one in places]
+  return places, [mean for mean, _ in found], [bar for _, bar in found]
+
+
+def error_bars(
+  axes: Any,
+  x: Sequence[float],
+  mean: Sequence[float],
+  deviation: Sequence[float],
+  number: int,
+  label: str,
+) -> None:
+  """A line with bars of one deviation, where there is one."""
+  bars = [0 if math.isnan(one) else one for one in deviation]
+  axes.errorbar(x, mean, bars, capsize=3, label=label, **style(number))
 
 
 def line(
@@ -205,6 +236,8 @@ def boxes(
     groups: by label and category, values; those that are not finite are left
       out.
   """
+  from matplotlib.colors import to_rgba
+
   categories = list(dict.fromkeys(c for one in groups.values() for c in one))
   trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
@@ -223,7 +256,7 @@ def boxes(
     if not found:
       continue
     dash = "-" if filled else (0, (2, 1))
-    face = mpl_colour(colour, filled)
+    face = to_rgba(colour, filled)
     axes.boxplot(
       found,
       positions=places,
@@ -241,12 +274,6 @@ def boxes(
   axes.set_xticks(range(len(categories)), [str(c) for c in categories])
 
 
-def mpl_colour(colour: str, alpha: float) -> tuple[float, float, float, float]:
-  """A colour "#rrggbb" with an alpha, as matplotlib takes it."""
-  red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
-  return red, green, blue, alpha
-
-
 def over_layers(
   name: str,
   title: str,
@@ -254,7 +281,6 @@ def over_layers(
   rows: Sequence[Row],
   quantity: str,
   *,
-  first: str = "layer (0: embedding)",
   lines: tuple[tuple[float, str], ...] = (),
 ) -> Figure:
   """Boxes of a quantity over samples, layer by layer.
@@ -263,7 +289,6 @@ def over_layers(
     name, title, caption: of the figure.
     rows: (run, seed, layer, sample, value).
     quantity: on the axis, with its unit.
-    first: on the axis of layers.
     lines: values to mark, with what they are.
   """
 
@@ -277,12 +302,38 @@ def over_layers(
       axes.axhline(
         value, color="0.3", linestyle=DASHES[1 + k % 3], lw=1, label=meaning
       )
-    axes.set_xlabel(first)
+    axes.set_xlabel("layer (0: embedding)")
     axes.set_ylabel(quantity)
     legend(canvas, axes)
 
   columns = ("run", "seed", "layer", "sample", quantity)
   return Figure(name, title, caption, columns, rows, paint)
+
+
+def parts(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+  """Boxes of the entropies of heads and experts, a panel a run.
+
+  Args:
+    name, title, caption: of the figure.
+    rows: (run, seed, layer, part, sample, entropy).
+  """
+  runs = grouped(rows)
+
+  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+    for panel, (run, own) in zip(panels, grouped(rows).items(), strict=True):
+      by: dict[str, dict[Any, list[float]]] = {}
+      for _, _, layer, part, _, value in own:
+        by.setdefault(f"{part + 1}", {}).setdefault(layer, []).append(value)
+      boxes(panel, by)
+      panel.set_title(run)
+      panel.set_xlabel("layer")
+    panels[0].set_ylabel("entropy, nats")
+    legend(canvas, *panels, title="head or expert", columns=8)
+
+  columns = ("run", "seed", "layer", "part", "sample", "entropy, nats")
+  size = (max(3.2 * len(runs), 4.8), 3.4)
+  return Figure(name, title, caption, columns, rows, paint, size)
 
 
 def curves(
@@ -317,17 +368,12 @@ def curves(
     for panel, key in zip(axes, there, strict=False):
       own = [row for row in rows if row[2] == key]
       for number, run in enumerate(grouped(rows)):
-        at = grouped([row for row in own if row[0] == run], 3)
-        if not at:
+        found = averaged([row for row in own if row[0] == run], 3, 4)
+        if not found[0]:
           continue
-        places = sorted(at)
-        found = [spread([row[4] for row in at[place]]) for place in places]
-        mean, deviation = zip(*found, strict=True)
         line(
           panel,
-          places,
-          mean,
-          deviation,
+          *found,
           number,
           run,
           logarithmic=key in logarithmic,
@@ -447,38 +493,43 @@ def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
   return Figure(name, title, caption, columns, rows, paint, size)
 
 
-def planes(
-  name: str,
-  title: str,
-  caption: str,
-  rows: Sequence[Row],
-  *,
-  most: int = 4,
-) -> Figure:
+def _drawn(rows: Iterable[Row]) -> dict[Any, list[Any]]:
+  """Layers of every run that are drawn: the first, the last, some between."""
+  return {
+    run: some(sorted(grouped(own, 1)), 4) for run, own in grouped(rows).items()
+  }
+
+
+def _grid(canvas: Any, drawn: Mapping[Any, Sequence[Any]]) -> list[list[Any]]:
+  """Axes of every drawn layer, a row a run."""
+  widest = max(map(len, drawn.values()), default=1)
+  panels = canvas.subplots(len(drawn), widest, squeeze=False)
+  found = []
+  for across, layers in zip(panels, drawn.values(), strict=True):
+    for unused in across[len(layers) :]:
+      unused.remove()
+    found.append(list(across[: len(layers)]))
+  return found
+
+
+def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
   """Tokens in a plane, a row a run and a column a layer, some of them named.
 
   Args:
     name, title, caption: of the figure.
     rows: (run, layer, place, token, named, x, y).
-    most: layers that are drawn: the first, the last, and some between.
   """
-  runs = list(grouped(rows))
-  own_layers = {
-    run: some(sorted(grouped(own, 1)), most)
-    for run, own in grouped(rows).items()
-  }
-  widest = max(map(len, own_layers.values()), default=1)
+  drawn = _drawn(rows)
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(len(runs), widest, squeeze=False)
-    for across, run in zip(panels, runs, strict=True):
-      of = grouped([r for r in rows if r[0] == run], 1)
-      chosen = own_layers[run]
-      names = {r[2]: r[3] for r in of[chosen[0]] if r[4]}
-      for unused in across[len(chosen) :]:
-        unused.remove()
-      for axes, layer in zip(across, chosen, strict=False):
-        own = of.get(layer, [])
+    runs = grouped(rows)
+    for across, (run, layers) in zip(
+      _grid(canvas, drawn), drawn.items(), strict=True
+    ):
+      of = grouped(runs[run], 1)
+      names = {r[2]: r[3] for r in of[layers[0]] if r[4]}
+      for axes, layer in zip(across, layers, strict=True):
+        own = of[layer]
         # What spreads is seen by its scale, which stands above it.
         reach = max((max(abs(r[5]), abs(r[6])) for r in own), default=1) or 1
         axes.grid(visible=False)
@@ -496,11 +547,11 @@ def planes(
             how = style(number) | {"linestyle": "", "markersize": 6}
             axes.plot(at[5], at[6], label=literal(names[where]), **how)
       # Runs may have other tokens.
-      last = across[len(chosen) - 1]
-      last.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+      across[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "layer", "place", "token", "named", "x", "y")
-  size = (2.2 * widest + 1.2, 2.6 * len(runs) + 0.4)
+  widest = max(map(len, drawn.values()), default=1)
+  size = (2.2 * widest + 1.2, 2.6 * len(drawn) + 0.4)
   return Figure(name, title, caption, columns, rows, paint, size)
 
 
@@ -511,20 +562,15 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
     name, title, caption: of the figure.
     rows: (run, layer, query, key, weight).
   """
-  runs = list(grouped(rows))
-  own_layers = {
-    run: some(sorted(grouped(own, 1)), 4) for run, own in grouped(rows).items()
-  }
-  widest = max(map(len, own_layers.values()), default=1)
+  drawn = _drawn(rows)
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(len(runs), widest, squeeze=False)
-    for across, run in zip(panels, runs, strict=True):
-      of = grouped([r for r in rows if r[0] == run], 1)
-      chosen = own_layers[run]
-      for unused in across[len(chosen) :]:
-        unused.remove()
-      for axes, layer in zip(across, chosen, strict=False):
+    runs = grouped(rows)
+    for across, (run, layers) in zip(
+      _grid(canvas, drawn), drawn.items(), strict=True
+    ):
+      of = grouped(runs[run], 1)
+      for axes, layer in zip(across, layers, strict=True):
         own = of[layer]
         axes.grid(visible=False)
         axes.set_title(f"{run}, layer {layer}")
@@ -538,7 +584,8 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
       across[0].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
-  size = (2.5 * widest, 2.4 * len(runs) + 0.2)
+  widest = max(map(len, drawn.values()), default=1)
+  size = (2.5 * widest, 2.4 * len(drawn) + 0.2)
   return Figure(name, title, caption, columns, rows, paint, size)
 
 
@@ -564,16 +611,9 @@ def against(
     panels = canvas.subplots(1, len(there), squeeze=False, sharey=True)[0]
     for panel, key in zip(panels, there, strict=True):
       for number, (model, own) in enumerate(grouped(rows).items()):
-        at = grouped([row for row in own if row[2] == key], 3)
-        if not at:
-          continue
-        places = sorted(at)
-        found = [spread([row[4] for row in at[place]]) for place in places]
-        mean, deviation = zip(*found, strict=True)
-        bars = [0 if math.isnan(d) else d for d in deviation]
-        panel.errorbar(
-          places, mean, bars, capsize=3, label=model, **style(number)
-        )
+        found = averaged([row for row in own if row[2] == key], 3, 4)
+        if found[0]:
+          error_bars(panel, *found, number, model)
       panel.set_xlabel(axes_of[key])
       panel.set_xticks(sorted({row[3] for row in rows if row[2] == key}))
     panels[0].set_ylabel(quantity)

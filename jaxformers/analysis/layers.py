@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers.analysis import entropy, lipschitz
-from jaxformers.analysis.capture import Capture, capture, variables
+from jaxformers.analysis.capture import Capture, capture, parts, variables
 from jaxformers.models import Model
 
 
@@ -68,20 +68,20 @@ def measure(
     seed: of the pairs.
   """
   own = variables(model, params)
-  parts: list[Layers] = []
+  batches: list[Layers] = []
   for k in tqdm(range(0, len(ids), batch_size), "layers", disable=None):
     batch = jnp.asarray(ids[k : k + batch_size])
     mask = np.asarray(model.mask(batch))
     chosen = lipschitz.pairs(mask, pairs, seed + k)
-    found, apart = jax.device_get(_of(model, own, batch, jnp.asarray(chosen)))
-    parts.append(_batch(found, apart, axis, estimator))
-  sizes = [one.factors.shape[1] for one in parts]
+    seen = jax.device_get(_of(model, own, batch, jnp.asarray(chosen)))
+    batches.append(_batch(*seen, axis, estimator))
+  sizes = [one.factors.shape[1] for one in batches]
 
   def joined(name: str, place: int) -> Any:
-    values = [getattr(one, name) for one in parts]
+    values = [getattr(one, name) for one in batches]
     return None if values[0] is None else np.concatenate(values, place)
 
-  shares = np.ma.masked_invalid([one.finite for one in parts])
+  shares = np.ma.masked_invalid([one.finite for one in batches])
   finite = np.ma.average(shares, 0, sizes).filled(math.nan)
   return Layers(
     joined("factors", 1),
@@ -96,29 +96,34 @@ def measure(
 @functools.partial(jax.jit, static_argnums=0)
 def _of(
   model: Model, own: Any, ids: jax.Array, chosen: jax.Array
-) -> tuple[Capture, jax.Array]:
+) -> tuple[Capture, tuple[jax.Array, ...] | None, jax.Array]:
   """Compiled once for a model, whatever its parameters."""
   found = capture(model, own, ids)
-  return found._replace(heads=()), lipschitz.distances(found.hidden, chosen)
+  apart = lipschitz.distances(found.hidden, chosen)
+  return found._replace(heads=()), parts(model, own, found), apart
 
 
 def _batch(
-  found: Capture, apart: np.ndarray, axis: str, estimator: str
+  found: Capture,
+  each: tuple[np.ndarray, ...] | None,
+  apart: np.ndarray,
+  axis: str,
+  estimator: str,
 ) -> Layers:
   factors = lipschitz.activation_factors(apart)
   hidden = [_by_sample(x, found.mask, axis, estimator) for x in found.hidden]
   entropies, shapes, shares = (
     np.array(rows) for rows in zip(*hidden, strict=True)
   )
-  parts = None
-  if found.parts is not None:
-    parts = np.array(
+  entropies_of_parts = None
+  if each is not None:
+    entropies_of_parts = np.array(
       [
         [
           _by_sample(layer[:, p], found.mask, axis, estimator)[0]
           for p in range(layer.shape[1])
         ]
-        for layer in found.parts
+        for layer in each
       ]
     )
   with np.errstate(invalid="ignore"):
@@ -128,7 +133,7 @@ def _batch(
     entropies,
     shapes,
     np.array([_mean(row) for row in shares]),
-    parts,
+    entropies_of_parts,
     None if found.gates is None else np.asarray(found.gates, np.float64),
   )
 
@@ -158,19 +163,21 @@ def _by_sample(
   return list(first), list(second), list(third)
 
 
+def tokens(found: Capture) -> tuple[np.ndarray, np.ndarray]:
+  """The first sample between layers: float64 [L + 1, n, d] and its mask [n]."""
+  hidden = np.array([np.asarray(x[0], np.float64) for x in found.hidden])
+  return hidden, np.asarray(found.mask[0])
+
+
 def distances(
-  model: Model,
-  params: Any,
-  ids: np.ndarray,
-  places: list[tuple[int, int]],
+  hidden: np.ndarray, mask: np.ndarray, places: list[tuple[int, int]]
 ) -> dict[str, np.ndarray]:
   """How far chosen pairs of tokens of one sample are, layer by layer.
 
   Source: TransJect, figure 1.
 
   Args:
-    model, params: any of `models.build`, in evaluation.
-    ids: one sample, as the model takes it, without the axis of the batch.
+    hidden, mask: of `tokens`.
     places: pairs of positions in the encoder's sequence.
 
   Returns:
@@ -179,7 +186,6 @@ def distances(
   Raises:
     ValueError: for a position where there is no token.
   """
-  x, mask = tokens(model, params, ids)
   for pair in places:
     for place in pair:
       if not 0 <= place < len(mask) or not mask[place]:
@@ -187,27 +193,13 @@ def distances(
           f"There is no token at position {place}: the sample has "
           f"{int(mask.sum())}, counted from 0."
         )
-  one, other = (x[:, [pair[k] for pair in places]] for k in (0, 1))
+  one, other = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
   norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
   inner = (one * other).sum(-1)
   return {
     "euclidean": np.linalg.norm(one - other, axis=-1),
     "cosine": 1 - inner / np.where(norms > 0, norms, 1),
   }
-
-
-def tokens(
-  model: Model, params: Any, ids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """One sample between the layers: float64 [L + 1, n, d] and its mask [n].
-
-  Args:
-    model, params: any of `models.build`, in evaluation.
-    ids: one sample, without the axis of the batch; of a pair the first.
-  """
-  found = capture(model, variables(model, params), jnp.asarray(ids)[None])
-  hidden = np.array([np.asarray(x[0], np.float64) for x in found.hidden])
-  return hidden, np.asarray(found.mask[0])
 
 
 def plane(

@@ -49,9 +49,8 @@ def measure(
       f"The task {run.task.name!r} has no text to be predicted: give the run "
       "of a language model."
     )
-  if tokens:
-    source = dataclasses.replace(source, tokens=source.tokens[: tokens + 1])
-  source = dataclasses.replace(source, most=0)
+  scored = source.tokens[: tokens + 1] if tokens else source.tokens
+  source = dataclasses.replace(source, tokens=scored, most=0)
   parts = [dataclasses.replace(source, stride=stride) for stride in strides]
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []

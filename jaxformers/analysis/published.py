@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -143,8 +142,7 @@ def rows(
     own = found.setdefault((model, label, number), {})
     scores = [100 * run["accuracy"] for run in seeds.values()]
     own[task] = Ours(
-      statistics.mean(scores),
-      statistics.stdev(scores) if len(scores) > 1 else math.nan,
+      *results.spread(scores),
       len(scores),
       next(iter(seeds.values()))["examples"],
       next(iter(seeds.values()))["protocol"] not in ALONE,
@@ -167,9 +165,7 @@ def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
   printed = "" if theirs is None else f"{theirs:.1f}"
   if own is None:
     return printed, ""
-  text = f"{own.mean:.1f}"
-  if not math.isnan(own.deviation):
-    text += f" {plus} {own.deviation:.1f}"
+  text = results.plus_minus(own.mean, own.deviation, 1, plus)
   if theirs is not None and own.comparable:
     gap, errors = own.difference(theirs)
     text += f" ({gap:+.1f}, {abs(errors):.1f} s.e.)"

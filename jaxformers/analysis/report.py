@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import config as configs
@@ -36,7 +37,9 @@ from jaxformers.analysis import (
   smoothness,
 )
 from jaxformers.analysis import results as tables
+from jaxformers.analysis.capture import capture, variables
 from jaxformers.analysis.figures import Figure
+from jaxformers.registry import choose
 
 TEXT = "This movie is terrible but it has some good effects."
 SHORT = 32  # Tokens of a text that are drawn one by one, at most.
@@ -46,7 +49,7 @@ RESULTS = (
   *("parameter_ratio", "baselines", "data", "selection", "train_seconds"),
 )
 # What a label leaves out: it says nothing of a model, or all have it.
-SILENT = ("reference.", "task.archive", "task.vocabulary", "data_dir", "seed")
+SILENT = (*configs.FREE, "reference.", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +140,9 @@ def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
   for workdir in workdirs:
     paths = sorted(
       {
-        p.parent
+        path.parent
         for name in ("config", "results")
-        for p in workdir.rglob(f"{name}.json")
-        if "checkpoints" not in p.relative_to(workdir).parts
+        for path in tables.files(workdir, f"{name}.json")
       }
     )
     own = []
@@ -497,7 +499,9 @@ class _Rows:
     quoted = " ".join(names)
     if run.model.num_inputs > 1:  # The same twice: the first is looked at.
       ids = np.stack([ids] * run.model.num_inputs)
-    hidden, mask = layers.tokens(run.model, run.params, ids)
+    given = variables(run.model, run.params)
+    seen = capture(run.model, given, jnp.asarray(ids)[None])
+    hidden, mask = layers.tokens(seen)
     if len(mask) > len(names):  # A token of the encoder's own stands first.
       names = ["<cls>", *names]
     chosen = name_tokens(names, self.options.named)
@@ -510,7 +514,7 @@ class _Rows:
       for place, point in zip(there, points.tolist(), strict=True)
     ]
     places = list(itertools.combinations(chosen, 2))[:4]
-    apart = layers.distances(run.model, run.params, ids, places)
+    apart = layers.distances(hidden, mask, places)
     self.pairs += [
       (
         label,
@@ -521,9 +525,8 @@ class _Rows:
       for k, (i, j) in enumerate(places)
       for layer in range(len(hidden))
     ]
-    for layer, weights in enumerate(
-      smoothness.maps(run.model, run.params, ids), 1
-    ):
+    causal = run.model.objective == "language_model"
+    for layer, weights in enumerate(smoothness.maps(seen, causal), 1):
       self.maps += [
         (label, layer, i, j, float(w)) for (i, j), w in np.ndenumerate(weights)
       ]
@@ -710,7 +713,18 @@ def _transject(page: Page, rows: _Rows, options: Options) -> None:
         lines=marked,
       ),
     )
-  page.add(section, _part_figure(rows.of["parts"], data, o))
+  page.add(
+    section,
+    figures.parts(
+      "parts",
+      "Entropy of heads and experts",
+      "Of what every head puts out before the projection back, and of x + "
+      "a F(x) of every expert (TransJect, figure 4b), by the estimator "
+      f"{o.estimator!r}. {data}. Experts share x, so they differ little; heads "
+      "have another scale than x.",
+      rows.of["parts"],
+    ),
+  )
   if rows.of["gates"]:
     page.add(
       section,
@@ -743,44 +757,6 @@ def _transject(page: Page, rows: _Rows, options: Options) -> None:
       f"its width stands above it (TransJect, figure 7). {quoted}",
       rows.planes,
     ),
-  )
-
-
-def _part_figure(
-  rows: Sequence[figures.Row], data: str, options: Options
-) -> Figure:
-  def paint(canvas: Any, rows: Sequence[figures.Row]) -> None:
-    runs = figures.grouped(rows)
-    panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-    for panel, (run, own) in zip(panels, runs.items(), strict=True):
-      by: dict[str, dict[Any, list[float]]] = {}
-      for _, _, layer, part, _, value in own:
-        by.setdefault(f"{part + 1}", {}).setdefault(layer, []).append(value)
-      figures.boxes(panel, by)
-      panel.set_title(run)
-      panel.set_xlabel("layer")
-    panels[0].set_ylabel("entropy, nats")
-    most = max(panels, key=lambda p: len(p.get_legend_handles_labels()[1]))
-    handles, labels = most.get_legend_handles_labels()
-    canvas.legend(
-      handles,
-      labels,
-      loc="outside upper center",
-      ncols=8,
-      title="head or expert",
-    )
-
-  return Figure(
-    "parts",
-    "Entropy of heads and experts",
-    "Of what every head puts out before the projection back, and of x + a F(x) "
-    f"of every expert (TransJect, figure 4b), by the estimator "
-    f"{options.estimator!r}. {data}. Experts share x, so they differ little; "
-    "heads have another scale than x.",
-    ("run", "seed", "layer", "part", "sample", "entropy, nats"),
-    rows,
-    paint,
-    (max(3.2 * len(figures.grouped(rows)), 4.8), 3.4),
   )
 
 
@@ -860,7 +836,7 @@ def write(page: Page, out: Path) -> Path:
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
   for title, (tasks, own) in page.papers.items():
-    name = "table_" + re.sub(r"\D", "", title)
+    name = _file(title)
     for kind, form in (("md", published.markdown), ("tex", published.latex)):
       (out / f"{name}.{kind}").write_text(form(own, tasks) + "\n")
   path = out / "index.html"
@@ -929,10 +905,15 @@ def _html(page: Page, out: Path) -> str:
   return "\n".join([*parts, "</body></html>\n"])
 
 
+def _file(title: str) -> str:
+  """ "Table 1, ..." is kept in table_1."""
+  return "table_" + re.sub(r"\D", "", title)
+
+
 def _papers(papers: Mapping[str, Any]) -> list[str]:
   found = []
   for title, (tasks, own) in papers.items():
-    name = "table_" + re.sub(r"\D", "", title)
+    name = _file(title)
     files = ", ".join(
       f'<a href="{name}.{kind}">{kind.upper()}</a>' for kind in ("md", "tex")
     )
@@ -1001,8 +982,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   args = parser.parse_args(argv)
   try:
-    entropy.choose("estimator", args.estimator, entropy.ESTIMATORS)
-    entropy.choose("axis", args.axis, entropy.AXES)
+    choose("estimator", args.estimator, entropy.ESTIMATORS)
+    choose("axis", args.axis, entropy.AXES)
     if args.samples < 1 or args.length < 1:
       raise ValueError(
         f"--samples={args.samples} --length={args.length}: at least 1 each."

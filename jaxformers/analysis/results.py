@@ -10,9 +10,11 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jaxformers import config as configs
 
 COLUMNS = (
   "task",
@@ -38,21 +40,28 @@ TITLES = {
 }
 
 
+def files(folder: Path, name: str) -> list[Path]:
+  """The files of a name in a folder and below, but for those of checkpoints."""
+  return sorted(
+    path
+    for path in folder.rglob(name)
+    if "checkpoints" not in path.relative_to(folder).parts
+  )
+
+
 def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
-  """The `results.json` in each folder or in the folders right under it.
+  """The `results.json` in each folder and below.
 
   Raises:
     ValueError: for a folder that has none, naming it.
   """
   found = []
   for folder in folders:
-    paths = sorted(
-      {*folder.glob("results.json"), *folder.glob("*/results.json")}
-    )
+    paths = files(folder, "results.json")
     if not paths:
       raise ValueError(
-        f"There is no results.json in {folder} or in a folder right under "
-        "it: give the workdirs of finished runs."
+        f"There is no results.json in {folder} or below it: give the workdirs "
+        "of finished runs."
       )
     found += [json.loads(path.read_text(encoding="utf-8")) for path in paths]
   return found
@@ -60,12 +69,26 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
 
 def recipe(result: Mapping[str, Any]) -> str:
   """All of a config that must agree for runs to be seeds of one another."""
-  free = ("seed", "data_dir", "tensorboard", "wandb")
-  kept = {k: v for k, v in result["config"].items() if k not in free}
-  paths = ("archive", "vocabulary")
-  kept["task"] = {k: v for k, v in kept["task"].items() if k not in paths}
-  kept["description"] = result.get("task_description")
-  return json.dumps(kept, sort_keys=True)
+  flat = configs.flatten(result["config"])
+  kept = {k: v for k, v in flat.items() if k not in (*configs.FREE, "seed")}
+  of = result.get("task_description")
+  return json.dumps([kept, of], sort_keys=True)
+
+
+def spread(values: Collection[float]) -> tuple[float, float]:
+  """Mean and sample deviation, which is NaN for one value."""
+  if len(values) < 2:
+    return statistics.mean(values), math.nan
+  return statistics.mean(values), statistics.stdev(values)
+
+
+def plus_minus(
+  mean: float, deviation: float, digits: int = 2, sign: str = "+-"
+) -> str:
+  """ "1.23 +- 0.45", or the mean alone where there is no deviation."""
+  if math.isnan(deviation):
+    return f"{mean:.{digits}f}"
+  return f"{mean:.{digits}f} {sign} {deviation:.{digits}f}"
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -91,7 +114,6 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     scale = 1 if metric in LOWER else 100
     scores = [scale * run[metric] for run in runs]
     model = one["config"]["model"]
-    deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
     rows.append(
       {
         "task": one["task"],
@@ -99,7 +121,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         "model": one["model"],
         "config": f"L={model['num_layers']} d={model['d_model']}",
         "metric": metric,
-        "score": (statistics.mean(scores), deviation),
+        "score": spread(scores),
         "seeds": " ".join(str(seed) for seed in sorted(seeds)),
         "parameters": one["parameters"],
         "x Transformer": one["parameter_ratio"],
@@ -120,9 +142,7 @@ def protocol(result: Mapping[str, Any]) -> str:
 
 def _cell(column: str, value: Any) -> str:
   if column == "score":
-    mean, deviation = value
-    alone = math.isnan(deviation)
-    return f"{mean:.2f}" if alone else f"{mean:.2f} +- {deviation:.2f}"
+    return plus_minus(*value)
   if column == "trivial":
     return ", ".join(f"{name} {score:.1f}" for name, score in value.items())
   if column == "parameters":

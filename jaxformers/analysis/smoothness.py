@@ -304,27 +304,25 @@ def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
   return result | {name: jnp.stack(values) for name, values in rows.items()}
 
 
-def maps(model: Model, params: Any, ids: np.ndarray) -> list[np.ndarray]:
-  """softmax(q k.T / sqrt e) of every layer for one sample, mean over heads.
+def maps(found: Capture, causal: bool = False) -> list[np.ndarray]:
+  """softmax(q k.T / sqrt e) of every layer, the first sample, mean over heads.
 
   What softmax attention weighs; of other mixers what it would.
 
   Args:
-    model, params: any of `models.build`, in evaluation.
-    ids: one sample, without the axis of the batch.
+    found: of `capture`.
+    causal: whether no token sees a later one.
 
   Returns:
     [n, n] for each layer that has queries or keys; [] if none has.
   """
-  found = capture(model, variables(model, params), jnp.asarray(ids)[None])
-  causal = model.objective == "language_model"
   rows = []
   for heads in found.heads:
     if "key" not in heads:
       continue
-    k = heads["key"].astype(jnp.float32)
-    q = heads.get("query", heads["key"]).astype(jnp.float32)
-    weights = attention_weights(q, k, found.mask[:, None], causal)
+    k = heads["key"][:1].astype(jnp.float32)
+    q = heads.get("query", heads["key"])[:1].astype(jnp.float32)
+    weights = attention_weights(q, k, found.mask[:1, None], causal)
     rows.append(np.asarray(weights[0].mean(0)))
   return rows
 
@@ -340,20 +338,25 @@ def measure(
     batch_size: samples at a time; a rest that does not fill a batch is a batch.
   """
   own = variables(model, params)
-  causal = model.objective == "language_model"
-  of = jax.jit(lambda ids: curves(capture(model, own, ids), causal))
   total: dict[str, Any] = {}
   weight: dict[str, Any] = {}
   for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
     part = jnp.asarray(ids[k : k + batch_size])
     alike = int((np.asarray(model.mask(part)).sum(1) > 1).sum())
-    for name, values in jax.device_get(of(part)).items():
+    for name, values in jax.device_get(_of(model, own, part)).items():
       # One token alone has no similarity to another.
       count = alike if name == "similarity" else len(part)
       if count:
         total[name] = total.get(name, 0) + count * np.asarray(values, float)
         weight[name] = weight.get(name, 0) + count
   return {name: (v / weight[name]).tolist() for name, v in total.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of(model: Model, own: Any, ids: jax.Array) -> dict[str, jax.Array]:
+  """Compiled once for a model, whatever its parameters."""
+  causal = model.objective == "language_model"
+  return curves(capture(model, own, ids), causal)
 
 
 def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:
@@ -396,12 +399,11 @@ def text(found: list[Row]) -> str:
   for run, own in figures.grouped(found).items():
     lines += ["", run]
     for name, values in figures.grouped(own, 2).items():
-      by = figures.grouped(values, 3)
-      pairs = [figures.spread([row[4] for row in by[k]]) for k in sorted(by)]
-      means = " ".join(f"{mean:.4g}" for mean, _ in pairs)
-      lines.append(f"  {CURVES[name]}: {means}")
-      if not any(math.isnan(deviation) for _, deviation in pairs):
-        spreads = " ".join(f"{deviation:.2g}" for _, deviation in pairs)
+      _, means, deviations = figures.averaged(values, 3, 4)
+      listed = " ".join(f"{mean:.4g}" for mean in means)
+      lines.append(f"  {CURVES[name]}: {listed}")
+      if not any(map(math.isnan, deviations)):
+        spreads = " ".join(f"{deviation:.2g}" for deviation in deviations)
         lines.append(f"    +- {spreads}")
   return "\n".join(lines)
 

@@ -70,12 +70,13 @@ class Segments:
     """How the stream is cut, as plain JSON."""
     return {"first_id": self.shift, "length": self.length}
 
+  def _numbers(self, indices: np.ndarray) -> np.ndarray:
+    """Which windows of the stream some of the split are."""
+    return np.asarray(indices, np.int64) * self.windows // len(self)
+
   def predicted(self) -> np.ndarray:
     """The places in the stream that windows predict, int64, in order."""
-    if len(self) == self.windows:
-      return np.arange(1, len(self.tokens))
-    numbers = np.arange(len(self)) * self.windows // len(self)
-    ends = numbers * self.stride + self.length + 1
+    ends = self._numbers(np.arange(len(self))) * self.stride + self.length + 1
     own = ends[:, None] + np.arange(-self.stride, 0)
     places = np.concatenate([np.arange(1, self.length + 1), own[1:].ravel()])
     return places[places < len(self.tokens)]
@@ -105,7 +106,7 @@ class Segments:
       float32 [b, n], 1 at the targets that this window predicts.
     """
     del max_len, key
-    numbers = np.asarray(indices, np.int64) * self.windows // len(self)
+    numbers = self._numbers(indices)
     starts = numbers * self.stride
     places = starts[:, None] + np.arange(self.length + 1)
     there = places < len(self.tokens)

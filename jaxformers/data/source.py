@@ -187,8 +187,8 @@ def open_examples(
   Arguments, description and errors are those of `pack`.
   """
   given = archives.find(source.archives, archive, data_dir)
-  stock = given is not None and (given / "dataset_info.json").is_file()
-  if given is not None and stock and not source.own:
+  ours = given is None or source.own
+  if not ours and (given / "dataset_info.json").is_file():
     from jaxformers.data import builder
 
     info = _describe(source, given)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.capture import capture, variables
+from jaxformers.analysis.capture import capture, parts, variables
 from jaxformers.models.blocks import orthogonal_feed_forward
 from jaxformers.models.mixers.transject import residual_weight
 
@@ -80,19 +80,21 @@ def test_experts_mix_to_the_layer(activations):
   """x + a sum_e lambda_e F_e(x) from the experts, then the feed-forward."""
   model = build("transject", activations=activations)
   params = init(model)
-  found = capture(model, variables(model, params), IDS)
-  assert [one.shape for one in found.parts] == [(2, 4, 9, 8)] * 2
+  given = variables(model, params)
+  found = capture(model, given, IDS)
+  experts = parts(model, given, found)
+  assert [one.shape for one in experts] == [(2, 4, 9, 8)] * 2
   layer = model.encoder(parent=None).block(parent=None)
   own = {"params": params["encoder"]["layer_0"]}
   kw = {"mask": found.mask, "carry": found.sigma, "train": False}
   whole, _ = layer.apply(own, found.hidden[0], **kw)
   np.testing.assert_allclose(whole, found.hidden[1], atol=1e-5)
-  mixed = jnp.einsum("be,bend->bnd", found.gates[0], found.parts[0])
+  mixed = jnp.einsum("be,bend->bnd", found.gates[0], experts[0])
   bias = jax.tree.map(jnp.zeros_like, own["params"]["bias"])
   zero = {"params": own["params"] | {"bias": bias}}
   # The feed-forward of what the experts mix to is the layer's output.
   branch = layer.apply(zero, found.hidden[0], **kw)[0]
-  w = variables(model, params)["rotations"]["encoder"]["layer_0"]
+  w = given["rotations"]["encoder"]["layer_0"]
   turned = orthogonal_feed_forward(mixed, w["feed_forward_skew"], bias)
   a = residual_weight(own["params"]["residual"]["alpha"]) / 2
   np.testing.assert_allclose(mixed + a * turned, branch, atol=1e-5)
@@ -101,10 +103,12 @@ def test_experts_mix_to_the_layer(activations):
 def test_heads_are_taken_before_the_projection_back():
   model = build("transformer", mixer={"num_heads": 2})
   params = init(model)
-  found = capture(model, variables(model, params), IDS)
-  assert [one.shape for one in found.parts] == [(2, 2, 9, 4)] * 2
+  given = variables(model, params)
+  found = capture(model, given, IDS)
+  attended = parts(model, given, found)
+  assert [one.shape for one in attended] == [(2, 2, 9, 4)] * 2
   heads = found.heads[0]
   scores = jnp.einsum("bhne,bhme->bhnm", heads["query"], heads["key"]) / 2
   scores = jnp.where((IDS > 0)[:, None, None], scores, -jnp.inf)
   want = jax.nn.softmax(scores) @ heads["value"]
-  np.testing.assert_allclose(found.parts[0][0], want[0], atol=1e-5)
+  np.testing.assert_allclose(attended[0][0], want[0], atol=1e-5)

@@ -150,5 +150,5 @@ def test_the_command(tmp_path, capsys):
   assert (tmp_path / "fig.5.csv").read_text().startswith("depth,seed,d,")
   with pytest.raises(SystemExit, match="error: "):
     depth.main([str(tmp_path / "runs"), "--out", "/proc/nowhere/figure"])
-  with pytest.raises(SystemExit, match=r"no results\.json below .*nothing"):
+  with pytest.raises(SystemExit, match=r"no results\.json in .*nothing"):
     depth.main([str(tmp_path / "nothing")])

@@ -12,7 +12,7 @@ import scipy.stats
 
 from jaxformers import models
 from jaxformers.analysis import layers
-from jaxformers.analysis.capture import capture, variables
+from jaxformers.analysis.capture import capture, parts, variables
 
 IDS = np.array(
   jax.random.randint(jax.random.key(0), (5, 12), 1, 20).at[1, 6:].set(0)
@@ -49,7 +49,8 @@ def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
     np.testing.assert_allclose(
       getattr(found, name), getattr(whole, name), atol=1e-4
     )
-  seen = capture(model, variables(model, params), jnp.asarray(IDS))
+  given = variables(model, params)
+  seen = capture(model, given, jnp.asarray(IDS))
   x, mask = np.asarray(seen.hidden[1], np.float64), np.asarray(seen.mask)
   for k in range(5):
     own = x[k, mask[k]]
@@ -62,7 +63,7 @@ def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
     assert found.entropy[1, k] == pytest.approx(want.mean(), abs=1e-4)
     shape = (want - np.log(own.std(-1, ddof=1))).mean()
     assert found.shape[1, k] == pytest.approx(shape, abs=1e-4)
-  heads = np.asarray(seen.parts[0], np.float64)
+  heads = np.asarray(parts(model, given, seen)[0], np.float64)
   assert found.parts.shape == (2, 2, 5)
   if axis == "units":
     want = scipy.stats.differential_entropy(
@@ -107,10 +108,15 @@ def test_at_the_start_transject_moves_nothing():
   assert later.gates.shape == (2, 5, 2)
 
 
+def tokens(model, params, ids):
+  seen = capture(model, variables(model, params), jnp.asarray(ids)[None])
+  return layers.tokens(seen)
+
+
 def test_distances_of_chosen_pairs():
   model, params = build("transformer")
-  found = layers.distances(model, params, IDS[0], [(0, 3), (2, 1)])
-  x, _ = layers.tokens(model, params, IDS[0])
+  x, mask = tokens(model, params, IDS[0])
+  found = layers.distances(x, mask, [(0, 3), (2, 1)])
   np.testing.assert_allclose(
     found["euclidean"][:, 1], np.linalg.norm(x[:, 2] - x[:, 1], axis=-1)
   )
@@ -118,7 +124,7 @@ def test_distances_of_chosen_pairs():
     want = scipy.spatial.distance.cosine(x[k, 0], x[k, 3])
     assert found["cosine"][k, 0] == pytest.approx(want)
   with pytest.raises(ValueError, match="no token at position 7"):
-    layers.distances(model, params, IDS[1], [(0, 7)])
+    layers.distances(*tokens(model, params, IDS[1]), [(0, 7)])
 
 
 def test_an_isomap_of_a_plane_is_the_plane():
