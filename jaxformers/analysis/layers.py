@@ -36,6 +36,7 @@ class Layers(NamedTuple):
     parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
       models without.
     gates: weights of the experts, [L, s, e]; None for other models.
+    values: how many an entropy is estimated from, [s].
   """
 
   factors: np.ndarray
@@ -44,6 +45,7 @@ class Layers(NamedTuple):
   finite: np.ndarray
   parts: np.ndarray | None
   gates: np.ndarray | None
+  values: np.ndarray
 
 
 def measure(
@@ -90,6 +92,7 @@ def measure(
     finite,
     joined("parts", 2),
     joined("gates", 1),
+    joined("values", 0),
   )
 
 
@@ -126,6 +129,7 @@ def _batch(
         for layer in each
       ]
     )
+  counts, width = found.mask.sum(1), found.hidden[0].shape[-1]
   with np.errstate(invalid="ignore"):
     mean = np.array([[_mean(row) for row in layer] for layer in factors])
   return Layers(
@@ -135,6 +139,7 @@ def _batch(
     np.array([_mean(row) for row in shares]),
     entropies_of_parts,
     None if found.gates is None else np.asarray(found.gates, np.float64),
+    counts if axis == "tokens" else np.full_like(counts, width),
   )
 
 

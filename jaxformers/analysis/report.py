@@ -42,6 +42,7 @@ from jaxformers.analysis.figures import Figure
 from jaxformers.registry import choose
 
 TEXT = "This movie is terrible but it has some good effects."
+UNKNOWN = ("<unk>", "[UNK]")
 SHORT = 32  # Tokens of a text that are drawn one by one, at most.
 # What a results.json has, whatever wrote it.
 RESULTS = (
@@ -284,27 +285,15 @@ def sizes(found: Sequence[Group]) -> Figure | None:
 
   None if no two runs of one model and task differ in them.
   """
-  rows = []
   found = [group for group in found if any(one.results for one in group.runs)]
   metrics = [_score(one)[0] for g in found for one in g.runs if one.results]
   metric = max(metrics, key=metrics.count) if metrics else ""
-  for (task, model), own in _by_model(found).items():
-    for name in SIZES:
-      lines: dict[str, list[tuple[int, Group]]] = {}
-      for group in own:
-        shape = _sizes(group.config)
-        if name in shape:
-          rest = ", ".join(f"{k}={v}" for k, v in shape.items() if k != name)
-          key = f"{task} {model} ({rest}){_others(group, own)}"
-          lines.setdefault(key, []).append((shape[name], group))
-      for key, places in lines.items():
-        if len({value for value, _ in places}) > 1:
-          rows += [
-            (key, one.seed, name, value, _score(one)[1])
-            for value, group in places
-            for one in group.runs
-            if one.results and _score(one)[0] == metric
-          ]
+  rows = [
+    (line, one.seed, name, value, _score(one)[1])
+    for line, name, value, group in _by_size(found)
+    for one in group.runs
+    if one.results and _score(one)[0] == metric
+  ]
   if not rows:
     return None
   return figures.against(
@@ -316,6 +305,48 @@ def sizes(found: Sequence[Group]) -> Figure | None:
     SIZES,
     metric,
   )
+
+
+def _by_size(found: Sequence[Group]) -> Iterator[tuple[str, str, int, Group]]:
+  """(line, size, value, run) where along a line a size alone differs."""
+  for (task, model), own in _by_model(found).items():
+    for name in SIZES:
+      lines: dict[str, list[tuple[int, Group]]] = {}
+      for group in own:
+        shape = _sizes(group.config)
+        if name in shape:
+          rest = ", ".join(f"{k}={v}" for k, v in shape.items() if k != name)
+          key = f"{task} {model} ({rest}){_others(group, own)}"
+          lines.setdefault(key, []).append((shape[name], group))
+      for key, places in lines.items():
+        if len({value for value, _ in places}) > 1:
+          yield from ((key, name, value, group) for value, group in places)
+
+
+def _correlations(rows: _Rows) -> str:
+  """Of every run, over layers, samples and seeds, in words."""
+  entropies = {row[:4]: row[4] for row in rows.of["entropy"]}
+  told = []
+  for label, own in figures.grouped(rows.of["factors"]).items():
+    both = np.array([(row[4], entropies[row[:4]]) for row in own if row[2]])
+    both = both[np.isfinite(both).all(1)]
+    if len(both) > 1 and (both.std(0) > 0).all():
+      told.append(f"{label} {np.corrcoef(both.T)[0, 1]:.2f}")
+  return ", ".join(told) or "none"
+
+
+def _at_the_end(
+  found: Sequence[Group], rows: _Rows, key: str
+) -> list[figures.Row]:
+  """A quantity of the last layer against sizes, a mean over samples a seed."""
+  measured = figures.grouped(rows.of[key])
+  made = []
+  for line, name, value, group in _by_size(found):
+    for seed, own in figures.grouped(measured.get(group.label, ()), 1).items():
+      last = figures.grouped(own, 2)
+      mean, _ = figures.spread([row[4] for row in last[max(last)]])
+      made.append((line, seed, name, value, mean))
+  return made
 
 
 def _others(group: Group, own: Sequence[Group]) -> str:
@@ -436,6 +467,7 @@ class _Rows:
     self.pairs: list[figures.Row] = []
     self.planes: list[figures.Row] = []
     self.maps: list[figures.Row] = []
+    self.values: list[int] = []
     self.finite = 1.0
     self.samples: set[int] = set()
     self.quoted: dict[str, str] = {}
@@ -453,6 +485,7 @@ class _Rows:
       trained = name == label
       self.finite = min(self.finite, float(np.nanmin(found.finite)))
       self.samples.add(found.factors.shape[1])
+      self.values.append(int(np.median(found.values)))
       for key in ("factors", "entropy", "shape"):
         if trained or key != "factors":
           self.of[key] += _long(name, seed, getattr(found, key))
@@ -543,66 +576,36 @@ def example(run: Any, options: Options) -> tuple[np.ndarray, list[str]]:
   """Ids of the text whose tokens are drawn, and what each stands for.
 
   Raises:
-    ValueError: for a task whose tokens are no text, or a text that is given and
-      has too few tokens in the task's vocabulary.
+    ValueError: for a task without tokens, or a text that is given and has fewer
+      than four in the task's vocabulary.
   """
   task = run.task
   if task.image or not task.vocabulary:
-    raise ValueError(f"the tokens of {task.name} are no text")
+    raise ValueError(f"the inputs of {task.name} are no tokens")
   length = min(options.length, SHORT)
   try:
-    return encode(task, options.text or TEXT, length)
+    ids = task.encode(options.text or TEXT, length)
+    names = [task.vocabulary[k] for k in ids]
+    known = sum(name not in UNKNOWN for name in names)
+    if known < 4:
+      raise ValueError(
+        f"{options.text or TEXT!r} has {known} tokens in the vocabulary of "
+        f"{task.name}: give another with --text"
+      )
   except ValueError:
     if options.text:
       raise
-  ids = run.sample(1, length)[0]
-  ids = ids[0] if ids.ndim > 1 else ids  # Of a pair the first.
-  ids = ids[ids > 0]
-  return ids, [task.vocabulary[k] for k in ids]
-
-
-def encode(task: Any, text: str, length: int) -> tuple[np.ndarray, list[str]]:
-  """Ids of a text under a task's vocabulary, and what each stands for.
-
-  The text alone: without the marks that a task sets around its examples. What
-  the vocabulary has not is left out.
-
-  Raises:
-    ValueError: for a text of which fewer than four tokens are in it.
-  """
-  vocabulary = task.vocabulary
-  if vocabulary[1:] == tuple(f"0x{value:02x}" for value in range(256)):
-    text = text[: min(length, task.max_len)]
-    found = [(byte + 1, chr(byte)) for byte in text.encode()]
-    ids, names = zip(*found, strict=True) if found else ((), ())
-    return _enough(ids, names, text, task)
-  if task.tokenizer:
-    import tokenizers
-
-    found = tokenizers.Tokenizer.from_str(task.tokenizer).encode(text)
-    ids = found.ids
-  else:
-    known = {name: k for k, name in enumerate(vocabulary)}
-    single = sum(len(name) == 1 for name in vocabulary) > len(vocabulary) / 2
-    pieces = list(text) if single else text.split()
-    ids = [known[piece] for piece in pieces if piece in known]
-  ids = list(ids)[: min(length, task.max_len)]
-  return _enough(ids, [vocabulary[k] for k in ids], text, task)
-
-
-def _enough(
-  ids: Sequence[int], names: Sequence[str], text: str, task: Any
-) -> tuple[np.ndarray, list[str]]:
-  if len(ids) < 4:
-    raise ValueError(
-      f"{text!r} has {len(ids)} tokens in the vocabulary of {task.name}: give "
-      "another with --text"
-    )
-  return np.array(ids, np.int32), list(names)
+    ids = run.sample(1, length)[0]
+    ids = ids[0] if ids.ndim > 1 else ids  # Of a pair the first.
+    ids = ids[ids > 0]
+    names = [task.vocabulary[k] for k in ids]
+  return ids, names
 
 
 def readable(name: str) -> str:
-  """A token without its tokenizer's marks of a space or a continuation."""
+  """A token as one reads it: a byte as its character, a piece without marks."""
+  if re.fullmatch("0x[0-9a-f]{2}", name) and chr(int(name, 16)).isprintable():
+    name = chr(int(name, 16))
   bare = name.removeprefix("\u0120").removeprefix("##").removesuffix("</w>")
   return {"\u010a": "newline", "": "space", " ": "space"}.get(bare, bare)
 
@@ -656,11 +659,13 @@ def model_figures(page: Page, found: Sequence[Group], options: Options) -> None:
         page.notes.append(
           f"{group.label}: no figure of single tokens, {error}."
         )
-  _transject(page, rows, options)
+  _transject(page, found, rows, options)
   _smooth(page, rows)
 
 
-def _transject(page: Page, rows: _Rows, options: Options) -> None:
+def _transject(
+  page: Page, found: Sequence[Group], rows: _Rows, options: Options
+) -> None:
   o, section = options, "Distances and entropy"
   data = rows.data()
   boxes = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
@@ -693,15 +698,19 @@ def _transject(page: Page, rows: _Rows, options: Options) -> None:
     ("shape", "Entropy at deviation 1", "entropy - log deviation, nats"),
   ):
     extra = (
-      ""
+      f" Correlation with the activation factor: {_correlations(rows)}."
       if key == "entropy"
       else (
-        " Without the scale. The most there is is a normal distribution's; "
-        "estimates from few values are lower (Vasicek's from 64 by 0.14, from "
-        "512 by 0.02), so compare models of one width."
+        " Without the scale. No distribution has more than a normal one: the "
+        "lines are what the estimator gives of as many values of one, which "
+        f"of few is less than the true {entropy.GAUSSIAN:.3f}."
       )
     )
-    marked = () if key == "entropy" else ((entropy.GAUSSIAN, "normal"),)
+    normal = [
+      (entropy.normal(count, o.estimator), f"{count} normal values")
+      for count in dict.fromkeys(rows.values)
+      if count >= entropy.LEAST
+    ]
     page.add(
       section,
       figures.over_layers(
@@ -710,9 +719,28 @@ def _transject(page: Page, rows: _Rows, options: Options) -> None:
         note + extra,
         rows.of[key],
         quantity,
-        lines=marked,
+        lines=tuple(normal) if key == "shape" else (),
       ),
     )
+  for key, quantity in (
+    ("factors", "activation factor"),
+    ("entropy", "entropy, nats"),
+  ):
+    ends = _at_the_end(found, rows, key)
+    if ends:
+      page.add(
+        section,
+        figures.against(
+          f"{key}_sizes",
+          f"{quantity.partition(',')[0].capitalize()} against sizes",
+          "Of the last layer, mean over samples, and over seeds with their "
+          "deviation; along a line nothing else differs (TransJect, figure "
+          f"5). {data}.",
+          ends,
+          SIZES,
+          quantity,
+        ),
+      )
   page.add(
     section,
     figures.parts(

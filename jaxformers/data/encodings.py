@@ -79,15 +79,11 @@ def characters(*fields: str, min_count: int, first: int) -> Encoding:
       key=lambda c: (-counts[c], c),
     )
     vocabulary = [PAD, UNKNOWN, END, *known]
-    ids = {ord(c): i for i, c in enumerate(vocabulary[3:], 3)}
-
-    def sequence(text: bytes) -> np.ndarray:
-      points = text.decode(errors="replace")
-      return np.array([ids.get(ord(c), 1) for c in points], np.uint16)
+    ids = character_ids(vocabulary)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
       for example in examples:
-        yield [sequence(example[field]) for field in fields]
+        yield [ids(example[field].decode(errors="replace")) for field in fields]
 
     return encode, {"vocabulary": vocabulary}
 
@@ -161,15 +157,11 @@ def words(*fields: str, size: int = 0) -> Encoding:
   def rank(counts: Counter[str]) -> Callable[[str], tuple[int, str]]:
     return lambda word: (-counts[word], word)
 
-  def lines(text: bytes) -> list[str]:
-    found = text.decode(errors="replace").split("\n")
-    return found[:-1] if not found[-1].strip() else found
-
   def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
     counts: Counter[str] = Counter()
     for example in train:
       for field in fields:
-        for line in lines(example[field]):
+        for line in _lines(example[field].decode(errors="replace")):
           counts.update(line.split())
           counts[END] += 1
     # Both are in the vocabulary, however rare they are.
@@ -177,19 +169,11 @@ def words(*fields: str, size: int = 0) -> Encoding:
     order = sorted(counts.keys() - {UNKNOWN, END}, key=rank(counts))
     known = sorted([*order[:most], UNKNOWN, END], key=rank(counts))
     vocabulary = [PAD, *known]
-    ids = {word: i for i, word in enumerate(vocabulary)}
-    unknown, end = ids[UNKNOWN], ids[END]
-
-    def sequence(text: bytes) -> np.ndarray:
-      found: list[int] = []
-      for line in lines(text):
-        found += [ids.get(word, unknown) for word in line.split()]
-        found.append(end)
-      return np.array(found, np.uint32)
+    ids = word_ids(vocabulary)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
       for example in examples:
-        yield [sequence(example[field]) for field in fields]
+        yield [ids(example[field].decode(errors="replace")) for field in fields]
 
     return encode, {"vocabulary": vocabulary}
 
@@ -315,6 +299,57 @@ def _trained(texts: Iterable[str], size: int) -> tokenizers.Tokenizer:
   split.train_from_iterator(texts, trainer)
   # A tokenizer of its own, for which "##c" in a text is nothing special.
   return _tokenizer(split.get_vocab())
+
+
+def _lines(text: str) -> list[str]:
+  found = text.split("\n")
+  return found[:-1] if not found[-1].strip() else found
+
+
+Ids = Callable[[str], np.ndarray]
+
+
+def byte_ids(text: str) -> np.ndarray:
+  """Ids of a text under `BYTES`, each byte and one."""
+  return np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1
+
+
+def character_ids(vocabulary: Sequence[str]) -> Ids:
+  """A function: the ids of a text under the vocabulary of `characters`."""
+  ids = {c: i for i, c in enumerate(vocabulary) if i > 2}
+  return lambda text: np.array([ids.get(c, 1) for c in text], np.uint16)
+
+
+def word_ids(vocabulary: Sequence[str]) -> Ids:
+  """A function: the ids of a text under the vocabulary of `words`."""
+  ids = {word: i for i, word in enumerate(vocabulary)}
+  unknown, end = ids[UNKNOWN], ids[END]
+
+  def encode(text: str) -> np.ndarray:
+    found: list[int] = []
+    for line in _lines(text):
+      found += [ids.get(word, unknown) for word in line.split()]
+      found.append(end)
+    return np.array(found, np.uint32)
+
+  return encode
+
+
+def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:
+  """A function: the ids of a text under a tokenizer that `info.json` keeps.
+
+  Args:
+    tokenizer: of `word_pieces` or `byte_pairs`.
+    end: whether <eos> stands after it, as after the texts of `byte_pairs`.
+  """
+  own = tokenizers.Tokenizer.from_str(tokenizer)
+  last = [own.token_to_id(END)] if end else []
+
+  def encode(text: str) -> np.ndarray:
+    found = own.encode(text, add_special_tokens=False)
+    return np.array([*found.ids, *last], np.uint16)
+
+  return encode
 
 
 def pieces(tokenizer: str) -> tuple[str, ...]:

@@ -80,8 +80,12 @@ def load(
   tokenizer = info.pop("tokenizer", "")
   if tokens == "words":
     vocabulary = tuple(info.pop("vocabulary"))
+    read = encodings.word_ids(vocabulary)
+  elif tokens == "byte_pairs":
+    vocabulary = encodings.pieces(tokenizer)
+    read = encodings.piece_ids(tokenizer, end=True)
   else:
-    vocabulary = encodings.pieces(tokenizer) if tokenizer else encodings.BYTES
+    vocabulary, read = encodings.BYTES, encodings.byte_ids
   shift = int(tokens == "bytes")
   strides = {"test": stride or max_len}
   splits = {
@@ -106,6 +110,7 @@ def load(
     info=info,
     tokenizer=tokenizer,
     objective="language_model",
+    tokenize=read,
   )
 
 

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
-from jaxformers.data import encodings, listops, listops_files, packed, source
+import numpy as np
+
+from jaxformers.data import (
+  encodings,
+  listops,
+  listops_files,
+  listops_text,
+  packed,
+  source,
+)
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
   TASKS,
@@ -116,6 +126,14 @@ def load(
       "first-token rule": first_token_rule,
     },
     info=info,
+    tokenize=functools.partial(_ids, protocol),
     max_len=max(longest, lengths.get("max_len", 0)),
     padded_len=max(longest, lengths.get("padded_len", 0)),
   )
+
+
+def _ids(protocol: str, text: str) -> np.ndarray:
+  ids = listops_text.encode(text)
+  if protocol == "skyformer":
+    return ids[ids != listops.END]
+  return ids + np.uint8(2) if protocol == "s4" else ids

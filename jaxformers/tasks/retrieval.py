@@ -69,9 +69,10 @@ def load(
   )
   if chosen.characters:
     vocabulary = tuple(info.pop("vocabulary"))
-    added = {"end": 2}
+    added, read = {"end": 2}, encodings.character_ids(vocabulary)
   else:
-    vocabulary, added = encodings.BYTES, {"shift": 1}
+    vocabulary, read = encodings.BYTES, encodings.byte_ids
+    added = {"shift": 1}
   return Task(
     name="retrieval",
     protocol=protocol,
@@ -87,4 +88,5 @@ def load(
       "histogram similarity": histogram_similarity,
     },
     info=info,
+    tokenize=read,
   )

@@ -148,4 +148,5 @@ def _task(
     },
     info=info,
     tokenizer=tokenizer,
+    tokenize=encodings.piece_ids(tokenizer),
   )

@@ -16,7 +16,7 @@ import scipy.sparse
 import scipy.special
 
 from jaxformers.data.images import Images
-from jaxformers.data.packed import Packed
+from jaxformers.data.packed import Packed, pack
 from jaxformers.registry import Registry
 
 TASKS: Registry = Registry("task")
@@ -47,6 +47,8 @@ class Task:
       "segmentation".
     image: (height, width, channels), or () for sequences.
     classes: the names of the classes, where there are such.
+    tokenize: the ids of a text, all of it and without marks around it; None for
+      tasks whose inputs are no text.
   """
 
   name: str
@@ -64,6 +66,7 @@ class Task:
   objective: str = "classification"
   image: tuple[int, ...] = ()
   classes: tuple[str, ...] = ()
+  tokenize: Callable[[str], np.ndarray] | None = None
 
   @property
   def vocab_size(self) -> int:
@@ -74,6 +77,25 @@ class Task:
     """What `models.build` takes from a task."""
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
     return {name: getattr(self, name) for name in (*names.split(), "image")}
+
+  def encode(self, text: str, length: int = 0) -> np.ndarray:
+    """Ids of a text as a model of this task reads one, int32 [n], not padded.
+
+    Args:
+      text: of the user, say; what the vocabulary has not is what it is in the
+        task's own examples.
+      length: tokens at most, marks included; 0 for max_len.
+
+    Raises:
+      ValueError: for a task of no text, or a text that is none of the task's.
+    """
+    if self.tokenize is None:
+      raise ValueError(f"The inputs of {self.name} are no text.")
+    train = self.splits["train"]
+    marks = {name: getattr(train, name, 0) for name in ("start", "end")}
+    one = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
+    n = min(int(one.lengths()[0]), length or self.max_len)
+    return one.batch(np.array([0]), n)["inputs"][0]
 
   def baselines(self) -> dict[str, float]:
     """What each trivial rule, fitted on train, scores on test."""

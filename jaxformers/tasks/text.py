@@ -71,9 +71,10 @@ def load(
   )
   if chosen.characters:
     vocabulary = tuple(info.pop("vocabulary"))
-    added = {"end": 2}
+    added, read = {"end": 2}, encodings.character_ids(vocabulary)
   else:
-    vocabulary, added = encodings.BYTES, {"shift": 1}
+    vocabulary, read = encodings.BYTES, encodings.byte_ids
+    added = {"shift": 1}
   splits = {n: dataclasses.replace(s, **added) for n, s in splits.items()}
   if chosen.held_out:
     splits |= hold_out(splits["train"], chosen.held_out)
@@ -93,4 +94,5 @@ def load(
       "histogram regression": histogram_regression,
     },
     info=info,
+    tokenize=read,
   )

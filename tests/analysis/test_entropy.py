@@ -35,6 +35,16 @@ def test_a_normal_sample(n, estimator, want, tolerance):
   assert abs(found.entropy.mean() - want) < max(tolerance, spread)
 
 
+@pytest.mark.parametrize(
+  ("n", "estimator", "want"),
+  [(64, "vasicek", 1.280), (512, "vasicek", 1.401), (64, "ebrahimi", 1.368)],
+)
+def test_what_few_normal_values_would_give(n, estimator, want):
+  # At the sample's own deviation, whose logarithm is below 0 in the mean.
+  want += 1 / (2 * (n - 1))
+  assert e.normal(n, estimator) == pytest.approx(want, abs=0.006)
+
+
 @pytest.mark.parametrize("estimator", sorted(e.ESTIMATORS))
 def test_scale_adds_its_logarithm_and_place_nothing(estimator):
   x = np.random.default_rng(0).gamma(2.0, size=(3, 100))

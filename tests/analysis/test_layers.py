@@ -13,6 +13,7 @@ import scipy.stats
 from jaxformers import models
 from jaxformers.analysis import layers
 from jaxformers.analysis.capture import capture, parts, variables
+from jaxformers.config import TRANSJECTS
 
 IDS = np.array(
   jax.random.randint(jax.random.key(0), (5, 12), 1, 20).at[1, 6:].set(0)
@@ -45,6 +46,8 @@ def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
   model, params = build("transformer")
   found = layers.measure(model, params, IDS, batch_size=2, axis=axis)
   whole = layers.measure(model, params, IDS, batch_size=5, axis=axis)
+  values = [16] * 5 if axis == "units" else [12, 6, 1, 12, 12]
+  np.testing.assert_array_equal(found.values, values)
   for name in ("entropy", "shape", "finite", "parts"):
     np.testing.assert_allclose(
       getattr(found, name), getattr(whole, name), atol=1e-4
@@ -70,6 +73,37 @@ def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
       heads[0, 1], axis=-1, method="vasicek"
     )
     assert found.parts[0, 1, 0] == pytest.approx(want.mean(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_every_model_can_be_looked_at(name):
+  """Traced, not run: tokens of every layer; experts, heads or neither."""
+  small = {
+    "linformer": {"rank": 8},
+    "nystromformer": {"num_landmarks": 4},
+    "skyformer": {"num_landmarks": 6},
+  }
+  model = models.build(
+    name,
+    vocab_size=20,
+    max_len=12,
+    num_classes=3,
+    d_model=16,
+    num_layers=2,
+    head_dim=8,
+    mixer=small.get(name, {}),
+  )
+  shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
+  found, each, apart = jax.eval_shape(
+    lambda params, *rest: layers._of(model, variables(model, params), *rest),
+    models.shapes(model),
+    *shapes,
+  )
+  assert len(found.hidden) == 3
+  assert apart.shape == (3, 5, 9)
+  assert (found.gates is None) == (name not in TRANSJECTS)
+  if each is not None:
+    assert [one.shape[:3] for one in each] == [(5, each[0].shape[1], 12)] * 2
 
 
 def test_factors_are_ratios_of_distances():

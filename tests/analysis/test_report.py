@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from jaxformers.analysis import report
-from jaxformers.data import encodings
 from jaxformers.training import loop
 
 BROWSER = next(
@@ -68,6 +67,7 @@ def test_figures_of_both_models(page):
   assert {*found} == {
     *("training", "activation_factors", "entropy", "shape", "parts"),
     *("experts", "pairs", "isomap", "smoothness", "attention"),
+    *("factors_sizes", "entropy_sizes"),
   }
   runs = {row[0] for row in found["entropy"].rows}
   assert runs == {
@@ -152,7 +152,7 @@ def test_a_browser_opens_it(out, tmp_path, width):
   assert "CONSOLE" not in ran.stderr
   title = re.search("<title>(.*?)</title>", ran.stdout, re.S)[1]
   seen = json.loads(html.unescape(title))
-  assert seen["images"] == seen["drawn"] == 10
+  assert seen["images"] == seen["drawn"] == 12
   assert not seen["wide"]
   assert not seen["over"], seen
 
@@ -233,27 +233,28 @@ def test_what_is_no_run_is_named(name, content, message, tmp_path):
 
 def test_a_text_is_read_as_its_task_reads_it():
   def task(vocabulary, **fields):
-    about = {"name": "t", "tokenizer": "", "image": (), "max_len": 9}
+    own = {name: k for k, name in enumerate(vocabulary)}
+
+    def encode(text, length):
+      return np.array([own.get(word, 1) for word in text.split()])[:length]
+
+    about = {"name": "t", "image": (), "encode": encode}
     return types.SimpleNamespace(**about | fields, vocabulary=vocabulary)
 
-  ids, names = report.encode(task(encodings.BYTES), "a movie and more", 9)
-  assert bytes((ids - 1).tolist()) == b"a movie a"
-  assert names[0] == "a"
-  ids, names = report.encode(task(("<pad>", *"abc ")), "a bad cab", 9)
-  assert "".join(names) == "a ba cab"
-  words = task(("<pad>", "good", "bad", "or"))
-  assert report.encode(words, "good or bad or", 9)[0].tolist() == [1, 3, 2, 3]
-  with pytest.raises(ValueError, match="'good' has 1 tokens.*--text"):
-    report.encode(words, "good", 9)
+  words = task(("<pad>", "<unk>", "good", "bad", "or"))
   run = types.SimpleNamespace(
-    task=words, sample=lambda count, length: np.array([[3, 1, 2, 1, 0]])
+    task=words, sample=lambda count, length: np.array([[4, 2, 3, 2, 0]])
   )
+  ids, names = report.example(run, report.Options(text="or bad good or new"))
+  assert ids.tolist() == [4, 3, 2, 4, 1]
+  assert names == ["or", "bad", "good", "or", "<unk>"]
+  with pytest.raises(ValueError, match="'good' has 1 tokens.*--text"):
+    report.example(run, report.Options(text="good"))
+  # Of the paper's sentence it knows one word: the task's own is taken.
   ids, names = report.example(run, report.Options())
   assert names == ["or", "good", "bad", "good"]
-  with pytest.raises(ValueError, match="nowhere"):
-    report.example(run, report.Options(text="nowhere"))
   run.task = task((), image=(2, 2, 3))
-  with pytest.raises(ValueError, match="no text"):
+  with pytest.raises(ValueError, match="no tokens"):
     report.example(run, report.Options())
 
 
@@ -303,10 +304,38 @@ def test_scores_against_sizes():
   assert report.deep(report.groups(runs)) is None
 
 
+def test_what_is_measured_of_the_last_layer_against_sizes():
+  def one(seed, num_layers):
+    model = {"name": "local", "num_layers": num_layers, "d_model": 8}
+    config = {"seed": seed, "task": {"name": "text"}, "model": model}
+    return report.One(report.Path("run"), config, {})
+
+  found = report.groups([one(0, 1), one(1, 1), one(0, 2)])
+  rows = report._Rows(report.Options())
+  few, many = (group.label for group in found)
+  rows.of["factors"] = [
+    *((few, seed, 1, k, 2.0 + seed + k) for seed in (0, 1) for k in (0, 2)),
+    *((many, 0, layer, k, 10.0 * layer) for layer in (0, 1, 2) for k in (0, 1)),
+  ]
+  line = "text local (d_model=8)"
+  assert report._at_the_end(found, rows, "factors") == [
+    (line, 0, "num_layers", 1, 3.0),
+    (line, 1, "num_layers", 1, 4.0),
+    (line, 0, "num_layers", 2, 20.0),
+  ]
+  assert report._at_the_end(found[:1], rows, "factors") == []
+  # Over layers, without the embedding; where nothing varies there is none.
+  rows.of["entropy"] = [(*row[:4], -row[4]) for row in rows.of["factors"]]
+  assert report._correlations(rows) == f"{few} -1.00, {many} -1.00"
+  rows.of["factors"] = rows.of["factors"][:1]
+  assert report._correlations(rows) == "none"
+
+
 def test_tokens_are_named_without_their_marks():
   names = ["\u0120the", "##ing", "a", "\u0120movie", "was", "good", "."]
   read = [report.readable(name) for name in names]
   assert read == ["the", "ing", "a", "movie", "was", "good", "."]
+  assert list(map(report.readable, ("0x61", "0x0a"))) == ["a", "0x0a"]
   assert report.name_tokens(read, ("was", "a")) == [2, 4]
   assert report.name_tokens(read, ()) == [1, 3, 4, 5]
   with pytest.raises(ValueError, match="'bad' is not among the ing"):

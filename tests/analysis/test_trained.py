@@ -1,14 +1,15 @@
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 from jaxformers.analysis import trained
-from jaxformers.training import loop
+from jaxformers.training import loop, parallel
 
 
-def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
+def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
   results = loop.run(smoke(ema_decay=0.9), tmp_path / "run")
   run = trained.load(tmp_path / "run")
   held = run.task.splits["validation"]
@@ -37,6 +38,12 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
   # Where it began has the same form, and is not where it came.
   moved = jax.tree.map(lambda a, b: bool((a != b).any()), run.start, run.params)
   assert any(jax.tree.leaves(moved))
+  # It is read on other devices than those it was trained on, too.
+  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[2:3])
+  alone = trained.load(tmp_path / "run")
+  for leaf in jax.tree.leaves(alone.params):
+    assert leaf.devices() == {jax.devices()[2]}
+  chex.assert_trees_all_equal(*map(jax.device_get, (alone.params, run.params)))
 
 
 def test_without_a_run(tmp_path):

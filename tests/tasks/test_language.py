@@ -50,6 +50,18 @@ def test_all_of_a_text_can_be_read(folder, tmp_path, tokens):
     assert bytes((ids - 1).astype(np.uint8)) == WORDS["test"].encode()
 
 
+@pytest.mark.parametrize("tokens", ["words", "byte_pairs", "bytes"])
+def test_a_text_of_the_user_is_read_as_the_stream(folder, tmp_path, tokens):
+  task = load(
+    folder, tmp_path, tokens=tokens, vocab_size=262 * (tokens != "words")
+  )
+  split = task.splits["test"]
+  np.testing.assert_array_equal(
+    task.encode(WORDS["test"], 99), np.asarray(split.tokens) + split.shift
+  )
+  assert len(task.encode(WORDS["test"])) == 4
+
+
 def test_rules_without_a_model(folder, tmp_path):
   task = load(folder, tmp_path)
   # a, b, <eos>, c, <unk>: one added to each.

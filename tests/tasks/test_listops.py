@@ -34,6 +34,18 @@ def test_the_protocols_differ_by_the_closing_bracket(tmp_path):
   assert lra.selection == sky.selection == "validation"
 
 
+@pytest.mark.parametrize("protocol", ["jaxformers", "skyformer", "s4"])
+def test_an_expression_is_read_as_the_task_reads_its_own(tmp_path, protocol):
+  split = load(tmp_path).splits["test"]
+  task = load(tmp_path, protocol=protocol)
+  ids = task.encode(listops_text.decode(split[0]))
+  want = task.splits["test"].batch(np.array([0]), len(ids))["inputs"][0]
+  np.testing.assert_array_equal(ids, want)
+  assert len(ids) == task.splits["test"].lengths()[0]
+  with pytest.raises(ValueError, match="'movie' is no ListOps token"):
+    task.encode("a movie"[2:])
+
+
 def test_sizes_and_baselines(tmp_path):
   task = load(tmp_path)
   sizes = {name: len(split) for name, split in task.splits.items()}

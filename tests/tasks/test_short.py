@@ -72,6 +72,18 @@ def test_tokens_are_those_of_the_saved_tokenizer(few, tmp_path):
   assert inputs.min() > 0
 
 
+def test_a_text_of_the_user_is_read_with_the_tasks_marks(few, tmp_path):
+  task = load(tmp_path, "ag_news", max_len=12, special_tokens=True)
+  ids = task.encode('train title 0 a "quoted" text, 1').tolist()
+  rows = [
+    *task.splits["train"].batch(np.arange(32), 12)["inputs"].tolist(),
+    *task.splits["validation"].batch(np.arange(8), 12)["inputs"].tolist(),
+  ]
+  assert [*ids, *[0] * (12 - len(ids))] in rows
+  assert task.vocabulary[ids[0]] == "[CLS]"
+  assert task.vocabulary[task.encode("train title 0", 3)[-1]] == "[SEP]"
+
+
 def test_a_given_vocabulary(few, tmp_path):
   path = tmp_path / "vocab.txt"
   path.write_text("[PAD]\n[UNK]\ntrain\nneg\n")

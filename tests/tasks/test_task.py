@@ -125,3 +125,9 @@ def test_the_description_tells_what_numbers_depend_on():
     },
   ):
     assert dataclasses.replace(toy, **change).description() != one, change
+
+
+def test_what_is_no_text_is_not_read_as_one():
+  toy = example([[1]], [0], [[1]], [0])
+  with pytest.raises(ValueError, match="inputs of toy are no text"):
+    toy.encode("a movie")

@@ -62,6 +62,21 @@ def test_characters_as_s4_has_them(few):
   assert batch[0, len(row)] == 2
 
 
+@pytest.mark.parametrize("protocol", ["jaxformers", "s4"])
+def test_a_text_of_the_user_is_read_as_the_task_reads_its_own(few, protocol):
+  task = few(protocol=protocol)
+  split = task.splits["test"]
+  rows = split.batch(np.arange(len(split)), 20)["inputs"].tolist()
+  for length, cut in ((0, None), (5, 5)):
+    ids = task.encode("test neg 3 \u00e9", length).tolist()
+    assert len(ids) == (cut or len(ids))
+    if cut is None:
+      assert [*ids, *[0] * (20 - len(ids))] in rows
+    elif protocol == "s4":
+      assert ids[-1] == 2
+  assert (1 in task.encode("\u4e00")) == (protocol == "s4")
+
+
 def test_the_same_reviews_are_held_out_whatever_the_tokens(few, tmp_path):
   held = few().splits["validation"].keys.tolist()
   assert few(max_len=3).splits["validation"].keys.tolist() == held
