@@ -55,8 +55,14 @@ def environment(**variables):
   kept = {
     k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")
   }
-  cache = os.path.expanduser("~/.cache/jaxformers/tests")
-  return kept | {"JAX_COMPILATION_CACHE_DIR": cache} | variables
+  compiling = {  # As in conftest.py.
+    "JAX_COMPILATION_CACHE_DIR": os.path.expanduser(
+      "~/.cache/jaxformers/tests"
+    ),
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+  }
+  return kept | compiling | variables
 
 
 def run(command, **variables):
