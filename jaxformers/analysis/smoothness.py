@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers.analysis import figures
+from jaxformers.analysis import figures, plots
 from jaxformers.analysis.capture import HEADS, Capture, capture, variables
 from jaxformers.analysis.figures import Row
 from jaxformers.models import Model
@@ -360,7 +360,7 @@ def _of(model: Model, own: Any, ids: jax.Array) -> dict[str, jax.Array]:
 
 
 def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:
-  """What `measure` found of a run, as rows of `figures.curves`.
+  """What `measure` found of a run, as rows of `plots.curves`.
 
   Returns:
     (label, seed, quantity, layer, value); layer 0 is the embedding.
@@ -382,7 +382,7 @@ def figure(
     caption: of what data.
     name: of its files.
   """
-  return figures.curves(
+  return plots.curves(
     name,
     "How alike tokens become",
     caption,

@@ -1,145 +1,10 @@
-"""Figures as data, and as pictures that can be told apart."""
+"""What all figures share: colours, boxes, means."""
 
-import csv
-import io
 import math
-import xml.etree.ElementTree as ET
 
-import numpy as np
 import pytest
 
 from jaxformers.analysis import figures as f
-
-
-def lines(runs=("one", "two"), seeds=(0, 1), panels=("a", "b")):
-  rng = np.random.default_rng(0)
-  return [
-    (run, seed, panel, x, float(rng.uniform(1, 2)))
-    for run in runs
-    for seed in seeds
-    for panel in panels
-    for x in range(4)
-  ]
-
-
-def boxed():
-  rng = np.random.default_rng(0)
-  rows = [
-    (run, 0, layer, k, float(rng.normal()))
-    for run in ("one", "two", "three")
-    for layer in range(3)
-    for k in range(9)
-  ]
-  return [*rows, ("two", 0, 1, 9, math.nan)]
-
-
-def shares():
-  return [
-    (run, 0, layer, k, e, 0.25)
-    for run in ("one", "two")
-    for layer in (1, 2)
-    for k in range(3)
-    for e in range(4)
-  ]
-
-
-def points():
-  return [
-    (run, layer, k, f"t{k}", k < 2, float(k), float(layer * k))
-    for run in ("one", "two")
-    for layer in range(6)
-    for k in range(5)
-  ]
-
-
-EVERY = {
-  "curves": lambda: f.curves(
-    "n", "t", "c", lines(), "step", {"a": "A", "b": "B"}, logarithmic="b"
-  ),
-  "over_layers": lambda: f.over_layers(
-    "n", "t", "c", boxed(), "factor", lines=((1.0, "kept"),)
-  ),
-  "histogram": lambda: f.histogram("n", "t", "c", shares(), "w"),
-  "pairs": lambda: f.pairs(
-    "n",
-    "t",
-    "c",
-    [(r, p, k, 1.0 + k, 0.1) for r in "xy" for p in "ab" for k in range(3)],
-  ),
-  "planes": lambda: f.planes("n", "t", "c", points()),
-  "maps": lambda: f.maps(
-    "n",
-    "t",
-    "c",
-    [(r, 1, i, j, 0.5) for r in "xy" for i in range(3) for j in range(3)],
-  ),
-  "against": lambda: f.against(
-    "n",
-    "t",
-    "c",
-    [("m", s, "L", k, 50.0 + s + k) for s in (0, 1) for k in (2, 4)],
-    {"L": "layers", "d": "width"},
-    "accuracy %",
-  ),
-}
-
-
-@pytest.mark.parametrize("kind", sorted(EVERY))
-def test_every_figure_is_a_table_and_pictures(kind, tmp_path):
-  one = EVERY[kind]()
-  paths = one.write(tmp_path / "deep" / "folder")
-  assert [path.suffix for path in paths] == [".csv", ".png", ".svg"]
-  rows = list(csv.reader(io.StringIO(paths[0].read_text())))
-  assert tuple(rows[0]) == one.columns
-  assert len(rows) == 1 + len(one.rows)
-  assert {len(row) for row in rows} == {len(one.columns)}
-  assert paths[1].read_bytes().startswith(b"\x89PNG")
-  ET.fromstring(paths[2].read_bytes())
-  # The same again, to the byte: a page can be compared with an older one.
-  assert one.picture("svg") == paths[2].read_bytes()
-
-
-def drawn(figure):
-  """matplotlib's axes after drawing."""
-  from matplotlib.figure import Figure
-
-  canvas = Figure()
-  figure.paint(canvas, figure.rows)
-  return canvas
-
-
-def test_lines_are_means_with_bands_of_a_deviation():
-  rows = [
-    ("one", s, "a", x, v) for s, v in ((0, 1.0), (1, 3.0)) for x in (0, 1)
-  ]
-  (axes,) = drawn(f.curves("n", "t", "c", rows, "x", {"a": "A"})).axes
-  np.testing.assert_allclose(axes.lines[0].get_ydata(), [2, 2])
-  (band,) = axes.collections
-  edges = band.get_paths()[0].vertices[:, 1]
-  half = math.sqrt(2)
-  assert edges.min() == pytest.approx(2 - half)
-  assert edges.max() == pytest.approx(2 + half)
-  assert axes.get_ylabel() == "A"
-  # On a logarithmic axis it does not reach below zero.
-  rows = [(*row[:4], 0.1 if row[1] else 5.0) for row in rows]
-  figure = f.curves("n", "t", "c", rows, "x", {"a": "A"}, logarithmic=("a",))
-  (axes,) = drawn(figure).axes
-  assert axes.collections[0].get_paths()[0].vertices[:, 1].min() > 0
-  assert axes.get_yscale() == "log"
-
-
-def test_one_seed_has_no_band():
-  rows = lines(seeds=(3,))
-  assert (
-    not drawn(f.curves("n", "t", "c", rows, "x", {"a": "A"}))
-    .axes[0]
-    .collections
-  )
-  assert f.spread([2.0, None, math.nan]) == (
-    2.0,
-    pytest.approx(math.nan, nan_ok=True),
-  )
-  assert all(math.isnan(v) for v in f.spread([]))
 
 
 def test_a_box_has_the_quartiles_of_what_is_finite():
@@ -161,17 +26,9 @@ def test_lines_differ_in_more_than_colour():
   assert f.some([5], 4) == [5]
 
 
-def test_legends_name_the_lines_of_all_panels():
-  rows = [("one", 0, "a", 0, 1.0), ("two", 0, "b", 0, 1.0)]
-  canvas = drawn(f.curves("n", "t", "c", rows, "x", {"a": "A", "b": "B"}))
-  (legend,) = canvas.legends
-  assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
-
-
-def test_labels_are_no_formulas():
-  rows = [("run", r"$\x - y$", k, 1.0, 0.1) for k in range(2)]
-  rows += [("run", "_a - b", k, 1.0, 0.1) for k in range(2)]
-  figure = f.pairs("n", "t", "c", rows)
-  assert figure.picture("png")
-  (legend,) = (axes.get_legend() for axes in drawn(figure).axes[1:])
-  assert len(legend.get_texts()) == 2
+def test_means_are_of_what_is_there():
+  assert f.spread([2.0, None, math.nan]) == (
+    2.0,
+    pytest.approx(math.nan, nan_ok=True),
+  )
+  assert all(math.isnan(v) for v in f.spread([]))

@@ -1,0 +1,234 @@
+"""Which runs lie in some folders, what tells them apart, what they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformers import config as configs
+from jaxformers.analysis import results as tables
+
+# What a results.json has, whatever wrote it.
+RESULTS = (
+  *("task", "protocol", "model", "seed", "config", "max_len", "parameters"),
+  *("parameter_ratio", "baselines", "data", "selection", "train_seconds"),
+)
+
+# What a label leaves out: it says nothing of a model, or all have it.
+SILENT = (*configs.FREE, "reference.", "seed")
+
+SIZES = {
+  "num_layers": "layers",
+  "d_model": "width d",
+  "num_experts": "experts",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class One:
+  """A run.
+
+  Attributes:
+    folder: its workdir.
+    config: as in `config.json`.
+    results: as in `results.json`; {} if it has not ended.
+  """
+
+  folder: Path
+  config: Mapping[str, Any]
+  results: Mapping[str, Any]
+
+  @property
+  def seed(self) -> int:
+    """Of the run."""
+    return int(self.config["seed"])
+
+  def metrics(self) -> Iterator[dict[str, Any]]:
+    """The lines of `metrics.jsonl`; the last may be cut short."""
+    path = self.folder / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+      try:
+        found = json.loads(line)
+      except json.JSONDecodeError:
+        return
+      if isinstance(found, dict) and "step" in found:
+        yield found
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Runs that differ in the seed alone.
+
+  Attributes:
+    label: what tells it from the others.
+    runs: in the order of their seeds.
+  """
+
+  label: str
+  runs: tuple[One, ...]
+
+  @property
+  def config(self) -> Mapping[str, Any]:
+    """Of the first."""
+    return self.runs[0].config
+
+
+def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
+  """All runs in some folders and below, and what is wrong with the folders."""
+  found: dict[Path, One] = {}
+  notes = []
+  for workdir in workdirs:
+    paths = sorted(
+      {
+        path.parent
+        for name in ("config", "results")
+        for path in tables.files(workdir, f"{name}.json")
+      }
+    )
+    own = []
+    for folder in paths:
+      try:
+        own.append(_read(folder))
+      except (ValueError, KeyError, TypeError) as error:
+        notes.append(f"{folder} is no run of this package: {error}")
+    if not own:
+      notes.append(f"{workdir}: there is no run in it or below it.")
+    found |= {one.folder.resolve(): one for one in own}
+  return list(found.values()), notes
+
+
+def _read(folder: Path) -> One:
+  content: dict[str, Any] = {}
+  for name in ("config", "results"):
+    path = folder / f"{name}.json"
+    content[name] = json.loads(path.read_text()) if path.exists() else {}
+    if not isinstance(content[name], Mapping):
+      raise ValueError(f"{name}.json is no table of names and values")
+  results = content["results"]
+  config = content["config"] or results.get("config", {})
+  for key, kind in (("seed", int), ("task", Mapping), ("model", Mapping)):
+    if not isinstance(config.get(key), kind):
+      raise ValueError(f"its config has no {key!r}")
+  for key in ("task", "model"):
+    if "name" not in config[key]:
+      raise ValueError(f"its config has no name of the {key}")
+  missing = [key for key in RESULTS if results and key not in results]
+  if missing:
+    raise ValueError(f"its results.json has no {', '.join(missing)}")
+  return One(folder, config, results)
+
+
+def groups(runs: Sequence[One]) -> list[Group]:
+  """Runs by recipe; labels name the model and what else differs.
+
+  Of two with one recipe and one seed the one that has ended counts, or else the
+  first. What data a run that has not ended is of is not known: it counts to the
+  others of its config.
+  """
+  by: dict[str, dict[int, One]] = {}
+  known: dict[str, str] = {}
+  for one in sorted(runs, key=lambda one: not one.results):
+    own = {"config": one.config}
+    config = tables.recipe(own)
+    about = one.results.get("task_description")
+    key = tables.recipe({**own, "task_description": about})
+    if not one.results:
+      key = known.get(config, key)
+    known.setdefault(config, key)
+    by.setdefault(key, {}).setdefault(one.seed, one)
+  recipes = [tuple(v for _, v in sorted(own.items())) for own in by.values()]
+  flat = [
+    {
+      k: v
+      for k, v in configs.flatten(own[0].config).items()
+      if not k.startswith(SILENT)
+    }
+    for own in recipes
+  ]
+  several = len({own["task.name"] for own in flat}) > 1
+
+  def names(own: Mapping[str, Any], count: int) -> str:
+    """The model, and so many of what differs from runs of it, sizes first."""
+    name = str(own["model.name"])
+    if several:
+      name = f"{own['task.name']} {name}"
+    rest = [
+      other
+      for other in flat
+      if (other["model.name"], other["task.name"])
+      == (own["model.name"], own["task.name"])
+    ]
+    keys = [k for k in own if len({str(o.get(k)) for o in rest}) > 1]
+    keys.sort(key=lambda k: (not k.startswith("model."), k))
+    told = [f"{k.rpartition('.')[2]}={own[k]}" for k in keys[:count]]
+    return ", ".join([name, *told])
+
+  labels = [names(own, 3) for own in flat]
+  twice = {label for label in labels if labels.count(label) > 1}
+  for k, own in enumerate(flat):
+    if labels[k] in twice:
+      labels[k] = names(own, len(own))
+  twice = {label for label in labels if labels.count(label) > 1}
+  for k, label in enumerate(labels):  # They differ in what is silent.
+    if label in twice:
+      labels[k] = f"{label} ({recipes[k][0].folder})"
+  return [Group(label, own) for label, own in zip(labels, recipes, strict=True)]
+
+
+def seeds(found: Sequence[Group]) -> str:
+  """How many seeds lines are of, in words."""
+  counts = {len(group.runs) for group in found}
+  few, many = min(counts), max(counts)
+  if many == 1:
+    return "one seed: no deviation"
+  return f"{few} seeds" if few == many else f"{few} to {many} seeds"
+
+
+def by_size(found: Sequence[Group]) -> Iterator[tuple[str, str, int, Group]]:
+  """(line, size, value, run) where along a line a size alone differs."""
+  for (task, model), own in _by_model(found).items():
+    for name in SIZES:
+      lines: dict[str, list[tuple[int, Group]]] = {}
+      for group in own:
+        shape = _sizes(group.config)
+        if name in shape:
+          rest = ", ".join(f"{k}={v}" for k, v in shape.items() if k != name)
+          key = f"{task} {model} ({rest}){_others(group, own)}"
+          lines.setdefault(key, []).append((shape[name], group))
+      for key, places in lines.items():
+        if len({value for value, _ in places}) > 1:
+          yield from ((key, name, value, group) for value, group in places)
+
+
+def _others(group: Group, own: Sequence[Group]) -> str:
+  """What differs between runs of a model beside its sizes; "" for nothing."""
+  flat = [configs.flatten(other.config) for other in own]
+  mine = configs.flatten(group.config)
+  sized = (*SIZES, "mlp_dim", "scale", "init_std")
+  keys = [
+    k
+    for k in mine
+    if not k.startswith(SILENT)
+    and k.rpartition(".")[2] not in sized
+    and len({str(f.get(k)) for f in flat}) > 1
+  ]
+  return "".join(f", {k.rpartition('.')[2]}={mine[k]}" for k in sorted(keys))
+
+
+def _by_model(
+  found: Sequence[Group],
+) -> dict[tuple[str, str], list[Group]]:
+  by: dict[tuple[str, str], list[Group]] = {}
+  for group in found:
+    key = (group.config["task"]["name"], group.config["model"]["name"])
+    by.setdefault(key, []).append(group)
+  return by
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+  model = config["model"]
+  known = {**model, **model.get("mixer", {})}
+  return {name: known[name] for name in SIZES if name in known}

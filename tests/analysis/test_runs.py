@@ -1,0 +1,81 @@
+"""Which runs there are, and what they are called."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxformers.analysis import runs
+
+
+def test_labels_say_what_differs():
+  def one(name, seed=0, **config):
+    model = {"name": "local", "num_layers": 2} | config
+    content = {"seed": seed, "task": {"name": name}, "model": model}
+    return runs.One(Path(f"runs/{len(config)}"), content, {})
+
+  given = [one("text"), one("text", 1), one("text", num_layers=4)]
+  found = runs.groups(given)
+  labels = [g.label for g in found]
+  assert labels == ["local, num_layers=2", "local, num_layers=4"]
+  assert [len(g.runs) for g in found] == [2, 1]
+  labels = [g.label for g in runs.groups([one("text"), one("image")])]
+  assert labels == ["text local", "image local"]
+
+
+def test_every_recipe_has_a_label_of_its_own():
+  """Also those that differ in more than three fields, all of seed_0."""
+
+  def one(rate, depth, width, mlp_dim, folder="seed_0"):
+    model = {"name": "local", "num_layers": depth, "d_model": width}
+    model["block"] = {"mlp_dim": mlp_dim}
+    config = {"seed": 0, "task": {"name": "text"}, "model": model}
+    config["schedule"] = {"learning_rate": rate}
+    return runs.One(Path(folder), config, {})
+
+  given = [
+    one(rate, depth, width, 4 * width)
+    for rate in (1, 2)
+    for depth in (2, 4)
+    for width in (8, 16)
+  ]
+  labels = [group.label for group in runs.groups(given)]
+  assert len({*labels}) == 8
+  assert "local, mlp_dim=32, d_model=8, num_layers=2, learning_rate=1" in labels
+  # Of other data, which only the results know.
+  data = [{"task_description": {"data": k}} for k in (1, 2)]
+  first = one(1, 2, 8, 32)
+  given = [
+    runs.One(Path(f"run_{k}"), first.config, found)
+    for k, found in enumerate(data)
+  ]
+  labels = [group.label for group in runs.groups(given)]
+  assert labels == ["local (run_0)", "local (run_1)"]
+  # What has not ended counts to the others of its config.
+  begun = runs.One(Path("run_2"), {**first.config, "seed": 2}, {})
+  twice = runs.One(Path("run_3"), first.config, {})
+  found = runs.groups([begun, twice, given[0]])
+  assert [[one.folder.name for one in g.runs] for g in found] == [
+    ["run_0", "run_2"]
+  ]
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("config", '{"seed": 0, "task": "x", "model": "bert"}', "no 'task'"),
+    ("config", '{"seed": 0, "task": {}, "model": {}}', "no name of the task"),
+    ("results", "[1]", "results.json is no table"),
+    ("results", '{"accuracy": 0.5}', "no 'seed'"),
+    ("config", "{", "is no run of this package"),
+  ],
+)
+def test_what_is_no_run_is_named(name, content, message, tmp_path):
+  (tmp_path / "checkpoints" / "one").mkdir(parents=True)
+  (tmp_path / "checkpoints" / "one" / f"{name}.json").write_text(content)
+  found, notes = runs.discover([tmp_path / "checkpoints"])
+  assert not found
+  assert message in "\n".join(notes)
+  # Beside a checkpoint of a run there may be files of these names.
+  assert runs.discover([tmp_path])[1] == [
+    f"{tmp_path}: there is no run in it or below it."
+  ]
