@@ -74,8 +74,7 @@ class Rows:
       self.samples.add(found.factors.shape[1])
       self.values.append(int(np.median(found.values)))
       for key in ("factors", "entropy", "shape"):
-        if trained or key != "factors":
-          self.of[key] += _long(name, seed, getattr(found, key))
+        self.of[key] += _long(name, seed, getattr(found, key))
       if found.parts is not None and trained:
         self.of["parts"] += [
           (name, seed, layer + 1, part, k, value)
@@ -91,7 +90,11 @@ class Rows:
 
   def data(self) -> str:
     """How many samples and seeds there are, in words."""
-    runs = {row[:2] for row in self.of["factors"]}
+    runs = {
+      row[:2]
+      for row in self.of["factors"]
+      if not row[0].endswith(figures.UNTRAINED)
+    }
     seeds = [
       sum(run == name for run, _ in runs) for name in {r for r, _ in runs}
     ]
@@ -164,6 +167,8 @@ def _correlations(rows: Rows) -> str:
   entropies = {row[:4]: row[4] for row in rows.of["entropy"]}
   told = []
   for label, own in figures.grouped(rows.of["factors"]).items():
+    if label.endswith(figures.UNTRAINED):
+      continue
     both = np.array([(row[4], entropies[row[:4]]) for row in own if row[2]])
     both = both[np.isfinite(both).all(1)]
     if len(both) > 1 and (both.std(0) > 0).all():
@@ -229,8 +234,9 @@ def _transject(
       "activation_factors",
       "Activation factors",
       "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
-      f"that of the embedding (TransJect, equation 9). {data}. {boxes} Exactly "
-      "1 at TransJect's start; near 1 for random rotations as well.",
+      f"that of the embedding (TransJect, equation 9). {data}; the "
+      f"untrained start of the first seed beside them. {boxes} Exactly 1 at "
+      "TransJect's start; near 1 for random rotations as well.",
       rows.of["factors"],
       "activation factor",
       lines=((1.0, "distances kept"),),
@@ -261,7 +267,7 @@ def _transject(
       )
     )
     normal = [
-      (entropy.normal(count, o.estimator), f"{count} normal values")
+      (entropy.normal(count, o.estimator), f"normal, {count} values")
       for count in dict.fromkeys(rows.values)
       if count >= entropy.LEAST
     ]

@@ -108,8 +108,8 @@ def curves(
     markers: whether points are marked, however many.
   """
   there = [key for key in panels if any(row[2] == key for row in rows)]
-  width = min(len(there), 3) or 1
-  height = -(-len(there) // 3) or 1
+  width = 2 if len(there) == 4 else min(len(there), 3) or 1
+  height = -(-len(there) // width) or 1
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
     axes = canvas.subplots(height, width, squeeze=False).ravel()
