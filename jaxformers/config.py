@@ -47,6 +47,7 @@ VASWANIS_ADAM = {
 # behind a path would; a checkpoint knows its data by more than the path.
 FREE = (
   "data_dir",
+  "mesh",
   "task.archive",
   "task.vocabulary",
   "tensorboard",
@@ -119,6 +120,7 @@ def base(**fields: Any) -> ConfigDict:
     "select": "accuracy",  # Or "loss", or what else the task is scored by.
     "patience": 0,  # Evaluations without a better one before stopping; 0: off.
     "parallel": "jit",  # Or "pmap".
+    "mesh": "",  # Devices by axis: data:4,model:2; "": all for data.
     "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
     "tensorboard": False,
     "wandb": False,

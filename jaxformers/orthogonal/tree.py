@@ -52,8 +52,15 @@ def _at_least_float32(a: jax.Array) -> jax.Array:
   return a.astype(jnp.promote_types(a.dtype, jnp.float32))
 
 
+Map = Callable[[jax.Array], jax.Array]
+
+
 def rotations(
-  params: Mapping[str, Any], name: str, bases: Mapping[str, Any] | None = None
+  params: Mapping[str, Any],
+  name: str,
+  bases: Mapping[str, Any] | None = None,
+  *,
+  spread: Callable[[Map], Map] = lambda mapping: mapping,
 ) -> dict[str, Any]:
   """The orthogonal matrices of a model, by one batched call for each size.
 
@@ -63,12 +70,14 @@ def rotations(
     name: of the map, in `MAPS`.
     bases: rotations to start from, a tree like the result, or None for the
       identities: a matrix is its base times what its parameter maps to.
+    spread: makes of the map [k, d, d] -> [k, d, d] one that shares its k out
+      among devices.
 
   Returns:
     A tree of these leaves alone, each mapped to rotations in float32 or wider:
     the Linen collection `rotations`; {} if there are none.
   """
-  mapping: Callable[[jax.Array], jax.Array] = MAPS[name]
+  mapping = spread(MAPS[name])
   found = jax.tree_util.tree_flatten_with_path(params)[0]
   leaves = [(path, leaf) for path, leaf in found if is_parameter(path)]
   mapped: dict[tuple[Any, ...], jax.Array] = {}

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers import orthogonal
 from jaxformers.data.loader import Loader, prefetch
 from jaxformers.models import Model
 from jaxformers.training import parallel
+from jaxformers.training.layout import Layout
 from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import eval_step
 
@@ -31,7 +31,7 @@ class Evaluator:
   splits.
 
   Attributes:
-    batch_size: rounded up to a multiple of the number of devices.
+    batch_size: rounded up to a multiple of the parts it is split into.
     objective: of the model.
     lengths: that batches are padded to; sequences are cut to the last.
   """
@@ -42,17 +42,18 @@ class Evaluator:
     mode: str,
     batch_size: int,
     lengths: tuple[int, ...],
+    layout: Layout | None = None,
   ) -> None:
-    devices = len(parallel.devices())
+    layout = layout or parallel.layout()
     parallel.check_batch("eval_batch_size", batch_size, 1, "one device")
-    self.batch_size = -(-batch_size // devices) * devices
+    self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = OBJECTIVES[model.objective]
     self._rotations = jax.jit(
-      functools.partial(orthogonal.rotations, name=model.orthogonal_map)
+      functools.partial(layout.rotations, name=model.orthogonal_map)
     )
     step = functools.partial(eval_step, model=model)
-    self._step, self._place = parallel.compile_step(mode, step)
+    self._step, self._place = parallel.compile_step(mode, step, layout)
 
   def __call__(
     self,

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformers.registry import Registry, choose
+from jaxformers.training.layout import DATA, Layout
 
 COMPILERS: Registry = Registry("parallel mode")
-AXIS = "data"
 
 
 def check_batch(name: str, size: int, parts: int, what: str) -> None:
@@ -27,40 +26,43 @@ def check_batch(name: str, size: int, parts: int, what: str) -> None:
     )
 
 
-def place_state(state: Any) -> Any:
-  """Puts every leaf of a state on all devices, whole."""
-  return jax.device_put(state, NamedSharding(_mesh(), PartitionSpec()))
-
-
 def devices() -> list[jax.Device]:
-  """The devices that a batch is split over: all there are."""
+  """The devices of a run: all there are."""
   return jax.devices()
 
 
-def _mesh() -> Mesh:
-  return Mesh(np.array(devices()), (AXIS,))
+def layout(spec: str = "") -> Layout:
+  """The layout of a config's `mesh` over all devices."""
+  return Layout.of(spec, devices())
 
 
 @COMPILERS.register("jit")
 def compile_jit(
-  step: Callable[..., Any], *, donate: bool
+  step: Callable[..., Any],
+  layout: Layout,
+  *,
+  state: Any = None,
+  donate: bool = False,
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-  """Compiles step(state, batch) by jit, the batch split over all devices.
+  """Compiles step(state, batch) by jit, everything where a layout has it.
 
   Args:
     step: takes `axis_name` as keyword; None here, the compiler adds the sums.
+    layout: of the batch and of what it meets.
+    state: what the step takes and gives back with its sums, for the shapes;
+      None for a step that gives sums alone, and whose first argument stays
+      where it is.
     donate: whether the first argument's memory is given to the result.
 
   Returns:
     The compiled step, and a function that places a host batch for it.
   """
-  mesh = _mesh()
-  whole = NamedSharding(mesh, PartitionSpec())
-  rows = NamedSharding(mesh, PartitionSpec(AXIS))
+  rows, whole = layout.rows(), layout.whole()
+  placed = None if state is None else layout.state(state)
   compiled = jax.jit(
-    step,
-    in_shardings=(whole, rows),
-    out_shardings=whole,
+    layout.traced(step),
+    in_shardings=(placed, rows),
+    out_shardings=whole if state is None else (placed, whole),
     donate_argnums=(0,) if donate else (),
   )
   return compiled, functools.partial(jax.device_put, device=rows)
@@ -68,36 +70,47 @@ def compile_jit(
 
 @COMPILERS.register("pmap")
 def compile_pmap(
-  step: Callable[..., Any], *, donate: bool
+  step: Callable[..., Any],
+  layout: Layout,
+  *,
+  state: Any = None,
+  donate: bool = False,
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
   """Compiles step(state, batch) by pmap; the state stays unreplicated.
 
   Arguments and results are those of `compile_jit`, so checkpoints are the same
   in both modes. Nothing is donated: pmap copies the state to the devices.
+
+  Raises:
+    ValueError: for a layout that splits more than batches.
   """
-  del donate
+  del state, donate
+  if not layout.simple:
+    raise ValueError(
+      'config.parallel="pmap" splits batches alone: leave config.mesh empty, '
+      'or take parallel="jit".'
+    )
+  count = layout.mesh.size
   compiled = jax.pmap(
-    functools.partial(step, axis_name=AXIS),
-    axis_name=AXIS,
-    devices=devices(),
+    functools.partial(step, axis_name=DATA),
+    axis_name=DATA,
+    devices=layout.mesh.devices.ravel().tolist(),
     in_axes=(None, 0),
     out_axes=None,
   )
-  rows = NamedSharding(_mesh(), PartitionSpec(AXIS))
+  rows = NamedSharding(layout.mesh, PartitionSpec(DATA))
 
   def place(batch: Any) -> Any:
-    split = jax.tree.map(
-      lambda x: x.reshape((len(devices()), -1, *x.shape[1:])), batch
-    )
+    split = jax.tree.map(lambda x: x.reshape((count, -1, *x.shape[1:])), batch)
     return jax.device_put(split, rows)
 
   return compiled, place
 
 
 def compile_step(
-  mode: str, step: Callable[..., Any], *, donate: bool = False
+  mode: str, step: Callable[..., Any], layout: Layout, **options: Any
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
   """Compiles by "jit" or "pmap"; see `compile_jit`."""
   return COMPILERS[choose("parallel mode", mode, COMPILERS)](
-    step, donate=donate
+    step, layout, **options
   )

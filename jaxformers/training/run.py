@@ -70,8 +70,10 @@ class Run:
       raise ValueError(f"config.seed={c['seed']}: it must not be negative.")
     if eval_only:
       _check_trained(workdir)
-    else:
-      _check_batch(c)
+    # What is evaluated lies on whatever devices there are.
+    self.layout = parallel.layout("" if eval_only else c["mesh"])
+    if not eval_only:
+      _check_batch(c, self.layout.parts)
       _check_writable(workdir)
     _check_config(workdir, c)
     self.tx, self.schedule = optim.build(
@@ -102,7 +104,7 @@ class Run:
       params = pretrained.parameters(c["pretrained"], state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
       state = state.replace(params=params, average=average)
-    self.state = parallel.place_state(state)
+    self.state = self.layout.place(state)
     self.train_step, self.place = parallel.compile_step(
       c["parallel"],
       functools.partial(
@@ -113,12 +115,15 @@ class Run:
         accumulate=c["accumulate"],
         smoothing=c["label_smoothing"],
         ema_decay=c["ema_decay"],
+        rotations=self.layout.rotations,
       ),
+      self.layout,
+      state=self.state,
       donate=True,
     )
     lengths = pad_lengths(self.task.max_len, c["buckets"])
     self.evaluate = evaluate.Evaluator(
-      self.model, c["parallel"], c["eval_batch_size"], lengths
+      self.model, c["parallel"], c["eval_batch_size"], lengths, self.layout
     )
     self.loader = Loader(
       self.task.splits["train"],
@@ -184,8 +189,8 @@ def _model(options: Mapping[str, Any], task: Task) -> models.Model:
   return call("config.model", models.build, {**options, **task.sizes()})
 
 
-def _check_batch(config: Mapping[str, Any]) -> None:
-  devices, accumulate = len(parallel.devices()), config["accumulate"]
+def _check_batch(config: Mapping[str, Any], devices: int) -> None:
+  accumulate = config["accumulate"]
   if accumulate < 1:
     raise ValueError(f"config.accumulate={accumulate}: it must be at least 1.")
   what = f"{devices} device(s) in {accumulate} part(s) each"

@@ -7,6 +7,7 @@ compiler takes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,19 +50,18 @@ def _gradients(
   model: Model,
   smoothing: float,
   accumulate: int,
+  rotations: Callable[[Any, str], Any],
 ) -> tuple[Any, Sums]:
   """Summed gradients and metrics, the batch taken in `accumulate` parts.
 
   The orthogonal matrices are made once, before the parts, and their gradients
   carried back to the parameters once, after them.
   """
-  rotations, pull = jax.vjp(
-    lambda p: orthogonal.rotations(p, model.orthogonal_map), params
-  )
+  matrices, pull = jax.vjp(lambda p: rotations(p, model.orthogonal_map), params)
 
   def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
     grad = jax.grad(_forward, argnums=(0, 1), has_aux=True)
-    return grad(params, rotations, batch, key, model=model, smoothing=smoothing)
+    return grad(params, matrices, batch, key, model=model, smoothing=smoothing)
 
   if accumulate == 1:
     (direct, through), sums = part(batch, key)
@@ -92,6 +92,7 @@ def train_step(
   accumulate: int = 1,
   smoothing: float = 0.0,
   ema_decay: float = 0.0,
+  rotations: Callable[[Any, str], Any] = orthogonal.rotations,
   axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
   """One update from one batch.
@@ -106,6 +107,7 @@ def train_step(
     accumulate: number of parts the batch is taken in; must divide b.
     smoothing: of labels.
     ema_decay: of the average of parameters that is evaluated; 0 for none.
+    rotations: makes the orthogonal matrices of (parameters, map).
     axis_name: of pmap, or None.
 
   Returns:
@@ -121,6 +123,7 @@ def train_step(
     model=model,
     smoothing=smoothing,
     accumulate=accumulate,
+    rotations=rotations,
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)

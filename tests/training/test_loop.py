@@ -141,11 +141,21 @@ def test_it_learns_what_the_first_token_tells(
   assert results["accuracy"] > results["baselines"]["majority class"] + 0.1
 
 
-def test_both_ways_of_compiling_agree(smoke, tmp_path):
-  a = loop.run(smoke(), tmp_path / "jit")
+def test_both_ways_of_compiling_agree(smoke, tmp_path, whole):
   b = loop.run(smoke(parallel="pmap"), tmp_path / "pmap")
-  assert a["accuracy"] == b["accuracy"]
-  assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+  assert whole[0]["accuracy"] == b["accuracy"]
+  assert whole[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+def test_a_run_moves_from_mesh_to_mesh(smoke, tmp_path, monkeypatch, whole):
+  """Begun with the experts spread, ended with the parameters spread."""
+  with monkeypatch.context() as patch:
+    stop_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+      loop.run(smoke(mesh="data:2,model:2"), tmp_path)
+  b = loop.run(smoke(mesh="data:2,fsdp:2"), tmp_path)
+  assert whole[0]["accuracy"] == b["accuracy"]
+  assert whole[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
 def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(

@@ -16,10 +16,11 @@ def step(state, batch, *, axis_name=None):
 @pytest.mark.parametrize("mode", sorted(parallel.COMPILERS))
 def test_a_batch_is_split_and_summed(mode, count, monkeypatch):
   monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:count])
-  compiled, place = parallel.compile_step(mode, step)
+  layout = parallel.layout()
+  compiled, place = parallel.compile_step(mode, step, layout)
   batch = place({"x": np.arange(8.0, dtype=np.float32)})
   assert len(batch["x"].sharding.device_set) == count
-  assert compiled(parallel.place_state(np.float32(1)), batch) == 29
+  assert compiled(layout.place(np.float32(1)), batch) == 29
 
 
 def test_a_batch_that_does_not_split():
@@ -32,4 +33,10 @@ def test_a_batch_that_does_not_split():
 
 def test_unknown_mode():
   with pytest.raises(ValueError, match="parallel mode 'xmap'.*jit, pmap"):
-    parallel.compile_step("xmap", step)
+    parallel.compile_step("xmap", step, parallel.layout())
+
+
+def test_pmap_splits_batches_alone():
+  layout = parallel.layout("data:2,model:2")
+  with pytest.raises(ValueError, match="pmap.*splits batches alone"):
+    parallel.compile_step("pmap", step, layout)

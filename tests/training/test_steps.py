@@ -91,8 +91,9 @@ def test_parts_of_a_batch_stay_on_their_devices():
   """Every device works on its own rows of every part, and only sums travel."""
   _, start, batch, step = setup()
   step = functools.partial(step, accumulate=2)
-  compiled, place = parallel.compile_step("jit", step)
-  text = compiled.lower(parallel.place_state(start), place(batch)).compile()
+  layout = parallel.layout()
+  compiled, place = parallel.compile_step("jit", step, layout, state=start)
+  text = compiled.lower(layout.place(start), place(batch)).compile()
   text = text.as_text()
   assert "all-reduce" in text
   assert "all-gather" not in text
@@ -105,8 +106,9 @@ def test_jit_and_pmap_agree_on_four_devices(name):
   _, start, batch, step = setup(name)
   results = []
   for mode in ("jit", "pmap"):
-    compiled, place = parallel.compile_step(mode, step)
-    now = parallel.place_state(start)
+    layout = parallel.layout()
+    compiled, place = parallel.compile_step(mode, step, layout, state=start)
+    now = layout.place(start)
     for _ in range(3):
       now, sums = compiled(now, place(batch))
     results.append(jax.device_get((now, sums)))

@@ -11,6 +11,7 @@ the learned Sigma is one parameter, not noise drawn anew in every pass; no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import MIXERS, masked_max, rotation
+from jaxformers.models.parallel import experts_are_spread
 from jaxformers.registry import choose
 
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
@@ -94,12 +96,13 @@ def eigenvalues(
 
 def expert_outputs(
   x: jax.Array, u: jax.Array, sigma: jax.Array, v: jax.Array
-) -> list[jax.Array]:
+) -> list[jax.Array] | jax.Array:
   """ELU(x U_e diag(sigma) V_e) of every expert e -> e times [b, n, d].
 
   With more tokens than channels the product of the three is made first, once
   for each sample (once for all if sigma is shared): half the work. A list, not
-  one array with an axis for the experts, because XLA transposes that on CPUs.
+  one array with an axis for the experts, because XLA transposes that on CPUs;
+  but one array where experts lie on several devices.
 
   Args:
     x: [b, n, d] in the compute type.
@@ -108,8 +111,8 @@ def expert_outputs(
     v: [e, d, d], orthogonal, float32.
   """
   n, d = x.shape[1:]
-  outputs = []
-  for u_e, v_e in zip(u, v, strict=True):
+
+  def output(u_e: jax.Array, v_e: jax.Array) -> jax.Array:
     if n > d:
       folded = jnp.einsum(
         "ij,bj,jk->bik", u_e, sigma, v_e, precision=_HIGHEST
@@ -119,13 +122,25 @@ def expert_outputs(
     else:
       y = (x @ u_e.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
       y = y @ v_e.astype(x.dtype)
-    outputs.append(jax.nn.elu(y))
-  return outputs
+    return jax.nn.elu(y)
+
+  if experts_are_spread():
+    return jax.vmap(output)(u, v)
+  return [output(u_e, v_e) for u_e, v_e in zip(u, v, strict=True)]
+
+
+def _stacked(
+  function: Callable[[jax.Array], jax.Array], f: list[jax.Array] | jax.Array
+) -> jax.Array:
+  """What a function makes of every expert's output, the experts second."""
+  if isinstance(f, list):
+    return jnp.stack([function(one) for one in f], 1)
+  return jax.vmap(function, out_axes=1)(f)
 
 
 def gate(
   x: jax.Array,
-  f: list[jax.Array],
+  f: list[jax.Array] | jax.Array,
   a: jax.Array,
   w: jax.Array,
   mask: jax.Array,
@@ -144,7 +159,7 @@ def gate(
     mask: [b, n], True at tokens.
   """
   a = a.astype(x.dtype)
-  pooled = jnp.stack([masked_max(x + a * one, mask) for one in f], 1)
+  pooled = _stacked(lambda one: masked_max(x + a * one, mask), f)
   pooled = pooled.astype(jnp.float32)
   return jax.nn.softmax(jnp.matmul(pooled, w, precision=_HIGHEST), axis=-1)
 
@@ -231,7 +246,10 @@ def mixture(
       weights = gate(x, f, a, experts.gate, mask)
   if gating == "certified":
     a = a / certified_constant(experts.gate)
-  scaled = (a * weights).astype(x.dtype)[:, :, None, None]
+  scaled = (a * weights).astype(x.dtype)
+  if not isinstance(f, list):
+    return jnp.einsum("be,ebnd->bnd", scaled, f), weights
+  scaled = scaled[:, :, None, None]
   return sum(scaled[:, e] * one for e, one in enumerate(f)), weights
 
 

@@ -1,0 +1,183 @@
+"""Where everything lies: the mesh of devices, and the rules of its axes.
+
+A mesh has three axes. A batch is split over `data` and `fsdp`; parameters and
+what the optimiser keeps of them are split over `fsdp`; and over `model` lie the
+experts of TransJect with the orthogonal matrices that they are made of, or the
+columns of other matrices. The compiler adds what has to be exchanged
+(GSPMD, https://arxiv.org/abs/2105.04663), so numbers do not depend on the mesh
+but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxformers import orthogonal
+from jaxformers.models.parallel import MODEL
+
+DATA, FSDP = "data", "fsdp"
+AXES = (DATA, FSDP, MODEL)
+
+
+def sizes(spec: str, count: int) -> dict[str, int]:
+  """The size of every axis from "data:4,model:2"; "" is all for data.
+
+  Args:
+    spec: axes and their sizes; those that are left out have 1.
+    count: of devices.
+
+  Raises:
+    ValueError: for an axis that there is not, or sizes whose product is not the
+      number of devices.
+  """
+  found = dict.fromkeys(AXES, 1)
+  if not spec:
+    return found | {DATA: count}
+  for item in spec.split(","):
+    axis, _, size = item.partition(":")
+    if axis not in AXES or not size.isdigit() or int(size) < 1:
+      raise ValueError(
+        f"config.mesh={spec!r}: {item!r} is no axis with its size. Give some "
+        f"of {', '.join(AXES)}, such as data:{count}."
+      )
+    found[axis] = int(size)
+  if math.prod(found.values()) != count:
+    raise ValueError(
+      f"config.mesh={spec!r} is of {math.prod(found.values())} devices, and "
+      f"there are {count}: choose sizes whose product is {count}, or leave the "
+      "field empty."
+    )
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """A mesh, and where what lies on it.
+
+  Attributes:
+    mesh: of all devices, with the axes `AXES`.
+  """
+
+  mesh: Mesh
+
+  @classmethod
+  def of(cls, spec: str, devices: list[jax.Device]) -> Layout:
+    """The layout of a config's `mesh` over some devices."""
+    shape = sizes(spec, len(devices))
+    grid = np.array(devices).reshape(*shape.values())
+    return cls(Mesh(grid, AXES))
+
+  @property
+  def parts(self) -> int:
+    """How many parts a batch is split into."""
+    return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
+
+  @property
+  def simple(self) -> bool:
+    """Whether batches alone are split."""
+    return self.parts == self.mesh.shape[DATA] == self.mesh.size
+
+  def whole(self) -> NamedSharding:
+    """Of what every device has."""
+    return NamedSharding(self.mesh, PartitionSpec())
+
+  def rows(self) -> NamedSharding:
+    """Of a batch."""
+    return NamedSharding(self.mesh, PartitionSpec((DATA, FSDP)))
+
+  def state(self, tree: Any) -> Any:
+    """The sharding of every leaf of a state, or of parameters, by `spec`."""
+    return jax.tree_util.tree_map_with_path(
+      lambda path, leaf: NamedSharding(self.mesh, self.spec(path, leaf.shape)),
+      tree,
+    )
+
+  def spec(
+    self, path: tuple[Any, ...], shape: tuple[int, ...]
+  ) -> PartitionSpec:
+    """The rules: which axes of an array lie over which of the mesh.
+
+    `model` splits the first axis of stacked orthogonal matrices [e, ..., d, d]
+    and the last of other arrays of two axes and more; `fsdp` then the longest
+    axis that is left. An axis that does not divide evenly is not split, nor is
+    a vector or a scalar.
+
+    Args:
+      path: of the array, as in `jax.tree_util`.
+      shape: of the array.
+    """
+    if len(shape) < 2:
+      return PartitionSpec()
+    axes: list[str | None] = [None] * len(shape)
+    stacked = orthogonal.is_parameter(path)
+    place = 0 if stacked else len(shape) - 1
+    if (not stacked or len(shape) > 2) and self._splits(shape[place], MODEL):
+      axes[place] = MODEL
+    for place in sorted(range(len(shape)), key=lambda k: -shape[k]):
+      if axes[place] is None and self._splits(shape[place], FSDP):
+        axes[place] = FSDP
+        break
+    return PartitionSpec(*axes)
+
+  def _splits(self, length: int, axis: str) -> bool:
+    size = self.mesh.shape[axis]
+    return size > 1 and length % size == 0
+
+  def place(self, state: Any) -> Any:
+    """Puts every leaf of a state where it belongs."""
+    return jax.device_put(state, self.state(state))
+
+  def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`orthogonal.rotations`; every device of `model` maps its share.
+
+    Args:
+      params: a tree of parameters.
+      name: of the map.
+    """
+    parts = self.mesh.shape[MODEL]
+    if parts == 1:
+      return orthogonal.rotations(params, name)
+
+    def spread(mapping: Callable[[jax.Array], jax.Array]) -> Any:
+      over = PartitionSpec(MODEL)
+      shared = jax.shard_map(
+        mapping, mesh=self.mesh, in_specs=over, out_specs=over
+      )
+
+      def mapped(a: jax.Array) -> jax.Array:
+        filled = jnp.pad(a, ((0, -len(a) % parts), (0, 0), (0, 0)))
+        return shared(filled)[: len(a)]
+
+      return mapped
+
+    found = orthogonal.rotations(params, name, spread=spread)
+    return jax.lax.with_sharding_constraint(found, self._experts(found))
+
+  def _experts(self, rotations: Any) -> Any:
+    def spec(q: jax.Array) -> NamedSharding:
+      if q.ndim > 2 and self._splits(q.shape[0], MODEL):
+        return NamedSharding(self.mesh, PartitionSpec(MODEL))
+      return self.whole()
+
+    return jax.tree.map(spec, rotations)
+
+  def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    """A function traced with the mesh, which the models then know of."""
+    if self.simple:
+      return step
+
+    @functools.wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+      with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        return step(*args, **kwargs)
+
+    return run

@@ -1,0 +1,161 @@
+"""Meshes: where everything lies, and that numbers do not depend on it."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxformers import models, orthogonal
+from jaxformers.training import layout, optim, parallel, state, steps
+
+
+@pytest.mark.parametrize(
+  ("spec", "want"),
+  [
+    ("", (4, 1, 1)),
+    ("data:4", (4, 1, 1)),
+    ("data:2,fsdp:2", (2, 2, 1)),
+    ("model:2,data:2", (2, 1, 2)),
+    ("fsdp:4", (1, 4, 1)),
+  ],
+)
+def test_meshes_of_four_devices(spec, want):
+  own = layout.Layout.of(spec, jax.devices())
+  assert own.mesh.devices.shape == want
+  assert own.mesh.axis_names == ("data", "fsdp", "model")
+  assert own.parts == want[0] * want[1]
+  assert own.simple == (want[1] == want[2] == 1)
+
+
+@pytest.mark.parametrize(
+  ("spec", "message"),
+  [
+    ("data:3", "of 3 devices, and there are 4"),
+    ("rows:4", "'rows:4' is no axis with its size.*data, fsdp, model"),
+    ("data", "'data' is no axis with its size"),
+    ("data:0", "'data:0' is no axis"),
+  ],
+)
+def test_what_is_no_mesh(spec, message):
+  with pytest.raises(ValueError, match=message):
+    layout.sizes(spec, 4)
+
+
+def path(*names):
+  return tuple(jax.tree_util.DictKey(name) for name in names)
+
+
+def test_rules_of_the_axes():
+  own = layout.Layout.of("fsdp:2,model:2", jax.devices())
+  skew = path("layer_0", "mixer", "u_skew")
+  assert own.spec(skew, (4, 8, 8)) == P("model", "fsdp", None)
+  assert own.spec(skew, (3, 8, 8)) == P(None, "fsdp", None)  # 3 do not divide.
+  # One matrix alone is mapped by everybody.
+  assert own.spec(path("basis_skew"), (8, 8)) == P("fsdp", None)
+  assert own.spec(path("mlp", "kernel"), (8, 32)) == P("fsdp", "model")
+  assert own.spec(path("mlp", "kernel"), (8, 3)) == P("fsdp", None)
+  assert own.spec(path("mlp", "bias"), (32,)) == P()
+  assert own.spec(path("alpha"), ()) == P()
+  # Moments of an optimiser lie where their parameters do.
+  assert own.spec(path("mu", *[k.key for k in skew]), (4, 8, 8)) == P(
+    "model", "fsdp", None
+  )
+
+
+@functools.cache
+def setup(name):
+  wiring = {"num_experts": 4} if name == "transject" else {"num_heads": 2}
+  model = models.build(
+    name,
+    vocab_size=12,
+    max_len=10,
+    num_classes=3,
+    d_model=8,
+    num_layers=2,
+    pool="mean",
+    mixer=wiring,
+  )
+  tx, _ = optim.build(
+    {"name": "adam"}, {"name": "constant", "learning_rate": 0.01}, 10
+  )
+  start = jax.jit(functools.partial(state.create, model, tx))(0)
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
+  rng = np.random.default_rng(0)
+  batch = {
+    "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
+    "targets": rng.integers(0, 3, 8).astype(np.int32),
+    "weights": np.ones(8, np.float32),
+  }
+  step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
+  return start.replace(params=params), batch, step
+
+
+@functools.cache
+def trained(name, spec, count):
+  """Two steps on so many devices under a mesh."""
+  start, batch, step = setup(name)
+  own = layout.Layout.of(spec, jax.devices()[:count])
+  step = functools.partial(step, rotations=own.rotations)
+  compiled, place = parallel.compile_step("jit", step, own, state=start)
+  now = own.place(start)
+  for _ in range(2):
+    now, sums = compiled(now, place(batch))
+  return now, jax.device_get(sums)
+
+
+def without_key_bias(params):
+  """It moves all scores of a query alike: its gradient is what rounding is."""
+
+  def kept(path, leaf):
+    names = [one.key for one in path[-2:]]
+    return jnp.zeros(()) if names == ["key", "bias"] else leaf
+
+  return jax.tree_util.tree_map_with_path(kept, jax.device_get(params))
+
+
+@pytest.mark.parametrize(
+  ("name", "spec"),
+  [
+    ("transject", "data:2,model:2"),
+    ("transject", "fsdp:2,model:2"),
+    ("transformer", "fsdp:2,model:2"),
+  ],
+)
+def test_a_mesh_changes_no_number(name, spec):
+  alone, sums = trained(name, "", 1)
+  spread, others = trained(name, spec, 4)
+  chex.assert_trees_all_close(sums, others, rtol=1e-5)
+  chex.assert_trees_all_close(
+    *map(without_key_bias, (alone.params, spread.params)), atol=2e-4
+  )
+  # And every device has its share alone, of the optimiser's moments as well.
+  for tree in (spread.params, spread.opt_state):
+    kept = sum(
+      leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(tree)
+    )
+    whole = sum(leaf.size for leaf in jax.tree.leaves(tree))
+    assert kept < (0.4 if "fsdp" in spec else 0.8) * whole
+
+
+def test_every_device_maps_its_share():
+  start, _, _ = setup("transject")
+  own = layout.Layout.of("data:2,model:2", jax.devices())
+  params = own.place(start.params)
+  found = jax.jit(functools.partial(own.rotations, name="cayley"))(params)
+  want = orthogonal.rotations(start.params, "cayley")
+  chex.assert_trees_all_close(
+    jax.device_get(found), jax.device_get(want), atol=1e-6
+  )
+  u = found["encoder"]["layer_0"]["mixer"]["u_skew"]
+  assert u.addressable_shards[0].data.shape == (2, 8, 8)
+  # Seven matrices over two devices: the eighth is nobody's.
+  odd = {"u_skew": jnp.asarray(np.random.default_rng(0).normal(size=(7, 4, 4)))}
+  chex.assert_trees_all_close(
+    jax.jit(functools.partial(own.rotations, name="cayley"))(odd),
+    orthogonal.rotations(odd, "cayley"),
+    atol=1e-6,
+  )
