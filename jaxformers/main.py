@@ -38,6 +38,29 @@ _SEEDS = flags.DEFINE_list(
 )
 
 
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator", "", "host:port of the first of several processes."
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  "num_processes", -1, "How many processes train together."
+)
+_PROCESS_ID = flags.DEFINE_integer(
+  "process_id", -1, "Which of them this is, from 0."
+)
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed", False, "Several processes of a cluster that JAX knows."
+)
+_START_SECONDS = flags.DEFINE_integer(
+  "start_seconds", 300, "To wait for all processes to arrive.", lower_bound=1
+)
+_SILENCE_SECONDS = flags.DEFINE_integer(
+  "silence_seconds",
+  60,
+  "After which a silent process counts as dead, and all end.",
+  lower_bound=1,
+)
+
+
 def _seeds() -> list[int]:
   try:
     return [int(seed) for seed in _SEEDS.value]
@@ -59,13 +82,24 @@ def _prepare_jax() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  from jaxformers.training import processes
+
+  group = processes.group(
+    coordinator=_COORDINATOR.value,
+    num_processes=_NUM_PROCESSES.value,
+    process_id=_PROCESS_ID.value,
+    start_seconds=_START_SECONDS.value,
+    silence_seconds=_SILENCE_SECONDS.value,
+  )
+  if _DISTRIBUTED.value or group.num_processes > 0:
+    processes.start(group)
 
 
 def _run() -> None:
   workdir, config = Path(_WORKDIR.value), _CONFIG.value
   seeds = _seeds()
   _prepare_jax()
-  from jaxformers.training import loop, report
+  from jaxformers.training import loop, processes, report
 
   jobs = [(config, workdir)]
   if seeds:
@@ -78,13 +112,38 @@ def _run() -> None:
     results = loop.run(
       own, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
-    print(report.table(results), flush=True)
+    if processes.is_first():
+      print(report.table(results), flush=True)
 
 
 def _is_ours(error: Exception) -> bool:
   """Whether a mistake of the user's was found, not one of the code's."""
   last = traceback.extract_tb(error.__traceback__)[-1]
   return Path(last.filename).is_relative_to(Path(__file__).parent)
+
+
+LOST = 75  # The status of a process that ends because another has.
+
+
+def _message(error: Exception) -> str | None:
+  """What a user is told of an error; None for one of the code's."""
+  if getattr(error, "errno", None) == errno.ENOSPC:
+    return (
+      f"error: {error}\nA disk is full. What was saved before is untouched: "
+      "make room and run the same command again."
+    )
+  if "jax" in sys.modules:
+    from jaxformers.training import processes
+
+    if processes.is_together() and processes.is_lost(error):
+      return (
+        f"error: process {processes.rank()} has lost another process of this "
+        "run, which has died or cannot be reached. Start all of them again: "
+        "they go on from the latest checkpoint. "
+        f"({str(error).splitlines()[0][:200]})"
+      )
+  told = isinstance(error, ValueError | FloatingPointError | OSError)
+  return f"error: {error}" if told and _is_ours(error) else None
 
 
 def _unraisable(unraisable: Any) -> None:
@@ -102,15 +161,20 @@ def main(argv: list[str]) -> None:
   sys.unraisablehook = _unraisable
   try:
     _run()
-  except (ValueError, FloatingPointError, OSError) as error:
-    if getattr(error, "errno", None) == errno.ENOSPC:
-      sys.exit(
-        f"error: {error}\nA disk is full. What was saved before is untouched: "
-        "make room and run the same command again."
-      )
-    if not _is_ours(error):
+  except Exception as error:
+    message = _message(error)
+    if "jax" in sys.modules:
+      from jaxformers.training import processes
+
+      if processes.is_together():
+        if message is None:
+          traceback.print_exc()
+        else:
+          print(message, file=sys.stderr)
+        processes.leave(LOST if processes.is_lost(error) else 1)
+    if message is None:
       raise
-    sys.exit(f"error: {error}")
+    sys.exit(message)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -15,10 +15,30 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxformers.training import processes
+
+
+def fetched(tree: Any) -> Any:
+  """All of every leaf on this host, wherever its parts lie.
+
+  Called by all processes together.
+  """
+
+  def fetch(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+      if not leaf.is_fully_replicated:
+        mesh = leaf.sharding.mesh
+        whole = jax.NamedSharding(mesh, jax.P())
+        leaf = jax.jit(lambda x: x, out_shardings=whole)(leaf)
+      return np.asarray(leaf.addressable_data(0))
+    return np.asarray(leaf)
+
+  return jax.tree.map(fetch, tree)
+
 
 def checksums(tree: Any) -> dict[str, int]:
   """The CRC-32 of every leaf, by path. orbax itself notices no flipped bit."""
-  leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
+  leaves = jax.tree_util.tree_flatten_with_path(fetched(tree))[0]
   return {
     jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
     for path, leaf in leaves
@@ -93,7 +113,7 @@ class Checkpoints:
       OSError: if the disk is full, saying what was kept.
       FloatingPointError: if a number is not finite; nothing is saved then.
     """
-    state_on_host = jax.device_get(state)
+    state_on_host = fetched(state)
     step = int(state_on_host.step)
     for path, leaf in jax.tree_util.tree_flatten_with_path(state_on_host)[0]:
       if not np.isfinite(leaf).all():
@@ -140,7 +160,8 @@ class Checkpoints:
       try:
         restored = self.restore(step, like)
       except _DamagedError as error:
-        print(f"{error} Trying the one before.", file=sys.stderr)
+        if processes.is_first():
+          print(f"{error} Trying the one before.", file=sys.stderr)
         damaged.append(step)
         continue
       for other in damaged:  # Or a later save of this step would do nothing.
@@ -154,7 +175,9 @@ class Checkpoints:
     return None
 
   def _set_aside(self, step: int) -> None:
-    self.folder.joinpath(str(step)).rename(self.folder / f"damaged-{step}")
+    if processes.is_first():
+      self.folder.joinpath(str(step)).rename(self.folder / f"damaged-{step}")
+    processes.wait(f"set aside {step}")
     self._manager.reload()
 
   def best_step(self) -> int | None:

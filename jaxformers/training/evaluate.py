@@ -54,6 +54,7 @@ class Evaluator:
     )
     step = functools.partial(eval_step, model=model)
     self._step, self._place = parallel.compile_step(mode, step, layout)
+    self._share = layout.share
 
   def __call__(
     self,
@@ -71,7 +72,7 @@ class Evaluator:
     variables = {"params": params, "rotations": self._rotations(params)}
     total: dict[str, Any] = {}
     waiting: Any = None
-    loader = Loader(split, self.lengths)
+    loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):
       sums = self._step(variables, batch)

@@ -59,6 +59,10 @@ def sizes(spec: str, count: int) -> dict[str, int]:
   return found
 
 
+def _on(process: int, device: jax.Device) -> bool:
+  return device.process_index == process
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """A mesh, and where what lies on it.
@@ -85,6 +89,37 @@ class Layout:
   def simple(self) -> bool:
     """Whether batches alone are split."""
     return self.parts == self.mesh.shape[DATA] == self.mesh.size
+
+  @property
+  def share(self) -> tuple[int, int]:
+    """Which part of a batch this process reads, and of how many.
+
+    Raises:
+      ValueError: if the axes cut through the devices of a process.
+    """
+    here = jax.process_index()
+    grid = self.mesh.devices.reshape(self.parts, -1)
+    own = [k for k, row in enumerate(grid) if any(_on(here, d) for d in row)]
+    count = len(own)
+    if self.parts % count or own != list(range(own[0], own[0] + count)):
+      raise ValueError(
+        f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
+        f"{here}: choose a size of {MODEL!r} that divides its devices, or is a "
+        "multiple of them."
+      )
+    return own[0] // count, self.parts // count
+
+  def batch(self, local: Any) -> Any:
+    """Places this process's share of a batch [b, ...] on its devices."""
+    rows, (_, shares) = self.rows(), self.share
+    if jax.process_count() == 1:
+      return jax.device_put(local, rows)
+    return jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(
+        rows, x, (len(x) * shares, *x.shape[1:])
+      ),
+      local,
+    )
 
   def whole(self) -> NamedSharding:
     """Of what every device has."""
@@ -134,7 +169,16 @@ class Layout:
 
   def place(self, state: Any) -> Any:
     """Puts every leaf of a state where it belongs."""
-    return jax.device_put(state, self.state(state))
+    if jax.process_count() == 1:
+      return jax.device_put(state, self.state(state))
+
+    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+      here = np.asarray(leaf)  # All processes have made the same.
+      return jax.make_array_from_callback(
+        here.shape, sharding, lambda index: here[index]
+      )
+
+    return jax.tree.map(put, state, self.state(state))
 
   def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`orthogonal.rotations`; every device of `model` maps its share.

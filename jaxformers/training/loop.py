@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jaxformers.training import evaluate, report
+from jaxformers.training import evaluate, processes, report
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.progress import Progress
@@ -26,14 +26,28 @@ PROFILED = (10, 20)  # --profile traces the steps from the 10th to the 19th.
 
 
 class Preemption:
-  """Notes SIGTERM, so that the loop can save and stop between two steps."""
+  """Notes SIGTERM, so that the loop can save and stop between two steps.
+
+  Of several processes any may be sent it, and all stop after the same step:
+  JAX takes the signal there and tells the others.
+  """
 
   def __init__(self) -> None:
-    self.asked = False
+    self._noted = False
+    self._together = jax.process_count() > 1
+
+  def asked(self, step: int) -> bool:
+    """Whether to stop after a step. Called after every one."""
+    if self._together:
+      return processes.asked_to_stop(step)
+    return self._noted
 
   def __enter__(self) -> Preemption:
     # Python lets the main thread alone take signals; a notebook's may be none.
-    self._main = threading.current_thread() is threading.main_thread()
+    self._main = (
+      threading.current_thread() is threading.main_thread()
+      and not self._together
+    )
     if self._main:
       self._before = signal.signal(signal.SIGTERM, self._note)
     return self
@@ -43,7 +57,7 @@ class Preemption:
       signal.signal(signal.SIGTERM, self._before)
 
   def _note(self, *_: object) -> None:
-    self.asked = True
+    self._noted = True
 
 
 def run(
@@ -92,7 +106,7 @@ def _finish(
 ) -> dict[str, Any]:
   """Scores the test split with the best state and writes `results.json`."""
   path = this.workdir / "results.json"
-  if path.exists() and not eval_only:
+  if processes.agreed(path.exists()) and not eval_only:
     return json.loads(path.read_text())  # This run was finished before.
   test = this.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
@@ -100,9 +114,10 @@ def _finish(
       state.scored, test, lambda done: progress.update(done, 1)
     )
   results = this.results(scores, best, memo)
-  if not eval_only:
+  if not eval_only and processes.is_first():
     report.write_json(path, results)
-  elif path.exists():  # The times are the run's, not those of scoring again.
+  elif eval_only and path.exists():
+    # The times are the run's, not those of scoring again.
     run = json.loads(path.read_text())
     for key in ("train_seconds", "wall_seconds"):
       results[key] = run[key]
@@ -146,7 +161,7 @@ def _train(
       if step == start + PROFILED[1] - 1:
         loop.settle()
         trace.close()
-      asked = preemption.asked  # Once: it may change while we save.
+      asked = preemption.asked(step)  # Once: it may change while we save.
       loop.boundary(step, asked)
       if asked:
         checkpoints.wait()

@@ -57,15 +57,15 @@ def compile_jit(
   Returns:
     The compiled step, and a function that places a host batch for it.
   """
-  rows, whole = layout.rows(), layout.whole()
+  whole = layout.whole()
   placed = None if state is None else layout.state(state)
   compiled = jax.jit(
     layout.traced(step),
-    in_shardings=(placed, rows),
+    in_shardings=(placed, layout.rows()),
     out_shardings=whole if state is None else (placed, whole),
     donate_argnums=(0,) if donate else (),
   )
-  return compiled, functools.partial(jax.device_put, device=rows)
+  return compiled, layout.batch
 
 
 @COMPILERS.register("pmap")
@@ -82,13 +82,14 @@ def compile_pmap(
   in both modes. Nothing is donated: pmap copies the state to the devices.
 
   Raises:
-    ValueError: for a layout that splits more than batches.
+    ValueError: for a layout that splits more than batches, or for several
+      processes.
   """
   del state, donate
-  if not layout.simple:
+  if not layout.simple or jax.process_count() > 1:
     raise ValueError(
-      'config.parallel="pmap" splits batches alone: leave config.mesh empty, '
-      'or take parallel="jit".'
+      'config.parallel="pmap" splits batches alone, over the devices of one '
+      'process: leave config.mesh empty, or take parallel="jit".'
     )
   count = layout.mesh.size
   compiled = jax.pmap(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
+from jaxformers.training import processes
+
 
 def duration(seconds: float) -> str:
   """3671 as "1:01:11"."""
@@ -59,13 +61,15 @@ class Progress:
   """Shows where a run is on stderr.
 
   On a terminal a bar that stands still; elsewhere one line whenever something
-  is logged, so that a log file stays readable.
+  is logged, so that a log file stays readable. Of several processes the first
+  alone shows anything.
   """
 
   def __init__(self, total: int, step: int, title: str) -> None:
     self.clock = Clock()
     self._total = total
-    self._is_terminal = sys.stderr.isatty()
+    self._quiet = not processes.is_first()
+    self._is_terminal = sys.stderr.isatty() and not self._quiet
     self._bar = tqdm(
       total=total,
       initial=step,
@@ -99,7 +103,7 @@ class Progress:
     """Writes a line, above the bar if there is one."""
     if self._is_terminal:
       self._bar.write(text, file=sys.stderr)
-    else:
+    elif not self._quiet:
       print(text, file=sys.stderr, flush=True)
 
   @contextlib.contextmanager

@@ -19,7 +19,7 @@ from jaxformers.data.loader import Loader, pad_lengths, prefetch
 from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
-from jaxformers.training import evaluate, optim, parallel, report
+from jaxformers.training import evaluate, optim, parallel, processes, report
 from jaxformers.training import state as states
 from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import train_step
@@ -99,7 +99,7 @@ class Run:
     )
     state = jax.jit(create, static_argnums=0)(c["seed"])
     # A run that is taken up again has left them behind.
-    begun = any((workdir / "checkpoints").glob("[0-9]*"))
+    begun = processes.agreed(any((workdir / "checkpoints").glob("[0-9]*")))
     if c["pretrained"] and not eval_only and not begun:
       params = pretrained.parameters(c["pretrained"], state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
@@ -125,14 +125,10 @@ class Run:
     self.evaluate = evaluate.Evaluator(
       self.model, c["parallel"], c["eval_batch_size"], lengths, self.layout
     )
-    self.loader = Loader(
-      self.task.splits["train"],
-      lengths,
-      jax.process_index(),
-      jax.process_count(),
-    )
+    self.loader = Loader(self.task.splits["train"], lengths, *self.layout.share)
     self.order = self.loader.order(c["batch_size"], c["seed"])
-    if not eval_only:  # And not before everything could be built.
+    # And not before everything could be built.
+    if not eval_only and processes.is_first():
       report.write_json(workdir / "config.json", c)
       report.write_vocabulary(workdir, self.task)
 
@@ -209,8 +205,9 @@ def _check_trained(workdir: Path) -> None:
 def _check_writable(workdir: Path) -> None:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / ".writable").touch()
-    (workdir / ".writable").unlink()
+    probe = workdir / f".writable-{jax.process_index()}"
+    probe.touch()
+    probe.unlink()
   except OSError as error:
     raise ValueError(
       f"The workdir {workdir} cannot be written ({error.strerror}): choose "

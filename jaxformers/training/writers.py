@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxformers.training import processes
+
 
 def _require(module: str, extra: str) -> Any:
   try:
@@ -24,12 +26,16 @@ class Writers:
   """Writes scalars of a step to every place that the config names.
 
   A run that is taken up again first cuts `metrics.jsonl` back to the step it
-  starts from, so no step stands there twice.
+  starts from, so no step stands there twice. Of several processes the first
+  alone writes.
   """
 
   def __init__(
     self, workdir: Path, step: int, config: Mapping[str, Any]
   ) -> None:
+    self._file = self._board = self._wandb = None
+    if not processes.is_first():
+      return
     board = wandb = None
     if config["tensorboard"]:
       board = _require("tensorboardX", "tensorboard")
@@ -46,7 +52,6 @@ class Writers:
       staged.write_text("".join(kept), encoding="utf-8")
       staged.replace(path)
     self._file = path.open("a", encoding="utf-8")
-    self._board = self._wandb = None
     if board:
       self._board = board.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
@@ -63,7 +68,8 @@ class Writers:
     return self
 
   def __exit__(self, *_: object) -> None:
-    self._file.close()
+    if self._file:
+      self._file.close()
     if self._board:
       self._board.close()
     if self._wandb:
@@ -71,8 +77,9 @@ class Writers:
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     """Writes scalars, named like "train/loss"; the line is flushed."""
-    self._file.write(json.dumps({"step": step, **scalars}) + "\n")
-    self._file.flush()
+    if self._file:
+      self._file.write(json.dumps({"step": step, **scalars}) + "\n")
+      self._file.flush()
     if self._board:
       for name, value in scalars.items():
         self._board.add_scalar(name, value, step)
