@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# A Cloud TPU pod from its creation to its end, every step on all its hosts.
+#
+#   launch/tpu_pod.sh create  --name NAME --zone ZONE --type v4-32
+#   launch/tpu_pod.sh install --name NAME --zone ZONE
+#   launch/tpu_pod.sh prepare --name NAME --zone ZONE -- listops
+#   launch/tpu_pod.sh run     --name NAME --zone ZONE -- --config ... --workdir /mnt/shared/runs/NAME
+#   launch/tpu_pod.sh watch   --name NAME --zone ZONE
+#   launch/tpu_pod.sh resume  --name NAME --zone ZONE --type v4-32 -- (as for run)
+#   launch/tpu_pod.sh delete  --name NAME --zone ZONE
+set -euo pipefail
+
+usage() {
+  cat >&2 <<TEXT
+usage: launch/tpu_pod.sh ACTION --name NAME --zone ZONE [options] [-- ARGUMENTS]
+  ACTION      create, install, prepare, run, watch, stop, resume or delete
+  --project   of Google Cloud; gcloud's own otherwise
+  --type      accelerator type, such as v4-32; for create and resume
+  --version   of the TPU software; tpu-ubuntu2204-base
+  --spot      a pod that may be taken away at any time, for less
+  --dry_run   prints the commands and runs nothing
+  ARGUMENTS   of prepare: python -m jaxformers.data.prepare ARGUMENTS
+              of run and resume: python -m jaxformers.main ARGUMENTS
+TEXT
+  exit 2
+}
+
+action=${1:-}
+case $action in
+  create | install | prepare | run | watch | stop | resume | delete) shift ;;
+  *) usage ;;
+esac
+name='' zone='' type='' version=tpu-ubuntu2204-base project=() spot=() dry_run=''
+while (($#)); do
+  case $1 in
+    --name) name=${2:?} && shift 2 ;;
+    --zone) zone=${2:?} && shift 2 ;;
+    --project) project=(--project "${2:?}") && shift 2 ;;
+    --type) type=${2:?} && shift 2 ;;
+    --version) version=${2:?} && shift 2 ;;
+    --spot) spot=(--spot) && shift ;;
+    --dry_run) dry_run=yes && shift ;;
+    --) shift && break ;;
+    *) usage ;;
+  esac
+done
+[[ $name && $zone ]] || usage
+where=(--zone "$zone" "${project[@]}")
+
+say() {
+  printf '%q ' "$@"
+  printf '\n'
+}
+
+tpu() {
+  local verb=$1
+  shift
+  local command=(gcloud compute tpus tpu-vm "$verb" "$@" "${where[@]}")
+  if [[ $dry_run ]]; then say "${command[@]}"; else "${command[@]}"; fi
+}
+
+on() { # WORKER COMMAND
+  tpu ssh "$name" --worker="$1" --command="$2"
+}
+
+create() {
+  [[ $type ]] || usage
+  tpu create "$name" --accelerator-type "$type" --version "$version" "${spot[@]}"
+}
+
+install() {
+  local here tarball
+  here=$(cd "$(dirname "$0")/.." && pwd)
+  tarball=$(mktemp -d)/jaxformers.tar.gz
+  # What is committed, and nothing else, is what runs.
+  git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
+  tpu scp "$tarball" "$name:jaxformers.tar.gz" --worker=all
+  on all "mkdir -p jaxformers && tar xzf jaxformers.tar.gz -C jaxformers && cd jaxformers && python3 -m venv env && env/bin/pip install --quiet -e '.[tpu]'"
+}
+
+quoted() {
+  printf ' %q' "$@"
+}
+
+run() {
+  (($#)) || usage
+  # The shell that starts it ends, and it goes on.
+  on all "cd jaxformers && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") > run.log 2>&1 & echo \$! > run.pid)"
+}
+
+state() {
+  gcloud compute tpus tpu-vm describe "$name" "${where[@]}" \
+    --format='value(state)' 2>/dev/null || echo ABSENT
+}
+
+resume() {
+  local now=READY
+  [[ $dry_run ]] || now=$(state)
+  case $now in
+    READY)
+      # shellcheck disable=SC2016  # The hosts expand it.
+      on all 'cd jaxformers && kill -9 "$(cat run.pid)" 2>/dev/null || true'
+      ;;
+    ABSENT) create && install ;;
+    *) tpu delete "$name" --quiet && create && install ;;
+  esac
+  run "$@"
+}
+
+case $action in
+  create) create ;;
+  install) install ;;
+  prepare)
+    (($#)) || usage
+    on all "cd jaxformers && env/bin/python -m jaxformers.data.prepare$(quoted "$@")"
+    ;;
+  run) run "$@" ;;
+  stop)
+    # One is told, and all save after the same step.
+    # shellcheck disable=SC2016
+    on 0 'kill -TERM "$(cat jaxformers/run.pid)"'
+    ;;
+  watch) on 0 'tail -n 40 -F jaxformers/run.log' ;;
+  resume) resume "$@" ;;
+  delete) tpu delete "$name" --quiet ;;
+esac

@@ -1,0 +1,168 @@
+"""The launchers of clusters, against programs that record their arguments."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+RECORDER = """#!/usr/bin/env python3
+import json, os, sys
+with open(os.environ["RECORD"], "a") as file:
+  json.dump(sys.argv, file)
+  file.write("\\n")
+if sys.argv[1:3] == ["apply", "-f"]:
+  open(os.environ["RECORD"] + ".yaml", "w").write(sys.stdin.read())
+print(os.environ.get("SAYS", ""))
+sys.exit(int(os.environ.get("STATUS", "0")))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A function that runs a script: what it called, and how it ended."""
+  for name in ("gcloud", "kubectl", "srun", "scontrol"):
+    path = tmp_path / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(RECORDER)
+    path.chmod(0o755)
+  record = tmp_path / "record"
+
+  def call(script, *arguments, **variables):
+    record.unlink(missing_ok=True)
+    found = os.environ | {
+      "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+      "RECORD": str(record),
+    }
+    ran = subprocess.run(
+      [str(LAUNCH / script), *arguments],
+      env=found | variables,
+      capture_output=True,
+      text=True,
+      timeout=60,
+      check=False,
+    )
+    lines = record.read_text().splitlines() if record.exists() else []
+    calls = [[Path(c[0]).name, *c[1:]] for c in map(json.loads, lines)]
+    return ran, calls
+
+  call.record = record
+  return call
+
+
+POD = ("--name", "pod", "--zone", "z")
+
+
+def test_a_pod_from_creation_to_deletion(run):
+  head = ["gcloud", "compute", "tpus", "tpu-vm"]
+  _, (made,) = run("tpu_pod.sh", "create", *POD, "--type", "v4-32", "--spot")
+  assert made[:6] == [*head, "create", "pod"]
+  assert made[made.index("--accelerator-type") + 1] == "v4-32"
+  assert "--spot" in made
+  assert made[-2:] == ["--zone", "z"]
+  _, (copied, installed) = run("tpu_pod.sh", "install", *POD)
+  assert copied[4] == "scp"
+  assert "--worker=all" in copied
+  assert "pip install --quiet -e '.[tpu]'" in installed[7]
+  _, (told,) = run("tpu_pod.sh", "prepare", *POD, "--", "listops")
+  assert "jaxformers.data.prepare listops" in told[7]
+  arguments = ("--config", "a.py:b=c", "--workdir", "/a b")
+  _, (started,) = run("tpu_pod.sh", "run", *POD, "--", *arguments)
+  assert started[5:7] == ["pod", "--worker=all"]
+  command = "jaxformers.main --distributed --config a.py:b=c --workdir /a\\ b"
+  assert command in started[7]
+  _, (told,) = run("tpu_pod.sh", "stop", *POD)
+  assert told[6] == "--worker=0"
+  _, (gone,) = run("tpu_pod.sh", "delete", *POD, "--project", "p")
+  assert gone[4:] == [
+    *("delete", "pod", "--quiet", "--zone", "z"),
+    "--project",
+    "p",
+  ]
+
+
+@pytest.mark.parametrize(
+  ("state", "verbs"),
+  [
+    ("READY", ["describe", "ssh", "ssh"]),
+    ("PREEMPTED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
+  ],
+)
+def test_a_pod_is_resumed_or_made_anew(run, state, verbs):
+  ran, calls = run(
+    *("tpu_pod.sh", "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
+    SAYS=state,
+  )
+  assert ran.returncode == 0, ran.stderr
+  assert [call[4] for call in calls] == verbs
+
+
+@pytest.mark.parametrize(
+  ("status", "restarts", "again"),
+  [
+    ("0", "0", False),
+    ("143", "0", True),
+    ("2", "0", False),
+    ("75", "20", False),
+  ],
+)
+def test_a_job_of_slurm_queues_again_if_it_wants_to_go_on(
+  run, status, restarts, again
+):
+  ran, calls = run(
+    *("slurm.sbatch", "--config", "a b"),
+    STATUS=status,
+    SLURM_NNODES="4",
+    SLURM_JOB_ID="7",
+    SLURM_RESTART_COUNT=restarts,
+  )
+  assert ran.returncode == int(status)
+  assert calls[0] == [
+    *("srun", "--kill-on-bad-exit=1", "python", "-m", "jaxformers.main"),
+    *("--distributed", "--config", "a b"),
+  ]
+  assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
+
+
+def test_a_jobset_is_filled_in(run):
+  own = ("--name", "n", "--image", "i:1", "--hosts", "4", "--claim", "c")
+  ran, calls = run("k8s.sh", "apply", *own, "--", "--config", 'a "b"')
+  assert ran.returncode == 0, ran.stderr
+  assert calls == [["kubectl", "apply", "-f", "-"]]
+  text = Path(f"{run.record}.yaml").read_text()
+  assert "__" not in text
+  assert 'args: ["--config", "a \\"b\\""]' in text
+  assert "completions: 4" in text
+  assert "value: n-run-0-0.n:8476" in text
+  dry, calls = run("k8s.sh", "apply", *own, "--dry_run", "--", "--config", "a")
+  assert not calls
+  assert dry.stdout.startswith("# A JobSet")
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ("tpu_pod.sh",),
+    ("tpu_pod.sh", "create", "--name", "a"),
+    ("tpu_pod.sh", "run", *POD),
+    ("tpu_pod.sh", "jump", *POD),
+    ("k8s.sh", "apply", "--name", "n"),
+    ("k8s.sh", "watch"),
+  ],
+)
+def test_how_they_are_used(run, arguments):
+  ran, calls = run(*arguments)
+  assert ran.returncode == 2
+  assert "usage: launch/" in ran.stderr
+  assert not calls
+
+
+def test_the_scripts_pass_shellcheck():
+  program = shutil.which("shellcheck")
+  if not program:
+    pytest.skip("no shellcheck")
+  scripts = [*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"]
+  subprocess.run([program, *map(str, scripts)], check=True)
