@@ -30,6 +30,7 @@ class Trained:
     step: of that checkpoint.
     start: the parameters that the run began with, or would have without
       pre-trained ones.
+    workdir: of the run.
   """
 
   config: dict[str, Any]
@@ -38,6 +39,7 @@ class Trained:
   params: Any
   step: int
   start: Any = None
+  workdir: Path = Path()
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """The model in evaluation, for any number of inputs, compiled once.
@@ -93,5 +95,11 @@ def load(workdir: str | Path) -> Trained:
   with Checkpoints(workdir, run.task.description()) as checkpoints:
     best, state, _ = checkpoints.restore_best(run.state)
   return Trained(
-    run.config, run.task, run.model, state.scored, best, run.state.params
+    run.config,
+    run.task,
+    run.model,
+    state.scored,
+    best,
+    run.state.params,
+    workdir,
   )

@@ -117,7 +117,7 @@ def expert_outputs(
       folded = jnp.einsum(
         "ij,bj,jk->bik", u_e, sigma, v_e, precision=_HIGHEST
       ).astype(x.dtype)
-      shared = len(sigma) == 1
+      shared = sigma.shape[0] == 1
       y = x @ folded[0] if shared else jnp.einsum("bni,bik->bnk", x, folded)
     else:
       y = (x @ u_e.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
