@@ -240,6 +240,7 @@ def _transject(
       rows.of["factors"],
       "activation factor",
       lines=((1.0, "distances kept"),),
+      ratio=True,
     ),
   )
   what = {

@@ -23,6 +23,8 @@ from jaxformers.analysis.figures import (
   style,
 )
 
+MUCH = 5  # Times the least that the greatest is, on a logarithmic axis.
+
 
 def over_layers(
   name: str,
@@ -32,6 +34,7 @@ def over_layers(
   quantity: str,
   *,
   lines: tuple[tuple[float, str], ...] = (),
+  ratio: bool = False,
 ) -> Figure:
   """Boxes of a quantity over samples, layer by layer.
 
@@ -40,6 +43,7 @@ def over_layers(
     rows: (run, seed, layer, sample, value).
     quantity: on the axis, with its unit.
     lines: values to mark, with what they are.
+    ratio: whether the axis is logarithmic where values differ much.
   """
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
@@ -54,6 +58,15 @@ def over_layers(
       )
     axes.set_xlabel("layer (0: embedding)")
     axes.set_ylabel(quantity)
+    known = [row[-1] for row in rows if math.isfinite(row[-1])]
+    if ratio and known and max(known) > MUCH * min(known) > 0:
+      axes.set_yscale("log")
+      for which in (
+        axes.yaxis.set_major_formatter,
+        axes.yaxis.set_minor_formatter,
+      ):
+        which("{x:g}")
+      axes.tick_params(axis="y", which="minor", labelsize="x-small")
     legend(canvas, axes)
 
   columns = ("run", "seed", "layer", "sample", quantity)

@@ -128,6 +128,16 @@ def test_lines_are_means_with_bands_of_a_deviation():
   assert axes.get_yscale() == "log"
 
 
+def test_ratios_that_differ_much_are_on_a_logarithmic_axis():
+  def scale(greatest, **options):
+    rows = [("one", 0, 0, k, v) for k, v in enumerate((1.0, greatest))]
+    figure = p.over_layers("n", "t", "c", rows, "q", **options)
+    return drawn(figure).axes[0].get_yscale()
+
+  assert scale(20.0, ratio=True) == "log"
+  assert scale(20.0) == scale(1.2, ratio=True) == "linear"
+
+
 def test_one_seed_has_no_band():
   rows = lines(seeds=(3,))
   assert (
