@@ -61,11 +61,8 @@ def over_layers(
     known = [row[-1] for row in rows if math.isfinite(row[-1])]
     if ratio and known and max(known) > MUCH * min(known) > 0:
       axes.set_yscale("log")
-      for which in (
-        axes.yaxis.set_major_formatter,
-        axes.yaxis.set_minor_formatter,
-      ):
-        which("{x:g}")
+      axes.yaxis.set_major_formatter("{x:g}")
+      axes.yaxis.set_minor_formatter("{x:g}")
       axes.tick_params(axis="y", which="minor", labelsize="x-small")
     legend(canvas, axes)
 
@@ -146,8 +143,11 @@ def curves(
         panel.set_yscale("log")
       panel.set_xlabel(x)
       panel.set_ylabel(panels[key])
-      if markers:
-        panel.xaxis.get_major_locator().set_params(integer=True)
+      if markers:  # A few places, each of which is there or not.
+        places = sorted({row[3] for row in own})
+        panel.set_xticks(some(places, 13))
+        if len(places) == 1:
+          panel.set_xlim(places[0] - 1, places[0] + 1)
     legend(canvas, *axes[: len(there)])
 
   columns = ("run", "seed", "quantity", x, "value")
