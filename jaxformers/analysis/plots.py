@@ -344,6 +344,8 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
         shown = axes.imshow(image, cmap="cividis", vmin=0)
         canvas.colorbar(shown, ax=axes, shrink=0.7)
         axes.set_xlabel("key")
+        for axis in (axes.xaxis, axes.yaxis):
+          axis.get_major_locator().set_params(integer=True)
       across[0].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
