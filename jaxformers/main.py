@@ -122,7 +122,20 @@ def _is_ours(error: Exception) -> bool:
   return Path(last.filename).is_relative_to(Path(__file__).parent)
 
 
-LOST = 75  # The status of a process that ends because another has.
+# The status of a process that ends because another has, and after what starting
+# again does not mend.
+LOST, MISTAKE = 75, 2
+
+
+def _status(error: Exception, message: str | None) -> int:
+  """Of a process among several that ends by an error, for their launcher."""
+  from jaxformers.training import processes
+
+  if processes.is_lost(error):
+    return LOST
+  # A disk that is full may have room later.
+  full = getattr(error, "errno", None) == errno.ENOSPC
+  return MISTAKE if message is not None and not full else 1
 
 
 def _message(error: Exception) -> str | None:
@@ -171,7 +184,7 @@ def main(argv: list[str]) -> None:
           traceback.print_exc()
         else:
           print(message, file=sys.stderr)
-        processes.leave(LOST if processes.is_lost(error) else 1)
+        processes.leave(_status(error, message))
     if message is None:
       raise
     sys.exit(message)

@@ -14,7 +14,7 @@ usage: launch/k8s.sh ACTION --name NAME [options] [-- ARGUMENTS]
   --image     made of launch/Dockerfile
   --hosts     pods; 1
   --claim     a volume that all can write, for data and checkpoints: /shared
-  --resource  of a host; nvidia.com/gpu, or google.com/tpu
+  --resource  of a host; nvidia.com/gpu
   --devices   of a host; 8
   --dry_run   prints what would be applied
   ARGUMENTS   of python -m jaxformers.main
@@ -57,7 +57,8 @@ case $action in
     if [[ $dry_run ]]; then filled "$@"; else filled "$@" | kubectl apply -f -; fi
     ;;
   watch)
-    kubectl logs -f --prefix --tail=40 -l "jobset.sigs.k8s.io/jobset-name=$name"
+    kubectl logs -f --prefix --tail=40 --max-log-requests=1000 \
+      -l "jobset.sigs.k8s.io/jobset-name=$name"
     ;;
   delete) kubectl delete jobset "$name" ;;
 esac

@@ -45,6 +45,7 @@ free_port() {
 }
 
 pids=()
+HOLD=120  # Seconds that all have to save after SIGTERM.
 start() {
   local port=$1 rank
   shift
@@ -67,7 +68,7 @@ asked=''
 stop() {
   asked=yes
   # JAX tells the others, and all save after the same step.
-  kill -TERM "${pids[0]}" 2>/dev/null
+  kill -TERM "${pids[0]:-}" 2>/dev/null || true
 }
 trap stop TERM INT
 
@@ -90,7 +91,7 @@ watch() {
         if ((status && !worst)); then
           worst=$status
           deadline=$((SECONDS + grace))
-          ((status == 143)) && deadline=''  # All save, and end by themselves.
+          ((status == 143)) && deadline=$((SECONDS + HOLD))
         fi
       fi
     done
@@ -102,6 +103,7 @@ watch() {
 
 for ((attempt = 0; ; attempt++)); do
   port=$(free_port)
+  [[ $asked ]] && exit 143
   start "$port" "$@"
   [[ $dry_run ]] && exit 0
   declare -A ended=()

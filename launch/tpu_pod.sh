@@ -75,7 +75,7 @@ install() {
   # What is committed, and nothing else, is what runs.
   git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
   tpu scp "$tarball" "$name:jaxformers.tar.gz" --worker=all
-  on all "mkdir -p jaxformers && tar xzf jaxformers.tar.gz -C jaxformers && cd jaxformers && python3 -m venv env && env/bin/pip install --quiet -e '.[tpu]'"
+  on all "mkdir -p jaxformers && tar xzf jaxformers.tar.gz -C jaxformers && cd jaxformers && (command -v python3.11 || (sudo apt-get update && sudo apt-get install -y python3.11 python3.11-venv)) && python3.11 -m venv env && env/bin/pip install --quiet -e '.[tpu]'"
 }
 
 quoted() {
@@ -94,15 +94,29 @@ state() {
 }
 
 resume() {
+  (($#)) || usage
   local now=READY
   [[ $dry_run ]] || now=$(state)
   case $now in
     READY)
-      # shellcheck disable=SC2016  # The hosts expand it.
-      on all 'cd jaxformers && kill -9 "$(cat run.pid)" 2>/dev/null || true'
+      # A run that lives is left alone. The hosts expand it.
+      # shellcheck disable=SC2016
+      if on 0 'kill -0 "$(cat jaxformers/run.pid)" 2>/dev/null'; then
+        [[ $dry_run ]] || exit 0
+      fi
+      # shellcheck disable=SC2016
+      on all 'kill -9 "$(cat jaxformers/run.pid)" 2>/dev/null || true'
       ;;
     ABSENT) create && install ;;
-    *) tpu delete "$name" --quiet && create && install ;;
+    PREEMPTED | TERMINATED | STOPPED | SUSPENDED)
+      tpu delete "$name" --quiet
+      create
+      install
+      ;;
+    *)
+      echo "launch/tpu_pod.sh: the pod is $now: nothing to resume yet." >&2
+      exit 1
+      ;;
   esac
   run "$@"
 }

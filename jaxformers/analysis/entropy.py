@@ -159,9 +159,9 @@ def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
 def normal(count: int, estimator: str = "vasicek") -> float:
   """What an estimator gives of so many values of N(0, 1), in the mean.
 
-  The entropy at deviation 1 that no distribution exceeds by more than chance:
-  the true value is `GAUSSIAN`, and few values have less. The mean of samples
-  that are drawn, to about 0.002.
+  At deviation 1, where no distribution has more than the true `GAUSSIAN`; few
+  values give less. Those of another distribution may be estimated with another
+  bias, and a little higher. The mean of samples that are drawn, to about 0.002.
 
   Args:
     count: of the values of one sample.

@@ -122,11 +122,13 @@ def legend(
     handles, labels = axes.get_legend_handles_labels()
     found |= dict(zip(labels, handles, strict=True))
   if len(found) > 1:
+    # As many beside one another as the picture has room for.
+    room = int(13 * canvas.get_figwidth() / (6 + max(map(len, found))))
     canvas.legend(
       [*found.values()],
       [*found],
       loc="outside upper center",
-      ncols=min(len(found), columns),
+      ncols=max(1, min(len(found), columns, room)),
       title=title or None,
     )
 

@@ -262,9 +262,10 @@ def _transject(
       f" Correlation with the activation factor: {_correlations(rows)}."
       if key == "entropy"
       else (
-        " Without the scale. No distribution has more than a normal one: the "
-        "lines are what the estimator gives of as many values of one, which "
-        f"of few is less than the true {entropy.GAUSSIAN:.3f}."
+        " Without the scale. No distribution has more than a normal one, "
+        f"{entropy.GAUSSIAN:.3f}; estimates from few values are lower, by how "
+        "much depends on the distribution. The lines are what the estimator "
+        "gives of as many normal values."
       )
     )
     normal = [

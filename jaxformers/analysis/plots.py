@@ -47,6 +47,8 @@ def over_layers(
   """
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axes = canvas.subplots()
     groups: dict[str, dict[Any, list[float]]] = {}
     for run, _, layer, _, value in rows:
@@ -61,9 +63,9 @@ def over_layers(
     known = [row[-1] for row in rows if math.isfinite(row[-1])]
     if ratio and known and max(known) > MUCH * min(known) > 0:
       axes.set_yscale("log")
+      axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
-      axes.yaxis.set_minor_formatter("{x:g}")
-      axes.tick_params(axis="y", which="minor", labelsize="x-small")
+      axes.yaxis.set_minor_locator(NullLocator())
     legend(canvas, axes)
 
   columns = ("run", "seed", "layer", "sample", quantity)

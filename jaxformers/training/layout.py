@@ -101,13 +101,20 @@ class Layout:
     grid = self.mesh.devices.reshape(self.parts, -1)
     own = [k for k, row in enumerate(grid) if any(_on(here, d) for d in row)]
     count = len(own)
-    if self.parts % count or own != list(range(own[0], own[0] + count)):
+    here_all = own == list(range(own[0], own[0] + count))
+    if self.parts % count or own[0] % count or not here_all or self._cuts():
       raise ValueError(
         f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
         f"{here}: choose a size of {MODEL!r} that divides its devices, or is a "
         "multiple of them."
       )
     return own[0] // count, self.parts // count
+
+  def _cuts(self) -> bool:
+    """Whether any process has other parts of the batch than a whole share."""
+    model = self.mesh.shape[MODEL]
+    devices = self.mesh.devices.size // jax.process_count()
+    return bool(devices % model and model % devices)
 
   def batch(self, local: Any) -> Any:
     """Places this process's share of a batch [b, ...] on its devices."""

@@ -83,9 +83,9 @@ def _number(variable: str, value: str) -> int:
 def start(group: Group) -> None:
   """Joins the others; before anything else of JAX.
 
-  A process that dies, or is silent for too long, ends the others as well: none
-  waits for ever for what will not come. One that fails must `leave`: at the end
-  of Python it would wait for the others.
+  A process that dies, or whose host is silent for too long, ends the others as
+  well. One that fails must `leave`: at the end of Python it would wait for the
+  others.
   """
   known = group.num_processes > 0
   jax.distributed.initialize(

@@ -87,17 +87,27 @@ def test_a_pod_from_creation_to_deletion(run):
 @pytest.mark.parametrize(
   ("state", "verbs"),
   [
-    ("READY", ["describe", "ssh", "ssh"]),
+    ("READY", ["describe", "ssh"]),
     ("PREEMPTED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
   ],
 )
-def test_a_pod_is_resumed_or_made_anew(run, state, verbs):
+def test_a_pod_is_left_alone_or_made_anew(run, state, verbs):
   ran, calls = run(
     *("tpu_pod.sh", "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
     SAYS=state,
   )
   assert ran.returncode == 0, ran.stderr
   assert [call[4] for call in calls] == verbs
+
+
+def test_a_pod_that_is_not_there_yet_is_not_deleted(run):
+  ran, calls = run(
+    *("tpu_pod.sh", "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
+    SAYS="CREATING",
+  )
+  assert ran.returncode == 1
+  assert "the pod is CREATING" in ran.stderr
+  assert [call[4] for call in calls] == ["describe"]
 
 
 @pytest.mark.parametrize(

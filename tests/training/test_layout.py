@@ -1,6 +1,7 @@
 """Meshes: where everything lies, and that numbers do not depend on it."""
 
 import functools
+import types
 
 import chex
 import jax
@@ -159,3 +160,47 @@ def test_every_device_maps_its_share():
     orthogonal.rotations(odd, "cayley"),
     atol=1e-6,
   )
+
+
+def shares(monkeypatch, processes, each, model):
+  """What every process reads, with so many devices each."""
+  devices = np.array(
+    [
+      types.SimpleNamespace(process_index=k // each)
+      for k in range(processes * each)
+    ]
+  ).reshape(-1, 1, model)
+  sizes = dict(zip(layout.AXES, devices.shape, strict=True))
+  mesh = types.SimpleNamespace(devices=devices, shape=sizes)
+  monkeypatch.setattr(jax, "process_count", lambda: processes)
+  found = []
+  for k in range(processes):
+    monkeypatch.setattr(jax, "process_index", lambda k=k: k)
+    found.append(layout.Layout(mesh).share)
+  return found
+
+
+@pytest.mark.parametrize(
+  ("processes", "each", "model", "want"),
+  [
+    (1, 4, 2, [(0, 1)]),
+    (2, 2, 1, [(0, 2), (1, 2)]),
+    (2, 4, 2, [(0, 2), (1, 2)]),
+    (4, 1, 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    (2, 2, 4, [(0, 1), (0, 1)]),
+  ],
+)
+def test_every_process_reads_the_rows_of_its_devices(
+  monkeypatch, processes, each, model, want
+):
+  assert shares(monkeypatch, processes, each, model) == want
+
+
+@pytest.mark.parametrize(
+  ("processes", "each", "model"), [(3, 4, 3), (3, 8, 6), (4, 6, 4), (8, 6, 8)]
+)
+def test_rows_that_two_processes_would_have_in_part(
+  monkeypatch, processes, each, model
+):
+  with pytest.raises(ValueError, match="cuts through the devices of process"):
+    shares(monkeypatch, processes, each, model)
