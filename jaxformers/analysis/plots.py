@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -265,16 +265,24 @@ def _drawn(rows: Iterable[Row]) -> dict[Any, list[Any]]:
   }
 
 
-def _grid(canvas: Any, drawn: Mapping[Any, Sequence[Any]]) -> list[list[Any]]:
-  """Axes of every drawn layer, a row a run."""
+def _grid(
+  canvas: Any, rows: Iterable[Row], drawn: Mapping[Any, Sequence[Any]]
+) -> Iterator[tuple[Any, list[tuple[Any, Any, list[Row]]]]]:
+  """Of every run (layer, axes, rows) for the drawn layers, a row a run."""
+  by = grouped(rows)
   widest = max(map(len, drawn.values()), default=1)
   panels = canvas.subplots(len(drawn), widest, squeeze=False)
-  found = []
-  for across, layers in zip(panels, drawn.values(), strict=True):
+  for across, (run, layers) in zip(panels, drawn.items(), strict=True):
     for unused in across[len(layers) :]:
       unused.remove()
-    found.append(list(across[: len(layers)]))
-  return found
+    own = grouped(by[run], 1)
+    yield (
+      run,
+      [
+        (layer, axes, own[layer])
+        for layer, axes in zip(layers, across, strict=False)
+      ],
+    )
 
 
 def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
@@ -287,14 +295,9 @@ def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
   drawn = _drawn(rows)
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    runs = grouped(rows)
-    for across, (run, layers) in zip(
-      _grid(canvas, drawn), drawn.items(), strict=True
-    ):
-      of = grouped(runs[run], 1)
-      names = {r[2]: r[3] for r in of[layers[0]] if r[4]}
-      for axes, layer in zip(across, layers, strict=True):
-        own = of[layer]
+    for run, layers in _grid(canvas, rows, drawn):
+      names = {r[2]: r[3] for r in layers[0][2] if r[4]}
+      for layer, axes, own in layers:
         # What spreads is seen by its scale, which stands above it.
         reach = max((max(abs(r[5]), abs(r[6])) for r in own), default=1) or 1
         axes.grid(visible=False)
@@ -312,7 +315,7 @@ def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
             how = style(number) | {"linestyle": "", "markersize": 6}
             axes.plot(at[5], at[6], label=literal(names[where]), **how)
       # Runs may have other tokens.
-      across[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+      layers[-1][1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "layer", "place", "token", "named", "x", "y")
   widest = max(map(len, drawn.values()), default=1)
@@ -330,13 +333,8 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
   drawn = _drawn(rows)
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    runs = grouped(rows)
-    for across, (run, layers) in zip(
-      _grid(canvas, drawn), drawn.items(), strict=True
-    ):
-      of = grouped(runs[run], 1)
-      for axes, layer in zip(across, layers, strict=True):
-        own = of[layer]
+    for run, layers in _grid(canvas, rows, drawn):
+      for layer, axes, own in layers:
         axes.grid(visible=False)
         axes.set_title(f"{run}, layer {layer}")
         n = 1 + max(r[2] for r in own)
@@ -348,7 +346,7 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
         axes.set_xlabel("key")
         for axis in (axes.xaxis, axes.yaxis):
           axis.get_major_locator().set_params(integer=True)
-      across[0].set_ylabel("query")
+      layers[0][1].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
   widest = max(map(len, drawn.values()), default=1)

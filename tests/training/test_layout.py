@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformers import models, orthogonal
 from jaxformers.training import layout, optim, parallel, state, steps
+from tests.training import examples
 
 
 @pytest.mark.parametrize(
@@ -85,14 +86,8 @@ def setup(name):
   )
   start = jax.jit(functools.partial(state.create, model, tx))(0)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
-  rng = np.random.default_rng(0)
-  batch = {
-    "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
-    "targets": rng.integers(0, 3, 8).astype(np.int32),
-    "weights": np.ones(8, np.float32),
-  }
   step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
-  return start.replace(params=params), batch, step
+  return start.replace(params=params), examples.batch(), step
 
 
 @functools.cache

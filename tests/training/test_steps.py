@@ -9,6 +9,7 @@ import pytest
 from jaxformers import models, orthogonal
 from jaxformers.training import losses, optim, parallel, state, steps
 from jaxformers.training.run import Run
+from tests.training import examples
 
 # One for each block and for a loop inside; not those that draw in every part.
 NAMES = (
@@ -46,14 +47,8 @@ def make(name, **options):
   start = state.create(model, tx, 0)
   # Away from the ReZero start, where most gradients vanish.
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
-  rng = np.random.default_rng(0)
-  batch = {
-    "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
-    "targets": rng.integers(0, 3, 8).astype(np.int32),
-    "weights": np.ones(8, np.float32),
-  }
   step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
-  return model, start.replace(params=params), batch, step
+  return model, start.replace(params=params), examples.batch(), step
 
 
 def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
