@@ -90,7 +90,7 @@ class Layout:
     """Whether batches alone are split."""
     return self.parts == self.mesh.shape[DATA] == self.mesh.size
 
-  @property
+  @functools.cached_property
   def share(self) -> tuple[int, int]:
     """Which part of a batch this process reads, and of how many.
 
@@ -118,9 +118,10 @@ class Layout:
 
   def batch(self, local: Any) -> Any:
     """Places this process's share of a batch [b, ...] on its devices."""
-    rows, (_, shares) = self.rows(), self.share
+    rows = self.rows()
     if jax.process_count() == 1:
       return jax.device_put(local, rows)
+    _, shares = self.share
     return jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(
         rows, x, (len(x) * shares, *x.shape[1:])
