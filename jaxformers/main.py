@@ -122,41 +122,47 @@ def _is_ours(error: Exception) -> bool:
   return Path(last.filename).is_relative_to(Path(__file__).parent)
 
 
+def _is_full(error: Exception) -> bool:
+  return getattr(error, "errno", None) == errno.ENOSPC
+
+
+def _message(error: Exception) -> str | None:
+  """What a user is told of an error; None for one of the code's."""
+  if _is_full(error):
+    return (
+      f"error: {error}\nA disk is full. What was saved before is untouched: "
+      "make room and run the same command again."
+    )
+  told = isinstance(error, ValueError | FloatingPointError | OSError)
+  return f"error: {error}" if told and _is_ours(error) else None
+
+
 # The status of a process that ends because another has, and after what starting
 # again does not mend.
 LOST, MISTAKE = 75, 2
 
 
-def _status(error: Exception, message: str | None) -> int:
-  """Of a process among several that ends by an error, for their launcher."""
+def _leave_others(error: Exception) -> None:
+  """Ends this process if it is one of several, with a status for a launcher."""
+  if "jax" not in sys.modules:
+    return
   from jaxformers.training import processes
 
-  if processes.is_lost(error):
-    return LOST
+  if not processes.is_together():
+    return
+  message = _message(error)
   # A disk that is full may have room later.
-  full = getattr(error, "errno", None) == errno.ENOSPC
-  return MISTAKE if message is not None and not full else 1
-
-
-def _message(error: Exception) -> str | None:
-  """What a user is told of an error; None for one of the code's."""
-  if getattr(error, "errno", None) == errno.ENOSPC:
-    return (
-      f"error: {error}\nA disk is full. What was saved before is untouched: "
-      "make room and run the same command again."
+  status = 1 if message is None or _is_full(error) else MISTAKE
+  if processes.is_lost(error):
+    status = LOST
+    message = (
+      f"error: process {processes.rank()} has lost another process of this "
+      "run, which has died or cannot be reached. Start all of them again: they "
+      "go on from the latest checkpoint. "
+      f"({str(error).splitlines()[0][:200]})"
     )
-  if "jax" in sys.modules:
-    from jaxformers.training import processes
-
-    if processes.is_together() and processes.is_lost(error):
-      return (
-        f"error: process {processes.rank()} has lost another process of this "
-        "run, which has died or cannot be reached. Start all of them again: "
-        "they go on from the latest checkpoint. "
-        f"({str(error).splitlines()[0][:200]})"
-      )
-  told = isinstance(error, ValueError | FloatingPointError | OSError)
-  return f"error: {error}" if told and _is_ours(error) else None
+  print(message or traceback.format_exc(), file=sys.stderr)
+  processes.leave(status)
 
 
 def _unraisable(unraisable: Any) -> None:
@@ -175,16 +181,8 @@ def main(argv: list[str]) -> None:
   try:
     _run()
   except Exception as error:
+    _leave_others(error)
     message = _message(error)
-    if "jax" in sys.modules:
-      from jaxformers.training import processes
-
-      if processes.is_together():
-        if message is None:
-          traceback.print_exc()
-        else:
-          print(message, file=sys.stderr)
-        processes.leave(_status(error, message))
     if message is None:
       raise
     sys.exit(message)

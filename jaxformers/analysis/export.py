@@ -59,11 +59,14 @@ def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
   }
 
 
-def program(model: Model, params: Any, length: int) -> jax.export.Exported:
+def program(
+  model: Model, own: dict[str, np.ndarray], length: int
+) -> jax.export.Exported:
   """The model in evaluation as a function of (arrays, inputs [b, ...]).
 
   Args:
-    model, params: as for `arrays`.
+    model: from `models.build`.
+    own: of `arrays`, for the shapes.
     length: n of the inputs, which shorter ones are padded to; of no meaning for
       images. The number of examples b is free.
   """
@@ -72,9 +75,7 @@ def program(model: Model, params: Any, length: int) -> jax.export.Exported:
     own = flax.traverse_util.unflatten_dict(flat, sep=".")
     return model.apply(own, inputs, train=False)
 
-  struct = jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays(model, params)
-  )
+  struct = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), own)
   example = model.example(length)
   shape = (*jax.export.symbolic_shape("b"), *example.shape[1:])
   export = jax.export.export(jax.jit(apply), platforms=PLATFORMS)
@@ -96,8 +97,8 @@ def write(run: Any, out: Path, length: int = 0) -> dict[str, Any]:
   if not 0 <= length <= task.max_len:
     raise ValueError(f"--length={length} is not in 1 to {task.max_len}.")
   length = length or task.max_len
-  made = program(model, run.params, length)
   own = arrays(model, run.params)
+  made = program(model, own, length)
   inputs = model.example(length)
   content = {
     "model": run.config["model"],

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformers.registry import Registry, choose
 from jaxformers.training.layout import DATA, Layout
@@ -99,11 +98,10 @@ def compile_pmap(
     in_axes=(None, 0),
     out_axes=None,
   )
-  rows = NamedSharding(layout.mesh, PartitionSpec(DATA))
 
   def place(batch: Any) -> Any:
     split = jax.tree.map(lambda x: x.reshape((count, -1, *x.shape[1:])), batch)
-    return jax.device_put(split, rows)
+    return layout.batch(split)
 
   return compiled, place
 

@@ -122,7 +122,7 @@ def rank() -> int:
 
 def is_first() -> bool:
   """Whether this process writes what people read."""
-  return jax.process_index() == 0
+  return rank() == 0
 
 
 def agreed(flag: bool) -> bool:

@@ -68,11 +68,11 @@ class Run:
         raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
     if c["seed"] < 0:
       raise ValueError(f"config.seed={c['seed']}: it must not be negative.")
-    if eval_only:
-      _check_trained(workdir)
     # What is evaluated lies on whatever devices there are.
     self.layout = parallel.layout("" if eval_only else c["mesh"])
-    if not eval_only:
+    if eval_only:
+      _check_trained(workdir)
+    else:
       _check_batch(c, self.layout.parts)
       _check_writable(workdir)
     _check_config(workdir, c)

@@ -21,17 +21,22 @@ IDS = np.array(
 IDS[2, 1:] = 0  # One token.
 
 
-@functools.cache
-def build(name, alpha=None):
-  model = models.build(
+def make(name, **options):
+  return models.build(
     name,
     vocab_size=20,
     max_len=12,
     num_classes=3,
     d_model=16,
     num_layers=2,
-    mixer={"num_experts": 2} if name == "transject" else {"num_heads": 2},
+    **options,
   )
+
+
+@functools.cache
+def build(name, alpha=None):
+  wiring = {"num_experts": 2} if name == "transject" else {"num_heads": 2}
+  model = make(name, mixer=wiring)
   params = model.init(jax.random.key(1), jnp.asarray(IDS), train=False)
   params = params["params"]
   if alpha is not None:
@@ -83,16 +88,7 @@ def test_every_model_can_be_looked_at(name):
     "nystromformer": {"num_landmarks": 4},
     "skyformer": {"num_landmarks": 6},
   }
-  model = models.build(
-    name,
-    vocab_size=20,
-    max_len=12,
-    num_classes=3,
-    d_model=16,
-    num_layers=2,
-    head_dim=8,
-    mixer=small.get(name, {}),
-  )
+  model = make(name, head_dim=8, mixer=small.get(name, {}))
   shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
   found, each, apart = jax.eval_shape(
     lambda params, *rest: layers._of(model, variables(model, params), *rest),

@@ -1,6 +1,12 @@
 """What the tests of training train on."""
 
+import functools
+
+import jax
 import numpy as np
+
+from jaxformers import models
+from jaxformers.training import optim, state, steps
 
 
 def batch():
@@ -11,3 +17,27 @@ def batch():
     "targets": rng.integers(0, 3, 8).astype(np.int32),
     "weights": np.ones(8, np.float32),
   }
+
+
+def setup(name, optimizer, learning_rate, **options):
+  """A model of two layers, its state away from the start, a batch, its step."""
+  model = models.build(
+    name,
+    vocab_size=12,
+    max_len=10,
+    num_classes=3,
+    d_model=8,
+    num_layers=2,
+    pool="mean",
+    **options,
+  )
+  tx, _ = optim.build(
+    {"name": optimizer},
+    {"name": "constant", "learning_rate": learning_rate},
+    10,
+  )
+  start = state.create(model, tx, 0)
+  # Away from the ReZero start, where most gradients vanish.
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
+  step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
+  return model, start.replace(params=params), batch(), step

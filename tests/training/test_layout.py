@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxformers import models, orthogonal
-from jaxformers.training import layout, optim, parallel, state, steps
+from jaxformers import orthogonal
+from jaxformers.training import layout, parallel
 from tests.training import examples
 
 
@@ -71,29 +71,13 @@ def test_rules_of_the_axes():
 @functools.cache
 def setup(name):
   wiring = {"num_experts": 4} if name == "transject" else {"num_heads": 2}
-  model = models.build(
-    name,
-    vocab_size=12,
-    max_len=10,
-    num_classes=3,
-    d_model=8,
-    num_layers=2,
-    pool="mean",
-    mixer=wiring,
-  )
-  tx, _ = optim.build(
-    {"name": "adam"}, {"name": "constant", "learning_rate": 0.01}, 10
-  )
-  start = jax.jit(functools.partial(state.create, model, tx))(0)
-  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
-  step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
-  return start.replace(params=params), examples.batch(), step
+  return examples.setup(name, "adam", 0.01, mixer=wiring)
 
 
 @functools.cache
 def trained(name, spec, count):
   """Two steps on so many devices under a mesh."""
-  start, batch, step = setup(name)
+  _, start, batch, step = setup(name)
   own = layout.Layout.of(spec, jax.devices()[:count])
   step = functools.partial(step, rotations=own.rotations)
   compiled, place = parallel.compile_step("jit", step, own, state=start)
@@ -138,7 +122,7 @@ def test_a_mesh_changes_no_number(name, spec):
 
 
 def test_every_device_maps_its_share():
-  start, _, _ = setup("transject")
+  _, start, _, _ = setup("transject")
   own = layout.Layout.of("data:2,model:2", jax.devices())
   params = own.place(start.params)
   found = jax.jit(functools.partial(own.rotations, name="cayley"))(params)

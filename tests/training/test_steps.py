@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models, orthogonal
-from jaxformers.training import losses, optim, parallel, state, steps
+from jaxformers import orthogonal
+from jaxformers.training import losses, parallel, steps
 from jaxformers.training.run import Run
 from tests.training import examples
 
@@ -31,24 +31,7 @@ def plain(name):
 
 
 def make(name, **options):
-  model = models.build(
-    name,
-    vocab_size=12,
-    max_len=10,
-    num_classes=3,
-    d_model=8,
-    num_layers=2,
-    pool="mean",
-    **options,
-  )
-  tx, _ = optim.build(
-    {"name": "sgd"}, {"name": "constant", "learning_rate": 0.1}, 10
-  )
-  start = state.create(model, tx, 0)
-  # Away from the ReZero start, where most gradients vanish.
-  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
-  step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
-  return model, start.replace(params=params), examples.batch(), step
+  return examples.setup(name, "sgd", 0.1, **options)
 
 
 def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
