@@ -48,6 +48,7 @@ VASWANIS_ADAM = {
 FREE = (
   "data_dir",
   "mesh",
+  "store_seconds",
   "task.archive",
   "task.vocabulary",
   "tensorboard",
@@ -117,10 +118,11 @@ def base(**fields: Any) -> ConfigDict:
     "log_steps": 50,
     "eval_steps": 500,
     "checkpoint_steps": 500,
+    "store_seconds": 600,  # To wait for a workdir that is full, or away.
     "select": "accuracy",  # Or "loss", or what else the task is scored by.
     "patience": 0,  # Evaluations without a better one before stopping; 0: off.
     "parallel": "jit",  # Or "pmap".
-    "mesh": "",  # Devices by axis: data:4,model:2; "": all for data.
+    "mesh": "",  # Devices by axis: data:2,sequence:4; "": for data.
     "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
     "tensorboard": False,
     "wandb": False,

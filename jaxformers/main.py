@@ -6,7 +6,6 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -122,17 +121,19 @@ def _is_ours(error: Exception) -> bool:
   return Path(last.filename).is_relative_to(Path(__file__).parent)
 
 
-def _is_full(error: Exception) -> bool:
-  return getattr(error, "errno", None) == errno.ENOSPC
+def _may_pass(error: Exception) -> bool:
+  """Whether a store was in trouble, and may be well later."""
+  if "jax" not in sys.modules:
+    return False
+  from jaxformers.training import store
+
+  return store.trouble(error) > 0
 
 
 def _message(error: Exception) -> str | None:
   """What a user is told of an error; None for one of the code's."""
-  if _is_full(error):
-    return (
-      f"error: {error}\nA disk is full. What was saved before is untouched: "
-      "make room and run the same command again."
-    )
+  if isinstance(error, OSError) and _may_pass(error):
+    return f"error: {error}\nRun the same command again when that is mended."
   told = isinstance(error, ValueError | FloatingPointError | OSError)
   return f"error: {error}" if told and _is_ours(error) else None
 
@@ -151,8 +152,7 @@ def _leave_others(error: Exception) -> None:
   if not processes.is_together():
     return
   message = _message(error)
-  # A disk that is full may have room later.
-  status = 1 if message is None or _is_full(error) else MISTAKE
+  status = 1 if message is None or _may_pass(error) else MISTAKE
   if processes.is_lost(error):
     status = LOST
     message = (

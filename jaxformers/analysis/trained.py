@@ -92,7 +92,7 @@ def load(workdir: str | Path) -> Trained:
       "or was evaluated at least once."
     )
   run = Run(json.loads(path.read_text()), workdir, eval_only=True)
-  with Checkpoints(workdir, run.task.description()) as checkpoints:
+  with Checkpoints(run.store, run.task.description()) as checkpoints:
     best, state, _ = checkpoints.restore_best(run.state)
   return Trained(
     run.config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 MODEL = "model"  # The axis over which experts lie.
+SEQUENCE = "sequence"  # The axis over which tokens lie.
 
 
 def experts_are_spread() -> bool:

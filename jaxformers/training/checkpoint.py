@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import dataclasses
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxformers.training import processes
+from jaxformers.training.layout import put
+from jaxformers.training.store import Store, trouble
+
+T = TypeVar("T")
 
 
 def fetched(tree: Any) -> Any:
@@ -50,20 +53,35 @@ def _rank(metrics: Mapping[str, float]) -> tuple[float, float]:
   return metrics["score"], -metrics["step"]
 
 
+@dataclasses.dataclass
+class _Pending:
+  """A checkpoint that may not be on disk yet."""
+
+  step: int
+  on_host: Any
+  meta: dict[str, Any]
+  metrics: dict[str, Any] | None
+  failed: bool = False
+
+
 class Checkpoints:
   """The checkpoints of a run, under `workdir`/checkpoints.
 
   Saving goes on in the background; a process that is killed meanwhile leaves
-  the checkpoint before. Use as a context manager, which waits for the last.
+  the checkpoint before. A store that is full or away for a while is waited for.
+  Use as a context manager, which waits for the last.
 
   Attributes:
     about: what the numbers of the run depend on beside its config, plain JSON:
       kept in every checkpoint, and must be the same when one is restored.
+    store: of the run.
   """
 
-  def __init__(self, workdir: Path, about: Mapping[str, Any]) -> None:
+  def __init__(self, store: Store, about: Mapping[str, Any]) -> None:
     self.about = json.loads(json.dumps(about))
-    self.folder = workdir / "checkpoints"
+    self.folder = store.folder / "checkpoints"
+    self.store = store
+    self._pending: _Pending | None = None
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy(
       [
@@ -76,15 +94,17 @@ class Checkpoints:
     options = ocp.CheckpointManagerOptions(
       best_fn=_rank, preservation_policy=policy
     )
-    with _disk_errors(self.folder):
-      self._manager = ocp.CheckpointManager(
+    self._manager = store.patiently(
+      "the run",
+      lambda: ocp.CheckpointManager(
         self.folder,
         options=options,
         item_handlers={
           "state": ocp.StandardCheckpointHandler(),
           "meta": ocp.JsonCheckpointHandler(),
         },
-      )
+      ),
+    )
 
   def __enter__(self) -> Checkpoints:
     return self
@@ -110,7 +130,7 @@ class Checkpoints:
         not evaluated, and then it can be the latest but not the best.
 
     Raises:
-      OSError: if the disk is full, saying what was kept.
+      OSError: if the store was in trouble for too long.
       FloatingPointError: if a number is not finite; nothing is saved then.
     """
     state_on_host = fetched(state)
@@ -127,21 +147,53 @@ class Checkpoints:
       "memo": dict(memo),
       "crc32": checksums(state_on_host),
     }
-    with _disk_errors(self.folder):
-      self._manager.wait_until_finished()
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
-        ),
-        metrics=metrics,
-        force=True,
-      )
+    self.wait()
+    self._pending = _Pending(step, state_on_host, meta, metrics)
+    self.store.patiently(f"step {step}", self._probe)
+    try:
+      self._begin(state)
+    except Exception as error:
+      if jax.process_count() > 1 or not trouble(error):
+        raise
+      self._pending.failed = True
+      self.wait()
 
   def wait(self) -> None:
     """Returns when everything saved is on disk. Raises as `save` does."""
-    with _disk_errors(self.folder):
+    if self._pending is None:
+      return
+    if jax.process_count() > 1:
+      # What fails in one of several ends all: they start again from before.
       self._manager.wait_until_finished()
+    else:
+      self.store.patiently(f"step {self._pending.step}", self._finish)
+    self._pending = None
+
+  def _probe(self) -> None:
+    leaves = jax.tree.leaves(self._pending.on_host)
+    self.store.probe(self.folder, sum(leaf.nbytes for leaf in leaves))
+
+  def _begin(self, state: Any) -> None:
+    one = self._pending
+    self._manager.save(
+      one.step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(one.meta)
+      ),
+      metrics=one.metrics,
+      force=True,
+    )
+
+  def _finish(self) -> None:
+    """Waits for what was begun; if that has failed, begins it again."""
+    one = self._pending
+    if one.failed:
+      self._probe()
+      self._manager.reload()
+      if one.step not in self._manager.all_steps():
+        self._begin(one.on_host)
+    one.failed = True
+    self._manager.wait_until_finished()
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """The newest state that is whole, and its memo; None if there is none yet.
@@ -210,58 +262,69 @@ class Checkpoints:
       ValueError: if it is of other shapes, of other data or another protocol,
         or damaged.
     """
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    with _damage(self.folder, step):
-      found = self._manager.item_metadata(step)["state"]
-    if found is not None:
-      _same_shapes(abstract, found.tree if hasattr(found, "tree") else found)
-    with _damage(self.folder, step):
-      restored = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(abstract),
-          meta=ocp.args.JsonRestore(),
-        ),
+    error, state, meta = None, None, {}
+    try:
+      state, meta = self._read(step, like)
+    except _DamagedError as found:
+      error = found
+    if not processes.all_agree(error is None):
+      raise error or _DamagedError(
+        self.folder / str(step), "another process cannot read it"
       )
-    state, meta = restored["state"], restored["meta"]
-    if checksums(state) != meta["crc32"]:
-      raise _DamagedError(self.folder, step, "its checksums differ")
     _same_about(meta["about"], self.about)
-    return state, meta["memo"]
+    return jax.tree.map(_as, state, like), meta["memo"]
+
+  def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    """All of a checkpoint, the state on this host; by no other's help."""
+    folder = self.folder / str(step)
+    abstract = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like
+    )
+    numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    handler = ocp.PyTreeCheckpointHandler()
+    found = _undamaged(folder, lambda: handler.metadata(folder / "state"))
+    _same_shapes(abstract, found.tree)
+    state = _undamaged(
+      folder,
+      lambda: handler.restore(
+        folder / "state",
+        args=ocp.args.PyTreeRestore(
+          item=abstract, restore_args=jax.tree.map(lambda _: numpy, abstract)
+        ),
+      ),
+    )
+    meta = _undamaged(
+      folder, lambda: ocp.JsonCheckpointHandler().restore(folder / "meta")
+    )
+    if checksums(state) != meta["crc32"]:
+      raise _DamagedError(folder, "its checksums differ")
+    return state, meta
 
 
 class _DamagedError(ValueError):
   """A checkpoint of which something is missing or not what was written."""
 
-  def __init__(self, folder: Path, step: int, reason: object) -> None:
+  def __init__(self, folder: Path, reason: object) -> None:
     first = (str(reason).splitlines() or ["no reason given"])[0][:200]
-    path = folder / str(step)
-    super().__init__(f"The checkpoint {path} is damaged: {first}.")
+    super().__init__(f"The checkpoint {folder} is damaged: {first}.")
 
 
-# What the machine or the store may answer for a while, and a checkpoint never.
-_PASSING = (
-  "RESOURCE_EXHAUSTED",
-  "Out of memory",
-  "UNAVAILABLE",
-  "DEADLINE_EXCEEDED",
-  "PERMISSION_DENIED",
-  "Permission denied",
-  "Input/output error",
-  "Stale file handle",
-)
-
-
-@contextlib.contextmanager
-def _damage(folder: Path, step: int) -> Iterator[None]:
-  """Turns what orbax raises on a damaged checkpoint into `_DamagedError`."""
+def _undamaged(folder: Path, read: Callable[[], T]) -> T:
+  """What is read; what a damaged checkpoint raises is a `_DamagedError`."""
   try:
-    yield
+    return read()
   except Exception as error:
-    passing = isinstance(error, MemoryError | PermissionError)
-    if passing or any(word in str(error) for word in _PASSING):
+    memory = ("RESOURCE_EXHAUSTED", "Out of memory")
+    if isinstance(error, MemoryError) or trouble(error):
       raise
-    raise _DamagedError(folder, step, error) from error
+    if any(word in str(error) for word in memory):
+      raise
+    raise _DamagedError(folder, error) from error
+
+
+def _as(here: np.ndarray, like: Any) -> jax.Array:
+  """What is on all hosts, placed as another array is."""
+  return put(np.asarray(here, like.dtype), like.sharding)
 
 
 def _same_shapes(wanted: Any, found: Any) -> None:
@@ -303,19 +366,3 @@ def _entry(key: Any) -> str:
     if hasattr(key, attribute):
       return str(getattr(key, attribute))
   return str(key)
-
-
-@contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-  """Turns what orbax raises on a full disk into one clear OSError."""
-  try:
-    yield
-  except Exception as error:
-    full = getattr(error, "errno", None) == errno.ENOSPC
-    if full or "No space left" in str(error):
-      raise OSError(
-        errno.ENOSPC,
-        f"The disk of {folder} is full: this checkpoint was not saved, those "
-        "before it are untouched",
-      ) from error
-    raise

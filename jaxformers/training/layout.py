@@ -1,11 +1,12 @@
 """Where everything lies: the mesh of devices, and the rules of its axes.
 
-A mesh has three axes. A batch is split over `data` and `fsdp`; parameters and
-what the optimiser keeps of them are split over `fsdp`; and over `model` lie the
-experts of TransJect with the orthogonal matrices that they are made of, or the
-columns of other matrices. The compiler adds what has to be exchanged
-(GSPMD, https://arxiv.org/abs/2105.04663), so numbers do not depend on the mesh
-but for the order of sums.
+A mesh has four axes. A batch is split over `data` and `fsdp`, and the tokens of
+its sequences over `sequence`; parameters and what the optimiser keeps of them
+are split over `fsdp`; and over `model` lie the experts of TransJect with the
+orthogonal matrices that they are made of, or the columns of other matrices. The
+compiler adds what has to be exchanged (GSPMD,
+https://arxiv.org/abs/2105.04663), so numbers do not depend on the mesh but for
+the order of sums.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers import orthogonal
-from jaxformers.models.parallel import MODEL
+from jaxformers.models.parallel import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"
-AXES = (DATA, FSDP, MODEL)
+AXES = (DATA, FSDP, SEQUENCE, MODEL)
 
 
 def sizes(spec: str, count: int) -> dict[str, int]:
@@ -61,6 +62,14 @@ def sizes(spec: str, count: int) -> dict[str, int]:
 
 def _on(process: int, device: jax.Device) -> bool:
   return device.process_index == process
+
+
+def put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+  """Places an array that all processes have."""
+  here = np.asarray(leaf)
+  return jax.make_array_from_callback(
+    here.shape, sharding, lambda index: here[index]
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,37 +114,61 @@ class Layout:
     if self.parts % count or own[0] % count or not here_all or self._cuts():
       raise ValueError(
         f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
-        f"{here}: choose a size of {MODEL!r} that divides its devices, or is a "
-        "multiple of them."
+        f"{here}: choose {SEQUENCE!r} and {MODEL!r} so that their product "
+        "divides its devices, or is a multiple of them."
       )
     return own[0] // count, self.parts // count
 
   def _cuts(self) -> bool:
     """Whether any process has other parts of the batch than a whole share."""
-    model = self.mesh.shape[MODEL]
-    devices = self.mesh.devices.size // jax.process_count()
-    return bool(devices % model and model % devices)
+    each = self.mesh.size // self.parts  # Devices that share rows.
+    devices = self.mesh.size // jax.process_count()
+    return bool(devices % each and each % devices)
 
   def batch(self, local: Any) -> Any:
     """Places this process's share of a batch [b, ...] on its devices."""
-    rows = self.rows()
     if jax.process_count() == 1:
-      return jax.device_put(local, rows)
-    _, shares = self.share
-    return jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(
-        rows, x, (len(x) * shares, *x.shape[1:])
-      ),
-      local,
-    )
+      return jax.device_put(local, self.tokens(local))
+    number, shares = self.share
+
+    def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+      first = number * len(x)  # Of the rows that are here.
+
+      def part(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[0].indices(len(x) * shares)
+        return x[(slice(start - first, stop - first), *index[1:])]
+
+      whole = (len(x) * shares, *x.shape[1:])
+      return jax.make_array_from_callback(whole, sharding, part)
+
+    return jax.tree.map(put, local, self.tokens(local))
 
   def whole(self) -> NamedSharding:
     """Of what every device has."""
     return NamedSharding(self.mesh, PartitionSpec())
 
-  def rows(self) -> NamedSharding:
-    """Of a batch."""
-    return NamedSharding(self.mesh, PartitionSpec((DATA, FSDP)))
+  def tokens(self, batch: Any) -> Any:
+    """Of every array of a batch: [b], [b, n], pairs [b, 2, n], or images."""
+
+    def of(x: Any) -> NamedSharding:
+      axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
+      place = 2 if x.ndim == 3 else 1
+      if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
+        axes[place] = SEQUENCE
+      return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    return jax.tree.map(of, batch)
+
+  def check_lengths(self, lengths: tuple[int, ...]) -> None:
+    """Raises ValueError for numbers of tokens that cannot be split evenly."""
+    size = self.mesh.shape[SEQUENCE]
+    odd = [n for n in lengths if n % size]
+    if odd:
+      raise ValueError(
+        f"config.mesh splits sequences over {size} devices, and batches of "
+        f"{odd[0]} tokens do not split evenly: choose another size of "
+        f"{SEQUENCE!r}, or another config.buckets or length of the task."
+      )
 
   def state(self, tree: Any) -> Any:
     """The sharding of every leaf of a state, or of parameters, by `spec`."""
@@ -176,16 +209,7 @@ class Layout:
     return size > 1 and length % size == 0
 
   def place(self, state: Any) -> Any:
-    """Puts every leaf of a state where it belongs."""
-    if jax.process_count() == 1:
-      return jax.device_put(state, self.state(state))
-
-    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-      here = np.asarray(leaf)  # All processes have made the same.
-      return jax.make_array_from_callback(
-        here.shape, sharding, lambda index: here[index]
-      )
-
+    """Puts every leaf of a state that all processes have where it belongs."""
     return jax.tree.map(put, state, self.state(state))
 
   def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:

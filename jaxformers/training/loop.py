@@ -81,13 +81,14 @@ def run(
   Raises:
     ValueError: for a config that cannot be, or a workdir of another.
     FloatingPointError: at the first loss that is not finite, naming the step.
-    OSError: if the disk is full; what was saved before is untouched.
+    OSError: if the store was full, or away, for longer than the config waits;
+      what was saved before is untouched.
     SystemExit: with 143, after SIGTERM, when everything is saved.
   """
   workdir = Path(workdir).absolute()
   this = Run(config, workdir, eval_only=eval_only)
   about = this.task.description()
-  with Checkpoints(workdir, about) as checkpoints:
+  with Checkpoints(this.store, about) as checkpoints:
     memo = Memo()
     if not eval_only:
       latest = checkpoints.restore_latest(this.state)
@@ -115,7 +116,9 @@ def _finish(
     )
   results = this.results(scores, best, memo)
   if not eval_only and processes.is_first():
-    report.write_json(path, results)
+    this.store.patiently(
+      "results.json", lambda: report.write_json(path, results)
+    )
   elif eval_only and path.exists():
     # The times are the run's, not those of scoring again.
     run = json.loads(path.read_text())
@@ -143,7 +146,7 @@ def _train(
   if start == total:
     return memo
   with (
-    Writers(this.workdir, start, c) as writers,
+    Writers(this.store, start, c) as writers,
     Progress(total, start, title) as progress,
     contextlib.closing(this.batches(start)) as batches,
     contextlib.ExitStack() as trace,

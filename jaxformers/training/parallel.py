@@ -60,7 +60,7 @@ def compile_jit(
   placed = None if state is None else layout.state(state)
   compiled = jax.jit(
     layout.traced(step),
-    in_shardings=(placed, layout.rows()),
+    in_shardings=(placed, None),  # A batch lies where it was placed.
     out_shardings=whole if state is None else (placed, whole),
     donate_argnums=(0,) if donate else (),
   )

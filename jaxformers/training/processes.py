@@ -132,6 +132,13 @@ def agreed(flag: bool) -> bool:
   return bool(multihost_utils.broadcast_one_to_all(np.array(flag)))
 
 
+def all_agree(flag: bool) -> bool:
+  """Whether it is so in all of them."""
+  if jax.process_count() == 1:
+    return flag
+  return bool(multihost_utils.process_allgather(np.array(flag)).all())
+
+
 def wait(name: str) -> None:
   """Returns when all processes have come here."""
   if jax.process_count() > 1:

@@ -23,6 +23,7 @@ from jaxformers.training import evaluate, optim, parallel, processes, report
 from jaxformers.training import state as states
 from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import train_step
+from jaxformers.training.store import Store
 
 
 @dataclasses.dataclass
@@ -50,6 +51,7 @@ class Run:
   Attributes:
     config: plain, as in `config.json`.
     workdir: absolute.
+    store: of it.
     task, model, state: from the config; state is that of step 0.
     objective: of the model, which names the metric.
     higher: whether more of what is selected by is better.
@@ -60,6 +62,7 @@ class Run:
   ) -> None:
     self.config = configs.complete(config)
     self.workdir = workdir
+    self.store = Store(workdir, self.config["store_seconds"])
     self._began = time.perf_counter()
     self.carried_seconds = 0.0
     c = self.config
@@ -86,6 +89,10 @@ class Run:
     metric = self.objective.metric
     choose("field config.select", c["select"], (metric, "loss"))
     self.higher = c["select"] == metric and self.objective.higher
+    if c["store_seconds"] < 0:
+      raise ValueError(
+        f"config.store_seconds={c['store_seconds']}: it must not be negative."
+      )
     for field in ("ema_decay", "label_smoothing"):
       if not 0 <= c[field] < 1:
         raise ValueError(f"config.{field}={c[field]} is not in [0, 1).")
@@ -122,6 +129,8 @@ class Run:
       donate=True,
     )
     lengths = pad_lengths(self.task.max_len, c["buckets"])
+    image = self.task.sizes().get("image")
+    self.layout.check_lengths(image[:1] if image else lengths)
     self.evaluate = evaluate.Evaluator(
       self.model, c["parallel"], c["eval_batch_size"], lengths, self.layout
     )

@@ -6,10 +6,10 @@ import hashlib
 import importlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxformers.training import processes
+from jaxformers.training.store import Store
 
 
 def _require(module: str, extra: str) -> Any:
@@ -31,9 +31,10 @@ class Writers:
   """
 
   def __init__(
-    self, workdir: Path, step: int, config: Mapping[str, Any]
+    self, store: Store, step: int, config: Mapping[str, Any]
   ) -> None:
-    self._file = self._board = self._wandb = None
+    self._store, workdir = store, store.folder
+    self._path = self._board = self._wandb = None
     if not processes.is_first():
       return
     board = wandb = None
@@ -51,7 +52,8 @@ class Writers:
       staged = path.with_suffix(".staged")
       staged.write_text("".join(kept), encoding="utf-8")
       staged.replace(path)
-    self._file = path.open("a", encoding="utf-8")
+    path.touch()
+    self._path = path
     if board:
       self._board = board.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
@@ -68,18 +70,27 @@ class Writers:
     return self
 
   def __exit__(self, *_: object) -> None:
-    if self._file:
-      self._file.close()
     if self._board:
       self._board.close()
     if self._wandb:
       self._wandb.finish()
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes scalars, named like "train/loss"; the line is flushed."""
-    if self._file:
-      self._file.write(json.dumps({"step": step, **scalars}) + "\n")
-      self._file.flush()
+    """Writes scalars, named like "train/loss".
+
+    Raises:
+      OSError: if the store was in trouble for too long.
+    """
+    if self._path:
+      left = memoryview((json.dumps({"step": step, **scalars}) + "\n").encode())
+
+      def append() -> None:
+        nonlocal left
+        with self._path.open("ab", buffering=0) as file:
+          while left:
+            left = left[file.write(left) :]
+
+      self._store.patiently(f"the metrics of step {step}", append)
     if self._board:
       for name, value in scalars.items():
         self._board.add_scalar(name, value, step)

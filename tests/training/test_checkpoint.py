@@ -5,10 +5,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from jaxformers.training import store
 from jaxformers.training.checkpoint import Checkpoints, checksums
 from jaxformers.training.state import TrainState
+from jaxformers.training.store import Store
 
 # tensorstore prints the reads that were under way when one of them failed.
 pytestmark = pytest.mark.filterwarnings(
@@ -26,13 +29,13 @@ def state(step, width=3):
 
 def save(folder, *scores):
   """Checkpoints of steps 1, 2, ... with these scores; None: not evaluated."""
-  with Checkpoints(folder, ABOUT) as checkpoints:
+  with Checkpoints(Store(folder), ABOUT) as checkpoints:
     for step, score in enumerate(scores, 1):
       checkpoints.save(state(step), {"note": step}, score)
 
 
 def restored(folder, width=3):
-  with Checkpoints(folder, ABOUT) as checkpoints:
+  with Checkpoints(Store(folder), ABOUT) as checkpoints:
     return checkpoints.restore_latest(state(0, width))
 
 
@@ -50,13 +53,13 @@ def test_the_latest_comes_back_bit_for_bit(tmp_path):
 
 def test_nothing_to_restore(tmp_path):
   assert restored(tmp_path) is None
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.best_step() is None
 
 
 def test_the_latest_two_and_the_best_are_kept(tmp_path):
   save(tmp_path, 0.1, 0.9, None, 0.5, None, 0.7)
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.steps() == [2, 5, 6]
     assert checkpoints.best_step() == 2
     chex.assert_trees_all_equal(checkpoints.restore(2, state(0))[0], state(2))
@@ -64,7 +67,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
 
 def test_of_equal_scores_the_earliest_is_the_best(tmp_path):
   save(tmp_path, 0.1, 0.5, 0.5, 0.5)
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.best_step() == 2
 
 
@@ -72,7 +75,7 @@ def test_the_placement_is_that_of_the_example(tmp_path):
   save(tmp_path, None)
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
     like = jax.device_put(state(0), whole)
     found, _ = checkpoints.restore_latest(like)
   assert found.params["w"].sharding == whole
@@ -89,7 +92,7 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
   assert "damaged" in capsys.readouterr().err
   # It is set aside, so that step 2 can be saved again.
   assert (tmp_path / "checkpoints" / "damaged-2").exists()
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.steps() == [1]
     checkpoints.save(state(2), {})
   assert restored(tmp_path)[0].step == 2
@@ -114,13 +117,13 @@ def test_none_is_whole(tmp_path):
 )
 def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
   save(tmp_path, None, None)
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
 
     def fail(*args, **kwargs):
       raise error
 
     with monkeypatch.context() as patch:
-      patch.setattr(checkpoints._manager, "restore", fail)
+      patch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
       with pytest.raises(type(error)):
         checkpoints.restore_latest(state(0))
     assert checkpoints.steps() == [1, 2]
@@ -128,7 +131,7 @@ def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
 
 def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
   bad = state(3).replace(params={"w": jnp.array([1.0, jnp.nan, 2.0])})
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
     with pytest.raises(FloatingPointError, match=r"step 3 .*'w'.*not finite"):
       checkpoints.save(bad, {})
     assert checkpoints.steps() == []
@@ -140,17 +143,63 @@ def test_another_shape_is_named(tmp_path):
     restored(tmp_path, width=4)
 
 
+def full(*args, **kwargs):
+  raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   save(tmp_path, None)
-  with Checkpoints(tmp_path, ABOUT) as checkpoints:
+  checkpoints = Checkpoints(Store(tmp_path), ABOUT)
+  monkeypatch.setattr(checkpoints._manager, "save", full)
+  with pytest.raises(OSError, match="is full.*what was before is untouched"):
+    checkpoints.save(state(2), {})
+  assert checkpoints.steps() == [1]
 
-    def full(*args, **kwargs):
-      raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints._manager, "save", full)
-    with pytest.raises(OSError, match="full.*those before it are untouched"):
-      checkpoints.save(state(2), {})
-    assert checkpoints.steps() == [1]
+@pytest.mark.parametrize("call", ["save", "wait_until_finished"])
+def test_what_fails_is_saved_when_the_store_is_well(
+  tmp_path, monkeypatch, capsys, call
+):
+  """At once or in the background, with the numbers that it had then."""
+  with Checkpoints(Store(tmp_path, 60), ABOUT) as checkpoints:
+    checkpoints.save(state(1), {})
+    checkpoints.wait()
+    done, times = getattr(checkpoints._manager, call), []
+
+    def twice(*args, **kwargs):
+      times.append(1)
+      if len(times) <= 2:
+        full()
+      return done(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoints._manager, call, twice)
+    monkeypatch.setattr(store.time, "sleep", lambda seconds: None)
+    checkpoints.save(state(2), {"note": 2}, 0.5)
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 2]
+    assert checkpoints.best_step() == 2
+  found, memo = restored(tmp_path)
+  chex.assert_trees_all_equal(found, state(2))
+  assert memo == {"note": 2}
+  assert capsys.readouterr().err.count("is full") == 1
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path, monkeypatch):
+  """And nothing is written where it was: that may be another disk."""
+  here, away = tmp_path / "run", tmp_path / "away"
+  here.mkdir()
+
+  def back(seconds):
+    assert not here.exists()
+    away.rename(here)
+
+  monkeypatch.setattr(store.time, "sleep", back)
+  with Checkpoints(Store(here, 60), ABOUT) as checkpoints:
+    checkpoints.save(state(1), {})
+    checkpoints.wait()
+    here.rename(away)
+    checkpoints.save(state(2), {})
+  assert restored(here)[0].step == 2
 
 
 def test_checksums_see_every_leaf():
@@ -164,7 +213,7 @@ def test_a_checkpoint_of_another_protocol_is_refused(tmp_path):
   save(tmp_path, 0.5)
   other = ABOUT | {"protocol": "lra"}
   with (
-    Checkpoints(tmp_path, other) as checkpoints,
+    Checkpoints(Store(tmp_path), other) as checkpoints,
     pytest.raises(
       ValueError, match=r"protocol: 'own' -> 'lra'[\s\S]*another --workdir"
     ),

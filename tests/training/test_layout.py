@@ -18,26 +18,27 @@ from tests.training import examples
 @pytest.mark.parametrize(
   ("spec", "want"),
   [
-    ("", (4, 1, 1)),
-    ("data:4", (4, 1, 1)),
-    ("data:2,fsdp:2", (2, 2, 1)),
-    ("model:2,data:2", (2, 1, 2)),
-    ("fsdp:4", (1, 4, 1)),
+    ("", (4, 1, 1, 1)),
+    ("data:4", (4, 1, 1, 1)),
+    ("data:2,fsdp:2", (2, 2, 1, 1)),
+    ("model:2,data:2", (2, 1, 1, 2)),
+    ("model:2,sequence:2", (1, 1, 2, 2)),
+    ("fsdp:4", (1, 4, 1, 1)),
   ],
 )
 def test_meshes_of_four_devices(spec, want):
   own = layout.Layout.of(spec, jax.devices())
   assert own.mesh.devices.shape == want
-  assert own.mesh.axis_names == ("data", "fsdp", "model")
+  assert own.mesh.axis_names == ("data", "fsdp", "sequence", "model")
   assert own.parts == want[0] * want[1]
-  assert own.simple == (want[1] == want[2] == 1)
+  assert own.simple == (want[0] == 4)
 
 
 @pytest.mark.parametrize(
   ("spec", "message"),
   [
     ("data:3", "of 3 devices, and there are 4"),
-    ("rows:4", "'rows:4' is no axis with its size.*data, fsdp, model"),
+    ("rows:4", "'rows:4' is no axis with its size.*data, fsdp, sequence, m"),
     ("data", "'data' is no axis with its size"),
     ("data:0", "'data:0' is no axis"),
   ],
@@ -45,6 +46,21 @@ def test_meshes_of_four_devices(spec, want):
 def test_what_is_no_mesh(spec, message):
   with pytest.raises(ValueError, match=message):
     layout.sizes(spec, 4)
+
+
+def test_tokens_lie_over_an_axis_of_their_own():
+  own = layout.Layout.of("data:2,sequence:2", jax.devices())
+  shapes = {"pairs": (4, 2, 6), "ids": (4, 6), "targets": (4,), "odd": (4, 5)}
+  batch = own.batch({k: np.zeros(shape) for k, shape in shapes.items()})
+  assert {k: x.sharding.spec for k, x in batch.items()} == {
+    "pairs": P(("data", "fsdp"), None, "sequence"),
+    "ids": P(("data", "fsdp"), "sequence"),
+    "targets": P(("data", "fsdp")),
+    "odd": P(("data", "fsdp"), None),
+  }
+  own.check_lengths((4, 6))
+  with pytest.raises(ValueError, match="batches of 5 tokens do not split"):
+    own.check_lengths((4, 5, 7))
 
 
 def path(*names):
@@ -100,7 +116,7 @@ def without_key_bias(params):
 @pytest.mark.parametrize(
   ("name", "spec"),
   [
-    ("transject", "data:2,model:2"),
+    ("transject", "sequence:2,model:2"),
     ("transject", "fsdp:2,model:2"),
     ("transformer", "fsdp:2,model:2"),
   ],
@@ -148,9 +164,10 @@ def shares(monkeypatch, processes, each, model):
       types.SimpleNamespace(process_index=k // each)
       for k in range(processes * each)
     ]
-  ).reshape(-1, 1, model)
+  ).reshape(-1, 1, 1, model)
   sizes = dict(zip(layout.AXES, devices.shape, strict=True))
-  mesh = types.SimpleNamespace(devices=devices, shape=sizes)
+  size = devices.size
+  mesh = types.SimpleNamespace(devices=devices, shape=sizes, size=size)
   monkeypatch.setattr(jax, "process_count", lambda: processes)
   found = []
   for k in range(processes):

@@ -12,6 +12,7 @@ from jaxformers import config as configs
 from jaxformers.training import evaluate, loop, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import Run
+from jaxformers.training.store import Store
 
 TIMES = ("train_seconds", "wall_seconds")
 
@@ -92,7 +93,7 @@ def test_sigterm_saves_and_the_run_goes_on_from_there(
     with pytest.raises(SystemExit) as exit_info:
       loop.run(smoke(), tmp_path / "run")
   assert exit_info.value.code == 143
-  with Checkpoints(tmp_path / "run", {}) as checkpoints:
+  with Checkpoints(Store(tmp_path / "run"), {}) as checkpoints:
     assert checkpoints.steps() == [3]
   assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
   assert curve(tmp_path / "run") == whole[1]
@@ -191,7 +192,7 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
     with pytest.raises(FloatingPointError, match="step 1 is not finite"):
       loop.run(config, tmp_path)
   assert not (tmp_path / "results.json").exists()
-  with Checkpoints(tmp_path, {}) as checkpoints:
+  with Checkpoints(Store(tmp_path), {}) as checkpoints:
     assert checkpoints.steps() == []
 
 

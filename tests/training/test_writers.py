@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from jaxformers.training.store import Store
 from jaxformers.training.writers import Writers
 
 OFF = {"tensorboard": False, "wandb": False}
@@ -16,19 +17,19 @@ def steps(folder):
 
 
 def test_a_line_a_step(tmp_path):
-  with Writers(tmp_path, 0, OFF) as writers:
+  with Writers(Store(tmp_path), 0, OFF) as writers:
     writers.write(1, {"train/loss": 0.1})
     writers.write(2, {"train/loss": 0.2})
     assert steps(tmp_path) == [1, 2]  # Flushed: a killed run keeps them.
 
 
 def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
-  with Writers(tmp_path, 0, OFF) as writers:
+  with Writers(Store(tmp_path), 0, OFF) as writers:
     for step in (1, 2, 3):
       writers.write(step, {"x": 1.0})
   with (tmp_path / "metrics.jsonl").open("a") as file:
     file.write('{"step": 4, "x')  # Killed while it wrote.
-  with Writers(tmp_path, 2, OFF) as writers:
+  with Writers(Store(tmp_path), 2, OFF) as writers:
     writers.write(3, {"x": 2.0})
   assert steps(tmp_path) == [1, 2, 3]
 
@@ -38,7 +39,7 @@ def test_tensorboard_reads_what_is_written(tmp_path):
   loader = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator"
   )
-  with Writers(tmp_path, 0, OFF | {"tensorboard": True}) as writers:
+  with Writers(Store(tmp_path), 0, OFF | {"tensorboard": True}) as writers:
     writers.write(3, {"train/loss": 0.5})
   events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
   events.Reload()
@@ -61,7 +62,7 @@ def test_wandb_gets_the_scalars_of_one_run(tmp_path, monkeypatch):
   wandb = types.SimpleNamespace(init=init)
   monkeypatch.setitem(sys.modules, "wandb", wandb)
   for step in (1, 2):
-    with Writers(tmp_path, step - 1, OFF | {"wandb": True}) as writers:
+    with Writers(Store(tmp_path), step - 1, OFF | {"wandb": True}) as writers:
       writers.write(step, {"train/loss": 0.5})
   assert calls == [
     *((1, {"train/loss": 0.5}), "finish"),
@@ -84,4 +85,4 @@ def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
   monkeypatch.setattr("importlib.import_module", lambda name: without(name))
   message = rf"config.{extra} is on.*jaxformers\[{extra}\]"
   with pytest.raises(ValueError, match=message):
-    Writers(tmp_path, 0, OFF | {extra: True})
+    Writers(Store(tmp_path), 0, OFF | {extra: True})
