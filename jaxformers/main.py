@@ -58,6 +58,12 @@ _SILENCE_SECONDS = flags.DEFINE_integer(
   "After which a silent process counts as dead, and all end.",
   lower_bound=1,
 )
+_STALL_SECONDS = flags.DEFINE_integer(
+  "stall_seconds",
+  1800,
+  "After which one of several processes that hangs ends itself; 0: never.",
+  lower_bound=0,
+)
 
 
 def _seeds() -> list[int]:
@@ -89,6 +95,7 @@ def _prepare_jax() -> None:
     process_id=_PROCESS_ID.value,
     start_seconds=_START_SECONDS.value,
     silence_seconds=_SILENCE_SECONDS.value,
+    stall_seconds=_STALL_SECONDS.value,
   )
   if _DISTRIBUTED.value or group.num_processes > 0:
     processes.start(group)
@@ -153,14 +160,8 @@ def _leave_others(error: Exception) -> None:
     return
   message = _message(error)
   status = 1 if message is None or _may_pass(error) else MISTAKE
-  if processes.is_lost(error):
-    status = LOST
-    message = (
-      f"error: process {processes.rank()} has lost another process of this "
-      "run, which has died or cannot be reached. Start all of them again: they "
-      "go on from the latest checkpoint. "
-      f"({str(error).splitlines()[0][:200]})"
-    )
+  if lost := processes.lost(error):
+    status, message = LOST, f"error: {lost}"
   print(message or traceback.format_exc(), file=sys.stderr)
   processes.leave(status)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformers.data.loader import Loader, prefetch
 from jaxformers.models import Model
-from jaxformers.training import parallel
+from jaxformers.training import parallel, processes
 from jaxformers.training.layout import Layout
 from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import eval_step
@@ -75,6 +75,7 @@ class Evaluator:
     loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):
+      processes.alive()
       sums = self._step(variables, batch)
       # One batch behind, so that host and device work at the same time.
       total = add(total, waiting) if waiting is not None else total

@@ -204,6 +204,7 @@ class _Loop:
   def step(self, step: int, batch: Any) -> None:
     """Starts a step, and reads the sums of the one before meanwhile."""
     this = self.run
+    processes.alive()
     with jax.transfer_guard(self._guard()):
       this.state, sums = this.train_step(this.state, batch)
     self.settle()

@@ -7,7 +7,10 @@ of every batch; the first one alone writes what people read.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
@@ -35,6 +38,8 @@ class Group:
     start_seconds: to wait for all to arrive.
     silence_seconds: after which a process that says nothing counts as dead, and
       all others end.
+    stall_seconds: after which a process ends itself that has not come to the
+      next step, and by that the others: one that hangs while its host lives.
   """
 
   coordinator: str = ""
@@ -42,6 +47,7 @@ class Group:
   process_id: int = -1
   start_seconds: int = 300
   silence_seconds: int = 60
+  stall_seconds: int = 1800
 
 
 def group(
@@ -80,13 +86,60 @@ def _number(variable: str, value: str) -> int:
     raise ValueError(f"{variable}={value!r} is no number.") from None
 
 
+# Reads what Python says last, and tells it to people when that is the end of a
+# process of several: JAX aborts it from a thread that no Python can stop.
+_WITNESS = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+name, stall = sys.argv[1:]
+said = sys.stdin.read()
+if "Fatal Python error: Aborted" in said:
+  said = (
+    f"error: {name} was ended by JAX (status 134) because another process of "
+    "this run has died or cannot be reached; JAX names it above if it knows. "
+    "Start all of them again: they go on from the latest checkpoint."
+  )
+elif said.startswith("Timeout"):
+  said = (
+    f"error: {name} has not come to its next step for --stall_seconds={stall}, "
+    "and ends, so that all can start again. It hung here:\\n" + said
+  )
+sys.stderr.write(said and said.strip() + "\\n")
+"""
+
+
+class _Witness:
+  """A process of its own that tells how this one ended, if outside Python."""
+
+  def __init__(self, stall: int) -> None:
+    name = f"process {rank()} ({socket.gethostname()})"
+    self._stall = stall
+    self._process = subprocess.Popen(
+      [sys.executable, "-S", "-c", _WITNESS, name, str(stall)],
+      stdin=subprocess.PIPE,
+      start_new_session=True,  # It outlives a signal to all.
+    )
+    faulthandler.enable(self._process.stdin)
+
+  def alive(self) -> None:
+    """Starts anew to count the seconds that this process hangs."""
+    if self._stall:
+      faulthandler.dump_traceback_later(
+        self._stall, exit=True, file=self._process.stdin
+      )
+
+
+_witness: _Witness | None = None
+
+
 def start(group: Group) -> None:
   """Joins the others; before anything else of JAX.
 
   A process that dies, or whose host is silent for too long, ends the others as
   well. One that fails must `leave`: at the end of Python it would wait for the
-  others.
+  others. When JAX ends this process, a line on stderr says what that means.
   """
+  global _witness
   known = group.num_processes > 0
   jax.distributed.initialize(
     group.coordinator or None,
@@ -95,6 +148,15 @@ def start(group: Group) -> None:
     initialization_timeout=group.start_seconds,
     heartbeat_timeout_seconds=group.silence_seconds,
   )
+  if jax.process_count() > 1:
+    _witness = _Witness(group.stall_seconds)
+    alive()
+
+
+def alive() -> None:
+  """Called at every step: this process does not hang."""
+  if _witness:
+    _witness.alive()
 
 
 def is_together() -> bool:
@@ -102,10 +164,34 @@ def is_together() -> bool:
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
-def is_lost(error: BaseException) -> bool:
-  """Whether an error says that another process is gone."""
+# In what collectives on CPUs and GPUs say of a peer that is gone, and in what
+# the coordinator does.
+_LOST = (
+  "Gloo",
+  "Connection closed by peer",
+  "NCCL",
+  "Socket closed",
+  "coordination service",
+)
+
+
+def lost(error: BaseException) -> str:
+  """What to tell of an error if it says that another process is gone, or ""."""
   text = str(error)
-  return any(word in text for word in ("Gloo", "Connection closed by peer"))
+  if not any(word in text for word in _LOST):
+    return ""
+  hint = ""
+  if "remote=[127." in text:
+    hint = (
+      " It was looked for at 127.0.0.1: on CPUs hosts find each other by their "
+      "names, which must stand for addresses that the others reach (see "
+      "/etc/hosts)."
+    )
+  return (
+    f"process {rank()} has lost another process of this run, which has died or "
+    "cannot be reached. Start all of them again: they go on from the latest "
+    f"checkpoint.{hint} ({text.splitlines()[0][:200]})"
+  )
 
 
 def leave(status: int) -> NoReturn:

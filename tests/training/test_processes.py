@@ -47,5 +47,7 @@ def test_one_process_agrees_with_itself():
 
 def test_the_loss_of_another_process_is_told_from_other_errors():
   lost = "UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]"
-  assert processes.is_lost(ValueError(lost))
-  assert not processes.is_lost(ValueError("batch_size=0"))
+  assert "process 0 has lost another" in processes.lost(ValueError(lost))
+  assert not processes.lost(ValueError("batch_size=0"))
+  nowhere = "Gloo ...: Connection refused, remote=[127.0.0.1]:21923"
+  assert "see /etc/hosts" in processes.lost(ValueError(nowhere))
