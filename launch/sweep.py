@@ -12,6 +12,11 @@ under the first seed, is run with the other seeds. What begins with --config. or
 Run it again after a stop, or with more values: what has results is not run
 again, and what has not goes on from its checkpoint. A run that fails is named
 at the end, and the others are run all the same.
+
+`--slurm` hands the runs to Slurm, all at once as an array, and waits for them;
+`--slurm partition=gpu,time=720,gpus_per_node=8` sets what submitit takes, which
+is what sbatch does (times in minutes). Stopped and run again, it waits for the
+jobs that are still there. `--dry_run` prints the commands and runs nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -113,6 +120,21 @@ def cells(paths: Sequence[str], grid: Sequence[Axis]) -> list[Cell]:
   return found
 
 
+Pair = tuple[Cell, int]  # With its seed.
+MAIN = (sys.executable, "-m", "jaxformers.main")
+
+
+def slurm_parameters(text: str) -> dict[str, int | str]:
+  """ "KEY=VALUE,KEY=VALUE" as a dict, numbers as such; ValueError otherwise."""
+  found: dict[str, int | str] = {}
+  for item in text.split(",") if text else ():
+    key, equals, value = item.partition("=")
+    if not key or not equals or not value:
+      raise ValueError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
+    found[key] = int(value) if value.isdigit() else value
+  return found
+
+
 class Sweep:
   """The runs of a grid in a workdir, one at a time.
 
@@ -125,7 +147,7 @@ class Sweep:
   def __init__(self, workdir: Path, overrides: Sequence[str]) -> None:
     self.workdir = workdir
     self.overrides = list(overrides)
-    self.failed: dict[str, int] = {}
+    self.failed: dict[str, int | str] = {}
     self._opened: dict[str, Any] = {}
 
   def config(self, cell: Cell, seed: int) -> dict[str, Any]:
@@ -218,19 +240,28 @@ class Sweep:
     found = self.done(cell, seed)
     if found is not None:
       return found
-    folder = self.folder(cell, seed)
-    print(f"\n== {cell.spec} seed {seed} -> {folder}", flush=True)
-    status = _call(
-      [
-        *(sys.executable, "-m", "jaxformers.main"),
-        *("--config", cell.spec, f"--workdir={folder}"),
-        *(f"--config.seed={seed}", *self.overrides),
-      ]
-    )
+    status = self.train(cell, seed)
     if status:
-      self.failed[str(folder)] = status
+      self.failed[str(self.folder(cell, seed))] = status
       return None
     return self.done(cell, seed)
+
+  def train(self, cell: Cell, seed: int) -> int | str:
+    """Trains and scores; the exit status, or why there is none."""
+    folder = self.folder(cell, seed)
+    print(f"\n== {cell.spec} seed {seed} -> {folder}", flush=True)
+    return _call(self.command(cell, seed))
+
+  def together(self, pairs: Sequence[Pair]) -> None:
+    """Told what is run next, for a sweep that can at once."""
+
+  def command(self, cell: Cell, seed: int) -> list[str]:
+    """What a run is."""
+    return [
+      *MAIN,
+      *("--config", cell.spec, f"--workdir={self.folder(cell, seed)}"),
+      *(f"--config.seed={seed}", *self.overrides),
+    ]
 
   def tune(self, cell: Cell, tuned: Axis, seed: int) -> Cell | None:
     """The cell with the best of the axis' values; None if all fail."""
@@ -260,6 +291,117 @@ class Sweep:
   def folder(self, cell: Cell, seed: int) -> Path:
     """The workdir of a run."""
     return self.workdir / cell.folder / f"seed_{seed}"
+
+
+class Task:
+  """A run as a job of submitit: what is called there, and ended in time."""
+
+  def __init__(self, command: Sequence[str]) -> None:
+    self.command = list(command)
+
+  def __call__(self) -> int:
+    """Runs the command to its end; its exit status."""
+    self._process = subprocess.Popen(self.command)
+    return self._process.wait()
+
+  def checkpoint(self) -> Any:
+    """Lets it save, when the job's time is up; the job that goes on."""
+    import submitit
+
+    self._process.terminate()
+    # `wait` is what was interrupted, and cannot be called in itself.
+    os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+    return submitit.helpers.DelayedSubmission(Task(self.command))
+
+
+class SlurmSweep(Sweep):
+  """The same, all at once as jobs of Slurm.
+
+  Attributes:
+    parameters: of the jobs, as submitit takes them.
+  """
+
+  def __init__(
+    self,
+    workdir: Path,
+    overrides: Sequence[str],
+    parameters: Mapping[str, int | str],
+  ) -> None:
+    """Raises ValueError for parameters that there are not, or without Slurm."""
+    super().__init__(workdir.absolute(), overrides)
+    try:
+      import submitit
+    except ImportError:
+      raise ValueError(
+        "--slurm needs submitit: run pip install 'jaxformers[slurm]'."
+      ) from None
+    folder = self.workdir / "slurm"
+    try:
+      self._executor = submitit.SlurmExecutor(
+        folder / "%j", max_num_timeout=REQUEUES
+      )
+      self._executor.update_parameters(
+        **{"job_name": "jaxformers", "time": 24 * 60} | parameters
+      )
+    except (RuntimeError, ValueError) as error:
+      raise ValueError(f"--slurm: {error}") from None
+    self._job = submitit.SlurmJob
+    self._nodes = int(parameters.get("nodes", 1))
+    self._known = folder / "jobs.json"  # Of every workdir.
+    self._jobs: dict[str, Any] = {}
+
+  def command(self, cell: Cell, seed: int) -> list[str]:
+    """What a run is; on several nodes its processes find each other."""
+    several = ["--distributed"] if self._nodes > 1 else []
+    return [*super().command(cell, seed), *several]
+
+  def together(self, pairs: Sequence[Pair]) -> None:
+    """Submits what has no results and is not queued yet."""
+    known = {}
+    if self._known.exists():
+      known = json.loads(self._known.read_text(encoding="utf-8"))
+    new: dict[str, Task] = {}
+    for cell, seed in pairs:
+      folder = str(self.folder(cell, seed))
+      if folder in self._jobs or self.done(cell, seed) is not None:
+        continue
+      if folder in known:
+        job = self._job(
+          self._executor.folder, known[folder], list(range(self._nodes))
+        )
+        if not job.done(force_check=True):
+          self._jobs[folder] = job
+          continue
+      new[folder] = Task(self.command(cell, seed))
+    jobs: dict[str, Any] = {}
+    if new:
+      with self._executor.batch():
+        jobs = {
+          folder: self._executor.submit(task) for folder, task in new.items()
+        }
+      known |= {folder: job.job_id for folder, job in jobs.items()}
+      self._known.write_text(json.dumps(known, indent=2), encoding="utf-8")
+    self._jobs |= jobs
+    if self._jobs:
+      before = len(self._jobs) - len(jobs)
+      print(
+        f"{len(jobs)} jobs submitted, {before} were before; their logs are in "
+        f"{self._known.parent}. A sweep that is stopped leaves them alone.",
+        flush=True,
+      )
+
+  def train(self, cell: Cell, seed: int) -> int | str:
+    """Waits for the job of a run."""
+    folder = str(self.folder(cell, seed))
+    job = self._jobs[folder]
+    try:
+      return max(job.results())
+    except Exception as error:  # Of any kind, from there.
+      last = str(error).strip().splitlines()[-1:]
+      return f"job {job.job_id} {job.state}: {''.join(last)}"
+
+
+REQUEUES = 20  # Of a job whose time is up before its run has ended.
 
 
 def _ends(values: Sequence[str]) -> tuple[str, ...]:
@@ -310,6 +452,7 @@ def run(
   grid: Sequence[Cell],
   tuned: Axis | None,
   seeds: Sequence[int],
+  dry_run: bool = False,
 ) -> list[dict[str, Any]]:
   """All runs of a grid.
 
@@ -318,6 +461,8 @@ def run(
     grid: of `cells`.
     tuned: the axis that is tuned, or None.
     seeds: the first of which tunes.
+    dry_run: print the commands of what has no results, and run nothing; of what
+      is tuned the first stage alone.
 
   Returns:
     The results, of the chosen values alone.
@@ -330,11 +475,19 @@ def run(
     key, values = tuned
     every = [cell.and_(key, value) for cell in grid for value in values]
   sweep.check(every, seeds)
+  if dry_run:
+    for cell in every:
+      for seed in seeds[:1] if tuned else seeds:
+        if sweep.done(cell, seed) is None:
+          print(shlex.join(sweep.command(cell, seed)))
+    return []
   found = []
-  for cell in grid:
-    chosen = sweep.tune(cell, tuned, seeds[0]) if tuned else cell
-    if chosen is not None:
-      found += [sweep.run(chosen, seed) for seed in seeds]
+  if tuned:
+    sweep.together([(cell, seeds[0]) for cell in every])
+    grid = [sweep.tune(cell, tuned, seeds[0]) for cell in grid]
+  pairs = [(cell, seed) for cell in grid if cell for seed in seeds]
+  sweep.together(pairs)
+  found = [sweep.run(cell, seed) for cell, seed in pairs]
   return [one for one in found if one is not None]
 
 
@@ -354,6 +507,10 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   )
   parser.add_argument("--tune", default="", metavar="KEY=VALUE,...")
   parser.add_argument("--seeds", default="0", help="such as 0,1,2")
+  parser.add_argument(
+    "--slurm", nargs="?", const="", metavar="KEY=VALUE,...", help="as jobs"
+  )
+  parser.add_argument("--dry_run", action="store_true")
   return parser.parse_known_args(argv)
 
 
@@ -377,8 +534,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     grid = [axis(text) for text in args.grid]
     tuned = axis(args.tune) if args.tune else None
     cells(args.config, [*grid, *([tuned] if tuned else [])])  # Checks them.
-    sweep = Sweep(args.workdir, overrides)
-    found = run(sweep, cells(args.config, grid), tuned, seeds)
+    if args.slurm is None:
+      sweep = Sweep(args.workdir, overrides)
+    else:
+      sweep = SlurmSweep(args.workdir, overrides, slurm_parameters(args.slurm))
+    found = run(
+      sweep, cells(args.config, grid), tuned, seeds, dry_run=args.dry_run
+    )
   except ValueError as error:
     sys.exit(f"error: {error}")
   if found:

@@ -37,6 +37,21 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_disable_most_optimizations", True)
 
 
+def pytest_addoption(parser):
+  """--cluster, for what takes many minutes."""
+  parser.addoption(
+    "--cluster", action="store_true", help="also run what is marked cluster"
+  )
+
+
+def pytest_collection_modifyitems(config, items):
+  """Leaves out what was not asked for, without counting it as skipped."""
+  if not config.getoption("cluster"):
+    left = [item for item in items if item.get_closest_marker("cluster")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
 @pytest.fixture
 def strict():
   """No implicit type or rank promotion."""

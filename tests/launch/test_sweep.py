@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import cloudpickle
 import pytest
+import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
 
 from launch import sweep
 
@@ -36,29 +38,36 @@ class Runs:
       return self.broken[spec]
     folder = Path(command[5].removeprefix("--workdir="))
     folder.mkdir(parents=True)
-    own = sweep.Sweep(folder, options[1:])
-    config = own.config(sweep.cells([spec], [])[0], seed)
     score = self.scores.get((spec, seed), 0.5)
-    result = {
-      **{"task": "listops", "protocol": "lra", "model": "transject"},
-      **{"seed": seed, "config": config, "max_len": 0, "metric": "accuracy"},
-      **{"accuracy": score, "selection_score": score, "data": {}},
-      **{"selection": "validation", "baselines": {}, "parameters": 1},
-      **{"parameter_ratio": 1.0, "train_seconds": 1.0},
-      "task_description": own.description(config),
-    }
+    result = content(spec, options, score)
     (folder / "results.json").write_text(json.dumps(result))
     return 0
+
+
+def content(spec, options, score=0.5):
+  """Of the results of a run, with what goes to every run after its seed."""
+  seed = int(options[0].removeprefix("--config.seed="))
+  own = sweep.Sweep(Path(), options[1:])
+  config = own.config(sweep.cells([spec], [])[0], seed)
+  return {
+    **{"task": "listops", "protocol": "lra", "model": "transject"},
+    **{"seed": seed, "config": config, "max_len": 0, "metric": "accuracy"},
+    **{"accuracy": score, "selection_score": score, "data": {}},
+    **{"selection": "validation", "baselines": {}, "parameters": 1},
+    **{"parameter_ratio": 1.0, "train_seconds": 1.0},
+    "task_description": description(own, config),
+  }
+
+
+def description(self, config):
+  """In the place of `Sweep.description`, which opens data."""
+  return {"data": config["task"].get("archive") or "listops"}
 
 
 @pytest.fixture
 def runs(monkeypatch):
   fake = Runs()
   monkeypatch.setattr(sweep, "_call", fake)
-
-  def description(self, config):
-    return {"data": config["task"].get("archive") or "listops"}
-
   monkeypatch.setattr(sweep.Sweep, "description", description)
   return fake
 
@@ -229,6 +238,148 @@ def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(tmp_path, saves):
     assert process.wait() == 143
   assert (tmp_path / "saved").exists() == saves
   assert not (tmp_path / "went on").exists()
+
+
+FAKES = {
+  # Runs all jobs of an array at once, in the background.
+  "sbatch": """
+import os, re, subprocess, sys
+text = open(sys.argv[1]).read()
+with open(os.environ["RECORD"], "a") as file:
+  file.write(text)
+count = open(os.environ["RECORD"]).read().count("#!/bin/bash")
+last = re.search(r"--array=0-(\\d+)", text)
+for k in range(int(last[1]) + 1 if last else 1):
+  own = {"SLURM_JOB_ID": f"{7 + count}"}
+  if last:
+    own = {"SLURM_ARRAY_JOB_ID": f"{7 + count}", "SLURM_ARRAY_TASK_ID": f"{k}"}
+    own["SLURM_JOB_ID"] = f"{100 * count + k}"
+  subprocess.Popen(
+    ["bash", sys.argv[1]],
+    env=os.environ | own,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+print(f"Submitted batch job {7 + count}")
+""",
+  "srun": """
+import os, sys
+os.execvp(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-u"):]])
+""",
+  "sacct": """
+print("JobID|State|NodeList")
+""",
+}
+FAKE_RUN = """
+import json, pathlib, sys
+prepared = json.loads(pathlib.Path(__file__).with_name("prepared").read_text())
+found = prepared.get(sys.argv[2] + sys.argv[4])
+if found is None:
+  sys.exit(1)
+folder = pathlib.Path(sys.argv[3].removeprefix("--workdir="))
+folder.mkdir(parents=True)
+(folder / "results.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def slurm(runs, monkeypatch, tmp_path):
+  """Programs that stand for Slurm's; the path of what they were given."""
+  folder = tmp_path / "bin"
+  folder.mkdir()
+  for name, code in FAKES.items():
+    (folder / name).write_text(f"#!{sys.executable}\n{code}")
+    (folder / name).chmod(0o755)
+  (folder / "run.py").write_text(FAKE_RUN)
+  prepared = {
+    spec + seed: content(spec, [seed])
+    for spec in (SPEC, f"{SPEC},model=transject", f"{SPEC},model=local")
+    for seed in ("--config.seed=0", "--config.seed=1")
+  }
+  (folder / "prepared").write_text(json.dumps(prepared))
+  monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+  monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+  main = (sys.executable, str(folder / "run.py"))
+  monkeypatch.setattr(sweep, "MAIN", main)
+  # As it is of a program that is called.
+  cloudpickle.register_pickle_by_value(sweep)
+  yield tmp_path / "record"
+  cloudpickle.unregister_pickle_by_value(sweep)
+
+
+def test_slurm_runs_a_grid_as_an_array(slurm, tmp_path, capsys):
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--seeds=0,1"]
+  argv += ["--slurm", "partition=gpu,time=60"]
+  sweep.main([*argv, "--grid=model=transject,local"])
+  text = slurm.read_text()
+  assert "#SBATCH --array=0-3%4" in text
+  assert "#SBATCH --partition=gpu" in text
+  assert "#SBATCH --time=60" in text
+  said = capsys.readouterr().out
+  assert "4 jobs submitted, 0 were before" in said
+  assert said.count("| 50.00 +- 0.00 | 0 1 |") == 2
+  # What has results is not submitted again, and what fails is named.
+  with pytest.raises(SystemExit, match=r"model=sparse.seed_0: 1\n.*seed_1: 1"):
+    sweep.main([*argv, "--grid=model=transject,sparse"])
+  assert "#SBATCH --array=0-1%2" in slurm.read_text()
+
+
+def test_a_job_that_is_queued_is_waited_for(slurm, tmp_path, monkeypatch):
+  """By the next sweep, too."""
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--slurm"]
+  with monkeypatch.context() as patch:
+    patch.setattr(sweep.SlurmSweep, "train", lambda *_: exit(130))
+    with pytest.raises(SystemExit, match="130"):
+      sweep.main(argv)
+  sweep.main(argv)
+  assert slurm.read_text().count("#!/bin/bash") == 1
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [("time", "'time' is not KEY=VALUE"), ("tiem=1", "--slurm: Unav.*tiem")],
+)
+def test_what_slurm_does_not_take(slurm, tmp_path, given, message):
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}"]
+  with pytest.raises(SystemExit, match=message):
+    sweep.main([*argv, f"--slurm={given}"])
+
+
+def test_without_slurm(runs, tmp_path, monkeypatch):
+  monkeypatch.setenv("PATH", "")
+  with pytest.raises(SystemExit, match="--slurm: .*srun"):
+    sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--slurm"])
+
+
+def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path):
+  (tmp_path / "run.py").write_text(RUN)
+  task = sweep.Task([sys.executable, str(tmp_path / "run.py")])
+
+  def up(*_):
+    found.append(task.checkpoint())
+
+  found = []
+  before = signal.signal(signal.SIGUSR2, up)
+  code = (
+    "import os, pathlib, signal, time\n"
+    f"while not pathlib.Path({str(tmp_path / 'began')!r}).exists(): "
+    "time.sleep(0.02)\n"
+    f"os.kill({os.getpid()}, signal.SIGUSR2)"
+  )
+  with subprocess.Popen([sys.executable, "-c", code]):
+    assert task() == 143
+  signal.signal(signal.SIGUSR2, before)
+  assert (tmp_path / "saved").exists()
+  assert found[0].function.command == task.command
+
+
+def test_a_dry_run_prints_what_has_no_results(runs, tmp_path, capsys):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
+  sweep.main([*argv, "--dry_run", "--grid=model=local,sparse"])
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 4
+  assert lines[0].endswith("model=local/seed_0 --config.seed=0")
+  assert not runs.commands
 
 
 def test_statuses_of_a_run():

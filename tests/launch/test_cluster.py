@@ -1,0 +1,341 @@
+"""Runs of several real processes: their numbers, and what may befall them.
+
+All but the first take minutes and run on request:
+
+pytest --cluster -n 0 tests/launch/test_cluster.py
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVENTS = int(os.environ.get("JAXFORMERS_RESTARTS", "20"))
+FIELDS = {
+  "total_steps": 12,
+  "log_steps": 1,
+  "eval_steps": 6,
+  "checkpoint_steps": 3,
+  "batch_size": 8,
+  "eval_batch_size": 8,
+  "buckets": 1,
+  "task.num_train": 256,
+  "task.num_validation": 16,
+  "task.num_test": 16,
+  "task.min_length": 5,
+  "task.max_length": 67,  # Of which the longest are of 64 tokens.
+  "schedule.warmup_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  return tmp_path_factory.mktemp("data")
+
+
+def command(workdir, data, *flags, **fields):
+  return [
+    *(sys.executable, "-m", "jaxformers.main"),
+    *("--config", "configs/lra/listops.py:size=tiny"),
+    *(f"--config.{key}={value}" for key, value in (FIELDS | fields).items()),
+    *(f"--config.data_dir={data}", f"--workdir={workdir}", *flags),
+  ]
+
+
+def environment(devices=1, **variables):
+  flags = [
+    "--xla_cpu_use_fusion_emitters=false",
+    f"--xla_force_host_platform_device_count={devices}",
+  ]
+  return os.environ | {
+    "JAX_COMPILATION_CACHE_DIR": os.path.expanduser(
+      "~/.cache/jaxformers/tests"
+    ),
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    "JAX_PLATFORMS": "cpu",
+    "NPROC": "16",
+    "PYTHONPATH": str(ROOT),
+    "XLA_FLAGS": " ".join(flags),
+    **variables,
+  }
+
+
+def launch(count, devices, *arguments):
+  """Runs a command as so many processes, to the end."""
+  done = subprocess.run(
+    [str(ROOT / "launch" / "local.sh"), str(count), "--", *arguments],
+    cwd=ROOT,
+    env=environment(devices),
+    capture_output=True,
+    text=True,
+    timeout=600,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  return done
+
+
+def curve(workdir):
+  """The losses by step."""
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return {
+    (row["step"], key): value
+    for row in map(json.loads, lines)
+    for key, value in row.items()
+    if key.endswith("loss")
+  }
+
+
+def results(workdir):
+  content = json.loads((workdir / "results.json").read_text())
+  times = ("train_seconds", "wall_seconds")
+  return {key: value for key, value in content.items() if key not in times}
+
+
+def worst(workdir, other):
+  """The greatest relative difference of two curves of the same steps."""
+  a, b = curve(workdir), curve(other)
+  assert a.keys() == b.keys()
+  return max(abs(a[key] - b[key]) / a[key] for key in a)
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+  """The run of one process with one device."""
+  workdir = tmp_path_factory.mktemp("runs") / "alone"
+  launch(1, 1, *command(workdir, data))
+  return workdir
+
+
+def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
+  """And when one is killed, the other ends with one message, within moments."""
+  sharing = "--config.mesh=sequence:2"
+  script = str(ROOT / "launch" / "local.sh")
+  with subprocess.Popen(
+    [script, "2", "--", *command(tmp_path, data, sharing)],
+    cwd=ROOT,
+    env=environment(),
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    said = ""
+    while "step 7/12" not in said:
+      assert process.poll() is None, said
+      said += process.stderr.readline()
+    os.kill(children(process.pid)[1], signal.SIGKILL)
+    said += process.stderr.read()
+  assert process.returncode == 0, said
+  assert said.count("has lost another process of this run") == 1
+  assert restarts(said) == 1
+  assert worst(alone, tmp_path) < 1e-5
+
+
+def children(pid):
+  """Of a launcher: the processes of a run, in the order of their start."""
+  path = Path(f"/proc/{pid}/task/{pid}/children")
+  found = [int(child) for child in path.read_text().split()]
+  return [
+    child
+    for child in found
+    if b"jaxformers.main" in Path(f"/proc/{child}/cmdline").read_bytes()
+  ]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+  ("count", "devices", "mesh"),
+  [
+    (1, 8, ""),
+    (2, 4, ""),
+    (4, 2, ""),
+    (1, 8, "data:2,fsdp:4"),
+    (1, 8, "data:2,model:4"),
+    (2, 4, "data:2,sequence:2,model:2"),
+    (4, 2, "fsdp:8"),
+    (4, 2, "sequence:8"),
+  ],
+)
+def test_curves_do_not_depend_on_processes_and_devices(
+  alone, data, tmp_path, count, devices, mesh
+):
+  launch(count, devices, *command(tmp_path, data, f"--config.mesh={mesh}"))
+  found = worst(alone, tmp_path)
+  print(f"{count} x {devices} {mesh or 'data:8'}: {found:.1e}")
+  assert found < 1e-5
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+  ("count", "devices"), [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]
+)
+def test_a_run_of_eight_devices_goes_on_with_fewer(
+  alone, data, tmp_path, count, devices
+):
+  stop = command(tmp_path, data)
+  with subprocess.Popen(
+    stop, cwd=ROOT, env=environment(8), stderr=subprocess.PIPE, text=True
+  ) as process:
+    said = ""
+    while "step 5/12" not in said:
+      said += process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert "SIGTERM: saved step" in process.stderr.read()
+  done = launch(count, devices, *stop)
+  assert "Going on from step" in done.stderr
+  assert worst(alone, tmp_path) < 1e-5
+
+
+class Launched:
+  """A launcher of four processes, and what it has said so far."""
+
+  def __init__(self, log, arguments):
+    self.path, self._log = log, log.open("w")
+    self.process = subprocess.Popen(
+      [
+        *(str(ROOT / "launch" / "local.sh"), "4", "--restarts", "1000"),
+        *("--", *arguments, "--silence_seconds=10"),
+      ],
+      cwd=ROOT,
+      env=environment(),
+      stderr=self._log,
+      text=True,
+    )
+
+  def text(self):
+    return self.path.read_text()
+
+  def until(self, condition):
+    """Waits until it is so; False if the run ended before."""
+    while not condition(self.text()):
+      if self.process.poll() is not None:
+        return False
+      time.sleep(0.05)
+    return True
+
+
+def begun(text):
+  return text.count("First step done")
+
+
+@pytest.mark.cluster
+def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
+  """Processes are killed, asked to end, and suspended, at random."""
+  steps = {"total_steps": 40 * EVENTS, "log_steps": 5, "checkpoint_steps": 7}
+  steps |= {"eval_steps": 60}
+  whole, chaos = tmp_path / "whole", tmp_path / "chaos"
+  launch(4, 1, *command(whole, data, **steps))
+  rng, told = random.Random(0), []
+  launched = Launched(tmp_path / "log", command(chaos, data, **steps))
+  while launched.until(lambda text: begun(text) > len(told)):
+    if len(told) == EVENTS:
+      break
+    # Some while they start, most while they train.
+    time.sleep(rng.uniform(0, 4))
+    with contextlib.suppress(OSError, IndexError):
+      kind = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+      one = rng.randrange(4)
+      os.kill(children(launched.process.pid)[one], kind)
+      told.append((kind.name, one))
+      launched.until(lambda text: restarts(text) >= len(told))
+  assert launched.process.wait(600) == 0, launched.text()[-3000:]
+  print(f"{len(told)} events: {told}")
+  print(f"{restarts(launched.text())} restarts")
+  assert restarts(launched.text()) >= EVENTS
+  assert curve(chaos) == curve(whole)
+  assert results(chaos) == results(whole) | {"config": results(chaos)["config"]}
+
+
+def restarts(text):
+  return text.count("starting all again")
+
+
+@pytest.fixture
+def hosts(tmp_path):
+  """Two network namespaces with addresses and names of their own."""
+  if os.geteuid() or shutil.which("ip") is None:
+    pytest.skip("only root can make network namespaces")
+
+  def ip(*words, check=True):
+    subprocess.run(["ip", *words], check=check, capture_output=True)
+
+  def clear():
+    for k in (0, 1):
+      ip("netns", "del", f"jf{k}", check=False)
+      shutil.rmtree(f"/etc/netns/jf{k}", ignore_errors=True)
+    ip("link", "del", "jfbridge", check=False)
+
+  clear()
+  ip("link", "add", "jfbridge", "type", "bridge")
+  ip("link", "set", "jfbridge", "up")
+  names = "127.0.0.1 localhost\n10.77.0.1 jf0\n10.77.0.2 jf1\n"
+  for k in (0, 1):
+    own = Path(f"/etc/netns/jf{k}")
+    own.mkdir(parents=True)
+    (own / "hosts").write_text(names)
+    ip("netns", "add", f"jf{k}")
+    ip(
+      "link",
+      "add",
+      f"jfv{k}",
+      *["type", "veth", "peer", "name", "eth0", "netns"],
+      f"jf{k}",
+    )
+    ip("link", "set", f"jfv{k}", "master", "jfbridge", "up")
+    inside = ("-n", f"jf{k}")
+    ip(*inside, "addr", "add", f"10.77.0.{k + 1}/24", "dev", "eth0")
+    ip(*inside, "link", "set", "eth0", "up")
+    ip(*inside, "link", "set", "lo", "up")
+
+  def start(arguments):
+    return [
+      subprocess.Popen(
+        [
+          *("ip", "netns", "exec", f"jf{k}", "unshare", "--uts"),
+          *("bash", "-c", f'hostname jf{k}; exec "$@"', "bash"),
+          *(*arguments, "--coordinator=10.77.0.1:5000", "--num_processes=2"),
+          *(f"--process_id={k}", "--silence_seconds=10"),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+      for k in (0, 1)
+    ]
+
+  yield start, lambda: ip("link", "set", "jfv1", "down")
+  clear()
+
+
+@pytest.mark.cluster
+def test_hosts_with_addresses_of_their_own(alone, data, tmp_path, hosts):
+  start, _ = hosts
+  processes = start(command(tmp_path, data))
+  ends = [process.communicate(timeout=300)[1] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], ends
+  assert worst(alone, tmp_path) < 1e-5
+
+
+@pytest.mark.cluster
+def test_a_cut_network_ends_in_a_clear_message(data, tmp_path, hosts):
+  start, cut = hosts
+  processes = start(command(tmp_path, data, total_steps=100_000))
+  while "step 5/" not in processes[0].stderr.readline():
+    assert processes[0].poll() is None
+  cut()
+  began = time.monotonic()
+  ends = [process.communicate(timeout=60)[1] for process in processes]
+  assert time.monotonic() - began < 30
+  for k, said in enumerate(ends):
+    last = said.strip().splitlines()[-1]
+    assert last.startswith(f"error: process {k} (jf{k}) was ended by JAX")
+    assert "Start all of them again" in last
