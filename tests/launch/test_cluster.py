@@ -97,8 +97,8 @@ def curve(workdir):
 
 def results(workdir):
   content = json.loads((workdir / "results.json").read_text())
-  times = ("train_seconds", "wall_seconds")
-  return {key: value for key, value in content.items() if key not in times}
+  differ = ("train_seconds", "wall_seconds", "config")
+  return {key: value for key, value in content.items() if key not in differ}
 
 
 def worst(workdir, other):
@@ -198,17 +198,17 @@ class Launched:
   """A launcher of four processes, and what it has said so far."""
 
   def __init__(self, log, arguments):
-    self.path, self._log = log, log.open("w")
-    self.process = subprocess.Popen(
-      [
-        *(str(ROOT / "launch" / "local.sh"), "4", "--restarts", "1000"),
-        *("--", *arguments, "--silence_seconds=10"),
-      ],
-      cwd=ROOT,
-      env=environment(),
-      stderr=self._log,
-      text=True,
-    )
+    self.path = log
+    with log.open("w") as file:
+      self.process = subprocess.Popen(
+        [
+          *(str(ROOT / "launch" / "local.sh"), "4", "--restarts", "1000"),
+          *("--", *arguments, "--silence_seconds=10"),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stderr=file,
+      )
 
   def text(self):
     return self.path.read_text()
@@ -251,7 +251,7 @@ def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
   print(f"{restarts(launched.text())} restarts")
   assert restarts(launched.text()) >= EVENTS
   assert curve(chaos) == curve(whole)
-  assert results(chaos) == results(whole) | {"config": results(chaos)["config"]}
+  assert results(chaos) == results(whole)
 
 
 def restarts(text):

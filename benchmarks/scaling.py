@@ -1,0 +1,232 @@
+r"""What a train step costs each of 1 to 512 devices, and what would bound it.
+
+python -m benchmarks.scaling --out scaling.json
+
+Compiles the step of a config for meshes of simulated devices and runs nothing:
+FLOPs, bytes read and written and memory are what XLA counts for one device, and
+what is exchanged is read off the compiled program. Under `strong` the batch
+stays as it is, and beyond one row a device sequences are split; under `weak`
+every device has that batch; `meshes` are other ways to use eight devices.
+
+The three times are those of one device at the peak rates of `--device`, none of
+which is reached, so they say what bounds a step and not how long it takes. It
+was compiled for CPUs, whose programs fuse less: bytes are an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.data import save, table
+from jaxformers import config as configs
+from jaxformers import models
+from jaxformers.registry import choose
+from jaxformers.training import optim, parallel, state, steps
+from jaxformers.training.layout import Layout
+
+COUNT = 512
+# Of Text: bytes and what stands beside them, two classes.
+SIZES = {"vocab_size": 257, "num_classes": 2}
+MESHES = ("data:8", "fsdp:8", "data:2,model:4", "sequence:8", "data:4,fsdp:2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """Peak rates of a device, from its data sheet.
+
+  Attributes:
+    flops: a second, of float32 products as JAX takes them by default: TF32 on
+      GPUs, bfloat16 on TPUs.
+    memory: bytes a second.
+    network: bytes a second that a device sends to those near it.
+  """
+
+  flops: float
+  memory: float
+  network: float
+
+
+DEVICES = {
+  "h100": Device(494e12, 3.35e12, 450e9),
+  "tpu_v4": Device(275e12, 1.2e12, 150e9),
+  "tpu_v5e": Device(197e12, 0.82e12, 100e9),
+}
+
+_SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
+_SIZES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8}
+_COLLECTIVE = re.compile(
+  r"= (?P<shapes>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter"
+  r"|all-to-all|collective-permute)(?:-start)?\("
+)
+
+
+def collectives(program: str) -> dict[str, tuple[int, float]]:
+  """What a device sends, by kind: (how often, bytes), of a compiled program.
+
+  Bytes are those of a ring: of an all-reduce twice (g - 1) / g of the array,
+  where g devices take part, of the others once, of a permutation all of it.
+  """
+  found: dict[str, tuple[int, float]] = {}
+  for line in program.splitlines():
+    match = _COLLECTIVE.search(line)
+    if match is None:
+      continue
+    size = sum(
+      _SIZES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(","))))
+      for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
+    )
+    kind, group = match["kind"], group_size(line)
+    share = (group - 1) / group
+    factor = {
+      "all-reduce": 2 * share,
+      "collective-permute": 1.0,
+      "reduce-scatter": group * share,  # The array is a share of what is sent.
+    }.get(kind, share)
+    times, sent = found.get(kind, (0, 0.0))
+    found[kind] = (times + 1, sent + factor * size)
+  return found
+
+
+def group_size(line: str) -> int:
+  """How many devices take part in a collective of a program.
+
+  Raises:
+    ValueError: for a notation that is not known.
+  """
+  if "collective-permute" in line:
+    return 2
+  if match := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+    return len(match[1].split(","))
+  if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", line):
+    return int(match[2])
+  if match := re.search(r"replica_groups=\w+\[([^\]]*)\] \{([^}]*)\}", line):
+    axes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+    over = re.findall(r"'(\w+)'", match[2])
+    return math.prod(int(axes[name]) for name in over)
+  raise ValueError(f"No groups of devices found in {line.strip()[:200]}")
+
+
+def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
+  """The train step of a config for so many devices, compiled.
+
+  Args:
+    spec: of a config, "path.py:key=value".
+    mesh: as `config.mesh`.
+    count: of devices.
+    batch: rows, of all devices.
+    length: tokens of a row.
+  """
+  config = configs.plain(configs.load(spec))
+  model = models.build(**config["model"], **SIZES, max_len=length)
+  tx, _ = optim.build(
+    config["optimizer"], config["schedule"], config["total_steps"]
+  )
+  layout = Layout.of(mesh, jax.devices()[:count])
+  start = jax.eval_shape(functools.partial(state.create, model, tx), 0)
+  rows = {
+    "inputs": jax.ShapeDtypeStruct((batch, length), np.int32),
+    "targets": jax.ShapeDtypeStruct((batch,), np.int32),
+    "weights": jax.ShapeDtypeStruct((batch,), np.float32),
+  }
+  placed = jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding
+    ),
+    rows,
+    layout.tokens(rows),
+  )
+  step = functools.partial(
+    steps.train_step, model=model, tx=tx, seed=0, rotations=layout.rotations
+  )
+  run, _ = parallel.compile_step("jit", step, layout, state=start, donate=True)
+  return run.lower(start, placed).compile()
+
+
+def row(program: Any, device: Device) -> dict[str, Any]:
+  """What a compiled step costs a device, and what bounds it there."""
+  costs, memory = program.cost_analysis(), program.memory_analysis()
+  sent = collectives(program.as_text())
+  total = sum(size for _, size in sent.values())
+  seconds = {
+    "products": costs["flops"] / device.flops,
+    "memory": costs["bytes accessed"] / device.memory,
+    "network": total / device.network,
+  }
+  return {
+    "TFLOP": costs["flops"] / 1e12,
+    "GB moved": costs["bytes accessed"] / 1e9,
+    "GiB held": (memory.temp_size_in_bytes + memory.argument_size_in_bytes)
+    / 2**30,
+    "MB sent": total / 1e6,
+    "sent by": ", ".join(f"{n} {kind}" for kind, (n, _) in sent.items()) or "-",
+    **{f"ms {name}": 1e3 * value for name, value in seconds.items()},
+    "bound by": max(seconds, key=seconds.__getitem__),
+  }
+
+
+def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
+  """(kind, mesh, devices, batch) of every row.
+
+  Args:
+    batch: rows.
+    length: tokens, which are split where there are more devices than rows.
+  """
+  counts = [2**k for k in range(COUNT.bit_length())]
+  found = []
+  for count in counts:
+    data = min(math.gcd(batch, count), count)
+    if length % (count // data) == 0:
+      found.append(
+        ("strong", f"data:{data},sequence:{count // data}", count, batch)
+      )
+  found += [("weak", f"data:{count}", count, batch * count) for count in counts]
+  found += [("meshes", mesh, 8, batch) for mesh in MESHES]
+  return found
+
+
+def main() -> None:
+  """Prints the table, and writes it as JSON if asked."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--config", default="configs/lra/text.py")
+  parser.add_argument("--length", type=int, default=4096)
+  parser.add_argument("--batch", type=int, default=32)
+  parser.add_argument("--most", type=int, default=COUNT, help="devices")
+  parser.add_argument("--device", default="h100", help=", ".join(DEVICES))
+  parser.add_argument("--out", default="", help="path of the JSON")
+  args = parser.parse_args()
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", COUNT)
+  device = DEVICES[choose("device", args.device, DEVICES)]
+  rows: list[dict[str, Any]] = []
+  for kind, mesh, count, batch in plans(args.batch, args.length):
+    if count > args.most:
+      continue
+    program = compiled(args.config, mesh, count, batch, args.length)
+    found = row(program, device)
+    alone = rows[0]["TFLOP"] if rows else found["TFLOP"]
+    share = alone * batch / args.batch / (count * found["TFLOP"])
+    rows.append(
+      {"scaling": kind, "devices": count, "mesh": mesh, "batch": batch}
+      | found
+      | {"of one device's work": share}
+    )
+    print(table(rows[-1:]).splitlines()[-1], flush=True)
+  print(f"\n{args.config}, n = {args.length}, peak rates of {args.device}\n")
+  print(table(rows))
+  if args.out:
+    save(Path(args.out), {"scaling": rows})
+
+
+if __name__ == "__main__":
+  main()
