@@ -108,7 +108,9 @@ def group_size(line: str) -> int:
     return len(match[1].split(","))
   if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", line):
     return int(match[2])
-  if match := re.search(r"replica_groups=\w+\[([^\]]*)\] \{([^}]*)\}", line):
+  if match := re.search(
+    r"replica_groups=\w+\[([^\]]*)\][^{]* \{([^}]*)\}", line
+  ):
     axes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
     over = re.findall(r"'(\w+)'", match[2])
     return math.prod(int(axes[name]) for name in over)
@@ -145,7 +147,7 @@ def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
     layout.tokens(rows),
   )
   step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, rotations=layout.rotations
+    steps.train_step, model=model, tx=tx, seed=0, prepare=layout.prepared
   )
   run, _ = parallel.compile_step("jit", step, layout, state=start, donate=True)
   return run.lower(start, placed).compile()

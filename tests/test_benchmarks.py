@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import data, depth, encoders, fidelity, orthogonal, training
+from benchmarks import (
+  data,
+  depth,
+  encoders,
+  fidelity,
+  orthogonal,
+  scaling,
+  training,
+)
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 
@@ -89,3 +97,34 @@ def test_the_cost_of_the_term_is_a_ratio():
       row["with the term s"] / row["softmax s"]
     )
     assert 0.9 < row["memory"] < 1.5
+
+
+PROGRAM = """
+  %a = (f32[4]{0}, f32[2,3]{1,0}, /*index=2*/f32[]) all-reduce(%x, %y, %z), replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  %b = f32[8,4]{1,0} all-gather(%x), replica_groups=[2,2]<=[4], dimensions={0}
+  %c = bf16[8]{0} all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}
+  %d = f32[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b'}, to_apply=%add
+  %e = f32[6]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}
+  ROOT %f = f32[4]{0} add(%a.0, %e)
+"""  # noqa: E501
+
+
+def test_what_a_program_exchanges():
+  assert scaling.collectives(PROGRAM) == {
+    "all-reduce": (1, 2 * 3 / 4 * 44),
+    "all-gather": (2, 128 / 2 + 16 * 3 / 4),
+    "reduce-scatter": (1, 8 * 7),
+    "collective-permute": (1, 24.0),
+  }
+  with pytest.raises(ValueError, match="No groups of devices"):
+    scaling.collectives("%a = f32[4]{0} all-reduce(%x), to_apply=%add")
+
+
+def test_meshes_of_a_batch():
+  plans = scaling.plans(32, 4096)
+  assert ("strong", "data:32,sequence:16", 512, 32) in plans
+  assert ("weak", "data:64", 64, 2048) in plans
+  assert all(count <= 512 for _, _, count, _ in plans)
+  # A length that cannot be split has no more devices than rows.
+  odd = [n for kind, _, n, _ in scaling.plans(32, 15) if kind == "strong"]
+  assert max(odd) == 32

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import dropout_layer, kernel_init, rotation
 from jaxformers.models.mixers.transject import ResidualScale
+from jaxformers.models.parallel import whole_tokens
 from jaxformers.registry import Registry, choose
 
 BLOCKS: Registry = Registry("block")
@@ -255,7 +256,7 @@ class Injective(nn.Module):
     residual = ResidualScale(self.num_layers, name="residual")
     mixer = self.mixer(name="mixer", residual=residual)
     y, carry = mixer(x, mask=mask, carry=carry, train=train)
-    x = x + y.astype(x.dtype)
+    x = whole_tokens(x + y.astype(x.dtype))
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
     y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)

@@ -13,6 +13,7 @@ from jaxformers.models import reversible
 from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import layer_norm
 from jaxformers.models.embedding import num_patches
+from jaxformers.models.parallel import whole_tokens
 
 ACTIVATIONS = ("stored", "recomputed", "reversible")
 
@@ -58,7 +59,7 @@ class Encoder(nn.Module):
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
-    x = embed(ids)
+    x = whole_tokens(embed(ids))
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
@@ -76,6 +77,7 @@ class Encoder(nn.Module):
     carry = None
     for block in blocks:
       x, carry = call(block, x, mask, carry)
+      x = whole_tokens(x)
       self.sow("intermediates", "hidden", x)
     if kind.final_norm:
       x = layer_norm(x, "norm", kind.norm_epsilon)

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 MODEL = "model"  # The axis over which experts lie.
 SEQUENCE = "sequence"  # The axis over which tokens lie.
 
 
+def _mesh() -> jax.sharding.AbstractMesh:
+  return jax.sharding.get_abstract_mesh()
+
+
 def experts_are_spread() -> bool:
   """Whether experts lie on several devices, by the mesh of the context."""
-  return jax.sharding.get_abstract_mesh().shape.get(MODEL, 1) > 1
+  return _mesh().shape.get(MODEL, 1) > 1
+
+
+def whole_tokens(x: jax.Array) -> jax.Array:
+  """x [b, n, d] between layers, where no token is split over devices.
+
+  Else tokens would be split as the columns of what made them are, and gathered
+  again for every expert.
+  """
+  if not experts_are_spread():
+    return x
+  free = PartitionSpec.UNCONSTRAINED
+  sharding = NamedSharding(_mesh(), PartitionSpec(free, free, None))
+  return jax.lax.with_sharding_constraint(x, sharding)

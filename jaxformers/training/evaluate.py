@@ -49,8 +49,8 @@ class Evaluator:
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = OBJECTIVES[model.objective]
-    self._rotations = jax.jit(
-      functools.partial(layout.rotations, name=model.orthogonal_map)
+    self._prepared = jax.jit(
+      functools.partial(layout.prepared, name=model.orthogonal_map)
     )
     step = functools.partial(eval_step, model=model)
     self._step, self._place = parallel.compile_step(mode, step, layout)
@@ -69,7 +69,7 @@ class Evaluator:
       split: every example of it is counted, once.
       tick: called with the number of examples done so far.
     """
-    variables = {"params": params, "rotations": self._rotations(params)}
+    variables = self._prepared(params)
     total: dict[str, Any] = {}
     waiting: Any = None
     loader = Loader(split, self.lengths, *self._share)

@@ -27,6 +27,8 @@ from jaxformers.models.parallel import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"
 AXES = (DATA, FSDP, SEQUENCE, MODEL)
+# Stacked matrices that every token meets one after the other, unlike experts.
+IN_TURN = ("feed_forward_skew", "feed_forward_orthogonal")
 
 
 def sizes(spec: str, count: int) -> dict[str, int]:
@@ -212,19 +214,42 @@ class Layout:
     """Puts every leaf of a state that all processes have where it belongs."""
     return jax.tree.map(put, state, self.state(state))
 
-  def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`orthogonal.rotations`; every device of `model` maps its share.
+  def prepared(self, params: Any, name: str) -> dict[str, Any]:
+    """`steps.prepared`; what lies over `fsdp` is gathered for the step.
+
+    Else the compiler would have to split tokens as parameters are, and moves
+    them back and forth.
 
     Args:
       params: a tree of parameters.
       name: of the map.
     """
-    parts = self.mesh.shape[MODEL]
+
+    def whole(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+      kept = [
+        axis if axis == MODEL else None for axis in self.spec(path, leaf.shape)
+      ]
+      sharding = NamedSharding(self.mesh, PartitionSpec(*kept))
+      return jax.lax.with_sharding_constraint(leaf, sharding)
+
+    rotations = self.rotations(params, name)
+    if self.mesh.shape[FSDP] > 1:
+      params = jax.tree_util.tree_map_with_path(whole, params)
+    return {"params": params, "rotations": rotations}
+
+  def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`orthogonal.rotations`; devices of `model` and `fsdp` share the work.
+
+    Args:
+      params: a tree of parameters.
+      name: of the map.
+    """
+    parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
       return orthogonal.rotations(params, name)
 
     def spread(mapping: Callable[[jax.Array], jax.Array]) -> Any:
-      over = PartitionSpec(MODEL)
+      over = PartitionSpec((MODEL, FSDP))
       shared = jax.shard_map(
         mapping, mesh=self.mesh, in_specs=over, out_specs=over
       )
@@ -239,12 +264,13 @@ class Layout:
     return jax.lax.with_sharding_constraint(found, self._experts(found))
 
   def _experts(self, rotations: Any) -> Any:
-    def spec(q: jax.Array) -> NamedSharding:
-      if q.ndim > 2 and self._splits(q.shape[0], MODEL):
+    def spec(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
+      in_turn = jax.tree_util.keystr(path[-1:], simple=True) in IN_TURN
+      if q.ndim > 2 and not in_turn and self._splits(q.shape[0], MODEL):
         return NamedSharding(self.mesh, PartitionSpec(MODEL))
       return self.whole()
 
-    return jax.tree.map(spec, rotations)
+    return jax.tree_util.tree_map_with_path(spec, rotations)
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
     """A function traced with the mesh, which the models then know of."""

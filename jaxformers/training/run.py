@@ -122,7 +122,7 @@ class Run:
         accumulate=c["accumulate"],
         smoothing=c["label_smoothing"],
         ema_decay=c["ema_decay"],
-        rotations=self.layout.rotations,
+        prepare=self.layout.prepared,
       ),
       self.layout,
       state=self.state,

@@ -20,9 +20,13 @@ from jaxformers.training.losses import OBJECTIVES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
 
 
+def prepared(params: Any, name: str) -> dict[str, Any]:
+  """What a model is applied to: `params`, and the `rotations` of a map."""
+  return {"params": params, "rotations": orthogonal.rotations(params, name)}
+
+
 def _forward(
-  params: Any,
-  rotations: Any,
+  variables: Any,
   batch: Batch,
   key: jax.Array,
   *,
@@ -32,7 +36,7 @@ def _forward(
   """The sum to minimise over a batch, and the sums of its objective."""
   objective = OBJECTIVES[model.objective]
   output, sown = model.apply(
-    {"params": params, "rotations": rotations},
+    variables,
     *objective.inputs(batch),
     train=True,
     rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
@@ -50,21 +54,21 @@ def _gradients(
   model: Model,
   smoothing: float,
   accumulate: int,
-  rotations: Callable[[Any, str], Any],
+  prepare: Callable[[Any, str], dict[str, Any]],
 ) -> tuple[Any, Sums]:
   """Summed gradients and metrics, the batch taken in `accumulate` parts.
 
   The orthogonal matrices are made once, before the parts, and their gradients
   carried back to the parameters once, after them.
   """
-  matrices, pull = jax.vjp(lambda p: rotations(p, model.orthogonal_map), params)
+  variables, pull = jax.vjp(lambda p: prepare(p, model.orthogonal_map), params)
 
   def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
-    grad = jax.grad(_forward, argnums=(0, 1), has_aux=True)
-    return grad(params, matrices, batch, key, model=model, smoothing=smoothing)
+    grad = jax.grad(_forward, has_aux=True)
+    return grad(variables, batch, key, model=model, smoothing=smoothing)
 
   if accumulate == 1:
-    (direct, through), sums = part(batch, key)
+    grads, sums = part(batch, key)
   else:
     # Every part takes rows of every device: the split batch stays where it is.
     parts = jax.tree.map(
@@ -77,9 +81,8 @@ def _gradients(
     def add(total: Any, one: tuple[Batch, jax.Array]) -> tuple[Any, None]:
       return jax.tree.map(jnp.add, total, part(*one)), None
 
-    ((direct, through), sums), _ = jax.lax.scan(add, zeros, (parts, keys))
-  (carried,) = pull(through)
-  return jax.tree.map(jnp.add, direct, carried), sums
+    (grads, sums), _ = jax.lax.scan(add, zeros, (parts, keys))
+  return pull(grads)[0], sums
 
 
 def train_step(
@@ -92,7 +95,7 @@ def train_step(
   accumulate: int = 1,
   smoothing: float = 0.0,
   ema_decay: float = 0.0,
-  rotations: Callable[[Any, str], Any] = orthogonal.rotations,
+  prepare: Callable[[Any, str], dict[str, Any]] = prepared,
   axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
   """One update from one batch.
@@ -107,7 +110,7 @@ def train_step(
     accumulate: number of parts the batch is taken in; must divide b.
     smoothing: of labels.
     ema_decay: of the average of parameters that is evaluated; 0 for none.
-    rotations: makes the orthogonal matrices of (parameters, map).
+    prepare: as `prepared`, of (parameters, map).
     axis_name: of pmap, or None.
 
   Returns:
@@ -123,7 +126,7 @@ def train_step(
     model=model,
     smoothing=smoothing,
     accumulate=accumulate,
-    rotations=rotations,
+    prepare=prepare,
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
@@ -147,7 +150,7 @@ def eval_step(
   """The sums of the objective over one batch, without dropout.
 
   Args:
-    variables: `params` and `rotations`, made once for the whole evaluation.
+    variables: of `prepared`, made once for the whole evaluation.
     batch: as for `train_step`; examples of weight 0 do not count.
     model: from `models.build`.
     axis_name: of pmap, or None.

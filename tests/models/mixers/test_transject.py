@@ -150,6 +150,20 @@ def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
       np.testing.assert_allclose(f[e][b], want, atol=2e-5)
 
 
+def test_a_large_batch_makes_no_array_of_d_cubed():
+  """U V of a pair of channels, which a product of three in one call makes."""
+  b, n, d = 9, 7, 5
+
+  def loss(u, sigma, v, x):
+    return sum(y.sum() for y in t.expert_outputs(x, u, sigma, v))
+
+  shapes = [(2, d, d), (b, d), (2, d, d), (b, n, d)]
+  args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  text = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2, 3)))(*args))
+  assert f"f32[{b},{d},{d}]" in text
+  assert f"f32[{d},{d},{d}]" not in text
+
+
 def test_the_gate_is_a_convex_combination_of_masked_maxima():
   x, f = normal(0, 2, 5, 4), [normal(i, 2, 5, 4) for i in (1, 2, 3)]
   a, w, mask = jnp.float32(0.3), normal(4, 4), prefix([5, 3], 5)
