@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -227,7 +226,7 @@ def main() -> None:
   print(f"\n{args.config}, n = {args.length}, peak rates of {args.device}\n")
   print(table(rows))
   if args.out:
-    save(Path(args.out), {"scaling": rows})
+    save({"scaling": rows}, args.out)
 
 
 if __name__ == "__main__":

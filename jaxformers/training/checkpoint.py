@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import sys
 import zlib
@@ -166,14 +167,14 @@ class Checkpoints:
       return
     if jax.process_count() > 1:
       # What fails in one of several ends all: they start again from before.
-      self._manager.wait_until_finished()
+      self._finish()
     else:
       self.store.patiently(f"step {self._pending.step}", self._finish)
     self._pending = None
 
   def _probe(self) -> None:
     leaves = jax.tree.leaves(self._pending.on_host)
-    self.store.probe(self.folder, sum(leaf.nbytes for leaf in leaves))
+    self.store.probe(sum(leaf.nbytes for leaf in leaves))
 
   def _begin(self, state: Any) -> None:
     one = self._pending
@@ -196,6 +197,10 @@ class Checkpoints:
         self._begin(one.on_host)
     one.failed = True
     self._manager.wait_until_finished()
+    # orbax makes folders that are not there: what it saved may lie elsewhere.
+    saved = self.store.is_there() and (self.folder / str(one.step)).is_dir()
+    if not processes.all_agree(saved):
+      raise OSError(errno.EIO, f"{self.folder / str(one.step)} is not there")
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """The newest state that is whole, and its memo; None if there is none yet.

@@ -41,6 +41,7 @@ _QUOTED = {
   "DEADLINE_EXCEEDED": errno.ETIMEDOUT,
 }
 _LONGEST = 30.0  # Seconds between two tries.
+MARK = "config.json"  # Every run begins by writing it.
 
 
 def trouble(error: BaseException) -> int:
@@ -64,23 +65,26 @@ class Store:
   folder: Path
   seconds: float = 0.0
 
-  def probe(self, folder: Path, size: int) -> None:
-    """Raises OSError in all processes unless each can write so many bytes.
+  def is_there(self) -> bool:
+    """Whether the folder is that of the run, and no other made in its place.
 
-    Args:
-      folder: that must be there; it is not made, since on a host that has lost
-        a shared one that would hide the loss.
-      size: in bytes, at least 1.
+    A host that has lost a shared file system has an empty folder there, in
+    which a library may go on as if nothing had been.
     """
+    return self.folder.joinpath(MARK).exists()
+
+  def probe(self, size: int) -> None:
+    """Raises OSError in all processes unless each can write so many bytes."""
     found = None
     try:
-      path = folder / f".probe-{processes.rank()}"
-      path.write_bytes(b"\0")
-      path.unlink()
-      if shutil.disk_usage(folder).free < size:
-        found = OSError(errno.ENOSPC, "No space left for a checkpoint")
-    except FileNotFoundError:
-      found = OSError(errno.EIO, f"{folder} is not there")
+      if not self.is_there():
+        found = OSError(errno.EIO, f"{MARK} is not there")
+      else:
+        path = self.folder / f".probe-{processes.rank()}"
+        path.write_bytes(b"\0")
+        path.unlink()
+        if shutil.disk_usage(self.folder).free < size:
+          found = OSError(errno.ENOSPC, "No space left for a checkpoint")
     except OSError as error:
       found = error
     if not processes.all_agree(found is None):
@@ -103,7 +107,7 @@ class Store:
         return action()
       except Exception as error:
         code = trouble(error)
-        if isinstance(error, FileNotFoundError) and not self.folder.is_dir():
+        if isinstance(error, FileNotFoundError) and not self.is_there():
           code = errno.EIO
         if not code:
           raise

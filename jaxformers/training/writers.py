@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,7 +87,9 @@ class Writers:
 
       def append() -> None:
         nonlocal left
-        with self._path.open("ab", buffering=0) as file:
+        # Not "ab", which would make the file anew where it is not.
+        with self._path.open("r+b", buffering=0) as file:
+          file.seek(0, os.SEEK_END)
           while left:
             left = left[file.write(left) :]
 

@@ -27,15 +27,21 @@ def state(step, width=3):
   return TrainState(jnp.int32(step), {"w": value}, (value * 2,))
 
 
+def there(folder, seconds=0.0):
+  """The store of a run that has begun."""
+  (folder / "config.json").touch()
+  return Store(folder, seconds)
+
+
 def save(folder, *scores):
   """Checkpoints of steps 1, 2, ... with these scores; None: not evaluated."""
-  with Checkpoints(Store(folder), ABOUT) as checkpoints:
+  with Checkpoints(there(folder), ABOUT) as checkpoints:
     for step, score in enumerate(scores, 1):
       checkpoints.save(state(step), {"note": step}, score)
 
 
 def restored(folder, width=3):
-  with Checkpoints(Store(folder), ABOUT) as checkpoints:
+  with Checkpoints(there(folder), ABOUT) as checkpoints:
     return checkpoints.restore_latest(state(0, width))
 
 
@@ -53,13 +59,13 @@ def test_the_latest_comes_back_bit_for_bit(tmp_path):
 
 def test_nothing_to_restore(tmp_path):
   assert restored(tmp_path) is None
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.best_step() is None
 
 
 def test_the_latest_two_and_the_best_are_kept(tmp_path):
   save(tmp_path, 0.1, 0.9, None, 0.5, None, 0.7)
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.steps() == [2, 5, 6]
     assert checkpoints.best_step() == 2
     chex.assert_trees_all_equal(checkpoints.restore(2, state(0))[0], state(2))
@@ -67,7 +73,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
 
 def test_of_equal_scores_the_earliest_is_the_best(tmp_path):
   save(tmp_path, 0.1, 0.5, 0.5, 0.5)
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.best_step() == 2
 
 
@@ -75,7 +81,7 @@ def test_the_placement_is_that_of_the_example(tmp_path):
   save(tmp_path, None)
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
     like = jax.device_put(state(0), whole)
     found, _ = checkpoints.restore_latest(like)
   assert found.params["w"].sharding == whole
@@ -92,7 +98,7 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
   assert "damaged" in capsys.readouterr().err
   # It is set aside, so that step 2 can be saved again.
   assert (tmp_path / "checkpoints" / "damaged-2").exists()
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
     assert checkpoints.steps() == [1]
     checkpoints.save(state(2), {})
   assert restored(tmp_path)[0].step == 2
@@ -117,7 +123,7 @@ def test_none_is_whole(tmp_path):
 )
 def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
   save(tmp_path, None, None)
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
 
     def fail(*args, **kwargs):
       raise error
@@ -131,7 +137,7 @@ def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
 
 def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
   bad = state(3).replace(params={"w": jnp.array([1.0, jnp.nan, 2.0])})
-  with Checkpoints(Store(tmp_path), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path), ABOUT) as checkpoints:
     with pytest.raises(FloatingPointError, match=r"step 3 .*'w'.*not finite"):
       checkpoints.save(bad, {})
     assert checkpoints.steps() == []
@@ -149,7 +155,7 @@ def full(*args, **kwargs):
 
 def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   save(tmp_path, None)
-  checkpoints = Checkpoints(Store(tmp_path), ABOUT)
+  checkpoints = Checkpoints(there(tmp_path), ABOUT)
   monkeypatch.setattr(checkpoints._manager, "save", full)
   with pytest.raises(OSError, match="is full.*what was before is untouched"):
     checkpoints.save(state(2), {})
@@ -161,7 +167,7 @@ def test_what_fails_is_saved_when_the_store_is_well(
   tmp_path, monkeypatch, capsys, call
 ):
   """At once or in the background, with the numbers that it had then."""
-  with Checkpoints(Store(tmp_path, 60), ABOUT) as checkpoints:
+  with Checkpoints(there(tmp_path, 60), ABOUT) as checkpoints:
     checkpoints.save(state(1), {})
     checkpoints.wait()
     done, times = getattr(checkpoints._manager, call), []
@@ -194,12 +200,37 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path, monkeypatch):
     away.rename(here)
 
   monkeypatch.setattr(store.time, "sleep", back)
-  with Checkpoints(Store(here, 60), ABOUT) as checkpoints:
+  with Checkpoints(there(here, 60), ABOUT) as checkpoints:
     checkpoints.save(state(1), {})
     checkpoints.wait()
     here.rename(away)
     checkpoints.save(state(2), {})
   assert restored(here)[0].step == 2
+
+
+def test_what_was_saved_elsewhere_meanwhile_is_saved_again(
+  tmp_path, monkeypatch
+):
+  """orbax makes the folders that it does not find."""
+  here, away = tmp_path / "run", tmp_path / "away"
+  here.mkdir()
+
+  def back(seconds):
+    shutil.rmtree(here)
+    away.rename(here)
+
+  monkeypatch.setattr(store.time, "sleep", back)
+  with Checkpoints(there(here, 60), ABOUT) as checkpoints:
+    done = checkpoints._manager.save
+
+    def vanish(*args, **kwargs):
+      here.rename(away)
+      monkeypatch.setattr(checkpoints._manager, "save", done)
+      return done(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoints._manager, "save", vanish)
+    checkpoints.save(state(1), {}, 0.5)
+  assert restored(here)[0].step == 1
 
 
 def test_checksums_see_every_leaf():
@@ -213,7 +244,7 @@ def test_a_checkpoint_of_another_protocol_is_refused(tmp_path):
   save(tmp_path, 0.5)
   other = ABOUT | {"protocol": "lra"}
   with (
-    Checkpoints(Store(tmp_path), other) as checkpoints,
+    Checkpoints(there(tmp_path), other) as checkpoints,
     pytest.raises(
       ValueError, match=r"protocol: 'own' -> 'lra'[\s\S]*another --workdir"
     ),

@@ -164,8 +164,8 @@ def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
 ):
   real = steps._forward
 
-  def spoiled(params, rotations, batch, key, **static):
-    total, sums = real(params, rotations, batch, key, **static)
+  def spoiled(variables, batch, key, **static):
+    total, sums = real(variables, batch, key, **static)
     bad = batch["targets"].sum() == spoiled.targets
     sums["objective"] = jax.numpy.where(bad, jax.numpy.nan, total)
     return total, sums

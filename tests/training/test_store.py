@@ -39,11 +39,15 @@ def test_the_end_of_patience(tmp_path, capsys):
 
 
 def test_a_probe(tmp_path):
-  own = Store(tmp_path)
-  own.probe(tmp_path, 1)
-  assert not list(tmp_path.iterdir())
-  with pytest.raises(OSError, match="No space left"):
-    own.probe(tmp_path, 2**60)
+  own = Store(tmp_path / "run")
   with pytest.raises(OSError, match="is not there"):
-    own.probe(tmp_path / "away", 1)
-  assert not (tmp_path / "away").exists()
+    own.probe(1)
+  assert not own.folder.exists()
+  own.folder.mkdir()
+  with pytest.raises(OSError, match="is not there"):  # Another's, perhaps.
+    own.probe(1)
+  own.folder.joinpath(store.MARK).touch()
+  own.probe(1)
+  assert len(list(own.folder.iterdir())) == 1
+  with pytest.raises(OSError, match="No space left"):
+    own.probe(2**60)
