@@ -31,6 +31,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,10 +242,10 @@ class Sweep:
     if found is not None:
       return found
     status = self.train(cell, seed)
-    if status:
+    found = self.done(cell, seed)
+    if found is None:
       self.failed[str(self.folder(cell, seed))] = status
-      return None
-    return self.done(cell, seed)
+    return found
 
   def train(self, cell: Cell, seed: int) -> int | str:
     """Trains and scores; the exit status, or why there is none."""
@@ -301,7 +302,15 @@ class Task:
 
   def __call__(self) -> int:
     """Runs the command to its end; its exit status."""
-    self._process = subprocess.Popen(self.command)
+    env = dict(os.environ)
+    # One task of a node has all of its devices.
+    count = env.get("SLURM_GPUS_ON_NODE", "")
+    if count.isdigit():
+      env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(int(count))))
+    # What tells submitit that the time is up may go to the whole group.
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    self._process = subprocess.Popen(self.command, env=env)
+    signal.signal(signal.SIGUSR2, before)
     return self._process.wait()
 
   def checkpoint(self) -> Any:
@@ -310,7 +319,12 @@ class Task:
 
     self._process.terminate()
     # `wait` is what was interrupted, and cannot be called in itself.
-    os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    until = time.monotonic() + TO_SAVE
+    while os.waitid(os.P_PID, self._process.pid, ended) is None:
+      if time.monotonic() > until:
+        break  # The checkpoint before is whole.
+      time.sleep(0.1)
     return submitit.helpers.DelayedSubmission(Task(self.command))
 
 
@@ -329,6 +343,17 @@ class SlurmSweep(Sweep):
   ) -> None:
     """Raises ValueError for parameters that there are not, or without Slurm."""
     super().__init__(workdir.absolute(), overrides)
+    for name in ("nodes", "time"):
+      if not isinstance(parameters.get(name, 1), int):
+        raise ValueError(
+          f"--slurm {name}={parameters[name]}: give a number"
+          + (" of minutes." if name == "time" else ".")
+        )
+    if parameters.get("ntasks_per_node", 1) != 1:
+      raise ValueError(
+        f"--slurm ntasks_per_node={parameters['ntasks_per_node']}: a run is "
+        "one process a node, which has all of its devices."
+      )
     try:
       import submitit
     except ImportError:
@@ -341,7 +366,10 @@ class SlurmSweep(Sweep):
         folder / "%j", max_num_timeout=REQUEUES
       )
       self._executor.update_parameters(
-        **{"job_name": "jaxformers", "time": 24 * 60} | parameters
+        **{"job_name": "jaxformers", "time": 24 * 60, "ntasks_per_node": 1}
+        | {"setup": ["export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"]}
+        | parameters,
+        signal_delay_s=TO_SAVE + 20,
       )
     except (RuntimeError, ValueError) as error:
       raise ValueError(f"--slurm: {error}") from None
@@ -361,6 +389,7 @@ class SlurmSweep(Sweep):
     if self._known.exists():
       known = json.loads(self._known.read_text(encoding="utf-8"))
     new: dict[str, Task] = {}
+    before = 0
     for cell, seed in pairs:
       folder = str(self.folder(cell, seed))
       if folder in self._jobs or self.done(cell, seed) is not None:
@@ -369,8 +398,9 @@ class SlurmSweep(Sweep):
         job = self._job(
           self._executor.folder, known[folder], list(range(self._nodes))
         )
-        if not job.done(force_check=True):
+        if not job.done(force_check=True) and _is_queued(job.job_id):
           self._jobs[folder] = job
+          before += 1
           continue
       new[folder] = Task(self.command(cell, seed))
     jobs: dict[str, Any] = {}
@@ -380,10 +410,11 @@ class SlurmSweep(Sweep):
           folder: self._executor.submit(task) for folder, task in new.items()
         }
       known |= {folder: job.job_id for folder, job in jobs.items()}
-      self._known.write_text(json.dumps(known, indent=2), encoding="utf-8")
+      staged = self._known.with_suffix(".staged")
+      staged.write_text(json.dumps(known, indent=2), encoding="utf-8")
+      staged.replace(self._known)
     self._jobs |= jobs
-    if self._jobs:
-      before = len(self._jobs) - len(jobs)
+    if before or jobs:
       print(
         f"{len(jobs)} jobs submitted, {before} were before; their logs are in "
         f"{self._known.parent}. A sweep that is stopped leaves them alone.",
@@ -392,16 +423,34 @@ class SlurmSweep(Sweep):
 
   def train(self, cell: Cell, seed: int) -> int | str:
     """Waits for the job of a run."""
-    folder = str(self.folder(cell, seed))
-    job = self._jobs[folder]
+    job = self._jobs[str(self.folder(cell, seed))]
     try:
-      return max(job.results())
+      status = next(filter(None, job.results()), 0)
+      for _ in range(60):  # Until a shared file system shows what it wrote.
+        if status or self.done(cell, seed) is not None:
+          return status
+        time.sleep(1)
+      return f"job {job.job_id} ended with 0 and left no results"
     except Exception as error:  # Of any kind, from there.
       last = str(error).strip().splitlines()[-1:]
       return f"job {job.job_id} {job.state}: {''.join(last)}"
 
 
+def _is_queued(job_id: str) -> bool:
+  """Whether Slurm knows a job that has left no result; True if nobody says."""
+  try:
+    done = subprocess.run(
+      ["squeue", "--noheader", "--jobs", job_id],
+      capture_output=True,
+      check=False,
+    )
+  except OSError:
+    return True
+  return bool(done.stdout.strip())
+
+
 REQUEUES = 20  # Of a job whose time is up before its run has ended.
+TO_SAVE = 100  # Seconds that a run has then.
 
 
 def _ends(values: Sequence[str]) -> tuple[str, ...]:

@@ -228,16 +228,6 @@ def test_several_seeds(finished, command, tmp_path):
   assert "| 0 1 |" in table.stdout
 
 
-def test_two_processes_train_as_one(finished, command, tmp_path):
-  done = run(["launch/local.sh", "2", "--", *command(tmp_path)])
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.count("accuracy") == 1  # One of them speaks.
-  one, two = (results(folder) for folder in (finished[0], tmp_path))
-  assert two["accuracy"] == one["accuracy"]
-  assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
-  assert two["hardware"]["devices"] == 2
-
-
 @pytest.mark.parametrize(
   ("flags", "arg", "message"),
   [

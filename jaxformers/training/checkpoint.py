@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import sys
 import zlib
@@ -31,13 +32,17 @@ def fetched(tree: Any) -> Any:
   def fetch(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       if not leaf.is_fully_replicated:
-        mesh = leaf.sharding.mesh
-        whole = jax.NamedSharding(mesh, jax.P())
-        leaf = jax.jit(lambda x: x, out_shardings=whole)(leaf)
+        leaf = _gathering(leaf.sharding.mesh)(leaf)
       return np.asarray(leaf.addressable_data(0))
     return np.asarray(leaf)
 
   return jax.tree.map(fetch, tree)
+
+
+@functools.cache
+def _gathering(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
+  """Puts an array on every device; one function, so compiled once a shape."""
+  return jax.jit(lambda x: x, out_shardings=jax.NamedSharding(mesh, jax.P()))
 
 
 def checksums(tree: Any) -> dict[str, int]:
@@ -63,6 +68,11 @@ class _Pending:
   meta: dict[str, Any]
   metrics: dict[str, Any] | None
   failed: bool = False
+
+  @property
+  def size(self) -> int:
+    """Of the state, in bytes."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.on_host))
 
 
 class Checkpoints:
@@ -95,16 +105,13 @@ class Checkpoints:
     options = ocp.CheckpointManagerOptions(
       best_fn=_rank, preservation_policy=policy
     )
-    self._manager = store.patiently(
-      "the run",
-      lambda: ocp.CheckpointManager(
-        self.folder,
-        options=options,
-        item_handlers={
-          "state": ocp.StandardCheckpointHandler(),
-          "meta": ocp.JsonCheckpointHandler(),
-        },
-      ),
+    self._manager = ocp.CheckpointManager(
+      self.folder,
+      options=options,
+      item_handlers={
+        "state": ocp.StandardCheckpointHandler(),
+        "meta": ocp.JsonCheckpointHandler(),
+      },
     )
 
   def __enter__(self) -> Checkpoints:
@@ -118,7 +125,11 @@ class Checkpoints:
     self._manager.close()
 
   def steps(self) -> list[int]:
-    """The steps of which there is a whole checkpoint, ascending."""
+    """The steps of which there is a whole checkpoint, ascending.
+
+    Waits for one that is being saved, and raises as `wait` does.
+    """
+    self.wait()
     return sorted(self._manager.all_steps())
 
   def save(
@@ -151,33 +162,30 @@ class Checkpoints:
       "crc32": checksums(state_on_host),
     }
     self.wait()
-    self._pending = _Pending(step, state_on_host, meta, metrics)
-    self.store.patiently(f"step {step}", self._probe)
+    one = _Pending(step, state_on_host, meta, metrics)
+    self.store.patiently(f"step {step}", lambda: self.store.probe(one.size))
     try:
-      self._begin(state)
+      self._begin(one, state)
     except Exception as error:
       if jax.process_count() > 1 or not trouble(error):
         raise
-      self._pending.failed = True
+      one.failed = True
+    self._pending = one
+    if one.failed:
       self.wait()
 
   def wait(self) -> None:
     """Returns when everything saved is on disk. Raises as `save` does."""
     if self._pending is None:
       return
+    one, self._pending = self._pending, None
     if jax.process_count() > 1:
       # What fails in one of several ends all: they start again from before.
-      self._finish()
+      self._finish(one)
     else:
-      self.store.patiently(f"step {self._pending.step}", self._finish)
-    self._pending = None
+      self.store.patiently(f"step {one.step}", lambda: self._finish(one))
 
-  def _probe(self) -> None:
-    leaves = jax.tree.leaves(self._pending.on_host)
-    self.store.probe(sum(leaf.nbytes for leaf in leaves))
-
-  def _begin(self, state: Any) -> None:
-    one = self._pending
+  def _begin(self, one: _Pending, state: Any) -> None:
     self._manager.save(
       one.step,
       args=ocp.args.Composite(
@@ -187,19 +195,18 @@ class Checkpoints:
       force=True,
     )
 
-  def _finish(self) -> None:
+  def _finish(self, one: _Pending) -> None:
     """Waits for what was begun; if that has failed, begins it again."""
-    one = self._pending
     if one.failed:
-      self._probe()
+      self.store.probe(one.size)
       self._manager.reload()
       if one.step not in self._manager.all_steps():
-        self._begin(one.on_host)
+        self._begin(one, one.on_host)
     one.failed = True
     self._manager.wait_until_finished()
     # orbax makes folders that are not there: what it saved may lie elsewhere.
     saved = self.store.is_there() and (self.folder / str(one.step)).is_dir()
-    if not processes.all_agree(saved):
+    if not processes.agreed(saved):
       raise OSError(errno.EIO, f"{self.folder / str(one.step)} is not there")
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:

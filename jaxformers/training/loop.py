@@ -124,6 +124,7 @@ def _finish(
     run = json.loads(path.read_text())
     for key in ("train_seconds", "wall_seconds"):
       results[key] = run[key]
+  processes.wait("results")  # The first may wait for its store.
   return results
 
 

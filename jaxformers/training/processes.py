@@ -93,7 +93,9 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 name, stall = sys.argv[1:]
 said = sys.stdin.read()
-if "Fatal Python error: Aborted" in said:
+# JAX aborts from a thread that is not Python's; a fault of this process's own
+# has a current one.
+if "Fatal Python error: Aborted" in said and "Current thread" not in said:
   said = (
     f"error: {name} was ended by JAX (status 134) because another process of "
     "this run has died or cannot be reached; JAX names it above if it knows. "
@@ -150,11 +152,10 @@ def start(group: Group) -> None:
   )
   if jax.process_count() > 1:
     _witness = _Witness(group.stall_seconds)
-    alive()
 
 
 def alive() -> None:
-  """Called at every step: this process does not hang."""
+  """Called at every step, the first time before the first: no hanging here."""
   if _witness:
     _witness.alive()
 
@@ -172,6 +173,8 @@ _LOST = (
   "NCCL",
   "Socket closed",
   "coordination service",
+  "GetKeyValue",
+  "Barrier",
 )
 
 

@@ -106,7 +106,7 @@ class Run:
     )
     state = jax.jit(create, static_argnums=0)(c["seed"])
     # A run that is taken up again has left them behind.
-    begun = processes.agreed(any((workdir / "checkpoints").glob("[0-9]*")))
+    begun = processes.agreed(_has_checkpoints(workdir))
     if c["pretrained"] and not eval_only and not begun:
       params = pretrained.parameters(c["pretrained"], state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
@@ -224,10 +224,16 @@ def _check_writable(workdir: Path) -> None:
     ) from None
 
 
+def _has_checkpoints(workdir: Path) -> bool:
+  """Whether any is whole: one that is being saved has more in its name."""
+  found = (workdir / "checkpoints").glob("[0-9]*")
+  return any(path.name.isdigit() for path in found)
+
+
 def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   """Raises ValueError if anything was computed there under another config."""
-  path, checkpoints = workdir / "config.json", workdir / "checkpoints"
-  if not path.exists() or not any(checkpoints.glob("[0-9]*")):
+  path = workdir / "config.json"
+  if not path.exists() or not _has_checkpoints(workdir):
     return
   before = configs.complete(json.loads(path.read_text()))
   differing = configs.differences(before, config)

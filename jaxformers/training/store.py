@@ -71,7 +71,10 @@ class Store:
     A host that has lost a shared file system has an empty folder there, in
     which a library may go on as if nothing had been.
     """
-    return self.folder.joinpath(MARK).exists()
+    try:
+      return self.folder.joinpath(MARK).exists()
+    except OSError:  # Some are raised even by asking.
+      return False
 
   def probe(self, size: int) -> None:
     """Raises OSError in all processes unless each can write so many bytes."""
@@ -109,8 +112,9 @@ class Store:
         code = trouble(error)
         if isinstance(error, FileNotFoundError) and not self.is_there():
           code = errno.EIO
-        if not code:
+        if not code or processes.lost(error):
           raise
+        processes.alive()
         left = end - time.monotonic()
         state = "is full" if code in FULL else "does not answer"
         if left <= 0:

@@ -54,7 +54,7 @@ class Writers:
       staged.write_text("".join(kept), encoding="utf-8")
       staged.replace(path)
     path.touch()
-    self._path = path
+    self._path, self._end = path, path.stat().st_size
     if board:
       self._board = board.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
@@ -83,17 +83,21 @@ class Writers:
       OSError: if the store was in trouble for too long.
     """
     if self._path:
-      left = memoryview((json.dumps({"step": step, **scalars}) + "\n").encode())
+      line = (json.dumps({"step": step, **scalars}) + "\n").encode()
 
-      def append() -> None:
-        nonlocal left
-        # Not "ab", which would make the file anew where it is not.
-        with self._path.open("r+b", buffering=0) as file:
-          file.seek(0, os.SEEK_END)
-          while left:
-            left = left[file.write(left) :]
+      def append() -> int:
+        # Not "ab", which would make the file anew where it is not; and from
+        # where the last whole line ends.
+        with self._path.open("r+b") as file:
+          file.truncate(self._end)
+          file.seek(self._end)
+          file.write(line)
+          file.flush()
+          os.fsync(file.fileno())
+        return len(line)
 
-      self._store.patiently(f"the metrics of step {step}", append)
+      what = f"the metrics of step {step}"
+      self._end += self._store.patiently(what, append)
     if self._board:
       for name, value in scalars.items():
         self._board.add_scalar(name, value, step)

@@ -124,6 +124,7 @@ def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
     [script, "2", "--", *command(tmp_path, data, sharing)],
     cwd=ROOT,
     env=environment(),
+    stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
   ) as process:
@@ -133,7 +134,10 @@ def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
       said += process.stderr.readline()
     os.kill(children(process.pid)[1], signal.SIGKILL)
     said += process.stderr.read()
+    table = process.stdout.read()
   assert process.returncode == 0, said
+  assert table.count("test accuracy") == 1  # One of them speaks.
+  assert results(tmp_path)["hardware"]["devices"] == 2
   assert said.count("has lost another process of this run") == 1
   assert restarts(said) == 1
   assert worst(alone, tmp_path) < 1e-5
@@ -235,11 +239,14 @@ def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
   launch(4, 1, *command(whole, data, **steps))
   rng, told = random.Random(0), []
   launched = Launched(tmp_path / "log", command(chaos, data, **steps))
-  while launched.until(lambda text: begun(text) > len(told)):
-    if len(told) == EVENTS:
-      break
-    # Some while they start, most while they train.
-    time.sleep(rng.uniform(0, 4))
+  while len(told) < EVENTS:
+    if rng.random() < 2 / 3:  # While they train.
+      before = begun(launched.text())
+      launched.until(lambda text: begun(text) > before)  # noqa: B023
+      time.sleep(rng.uniform(0, 4))
+    else:  # While they start.
+      time.sleep(rng.uniform(0, 8))
+    assert launched.process.poll() is None, "It has ended before all events."
     with contextlib.suppress(OSError, IndexError):
       kind = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
       one = rng.randrange(4)

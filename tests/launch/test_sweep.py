@@ -203,7 +203,7 @@ def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):
 
 
 RUN = """
-import pathlib, signal, sys, time
+import os, pathlib, signal, sys, time
 
 here = pathlib.Path(__file__).parent
 
@@ -213,7 +213,7 @@ def save(*_):
   sys.exit(143)
 
 signal.signal(signal.SIGTERM, save)
-(here / "began").touch()
+(here / "began").write_text(os.environ.get("JAX_LOCAL_DEVICE_IDS", ""))
 time.sleep(60)
 """
 
@@ -268,6 +268,11 @@ os.execvp(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-u"):]])
 """,
   "sacct": """
 print("JobID|State|NodeList")
+""",
+  "squeue": """
+import os, sys
+if not os.environ.get("GONE"):
+  print(sys.argv[-1], "gpu")
 """,
 }
 FAKE_RUN = """
@@ -335,9 +340,28 @@ def test_a_job_that_is_queued_is_waited_for(slurm, tmp_path, monkeypatch):
   assert slurm.read_text().count("#!/bin/bash") == 1
 
 
+def test_a_job_that_slurm_has_lost_is_submitted_again(
+  slurm, tmp_path, monkeypatch
+):
+  folder = tmp_path / "runs"
+  argv = ["--config", SPEC, f"--workdir={folder}", "--slurm"]
+  (folder / "slurm").mkdir(parents=True)
+  run = str(folder / "lra_listops" / "size=tiny" / "seed_0")
+  (folder / "slurm" / "jobs.json").write_text(json.dumps({run: "3"}))
+  monkeypatch.setenv("GONE", "yes")
+  sweep.main(argv)
+  assert slurm.read_text().count("#!/bin/bash") == 1
+
+
 @pytest.mark.parametrize(
   ("given", "message"),
-  [("time", "'time' is not KEY=VALUE"), ("tiem=1", "--slurm: Unav.*tiem")],
+  [
+    ("time", "'time' is not KEY=VALUE"),
+    ("tiem=1", "--slurm: Unav.*tiem"),
+    ("time=12:00:00", "time=12:00:00: give a number of minutes"),
+    ("nodes=2-4", "nodes=2-4: give a number"),
+    ("ntasks_per_node=8", "one process a node"),
+  ],
 )
 def test_what_slurm_does_not_take(slurm, tmp_path, given, message):
   argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}"]
@@ -351,9 +375,10 @@ def test_without_slurm(runs, tmp_path, monkeypatch):
     sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--slurm"])
 
 
-def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path):
+def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
   (tmp_path / "run.py").write_text(RUN)
   task = sweep.Task([sys.executable, str(tmp_path / "run.py")])
+  monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
 
   def up(*_):
     found.append(task.checkpoint())
@@ -370,6 +395,7 @@ def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path):
     assert task() == 143
   signal.signal(signal.SIGUSR2, before)
   assert (tmp_path / "saved").exists()
+  assert (tmp_path / "began").read_text() == "0,1,2"  # Its devices.
   assert found[0].function.command == task.command
 
 

@@ -115,7 +115,7 @@ def expert_outputs(
   def output(u_e: jax.Array, v_e: jax.Array) -> jax.Array:
     if n > d:
       # In this order: one with U V first would be [d, d, d].
-      scaled = u_e * sigma[:, None]
+      scaled = u_e[None] * sigma[:, None]
       folded = jnp.matmul(scaled, v_e, precision=_HIGHEST).astype(x.dtype)
       shared = sigma.shape[0] == 1
       y = x @ folded[0] if shared else jnp.einsum("bni,bik->bnk", x, folded)
