@@ -44,12 +44,31 @@ def pytest_addoption(parser):
   )
 
 
+# Files that take longest, first: or one process ends long after the other.
+LONGEST = (
+  "tests/test_main.py",
+  "tests/training/test_loop.py",
+  "tests/models/test_attention.py",
+  "tests/models/test_models.py",
+  "tests/training/test_steps.py",
+  "tests/models/test_reversible.py",
+  "tests/test_benchmarks.py",
+  "tests/launch/test_cluster.py",
+)
+
+
 def pytest_collection_modifyitems(config, items):
-  """Leaves out what was not asked for, without counting it as skipped."""
+  """Leaves out what was not asked for, and puts long files first."""
   if not config.getoption("cluster"):
     left = [item for item in items if item.get_closest_marker("cluster")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
+
+  def place(item):
+    path = item.path.relative_to(ROOT).as_posix()
+    return LONGEST.index(path) if path in LONGEST else len(LONGEST)
+
+  items.sort(key=place)
 
 
 @pytest.fixture
