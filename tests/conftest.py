@@ -38,9 +38,9 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_addoption(parser):
-  """--cluster, for what takes many minutes."""
+  """--long, for what takes minutes."""
   parser.addoption(
-    "--cluster", action="store_true", help="also run what is marked cluster"
+    "--long", action="store_true", help="also run what is marked long"
   )
 
 
@@ -59,8 +59,8 @@ LONGEST = (
 
 def pytest_collection_modifyitems(config, items):
   """Leaves out what was not asked for, and puts long files first."""
-  if not config.getoption("cluster"):
-    left = [item for item in items if item.get_closest_marker("cluster")]
+  if not config.getoption("long"):
+    left = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-KILLS = int(os.environ.get("JAXFORMERS_KILLS", "3"))
+KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
 TIMES = ("train_seconds", "wall_seconds")
 
 

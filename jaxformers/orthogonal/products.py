@@ -6,6 +6,7 @@ hang for good on CPUs with few cores. All of this works on [..., d, d].
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -48,11 +49,13 @@ def _sweep(m: jax.Array) -> jax.Array:
   return jax.lax.fori_loop(0, m.shape[-1], eliminate, m)
 
 
+@functools.partial(jax.jit, inline=True)
 def _halves(m: jax.Array) -> jax.Array:
   """The inverse of m [k, d, d] by that of a quarter and its Schur complement.
 
   There is no pivoting, so the symmetric part of m must be positive definite;
-  then so are those of the two.
+  then so are those of the two. Under jit for its cache alone: each size is
+  traced once, and not once for every block of every matrix.
   """
   d = m.shape[-1]
   if d <= _SMALL:

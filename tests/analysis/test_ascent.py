@@ -5,6 +5,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.analysis.ascent import adversarial, ascend
+from tests import initial
 
 IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
 
@@ -19,7 +20,7 @@ def build(name, alpha=2.0, num_layers=2, **mixer):
     num_layers=num_layers,
     mixer={"num_experts": 2, **mixer} if "transject" in name else mixer,
   )
-  params = model.init(jax.random.key(1), IDS, train=False)["params"]
+  params = initial.params(model, IDS, 1)
   for i in range(num_layers):
     own = params["encoder"][f"layer_{i}"]
     if "residual" in own:

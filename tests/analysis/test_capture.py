@@ -8,6 +8,7 @@ from jaxformers import models
 from jaxformers.analysis.capture import capture, parts, variables
 from jaxformers.models.blocks import orthogonal_feed_forward
 from jaxformers.models.mixers.transject import residual_weight
+from tests import initial
 
 IDS = jax.random.randint(jax.random.key(0), (2, 9), 1, 20).at[1, 6:].set(0)
 
@@ -25,7 +26,7 @@ def build(name, **options):
 
 
 def init(model, ids=IDS):
-  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  params = initial.params(model, ids, 1)
   for i in range(2):
     if "residual" in params["encoder"][f"layer_{i}"]:
       params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(1.0)

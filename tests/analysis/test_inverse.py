@@ -12,6 +12,7 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis import inverse
 from jaxformers.training import loop
+from tests import initial
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -29,7 +30,7 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   sizes = {"vocab_size": 257, "max_len": 256, "num_classes": 2} | options
   model = models.build(name, d_model=d_model, num_layers=num_layers, **sizes)
   ids = model.example()
-  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  params = initial.params(model, ids)
   for i in range(num_layers):
     own = params["encoder"][f"layer_{i}"]
     own["residual"]["alpha"] = jnp.float32(alpha)
@@ -38,7 +39,7 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   return model, params
 
 
-@pytest.mark.parametrize("num_layers", [2, 6, 24])
+@pytest.mark.parametrize("num_layers", [2, 24])
 def test_every_token_of_real_text_comes_back(num_layers):
   model, params = build(num_layers)
   hidden, side = inverse.forward(model, params, text())

@@ -14,6 +14,7 @@ from jaxformers import models
 from jaxformers.analysis import layers
 from jaxformers.analysis.capture import capture, parts, variables
 from jaxformers.config import TRANSJECTS
+from tests import initial
 
 IDS = np.array(
   jax.random.randint(jax.random.key(0), (5, 12), 1, 20).at[1, 6:].set(0)
@@ -37,8 +38,7 @@ def make(name, **options):
 def build(name, alpha=None):
   wiring = {"num_experts": 2} if name == "transject" else {"num_heads": 2}
   model = make(name, mixer=wiring)
-  params = model.init(jax.random.key(1), jnp.asarray(IDS), train=False)
-  params = params["params"]
+  params = initial.params(model, jnp.asarray(IDS), 1)
   if alpha is not None:
     for k in range(2):
       own = params["encoder"][f"layer_{k}"]["residual"]

@@ -9,6 +9,7 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis import lipschitz, trained
 from jaxformers.analysis.capture import capture, variables
+from tests import initial
 
 IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
 
@@ -23,7 +24,7 @@ def build(name="transject", alpha=2.0, **mixer):
     num_layers=2,
     mixer={"num_experts": 2, **mixer} if "transject" in name else mixer,
   )
-  params = model.init(jax.random.key(1), IDS, train=False)["params"]
+  params = initial.params(model, IDS, 1)
   for i in range(2):
     own = params["encoder"][f"layer_{i}"]
     if "residual" in own:

@@ -12,6 +12,7 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis import perplexity, trained
 from jaxformers.data.segments import Segments
+from tests import initial
 
 TOKENS = np.random.default_rng(0).integers(1, 9, 23)
 
@@ -28,7 +29,7 @@ def run():
     objective="language_model",
   )
   ids = jnp.asarray(TOKENS[None, :6])
-  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  params = initial.params(model, ids)
   params = jax.tree.map(
     lambda p: p + jax.random.normal(jax.random.key(1), p.shape), params
   )

@@ -9,6 +9,7 @@ import pytest
 from jaxformers import models, tasks
 from jaxformers.analysis import segmentation as s
 from jaxformers.analysis import trained
+from tests import initial
 from tests.data import scenes
 
 
@@ -29,7 +30,7 @@ def run(tmp_path_factory):
     positions="learned",
     **task.sizes(),
   )
-  params = model.init(jax.random.key(0), model.example(), train=False)["params"]
+  params = initial.params(model, model.example())
   return trained.Trained(
     {"model": {"name": "neutreno"}}, task, model, params, 7
   )

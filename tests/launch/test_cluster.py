@@ -2,7 +2,7 @@
 
 All but the first take minutes and run on request:
 
-pytest --cluster -n 0 tests/launch/test_cluster.py
+pytest --long -n 0 tests/launch/test_cluster.py
 """
 
 import contextlib
@@ -117,14 +117,22 @@ def alone(data, tmp_path_factory):
 
 
 def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
-  """And when one is killed, the other ends with one message, within moments."""
-  sharing = "--config.mesh=sequence:2"
+  done = launch(2, 1, *command(tmp_path, data, "--config.mesh=sequence:2"))
+  assert done.stdout.count("test accuracy") == 1  # One of them speaks.
+  assert results(tmp_path)["hardware"]["devices"] == 2
+  assert worst(alone, tmp_path) < 1e-5
+
+
+@pytest.mark.long
+def test_when_one_is_killed_the_other_ends_with_a_message(
+  alone, data, tmp_path
+):
+  """Within moments, though it was saving together with it."""
   script = str(ROOT / "launch" / "local.sh")
   with subprocess.Popen(
-    [script, "2", "--", *command(tmp_path, data, sharing)],
+    [script, "2", "--", *command(tmp_path, data)],
     cwd=ROOT,
     env=environment(),
-    stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
   ) as process:
@@ -134,10 +142,7 @@ def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
       said += process.stderr.readline()
     os.kill(children(process.pid)[1], signal.SIGKILL)
     said += process.stderr.read()
-    table = process.stdout.read()
   assert process.returncode == 0, said
-  assert table.count("test accuracy") == 1  # One of them speaks.
-  assert results(tmp_path)["hardware"]["devices"] == 2
   assert said.count("has lost another process of this run") == 1
   assert restarts(said) == 1
   assert worst(alone, tmp_path) < 1e-5
@@ -154,7 +159,7 @@ def children(pid):
   ]
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("count", "devices", "mesh"),
   [
@@ -177,7 +182,7 @@ def test_curves_do_not_depend_on_processes_and_devices(
   assert found < 1e-5
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("count", "devices"), [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]
 )
@@ -230,7 +235,7 @@ def begun(text):
   return text.count("First step done")
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
   """Processes are killed, asked to end, and suspended, at random."""
   steps = {"total_steps": 40 * EVENTS, "log_steps": 5, "checkpoint_steps": 7}
@@ -323,7 +328,7 @@ def hosts(tmp_path):
   clear()
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 def test_hosts_with_addresses_of_their_own(alone, data, tmp_path, hosts):
   start, _ = hosts
   processes = start(command(tmp_path, data))
@@ -332,7 +337,7 @@ def test_hosts_with_addresses_of_their_own(alone, data, tmp_path, hosts):
   assert worst(alone, tmp_path) < 1e-5
 
 
-@pytest.mark.cluster
+@pytest.mark.long
 def test_a_cut_network_ends_in_a_clear_message(data, tmp_path, hosts):
   start, cut = hosts
   processes = start(command(tmp_path, data, total_steps=100_000))

@@ -8,6 +8,7 @@ import pytest
 from jaxformers import models
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
+from tests import initial
 
 assert mixers
 IMAGES = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
@@ -82,7 +83,7 @@ def test_every_model_reads_images(name):
 
 def test_an_image_is_its_patches():
   model = small("transformer")
-  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  params = initial.params(model, IMAGES, 1)
   logits = model.apply({"params": params}, IMAGES, train=False)
   one = model.apply({"params": params}, IMAGES[1:], train=False)
   np.testing.assert_allclose(one[0], logits[1], atol=1e-5)
@@ -100,7 +101,7 @@ def test_an_image_is_its_patches():
 def test_drop_path_spares_samples_whole_and_keeps_the_mean():
   model = small("transformer", block={"drop_path_rate": 0.5}, num_layers=2)
   images = jnp.broadcast_to(IMAGES[:1], (2_000, 8, 8, 3))
-  params = model.init(jax.random.key(1), IMAGES, train=False)["params"]
+  params = initial.params(model, IMAGES, 1)
   logits = jax.jit(
     lambda key: model.apply(
       {"params": params}, images, train=True, rngs={"dropout": key}

@@ -168,7 +168,9 @@ def test_the_model_has_lambda_of_the_papers_vision_runs():
   assert block.mixer(parent=None).fidelity == 0.6
 
 
-@pytest.mark.parametrize("num_layers", [12, 24])
+@pytest.mark.parametrize(
+  "num_layers", [12, pytest.param(24, marks=pytest.mark.long)]
+)
 def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = jax.random.randint(jax.random.key(0), (4, 40), 1, 50)

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from jaxformers import models
 from jaxformers.models import pretrained
+from tests import initial
 
 HERE = Path(__file__).parent / "pretrained"
 spec = importlib.util.spec_from_file_location("make", HERE / "make.py")
@@ -99,7 +100,7 @@ def test_heads_are_compared_though_they_fit():
   with pytest.raises(ValueError, match="has 3 heads and the model 2"):
     pretrained.parameters(HERE / "vit", start)
   other, _ = pretrained.load(HERE / "bert")
-  ids = other.init(jax.random.key(0), IDS, train=False)["params"]
+  ids = initial.params(other, IDS)
   with pytest.raises(ValueError, match="tensors differ"):
     pretrained.parameters(HERE / "vit", ids)
 

@@ -15,6 +15,7 @@ from jaxformers import models, orthogonal
 from jaxformers.models import cost, reversible
 from jaxformers.models.blocks import Injective, PreNorm
 from jaxformers.models.mixers.transject import TransJect
+from tests import initial
 
 FORMS = [
   ("transject", "paper"),
@@ -40,7 +41,7 @@ def build(name, activations, gating="paper", **options):
 
 def moved(model, ids=IDS, alpha=1.0):
   """Parameters away from the start, where alpha is 0 and so is nearly all."""
-  params = model.init(jax.random.key(1), ids, train=False)["params"]
+  params = initial.params(model, ids, 1)
   flat = flax.traverse_util.flatten_dict(params)
   for path, leaf in flat.items():
     if path[-1] == "alpha":
@@ -167,7 +168,9 @@ def normal(rng, *shape):
   alpha=st.floats(0.0, 0.99),
   tokens=st.lists(st.integers(1, 7), min_size=2, max_size=2),
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+  "dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)]
+)
 def test_undoing_a_layer_gives_its_input(
   dtype, seed, num_layers, alpha, tokens
 ):

@@ -50,7 +50,7 @@ def test_the_references_ranks(depth, d, heads, n, want):
       assert bounds.log3(want) >= bounds.theorem_1(depth, d, heads).lower
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_larger_ranks():
   assert r.measure(r.Setting(2, 10)).rank == 1_001
   assert r.measure(r.Setting(3, 3)).rank == 560

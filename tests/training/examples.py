@@ -36,7 +36,7 @@ def setup(name, optimizer, learning_rate, **options):
     {"name": "constant", "learning_rate": learning_rate},
     10,
   )
-  start = state.create(model, tx, 0)
+  start = jax.jit(functools.partial(state.create, model, tx))(0)
   # Away from the ReZero start, where most gradients vanish.
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
   step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)

@@ -5,6 +5,7 @@ import pytest
 from jaxformers import models
 from jaxformers.data.packed import pack
 from jaxformers.training import evaluate, losses, parallel
+from tests import initial
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def example():
   rows = [rng.integers(1, 9, rng.integers(1, 7)) for _ in range(13)]
   split = pack(rows, rng.integers(0, 3, 13))
   ids = split.batch(np.arange(13), 6)["inputs"]
-  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  params = initial.params(model, ids)
   logits = np.asarray(
     model.apply({"params": params}, ids, train=False), np.float64
   )

@@ -66,7 +66,9 @@ class Killed(BaseException):
   pass
 
 
-@pytest.mark.parametrize("step", [3, 5, 8])
+@pytest.mark.parametrize(
+  "step", [3, pytest.param(5, marks=pytest.mark.long), 8]
+)
 def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
   smoke, tmp_path, monkeypatch, whole, step
 ):
@@ -118,7 +120,14 @@ def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "model", ["transject", "random_transject", "transformer"]
+  "model",
+  [
+    "transject",
+    *(
+      pytest.param(name, marks=pytest.mark.long)
+      for name in ("random_transject", "transformer")
+    ),
+  ],
 )
 def test_it_learns_what_the_first_token_tells(
   smoke, tmp_path, model, one_device

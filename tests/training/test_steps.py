@@ -19,6 +19,12 @@ NAMES = (
   "transformer_rezero",
   "transject",
 )
+SOME = [
+  name
+  if name in ("transject", "transformer")
+  else pytest.param(name, marks=pytest.mark.long)
+  for name in NAMES
+]
 
 
 def setup(name="transject", **options):
@@ -53,7 +59,7 @@ def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
   assert sums["count"] == 8
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_accumulation_is_the_big_batch(name):
   _, start, batch, step = setup(name)
   one, sums = jax.jit(step)(start, batch)
@@ -79,7 +85,7 @@ def test_parts_of_a_batch_stay_on_their_devices():
 
 
 @pytest.mark.usefixtures("optimized")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOME)
 def test_jit_and_pmap_agree_on_four_devices(name):
   _, start, batch, step = setup(name)
   results = []

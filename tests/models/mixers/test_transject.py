@@ -16,6 +16,7 @@ from jaxformers import models, orthogonal
 from jaxformers.analysis import capture as capturing
 from jaxformers.models.attention import masked_mean
 from jaxformers.models.mixers import transject as t
+from tests import initial
 
 
 def normal(seed, *shape):
@@ -234,7 +235,7 @@ def test_one_expert_and_learned_sigma_mix_no_tokens():
     mixer={"num_experts": 1},
   )
   ids = jnp.arange(1, 10)[None]
-  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  params = initial.params(model, ids)
   for i in range(2):
     params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(1.0)
   before = hidden(model, params, ids)[-1]
