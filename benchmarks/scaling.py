@@ -184,7 +184,7 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   counts = [2**k for k in range(COUNT.bit_length())]
   found = []
   for count in counts:
-    data = min(math.gcd(batch, count), count)
+    data = math.gcd(batch, count)
     if length % (count // data) == 0:
       found.append(
         ("strong", f"data:{data},sequence:{count // data}", count, batch)
@@ -225,8 +225,7 @@ def main() -> None:
     print(table(rows[-1:]).splitlines()[-1], flush=True)
   print(f"\n{args.config}, n = {args.length}, peak rates of {args.device}\n")
   print(table(rows))
-  if args.out:
-    save({"scaling": rows}, args.out)
+  save({"scaling": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,8 @@ def cells(paths: Sequence[str], grid: Sequence[Axis]) -> list[Cell]:
 
 Pair = tuple[Cell, int]  # With its seed.
 MAIN = (sys.executable, "-m", "jaxformers.main")
+REQUEUES = 20  # Of a job whose time is up before its run has ended.
+TO_SAVE = 100  # Seconds that a run has then.
 
 
 def slurm_parameters(text: str) -> dict[str, int | str]:
@@ -329,11 +331,7 @@ class Task:
 
 
 class SlurmSweep(Sweep):
-  """The same, all at once as jobs of Slurm.
-
-  Attributes:
-    parameters: of the jobs, as submitit takes them.
-  """
+  """The same, all at once as jobs of Slurm."""
 
   def __init__(
     self,
@@ -341,7 +339,11 @@ class SlurmSweep(Sweep):
     overrides: Sequence[str],
     parameters: Mapping[str, int | str],
   ) -> None:
-    """Raises ValueError for parameters that there are not, or without Slurm."""
+    """As `Sweep`, with the parameters of the jobs as submitit takes them.
+
+    Raises:
+      ValueError: for parameters that there are not, or without Slurm.
+    """
     super().__init__(workdir.absolute(), overrides)
     for name in ("nodes", "time"):
       if not isinstance(parameters.get(name, 1), int):
@@ -373,7 +375,6 @@ class SlurmSweep(Sweep):
       )
     except (RuntimeError, ValueError) as error:
       raise ValueError(f"--slurm: {error}") from None
-    self._job = submitit.SlurmJob
     self._nodes = int(parameters.get("nodes", 1))
     self._known = folder / "jobs.json"  # Of every workdir.
     self._jobs: dict[str, Any] = {}
@@ -395,7 +396,7 @@ class SlurmSweep(Sweep):
       if folder in self._jobs or self.done(cell, seed) is not None:
         continue
       if folder in known:
-        job = self._job(
+        job = self._executor.job_class(
           self._executor.folder, known[folder], list(range(self._nodes))
         )
         if not job.done(force_check=True) and _is_queued(job.job_id):
@@ -447,10 +448,6 @@ def _is_queued(job_id: str) -> bool:
   except OSError:
     return True
   return bool(done.stdout.strip())
-
-
-REQUEUES = 20  # Of a job whose time is up before its run has ended.
-TO_SAVE = 100  # Seconds that a run has then.
 
 
 def _ends(values: Sequence[str]) -> tuple[str, ...]:
@@ -530,7 +527,6 @@ def run(
         if sweep.done(cell, seed) is None:
           print(shlex.join(sweep.command(cell, seed)))
     return []
-  found = []
   if tuned:
     sweep.together([(cell, seeds[0]) for cell in every])
     grid = [sweep.tune(cell, tuned, seeds[0]) for cell in grid]

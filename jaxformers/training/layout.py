@@ -133,7 +133,7 @@ class Layout:
       return jax.device_put(local, self.tokens(local))
     number, shares = self.share
 
-    def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    def own(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
       first = number * len(x)  # Of the rows that are here.
 
       def part(index: tuple[slice, ...]) -> np.ndarray:
@@ -143,7 +143,7 @@ class Layout:
       whole = (len(x) * shares, *x.shape[1:])
       return jax.make_array_from_callback(whole, sharding, part)
 
-    return jax.tree.map(put, local, self.tokens(local))
+    return jax.tree.map(own, local, self.tokens(local))
 
   def whole(self) -> NamedSharding:
     """Of what every device has."""
