@@ -119,9 +119,14 @@ class TransJect(nn.Module):
 
 
 def cayley(a: torch.Tensor) -> torch.Tensor:
-  """Rotations of free matrices [k, d, d]: 2 (I - S)^-1 - I."""
+  """Rotations of free matrices [k, d, d]: 2 (I - S)^-1 - I.
+
+  One after the other: PyTorch's batched inverse fails on CPUs at d = 512.
+  """
   eye = torch.eye(a.shape[-1])
-  return 2 * torch.linalg.inv(eye - (a - a.mT) / 2) - eye
+  return torch.stack(
+    [2 * torch.linalg.inv(eye - (one - one.T) / 2) - eye for one in a]
+  )
 
 
 class FastTransJect(nn.Module):

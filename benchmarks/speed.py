@@ -66,7 +66,7 @@ def build(name: str, length: int) -> models.Model:
   )
 
 
-def train(name: str, batch: int, length: int) -> Call:
+def train(name: str, batch: int, length: int, accumulate: int = 0) -> Call:
   """A train step of ours, a row at a time."""
   model = build(name, length)
   tx, _ = optim.build(
@@ -75,7 +75,7 @@ def train(name: str, batch: int, length: int) -> Call:
   layout = Layout.of("", jax.devices()[:1])
   now = layout.place(state.create(model, tx, 0))
   step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, accumulate=batch
+    steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate or batch
   )
   run, place = parallel.compile_step(
     "jit", step, layout, state=now, donate=True

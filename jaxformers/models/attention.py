@@ -31,6 +31,7 @@ from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer")
 LARGEST_CONSTANT = 2**22  # Entries; beyond, what is drawn is drawn in place.
+_BLOCK = 32  # Tokens of which the greatest is taken before its place is.
 
 
 def wide(x: jax.Array) -> jax.Array:
@@ -44,12 +45,26 @@ def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
   Zero for a sample without tokens. The gradient goes to the first of the
   greatest.
   """
-  lowest = jnp.finfo(x.dtype).min
   # By place. The gradient of `max` looks for the tokens that equal it, and
   # finds none where a compiler makes x again and rounds it otherwise.
-  place = jnp.where(mask[..., None], x, lowest).argmax(1)
+  place = _first_greatest(jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min))
   top = jnp.take_along_axis(x, place[:, None], 1)[:, 0]
   return jnp.where(mask.any(1)[:, None], top, 0)
+
+
+def _first_greatest(x: jax.Array) -> jax.Array:
+  """The place of the first greatest of x [b, n, d] along n -> int [b, d].
+
+  First the block that has it, then the place there: CPUs take a maximum several
+  times as fast as its place.
+  """
+  b, n, d = x.shape
+  if n % _BLOCK:
+    return x.argmax(1)
+  blocks = x.reshape(b, n // _BLOCK, _BLOCK, d)
+  block = blocks.max(2).argmax(1)
+  own = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
+  return block * _BLOCK + own.argmax(1)
 
 
 def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:

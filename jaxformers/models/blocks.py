@@ -15,9 +15,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.models.activations import elu
 from jaxformers.models.attention import dropout_layer, kernel_init, rotation
 from jaxformers.models.mixers.transject import ResidualScale
-from jaxformers.models.parallel import whole_tokens
+from jaxformers.models.parallel import product, whole_tokens
 from jaxformers.registry import Registry, choose
 
 BLOCKS: Registry = Registry("block")
@@ -217,7 +218,7 @@ def orthogonal_feed_forward(
     [b, n, d] in the type of x.
   """
   for one, b in zip(w.astype(x.dtype), bias.astype(x.dtype), strict=True):
-    x = jax.nn.elu(x @ one + b[None, None])
+    x = elu(product(x, one) + b[None, None])
   return x
 
 

@@ -258,8 +258,10 @@ def test_what_is_drawn_is_shown_seeded_and_can_be_given(name):
   chex.assert_trees_all_equal(y, run(0, train=True, key=1)[0])
   other, drawn_otherwise = run(1)
   assert jnp.abs(y - other).max() > 1e-3
-  chex.assert_trees_all_equal(run(1, drawn)[0], y)
-  chex.assert_trees_all_equal(run(0, drawn_otherwise)[0], other)
+  # Two programs: one knows what was drawn as a constant, and rounds otherwise.
+  close = functools.partial(chex.assert_trees_all_close, rtol=0, atol=2e-6)
+  close(run(1, drawn)[0], y)
+  close(run(0, drawn_otherwise)[0], other)
   # Anew in every training step, and in no evaluation.
   chex.assert_trees_all_equal(run(0, redraw=True, key=3)[0], y)
   one, two = (run(0, train=True, redraw=True, key=k)[0] for k in (1, 2))

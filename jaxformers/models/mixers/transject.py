@@ -18,8 +18,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, masked_max, rotation
-from jaxformers.models.parallel import experts_are_spread
+from jaxformers.models.parallel import experts_are_spread, product
 from jaxformers.registry import choose
 
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
@@ -81,7 +82,7 @@ def eigenvalues(
   count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
 
   def diagonal(x: jax.Array) -> jax.Array:
-    return jnp.square(jnp.matmul(x, basis, precision=_HIGHEST)).sum(1) / count
+    return jnp.square(product(x, basis, _HIGHEST)).sum(1) / count
 
   values = diagonal(x)
   # By place, as in `masked_max`.
@@ -115,14 +116,16 @@ def expert_outputs(
   def output(u_e: jax.Array, v_e: jax.Array) -> jax.Array:
     if n > d:
       # In this order: one with U V first would be [d, d, d].
-      scaled = u_e[None] * sigma[:, None]
-      folded = jnp.matmul(scaled, v_e, precision=_HIGHEST).astype(x.dtype)
-      shared = sigma.shape[0] == 1
-      y = x @ folded[0] if shared else jnp.einsum("bni,bik->bnk", x, folded)
+      folded = product(u_e[None] * sigma[:, None], v_e, _HIGHEST)
+      folded = folded.astype(x.dtype)
+      if len(folded) == 1:
+        y = product(x, folded[0])
+      else:
+        y = jnp.einsum("bni,bik->bnk", x, folded)
     else:
-      y = (x @ u_e.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
-      y = y @ v_e.astype(x.dtype)
-    return jax.nn.elu(y)
+      y = product(x, u_e.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
+      y = product(y, v_e.astype(x.dtype))
+    return elu(y)
 
   if experts_are_spread():
     return jax.vmap(output)(u, v)
