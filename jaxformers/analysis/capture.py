@@ -127,7 +127,7 @@ def parts(
   for x, layer in zip(inputs, reversible.layers(own, form), strict=True):
     experts = layer.experts
     with jax.default_matmul_precision("highest"):
-      f = expert_outputs(x, experts.u, found.sigma, experts.v)
+      f = expert_outputs(x, experts, found.sigma)
     made.append(jnp.stack([x + experts.a * one for one in f], 1))
   return tuple(made)
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxformers import orthogonal
 from jaxformers.models.blocks import Injective, orthogonal_feed_forward
 from jaxformers.models.mixers.transject import (
+  FOLDED,
   Experts,
   TransJect,
   certified_constant,
@@ -95,13 +96,15 @@ def layers(variables: Mapping[str, Any], form: Form) -> list[Layer]:
 
   Args:
     variables: `params` of the encoder, and `rotations` if they are known; they
-      are made here if not.
+      are made here if not; and `folded` if it is known.
     form: of the layers.
   """
   params = variables["params"]
   rotations = variables.get("rotations") or orthogonal.rotations(
     params, form.orthogonal_map
   )
+
+  known = variables.get(FOLDED)
 
   def of(i: int) -> Layer:
     own, turned = params[f"layer_{i}"], rotations[f"layer_{i}"]
@@ -111,7 +114,11 @@ def layers(variables: Mapping[str, Any], form: Form) -> list[Layer]:
     a = residual_weight(own["residual"]["alpha"]) / form.num_layers
     mixer = turned["mixer"]
     experts = Experts(
-      mixer[name("u")], mixer[name("v")], own["mixer"]["gate"], a
+      mixer[name("u")],
+      mixer[name("v")],
+      own["mixer"]["gate"],
+      a,
+      known[f"layer_{i}"]["mixer"]["experts"] if known else None,
     )
     return Layer(experts, turned[name("feed_forward")], own["bias"])
 

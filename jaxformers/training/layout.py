@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers import orthogonal
+from jaxformers.models.mixers.transject import FOLDED, fold
 from jaxformers.models.parallel import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"
@@ -235,7 +236,8 @@ class Layout:
     rotations = self.rotations(params, name)
     if self.mesh.shape[FSDP] > 1:
       params = jax.tree_util.tree_map_with_path(whole, params)
-    return {"params": params, "rotations": rotations}
+    folded = fold(params, rotations, name)
+    return {"params": params, "rotations": rotations, FOLDED: folded}
 
   def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
     """`orthogonal.rotations`; devices of `model` and `fsdp` share the work.

@@ -16,13 +16,19 @@ import optax
 
 from jaxformers import orthogonal
 from jaxformers.models import Model
+from jaxformers.models.mixers.transject import FOLDED, fold
 from jaxformers.training.losses import OBJECTIVES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
 
 
 def prepared(params: Any, name: str) -> dict[str, Any]:
-  """What a model is applied to: `params`, and the `rotations` of a map."""
-  return {"params": params, "rotations": orthogonal.rotations(params, name)}
+  """What a model is applied to: `params`, and all that is made of them alone.
+
+  That is the `rotations` of a map, and what Random-TransJect has `folded`.
+  """
+  rotations = orthogonal.rotations(params, name)
+  folded = fold(params, rotations, name)
+  return {"params": params, "rotations": rotations, FOLDED: folded}
 
 
 def _forward(

@@ -453,6 +453,19 @@ def test_pools_of_heads_by_hand():
   )
 
 
+@pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
+def test_the_first_of_the_greatest_has_the_gradient(n):
+  x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
+  mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
+  top, pull = jax.vjp(lambda x: attention.masked_max(x, mask), x)
+  (g,) = pull(jnp.ones_like(top))
+  want = np.zeros_like(x)
+  for b, length in enumerate([n, n - 3]):
+    np.put_along_axis(want[b], x[b, :length].argmax(0)[None], 1.0, 0)
+    np.testing.assert_array_equal(top[b], x[b, :length].max(0))
+  np.testing.assert_array_equal(g, want)
+
+
 def test_rotations_given_are_the_rotations_made():
   _, variables, apply = make("transject")
   x, mask = inputs()

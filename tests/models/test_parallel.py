@@ -1,10 +1,16 @@
 """What models know of a mesh."""
 
+import chex
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxformers.models.parallel import MODEL, experts_are_spread
+from jaxformers.models.parallel import (
+  MODEL,
+  SEQUENCE,
+  experts_are_spread,
+  product,
+)
 
 
 def test_experts_are_spread_where_the_mesh_says_so():
@@ -19,3 +25,24 @@ def test_experts_are_spread_where_the_mesh_says_so():
 
     assert jax.eval_shape(lambda x: seen(x)[0], 1.0).shape == ()
     assert jax.jit(seen)(1.0)[1] == want
+
+
+def test_tokens_that_are_split_stay_where_they_are():
+  """One matrix of all tokens would be gathered on every device."""
+  devices = np.array(jax.devices()[:4])
+  rng = np.random.default_rng(0)
+  x, w = (rng.normal(size=s).astype(np.float32) for s in ((4, 8, 3), (3, 5)))
+  for shape, axes in (((2, 2), ("data", SEQUENCE)), ((4, 1), ("data", MODEL))):
+    mesh = Mesh(devices.reshape(shape), axes)
+    spec = PartitionSpec("data", SEQUENCE if SEQUENCE in axes else None)
+    placed = jax.device_put(x, NamedSharding(mesh, spec))
+
+    def run(x, w, mesh=mesh):
+      with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return product(x, w)
+
+    program = jax.jit(run).lower(placed, w).compile()
+    assert not any(
+      name in program.as_text() for name in ("all-gather", "all-to-all")
+    )
+    chex.assert_trees_all_close(program(placed, w), x @ w, atol=1e-5)

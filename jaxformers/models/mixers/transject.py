@@ -11,18 +11,20 @@ the learned Sigma is one parameter, not noise drawn anew in every pass; no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers import orthogonal
 from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, masked_max, rotation
 from jaxformers.models.parallel import experts_are_spread, product
 from jaxformers.registry import choose
 
+FOLDED = "folded"  # The collection of `fold`.
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
 _BELOW_ONE = 1 - 1e-6
 # float32 on accelerators too, where less is the default: it costs d^2 a token
@@ -95,45 +97,77 @@ def eigenvalues(
   return sigma, jnp.maximum(error, 0)
 
 
-def expert_outputs(
-  x: jax.Array, u: jax.Array, sigma: jax.Array, v: jax.Array
-) -> list[jax.Array] | jax.Array:
+class Experts(NamedTuple):
+  """What the mixture of a layer is made of.
+
+  Attributes:
+    u, v: [e, d, d], orthogonal, float32.
+    gate: float32 [d], or [e, d] for the gating "certified".
+    a: alpha / L, a float32 scalar.
+    folded: U diag(sigma) V of all experts if it is known, as `folded` has it.
+  """
+
+  u: jax.Array
+  v: jax.Array
+  gate: jax.Array
+  a: jax.Array
+  folded: jax.Array | None = None
+
+
+Outputs = list[jax.Array] | jax.Array
+
+
+def folded(u: jax.Array, sigma: jax.Array, v: jax.Array) -> jax.Array:
+  """U diag(sigma) V of all experts under one Sigma -> f32 [e, d, d].
+
+  Args:
+    u, v: float32 [e, d, d], orthogonal.
+    sigma: float32 [1, d], shared by all samples.
+  """
+  return jnp.matmul(u * sigma, v, precision=_HIGHEST)
+
+
+def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
   """ELU(x U_e diag(sigma) V_e) of every expert e -> e times [b, n, d].
 
   With more tokens than channels the product of the three is made first, once
-  for each sample (once for all if sigma is shared): half the work. A list, not
-  one array with an axis for the experts, because XLA transposes that on CPUs;
-  but one array where experts lie on several devices.
+  for each sample (once for all if sigma is shared, or not at all if it is
+  known): half the work. A list, not one array with an axis for the experts,
+  because XLA transposes that on CPUs; but one array where experts lie on
+  several devices.
 
   Args:
     x: [b, n, d] in the compute type.
-    u: [e, d, d], orthogonal, float32.
-    sigma: [b, d], or [1, d] if shared by the samples, float32.
-    v: [e, d, d], orthogonal, float32.
+    experts: of the layer.
+    sigma: float32 [b, d], or [1, d] if shared by the samples.
   """
   n, d = x.shape[1:]
 
-  def output(u_e: jax.Array, v_e: jax.Array) -> jax.Array:
-    if n > d:
+  def output(own: tuple[jax.Array, jax.Array, jax.Array | None]) -> jax.Array:
+    u, v, known = own
+    if known is not None:
+      y = product(x, known.astype(x.dtype))
+    elif n > d:
       # In this order: one with U V first would be [d, d, d].
-      folded = product(u_e[None] * sigma[:, None], v_e, _HIGHEST)
-      folded = folded.astype(x.dtype)
-      if len(folded) == 1:
-        y = product(x, folded[0])
+      whole = product(u[None] * sigma[:, None], v, _HIGHEST).astype(x.dtype)
+      if len(whole) == 1:
+        y = product(x, whole[0])
       else:
-        y = jnp.einsum("bni,bik->bnk", x, folded)
+        y = jnp.einsum("bni,bik->bnk", x, whole)
     else:
-      y = product(x, u_e.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
-      y = product(y, v_e.astype(x.dtype))
+      y = product(x, u.astype(x.dtype)) * sigma[:, None].astype(x.dtype)
+      y = product(y, v.astype(x.dtype))
     return elu(y)
 
+  own = experts.u, experts.v, experts.folded
   if experts_are_spread():
-    return jax.vmap(output)(u, v)
-  return [output(u_e, v_e) for u_e, v_e in zip(u, v, strict=True)]
+    return jax.vmap(output)(own)
+  each = [jax.tree.map(lambda a, e=e: a[e], own) for e in range(len(experts.u))]
+  return [output(one) for one in each]
 
 
 def _stacked(
-  function: Callable[[jax.Array], jax.Array], f: list[jax.Array] | jax.Array
+  function: Callable[[jax.Array], jax.Array], f: Outputs
 ) -> jax.Array:
   """What a function makes of every expert's output, the experts second."""
   if isinstance(f, list):
@@ -143,7 +177,7 @@ def _stacked(
 
 def gate(
   x: jax.Array,
-  f: list[jax.Array] | jax.Array,
+  f: Outputs,
   a: jax.Array,
   w: jax.Array,
   mask: jax.Array,
@@ -203,21 +237,6 @@ def certified_constant(w: jax.Array) -> jax.Array:
   return 1 + jnp.sqrt(len(w) * (jnp.square(w).sum() + 1e-12)) / 2
 
 
-class Experts(NamedTuple):
-  """What the mixture of a layer is made of.
-
-  Attributes:
-    u, v: [e, d, d], orthogonal, float32.
-    gate: float32 [d], or [e, d] for the gating "certified".
-    a: alpha / L, a float32 scalar.
-  """
-
-  u: jax.Array
-  v: jax.Array
-  gate: jax.Array
-  a: jax.Array
-
-
 def mixture(
   x: jax.Array,
   experts: Experts,
@@ -241,7 +260,7 @@ def mixture(
     [b, n, d] in the type of x, and lambda.
   """
   a = experts.a
-  f = expert_outputs(x, experts.u, sigma, experts.v)
+  f = expert_outputs(x, experts, sigma)
   if weights is None:
     if gating == "certified":
       weights = certified_gate(x, experts.gate, mask)
@@ -259,6 +278,34 @@ def mixture(
 def learned_sigma(s: jax.Array) -> jax.Array:
   """Sigma for all samples from a free vector: s / max |s| -> f32 [1, d]."""
   return (s / _or_one(jnp.abs(s).max()))[None]
+
+
+def fold(
+  params: Mapping[str, Any], rotations: Mapping[str, Any], mapping: str
+) -> dict[str, Any]:
+  """`folded` of every layer of a model whose samples share Sigma.
+
+  A step or an evaluation makes them once, for all that it reads.
+
+  Args:
+    params: of the model.
+    rotations: of `orthogonal.rotations`.
+    mapping: that they are of.
+
+  Returns:
+    The Linen collection `folded`; {} for a model of another kind.
+  """
+  u, v = (orthogonal.parameter_name(name, mapping) for name in "uv")
+  layers = rotations.get("encoder", {})
+  first = params.get("encoder", {}).get("layer_0", {}).get("mixer", {})
+  if "sigma" not in first or u not in layers["layer_0"].get("mixer", {}):
+    return {}
+  sigma = learned_sigma(first["sigma"])
+
+  def of(mixer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"mixer": {"experts": folded(mixer[u], sigma, mixer[v])}}
+
+  return {"encoder": {name: of(one["mixer"]) for name, one in layers.items()}}
 
 
 @MIXERS.register("transject")
@@ -307,9 +354,10 @@ class TransJect(nn.Module):
       init = nn.initializers.normal(0.1 * d**-0.5)
       w = self.param("gate", init, (self.num_experts, d))
     sigma = self._first_sigma(x, mask) if carry is None else carry
+    known = self.get_variable(FOLDED, "experts")
     y, weights = mixture(
       x.astype(self.dtype),
-      Experts(u, v, w, a),
+      Experts(u, v, w, a, known),
       sigma,
       mask,
       gating=self.gating,

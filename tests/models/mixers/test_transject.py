@@ -16,6 +16,7 @@ from jaxformers import models, orthogonal
 from jaxformers.analysis import capture as capturing
 from jaxformers.models.attention import masked_mean
 from jaxformers.models.mixers import transject as t
+from jaxformers.training import steps
 from tests import initial
 
 
@@ -142,7 +143,9 @@ def test_a_sample_without_tokens_leaves_the_gradient_finite():
 def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
   x, u, v = normal(0, 2, n, 6), normal(1, 3, 6, 6), normal(2, 3, 6, 6)
   sigma = jax.random.uniform(jax.random.key(3), (1 if shared else 2, 6))
-  f = t.expert_outputs(x, u, sigma, v)
+  known = t.folded(u, sigma, v) if shared and n == 3 else None
+  experts = t.Experts(u, v, jnp.ones(6), jnp.ones(()), known)
+  f = t.expert_outputs(x, experts, sigma)
   for e in range(3):
     for b in range(2):
       s = np.diag(np.asarray(sigma[0 if shared else b], np.float64))
@@ -151,12 +154,49 @@ def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
       np.testing.assert_allclose(f[e][b], want, atol=2e-5)
 
 
+@pytest.mark.parametrize("activations", ["stored", "reversible"])
+def test_what_is_folded_once_is_what_every_call_folds(activations):
+  model = models.build(
+    "random_transject",
+    vocab_size=30,
+    max_len=24,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+    activations=activations,
+  )
+  ids = jax.random.randint(jax.random.key(0), (3, 12), 1, 30)
+  params = initial.params(model, ids)
+  for i in range(2):
+    params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(0.7)
+
+  def loss(params, prepare):
+    return jnp.square(model.apply(prepare(params), ids, train=False)).sum()
+
+  grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+  once = grad(params, lambda p: steps.prepared(p, "cayley"))
+  chex.assert_trees_all_close(
+    once, grad(params, lambda p: {"params": p}), atol=1e-5
+  )
+  variables = steps.prepared(params, "cayley")
+  assert variables[t.FOLDED]["encoder"].keys() == {"layer_0", "layer_1"}
+  known = jax.tree.map(jnp.zeros_like, variables[t.FOLDED])
+  other = model.apply(variables | {t.FOLDED: known}, ids, train=False)
+  assert jnp.abs(other - model.apply(variables, ids, train=False)).max() > 1e-3
+
+
+def test_nothing_is_folded_where_samples_have_a_sigma_of_their_own():
+  _, params, _ = encoder(2, 3, 0.5)
+  assert steps.prepared(params, "cayley")[t.FOLDED] == {}
+
+
 def test_a_large_batch_makes_no_array_of_d_cubed():
   """U V of a pair of channels, which a product of three in one call makes."""
   b, n, d = 9, 7, 5
 
   def loss(u, sigma, v, x):
-    return sum(y.sum() for y in t.expert_outputs(x, u, sigma, v))
+    experts = t.Experts(u, v, jnp.ones(d), jnp.ones(()))
+    return sum(y.sum() for y in t.expert_outputs(x, experts, sigma))
 
   shapes = [(2, d, d), (b, d), (2, d, d), (b, n, d)]
   args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -216,7 +256,8 @@ def test_the_upper_bound_is_attained(alpha, num_layers):
   eye = jnp.eye(6)[None]
   y = x
   for _ in range(num_layers):
-    (f,) = t.expert_outputs(jnp.asarray(y), eye, jnp.ones((1, 6)), eye)
+    experts = t.Experts(eye, eye, jnp.ones(6), jnp.float32(a))
+    (f,) = t.expert_outputs(jnp.asarray(y), experts, jnp.ones((1, 6)))
     y = y + a * f
     y = y + a * models.blocks.orthogonal_feed_forward(
       y, jnp.repeat(eye, 2, 0), jnp.zeros((2, 6))
