@@ -2,8 +2,8 @@
 
 `TransJect` is what a user writes: a module for every part, the default of
 `torch.nn.utils.parametrizations.orthogonal` for every matrix. `FastTransJect`
-has all of our algebra: one batched Cayley map, U diag(Sigma) V folded, experts
-side by side. `Transformer` is `torch.nn.TransformerEncoder`, whose attention is
+has all of our algebra: Cayley maps, U diag(Sigma) V folded, experts side by
+side. `Transformer` is `torch.nn.TransformerEncoder`, whose attention is
 `scaled_dot_product_attention`. All take ids [b, n] to logits [b, 2].
 """
 
@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 VOCABULARY, CLASSES = 257, 2
 
@@ -29,6 +29,19 @@ def sinusoids(length: int, d: int) -> torch.Tensor:
 def rotation(d: int) -> nn.Module:
   """A product with an orthogonal matrix."""
   return parametrizations.orthogonal(nn.Linear(d, d, bias=False))
+
+
+def grown(model: nn.Module) -> None:
+  """Gives the free matrices of `rotation` the size that training gives them.
+
+  They start at zero, where PyTorch's exponential is cheapest: its number of
+  squarings follows the norm. Normal entries of deviation 1.5 / sqrt(d) are
+  where our models start, and what Adam reaches from zero in a hundred steps.
+  """
+  for module in model.modules():
+    if parametrize.is_parametrized(module, "weight"):
+      free = module.parametrizations.weight.original
+      nn.init.normal_(free, std=1.5 / free.shape[-1] ** 0.5)
 
 
 class Embedding(nn.Module):
@@ -188,7 +201,11 @@ class FastTransJect(nn.Module):
 
 
 class Transformer(nn.Module):
-  """`torch.nn.TransformerEncoder`, normalised first."""
+  """`torch.nn.TransformerEncoder`, normalised first.
+
+  `mha.set_fastpath_enabled(False)` before inference: PyTorch's own fast path
+  leaves `scaled_dot_product_attention` out, and is slower on CPUs.
+  """
 
   def __init__(
     self, length: int, d: int, layers: int, heads: int, mlp_dim: int

@@ -1,92 +1,93 @@
 r"""How fast TransJect trains and answers, beside PyTorch.
 
-python -m benchmarks.speed --out speed.json
-
 Train steps (forward, backward, Adam) and inference with the orthogonal matrices
 at hand, of TransJect and Random-TransJect at L = 2, E = 4, d = 512 in float32,
 beside two models in PyTorch (`benchmarks.rivals`): as a user writes it, and
-with all of our algebra. All take turns in every round, on as many threads;
-tables show medians, and ratios are medians of the ratios of a round.
-Compilation is apart. Needs the extra `bench`.
+with all of our algebra. A user's free matrices are zero at first, where
+PyTorch's maps are cheapest; "first steps" is the time there.
 
 `of the rate` is the FLOPs of the model as the paper writes it, 4 E + 4 products
-with a d x d matrix for each token and layer (three times that in training),
-over the time and over the rate of a large product of the same rounds.
+of d^2 for each token and layer (three times that in training), over the time
+and over the rate of a large product of the same rounds.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import save, table
+from benchmarks.timing import (
+  Call,
+  interleaved,
+  median,
+  product,
+  ratio,
+  threads,
+)
 from jaxformers import models
 from jaxformers.training import optim, parallel, state, steps
 from jaxformers.training.layout import Layout
 
-ROUNDS = 7
 LAYERS, EXPERTS, D = 2, 4, 512
-TOKENS = 8_192  # Of a step, in batches of one row and more.
+LENGTHS = (512, 1_024, 2_048, 4_096)
+MODELS = ("transject", "random_transject")
+TOKENS = 4_096  # Of a step, in batches of one row and more: 1 to 2 s.
+VOCABULARY, CLASSES = 257, 2
 RATE = 1e-4  # Of learning; the time does not depend on it.
-Call = Callable[[], Any]
-
-
-def product() -> tuple[Call, float]:
-  """A product that runs at the machine's rate, and its FLOPs."""
-  a, b = jnp.ones((4096, 1024)), jnp.ones((1024, 4096))
-  run = jax.jit(jnp.matmul)
-  return lambda: run(a, b).block_until_ready(), 2.0 * 4096 * 1024 * 4096
 
 
 def ids(batch: int, length: int) -> np.ndarray:
   """Random tokens, none of them padding."""
   rng = np.random.default_rng(0)
-  return rng.integers(1, 257, (batch, length)).astype(np.int32)
+  return rng.integers(1, VOCABULARY, (batch, length)).astype(np.int32)
 
 
-def build(name: str, length: int) -> models.Model:
-  """Ours, of the sizes above."""
+def build(name: str, length: int, **options: Any) -> models.Model:
+  """One of ours; TransJect of the sizes above if no other are given."""
+  if not options:
+    options = {"num_layers": LAYERS, "mixer": {"num_experts": EXPERTS}}
   return models.build(
     name,
-    vocab_size=257,
-    num_classes=2,
+    vocab_size=VOCABULARY,
+    num_classes=CLASSES,
     max_len=length,
-    d_model=D,
-    num_layers=LAYERS,
-    mixer={"num_experts": EXPERTS},
+    **{"d_model": D, **options},
   )
 
 
-def train(name: str, batch: int, length: int, accumulate: int = 0) -> Call:
-  """A train step of ours, a row at a time."""
-  model = build(name, length)
+def batch_of(batch: int, length: int) -> dict[str, np.ndarray]:
+  """Rows as the loader makes them."""
+  return {
+    "inputs": ids(batch, length),
+    "targets": np.zeros(batch, np.int32),
+    "weights": np.ones(batch, np.float32),
+  }
+
+
+def step_of(model: models.Model, accumulate: int) -> Any:
+  """A step to compile, its layout, and the state it starts from."""
   tx, _ = optim.build(
     {"name": "adam"}, {"name": "constant", "learning_rate": RATE}, 10
   )
-  layout = Layout.of("", jax.devices()[:1])
-  now = layout.place(state.create(model, tx, 0))
   step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate or batch
+    steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate
   )
+  layout = Layout.of("", jax.devices()[:1])
+  return step, layout, functools.partial(state.create, model, tx, 0)
+
+
+def train(model: models.Model, batch: int, length: int, parts: int = 0) -> Call:
+  """A train step of ours, the batch in so many parts; a row each if 0."""
+  step, layout, create = step_of(model, parts or batch)
+  now = layout.place(create())
   run, place = parallel.compile_step(
     "jit", step, layout, state=now, donate=True
   )
-  rows = place(
-    {
-      "inputs": ids(batch, length),
-      "targets": np.zeros(batch, np.int32),
-      "weights": np.ones(batch, np.float32),
-    }
-  )
+  rows = place(batch_of(batch, length))
 
   def call() -> None:
     nonlocal now
@@ -96,68 +97,73 @@ def train(name: str, batch: int, length: int, accumulate: int = 0) -> Call:
   return call
 
 
-def infer(name: str, batch: int, length: int) -> Call:
-  """A forward pass of ours."""
-  model = build(name, length)
+def infer(model: models.Model, batch: int, length: int) -> Call:
+  """A forward pass of ours, matrices at hand."""
   inputs = jnp.asarray(ids(batch, length))
-  params = model.init(jax.random.key(0), inputs[:1], train=False)["params"]
-  own = jax.jit(functools.partial(steps.prepared, name="cayley"))(params)
+  init = jax.jit(functools.partial(model.init, train=False))
+  params = init(jax.random.key(0), inputs[:1, :2])["params"]
+  prepare = functools.partial(steps.prepared, name=model.orthogonal_map)
+  variables = jax.jit(prepare)(params)
   run = jax.jit(functools.partial(model.apply, train=False))
-  return lambda: run(own, inputs).block_until_ready()
+  return lambda: run(variables, inputs).block_until_ready()
 
 
-def in_pytorch(
-  kind: str, learned: bool, batch: int, length: int, *, training: bool
-) -> Call:
-  """The same in PyTorch; kind "user" or "fast"."""
+def torch_train(model: Any, batch: int, length: int) -> Call:
+  """A train step of a model of `benchmarks.rivals`."""
+  import torch
+
+  inputs = torch.from_numpy(ids(batch, length)).long()
+  targets = torch.zeros(batch, dtype=torch.long)
+  optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+
+  def step() -> None:
+    optimizer.zero_grad(set_to_none=True)
+    logits, error = model(inputs)
+    loss = torch.nn.functional.cross_entropy(logits, targets)
+    (loss + 1e-3 * error).backward()
+    optimizer.step()
+
+  return step
+
+
+def torch_infer(model: Any, batch: int, length: int) -> Call:
+  """A forward pass of a model of `benchmarks.rivals`, matrices at hand."""
   import torch
   from torch.nn.utils import parametrize
 
-  from benchmarks import rivals
-
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
-  torch.manual_seed(0)
-  make = {"user": rivals.TransJect, "fast": rivals.FastTransJect}[kind]
-  model = make(length, D, EXPERTS, LAYERS, learned)
   inputs = torch.from_numpy(ids(batch, length)).long()
-  targets = torch.zeros(batch, dtype=torch.long)
-  if training:
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-
-    def step() -> None:
-      optimizer.zero_grad(set_to_none=True)
-      logits, error = model(inputs)
-      loss = torch.nn.functional.cross_entropy(logits, targets)
-      (loss + 1e-3 * error).backward()
-      optimizer.step()
-
-    return step
   model.eval()
-  if kind == "fast":
-    with torch.no_grad():
+  with torch.no_grad():
+    for module in model.modules():
+      if parametrize.is_parametrized(module, "weight"):
+        parametrize.remove_parametrizations(module, "weight")
+    if hasattr(model, "rotations"):
       model.kept = model.rotations()
 
   def forward() -> None:
-    with torch.inference_mode(), parametrize.cached():
+    with torch.inference_mode():
       model(inputs)
 
-  with torch.no_grad():  # A user has removed what makes the matrices.
-    for module in list(model.modules()):
-      if parametrize.is_parametrized(module, "weight"):
-        parametrize.remove_parametrizations(module, "weight")
   return forward
 
 
-def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-  """Seconds of every call in every round; the first round is not counted."""
-  seconds: dict[str, list[float]] = {name: [] for name in calls}
-  for number in range(rounds + 1):
-    for name, call in calls.items():
-      began = time.perf_counter()
-      call()
-      if number:
-        seconds[name].append(time.perf_counter() - began)
-  return seconds
+def rivals(name: str, length: int, *, training: bool) -> dict[str, Any]:
+  """PyTorch's models beside one of ours, by what they are called."""
+  import torch
+
+  from benchmarks import rivals
+
+  torch.set_num_threads(threads())
+  torch.manual_seed(0)
+  sizes = (length, D, EXPERTS, LAYERS, name == "random_transject")
+  found = {
+    "user": rivals.TransJect(*sizes),
+    "our algebra": rivals.FastTransJect(*sizes),
+  }
+  if training:
+    found["first steps"] = rivals.TransJect(*sizes)
+  rivals.grown(found["user"])
+  return found
 
 
 def flops(tokens: int, *, training: bool) -> float:
@@ -171,59 +177,36 @@ def row(
 ) -> dict[str, Any]:
   """One model at one length, ours beside the others."""
   batch = max(1, TOKENS // length)
-  learned = name == "random_transject"
   rate, size = product()
-  ours = train if training else infer
+  ours, theirs = (train, torch_train) if training else (infer, torch_infer)
+  others = rivals(name, length, training=training)
   calls = {
-    "ours": ours(name, batch, length),
-    "user": in_pytorch("user", learned, batch, length, training=training),
-    "fast": in_pytorch("fast", learned, batch, length, training=training),
+    "ours": ours(build(name, length), batch, length),
+    **{key: theirs(one, batch, length) for key, one in others.items()},
     "product": rate,
   }
   seconds = interleaved(calls, rounds)
-  median = {key: statistics.median(values) for key, values in seconds.items()}
-
-  def ratio(other: str) -> float:
-    pairs = zip(seconds[other], seconds["ours"], strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-  speed = size / median["product"]
+  speed = size / median(seconds, "product")
+  work = flops(batch * length, training=training)
   return {
     "model": name,
-    "what": "train step" if training else "inference",
     "n": length,
     "batch": batch,
-    "s": median["ours"],
-    "PyTorch, user's s": median["user"],
-    "PyTorch, our algebra s": median["fast"],
-    "times a user's": ratio("user"),
-    "times our algebra's": ratio("fast"),
+    "s": median(seconds, "ours"),
+    **{f"{key} s": median(seconds, key) for key in others},
+    **{f"times {key}": ratio(seconds, key, "ours") for key in others},
     "GFLOP/s of a product": speed / 1e9,
-    "of the rate": flops(batch * length, training=training)
-    / median["ours"]
-    / speed,
+    "of the rate": work / median(seconds, "ours") / speed,
   }
 
 
-def main() -> None:
-  """Prints the table, and writes it as JSON if asked."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument("--lengths", default="512,1024,2048,4096")
-  parser.add_argument("--models", default="transject,random_transject")
-  parser.add_argument("--rounds", type=int, default=ROUNDS)
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args()
-  rows = []
-  for training in (True, False):
-    for name in args.models.split(","):
-      for length in map(int, args.lengths.split(",")):
-        rows.append(row(name, length, args.rounds, training=training))
-        print(table(rows[-1:]).splitlines()[-1], flush=True)
-  print("\n" + table(rows))
-  save({"speed": rows}, args.out)
-
-
-if __name__ == "__main__":
-  main()
+def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+  """Train steps and inference, every model at every length."""
+  return {
+    title: [
+      row(name, length, rounds, training=training)
+      for name in MODELS
+      for length in LENGTHS
+    ]
+    for title, training in (("train step", True), ("inference", False))
+  }
