@@ -11,6 +11,7 @@ preparing them takes and the trivial baselines on them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +176,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def save(results: dict[str, Any], path: str | Path | None) -> None:
   """Writes results as JSON, with hardware and versions; no path, no file."""
-  results = results | {
-    "hardware": reports.hardware(),
-    "versions": reports.versions(),
-  }
+  versions = reports.versions()
+  with contextlib.suppress(metadata.PackageNotFoundError):
+    versions["torch"] = metadata.version("torch")
+  results = results | {"hardware": reports.hardware(), "versions": versions}
   if path:
     Path(path).write_text(json.dumps(results, indent=2))
 

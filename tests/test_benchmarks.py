@@ -1,21 +1,33 @@
 """Benchmarks are not run as tests; that they can be is."""
 
+import json
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import (
+  __main__,
+  against,
+  compare,
   data,
   depth,
   encoders,
   fidelity,
+  memory,
   orthogonal,
   scaling,
+  speed,
+  start,
+  timing,
   training,
 )
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
+from jaxformers.training import steps
+from tests import initial
 
 
 def test_the_loader_and_its_table(monkeypatch):
@@ -128,3 +140,186 @@ def test_meshes_of_a_batch():
   # A length that cannot be split has no more devices than rows.
   odd = [n for kind, _, n, _ in scaling.plans(32, 15) if kind == "strong"]
   assert max(odd) == 32
+
+
+def test_calls_take_turns_and_the_first_round_does_not_count():
+  turns = []
+  calls = {name: lambda name=name: turns.append(name) for name in "ab"}
+  seconds = timing.interleaved(calls, 2)
+  assert turns == ["a", "b"] * 3
+  assert [len(own) for own in seconds.values()] == [2, 2]
+  # Of the ratios of rounds, not of the medians.
+  seconds = {"slow": [2.0, 9.0, 8.0], "fast": [1.0, 3.0, 1.0]}
+  assert timing.ratio(seconds, "slow", "fast") == 3
+
+
+@pytest.fixture
+def small(monkeypatch):
+  """Models of seconds, and no PyTorch."""
+  monkeypatch.setattr(speed, "D", 8)
+  monkeypatch.setattr(speed, "TOKENS", 32)
+  monkeypatch.setattr(speed, "rivals", lambda *_, **__: {})
+  monkeypatch.setattr(speed, "product", lambda: (lambda: None, 1.0))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("training", [True, False])
+def test_speed_is_a_row(training):
+  row = speed.row("random_transject", 16, 1, training=training)
+  assert (row["n"], row["batch"]) == (16, 2)
+  assert row["s"] > 0
+  # The paper's: every map once forwards, twice for the gradients.
+  maps = 2 * 4 + 2
+  forward = 2 * 32 * 2 * maps * 8**2
+  assert speed.flops(32, training=False) == forward
+  assert speed.flops(32, training=True) == 3 * forward
+
+
+def rotations_in_order(turned, name):
+  """As `FastTransJect` has them: of each layer U, V and the feed-forward."""
+  found = []
+  for layer in ("layer_0", "layer_1"):
+    own = turned["encoder"][layer]
+    found += [own["mixer"]["u_skew"], own["mixer"]["v_skew"]]
+    found.append(own["feed_forward_skew"])
+  if name == "transject":
+    found.append(turned["encoder"]["layer_0"]["mixer"]["basis_skew"][None])
+  return np.concatenate(found)
+
+
+@pytest.mark.parametrize("name", speed.MODELS)
+@pytest.mark.parametrize("n", [6, 24])  # Fewer tokens than channels, and more.
+def test_the_rivals_are_the_same_model(name, n):
+  torch = pytest.importorskip("torch")
+  from torch.nn.utils import parametrize
+
+  from benchmarks import rivals
+
+  model = speed.build(
+    name, n, d_model=16, num_layers=2, mixer={"num_experts": 3}
+  )
+  ids = speed.ids(2, n)
+  params = initial.params(model, jnp.asarray(ids))
+  for i in range(2):
+    own = params["encoder"][f"layer_{i}"]
+    own["residual"]["alpha"] = jnp.float32(0.4 + i)
+    own["bias"] = jax.random.normal(jax.random.key(i), (2, 16))
+  variables = steps.prepared(params, "cayley")
+  want = model.apply(variables, jnp.asarray(ids), train=False)
+  q = torch.tensor(rotations_in_order(variables["rotations"], name))
+  sizes = (n, 16, 3, 2, name == "random_transject")
+  fast, user = rivals.FastTransJect(*sizes), rivals.TransJect(*sizes)
+  for module in user.modules():
+    if parametrize.is_parametrized(module, "weight"):
+      parametrize.remove_parametrizations(module, "weight")
+  with torch.no_grad():
+    fast.kept = q
+    for i, layer in enumerate(user.stack):
+      own = params["encoder"][f"layer_{i}"]
+      u, v, w = q[8 * i : 8 * i + 8].split((3, 3, 2))
+      for e, expert in enumerate(layer.experts):
+        expert.u.weight.copy_(u[e].T)
+        expert.v.weight.copy_(v[e].T)
+      layer.first.weight.copy_(w[0].T)
+      layer.second.weight.copy_(w[1].T)
+      for one in (layer.alpha, fast.alpha[i]):
+        one.copy_(torch.tensor(float(own["residual"]["alpha"])))
+      gate = torch.tensor(np.asarray(own["mixer"]["gate"]))
+      layer.gate.weight.copy_(gate[None])
+      fast.gate[i] = gate
+      layer.bias.copy_(torch.tensor(np.asarray(own["bias"])))
+      fast.bias[i] = layer.bias
+    for one in (fast, user):
+      tokens = np.asarray(params["encoder"]["embedding"]["tokens"]["embedding"])
+      one.embedding.tokens.weight.copy_(torch.tensor(tokens))
+      logits = params["head"]["logits"]
+      one.head.weight.copy_(torch.tensor(np.asarray(logits["kernel"]).T))
+      one.head.bias.copy_(torch.tensor(np.asarray(logits["bias"])))
+      if one.sigma is not None:
+        sigma = params["encoder"]["layer_0"]["mixer"]["sigma"]
+        one.sigma.copy_(torch.tensor(np.asarray(sigma)))
+    if name == "transject":
+      user.basis.weight.copy_(q[-1])
+    for one in (fast, user):
+      found, _ = one(torch.tensor(ids).long())
+      np.testing.assert_allclose(found.numpy(), want, atol=2e-4)
+
+
+def test_memory_is_planned_by_what_is_kept():
+  held, undone = (
+    against.planned(
+      speed.build(
+        "transject", 64, d_model=8, **memory.sized(kind, "float32", 6)
+      ),
+      4,
+      64,
+    )
+    for kind in ("stored", "reversible")
+  )
+  assert 0 < undone < held
+  assert against.exponent((1, 2, 4), [3.0, 12.0, 48.0]) == pytest.approx(2)
+
+
+def test_imports_take_time(monkeypatch):
+  monkeypatch.setattr(start, "IMPORTS", {"Python": "", "json": "import json"})
+  python, other = start.imports(1)
+  assert python["s beside Python"] == 0
+  assert other["s"] > 0
+
+
+def test_every_table_is_saved_as_it_comes(monkeypatch, tmp_path, capsys):
+  rows = [{"model": "a", "times user": 2.0}]
+  monkeypatch.setattr(speed, "tables", lambda rounds: {"train": rows * rounds})
+  out = tmp_path / "now.json"
+  monkeypatch.setattr(
+    sys, "argv", ["", "--tables=speed", "--rounds=2", f"--out={out}"]
+  )
+  __main__.main()
+  assert "| a | 2 |" in capsys.readouterr().out
+  assert json.loads(out.read_text())["train"] == rows * 2
+  monkeypatch.setattr(sys, "argv", ["", "--tables=sped"])
+  with pytest.raises(ValueError, match=r"sped.*speed"):
+    __main__.main()
+
+
+def test_what_became_worse():
+  before = {
+    "speed": [
+      {"model": "a", "n": 8, "s": 1.0, "times user": 4.0, "of the rate": 0.8},
+      {"model": "b", "n": 8, "s": 1.0, "times user": 4.0, "of the rate": 0.8},
+    ],
+    "memory": [{"of": "memory, MB", "MB, L = 2": 10.0, "exponent": 1.0}],
+    "hardware": {},
+  }
+  now = json.loads(json.dumps(before))
+  assert compare.compare(before, now, allowed=0.1) == []
+  now["speed"][1] |= {"times user": 3.0, "of the rate": 0.9, "s": 2.0}
+  now["memory"][0] |= {"MB, L = 2": 12.0, "exponent": 1.05}
+  now["speed"].append({"model": "c", "n": 8, "times user": 1.0})
+  found = compare.compare(before, now, allowed=0.1)
+  assert [(row["row"], row["figure"]) for row in found] == [
+    ("b, 8", "times user"),
+    ("c, 8", "a new row"),
+    ("memory, MB", "MB, L = 2"),
+  ]
+  assert found[0]["worse by"] == "25%"
+  found = compare.compare(before, now, allowed=0.1, seconds=True)
+  assert ("b, 8", "s") in [(row["row"], row["figure"]) for row in found]
+
+
+def test_a_comparison_says_by_its_status_what_it_found(
+  monkeypatch, tmp_path, capsys
+):
+  old, new = tmp_path / "old.json", tmp_path / "new.json"
+  data.save({"speed": [{"model": "a", "times user": 4.0}]}, old)
+  data.save({"speed": [{"model": "a", "times user": 2.0}]}, new)
+  for now, status in ((old, False), (new, True)):
+    monkeypatch.setattr(sys, "argv", ["", str(now), f"--baseline={old}"])
+    with pytest.raises(SystemExit) as ended:
+      compare.main()
+    assert ended.value.code == status
+  assert "50%" in capsys.readouterr().out
+  missing = str(tmp_path / "none.json")
+  monkeypatch.setattr(sys, "argv", ["", missing, f"--baseline={old}"])
+  with pytest.raises(SystemExit, match=r"none.json is no file: python -m"):
+    compare.main()

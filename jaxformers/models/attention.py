@@ -39,17 +39,31 @@ def wide(x: jax.Array) -> jax.Array:
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+@jax.custom_jvp
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
   """The maximum over the tokens of x [b, n, d] where mask [b, n] -> [b, d].
 
   Zero for a sample without tokens. The gradient goes to the first of the
   greatest.
   """
+  top = jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min).max(1)
+  return jnp.where(mask.any(1)[:, None], top, 0)
+
+
+@masked_max.defjvp
+def _masked_max_jvp(
+  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
+) -> tuple[jax.Array, jax.Array]:
+  (x, mask), (dx, _) = primals, tangents
   # By place. The gradient of `max` looks for the tokens that equal it, and
   # finds none where a compiler makes x again and rounds it otherwise.
   place = _first_greatest(jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min))
-  top = jnp.take_along_axis(x, place[:, None], 1)[:, 0]
-  return jnp.where(mask.any(1)[:, None], top, 0)
+
+  def at(x: jax.Array) -> jax.Array:
+    own = jnp.take_along_axis(x, place[:, None], 1)[:, 0]
+    return jnp.where(mask.any(1)[:, None], own, 0)
+
+  return at(x), at(dx)
 
 
 def _first_greatest(x: jax.Array) -> jax.Array:

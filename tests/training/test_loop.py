@@ -49,6 +49,32 @@ def whole(smoke, tmp_path_factory):
   return timeless(results), curve(workdir)
 
 
+def test_every_step_is_the_same_program(smoke, tmp_path, monkeypatch):
+  real, programs = loop._Loop.step, []
+
+  def counted(self, now, batch):
+    real(self, now, batch)
+    programs.append(self.run.train_step._cache_size())
+
+  monkeypatch.setattr(loop._Loop, "step", counted)
+  loop.run(smoke(), tmp_path / "run")
+  assert len(programs) > 2
+  assert set(programs) == {1}
+
+
+def test_what_a_step_would_fetch_by_itself_is_refused(
+  smoke, tmp_path, monkeypatch
+):
+  real = loop._Loop.step
+  monkeypatch.setattr(
+    loop._Loop,
+    "step",
+    lambda self, now, batch: real(self, now, jax.device_get(batch)),
+  )
+  with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+    loop.run(smoke(), tmp_path / "run")
+
+
 def test_every_step_is_logged_once(smoke, tmp_path):
   """The mean over ten steps is the mean of five means over two."""
 
