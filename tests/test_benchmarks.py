@@ -40,6 +40,7 @@ def test_the_loader_and_its_table(monkeypatch):
   assert len(text) == 4
 
 
+@pytest.mark.long
 def test_growth_is_a_fitted_exponent(monkeypatch):
   monkeypatch.setattr(encoders, "ROUNDS", 1)
   (row,) = encoders.growth(["local"], (512, 1024))
@@ -77,6 +78,7 @@ def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
   assert 1 < row["entropy of classes"] < np.log(10)
 
 
+@pytest.mark.long
 def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
   monkeypatch.chdir(request.config.rootpath)
   small = {"num_train": 200, "num_validation": 20, "num_test": 20}
@@ -163,7 +165,9 @@ def small(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+  "training", [pytest.param(True, marks=pytest.mark.long), False]
+)
 def test_speed_is_a_row(training):
   row = speed.row("random_transject", 16, 1, training=training)
   assert (row["n"], row["batch"]) == (16, 2)
@@ -245,6 +249,7 @@ def test_the_rivals_are_the_same_model(name, n):
       np.testing.assert_allclose(found.numpy(), want, atol=2e-4)
 
 
+@pytest.mark.long
 def test_memory_is_planned_by_what_is_kept():
   held, undone = (
     against.planned(

@@ -35,7 +35,7 @@ def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
   if _tokens_are_split():
     return jnp.matmul(x, w, precision=precision)
   y = jnp.matmul(x.reshape(-1, x.shape[-1]), w, precision=precision)
-  return y.reshape(*x.shape[:-1], -1)
+  return y.reshape(*x.shape[:-1], w.shape[-1])
 
 
 def whole_tokens(x: jax.Array) -> jax.Array:

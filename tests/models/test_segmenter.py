@@ -49,7 +49,8 @@ def test_every_pixel_has_scores(name, pool, strict):
   assert logits.shape == (2, 12, 8, 5)
   assert logits.dtype == jnp.float32
   one = logits_of(model, params, IMAGES[1:])
-  chex.assert_trees_all_close(one[0], logits[1], atol=1e-5)
+  # 3.5e-5 on a processor where products of other batches are summed otherwise.
+  chex.assert_trees_all_close(one[0], logits[1], atol=1e-4)
 
 
 def test_scores_are_cosines_normalised_and_interpolated():

@@ -150,7 +150,7 @@ def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
     elif n > d:
       # In this order: one with U V first would be [d, d, d].
       whole = product(u[None] * sigma[:, None], v, _HIGHEST).astype(x.dtype)
-      if len(whole) == 1:
+      if whole.shape[0] == 1:
         y = product(x, whole[0])
       else:
         y = jnp.einsum("bni,bik->bnk", x, whole)
@@ -263,7 +263,7 @@ def mixture(
   f = expert_outputs(x, experts, sigma)
   if weights is None:
     if len(experts.u) == 1:  # A softmax of one.
-      weights = jnp.ones((len(x), 1), jnp.float32)
+      weights = jnp.ones((x.shape[0], 1), jnp.float32)
     elif gating == "certified":
       weights = certified_gate(x, experts.gate, mask)
     else:
