@@ -138,8 +138,11 @@ class Run:
     self.order = self.loader.order(c["batch_size"], c["seed"])
     # And not before everything could be built.
     if not eval_only and processes.is_first():
-      report.write_json(workdir / "config.json", c)
-      report.write_vocabulary(workdir, self.task)
+      path = workdir / "config.json"
+      self.store.patiently(path.name, lambda: report.write_json(path, c))
+      self.store.patiently(
+        "the vocabulary", lambda: report.write_vocabulary(workdir, self.task)
+      )
 
   def batches(self, start: int) -> Iterator[Any]:
     """The batches of all steps from one on, counted from 0, on their devices.

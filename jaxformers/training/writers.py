@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxformers.training import processes
@@ -21,6 +22,22 @@ def _require(module: str, extra: str) -> Any:
       f"config.{extra} is on, but {module} is not installed: run "
       f"pip install 'jaxformers[{extra}]' or turn it off."
     ) from None
+
+
+def _cut(path: Path, step: int) -> None:
+  """Leaves the lines up to a step, in a file that is whole at any time."""
+  path.touch()
+  lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+  kept = [
+    line.rstrip("\n") + "\n"
+    for line in lines
+    if (with_step := _parsed(line)) is not None and with_step["step"] <= step
+  ]
+  if kept == lines:
+    return
+  staged = path.with_suffix(".staged")
+  staged.write_text("".join(kept), encoding="utf-8")
+  staged.replace(path)
 
 
 class Writers:
@@ -44,16 +61,7 @@ class Writers:
     if config["wandb"]:
       wandb = _require("wandb", "wandb")
     path = workdir / "metrics.jsonl"
-    kept = []
-    if path.exists():
-      for line in path.read_text(encoding="utf-8").splitlines():
-        with_step = _parsed(line)
-        if with_step is not None and with_step["step"] <= step:
-          kept.append(line + "\n")
-      staged = path.with_suffix(".staged")
-      staged.write_text("".join(kept), encoding="utf-8")
-      staged.replace(path)
-    path.touch()
+    store.patiently(path.name, lambda: _cut(path, step))
     self._path, self._end = path, path.stat().st_size
     if board:
       self._board = board.SummaryWriter(
