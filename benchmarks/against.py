@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from benchmarks.speed import (
   D,
@@ -22,7 +21,7 @@ from benchmarks.speed import (
   torch_infer,
   train,
 )
-from benchmarks.timing import interleaved, median, ratio, threads
+from benchmarks.timing import exponent, interleaved, median, ratio, threads
 from jaxformers.training import parallel
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
@@ -79,11 +78,6 @@ def planned(model: Any, batch: int, length: int, parts: int = 1) -> int:
   run, _ = parallel.compile_step("jit", step, layout, state=start, donate=True)
   program = run.lower(start, rows).compile()
   return program.memory_analysis().temp_size_in_bytes
-
-
-def exponent(lengths: tuple[int, ...], values: list[float]) -> float:
-  """Of the power of the length that fits the values best."""
-  return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
 def growth(rounds: int) -> list[dict[str, Any]]:

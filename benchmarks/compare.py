@@ -51,8 +51,6 @@ def more_is_better(column: str, *, seconds: bool) -> bool | None:
     seconds: whether durations are judged.
   """
   words = column.split()
-  if column.startswith("of a step"):  # What maps take.
-    return False
   if words[0] in JUDGED:
     return JUDGED[words[0]]
   if seconds and (words[0] in SECONDS or words[-1] in SECONDS):

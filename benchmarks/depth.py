@@ -25,6 +25,7 @@ import numpy as np
 import scipy.stats
 
 from benchmarks.data import save, table
+from benchmarks.timing import interleaved, median
 from benchmarks.training import TASK
 from jaxformers import config as configs
 from jaxformers import models, orthogonal
@@ -98,15 +99,13 @@ def memory(rounds: int) -> list[dict[str, Any]]:
         }
       )
       runs.append(functools.partial(compiled, params, ids))
-  times: list[list[float]] = [[] for _ in runs]
-  for k in range(rounds + 1):
-    for run, own in zip(runs, times, strict=True):
-      began = time.perf_counter()
-      jax.block_until_ready(run())
-      if k:
-        own.append(time.perf_counter() - began)
-  for row, own in zip(rows, times, strict=True):
-    row["ms"] = 1e3 * statistics.median(own)
+  calls = {
+    str(at): lambda run=run: jax.block_until_ready(run())
+    for at, run in enumerate(runs)
+  }
+  seconds = interleaved(calls, rounds)
+  for at, row in enumerate(rows):
+    row["ms"] = 1e3 * median(seconds, str(at))
   return rows
 
 

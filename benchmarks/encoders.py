@@ -14,11 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +24,13 @@ import numpy as np
 import optax
 
 from benchmarks.data import save, table
+from benchmarks.timing import (
+  exponent,
+  in_a_process,
+  interleaved,
+  median,
+  threads,
+)
 from jaxformers import models
 from jaxformers.config import TRANSJECTS
 from jaxformers.models.attention import attention
@@ -156,7 +159,7 @@ def in_pytorch(
       return self.head(x.sum(1) / mask.sum(1)[:, None])
 
   torch.manual_seed(0)
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  torch.set_num_threads(threads())
   model = Transformer()
   ids = torch.randint(1, 257, (batch, n))
   targets = torch.randint(0, 2, (batch,))
@@ -191,8 +194,7 @@ def _pytorch_memory(n: int) -> int:
     f"in_pytorch({n}, {BATCH})[1]()\n"
     "print(peak() - before)"
   )
-  run = [sys.executable, "-c", code]
-  return int(subprocess.run(run, check=True, capture_output=True).stdout)
+  return int(in_a_process(code))
 
 
 def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
@@ -207,15 +209,10 @@ def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
     ready["PyTorch, softmax"] = in_pytorch(n, BATCH)
     rows["PyTorch, softmax"][f"MB {n}"] = _pytorch_memory(n) / 1e6
     for what, at in (("forward", 0), ("step", 1)):
-      spent: dict[str, list[float]] = {name: [] for name in ready}
-      for turn in range(ROUNDS + 1):
-        for name, both in ready.items():
-          began = time.perf_counter()
-          both[at]()
-          if turn:  # The first warms up.
-            spent[name].append(time.perf_counter() - began)
-      for name, seconds in spent.items():
-        rows[name][f"{what} {n}"] = statistics.median(seconds)
+      calls = {name: both[at] for name, both in ready.items()}
+      seconds = interleaved(calls, ROUNDS)
+      for name in ready:
+        rows[name][f"{what} {n}"] = median(seconds, name)
     print(f"{n} tokens done", file=sys.stderr)
   return list(rows.values())
 
@@ -228,24 +225,15 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
     seconds, planned = [], []
     for n in own:
       forward, _, memory = programs(name, n, 1)
-      forward()
-      times = []
-      for _ in range(ROUNDS):
-        began = time.perf_counter()
-        forward()
-        times.append(time.perf_counter() - began)
-      seconds.append(statistics.median(times))
+      times = interleaved({name: forward}, ROUNDS)
+      seconds.append(median(times, name))
       planned.append(memory)
-
-    def exponent(values: list[float], own: list[int] = own) -> float:
-      return float(np.polyfit(np.log(own), np.log(values), 1)[0])
-
     rows.append(
       {
         "model": name,
         "longest": own[-1],
-        "exponent of time": exponent(seconds),
-        "exponent of memory": exponent(planned),
+        "exponent of time": exponent(own, seconds),
+        "exponent of memory": exponent(own, planned),
         "seconds at the longest": seconds[-1],
         "MB at the longest": planned[-1] / 1e6,
       }

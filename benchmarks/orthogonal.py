@@ -12,8 +12,6 @@ apart. Needs the extra `bench`.
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.data import save, table
+from benchmarks.timing import interleaved, median, threads
 from jaxformers import orthogonal
 
 COUNT = 21
@@ -57,7 +56,7 @@ def in_pytorch(
   import torch
   from torch.nn.utils import parametrizations
 
-  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  torch.set_num_threads(threads())
   layers, d = [], a.shape[-1]
   for one in a:
     layer = torch.nn.Linear(len(one), len(one), bias=False)
@@ -94,14 +93,12 @@ def measure(d: int, rounds: int) -> list[dict[str, Any]]:
   w = rng.normal(size=a.shape).astype(np.float32)
   runs = {f"ours: {name}": ours(name, a, w) for name in orthogonal.MAPS}
   runs |= {f"PyTorch: {name}": in_pytorch(name, a, w) for name in TORCH_MAPS}
-  times: dict[tuple[str, str], list[float]] = {}
-  for k in range(rounds + 1):
-    for name, parts in runs.items():
-      for part, run in parts.items():
-        began = time.perf_counter()
-        run()
-        if k:  # The first round compiles.
-          times.setdefault((name, part), []).append(time.perf_counter() - began)
+  calls = {
+    f"{name} {part}": run
+    for name, parts in runs.items()
+    for part, run in parts.items()
+  }
+  seconds = interleaved(calls, rounds)
   rows = []
   for name, parts in runs.items():
     q = np.asarray(parts["forward"]()).astype(np.float64)
@@ -110,8 +107,8 @@ def measure(d: int, rounds: int) -> list[dict[str, Any]]:
       {
         "map": name,
         "d": d,
-        "forward ms": 1e3 * statistics.median(times[name, "forward"]),
-        "with gradient ms": 1e3 * statistics.median(times[name, "step"]),
+        "forward ms": 1e3 * median(seconds, f"{name} forward"),
+        "with gradient ms": 1e3 * median(seconds, f"{name} step"),
         "defect": float(defect),
       }
     )

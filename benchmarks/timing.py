@@ -7,11 +7,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Call = Callable[[], Any]
 Seconds = Mapping[str, list[float]]
@@ -60,7 +61,12 @@ def threads() -> int:
   return len(os.sched_getaffinity(0))
 
 
-def in_a_process(code: str, *args: str) -> str:
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+  """Of the power of the size that fits the values best."""
+  return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def in_a_process(code: str) -> str:
   """What Python prints that runs `code` in a process of its own."""
-  run = [sys.executable, "-c", code, *args]
+  run = [sys.executable, "-c", code]
   return subprocess.run(run, check=True, capture_output=True, text=True).stdout

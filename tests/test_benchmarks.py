@@ -262,7 +262,7 @@ def test_memory_is_planned_by_what_is_kept():
     for kind in ("stored", "reversible")
   )
   assert 0 < undone < held
-  assert against.exponent((1, 2, 4), [3.0, 12.0, 48.0]) == pytest.approx(2)
+  assert timing.exponent((1, 2, 4), [3.0, 12.0, 48.0]) == pytest.approx(2)
 
 
 def test_imports_take_time(monkeypatch):

@@ -11,9 +11,10 @@ def elu(x: jax.Array) -> jax.Array:
   """x where it is positive, exp(x) - 1 elsewhere, in the type of x.
 
   Right to half a unit in the last place of 1, where `jax.nn.elu` is right to
-  one of the result, at three times the cost on CPUs; x near 0 is added to what
-  is of order 1 in any case. The gradient, 1 + min(y, 0), needs the output y
-  alone, so that the backward pass keeps no input and takes no exponential.
+  one of the result, at two to three times the cost on CPUs; x near 0 is added
+  to what is of order 1 in any case. The gradient, 1 + min(y, 0), needs the
+  output y alone, so that the backward pass keeps no input and takes no
+  exponential.
   """
   precise = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   low = jnp.exp(jnp.minimum(precise, 0)) - 1

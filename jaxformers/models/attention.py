@@ -46,7 +46,7 @@ def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
   Zero for a sample without tokens. The gradient goes to the first of the
   greatest.
   """
-  top = jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min).max(1)
+  top = _tokens_alone(x, mask).max(1)
   return jnp.where(mask.any(1)[:, None], top, 0)
 
 
@@ -57,13 +57,18 @@ def _masked_max_jvp(
   (x, mask), (dx, _) = primals, tangents
   # By place. The gradient of `max` looks for the tokens that equal it, and
   # finds none where a compiler makes x again and rounds it otherwise.
-  place = _first_greatest(jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min))
+  place = _first_greatest(_tokens_alone(x, mask))
 
   def at(x: jax.Array) -> jax.Array:
     own = jnp.take_along_axis(x, place[:, None], 1)[:, 0]
     return jnp.where(mask.any(1)[:, None], own, 0)
 
   return at(x), at(dx)
+
+
+def _tokens_alone(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """x [b, n, d] with the lowest number where mask [b, n] is False."""
+  return jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min)
 
 
 def _first_greatest(x: jax.Array) -> jax.Array:
