@@ -81,20 +81,59 @@ def eigenvalues(
     tokens), and the squared Frobenius reconstruction error, float32 [b].
   """
   x = jnp.where(mask[..., None], x.astype(jnp.float32), 0)
-  count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
-
-  def diagonal(x: jax.Array) -> jax.Array:
-    return jnp.square(product(x, basis, _HIGHEST)).sum(1) / count
-
-  values = diagonal(x)
+  count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
+  values, error = _diagonal(x, basis)
+  values = values / count[:, None]
   # By place, as in `masked_max`.
   largest = jnp.take_along_axis(values, values.argmax(1, keepdims=True), 1)
-  sigma = values / _or_one(largest)
-  fixed = jax.lax.stop_gradient(x)
-  gram = jnp.einsum("bni,bnj->bij", fixed, fixed, precision=_HIGHEST)
-  gram = gram / count[..., None]
-  error = jnp.square(gram).sum((1, 2)) - jnp.square(diagonal(fixed)).sum(1)
-  return sigma, jnp.maximum(error, 0)
+  return values / _or_one(largest), jnp.maximum(error, 0) / jnp.square(count)
+
+
+@jax.custom_jvp
+def _diagonal(x: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The diagonal of basis.T x.T x basis [b, d], and the square of the rest [b].
+
+  The rest is the error of a basis: it has no gradient with respect to x.
+
+  Args:
+    x: float32 [b, n, d].
+    basis: float32 [d, d], orthogonal.
+  """
+  # Without gradients the error is left out as a rule; this is cheapest then.
+  values = jnp.square(product(x, basis, _HIGHEST)).sum(1)
+  return values, _rest(_gram(x, x), values)
+
+
+def _gram(x: jax.Array, y: jax.Array) -> jax.Array:
+  """x.T y of every sample -> [b, d, d]."""
+  return jnp.einsum("bni,bnj->bij", x, y, precision=_HIGHEST)
+
+
+def _rest(gram: jax.Array, values: jax.Array) -> jax.Array:
+  return jnp.square(gram).sum((1, 2)) - jnp.square(values).sum(1)
+
+
+@_diagonal.defjvp
+def _diagonal_jvp(
+  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> Any:
+  (x, basis), (dx, dbasis) = primals, tangents
+  gram = _gram(x, x)
+  if x.shape[1] > x.shape[2]:
+    # From x.T x, which the error needs anyway: one product of all tokens
+    # backwards instead of three.
+    y = product(gram, basis, _HIGHEST)
+    values = jnp.maximum((basis * y).sum(1), 0)  # Squares, but for rounding.
+    by_basis = 2 * (y * dbasis).sum(1)
+    # In this order: XLA transposes the gradient of what stands second.
+    by_x = 2 * (basis * product(_gram(dx, x), basis, _HIGHEST)).sum(1)
+  else:
+    y = product(x, basis, _HIGHEST)
+    values = jnp.square(y).sum(1)
+    by_basis = 2 * (y * product(x, dbasis, _HIGHEST)).sum(1)
+    by_x = 2 * (y * product(dx, basis, _HIGHEST)).sum(1)
+  change = by_x + by_basis, -2 * (values * by_basis).sum(1)
+  return (values, _rest(gram, values)), change
 
 
 class Experts(NamedTuple):

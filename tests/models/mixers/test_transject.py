@@ -120,6 +120,40 @@ def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
   assert np.any(by_basis)
 
 
+@pytest.mark.parametrize("n", [3, 4, 9])
+def test_eigenvalues_with_gradients_are_those_without(n):
+  """Made from x.T x if there are more tokens than channels, else from x U."""
+  mask = prefix([n, n - 1], n)
+  x, basis = normal(0, 2, n, 4), orthogonal.cayley(normal(1, 4, 4))
+  weights = normal(2, 2, 4), normal(3, 2)
+
+  def plain(x, basis):
+    x = jnp.where(mask[..., None], x, 0)
+    count = mask.sum(1)
+
+    def diagonal(x):
+      return jnp.square(x @ basis).sum(1) / count[:, None]
+
+    values, fixed = diagonal(x), jax.lax.stop_gradient(x)
+    gram = jnp.einsum("bni,bnj->bij", fixed, fixed) / count[:, None, None]
+    rest = jnp.square(gram).sum((1, 2)) - jnp.square(diagonal(fixed)).sum(1)
+    return values / values.max(1, keepdims=True), rest
+
+  def loss(function, x, basis):
+    sigma, error = function(x, basis)
+    return (weights[0] * sigma).sum() + (weights[1] * error).sum()
+
+  def ours(x, basis):
+    return t.eigenvalues(x, basis, mask)
+
+  chex.assert_trees_all_close(ours(x, basis), plain(x, basis), rtol=1e-4)
+  expected = jax.value_and_grad(loss, (1, 2))(plain, x, basis)
+  found = jax.value_and_grad(loss, (1, 2))(ours, x, basis)
+  chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+  forwards = jax.jacfwd(lambda *args: loss(ours, *args), (0, 1))(x, basis)
+  chex.assert_trees_all_close(forwards, expected[1], rtol=1e-4, atol=1e-5)
+
+
 def test_without_tokens_sigma_is_zero():
   sigma, error = t.eigenvalues(
     normal(0, 1, 3, 4), jnp.eye(4), jnp.zeros((1, 3), bool)
