@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers import tasks
-from jaxformers.data import listops, packed, pathfinder
+from jaxformers.data import listops, packed, pathfinder, snakes
 from jaxformers.data.loader import Loader
 from jaxformers.training import report as reports
 
@@ -53,13 +53,13 @@ def pathfinder_speed() -> list[dict[str, Any]]:
   for resolution in pathfinder.GEOMETRIES:
     for difficulty in pathfinder.DIFFICULTIES:
       settings = pathfinder.Settings(resolution, difficulty)
-      pathfinder.sample(settings, 0)  # Compiles.
+      snakes.sample(settings, 0)  # Compiles.
       for margin in pathfinder.GEOMETRIES[resolution].margins:
-        pathfinder.sprites(resolution, margin)
+        snakes.sprites(resolution, margin)
       count = 300 if resolution == 32 else 40
       began = time.perf_counter()
       for index in range(count):
-        pathfinder.sample(settings, index)
+        snakes.sample(settings, index)
       spent = time.perf_counter() - began
       row = {
         "pixels": resolution,

@@ -1,6 +1,8 @@
 """The architecture: who may import whom, and a test file for every module."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,17 @@ def test_data_and_configs_run_without_jax(part):
   for path in where.rglob("*.py") if where.is_dir() else [where]:
     tops = {name.split(".")[0] for name in imported(path)}
     assert not tops & {"jax", "flax", "optax"}, path
+
+
+def test_a_run_begins_without_what_only_some_runs_need():
+  """Numba and SciPy take a second to import, and most runs use neither."""
+  code = (
+    "import sys, jaxformers.main, jaxformers.training.loop;"
+    "print(sorted(sys.modules.keys() & {'numba', 'scipy', 'tensorflow'}))"
+  )
+  run = [sys.executable, "-c", code]
+  out = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+  assert out == "[]\n"
 
 
 def test_configs_import_the_config_module_only():

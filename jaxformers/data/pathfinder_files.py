@@ -64,6 +64,8 @@ def _features(resolution: int) -> dict[str, Any]:
 
 
 def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
+  from jaxformers.data import snakes  # Numba takes half a second.
+
   work.mkdir(parents=True, exist_ok=True)
   starts = range(0, settings.num_images, CHUNK)
   missing = [start for start in starts if not _chunk(work, start).exists()]
@@ -75,7 +77,7 @@ def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
     file=sys.stderr,
     disable=None,
   ) as bar:
-    for start, (pixels, labels) in pathfinder.chunks(settings, missing):
+    for start, (pixels, labels) in snakes.chunks(settings, missing):
       staged = work / f".{start}.staged"
       with staged.open("wb") as file:
         np.savez(file, pixels=pixels, labels=labels)
@@ -245,6 +247,8 @@ def export(settings: Settings, folder: Path) -> None:
   Raises:
     ValueError: if the level is there already.
   """
+  from jaxformers.data import snakes  # Numba takes half a second.
+
   geometry = pathfinder.GEOMETRIES[settings.resolution]
   contour = pathfinder.DIFFICULTIES[settings.difficulty]
   _, length = pathfinder.distractor_counts(
@@ -265,7 +269,7 @@ def export(settings: Settings, folder: Path) -> None:
     if m == 0:
       lines: list[str] = []
       (level / "imgs" / str(k)).mkdir(parents=True, exist_ok=True)
-    made = pathfinder.sample(settings, index)
+    made = snakes.sample(settings, index)
     file = f"sample_{m}.png"
     Image.fromarray(made.pixels).save(level / "imgs" / str(k) / file)
     fields = (

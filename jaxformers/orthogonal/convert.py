@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 
 from jaxformers.registry import choose
 
@@ -74,7 +73,9 @@ def _cayley(q: np.ndarray, i: int) -> np.ndarray:
 
 
 def _expm(q: np.ndarray, _: int) -> np.ndarray:
-  triangle, z = scipy.linalg.schur(q, output="real")
+  from scipy import linalg  # Takes a quarter of a second; needed here alone.
+
+  triangle, z = linalg.schur(q, output="real")
   # Of a normal matrix: turns of planes on the diagonal, and 1 and -1 alone.
   log = np.zeros_like(q)
   alone, at = [], 0

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.special
 
 from jaxformers.data.images import Images
 from jaxformers.data.packed import Packed, pack
@@ -229,13 +227,15 @@ def bag_regression(task: Task) -> float:
   return _fitted(x, train.labels, z, test.labels, penalty=1e-5)
 
 
-def _bags(split: Packed, task: Task) -> scipy.sparse.csr_array:
+def _bags(split: Packed, task: Task) -> Any:
+  from scipy import sparse
+
   rows = [np.unique(split[k][: task.max_len]) for k in range(len(split.starts))]
   counts = np.array([len(row) for row in rows])
   values = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
   offsets = np.concatenate([[0], np.cumsum(counts)])
   shape = (len(rows), task.vocab_size)
-  return scipy.sparse.csr_array((values, np.concatenate(rows), offsets), shape)
+  return sparse.csr_array((values, np.concatenate(rows), offsets), shape)
 
 
 def regression(
@@ -262,20 +262,20 @@ def _fitted(
   x: Any, labels: np.ndarray, z: Any, test_labels: np.ndarray, penalty: float
 ) -> float:
   """`regression` without the standardisation; x and z may be sparse."""
+  from scipy import optimize, special  # Half a second; needed here alone.
+
   classes = int(labels.max()) + 1
   shape = (x.shape[1] + 1, classes)
   target = np.eye(classes, dtype=x.dtype)[labels]
 
   def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
     w = flat.reshape(shape).astype(x.dtype)
-    log_p = scipy.special.log_softmax(x @ w[:-1] + w[-1], axis=1)
+    log_p = special.log_softmax(x @ w[:-1] + w[-1], axis=1)
     error = (np.exp(log_p) - target) / x.shape[0]
     loss = -(target * log_p).sum() / x.shape[0]
     loss += penalty / 2 * (w[:-1] ** 2).sum()
     gradient = np.vstack([x.T @ error + penalty * w[:-1], error.sum(0)])
     return float(loss), gradient.ravel().astype(np.float64)
-
-  from scipy import optimize  # Takes a third of a second; needed here alone.
 
   fit = optimize.minimize(
     objective,

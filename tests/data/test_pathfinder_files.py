@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers.data import encodings, pathfinder
+from jaxformers.data import encodings, pathfinder, snakes
 from jaxformers.data import pathfinder_files as f
 from jaxformers.data import source as s
 from tests.data.archives import write_folder, write_tar
@@ -20,7 +20,7 @@ def pack(source, folder, archive=""):
 @pytest.fixture
 def small_chunks(monkeypatch):
   monkeypatch.setattr(f, "CHUNK", 5)
-  monkeypatch.setattr(pathfinder, "CHUNK", 5)
+  monkeypatch.setattr(snakes, "CHUNK", 5)
 
 
 def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
@@ -28,7 +28,7 @@ def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
   made = splits["easy"]
   assert (len(made), info["source"]) == (12, "generated")
   for i in range(12):
-    one = pathfinder.sample(SETTINGS, i)
+    one = snakes.sample(SETTINGS, i)
     np.testing.assert_array_equal(made[i], one.pixels.ravel())
     assert (made.labels[i], made.keys[i]) == (one.label, i)
   assert not list((tmp_path / "work").iterdir())
@@ -51,7 +51,7 @@ def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
 def test_a_generation_that_was_stopped_goes_on(
   tmp_path, small_chunks, monkeypatch
 ):
-  chunk = pathfinder.chunk
+  chunk = snakes.chunk
   asked = []
 
   def stopping(settings, start):
@@ -61,8 +61,8 @@ def test_a_generation_that_was_stopped_goes_on(
     asked.append(start)
     return chunk(settings, start)
 
-  monkeypatch.setattr(pathfinder, "chunk", stopping)
-  monkeypatch.setattr(pathfinder.os, "cpu_count", lambda: 1)
+  monkeypatch.setattr(snakes, "chunk", stopping)
+  monkeypatch.setattr(snakes.os, "cpu_count", lambda: 1)
   source = f.generated(SETTINGS, tmp_path / "work")
   with pytest.raises(KeyboardInterrupt):
     pack(source, tmp_path)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.data import pathfinder as data
-from jaxformers.data import pathfinder_files
+from jaxformers.data import pathfinder_files, snakes
+from jaxformers.data.pathfinder import Settings
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def test_protocols(folder, protocol):
   keys = np.concatenate([split.keys for split in task.splits.values()])
   assert sorted(keys) == list(range(30))
   train = task.splits["train"]
-  one = data.sample(
-    data.Settings(difficulty="easy", num_images=30), int(train.keys[4])
+  one = snakes.sample(
+    Settings(difficulty="easy", num_images=30), int(train.keys[4])
   )
   pixels = one.pixels.ravel()
   want = {
@@ -52,7 +52,7 @@ def test_path_x_is_the_same_in_128_pixels(tmp_path):
 
 
 def test_lras_files(tmp_path):
-  settings = data.Settings(difficulty="easy", num_images=10)
+  settings = Settings(difficulty="easy", num_images=10)
   pathfinder_files.export(settings, tmp_path)
   task = load(
     str(tmp_path / "data"),
