@@ -67,6 +67,7 @@ def test_the_librarys_attention_is_softmax():
     MIXERS._entries.pop("dot_product_attention")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_device")
 def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
   monkeypatch.chdir(request.config.rootpath)
@@ -103,6 +104,7 @@ def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
   assert all(row["defect"] < 5e-6 for row in rows)
 
 
+@pytest.mark.long
 def test_the_cost_of_the_term_is_a_ratio():
   rows = fidelity.measure(size=32, batch=1, layers=2, rounds=1)
   assert [row["what"] for row in rows] == ["forward", "step"]

@@ -39,7 +39,9 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   return model, params
 
 
-@pytest.mark.parametrize("num_layers", [2, 24])
+@pytest.mark.parametrize(
+  "num_layers", [2, pytest.param(24, marks=pytest.mark.long)]
+)
 def test_every_token_of_real_text_comes_back(num_layers):
   model, params = build(num_layers)
   hidden, side = inverse.forward(model, params, text())

@@ -59,7 +59,13 @@ def at_the_root(monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
 
 
-@pytest.mark.parametrize("name", sorted(GENERATED))
+@pytest.mark.parametrize(
+  "name",
+  [
+    *("lra/listops", "lra/pathfinder"),
+    pytest.param("lra/pathx", marks=pytest.mark.long),
+  ],
+)
 def test_without_an_archive(name, tmp_path, one_device):
   some_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
 
