@@ -183,7 +183,6 @@ def test_a_sample_without_tokens_is_finite(name):
   chex.assert_tree_all_finite((value, grad))
 
 
-@pytest.mark.usefixtures("optimized")
 def test_gradients_are_finite_differences(name):
   """In float64, along a random direction of the parameters and of x."""
   # TransJect's Sigma and gate stay in float32.

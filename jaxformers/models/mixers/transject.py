@@ -123,10 +123,12 @@ def _diagonal_jvp(
     # From x.T x, which the error needs anyway: one product of all tokens
     # backwards instead of three.
     y = product(gram, basis, _HIGHEST)
-    values = jnp.maximum((basis * y).sum(1), 0)  # Squares, but for rounding.
-    by_basis = 2 * (y * dbasis).sum(1)
+    # A sum of squares, but for rounding.
+    values = jnp.maximum((basis[None] * y).sum(1), 0)
+    by_basis = 2 * (y * dbasis[None]).sum(1)
     # In this order: XLA transposes the gradient of what stands second.
-    by_x = 2 * (basis * product(_gram(dx, x), basis, _HIGHEST)).sum(1)
+    turned = product(_gram(dx, x), basis, _HIGHEST)
+    by_x = 2 * (basis[None] * turned).sum(1)
   else:
     y = product(x, basis, _HIGHEST)
     values = jnp.square(y).sum(1)
