@@ -9,6 +9,7 @@ from jaxformers.analysis.capture import capture, parts, variables
 from jaxformers.models.blocks import orthogonal_feed_forward
 from jaxformers.models.mixers.transject import residual_weight
 from tests import initial
+from tests.marks import long_except
 
 IDS = jax.random.randint(jax.random.key(0), (2, 9), 1, 20).at[1, 6:].set(0)
 
@@ -55,7 +56,10 @@ def test_other_models_have_no_gates():
   assert found.mask[:, 0].all()
 
 
-@pytest.mark.parametrize("name", ["transject", "random_transject", "local"])
+@pytest.mark.parametrize(
+  "name",
+  long_except(("transject",), ("transject", "random_transject", "local")),
+)
 def test_an_embedding_can_be_put_in_the_place_of_the_tokens(name):
   model = build(name)
   own = variables(model, init(model))

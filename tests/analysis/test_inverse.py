@@ -13,6 +13,7 @@ from jaxformers import models
 from jaxformers.analysis import inverse
 from jaxformers.training import loop
 from tests import initial
+from tests.marks import long_except
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -39,9 +40,7 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   return model, params
 
 
-@pytest.mark.parametrize(
-  "num_layers", [2, pytest.param(24, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("num_layers", long_except((2,), (2, 24)))
 def test_every_token_of_real_text_comes_back(num_layers):
   model, params = build(num_layers)
   hidden, side = inverse.forward(model, params, text())

@@ -103,10 +103,10 @@ def test_drop_path_spares_samples_whole_and_keeps_the_mean():
   images = jnp.broadcast_to(IMAGES[:1], (2_000, 8, 8, 3))
   params = initial.params(model, IMAGES, 1)
   logits = jax.jit(
-    lambda key: model.apply(
+    lambda images, key: model.apply(
       {"params": params}, images, train=True, rngs={"dropout": key}
     )
-  )(jax.random.key(3))
+  )(images, jax.random.key(3))
   found = np.unique(np.round(np.asarray(logits), 4), axis=0)
   # The first layer drops nothing; of the last either branch, both or none.
   assert len(found) == 4

@@ -12,6 +12,7 @@ from jaxformers import models
 from jaxformers.analysis import smoothness
 from jaxformers.analysis.capture import capture, variables
 from jaxformers.models.attention import MIXERS
+from tests.marks import long_except
 
 MASK = jnp.arange(9)[None] < jnp.array([[9], [6]])
 X, Z = (jax.random.normal(jax.random.key(i), (2, 9, 8)) for i in (0, 1))
@@ -168,9 +169,7 @@ def test_the_model_has_lambda_of_the_papers_vision_runs():
   assert block.mixer(parent=None).fidelity == 0.6
 
 
-@pytest.mark.parametrize(
-  "num_layers", [12, pytest.param(24, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("num_layers", long_except((12,), (12, 24)))
 def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = jax.random.randint(jax.random.key(0), (4, 40), 1, 50)

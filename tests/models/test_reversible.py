@@ -18,7 +18,7 @@ from jaxformers.models.mixers.transject import TransJect
 from tests import initial
 
 FORMS = [
-  ("transject", "paper"),
+  pytest.param("transject", "paper", marks=pytest.mark.long),
   ("transject", "certified"),
   ("random_transject", "paper"),
 ]

@@ -40,7 +40,11 @@ def logits_of(model, params, images=IMAGES):
 
 @pytest.mark.parametrize(
   ("name", "pool"),
-  [("neutreno", "cls"), ("transformer", "mean"), ("transject", "mean")],
+  [
+    ("neutreno", "cls"),
+    pytest.param("transformer", "mean", marks=pytest.mark.long),
+    ("transject", "mean"),
+  ],
 )
 def test_every_pixel_has_scores(name, pool, strict):
   model = build(name, pool=pool)

@@ -118,7 +118,7 @@ def without_key_bias(params):
   [
     ("transject", "sequence:2,model:2"),
     ("transject", "fsdp:2,model:2"),
-    ("transformer", "fsdp:2,model:2"),
+    pytest.param("transformer", "fsdp:2,model:2", marks=pytest.mark.long),
   ],
 )
 def test_a_mesh_changes_no_number(name, spec):

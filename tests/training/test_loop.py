@@ -13,6 +13,7 @@ from jaxformers.training import evaluate, loop, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import Run
 from jaxformers.training.store import Store
+from tests.marks import long_except
 
 TIMES = ("train_seconds", "wall_seconds")
 
@@ -41,25 +42,28 @@ def stop_at(monkeypatch, step, act):
   monkeypatch.setattr(loop._Loop, "step", stopping)
 
 
+PROGRAMS = []  # After every step of `whole`, how many there are of it.
+
+
 @pytest.fixture(scope="module")
 def whole(smoke, tmp_path_factory):
   """The results and the curve of a run that nothing stops."""
   workdir = tmp_path_factory.mktemp("whole")
-  results = loop.run(smoke(), workdir)
-  return timeless(results), curve(workdir)
-
-
-def test_every_step_is_the_same_program(smoke, tmp_path, monkeypatch):
-  real, programs = loop._Loop.step, []
+  real = loop._Loop.step
 
   def counted(self, now, batch):
     real(self, now, batch)
-    programs.append(self.run.train_step._cache_size())
+    PROGRAMS.append(self.run.train_step._cache_size())
 
-  monkeypatch.setattr(loop._Loop, "step", counted)
-  loop.run(smoke(), tmp_path / "run")
-  assert len(programs) > 2
-  assert set(programs) == {1}
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop._Loop, "step", counted)
+    results = loop.run(smoke(), workdir)
+  return timeless(results), curve(workdir)
+
+
+def test_every_step_is_the_same_program(whole):
+  assert len(PROGRAMS) == 10
+  assert set(PROGRAMS) == {1}
 
 
 def test_what_a_step_would_fetch_by_itself_is_refused(
@@ -75,26 +79,23 @@ def test_what_a_step_would_fetch_by_itself_is_refused(
     loop.run(smoke(), tmp_path / "run")
 
 
-def test_every_step_is_logged_once(smoke, tmp_path):
+def test_every_step_is_logged_once(smoke, tmp_path, whole):
   """The mean over ten steps is the mean of five means over two."""
 
-  def losses(log_steps):
-    loop.run(smoke(log_steps=log_steps), tmp_path / str(log_steps))
-    lines = curve(tmp_path / str(log_steps))
+  def losses(lines):
     return [line["train/loss"] for line in lines if "train/loss" in line]
 
-  (whole,), parts = losses(10), losses(2)
+  loop.run(smoke(log_steps=10), tmp_path)
+  (once,), parts = losses(curve(tmp_path)), losses(whole[1])
   assert len(parts) == 5
-  assert whole == pytest.approx(np.mean(parts), rel=1e-6)
+  assert once == pytest.approx(np.mean(parts), rel=1e-6)
 
 
 class Killed(BaseException):
   pass
 
 
-@pytest.mark.parametrize(
-  "step", [3, pytest.param(5, marks=pytest.mark.long), 8]
-)
+@pytest.mark.parametrize("step", long_except((3,), (3, 5, 8)))
 def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
   smoke, tmp_path, monkeypatch, whole, step
 ):
@@ -147,13 +148,7 @@ def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
 
 @pytest.mark.parametrize(
   "model",
-  [
-    "transject",
-    *(
-      pytest.param(name, marks=pytest.mark.long)
-      for name in ("random_transject", "transformer")
-    ),
-  ],
+  long_except(("transject",), ("transject", "random_transject", "transformer")),
 )
 def test_it_learns_what_the_first_token_tells(
   smoke, tmp_path, model, one_device
@@ -271,7 +266,7 @@ def test_a_profile_is_a_trace(smoke, tmp_path):
     loop.run(smoke(), tmp_path / "short", profile=True)
 
 
-def test_another_seed_is_another_run(smoke, tmp_path):
-  a, b = (loop.run(smoke(seed=s), tmp_path / str(s)) for s in (0, 1))
-  assert a["loss"] != b["loss"]
+def test_another_seed_is_another_run(smoke, tmp_path, whole):
+  b = loop.run(smoke(seed=1), tmp_path)
+  assert whole[0]["loss"] != b["loss"]
   assert not np.isnan(b["loss"])

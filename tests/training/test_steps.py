@@ -9,6 +9,7 @@ import pytest
 from jaxformers import orthogonal
 from jaxformers.training import losses, parallel, steps
 from jaxformers.training.run import Run
+from tests.marks import long_except
 from tests.training import examples
 
 # One for each block and for a loop inside; not those that draw in every part.
@@ -19,12 +20,7 @@ NAMES = (
   "transformer_rezero",
   "transject",
 )
-SOME = [
-  name
-  if name in ("transject", "transformer")
-  else pytest.param(name, marks=pytest.mark.long)
-  for name in NAMES
-]
+SOME = long_except(("transject",), NAMES)
 
 
 def setup(name="transject", **options):
