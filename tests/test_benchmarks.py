@@ -30,6 +30,7 @@ from jaxformers.training import steps
 from tests import initial
 
 
+@pytest.mark.long
 def test_the_loader_and_its_table(monkeypatch):
   monkeypatch.setattr(data, "ROUNDS", 1)
   rows = data.loader_speed(batches=20)

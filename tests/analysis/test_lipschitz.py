@@ -145,6 +145,7 @@ def test_measured_lies_within_guaranteed():
   assert any("vacuous" in says for says in found["guaranteed"]["says"])
 
 
+@pytest.mark.long
 def test_other_encoders_have_the_measured_part():
   model, params = build("local", block_size=3, num_heads=2)
   found = lipschitz.report(model, params, np.asarray(IDS), steps=2)

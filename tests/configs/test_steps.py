@@ -11,6 +11,7 @@ from jaxformers.analysis import segmentation
 from jaxformers.training import loop
 from jaxformers.training.run import Run
 from tests.data import scenes
+from tests.marks import long_except
 
 STEPS = 8
 # What keeps a test short; the model and the training are the config's own.
@@ -61,10 +62,7 @@ def at_the_root(monkeypatch, request):
 
 @pytest.mark.parametrize(
   "name",
-  [
-    *("lra/listops", "lra/pathfinder"),
-    pytest.param("lra/pathx", marks=pytest.mark.long),
-  ],
+  long_except(("lra/pathfinder",), GENERATED),
 )
 def test_without_an_archive(name, tmp_path, one_device):
   some_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
@@ -86,6 +84,7 @@ def test_a_language_model_of_a_folder(tmp_path, one_device):
   assert (tmp_path / "run" / "tokenizer.json").exists()
 
 
+@pytest.mark.long
 def test_a_segmenter_of_a_folder(tmp_path, one_device):
   config = c.load("configs/vision/ade20k.py:model=neutreno")
   archive = scenes.write(tmp_path / "ADEChallengeData2016")

@@ -48,9 +48,12 @@ def test_what_follows_changes_nothing_before(name):
   [
     {},
     {"head": {"tied": False}},
-    {"embedding": {"cutoffs": (6, 15)}},
+    pytest.param({"embedding": {"cutoffs": (6, 15)}}, marks=pytest.mark.long),
     {"embedding": {"cutoffs": (6, 15), "div_value": 2}},
-    {"embedding": {"cutoffs": (6,), "div_value": 2}, "head": {"tied": False}},
+    pytest.param(
+      {"embedding": {"cutoffs": (6,), "div_value": 2}, "head": {"tied": False}},
+      marks=pytest.mark.long,
+    ),
   ],
   ids=["plain", "untied", "adaptive", "narrower", "untied adaptive"],
 )

@@ -16,6 +16,7 @@ from jaxformers.models import cost, reversible
 from jaxformers.models.blocks import Injective, PreNorm
 from jaxformers.models.mixers.transject import TransJect
 from tests import initial
+from tests.marks import long_except
 
 FORMS = [
   pytest.param("transject", "paper", marks=pytest.mark.long),
@@ -88,7 +89,9 @@ def test_gradients_are_those_of_stored_activations(name, gating):
       np.testing.assert_allclose(got, want, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("activations", ["recomputed", "reversible"])
+@pytest.mark.parametrize(
+  "activations", long_except(("reversible",), ("recomputed", "reversible"))
+)
 def test_what_is_seen_of_the_layers_is_the_same(activations):
   ids = IDS[:2]
   params = moved(build("transject", "stored"))
@@ -119,6 +122,7 @@ def kept(name, activations, num_layers):
   return memory.temp_size_in_bytes
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("optimized")
 def test_memory_does_not_grow_with_depth():
   flat = [kept("random_transject", "reversible", n) for n in (2, 6)]
@@ -139,6 +143,7 @@ def test_recomputing_keeps_less_than_storing_for_any_encoder():
   assert held("recomputed") < 0.3 * held("stored")
 
 
+@pytest.mark.long
 def test_bfloat16_trains_in_reverse_too():
   params = moved(build("transject", "stored"))
   grads = [

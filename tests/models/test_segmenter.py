@@ -57,6 +57,7 @@ def test_every_pixel_has_scores(name, pool, strict):
   chex.assert_trees_all_close(one[0], logits[1], atol=1e-4)
 
 
+@pytest.mark.long
 def test_scores_are_cosines_normalised_and_interpolated():
   model = build(head={"num_layers": 1, "dropout_rate": 0.0})
   params = init(model)

@@ -259,6 +259,7 @@ def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
     loop.run(wider, tmp_path)
 
 
+@pytest.mark.long
 def test_a_profile_is_a_trace(smoke, tmp_path):
   loop.run(smoke(total_steps=25, eval_steps=25), tmp_path, profile=True)
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))

@@ -90,6 +90,7 @@ def test_without_parameters():
     tx.update({}, tx.init({}))
 
 
+@pytest.mark.long
 def test_matrices_are_orthogonal_after_a_run_in_bfloat16(smoke, tmp_path):
   fields = {
     "model.dtype": "bfloat16",
