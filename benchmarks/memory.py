@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from benchmarks.against import planned
-from benchmarks.orthogonal import COUNT, ours
+from benchmarks.orthogonal import COUNT, drawn, ours
 from benchmarks.speed import EXPERTS, LAYERS, D, build, train
 from benchmarks.timing import in_a_process, interleaved, median, ratio
 from jaxformers import orthogonal
@@ -85,10 +83,7 @@ def depth() -> list[dict[str, Any]]:
 def maps(rounds: int) -> list[dict[str, Any]]:
   """Seconds of all maps of a step and their gradient, beside the step."""
   batch, n = PAPER
-  rng = np.random.default_rng(0)
-  shape, scale = (COUNT, D, D), 1.5 / D**0.5
-  a = rng.normal(size=shape, scale=scale).astype(np.float32)
-  w = np.ones_like(a)
+  a, w = drawn(D)
   calls = {"train step": train(build("transject", n), batch, n)}
   calls |= {name: ours(name, a, w)["step"] for name in orthogonal.MAPS}
   seconds = interleaved(calls, rounds)

@@ -86,11 +86,16 @@ def in_pytorch(
   return {"forward": forward, "step": step}
 
 
-def measure(d: int, rounds: int) -> list[dict[str, Any]]:
-  """A row for each map: seconds and the defect, at one size."""
+def drawn(d: int) -> tuple[np.ndarray, np.ndarray]:
+  """Free matrices of the size that models start at, and weights of Q."""
   rng = np.random.default_rng(0)
   a = rng.normal(size=(COUNT, d, d), scale=1.5 / d**0.5).astype(np.float32)
-  w = rng.normal(size=a.shape).astype(np.float32)
+  return a, rng.normal(size=a.shape).astype(np.float32)
+
+
+def measure(d: int, rounds: int) -> list[dict[str, Any]]:
+  """A row for each map: seconds and the defect, at one size."""
+  a, w = drawn(d)
   runs = {f"ours: {name}": ours(name, a, w) for name in orthogonal.MAPS}
   runs |= {f"PyTorch: {name}": in_pytorch(name, a, w) for name in TORCH_MAPS}
   calls = {

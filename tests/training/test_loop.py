@@ -42,28 +42,28 @@ def stop_at(monkeypatch, step, act):
   monkeypatch.setattr(loop._Loop, "step", stopping)
 
 
-PROGRAMS = []  # After every step of `whole`, how many there are of it.
-
-
 @pytest.fixture(scope="module")
 def whole(smoke, tmp_path_factory):
-  """The results and the curve of a run that nothing stops."""
+  """The results and the curve of a run that nothing stops.
+
+  And after every of its steps, how many programs there are of it.
+  """
   workdir = tmp_path_factory.mktemp("whole")
-  real = loop._Loop.step
+  real, programs = loop._Loop.step, []
 
   def counted(self, now, batch):
     real(self, now, batch)
-    PROGRAMS.append(self.run.train_step._cache_size())
+    programs.append(self.run.train_step._cache_size())
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(loop._Loop, "step", counted)
     results = loop.run(smoke(), workdir)
-  return timeless(results), curve(workdir)
+  return timeless(results), curve(workdir), programs
 
 
 def test_every_step_is_the_same_program(whole):
-  assert len(PROGRAMS) == 10
-  assert set(PROGRAMS) == {1}
+  assert len(whole[2]) == 10
+  assert set(whole[2]) == {1}
 
 
 def test_what_a_step_would_fetch_by_itself_is_refused(
