@@ -422,8 +422,13 @@ class Attention(nn.Module):
       # A layer's own, the same at any batch; a constant of the program.
       own = zlib.crc32("/".join((*self.path, name)).encode())
       constant = like.size <= LARGEST_CONSTANT
+      # A step is traced under a transfer guard, which is for its batches: the
+      # seed goes to the device once, with the program.
       with (
-        jax.ensure_compile_time_eval() if constant else contextlib.nullcontext()
+        jax.transfer_guard("allow"),
+        jax.ensure_compile_time_eval()
+        if constant
+        else contextlib.nullcontext(),
       ):
         key = jax.random.fold_in(jax.random.key(self.seed), own)
         values = make(key)

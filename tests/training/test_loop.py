@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformers import config as configs
+from jaxformers.models import MODELS
 from jaxformers.training import evaluate, loop, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import Run
@@ -126,6 +127,26 @@ def test_sigterm_saves_and_the_run_goes_on_from_there(
     assert checkpoints.steps() == [3]
   assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
   assert curve(tmp_path / "run") == whole[1]
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_every_model_trains_is_scored_and_is_taken_up_again(
+  smoke, tmp_path, monkeypatch, one_device, model
+):
+  config = smoke(model, total_steps=2, eval_steps=1)
+  config.task.update(num_train=16, num_validation=2, num_test=2)
+  config.task.max_length = 300  # Linformer's rank and landmarks are 128.
+  config.model.num_layers = 1
+  with monkeypatch.context() as patch:
+    stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+      loop.run(config, tmp_path)
+  results = loop.run(config, tmp_path)
+  assert results["examples"] == 2
+  steps = [line["step"] for line in curve(tmp_path) if "train/loss" in line]
+  assert steps == [2]
+  validated = [line["step"] for line in curve(tmp_path)]
+  assert validated.count(1) == 1
 
 
 def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):
