@@ -183,11 +183,32 @@ def test_a_sample_without_tokens_is_finite(name):
   chex.assert_tree_all_finite((value, grad))
 
 
-def test_gradients_are_finite_differences(name):
+# Options that change the arithmetic of a mixer's gradient.
+NUMERICAL = [
+  *((name, {}) for name in NAMES),
+  *((name, {"causal": True}) for name in models.causal_mixers()),
+  ("kernelized", {"normalize": True}),
+  ("linformer", {"share_key_value": True, "share_heads": True}),
+  ("nystromformer", {"inverse_init": "batch"}),
+  ("performer", {"epsilon": 1e-4}),
+  ("performer", {"epsilon": 1e-2}),
+  ("reformer", {"same_bucket": False, "correct_duplicates": False}),
+  ("skyformer", {"inverse_init": "batch", "gamma": 0.5}),
+  ("softmax", {"symmetric": True}),
+  ("softmax", {"feat_scale": True}),
+  ("softmax", {"orthogonal": True, "orthogonal_map": "householder"}),
+  ("synthesizer", {"kind": "factorized_dense"}),
+  ("transject", {"sigma": "learned", "gating": "certified"}),
+  ("transject", {"reconstruction_weight": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), NUMERICAL)
+def test_gradients_are_finite_differences(name, options):
   """In float64, along a random direction of the parameters and of x."""
   # TransJect's Sigma and gate stay in float32.
   step, rtol = (1e-3, 1e-3) if name == "transject" else (1e-6, 1e-5)
-  mixer, variables, _ = make(name)
+  mixer, variables, _ = make(name, **options)
   x, mask = inputs()
   with jax.enable_x64(True):
     mixer = mixer.clone(dtype=jnp.float64)

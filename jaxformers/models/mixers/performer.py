@@ -79,9 +79,10 @@ def performer(
   q, k = (jnp.einsum("bhne,hfe->bhnf", a, w, precision=HIGHEST) for a in (q, k))
   k = jnp.where(mask[:, None, :, None], k, -jnp.inf)
   if epsilon:
-    tops = (q.max(-1, keepdims=True), _top(k, (-1, -2)))
+    # Beside epsilon the maxima do not cancel, so their gradients count.
+    tops = (_last_max(q), _last_max(k.reshape(*k.shape[:2], 1, -1)))
     q, k = (
-      jnp.exp(a - half - stop_gradient(top)) + epsilon
+      jnp.exp(a - half - jnp.maximum(top, LOWEST)) + epsilon
       for a, half, top in zip((q, k), (q_half, k_half), tops, strict=True)
     )
     k = jnp.where(mask[:, None, :, None], k, 0)
@@ -89,16 +90,21 @@ def performer(
   q, k = q - q_half, k - k_half
   if causal:
     return _causal(q, k, v)
-  top = _top(k, 2)
+  # A maximum that cancels is a constant.
+  top = stop_gradient(jnp.maximum(k.max(2, keepdims=True), LOWEST))
   k, q = jnp.exp(k - top), q + top
   return by_features(
     jnp.exp(q - stop_gradient(q.max(-1, keepdims=True))), k, v, causal=False
   )
 
 
-def _top(x: jax.Array, axes: int | tuple[int, ...]) -> jax.Array:
-  """The maximum as a constant, LOWEST where there is nothing."""
-  return stop_gradient(jnp.maximum(x.max(axes, keepdims=True), LOWEST))
+def _last_max(x: jax.Array) -> jax.Array:
+  """Returns the maximum along the last axis of x [..., f] -> [..., 1].
+
+  Its gradient goes to the place of the first maximum, not to entries that equal
+  it: a compiler that computes x twice may round it differently.
+  """
+  return jnp.take_along_axis(x, x.argmax(-1, keepdims=True), -1)
 
 
 def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
