@@ -55,35 +55,65 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def attention_weights(
-  q: jax.Array, k: jax.Array, mask: jax.Array, causal: bool = False
+  q: jax.Array,
+  k: jax.Array,
+  mask: jax.Array,
+  causal: bool = False,
+  diagonal: bool = True,
 ) -> jax.Array:
   """softmax(q k.T / sqrt(e)) over the tokens -> [..., n, n] (equation 2).
+
+  A row that sees no token is zero.
 
   Args:
     q, k: [..., n, e].
     mask: [..., n], True at tokens; their number of axes is that of q less one.
     causal: whether no token sees a later one.
+    diagonal: whether a token sees itself.
   """
-  scores = jnp.einsum("...ne,...me->...nm", q, k, precision=_HIGHEST)
-  scores = scores / q.shape[-1] ** 0.5
+  scores = _scores(q, k)
+  seen = _seen(mask, causal, diagonal)
   lowest = jnp.finfo(scores.dtype).min
+  return jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores, lowest)), 0)
+
+
+def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
+  """Returns q k.T / sqrt(e) of q and k [..., n, e] -> [..., n, n]."""
+  scores = jnp.einsum("...ne,...me->...nm", q, k, precision=_HIGHEST)
+  return scores / q.shape[-1] ** 0.5
+
+
+def _seen(mask: jax.Array, causal: bool, diagonal: bool = True) -> jax.Array:
+  """Returns which keys a query sees; mask [..., n] -> [..., n or 1, n]."""
+  n = mask.shape[-1]
   seen = mask[..., None, :]
   if causal:
-    seen = seen & jnp.tri(q.shape[-2], dtype=bool)
-  return jax.nn.softmax(jnp.where(seen, scores, lowest), -1)
+    seen = seen & jnp.tri(n, dtype=bool)
+  return seen if diagonal else seen & ~jnp.eye(n, dtype=bool)
+
+
+def _off_diagonal(weights: jax.Array) -> jax.Array:
+  """Returns weights [..., n, n] with zeros on the diagonal.
+
+  A term v_i - v_i is zero whatever its weight. Where a token mostly attends to
+  itself, that weight is all that float32 keeps of a sum over the row.
+  """
+  return weights * (1 - jnp.eye(weights.shape[-1], dtype=weights.dtype))
 
 
 def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
   """J = 1/2 sum_ij w_ij |v_i - v_j|^2, how rough v is on a graph -> [...].
 
   Source: equation 6, its integral as a sum. The paper leaves the normalisation
-  open: weights = exp(k_i . k_j / sqrt e) / n^2 is dominated by the keys' norms,
-  so that layers compare by row-stochastic weights over n.
+  open: weights = exp(k_i . k_j / sqrt e) / n^2 is dominated by the keys' norms
+  (see `log_functional_kernel`), so that layers compare by row-stochastic
+  weights over n.
 
   Args:
     v: [..., n, e].
     weights: [..., n, n], not negative.
   """
+  weights = _off_diagonal(weights)
   square = jnp.square(v).sum(-1)
   cross = jnp.einsum(
     "...nm,...ne,...me->...", weights, v, v, precision=_HIGHEST
@@ -92,14 +122,44 @@ def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
   return ((rows + columns) * square).sum(-1) / 2 - cross
 
 
+def log_functional_kernel(
+  v: jax.Array, k: jax.Array, mask: jax.Array, causal: bool = False
+) -> jax.Array:
+  """log J under the weights exp(k_i . k_j / sqrt e) / n^2 -> [...].
+
+  The weights themselves overflow float32 from |k|^2 = 88 sqrt e on, so the
+  greatest is taken out before they are made. -inf for fewer than two tokens.
+
+  Source: equations 6 and 11; n is the number of tokens of the sample.
+
+  Args:
+    v, k: [..., n, e].
+    mask: [..., n], True at tokens.
+    causal: whether no token sees a later one.
+  """
+  seen = _seen(mask, causal, diagonal=False) & mask[..., None]
+  scores = jnp.where(seen, _scores(k, k), -jnp.inf)
+  top = scores.max((-1, -2))
+  top = jnp.where(jnp.isfinite(top), top, 0)
+  rough = functional(v, jnp.exp(scores - top[..., None, None]))
+  count = jnp.maximum(mask.sum(-1), 1).astype(v.dtype)
+  return top + jnp.log(jnp.maximum(rough, 0)) - 2 * jnp.log(count)
+
+
 def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
   """The gradient of `functional` by v -> [..., n, e].
 
   sum_j (v_i - v_j) (w_ij + w_ji), equation 8.
   """
   both = weights + jnp.swapaxes(weights, -1, -2)
-  total = jnp.einsum("...nm,...me->...ne", both, v, precision=_HIGHEST)
-  return both.sum(-1)[..., None] * v - total
+  return _slope(v, both)
+
+
+def _slope(v: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns sum_j w_ij (v_i - v_j) of v [..., n, e] -> [..., n, e]."""
+  weights = _off_diagonal(weights)
+  total = jnp.einsum("...nm,...me->...ne", weights, v, precision=_HIGHEST)
+  return weights.sum(-1)[..., None] * v - total
 
 
 def step(
@@ -175,21 +235,25 @@ def gradient_cosine(
   """The cosine of v - A v and v - B v, averaged over tokens -> [...].
 
   How near asymmetric attention comes to the gradient of J that symmetric
-  attention follows (appendix E.1, table 4). Normalisations that differ from
-  token to token do not matter.
+  attention follows (appendix E.1, table 4). Only the direction of a slope
+  matters, so each row of the weights is first divided by its greatest entry
+  beside the diagonal. Tokens without a slope, such as the first of a causal
+  sequence, are left out; NaN where all are.
 
   Args:
     v: [..., n, e].
-    one, other: A and B, [..., n, n], rows of sum one.
+    one, other: weights A and B, [..., n, n]; their diagonals play no part.
     mask: [..., n], True at tokens.
   """
-  slopes = [
-    v - jnp.einsum("...nm,...me->...ne", w, v, precision=_HIGHEST)
-    for w in (one, other)
-  ]
-  norms = [jnp.linalg.norm(slope, axis=-1) for slope in slopes]
-  product = norms[0] * norms[1]
-  cosine = (slopes[0] * slopes[1]).sum(-1) / jnp.where(product > 0, product, 1)
+  directions = []
+  for weights in (one, other):
+    weights = _off_diagonal(weights)
+    greatest = jnp.abs(weights).max(-1, keepdims=True)
+    slope = _slope(v, weights / jnp.where(greatest > 0, greatest, 1))
+    norm = jnp.linalg.norm(slope, axis=-1, keepdims=True)
+    directions.append(slope / jnp.where(norm > 0, norm, 1))
+    mask = mask & (norm[..., 0] > 0)
+  cosine = (directions[0] * directions[1]).sum(-1)
   return cosine.mean(-1, where=mask)
 
 
@@ -240,12 +304,12 @@ def limit(
 CURVES = {
   "similarity": "mean cosine of two tokens",
   "functional": "J of the values, per token",
-  "functional_kernel": "J of the values, exp kernel / n^2",
+  "functional_kernel": "log10 of J of the values, exp kernel / n^2",
   "gradient_cosine": "cosine of attention's and J's slope",
   "head_redundancy": "cosine of attention with the layer before",
 }
-# Drawn on a logarithmic scale.
-LOGARITHMIC = ("functional_kernel",)
+# A sample of one token has none of these.
+NEEDS_PAIRS = ("similarity", "gradient_cosine")
 # The layer that a curve begins with, where it is not 1.
 FIRST = {"similarity": 0, "head_redundancy": 2}
 
@@ -260,19 +324,19 @@ def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
   Returns:
     `similarity` [l + 1], of the embedding and of every layer's output; and for
     mixers with queries, keys and values, [l] each: `functional`, with weights
-    softmax(k k.T / sqrt e) / n, `functional_kernel`, with
+    softmax(k k.T / sqrt e) / n, `functional_kernel`, log10 of the mean of J with
     exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
     queries against that with keys in their place; and `head_redundancy`
-    [l - 1] between successive layers. See `CURVES`.
+    [l - 1] between successive layers. See `CURVES`. A sample of one token has
+    neither similarity nor slope, and is left out of these means; they are NaN
+    where all samples are.
   """
   alike = [cosine_similarity(x, found.mask) for x in found.hidden]
   result = {"similarity": jnp.stack([jnp.nanmean(a) for a in alike])}
   if not all({"key", "value"} <= {*heads} for heads in found.heads):
     return result
   mask = found.mask[:, None]
-  both = mask[..., None] & mask[..., None, :]
-  if causal:
-    both = both & jnp.tri(both.shape[-1], dtype=bool)
+  both = _seen(mask, causal) & mask[..., None]
   count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
   rows: dict[str, list[jax.Array]] = {}
   before = None
@@ -280,28 +344,27 @@ def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
     # Where queries are not projected apart they are the keys.
     heads = {"query": heads["key"], **heads}
     q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
-    asymmetric = attention_weights(q, k, mask, causal)
-    symmetric = attention_weights(k, k, mask, causal)
-    scores = jnp.einsum("...ne,...me->...nm", k, k, precision=_HIGHEST)
-    kernel = jnp.exp(scores / k.shape[-1] ** 0.5)
-    per_row, per_pair = (
-      count[..., None, None],
-      jnp.square(count)[..., None, None],
-    )
+    tokens = jnp.broadcast_to(mask, v.shape[:-1])
+    slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
+    symmetric = jnp.where(both, attention_weights(k, k, mask, causal), 0)
+    logs = log_functional_kernel(v, k, tokens, causal)
+    weights = jnp.where(both, attention_weights(q, k, mask, causal), 0)
     own = {
-      "functional": functional(v, jnp.where(both, symmetric, 0) / per_row),
-      "functional_kernel": functional(v, jnp.where(both, kernel, 0) / per_pair),
-      "gradient_cosine": gradient_cosine(
-        v, asymmetric, symmetric, jnp.broadcast_to(mask, v.shape[:-1])
-      ),
+      "functional": functional(v, symmetric / count[..., None, None]).mean(),
+      "functional_kernel": _log10_mean(logs),
+      "gradient_cosine": jnp.nanmean(gradient_cosine(v, *slopes, tokens)),
     }
-    weights = jnp.where(both, asymmetric, 0)
     if before is not None:
-      own["head_redundancy"] = head_redundancy(before, weights)
+      own["head_redundancy"] = head_redundancy(before, weights).mean()
     before = weights
     for name, value in own.items():
-      rows.setdefault(name, []).append(value.mean())
+      rows.setdefault(name, []).append(value)
   return result | {name: jnp.stack(values) for name, values in rows.items()}
+
+
+def _log10_mean(logs: jax.Array) -> jax.Array:
+  """Returns log10 of the mean of numbers whose natural logarithms are given."""
+  return (jax.nn.logsumexp(logs) - math.log(logs.size)) / math.log(10)
 
 
 def maps(found: Capture, causal: bool = False) -> list[np.ndarray]:
@@ -338,18 +401,31 @@ def measure(
     batch_size: samples at a time; a rest that does not fill a batch is a batch.
   """
   own = variables(model, params)
-  total: dict[str, Any] = {}
-  weight: dict[str, Any] = {}
+  measured: dict[str, list[np.ndarray]] = {}
+  counts: dict[str, list[int]] = {}
   for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
     part = jnp.asarray(ids[k : k + batch_size])
-    alike = int((np.asarray(model.mask(part)).sum(1) > 1).sum())
+    pairs = int((np.asarray(model.mask(part)).sum(1) > 1).sum())
     for name, values in jax.device_get(_of(model, own, part)).items():
-      # One token alone has no similarity to another.
-      count = alike if name == "similarity" else len(part)
+      count = pairs if name in NEEDS_PAIRS else len(part)
       if count:
-        total[name] = total.get(name, 0) + count * np.asarray(values, float)
-        weight[name] = weight.get(name, 0) + count
-  return {name: (v / weight[name]).tolist() for name, v in total.items()}
+        measured.setdefault(name, []).append(np.asarray(values, float))
+        counts.setdefault(name, []).append(count)
+  return {
+    name: _average(name, np.stack(values), np.asarray(counts[name])).tolist()
+    for name, values in measured.items()
+  }
+
+
+def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Returns the mean over batches of values [batches, l] -> [l]."""
+  shares = counts[:, None] / counts.sum()
+  if name == "functional_kernel":  # The mean of J, not of its logarithm.
+    top = values.max(0)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+      return top + np.log10((shares * 10 ** (values - top)).sum(0))
+  return (shares * values).sum(0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -389,7 +465,6 @@ def figure(
     found,
     "layer (0: embedding)",
     CURVES,
-    logarithmic=LOGARITHMIC,
   )
 
 

@@ -178,6 +178,80 @@ def test_the_cosine_of_gradients():
   np.testing.assert_allclose(found, -1 / 3, atol=1e-12)
 
 
+def long_keys(length):
+  """q, k, v [197, 64] in float64, keys and queries of a length."""
+  q, k, v = (normal(seed, 197, 64) for seed in range(3))
+  return *(
+    length * x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k)
+  ), v
+
+
+def plain_cosine(q, k, v, causal=False):
+  """The definition, pair by pair, in float64."""
+  far = np.asarray(v)[:, None] - np.asarray(v)[None]
+  slopes = []
+  for x in (q, k):
+    scores = np.array(x @ k.T / k.shape[-1] ** 0.5)
+    np.fill_diagonal(scores, -np.inf)
+    if causal:
+      scores[np.triu_indices(len(scores), 1)] = -np.inf
+    top = scores.max(1, keepdims=True)
+    w = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    slope = np.einsum("nm,nme->ne", w, far)[int(causal) :]
+    slopes.append(slope / np.linalg.norm(slope, axis=1, keepdims=True))
+  return (slopes[0] * slopes[1]).sum(1).mean()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 16, 20, 40])
+def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
+  """In float32, where almost all of a row's weight is on the diagonal."""
+  q, k, v = long_keys(length)
+  q = k + 0.1 * q
+  want = plain_cosine(q, k, v, causal)
+  with jax.enable_x64(False):
+    q, k, v = (jnp.asarray(np.float32(x)) for x in (q, k, v))
+    mask = jnp.ones(197, bool)
+    a, b = (
+      s.attention_weights(x, k, mask, causal, diagonal=False) for x in (q, k)
+    )
+    found = s.gradient_cosine(v, a, b, mask)
+    np.testing.assert_allclose(found, want, atol=1e-4)
+    np.testing.assert_allclose(s.gradient_cosine(v, b, b, mask), 1, atol=1e-6)
+    if length <= 20:  # Farther apart, weights beside the diagonal underflow.
+      a, b = (s.attention_weights(x, k, mask, causal) for x in (q, k))
+      found = s.gradient_cosine(v, a, b, mask)
+      np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+def test_tokens_without_a_slope_are_left_out():
+  v, w = normal(0, 5, 3), rows(weights(1, 5))
+  nothing = w.at[0].set(0)
+  mask = jnp.ones(5, bool)
+  np.testing.assert_allclose(
+    s.gradient_cosine(v, w, nothing, mask), 1, atol=1e-12
+  )
+  assert np.isnan(s.gradient_cosine(v, w, jnp.eye(5), mask))
+
+
+@pytest.mark.parametrize("length", [1, 20, 27, 60])
+def test_the_functional_of_long_keys_does_not_overflow(length):
+  _, k, v = long_keys(length)
+  mask = jnp.arange(197) < 150
+  want = s.log_functional_kernel(v, k, mask)
+  scores = np.longdouble(np.asarray(k @ k.T)) / 8
+  far = np.square(np.asarray(v)[:, None] - np.asarray(v)[None]).sum(-1)
+  w = np.exp(scores[:150, :150])
+  exact = np.log((w * far[:150, :150]).sum() / 2 / 150**2)
+  np.testing.assert_allclose(want, float(exact), rtol=1e-12)
+  with jax.enable_x64(False):
+    k, v = (jnp.asarray(np.float32(x)) for x in (k, v))
+    found = s.log_functional_kernel(v, k, mask)
+  np.testing.assert_allclose(found, want, rtol=1e-5)
+  alone = s.log_functional_kernel(v, k, jnp.arange(197) < 1)
+  assert alone == -np.inf
+
+
 def test_redundancy_of_heads():
   w = jnp.stack([rows(weights(i, 5)) for i in range(2)])
   np.testing.assert_allclose(s.head_redundancy(w, 3 * w), 1, atol=1e-12)
@@ -231,6 +305,13 @@ def test_curves_of_a_model():
   w = s.attention_weights(k, k, jnp.ones((2, 6), bool))
   want = s.functional(v, w / 6).mean()
   np.testing.assert_allclose(one["functional"][1], want, rtol=1e-4)
+  logs = s.log_functional_kernel(v, k, jnp.ones((2, 6), bool))
+  want = np.log10(np.exp(logs).mean())
+  np.testing.assert_allclose(one["functional_kernel"][1], want, rtol=1e-4)
+  with jax.enable_x64(False):
+    whole = s.measure(model, params, ids, batch_size=3)
+  for name in s.CURVES:
+    np.testing.assert_allclose(found[name], whole[name], rtol=1e-4)
 
 
 def test_models_without_heads_have_a_similarity():
@@ -297,8 +378,9 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
     ids = np.array(ids)[:3]
     short = np.zeros_like(ids[:1])
     short[0, 0] = ids[0, 0]
-    want = s.measure(model, params, ids)["similarity"]
+    want = s.measure(model, params, ids)
     ids = np.concatenate([ids, short])
     for batch_size in (3, 4):
-      found = s.measure(model, params, ids, batch_size)["similarity"]
-      np.testing.assert_allclose(found, want, rtol=1e-5)
+      found = s.measure(model, params, ids, batch_size)
+      for name in s.NEEDS_PAIRS:
+        np.testing.assert_allclose(found[name], want[name], rtol=1e-5)
