@@ -4,11 +4,11 @@ python -m jaxformers.theory.advise --params 125e6 --vocab 32000
 python -m jaxformers.theory.advise --params 125e6 --vocab 32000 \
     --config configs/lm/text.py --out advice
 
-The fit is that of Levine et al.'s later version, "The Depth-to-Width Interplay
-in Self-Attention" (arXiv 2006.12467): a network of L layers uses them well from
-log d = 5.039 + 0.0555 L on, with 12 L d^2 parameters beside the embedding. It
-was made on decoders of 6 to 48 layers. Their theory says that log d grows
-linearly in L, and not how fast: by its letter d would be 3^L.
+The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
+arXiv 2006.12467: log d = 5.039 + 0.0555 L, from decoders of 6 to 48 layers with
+12 L d^2 parameters beside the embedding. The network to build has the number
+of parameters asked for within 10 %, from 10 M on within 5 %, and 96 layers at
+most.
 
 A width above the rank of the embedding, which the vocabulary bounds, adds
 nothing that the theory counts (arXiv 2105.03928); then depth is the better use.
@@ -25,52 +25,26 @@ from typing import NamedTuple
 
 from jaxformers import config as configs
 from jaxformers.theory import bounds
-
-INTERCEPT, SLOPE = 5.039, 0.0555
-FITTED = (6, 48)  # Layers of the networks of the fit.
-DEEPEST = 2 * FITTED[1]  # Beyond, nothing is recommended.
-
-
-def width(num_layers: float) -> float:
-  """d from which L layers are used well: exp(5.039 + 0.0555 L)."""
-  return math.exp(INTERCEPT + SLOPE * num_layers)
-
-
-def parameters(num_layers: float, d_model: float) -> float:
-  """12 L d^2, without embedding: attention of 4 d^2, feed-forward of 8 d^2."""
-  return 12 * num_layers * d_model**2
-
-
-def depth_of(params: float) -> float:
-  """L of the fit's network of so many parameters, by bisection.
-
-  Raises:
-    ValueError: for fewer parameters than a layer of the fit has.
-  """
-  if not math.isfinite(params):
-    raise ValueError(f"params={params}: give a number such as 125e6.")
-  low, high = 1.0, 400.0
-  least, most = (parameters(x, width(x)) for x in (low, high))
-  if not least <= params <= most:
-    raise ValueError(
-      f"params={params:,.0f}: the fit has networks of {least:,.0f} parameters "
-      "on, without embedding."
-    )
-  for _ in range(80):
-    middle = (low + high) / 2
-    below = parameters(middle, width(middle)) < params
-    low, high = (middle, high) if below else (low, middle)
-  return (low + high) / 2
+from jaxformers.theory.fit import (
+  DEEPEST,
+  FITTED,
+  VERDICTS,
+  depth_of,
+  explain_thresholds,
+  parameters,
+  place,
+  width,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-  """What a number of parameters is best used for.
+  """Recommended sizes of a network with a number of parameters.
 
   Attributes:
-    num_layers, d_model: the fit's, not rounded.
-    layers, width: rounded to what can be built: a width that heads of 64 (below
-      512: of 32) divide, with the parameters as near as it lets them.
+    num_layers, d_model: sizes by the fit, not rounded.
+    layers, width: sizes to build. Heads of 64 (below 512: of 32, below 256: of
+      16) divide the width.
     bottleneck: the least of width, vocabulary and rank of the embedding.
     fitted: whether `layers` lies within the fit's depths.
   """
@@ -84,59 +58,102 @@ class Advice:
 
 
 def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
-  """The recommended depth and width.
+  """Recommends a depth and a width for a number of parameters.
 
-  A vocabulary or rank below the width bounds what a width is worth: the width
-  is cut to it and the parameters go into depth, up to twice the fit's: what is
-  left then is better not spent.
+  12 L d^2 of the network to build is within 10 % of `params`, and within 5 %
+  from 1e7 on. A vocabulary or rank below the fit's width bounds what a width is
+  worth: the width is cut to it, and the parameters go into depth.
 
   Args:
-    params: without embedding.
-    vocab: ids of the vocabulary; 0 for no bound.
-    rank: of the embedding; 0 for no bound.
+    params: number of parameters, without embedding.
+    vocab: number of ids of the vocabulary; 0 for no bound.
+    rank: rank of the embedding; 0 for no bound.
 
   Raises:
-    ValueError: for what is negative, or too few parameters.
+    ValueError: for a negative bound, for fewer parameters than a layer of the
+      fit has, and where more than 96 layers would be needed.
   """
   if vocab < 0 or rank < 0:
     raise ValueError(f"vocab={vocab}, rank={rank}: they are not negative.")
   depth = depth_of(params)
   wide = width(depth)
-  narrowest = min([n for n in (vocab, rank) if n] or [math.inf])
-  used = min(wide, narrowest)
-  head = 64 if used >= 512 else 32
-  rounded = max(round(used / head), 1) * head
-  if rounded > narrowest:  # Below one head the width is the bottleneck's own.
-    rounded = math.floor(narrowest / head) * head or int(narrowest)
-  layers = min(max(round(params / parameters(1, rounded)), 1), DEEPEST)
+  if depth > DEEPEST:
+    most = math.floor(parameters(DEEPEST, width(DEEPEST)))
+    raise ValueError(
+      f"params={params:,.0f}: the fit has {depth:.0f} layers of {wide:,.0f} "
+      f"channels for them, and nothing is recommended beyond {DEEPEST} layers, "
+      f"twice the deepest network of the fit. Give --params {most} or less."
+    )
+  limits = {"vocab": vocab or math.inf, "rank": rank or math.inf}
+  name = min(limits, key=lambda key: limits[key])
+  narrowest = limits[name]
+  layers, built = _round_sizes(params, min(wide, narrowest), narrowest)
+  tolerance = 0.05 if params >= 1e7 else 0.1
+  if abs(parameters(layers, built) / params - 1) > tolerance:
+    raise ValueError(_refuse_bottleneck(params, int(narrowest), name))
   return Advice(
     depth,
     wide,
     layers,
-    rounded,
-    int(min(rounded, narrowest)),
+    built,
+    int(min(built, narrowest)),
     FITTED[0] <= layers <= FITTED[1],
   )
 
 
-def place(num_layers: int, d_model: int) -> tuple[str, float]:
-  """Where a network lies: ("deep" | "wide" | "balanced", d / d*).
+def _head(d_model: float) -> int:
+  return 64 if d_model >= 512 else 32 if d_model >= 256 else 16
 
-  "deep" if it is narrower than three quarters of the fit's width at its depth,
-  so that layers are wasted; "wide" if it is wider than four thirds of it, so
-  that more layers would be used; balanced between.
+
+def _round_width(d_model: float, widest: float) -> int:
+  """Returns the nearest width of whole heads that is not above `widest`."""
+  head = _head(d_model)
+  heads = max(round(d_model / head), 1)
+  heads -= heads * head > widest
+  # Below one head the width is the bottleneck itself.
+  return heads * head or int(widest)
+
+
+def _round_sizes(params: float, wide: float, widest: float) -> tuple[int, int]:
+  """Returns the layers and width near `wide` that come closest to `params`.
+
+  Args:
+    params: number of parameters.
+    wide: width to round.
+    widest: upper bound of the width.
   """
-  share = d_model / width(num_layers)
-  if share < 3 / 4:
-    return "deep", share
-  return ("wide" if share > 4 / 3 else "balanced"), share
+  # Either the width is rounded first, or the depth.
+  d_model = _round_width(wide, widest)
+  sizes = [(round(params / parameters(1, d_model)), d_model)]
+  depth = params / parameters(1, wide)
+  for layers in (math.floor(depth), math.ceil(depth)):
+    ideal = math.sqrt(params / parameters(max(layers, 1), 1))
+    sizes.append((layers, _round_width(ideal, widest)))
+  sizes = [(min(max(n, 1), DEEPEST), d_model) for n, d_model in sizes]
+  return min(sizes, key=lambda pair: abs(parameters(*pair) - params))
+
+
+def _refuse_bottleneck(params: float, narrowest: int, name: str) -> str:
+  """Returns the error of a bottleneck that takes more than 96 layers."""
+  d_model = _round_width(narrowest, narrowest)
+  most = parameters(DEEPEST, d_model)
+  ideal = math.sqrt(params / parameters(DEEPEST, 1))
+  least = math.ceil(ideal / _head(ideal)) * _head(ideal)
+  remedy = f"--{name} {least} or more"
+  if most >= parameters(1, width(1)):
+    remedy += f", or --params {most} or less"
+  return (
+    f"params={params:,.0f}: {name}={narrowest:,} bounds the useful width to "
+    f"{d_model:,}, and {DEEPEST} layers of it, the most layers recommended, "
+    f"have {most:,} parameters. Give {remedy}."
+  )
 
 
 class Sizes(NamedTuple):
-  """Of the config in hand.
+  """Sizes of the config to compare.
 
   Attributes:
-    num_layers, d_model: L and d.
+    num_layers, d_model: depth and width.
     mlp_dim: width of the feed-forward, 0 for layers of another form.
   """
 
@@ -146,7 +163,7 @@ class Sizes(NamedTuple):
 
   @property
   def parameters(self) -> float:
-    """Of the kernels of its layers: L (4 d^2 + 2 d mlp_dim).
+    """Number of entries of the layers' kernels: L (4 d^2 + 2 d mlp_dim).
 
     For layers of another form the fit's 12 L d^2.
     """
@@ -163,81 +180,76 @@ def _sizes(spec: str) -> Sizes:
 
 
 def report(
-  params: float, vocab: int, rank: int, own: Sizes | None
+  params: float, vocab: int, rank: int, sizes: Sizes | None
 ) -> list[str]:
-  """The advice in lines.
+  """Returns the advice in lines.
 
   Args:
     params, vocab, rank: see `advise`.
-    own: of the config in hand, or None.
+    sizes: sizes of the config to compare, or None.
   """
-  found = advise(params, vocab, rank)
-  built = parameters(found.layers, found.width)
+  advice = advise(params, vocab, rank)
+  built = parameters(advice.layers, advice.width)
+  beyond = "\n{:21}(beyond the {} to {} layers of the fit)".format("", *FITTED)
   lines = [
     f"{params:,.0f} parameters without embedding:",
-    f"  the fit            L = {found.num_layers:.1f}, d = {found.d_model:.0f}",
-    f"  to build           {found.layers} layers of {found.width} channels, "
-    f"{built / 1e6:,.1f} M parameters"
-    + ("" if found.fitted else " (beyond the 6 to 48 layers of the fit)"),
-    "  theory's threshold "
-    f"log_3 d = {bounds.threshold(found.width):.2f} layers",
+    f"  the fit            L = {advice.num_layers:.1f}, "
+    f"d = {advice.d_model:.0f}",
+    f"  to build           {advice.layers} layers of {advice.width} channels, "
+    f"{built / 1e6:,.1f} M parameters ({built / params - 1:+.1%})"
+    + ("" if advice.fitted else beyond),
+    *explain_thresholds(advice.width, bounds.threshold(advice.width)),
   ]
   narrow = {"vocabulary": vocab, "rank of the embedding": rank}
   if vocab or rank:
-    least = min((n, name) for name, n in narrow.items() if n)
-    tight = least[0] < found.d_model
+    least, name = min((n, name) for name, n in narrow.items() if n)
+    tight = least < advice.d_model
     lines.append(
-      f"  bottleneck         {least[1]} {least[0]:,}: "
+      f"  bottleneck         {name} {least:,}: "
       + (
-        f"below the fit's width, so depth instead: d = {found.width}"
+        f"below the fit's width, so depth instead: "
+        f"d = {advice.width},\n                     "
+        "and more layers than the fit has for that width"
         if tight
         else "above the width, no bound"
       )
     )
-  if found.layers == DEEPEST and built < 0.9 * params:
-    lines.append(
-      f"  more parameters    would go into more than {DEEPEST} layers: widen "
-      "the bottleneck, or spend less"
-    )
-  if own:
-    depth, d_model = own.num_layers, own.d_model
-    kind, share = place(depth, d_model)
-    means = {
-      "deep": "too deep for its width: fewer, wider layers would do better",
-      "wide": "wide: more layers would be used",
-      "balanced": "near the fit",
-    }
-    lines += [
-      f"the config: {depth} layers of {d_model} channels, "
-      f"{own.parameters / 1e6:,.1f} M parameters"
-      + (
-        ""
-        if own.mlp_dim == 4 * d_model
-        else " (its layers have not the fit's form of 12 d^2)"
-      ),
-      f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
-      f"that: {means[kind]}",
-    ]
-    tight = {name: n for name, n in narrow.items() if n and n < d_model}
-    lines += [
-      f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
-      "wider one adds nothing"
-      for name, n in tight.items()
-    ]
-  return lines
+  return lines + (_compare(sizes, narrow) if sizes else [])
 
 
-def draw(path: Path, found: Advice, own: Sizes | None) -> None:
+def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
+  """Returns the lines on a config: its place by the fit, its bottlenecks."""
+  depth, d_model = sizes.num_layers, sizes.d_model
+  kind, share = place(depth, d_model)
+  usual = sizes.mlp_dim == 4 * d_model
+  lines = [
+    f"the config: {depth} layers of {d_model} channels, "
+    f"{sizes.parameters / 1e6:,.1f} M parameters"
+    + ("" if usual else " (its layers have not the fit's form of 12 d^2)"),
+    f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
+    f"that: {VERDICTS[kind]}",
+  ]
+  return lines + [
+    f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
+    "wider one adds nothing"
+    for name, n in narrow.items()
+    if n and n < d_model
+  ]
+
+
+def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   """Draws the fit, the advice and the config, width over depth.
 
   Args:
-    path: of the picture; its suffix says the format.
-    found: of `advise`.
-    own: of the config in hand, or None.
+    path: file of the picture; its suffix says the format.
+    advice: result of `advise`.
+    sizes: sizes of the config to compare, or None.
   """
   from matplotlib.figure import Figure
 
-  deepest = max(found.num_layers, found.layers, own.num_layers if own else 0)
+  deepest = max(
+    advice.num_layers, advice.layers, sizes.num_layers if sizes else 0
+  )
   most = max(60, 1.15 * deepest)
   depths = [1 + k * (most - 1) / 200 for k in range(201)]
   figure = Figure(figsize=(6, 4.2), layout="constrained")
@@ -246,15 +258,15 @@ def draw(path: Path, found: Advice, own: Sizes | None) -> None:
   axes.plot(
     depths,
     [
-      math.sqrt(parameters(found.num_layers, found.d_model) / 12 / x)
+      math.sqrt(parameters(advice.num_layers, advice.d_model) / 12 / x)
       for x in depths
     ],
     "--",
     label="as many parameters",
   )
-  axes.plot(found.layers, found.width, "o", label="to build")
-  if own:
-    axes.plot(own.num_layers, own.d_model, "s", label="the config")
+  axes.plot(advice.layers, advice.width, "o", label="to build")
+  if sizes:
+    axes.plot(sizes.num_layers, sizes.d_model, "s", label="the config")
   axes.axvspan(*FITTED, alpha=0.08, label="depths of the fit")
   axes.set_yscale("log")
   low, high = axes.get_ylim()
@@ -286,16 +298,16 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--out", default="", help="OUT.png and OUT.svg")
   args = parser.parse_args(argv)
   try:
-    own = _sizes(args.config) if args.config else None
-    print("\n".join(report(args.params, args.vocab, args.rank, own)))
-    found = advise(args.params, args.vocab, args.rank)
+    sizes = _sizes(args.config) if args.config else None
+    print("\n".join(report(args.params, args.vocab, args.rank, sizes)))
+    advice = advise(args.params, args.vocab, args.rank)
   except ValueError as error:
     sys.exit(f"error: {error}")
   if args.out:
     out = Path(args.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
-      draw(out.with_name(out.name + suffix), found, own)
+      draw(out.with_name(out.name + suffix), advice, sizes)
     print(f"Written to {out}.png and .svg.")
 
 

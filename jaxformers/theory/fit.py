@@ -1,0 +1,98 @@
+"""The measured fit of width to depth, and how a network compares with it.
+
+The fit is that of Levine et al.'s later version, "The Depth-to-Width Interplay
+in Self-Attention" (https://arxiv.org/abs/2006.12467): trained decoders of 6 to
+48 layers use L layers well from a width of log d = 5.039 + 0.0555 L on. It
+counts parameters as 12 L d^2, without embedding.
+"""
+
+from __future__ import annotations
+
+import math
+
+INTERCEPT, SLOPE = 5.039, 0.0555
+FITTED = (6, 48)  # Layers of the networks of the fit.
+DEEPEST = 2 * FITTED[1]  # Beyond, nothing is recommended.
+VERDICTS = {
+  "deep": "too deep for its width: fewer, wider layers would do better",
+  "wide": "wide: more layers would be used",
+  "balanced": "near the fit",
+}
+
+
+def width(num_layers: float) -> float:
+  """Returns the d from which L layers are used well: exp(5.039 + 0.0555 L)."""
+  return math.exp(INTERCEPT + SLOPE * num_layers)
+
+
+def depth(d_model: float) -> float:
+  """Returns the L that a width d uses well, the inverse of `width`.
+
+  Below 1 for d < 163: the fit says nothing of so narrow networks.
+  """
+  return (math.log(d_model) - INTERCEPT) / SLOPE
+
+
+def parameters(num_layers: float, d_model: float) -> float:
+  """Returns 12 L d^2: attention of 4 d^2 and feed-forward of 8 d^2 a layer."""
+  return 12 * num_layers * d_model**2
+
+
+def depth_of(params: float) -> float:
+  """Returns the L of the fit's network of `params` parameters, by bisection.
+
+  Raises:
+    ValueError: for fewer parameters than one layer of the fit has, and for more
+      than 5,000 layers have.
+  """
+  if not math.isfinite(params):
+    raise ValueError(f"params={params}: give a number such as 125e6.")
+  low, high = 1.0, 5_000.0
+  least, most = (parameters(x, width(x)) for x in (low, high))
+  if not least <= params <= most:
+    raise ValueError(
+      f"params={params:,.0f}: the fit has networks of {least:,.0f} to "
+      f"{most:.1e} parameters, without embedding. Give a number between them."
+    )
+  for _ in range(80):
+    middle = (low + high) / 2
+    below = parameters(middle, width(middle)) < params
+    low, high = (middle, high) if below else (low, middle)
+  return (low + high) / 2
+
+
+def place(num_layers: int, d_model: int) -> tuple[str, float]:
+  """Compares a network with the fit: ("deep" | "wide" | "balanced", d / d*).
+
+  "deep" if it is narrower than three quarters of the fit's width d* at its
+  depth, so that layers are wasted; "wide" if it is wider than four thirds of
+  it, so that more layers would be used; balanced between.
+  """
+  # In logarithms, so that no depth overflows.
+  share = math.exp(math.log(d_model) - INTERCEPT - SLOPE * num_layers)
+  if share < 3 / 4:
+    return "deep", share
+  return ("wide" if share > 4 / 3 else "balanced"), share
+
+
+def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
+  """Returns the lines on the theory's and the fit's depth for a width.
+
+  Args:
+    d_model: width of the network.
+    log3_d: the theory's threshold for it, log_3 d.
+  """
+  layers = depth(d_model)
+  measured = "less than 1 layer" if layers < 1 else f"{layers:.1f} layers"
+  indent = 21 * " "
+  return [
+    f"  theory's threshold log_3 d = {log3_d:.2f} layers: the bounds favour "
+    "depth up to it,",
+    indent + "and neither depth nor width beyond it",
+    f"  fit's threshold    {measured}, measured: trained networks of",
+    indent + f"{d_model:,} channels make good use of them",
+    "  why they differ    log d grows with L by log 3 = 1.10 a layer in the "
+    "theory,",
+    indent + "which leaves out softmax, ReLU and layer norm, and by",
+    indent + f"{SLOPE} in training: choose sizes by the fit",
+  ]

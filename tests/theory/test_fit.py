@@ -1,0 +1,32 @@
+"""The fit of width to depth, against the reference's values."""
+
+import pytest
+
+from jaxformers.theory import fit as f
+
+WIDTHS = {
+  **{6: 215, 12: 300, 18: 419, 24: 585, 30: 816, 36: 1_138},
+  **{48: 2_215, 64: 5_383, 80: 13_082, 95: 30_077},
+}
+
+
+@pytest.mark.parametrize("num_layers", sorted(WIDTHS))
+def test_widths_of_the_fit(num_layers):
+  assert round(f.width(num_layers)) == WIDTHS[num_layers]
+  params = f.parameters(num_layers, f.width(num_layers))
+  assert f.depth_of(params) == pytest.approx(num_layers)
+  assert f.depth(f.width(num_layers)) == pytest.approx(num_layers)
+
+
+def test_where_a_network_lies():
+  # GPT-3 is called too deep for its size by the authors; 96 layers of 12,288.
+  assert f.place(96, 12_288) == ("deep", pytest.approx(0.39, abs=0.01))
+  assert f.place(12, 768)[0] == "wide"
+  assert f.place(24, 600)[0] == "balanced"
+
+
+def test_no_depth_overflows():
+  assert f.place(10**9, 12_288) == ("deep", 0.0)
+  assert f.depth(100) < 1
+  with pytest.raises(ValueError, match="params=10,000: the fit has"):
+    f.depth_of(1e4)
