@@ -420,34 +420,42 @@ def closed_form(setting: Setting) -> int | None:
 
 
 def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
-  """Ranks beside closed forms and the bounds of theorem 1, in Markdown.
+  """Ranks beside closed forms and the bounds that hold, in Markdown.
 
   Args:
-    settings: what is measured.
+    settings: networks and partitions to measure.
     max_points, seed: see `measure`.
   """
   lines = [
-    "| L | d | H | N | rank | closed form | log_3 rank | theorem 1 |",
+    "| L | d | H | N | rank | closed form | log_3 rank | bounds of log_3 |",
     "| --- | --- | --- | --- | --- | --- | --- | --- |",
   ]
   for s in settings:
-    found = measure(s, seed, max_points)
-    bound = ""
-    if s.num_heads < s.d_model:
-      sizes = (s.num_layers, s.d_model, s.num_heads)
-      own = bounds.bounds(*sizes)
-      bound = f"up to {bounds.highest(*sizes):.2f}"
-      if own.theorem == 1:
-        bound = f"{own.lower:.2f} to {own.upper:.2f}"
+    result = measure(s, seed, max_points)
     cells = (
       *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
-      f"{'' if found.exact else '>= '}{found.rank:,}",
+      f"{'' if result.exact else '>= '}{result.rank:,}",
       closed_form(s) or "",
-      f"{bounds.log3(found.rank):.2f}",
-      bound,
+      f"{bounds.log3(result.rank):.2f}",
+      _format_bounds(s),
     )
     lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
   return "\n".join(lines)
+
+
+def _format_bounds(setting: Setting) -> str:
+  """Returns the theorem that holds and its bounds; "" where neither does.
+
+  The theorems are about balanced partitions, fewer heads than channels, and
+  tokens that are not confined to a subspace.
+  """
+  s = setting
+  first, second = s.groups
+  full = s.input_rank in (0, s.d_model)
+  if s.num_heads >= s.d_model or len(first) != len(second) or not full:
+    return ""
+  low, high, theorem = bounds.bounds(s.num_layers, s.d_model, s.num_heads)
+  return f"theorem {theorem}: {low:.2f} to {high:.2f}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

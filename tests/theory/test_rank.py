@@ -44,10 +44,10 @@ def test_the_references_ranks(depth, d, heads, n, want):
   assert found.rank == want
   assert r.closed_form(setting) in (None, want)
   if d > heads:
-    high = bounds.highest(depth, d, heads)
-    assert bounds.log3(want) <= high + 1e-9
-    if depth <= bounds.threshold(d):
-      assert bounds.log3(want) >= bounds.theorem_1(depth, d, heads).lower
+    low, high, theorem = bounds.bounds(depth, d, heads)
+    assert theorem == (1 if 3**depth <= d else 2)
+    assert low <= bounds.log3(want) <= high + 1e-9
+    assert bounds.log3(want) <= bounds.highest(depth, d, heads) + 1e-9
 
 
 @pytest.mark.long
@@ -196,16 +196,35 @@ def test_the_command(capsys):
     ["2", "2", "2", "2", "15", ""],
     ["2", "4", "2", "2", "70", ""],
   ]
-  high = bounds.highest(2, 4, 2)
-  low, inside, _ = bounds.theorem_1(1, 4, 2)
+  low, high, _ = bounds.theorem_1(1, 4, 2)
+  low_2, high_2, _ = bounds.theorem_2(2, 4, 2)
   assert float(rows[3][6]) == pytest.approx(bounds.log3(70), abs=0.01)
   assert rows[2][7] == ""  # As many heads as channels have no bound.
-  assert rows[3][7] == f"up to {high:.2f}"  # Deeper than log_3 4.
-  assert rows[1][7] == f"{low:.2f} to {inside:.2f}"
+  assert rows[1][7] == f"theorem 1: {low:.2f} to {high:.2f}"
+  # Deeper than log_3 4.
+  assert rows[3][7] == f"theorem 2: {low_2:.2f} to {high_2:.2f}"
   r.main(["--num_layers=2", "--d_model=3", "--num_tokens=4", "--part=1"])
   assert "| 2 | 3 | 1 | 4 | 43 |" in capsys.readouterr().out
   r.main(["--num_layers=2", "--d_model=6", "--max_points=20"])
   assert ">= 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("fields", "theorem"),
+  [
+    (dict(num_layers=1, d_model=4), "theorem 1: 0.46 to 1.46"),
+    (dict(num_layers=1, d_model=3), "theorem 1: 0.33 to 1.26"),
+    (dict(num_layers=1, d_model=2), "theorem 2: -1.87 to 8.71"),
+    (dict(num_layers=2, d_model=4), "theorem 2: -3.74 to 20.38"),
+    # No theorem is about these.
+    (dict(num_layers=1, d_model=4, num_heads=4), ""),
+    (dict(num_layers=1, d_model=4, input_rank=2), ""),
+    (dict(num_layers=1, d_model=4, num_tokens=4, part=(0,)), ""),
+  ],
+)
+def test_the_bounds_are_those_of_the_theorem_that_holds(fields, theorem):
+  row = r.table([r.Setting(**fields)], 64, 0).splitlines()[2]
+  assert row.split("|")[-2].strip() == theorem
 
 
 @pytest.mark.parametrize(
