@@ -27,6 +27,7 @@ from jaxformers import config as configs
 from jaxformers.theory import bounds
 from jaxformers.theory.fit import (
   DEEPEST,
+  EXTRAPOLATED,
   FITTED,
   VERDICTS,
   depth_of,
@@ -190,7 +191,7 @@ def report(
   """
   advice = advise(params, vocab, rank)
   built = parameters(advice.layers, advice.width)
-  beyond = "\n{:21}(beyond the {} to {} layers of the fit)".format("", *FITTED)
+  beyond = f"\n{'':21}{EXTRAPOLATED}"
   lines = [
     f"{params:,.0f} parameters without embedding:",
     f"  the fit            L = {advice.num_layers:.1f}, "

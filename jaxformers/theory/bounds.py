@@ -1,29 +1,36 @@
-"""Bounds of the separation rank, and what they say of depth and width.
+r"""Bounds of the separation rank, and what they say of depth and width.
+
+python -m jaxformers.theory.bounds --num_layers 96 --d_model 12288 \
+    --num_heads 96
 
 Source: Levine et al. 2020, "Limits to Depth Efficiencies of Self-Attention",
 https://arxiv.org/abs/2006.12467, theorems 1 and 2 and their corollaries. All
-ranks are log_3: nothing overflows at L = 96 and d = 12,288. Two things stand
-here otherwise than in the paper as it was first printed: the constant c_2 of
-theorem 2, which is garbled there, is -2 d log_3(d / (2 sqrt(2 e))) + log_3 d
-(so that the two upper bounds meet at L = log_3 d); and its example of corollary
-1, see `width_needed`.
+ranks are log_3: nothing overflows at L = 96 and d = 12,288. Two things differ
+from the paper as first printed: c_2 of theorem 2, garbled there, is
+-2 d log_3(d / (2 sqrt(2 e))) + log_3 d, so that the two upper bounds meet at
+L = log_3 d; and the example of corollary 1, see `width_needed`.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
 from typing import NamedTuple
 
+from jaxformers.theory import fit
+
 LOG3 = math.log(3)
+LARGEST = 10**9  # Layers or channels that the command takes.
 
 
 class Bounds(NamedTuple):
-  """Of log_3 of the separation rank.
+  """Lower and upper bound of log_3 of the separation rank.
 
   Attributes:
     lower: may be negative, and then says nothing, for a rank is at least 1.
     upper: not below `lower`.
-    theorem: 1 below the threshold log_3 d, 2 above.
+    theorem: 1 up to the threshold log_3 d, 2 above.
   """
 
   lower: float
@@ -55,12 +62,16 @@ def degree(num_layers: int) -> int:
 
 
 def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Those of theorem 1 for L <= log_3 d, of theorem 2 for deeper networks.
+  """Returns the bounds of the theorem in whose regime the network lies.
+
+  Theorem 1 for L <= log_3 d, theorem 2 for deeper networks. The theorems state
+  L < log_3 d and L > log_3 d; the paper's introduction counts the threshold
+  itself to the first regime.
 
   Args:
-    num_layers: L.
-    d_model: d.
-    num_heads: H, less than d.
+    num_layers: depth L.
+    d_model: width d.
+    num_heads: number of heads H, less than d.
 
   Raises:
     ValueError: for sizes that no such network has.
@@ -72,7 +83,7 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Double exponential in depth: valid for L <= log_3 d (equation 6).
+  """Double exponential in depth: valid for L <= log_3 d (equation 7).
 
   Raises:
     ValueError: for deeper networks, of which `highest` alone holds.
@@ -113,7 +124,7 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
-  if 3**depth < d:
+  if 3 ** min(depth, _floor(d) + 1) < d:
     raise ValueError(
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}: theorem 2 "
       "does not hold there; `theorem_1` does."
@@ -129,8 +140,8 @@ class Width(NamedTuple):
   """How wide a shallower network has to be to do what a deeper one does.
 
   Attributes:
-    log10: of the width.
-    advantage: whether that is more than the deeper network's.
+    log10: logarithm of the width to the base 10.
+    advantage: whether the width is more than the deeper network's.
   """
 
   log10: float
@@ -150,8 +161,8 @@ def width_needed(
   bounds prove nothing for depth.
 
   Args:
-    shallow: L_s, below num_layers.
-    num_layers, d_model, num_heads: of the deeper network, L < log_3 d.
+    shallow: depth L_s of the shallower network, below num_layers.
+    num_layers, d_model, num_heads: sizes of the deeper network, L <= log_3 d.
 
   Raises:
     ValueError: for depths outside the regime.
@@ -178,7 +189,7 @@ class Surpassing(NamedTuple):
   """A shallower network of higher separation rank.
 
   Attributes:
-    num_layers, log3_width: of it.
+    num_layers, log3_width: depth, and log_3 of the width.
     beta: L_s = floor(log_3 d) + beta, width 3^beta d.
   """
 
@@ -195,8 +206,8 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
   own first regime) is above the deeper one's upper bound.
 
   Args:
-    num_layers, d_model, num_heads: of the deeper network, L > log_3 d. The
-      other has as many heads.
+    num_layers, d_model, num_heads: sizes of the deeper network, L > log_3 d.
+      The other has as many heads.
 
   Raises:
     ValueError: below the threshold, or where there is none that is shallower.
@@ -239,3 +250,105 @@ def _check(num_layers: int, d_model: int, num_heads: int) -> None:
       f"num_heads={num_heads} with d_model={d_model}: the bounds have "
       "log_3(d - H), so there is at least one head, and fewer than channels."
     )
+
+
+def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
+  """Places a network by the theory and by the fit, in lines.
+
+  Args:
+    num_layers, d_model, num_heads: see `bounds`.
+
+  Raises:
+    ValueError: for sizes that no such network has, or above 10^9.
+  """
+  for name, size in (("num_layers", num_layers), ("d_model", d_model)):
+    if size > LARGEST:
+      raise ValueError(f"{name}={size}: give {LARGEST:,} or less.")
+  lower, upper, theorem = bounds(num_layers, d_model, num_heads)
+  regime, sign = ("efficient", "<=") if theorem == 1 else ("inefficient", ">")
+  corollary = _corollary_1 if theorem == 1 else _corollary_2
+  params = fit.parameters(num_layers, d_model)
+  lines = [
+    f"L = {num_layers:,}, d = {d_model:,}, H = {num_heads:,}: "
+    f"{params / 1e6:,.1f} M parameters without embedding",
+    f"  regime             depth-{regime}: L = {num_layers:,} {sign} "
+    f"log_3 d = {threshold(d_model):.2f}",
+    f"  theorem {theorem}          {lower:,.1f} <= log_3 of the separation "
+    f"rank <= {upper:,.1f}",
+    *_note_negative(lower),
+    *corollary(num_layers, d_model, num_heads),
+    *fit.explain_thresholds(d_model, threshold(d_model)),
+  ]
+  if params < fit.parameters(1, fit.width(1)):
+    return [*lines, "  fit for this size  none: smaller than one layer of it"]
+  depth = fit.depth_of(params)
+  kind, share = fit.place(num_layers, d_model)
+  first, last = fit.FITTED
+  note = "" if first <= num_layers <= last else f" {fit.EXTRAPOLATED}"
+  return [
+    *lines,
+    f"  fit for this size  L = {depth:.1f}, d = {fit.width(depth):,.0f}",
+    f"  verdict            {share:.2f} times the fit's width at L = "
+    f"{num_layers:,}{note}:",
+    f"                     {fit.VERDICTS[kind]}",
+  ]
+
+
+def _note_negative(lower: float) -> list[str]:
+  return [f"{'':21}(a negative lower bound says nothing)"] if lower < 0 else []
+
+
+def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
+  """Returns the widths that shallower networks need for the same rank."""
+  lines = []
+  for shallow in range(1, num_layers):
+    log10, advantage = width_needed(shallow, num_layers, d_model, num_heads)
+    width = f"{10**log10:.1e}" if log10 < 300 else f"10^{log10:,.0f}"
+    lines.append(
+      f"at L = {shallow} it takes "
+      + (
+        f"{width} channels for this rank"
+        if advantage
+        else "no more channels: nothing is proven"
+      )
+    )
+    if not advantage:
+      break
+  lines = lines or ["there is no shallower network"]
+  return [
+    f"  {'' if k else 'corollary 1':19}{line}" for k, line in enumerate(lines)
+  ]
+
+
+def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
+  """Returns the shallower network of higher rank, if the bounds show one."""
+  try:
+    depth, _, beta = surpassing(num_layers, d_model, num_heads)
+    higher = f"{depth} layers of {3**beta * d_model:,} channels have"
+  except ValueError:
+    higher = "the bounds show no shallower network that has"
+  return [f"  corollary 2        {higher} a higher rank"]
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints where a network lies; a wrong size ends in one message."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers.theory.bounds",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  for name, meaning in (("num_layers", "depth L"), ("d_model", "width d")):
+    parser.add_argument(f"--{name}", type=int, required=True, help=meaning)
+  parser.add_argument(
+    "--num_heads", type=int, default=1, help="below d_model; default 1"
+  )
+  args = parser.parse_args(argv)
+  try:
+    lines = report(args.num_layers, args.d_model, args.num_heads)
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  print("\n".join(lines))
+
+
+if __name__ == "__main__":
+  main()

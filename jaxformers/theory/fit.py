@@ -13,6 +13,7 @@ import math
 INTERCEPT, SLOPE = 5.039, 0.0555
 FITTED = (6, 48)  # Layers of the networks of the fit.
 DEEPEST = 2 * FITTED[1]  # Beyond, nothing is recommended.
+EXTRAPOLATED = "(beyond the {} to {} layers of the fit)".format(*FITTED)
 VERDICTS = {
   "deep": "too deep for its width: fewer, wider layers would do better",
   "wide": "wide: more layers would be used",
@@ -83,14 +84,18 @@ def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
     log3_d: the theory's threshold for it, log_3 d.
   """
   layers = depth(d_model)
-  measured = "less than 1 layer" if layers < 1 else f"{layers:.1f} layers"
   indent = 21 * " "
+  measured = [
+    f"  fit's threshold    {layers:.1f} layers, measured: trained networks of",
+    indent + f"{d_model:,} channels make good use of them",
+  ]
+  if layers < 1:
+    measured = ["  fit's threshold    none: the fit begins at 163 channels"]
   return [
     f"  theory's threshold log_3 d = {log3_d:.2f} layers: the bounds favour "
     "depth up to it,",
     indent + "and neither depth nor width beyond it",
-    f"  fit's threshold    {measured}, measured: trained networks of",
-    indent + f"{d_model:,} channels make good use of them",
+    *measured,
     "  why they differ    log d grows with L by log 3 = 1.10 a layer in the "
     "theory,",
     indent + "which leaves out softmax, ReLU and layer norm, and by",

@@ -133,3 +133,82 @@ def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
 def test_what_cannot_be(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+def test_each_theorem_cites_its_equation():
+  """Equations 7 and 8 of the paper; 6 is proposition 1."""
+  assert "(equation 7)" in b.theorem_1.__doc__
+  assert "(equation 8)" in b.theorem_2.__doc__
+
+
+def test_gpt_3_is_placed(capsys):
+  b.main(["--num_layers=96", "--d_model=12288", "--num_heads=96"])
+  printed = capsys.readouterr().out
+  assert "173,946.2 M parameters without embedding" in printed
+  assert "depth-inefficient: L = 96 > log_3 d = 8.57" in printed
+  assert "theorem 2          524,091.1 <= log_3 of the separation" in printed
+  assert "corollary 2        15 layers of 26,873,856 channels have" in printed
+  assert "corollary 1" not in printed
+  assert "log_3 d = 8.57 layers: the bounds favour depth up to it" in printed
+  assert "78.9 layers, measured: trained networks" in printed
+  assert "choose sizes by the fit" in printed
+  assert "fit for this size  L = 80.5, d = 13,422" in printed
+  assert "0.39 times the fit's width at L = 96 (beyond the 6 to 48" in printed
+  assert "too deep for its width" in printed
+
+
+def test_the_papers_example_is_placed(capsys):
+  b.main(["--num_layers=6", "--d_model=1000", "--num_heads=16"])
+  printed = capsys.readouterr().out
+  assert "depth-efficient: L = 6 <= log_3 d = 6.29" in printed
+  assert "theorem 1          133.0 <= log_3 of the separation rank" in printed
+  assert "at L = 2 it takes 7.3e+15 channels for this rank" in printed
+  assert "at L = 3 it takes 7.6e+04 channels for this rank" in printed
+  assert "at L = 4 it takes no more channels: nothing is proven" in printed
+  assert "at L = 5" not in printed
+  assert "4.64 times the fit's width at L = 6:" in printed
+  assert "wide: more layers would be used" in printed
+
+
+@given(st.integers(1, 10**9), st.integers(2, 10**9))
+def test_any_network_is_placed(num_layers, d_model):
+  lines = b.report(num_layers, d_model, 1)
+  theorem = b.bounds(num_layers, d_model, 1).theorem
+  assert lines[2].startswith(f"  theorem {theorem} ")
+  assert any(line.startswith(f"  corollary {theorem} ") for line in lines)
+
+
+def test_what_has_no_bound_or_fit_is_said():
+  lines = "\n".join(b.report(7, 1_000, 16))
+  assert "-384.0 <= log_3 of the separation rank <= 4,240.9" in lines
+  assert "(a negative lower bound says nothing)" in lines
+  assert "the bounds show no shallower network that has a higher" in lines
+  lines = "\n".join(b.report(1, 100, 2))
+  assert "there is no shallower network" in lines
+  assert "none: the fit begins at 163 channels" in lines
+  assert "none: smaller than one layer of it" in lines
+  assert "verdict" not in lines
+
+
+@pytest.mark.parametrize(
+  ("sizes", "message"),
+  [
+    ((0, 8, 1), "^error: num_layers=0: there is at least one layer"),
+    ((2, 1, 1), "^error: num_heads=1 with d_model=1"),
+    ((2, 8, 8), "^error: num_heads=8 with d_model=8.*fewer than channels"),
+    ((10**10, 8, 1), "^error: num_layers=10000000000: give 1,000,000,000 or"),
+    ((2, 10**10, 1), "^error: d_model=10000000000: give 1,000,000,000 or"),
+  ],
+)
+def test_a_wrong_size(sizes, message):
+  names = ("num_layers", "d_model", "num_heads")
+  with pytest.raises(SystemExit, match=message):
+    b.main([f"--{name}={n}" for name, n in zip(names, sizes, strict=True)])
+
+
+def test_the_help_fits_a_screen(capsys):
+  with pytest.raises(SystemExit, match="^0$"):
+    b.main(["--help"])
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) <= 24
+  assert max(map(len, lines)) <= 80
