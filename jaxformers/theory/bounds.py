@@ -284,13 +284,14 @@ def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   depth = fit.depth_of(params)
   kind, share = fit.place(num_layers, d_model)
   first, last = fit.FITTED
-  note = "" if first <= num_layers <= last else f" {fit.EXTRAPOLATED}"
+  inside = first <= num_layers <= last
   return [
     *lines,
     f"  fit for this size  L = {depth:.1f}, d = {fit.width(depth):,.0f}",
     f"  verdict            {share:.2f} times the fit's width at L = "
-    f"{num_layers:,}{note}:",
-    f"                     {fit.VERDICTS[kind]}",
+    f"{num_layers:,}:",
+    f"{'':21}{fit.VERDICTS[kind]}",
+    *([] if inside else [f"{'':21}{fit.EXTRAPOLATED}"]),
   ]
 
 

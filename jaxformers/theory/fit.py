@@ -85,17 +85,18 @@ def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
   """
   layers = depth(d_model)
   indent = 21 * " "
-  measured = [
-    f"  fit's threshold    {layers:.1f} layers, measured: trained networks of",
+  basis = "measured" if FITTED[0] <= layers <= FITTED[1] else "extrapolated"
+  fitted = [
+    f"  fit's threshold    {layers:.1f} layers, {basis}: trained networks of",
     indent + f"{d_model:,} channels make good use of them",
   ]
   if layers < 1:
-    measured = ["  fit's threshold    none: the fit begins at 163 channels"]
+    fitted = ["  fit's threshold    none: the fit begins at 163 channels"]
   return [
     f"  theory's threshold log_3 d = {log3_d:.2f} layers: the bounds favour "
     "depth up to it,",
     indent + "and neither depth nor width beyond it",
-    *measured,
+    *fitted,
     "  why they differ    log d grows with L by log 3 = 1.10 a layer in the "
     "theory,",
     indent + "which leaves out softmax, ReLU and layer norm, and by",

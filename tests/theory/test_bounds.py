@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformers.theory import advise
 from jaxformers.theory import bounds as b
 
 SIZES = st.tuples(
@@ -150,11 +151,13 @@ def test_gpt_3_is_placed(capsys):
   assert "corollary 2        15 layers of 26,873,856 channels have" in printed
   assert "corollary 1" not in printed
   assert "log_3 d = 8.57 layers: the bounds favour depth up to it" in printed
-  assert "78.9 layers, measured: trained networks" in printed
+  assert "78.9 layers, extrapolated: trained networks" in printed
   assert "choose sizes by the fit" in printed
   assert "fit for this size  L = 80.5, d = 13,422" in printed
-  assert "0.39 times the fit's width at L = 96 (beyond the 6 to 48" in printed
+  assert "0.39 times the fit's width at L = 96:" in printed
   assert "too deep for its width" in printed
+  assert "(beyond the 6 to 48 layers of the fit)" in printed
+  assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_the_papers_example_is_placed(capsys):
@@ -168,6 +171,8 @@ def test_the_papers_example_is_placed(capsys):
   assert "at L = 5" not in printed
   assert "4.64 times the fit's width at L = 6:" in printed
   assert "wide: more layers would be used" in printed
+  assert "33.7 layers, measured: trained networks" in printed
+  assert "beyond the 6 to 48" not in printed
 
 
 @given(st.integers(1, 10**9), st.integers(2, 10**9))
@@ -212,3 +217,15 @@ def test_the_help_fits_a_screen(capsys):
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) <= 24
   assert max(map(len, lines)) <= 80
+
+
+def test_docs_show_what_the_commands_print(capsys, monkeypatch, request):
+  """Every output in docs/depth.md that follows its command."""
+  monkeypatch.chdir(request.config.rootpath)
+  text = (request.config.rootpath / "docs/depth.md").read_text()
+  for module, name in ((b, "bounds"), (advise, "advise")):
+    command = f"    python -m jaxformers.theory.{name} "
+    [line] = [x for x in text.splitlines() if x.startswith(command)]
+    module.main(line.removeprefix(command).split())
+    printed = capsys.readouterr().out.splitlines()
+    assert "".join(f"    {x}\n" for x in printed) in text
