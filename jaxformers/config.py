@@ -165,7 +165,7 @@ def lra_models(
   pools: Mapping[str, str],
   protocol: str,
   size: str,
-  matched: int,
+  matched: Mapping[str, int],
   **head: Any,
 ) -> dict[str, Any]:
   """The model of a name at the sizes of TransJect's LRA table.
@@ -182,7 +182,7 @@ def lra_models(
     protocol: one of them.
     size: "paper"; "matched", TransJect with at most the Transformer's
       parameters; or "tiny", d = 32 and E = 2. The others stay as they are.
-    matched: d of a matched TransJect.
+    matched: width of a matched TransJect under each protocol.
     **head: further fields of the head, for both.
 
   Returns:
@@ -204,7 +204,7 @@ def lra_models(
   }
   transject = {
     "name": name,
-    "d_model": {"paper": 512, "matched": matched, "tiny": 32}[size],
+    "d_model": {"paper": 512, "matched": matched[protocol], "tiny": 32}[size],
     "num_layers": 2,
     "positions": "sinusoid",
     "dropout_rate": 0.0,

@@ -22,6 +22,8 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
+# Width of TransJect at size=matched: no more parameters than the Transformer.
+MATCHED = dict.fromkeys(POOLS, 80) | {"s4": 78}
 
 
 def get_config(arg=None):
@@ -33,7 +35,11 @@ def get_config(arg=None):
     seed=arg.seed,
     task={"name": "image", "protocol": arg.protocol, "archive": ""},
     **c.lra_models(
-      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=80
+      arg.model,
+      pools=POOLS,
+      protocol=arg.protocol,
+      size=arg.size,
+      matched=MATCHED,
     ),
     batch_size=256,
     eval_batch_size=100,

@@ -23,6 +23,8 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
+# Width of TransJect at size=matched: no more parameters than the Transformer.
+MATCHED = dict.fromkeys(POOLS, 94)
 
 
 def get_config(arg=None):
@@ -49,7 +51,11 @@ def get_config(arg=None):
       "operators": "MIN MAX MED SM",
     },
     **c.lra_models(
-      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=94
+      arg.model,
+      pools=POOLS,
+      protocol=arg.protocol,
+      size=arg.size,
+      matched=MATCHED,
     ),
     batch_size=32,
     eval_batch_size=40,

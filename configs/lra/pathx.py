@@ -24,6 +24,8 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
+# Width of TransJect at size=matched: no more parameters than the Transformer.
+MATCHED = dict.fromkeys(POOLS, 224)
 
 
 def get_config(arg=None):
@@ -43,7 +45,11 @@ def get_config(arg=None):
       "seed": 0,  # Of the data; the run's seed leaves them as they are.
     },
     **c.lra_models(
-      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=224
+      arg.model,
+      pools=POOLS,
+      protocol=arg.protocol,
+      size=arg.size,
+      matched=MATCHED,
     ),
     batch_size=64,
     eval_batch_size=20,

@@ -31,6 +31,8 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
+# Width of TransJect at size=matched: no more parameters than the Transformer.
+MATCHED = dict.fromkeys(POOLS, 116) | {"lra": 114, "s4": 112}
 
 
 def get_config(arg=None):
@@ -55,7 +57,7 @@ def get_config(arg=None):
       pools=POOLS,
       protocol=arg.protocol,
       size=arg.size,
-      matched=116,
+      matched=MATCHED,
       **head,
     ),
     batch_size=16,

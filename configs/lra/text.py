@@ -25,6 +25,8 @@ POOLS = {
   "skyformer": "padded_mean",
   "s4": "mean",
 }
+# Width of TransJect at size=matched: no more parameters than the Transformer.
+MATCHED = dict.fromkeys(POOLS, 120) | {"lra": 80}
 
 
 def get_config(arg=None):
@@ -41,7 +43,11 @@ def get_config(arg=None):
       "max_len": 2_000 if tiny else 0,  # 0: the protocol's.
     },
     **c.lra_models(
-      arg.model, pools=POOLS, protocol=arg.protocol, size=arg.size, matched=120
+      arg.model,
+      pools=POOLS,
+      protocol=arg.protocol,
+      size=arg.size,
+      matched=MATCHED,
     ),
     batch_size=32,
     eval_batch_size=40,
