@@ -1,4 +1,4 @@
-r"""WikiText-103 by words, as in NeuTRENO's table 4.
+r"""WikiText-103 by words, as in NeuTRENO's table 3.
 
 The data set is not in tensorflow-datasets: unpack wikitext-103-v1.zip (Merity
 et al. 2016), and give the folder with wiki.train.tokens, wiki.valid.tokens and

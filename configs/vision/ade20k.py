@@ -1,4 +1,4 @@
-r"""Segmenter on ADE20K's 150 classes, as in NeuTRENO's table 3.
+r"""Segmenter on ADE20K's 150 classes, as in NeuTRENO's table 2.
 
 PATH/ADEChallengeData2016 is the folder that its authors ship, and
 PATH/deit-tiny an encoder trained on ImageNet by configs/vision/imagenet.py or

@@ -7,8 +7,8 @@ python -m jaxformers.main --config configs/vision/imagenet.py:model=neutreno \
     --workdir runs/imagenet --config.task.archive=PATH/imagenet2012/5.1.0
 
 The paper gives top-1 72.17 and top-5 91.02 for DeiT-tiny, 73.01 and 91.56 with
-lambda = 0.6; DeiT-small 79.97 and 80.68. Adaptation of a trained DeiT, a third
-of the epochs: epochs=100 and --config.pretrained=PATH. FeatScale:
+lambda = 0.6; DeiT-small 79.97 and 80.68 (table 7). Adaptation of a trained
+DeiT, a third of the epochs: epochs=100 and --config.pretrained=PATH. FeatScale:
 --config.model.mixer.feat_scale=true. 300 epochs: for accelerators, and not run
 by us. The average of parameters that DeiT keeps is never scored there, and not
 kept here: ema_decay=0.

@@ -4,7 +4,7 @@ python -m jaxformers.analysis.perplexity runs/wikitext --strides 1,256
 
 With a stride of 1 every token is predicted from as many tokens as the model was
 trained on (those of the first window from all before them), at the cost of a
-forward pass a token: the evaluation of NeuTRENO's table 4. Side by side, as
+forward pass a token: the evaluation of NeuTRENO's table 3. Side by side, as
 while training, tokens at the start of a window have little before them.
 """
 

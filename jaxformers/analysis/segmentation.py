@@ -4,7 +4,7 @@ python -m jaxformers.analysis.segmentation runs/ade20k
 python -m jaxformers.analysis.segmentation runs/ade20k \
     --scales 0.5,0.75,1,1.25,1.5,1.75 --flip
 
-The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 3.
+The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
 Scores are interpolated to every scene's own size and compared there.
 """
 

@@ -19,7 +19,7 @@ class Segments:
   far as it reaches, then by the last `stride` places of each. With a stride of
   the length the windows stand side by side, as in training; with a stride of 1
   every token is predicted from the whole length before it, as in the
-  evaluation of NeuTRENO's table 4.
+  evaluation of NeuTRENO's table 3.
 
   Attributes:
     tokens: the stream, any integer type.

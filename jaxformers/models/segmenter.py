@@ -1,7 +1,7 @@
 """Segmenter: a class for every pixel, from a mask transformer.
 
 Source: Strudel et al. 2021, https://arxiv.org/abs/2105.05633, section 3.2; the
-form that NeuTRENO's table 3 is measured with.
+form that NeuTRENO's table 2 is measured with.
 """
 
 from __future__ import annotations

@@ -1,0 +1,25 @@
+"""Tables are cited by the numbers that they have in their paper."""
+
+import re
+
+import pytest
+
+NEUTRENO = {
+  "configs/vision/imagenet.py": 1,
+  "configs/vision/ade20k.py": 2,
+  "configs/vision/cifar10.py": 8,
+  "configs/lm/wikitext103.py": 3,
+  "jaxformers/analysis/perplexity.py": 3,
+  "jaxformers/analysis/segmentation.py": 2,
+  "jaxformers/data/segments.py": 3,
+  "jaxformers/models/mixers/kernelized.py": 8,
+  "jaxformers/models/segmenter.py": 2,
+  "docs/data.md": 3,
+}
+
+
+@pytest.mark.parametrize("path", sorted(NEUTRENO))
+def test_tables_of_neutreno(path, request):
+  text = (request.config.rootpath / path).read_text()
+  cited = re.findall(r"NeuTRENO's\s+table\s+(\d+)", text)
+  assert cited == [str(NEUTRENO[path])]
