@@ -5,7 +5,9 @@ python -m jaxformers.analysis.segmentation runs/ade20k \
     --scales 0.5,0.75,1,1.25,1.5,1.75 --flip
 
 The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
-Scores are interpolated to every scene's own size and compared there.
+A scene that is smaller than a window at some scale is enlarged to the window's
+side, as in Segmenter's code. Scores are interpolated to every scene's own size
+and compared there.
 """
 
 from __future__ import annotations
@@ -44,6 +46,26 @@ def interpolate(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   return x.astype(np.float32)
 
 
+def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
+  """Returns pixels resized so that they hold at least one window.
+
+  The tighter side becomes that of the window, and the other one keeps the
+  aspect, rounded down. Pixels that hold a window are returned as they are.
+
+  Source: Strudel et al. 2021, `resize` in segm/model/utils.py of their code.
+
+  Args:
+    pixels: [h, w, c].
+    window: (height, width).
+  """
+  height, width = pixels.shape[:2]
+  if height >= window[0] and width >= window[1]:
+    return pixels
+  if window[0] * width >= window[1] * height:
+    return interpolate(pixels, (window[0], width * window[0] // height))
+  return interpolate(pixels, (height * window[1] // width, window[1]))
+
+
 def sliding(
   score: Score, pixels: np.ndarray, window: tuple[int, int], stride: int
 ) -> np.ndarray:
@@ -51,31 +73,30 @@ def sliding(
 
   Args:
     score: from windows [b, height, width, 3] to [b, height, width, c].
-    pixels: [h, w, 3], normalised; what a window sees beyond it is 0.
+    pixels: [h, w, 3], normalised; smaller ones than a window are enlarged.
     window: (height, width).
     stride: pixels from one window to the next; the last stands at the end.
 
   Returns:
-    float32 [h, w, c].
+    float32 [h, w, c]; h and w are those of the enlarged pixels.
   """
+  pixels = enlarge(pixels, window)
   height, width = pixels.shape[:2]
-  short = [max(a - b, 0) for a, b in zip(window, (height, width), strict=True)]
-  padded = np.pad(pixels, ((0, short[0]), (0, short[1]), (0, 0)))
   places = [
     (y, x)
     for y in windows(height, window[0], stride)
     for x in windows(width, window[1], stride)
   ]
   parts = np.stack(
-    [padded[y : y + window[0], x : x + window[1]] for y, x in places]
+    [pixels[y : y + window[0], x : x + window[1]] for y, x in places]
   )
   scores = score(parts)
-  total = np.zeros((*padded.shape[:2], scores.shape[-1]), np.float32)
-  seen = np.zeros((*padded.shape[:2], 1), np.float32)
-  for (y, x), own in zip(places, scores, strict=True):
-    total[y : y + window[0], x : x + window[1]] += own
+  total = np.zeros((height, width, scores.shape[-1]), np.float32)
+  seen = np.zeros((height, width, 1), np.float32)
+  for (y, x), part in zip(places, scores, strict=True):
+    total[y : y + window[0], x : x + window[1]] += part
     seen[y : y + window[0], x : x + window[1]] += 1
-  return (total / seen)[:height, :width]
+  return total / seen
 
 
 def predict(

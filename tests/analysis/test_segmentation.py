@@ -41,7 +41,46 @@ def test_windows_that_agree_with_the_whole():
   found = s.sliding(lambda x: 2 * x, pixels, (8, 10), 5)
   np.testing.assert_allclose(found, 2 * pixels, rtol=1e-6)
   small = s.sliding(lambda x: 2 * x, pixels[:5, :6], (8, 10), 5)
-  np.testing.assert_allclose(small, 2 * pixels[:5, :6], rtol=1e-6)
+  want = 2 * s.interpolate(pixels[:5, :6], (8, 10))
+  np.testing.assert_allclose(small, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("size", "window", "want"),
+  [
+    ((8, 13), (16, 16), (16, 26)),
+    ((13, 8), (16, 16), (26, 16)),
+    ((13, 9), (16, 16), (23, 16)),  # 23.1 is rounded down.
+    ((20, 9), (16, 16), (35, 16)),
+    ((6, 9), (8, 10), (8, 12)),
+    ((9, 6), (8, 10), (15, 10)),
+    ((16, 30), (16, 16), (16, 30)),
+  ],
+)
+def test_pixels_are_enlarged_to_hold_a_window(size, window, want):
+  pixels = np.random.default_rng(0).normal(size=(*size, 3)).astype(np.float32)
+  np.testing.assert_array_equal(
+    s.enlarge(pixels, window), s.interpolate(pixels, want)
+  )
+
+
+def test_no_window_sees_beyond_a_scene(run):
+  """At half the scale a scene of 20 x 33 has 8 x 13 pixels, windows 16 x 16."""
+  source, windows = run.task.splits["test"], []
+
+  def score(parts):
+    windows.extend(parts)
+    return parts
+
+  white = np.full((20, 33, 3), 255, np.uint8)
+  predicted = s.predict(score, source, white, (0.5,), flip=True, stride=9)
+  assert predicted.shape == (20, 33)
+  assert len(windows) == 2 * 3  # 16 x 26 pixels, and their mirror image.
+  for window in windows:
+    np.testing.assert_allclose(
+      window, np.broadcast_to(window[:1, :1], (16, 16, 3))
+    )
+    assert window.min() > 2  # White, normalised; what lay beyond was 0.
 
 
 def test_where_windows_differ_their_mean_counts():
