@@ -29,6 +29,8 @@ def get_config(arg=None):
   models = c.vision_models(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
     model["head"] = {"num_layers": 2, "dropout_rate": 0.1}
+    if model["name"] not in (*c.WITHOUT_WEIGHTS, *c.TRANSJECTS):
+      model["head"]["attention_dropout_rate"] = 0.1
   return c.base(
     seed=arg.seed,
     task={

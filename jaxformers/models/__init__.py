@@ -152,8 +152,10 @@ def build(
     block: options of the block.
     embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
       `Embedding`.
-    head: of a language model `tied`; of a segmenter `num_layers` (2) and
-      `dropout_rate` (0.1, on the branches) of its decoder.
+    head: for a language model `tied`; for the decoder of a segmenter
+      `num_layers` (2), `dropout_rate` (0.1, on the branches) and
+      `attention_dropout_rate` (by default the mixer's `dropout_rate`; only for
+      mixers that have attention weights).
 
   Raises:
     ValueError: for an unknown name or option, naming the choices.
@@ -226,12 +228,12 @@ def build(
     )
     return make()
   if objective == "segmentation":
-    own = {"num_layers": 2, "dropout_rate": 0.1} | dict(head or {})
+    decoder_head = {"num_layers": 2, "dropout_rate": 0.1} | dict(head or {})
     length = max_len + num_classes
     decoder = functools.partial(
       MaskTransformer,
-      block=parts.decoder_layer(options, length, d_model, own),
-      num_layers=own["num_layers"],
+      block=parts.decoder_layer(options, length, d_model, decoder_head),
+      num_layers=decoder_head["num_layers"],
       num_classes=num_classes,
     )
     return Segmenter(
@@ -299,23 +301,25 @@ class _Parts:
     mixer: dict[str, Any],
     length: int,
     d_model: int,
-    own: dict[str, Any],
+    head: dict[str, Any],
   ) -> functools.partial[Any]:
-    """The same with a decoder's depth and dropout, and without drop path."""
-    known = ("num_layers", "dropout_rate")
-    for option in own:
-      choose("option of head", option, known)
-    if own["num_layers"] < 1:
+    """Makes a block of the decoder: depth and dropout of head, no drop path."""
+    options = ("num_layers", "dropout_rate", "attention_dropout_rate")
+    for option in head:
+      choose("option of head", option, options)
+    if head["num_layers"] < 1:
       raise ValueError(
-        f"head.num_layers={own['num_layers']}: the decoder has at least one."
+        f"head.num_layers={head['num_layers']}: the decoder has at least one."
       )
     fields = BLOCKS[self.variant.block].__dataclass_fields__
     block = dict(self.block)
     block.pop("drop_path_rate", None)
     if "dropout_rate" in fields:
-      block["dropout_rate"] = own["dropout_rate"]
+      block["dropout_rate"] = head["dropout_rate"]
+    if "attention_dropout_rate" in head:
+      mixer = {**mixer, "dropout_rate": head["attention_dropout_rate"]}
     plain = dataclasses.replace(self, block=block)
-    return plain.layer(mixer, length, d_model, own["num_layers"])
+    return plain.layer(mixer, length, d_model, head["num_layers"])
 
 
 def _check_pool(objective: str, pool: str, hidden: tuple[int, int]) -> None:

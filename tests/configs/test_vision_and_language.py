@@ -7,6 +7,7 @@ import pytest
 from jaxformers import config as c
 from jaxformers import models, tasks
 from jaxformers.data.augment import Augment
+from jaxformers.models.attention import MIXERS
 from jaxformers.training import optim
 
 SIZES = {
@@ -63,6 +64,22 @@ def test_training_is_deits():
   assert (how.randaugment, how.mixup, how.cutmix) == (9.0, 0.8, 1.0)
   assert (how.erase, how.repeats, how.crop) == (0.25, 3, "resized")
   assert config.model.block.drop_path_rate == 0.1
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_the_decoder_of_segmenter_drops_attention_weights(name):
+  """Strudel et al. 2021, segm/config.yml: one dropout of 0.1 for all of it."""
+  config = c.plain(c.load(f"configs/vision/ade20k.py:model={name}"))
+  sizes = dict(vocab_size=0, max_len=0) | SIZES["ade20k"]
+  for part, built in (("model", name), ("reference", "transformer")):
+    model = models.build(**config[part], **sizes)
+    mixer = models.MODELS[built].mixer
+    has_weights = "dropout_rate" in getattr(MIXERS[mixer], "options", ())
+    rates = [
+      coder.keywords["block"].keywords["mixer"].keywords.get("dropout_rate")
+      for coder in (model.encoder, model.decoder)
+    ]
+    assert rates == [None, 0.1 if has_weights else None]
 
 
 def test_language_models_of_the_paper():

@@ -94,6 +94,33 @@ def test_the_decoder_is_held_to_its_own_first_values():
   assert models.size(faithful) > models.size(plain)
 
 
+def test_the_decoder_alone_drops_attention_weights():
+  """In training; by default it drops what the encoder's mixer does."""
+  variables = {"params": init(build("transformer"))}
+
+  def train(key, **options):
+    head = {"dropout_rate": 0.0} | options.pop("head", {})
+    model = build("transformer", head=head, **options)
+    apply = functools.partial(model.apply, train=True, mutable="intermediates")
+    rngs = {"dropout": jax.random.key(key)}
+    logits, state = jax.jit(apply)(variables, IMAGES, rngs=rngs)
+    return logits, state["intermediates"]["encoder"]["hidden"]
+
+  dropped = {"head": {"attention_dropout_rate": 0.5}}
+  plain, encoded = train(0)
+  for key in (0, 1):
+    logits, hidden = train(key, **dropped)
+    chex.assert_trees_all_close(hidden, encoded, atol=1e-6)
+    assert jnp.abs(logits - plain).max() > 1e-3
+  assert jnp.abs(train(0, **dropped)[0] - logits).max() > 1e-3
+  # Without the option the decoder's rate is that of the mixer.
+  mixer = {"dropout_rate": 0.5}
+  both, hidden = train(0, mixer=mixer)
+  assert jnp.abs(hidden[-1] - encoded[-1]).max() > 1e-3
+  encoder_alone, _ = train(0, mixer=mixer, head={"attention_dropout_rate": 0.0})
+  assert jnp.abs(encoder_alone - both).max() > 1e-3
+
+
 def test_every_class_is_seen_by_every_other():
   model = build("transformer", head={"num_layers": 2, "dropout_rate": 0.0})
   params = init(model)
@@ -127,6 +154,10 @@ def test_what_cannot_be_segmented():
     )
   with pytest.raises(ValueError, match=r"'depth'.*num_layers"):
     build(head={"depth": 2})
+  with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in"):
+    build(head={"attention_dropout_rate": 1.0})
+  with pytest.raises(ValueError, match=r"mixer 'performer' 'dropout_rate'"):
+    build("performer", head={"attention_dropout_rate": 0.1})
   with pytest.raises(ValueError, match=r"pool='padded_mean'.*classifiers"):
     build(pool="padded_mean")
   with pytest.raises(ValueError, match=r"cutoffs=\(3,\).*patches"):
