@@ -152,10 +152,10 @@ def build(
     block: options of the block.
     embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
       `Embedding`.
-    head: for a language model `tied`; for the decoder of a segmenter
-      `num_layers` (2), `dropout_rate` (0.1, on the branches) and
-      `attention_dropout_rate` (by default the mixer's `dropout_rate`; only for
-      mixers that have attention weights).
+    head: for a language model `tied` and `dropout_rate`, see `LanguageModel`;
+      for the decoder of a segmenter `num_layers` (2), `dropout_rate` (0.1, on
+      the branches) and `attention_dropout_rate` (by default the mixer's
+      `dropout_rate`; only for mixers that have attention weights).
 
   Raises:
     ValueError: for an unknown name or option, naming the choices.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxformers.models import adaptive
 from jaxformers.models.adaptive import Softmax, edges
+from jaxformers.models.attention import dropout_layer
 
 
 class LanguageModel(nn.Module):
@@ -30,6 +31,9 @@ class LanguageModel(nn.Module):
       2017).
     cutoffs, div_value: of the adaptive input and softmax; see `adaptive`. ()
       for one plain softmax.
+    dropout_rate: share of the encoder's output that is dropped before the
+      softmax in training. Source: `_forward` of Transformer-XL's code (Dai et
+      al. 2019, https://arxiv.org/abs/1901.02860).
   """
 
   objective: ClassVar[str] = "language_model"
@@ -41,6 +45,7 @@ class LanguageModel(nn.Module):
   tied: bool = True
   cutoffs: tuple[int, ...] = ()
   div_value: int = 1
+  dropout_rate: float = 0.0
 
   @nn.compact
   def __call__(
@@ -56,6 +61,7 @@ class LanguageModel(nn.Module):
     Where `weights` [b, n] is 0, log p of a target is not needed and is 0.
     """
     x = self.encoder(name="encoder")(ids, mask=self.mask(ids), train=train)
+    x = dropout_layer(self.dropout_rate, train)(x)
     softmax = self._softmax()
     if targets is None:
       return adaptive.log_probabilities(softmax, x)

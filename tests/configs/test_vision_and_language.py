@@ -88,6 +88,11 @@ def test_language_models_of_the_paper():
   assert not config.model.block.norm_first
   assert (config.batch_size, config.total_steps) == (96, 500_000)
   assert config.optimizer.clip_norm == 0.25
+  for model in (config.model, config.reference):
+    # --dropout 0.1 --dropatt 0.0 of the authors' script.
+    rates = (model.dropout_rate, model.block.dropout_rate)
+    assert (*rates, model.head.dropout_rate) == (0.1, 0.1, 0.1)
+    assert model.mixer.dropout_rate == 0
   assert c.load("configs/lm/text.py").select == "perplexity"
 
 

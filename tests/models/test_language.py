@@ -71,6 +71,24 @@ def test_targets_have_the_probabilities_of_all_words(options):
   assert (got[:, -1] == 0).all()
 
 
+def test_dropout_before_the_softmax_in_training_alone():
+  plain, dropping = build(), build(head={"dropout_rate": 0.5})
+  params = parameters(plain)
+  chex.assert_trees_all_equal_shapes(params, models.shapes(dropping))
+
+  def run(model, key, *, train):
+    return jax.jit(functools.partial(model.apply, train=train))(
+      {"params": params}, IDS, rngs={"dropout": jax.random.key(key)}
+    )
+
+  want = run(plain, 0, train=True)
+  chex.assert_trees_all_equal(run(dropping, 0, train=False), want)
+  first, second = (run(dropping, key, train=True) for key in (0, 1))
+  # Every token loses something, and not the same with another key.
+  assert (jnp.abs(first - want)[..., 1:].max(-1) > 1e-3).all()
+  assert jnp.abs(first - second)[..., 1:].max() > 1e-3
+
+
 def test_tied_tables_are_stored_once():
   tied, free = build(), build(head={"tied": False})
   assert models.size(free) - models.size(tied) == 30 * 8
@@ -91,5 +109,7 @@ def test_what_is_no_language_model():
       build(**{option: value})
   with pytest.raises(ValueError, match=r"'bound'.*tied"):
     build(head={"bound": True})
+  with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in"):
+    models.shapes(build(head={"dropout_rate": 1.0}))
   with pytest.raises(ValueError, match=r"cutoffs=\(40,\)"):
     models.shapes(build(embedding={"cutoffs": (40,)}))
