@@ -6,8 +6,10 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
+from jaxformers.data import ade20k
 from jaxformers.data.augment import Augment
 from jaxformers.models.attention import MIXERS
+from jaxformers.tasks import segmentation
 from jaxformers.training import optim
 
 SIZES = {
@@ -64,6 +66,20 @@ def test_training_is_deits():
   assert (how.randaugment, how.mixup, how.cutmix) == (9.0, 0.8, 1.0)
   assert (how.erase, how.repeats, how.crop) == (0.25, 3, "resized")
   assert config.model.block.drop_path_rate == 0.1
+
+
+@pytest.mark.parametrize(
+  ("protocol", "held_out"),
+  [("jaxformers", segmentation.HELD_OUT), ("paper", 0)],
+)
+def test_segmenter_trains_for_64_epochs(protocol, held_out):
+  config = c.load(f"configs/vision/ade20k.py:protocol={protocol}")
+  examples = ade20k.COUNTS["train"] - held_out
+  seen = config.total_steps * config.batch_size
+  assert seen / examples == pytest.approx(64, abs=0.03)
+  assert config.total_steps == 32 * config.eval_steps
+  with pytest.raises(ValueError, match=r"protocol 'theirs'.*jaxformers, paper"):
+    c.load("configs/vision/ade20k.py:protocol=theirs")
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
