@@ -319,13 +319,15 @@ def vision_models(
   """The model of a name at the sizes of DeiT (Touvron et al. 2021, table 1).
 
   Twelve layers, a class token, learned positions, feed-forwards of 4 d, drop
-  path 0.1, kernels and positions from a normal of 0.02.
+  path 0.1; kernels, those of a classifier's head too, class token and positions
+  from a normal of 0.02. TransJect has its own layers, positions and head.
 
   Args:
     name: of the model.
     patch_size: side of the patches: 16 for 224 x 224, 4 for 32 x 32.
     deit: "tiny", "small" or "base".
-    tiny: twelve layers of d = 64 with two heads, for two cores.
+    tiny: twelve layers of d = 64 with two heads, for two cores; no drop path,
+      and the default initialisation of the head.
 
   Returns:
     The fields `model` and `reference` for `base`.
@@ -361,6 +363,7 @@ def vision_models(
   other = {
     "name": name,
     **shared,
+    "head_init_std": 0.0 if tiny else 0.02,
     "mixer": mixer,
     "block": _block(name, **block),
   }

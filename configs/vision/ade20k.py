@@ -31,6 +31,7 @@ def get_config(arg=None):
   epoch = NUM_TRAIN[protocol] // 8
   models = c.vision_models(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
+    model.pop("head_init_std", None)  # Only classifiers have it.
     model["head"] = {"num_layers": 2, "dropout_rate": 0.1}
     if model["name"] not in (*c.WITHOUT_WEIGHTS, *c.TRANSJECTS):
       model["head"]["attention_dropout_rate"] = 0.1

@@ -34,6 +34,8 @@ __all__ = [
 
 DTYPES = ("float32", "bfloat16")
 OBJECTIVES = ("classification", "language_model", "segmentation")
+# The defaults of what classifiers alone have.
+PLAIN_HEAD = {"head_dim": 0, "head_layers": 1, "head_init_std": 0.0}
 Model = Classifier | LanguageModel | Segmenter
 MODELS: Registry = Registry("model")
 
@@ -106,6 +108,7 @@ def build(
   head_dim: int = 0,
   head_layers: int = 1,
   head_activation: str = "relu",
+  head_init_std: float = 0.0,
   interaction: str = "",
   positions: str = "sinusoid",
   dropout_rate: float = 0.0,
@@ -136,9 +139,9 @@ def build(
     padded_len: what the pool "padded_mean" divides by, 0 for max_len; from the
       task.
     patch_size: side of the patches that images are cut to; 0 for sequences.
-    pool, head_dim, head_layers, head_activation, interaction: see
-      `heads.ClassifierHead`; for classification, and of the pools "cls" puts a
-      token in front for segmentation, too.
+    pool, head_dim, head_layers, head_activation, head_init_std, interaction:
+      see `heads.ClassifierHead`; for classification, and of the pools "cls"
+      puts a token in front for segmentation, too.
     positions: "sinusoid", "sinusoid_2d" or "learned".
     dropout_rate: after the embedding.
     dtype: "float32" or "bfloat16": compute type; parameters are float32.
@@ -163,14 +166,20 @@ def build(
   variant = MODELS[name]
   if num_layers < 1:
     raise ValueError(f"num_layers={num_layers}: at least one layer is needed.")
-  hidden = (head_dim, head_layers)
+  head_options = {
+    "head_dim": head_dim,
+    "head_layers": head_layers,
+    "head_init_std": head_init_std,
+  }
   choose("objective", objective, OBJECTIVES)
-  heads.check(pool, head_activation, interaction, num_inputs, hidden)
+  heads.check(
+    pool, head_activation, interaction, num_inputs, (head_dim, head_layers)
+  )
   choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
   choose("activations", activations, ACTIVATIONS)
   compute = jnp.dtype(choose("dtype", dtype, DTYPES))
   image, cls = tuple(image), pool == "cls"
-  _check_input(objective, image, patch_size, head or {}, pool, hidden)
+  _check_input(objective, image, patch_size, head or {}, pool, head_options)
   if image:
     max_len = num_patches(image, patch_size)
   parts = _Parts(variant, compute, orthogonal_map, dict(block or {}))
@@ -246,6 +255,7 @@ def build(
     head_dim=head_dim,
     head_layers=head_layers,
     activation=head_activation,
+    init_std=head_init_std,
     interaction=interaction,
     padded_len=padded_len or max_len,
   )
@@ -322,15 +332,18 @@ class _Parts:
     return plain.layer(mixer, length, d_model, head["num_layers"])
 
 
-def _check_pool(objective: str, pool: str, hidden: tuple[int, int]) -> None:
+def _check_pool(
+  objective: str, pool: str, head_options: dict[str, float]
+) -> None:
   """Raises for what only a classifier has; "mean" stands for no choice."""
   fits = {"language_model": ("mean",), "segmentation": ("mean", "cls")}
   pools = fits.get(objective, (pool,))
-  if pool not in pools or (objective in fits and hidden != (0, 1)):
+  if pool not in pools or (objective in fits and head_options != PLAIN_HEAD):
+    options = {"pool": pool, **head_options}
+    values = ", ".join(f"{key}={value!r}" for key, value in options.items())
     raise ValueError(
-      f"pool={pool!r}, head_dim={hidden[0]}, head_layers={hidden[1]} are of "
-      "classifiers: leave them out for a language model; a segmenter takes "
-      'pool="cls" for a token in front.'
+      f"{values} are of classifiers: leave them out for a language model; a "
+      'segmenter takes pool="cls" for a token in front.'
     )
 
 
@@ -340,7 +353,7 @@ def _check_input(
   patch_size: int,
   head: Any,
   pool: str,
-  hidden: tuple[int, int],
+  head_options: dict[str, float],
 ) -> None:
   if patch_size and not image:
     raise ValueError(
@@ -350,9 +363,9 @@ def _check_input(
   if objective == "classification" and head:
     raise ValueError(
       f"head={dict(head)} is for language models and segmenters: a classifier "
-      "has pool, head_dim, head_layers, head_activation and interaction."
+      f"has pool, {', '.join(PLAIN_HEAD)}, head_activation and interaction."
     )
-  _check_pool(objective, pool, hidden)
+  _check_pool(objective, pool, head_options)
   if objective == "segmentation" and not image:
     raise ValueError("Segmentation takes images, and this task has sequences.")
   if objective == "language_model" and image:

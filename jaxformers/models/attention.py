@@ -130,7 +130,8 @@ def kernel_init(deviation: float) -> Callable[..., jax.Array]:
   """
   if deviation < 0:
     raise ValueError(
-      f"init_std={deviation}: a deviation is not negative; 0 is Xavier's."
+      f"init_std={deviation}: a deviation is not negative; use 0 for the "
+      "default initializer."
     )
   if deviation:
     return nn.initializers.normal(deviation)

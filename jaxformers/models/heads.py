@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import masked_max, masked_mean
+from jaxformers.models.attention import kernel_init, masked_max, masked_mean
 from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")
 ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "tanh": nn.tanh}
+LECUN = nn.initializers.lecun_normal()  # The default of nn.Dense.
 
 Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
 
@@ -102,6 +104,9 @@ class ClassifierHead(nn.Module):
     interaction: for pairs, what becomes of the two pooled vectors; "" for one
       input.
     padded_len: what "padded_mean" divides by.
+    init_std: standard deviation of the kernels at the start, a normal; 0 for
+      LeCun's, 1 / sqrt(inputs). DeiT has 0.02 (timm's `trunc_normal_` cuts at
+      2, which is a hundred deviations away).
   """
 
   num_classes: int
@@ -111,6 +116,7 @@ class ClassifierHead(nn.Module):
   activation: str = "relu"
   interaction: str = ""
   padded_len: int = 0
+  init_std: float = 0.0
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -119,11 +125,13 @@ class ClassifierHead(nn.Module):
     if self.interaction:
       pairs = x.reshape(-1, 2, x.shape[-1])
       x = INTERACTIONS[self.interaction](pairs[:, 0], pairs[:, 1])
+    init = kernel_init(self.init_std) if self.init_std else LECUN
+    dense = functools.partial(nn.Dense, kernel_init=init)
     for layer in range(self.head_layers if self.head_dim else 0):
       name = "hidden" if layer == 0 else f"hidden_{layer}"
-      x = nn.Dense(max(self.head_dim >> layer, 1), name=name)(x)
+      x = dense(max(self.head_dim >> layer, 1), name=name)(x)
       x = ACTIVATIONS[self.activation](x)
-    return nn.Dense(self.num_classes, name="logits")(x)
+    return dense(self.num_classes, name="logits")(x)
 
 
 def check(

@@ -58,6 +58,21 @@ def test_hidden_layers_halve():
   assert shapes == {"hidden": (5, 12), "hidden_1": (12, 6), "logits": (6, 2)}
 
 
+def test_the_deviation_of_kernels_at_the_start_is_given():
+  x, mask = jnp.ones((1, 2, 64)), jnp.ones((1, 2), bool)
+
+  def deviations(**options):
+    head = ClassifierHead(num_classes=200, head_dim=100, **options)
+    params = head.init(jax.random.key(0), x, mask)["params"]
+    assert not params["logits"]["bias"].any()
+    return [params[name]["kernel"].std() for name in ("hidden", "logits")]
+
+  np.testing.assert_allclose(deviations(init_std=0.02), 0.02, rtol=0.05)
+  np.testing.assert_allclose(deviations(), [1 / 8, 1 / 10], rtol=0.05)
+  with pytest.raises(ValueError, match=r"init_std=-1.0: a deviation is not"):
+    deviations(init_std=-1.0)
+
+
 @pytest.mark.parametrize("name", sorted(heads.INTERACTIONS))
 def test_interactions_of_pairs(name, strict):
   x = jax.random.normal(jax.random.key(0), (6, 1, 3))  # Three pairs.

@@ -104,7 +104,11 @@ def test_what_is_no_language_model():
     build(mixer={"causal": False})
   with pytest.raises(ValueError, match="take sequences"):
     build(image=(8, 8, 3), patch_size=4)
-  for option, value in (("pool", "cls"), ("head_dim", 8)):
+  for option, value in (
+    ("pool", "cls"),
+    ("head_dim", 8),
+    ("head_init_std", 0.02),
+  ):
     with pytest.raises(ValueError, match=f"{option}={value!r}.*classifiers"):
       build(**{option: value})
   with pytest.raises(ValueError, match=r"'bound'.*tied"):
