@@ -57,6 +57,25 @@ def cosine(
   return schedule
 
 
+@SCHEDULES.register("linear")
+def linear(
+  learning_rate: float, warmup_steps: int, total_steps: int
+) -> optax.Schedule:
+  """A linear rise over warmup_steps, then a linear decay to 0 at total_steps.
+
+  Source: Devlin et al. 2019, https://arxiv.org/abs/1810.04805, appendix A.2.
+  Differs from their code: the decay begins at the end of the rise, not at step
+  0, so that the rate does not jump there.
+  """
+  rest = max(total_steps - warmup_steps, 1)
+
+  def schedule(step: jax.Array) -> jax.Array:
+    decay = jnp.clip((total_steps - _float(step)) / rest, 0, 1)
+    return learning_rate * _warmup(step, warmup_steps) * decay
+
+  return schedule
+
+
 @SCHEDULES.register("polynomial")
 def polynomial(
   learning_rate: float, power: float, end: float, total_steps: int
@@ -189,7 +208,7 @@ def build(
   """
   options = dict(schedule)
   name = options.pop("name")
-  if name in ("cosine", "onecycle", "polynomial"):
+  if name in ("cosine", "linear", "onecycle", "polynomial"):
     options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], options)
   own = dict(optimizer)

@@ -36,6 +36,24 @@ def test_lras_schedule_for_images():
   )
 
 
+def test_berts_schedule():
+  schedule = optim.linear(2e-5, 100, 1_000)
+  np.testing.assert_allclose(
+    values(schedule, [0, 50, 100, 550, 1_000, 1_100]),
+    [0, 1e-5, 2e-5, 1e-5, 0, 0],
+    atol=1e-11,
+  )
+  assert values(optim.linear(2e-5, 0, 10), [0, 5]) == pytest.approx(
+    [2e-5, 1e-5]
+  )
+  _, built = optim.build(
+    {"name": "adam"},
+    {"name": "linear", "learning_rate": 2e-5, "warmup_steps": 100},
+    1_000,
+  )
+  assert values(built, [550]) == pytest.approx([1e-5])
+
+
 def test_skyformers_schedule():
   """PyTorch's OneCycleLR(max_lr=1e-4, total_steps=1000, pct_start=0.1).
 
