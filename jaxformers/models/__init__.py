@@ -35,7 +35,12 @@ __all__ = [
 DTYPES = ("float32", "bfloat16")
 OBJECTIVES = ("classification", "language_model", "segmentation")
 # The defaults of what classifiers alone have.
-PLAIN_HEAD = {"head_dim": 0, "head_layers": 1, "head_init_std": 0.0}
+PLAIN_HEAD = {
+  "head_dim": 0,
+  "head_layers": 1,
+  "head_init_std": 0.0,
+  "head_dropout_rate": 0.0,
+}
 Model = Classifier | LanguageModel | Segmenter
 MODELS: Registry = Registry("model")
 
@@ -109,6 +114,7 @@ def build(
   head_layers: int = 1,
   head_activation: str = "relu",
   head_init_std: float = 0.0,
+  head_dropout_rate: float = 0.0,
   interaction: str = "",
   positions: str = "sinusoid",
   dropout_rate: float = 0.0,
@@ -139,9 +145,10 @@ def build(
     padded_len: what the pool "padded_mean" divides by, 0 for max_len; from the
       task.
     patch_size: side of the patches that images are cut to; 0 for sequences.
-    pool, head_dim, head_layers, head_activation, head_init_std, interaction:
-      see `heads.ClassifierHead`; for classification, and of the pools "cls"
-      puts a token in front for segmentation, too.
+    pool, head_dim, head_layers, head_activation, head_init_std,
+      head_dropout_rate, interaction: see `heads.ClassifierHead`; for
+      classification, and of the pools "cls" puts a token in front for
+      segmentation, too.
     positions: "sinusoid", "sinusoid_2d" or "learned".
     dropout_rate: after the embedding.
     dtype: "float32" or "bfloat16": compute type; parameters are float32.
@@ -170,6 +177,7 @@ def build(
     "head_dim": head_dim,
     "head_layers": head_layers,
     "head_init_std": head_init_std,
+    "head_dropout_rate": head_dropout_rate,
   }
   choose("objective", objective, OBJECTIVES)
   heads.check(
@@ -256,6 +264,7 @@ def build(
     head_layers=head_layers,
     activation=head_activation,
     init_std=head_init_std,
+    dropout_rate=head_dropout_rate,
     interaction=interaction,
     padded_len=padded_len or max_len,
   )

@@ -142,7 +142,7 @@ class Classifier(nn.Module):
       ids = ids.reshape(-1, ids.shape[-1])
     mask = self.mask(ids)
     x = self.encoder(name="encoder")(ids, mask=mask, train=train)
-    return self.head(name="head")(x, mask)
+    return self.head(name="head")(x, mask, train=train)
 
   def mask(self, ids: jax.Array) -> jax.Array:
     """Where the encoder's tokens are, for ids as in a call -> bool [b, n].

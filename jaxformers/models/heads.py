@@ -9,7 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import kernel_init, masked_max, masked_mean
+from jaxformers.models.attention import (
+  dropout_layer,
+  kernel_init,
+  masked_max,
+  masked_mean,
+)
 from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
@@ -107,6 +112,8 @@ class ClassifierHead(nn.Module):
     init_std: standard deviation of the kernels at the start, a normal; 0 for
       LeCun's, 1 / sqrt(inputs). DeiT has 0.02 (timm's `trunc_normal_` cuts at
       2, which is a hundred deviations away).
+    dropout_rate: share of the last layer's input that is dropped in training:
+      the pooled vector, as in BERT (`create_model` of its run_classifier.py).
   """
 
   num_classes: int
@@ -117,9 +124,12 @@ class ClassifierHead(nn.Module):
   interaction: str = ""
   padded_len: int = 0
   init_std: float = 0.0
+  dropout_rate: float = 0.0
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, mask: jax.Array, *, train: bool
+  ) -> jax.Array:
     """x [b, n, d] and mask [b, n]; for pairs [2 b, n, d], pairs adjacent."""
     x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
     if self.interaction:
@@ -131,6 +141,7 @@ class ClassifierHead(nn.Module):
       name = "hidden" if layer == 0 else f"hidden_{layer}"
       x = dense(max(self.head_dim >> layer, 1), name=name)(x)
       x = ACTIVATIONS[self.activation](x)
+    x = dropout_layer(self.dropout_rate, train)(x)
     return dense(self.num_classes, name="logits")(x)
 
 

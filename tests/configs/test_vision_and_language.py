@@ -126,6 +126,20 @@ def test_the_decoder_of_segmenter_drops_attention_weights(name):
     assert rates == [None, 0.1 if has_weights else None]
 
 
+def test_fine_tuning_is_berts():
+  """Devlin et al. 2019, appendix A.2, and run_classifier.py of their code."""
+  config = c.load("configs/short/bert.py")
+  total = config.total_steps
+  assert total == 3 * math.ceil(22_500 / 32)
+  _, rate = optim.build(config.optimizer, config.schedule, total)
+  top = config.schedule.warmup_steps
+  assert top == pytest.approx(total / 10, abs=1)
+  rates = [float(rate(step)) for step in (0, top, (top + total) / 2, total)]
+  np.testing.assert_allclose(rates, [0, 2e-5, 1e-5, 0], atol=1e-11)
+  for model in (config.model, config.reference):
+    assert (model.head_dropout_rate, model.head_init_std) == (0.1, 0.02)
+
+
 def test_language_models_of_the_paper():
   config = c.load("configs/lm/wikitext103.py:model=neutreno")
   assert config.model.mixer.fidelity == 0.4

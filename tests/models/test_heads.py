@@ -44,7 +44,9 @@ def test_lras_mean_counts_every_place():
 def test_logits_are_float32(head_dim, strict):
   head = ClassifierHead(num_classes=4, pool="mean", head_dim=head_dim)
   x, mask = jnp.ones((2, 5, 3), jnp.bfloat16), jnp.ones((2, 5), bool)
-  logits, variables = head.init_with_output(jax.random.key(0), x, mask)
+  logits, variables = head.init_with_output(
+    jax.random.key(0), x, mask, train=False
+  )
   chex.assert_shape(logits, (2, 4))
   assert logits.dtype == np.float32
   assert ("hidden" in variables["params"]) == bool(head_dim)
@@ -53,7 +55,7 @@ def test_logits_are_float32(head_dim, strict):
 def test_hidden_layers_halve():
   head = ClassifierHead(num_classes=2, head_dim=12, head_layers=2)
   x, mask = jnp.ones((1, 2, 5)), jnp.ones((1, 2), bool)
-  params = head.init(jax.random.key(0), x, mask)["params"]
+  params = head.init(jax.random.key(0), x, mask, train=False)["params"]
   shapes = {name: layer["kernel"].shape for name, layer in params.items()}
   assert shapes == {"hidden": (5, 12), "hidden_1": (12, 6), "logits": (6, 2)}
 
@@ -63,7 +65,7 @@ def test_the_deviation_of_kernels_at_the_start_is_given():
 
   def deviations(**options):
     head = ClassifierHead(num_classes=200, head_dim=100, **options)
-    params = head.init(jax.random.key(0), x, mask)["params"]
+    params = head.init(jax.random.key(0), x, mask, train=False)["params"]
     assert not params["logits"]["bias"].any()
     return [params[name]["kernel"].std() for name in ("hidden", "logits")]
 
@@ -73,12 +75,33 @@ def test_the_deviation_of_kernels_at_the_start_is_given():
     deviations(init_std=-1.0)
 
 
+@pytest.mark.parametrize("head_dim", [0, 50])
+def test_the_input_of_the_last_layer_is_dropped_in_training(head_dim):
+  x, mask = jnp.ones((3, 2, 50)), jnp.ones((3, 2), bool)
+  head = ClassifierHead(50, head_dim=head_dim, dropout_rate=0.25)
+  params = head.init(jax.random.key(0), x, mask, train=False)["params"]
+  eye = {"kernel": jnp.eye(50), "bias": jnp.zeros(50)}
+  params = {name: eye for name in params}  # What is dropped is 0.
+
+  def run(**options):
+    return head.apply({"params": params}, x, mask, **options)
+
+  np.testing.assert_allclose(run(train=False), 1)
+  dropped = run(train=True, rngs={"dropout": jax.random.key(1)})
+  assert 0.15 < (dropped == 0).mean() < 0.35
+  np.testing.assert_allclose(dropped[dropped != 0], 4 / 3, rtol=1e-6)
+  with pytest.raises(ValueError, match=r"dropout_rate=-0.1 is not in"):
+    head.clone(dropout_rate=-0.1).init(jax.random.key(0), x, mask, train=False)
+
+
 @pytest.mark.parametrize("name", sorted(heads.INTERACTIONS))
 def test_interactions_of_pairs(name, strict):
   x = jax.random.normal(jax.random.key(0), (6, 1, 3))  # Three pairs.
   mask = jnp.ones((6, 1), bool)
   head = ClassifierHead(num_classes=4, interaction=name)
-  logits, variables = head.init_with_output(jax.random.key(1), x, mask)
+  logits, variables = head.init_with_output(
+    jax.random.key(1), x, mask, train=False
+  )
   a, b = x[0::2, 0], x[1::2, 0]
   features = {
     "concat": jnp.concatenate([a, b], 1),

@@ -108,6 +108,7 @@ def test_what_is_no_language_model():
     ("pool", "cls"),
     ("head_dim", 8),
     ("head_init_std", 0.02),
+    ("head_dropout_rate", 0.1),
   ):
     with pytest.raises(ValueError, match=f"{option}={value!r}.*classifiers"):
       build(**{option: value})

@@ -179,6 +179,18 @@ def test_gradients_are_finite_at_the_rezero_start(name):
     assert all(layers[f"layer_{i}"]["residual"]["alpha"] != 0 for i in (0, 1))
 
 
+def test_the_head_drops_in_training_alone():
+  plain, params, ids = make("transformer")
+  dropping = make("transformer", head_dropout_rate=0.5)[0]
+  chex.assert_trees_all_equal_shapes(models.shapes(dropping), params)
+  want = logits(plain, params, ids)
+  chex.assert_trees_all_equal(logits(dropping, params, ids), want)
+  for key in (0, 1):
+    rngs = {"dropout": jax.random.key(key)}
+    apply = functools.partial(dropping.apply, train=True, rngs=rngs)
+    assert jnp.abs(apply({"params": params}, ids) - want).max() > 1e-3
+
+
 def test_shapes_are_those_of_init(name):
   model, params, _ = make(name)
   chex.assert_trees_all_equal_shapes(models.shapes(model), params)
