@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from jaxformers import orthogonal
@@ -21,40 +22,72 @@ class Cost:
 
   Attributes:
     parameters: as stored.
-    flops: of the matrix products of a forward pass of one example, two for a
-      multiplication and addition; the orthogonal maps, which are made once a
-      step for a whole batch, left out.
+    flops: operations of the matrix products of a forward pass of one example,
+      two for a multiplication and addition; the orthogonal maps, which are made
+      once a step for a whole batch, left out.
+    elementwise: its other operations on floating-point numbers, one for every
+      entry that a sum, product, quotient or function makes, or that a reduction
+      reads. NeuTRENO's term is among them (appendix G.4), three for an entry.
     activations: bytes that a forward pass of one example keeps for the backward
       pass, before the compiler decides which to compute again.
   """
 
   parameters: int
   flops: int
+  elementwise: int
   activations: int
 
 
-def flops(function: Callable[..., Any], *args: Any) -> int:
-  """Those of the matrix products in `function(*args)`, loops counted out.
+# Primitives that compute one number for every entry of their output, ...
+ELEMENTWISE = frozenset(
+  "abs add add_any atan2 cbrt cos cosh div erf erf_inv erfc exp exp2 expm1 "
+  "integer_pow log log1p logistic max min mul neg pow rsqrt sin sinh sqrt "
+  "square sub tan tanh".split()
+)
+# ... and those that take in every entry of their first input.
+REDUCTIONS = frozenset(
+  "argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max "
+  "reduce_min reduce_prod reduce_sum".split()
+)
+
+
+class Operations(NamedTuple):
+  """Numbers of operations: of matrix products, and of all other arithmetic."""
+
+  products: int
+  elementwise: int
+
+
+def operations(function: Callable[..., Any], *args: Any) -> Operations:
+  """Counts the operations of `function(*args)`, loops counted out.
 
   Args:
     function: anything JAX can trace.
     *args: arrays or their shapes.
   """
-  return _flops(jax.make_jaxpr(function)(*args).jaxpr)
+  return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def _flops(jaxpr: Any) -> int:
-  total = 0
+def _count(jaxpr: Any) -> Operations:
+  products = elementwise = 0
   for equation in jaxpr.eqns:
-    if equation.primitive.name == "dot_general":
-      left = equation.invars[0].aval.shape
+    name, inputs = equation.primitive.name, equation.invars
+    outputs = [variable.aval for variable in equation.outvars]
+    if name == "dot_general":
+      left = inputs[0].aval.shape
       (contracted, _), _ = equation.params["dimension_numbers"]
       depth = math.prod(left[axis] for axis in contracted)
-      total += 2 * depth * equation.outvars[0].aval.size
+      products += 2 * depth * outputs[0].size
+    elif name in ELEMENTWISE | REDUCTIONS:
+      entries = outputs[0] if name in ELEMENTWISE else inputs[0].aval
+      if jnp.issubdtype(entries.dtype, jnp.floating):
+        elementwise += entries.size
     times = equation.params.get("length", 1)
     for inner in jaxprs_in_params(equation.params):
-      total += times * _flops(inner)
-  return total
+      more = _count(inner)
+      products += times * more.products
+      elementwise += times * more.elementwise
+  return Operations(products, elementwise)
 
 
 def of(model: Classifier, length: int) -> Cost:
@@ -82,4 +115,5 @@ def of(model: Classifier, length: int) -> Cost:
     for leaf in residuals
     if leaf.shape not in weights
   )
-  return Cost(size(model), flops(forward, *inputs), held)
+  counted = operations(forward, *inputs)
+  return Cost(size(model), counted.products, counted.elementwise, held)

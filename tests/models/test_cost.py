@@ -8,14 +8,30 @@ from jaxformers.models import cost
 def test_products_are_counted_and_loops_counted_out():
   a, b = jnp.ones((2, 3, 5)), jnp.ones((2, 5, 7))
   one = 2 * 2 * 3 * 5 * 7
-  assert cost.flops(lambda a, b: a @ b, a, b) == one
+  assert cost.operations(lambda a, b: a @ b, a, b) == (one, 0)
 
   def loop(a, b):
     return jax.lax.map(lambda _: jax.jit(jnp.matmul)(a, b), jnp.arange(4))
 
-  assert cost.flops(loop, a, b) == 4 * one
+  assert cost.operations(loop, a, b) == (4 * one, 0)
   again = jax.checkpoint(lambda a, b: jnp.sin(a @ b))
-  assert cost.flops(again, a, b) == one
+  assert cost.operations(again, a, b) == (one, 2 * 3 * 7)
+
+
+def test_other_arithmetic_is_counted_and_that_of_indices_is_not():
+  a, i = jnp.ones((2, 3)), jnp.arange(3)
+  counted = cost.operations(lambda a, i: (a * a + 1).sum() + a[0, i + 1], a, i)
+  assert counted == (0, 6 + 6 + 6 + 3)
+
+
+def test_neutrenos_term_costs_three_operations_an_entry():
+  """Appendix G.4: little beside the products, and not nothing."""
+  n, d, layers = 40, 8, 2
+  plain, neutreno = (
+    cost.of(build(name, n), n) for name in ("transformer", "neutreno")
+  )
+  assert neutreno.flops == plain.flops
+  assert neutreno.elementwise - plain.elementwise == 3 * (layers - 1) * n * d
 
 
 def build(name, max_len, **options):
