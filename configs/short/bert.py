@@ -10,8 +10,8 @@ python -m jaxformers.main --config configs/short/bert.py:model=neutreno \
 
 Three epochs of AdamW at 2e-5, up over a tenth of the steps and down to 0 in
 straight lines, dropout 0.1 of the pooled vector too (Devlin et al. 2019,
-appendices A.2 and A.3). 109 million parameters: for accelerators, and not run
-by us.
+appendices A.2 and A.3). Differs from their code: Adam corrects the bias of its
+means. 109 million parameters: for accelerators, and not run by us.
 
 Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
 """
@@ -61,7 +61,12 @@ def get_config(arg=None):
     },
     model=model,
     reference={**model, "name": "transformer"},
-    optimizer={"name": "adam", "weight_decay": 0.01, "clip_norm": 1.0},
+    optimizer={
+      "name": "adam",
+      "eps": 1e-6,
+      "weight_decay": 0.01,
+      "clip_norm": 1.0,
+    },
     schedule={
       "name": "linear",
       "learning_rate": 2e-5,

@@ -33,6 +33,8 @@ def get_config(arg=None):
   for model in models.values():
     model.pop("head_init_std", None)  # Only classifiers have it.
     model["head"] = {"num_layers": 2, "dropout_rate": 0.1}
+    if "norm_epsilon" in model.get("block", {}):
+      model["block"]["norm_epsilon"] = 1e-5  # Segmenter's; DeiT has 1e-6.
     if model["name"] not in (*c.WITHOUT_WEIGHTS, *c.TRANSJECTS):
       model["head"]["attention_dropout_rate"] = 0.1
   return c.base(

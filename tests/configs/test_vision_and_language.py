@@ -106,6 +106,7 @@ def test_segmenter_trains_for_64_epochs(protocol, held_out):
   seen = config.total_steps * config.batch_size
   assert seen / examples == pytest.approx(64, abs=0.03)
   assert config.total_steps == 32 * config.eval_steps
+  assert config.model.block.norm_epsilon == 1e-5
   with pytest.raises(ValueError, match=r"protocol 'theirs'.*jaxformers, paper"):
     c.load("configs/vision/ade20k.py:protocol=theirs")
 
@@ -138,6 +139,7 @@ def test_fine_tuning_is_berts():
   np.testing.assert_allclose(rates, [0, 2e-5, 1e-5, 0], atol=1e-11)
   for model in (config.model, config.reference):
     assert (model.head_dropout_rate, model.head_init_std) == (0.1, 0.02)
+  assert (config.optimizer.eps, config.optimizer.weight_decay) == (1e-6, 0.01)
 
 
 def test_language_models_of_the_paper():
