@@ -148,17 +148,23 @@ class ReZero(TwoBranches):
 
   Source: Bachlechner et al. 2021, https://arxiv.org/abs/2003.04887, equation 9:
   no LayerNorm, one r for both branches of a layer. The baseline in TransJect's
-  code keeps Pre-LN's (`use_norm`).
+  code keeps all of Pre-LN's (`use_norm`). Differs from it: a LayerNorm there
+  divides by the unbiased deviation plus 1e-6, here by the root of the variance
+  plus 1e-5.
 
   Attributes:
-    use_norm: whether each branch takes the LayerNorm of x.
+    use_norm: whether each branch takes the LayerNorm of x, and one ends the
+      encoder.
 
   The others are those of `TwoBranches`.
   """
 
-  final_norm: ClassVar[bool] = False
-
   use_norm: bool = False
+
+  @property
+  def final_norm(self) -> bool:
+    """Whether a LayerNorm ends the encoder."""
+    return self.use_norm
 
   def scale(self) -> jax.Array:
     """r, a parameter of the layer."""

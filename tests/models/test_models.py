@@ -179,6 +179,13 @@ def test_gradients_are_finite_at_the_rezero_start(name):
     assert all(layers[f"layer_{i}"]["residual"]["alpha"] != 0 for i in (0, 1))
 
 
+def test_rezero_with_norms_ends_in_one():
+  """As TransJect's baseline; without them there is none at all."""
+  for use_norm in (False, True):
+    _, params, _ = make("transformer_rezero", block={"use_norm": use_norm})
+    assert ("norm" in params["encoder"]) == use_norm
+
+
 def test_the_head_drops_in_training_alone():
   plain, params, ids = make("transformer")
   dropping = make("transformer", head_dropout_rate=0.5)[0]

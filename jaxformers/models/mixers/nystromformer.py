@@ -37,8 +37,10 @@ def nystromformer(
   Source: Xiong et al. 2021, https://arxiv.org/abs/2102.03902, equations 10 to
   14. Differs from their code and Skyformer's: there padding counts in the
   means, and the inverse starts from the greatest norm in the batch
-  (`inverse_init="batch"`, which makes a sample depend on its batch mates). No
-  causal form: a landmark is a mean over past and future.
+  (`inverse_init="batch"`, which makes a sample depend on its batch mates); and
+  with a landmark for every token they take softmax attention itself, where this
+  keeps to the formula, whose `inverse_steps` are not yet the inverse. No causal
+  form: a landmark is a mean over past and future.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """

@@ -12,7 +12,7 @@ from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocks import check_size, neighbours, split
 from jaxformers.models.mixers.softmax import HIGHEST, dot
 
-MOST = 64  # Buckets of one argmax; more are made of two.
+MOST = 128  # Buckets of one argmax; more are made of two.
 ITSELF = -1e5  # The logit of a token for itself: only if there is no other.
 
 
@@ -45,7 +45,7 @@ def _num_buckets(asked: int, max_len: int, chunk_size: int) -> int:
 
 
 def factors_of(count: int) -> tuple[int, ...]:
-  """A number of buckets as one factor, or as two even ones above 64."""
+  """A number of buckets as one factor, or as two even ones above 128."""
   if count <= MOST:
     return (count,)
   first = 2 ** math.ceil(math.log2(count) / 2)
@@ -73,6 +73,8 @@ def reformer(
 ) -> jax.Array:
   """LSH attention with shared queries and keys: k_j = q_j / |q_j|.
 
+  |q_j|^2 is the sum of squares plus 1e-6 e, as in Hugging Face's code.
+
   In each of `num_hashes` rounds tokens are sorted by bucket and position and
   cut into chunks; a token attends to those of its bucket in its own chunk and
   the one before, to itself only if there is no other. The rounds together are
@@ -83,12 +85,13 @@ def reformer(
   (`same_bucket=False`) and counts a key once for every round that reaches it
   (`correct_duplicates=False`). Differs from both: the first chunk has none
   before it, there the last; the number of buckets follows max_len and padding
-  is sorted behind the tokens, so that it changes nothing. No causal form: where
-  chunks end depends on later tokens too.
+  is sorted behind the tokens, so that it changes nothing; of two factors the
+  first counts most, there least, which is another order of the same buckets. No
+  causal form: where chunks end depends on later tokens too.
 
   Shapes: q, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens. `draw`
   gives "rotations": [h, e, num_hashes, num_buckets / 2]; above
-  64 buckets the last is half the sum of two factors.
+  128 buckets the last is half the sum of two factors.
   """
   size = check_size("chunk_size", chunk_size)
   if num_hashes < 1:
@@ -114,7 +117,7 @@ def reformer(
   def around(x: jax.Array) -> jax.Array:
     return neighbours(x, 1, 0, 2)
 
-  norm = jnp.sqrt(jnp.square(wide(q)).sum(-1, keepdims=True) + 1e-6)
+  norm = jnp.sqrt(jnp.square(wide(q)).sum(-1, keepdims=True) + 1e-6 * e)
   k = (wide(q) / norm).astype(q.dtype)
   places = jnp.broadcast_to(jnp.arange(1, n + 1)[None, None], (b, h, n))
   tokens = jnp.broadcast_to(mask[:, None], (b, h, n))

@@ -68,7 +68,9 @@ def eigenvalues(
   matrix for a given basis, and is divided by its maximum so that the norm of
   Sigma is 1. (The paper asks for a "stochastic" x.T x, which has negative
   entries; only the norm is used.) The reconstruction error is the square of
-  the off-diagonal part. It fits the basis to the tokens, not the tokens to the
+  the off-diagonal part, of x.T x over the number n of tokens. The authors' code
+  takes the mean over the d^2 entries of x.T x itself: this is d^2 / n^2 times
+  as much. It fits the basis to the tokens, not the tokens to the
   basis: no gradient reaches x through it, or it would shrink the embedding.
 
   Args:
@@ -367,8 +369,9 @@ class TransJect(nn.Module):
       authors, or "certified", see `certified_gate`.
     sigma: "eigenvalues" of the embedded tokens (TransJect), or "learned", one
       vector for all samples (Random-TransJect).
-    reconstruction_weight: of the reconstruction error in the loss, for
-      "eigenvalues"; 1e-3 in the authors' code.
+    reconstruction_weight: weight of the reconstruction error in the loss, for
+      "eigenvalues". 1e-3 is also the authors', of an error that is n^2 / d^2
+      times as large (`eigenvalues`).
     residual: the block's `ResidualScale`, shared with it; its own if None.
     orthogonal_map: in `orthogonal.MAPS`.
     dtype: compute type; parameters, Sigma and gate are float32.

@@ -9,6 +9,7 @@ from tests.models.mixers.oracle import (
   B,
   E,
   H,
+  N,
   agree,
   dense,
   given,
@@ -112,3 +113,19 @@ def test_what_cannot_be(options, message):
   options = {"num_landmarks": 4} | options
   with pytest.raises(ValueError, match=message):
     call(mask=jnp.ones((1, 4), bool), **options)
+
+
+def test_a_landmark_for_every_token_is_not_softmax_attention_in_six_steps():
+  """As the docstring says: the authors' code takes softmax attention there."""
+  q, k, v = heads()
+  mask = np.ones((B, N), bool)
+  want = dense(q, k, v, mask[:, None])
+  call = functools.partial(
+    nystromformer, mask=mask, param=None, max_len=N, num_landmarks=N
+  )
+  arrays = [jnp.asarray(a, jnp.float32) for a in (q, k, v)]
+  six, many = (
+    np.abs(call(*arrays, inverse_steps=steps) - want).max() for steps in (6, 30)
+  )
+  assert six > 0.01
+  assert many < 1e-3

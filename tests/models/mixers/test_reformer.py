@@ -18,8 +18,12 @@ from tests.models.mixers.oracle import (
 
 
 def itself_last(q):
-  """q . k with k of length 1, and -1e5 for a token with itself."""
-  k = q / np.sqrt(np.square(q).sum(-1, keepdims=True) + 1e-6)
+  """q . k with k of length 1, and -1e5 for a token with itself.
+
+  As in Hugging Face's code: over the root of the mean square plus 1e-6, and
+  then over that of e.
+  """
+  k = q / np.sqrt(np.square(q).mean(-1, keepdims=True) + 1e-6) / E**0.5
   scores = q @ k.swapaxes(-1, -2)
   return np.where(np.eye(q.shape[-2], dtype=bool), -1e5, scores)
 
@@ -93,7 +97,8 @@ def test_opposite_vectors_are_in_opposite_buckets():
 
 def test_many_buckets_are_made_of_two_hashes():
   assert factors_of(6) == (6,)
-  assert factors_of(128) == (16, 8)
+  assert factors_of(128) == (128,)  # As in Hugging Face's code.
+  assert factors_of(256) == (16, 16)
   assert factors_of(512) == (32, 16)
   rotations = jnp.asarray(np.random.default_rng(0).normal(size=(H, E, 2, 5)))
   q = jnp.asarray(heads(1)[0], jnp.float32)
@@ -107,7 +112,7 @@ def test_many_buckets_are_made_of_two_hashes():
   ("options", "message"),
   [
     ({"num_buckets": 5}, "num_buckets=5.*even"),
-    ({"num_buckets": 100}, "num_buckets=100: above 64.*power of two"),
+    ({"num_buckets": 200}, "num_buckets=200: above 128.*power of two"),
     ({"num_hashes": 0}, "num_hashes=0"),
     ({"chunk_size": 0}, "chunk_size=0"),
   ],

@@ -111,6 +111,17 @@ def test_sigma_of_the_eigenvectors_has_no_error():
   assert float(error[0]) < 1e-5
 
 
+def test_the_reconstruction_error_beside_the_authors():
+  """Theirs is the mean over the entries of x.T x itself."""
+  n, d = 9, 4
+  x, basis = normal(0, 1, n, d), orthogonal.cayley(normal(1, d, d))
+  gram = np.asarray(x[0]).T @ np.asarray(x[0])
+  turned = np.asarray(basis).T @ gram @ np.asarray(basis)
+  theirs = np.square(turned - np.diag(np.diag(turned))).mean()
+  _, error = t.eigenvalues(x, basis, jnp.ones((1, n), bool))
+  np.testing.assert_allclose(error[0], theirs * d**2 / n**2, rtol=1e-4)
+
+
 def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
   x, mask = normal(0, 1, 9, 4), jnp.ones((1, 9), bool)
   basis = orthogonal.cayley(normal(1, 4, 4))
