@@ -6,7 +6,9 @@ Theirs are accuracies without deviation, some of them taken from Tay et al.
 2021 (table 1) and Chen et al. 2021 (table 2). A difference is given
 in standard errors: of our mean over seeds, and of a share of so many test
 examples, for either side. Runs of another size or protocol than the paper's are
-shown for what they are: the label has layers, width and protocol.
+shown for what they are: the label has layers, width and protocol. A score on
+other test examples than the paper's, such as easier images or a stand-in for an
+archive, has a star instead of a difference, and the reason below the table.
 """
 
 from __future__ import annotations
@@ -31,8 +33,33 @@ NAMES = {
   "pathfinder": "Pathfinder",
   "image": "Image",
 }
-# Protocols whose numbers compare with no others.
-ALONE = ("test_only",)
+# Test examples of the data sets as published.
+EXAMPLES = {
+  "imdb": 25_000,
+  "ag_news": 7_600,
+  "listops": 2_000,
+  "text": 25_000,
+  "retrieval": 17_437,
+  "pathfinder": 20_000,
+  "image": 10_000,
+}
+# Options of a task that make another task of it, with their published values.
+OPTIONS = {
+  "listops": {
+    "min_length": 500,
+    "max_length": 2_000,
+    "test_min_length": 0,
+    "test_max_length": 0,
+    "max_depth": 10,
+    "max_args": 10,
+    "operators": "MIN MAX MED SM",
+  },
+  "pathfinder": {"difficulty": "hard", "resolution": 32},
+}
+# Protocols that leave out what a task is about.
+UNLIKE = {
+  ("listops", "skyformer"): "without closing brackets the tree is not there",
+}
 # By our names of models; in percent, in the order of the tasks.
 TABLE_1 = {
   "transformer": (81.3, 88.8),
@@ -68,16 +95,16 @@ class Ours(NamedTuple):
 
   Attributes:
     mean, deviation: in percent; the deviation is NaN for one seed.
-    seeds: how many.
-    examples: of the test split.
-    comparable: whether the protocol is one whose numbers can be compared.
+    seeds: number of seeds.
+    examples: number of test examples.
+    mismatch: why this does not compare with the paper's number; "" if it does.
   """
 
   mean: float
   deviation: float
   seeds: int
   examples: int
-  comparable: bool = True
+  mismatch: str = ""
 
   def difference(self, theirs: float) -> tuple[float, float]:
     """Ours less theirs in points, and in standard errors.
@@ -110,6 +137,25 @@ class Row(NamedTuple):
   ours: Mapping[str, Ours]
 
 
+def mismatch(run: Mapping[str, Any]) -> str:
+  """Returns why a run's test examples are not the paper's; "" if they are.
+
+  Args:
+    run: content of a `results.json`, of a task in `EXAMPLES`.
+  """
+  task = run["task"]
+  reasons = [UNLIKE.get((task, run["protocol"]), "")]
+  if run["examples"] != EXAMPLES[task]:
+    reasons.append(f"{run['examples']:,} test examples, not {EXAMPLES[task]:,}")
+  options = run["config"]["task"]
+  reasons += [
+    f"{name}={options[name]}, not {value}"
+    for name, value in OPTIONS.get(task, {}).items()
+    if options.get(name, value) != value
+  ]
+  return "; ".join(filter(None, reasons))
+
+
 def rows(
   runs: Sequence[Mapping[str, Any]],
   tasks: Sequence[str],
@@ -130,7 +176,7 @@ def rows(
     if run["task"] in tasks and run.get("metric", "accuracy") == "accuracy":
       model = run["config"]["model"]
       label = f"L={model['num_layers']} d={model['d_model']}, "
-      label += results.protocol(run)
+      label += run["protocol"]
       key = (run["model"], label, run["task"], results.recipe(run))
       groups.setdefault(key, {})[run["seed"]] = run
   found: dict[tuple[str, str, int], dict[str, Ours]] = {}
@@ -139,13 +185,11 @@ def rows(
     number = 0
     while task in found.get((model, label, number), {}):
       number += 1
-    own = found.setdefault((model, label, number), {})
+    cells = found.setdefault((model, label, number), {})
     scores = [100 * run["accuracy"] for run in seeds.values()]
-    own[task] = Ours(
-      *results.spread(scores),
-      len(scores),
-      next(iter(seeds.values()))["examples"],
-      next(iter(seeds.values()))["protocol"] not in ALONE,
+    first = next(iter(seeds.values()))
+    cells[task] = Ours(
+      *results.spread(scores), len(scores), first["examples"], mismatch(first)
     )
   made = []
   for model in dict.fromkeys([*theirs, *(key[0] for key in found)]):
@@ -166,7 +210,9 @@ def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
   if own is None:
     return printed, ""
   text = results.plus_minus(own.mean, own.deviation, 1, plus)
-  if theirs is not None and own.comparable:
+  if own.mismatch:
+    text += " *"
+  elif theirs is not None:
     gap, errors = own.difference(theirs)
     text += f" ({gap:+.1f}, {abs(errors):.1f} s.e.)"
   return printed, text
@@ -221,6 +267,19 @@ def latex(found: Sequence[Row], tasks: Sequence[str]) -> str:
   return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
+def notes(found: Sequence[Row]) -> list[str]:
+  """Returns a line for each reason of a star: task, models and the reason."""
+  models: dict[tuple[str, str], list[str]] = {}
+  for row in found:
+    for task, cell in row.ours.items():
+      if cell.mismatch:
+        models.setdefault((task, cell.mismatch), []).append(row.model)
+  return [
+    f"* {NAMES[task]} ({', '.join(dict.fromkeys(names))}): {reason}."
+    for (task, reason), names in models.items()
+  ]
+
+
 def tables(
   runs: Sequence[Mapping[str, Any]],
 ) -> dict[str, tuple[Sequence[str], list[Row]]]:
@@ -254,6 +313,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   for title, (tasks, own) in found.items():
     mark = "%" if args.latex else "##"
     print(f"{mark} {title}\n\n{form(own, tasks)}\n")
+    for note in notes(own):
+      print("% " * args.latex + note)
+    print()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def run(task, model, seed, accuracy, d_model=64, **config):
     "data": {},
     "seed": seed,
     "accuracy": accuracy,
-    "examples": 2_000,
+    "examples": p.EXAMPLES.get(task, 2_000),
     "config": {"seed": seed, "task": {}, "model": sizes} | config,
   }
 
@@ -76,7 +76,7 @@ def test_rows_are_theirs_with_ours_beside_them():
   assert {line.count("|") for line in text.splitlines()} == {13}
   alone = run("listops", "transject", 0, 0.4) | {"protocol": "test_only"}
   shown = p.markdown(p.rows([alone], p.LONG, p.TABLE_2), p.LONG)
-  assert "| L=2 d=64, test_only | 42.2 | 40.0 |" in shown
+  assert "| L=2 d=64, test_only | 42.2 | 40.0 (-2.2" in shown
   table = p.latex(found, p.LONG)
   assert r"random\_transject &" in table
   assert r"41.0 $\pm$ 1.4 (-1.2" in table
@@ -85,13 +85,57 @@ def test_rows_are_theirs_with_ours_beside_them():
   assert [*p.tables(runs[:3])] == ["Table 2, Long Range Arena"]
 
 
+@pytest.mark.parametrize(
+  ("task", "options", "fields", "reason"),
+  [
+    ("retrieval", {}, {"examples": 1_000}, "1,000 test examples, not 17,437"),
+    ("ag_news", {}, {"examples": 1_000}, "1,000 test examples, not 7,600"),
+    ("pathfinder", {"difficulty": "easy"}, {}, "difficulty=easy, not hard"),
+    ("pathfinder", {"resolution": 64}, {}, "resolution=64, not 32"),
+    ("listops", {"max_length": 400}, {}, "max_length=400, not 2000"),
+    ("listops", {"test_max_length": 4_000}, {}, "test_max_length=4000"),
+    ("listops", {}, {"protocol": "skyformer"}, "without closing brackets"),
+  ],
+)
+def test_scores_on_other_test_examples_have_no_difference(
+  task, options, fields, reason
+):
+  other = run(task, "transject", 0, 0.8) | fields
+  other["config"] = other["config"] | {"task": options}
+  tasks, theirs = (
+    (p.SHORT, p.TABLE_1) if task in p.SHORT else (p.LONG, p.TABLE_2)
+  )
+  found = p.rows([other], tasks, theirs)
+  text = p.markdown(found, tasks)
+  assert "80.0 *" in text
+  assert "s.e." not in text
+  (note,) = p.notes(found)
+  assert note.startswith(f"* {p.NAMES[task]} (transject): ")
+  assert reason in note
+
+
+def test_lengths_of_tasks_do_not_split_a_row():
+  runs = [
+    run(task, "transject", 0, 0.4) | {"max_len": length, "data": data}
+    for task, length, data in (
+      ("listops", 1_999, {}),
+      ("text", 2_000, {"authors_checksum": False}),
+      ("image", 1_024, {}),
+    )
+  ]
+  found = p.rows(runs, p.LONG, p.TABLE_2)
+  (own,) = [row for row in found if row.model == "transject"]
+  assert {*own.ours} == {"listops", "text", "image"}
+  assert p.notes(found) == []
+
+
 def test_the_command(tmp_path, capsys):
   folder = tmp_path / "run"
   folder.mkdir()
   path = folder / "results.json"
   path.write_text(json.dumps(run("imdb", "transject", 0, 0.876)))
   p.main([str(folder)])
-  assert "87.6 (-0.5, 0.5 s.e.)" in capsys.readouterr().out
+  assert "87.6 (-0.5, 1.7 s.e.)" in capsys.readouterr().out
   p.main([str(folder), "--latex"])
   assert r"\toprule" in capsys.readouterr().out
   path.write_text(json.dumps(run("cifar10", "transject", 0, 0.5)))
