@@ -21,15 +21,6 @@ OPEN = (["model", "mixer"], ["model", "block"])
 
 # The models whose layer is TransJect's, not the Transformer's.
 TRANSJECTS = ("transject", "random_transject")
-# Mixers that make no attention weights, so that none can be dropped.
-WITHOUT_WEIGHTS = (
-  "linear_transformer",
-  "linearized",
-  "nystromformer",
-  "performer",
-  "skyformer",
-)
-
 # Models whose layer is attention alone.
 WITHOUT_FEED_FORWARD = ("linearized",)
 
@@ -142,12 +133,12 @@ def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
 def _transformer(
   name: str, shared: dict[str, Any], num_heads: int, mlp_dim: int
 ) -> dict[str, Any]:
-  """An encoder of the Transformer's form, of any mixer with heads."""
-  dropped = {} if name in WITHOUT_WEIGHTS else {"dropout_rate": 0.1}
+  """An encoder of the Transformer's form, of any mixer."""
   return {
     "name": name,
     **shared,
-    "mixer": {"num_heads": num_heads, **dropped},
+    "mixer": {},
+    "mixer_defaults": {"num_heads": num_heads, "dropout_rate": 0.1},
     "block": _block(name, mlp_dim=mlp_dim, dropout_rate=0.1),
   }
 
@@ -353,7 +344,6 @@ def vision_models(
     "norm_epsilon": 1e-6,
     "init_std": 0.02,
   }
-  mixer = {"num_heads": num_heads, "init_std": 0.02}
   transject = {
     "name": name,
     **shared,
@@ -364,7 +354,8 @@ def vision_models(
     "name": name,
     **shared,
     "head_init_std": 0.0 if tiny else 0.02,
-    "mixer": mixer,
+    "mixer": {},
+    "mixer_defaults": {"num_heads": num_heads, "init_std": 0.02},
     "block": _block(name, **block),
   }
   return {

@@ -85,5 +85,5 @@ def get_config(arg=None):
   )
   for model in (config.model, config.reference):
     model.dropout_rate = model.block.dropout_rate = 0.0
-    model.mixer.dropout_rate = 0.0
+    model.mixer_defaults.dropout_rate = 0.0
   return config

@@ -64,7 +64,7 @@ def get_config(arg=None):
     }
     model.block.update(activation="relu", init_std=0.02, norm_first=False)
     model.head.dropout_rate = 0.1
-    model.mixer.update(use_bias=False, init_std=0.02, dropout_rate=0.0)
+    model.mixer_defaults.update(use_bias=False, init_std=0.02, dropout_rate=0.0)
   if arg.model == "neutreno":
     config.model.mixer.fidelity = 0.4
   return config

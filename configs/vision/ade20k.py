@@ -32,11 +32,13 @@ def get_config(arg=None):
   models = c.vision_models(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
     model.pop("head_init_std", None)  # Only classifiers have it.
-    model["head"] = {"num_layers": 2, "dropout_rate": 0.1}
+    model["head"] = {
+      "num_layers": 2,
+      "dropout_rate": 0.1,
+      "mixer_defaults": {"dropout_rate": 0.1},
+    }
     if "norm_epsilon" in model.get("block", {}):
       model["block"]["norm_epsilon"] = 1e-5  # Segmenter's; DeiT has 1e-6.
-    if model["name"] not in (*c.WITHOUT_WEIGHTS, *c.TRANSJECTS):
-      model["head"]["attention_dropout_rate"] = 0.1
   return c.base(
     seed=arg.seed,
     task={

@@ -324,8 +324,8 @@ def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
   Returns:
     `similarity` [l + 1], of the embedding and of every layer's output; and for
     mixers with queries, keys and values, [l] each: `functional`, with weights
-    softmax(k k.T / sqrt e) / n, `functional_kernel`, log10 of the mean of J with
-    exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
+    softmax(k k.T / sqrt e) / n, `functional_kernel`, log10 of the mean of J
+    with exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
     queries against that with keys in their place; and `head_redundancy`
     [l - 1] between successive layers. See `CURVES`. A sample of one token has
     neither similarity nor slope, and is left out of these means; they are NaN

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
-from jaxformers.models import heads, mixers, reversible
+from jaxformers.models import attention, heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
 from jaxformers.models.embedding import Embedding, num_patches
@@ -122,6 +122,7 @@ def build(
   orthogonal_map: str = "cayley",
   activations: str = "stored",
   mixer: Mapping[str, Any] | None = None,
+  mixer_defaults: Mapping[str, Any] | None = None,
   block: Mapping[str, Any] | None = None,
   embedding: Mapping[str, Any] | None = None,
   head: Mapping[str, Any] | None = None,
@@ -159,13 +160,15 @@ def build(
       alone, "reversible", whose memory does not grow with num_layers. See
       `Encoder`.
     mixer: options of the mixer.
+    mixer_defaults: values that a recipe has for every mixer: attributes of
+      `Attention`, such as num_heads and dropout_rate. They hold where the mixer
+      has the option, sets no default of its own, and `mixer` says nothing.
     block: options of the block.
     embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
       `Embedding`.
     head: for a language model `tied` and `dropout_rate`, see `LanguageModel`;
       for the decoder of a segmenter `num_layers` (2), `dropout_rate` (0.1, on
-      the branches) and `attention_dropout_rate` (by default the mixer's
-      `dropout_rate`; only for mixers that have attention weights).
+      the branches) and `mixer_defaults` that differ from the encoder's.
 
   Raises:
     ValueError: for an unknown name or option, naming the choices.
@@ -191,7 +194,7 @@ def build(
   if image:
     max_len = num_patches(image, patch_size)
   parts = _Parts(variant, compute, orthogonal_map, dict(block or {}))
-  options = {**variant.defaults, **(mixer or {})}
+  options = _with_defaults(variant, mixer or {}, mixer_defaults or {})
   if objective == "language_model":
     options = {"causal": True} | options
     if not options["causal"]:
@@ -247,6 +250,10 @@ def build(
   if objective == "segmentation":
     decoder_head = {"num_layers": 2, "dropout_rate": 0.1} | dict(head or {})
     length = max_len + num_classes
+    differing = decoder_head.pop("mixer_defaults", {})
+    options = _with_defaults(
+      variant, mixer or {}, {**(mixer_defaults or {}), **differing}
+    )
     decoder = functools.partial(
       MaskTransformer,
       block=parts.decoder_layer(options, length, d_model, decoder_head),
@@ -323,9 +330,8 @@ class _Parts:
     head: dict[str, Any],
   ) -> functools.partial[Any]:
     """Makes a block of the decoder: depth and dropout of head, no drop path."""
-    options = ("num_layers", "dropout_rate", "attention_dropout_rate")
     for option in head:
-      choose("option of head", option, options)
+      choose("option of head", option, ("num_layers", "dropout_rate"))
     if head["num_layers"] < 1:
       raise ValueError(
         f"head.num_layers={head['num_layers']}: the decoder has at least one."
@@ -335,10 +341,25 @@ class _Parts:
     block.pop("drop_path_rate", None)
     if "dropout_rate" in fields:
       block["dropout_rate"] = head["dropout_rate"]
-    if "attention_dropout_rate" in head:
-      mixer = {**mixer, "dropout_rate": head["attention_dropout_rate"]}
     plain = dataclasses.replace(self, block=block)
     return plain.layer(mixer, length, d_model, head["num_layers"])
+
+
+def _with_defaults(
+  variant: Variant, mixer: Mapping[str, Any], shared: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the mixer's options, completed by its variant's and by shared ones.
+
+  Raises:
+    ValueError: for a shared option that no mixer of heads has.
+  """
+  make = MIXERS[variant.mixer]
+  for option in shared:
+    choose("option of mixer_defaults", option, attention.shared_options())
+  own = {*getattr(make, "defaults", {}), *variant.fixed}
+  has = getattr(make, "options", ())
+  taken = {k: v for k, v in shared.items() if k in has and k not in own}
+  return {**taken, **variant.defaults, **mixer}
 
 
 def _check_pool(

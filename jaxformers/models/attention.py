@@ -462,7 +462,8 @@ def attention(name: str, **defaults: Any) -> Callable[[Any], Any]:
 
   Args:
     name: under which a config finds it.
-    **defaults: of the attributes of `Attention`, where others suit it better.
+    **defaults: of the attributes of `Attention`, where others suit it better,
+      such as num_heads=1; a config's `mixer_defaults` leave these alone.
   """
 
   def add(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -474,6 +475,7 @@ def attention(name: str, **defaults: Any) -> Callable[[Any], Any]:
       return Attention(attend, heads, own, **(defaults | given))
 
     mixer.options = (*heads.options, *_fields(heads.tools))
+    mixer.defaults = defaults
     MIXERS.register(name)(mixer)
     return attend
 
@@ -497,11 +499,19 @@ def _check_types(
       )
 
 
+_WIRING = {"attend", "heads", "options", "parent", "name"}
+
+
+def shared_options() -> list[str]:
+  """Returns the attributes of `Attention` that a config can set."""
+  return [f for f in Attention.__dataclass_fields__ if f not in _WIRING]
+
+
 def _fields(tools: Iterable[str]) -> list[str]:
   """The attributes of `Attention` that mean something to a function."""
-  hidden = {"attend", "heads", "options", "parent", "name"}
+  hidden = set()
   if "dropout" not in tools:
     hidden |= {"dropout_rate"}
   if "draw" not in tools:
     hidden |= {"seed", "redraw"}
-  return [f for f in Attention.__dataclass_fields__ if f not in hidden]
+  return [f for f in shared_options() if f not in hidden]

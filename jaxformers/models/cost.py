@@ -39,16 +39,17 @@ class Cost:
 
 
 # Primitives that compute one number for every entry of their output, ...
-ELEMENTWISE = frozenset(
+_ENTRIES = (
   "abs add add_any atan2 cbrt cos cosh div erf erf_inv erfc exp exp2 expm1 "
   "integer_pow log log1p logistic max min mul neg pow rsqrt sin sinh sqrt "
-  "square sub tan tanh".split()
+  "square sub tan tanh"
 )
 # ... and those that take in every entry of their first input.
-REDUCTIONS = frozenset(
+_SUMS = (
   "argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max "
-  "reduce_min reduce_prod reduce_sum".split()
+  "reduce_min reduce_prod reduce_sum"
 )
+ELEMENTWISE, REDUCTIONS = (frozenset(x.split()) for x in (_ENTRIES, _SUMS))
 
 
 class Operations(NamedTuple):

@@ -40,8 +40,8 @@ def test_depths_have_equal_parameters(size):
       if name == "kernel"
     )
     assert kernels == count
-    assert model.mixer.num_heads == 2
-    assert not model.dropout_rate + model.mixer.dropout_rate
+    assert model.mixer_defaults.num_heads == 2
+    assert not model.dropout_rate + model.mixer_defaults.dropout_rate
     assert not model.block.dropout_rate
 
 

@@ -152,7 +152,7 @@ def test_language_models_of_the_paper():
     # --dropout 0.1 --dropatt 0.0 of the authors' script.
     rates = (model.dropout_rate, model.block.dropout_rate)
     assert (*rates, model.head.dropout_rate) == (0.1, 0.1, 0.1)
-    assert model.mixer.dropout_rate == 0
+    assert model.mixer_defaults.dropout_rate == 0
   assert c.load("configs/lm/text.py").select == "perplexity"
 
 

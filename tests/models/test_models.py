@@ -179,6 +179,30 @@ def test_gradients_are_finite_at_the_rezero_start(name):
     assert all(layers[f"layer_{i}"]["residual"]["alpha"] != 0 for i in (0, 1))
 
 
+def test_defaults_of_a_recipe_hold_where_a_mixer_has_the_option():
+  """And has none of its own; what a config says of the mixer comes first."""
+
+  def heads_of(name, **options):
+    return (
+      models.build(name, **SIZES, **options)
+      .encoder.keywords["block"]
+      .keywords["mixer"]
+      .keywords
+    )
+
+  shared = {"mixer_defaults": {"num_heads": 4, "dropout_rate": 0.1}}
+  assert heads_of("transformer", **shared)["num_heads"] == 4
+  assert heads_of("transformer", **shared)["dropout_rate"] == 0.1
+  assert "dropout_rate" not in heads_of("performer", **shared)
+  assert "num_heads" not in heads_of("transject", **shared)
+  given = heads_of("transformer", mixer={"num_heads": 1}, **shared)
+  assert given["num_heads"] == 1
+  biased = {"mixer_defaults": {"use_bias": True}}  # Its own default is False.
+  assert "use_bias" not in heads_of("linearized", **biased)
+  with pytest.raises(ValueError, match=r"mixer_defaults 'num_head'.*num_heads"):
+    heads_of("transformer", mixer_defaults={"num_head": 4})
+
+
 def test_rezero_with_norms_ends_in_one():
   """As TransJect's baseline; without them there is none at all."""
   for use_norm in (False, True):

@@ -106,18 +106,19 @@ def test_the_decoder_alone_drops_attention_weights():
     logits, state = jax.jit(apply)(variables, IMAGES, rngs=rngs)
     return logits, state["intermediates"]["encoder"]["hidden"]
 
-  dropped = {"head": {"attention_dropout_rate": 0.5}}
+  dropped = {"head": {"mixer_defaults": {"dropout_rate": 0.5}}}
   plain, encoded = train(0)
   for key in (0, 1):
     logits, hidden = train(key, **dropped)
     chex.assert_trees_all_close(hidden, encoded, atol=1e-6)
     assert jnp.abs(logits - plain).max() > 1e-3
   assert jnp.abs(train(0, **dropped)[0] - logits).max() > 1e-3
-  # Without the option the decoder's rate is that of the mixer.
-  mixer = {"dropout_rate": 0.5}
-  both, hidden = train(0, mixer=mixer)
+  # Without them the decoder's rate is that of the encoder.
+  rate = {"dropout_rate": 0.5}
+  both, hidden = train(0, mixer_defaults=rate)
   assert jnp.abs(hidden[-1] - encoded[-1]).max() > 1e-3
-  encoder_alone, _ = train(0, mixer=mixer, head={"attention_dropout_rate": 0.0})
+  none = {"mixer_defaults": {"dropout_rate": 0.0}}
+  encoder_alone, _ = train(0, mixer_defaults=rate, head=none)
   assert jnp.abs(encoder_alone - both).max() > 1e-3
 
 
@@ -155,9 +156,7 @@ def test_what_cannot_be_segmented():
   with pytest.raises(ValueError, match=r"'depth'.*num_layers"):
     build(head={"depth": 2})
   with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in"):
-    build(head={"attention_dropout_rate": 1.0})
-  with pytest.raises(ValueError, match=r"mixer 'performer' 'dropout_rate'"):
-    build("performer", head={"attention_dropout_rate": 0.1})
+    build(head={"mixer_defaults": {"dropout_rate": 1.0}})
   with pytest.raises(ValueError, match=r"pool='padded_mean'.*classifiers"):
     build(pool="padded_mean")
   with pytest.raises(ValueError, match=r"cutoffs=\(3,\).*patches"):
