@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
+from jaxformers.analysis import workdirs
 
 COLUMNS = (
   "task",
@@ -50,10 +51,11 @@ def files(folder: Path, name: str) -> list[Path]:
 
 
 def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
-  """The `results.json` in each folder and below.
+  """Returns the `results.json` in each folder and below.
 
   Raises:
-    ValueError: for a folder that has none, naming it.
+    ValueError: for a folder that has none, or a file that this package did not
+      write; names it.
   """
   found = []
   for folder in folders:
@@ -63,7 +65,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
         f"There is no results.json in {folder} or below it: give the workdirs "
         "of finished runs."
       )
-    found += [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    found += [workdirs.read_results(path.parent) for path in paths]
   return found
 
 

@@ -10,12 +10,7 @@ from typing import Any
 
 from jaxformers import config as configs
 from jaxformers.analysis import results as tables
-
-# What a results.json has, whatever wrote it.
-RESULTS = (
-  *("task", "protocol", "model", "seed", "config", "max_len", "parameters"),
-  *("parameter_ratio", "baselines", "data", "selection", "train_seconds"),
-)
+from jaxformers.analysis import workdirs
 
 # What a label leaves out: it says nothing of a model, or all have it.
 SILENT = (*configs.FREE, "reference.", "seed")
@@ -76,11 +71,11 @@ class Group:
     return self.runs[0].config
 
 
-def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
-  """All runs in some folders and below, and what is wrong with the folders."""
+def discover(folders: Iterable[Path]) -> tuple[list[One], list[str]]:
+  """Returns the runs in folders and below, and what is wrong with the rest."""
   found: dict[Path, One] = {}
   notes = []
-  for workdir in workdirs:
+  for workdir in folders:
     paths = sorted(
       {
         path.parent
@@ -92,8 +87,8 @@ def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
     for folder in paths:
       try:
         own.append(_read(folder))
-      except (ValueError, KeyError, TypeError) as error:
-        notes.append(f"{folder} is no run of this package: {error}")
+      except ValueError as error:
+        notes.append(str(error))
     if not own:
       notes.append(f"{workdir}: there is no run in it or below it.")
     found |= {one.folder.resolve(): one for one in own}
@@ -101,24 +96,13 @@ def discover(workdirs: Iterable[Path]) -> tuple[list[One], list[str]]:
 
 
 def _read(folder: Path) -> One:
-  content: dict[str, Any] = {}
-  for name in ("config", "results"):
-    path = folder / f"{name}.json"
-    content[name] = json.loads(path.read_text()) if path.exists() else {}
-    if not isinstance(content[name], Mapping):
-      raise ValueError(f"{name}.json is no table of names and values")
-  results = content["results"]
-  config = content["config"] or results.get("config", {})
-  for key, kind in (("seed", int), ("task", Mapping), ("model", Mapping)):
-    if not isinstance(config.get(key), kind):
-      raise ValueError(f"its config has no {key!r}")
-  for key in ("task", "model"):
-    if "name" not in config[key]:
-      raise ValueError(f"its config has no name of the {key}")
-  missing = [key for key in RESULTS if results and key not in results]
-  if missing:
-    raise ValueError(f"its results.json has no {', '.join(missing)}")
-  return One(folder, config, results)
+  results: dict[str, Any] = {}
+  if (folder / "results.json").exists():
+    results = workdirs.read_results(folder)
+    workdirs.check_config(folder, "results.json", results["config"])
+  if (folder / "config.json").exists():
+    return One(folder, workdirs.read_config(folder), results)
+  return One(folder, results["config"], results)
 
 
 def groups(runs: Sequence[One]) -> list[Group]:

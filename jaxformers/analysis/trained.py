@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxformers.analysis import workdirs
 from jaxformers.analysis.capture import variables
 from jaxformers.models import Model
 from jaxformers.tasks import Task
@@ -79,19 +79,19 @@ class Trained:
 
 
 def load(workdir: str | Path) -> Trained:
-  """The best checkpoint of the run in a workdir.
+  """Returns the model of a run with the parameters of its best checkpoint.
 
   Raises:
-    ValueError: if there is no run, or none of its checkpoints was evaluated.
+    ValueError: if there is no run, if the `config.json` is of another program,
+      or if no checkpoint was evaluated.
   """
   workdir = Path(workdir).absolute()
-  path = workdir / "config.json"
-  if not path.exists():
+  if not (workdir / "config.json").exists():
     raise ValueError(
       f"There is no run in {workdir}: give the --workdir of one that has ended "
       "or was evaluated at least once."
     )
-  run = Run(json.loads(path.read_text()), workdir, eval_only=True)
+  run = Run(workdirs.read_config(workdir), workdir, eval_only=True)
   with Checkpoints(run.store, run.task.description()) as checkpoints:
     best, state, _ = checkpoints.restore_best(run.state)
   return Trained(

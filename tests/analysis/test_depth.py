@@ -21,6 +21,15 @@ def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
   }
   return {
     "task": "language",
+    "protocol": "jaxformers",
+    "model": "transformer",
+    "max_len": 8,
+    "parameters": 1_000,
+    "parameter_ratio": 1.0,
+    "baselines": {},
+    "data": {},
+    "selection": "validation",
+    "train_seconds": 1.0,
     "metric": "perplexity",
     "seed": seed,
     "loss": loss,

@@ -62,11 +62,12 @@ def test_every_recipe_has_a_label_of_its_own():
 @pytest.mark.parametrize(
   ("name", "content", "message"),
   [
-    ("config", '{"seed": 0, "task": "x", "model": "bert"}', "no 'task'"),
-    ("config", '{"seed": 0, "task": {}, "model": {}}', "no name of the task"),
-    ("results", "[1]", "results.json is no table"),
-    ("results", '{"accuracy": 0.5}', "no 'seed'"),
-    ("config", "{", "is no run of this package"),
+    ("config", '{"seed": 0, "task": "x", "model": "bert"}', "'task.name'"),
+    ("config", '{"seed": 0, "task": {}, "model": {}}', "'task.name'"),
+    ("config", '{"seed": "one"}', "'seed' of config.json is 'one'"),
+    ("results", "[1]", "results.json holds no JSON object"),
+    ("results", '{"accuracy": 0.5}', "'task' of results.json is missing"),
+    ("config", "{", "config.json cannot be read as JSON"),
   ],
 )
 def test_what_is_no_run_is_named(name, content, message, tmp_path):
@@ -75,6 +76,7 @@ def test_what_is_no_run_is_named(name, content, message, tmp_path):
   found, notes = runs.discover([tmp_path / "checkpoints"])
   assert not found
   assert message in "\n".join(notes)
+  assert "is no run of this package" in "\n".join(notes)
   # Beside a checkpoint of a run there may be files of these names.
   assert runs.discover([tmp_path])[1] == [
     f"{tmp_path}: there is no run in it or below it."
