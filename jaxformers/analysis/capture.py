@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers import orthogonal
 from jaxformers.models import Model, reversible
@@ -41,6 +42,17 @@ def variables(model: Model, params: Any) -> dict[str, Any]:
   """What `capture` applies: `params`, and the rotations made of them once."""
   rotations = orthogonal.rotations(params, model.orthogonal_map)
   return {"params": params, "rotations": rotations}
+
+
+def num_tokens(model: Model, ids: np.ndarray) -> int:
+  """Returns how many tokens the longest sample has, without one of `cls`.
+
+  Args:
+    model: from `models.build`.
+    ids: samples, as the model takes them.
+  """
+  tokens = np.asarray(model.mask(ids)).sum(-1)
+  return int(tokens.max()) - bool(getattr(model, "cls", False))
 
 
 def capture(

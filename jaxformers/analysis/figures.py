@@ -11,7 +11,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,31 @@ class Figure:
       path.write_bytes(content)
       found.append(path)
     return found
+
+
+def describe_data(
+  samples: Iterable[int], tokens: Iterable[int], seeds: Collection[int]
+) -> str:
+  """Returns what a figure is drawn from, in words.
+
+  "32 test samples of at most 50 or 200 tokens, 1 to 3 seeds", where the lengths
+  or the seeds of runs differ.
+
+  Args:
+    samples: number of examples of each run.
+    tokens: number of tokens of the longest example of each run.
+    seeds: number of seeds of each run.
+  """
+  samples, tokens = (
+    " or ".join(str(count) for count in sorted({*counts}))
+    for counts in (samples, tokens)
+  )
+  few, many = min(seeds, default=0), max(seeds, default=0)
+  counted = f"{few}" if few == many else f"{few} to {many}"
+  return (
+    f"{samples} test samples of at most {tokens} tokens, "
+    f"{counted} seed{'' if many == 1 else 's'}"
+  )
 
 
 def style(number: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxformers.analysis import (
   smoothness,
   texts,
 )
-from jaxformers.analysis.capture import capture, variables
+from jaxformers.analysis.capture import capture, num_tokens, variables
 from jaxformers.analysis.page import Page
 from jaxformers.analysis.runs import SIZES, Group, by_size
 
@@ -57,12 +57,14 @@ class Rows:
     self.values: list[int] = []
     self.finite = 1.0
     self.samples: set[int] = set()
+    self.lengths: set[int] = set()
     self.quoted: dict[str, str] = {}
 
   def model(self, label: str, seed: int, run: Any, start: bool) -> None:
     """Distributions and curves of a run, and of its untrained start."""
     o = self.options
     ids = run.sample(o.samples, o.length)
+    self.lengths.add(num_tokens(run.model, ids))
     kw = {"axis": o.axis, "estimator": o.estimator}
     states = [(label, run.params)]
     if start and run.start is not None:
@@ -89,7 +91,7 @@ class Rows:
     self.of["smooth"] += smoothness.rows(label, seed, smooth)
 
   def data(self) -> str:
-    """How many samples and seeds there are, in words."""
+    """Returns how many samples, tokens and seeds there are, in words."""
     runs = {
       row[:2]
       for row in self.of["factors"]
@@ -98,38 +100,32 @@ class Rows:
     seeds = [
       sum(run == name for run, _ in runs) for name in {r for r, _ in runs}
     ]
-    few, many = (f(seeds, default=0) for f in (min, max))
-    counted = f"{few}" if few == many else f"{few} to {many}"
-    samples = " or ".join(str(n) for n in sorted(self.samples))
-    return (
-      f"{samples} test samples of at most {self.options.length} tokens, "
-      f"{counted} seed{'s' if many != 1 else ''}"
-    )
+    return figures.describe_data(self.samples, self.lengths, seeds)
 
   def texts(self) -> str:
-    """What single tokens are of, in words."""
+    """Returns the text that the single tokens are from, in words."""
     by = figures.grouped([(text, label) for label, text in self.quoted.items()])
     told = []
     for text, own in by.items():
       whose = ", ".join(row[1] for row in own)
-      told.append(repr(text) + (f" ({whose})" if len(by) > 1 else ""))
-    return f"Of {'; of '.join(told)}, one seed."
+      told.append(text + (f" ({whose})" if len(by) > 1 else ""))
+    return f"Text: {'; '.join(told)}. One seed."
 
   def tokens(self, label: str, run: Any) -> None:
     """Single tokens of one text; ValueError if the task has no tokens."""
-    ids, names = texts.example(run, self.options.text, self.options.length)
-    names = [texts.readable(name) for name in names]
-    quoted = " ".join(names)
+    ids, names, words, quote = texts.example(
+      run, self.options.text, self.options.length
+    )
     if run.model.num_inputs > 1:  # The same twice: the first is looked at.
       ids = np.stack([ids] * run.model.num_inputs)
     given = variables(run.model, run.params)
     seen = capture(run.model, given, jnp.asarray(ids)[None])
     hidden, mask = layers.tokens(seen)
     if len(mask) > len(names):  # A token of the encoder's own stands first.
-      names = ["<cls>", *names]
-    chosen = texts.name_tokens(names, self.options.named)
+      names, words = (["<cls>", *listed] for listed in (names, words))
+    chosen = texts.name_tokens(words, self.options.named)
     around = layers.plane(hidden, mask)
-    self.quoted[label] = quoted
+    self.quoted[label] = quote
     there = np.flatnonzero(mask)
     self.planes += [
       (label, layer, int(place), names[place], int(place in chosen), *point)
@@ -356,8 +352,7 @@ def _smooth(page: Page, rows: Rows) -> None:
     section,
     smoothness.figure(
       rows.of["smooth"],
-      f"{rows.data()}; bands are one deviation over seeds. J and what follows "
-      "it need queries, keys and values (docs/mixers.md).",
+      rows.data(),
     ),
   )
   page.add(

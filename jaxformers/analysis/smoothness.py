@@ -23,7 +23,13 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers.analysis import figures, plots
-from jaxformers.analysis.capture import HEADS, Capture, capture, variables
+from jaxformers.analysis.capture import (
+  HEADS,
+  Capture,
+  capture,
+  num_tokens,
+  variables,
+)
 from jaxformers.analysis.figures import Row
 from jaxformers.models import Model
 
@@ -448,20 +454,31 @@ def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:
   ]
 
 
+# Explains the panels of `figure`, in the words of `CURVES`.
+EXPLANATION = (
+  "J = 1/2 sum_ij w_ij |v_i - v_j|^2 measures how much the values v of a layer "
+  "differ between tokens (NeuTRENO, equation 6); it is 0 where all are equal. "
+  "Its weights w are softmax(k k.T / sqrt e) / n, or with the exp kernel "
+  "exp(k k.T / sqrt e) / n^2. A slope is the direction in which attention, or "
+  "a step down J, moves the values. All but the cosine of two tokens need "
+  "queries, keys and values (docs/mixers.md)."
+)
+
+
 def figure(
-  found: list[Row], caption: str, name: str = "smoothness"
+  found: list[Row], data: str, name: str = "smoothness"
 ) -> figures.Figure:
-  """Every quantity over layers, a panel each, with bands over seeds.
+  """Returns a figure of every quantity over layers, with bands over seeds.
 
   Args:
-    found: of `rows`, of several runs and seeds.
-    caption: of what data.
-    name: of its files.
+    found: rows of several runs and seeds, see `rows`.
+    data: samples and seeds in words, which begin the caption.
+    name: name of the figure's files.
   """
   return plots.curves(
     name,
     "How alike tokens become",
-    caption,
+    f"{data}; bands are one deviation over seeds. {EXPLANATION}",
     found,
     "layer (0: embedding)",
     CURVES,
@@ -469,18 +486,35 @@ def figure(
 
 
 def text(found: list[Row]) -> str:
-  """Mean and deviation over seeds of every run and quantity, in lines."""
+  """Returns a table for every run: a column a layer, a line a quantity.
+
+  Means over seeds, and below them the sample deviations if there are several.
+  A layer without the quantity has "-".
+  """
   lines = []
-  for run, own in figures.grouped(found).items():
+  for run, rows_of_run in figures.grouped(found).items():
+    layers = sorted({row[3] for row in rows_of_run})
+    table = [["layer (0: embedding)", *map(str, layers)]]
+    for name, values in figures.grouped(rows_of_run, 2).items():
+      places, means, deviations = figures.averaged(values, 3, 4)
+      pairs = zip(means, deviations, strict=True)
+      by_layer = dict(zip(places, pairs, strict=True))
+      cells = [by_layer.get(layer, (math.nan, math.nan)) for layer in layers]
+      table.append([CURVES[name], *(_cell(mean, 4) for mean, _ in cells)])
+      if not all(map(math.isnan, deviations)):
+        table.append(["  +-", *(_cell(bar, 2) for _, bar in cells)])
+    first = max(len(line[0]) for line in table)
+    width = max(len(cell) for line in table for cell in line[1:])
     lines += ["", run]
-    for name, values in figures.grouped(own, 2).items():
-      _, means, deviations = figures.averaged(values, 3, 4)
-      listed = " ".join(f"{mean:.4g}" for mean in means)
-      lines.append(f"  {CURVES[name]}: {listed}")
-      if not any(map(math.isnan, deviations)):
-        spreads = " ".join(f"{deviation:.2g}" for deviation in deviations)
-        lines.append(f"    +- {spreads}")
+    lines += [
+      f"  {line[0]:<{first}}" + "".join(f"  {c:>{width}}" for c in line[1:])
+      for line in table
+    ]
   return "\n".join(lines)
+
+
+def _cell(value: float, digits: int) -> str:
+  return "-" if math.isnan(value) else f"{value:.{digits}g}"
 
 
 def seeds_of(workdir: Path) -> list[Path]:
@@ -507,14 +541,16 @@ def main(argv: list[str] | None = None) -> None:
   from jaxformers.analysis import trained
 
   found: list[Row] = []
-  counts = []
+  counts, samples, lengths = set(), set(), set()
   try:
     for workdir in args.workdirs:
       folders = seeds_of(workdir)
-      counts.append(len(folders))
+      counts.add(len(folders))
       for seed, folder in enumerate(folders):
         run = trained.load(folder)
         ids = run.sample(args.samples, args.length)
+        samples.add(len(ids))
+        lengths.add(num_tokens(run.model, ids))
         measured = measure(run.model, run.params, ids)
         found += rows(str(workdir), seed, measured)
   except ValueError as error:
@@ -522,11 +558,8 @@ def main(argv: list[str] | None = None) -> None:
   print(text(found))
   if args.out:
     out = Path(args.out)
-    caption = (
-      f"{args.samples} test samples of at most {args.length} tokens; bands are "
-      f"one deviation over {max(counts)} seeds."
-    )
-    figure(found, caption, out.name).write(out.parent)
+    data = figures.describe_data(samples, lengths, counts)
+    figure(found, data, out.name).write(out.parent)
     print(f"\nWritten to {out}.csv, .png and .svg.")
 
 

@@ -343,7 +343,8 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     out = tmp_path / "report" / "alike"
     s.main([*runs, "--samples=4", "--out", str(out)])
     printed = capsys.readouterr().out
-    assert "mean cosine of two tokens: " in printed
+    assert printed.count("layer (0: embedding)") == len(runs)
+    assert "mean cosine of two tokens " in printed
     table = out.with_suffix(".csv").read_text()
     rows = list(csv.reader(table.splitlines()))[1:]
     assert list(dict.fromkeys(row[0] for row in rows)) == runs
@@ -370,6 +371,37 @@ def test_the_command(monkeypatch, tmp_path, capsys):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):
       s.main([str(tmp_path / "nothing")])
+
+
+def test_the_text_is_a_table_with_a_column_for_each_layer():
+  found = []
+  for seed in (0, 1):
+    curves = {
+      "similarity": [0.1, 0.25, 0.123456],
+      "functional": [1234.5 + seed, 2.0],
+      "head_redundancy": [0.5],
+    }
+    found += s.rows("run", seed, curves)
+  _, run, head, *lines = s.text(found).split("\n")
+  assert run == "run"
+  assert head.split()[-3:] == ["0", "1", "2"]
+  assert {len(line) for line in lines} == {len(head)}
+  cells = [line.split()[-3:] for line in lines]
+  assert cells == [
+    *(["0.1", "0.25", "0.1235"], ["0", "0", "0"]),
+    *(["-", "1235", "2"], ["-", "0.71", "0"]),
+    *(["-", "-", "0.5"], ["-", "-", "0"]),
+  ]
+  # One seed has no deviation.
+  assert "+-" not in s.text(found[: len(found) // 2])
+
+
+def test_the_figure_says_what_j_is():
+  found = s.rows("run", 0, {"similarity": [0.1, 0.2], "functional": [3.0]})
+  caption = s.figure(found, "8 test samples").caption
+  assert caption.startswith("8 test samples; ")
+  assert "J = 1/2 sum_ij w_ij |v_i - v_j|^2" in caption
+  assert "NeuTRENO, equation 6" in caption
 
 
 def test_a_sample_of_one_token_is_no_hole_in_the_curve():
