@@ -11,6 +11,7 @@ import csv
 import dataclasses
 import io
 import math
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ STYLE = {
   "svg.hashsalt": "jaxformers",
 }
 
+LEAST_LETTERS = 8  # No label is wrapped to shorter lines.
 FEW = 20  # Points of a line that are marked in any case.
 
 Row = tuple[Any, ...]
@@ -79,14 +81,23 @@ class Figure:
     writer.writerows(self.rows)
     return text.getvalue()
 
-  def picture(self, kind: str) -> bytes:
-    """Drawn, as "png" or "svg"."""
+  def draw(self) -> Any:
+    """Returns the rows drawn on a figure of matplotlib, no label clipped."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
     with mpl.rc_context(STYLE):
       canvas = Canvas(figsize=self.size, layout="constrained")
       self.paint(canvas, self.rows)
+      wrap_labels(canvas)
+    return canvas
+
+  def picture(self, kind: str) -> bytes:
+    """Returns the drawn figure as the content of a "png" or "svg" file."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+      canvas = self.draw()
       out = io.BytesIO()
       metadata = {"Date": None} if kind == "svg" else {}
       canvas.savefig(out, format=kind, metadata=metadata)
@@ -129,6 +140,34 @@ def describe_data(
   )
 
 
+def wrap_labels(canvas: Any) -> None:
+  """Breaks titles and axis labels that are longer than their axes.
+
+  Args:
+    canvas: figure of matplotlib with a constrained layout.
+  """
+  is_wrapped = True
+  while is_wrapped:  # A title of more lines leaves the axes less height.
+    canvas.draw_without_rendering()
+    is_wrapped = False
+    for axes in canvas.axes:
+      room = axes.get_window_extent()
+      for label, length in (
+        (axes.title, room.width),
+        (axes.xaxis.label, room.width),
+        (axes.yaxis.label, room.height),
+      ):
+        extent = label.get_window_extent()
+        needed = extent.height if label is axes.yaxis.label else extent.width
+        lines = label.get_text().splitlines()
+        longest = max(map(len, lines), default=0)
+        most = int(longest * length / needed) if needed else longest
+        if LEAST_LETTERS <= most < longest:
+          wrapped = (textwrap.fill(text, most) for text in lines)
+          label.set_text("\n".join(wrapped))
+          is_wrapped = True
+
+
 def style(number: int) -> dict[str, Any]:
   """Colour, dash and marker of the number-th line."""
   return {
@@ -142,13 +181,15 @@ def legend(
   canvas: Any, *panels: Any, title: str = "", columns: int = 3
 ) -> None:
   """One legend above all panels, if there is more than one entry."""
+  letters = int(13 * canvas.get_figwidth())  # As many fit beside one another.
   found: dict[str, Any] = {}
   for axes in panels:
     handles, labels = axes.get_legend_handles_labels()
+    labels = [textwrap.fill(label, letters - 8) for label in labels]
     found |= dict(zip(labels, handles, strict=True))
   if len(found) > 1:
-    # As many beside one another as the picture has room for.
-    room = int(13 * canvas.get_figwidth() / (6 + max(map(len, found))))
+    longest = max(len(row) for label in found for row in label.splitlines())
+    room = letters // (6 + longest)
     canvas.legend(
       [*found.values()],
       [*found],
@@ -159,8 +200,11 @@ def legend(
 
 
 def literal(text: str) -> str:
-  """A label as it stands: no formula, and not hidden by a leading line."""
-  text = text.replace("$", r"\$")
+  """A label as it stands: no formula, and not hidden by a leading line.
+
+  Lines have 24 letters at most: it is for legends beside the axes.
+  """
+  text = textwrap.fill(text, 24).replace("$", r"\$")
   return f"\u200b{text}" if text.startswith("_") else text
 
 
@@ -228,22 +272,40 @@ def line(
   logarithmic: bool = False,
   markers: bool = True,
 ) -> None:
-  """A line with a band of one deviation, where there is one.
+  """Draws a line with a band of one deviation, where there is one.
 
-  On a logarithmic axis the band is of the logarithm, which to first order has
-  the deviation over the mean.
+  A single point has its value beside it, and a bar in place of the band. On a
+  logarithmic axis the band is of the logarithm, which to first order has the
+  deviation over the mean.
   """
   x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
   how = style(number)
-  if not markers and len(x) > FEW:
+  points = np.flatnonzero(np.isfinite(mean))
+  if not markers and len(points) > FEW:
     del how["marker"]
   axes.plot(x, mean, label=label, **how)
-  if np.isfinite(deviation).any():
-    if logarithmic:
-      factor = np.exp(deviation / mean)
-      low, high = mean / factor, mean * factor
-    else:
-      low, high = mean - deviation, mean + deviation
+  if logarithmic:
+    factor = np.exp(deviation / mean)
+    low, high = mean / factor, mean * factor
+  else:
+    low, high = mean - deviation, mean + deviation
+  if len(points) == 1:
+    (k,) = points
+    # Values of several lines stand on both sides.
+    side, align = ((8, "left"), (-8, "right"))[number % 2]
+    axes.annotate(
+      f"{mean[k]:.4g}",
+      (x[k], mean[k]),
+      (side, 0),
+      textcoords="offset points",
+      ha=align,
+      va="center",
+      color=how["color"],
+    )
+    if np.isfinite(deviation[k]):
+      bar = [[mean[k] - low[k]], [high[k] - mean[k]]]
+      axes.errorbar(x[k], mean[k], bar, capsize=3, color=how["color"])
+  elif np.isfinite(deviation).any():
     axes.fill_between(x, low, high, color=how["color"], alpha=0.2, linewidth=0)
 
 

@@ -161,3 +161,61 @@ def test_labels_are_no_formulas():
   assert figure.picture("png")
   (legend,) = (axes.get_legend() for axes in drawn(figure).axes[1:])
   assert len(legend.get_texts()) == 2
+
+
+def long(rows):
+  """Rows of runs with names as long as reports have."""
+  name = "transformer, d_model=64, mlp_dim=256, learning_rate=0.0005, run"
+  return [(f"{name} {row[0]}", *row[1:]) for row in rows]
+
+
+QUANTITY = "a quantity with a name that is longer than its axis is high, nats"
+PARTS = [(r, 0, k, e, 0, 1.0 * k) for r in "xy" for k in (1, 2) for e in (0, 1)]
+PAIRS = [(r, "un(believable) - in(comprehensible)", 0, 1.0, 0.1) for r in "xy"]
+MAPS = [(r, k, 0, i, 0.5) for r in "xy" for k in range(4) for i in range(3)]
+LONG = {
+  "curves": lambda: p.curves(
+    "n", "t", "c", long(lines()), QUANTITY, {"a": QUANTITY, "b": QUANTITY}
+  ),
+  "over_layers": lambda: p.over_layers("n", "t", "c", long(boxed()), QUANTITY),
+  "parts": lambda: p.parts("n", "t", "c", long(PARTS)),
+  "histogram": lambda: p.histogram("n", "t", "c", long(shares()), QUANTITY),
+  "pairs": lambda: p.pairs("n", "t", "c", long(PAIRS)),
+  "planes": lambda: p.planes("n", "t", "c", long(points())),
+  "maps": lambda: p.maps("n", "t", "c", long(MAPS)),
+  "against": lambda: p.against(
+    "n", "t", "c", long([("m", 0, "L", 2, 50.0)]), {"L": QUANTITY}, QUANTITY
+  ),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(LONG))
+def test_no_label_is_clipped(kind):
+  """None passes the edge of the picture, or the length of its axis."""
+  canvas = LONG[kind]().draw()
+  box = canvas.get_tightbbox()
+  width, height = canvas.get_size_inches()
+  assert min(box.x0, box.y0) >= 0
+  assert box.x1 <= width
+  assert box.y1 <= height
+  for axes in canvas.axes:
+    room = axes.get_window_extent()
+    for label in (axes.title, axes.xaxis.label):
+      assert label.get_window_extent().width <= 1.02 * room.width
+    label = axes.yaxis.label
+    assert label.get_window_extent().height <= 1.02 * room.height
+
+
+def test_a_single_point_has_its_value_and_a_bar_of_its_deviation():
+  rows = [("one", s, "a", 2, v) for s, v in ((0, 1.0), (1, 3.0))]
+  rows += [("two", 0, "a", 2, 5.25)]
+  # Of a long curve with one number, too.
+  rows += [("three", 0, "a", x, 4.0 if x == 9 else math.nan) for x in range(50)]
+  figure = p.curves("n", "t", "c", rows, "x", {"a": "A"}, markers=False)
+  (axes,) = drawn(figure).axes
+  assert [text.get_text() for text in axes.texts] == ["2", "5.25", "4"]
+  marked = [line for line in axes.lines if line.get_label()[0] != "_"]
+  assert [line.get_marker() for line in marked] == ["o", "s", "^"]
+  (bar,) = axes.containers
+  (segment,) = bar.lines[2][0].get_segments()
+  np.testing.assert_allclose(segment[:, 1], [2 - 2**0.5, 2 + 2**0.5])
