@@ -67,21 +67,24 @@ def write(page: Page, out: Path) -> Path:
 
 CSS = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
-  max-width: 64rem; color: #111; background: #fff;
-  overflow-wrap: anywhere; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0; padding: 1rem;
+  color: #111; background: #fff; overflow-wrap: anywhere; }
+body > * { max-width: 64rem; margin-left: auto; margin-right: auto; }
 table { overflow-wrap: normal; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 h3 { font-size: 1rem; }
 nav a { margin-right: 1rem; white-space: nowrap; }
-figure { margin: 1.5rem 0; break-inside: avoid; }
+figure { margin: 1.5rem auto; break-inside: avoid; }
 figure img { width: 100%; height: auto; }
 figcaption { font-size: .875rem; color: #333; }
-.scroll { overflow-x: auto; }
+/* As wide as text, or as a wider table needs and the window has. */
+.scroll { overflow-x: auto; width: min-content; min-width: min(64rem, 100%);
+  max-width: 100%; }
 table { border-collapse: collapse; font-size: .875rem; }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem .25rem 0;
   text-align: left; vertical-align: top; }
-@media print { nav { display: none; } body { max-width: none; } }
+@media print { nav { display: none; } body > * { max-width: none; }
+  table { font-size: .5625rem; } }
 """
 
 

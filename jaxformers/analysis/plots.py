@@ -245,7 +245,8 @@ def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
             label=literal(pair),
             **style(number),
           )
-        axes.set_ylim(bottom=0)
+        most = max(r[3 + k] for r in rows if r[0] == run)
+        axes.set_ylim(0, 1.1 * most or 1)
         axes.set_ylabel(what)
         axes.set_xlabel("layer (0: embedding)")
         axes.set_title(run)
