@@ -1,4 +1,4 @@
-"""Tables are cited by the numbers that they have in their paper."""
+"""Tables and figures are cited by their numbers in the paper."""
 
 import re
 
@@ -23,3 +23,13 @@ def test_tables_of_neutreno(path, request):
   text = (request.config.rootpath / path).read_text()
   cited = re.findall(r"NeuTRENO's\s+table\s+(\d+)", text)
   assert cited == [str(NEUTRENO[path])]
+
+
+def test_figures_of_the_report(request):
+  text = (request.config.rootpath / "docs/report.md").read_text()
+  rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|", text, re.M))
+  # Figures: cosine of tokens, J, attention maps, heads; table: slopes.
+  assert rows["How alike tokens become"] == (
+    "NeuTRENO, figures 1, 3 and 5, table 4"
+  )
+  assert rows["Attention maps"] == "NeuTRENO, figure 4"

@@ -31,9 +31,9 @@ class Options:
     samples: examples of the test split.
     length: tokens of each at most.
     estimator, axis: of the entropy.
-    text: a sentence for the figures of single tokens; "" for the paper's, or
-      where that is no text of the task for the first test sample, cut short.
-    named: tokens of it to name; () for the longest.
+    text: sentence for the figures of single tokens; "" for the paper's, or
+      where that is no text of the task for the beginning of a test sample.
+    named: tokens of it to name, or of letters words; () for the longest.
   """
 
   samples: int = 32

@@ -84,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--axis", default="units", help=", ".join(entropy.AXES))
   parser.add_argument(
-    "--text", default="", help=f"for single tokens; default {TEXT!r}"
+    "--text", default="", help=f"to draw token by token; default {TEXT!r}"
   )
-  parser.add_argument("--tokens", default="", help="of it, to name: a,b")
+  parser.add_argument("--tokens", default="", help="words of it to name: a,b")
   parser.add_argument(
     "--no_checkpoints", action="store_true", help="tables and curves alone"
   )
