@@ -89,7 +89,7 @@ class Figure:
     with mpl.rc_context(STYLE):
       canvas = Canvas(figsize=self.size, layout="constrained")
       self.paint(canvas, self.rows)
-      wrap_labels(canvas)
+      fit_labels(canvas)
     return canvas
 
   def picture(self, kind: str) -> bytes:
@@ -140,12 +140,21 @@ def describe_data(
   )
 
 
-def wrap_labels(canvas: Any) -> None:
-  """Breaks titles and axis labels that are longer than their axes.
+def fit_labels(canvas: Any) -> None:
+  """Fixes ticks, and breaks titles and labels that are longer than their axes.
+
+  The layout depends on the widths of ticks, and their number on the layout:
+  where the two alternate, a label lies outside of the picture.
 
   Args:
     canvas: figure of matplotlib with a constrained layout.
   """
+  from matplotlib.ticker import FixedLocator
+
+  canvas.draw_without_rendering()
+  for axes in canvas.axes:
+    for axis in (axes.xaxis, axes.yaxis):
+      axis.set_major_locator(FixedLocator(axis.get_majorticklocs()))
   is_wrapped = True
   while is_wrapped:  # A title of more lines leaves the axes less height.
     canvas.draw_without_rendering()
@@ -189,7 +198,7 @@ def legend(
     found |= dict(zip(labels, handles, strict=True))
   if len(found) > 1:
     longest = max(len(row) for label in found for row in label.splitlines())
-    room = letters // (6 + longest)
+    room = letters // (8 + longest)
     canvas.legend(
       [*found.values()],
       [*found],

@@ -466,12 +466,12 @@ EXPLANATION = (
 
 
 def figure(
-  found: list[Row], data: str, name: str = "smoothness"
+  curve_rows: list[Row], data: str, name: str = "smoothness"
 ) -> figures.Figure:
   """Returns a figure of every quantity over layers, with bands over seeds.
 
   Args:
-    found: rows of several runs and seeds, see `rows`.
+    curve_rows: what `rows` returns, of several runs and seeds.
     data: samples and seeds in words, which begin the caption.
     name: name of the figure's files.
   """
@@ -479,20 +479,20 @@ def figure(
     name,
     "How alike tokens become",
     f"{data}; bands are one deviation over seeds. {EXPLANATION}",
-    found,
+    curve_rows,
     "layer (0: embedding)",
     CURVES,
   )
 
 
-def text(found: list[Row]) -> str:
+def text(curve_rows: list[Row]) -> str:
   """Returns a table for every run: a column a layer, a line a quantity.
 
   Means over seeds, and below them the sample deviations if there are several.
   A layer without the quantity has "-".
   """
   lines = []
-  for run, rows_of_run in figures.grouped(found).items():
+  for run, rows_of_run in figures.grouped(curve_rows).items():
     layers = sorted({row[3] for row in rows_of_run})
     table = [["layer (0: embedding)", *map(str, layers)]]
     for name, values in figures.grouped(rows_of_run, 2).items():
@@ -555,12 +555,15 @@ def main(argv: list[str] | None = None) -> None:
         found += rows(str(workdir), seed, measured)
   except ValueError as error:
     sys.exit(f"error: {error}")
-  print(text(found))
+  picture = figure(
+    found,
+    figures.describe_data(samples, lengths, counts),
+    Path(args.out or "smoothness").name,
+  )
+  print(f"{text(found)}\n\n{picture.caption}")
   if args.out:
-    out = Path(args.out)
-    data = figures.describe_data(samples, lengths, counts)
-    figure(found, data, out.name).write(out.parent)
-    print(f"\nWritten to {out}.csv, .png and .svg.")
+    picture.write(Path(args.out).parent)
+    print(f"\nWritten to {args.out}.csv, .png and .svg.")
 
 
 if __name__ == "__main__":

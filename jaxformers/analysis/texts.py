@@ -58,8 +58,7 @@ def example(run: Any, text: str, length: int) -> Example:
   try:
     ids = task.encode(text or TEXT, length)
     total = len(task.encode(text or TEXT))
-    names = [task.vocabulary[k] for k in ids]
-    num_known = sum(name not in UNKNOWN for name in names)
+    num_known = sum(task.vocabulary[k] not in UNKNOWN for k in ids)
     if num_known < 4:
       raise ValueError(
         f"{text or TEXT!r} has {num_known} tokens in the vocabulary of "
@@ -71,26 +70,26 @@ def example(run: Any, text: str, length: int) -> Example:
     ids, whole_ids = (
       _without_padding(run.sample(1, n)[0]) for n in (length, task.max_len)
     )
-    names = [task.vocabulary[k] for k in ids]
     total = len(whole_ids)
+  return _named(ids, total, task.vocabulary)
+
+
+def _named(ids: np.ndarray, total: int, vocabulary: Sequence[str]) -> Example:
+  """Returns the example of the first ids of a text of `total` tokens."""
+  names = [vocabulary[k] for k in ids]
   part = "all" if len(ids) == total else f"the first {len(ids)} of"
-  if not spells_words(task.vocabulary):
+  if not spells_words(vocabulary):
     names = [readable(name) for name in names]
-    return Example(
-      ids, names, names, f"{' '.join(names)!r}, {part} {total} tokens"
-    )
-  quoted, words = spell(names)
+    quote = f"{' '.join(names)!r}, {part} {total} tokens"
+    return Example(ids, names, names, quote)
+  text, words = spell(names)
   names = [
     f"{word[0]}({word[1:]})" if word[1:] else readable(name)
     for name, word in zip(names, words, strict=True)
   ]
-  return Example(
-    ids,
-    names,
-    words,
-    f"{quoted!r}, {part} {total} tokens, which are single letters; those named "
-    "begin a word",
-  )
+  letters = "which are single letters; those named begin a word"
+  quote = f"{text!r}, {part} {total} tokens, {letters}"
+  return Example(ids, names, words, quote)
 
 
 def _without_padding(ids: np.ndarray) -> np.ndarray:

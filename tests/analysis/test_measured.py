@@ -1,9 +1,29 @@
 """What is drawn of trained models."""
 
+import types
 from pathlib import Path
 
+import jax
+import numpy as np
+
+from jaxformers import models
 from jaxformers.analysis import measured
 from jaxformers.analysis.runs import One, groups
+
+
+def test_data_are_described_by_what_was_read():
+  """Not by --samples and --length, where a run has fewer."""
+  model = models.build(
+    "transject", vocab_size=9, max_len=6, num_classes=2, d_model=8, num_layers=1
+  )
+  ids = np.array([[1, 2, 3, 4, 5, 0], [1, 2, 3, 0, 0, 0]])
+  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  run = types.SimpleNamespace(
+    model=model, params=params, start=None, sample=lambda count, length: ids
+  )
+  rows = measured.Rows(measured.Options(samples=32, length=512))
+  rows.model("one", 0, run, start=False)
+  assert rows.data() == "2 test samples of at most 5 tokens, 1 seed"
 
 
 def test_what_is_measured_of_the_last_layer_against_sizes():

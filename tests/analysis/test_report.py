@@ -85,6 +85,15 @@ def test_figures_of_both_models(page):
   assert len(named) == 4
 
 
+def test_no_label_of_a_figure_is_clipped(page):
+  for one in (one for own in page.figures.values() for one in own):
+    canvas = one.draw()
+    box, (width, height) = canvas.get_tightbbox(), canvas.get_size_inches()
+    assert min(box.x0, box.y0) >= 0, one.name
+    assert box.x1 <= width, one.name
+    assert box.y1 <= height, one.name
+
+
 def test_what_is_left_out_is_said(page, workdir):
   notes = "\n".join(page.notes)
   assert f"{workdir / 'nothing'}: there is no run" in notes

@@ -344,6 +344,9 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     s.main([*runs, "--samples=4", "--out", str(out)])
     printed = capsys.readouterr().out
     assert printed.count("layer (0: embedding)") == len(runs)
+    # What was read: neither --samples nor --length, which are more.
+    assert "3 test samples of at most 9 tokens, 1 to 2 seeds;" in printed
+    assert "J = 1/2 sum_ij" in printed
     assert "mean cosine of two tokens " in printed
     table = out.with_suffix(".csv").read_text()
     rows = list(csv.reader(table.splitlines()))[1:]
