@@ -495,8 +495,9 @@ def text(curve_rows: list[Row]) -> str:
   for run, rows_of_run in figures.grouped(curve_rows).items():
     layers = sorted({row[3] for row in rows_of_run})
     table = [["layer (0: embedding)", *map(str, layers)]]
-    for name, values in figures.grouped(rows_of_run, 2).items():
-      places, means, deviations = figures.averaged(values, 3, 4)
+    by_name = figures.grouped(rows_of_run, 2)
+    for name in filter(by_name.get, CURVES):
+      places, means, deviations = figures.averaged(by_name[name], 3, 4)
       pairs = zip(means, deviations, strict=True)
       by_layer = dict(zip(places, pairs, strict=True))
       cells = [by_layer.get(layer, (math.nan, math.nan)) for layer in layers]

@@ -379,10 +379,10 @@ def test_the_command(monkeypatch, tmp_path, capsys):
 def test_the_text_is_a_table_with_a_column_for_each_layer():
   found = []
   for seed in (0, 1):
-    curves = {
-      "similarity": [0.1, 0.25, 0.123456],
+    curves = {  # Not in the order of the panels.
       "functional": [1234.5 + seed, 2.0],
       "head_redundancy": [0.5],
+      "similarity": [0.1, 0.25, 0.123456],
     }
     found += s.rows("run", seed, curves)
   _, run, head, *lines = s.text(found).split("\n")
