@@ -58,8 +58,13 @@ def write(page: Page, out: Path) -> Path:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
   for title, (tasks, own) in page.papers.items():
     name = _file(title)
-    for kind, form in (("md", published.markdown), ("tex", published.latex)):
-      (out / f"{name}.{kind}").write_text(form(own, tasks) + "\n")
+    reasons = published.notes(own)
+    for kind, form, mark in (
+      ("md", published.markdown, "\n"),
+      ("tex", published.latex, "% "),
+    ):
+      lines = [form(own, tasks), *(mark + reason for reason in reasons)]
+      (out / f"{name}.{kind}").write_text("\n".join(lines) + "\n")
   path = out / "index.html"
   path.write_text(_html(page, out), encoding="utf-8")
   return path
@@ -147,6 +152,7 @@ def _papers(papers: Mapping[str, Any]) -> list[str]:
       "<p>Accuracy on test in percent; in brackets ours less theirs, in points "
       "and in standard errors of our seeds and of as many examples. Mind sizes "
       f"and protocol. {files}</p>",
+      *(f"<p>{html.escape(reason)}</p>" for reason in published.notes(own)),
     ]
   return found
 
