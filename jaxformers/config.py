@@ -7,7 +7,7 @@ import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -85,44 +85,81 @@ def _typed(key: str, text: str, kind: type) -> Any:
     ) from None
 
 
+class Field(NamedTuple):
+  """A field that every run has: its default, and what it is."""
+
+  default: Any
+  help: str
+
+
+FIELDS = {
+  "seed": Field(0, "seed of parameters, order of examples and dropout"),
+  "pretrained": Field("", "folder of safetensors to begin with"),
+  "task": Field({}, "name, protocol and options of the task"),
+  "model": Field({}, "name and options of jaxformers.models.build"),
+  "reference": Field({}, "Transformer that parameters are compared with"),
+  "optimizer": Field({"name": "adam"}, "name and options of the optimiser"),
+  "schedule": Field(
+    {"name": "constant", "learning_rate": 1e-3},
+    "name and options of the learning rate",
+  ),
+  "batch_size": Field(32, "examples of a step, on all devices together"),
+  "accumulate": Field(1, "parts that a batch is taken in, to save memory"),
+  "label_smoothing": Field(0.0, "share of the target that all classes get"),
+  "ema_decay": Field(0.0, "decay of the scored average of parameters; 0: none"),
+  "eval_batch_size": Field(32, "examples scored at once"),
+  "buckets": Field(1, "number of lengths that batches are padded to"),
+  "total_steps": Field(1000, "step at which the run ends"),
+  "log_steps": Field(50, "steps between two log lines"),
+  "eval_steps": Field(500, "steps between two evaluations"),
+  "checkpoint_steps": Field(500, "steps between two checkpoints"),
+  "store_seconds": Field(
+    600, "time to wait for a workdir that is full or away"
+  ),
+  "select": Field("accuracy", "score that chooses the checkpoint, or loss"),
+  "patience": Field(0, "evaluations without a better one to stop; 0: never"),
+  "parallel": Field("jit", "jit over a mesh, or pmap"),
+  "mesh": Field("", "devices by axis, data:2,sequence:4; empty: all for data"),
+  "data_dir": Field(
+    "", "folder of data; empty: $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers"
+  ),
+  "tensorboard": Field(False, "write TensorBoard files, too"),
+  "wandb": Field(False, "log to Weights & Biases, too"),
+}
+
+
 def base(**fields: Any) -> ConfigDict:
-  """The fields of every run with their defaults, overridden by what is given.
+  """Returns the `FIELDS` of every run at their defaults, overridden by some.
 
   Raises:
-    ValueError: for a field that there is not.
+    ValueError: for an unknown field.
   """
-  config = {
-    "seed": 0,
-    "pretrained": "",  # Folder of safetensors to begin with.
-    "task": {},  # name, protocol and options of the task.
-    "model": {},  # name and options of `jaxformers.models.build`.
-    "reference": {},  # The Transformer that parameters are compared with.
-    "optimizer": {"name": "adam"},
-    "schedule": {"name": "constant", "learning_rate": 1e-3},
-    "batch_size": 32,
-    "accumulate": 1,  # Parts that a batch is taken in, to save memory.
-    "label_smoothing": 0.0,
-    "ema_decay": 0.0,  # Of the average of parameters that is scored; 0: none.
-    "eval_batch_size": 32,
-    "buckets": 1,  # Lengths that batches are padded to.
-    "total_steps": 1000,
-    "log_steps": 50,
-    "eval_steps": 500,
-    "checkpoint_steps": 500,
-    "store_seconds": 600,  # To wait for a workdir that is full, or away.
-    "select": "accuracy",  # Or "loss", or what else the task is scored by.
-    "patience": 0,  # Evaluations without a better one before stopping; 0: off.
-    "parallel": "jit",  # Or "pmap".
-    "mesh": "",  # Devices by axis: data:2,sequence:4; "": for data.
-    "data_dir": "",  # "": $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers.
-    "tensorboard": False,
-    "wandb": False,
-  }
+  config = {name: field.default for name, field in FIELDS.items()}
   for key, value in fields.items():
     if key not in config:
       raise unknown("config field", key, config)
     config[key] = value
   return ConfigDict(config)
+
+
+def describe(config: ConfigDict) -> str:
+  """Returns every field of a config with its value, a line each.
+
+  Sections follow their line, indented, as `--config.SECTION.FIELD=VALUE` takes
+  their fields.
+  """
+  lines = []
+  for name, value in plain(config).items():
+    told = f"  # {FIELDS[name].help}" if name in FIELDS else ""
+    if not isinstance(value, dict):
+      lines.append(f"  {name}={json.dumps(value)}{told}")
+      continue
+    lines.append(f"  {name}:{told}")
+    lines += [
+      f"    {name}.{key}={json.dumps(inner)}"
+      for key, inner in flatten(value).items()
+    ]
+  return "\n".join(lines)
 
 
 def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:

@@ -7,10 +7,11 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -172,6 +173,17 @@ def _unraisable(unraisable: Any) -> None:
     sys.__unraisablehook__(unraisable)
 
 
+def _interrupted() -> NoReturn:
+  """Ends this process after Ctrl-C with one line, and status 130."""
+  sys.stderr.write(
+    "\nInterrupted. Run the same command again: it goes on from the latest "
+    "checkpoint.\n"
+  )
+  sys.stderr.flush()
+  # At once: threads that still read or generate data would be waited for.
+  os._exit(128 + signal.SIGINT)
+
+
 def main(argv: list[str]) -> None:
   """Runs what the flags ask for; a user's mistake ends in one message."""
   if len(argv) > 1:
@@ -181,6 +193,8 @@ def main(argv: list[str]) -> None:
   sys.unraisablehook = _unraisable
   try:
     _run()
+  except KeyboardInterrupt:
+    _interrupted()
   except Exception as error:
     _leave_others(error)
     message = _message(error)
@@ -194,6 +208,9 @@ def _parse(argv: list[str]) -> list[str]:
   try:
     spec = _spec(argv)
     options: dict[str, Any] = {}
+    if {"--help", "-help", "-h"} & {*argv}:
+      print(_help(spec))
+      sys.exit(0)
     if spec is not None:
       config = configs.load(spec)
       argv, options = configs.take_options(config, argv)
@@ -203,7 +220,8 @@ def _parse(argv: list[str]) -> list[str]:
     if _CONFIG.value is None or _WORKDIR.value is None:
       raise ValueError(
         "--config and --workdir are needed, such as --config "
-        "configs/lra/listops.py:size=tiny --workdir runs/listops"
+        "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
+        "--help"
       )
     with _CONFIG.value.unlocked():
       _CONFIG.value.update_from_flattened_dict(options)
@@ -217,6 +235,23 @@ def _parse(argv: list[str]) -> list[str]:
   ) as error:
     sys.stderr.write(f"config error: {error}\n")
     sys.exit(2)
+
+
+def _help(spec: str | None) -> str:
+  """Returns the text of --help: flags, and the fields of a config.
+
+  Args:
+    spec: value of --config; None for the fields that every config has.
+  """
+  fields = configs.base() if spec is None else configs.load(spec)
+  of = "every config; with --config those of one" if spec is None else spec
+  return (
+    f"{__doc__}\n{flags.FLAGS.module_help(sys.modules[__name__])}\n\n"
+    f"Fields of {of}, set by --config.FIELD=VALUE:\n"
+    f"{configs.describe(fields)}\n\n"
+    "Models: python -m jaxformers.models. Options of mixers and blocks: "
+    "docs/mixers.md."
+  )
 
 
 def _spec(argv: list[str]) -> str | None:

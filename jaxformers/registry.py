@@ -41,13 +41,20 @@ def call(
     function: a function or a class, whose keyword arguments are the choices.
     options: the keyword arguments.
   """
+  check_options(kind, function, options)
+  return function(**options)
+
+
+def check_options(
+  kind: str, function: Callable[..., Any], options: Iterable[str]
+) -> None:
+  """Raises ValueError for an option that `function` has not; see `call`."""
   accepted = inspect.signature(function).parameters
   if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
-    return function(**options)
+    return
   for option in options:
     if option not in accepted:
       raise unknown(f"option of {kind}", option, accepted)
-  return function(**options)
 
 
 class Registry(Mapping[str, Any]):

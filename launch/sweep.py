@@ -224,9 +224,14 @@ class Sweep:
       raise ValueError(
         f"seeds {', '.join(map(str, seeds))}: they differ and are not negative."
       )
+    from jaxformers import models  # JAX takes a second to import.
+
     seen: dict[str, Cell] = {}
-    for cell in grid:
-      config = self.config(cell, seeds[0])
+    found = [self.config(cell, seeds[0]) for cell in grid]
+    for config in found:  # All of them before any data are prepared.
+      for section in ("model", "reference"):
+        models.check(config[section], f"config.{section}")
+    for cell, config in zip(grid, found, strict=True):
       for same in (json.dumps(config, sort_keys=True), str(cell.folder)):
         if same in seen:
           raise ValueError(

@@ -23,6 +23,7 @@ ALLOWED = {
   "analysis": {"models", "orthogonal", "config"},
   "theory": set(),
   "main": {"config", "training"},
+  "__main__": {"main"},
 }
 # tensorflow-datasets takes a second to import: where data is prepared only.
 SLOW = {"tensorflow_datasets": "builder.py"}

@@ -161,18 +161,73 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
   assert "damaged" not in (tmp_path / "errors").read_text()
 
 
-def test_sigterm_ends_with_143_and_a_checkpoint(finished, command, tmp_path):
+@pytest.mark.parametrize(
+  ("number", "status", "name"),
+  [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")],
+)
+def test_a_signal_ends_with_its_status_and_a_checkpoint(
+  finished, command, tmp_path, number, status, name
+):
   slow = command(tmp_path, "--config.total_steps=100000")
   process = subprocess.Popen(
-    slow, env=environment(), stderr=subprocess.PIPE, text=True
+    slow,
+    env=environment(),
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
   )
   while not process.stderr.readline().startswith("step 3/"):
     assert process.poll() is None
-  process.send_signal(signal.SIGTERM)
+  os.killpg(process.pid, number)  # A terminal sends Ctrl-C to all of a group.
   _, rest = process.communicate(timeout=60)
-  assert process.returncode == 143
-  assert "SIGTERM: saved step" in rest
+  assert process.returncode == status
+  assert f"{name}: saved step" in rest
+  assert "Traceback" not in rest
   assert list((tmp_path / "checkpoints").glob("*/commit_success.txt"))
+
+
+def test_ctrl_c_before_training_says_one_line(command, tmp_path):
+  """While data are generated, or whatever comes before the first step."""
+  data = tmp_path / "data"
+  fields = {"task.num_train": 500_000, "task.max_length": 2_000}
+  process = subprocess.Popen(
+    [
+      *command(tmp_path / "run", f"--config.data_dir={data}"),
+      *(f"--config.{key}={value}" for key, value in fields.items()),
+    ],
+    env=environment(),
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+  while not data.exists():
+    assert process.poll() is None
+    time.sleep(0.1)
+  time.sleep(1)
+  os.killpg(process.pid, signal.SIGINT)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "Interrupted. Run the same command again" in said
+  assert len(said.splitlines()) < 8, said
+  assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("module", ["jaxformers", "jaxformers.main"])
+def test_help_shows_flags_and_fields(module):
+  done = run([sys.executable, "-m", module, "--help"])
+  assert done.returncode == 0
+  for words in (
+    "--workdir",
+    "  seed=0  # seed of",
+    "python -m jaxformers.models",
+  ):
+    assert words in done.stdout
+  assert done.stderr == ""
+  spec = "configs/lra/listops.py:size=tiny"
+  done = run([sys.executable, "-m", module, "--config", spec, "--help"])
+  assert done.returncode == 0
+  assert "    model.d_model=32\n" in done.stdout
+  assert "    task.max_length=2000\n" in done.stdout
 
 
 @pytest.fixture

@@ -18,14 +18,16 @@ from jaxformers.models.embedding import Embedding, num_patches
 from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
 from jaxformers.models.language import LanguageModel
 from jaxformers.models.segmenter import MaskTransformer, Segmenter
-from jaxformers.registry import Registry, choose, unknown
+from jaxformers.registry import Registry, check_options, choose, unknown
 
 __all__ = [
+  "MIXERS",
   "MODELS",
   "OBJECTIVES",
   "Model",
   "Variant",
   "build",
+  "check",
   "in_float32",
   "mixers",
   "shapes",
@@ -186,9 +188,10 @@ def build(
   heads.check(
     pool, head_activation, interaction, num_inputs, (head_dim, head_layers)
   )
-  choose("orthogonal map", orthogonal_map, orthogonal.MAPS)
-  choose("activations", activations, ACTIVATIONS)
-  compute = jnp.dtype(choose("dtype", dtype, DTYPES))
+  _check_choices(
+    orthogonal_map=orthogonal_map, activations=activations, dtype=dtype
+  )
+  compute = jnp.dtype(dtype)
   image, cls = tuple(image), pool == "cls"
   _check_input(objective, image, patch_size, head or {}, pool, head_options)
   if image:
@@ -287,6 +290,42 @@ def build(
   )
 
 
+def check(options: Mapping[str, Any], kind: str = "config.model") -> None:
+  """Raises ValueError for a name that no model has, before there are sizes.
+
+  Checks what does not depend on the task: names of options, mixer and block,
+  and the choices of a few of them. `build` checks the rest.
+
+  Args:
+    options: arguments of `build`, those of the task left out.
+    kind: what the options are, for the message.
+  """
+  check_options(kind, build, options)
+  variant = MODELS[options.get("name", "")]
+  _check_choices(**{k: v for k, v in options.items() if k in CHOICES})
+  mixer, block, shared = (
+    options.get(name, {}) for name in ("mixer", "block", "mixer_defaults")
+  )
+  parts = _Parts(variant, jnp.float32, "cayley", dict(block))
+  parts.bind(_with_defaults(variant, mixer, shared), 1, 1)
+
+
+# Options whose values are names: what they are called, and the choices.
+CHOICES = {
+  "orthogonal_map": ("orthogonal map", orthogonal.MAPS),
+  "activations": ("activations", ACTIVATIONS),
+  "dtype": ("dtype", DTYPES),
+  "pool": ("pool", heads.POOLS),
+  "head_activation": ("activation", heads.ACTIVATIONS),
+}
+
+
+def _check_choices(**values: str) -> None:
+  for option, value in values.items():
+    kind, choices = CHOICES[option]
+    choose(kind, value, choices)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Parts:
   """What layers are made of."""
@@ -296,10 +335,16 @@ class _Parts:
   orthogonal_map: str
   block: dict[str, Any]
 
-  def layer(
-    self, mixer: dict[str, Any], length: int, d_model: int, num_layers: int
-  ) -> functools.partial[Any]:
-    """Makes a block for at most `length` tokens; its options are checked."""
+  def bind(
+    self, mixer: dict[str, Any], length: int, num_layers: int
+  ) -> tuple[functools.partial[Any], functools.partial[Any]]:
+    """Returns what makes the mixer and the block; names are checked.
+
+    Args:
+      mixer: options of the mixer.
+      length: greatest number of tokens.
+      num_layers: number of layers of the encoder.
+    """
     variant = self.variant
     wiring = {
       "dtype": self.dtype,
@@ -313,14 +358,22 @@ class _Parts:
       {**wiring, **variant.fixed},
       hidden=("residual",),
     )
-    _check_mixer(make_mixer, length, d_model, self.dtype)
-    return _options(
+    make_block = _options(
       f"block {variant.block!r}",
       BLOCKS[variant.block],
       self.block,
       {**wiring, "mixer": make_mixer, "num_layers": num_layers},
       hidden=("layer",),
     )
+    return make_mixer, make_block
+
+  def layer(
+    self, mixer: dict[str, Any], length: int, d_model: int, num_layers: int
+  ) -> functools.partial[Any]:
+    """Makes a block for at most `length` tokens; its options are checked."""
+    make_mixer, make_block = self.bind(mixer, length, num_layers)
+    _check_mixer(make_mixer, length, d_model, self.dtype)
+    return make_block
 
   def decoder_layer(
     self,

@@ -1,5 +1,6 @@
-r"""What every model costs under a config, beside the Transformer.
+r"""Lists the models, or what each costs under a config beside the Transformer.
 
+python -m jaxformers.models
 python -m jaxformers.models --config configs/lra/listops.py
 
 The models have the sizes that the config gives them; `:size=matched` gives
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
 import sys
 from typing import Any
 
 from jaxformers import config as configs
 from jaxformers import tasks
-from jaxformers.models import MODELS, build, cost
+from jaxformers.models import MIXERS, MODELS, build, cost
 from jaxformers.registry import choose
 
 ALLOWED = 1.10  # Long Range Arena, section 3: parameters of the Transformer.
@@ -108,16 +110,37 @@ def table(made: list[dict[str, Any]]) -> str:
   return "\n".join(lines)
 
 
+def catalogue() -> str:
+  """Returns the names of all models with mixer, block and a line on each."""
+  lines = [
+    "| model | mixer | block | what it is |",
+    "| --- | --- | --- | --- |",
+  ]
+  for name in sorted(MODELS):
+    variant = MODELS[name]
+    options = {**variant.fixed, **variant.defaults}
+    given = ", ".join(f"{key}={value}" for key, value in options.items())
+    mixer = f"{variant.mixer} ({given})" if given else variant.mixer
+    summary = inspect.getdoc(MIXERS[variant.mixer]).splitlines()[0]
+    lines.append(f"| {name} | {mixer} | {variant.block} | {summary} |")
+  return "\n".join(lines)
+
+
 def main(argv: list[str] | None = None) -> None:
-  """Prints the table of a config."""
+  """Prints the names of the models, or the table of a config."""
   parser = argparse.ArgumentParser(
     prog="python -m jaxformers.models", description=__doc__.split("\n")[0]
   )
-  parser.add_argument("--config", required=True, help="path.py:key=value,...")
+  parser.add_argument("--config", default="", help="path.py:key=value,...")
   parser.add_argument("--models", default="", help="names, a,b; default: all")
   parser.add_argument("--sizes", default="", help="of the task, see above")
   parser.add_argument("--json", action="store_true", help="rows as JSON")
   args = parser.parse_args(argv)
+  if not args.config:
+    if args.models or args.sizes or args.json:
+      parser.error("--models, --sizes and --json need a --config.")
+    print(catalogue())
+    return
   try:
     names = args.models.split(",") if args.models else sorted(MODELS)
     for name in names:

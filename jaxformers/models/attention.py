@@ -476,6 +476,7 @@ def attention(name: str, **defaults: Any) -> Callable[[Any], Any]:
 
     mixer.options = (*heads.options, *_fields(heads.tools))
     mixer.defaults = defaults
+    mixer.__doc__ = attend.__doc__
     MIXERS.register(name)(mixer)
     return attend
 

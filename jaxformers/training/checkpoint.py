@@ -120,7 +120,8 @@ class Checkpoints:
   def __exit__(self, kind: type | None, *_: object) -> None:
     if kind is None:
       self.wait()
-    if kind and issubclass(kind, Exception) and jax.process_count() > 1:
+    ended = kind is None or issubclass(kind, SystemExit)
+    if not ended and jax.process_count() > 1:
       return  # It would wait for others, which may be what has died.
     self._manager.close()
 

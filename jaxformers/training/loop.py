@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import signal
 import sys
 import threading
@@ -23,41 +24,53 @@ from jaxformers.training.run import Memo, Run
 from jaxformers.training.writers import Writers
 
 PROFILED = (10, 20)  # --profile traces the steps from the 10th to the 19th.
+# What ends a run after the step under way, and what it is called.
+STOPPING = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Preemption:
-  """Notes SIGTERM, so that the loop can save and stop between two steps.
+  """Notes SIGTERM and Ctrl-C, so that the loop can save and stop between steps.
 
-  Of several processes any may be sent it, and all stop after the same step:
-  JAX takes the signal there and tells the others.
+  A second Ctrl-C interrupts at once. Of several processes any may be sent
+  either signal, and all stop after the same step: JAX takes SIGTERM there and
+  tells the others.
   """
 
   def __init__(self) -> None:
-    self._noted = False
+    self._noted = 0
     self._together = jax.process_count() > 1
+    self._before: dict[int, Any] = {}
 
-  def asked(self, step: int) -> bool:
-    """Whether to stop after a step. Called after every one."""
+  def asked(self, step: int) -> int:
+    """Returns the signal that asks to stop, or 0. Called after every step."""
     if self._together:
-      return processes.asked_to_stop(step)
+      return signal.SIGTERM if processes.asked_to_stop(step) else 0
     return self._noted
 
   def __enter__(self) -> Preemption:
     # Python lets the main thread alone take signals; a notebook's may be none.
-    self._main = (
-      threading.current_thread() is threading.main_thread()
-      and not self._together
-    )
-    if self._main:
-      self._before = signal.signal(signal.SIGTERM, self._note)
+    if threading.current_thread() is not threading.main_thread():
+      return self
+    signals = [signal.SIGINT] if self._together else list(STOPPING)
+    for number in signals:
+      # A shell has its background processes ignore Ctrl-C.
+      if signal.getsignal(number) is not signal.SIG_IGN:
+        self._before[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *_: object) -> None:
-    if self._main:
-      signal.signal(signal.SIGTERM, self._before)
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
 
-  def _note(self, *_: object) -> None:
-    self._noted = True
+  def _note(self, number: int, _: object) -> None:
+    if number == signal.SIGINT:
+      if self._noted == number:
+        raise KeyboardInterrupt
+      # Not print, which may be what was interrupted.
+      os.write(2, b"\nSaving after this step; Ctrl-C again stops at once.\n")
+      if self._together:
+        os.kill(os.getpid(), signal.SIGTERM)
+    self._noted = number
 
 
 def run(
@@ -83,7 +96,9 @@ def run(
     FloatingPointError: at the first loss that is not finite, naming the step.
     OSError: if the store was full, or away, for longer than the config waits;
       what was saved before is untouched.
-    SystemExit: with 143, after SIGTERM, when everything is saved.
+    SystemExit: with 143 after SIGTERM, with 130 after Ctrl-C, when everything
+      is saved.
+    KeyboardInterrupt: at a second Ctrl-C, or at one outside training.
   """
   workdir = Path(workdir).absolute()
   this = Run(config, workdir, eval_only=eval_only)
@@ -107,8 +122,8 @@ def _finish(
 ) -> dict[str, Any]:
   """Scores the test split with the best state and writes `results.json`."""
   path = this.workdir / "results.json"
-  if processes.agreed(path.exists()) and not eval_only:
-    return json.loads(path.read_text())  # This run was finished before.
+  if not eval_only and processes.agreed(this.is_finished()):
+    return json.loads(path.read_text())
   test = this.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
     scores = this.evaluate(
@@ -155,6 +170,12 @@ def _train(
     loop = _Loop(this, memo, checkpoints, writers, progress)
     if start:
       progress.line(f"Going on from step {start} of {total}.")
+    if total <= (warmup := c["schedule"].get("warmup_steps", 0)):
+      progress.line(
+        f"Note: schedule.warmup_steps={warmup} is not less than total_steps="
+        f"{total}, so the learning rate never reaches its peak. Set both, such "
+        f"as --config.schedule.warmup_steps={total // 10}."
+      )
     for step in range(start + 1, total + 1):
       if loop.stopped():
         progress.line(f"Stopped early: no better for {memo.worse} evaluations.")
@@ -166,11 +187,13 @@ def _train(
         loop.settle()
         trace.close()
       asked = preemption.asked(step)  # Once: it may change while we save.
-      loop.boundary(step, asked)
+      loop.boundary(step, bool(asked))
       if asked:
         checkpoints.wait()
-        progress.line(f"SIGTERM: saved step {step}; run again to go on.")
-        sys.exit(128 + signal.SIGTERM)
+        progress.line(
+          f"{STOPPING[asked]}: saved step {step}; run again to go on."
+        )
+        sys.exit(128 + asked)
     memo.train_seconds += loop.unsaved_seconds()
   return memo
 

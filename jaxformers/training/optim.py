@@ -15,6 +15,8 @@ from jaxformers.registry import Registry, call
 from jaxformers.training.riemannian import riemannian
 
 SCHEDULES: Registry = Registry("schedule")
+# Schedules whose rate at a step depends on where the run ends.
+ENDING = ("cosine", "linear", "onecycle", "polynomial")
 OPTIMIZERS: Registry = Registry("optimizer")
 
 
@@ -208,7 +210,7 @@ def build(
   """
   options = dict(schedule)
   name = options.pop("name")
-  if name in ("cosine", "linear", "onecycle", "polynomial"):
+  if name in ENDING:
     options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], options)
   own = dict(optimizer)

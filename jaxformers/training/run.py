@@ -82,6 +82,8 @@ class Run:
     self.tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
+    for section in ("model", "reference"):
+      models.check(c[section], f"config.{section}")
     self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
     self.model = _model(c["model"], self.task)
     self.reference = models.size(_model(c["reference"], self.task))
@@ -156,6 +158,14 @@ class Run:
       return self.place(self.loader.batch(self.order(step), (seed, step)))
 
     return prefetch(make, range(start, self.config["total_steps"]))
+
+  def is_finished(self) -> bool:
+    """True if there are results of this many steps: a run may be lengthened."""
+    path = self.workdir / "results.json"
+    if not path.exists():
+      return False
+    results = json.loads(path.read_text())
+    return results["config"]["total_steps"] >= self.config["total_steps"]
 
   def wall_seconds(self) -> float:
     """Of this process, and of those before it up to their last checkpoint."""
@@ -239,10 +249,19 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   if not path.exists() or not _has_checkpoints(workdir):
     return
   before = configs.complete(json.loads(path.read_text()))
+  schedule, more = config["schedule"]["name"], ""
+  if before["total_steps"] < config["total_steps"]:
+    if schedule not in optim.ENDING:
+      before["total_steps"] = config["total_steps"]
+    else:
+      more = (
+        f"\nThe schedule {schedule!r} ends with the run, so that this one "
+        "cannot be made longer; one of a constant or rsqrt schedule can."
+      )
   differing = configs.differences(before, config)
   if differing:
     raise ValueError(
       f"The workdir {workdir} belongs to a run of another config:\n  "
       + "\n  ".join(differing)
-      + "\nUse that config again, or choose another --workdir."
+      + f"{more}\nUse that config again, or choose another --workdir."
     )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jaxformers import models
 from jaxformers.models import __main__ as command
 
 SIZES = "vocab_size=257,max_len=1024,num_classes=10"
@@ -23,6 +24,19 @@ def test_the_table_marks_who_has_more(capsys):
   first, second = (line.split("|") for line in lines[-2:])
   assert first[1:5] == [" transformer ", " 158,666 ", " 1.00 ", " yes "]
   assert second[1:5] == [" transject ", " 5,640,844 ", " 35.55 ", " NO "]
+
+
+def test_without_a_config_all_models_are_listed(capsys):
+  command.main([])
+  lines = capsys.readouterr().out.splitlines()
+  named = [line.split("|")[1].strip() for line in lines[2:]]
+  assert named == sorted(models.MODELS)
+  assert (
+    "| neutreno | softmax (fidelity=0.6) | pre_norm | softmax(" in lines[10]
+  )
+  with pytest.raises(SystemExit):
+    command.main(["--json"])
+  assert "need a --config" in capsys.readouterr().err
 
 
 def test_a_matched_transject_keeps_the_rule(capsys):

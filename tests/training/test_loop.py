@@ -115,14 +115,15 @@ def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
   assert want["accuracy"] == whole[0]["accuracy"]
 
 
-def test_sigterm_saves_and_the_run_goes_on_from_there(
-  smoke, tmp_path, monkeypatch, whole
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_goes_on_from_there(
+  smoke, tmp_path, monkeypatch, whole, number
 ):
   with monkeypatch.context() as patch:
-    stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop_at(patch, 3, lambda: os.kill(os.getpid(), number))
     with pytest.raises(SystemExit) as exit_info:
       loop.run(smoke(), tmp_path / "run")
-  assert exit_info.value.code == 143
+  assert exit_info.value.code == 128 + number
   with Checkpoints(Store(tmp_path / "run"), {}) as checkpoints:
     assert checkpoints.steps() == [3]
   assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
@@ -147,6 +148,45 @@ def test_every_model_trains_is_scored_and_is_taken_up_again(
   assert steps == [2]
   validated = [line["step"] for line in curve(tmp_path)]
   assert validated.count(1) == 1
+
+
+def test_ctrl_c_twice_stops_at_once(smoke, tmp_path, monkeypatch):
+  def twice():
+    for _ in range(2):
+      os.kill(os.getpid(), signal.SIGINT)
+
+  stop_at(monkeypatch, 3, twice)
+  with pytest.raises(KeyboardInterrupt):
+    loop.run(smoke(), tmp_path)
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_warm_up_as_long_as_the_run_is_said(smoke, tmp_path, capsys):
+  loop.run(smoke(total_steps=4, eval_steps=4, log_steps=4), tmp_path)
+  said = capsys.readouterr().err
+  assert "schedule.warmup_steps=4 is not less than total_steps=4" in said
+
+
+def test_a_run_is_lengthened_where_its_schedule_does_not_end(
+  smoke, tmp_path, whole
+):
+  schedule = {"name": "constant", "learning_rate": 1e-2, "warmup_steps": 4}
+
+  def make(steps):
+    config = smoke(total_steps=steps, **{"optimizer.cycle_momentum": False})
+    config.schedule = schedule
+    return config
+
+  want = loop.run(make(10), tmp_path / "want")
+  loop.run(make(5), tmp_path / "run")
+  found = loop.run(make(10), tmp_path / "run")
+  assert timeless(found) == timeless(want)
+  with pytest.raises(ValueError, match=r"total_steps: 10 -> 5"):
+    loop.run(make(5), tmp_path / "run")
+  loop.run(smoke(total_steps=5), tmp_path / "ends")
+  message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
+  with pytest.raises(ValueError, match=message):
+    loop.run(smoke(), tmp_path / "ends")
 
 
 def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):

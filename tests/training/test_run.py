@@ -50,6 +50,27 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
+    ({"model.name": "lstm"}, "Unknown model 'lstm'"),
+    ({"model.mixer": {"nun_experts": 2}}, "mixer 'transject' 'nun_experts'"),
+    ({"model.pool": "mex"}, "Unknown pool 'mex'"),
+    ({"model.depth": 2}, "option of config.model 'depth'"),
+  ],
+)
+def test_a_wrong_name_is_told_before_data_are_prepared(
+  smoke, tmp_path, fields, message
+):
+  config = smoke()
+  with config.unlocked():
+    config.update_from_flattened_dict(fields)
+  config.data_dir = str(tmp_path / "data")
+  with pytest.raises(ValueError, match=message):
+    Run(config, tmp_path / "run")
+  assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
     ({"batch_size": 10}, "batch_size=10 .*4 device"),
     ({"accumulate": 3}, "batch_size=8 .*3 part"),
     ({"eval_steps": 0}, "config.eval_steps=0"),
