@@ -278,14 +278,11 @@ def line(
   number: int,
   label: str,
   *,
-  logarithmic: bool = False,
   markers: bool = True,
 ) -> None:
   """Draws a line with a band of one deviation, where there is one.
 
-  A single point has its value beside it, and a bar in place of the band. On a
-  logarithmic axis the band is of the logarithm, which to first order has the
-  deviation over the mean.
+  A single point has its value beside it, and a bar in place of the band.
   """
   x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
   how = style(number)
@@ -293,11 +290,6 @@ def line(
   if not markers and len(points) > FEW:
     del how["marker"]
   axes.plot(x, mean, label=label, **how)
-  if logarithmic:
-    factor = np.exp(deviation / mean)
-    low, high = mean / factor, mean * factor
-  else:
-    low, high = mean - deviation, mean + deviation
   if len(points) == 1:
     (k,) = points
     # Values of several lines stand on both sides.
@@ -312,9 +304,10 @@ def line(
       color=how["color"],
     )
     if np.isfinite(deviation[k]):
-      bar = [[mean[k] - low[k]], [high[k] - mean[k]]]
+      bar = deviation[k]
       axes.errorbar(x[k], mean[k], bar, capsize=3, color=how["color"])
   elif np.isfinite(deviation).any():
+    low, high = mean - deviation, mean + deviation
     axes.fill_between(x, low, high, color=how["color"], alpha=0.2, linewidth=0)
 
 

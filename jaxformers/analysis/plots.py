@@ -106,7 +106,6 @@ def curves(
   x: str,
   panels: Mapping[str, str],
   *,
-  logarithmic: Sequence[str] = (),
   markers: bool = True,
 ) -> Figure:
   """Lines of several quantities over steps or layers, with bands over seeds.
@@ -116,7 +115,6 @@ def curves(
     rows: (run, seed, quantity, x, value).
     x: what is on the axis.
     panels: of every quantity, what is on its axis.
-    logarithmic: quantities whose axis is.
     markers: whether points are marked, however many.
   """
   there = [key for key in panels if any(row[2] == key for row in rows)]
@@ -133,16 +131,7 @@ def curves(
         found = averaged([row for row in own if row[0] == run], 3, 4)
         if not found[0]:
           continue
-        line(
-          panel,
-          *found,
-          number,
-          run,
-          logarithmic=key in logarithmic,
-          markers=markers,
-        )
-      if key in logarithmic:
-        panel.set_yscale("log")
+        line(panel, *found, number, run, markers=markers)
       panel.set_xlabel(x)
       panel.set_ylabel(panels[key])
       if markers:  # A few places, each of which is there or not.

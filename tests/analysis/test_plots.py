@@ -54,7 +54,7 @@ def points():
 
 EVERY = {
   "curves": lambda: p.curves(
-    "n", "t", "c", lines(), "step", {"a": "A", "b": "B"}, logarithmic="b"
+    "n", "t", "c", lines(), "step", {"a": "A", "b": "B"}
   ),
   "over_layers": lambda: p.over_layers(
     "n", "t", "c", boxed(), "factor", lines=((1.0, "kept"),)
@@ -120,12 +120,6 @@ def test_lines_are_means_with_bands_of_a_deviation():
   assert edges.min() == pytest.approx(2 - half)
   assert edges.max() == pytest.approx(2 + half)
   assert axes.get_ylabel() == "A"
-  # On a logarithmic axis it does not reach below zero.
-  rows = [(*row[:4], 0.1 if row[1] else 5.0) for row in rows]
-  figure = p.curves("n", "t", "c", rows, "x", {"a": "A"}, logarithmic=("a",))
-  (axes,) = drawn(figure).axes
-  assert axes.collections[0].get_paths()[0].vertices[:, 1].min() > 0
-  assert axes.get_yscale() == "log"
 
 
 def test_ratios_that_differ_much_are_on_a_logarithmic_axis():
