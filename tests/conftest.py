@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.marks import FAST_COMPILE
+
 # Both before JAX is imported: XLA's thread pool starves with virtual devices.
-os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=4"
-  # Programs are compiled in half the time, and are as they are otherwise.
-  + " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = " ".join(
+  [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_force_host_platform_device_count=4",
+    FAST_COMPILE,
+  ]
 )
 os.environ.setdefault("NPROC", "16")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

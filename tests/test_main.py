@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from tests.marks import FAST_COMPILE
+
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
 TIMES = ("train_seconds", "wall_seconds")
 
@@ -60,7 +62,7 @@ def environment(**variables):
       "~/.cache/jaxformers/tests"
     ),
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+    "XLA_FLAGS": FAST_COMPILE,
   }
   return kept | compiling | variables
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import FAST_COMPILE
+
 ROOT = Path(__file__).parents[2]
 EVENTS = int(os.environ.get("JAXFORMERS_RESTARTS", "20"))
 FIELDS = {
@@ -53,7 +55,7 @@ def command(workdir, data, *flags, **fields):
 
 def environment(devices=1, **variables):
   flags = [
-    "--xla_cpu_use_fusion_emitters=false",
+    FAST_COMPILE,
     f"--xla_force_host_platform_device_count={devices}",
   ]
   return os.environ | {
