@@ -56,6 +56,13 @@ OPTIONS = {
   },
   "pathfinder": {"difficulty": "hard", "resolution": 32},
 }
+# Tokens that the published models read of an example; lra's code reads 1,000.
+LENGTHS = {
+  "imdb": 512,
+  "ag_news": 512,
+  "text": 4_000,
+  "retrieval": 4_000,
+}
 # Protocols that leave out what a task is about.
 UNLIKE = {
   ("listops", "skyformer"): "without closing brackets the tree is not there",
@@ -138,7 +145,7 @@ class Row(NamedTuple):
 
 
 def mismatch(run: Mapping[str, Any]) -> str:
-  """Returns why a run's test examples are not the paper's; "" if they are.
+  """Returns why a run's test inputs are not the paper's; "" if they are.
 
   Args:
     run: content of a `results.json`, of a task in `EXAMPLES`.
@@ -147,6 +154,11 @@ def mismatch(run: Mapping[str, Any]) -> str:
   reasons = [UNLIKE.get((task, run["protocol"]), "")]
   if run["examples"] != EXAMPLES[task]:
     reasons.append(f"{run['examples']:,} test examples, not {EXAMPLES[task]:,}")
+  length = LENGTHS.get(task, 0)
+  if (task, run["protocol"]) == ("text", "lra"):
+    length = 1_000
+  if run["max_len"] < length:
+    reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"

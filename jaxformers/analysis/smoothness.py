@@ -107,6 +107,19 @@ def _off_diagonal(weights: jax.Array) -> jax.Array:
   return weights * (1 - jnp.eye(weights.shape[-1], dtype=weights.dtype))
 
 
+def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns v [..., n, e] less its mean by the weights of a graph.
+
+  Differences stay as they are. Where tokens are nearly alike, float32 keeps
+  them only without what all tokens share.
+  """
+  share = jnp.abs(weights).sum(-1) + jnp.abs(weights).sum(-2)
+  total = share.sum(-1, keepdims=True)
+  share = share / jnp.where(total > 0, total, 1)
+  mean = jnp.einsum("...n,...ne->...e", share, v, precision=_HIGHEST)
+  return v - mean[..., None, :]
+
+
 def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
   """J = 1/2 sum_ij w_ij |v_i - v_j|^2, how rough v is on a graph -> [...].
 
@@ -120,6 +133,7 @@ def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
     weights: [..., n, n], not negative.
   """
   weights = _off_diagonal(weights)
+  v = _centre(v, weights)
   square = jnp.square(v).sum(-1)
   cross = jnp.einsum(
     "...nm,...ne,...me->...", weights, v, v, precision=_HIGHEST
@@ -164,6 +178,7 @@ def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
 def _slope(v: jax.Array, weights: jax.Array) -> jax.Array:
   """Returns sum_j w_ij (v_i - v_j) of v [..., n, e] -> [..., n, e]."""
   weights = _off_diagonal(weights)
+  v = _centre(v, weights)
   total = jnp.einsum("...nm,...me->...ne", weights, v, precision=_HIGHEST)
   return weights.sum(-1)[..., None] * v - total
 

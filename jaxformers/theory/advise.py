@@ -110,7 +110,8 @@ def _round_width(d_model: float, widest: float) -> int:
   """Returns the nearest width of whole heads that is not above `widest`."""
   head = _head(d_model)
   heads = max(round(d_model / head), 1)
-  heads -= heads * head > widest
+  if heads * head > widest:
+    heads = int(widest // head)
   # Below one head the width is the bottleneck itself.
   return heads * head or int(widest)
 

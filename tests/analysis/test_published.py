@@ -15,7 +15,7 @@ def run(task, model, seed, accuracy, d_model=64, **config):
     "task": task,
     "model": model,
     "protocol": "jaxformers",
-    "max_len": 0,
+    "max_len": p.LENGTHS.get(task, 0),
     "data": {},
     "parameters": 1_000,
     "parameter_ratio": 1.0,
@@ -100,6 +100,7 @@ def test_rows_are_theirs_with_ours_beside_them():
     ("listops", {"max_length": 400}, {}, "max_length=400, not 2000"),
     ("listops", {"test_max_length": 4_000}, {}, "test_max_length=4000"),
     ("listops", {}, {"protocol": "skyformer"}, "without closing brackets"),
+    ("text", {}, {"max_len": 2_000}, "cut to 2,000 tokens, not 4,000"),
   ],
 )
 def test_scores_on_other_test_examples_have_no_difference(
@@ -124,7 +125,7 @@ def test_lengths_of_tasks_do_not_split_a_row():
     run(task, "transject", 0, 0.4) | {"max_len": length, "data": data}
     for task, length, data in (
       ("listops", 1_999, {}),
-      ("text", 2_000, {"authors_checksum": False}),
+      ("text", 4_096, {"authors_checksum": False}),
       ("image", 1_024, {}),
     )
   ]

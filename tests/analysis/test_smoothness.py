@@ -224,6 +224,24 @@ def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
       np.testing.assert_allclose(found, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("spread", [1e-2, 1e-4])
+def test_tokens_that_are_nearly_alike(spread):
+  """In float32, beside what all of them share."""
+  q, k, noise = long_keys(4)
+  v = jnp.asarray(np.float32(normal(3, 1, 64) + spread * noise), float)
+  a = s.attention_weights(q, k, jnp.ones(197, bool))
+  far = np.square(np.asarray(v)[:, None] - np.asarray(v)[None]).sum(-1)
+  want = (far * np.asarray(a)).sum() / 2
+  cosine = plain_cosine(q, k, v)
+  with jax.enable_x64(False):
+    q, k, v, a = (jnp.asarray(np.float32(x)) for x in (q, k, v, a))
+    np.testing.assert_allclose(s.functional(v, a), want, rtol=1e-4)
+    mask = jnp.ones(197, bool)
+    a, b = (s.attention_weights(x, k, mask) for x in (q, k))
+    found = s.gradient_cosine(v, a, b, mask)
+    np.testing.assert_allclose(found, cosine, atol=1e-4)
+
+
 def test_tokens_without_a_slope_are_left_out():
   v, w = normal(0, 5, 3), rows(weights(1, 5))
   nothing = w.at[0].set(0)
