@@ -70,10 +70,17 @@ create() {
 
 install() {
   local here tarball
+  local packed=(setup.cfg pyproject.toml README.md LICENSE jaxformers configs launch)
   here=$(cd "$(dirname "$0")/.." && pwd)
   tarball=$(mktemp -d)/jaxformers.tar.gz
-  # What is committed, and nothing else, is what runs.
-  git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
+  # A repository around an unpacked archive does not track setup.cfg.
+  if git -C "$here" ls-files --error-unmatch setup.cfg >/dev/null 2>&1; then
+    # What is committed, and nothing else, is what runs.
+    git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
+  else
+    echo "launch/tpu_pod.sh: $here is no git checkout: installing its files as they are." >&2
+    tar -czf "$tarball" -C "$here" --exclude=__pycache__ "${packed[@]}"
+  fi
   tpu scp "$tarball" "$name:jaxformers.tar.gz" --worker=all
   on all "mkdir -p jaxformers && tar xzf jaxformers.tar.gz -C jaxformers && cd jaxformers && (command -v python3.11 || (sudo apt-get update && sudo apt-get install -y python3.11 python3.11-venv)) && python3.11 -m venv env && env/bin/pip install --quiet -e '.[tpu]'"
 }

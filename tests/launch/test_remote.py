@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+PACKED = "setup.cfg pyproject.toml README.md LICENSE jaxformers configs launch"
 RECORDER = """#!/usr/bin/env python3
 import json, os, sys
 with open(os.environ["RECORD"], "a") as file:
@@ -82,6 +85,29 @@ def test_a_pod_from_creation_to_deletion(run):
     "--project",
     "p",
   ]
+
+
+def test_an_unpacked_archive_is_installed_without_git(run, tmp_path):
+  folder = tmp_path / "outer" / "unpacked"
+  for name in PACKED.split():
+    copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+    folder.mkdir(parents=True, exist_ok=True)
+    copy(ROOT / name, folder / name)
+  cache = folder / "jaxformers" / "data" / "__pycache__"
+  cache.mkdir(exist_ok=True)
+  (cache / "stale.pyc").touch()
+  (folder / "runs").mkdir()
+  if shutil.which("git"):  # A repository around it is not its own.
+    subprocess.run(["git", "init", "-q", folder.parent], check=True)
+  script = folder / "launch" / "tpu_pod.sh"
+  ran, (copied, _) = run(script, "install", *POD, TMPDIR=str(tmp_path))
+  assert ran.returncode == 0, ran.stderr
+  assert f"{folder} is no git checkout" in ran.stderr
+  with tarfile.open(copied[5]) as archive:
+    names = archive.getnames()
+  assert {name.split("/")[0] for name in names} == {*PACKED.split()}
+  assert "jaxformers/models/mixers/softmax.py" in names
+  assert not [name for name in names if "__pycache__" in name]
 
 
 @pytest.mark.parametrize(
