@@ -5,7 +5,8 @@ pip install -e '.[bench]' && python -m benchmarks --out performance.json
 Prints Markdown, and writes JSON with hardware and versions for
 `benchmarks.compare`. All calls of a row take turns in every round, on as many
 threads; tables show medians, and ratios are medians of a round's ratios.
-Compilation is apart. About an hour on two cores; --tables takes some of:
+Compilation is apart. About an hour on two cores; `python -m benchmarks.speed`
+makes the tables of that module alone, as does --tables with some of:
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from jaxformers.registry import choose
 MODULES = ("speed", "against", "memory", "start")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """The command line."""
   parser = argparse.ArgumentParser(
+    prog="python -m benchmarks",
     description=f"{__doc__}{', '.join(MODULES)}",
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument("--tables", default=",".join(MODULES))
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   names = [choose("table", name, MODULES) for name in args.tables.split(",")]
   found: dict[str, Any] = {}
   for name in names:

@@ -8,10 +8,12 @@ ours. And how time and memory grow with the length, as fitted exponents.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
 
+from benchmarks.__main__ import main
 from benchmarks.speed import (
   D,
   batch_of,
@@ -113,3 +115,7 @@ def growth(rounds: int) -> list[dict[str, Any]]:
 def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
   """Speed-ups and growth."""
   return {"against Transformers": speed_ups(rounds), "growth": growth(rounds)}
+
+
+if __name__ == "__main__":
+  main(["--tables=against", *sys.argv[1:]])

@@ -114,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
   return json.loads(path.read_text())
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """The command line."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -123,7 +123,7 @@ def main() -> None:
   parser.add_argument("--baseline", type=Path, default=BASELINE)
   parser.add_argument("--allowed", type=float, default=0.15)
   parser.add_argument("--seconds", action="store_true")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   before, now = _read(args.baseline), _read(args.now)
   if before["hardware"] != now["hardware"]:
     print(f"Of other hardware: {before['hardware']}, now {now['hardware']}.\n")

@@ -184,13 +184,13 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
     Path(path).write_text(json.dumps(results, indent=2))
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """The command line."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--archives", type=Path, help="folder of archives")
   parser.add_argument("--batches", type=int, default=100_000)
   parser.add_argument("--out", type=Path, help="JSON of the same")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   sections = {
     "Pathfinder, one core": pathfinder_speed,
     "ListOps": listops_speed,

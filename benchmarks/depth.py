@@ -165,14 +165,14 @@ def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--steps", type=int, default=300)
   parser.add_argument("--out", default="", help="path of the JSON")
   parser.add_argument("--data_dir", default="", help="of the expressions")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   result: dict[str, Any] = {}
   if args.rounds:
     result["memory"] = memory(args.rounds)

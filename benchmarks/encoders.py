@@ -242,12 +242,12 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return rows
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--models", default="", help="names, a,b; default: all")
   parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   register_library()
   names = args.models.split(",") if args.models else sorted(models.MODELS)
   report = {"side by side": side_by_side(names, LENGTHS)}

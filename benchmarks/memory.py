@@ -9,8 +9,10 @@ maps of a step with their gradient beside the whole step.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from benchmarks.__main__ import main
 from benchmarks.against import planned
 from benchmarks.orthogonal import COUNT, drawn, ours
 from benchmarks.speed import EXPERTS, LAYERS, D, build, train
@@ -105,3 +107,7 @@ def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
     "memory by depth": depth(),
     "orthogonal maps": maps(rounds),
   }
+
+
+if __name__ == "__main__":
+  main(["--tables=memory", *sys.argv[1:]])

@@ -178,14 +178,14 @@ def many(steps: int, d: int) -> list[dict[str, Any]]:
   return rows
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--sizes", default="128,512", help="of the matrices")
   parser.add_argument("--rounds", type=int, default=ROUNDS)
   parser.add_argument("--steps", type=int, default=10_000)
   parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   sizes = [int(d) for d in args.sizes.split(",")]
   result: dict[str, Any] = {"cost": [], "norms": []}
   for d in sizes:

@@ -194,7 +194,7 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   return found
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """Prints the table, and writes it as JSON if asked."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -205,7 +205,7 @@ def main() -> None:
   parser.add_argument("--most", type=int, default=COUNT, help="devices")
   parser.add_argument("--device", default="h100", help=", ".join(DEVICES))
   parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", COUNT)
   device = DEVICES[choose("device", args.device, DEVICES)]

@@ -14,12 +14,14 @@ and over the rate of a large product of the same rounds.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.__main__ import main
 from benchmarks.timing import (
   Call,
   interleaved,
@@ -210,3 +212,7 @@ def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
     ]
     for title, training in (("train step", True), ("inference", False))
   }
+
+
+if __name__ == "__main__":
+  main(["--tables=speed", *sys.argv[1:]])

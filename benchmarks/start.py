@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.__main__ import main
 from benchmarks.timing import in_a_process, interleaved, median
 from jaxformers import config as configs
 from jaxformers.training.run import Run
@@ -133,3 +134,7 @@ def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
     "first step": first_steps(min(rounds, 5)),
     "input": waiting(),
   }
+
+
+if __name__ == "__main__":
+  main(["--tables=start", *sys.argv[1:]])

@@ -71,13 +71,13 @@ def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
   }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """Prints the table, and writes it as JSON if asked."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--models", default="", help="names, a,b; default: all")
   parser.add_argument("--steps", type=int, default=200)
   parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   names = args.models.split(",") if args.models else sorted(models.MODELS)
   rows = []
   with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,9 @@
 """Benchmarks are not run as tests; that they can be is."""
 
 import json
+import runpy
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,31 @@ from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.training import steps
 from tests import initial
+
+# Modules that other benchmarks import, and that are no commands.
+LIBRARIES = ("__init__", "rivals", "timing")
+COMMANDS = sorted(
+  path
+  for path in Path(__main__.__file__).parent.glob("*.py")
+  if path.stem not in LIBRARIES
+)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
+def test_every_module_is_a_command_with_help(path, monkeypatch, capsys):
+  monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+  with pytest.raises(SystemExit) as ended:
+    runpy.run_path(str(path), run_name="__main__")
+  assert ended.value.code == 0
+  assert capsys.readouterr().out.startswith("usage: ")
+
+
+def test_a_module_of_tables_prints_its_own(monkeypatch, capsys):
+  rows = [{"import": "jax", "s": 2.0}]
+  monkeypatch.setattr(start, "tables", lambda rounds: {"import": rows * rounds})
+  monkeypatch.setattr(sys, "argv", [start.__file__, "--rounds=1"])
+  runpy.run_path(start.__file__, run_name="__main__")
+  assert "| jax | 2 |" in capsys.readouterr().out
 
 
 @pytest.mark.long
@@ -279,15 +306,11 @@ def test_every_table_is_saved_as_it_comes(monkeypatch, tmp_path, capsys):
   rows = [{"model": "a", "times user": 2.0}]
   monkeypatch.setattr(speed, "tables", lambda rounds: {"train": rows * rounds})
   out = tmp_path / "now.json"
-  monkeypatch.setattr(
-    sys, "argv", ["", "--tables=speed", "--rounds=2", f"--out={out}"]
-  )
-  __main__.main()
+  __main__.main(["--tables=speed", "--rounds=2", f"--out={out}"])
   assert "| a | 2 |" in capsys.readouterr().out
   assert json.loads(out.read_text())["train"] == rows * 2
-  monkeypatch.setattr(sys, "argv", ["", "--tables=sped"])
   with pytest.raises(ValueError, match=r"sped.*speed"):
-    __main__.main()
+    __main__.main(["--tables=sped"])
 
 
 def test_what_became_worse():
