@@ -36,9 +36,13 @@ DRAWING = [n for n in NAMES if "redraw" in getattr(MIXERS[n], "options", ())]
 SELECTING = ("informer", "reformer")
 
 
+def wiring(name, max_len):
+  """Returns the options that a model fills in; modules may lack max_len."""
+  return {"max_len": max_len} if hasattr(MIXERS[name], "options") else {}
+
+
 def build(name, **options):
-  wiring = {"max_len": MAX_LEN} if hasattr(MIXERS[name], "options") else {}
-  return MIXERS[name](**(wiring | SMALL.get(name, {}) | options))
+  return MIXERS[name](**wiring(name, MAX_LEN) | SMALL.get(name, {}) | options)
 
 
 def inputs():
@@ -432,7 +436,7 @@ def test_blocks_drop_for_themselves(name):
 
 def largest(name, n):
   """Entries of the largest array that a forward pass makes, loops inside."""
-  mixer = MIXERS[name](**({} if name == "transject" else {"max_len": n}))
+  mixer = MIXERS[name](**wiring(name, n))
   x = jax.ShapeDtypeStruct((1, n, 64), jnp.float32)
   mask = jax.ShapeDtypeStruct((1, n), bool)
 
