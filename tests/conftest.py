@@ -57,6 +57,7 @@ LONGEST = (
   "tests/test_main.py",
   "tests/training/test_loop.py",
   "tests/models/test_attention.py",
+  "tests/test_documents.py",
   "tests/models/test_models.py",
   "tests/training/test_steps.py",
   "tests/models/test_reversible.py",

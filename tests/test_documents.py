@@ -1,0 +1,531 @@
+"""Every command and Python block of the documents runs, reduced to seconds."""
+
+import argparse
+import ast
+import configparser
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
+
+from jaxformers import config as configs
+from jaxformers import main, models, registry
+from jaxformers.models.attention import MIXERS
+from jaxformers.tasks import TASKS
+from jaxformers.theory import rank
+from jaxformers.training import loop
+from launch import sweep
+from tests.configs import test_lra, test_vision_and_language
+from tests.models import test_attention as properties
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+  *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+  ROOT / "launch" / "README.md",
+  *sorted((ROOT / "docs").glob("*.md")),
+]
+EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
+SOURCES = [
+  *sorted((ROOT / "configs").rglob("*.py")),
+  *sorted((ROOT / "jaxformers").rglob("*.py")),
+  *sorted((ROOT / "benchmarks").glob("*.py")),
+  ROOT / "launch" / "sweep.py",
+]
+COMMAND = r"(?:python|pip|pytest|sbatch|docker|launch/\w+\.sh)(?: |$)"
+# Words in capitals for which a reader puts in something.
+WORDS = {"MODEL": "transject", "MAP": "expm", "TASK": "listops"}
+WORDS |= {"WORKDIR": "runs/listops"}
+
+
+def name_of(path):
+  return path.relative_to(ROOT).as_posix()
+
+
+def blocks(page):
+  """Returns the fenced Python blocks of a page."""
+  text = (ROOT / page).read_text()
+  return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+
+
+def commands(path):
+  """Yields the shell commands of a page, or of the docstring of a module."""
+  text = path.read_text()
+  if path.suffix == ".py":
+    text = ast.get_docstring(ast.parse(text)) or ""
+    indent = " *"
+  else:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    indent = "    "
+  text = re.sub(r"\\\n\s*", "", text)
+  lines = re.findall(rf"^{indent}({COMMAND}.*)$", text, re.M)
+  spans = re.findall(rf"`({COMMAND}[^`]*)`", text)
+  for line in lines + [" ".join(span.split()) for span in spans]:
+    yield from line.split(" && ")
+
+
+FOUND = {
+  command: name_of(path)
+  for path in (*PAGES, *SOURCES)
+  for command in commands(path)
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def examples(tmp_path_factory):
+  """The files of the pages on adding a mixer and a task, registered."""
+  folder = tmp_path_factory.mktemp("examples")
+  with pytest.MonkeyPatch.context() as patch:
+    for register in (MIXERS, models.MODELS, TASKS):
+      patch.setattr(register, "_entries", dict(register._entries))
+    for page in EXAMPLE_PAGES:
+      for block in blocks(page):
+        title, _, code = block.partition("\n")
+        name, _, place = title.removeprefix("# ").partition(", ")
+        if place:  # Lines of a file that there is.
+          exec(code, vars(importlib.import_module(module_name(name))))
+          continue
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+        if name.startswith("jaxformers/"):
+          add_module(patch, path, module_name(name))
+    yield folder
+
+
+def module_name(path):
+  return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def add_module(patch, path, name):
+  """Imports a file as a module of the package, as if it stood there."""
+  parent, _, child = name.rpartition(".")
+  spec = importlib.util.spec_from_file_location(name, path)
+  module = importlib.util.module_from_spec(spec)
+  patch.setitem(sys.modules, name, module)  # Before it runs: dataclasses look.
+  patch.setattr(sys.modules[parent], child, module, raising=False)
+  spec.loader.exec_module(module)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+  monkeypatch.chdir(ROOT)
+
+
+def shorten(config):
+  """Two steps of a small model."""
+  config.model.update(d_model=16)
+  config.update(batch_size=8, eval_batch_size=8, buckets=1)
+  config.update(total_steps=2, log_steps=1, eval_steps=2, checkpoint_steps=2)
+  config.schedule.warmup_steps = 1
+  return config
+
+
+@pytest.fixture(scope="module")
+def finished(smoke, tmp_path_factory):
+  """A function: the workdir of a finished run of a kind, trained once."""
+  folder = tmp_path_factory.mktemp("finished")
+
+  @functools.cache
+  def make(kind):
+    if kind == "language":
+      text = "\n".join(f"word {k * k % 97} and {k % 13}" for k in range(300))
+      (folder / "text").mkdir()
+      for split in ("train", "valid", "test"):
+        (folder / "text" / f"{split}.txt").write_text(text)
+      config = configs.load("configs/lm/text.py:size=tiny")
+      config.task.update(archive=str(folder / "text"), vocab_size=300)
+      config.model.num_layers = 1
+      config.data_dir = str(folder / "data")
+    else:
+      config = smoke(kind)
+    loop.run(shorten(config), folder / kind)
+    return str(folder / kind)
+
+  return make
+
+
+class Parsed(Exception):
+  """Arguments were accepted, and nothing was run."""
+
+
+def parse_only(module):
+  """Runs a command until its arguments are parsed."""
+
+  def run(argv, *, monkeypatch, **_):
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(*args, **kwargs):
+      parse(*args, **kwargs)
+      raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    with pytest.raises(Parsed):
+      importlib.import_module(module).main(argv)
+
+  return run
+
+
+def with_arguments(module, *more):
+  """Runs a command with more arguments, which make it small."""
+
+  def run(argv, **_):
+    importlib.import_module(module).main([*argv, *more])
+
+  return run
+
+
+def once(module, run):
+  """Runs the first command of a module; of later ones the arguments alone."""
+  has_run = []
+
+  def run_first(argv, **context):
+    chosen = parse_only(module) if has_run else run
+    has_run.append(argv)
+    chosen(argv, **context)
+
+  return run_first
+
+
+def on_runs(module, *more, kind=""):
+  """Runs a command on finished runs of seconds.
+
+  Args:
+    module: module of the command.
+    more: arguments that make it small.
+    kind: kind of the finished run; "" for TransJect and the Transformer.
+  """
+
+  def run(argv, *, finished, tmp_path, **_):
+    kinds, others = [], []
+    for argument in argv:
+      if argument == "runs/*":
+        kinds += ["transject", "transformer"]
+      elif argument.startswith("runs/"):
+        is_transject = "transject" in argument
+        kinds.append(kind or ("transject" if is_transject else "transformer"))
+      else:
+        others.append(argument)
+    workdirs = [finished(name) for name in dict.fromkeys(kinds)]
+    importlib.import_module(module).main([*workdirs, *others, *more])
+    if "--out" in argv:
+      assert list(tmp_path.iterdir())
+
+  return once(module, run)
+
+
+# Sizes of tasks, by the name of the task.
+SIZES = {**test_vision_and_language.SIZES, **test_lra.SIZES}
+SIZES["imagenet2012"] = SIZES.pop("imagenet")
+SIZES["imdb"] = SIZES.pop("bert")
+SIZES["ag_news"] = {**SIZES["imdb"], "num_classes": 4}
+SIZES["same_ends"] = {"vocab_size": 3, "max_len": 32, "num_classes": 2}
+SIZES["language"] = {"vocab_size": 8_000, "objective": "language_model"}
+NOTHING = {"vocab_size": 0, "max_len": 256, "num_classes": 0}
+
+
+def check_training(argv, *, examples, **_):
+  """Loads the config with its overrides and builds the model."""
+  parser = argparse.ArgumentParser(allow_abbrev=False)
+  parser.add_argument("--config", required=True)
+  parser.add_argument("--workdir", required=True)
+  args, rest = parser.parse_known_args(argv)
+  overrides = [arg for arg in rest if arg.startswith("--config.")]
+  for arg in rest:
+    is_flag = arg.startswith("--") and arg not in overrides
+    name = arg.removeprefix("--").partition("=")[0]
+    assert not is_flag or name in main.flags.FLAGS
+  spec = args.config
+  if not Path(spec.partition(":")[0]).exists():
+    spec = str(examples / spec)
+  config = sweep.Sweep(Path(), overrides).config(sweep.Cell(spec), 0)
+  options = dict(config["task"])
+  name = options.pop("name")
+  parameters = inspect.signature(TASKS[name]).parameters
+  assert options.keys() <= parameters.keys()
+  assert models.build(**config["model"], **NOTHING | SIZES[name])
+
+
+def run_preparation(argv, **context):
+  """Prepares what the examples generate; parses the arguments of others."""
+  module = "jaxformers.data.prepare"
+  if argv[0] != "same_ends":
+    return parse_only(module)(argv, **context)
+  more = [f"--data_dir={context['tmp_path']}", "--num_train=20"]
+  more += ["--num_validation=4", "--num_test=4"]
+  return with_arguments(module, *more)(argv)
+
+
+def run_sweep(argv, *, monkeypatch, tmp_path, capsys, **_):
+  """Prints the commands of a sweep, without opening data."""
+  monkeypatch.setattr(sweep.Sweep, "description", lambda *_: {})
+  if "--slurm" in argv:
+    at = argv.index("--slurm")
+    assert sweep.slurm_parameters(argv[at + 1])
+    del argv[at : at + 2]
+  assert "--workdir" in argv
+  sweep.main([*argv, f"--workdir={tmp_path}", "--dry_run"])
+  printed = capsys.readouterr().out.splitlines()
+  assert all("-m jaxformers.main --config" in line for line in printed)
+  assert len(printed) > 1
+
+
+def run_launcher(script):
+  """Runs a launcher with --dry_run, and checks the command that it is given."""
+
+  def run(argv, *, tmp_path, **context):
+    at = argv.index("--") if "--" in argv else len(argv)
+    if (script, argv[0]) != ("launch/k8s.sh", "watch"):  # Runs in any case.
+      ran = subprocess.run(
+        [script, *argv[:at], "--dry_run", *argv[at:]],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
+      )
+      assert ran.stdout.strip()
+    command = argv[at + 1 :]
+    if command and script != "launch/local.sh":
+      module = "data.prepare" if argv[0] == "prepare" else "main"
+      command = ["python", "-m", f"jaxformers.{module}", *command]
+    if command:
+      execute(command, tmp_path=tmp_path, **context)
+
+  return run
+
+
+def check_sbatch(argv, **context):
+  at = next(i for i, arg in enumerate(argv) if not arg.startswith("--"))
+  assert (ROOT / argv[at]).exists()
+  check_training(argv[at + 1 :], **context)
+
+
+def check_install(argv, **_):
+  """Extras that pip is asked for are those of setup.cfg."""
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  assert argv[0] == "install"
+  for extra in re.findall(r"\[(\w+)\]", " ".join(argv)):
+    assert extra in setup["options.extras_require"]
+
+
+def check_pytest(argv, *, examples, **_):
+  """Files of tests are there."""
+  for path in re.findall(r"tests/\S+", " ".join(argv)):
+    assert (ROOT / path).exists() or (examples / path).exists()
+
+
+def check_docker(argv, **_):
+  assert argv[0] in ("build", "push")
+  if "-f" in argv:
+    assert (ROOT / argv[argv.index("-f") + 1]).exists()
+
+
+def check_ranks(argv, *, monkeypatch, **_):
+  """Checks what is to be measured; compiling the elimination takes long."""
+  monkeypatch.setattr(rank, "table", lambda settings, *_: str(settings))
+  rank.main(argv)
+
+
+ANALYSIS, THEORY = "jaxformers.analysis.", "jaxformers.theory."
+FEW = ("--samples=2", "--length=16")
+# How each program is run here; one that is not in the table fails the test.
+RUNNERS = {
+  "jaxformers.main": check_training,
+  "jaxformers.models": with_arguments(
+    "jaxformers.models.__main__",
+    "--models=transject",
+    "--sizes=vocab_size=16,max_len=64,num_classes=10",
+  ),
+  "jaxformers.data.prepare": run_preparation,
+  ANALYSIS + "results": on_runs(ANALYSIS + "results"),
+  ANALYSIS + "published": on_runs(ANALYSIS + "published"),
+  ANALYSIS + "report": on_runs(ANALYSIS + "report", "--no_checkpoints"),
+  ANALYSIS + "smoothness": on_runs(ANALYSIS + "smoothness", *FEW),
+  ANALYSIS + "lipschitz": on_runs(
+    ANALYSIS + "lipschitz", *FEW, "--steps=2", kind="transject"
+  ),
+  ANALYSIS + "inverse": on_runs(ANALYSIS + "inverse", *FEW, kind="transject"),
+  ANALYSIS + "export": on_runs(
+    ANALYSIS + "export", "--length=16", kind="transject"
+  ),
+  ANALYSIS + "perplexity": on_runs(
+    ANALYSIS + "perplexity", "--tokens=40", "--strides=1,64", kind="language"
+  ),
+  # Their runs need images, or many sizes.
+  **{
+    ANALYSIS + name: parse_only(ANALYSIS + name)
+    for name in ("segmentation", "robustness", "depth")
+  },
+  THEORY + "advise": with_arguments(THEORY + "advise"),
+  THEORY + "bounds": with_arguments(THEORY + "bounds"),
+  THEORY + "rank": check_ranks,
+  "benchmarks": parse_only("benchmarks.__main__"),
+  **{
+    f"benchmarks.{path.stem}": parse_only(f"benchmarks.{path.stem}")
+    for path in (ROOT / "benchmarks").glob("*.py")
+  },
+  "launch/sweep.py": run_sweep,
+  **{
+    name: run_launcher(name)
+    for name in ("launch/local.sh", "launch/tpu_pod.sh", "launch/k8s.sh")
+  },
+  "sbatch": check_sbatch,
+  "pip": check_install,
+  "pytest": check_pytest,
+  "docker": check_docker,
+}
+
+
+def execute(argv, **context):
+  """Runs a command by the table, as far as a test can."""
+  if argv[0] == "python":
+    argv = argv[2:] if argv[1] == "-m" else argv[1:]
+  program, *argv = argv
+  registry.choose("program of a document", program, RUNNERS)
+  # Others are named without their arguments.
+  if "..." not in argv and (argv or not program.startswith("jaxformers")):
+    RUNNERS[program](argv, **context)
+
+
+@pytest.mark.parametrize(
+  "command", FOUND, ids=lambda c: f"{FOUND[c]}: {c}"[:90]
+)
+def test_a_command_runs(
+  command, examples, finished, monkeypatch, tmp_path, capsys
+):
+  for word, value in WORDS.items():
+    command = re.sub(rf"\b{word}\b", value, command)
+  command = re.sub(
+    r"\[(--[^]]*)\]", r"\1", command
+  )  # Options as usage has them.
+  argv = shlex.split(command)
+  if "--out" in argv:
+    at = argv.index("--out") + 1
+    argv[at] = str(tmp_path / argv[at])
+  execute(
+    argv,
+    examples=examples,
+    finished=finished,
+    monkeypatch=monkeypatch,
+    tmp_path=tmp_path,
+    capsys=capsys,
+  )
+
+
+def test_an_unknown_program_is_refused():
+  with pytest.raises(ValueError, match="program of a document 'jaxformers.x'"):
+    execute(["python", "-m", "jaxformers.x"])
+
+
+def test_commands_are_found():
+  assert len(FOUND) > 80
+  programs = {command.split()[0] for command in FOUND}
+  assert programs >= {"python", "pip", "pytest", "launch/local.sh", "sbatch"}
+  assert any("launch/sweep.py --config" in command for command in FOUND)
+
+
+# What stands before a block that is a part of a program.
+PRELUDES = {
+  "docs/mixers.md": """
+import jax
+import jax.numpy as jnp
+from jaxformers import models
+
+sizes = {"vocab_size": 9, "max_len": 8, "num_classes": 2, "d_model": 8}
+mixer = {"kind": "fixed_random"}
+model = models.build("synthesizer", num_layers=1, mixer=mixer, **sizes)
+ids = jnp.ones((2, 8), jnp.int32)
+params = model.init(jax.random.key(0), ids, train=False)["params"]
+""",
+}
+
+
+@pytest.mark.parametrize(
+  ("page", "number"),
+  [
+    (name_of(page), number)
+    for page in PAGES
+    if name_of(page) not in EXAMPLE_PAGES
+    for number in range(len(blocks(page)))
+  ],
+)
+def test_a_block_runs(page, number, finished, monkeypatch):
+  code = blocks(page)[number]
+  vit = ROOT / "tests" / "models" / "pretrained" / "vit"
+  code = code.replace("PATH/deit-tiny-patch16-224", str(vit))
+  code = code.replace("(21, 512, 512)", "(2, 32, 32)")  # Seconds less.
+  if "runs/" in code:
+    code = code.replace("runs/transject", finished("transject"))
+  exec(PRELUDES.get(page, "") + code, {})
+
+
+CHECKS = [
+  properties.test_shape_is_kept_and_evaluation_repeats,
+  properties.test_masked_tokens_are_never_read,
+  properties.test_appending_padding_changes_nothing,
+  properties.test_a_sample_does_not_depend_on_its_batch_mates,
+  properties.test_every_token_counts,
+  properties.test_half_precision_stays_near,
+  properties.test_a_sample_without_tokens_is_finite,
+]
+
+
+@pytest.mark.parametrize("name", ["window", "mean"])
+def test_the_example_mixers_keep_the_contract(name):
+  for check in CHECKS:
+    if "strict" not in inspect.signature(check).parameters:
+      check(name)
+      continue
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+      check(name, None)
+  properties.test_gradients_are_finite_differences(name, {})
+
+
+def test_the_example_mixer_is_causal(strict):
+  assert {*models.causal_mixers()} >= {"window"}
+  properties.test_the_past_does_not_see_the_future("window", strict)
+
+
+@pytest.mark.parametrize(
+  "path",
+  ["tests/models/mixers/test_window.py", "tests/tasks/test_same_ends.py"],
+)
+def test_the_tests_of_the_examples_pass(path, examples, tmp_path):
+  names = runpy.run_path(str(examples / path))
+  tests = [names[name] for name in names if name.startswith("test_")]
+  assert len(tests) == 2
+  for number, test in enumerate(tests):
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    test(*[folder][: len(inspect.signature(test).parameters)])
+
+
+def test_the_example_mixer_trains(smoke, tmp_path):
+  config = shorten(smoke("window"))
+  # As the page has it.
+  defaults = {"num_heads": 2, "dropout_rate": 0.1}
+  assert (
+    f"mixer_defaults = {defaults}".replace("'", '"')
+    in (ROOT / "docs" / "add_a_mixer.md").read_text()
+  )
+  assert config.model.mixer_defaults.to_dict() == defaults
+  assert loop.run(config, tmp_path)["model"] == "window"
+
+
+def test_the_example_task_trains(examples, tmp_path):
+  config = configs.load(f"{examples}/configs/same_ends.py:model=transformer")
+  config.task.update(num_train=16, num_validation=8, num_test=8)
+  config.data_dir = str(tmp_path / "data")
+  results = loop.run(shorten(config), tmp_path / "run")
+  assert results["task"] == "same_ends"
+  assert {*results["baselines"]} == {"majority class", "first-token rule"}
