@@ -658,6 +658,16 @@ def take_options(
   return rest, options
 
 
+def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
+  """Sets what `take_options` took, in sections that the config may not have."""
+  with config.unlocked():
+    for path in options:
+      section = path.split(".")[1]
+      if section not in config.model:
+        config.model[section] = ConfigDict()
+    config.update_from_flattened_dict(dict(options))
+
+
 def _value(text: str) -> Any:
   if text in ("true", "false"):
     return text == "true"

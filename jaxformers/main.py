@@ -208,7 +208,7 @@ def _parse(argv: list[str]) -> list[str]:
   try:
     spec = _spec(argv)
     options: dict[str, Any] = {}
-    if {"--help", "-help", "-h"} & {*argv}:
+    if {"--help", "--helpfull", "-help", "-h"} & {*argv}:
       print(_help(spec))
       sys.exit(0)
     if spec is not None:
@@ -223,8 +223,7 @@ def _parse(argv: list[str]) -> list[str]:
         "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
         "--help"
       )
-    with _CONFIG.value.unlocked():
-      _CONFIG.value.update_from_flattened_dict(options)
+    configs.set_options(_CONFIG.value, options)
     return rest
   except (
     ValueError,

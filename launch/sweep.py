@@ -40,7 +40,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxformers import config as configs
-from jaxformers import tasks
+from jaxformers import models, tasks
 from jaxformers.analysis import results
 
 Axis = tuple[str, tuple[str, ...]]
@@ -171,8 +171,7 @@ class Sweep:
       except (flags.Error, TypeError, KeyError) as error:
         raise ValueError(str(error)) from None
     found = own.config
-    with found.unlocked():
-      found.update_from_flattened_dict(options)
+    configs.set_options(found, options)
     found.seed = seed
     return configs.complete(found)
 
@@ -205,7 +204,9 @@ class Sweep:
       configs.complete(found["config"]),
       self.config(cell, seed),
     )
-    differing = configs.differences(before, config)
+    differing = configs.differences(
+      *map(models.resolve_defaults, (before, config))
+    )
     if not differing:
       differing = configs.differences(
         found["task_description"], self.description(config)
@@ -224,8 +225,6 @@ class Sweep:
       raise ValueError(
         f"seeds {', '.join(map(str, seeds))}: they differ and are not negative."
       )
-    from jaxformers import models  # JAX takes a second to import.
-
     seen: dict[str, Cell] = {}
     found = [self.config(cell, seeds[0]) for cell in grid]
     for config in found:  # All of them before any data are prepared.

@@ -99,3 +99,10 @@ def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():
     "model.block.kind": [1, 2],
     "model.mixer.gating": "certified",
   }
+
+
+def test_options_may_be_of_a_section_that_the_config_leaves_out():
+  config = c.base(model={"name": "transject"})
+  c.set_options(config, {"model.block.foo": 1, "model.mixer.bar": True})
+  assert config.model.block.foo == 1
+  assert config.model.mixer.bar is True

@@ -340,6 +340,7 @@ ANALYSIS, THEORY = "jaxformers.analysis.", "jaxformers.theory."
 FEW = ("--samples=2", "--length=16")
 # How each program is run here; one that is not in the table fails the test.
 RUNNERS = {
+  "jaxformers": check_training,
   "jaxformers.main": check_training,
   "jaxformers.models": with_arguments(
     "jaxformers.models.__main__",

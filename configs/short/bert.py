@@ -39,7 +39,8 @@ def get_config(arg=None):
     "dtype": "float32",
     "activations": "stored",
     "embedding": {"norm_epsilon": 1e-12},
-    "mixer": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},
+    "mixer": {},
+    "mixer_defaults": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},
     "block": {
       "mlp_dim": 3_072,
       "dropout_rate": 0.1,

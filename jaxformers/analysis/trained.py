@@ -70,7 +70,15 @@ class Trained:
 
     Drawn without repetition, by a generator of `seed`; all of the split if it
     has fewer. n is `length` or the task's greatest.
+
+    Raises:
+      ValueError: for less than one example or token.
     """
+    if count < 1 or length < 1:
+      raise ValueError(
+        f"{count} samples of {length} tokens: give at least one of both, by "
+        "--samples and --length."
+      )
     source = self.task.splits[split]
     rng = np.random.default_rng(seed)
     count = min(count, len(source))

@@ -14,7 +14,7 @@ from jaxformers import orthogonal
 from jaxformers.models import attention, heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
-from jaxformers.models.embedding import Embedding, num_patches
+from jaxformers.models.embedding import POSITIONS, Embedding, num_patches
 from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
 from jaxformers.models.language import LanguageModel
 from jaxformers.models.segmenter import MaskTransformer, Segmenter
@@ -30,6 +30,7 @@ __all__ = [
   "check",
   "in_float32",
   "mixers",
+  "resolve_defaults",
   "shapes",
   "size",
 ]
@@ -310,12 +311,30 @@ def check(options: Mapping[str, Any], kind: str = "config.model") -> None:
   parts.bind(_with_defaults(variant, mixer, shared), 1, 1)
 
 
+def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a run's config with `mixer_defaults` as options of the mixer.
+
+  Two configs of the same models are equal then, whichever way they say it.
+  """
+  resolved = dict(config)
+  for section in ("model", "reference"):
+    options = dict(config.get(section, {}))
+    if options.get("name") in MODELS:
+      shared = options.pop("mixer_defaults", {})
+      make = MIXERS[MODELS[options["name"]].mixer]
+      taken = _taken_defaults(make, shared)
+      options["mixer"] = {**taken, **options.get("mixer", {})}
+      resolved[section] = options
+  return resolved
+
+
 # Options whose values are names: what they are called, and the choices.
 CHOICES = {
   "orthogonal_map": ("orthogonal map", orthogonal.MAPS),
   "activations": ("activations", ACTIVATIONS),
   "dtype": ("dtype", DTYPES),
   "pool": ("pool", heads.POOLS),
+  "positions": ("positions", POSITIONS),
   "head_activation": ("activation", heads.ACTIVATIONS),
 }
 
@@ -409,10 +428,17 @@ def _with_defaults(
   make = MIXERS[variant.mixer]
   for option in shared:
     choose("option of mixer_defaults", option, attention.shared_options())
-  own = {*getattr(make, "defaults", {}), *variant.fixed}
-  has = getattr(make, "options", ())
-  taken = {k: v for k, v in shared.items() if k in has and k not in own}
+  taken = _taken_defaults(make, shared)
+  taken = {k: v for k, v in taken.items() if k not in variant.fixed}
   return {**taken, **variant.defaults, **mixer}
+
+
+def _taken_defaults(
+  make: Callable[..., Any], shared: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the defaults that a mixer has as options and does not set."""
+  own, options = getattr(make, "defaults", {}), getattr(make, "options", ())
+  return {k: v for k, v in shared.items() if k in options and k not in own}
 
 
 def _check_pool(

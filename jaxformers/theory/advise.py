@@ -89,8 +89,7 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   name = min(limits, key=lambda key: limits[key])
   narrowest = limits[name]
   layers, built = _round_sizes(params, min(wide, narrowest), narrowest)
-  tolerance = 0.05 if params >= 1e7 else 0.1
-  if abs(parameters(layers, built) / params - 1) > tolerance:
+  if abs(parameters(layers, built) / params - 1) > _tolerance(params):
     raise ValueError(_refuse_bottleneck(params, int(narrowest), name))
   return Advice(
     depth,
@@ -119,6 +118,8 @@ def _round_width(d_model: float, widest: float) -> int:
 def _round_sizes(params: float, wide: float, widest: float) -> tuple[int, int]:
   """Returns the layers and width near `wide` that come closest to `params`.
 
+  Those that the fit calls balanced come first, where they are near enough.
+
   Args:
     params: number of parameters.
     wide: width to round.
@@ -132,7 +133,17 @@ def _round_sizes(params: float, wide: float, widest: float) -> tuple[int, int]:
     ideal = math.sqrt(params / parameters(max(layers, 1), 1))
     sizes.append((layers, _round_width(ideal, widest)))
   sizes = [(min(max(n, 1), DEEPEST), d_model) for n, d_model in sizes]
-  return min(sizes, key=lambda pair: abs(parameters(*pair) - params))
+
+  def rank(pair: tuple[int, int]) -> tuple[bool, float]:
+    off = abs(parameters(*pair) / params - 1)
+    return off > _tolerance(params) or place(*pair)[0] != "balanced", off
+
+  return min(sizes, key=rank)
+
+
+def _tolerance(params: float) -> float:
+  """Returns by how much of `params` the network to build may differ."""
+  return 0.05 if params >= 1e7 else 0.1
 
 
 def _refuse_bottleneck(params: float, narrowest: int, name: str) -> str:

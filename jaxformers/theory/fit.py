@@ -50,11 +50,13 @@ def depth_of(params: float) -> float:
     raise ValueError(f"params={params}: give a number such as 125e6.")
   low, high = 1.0, 5_000.0
   least, most = (parameters(x, width(x)) for x in (low, high))
-  if not least <= params <= most:
+  if params < least:
     raise ValueError(
-      f"params={params:,.0f}: the fit has networks of {least:,.0f} to "
-      f"{most:.1e} parameters, without embedding. Give a number between them."
+      f"params={params:,.0f}: one layer of the fit has {least:,.0f} "
+      "parameters, without embedding. Give that many or more."
     )
+  if params > most:
+    raise ValueError(f"params={params:.1e}: no network has so many.")
   for _ in range(80):
     middle = (low + high) / 2
     below = parameters(middle, width(middle)) < params

@@ -173,12 +173,15 @@ def _train(
     if total <= (warmup := c["schedule"].get("warmup_steps", 0)):
       progress.line(
         f"Note: schedule.warmup_steps={warmup} is not less than total_steps="
-        f"{total}, so the learning rate never reaches its peak. Set both, such "
+        f"{total}, so the whole run is warm-up. Set both, such "
         f"as --config.schedule.warmup_steps={total // 10}."
       )
     for step in range(start + 1, total + 1):
       if loop.stopped():
-        progress.line(f"Stopped early: no better for {memo.worse} evaluations.")
+        progress.line(
+          f"Stopped early: no better for {memo.worse} evaluations. A greater "
+          "config.patience goes on."
+        )
         break
       if profile and step == start + PROFILED[0]:
         trace.enter_context(jax.profiler.trace(this.workdir / "profile"))

@@ -75,6 +75,7 @@ class Run:
     self.layout = parallel.layout("" if eval_only else c["mesh"])
     if eval_only:
       _check_trained(workdir)
+      _read_config(workdir / "config.json")
     else:
       _check_batch(c, self.layout.parts)
       _check_writable(workdir)
@@ -82,6 +83,7 @@ class Run:
     self.tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
+    _check_fields(c)
     for section in ("model", "reference"):
       models.check(c[section], f"config.{section}")
     self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
@@ -91,18 +93,6 @@ class Run:
     metric = self.objective.metric
     choose("field config.select", c["select"], (metric, "loss"))
     self.higher = c["select"] == metric and self.objective.higher
-    if c["store_seconds"] < 0:
-      raise ValueError(
-        f"config.store_seconds={c['store_seconds']}: it must not be negative."
-      )
-    for field in ("ema_decay", "label_smoothing"):
-      if not 0 <= c[field] < 1:
-        raise ValueError(f"config.{field}={c[field]} is not in [0, 1).")
-    if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
-      raise ValueError(
-        f"config.ema_decay={c['ema_decay']} with orthogonal_map='matrix': the "
-        "average of orthogonal matrices is none. Choose another map, or 0."
-      )
     create = functools.partial(
       states.create, self.model, self.tx, averaged=c["ema_decay"] > 0
     )
@@ -160,12 +150,15 @@ class Run:
     return prefetch(make, range(start, self.config["total_steps"]))
 
   def is_finished(self) -> bool:
-    """True if there are results of this many steps: a run may be lengthened."""
+    """True if there are results: of as many steps, for it may be lengthened."""
     path = self.workdir / "results.json"
     if not path.exists():
       return False
-    results = json.loads(path.read_text())
-    return results["config"]["total_steps"] >= self.config["total_steps"]
+    before = json.loads(path.read_text())["config"]
+    return all(
+      before[field] == self.config[field]
+      for field in ("total_steps", "patience")
+    )
 
   def wall_seconds(self) -> float:
     """Of this process, and of those before it up to their last checkpoint."""
@@ -205,6 +198,26 @@ class Run:
 
 def _model(options: Mapping[str, Any], task: Task) -> models.Model:
   return call("config.model", models.build, {**options, **task.sizes()})
+
+
+def _check_fields(config: Mapping[str, Any]) -> None:
+  """Raises ValueError for a value that no task can have."""
+  c = config
+  choose("parallel mode", c["parallel"], parallel.COMPILERS)
+  metrics = {objective.metric for objective in OBJECTIVES.values()}
+  choose("field config.select", c["select"], sorted(metrics | {"loss"}))
+  if c["store_seconds"] < 0:
+    raise ValueError(
+      f"config.store_seconds={c['store_seconds']}: it must not be negative."
+    )
+  for field in ("ema_decay", "label_smoothing"):
+    if not 0 <= c[field] < 1:
+      raise ValueError(f"config.{field}={c[field]} is not in [0, 1).")
+  if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
+    raise ValueError(
+      f"config.ema_decay={c['ema_decay']} with orthogonal_map='matrix': the "
+      "average of orthogonal matrices is none. Choose another map, or 0."
+    )
 
 
 def _check_batch(config: Mapping[str, Any], devices: int) -> None:
@@ -248,8 +261,9 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   path = workdir / "config.json"
   if not path.exists() or not _has_checkpoints(workdir):
     return
-  before = configs.complete(json.loads(path.read_text()))
-  schedule, more = config["schedule"]["name"], ""
+  before = models.resolve_defaults(_read_config(path))
+  now, more = models.resolve_defaults(config), ""
+  schedule = config["schedule"]["name"]
   if before["total_steps"] < config["total_steps"]:
     if schedule not in optim.ENDING:
       before["total_steps"] = config["total_steps"]
@@ -258,10 +272,26 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
         f"\nThe schedule {schedule!r} ends with the run, so that this one "
         "cannot be made longer; one of a constant or rsqrt schedule can."
       )
-  differing = configs.differences(before, config)
+  if before["patience"] and not 0 < config["patience"] < before["patience"]:
+    before["patience"] = config["patience"]  # More of it goes on.
+  differing = configs.differences(before, now)
   if differing:
     raise ValueError(
       f"The workdir {workdir} belongs to a run of another config:\n  "
       + "\n  ".join(differing)
       + f"{more}\nUse that config again, or choose another --workdir."
     )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+  """Returns the config of a run; ValueError for a file of something else."""
+  try:
+    config = json.loads(path.read_text())
+    if {"seed", "task", "model"} <= config.keys():
+      return configs.complete(config)
+  except (ValueError, AttributeError):
+    pass
+  raise ValueError(
+    f"{path} is not the config of a run of this package: give the --workdir of "
+    "a run, or one that does not exist yet."
+  )

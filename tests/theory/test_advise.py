@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers.theory import advise as a
+from jaxformers.theory import fit
 
 DEPTHS = {
   1e6: (2.6, 178),
@@ -165,7 +166,7 @@ def test_the_command(capsys, tmp_path, monkeypatch, request):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--params=1000"], "params=1,000: the fit has networks of"),
+    (["--params=1000"], "params=1,000: one layer of the fit has"),
     (["--params=1e8", "--vocab=-1"], "vocab=-1, rank=0"),
     (["--params=inf"], "params=inf"),
     (["--params=1e13"], "^error: params=10,000,000,000,000: the fit has 114"),
@@ -176,3 +177,16 @@ def test_the_command(capsys, tmp_path, monkeypatch, request):
 def test_a_wrong_argument(arguments, message):
   with pytest.raises(SystemExit, match=message):
     a.main(arguments)
+
+
+@pytest.mark.parametrize("vocab", [0, 164, 1_000])
+@pytest.mark.parametrize("params", [330_000, 4e5, 566_558, 2e6, 125e6])
+def test_what_is_recommended_fits_the_fit_and_the_bottleneck(params, vocab):
+  try:
+    advice = a.advise(params, vocab)
+  except ValueError as error:
+    assert f"vocab={vocab:,} bounds" in str(error)
+    return
+  assert not vocab or advice.width <= vocab
+  if not vocab:
+    assert fit.place(advice.layers, advice.width)[0] == "balanced"

@@ -28,5 +28,5 @@ def test_where_a_network_lies():
 def test_no_depth_overflows():
   assert f.place(10**9, 12_288) == ("deep", 0.0)
   assert f.depth(100) < 1
-  with pytest.raises(ValueError, match="params=10,000: the fit has"):
+  with pytest.raises(ValueError, match="params=10,000: one layer of the fit"):
     f.depth_of(1e4)

@@ -298,6 +298,15 @@ def test_patience_ends_a_run(smoke, tmp_path):
   assert evaluated == [2, 4, 6, 8]
   assert results["best_step"] == 2
   assert timeless(loop.run(config, tmp_path)) == timeless(results)
+  config.patience = 5
+  loop.run(config, tmp_path)
+  evaluated = [
+    line["step"] for line in curve(tmp_path) if "validation/loss" in line
+  ]
+  assert evaluated == [2, 4, 6, 8, 10, 12]
+  config.patience = 3
+  with pytest.raises(ValueError, match="patience: 5 -> 3"):
+    loop.run(config, tmp_path)
 
 
 def test_selection_by_loss(smoke, tmp_path):

@@ -37,6 +37,36 @@ def test_what_results_say(smoke, tmp_path):
     assert key in results
 
 
+def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
+  """As options of the mixer, where configs had them before."""
+  config = smoke("performer", total_steps=2, eval_steps=2, checkpoint_steps=2)
+  config.task.max_length = 60
+  path = tmp_path / "config.json"
+  want = loop.run(config, tmp_path)
+  before = json.loads(path.read_text())
+  for section in ("model", "reference"):
+    defaults = before[section].pop("mixer_defaults")
+    if section == "model":
+      del defaults["dropout_rate"]  # A Performer has no weights to drop.
+    before[section]["mixer"] |= defaults
+  path.write_text(json.dumps(before))
+  again = loop.run(config, tmp_path, eval_only=True)
+  assert again["accuracy"] == want["accuracy"]
+  before["model"]["mixer"]["num_heads"] = 1
+  path.write_text(json.dumps(before))
+  with pytest.raises(ValueError, match="model.mixer.num_heads: 1 -> 2"):
+    loop.run(config, tmp_path, eval_only=True)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
+def test_the_config_of_another_program_is_told(smoke, tmp_path, content):
+  (tmp_path / "config.json").write_text(content)
+  with pytest.raises(
+    ValueError, match=r"config\.json is not the config of a run"
+  ):
+    Run(smoke(), tmp_path, eval_only=True)
+
+
 def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
   loop.run(smoke(), tmp_path)
   before = sorted(str(path) for path in tmp_path.rglob("*"))
@@ -54,6 +84,10 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
     ({"model.mixer": {"nun_experts": 2}}, "mixer 'transject' 'nun_experts'"),
     ({"model.pool": "mex"}, "Unknown pool 'mex'"),
     ({"model.depth": 2}, "option of config.model 'depth'"),
+    ({"model.positions": "places"}, "Unknown positions 'places'"),
+    ({"select": "f1"}, "config.select 'f1'"),
+    ({"parallel": "xmap"}, "parallel mode 'xmap'"),
+    ({"label_smoothing": 2.0}, "label_smoothing=2.0 is not in"),
   ],
 )
 def test_a_wrong_name_is_told_before_data_are_prepared(

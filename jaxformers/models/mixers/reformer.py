@@ -12,7 +12,6 @@ from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocks import check_size, neighbours, split
 from jaxformers.models.mixers.softmax import HIGHEST, dot
 
-MOST = 128  # Buckets of one argmax; more are made of two.
 ITSELF = -1e5  # The logit of a token for itself: only if there is no other.
 
 
@@ -44,14 +43,22 @@ def _num_buckets(asked: int, max_len: int, chunk_size: int) -> int:
   return asked or 2 ** max(1, int(math.log2(max(2 * max_len / chunk_size, 2))))
 
 
-def factors_of(count: int) -> tuple[int, ...]:
-  """A number of buckets as one factor, or as two even ones above 128."""
-  if count <= MOST:
+def factors_of(count: int, most: int = 128) -> tuple[int, ...]:
+  """Returns a number of buckets as one factor, or as two even ones.
+
+  Args:
+    count: number of buckets.
+    most: greatest number of buckets of one argmax.
+
+  Raises:
+    ValueError: for a greater number that is no power of two.
+  """
+  if count <= most:
     return (count,)
   first = 2 ** math.ceil(math.log2(count) / 2)
   if count % (2 * first):
     raise ValueError(
-      f"num_buckets={count}: above {MOST} choose a power of two."
+      f"num_buckets={count}: above {most} choose a power of two."
     )
   return first, count // first
 
@@ -85,13 +92,12 @@ def reformer(
   (`same_bucket=False`) and counts a key once for every round that reaches it
   (`correct_duplicates=False`). Differs from both: the first chunk has none
   before it, there the last; the number of buckets follows max_len and padding
-  is sorted behind the tokens, so that it changes nothing; of two factors the
-  first counts most, there least, which is another order of the same buckets. No
-  causal form: where chunks end depends on later tokens too.
+  is sorted behind the tokens, so that it changes nothing. No causal form: where
+  chunks end depends on later tokens too.
 
   Shapes: q, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens. `draw`
-  gives "rotations": [h, e, num_hashes, num_buckets / 2]; above
-  128 buckets the last is half the sum of two factors.
+  gives "rotations": [h, e, num_hashes, num_buckets / 2]; of many buckets the
+  last is half the sum of two factors, see `factors_of`.
   """
   size = check_size("chunk_size", chunk_size)
   if num_hashes < 1:
@@ -100,7 +106,9 @@ def reformer(
   count = _num_buckets(num_buckets, max_len, size)
   bucket = jnp.zeros((b, h, num_hashes, n), jnp.int32)
   if count > 1:
-    factors = factors_of(count)
+    # The limit of Hugging Face's code: 128 for chunks of 64.
+    limit = 2 * max(math.isqrt(max_len // size), size)
+    factors = factors_of(count, limit)
     shape = (h, e, num_hashes, sum(factors) // 2)
     rotations = draw("rotations", lambda key: jax.random.normal(key, shape))
     bucket = buckets_of(jax.lax.stop_gradient(q), rotations, factors)

@@ -390,6 +390,10 @@ class TransJect(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, jax.Array]:
     d = x.shape[-1]
+    if self.num_experts < 1:
+      raise ValueError(
+        f"num_experts={self.num_experts}: at least one is needed."
+      )
     shape = (self.num_experts, d, d)
     a = (self.residual or ResidualScale(1, name="residual"))()
     u = rotation(self, "u", shape, self.orthogonal_map)

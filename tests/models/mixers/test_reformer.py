@@ -99,6 +99,7 @@ def test_many_buckets_are_made_of_two_hashes():
   assert factors_of(6) == (6,)
   assert factors_of(128) == (128,)  # As in Hugging Face's code.
   assert factors_of(256) == (16, 16)
+  assert factors_of(16, most=8) == (4, 4)
   assert factors_of(512) == (32, 16)
   rotations = jnp.asarray(np.random.default_rng(0).normal(size=(H, E, 2, 5)))
   q = jnp.asarray(heads(1)[0], jnp.float32)
