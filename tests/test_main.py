@@ -163,6 +163,19 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
   assert "damaged" not in (tmp_path / "errors").read_text()
 
 
+def start_session(command):
+  """Starts a command as a terminal does: in a group that hears Ctrl-C."""
+  return subprocess.Popen(
+    command,
+    env=environment(),
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+    # Tests in the background of a shell ignore it, and what they start, too.
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+  )
+
+
 @pytest.mark.parametrize(
   ("number", "status", "name"),
   [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")],
@@ -171,13 +184,7 @@ def test_a_signal_ends_with_its_status_and_a_checkpoint(
   finished, command, tmp_path, number, status, name
 ):
   slow = command(tmp_path, "--config.total_steps=100000")
-  process = subprocess.Popen(
-    slow,
-    env=environment(),
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,
-  )
+  process = start_session(slow)
   while not process.stderr.readline().startswith("step 3/"):
     assert process.poll() is None
   os.killpg(process.pid, number)  # A terminal sends Ctrl-C to all of a group.
@@ -192,15 +199,11 @@ def test_ctrl_c_before_training_says_one_line(command, tmp_path):
   """While data are generated, or whatever comes before the first step."""
   data = tmp_path / "data"
   fields = {"task.num_train": 500_000, "task.max_length": 2_000}
-  process = subprocess.Popen(
+  process = start_session(
     [
       *command(tmp_path / "run", f"--config.data_dir={data}"),
       *(f"--config.{key}={value}" for key, value in fields.items()),
-    ],
-    env=environment(),
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,
+    ]
   )
   while not data.exists():
     assert process.poll() is None

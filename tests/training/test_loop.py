@@ -115,9 +115,17 @@ def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
   assert want["accuracy"] == whole[0]["accuracy"]
 
 
+@pytest.fixture
+def hears_ctrl_c():
+  """Python's own handler, also where tests run in a shell's background."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_run_goes_on_from_there(
-  smoke, tmp_path, monkeypatch, whole, number
+  smoke, tmp_path, monkeypatch, whole, number, hears_ctrl_c
 ):
   with monkeypatch.context() as patch:
     stop_at(patch, 3, lambda: os.kill(os.getpid(), number))
@@ -150,7 +158,7 @@ def test_every_model_trains_is_scored_and_is_taken_up_again(
   assert validated.count(1) == 1
 
 
-def test_ctrl_c_twice_stops_at_once(smoke, tmp_path, monkeypatch):
+def test_ctrl_c_twice_stops_at_once(smoke, tmp_path, monkeypatch, hears_ctrl_c):
   def twice():
     for _ in range(2):
       os.kill(os.getpid(), signal.SIGINT)
