@@ -226,11 +226,11 @@ class Sweep:
         f"seeds {', '.join(map(str, seeds))}: they differ and are not negative."
       )
     seen: dict[str, Cell] = {}
-    found = [self.config(cell, seeds[0]) for cell in grid]
-    for config in found:  # All of them before any data are prepared.
+    cell_configs = [self.config(cell, seeds[0]) for cell in grid]
+    for config in cell_configs:  # All of them before any data are prepared.
       for section in ("model", "reference"):
         models.check(config[section], f"config.{section}")
-    for cell, config in zip(grid, found, strict=True):
+    for cell, config in zip(grid, cell_configs, strict=True):
       for same in (json.dumps(config, sort_keys=True), str(cell.folder)):
         if same in seen:
           raise ValueError(

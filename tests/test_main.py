@@ -163,16 +163,22 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
   assert "damaged" not in (tmp_path / "errors").read_text()
 
 
+# Tests in the background of a shell ignore Ctrl-C, and what they start, too.
+HEARS_CTRL_C = (
+  "import os, signal, sys;"
+  "signal.signal(signal.SIGINT, signal.SIG_DFL);"
+  "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
 def start_session(command):
   """Starts a command as a terminal does: in a group that hears Ctrl-C."""
   return subprocess.Popen(
-    command,
+    [sys.executable, "-c", HEARS_CTRL_C, *command],
     env=environment(),
     stderr=subprocess.PIPE,
     text=True,
     start_new_session=True,
-    # Tests in the background of a shell ignore it, and what they start, too.
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
   )
 
 

@@ -437,8 +437,8 @@ def _taken_defaults(
   make: Callable[..., Any], shared: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns the defaults that a mixer has as options and does not set."""
-  own, options = getattr(make, "defaults", {}), getattr(make, "options", ())
-  return {k: v for k, v in shared.items() if k in options and k not in own}
+  options, fixed = getattr(make, "options", ()), getattr(make, "defaults", {})
+  return {k: v for k, v in shared.items() if k in options and k not in fixed}
 
 
 def _check_pool(
