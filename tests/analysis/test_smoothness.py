@@ -326,10 +326,15 @@ def test_curves_of_a_model():
   logs = s.log_functional_kernel(v, k, jnp.ones((2, 6), bool))
   want = np.log10(np.exp(logs).mean())
   np.testing.assert_allclose(one["functional_kernel"][1], want, rtol=1e-4)
-  with jax.enable_x64(False):
-    whole = s.measure(model, params, ids, batch_size=3)
-  for name in s.CURVES:
-    np.testing.assert_allclose(found[name], whole[name], rtol=1e-4)
+
+
+def test_batches_are_averaged_by_their_samples():
+  values, counts = np.array([[1.0, 3.0], [4.0, 0.0]]), np.array([2, 1])
+  np.testing.assert_allclose(s._average("functional", values, counts), [2, 2])
+  logs = s._average("functional_kernel", np.log10(values + 1), counts)
+  np.testing.assert_allclose(10**logs, [3, 3])
+  huge = s._average("functional_kernel", 400 + np.log10(values + 1), counts)
+  np.testing.assert_allclose(huge, 400 + np.log10([3, 3]))
 
 
 def test_models_without_heads_have_a_similarity():

@@ -191,10 +191,6 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_end(
   assert timeless(found) == timeless(want)
   with pytest.raises(ValueError, match=r"total_steps: 10 -> 5"):
     loop.run(make(5), tmp_path / "run")
-  loop.run(smoke(total_steps=5), tmp_path / "ends")
-  message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
-  with pytest.raises(ValueError, match=message):
-    loop.run(smoke(), tmp_path / "ends")
 
 
 def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import chex
 import jax
 import pytest
 
+from jaxformers import config as configs
 from jaxformers.training import loop, parallel, run
 from jaxformers.training.run import Run
 
@@ -37,25 +38,34 @@ def test_what_results_say(smoke, tmp_path):
     assert key in results
 
 
+def as_if_trained(workdir, config):
+  """The workdir of a run that has a checkpoint."""
+  (workdir / "checkpoints" / "5").mkdir(parents=True, exist_ok=True)
+  (workdir / "config.json").write_text(json.dumps(config))
+
+
 def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
   """As options of the mixer, where configs had them before."""
-  config = smoke("performer", total_steps=2, eval_steps=2, checkpoint_steps=2)
-  config.task.max_length = 60
-  path = tmp_path / "config.json"
-  want = loop.run(config, tmp_path)
-  before = json.loads(path.read_text())
+  config = configs.plain(smoke("performer"))
+  before = configs.plain(smoke("performer"))
   for section in ("model", "reference"):
     defaults = before[section].pop("mixer_defaults")
     if section == "model":
       del defaults["dropout_rate"]  # A Performer has no weights to drop.
     before[section]["mixer"] |= defaults
-  path.write_text(json.dumps(before))
-  again = loop.run(config, tmp_path, eval_only=True)
-  assert again["accuracy"] == want["accuracy"]
+  as_if_trained(tmp_path, before)
+  run._check_config(tmp_path, config)
   before["model"]["mixer"]["num_heads"] = 1
-  path.write_text(json.dumps(before))
+  as_if_trained(tmp_path, before)
   with pytest.raises(ValueError, match="model.mixer.num_heads: 1 -> 2"):
-    loop.run(config, tmp_path, eval_only=True)
+    run._check_config(tmp_path, config)
+
+
+def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
+  as_if_trained(tmp_path, configs.plain(smoke(total_steps=5)))
+  message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
+  with pytest.raises(ValueError, match=message):
+    run._check_config(tmp_path, configs.plain(smoke()))
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
