@@ -150,7 +150,10 @@ class Run:
     return prefetch(make, range(start, self.config["total_steps"]))
 
   def is_finished(self) -> bool:
-    """True if there are results: of as many steps, for it may be lengthened."""
+    """Returns True if there are results of this many steps and this patience.
+
+    A run of fewer, or of less, goes on.
+    """
     path = self.workdir / "results.json"
     if not path.exists():
       return False
