@@ -223,8 +223,8 @@ def test_ctrl_c_before_training_says_one_line(command, tmp_path):
   assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("module", ["jaxformers", "jaxformers.main"])
-def test_help_shows_flags_and_fields(module):
+def test_help_shows_flags_and_fields():
+  module = "jaxformers.main"
   done = run([sys.executable, "-m", module, "--help"])
   assert done.returncode == 0
   for words in (
