@@ -15,12 +15,15 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ALLOWED = {
   "registry": set(),
   "config": set(),
+  "workdirs": set(),
   "orthogonal": set(),
   "data": set(),
   "models": {"orthogonal"},
   "tasks": {"data"},
-  "training": {"models", "tasks", "data", "config", "orthogonal"},
-  "analysis": {"models", "orthogonal", "config"},
+  "training": {
+    *("models", "tasks", "data", "config", "orthogonal", "workdirs"),
+  },
+  "analysis": {"models", "orthogonal", "config", "workdirs"},
   "theory": set(),
   "main": {"config", "training"},
   "__main__": {"main"},
@@ -43,7 +46,9 @@ COMMANDS = {
   "analysis/perplexity.py": {"analysis", "data", "training"},
   "analysis/robustness.py": {"analysis", "data"},
   "analysis/segmentation.py": {"analysis", "data", "models", "training"},
-  "analysis/trained.py": {"analysis", "models", "tasks", "training"},
+  "analysis/trained.py": {
+    *("analysis", "models", "tasks", "training", "workdirs"),
+  },
   "data/prepare.py": {"data", "tasks"},
   "theory/advise.py": {"config"},
   "models/__main__.py": {"models", "tasks", "config"},

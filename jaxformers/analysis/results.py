@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers.analysis import workdirs
+from jaxformers import workdirs
 
 COLUMNS = (
   "task",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
+from jaxformers import workdirs
 from jaxformers.analysis import results as tables
-from jaxformers.analysis import workdirs
 
 # What a label leaves out: it says nothing of a model, or all have it.
 SILENT = (*configs.FREE, "reference.", "seed")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers.analysis import workdirs
+from jaxformers import workdirs
 from jaxformers.analysis.capture import variables
 from jaxformers.models import Model
 from jaxformers.tasks import Task

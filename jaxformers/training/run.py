@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import config as configs
-from jaxformers import models, tasks
+from jaxformers import models, tasks, workdirs
 from jaxformers.data.loader import Loader, pad_lengths, prefetch
 from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
@@ -75,7 +74,7 @@ class Run:
     self.layout = parallel.layout("" if eval_only else c["mesh"])
     if eval_only:
       _check_trained(workdir)
-      _read_config(workdir / "config.json")
+      workdirs.read_config(workdir)
     else:
       _check_batch(c, self.layout.parts)
       _check_writable(workdir)
@@ -154,10 +153,9 @@ class Run:
 
     A run of fewer, or of less, goes on.
     """
-    path = self.workdir / "results.json"
-    if not path.exists():
+    if not (self.workdir / "results.json").exists():
       return False
-    before = json.loads(path.read_text())["config"]
+    before = workdirs.read_results(self.workdir)["config"]
     return all(
       before[field] == self.config[field]
       for field in ("total_steps", "patience")
@@ -264,7 +262,8 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   path = workdir / "config.json"
   if not path.exists() or not _has_checkpoints(workdir):
     return
-  before = models.resolve_defaults(_read_config(path))
+  before = configs.complete(workdirs.read_config(workdir))
+  before = models.resolve_defaults(before)
   now, more = models.resolve_defaults(config), ""
   schedule = config["schedule"]["name"]
   if before["total_steps"] < config["total_steps"]:
@@ -284,17 +283,3 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
       + "\n  ".join(differing)
       + f"{more}\nUse that config again, or choose another --workdir."
     )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-  """Returns the config of a run; ValueError for a file of something else."""
-  try:
-    config = json.loads(path.read_text())
-    if {"seed", "task", "model"} <= config.keys():
-      return configs.complete(config)
-  except (ValueError, AttributeError):
-    pass
-  raise ValueError(
-    f"{path} is not the config of a run of this package: give the --workdir of "
-    "a run, or one that does not exist yet."
-  )
