@@ -155,7 +155,8 @@ class Run:
     """
     if not (self.workdir / "results.json").exists():
       return False
-    before = workdirs.read_results(self.workdir)["config"]
+    results = workdirs.read_results(self.workdir)
+    before = configs.complete(results["config"])
     return all(
       before[field] == self.config[field]
       for field in ("total_steps", "patience")

@@ -1,13 +1,18 @@
 import functools
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks import BLOCKS, orthogonal_feed_forward
+from jaxformers.models.blocks import (
+  BLOCKS,
+  layer_norm,
+  orthogonal_feed_forward,
+)
 
 MIXER_OF = {
   "attention_only": "linearized",
@@ -92,3 +97,19 @@ def test_dropout_acts_in_training_only():
   still = block.apply(variables, x, **kw, train=False)[0]
   moved = block.apply(variables, x, **kw, train=True, rngs=rngs)[0]
   assert not np.allclose(still, moved)
+
+
+def test_layer_norm_beside_that_of_transjects_baselines():
+  """Theirs divides by the unbiased deviation plus 1e-6 (docs/mixers.md)."""
+  x = np.array([[[1.0, 2.0, 5.0, 9.0]]])
+
+  class Norm(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return layer_norm(x, "norm")
+
+  y, _ = Norm().init_with_output(jax.random.key(0), jnp.asarray(x, jnp.float32))
+  centred = x - x.mean()
+  np.testing.assert_allclose(y, centred / np.sqrt(x.var() + 1e-5), rtol=1e-5)
+  theirs = centred / (x.std(ddof=1) + 1e-6)
+  np.testing.assert_allclose(y / theirs, np.sqrt(4 / 3), rtol=1e-4)
