@@ -213,7 +213,9 @@ def save(*_):
   sys.exit(143)
 
 signal.signal(signal.SIGTERM, save)
-(here / "began").write_text(os.environ.get("JAX_LOCAL_DEVICE_IDS", ""))
+staged = here / "staged"  # Who waits for the file reads it whole.
+staged.write_text(os.environ.get("JAX_LOCAL_DEVICE_IDS", ""))
+staged.rename(here / "began")
 time.sleep(60)
 """
 
