@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +16,6 @@ from jaxformers.registry import Registry, call
 from jaxformers.training.riemannian import riemannian
 
 SCHEDULES: Registry = Registry("schedule")
-# Schedules whose rate at a step depends on where the run ends.
-ENDING = ("cosine", "linear", "onecycle", "polynomial")
 OPTIMIZERS: Registry = Registry("optimizer")
 
 
@@ -191,6 +190,11 @@ def sgd(
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
+def ends_with_run(name: str) -> bool:
+  """Returns True for a schedule whose rates depend on the run's last step."""
+  return "total_steps" in inspect.signature(SCHEDULES[name]).parameters
+
+
 def build(
   optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -210,7 +214,7 @@ def build(
   """
   options = dict(schedule)
   name = options.pop("name")
-  if name in ENDING:
+  if ends_with_run(name):
     options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], options)
   own = dict(optimizer)

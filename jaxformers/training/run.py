@@ -268,7 +268,7 @@ def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   now, more = models.resolve_defaults(config), ""
   schedule = config["schedule"]["name"]
   if before["total_steps"] < config["total_steps"]:
-    if schedule not in optim.ENDING:
+    if not optim.ends_with_run(schedule):
       before["total_steps"] = config["total_steps"]
     else:
       more = (
