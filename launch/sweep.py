@@ -40,7 +40,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxformers import config as configs
-from jaxformers import models, tasks
+from jaxformers import durable, models, tasks
 from jaxformers.analysis import results
 
 Axis = tuple[str, tuple[str, ...]]
@@ -415,9 +415,7 @@ class SlurmSweep(Sweep):
           folder: self._executor.submit(task) for folder, task in new.items()
         }
       known |= {folder: job.job_id for folder, job in jobs.items()}
-      staged = self._known.with_suffix(".staged")
-      staged.write_text(json.dumps(known, indent=2), encoding="utf-8")
-      staged.replace(self._known)
+      durable.write_json(self._known, known)
     self._jobs |= jobs
     if before or jobs:
       print(

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from jaxformers import durable
 from jaxformers.training import evaluate, processes, report
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
@@ -132,7 +133,7 @@ def _finish(
   results = this.results(scores, best, memo)
   if not eval_only and processes.is_first():
     this.store.patiently(
-      "results.json", lambda: report.write_json(path, results)
+      "results.json", lambda: durable.write_json(path, results)
     )
   elif eval_only and path.exists():
     # The times are the run's, not those of scoring again.

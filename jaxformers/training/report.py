@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 import jaxformers
+from jaxformers import durable
 from jaxformers.tasks import Task
 from jaxformers.training.progress import duration
 
@@ -82,15 +83,6 @@ def versions() -> dict[str, str]:
   }
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-  """Writes a file that is whole whenever it is there."""
-  staged = path.with_suffix(".staged")
-  staged.write_text(
-    json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-  )
-  staged.replace(path)
-
-
 def write_vocabulary(workdir: Path, task: Task) -> None:
   """Writes what every id stands for beside the checkpoints.
 
@@ -100,9 +92,9 @@ def write_vocabulary(workdir: Path, task: Task) -> None:
   content = task.description() | {"tokens": list(task.vocabulary)}
   if task.classes:
     content["classes"] = list(task.classes)
-  write_json(workdir / "vocabulary.json", content)
+  durable.write_json(workdir / "vocabulary.json", content)
   if task.tokenizer:
-    write_json(workdir / "tokenizer.json", json.loads(task.tokenizer))
+    durable.write_json(workdir / "tokenizer.json", json.loads(task.tokenizer))
 
 
 def table(results: Mapping[str, Any]) -> str:

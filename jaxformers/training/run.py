@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import config as configs
-from jaxformers import models, tasks, workdirs
+from jaxformers import durable, models, tasks, workdirs
 from jaxformers.data.loader import Loader, pad_lengths, prefetch
 from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
@@ -130,7 +130,7 @@ class Run:
     # And not before everything could be built.
     if not eval_only and processes.is_first():
       path = workdir / "config.json"
-      self.store.patiently(path.name, lambda: report.write_json(path, c))
+      self.store.patiently(path.name, lambda: durable.write_json(path, c))
       self.store.patiently(
         "the vocabulary", lambda: report.write_vocabulary(workdir, self.task)
       )

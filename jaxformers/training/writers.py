@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxformers import durable
 from jaxformers.training import processes
 from jaxformers.training.store import Store
 
@@ -35,9 +36,7 @@ def _cut(path: Path, step: int) -> None:
   ]
   if kept == lines:
     return
-  staged = path.with_suffix(".staged")
-  staged.write_text("".join(kept), encoding="utf-8")
-  staged.replace(path)
+  durable.write_text(path, "".join(kept))
 
 
 class Writers:

@@ -1,5 +1,3 @@
-import json
-
 from jaxformers.training import report
 
 
@@ -41,11 +39,3 @@ def test_where_a_number_comes_from():
   assert report.commit()
   assert report.hardware()["devices"] == 4
   assert report.versions()["jax"]
-
-
-def test_json_is_whole_whenever_it_is_there(tmp_path):
-  path = tmp_path / "results.json"
-  for value in (1, 2):
-    report.write_json(path, {"a": value})
-    assert json.loads(path.read_text()) == {"a": value}
-  assert [p.name for p in tmp_path.iterdir()] == ["results.json"]

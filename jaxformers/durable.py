@@ -1,0 +1,64 @@
+"""Files and folders that are whole whenever they are there.
+
+Power loss included: what is renamed into place is written to the disk before,
+because file systems may write a new name before its content.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Some file systems, such as those of object stores, cannot sync a folder.
+_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a UTF-8 file: readers see the old content or the new, never a part.
+
+  Raises:
+    OSError: if it cannot be written; the old content stays.
+  """
+  staged = path.with_name(f".{path.name}.staged")
+  try:
+    with staged.open("w", encoding="utf-8") as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    staged.replace(path)
+  except OSError:
+    staged.unlink(missing_ok=True)
+    raise
+  _sync(path.parent)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+  """Writes JSON as `write_text` does; ValueError for NaN and infinity."""
+  text = json.dumps(content, indent=2, allow_nan=False)
+  write_text(path, text + "\n")
+
+
+def rename(staged: Path, path: Path) -> None:
+  """Renames a folder, all of whose content is on the disk before."""
+  for folder, _, names in os.walk(staged, topdown=False):
+    for name in names:
+      _sync(Path(folder, name))
+    _sync(Path(folder))
+  os.rename(staged, path)
+  _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+  """Waits until a file, or the names in a folder, are on the disk."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  except OSError as error:
+    if error.errno not in _UNSUPPORTED:
+      raise
+  finally:
+    os.close(descriptor)
