@@ -130,12 +130,12 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _may_pass(error: Exception) -> bool:
-  """Whether a store was in trouble, and may be well later."""
+  """True for an error of the file system, or of a workdir that is in use."""
   if "jax" not in sys.modules:
     return False
   from jaxformers.training import store
 
-  return store.trouble(error) > 0
+  return isinstance(error, BlockingIOError) or store.trouble(error) > 0
 
 
 def _message(error: Exception) -> str | None:

@@ -1,15 +1,20 @@
-"""Reads the config and the results of a run from its workdir, and checks them.
+"""Files of a run's workdir: written with a digest, and checked when read.
 
 Other programs write files of these names too: a folder of Hugging Face has a
-`config.json`.
+`config.json`. A file may also be damaged: a digit of `results.json` that has
+changed would be quoted as a result.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from jaxformers import durable
 
 # Fields that every file of this package has, with their types.
 CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
@@ -29,12 +34,48 @@ RESULTS_FIELDS = {
 }
 
 
+def digest(content: Any) -> str:
+  """Returns 16 hexadecimal digits that tell one JSON content from another."""
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
+  """Writes a JSON file of a run, with the digest of its content.
+
+  Args:
+    folder: workdir of the run.
+    name: of the file.
+    content: plain JSON, without NaN and infinity.
+  """
+  plain = json.loads(json.dumps(content))
+  durable.write_json(folder / name, {**plain, "digest": digest(plain)})
+
+
+def write_vocabulary(folder: Path, task: Any) -> None:
+  """Writes what every id stands for.
+
+  `vocabulary.json`, and for word pieces `tokenizer.json`, which Hugging Face's
+  `tokenizers` reads.
+
+  Args:
+    folder: workdir of the run, or any other.
+    task: a `tasks.Task`.
+  """
+  content = task.description() | {"tokens": list(task.vocabulary)}
+  if task.classes:
+    content["classes"] = list(task.classes)
+  write(folder, "vocabulary.json", content)
+  if task.tokenizer:
+    durable.write_json(folder / "tokenizer.json", json.loads(task.tokenizer))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `config.json`.
 
   Raises:
-    ValueError: for a file that this package did not write; names the file, what
-      is wrong with it, and what to give instead.
+    ValueError: for a file that is damaged, or that this package did not write;
+      names the file, what is wrong with it, and what to do.
   """
   config = _read(folder, "config.json")
   check_config(folder, "config.json", config)
@@ -63,13 +104,61 @@ def check_config(folder: Path, name: str, config: Any) -> None:
   _check(folder, name, config, CONFIG_FIELDS)
 
 
+def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
+  """Returns a line of `metrics.jsonl`; its last field is a checksum."""
+  line = json.dumps({"step": step, **scalars})
+  return f'{line[:-1]}, "crc32": {zlib.crc32(line.encode())}}}\n'
+
+
+def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
+  """Returns the records of `metrics.jsonl`, and where they are damaged.
+
+  Returns:
+    The records without their checksums, none if there is no file; and the
+    numbers, from 1, of lines that are no record or not what was written. A last
+    line without its end is of neither: its process was killed.
+  """
+  path = folder / "metrics.jsonl"
+  content = path.read_bytes() if path.exists() else b""
+  *lines, _ = content.split(b"\n")
+  records, damaged = [], []
+  for number, line in enumerate(lines, 1):
+    record = _parse_metrics(line)
+    if record is None:
+      damaged.append(number)
+    else:
+      records.append(record)
+  return records, damaged
+
+
+def _parse_metrics(line: bytes) -> dict[str, Any] | None:
+  """Returns the record of a line, or None if it is damaged."""
+  try:
+    record = json.loads(line)
+  except ValueError:  # Of text, too, that is not UTF-8.
+    return None
+  if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+    return None
+  # Lines of older versions have no checksum.
+  if (expected := record.pop("crc32", None)) is not None:
+    written = json.dumps(record).encode()
+    return record if zlib.crc32(written) == expected else None
+  return record
+
+
 def _read(folder: Path, name: str) -> dict[str, Any]:
   try:
-    content = json.loads((folder / name).read_text(encoding="utf-8"))
-  except (ValueError, OSError) as error:
-    raise _foreign(folder, f"{name} cannot be read as JSON: {error}") from None
+    content = json.loads((folder / name).read_bytes())
+  except (ValueError, OSError, RecursionError) as error:
+    problem = f"{name} cannot be read as JSON: {error}"
+    raise _foreign(folder, name, problem) from None
   if not isinstance(content, dict):
-    raise _foreign(folder, f"{name} holds no JSON object")
+    raise _foreign(folder, name, f"{name} holds no JSON object")
+  # Files of older versions have no digest.
+  expected = content.pop("digest", None)
+  if expected not in (None, digest(content)):
+    problem = f"the digest of {name} is not that of its content"
+    raise _foreign(folder, name, problem)
   return content
 
 
@@ -82,11 +171,14 @@ def _check(
       value = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(value, kind):
       problem = "is missing" if value is None else f"is {value!r}"
-      raise _foreign(folder, f"the field {field!r} of {name} {problem}")
+      problem = f"the field {field!r} of {name} {problem}"
+      raise _foreign(folder, name, problem)
 
 
-def _foreign(folder: Path, problem: str) -> ValueError:
+def _foreign(folder: Path, name: str, problem: str) -> ValueError:
   return ValueError(
-    f"{folder} is no run of this package: {problem}. Give the --workdir of a "
-    "run that jaxformers trained."
+    f"{folder} is no run of this package, or it is damaged: {problem}. Give "
+    "the --workdir of a run that jaxformers trained. If this is one, remove "
+    f"{name} and run its training command again: the file is written anew from "
+    "the checkpoints."
   )

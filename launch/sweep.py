@@ -42,6 +42,7 @@ from ml_collections import config_flags
 from jaxformers import config as configs
 from jaxformers import durable, models, tasks
 from jaxformers.analysis import results
+from jaxformers.training import resume
 
 Axis = tuple[str, tuple[str, ...]]
 
@@ -196,28 +197,10 @@ class Sweep:
     Raises:
       ValueError: if they are there under another config, or of other data.
     """
-    path = self.folder(cell, seed) / "results.json"
-    if not path.exists():
-      return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    before, config = (
-      configs.complete(found["config"]),
-      self.config(cell, seed),
-    )
-    differing = configs.differences(
-      *map(models.resolve_defaults, (before, config))
-    )
-    if not differing:
-      differing = configs.differences(
-        found["task_description"], self.description(config)
-      )
-    if differing:
-      raise ValueError(
-        f"{path} is of another config or of other data:\n  "
-        + "\n  ".join(differing)
-        + "\nUse those again, or choose another --workdir."
-      )
-    return found
+    folder, config = self.folder(cell, seed), self.config(cell, seed)
+    if not (folder / "results.json").exists():
+      return None  # Nor has any data to be prepared.
+    return resume.finished_results(folder, config, self.description(config))
 
   def check(self, grid: Sequence[Cell], seeds: Sequence[int]) -> None:
     """Raises ValueError for what a run would not begin with, or run twice."""

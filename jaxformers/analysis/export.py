@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from jaxformers import orthogonal
+from jaxformers import orthogonal, workdirs
 from jaxformers.analysis.capture import variables
 from jaxformers.models import Model
 
@@ -114,9 +113,7 @@ def write(run: Any, out: Path, length: int = 0) -> dict[str, Any]:
   (out / "model.jax").write_bytes(made.serialize())
   safetensors.numpy.save_file(own, out / "model.safetensors")
   (out / "model.json").write_text(json.dumps(content, indent=2) + "\n")
-  for name in ("vocabulary.json", "tokenizer.json"):
-    if (run.workdir / name).exists():
-      shutil.copy(run.workdir / name, out / name)
+  workdirs.write_vocabulary(out, task)
   return content
 
 

@@ -54,6 +54,12 @@ def build(
     for one in every
     if not one.results
   ]
+  page.notes += [
+    f"{one.folder}/metrics.jsonl: lines {lines} are damaged, and not in the "
+    "curves."
+    for one in kept
+    if (lines := one.damaged_metrics())
+  ]
   page.rows = tables.summarise(ended)
   page.speeds = overview.speeds(found)
   page.papers = published.tables(ended)

@@ -53,20 +53,29 @@ def files(folder: Path, name: str) -> list[Path]:
 def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """Returns the `results.json` in each folder and below.
 
+  What cannot be read is left out, and named on stderr with the reason.
+
   Raises:
-    ValueError: for a folder that has none, or a file that this package did not
-      write; names it.
+    ValueError: if nothing is left; names every reason.
   """
-  found = []
+  results, problems = [], []
   for folder in folders:
     paths = files(folder, "results.json")
     if not paths:
-      raise ValueError(
+      problems.append(
         f"There is no results.json in {folder} or below it: give the workdirs "
         "of finished runs."
       )
-    found += [workdirs.read_results(path.parent) for path in paths]
-  return found
+    for path in paths:
+      try:
+        results.append(workdirs.read_results(path.parent))
+      except ValueError as error:
+        problems.append(str(error))
+  if not results:
+    raise ValueError("\n".join(problems))
+  for problem in problems:
+    print(f"Left out: {problem}", file=sys.stderr)
+  return results
 
 
 def recipe(result: Mapping[str, Any]) -> str:

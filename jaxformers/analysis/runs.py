@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,16 +40,13 @@ class One:
     """Of the run."""
     return int(self.config["seed"])
 
-  def metrics(self) -> Iterator[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; the last may be cut short."""
-    path = self.folder / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else ():
-      try:
-        found = json.loads(line)
-      except json.JSONDecodeError:
-        return
-      if isinstance(found, dict) and "step" in found:
-        yield found
+  def metrics(self) -> list[dict[str, Any]]:
+    """The records of `metrics.jsonl` that are not damaged."""
+    return workdirs.read_metrics(self.folder)[0]
+
+  def damaged_metrics(self) -> list[int]:
+    """The numbers of the damaged lines of `metrics.jsonl`, from 1."""
+    return workdirs.read_metrics(self.folder)[1]
 
 
 @dataclasses.dataclass(frozen=True)

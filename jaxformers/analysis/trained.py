@@ -14,6 +14,7 @@ from jaxformers import workdirs
 from jaxformers.analysis.capture import variables
 from jaxformers.models import Model
 from jaxformers.tasks import Task
+from jaxformers.training import resume
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import Run
 
@@ -94,20 +95,17 @@ def load(workdir: str | Path) -> Trained:
       or if no checkpoint was evaluated.
   """
   workdir = Path(workdir).absolute()
-  if not (workdir / "config.json").exists():
-    raise ValueError(
-      f"There is no run in {workdir}: give the --workdir of one that has ended "
-      "or was evaluated at least once."
-    )
+  resume.check_trained(workdir)
   run = Run(workdirs.read_config(workdir), workdir, eval_only=True)
-  with Checkpoints(run.store, run.task.description()) as checkpoints:
-    best, state, _ = checkpoints.restore_best(run.state)
+  about = run.task.description()
+  with Checkpoints(run.store, about, run.config) as checkpoints:
+    best = checkpoints.restore_best(run.state)
   return Trained(
     run.config,
     run.task,
     run.model,
-    state.scored,
-    best,
+    best.state.scored,
+    best.step,
     run.state.params,
     workdir,
   )

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxformers.training import processes
+from jaxformers import workdirs
+from jaxformers.training import processes, resume
 from jaxformers.training.layout import put
 from jaxformers.training.store import Store, trouble
 
@@ -54,9 +56,48 @@ def checksums(tree: Any) -> dict[str, int]:
   }
 
 
-def _rank(metrics: Mapping[str, float]) -> tuple[float, float]:
-  # Of equal scores the earliest is the best, as the training loop has it.
-  return metrics["score"], -metrics["step"]
+class _Best:
+  """A policy of orbax that keeps the best checkpoint.
+
+  orbax has one of its own, which reads scores from files without checksums.
+
+  Attributes:
+    step: of the best; None before the first evaluation.
+    score: of it, higher is better.
+  """
+
+  def __init__(self) -> None:
+    self.step: int | None = None
+    self.score = -math.inf
+
+  def update(self, step: int, score: float | None) -> None:
+    """Takes a step if it is better; of equal scores the earliest is best."""
+    if score is not None and (self.step is None or score > self.score):
+      self.step, self.score = step, score
+
+  def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+    """Returns True for the best of some checkpoints. Called by orbax."""
+    del context
+    return [info.step == self.step for info in checkpoints]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """The best checkpoint that is whole.
+
+  Attributes:
+    step: after which it was saved.
+    score: of the selection split, higher is better.
+    state: a `TrainState`.
+    memo: plain JSON.
+    lost: step of a better one that is damaged; None if there is none.
+  """
+
+  step: int
+  score: float
+  state: Any
+  memo: dict[str, Any]
+  lost: int | None = None
 
 
 @dataclasses.dataclass
@@ -66,7 +107,6 @@ class _Pending:
   step: int
   on_host: Any
   meta: dict[str, Any]
-  metrics: dict[str, Any] | None
   failed: bool = False
 
   @property
@@ -85,26 +125,22 @@ class Checkpoints:
   Attributes:
     about: what the numbers of the run depend on beside its config, plain JSON:
       kept in every checkpoint, and must be the same when one is restored.
+    config: of the run, plain; kept likewise, and must be one that goes on.
     store: of the run.
   """
 
-  def __init__(self, store: Store, about: Mapping[str, Any]) -> None:
+  def __init__(
+    self, store: Store, about: Mapping[str, Any], config: Mapping[str, Any]
+  ) -> None:
     self.about = json.loads(json.dumps(about))
+    self.config = json.loads(json.dumps(config))
     self.folder = store.folder / "checkpoints"
     self.store = store
     self._pending: _Pending | None = None
+    self._best = _Best()
     keep = ocp.checkpoint_managers
-    policy = keep.AnyPreservationPolicy(
-      [
-        keep.LatestN(2),
-        keep.BestN(
-          get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False
-        ),
-      ]
-    )
-    options = ocp.CheckpointManagerOptions(
-      best_fn=_rank, preservation_policy=policy
-    )
+    policy = keep.AnyPreservationPolicy([keep.LatestN(2), self._best])
+    options = ocp.CheckpointManagerOptions(preservation_policy=policy)
     self._manager = ocp.CheckpointManager(
       self.folder,
       options=options,
@@ -156,14 +192,21 @@ class Checkpoints:
           f"After step {step} {jax.tree_util.keystr(path)} is not finite, so "
           f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
         )
-    metrics = None if score is None else {"score": score, "step": step}
+    self.wait()
+    self._best.update(step, score)
     meta = {
       "about": self.about,
+      "config": self.config,
       "memo": dict(memo),
+      "score": score,
+      "best_step": self._best.step,
+      "best_score": None if self._best.step is None else self._best.score,
+      "shapes": _shapes(state_on_host),
       "crc32": checksums(state_on_host),
     }
-    self.wait()
-    one = _Pending(step, state_on_host, meta, metrics)
+    meta = json.loads(json.dumps(meta))
+    meta["digest"] = workdirs.digest(meta)
+    one = _Pending(step, state_on_host, meta)
     self.store.patiently(f"step {step}", lambda: self.store.probe(one.size))
     try:
       self._begin(one, state)
@@ -192,7 +235,6 @@ class Checkpoints:
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(one.meta)
       ),
-      metrics=one.metrics,
       force=True,
     )
 
@@ -218,28 +260,31 @@ class Checkpoints:
 
     Raises:
       ValueError: if there are checkpoints and none is whole, or if they are of
-        a model of other shapes.
+        another config, of other data, or of a model of other shapes.
       Exception: whatever else keeps one from being read: no memory, no
         permission, a store that does not answer. The checkpoints stay.
     """
     damaged = []
     for step in reversed(self.steps()):
       try:
-        restored = self.restore(step, like)
+        state, meta = self._restore(step, like)
       except _DamagedError as error:
-        if processes.is_first():
-          print(f"{error} Trying the one before.", file=sys.stderr)
+        _tell(f"{error} Trying the one before.")
         damaged.append(step)
         continue
       for other in damaged:  # Or a later save of this step would do nothing.
         self._set_aside(other)
-      return restored
+      self._best.update(meta["best_step"], meta["best_score"])
+      return state, meta["memo"]
     if damaged:
-      raise ValueError(
-        f"All checkpoints in {self.folder} are damaged (steps {damaged}): "
-        "restore them, or start anew with another --workdir."
-      )
+      raise self._none_whole(damaged)
     return None
+
+  def _none_whole(self, damaged: list[int]) -> ValueError:
+    return ValueError(
+      f"All checkpoints in {self.folder} are damaged (steps {damaged}): "
+      "restore them, or start anew with another --workdir."
+    )
 
   def _set_aside(self, step: int) -> None:
     if processes.is_first():
@@ -249,22 +294,55 @@ class Checkpoints:
 
   def best_step(self) -> int | None:
     """The step of the best checkpoint; None if none was evaluated."""
-    self.wait()
-    return self._manager.best_step()
+    return next(iter(self._ranked()), (None, 0.0))[0]
 
-  def restore_best(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
-    """The best step, and its state and memo. Arguments as for `restore`.
+  def restore_best(self, like: Any) -> Restored:
+    """The best state that is whole, and what was saved with it.
+
+    If the best is damaged, the best of the others is taken, with a message.
+
+    Args:
+      like: see `restore`.
 
     Raises:
-      ValueError: if no checkpoint was evaluated, and as `restore`.
+      ValueError: if no checkpoint was evaluated, or none that was is whole, and
+        as `restore`.
     """
-    best = self.best_step()
-    if best is None:
-      raise ValueError(
-        f"There is no evaluated checkpoint in {self.folder}: train until the "
-        "first evaluation (config.eval_steps)."
-      )
-    return best, *self.restore(best, like)
+    ranked = self._ranked()
+    damaged: list[int] = []
+    for step, score in ranked:
+      try:
+        state, meta = self._restore(step, like)
+      except _DamagedError as error:
+        _tell(f"{error} It was the best; trying the next best that is left.")
+        damaged.append(step)
+        continue
+      lost = damaged[0] if damaged else None
+      return Restored(step, score, state, meta["memo"], lost)
+    if damaged:
+      raise self._none_whole(damaged)
+    raise ValueError(
+      f"There is no evaluated checkpoint in {self.folder}: train until the "
+      "first evaluation (config.eval_steps)."
+    )
+
+  def _ranked(self) -> list[tuple[int, float]]:
+    """Returns (step, score) of what was evaluated, the best first.
+
+    Each checkpoint knows its own score, and that of the best before it, which
+    is ranked also if its folder is gone or cannot be read.
+    """
+    scores: dict[int, float] = {}
+    for step in self.steps():
+      try:
+        meta = self._read_meta(step)
+      except _DamagedError:
+        continue
+      if meta["best_step"] is not None:
+        scores[meta["best_step"]] = meta["best_score"]
+      if meta["score"] is not None:
+        scores[step] = meta["score"]
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """The state and memo of a step, placed as `like` is.
@@ -274,9 +352,14 @@ class Checkpoints:
       like: a `TrainState` of arrays, for structure, shapes and placement.
 
     Raises:
-      ValueError: if it is of other shapes, of other data or another protocol,
-        or damaged.
+      ValueError: if it is of other shapes, of another config, of other data or
+        another protocol, or damaged.
     """
+    state, meta = self._restore(step, like)
+    return state, meta["memo"]
+
+  def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    """The state of a step, placed as `like` is, and all that is beside it."""
     error, state, meta = None, None, {}
     try:
       state, meta = self._read(step, like)
@@ -286,19 +369,20 @@ class Checkpoints:
       raise error or _DamagedError(
         self.folder / str(step), "another process cannot read it"
       )
-    _same_about(meta["about"], self.about)
-    return jax.tree.map(_as, state, like), meta["memo"]
+    return jax.tree.map(_as, state, like), meta
 
   def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """All of a checkpoint, the state on this host; by no other's help."""
     folder = self.folder / str(step)
+    meta = self._read_meta(step)
+    resume.check_checkpoint(folder, meta["config"], self.config)
+    resume.check_description(folder, meta["about"], self.about)
+    _same_shapes(folder, meta["shapes"], _shapes(like))
     abstract = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like
     )
     numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     handler = ocp.PyTreeCheckpointHandler()
-    found = _undamaged(folder, lambda: handler.metadata(folder / "state"))
-    _same_shapes(abstract, found.tree)
     state = _undamaged(
       folder,
       lambda: handler.restore(
@@ -308,12 +392,27 @@ class Checkpoints:
         ),
       ),
     )
+    if _undamaged(folder, lambda: checksums(state)) != meta["crc32"]:
+      raise _DamagedError(folder, "its checksums differ")
+    return state, meta
+
+  def _read_meta(self, step: int) -> dict[str, Any]:
+    """What a checkpoint holds beside its state."""
+    folder = self.folder / str(step)
     meta = _undamaged(
       folder, lambda: ocp.JsonCheckpointHandler().restore(folder / "meta")
     )
-    if checksums(state) != meta["crc32"]:
-      raise _DamagedError(folder, "its checksums differ")
-    return state, meta
+    if not isinstance(meta, dict):
+      raise _DamagedError(folder, "meta holds no JSON object")
+    if "crc32" in meta and "digest" not in meta:
+      raise ValueError(
+        f"The checkpoint {folder} was saved by an older version of jaxformers, "
+        "without its config: score it with that version, or start anew with "
+        "another --workdir."
+      )
+    if meta.pop("digest", None) != workdirs.digest(meta):
+      raise _DamagedError(folder, "the digest of meta is not of its content")
+    return meta
 
 
 class _DamagedError(ValueError):
@@ -342,38 +441,31 @@ def _as(here: np.ndarray, like: Any) -> jax.Array:
   return put(np.asarray(here, like.dtype), like.sharding)
 
 
-def _same_shapes(wanted: Any, found: Any) -> None:
-  """Raises ValueError if two trees of shapes differ, naming the first leaf."""
+def _shapes(tree: Any) -> dict[str, list[int]]:
+  """The shape of every leaf, by path."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {
+    "/".join(_entry(key) for key in path): list(leaf.shape)
+    for path, leaf in leaves
+  }
 
-  def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {
-      "/".join(_entry(key) for key in path): tuple(leaf.shape)
-      for path, leaf in leaves
-    }
 
-  here, there = shapes(wanted), shapes(found)
+def _same_shapes(
+  folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]
+) -> None:
+  """Raises ValueError if shapes differ, naming the first leaf."""
   for name in sorted(here.keys() | there.keys()):
     if here.get(name) != there.get(name):
       raise ValueError(
-        f"The checkpoint is of another model: {name} is "
+        f"The checkpoint {folder} is of another model: {name} is "
         f"{there.get(name, 'absent')} in it and {here.get(name, 'absent')} in "
         "this config. Use the config of that run, or another --workdir."
       )
 
 
-def _same_about(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-  differing = [
-    f"{key}: {saved.get(key)!r} -> {now.get(key)!r}"
-    for key in sorted(saved.keys() | now.keys())
-    if saved.get(key) != now.get(key)
-  ]
-  if differing:
-    raise ValueError(
-      "The checkpoint was trained on other data, or under another protocol:\n  "
-      + "\n  ".join(differing)
-      + "\nUse the data that it was trained on, or another --workdir."
-    )
+def _tell(message: str) -> None:
+  if processes.is_first():
+    print(message, file=sys.stderr)
 
 
 def _entry(key: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -16,10 +15,9 @@ from typing import Any
 
 import jax
 
-from jaxformers import durable
-from jaxformers.training import evaluate, processes, report
-from jaxformers.training import state as states
-from jaxformers.training.checkpoint import Checkpoints
+from jaxformers import workdirs
+from jaxformers.training import evaluate, processes, report, resume
+from jaxformers.training.checkpoint import Checkpoints, Restored
 from jaxformers.training.progress import Progress
 from jaxformers.training.run import Memo, Run
 from jaxformers.training.writers import Writers
@@ -95,6 +93,7 @@ def run(
   Raises:
     ValueError: for a config that cannot be, or a workdir of another.
     FloatingPointError: at the first loss that is not finite, naming the step.
+    BlockingIOError: if another run works in the workdir.
     OSError: if the store was full, or away, for longer than the config waits;
       what was saved before is untouched.
     SystemExit: with 143 after SIGTERM, with 130 after Ctrl-C, when everything
@@ -102,9 +101,22 @@ def run(
     KeyboardInterrupt: at a second Ctrl-C, or at one outside training.
   """
   workdir = Path(workdir).absolute()
-  this = Run(config, workdir, eval_only=eval_only)
+  with contextlib.ExitStack() as stack:
+    if not eval_only:
+      resume.check_writable(workdir)
+      if processes.is_first():
+        stack.enter_context(resume.locked(workdir))
+    return _run(Run(config, workdir, eval_only=eval_only), eval_only, profile)
+
+
+def _run(this: Run, eval_only: bool, profile: bool) -> dict[str, Any]:
+  """Does what `run` says, in a workdir that no other run writes to."""
+  if not eval_only and not profile:
+    results = this.finished_results()
+    if processes.agreed(results is not None):
+      return results or this.finished_results()
   about = this.task.description()
-  with Checkpoints(this.store, about) as checkpoints:
+  with Checkpoints(this.store, about, this.config) as checkpoints:
     memo = Memo()
     if not eval_only:
       latest = checkpoints.restore_latest(this.state)
@@ -113,33 +125,31 @@ def run(
         this.carried_seconds = memo.wall_seconds
       with Preemption() as preemption:
         memo = _train(this, memo, checkpoints, preemption, profile)
-    best, state, saved = checkpoints.restore_best(this.state)
-    memo = Memo(**saved) if eval_only else memo
-    return _finish(this, state, memo, best, eval_only)
+    best = checkpoints.restore_best(this.state)
+    memo = Memo(**best.memo) if eval_only else memo
+    return _finish(this, memo, best, eval_only)
 
 
 def _finish(
-  this: Run, state: states.TrainState, memo: Memo, best: int, eval_only: bool
+  this: Run, memo: Memo, best: Restored, eval_only: bool
 ) -> dict[str, Any]:
   """Scores the test split with the best state and writes `results.json`."""
-  path = this.workdir / "results.json"
-  if not eval_only and processes.agreed(this.is_finished()):
-    return json.loads(path.read_text())
   test = this.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
     scores = this.evaluate(
-      state.scored, test, lambda done: progress.update(done, 1)
+      best.state.scored, test, lambda done: progress.update(done, 1)
     )
   results = this.results(scores, best, memo)
   if not eval_only and processes.is_first():
     this.store.patiently(
-      "results.json", lambda: durable.write_json(path, results)
+      "results.json",
+      lambda: workdirs.write(this.workdir, "results.json", results),
     )
-  elif eval_only and path.exists():
+  elif eval_only and (this.workdir / "results.json").exists():
     # The times are the run's, not those of scoring again.
-    run = json.loads(path.read_text())
+    before = workdirs.read_results(this.workdir)
     for key in ("train_seconds", "wall_seconds"):
-      results[key] = run[key]
+      results[key] = before[key]
   processes.wait("results")  # The first may wait for its store.
   return results
 

@@ -1,8 +1,7 @@
-"""What a run leaves behind: results.json and the table at the end."""
+"""Where a run's numbers come from, and the table at its end."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -14,8 +13,6 @@ from typing import Any
 import jax
 
 import jaxformers
-from jaxformers import durable
-from jaxformers.tasks import Task
 from jaxformers.training.progress import duration
 
 UNITS = {"perplexity": "tokens", "mean_iou": "images"}
@@ -81,20 +78,6 @@ def versions() -> dict[str, str]:
     "python": platform.python_version(),
     "jaxformers": jaxformers.__version__,
   }
-
-
-def write_vocabulary(workdir: Path, task: Task) -> None:
-  """Writes what every id stands for beside the checkpoints.
-
-  `vocabulary.json`, and for word pieces `tokenizer.json`, which Hugging Face's
-  `tokenizers` reads.
-  """
-  content = task.description() | {"tokens": list(task.vocabulary)}
-  if task.classes:
-    content["classes"] = list(task.classes)
-  durable.write_json(workdir / "vocabulary.json", content)
-  if task.tokenizer:
-    durable.write_json(workdir / "tokenizer.json", json.loads(task.tokenizer))
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -13,13 +13,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import config as configs
-from jaxformers import durable, models, tasks, workdirs
+from jaxformers import models, tasks, workdirs
 from jaxformers.data.loader import Loader, pad_lengths, prefetch
 from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
-from jaxformers.training import evaluate, optim, parallel, processes, report
+from jaxformers.training import (
+  evaluate,
+  optim,
+  parallel,
+  processes,
+  report,
+  resume,
+)
 from jaxformers.training import state as states
+from jaxformers.training.checkpoint import Restored
 from jaxformers.training.losses import OBJECTIVES
 from jaxformers.training.steps import train_step
 from jaxformers.training.store import Store
@@ -73,12 +81,11 @@ class Run:
     # What is evaluated lies on whatever devices there are.
     self.layout = parallel.layout("" if eval_only else c["mesh"])
     if eval_only:
-      _check_trained(workdir)
+      resume.check_trained(workdir)
       workdirs.read_config(workdir)
     else:
       _check_batch(c, self.layout.parts)
-      _check_writable(workdir)
-    _check_config(workdir, c)
+    resume.check_config(workdir, c)
     self.tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
@@ -97,7 +104,7 @@ class Run:
     )
     state = jax.jit(create, static_argnums=0)(c["seed"])
     # A run that is taken up again has left them behind.
-    begun = processes.agreed(_has_checkpoints(workdir))
+    begun = processes.agreed(resume.has_checkpoints(workdir))
     if c["pretrained"] and not eval_only and not begun:
       params = pretrained.parameters(c["pretrained"], state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
@@ -129,10 +136,12 @@ class Run:
     self.order = self.loader.order(c["batch_size"], c["seed"])
     # And not before everything could be built.
     if not eval_only and processes.is_first():
-      path = workdir / "config.json"
-      self.store.patiently(path.name, lambda: durable.write_json(path, c))
+      workdir.mkdir(parents=True, exist_ok=True)
       self.store.patiently(
-        "the vocabulary", lambda: report.write_vocabulary(workdir, self.task)
+        "config.json", lambda: workdirs.write(workdir, "config.json", c)
+      )
+      self.store.patiently(
+        "the vocabulary", lambda: workdirs.write_vocabulary(workdir, self.task)
       )
 
   def batches(self, start: int) -> Iterator[Any]:
@@ -148,18 +157,10 @@ class Run:
 
     return prefetch(make, range(start, self.config["total_steps"]))
 
-  def is_finished(self) -> bool:
-    """Returns True if there are results of this many steps and this patience.
-
-    A run of fewer, or of less, goes on.
-    """
-    if not (self.workdir / "results.json").exists():
-      return False
-    results = workdirs.read_results(self.workdir)
-    before = configs.complete(results["config"])
-    return all(
-      before[field] == self.config[field]
-      for field in ("total_steps", "patience")
+  def finished_results(self) -> dict[str, Any] | None:
+    """Returns the content of `results.json` if this run has ended, or None."""
+    return resume.finished_results(
+      self.workdir, self.config, self.task.description()
     )
 
   def wall_seconds(self) -> float:
@@ -167,9 +168,15 @@ class Run:
     return self.carried_seconds + time.perf_counter() - self._began
 
   def results(
-    self, scores: Mapping[str, Any], best_step: int, memo: Memo
+    self, scores: Mapping[str, Any], best: Restored, memo: Memo
   ) -> dict[str, Any]:
-    """The content of `results.json`."""
+    """The content of `results.json`.
+
+    Args:
+      scores: of the test split.
+      best: checkpoint that was scored.
+      memo: of the whole run.
+    """
     c, task = self.config, self.task
     size = models.size(self.model)
     return {
@@ -181,8 +188,9 @@ class Run:
       "metric": self.objective.metric,
       **{key: value for key, value in scores.items() if key != "count"},
       "examples": scores["count"],
-      "best_step": best_step,
-      "selection_score": memo.best["score"],
+      "best_step": best.step,
+      "selection_score": best.score,
+      **({} if best.lost is None else {"damaged_best_step": best.lost}),
       "baselines": task.baselines(),
       "parameters": size,
       "parameter_ratio": size / self.reference,
@@ -229,58 +237,3 @@ def _check_batch(config: Mapping[str, Any], devices: int) -> None:
   what = f"{devices} device(s) in {accumulate} part(s) each"
   size = config["batch_size"]
   parallel.check_batch("batch_size", size, devices * accumulate, what)
-
-
-def _check_trained(workdir: Path) -> None:
-  if not (workdir / "config.json").exists():
-    raise ValueError(
-      f"There is no run in {workdir}: give the --workdir of one, or train "
-      "first, without --eval_only."
-    )
-
-
-def _check_writable(workdir: Path) -> None:
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    probe = workdir / f".writable-{jax.process_index()}"
-    probe.touch()
-    probe.unlink()
-  except OSError as error:
-    raise ValueError(
-      f"The workdir {workdir} cannot be written ({error.strerror}): choose "
-      "another --workdir."
-    ) from None
-
-
-def _has_checkpoints(workdir: Path) -> bool:
-  """Whether any is whole: one that is being saved has more in its name."""
-  found = (workdir / "checkpoints").glob("[0-9]*")
-  return any(path.name.isdigit() for path in found)
-
-
-def _check_config(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Raises ValueError if anything was computed there under another config."""
-  path = workdir / "config.json"
-  if not path.exists() or not _has_checkpoints(workdir):
-    return
-  before = configs.complete(workdirs.read_config(workdir))
-  before = models.resolve_defaults(before)
-  now, more = models.resolve_defaults(config), ""
-  schedule = config["schedule"]["name"]
-  if before["total_steps"] < config["total_steps"]:
-    if not optim.ends_with_run(schedule):
-      before["total_steps"] = config["total_steps"]
-    else:
-      more = (
-        f"\nThe schedule {schedule!r} ends with the run, so that this one "
-        "cannot be made longer; one of a constant or rsqrt schedule can."
-      )
-  if before["patience"] and not 0 < config["patience"] < before["patience"]:
-    before["patience"] = config["patience"]  # More of it goes on.
-  differing = configs.differences(before, now)
-  if differing:
-    raise ValueError(
-      f"The workdir {workdir} belongs to a run of another config:\n  "
-      + "\n  ".join(differing)
-      + f"{more}\nUse that config again, or choose another --workdir."
-    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxformers import durable
+from jaxformers import durable, workdirs
 from jaxformers.training import processes
 from jaxformers.training.store import Store
 
@@ -25,18 +25,35 @@ def _require(module: str, extra: str) -> Any:
     ) from None
 
 
-def _cut(path: Path, step: int) -> None:
-  """Leaves the lines up to a step, in a file that is whole at any time."""
+def _cut(folder: Path, step: int) -> None:
+  """Leaves the records up to a step, in a file that is whole at any time.
+
+  Lines that are damaged are left out, and told.
+  """
+  path = folder / "metrics.jsonl"
+  if step and not path.exists():
+    _tell(f"{path} is not there: the metrics up to step {step} are lost.")
   path.touch()
-  lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-  kept = [
-    line.rstrip("\n") + "\n"
-    for line in lines
-    if (with_step := _parsed(line)) is not None and with_step["step"] <= step
-  ]
-  if kept == lines:
-    return
-  durable.write_text(path, "".join(kept))
+  records, damaged = workdirs.read_metrics(folder)
+  if damaged:
+    _tell(f"{path}: damaged lines were left out ({_numbers(damaged)}).")
+  lines = []
+  for record in records:
+    if record["step"] <= step:
+      scalars = {k: v for k, v in record.items() if k != "step"}
+      lines.append(workdirs.metrics_line(record["step"], scalars))
+  text = "".join(lines)
+  if text.encode() != path.read_bytes():
+    durable.write_text(path, text)
+
+
+def _numbers(lines: list[int]) -> str:
+  some = ", ".join(str(number) for number in lines[:5])
+  return some + (", ..." if len(lines) > 5 else "")
+
+
+def _tell(message: str) -> None:
+  print(message, file=sys.stderr)
 
 
 class Writers:
@@ -60,7 +77,7 @@ class Writers:
     if config["wandb"]:
       wandb = _require("wandb", "wandb")
     path = workdir / "metrics.jsonl"
-    store.patiently(path.name, lambda: _cut(path, step))
+    store.patiently(path.name, lambda: _cut(workdir, step))
     self._path, self._end = path, path.stat().st_size
     if board:
       self._board = board.SummaryWriter(
@@ -90,7 +107,7 @@ class Writers:
       OSError: if the store was in trouble for too long.
     """
     if self._path:
-      line = (json.dumps({"step": step, **scalars}) + "\n").encode()
+      line = workdirs.metrics_line(step, scalars).encode()
 
       def append() -> int:
         # Not "ab", which would make the file anew where it is not; and from
@@ -110,11 +127,3 @@ class Writers:
         self._board.add_scalar(name, value, step)
     if self._wandb:
       self._wandb.log(dict(scalars), step=step)
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-  """A line of metrics; None for one that was cut off."""
-  try:
-    return json.loads(line)
-  except json.JSONDecodeError:
-    return None

@@ -99,7 +99,7 @@ def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
 def test_results_of_another_config_are_not_taken(runs, tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
   sweep.main([*argv, "--config.total_steps=5"])
-  with pytest.raises(SystemExit, match="data:\n  total_steps: 5 -> 6"):
+  with pytest.raises(SystemExit, match="json.:\n  total_steps: 5 -> 6"):
     sweep.main([*argv, "--config.total_steps=6", "--seeds=1,0"])
   assert len(runs.commands) == 1
   sweep.main([*argv, "--config.total_steps=5", "--config.data_dir=elsewhere"])
@@ -109,7 +109,7 @@ def test_results_of_another_config_are_not_taken(runs, tmp_path):
 def test_results_of_other_data_are_not_taken(runs, tmp_path):
   argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
   sweep.main([*argv, "--config.task.archive=one"])
-  with pytest.raises(SystemExit, match="other data:\n  data: 'one' -> 'two'"):
+  with pytest.raises(SystemExit, match="protocol:\n  data: 'one' -> 'two'"):
     sweep.main([*argv, "--config.task.archive=two"])
   assert len(runs.commands) == 1
 

@@ -132,7 +132,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(
     with pytest.raises(SystemExit) as exit_info:
       loop.run(smoke(), tmp_path / "run")
   assert exit_info.value.code == 128 + number
-  with Checkpoints(Store(tmp_path / "run"), {}) as checkpoints:
+  with Checkpoints(Store(tmp_path / "run"), {}, {}) as checkpoints:
     assert checkpoints.steps() == [3]
   assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
   assert curve(tmp_path / "run") == whole[1]
@@ -287,7 +287,7 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
     with pytest.raises(FloatingPointError, match="step 1 is not finite"):
       loop.run(config, tmp_path)
   assert not (tmp_path / "results.json").exists()
-  with Checkpoints(Store(tmp_path), {}) as checkpoints:
+  with Checkpoints(Store(tmp_path), {}, {}) as checkpoints:
     assert checkpoints.steps() == []
 
 

@@ -8,13 +8,14 @@ import jax
 import pytest
 
 from jaxformers import config as configs
-from jaxformers.training import loop, parallel, run
+from jaxformers import workdirs
+from jaxformers.training import loop, parallel, resume, run
 from jaxformers.training.run import Run
 
 
 def test_what_results_say(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
-  assert results == json.loads((tmp_path / "results.json").read_text())
+  assert results == workdirs.read_results(tmp_path)
   assert results["examples"] == 13
   assert (results["protocol"], results["selection"]) == (
     "jaxformers",
@@ -25,7 +26,7 @@ def test_what_results_say(smoke, tmp_path):
   assert results["parameter_ratio"] == pytest.approx(
     results["parameters"] / 81_612, rel=0.2
   )
-  assert results["config"] == json.loads((tmp_path / "config.json").read_text())
+  assert results["config"] == workdirs.read_config(tmp_path)
   assert results["config"]["task"]["name"] == "listops"
   for key in (
     "commit",
@@ -54,18 +55,18 @@ def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
       del defaults["dropout_rate"]  # A Performer has no weights to drop.
     before[section]["mixer"] |= defaults
   as_if_trained(tmp_path, before)
-  run._check_config(tmp_path, config)
+  resume.check_config(tmp_path, config)
   before["model"]["mixer"]["num_heads"] = 1
   as_if_trained(tmp_path, before)
   with pytest.raises(ValueError, match="model.mixer.num_heads: 1 -> 2"):
-    run._check_config(tmp_path, config)
+    resume.check_config(tmp_path, config)
 
 
 def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
   as_if_trained(tmp_path, configs.plain(smoke(total_steps=5)))
   message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
   with pytest.raises(ValueError, match=message):
-    run._check_config(tmp_path, configs.plain(smoke()))
+    resume.check_config(tmp_path, configs.plain(smoke()))
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
@@ -140,7 +141,7 @@ def test_an_unwritable_workdir(smoke, tmp_path):
 def test_a_config_that_cannot_be_built_leaves_the_workdir_free(smoke, tmp_path):
   with pytest.raises(ValueError, match="model 'lstm'"):
     loop.run(smoke(**{"model.name": "lstm"}), tmp_path)
-  assert not list(tmp_path.iterdir())
+  assert [path.name for path in tmp_path.iterdir()] == [".lock"]
   assert loop.run(smoke(), tmp_path)["examples"] == 13
 
 
@@ -164,7 +165,7 @@ def test_the_vocabulary_lies_beside_the_checkpoints(smoke, tmp_path):
   saved = json.loads((tmp_path / "vocabulary.json").read_text())
   assert saved["tokens"][:3] == ["<pad>", "[MIN", "[MAX"]
   assert len(saved["tokens"]) == saved["vocab_size"] == 16
-  del saved["tokens"]
+  del saved["tokens"], saved["digest"]
   assert saved == results["task_description"]
   assert saved["protocol"] == "jaxformers"
 

@@ -34,6 +34,29 @@ def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
   assert steps(tmp_path) == [1, 2, 3]
 
 
+def test_damaged_lines_are_left_out_and_told(tmp_path, capsys):
+  with Writers(Store(tmp_path), 0, OFF) as writers:
+    for step in (1, 2, 3, 4, 5):
+      writers.write(step, {"x": 0.25})
+  path = tmp_path / "metrics.jsonl"
+  lines = path.read_bytes().splitlines(keepends=True)
+  lines[1] = lines[1].replace(b"0.25", b"0.35")
+  lines[2] = b"[3]\n"
+  lines[3] = b"\xff\n"
+  path.write_bytes(b"".join(lines))
+  with Writers(Store(tmp_path), 5, OFF) as writers:
+    writers.write(6, {"x": 2.0})
+  assert steps(tmp_path) == [1, 5, 6]
+  assert "damaged lines were left out (2, 3, 4)" in capsys.readouterr().err
+
+
+def test_metrics_that_are_gone_are_told(tmp_path, capsys):
+  with Writers(Store(tmp_path), 5, OFF) as writers:
+    writers.write(6, {"x": 2.0})
+  assert steps(tmp_path) == [6]
+  assert "the metrics up to step 5 are lost" in capsys.readouterr().err
+
+
 def test_tensorboard_reads_what_is_written(tmp_path):
   pytest.importorskip("tensorboardX")
   loader = pytest.importorskip(

@@ -1,0 +1,160 @@
+"""A workdir belongs to one config, and to one process at a time."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from jaxformers import config as configs
+from jaxformers import workdirs
+from jaxformers.training import loop, resume
+
+
+@pytest.fixture(scope="module")
+def finished(smoke, tmp_path_factory):
+  """A workdir in which a run has ended, and its results."""
+  workdir = tmp_path_factory.mktemp("finished") / "run"
+  return workdir, loop.run(smoke(), workdir)
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+  """A copy of the finished workdir."""
+  shutil.copytree(finished[0], tmp_path / "run")
+  return tmp_path / "run"
+
+
+def numbers(results):
+  return {k: v for k, v in results.items() if k != "wall_seconds"}
+
+
+def test_results_are_those_of_their_config(smoke, run):
+  """Also where nothing else is left of the run that they are of."""
+  shutil.rmtree(run / "checkpoints")
+  (run / "config.json").unlink()
+  message = r"another config \(results.json\):[\s\S]*seed: 0 -> 1"
+  with pytest.raises(ValueError, match=message):
+    loop.run(smoke(seed=1, **{"schedule.learning_rate": 0.5}), run)
+
+
+def test_a_checkpoint_is_of_its_config(smoke, run):
+  """Also where neither config.json nor results.json say of which."""
+  (run / "config.json").unlink()
+  (run / "results.json").unlink()
+  message = r"another config \(checkpoints/10\):[\s\S]*seed: 0 -> 1"
+  with pytest.raises(ValueError, match=message):
+    loop.run(smoke(seed=1), run)
+  assert not (run / "results.json").exists()
+
+
+def test_a_config_that_is_lost_is_written_again(smoke, run, finished):
+  before = (run / "config.json").read_text()
+  (run / "config.json").unlink()
+  assert numbers(loop.run(smoke(), run)) == numbers(finished[1])
+  assert (run / "config.json").read_text() == before
+
+
+def test_results_of_another_run_in_this_workdir_are_refused(
+  smoke, run, finished
+):
+  other = configs.plain(smoke(seed=1))
+  results = finished[1] | {"config": other, "seed": 1}
+  workdirs.write(run, "results.json", results)
+  with pytest.raises(ValueError, match=r"another config \(results.json\)"):
+    loop.run(smoke(), run)
+
+
+def test_results_of_other_data_are_refused(smoke, run, finished):
+  about = finished[1]["task_description"] | {"max_len": 3}
+  results = finished[1] | {"task_description": about}
+  workdirs.write(run, "results.json", results)
+  with pytest.raises(ValueError, match="of other data[\\s\\S]*max_len: 3 ->"):
+    loop.run(smoke(), run)
+
+
+@pytest.mark.parametrize("eval_only", [False, True])
+@pytest.mark.parametrize("name", ["config.json", "results.json"])
+def test_a_changed_digit_is_told(smoke, run, name, eval_only):
+  path = run / name
+  text = path.read_text()
+  assert '"batch_size": 8' in text
+  path.write_text(text.replace('"batch_size": 8', '"batch_size": 9'))
+  with pytest.raises(ValueError, match=f"digest of {name}.*remove {name}"):
+    loop.run(smoke(), run, eval_only=eval_only)
+
+
+@pytest.mark.parametrize("character", resume.REFUSED)
+def test_a_workdir_that_could_not_be_read_is_refused(
+  smoke, tmp_path, character
+):
+  with pytest.raises(ValueError, match="choose a --workdir without any of"):
+    loop.run(smoke(), tmp_path / f"run{character}1]")
+  assert not list(tmp_path.iterdir())
+
+
+def test_characters_that_are_taken(smoke, tmp_path):
+  workdir = tmp_path / "a run-1](é):{x}%20"
+  results = loop.run(smoke(total_steps=1), workdir)
+  (workdir / "results.json").unlink()
+  again = loop.run(smoke(total_steps=1), workdir)
+  assert again["accuracy"] == results["accuracy"]
+
+
+def hold(workdir, entered):
+  with resume.locked(workdir):
+    entered.set()
+    time.sleep(60)
+
+
+def test_a_second_run_stops_at_once_and_a_dead_one_holds_nothing(
+  smoke, tmp_path
+):
+  # Not a fork, which would have this process's threads but not their work.
+  processes = multiprocessing.get_context("spawn")
+  entered = processes.Event()
+  holder = processes.Process(target=hold, args=(tmp_path, entered))
+  holder.start()
+  assert entered.wait(60)
+  before = sorted(tmp_path.rglob("*"))
+  message = f"in use by process {holder.pid} on .* since 20"
+  began = time.monotonic()
+  with pytest.raises(BlockingIOError, match=message):
+    loop.run(smoke(), tmp_path)
+  assert time.monotonic() - began < 5
+  assert sorted(tmp_path.rglob("*")) == before
+  os.kill(holder.pid, signal.SIGKILL)
+  holder.join()
+  assert loop.run(smoke(total_steps=1), tmp_path)["examples"] == 13
+  assert not (tmp_path / ".lock.json").exists()
+
+
+def test_evaluation_asks_for_no_lock(smoke, run, finished):
+  with resume.locked(run):
+    again = loop.run(smoke(), run, eval_only=True)
+  assert again["accuracy"] == finished[1]["accuracy"]
+
+
+def test_a_best_checkpoint_that_is_damaged_gives_way(smoke, tmp_path, capsys):
+  """To the best of those that are whole; the results say so."""
+  config = smoke(eval_steps=2, **{"schedule.learning_rate": 0.3})
+  results = loop.run(config, tmp_path)
+  best = results["best_step"]
+  assert best < 10  # Such a rate makes it worse.
+  shutil.rmtree(tmp_path / "checkpoints" / str(best) / "state")
+  # Results that are there are right still.
+  assert loop.run(config, tmp_path) == results
+  (tmp_path / "results.json").unlink()
+  again = loop.run(config, tmp_path)
+  assert again["best_step"] != best
+  assert again["damaged_best_step"] == best
+  assert again["selection_score"] < results["selection_score"]
+  assert "It was the best" in capsys.readouterr().err
+  shutil.rmtree(tmp_path / "checkpoints" / str(best))
+  (tmp_path / "results.json").unlink()
+  gone = loop.run(config, tmp_path)
+  assert {k: v for k, v in gone.items() if not k.endswith("seconds")} == {
+    k: v for k, v in again.items() if not k.endswith("seconds")
+  }
