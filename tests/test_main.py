@@ -12,9 +12,11 @@ import time
 
 import pytest
 
+from jaxformers import workdirs
 from tests.marks import FAST_COMPILE
 
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
+PAIRS = int(os.environ.get("JAXFORMERS_PAIRS", "3"))
 TIMES = ("train_seconds", "wall_seconds")
 
 
@@ -79,7 +81,7 @@ def run(command, **variables):
 
 
 def results(workdir):
-  content = json.loads((workdir / "results.json").read_text())
+  content = workdirs.read_results(workdir)
   return {key: value for key, value in content.items() if key not in TIMES}
 
 
@@ -161,6 +163,43 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
       round_ += 1
       workdir = tmp_path / str(round_)
   assert "damaged" not in (tmp_path / "errors").read_text()
+
+
+@pytest.mark.long
+def test_of_two_runs_in_one_workdir_the_second_stops(
+  finished, command, tmp_path
+):
+  """Whenever it is started; what the first computes is its own."""
+  whole, _, seconds = finished
+  rng = random.Random(0)
+  for round_ in range(PAIRS):
+    workdir, said, processes = tmp_path / str(round_), [], []
+    for seed in rng.sample([0, 1], 2):
+      processes.append(
+        (
+          seed,
+          subprocess.Popen(
+            command(workdir, f"--config.seed={seed}"),
+            env=environment(),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+          ),
+        )
+      )
+      time.sleep(rng.uniform(0, 0.4) * seconds)
+    ended = [seed for seed, process in processes]
+    for seed, process in processes:
+      _, stderr = process.communicate(timeout=300)
+      assert "Traceback" not in stderr
+      if process.returncode:
+        ended.remove(seed)
+        said.append(stderr)
+    assert len(ended) == 1, said
+    assert re.search("is in use by|belongs to a run of another", said[0])
+    assert results(workdir)["seed"] == ended[0]
+    if ended == [0]:
+      assert results(workdir) == results(whole)
 
 
 # Tests in the background of a shell ignore Ctrl-C, and what they start, too.

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxformers import workdirs
 from tests.marks import FAST_COMPILE
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def curve(workdir):
 
 
 def results(workdir):
-  content = json.loads((workdir / "results.json").read_text())
+  content = workdirs.read_results(workdir)
   differ = ("train_seconds", "wall_seconds", "config")
   return {key: value for key, value in content.items() if key not in differ}
 

@@ -1,0 +1,195 @@
+"""Damage to any file that the package writes: a right result, or a message.
+
+`--long` makes twenty damages of every file; otherwise some are drawn. Others
+are drawn with JAXFORMERS_DAMAGE_SEED=1, and `-rP` prints the table of counts.
+"""
+
+import collections
+import os
+import random
+import re
+import shutil
+
+import pytest
+
+from jaxformers import main, workdirs
+from jaxformers.analysis import results as tables
+from jaxformers.analysis import runs
+from jaxformers.training import loop
+
+# tensorstore prints the reads that were under way when one of them failed.
+pytestmark = pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+SEED = int(os.environ.get("JAXFORMERS_DAMAGE_SEED", "0"))
+DAMAGES = ("flip", "cut", "empty", "delete", "swap")
+# Numbers that differ between two runs of one config.
+TIMES = ("train_seconds", "wall_seconds")
+# What a message tells to do.
+REMEDY = re.compile(r"remove|restore|another --workdir|run again|same command")
+# Passed over, for nothing reads them: locks, and marks of orbax.
+UNREAD = re.compile(r"\.lock|\.writable|\.probe")
+
+
+def damage(path, kind, others, rng):
+  """Damages a file in one of the ways of `DAMAGES`."""
+  content = path.read_bytes()
+  if kind == "flip" and content:
+    place = rng.randrange(len(content))
+    flipped = content[place] ^ (1 << rng.randrange(8))
+    path.write_bytes(content[:place] + bytes([flipped]) + content[place + 1 :])
+  elif kind == "cut" and content:
+    path.write_bytes(content[: rng.randrange(len(content))])
+  elif kind == "delete":
+    path.unlink()
+  elif kind == "swap":
+    other = rng.choice([other for other in others if other != path])
+    theirs = other.read_bytes()
+    other.write_bytes(content)
+    path.write_bytes(theirs)
+  else:
+    path.write_bytes(b"")
+
+
+def files(folder):
+  """The files below a folder that a command may read, in order."""
+  return sorted(
+    path
+    for path in folder.rglob("*")
+    if path.is_file() and not UNREAD.search(path.name)
+  )
+
+
+@pytest.fixture(scope="module")
+def whole(smoke, tmp_path_factory):
+  """A folder with prepared data and a finished run, and the run's results."""
+  folder = tmp_path_factory.mktemp("whole")
+  config = smoke(data_dir=str(folder / "data"), eval_steps=2)
+  results = loop.run(config, folder / "run")
+  assert results["best_step"] < 10  # So that three checkpoints are kept.
+  return folder, results
+
+
+def train(config, folder):
+  """The results of the training command."""
+  return loop.run(config, folder / "run")
+
+
+def train_anew(config, folder):
+  """The results of the training command where there were none."""
+  (folder / "run" / "results.json").unlink(missing_ok=True)
+  return loop.run(config, folder / "run")
+
+
+def prepare_anew(config, folder):
+  """The same, and the arrays have to be packed again."""
+  shutil.rmtree(folder / "data" / "packed")
+  return train_anew(config, folder)
+
+
+def evaluate(config, folder):
+  """The results of --eval_only."""
+  return loop.run(config, folder / "run", eval_only=True)
+
+
+def tabulate(config, folder):
+  """The results as the commands of analysis read them."""
+  return tables.read([folder / "run"])[0]
+
+
+def draw(config, folder):
+  """The curves of a report, in the place of results."""
+  found, notes = runs.discover([folder / "run"])
+  if not found:
+    raise ValueError("\n".join(notes))
+  records = found[0].metrics()
+  told = found[0].damaged_metrics()
+  return {"curve": records, "told": told, "config": found[0].config}
+
+
+COMMANDS = {
+  "run/checkpoints/": (train_anew, evaluate),
+  "run/": (train, evaluate, tabulate, draw),
+  "data/packed/": (train_anew,),
+  "data/tfds/": (prepare_anew,),
+}
+
+
+def commands_of(name):
+  return next(v for k, v in COMMANDS.items() if name.startswith(k))
+
+
+def outcome(command, config, folder, want, capsys):
+  """ "right", or "told" for a message; fails for anything else."""
+  try:
+    found = command(config, folder)
+  except Exception as error:
+    message = main._message(error)
+    assert message is not None, repr(error)
+    assert str(folder) in message, message
+    assert REMEDY.search(message), message
+    return "told"
+  finally:
+    said = capsys.readouterr().err
+  assert "Traceback" not in said, said
+  if "curve" in found:
+    curve = want["curve"]
+    if found["curve"] == curve:
+      return "right"
+    # A missing file has no curve, which the page shows.
+    lost = not (folder / "run" / "metrics.jsonl").exists()
+    kept = [record for record in found["curve"] if record in curve]
+    assert kept == found["curve"]
+    assert found["told"] or lost or len(kept) == len(curve) - 1
+    return "told"
+  if lost := found.get("damaged_best_step"):
+    assert found["best_step"] != lost
+    assert "It was the best" in said
+    return "told"
+  assert timeless(found) == timeless(want["results"])
+  return "right"
+
+
+def timeless(results):
+  dropped = (*TIMES, "config", "commit")
+  return {k: v for k, v in results.items() if k not in dropped}
+
+
+def test_every_file_that_is_damaged(
+  whole, smoke, tmp_path, capsys, request, monkeypatch
+):
+  source, results = whole
+  want = {
+    "results": results,
+    "curve": workdirs.read_metrics(source / "run")[0],
+  }
+  names = [str(path.relative_to(source)) for path in files(source)]
+  rng = random.Random(SEED)
+  cases = [(name, kind) for name in names for kind in DAMAGES for _ in range(4)]
+  if not request.config.getoption("--long"):
+    cases = rng.sample(cases, int(os.environ.get("N", "10")))
+  counts = collections.Counter()
+  failures = []
+  for number, (name, kind) in enumerate(cases):
+    folder = tmp_path / str(number)
+    shutil.copytree(source, folder)
+    config = smoke(data_dir=str(folder / "data"), eval_steps=2)
+    group = next(key for key in COMMANDS if name.startswith(key))
+    others = [
+      p for p in files(folder) if str(p.relative_to(folder)).startswith(group)
+    ]
+    damage(folder / name, kind, others, rng)
+    command = rng.choice(commands_of(name))
+    label = re.sub(r"[0-9a-f]{32}", "*", name)
+    try:
+      counts[label, outcome(command, config, folder, want, capsys)] += 1
+    except Exception as error:
+      counts[label, "wrong"] += 1
+      failures.append(f"{name}: {kind}, {command.__name__}: {error!r}"[:1500])
+    shutil.rmtree(folder)
+  for label in sorted({label for label, _ in counts}):
+    row = [
+      f"{counts[label, what]:4} {what}" for what in ("right", "told", "wrong")
+    ]
+    print(*row, label)
+  assert not failures, "\n".join(failures)
