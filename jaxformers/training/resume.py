@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -80,6 +81,14 @@ def locked(workdir: Path) -> Iterator[None]:
       f"The workdir {workdir} is in use by {_holder(holder)}: wait until that "
       "run has ended, or choose another --workdir."
     ) from None
+  except (OSError, NotImplementedError) as error:
+    print(
+      f"The file system of {workdir} has no locks ({error}): take care that no "
+      "second run works there.",
+      file=sys.stderr,
+    )
+    yield
+    return
   try:
     told = {
       "host": socket.gethostname(),

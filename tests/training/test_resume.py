@@ -1,5 +1,6 @@
 """A workdir belongs to one config, and to one process at a time."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -129,6 +130,16 @@ def test_a_second_run_stops_at_once_and_a_dead_one_holds_nothing(
   holder.join()
   assert loop.run(smoke(total_steps=1), tmp_path)["examples"] == 13
   assert not (tmp_path / ".lock.json").exists()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+  def refuse(*args, **kwargs):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(resume.filelock.FileLock, "acquire", refuse)
+  with resume.locked(tmp_path):
+    pass
+  assert "has no locks ([Errno 37] No locks" in capsys.readouterr().err
 
 
 def test_evaluation_asks_for_no_lock(smoke, run, finished):
