@@ -8,28 +8,19 @@ an archive was made to harm.
 
 from __future__ import annotations
 
-import bz2
 import functools
-import gzip
 import hashlib
-import io
-import lzma
 import os
 import posixpath
 import sys
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tqdm
 
-OPENERS = {
-  b"\x1f\x8b": gzip.open,
-  b"BZh": bz2.open,
-  b"\xfd7zXZ\x00": lzma.open,
-}
+from jaxformers.data import tar
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
@@ -94,70 +85,68 @@ def members(
 ) -> Iterator[tuple[str, bytes]]:
   """Yields (name, content) of every wanted file of an archive, in its order.
 
+  Take nothing for sound before the iterator has ended: only then is the archive
+  read to its end, and its checksum compared.
+
   Args:
     path: a tar, a folder, or a single file.
     max_bytes: what the whole archive may hold, unpacked; more is a bomb.
     wanted: by name; the others are passed over.
 
   Raises:
-    ValueError: for an archive that is cut short, is none, holds a member or a
-      link that leads out of it, or holds more than max_bytes.
+    ValueError: for an archive that is damaged, cut short, is none, holds two
+      files of a name, a member or a link that leads out of it, or more than
+      max_bytes.
   """
   if path.is_dir():
     yield from _folder(path, max_bytes, wanted)
     return
+  names: set[str] = set()
   try:
-    with path.open("rb") as raw:
-      start = raw.read(300)
-      raw.seek(0)
-      opener = next(
-        (o for magic, o in OPENERS.items() if start.startswith(magic)), None
-      )
-      if opener is None and start[257:262] != b"ustar":
-        yield from _single(path, raw, max_bytes, wanted)
-        return
-      with (
-        tqdm.tqdm(
-          total=path.stat().st_size,
-          desc=path.name,
-          unit="B",
-          unit_scale=True,
-          file=sys.stderr,
-          disable=None,  # Where nobody watches.
-        ) as bar,
-        opener(raw) if opener else raw as plain,
-        tarfile.open(
-          fileobj=_Limited(path, plain, max_bytes), mode="r|"
-        ) as tar,
-      ):
-        for member in tar:
-          bar.update(raw.tell() - bar.n)
-          if _is_wanted(path, member) and wanted(member.name):
-            yield member.name, tar.extractfile(member).read()
-  except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as e:
+    for name, content in _file_members(path, max_bytes, wanted):
+      plain_name = posixpath.normpath(name)
+      if plain_name in names:
+        raise ValueError(
+          f"{path} holds two files with the name {plain_name!r}: it was "
+          "refused, nothing was kept of it. Pack it again with one of the two."
+        )
+      names.add(plain_name)
+      yield name, content
+  except tar.TooLargeError:
+    raise _bomb(path) from None
+  except tar.DAMAGE as e:
     raise ValueError(
-      f"{path} cannot be read to its end ({e}): it is truncated or no archive "
-      "of a kind that is known. Fetch it again; nothing was kept of it."
+      f"{path} cannot be read to its end ({e}): it is damaged, truncated or no "
+      "archive of a known kind. Fetch it again; nothing was kept of it."
     ) from e
 
 
-class _Limited(io.RawIOBase):
-  """A stream that refuses to give more than a number of bytes.
-
-  tarfile trusts the sizes that headers name; everything it reads, skips or
-  takes for a header passes through here.
-  """
-
-  def __init__(self, path: Path, stream: Any, max_bytes: int) -> None:
-    self.path, self.stream, self.left = path, stream, max_bytes
-
-  def read(self, size: int = -1) -> bytes:
-    """At most `size` bytes; ValueError once the limit is passed."""
-    content = self.stream.read(min(size, self.left + 1) if size >= 0 else -1)
-    self.left -= len(content)
-    if self.left < 0:
-      raise _bomb(self.path)
-    return content
+def _file_members(
+  path: Path, max_bytes: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+  """Yields (name, content) of the wanted files of a tar, or the file itself."""
+  with path.open("rb") as raw:
+    is_tar = tar.is_tar(raw.read(tar.BLOCK))
+    raw.seek(0)
+    if not is_tar:
+      yield from _single(path, raw, max_bytes, wanted)
+      return
+    with tqdm.tqdm(
+      total=path.stat().st_size,
+      desc=path.name,
+      unit="B",
+      unit_scale=True,
+      file=sys.stderr,
+      disable=None,  # Where nobody watches.
+    ) as bar:
+      for member in tar.read_members(
+        raw,
+        max_bytes=max_bytes,
+        wanted=lambda member: _is_wanted(path, member) and wanted(member.name),
+      ):
+        bar.update(raw.tell() - bar.n)
+        yield member
+      bar.update(raw.tell() - bar.n)
 
 
 def _bomb(path: Path) -> ValueError:
@@ -168,7 +157,7 @@ def _bomb(path: Path) -> ValueError:
 
 
 def _is_wanted(path: Path, member: tarfile.TarInfo) -> bool:
-  """Whether a member is a file; ValueError for one that would do harm."""
+  """True if a member is a file; ValueError for one that would do harm."""
   name = member.name
   target = name
   if member.issym():
@@ -183,7 +172,8 @@ def _is_wanted(path: Path, member: tarfile.TarInfo) -> bool:
         "refused, nothing was kept of it. Fetch it again from its authors."
       )
   odd = member.ischr() or member.isblk() or member.isfifo()
-  if odd or member.issparse():  # Holes would come out of nothing.
+  # The holes of a sparse file would come out of nothing.
+  if odd or member.type == tarfile.GNUTYPE_SPARSE:
     raise ValueError(
       f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
       "was kept of it. Fetch it again from its authors."

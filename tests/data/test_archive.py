@@ -1,8 +1,8 @@
 import gzip
-import io
 import os
 import tarfile
 
+import numpy as np
 import pytest
 
 from jaxformers.data import archive
@@ -96,8 +96,13 @@ def test_bombs_are_refused_before_they_go_off(tmp_path):
   header.type, header.size = tarfile.XHDTYPE, 1 << 24
   with gzip.open(tmp_path / "b.tar.gz", "wb") as file:
     file.write(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 24))
-  with pytest.raises(ValueError, match="unpacks to more"):
+  with pytest.raises(ValueError, match="extension of a header of 16,777,216"):
     read(tmp_path / "b.tar.gz", max_bytes=1 << 20)
+  # Also where they stand behind the end mark.
+  with gzip.open(path, "ab") as file:
+    file.write(bytes(1 << 24))
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(path, max_bytes=(1 << 24) + (1 << 20))
   folder = write_folder(tmp_path / "x", {"zeros": bytes(1 << 21)})
   with pytest.raises(ValueError, match="unpacks to more"):
     read(folder, max_bytes=1 << 20)
@@ -112,6 +117,110 @@ def test_what_is_cut_short_is_refused(tmp_path, mode):
   whole = path.read_bytes()
   path.write_bytes(whole[: len(whole) * 2 // 3])
   with pytest.raises(ValueError, match="cannot be read to its end"):
+    read(path)
+
+
+def many_files(seed=0):
+  """Thirty files of text, some of several blocks."""
+  rng = np.random.default_rng(seed)
+  words = [b"alpha", b"beta", b"gamma", b"delta", b"epsilon"]
+  return {
+    f"set/train/{i:02d}.txt": b" ".join(rng.choice(words, 10 + 20 * (i % 9)))
+    for i in range(30)
+  }
+
+
+def outcomes(path, changes):
+  """Contents that damaged copies of a file are read as; None if refused.
+
+  changes: the damaged copies, bytes.
+  """
+  results = []
+  for damaged in changes:
+    path.write_bytes(damaged)
+    try:
+      results.append(read(path, wanted=lambda name: name.endswith(".txt")))
+    except ValueError as error:
+      assert str(path) in str(error)
+      results.append(None)
+  return results
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path, mode):
+  files = many_files()
+  path = write_tar(tmp_path / "a.tar", files, mode=mode)
+  sound = path.read_bytes()
+
+  def flipped(bit):
+    damaged = bytearray(sound)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+  bits = np.random.default_rng(1).integers(0, 8 * len(sound), 150)
+  header = range(4 * 8, 10 * 8) if mode == "w:gz" else ()
+  results = outcomes(path, [flipped(int(bit)) for bit in bits])
+  assert all(result in (None, files) for result in results)
+  assert results.count(None) >= 140
+  # Time, level and system of a gzip's header say nothing of its content.
+  assert outcomes(path, map(flipped, header)) == [files] * len(header)
+
+
+def test_a_damaged_header_is_refused(tmp_path):
+  """A plain tar has no checksum but that of every header."""
+  files = many_files()
+  path = write_tar(tmp_path / "a.tar", files, mode="w")
+  sound = path.read_bytes()
+  starts = [
+    sound.index(name.encode()) for name in list(files)[:: len(files) // 6]
+  ]
+  rng = np.random.default_rng(2)
+
+  def changed(start, content):
+    return sound[:start] + content + sound[start + len(content) :]
+
+  changes = [
+    changed(start + k, bytes([sound[start + k] ^ 1 << int(rng.integers(8))]))
+    for start in starts
+    for k in (0, 9, 100, 124, 130, 150, 156, 257, 300)
+  ]
+  changes += [changed(start, bytes(512)) for start in starts]  # Lost blocks.
+  changes += [changed(start, bytes(4_096)) for start in starts]
+  assert outcomes(path, changes) == [None] * len(changes)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_cut_is_refused_or_of_padding(tmp_path, mode):
+  files = many_files()
+  path = write_tar(tmp_path / "a.tar", files, mode=mode)
+  sound = path.read_bytes()
+  # Behind the last member stand two blocks of zeros, and padding.
+  end = len(sound.rstrip(b"\0")) if mode == "w" else len(sound)
+  padding = end + -end % 512 + 1_024 if mode == "w" else len(sound)
+  cuts = np.random.default_rng(3).integers(0, len(sound), 200).tolist()
+  cuts += [padding - 1, padding - 512, padding - 513, padding - 1_024]
+  results = outcomes(path, [sound[:cut] for cut in cuts])
+  for cut, result in zip(cuts, results, strict=True):
+    assert result == (files if cut >= padding else None), (cut, padding)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_what_may_follow_an_archive(tmp_path, mode):
+  path = write_tar(tmp_path / "a.tar", FILES, mode=mode)
+  sound = path.read_bytes()
+  assert outcomes(path, [sound, sound + bytes(4_096)]) == [FILES, FILES]
+  other = write_tar(tmp_path / "b.tar", {"c": b"3"}, mode=mode).read_bytes()
+  following = [b"garbage", sound[:20], sound, other, bytes(700) + b"x", other]
+  results = outcomes(path, [sound + more for more in following])
+  assert results == [None] * len(following)
+
+
+def test_two_files_of_a_name_are_refused(tmp_path):
+  path = tmp_path / "a.tar"
+  write_tar(path, FILES, mode="w")
+  with tarfile.open(path, "a") as file:
+    file.addfile(tarfile.TarInfo("./a/one.txt"))
+  with pytest.raises(ValueError, match="two files with the name 'a/one.txt'"):
     read(path)
 
 
@@ -148,10 +257,3 @@ def test_checksums_see_every_change(tmp_path):
   first = archive.checksum(path)
   path.write_bytes(path.read_bytes() + b"\0")
   assert archive.checksum(path) != first
-
-
-def test_reading_stops_at_the_limit_and_not_after():
-  limited = archive._Limited("x", io.BytesIO(b"12345"), 5)
-  assert limited.read(3) + limited.read(3) == b"12345"
-  with pytest.raises(ValueError, match="unpacks to more"):
-    archive._Limited("x", io.BytesIO(b"123456"), 5).read(6)

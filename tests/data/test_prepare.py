@@ -1,3 +1,4 @@
+import gzip
 import json
 import subprocess
 import sys
@@ -96,6 +97,26 @@ def test_a_wrong_archive_ends_in_one_message_and_leaves_nothing(tmp_path):
   assert "cannot be read to its end" in job.stderr.splitlines()[-1]
   left = [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
   assert [p for p in left if not p.name.endswith(".lock")] == []
+
+
+def test_texts_of_a_damaged_archive_are_refused_and_leave_nothing(tmp_path):
+  texts = {f"set/{k:02d}.txt": f"text {k} ".encode() * 90 for k in range(33)}
+  path = write_tar(tmp_path / "texts.tar", texts, mode="w")
+  sound = path.read_bytes()
+  damaged = bytearray(sound)
+  damaged[sound.index(b"set/17.txt")] ^= 1  # The 18th header.
+  compressed = bytearray(gzip.compress(sound, mtime=0))
+  compressed[-5] ^= 1  # The checksum.
+  common = ["language", "--archive", str(path), "--tokens", "bytes"]
+  common += ["--data_dir", str(tmp_path / "data")]
+  for content in (damaged, compressed, sound[: len(sound) // 2]):
+    path.write_bytes(content)
+    with pytest.raises(SystemExit, match="cannot be read to its end"):
+      prepare.main(common)
+    left = [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
+    assert [p for p in left if not p.name.endswith(".lock")] == []
+  path.write_bytes(sound)
+  prepare.main(common)
 
 
 def test_a_stand_in_is_prepared_when_it_is_meant(tmp_path, capsys):
