@@ -46,6 +46,8 @@ def get_config(arg=None):
       "protocol": protocol,
       "archive": "",
       "window": 512,
+      "num_train": 20_210,
+      "num_test": 2_000,
     },
     **models,
     optimizer={"name": "sgd", "momentum": 0.9},

@@ -18,32 +18,28 @@ NUM_CLASSES = 150
 MAX_BYTES = 1 << 33
 
 
-def read(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The files of both splits: `image`, a JPEG, and `annotation`, a PNG.
-
-  Raises:
-    ValueError: for an image without annotation, or none at all.
-  """
-  found: dict[tuple[str, str], dict[str, bytes]] = {}
+def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
+  """The files of both splits: `image`, a JPEG, and `annotation`, a PNG."""
+  scenes: dict[tuple[str, str], dict[str, bytes]] = {}
   for name, content in archives.members(
     archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
   ):
     split, key, kind = _place(name)
-    found.setdefault((split, key), {})[kind] = content
+    files = scenes.setdefault((split, key), {})
+    if kind in files:
+      raise ValueError(
+        f"{archive} holds the {kind} of {key!r} twice: give the folder "
+        "ADEChallengeData2016 with nothing but its own files in it."
+      )
+    files[kind] = content
   splits: dict[str, list[Keyed]] = {name: [] for name in FOLDERS}
-  for (split, key), example in sorted(found.items()):
+  for (split, key), example in sorted(scenes.items()):
     if len(example) < 2:
       raise ValueError(
         f"{archive} has the {next(iter(example))} of {key!r} alone: it is not "
         "what it should be. Unpack it again; nothing was kept of it."
       )
     splits[split].append((key, {"id": key, **example}))
-  if not all(splits.values()):
-    raise ValueError(
-      f"{archive} holds {len(splits['train']):,} training and "
-      f"{len(splits['test']):,} validation images: give the folder "
-      "ADEChallengeData2016, with images/ and annotations/ in it."
-    )
   return splits
 
 
@@ -60,15 +56,40 @@ def _place(name: str) -> tuple[str, str, str] | None:
   return split, file.rpartition(".")[0], kinds[kind][0]
 
 
-SOURCE = Source(
-  name="scene_parse150",
-  features={"id": bytes, "image": bytes, "annotation": bytes},
-  read=read,
-  archives=("ADEChallengeData2016", "ADEChallengeData2016.tar"),
-  local_only=(
-    "is a zip, http://data.csail.mit.edu/places/ADEchallenge/"
-    "ADEChallengeData2016.zip, to be unpacked"
-  ),
-  homepage="http://sceneparsing.csail.mit.edu/",
-  counts=COUNTS,
-)
+def source(
+  num_train: int = COUNTS["train"], num_test: int = COUNTS["test"]
+) -> Source:
+  """The scenes of a folder with a known number of them.
+
+  Args:
+    num_train: number of scenes in training/; the authors' unless a part of
+      their set, or another set in its layout, is meant.
+    num_test: number of scenes in validation/.
+  """
+  counts = {"train": num_train, "test": num_test}
+
+  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    splits = _examples(archive)
+    if {name: len(rows) for name, rows in splits.items()} != counts:
+      raise ValueError(
+        f"{archive} holds {len(splits['train']):,} training and "
+        f"{len(splits['test']):,} validation scenes instead of {num_train:,} "
+        f"and {num_test:,}: give the folder ADEChallengeData2016, with images/ "
+        "and annotations/ in it. If a part of it is meant, say so by num_train "
+        "and num_test of the task. Nothing was kept of it."
+      )
+    return splits
+
+  return Source(
+    name="scene_parse150",
+    features={"id": bytes, "image": bytes, "annotation": bytes},
+    read=read,
+    settings={} if counts == COUNTS else counts,
+    archives=("ADEChallengeData2016", "ADEChallengeData2016.tar"),
+    local_only=(
+      "is a zip, http://data.csail.mit.edu/places/ADEchallenge/"
+      "ADEChallengeData2016.zip, to be unpacked"
+    ),
+    homepage="http://sceneparsing.csail.mit.edu/",
+    counts=counts,
+  )

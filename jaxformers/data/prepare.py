@@ -70,6 +70,9 @@ def summary(task: Task) -> str:
     **_inputs(task),
     "source": task.info["source"],
   }
+  if "counts" in task.info:
+    kind = "the authors'" if task.info["authors_counts"] else "not the authors'"
+    rows["counts"] = kind
   if "sha256" in task.info:
     own = "" if task.info["authors_checksum"] else " (not the authors')"
     rows["SHA-256"] = task.info["sha256"] + own

@@ -220,8 +220,8 @@ def _prepare(
   info = _describe(source, given)
   if not info.get("authors_checksum", True):
     print(
-      f"{info['source']} has another checksum than the authors' archive; its "
-      "counts and labels are verified.",
+      f"{info['source']} has another checksum than the authors' archive; it "
+      "is taken only with the number of examples that the task expects.",
       file=sys.stderr,
     )
   builder.prepare(source, given, staged, data_dir / "downloads")

@@ -22,6 +22,8 @@ def load(
   protocol: str = "jaxformers",
   archive: str = "",
   window: int = 512,
+  num_train: int = ade20k.COUNTS["train"],
+  num_test: int = ade20k.COUNTS["test"],
 ) -> Task:
   """Opens ADE20K's scenes, from the folder that its authors ship.
 
@@ -33,16 +35,32 @@ def load(
     archive: path of the folder ADEChallengeData2016, a tar of it, or a
       directory in which tensorflow-datasets has prepared `scene_parse150`.
     window: side of the windows that are trained on and evaluated.
+    num_train: scenes that there must be in training/, validation included;
+      another number than the authors' is of a part of their set.
+    num_test: scenes that there must be in validation/.
   """
   choose("protocol of ade20k", protocol, ("jaxformers", "paper"))
   if window < 1:
     raise ValueError(f"window={window}: it has at least one pixel.")
+  if num_train < 2 or num_test < 1:
+    raise ValueError(
+      f"num_train={num_train} and num_test={num_test}: give at least two "
+      "scenes to train on, of which one is held out, and one to test."
+    )
+  origin = ade20k.source(num_train, num_test)
   packed, info = source.pack(
-    ade20k.SOURCE,
+    origin,
     encodings.files("image", "annotation"),
     data_dir=data_folder(data_dir),
     archive=archive,
   )
+  sizes = {name: len(split) for name, split in packed.items()}
+  if sizes != origin.counts:  # Earlier versions prepared parts as the whole.
+    raise ValueError(
+      f"The prepared {origin.key} holds {sizes} scenes instead of "
+      f"{origin.counts}: delete {origin.key}* in tfds/ and packed/ of "
+      f"{data_folder(data_dir)}, and prepare it again."
+    )
   splits = {
     name: Scenes(split, (window, window, 3), ade20k.NUM_CLASSES)
     for name, split in packed.items()

@@ -21,6 +21,8 @@ def run(tmp_path_factory):
     data_dir=str(tmp_path / "data"),
     archive=str(scenes.write(tmp_path / "ADEChallengeData2016")),
     window=16,
+    num_train=12,
+    num_test=3,
   )
   model = models.build(
     "neutreno",

@@ -90,6 +90,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   config = c.load("configs/vision/ade20k.py:model=neutreno")
   archive = scenes.write(tmp_path / "ADEChallengeData2016")
   config.task.update(archive=str(archive), window=32)
+  config.task.update(num_train=12, num_test=3)
   config.update(data_dir=str(tmp_path), batch_size=2, eval_batch_size=2)
   config.update(total_steps=4, log_steps=2, eval_steps=2, checkpoint_steps=2)
   config.model.update(num_layers=2, d_model=24)

@@ -1,5 +1,6 @@
 """ADE20K as its authors ship it."""
 
+import shutil
 import tarfile
 
 import pytest
@@ -7,11 +8,13 @@ import pytest
 from jaxformers.data import ade20k
 from tests.data import scenes
 
+FEW = ade20k.source(num_train=12, num_test=3)
+
 
 def test_images_and_annotations_go_together(tmp_path):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")
   (folder / "sceneCategories.txt").write_text("not read")
-  splits = ade20k.read(folder)
+  splits = FEW.read(folder)
   assert {name: len(rows) for name, rows in splits.items()} == {
     "train": 12,
     "test": 3,
@@ -22,13 +25,30 @@ def test_images_and_annotations_go_together(tmp_path):
   assert example["annotation"].startswith(b"\x89PNG")
   with tarfile.open(tmp_path / "ade.tar", "w") as tar:
     tar.add(folder, "ADEChallengeData2016")
-  assert ade20k.read(tmp_path / "ade.tar") == splits
+  assert FEW.read(tmp_path / "ade.tar") == splits
 
 
 def test_what_is_not_whole(tmp_path):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")
-  (folder / "annotations/training/ADE_training_00000003.png").unlink()
+  with pytest.raises(
+    ValueError, match="12 training and 3 .* of 20,210 and 2,000.*by num_train"
+  ):
+    ade20k.source().read(folder)
+  annotations = folder / "annotations" / "training"
+  (annotations / "ADE_training_00000003.png").unlink()
   with pytest.raises(ValueError, match="the image of 'ADE_training_00000003'"):
-    ade20k.read(folder)
+    FEW.read(folder)
+  (folder / "images/training/ADE_training_00000003.jpg").unlink()
+  with pytest.raises(ValueError, match="11 training and 3 .* of 12 and 3"):
+    FEW.read(folder)
   with pytest.raises(ValueError, match="0 training and 0 validation"):
-    ade20k.read(folder / "images")
+    FEW.read(folder / "images")
+  shutil.copytree(annotations, folder / "copy" / "annotations" / "training")
+  with pytest.raises(ValueError, match="annotation of 'ADE_.*' twice"):
+    FEW.read(folder)
+
+
+def test_a_part_is_prepared_beside_the_whole():
+  assert ade20k.source().key == "scene_parse150"
+  assert FEW.key == "scene_parse150-12-3"
+  assert ade20k.source().counts == ade20k.COUNTS

@@ -14,7 +14,7 @@ def load(tmp_path, **options):
     "ade20k",
     data_dir=str(tmp_path / "data"),
     archive=str(folder),
-    **({"window": 16} | options),
+    **({"window": 16, "num_train": 12, "num_test": 3} | options),
   )
 
 
@@ -46,3 +46,18 @@ def test_what_cannot_be_had(tmp_path):
     tasks.get("ade20k", data_dir=str(tmp_path))
   with pytest.raises(ValueError, match="window=0"):
     load(tmp_path, window=0)
+  with pytest.raises(ValueError, match="num_train=1 "):
+    load(tmp_path, num_train=1)
+  whole = {"num_train": 20_210, "num_test": 2_000}
+  with pytest.raises(ValueError, match="12 training and 3 validation scenes"):
+    load(tmp_path, **whole)
+
+
+def test_a_part_is_never_called_the_authors_set(tmp_path):
+  assert load(tmp_path).info["authors_checksum"] is False
+  # Nor is one that an earlier version prepared under the name of the whole.
+  for folder in ("tfds", "packed"):
+    for part in (tmp_path / "data" / folder).glob("scene_parse150-12-3*"):
+      part.rename(part.parent / part.name.replace("-12-3", ""))
+  with pytest.raises(ValueError, match=r"holds .*12.* scenes instead of"):
+    load(tmp_path, num_train=20_210, num_test=2_000)

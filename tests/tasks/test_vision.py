@@ -1,14 +1,16 @@
 """Images in colour and their classes."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from jaxformers import tasks
-from jaxformers.data import builder, cifar100, source
+from jaxformers.data import builder, cifar100, prepare, source
 from jaxformers.tasks import vision
+from jaxformers.training import report
 from tests.data.archives import write_folder
 
 
@@ -40,13 +42,31 @@ def test_what_images_cannot_have():
     tasks.get("cifar10", protocol="lra")
 
 
+# Of a run, without its data.
+RESULTS = {
+  "task": "imagenet2012",
+  "protocol": "paper",
+  "seed": 0,
+  "model": "transformer",
+  "accuracy": 0.7,
+  "baselines": {},
+  "examples": 6,
+  "best_step": 1,
+  "selection": "test",
+  "parameters": 1,
+  "parameter_ratio": 1.0,
+  "train_seconds": 1.0,
+  "wall_seconds": 1.0,
+}
+
+
 def jpeg(value, size=(30, 20)):
   file = io.BytesIO()
   Image.new("RGB", size, (value, 90, 30)).save(file, "JPEG")
   return file.getvalue()
 
 
-def test_imagenet_as_folders_of_classes(tmp_path):
+def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
   files = {
     f"{split}/n{label:02}/{k}.JPEG": jpeg(20 * label)
     for split, count in (("train", 9), ("val", 2))
@@ -64,9 +84,27 @@ def test_imagenet_as_folders_of_classes(tmp_path):
   assert task.baselines() == {"majority class": 1 / 3}
   batch = task.splits["test"].batch(np.arange(6))
   assert batch["targets"].tolist() == [0, 0, 1, 1, 2, 2]
+  assert task.info["counts"] == {"train": 27, "validation": 6, "classes": 3}
+  assert task.info["authors_counts"] is False
+  assert task.info["authors_checksum"] is False
+  assert json.loads(json.dumps(task.info)) == task.info
+  sha256 = task.info["sha256"]
+  assert sha256.startswith("listing-")
+  assert "not the authors' archive" in report.table(
+    RESULTS | {"data": task.info}
+  )
+  assert "counts                not the authors'" in prepare.summary(task)
   paper = tasks.get("imagenet2012", protocol="paper", **options)
   assert paper.selection == "test"
   assert len(paper.splits["train"]) == 27
+  # With the authors' counts nothing is said of a checksum, for none is known.
+  monkeypatch.setattr(vision, "IMAGENET_COUNTS", task.info["counts"])
+  whole = tasks.get("imagenet2012", **options).info
+  assert whole["authors_counts"] is True
+  assert not {"authors_checksum", "sha256"} & whole.keys()
+  monkeypatch.undo()
+  (root / "train" / "n01" / "8.JPEG").unlink()
+  assert tasks.get("imagenet2012", **options).info["sha256"] != sha256
 
 
 def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
