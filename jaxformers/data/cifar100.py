@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers.data import archive as archives
-from jaxformers.data.cifar10 import planes
+from jaxformers.data.cifar10 import pickle_error, planes
 from jaxformers.data.source import Keyed, Source, collect
 
 LABELS = (
@@ -126,6 +126,8 @@ def _images(
     archive, max_bytes=MAX_BYTES, wanted=lambda name: _split(name) is not None
   ):
     split = _split(name)
+    if not name.endswith(".bin"):
+      raise pickle_error(archive, name, SOURCE)
     if len(content) % ROW:
       raise _broken(archive, name, f"{len(content):,} bytes long")
     rows = np.frombuffer(content, np.uint8).reshape(-1, ROW)
@@ -138,10 +140,9 @@ def _images(
 
 
 def _split(name: str) -> str | None:
-  file = name.rpartition("/")[2]
-  return (
-    file.removesuffix(".bin") if file in ("train.bin", "test.bin") else None
-  )
+  """The split of a batch, binary or for Python; None for any other file."""
+  stem = name.rpartition("/")[2].removesuffix(".bin")
+  return stem if stem in PER_LABEL else None
 
 
 def _broken(archive: Path, name: str, what: str) -> ValueError:
@@ -157,7 +158,8 @@ def read(archive: Path | None) -> dict[str, list[Keyed]]:
   Reads the authors' binary archive, or its folder; fine labels.
 
   Raises:
-    ValueError: for an archive that is cut short or holds other counts.
+    ValueError: for an archive that is cut short or holds other counts, and for
+      the authors' archive for Python, which is made of pickles.
   """
   expected = {
     split: dict.fromkeys(LABELS, count) for split, count in PER_LABEL.items()

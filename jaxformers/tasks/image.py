@@ -33,9 +33,8 @@ def load(
     data_dir: see `data_folder`.
     protocol: "jaxformers" (ids value + 1), "lra" and "skyformer" (ids are
       values, 0 is padding; TensorFlow's grey), "s4" (real numbers).
-    archive: path of cifar-10-binary.tar.gz, cifar-10-python.tar.gz, or of an
-      archive or folder of {train,test}/CLASS/*.{png,jpg}; "" looks for the
-      first two, then downloads.
+    archive: path of cifar-10-binary.tar.gz, or of an archive or folder of
+      {train,test}/CLASS/*.{png,jpg}; "" looks for the first, then downloads.
   """
   chosen = PROTOCOLS[choose("protocol of image", protocol, PROTOCOLS)]
   encoding = encodings.grey("grey", encodings.grey_itu)

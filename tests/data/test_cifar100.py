@@ -51,3 +51,11 @@ def test_what_is_not_cifar100(tmp_path, change, message):
 def test_a_hundred_names_in_order():
   assert len(cifar100.LABELS) == 100
   assert list(cifar100.LABELS) == sorted(set(cifar100.LABELS))
+
+
+def test_pickles_are_refused_unread(tmp_path):
+  files = {
+    f"cifar-100-python/{name}": b"never read" for name in ("meta", "train")
+  }
+  with pytest.raises(ValueError, match="a pickle.*fetch cifar-100-binary.tar"):
+    cifar100.read(write_tar(tmp_path / "cifar-100-python.tar.gz", files))
