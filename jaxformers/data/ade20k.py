@@ -50,7 +50,7 @@ def _place(name: str) -> tuple[str, str, str] | None:
     return None
   kinds = {"images": ("image", ".jpg"), "annotations": ("annotation", ".png")}
   kind, folder, file = parts[-3:]
-  split = next((s for s, own in FOLDERS.items() if own == folder), None)
+  split = next((s for s, name in FOLDERS.items() if name == folder), None)
   if split is None or kind not in kinds or not file.endswith(kinds[kind][1]):
     return None
   return split, file.rpartition(".")[0], kinds[kind][0]

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from jaxformers.data import metadata
 from jaxformers.data.source import Source
 
 FORMAT = "array_record"
@@ -158,22 +159,25 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     The splits, by random access, `image` being bytes; and the names of classes.
 
   Raises:
-    ValueError: for another format than array_record, or no images with labels.
+    ValueError: for another format than array_record, no images with labels, or
+      metadata that cannot be read; see `metadata.open_directory`.
   """
-  builder = tfds.builder_from_directory(folder)
+  builder = metadata.open_directory(folder)
   _check_format(builder, folder)
-  features = builder.info.features
-  if not {"image", "label"} <= {*features}:
+  features = dict(builder.info.features.items())
+  names = getattr(features.get("label"), "names", None)
+  is_image = isinstance(features.get("image"), tfds.features.Image)
+  if names is None or not is_image:
     raise ValueError(
-      f"{folder} has the features {sorted(features)}, and neither images nor "
-      "labels: give the directory of a set of images."
+      f"{folder} has the features {sorted(features)}, and no `image` or no "
+      "`label` with names of classes: give the directory of a set of images."
     )
   raw = {"image": tfds.decode.SkipDecoding()}
   splits = {
     name: builder.as_data_source(name, decoders=raw)
     for name in builder.info.splits
   }
-  return splits, tuple(features["label"].names)
+  return splits, tuple(names)
 
 
 def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
@@ -187,7 +191,7 @@ def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
   Raises:
     ValueError: for another format than array_record, or no such feature.
   """
-  builder = tfds.builder_from_directory(folder)
+  builder = metadata.open_directory(folder)
   _check_format(builder, folder)
   features = builder.info.features
   names = [
@@ -237,7 +241,7 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
       f"{folder} is a directory of tensorflow-datasets, and {source.name} is "
       f"read from {' or '.join(source.archives)} alone."
     )
-  builder = tfds.builder_from_directory(folder)
+  builder = metadata.open_directory(folder)
   _check_format(builder, folder)
   found: Mapping[str, Any] = builder.info.features
   for name, kind in source.features.items():

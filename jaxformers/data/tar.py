@@ -135,8 +135,8 @@ class Stream(io.RawIOBase):
         is_end = not self._input
       else:
         is_end = False
-      given, self._input = self._input, b""
-      content = self._decompressor.decompress(given, size)
+      compressed, self._input = self._input, b""
+      content = self._decompressor.decompress(compressed, size)
       if content:
         return content
       if is_end and not self._decompressor.eof:
