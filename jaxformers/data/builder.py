@@ -61,7 +61,15 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       for name, feature in self.info.features.items()
       if isinstance(feature, tfds.features.Image)
     ]
+    keys: set[str | int] = set()
     for key, example in rows:
+      if key in keys:
+        raise ValueError(
+          f"{self.archive or self.name} holds the example {key!r} twice: give "
+          "an archive or a folder with one file of each name. Nothing was kept "
+          "of it."
+        )
+      keys.add(key)
       # Arrays would be encoded by TensorFlow, pictures are by Pillow; what is
       # encoded already, as bytes, is kept as it is.
       encoded = {

@@ -88,7 +88,9 @@ def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     wanted=lambda name: name.rpartition("/")[2] in FILES,
   ):
     split = FILES[name.rpartition("/")[2]]
-    for number, line in enumerate(content.decode().splitlines(), 1):
+    # Other bytes than UTF-8 become a token that `parse` refuses.
+    lines = content.decode(errors="backslashreplace").splitlines()
+    for number, line in enumerate(lines, 1):
       if number == 1 and line.split() == ["Source", "Target"]:
         continue
       try:

@@ -198,14 +198,15 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
   """Metadata as LRA ships it (text) or as its generator writes it (NumPy)."""
   try:
     if content.startswith(b"\x93NUMPY"):
-      return np.load(io.BytesIO(content), allow_pickle=False).tolist()
-    lines = content.decode().splitlines()
-  except (ValueError, EOFError) as error:
+      table = np.load(io.BytesIO(content), allow_pickle=False)
+      rows = table.astype(str).tolist() if table.ndim == 2 else [[]]
+    else:
+      rows = [line.split(" ") for line in content.decode().splitlines()]
+  except (ValueError, EOFError, MemoryError) as error:
     raise ValueError(
       f"{archive} holds {place!r}, which is no metadata ({error}). Fetch it "
       "again; nothing was kept of it."
     ) from None
-  rows = [line.split(" ") for line in lines]
   if any(len(row) < 4 for row in rows):
     raise ValueError(
       f"{archive} holds {place!r}, which has rows of fewer than four fields. "

@@ -86,7 +86,7 @@ def collect(
   path: Path,
   expected: Mapping[str, Mapping[Any, int]],
 ) -> dict[str, list[Keyed]]:
-  """Gathers (split, key, example) by split; checks counts, labels and keys.
+  """Gathers (split, key, example) by split, and checks counts and labels.
 
   Args:
     stream: of one archive.
@@ -95,18 +95,11 @@ def collect(
       split, whatever their labels.
 
   Raises:
-    ValueError: if there is another number of any, or a key occurs twice.
+    ValueError: if there is another number of any.
   """
   splits: dict[str, list[Keyed]] = {name: [] for name in expected}
   counts: Counter[tuple[str, Any]] = Counter()
-  keys: set[tuple[str, str | int]] = set()
   for split, key, example in stream:
-    if (split, key) in keys:
-      raise ValueError(
-        f"{path} holds the example {key!r} of {split!r} twice: give an archive "
-        "or a folder with one file of each name. Nothing was kept of it."
-      )
-    keys.add((split, key))
     splits[split].append((key, example))
     counts[split, example["label"]] += 1
     counts[split, None] += 1

@@ -35,6 +35,18 @@ def test_features_come_back_as_they_went(tmp_path):
   assert len(other.as_data_source("train")) == 1
 
 
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled):
+  rows = [(key, {"text": b"x"}) for key in ("a", "b", "a")]
+  toy = source.Source(
+    "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
+  )
+  path = tmp_path / "toy.tar"
+  with pytest.raises(ValueError, match=r"toy.tar holds the example 'a' twice"):
+    builder.prepare(toy, path, tmp_path, tmp_path / "downloads")
+  assert not list(tmp_path.rglob("*.array_record*"))
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
   def log_message(self, *args):
     pass

@@ -57,6 +57,8 @@ def test_the_files_are_found_in_the_whole_release(tmp_path):
     (b"[MAX 2 3\t3", "not one expression|closes nothing"),
     (b"[MOX 2 3 ]\t3", "'.MOX' is no ListOps token"),
     (b"[MAX 2 3 ]", "a tab and a digit"),
+    (b"[MAX 2 \xff ]\t3", "xff. is no ListOps token"),
+    (b"[MAX 2 3 ]\t\xff", "a tab and a digit"),
   ],
 )
 def test_broken_lines_are_named(tmp_path, line, message):

@@ -73,6 +73,12 @@ def test_a_generation_that_was_stopped_goes_on(
   assert (before, asked[3:]) == ([0, 5, 10], [10])
 
 
+def array(content):
+  file = io.BytesIO()
+  np.save(file, content)
+  return file.getvalue()
+
+
 def picture(size=32, mode="L"):
   file = io.BytesIO()
   Image.new(mode, (size, size)).save(file, "PNG")
@@ -157,6 +163,18 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
     ({"metadata/0.npy": b"imgs/0\n"}, "fewer than four"),
     ({"metadata/0.npy": b"\xff\xfe"}, "no metadata"),
     ({"metadata/0.npy": b"\x93NUMPYjunk"}, "no metadata"),
+    ({"metadata/0.npy": array(np.arange(4))}, "fewer than four"),
+    ({"metadata/0.npy": array(np.array(None))}, "no metadata"),
+    ({"metadata/0.npy": array(np.ones((2, 3)))}, "fewer than four"),
+    ({"metadata/0.npy": array(np.ones((2, 4)))}, "no picture '1.0/1.0'"),
+    (
+      {
+        "metadata/0.npy": array(np.ones((10, 4))).replace(
+          b"(10, 4), }" + b" " * 11, b"(9999999999999, 4), }"
+        )
+      },
+      "no metadata",
+    ),
     ({"metadata/0.npy": b""}, "holds 0 examples"),
   ],
 )

@@ -115,8 +115,6 @@ def test_counts_and_labels_are_verified(tmp_path):
   for wrong in ({"a": 2}, {None: 4}, {"a": 3, "b": 1}):
     with pytest.raises(ValueError, match="instead of"):
       s.collect(stream, tmp_path, {"train": wrong})
-  with pytest.raises(ValueError, match="holds the example 2 of 'train' twice"):
-    s.collect([*stream, stream[-1]], tmp_path, {"train": {None: 4}})
 
 
 def archived(url="", **fields):
