@@ -47,6 +47,8 @@ ALEXNET = {
   "pixelate": 0.717840,
   "jpeg_compression": 0.606500,
 }
+# Images that their authors ship; of ImageNet-C in each severity.
+COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
@@ -162,7 +164,9 @@ def imagenet_c(
   errors = {
     name: [
       error(
-        logits, _folder(run, found[name] / str(level)), batch_size=batch_size
+        logits,
+        _folder(run, found[name] / str(level), "imagenet_c"),
+        batch_size=batch_size,
       )
       for level in corruptions.SEVERITIES
     ]
@@ -183,10 +187,17 @@ def mce(errors: dict[str, list[float]]) -> float:
 
 
 def unusual(
-  run: trained.Trained, folder: Path, *, batch_size: int = 100
+  run: trained.Trained, folder: Path, name: str, *, batch_size: int = 100
 ) -> float:
-  """The accuracy on a folder CLASS/*.jpg, among the classes it has."""
-  images = _folder(run, folder)
+  """The accuracy on a folder CLASS/*.jpg, among the classes it has.
+
+  Args:
+    run: a classifier of ImageNet.
+    folder: above the folders of classes.
+    name: "imagenet_a" or "imagenet_r", which tells how many images there are.
+    batch_size: images at a time.
+  """
+  images = _folder(run, folder, name)
   classes = np.unique(images.labels)
   return 1 - error(
     run.apply(batch_size), images, classes=classes, batch_size=batch_size
@@ -203,11 +214,20 @@ def _test_images(run: trained.Trained) -> Images:
   return images
 
 
-def _folder(run: trained.Trained, folder: Path) -> Images:
-  """The images of a folder, read as the run reads its own."""
+def _folder(run: trained.Trained, folder: Path, name: str) -> Images:
+  """The images of a folder, read as the run reads its own.
+
+  Another number of images than that of the set `name` is told on stderr.
+  """
   if not folder.is_dir():
     raise ValueError(f"There is no folder {folder}.")
   store = stores.folder(folder, run.task.classes)
+  if len(store) != COUNTS[name]:
+    print(
+      f"{folder} holds {len(store):,} images instead of the {COUNTS[name]:,} "
+      f"of {name}: its score compares with no published one.",
+      file=sys.stderr,
+    )
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)
 
 
@@ -252,7 +272,7 @@ def main(argv: list[str] | None = None) -> None:
       found |= imagenet_c(run, args.imagenet_c, batch_size=size)
     for name in ("imagenet_a", "imagenet_r"):
       if getattr(args, name):
-        found[name] = unusual(run, getattr(args, name), batch_size=size)
+        found[name] = unusual(run, getattr(args, name), name, batch_size=size)
     if not found:
       names = [name for name in args.corruptions.split(",") if name]
       found = corrupted(run, names, count=args.count, batch_size=size)

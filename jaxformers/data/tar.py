@@ -51,14 +51,17 @@ class _Gzip:
 
   @property
   def eof(self) -> bool:
+    """True once the trailer was read, and is that of the content."""
     return self._inflate.eof
 
   @property
   def unused_data(self) -> bytes:
+    """The bytes that were given beyond the trailer."""
     return self._inflate.unused_data
 
   @property
   def needs_input(self) -> bool:
+    """True if all that was given has been decompressed."""
     return not self._inflate.unconsumed_tail
 
   def decompress(self, content: bytes, max_length: int) -> bytes:
@@ -102,6 +105,7 @@ class Stream(io.RawIOBase):
       self._decompressor = DECOMPRESSORS[self._magic]()
 
   def readable(self) -> bool:
+    """Always True."""
     return True
 
   def readinto(self, buffer: Any) -> int:

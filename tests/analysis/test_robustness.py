@@ -102,10 +102,10 @@ def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
     tmp_path / "a", {"n00/a.jpg": jpeg(130), "n02/b.jpg": jpeg(240)}
   )
   # 130 is of n01, which is not there; of the others n02 is nearer? No: n00.
-  assert r.unusual(run, root) == pytest.approx(0.5)
+  assert r.unusual(run, root, "imagenet_a") == pytest.approx(0.5)
   (root / "n01").mkdir()
   (root / "n01" / "c.jpg").write_bytes(jpeg(130))
-  assert r.unusual(run, root) == pytest.approx(2 / 3)
+  assert r.unusual(run, root, "imagenet_a") == pytest.approx(2 / 3)
 
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
@@ -117,7 +117,9 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   assert "error, corrupted" in printed
   root = write_folder(tmp_path / "a", {"n00/a.jpg": jpeg(9)})
   r.main(["here", "--imagenet_a", str(root), "--json"])
-  assert json.loads(capsys.readouterr().out) == {"imagenet_a": 1.0}
+  said = capsys.readouterr()
+  assert json.loads(said.out) == {"imagenet_a": 1.0}
+  assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
   with pytest.raises(SystemExit, match="There is no folder"):
     r.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
   with pytest.raises(SystemExit, match=r"'rain'.*snow"):
