@@ -2,14 +2,14 @@
 
 A `Packed` split is a folder with `tokens.npy` (all sequences end to end, in the
 smallest type that holds them), `offsets.npy`, `labels.npy` and `keys.npy`. It
-is written beside its place and renamed, so a folder that exists is whole.
+is written beside its place and renamed, so a folder that exists is whole. The
+digests of all files are kept, and compared whenever the folder is opened.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+import errno
 import os
 import shutil
 import sys
@@ -19,6 +19,11 @@ from typing import Any
 
 import filelock
 import numpy as np
+
+from jaxformers import durable
+from jaxformers.data import digests
+
+RECORD = "info.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Packed:
     end: id that closes every sequence, also one that is cut; 0 for none.
     scale: (mean, deviation) by which tokens become real numbers, float32; None
       for ids.
+    content: digest of all tokens; "" to compute it when `digest` is called.
+      Whoever replaces `tokens` replaces it, too.
   """
 
   tokens: np.ndarray
@@ -52,6 +59,7 @@ class Packed:
   start: int = 0
   end: int = 0
   scale: tuple[float, float] | None = None
+  content: str = ""
 
   def __len__(self) -> int:
     return len(self.labels)
@@ -76,14 +84,10 @@ class Packed:
     return self.tokens[self.starts[k] : self.stops[k]].view(np.ndarray)
 
   def digest(self) -> str:
-    """Tells other data: of all labels, keys and sizes, and some tokens."""
-    digest = hashlib.blake2b(digest_size=8)
-    for array in (self.labels, self.keys, self.sizes):
-      digest.update(np.ascontiguousarray(array).tobytes())
-    count = len(self.starts)
-    for k in np.linspace(0, count - 1, min(count, 256)).astype(int):
-      digest.update(self[k].tobytes())
-    return digest.hexdigest()
+    """Digest of all tokens, sequences, labels and keys."""
+    content = self.content or digests.of_array(self.tokens)
+    arrays = (self.starts, self.stops, self.labels, self.keys)
+    return digests.of_parts(content, str(self.num_inputs), *arrays)
 
   def reading(self) -> dict[str, Any]:
     """How stored integers become what a model reads, as plain JSON."""
@@ -179,6 +183,7 @@ def drop(packed: Packed, token: int) -> Packed:
     tokens=packed.tokens[kept],
     starts=before[packed.starts],
     stops=before[packed.stops],
+    content="",
   )
 
 
@@ -205,9 +210,16 @@ def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
       keys.append(key)
     file.seek(0)
     _header(file, sum(lengths), dtype)
-  np.save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
-  np.save(folder / "labels.npy", np.array(labels, np.int32))
-  np.save(folder / "keys.npy", np.array(keys, np.uint64))
+  save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
+  save(folder / "labels.npy", np.array(labels, np.int32))
+  save(folder / "keys.npy", np.array(keys, np.uint64))
+
+
+def save(path: Path, array: np.ndarray) -> None:
+  """Writes a flat array as `np.save` does, with errors that give a reason."""
+  with path.open("wb") as file:
+    _header(file, len(array), array.dtype)
+    file.write(array.tobytes())
 
 
 def _header(file: Any, total: int, dtype: Any) -> None:
@@ -218,32 +230,50 @@ def _header(file: Any, total: int, dtype: Any) -> None:
   )
 
 
-def load(folder: Path) -> Packed:
-  """Opens a split that `write` has written, memory-mapped, read-only."""
+def load(folder: Path, content: str = "") -> Packed:
+  """Opens a split that `write` has written, memory-mapped, read-only.
+
+  Args:
+    folder: folder of the split, whose files are not verified.
+    content: see `Packed`.
+  """
   tokens = np.load(folder / "tokens.npy", mmap_mode="r")
   offsets, labels, keys = (
     np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
   )
   num_inputs = (len(offsets) - 1) // max(len(labels), 1) or 1
   return Packed(
-    tokens, offsets[:-1], offsets[1:], labels, keys, num_inputs=num_inputs
+    tokens,
+    offsets[:-1],
+    offsets[1:],
+    labels,
+    keys,
+    num_inputs=num_inputs,
+    content=content,
   )
 
 
-def stage(folder: Path, make: Callable[[Path], None]) -> None:
+def stage(
+  folder: Path,
+  make: Callable[[Path], None],
+  is_older: Callable[[Path], bool] = lambda folder: False,
+) -> None:
   """Makes a folder whole or not at all, once, whoever else wants it.
 
   Processes that want the same folder wait for the one that makes it. What one
-  that was killed has left is removed by the next.
+  that was killed has left is removed by the next. All content is on the disk
+  before the folder is there.
 
   Args:
     folder: what is wanted; nothing happens if it is there.
     make: fills the empty folder that it is given.
+    is_older: True for a folder that an older version has made. It is made
+      again, and the older one is removed once the new one is complete.
 
   Raises:
-    ValueError: if the folder's parent cannot be written.
+    ValueError: if the folder's parent cannot be written, or is full.
   """
-  if folder.exists():
+  if folder.exists() and not is_older(folder):
     return
   staged = folder.parent / f".staged-{folder.name}"
   try:
@@ -252,18 +282,78 @@ def stage(folder: Path, make: Callable[[Path], None]) -> None:
     _acquire(lock, folder.name)
   except OSError as error:
     raise ValueError(
-      f"{folder.parent} cannot be written ({error.strerror}): pass --data_dir, "
-      "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+      f"{folder.parent} cannot be written ({error.strerror}): {_ELSEWHERE}"
     ) from None
   try:
-    if not folder.exists():
+    if not folder.exists() or is_older(folder):
+      if folder.exists():
+        print(
+          f"{folder} is of an older version, which wrote no digests: it is "
+          "made again.",
+          file=sys.stderr,
+        )
       shutil.rmtree(staged, ignore_errors=True)
       staged.mkdir()
       make(staged)
-      os.rename(staged, folder)
+      _put(staged, folder)
+  except Exception as error:
+    reason = _full(error)
+    if reason is None:
+      raise
+    raise ValueError(_no_room(staged, folder, reason)) from None
   finally:
     shutil.rmtree(staged, ignore_errors=True)
     lock.release()
+
+
+_ELSEWHERE = (
+  "pass --data_dir, --config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+)
+
+
+def _put(staged: Path, folder: Path) -> None:
+  """Renames a folder into its place, where an older one may be."""
+  older = folder.parent / f".older-{folder.name}"
+  shutil.rmtree(older, ignore_errors=True)
+  if folder.exists():
+    folder.rename(older)
+  try:
+    durable.rename(staged, folder)
+  except OSError:
+    if older.exists():
+      older.rename(folder)
+    raise
+  shutil.rmtree(older, ignore_errors=True)
+
+
+# What the operating system says of a file that cannot grow.
+_FULL = {
+  errno.ENOSPC: "the disk is full",
+  errno.EDQUOT: "the disk quota is used up",
+  errno.EFBIG: "the file size limit is reached, see ulimit -f",
+}
+
+
+def _full(error: BaseException) -> str | None:
+  """Returns what there is too little of, or None for another error."""
+  for number, reason in _FULL.items():
+    # The writers of array_record have the text alone.
+    if getattr(error, "errno", None) == number or (
+      os.strerror(number) in str(error)
+    ):
+      return reason
+  hidden = None if error.__suppress_context__ else error.__context__
+  cause = error.__cause__ or hidden
+  return None if cause is None else _full(cause)
+
+
+def _no_room(staged: Path, folder: Path, reason: str) -> str:
+  sizes = (path.stat().st_size for path in staged.rglob("*") if path.is_file())
+  return (
+    f"{folder} cannot be written: {reason} ({sum(sizes) / 1e6:,.1f} MB were "
+    "written, and removed again). Make room and run again, or choose another "
+    f"place: {_ELSEWHERE}"
+  )
 
 
 def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
@@ -280,6 +370,9 @@ def build(
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits under a folder, making them first where there are none.
 
+  All files are read and compared with their digests. A folder of an older
+  version, which has no digests, is made again.
+
   Args:
     folder: where they stand, one folder a split beside `info.json`.
     make: writes the splits into the folder that it is given, by `write`, and
@@ -288,6 +381,9 @@ def build(
 
   Returns:
     The splits, memory-mapped, and the description.
+
+  Raises:
+    ValueError: for damaged files, or a folder that cannot be written.
   """
 
   def fill(staged: Path) -> None:
@@ -295,8 +391,11 @@ def build(
     info = dict(make(staged))
     names = sorted(path.name for path in staged.iterdir() if path.is_dir())
     info["splits"] = {name: len(load(staged / name)) for name in names}
-    (staged / "info.json").write_text(json.dumps(info, indent=2))
+    digests.seal(staged, RECORD, info)
 
-  stage(folder, fill)
-  info = json.loads((folder / "info.json").read_text())
-  return {name: load(folder / name) for name in info["splits"]}, info
+  stage(folder, fill, lambda folder: digests.is_older(folder, RECORD))
+  info, files = digests.verify(folder, RECORD)
+  return {
+    name: load(folder / name, files[f"{name}/tokens.npy"])
+    for name in info["splits"]
+  }, info

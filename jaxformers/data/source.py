@@ -9,7 +9,6 @@ something has to be prepared.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import socket
 import sys
@@ -24,8 +23,10 @@ import numpy as np
 import tqdm
 
 from jaxformers.data import archive as archives
-from jaxformers.data import packed
+from jaxformers.data import digests, packed
 from jaxformers.data.packed import Packed
+
+RECORD = "source.json"
 
 Example = Mapping[str, Any]
 Keyed = tuple[str | int, Example]
@@ -184,6 +185,9 @@ def open_examples(
 ) -> tuple[dict[str, Sequence[Example]], dict[str, Any]]:
   """The splits of a source by random access; prepared first if they are not.
 
+  What was prepared here is read and compared with its digests; what a stock
+  builder has prepared has none. A folder of an older version is prepared again.
+
   Arguments, description and errors are those of `pack`.
   """
   given = archives.find(source.archives, archive, data_dir)
@@ -194,9 +198,13 @@ def open_examples(
     info = _describe(source, given)
     return builder.open_stock(source, given), info
   folder = data_dir / "tfds" / source.key
-  packed.stage(folder, lambda staged: _prepare(source, given, data_dir, staged))
+  packed.stage(
+    folder,
+    lambda staged: _prepare(source, given, data_dir, staged),
+    lambda folder: digests.is_older(folder, RECORD),
+  )
   source.finish()
-  info = json.loads((folder / "source.json").read_text())
+  info, _ = digests.verify(folder, RECORD)
   _same_archive(source, folder, info, archive)
   from jaxformers.data import builder
 
@@ -225,7 +233,7 @@ def _prepare(
       file=sys.stderr,
     )
   builder.prepare(source, given, staged, data_dir / "downloads")
-  (staged / "source.json").write_text(json.dumps(info, indent=2))
+  digests.seal(staged, RECORD, info)
 
 
 def _describe(source: Source, given: Path | None) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 import dataclasses
+import errno
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,3 +156,132 @@ def test_an_unwritable_place_names_the_remedy(tmp_path):
 def test_what_it_is_known_by_does_not_depend_on_the_tokens():
   split = dataclasses.replace(example(), keys=np.array([5, 1, 3], np.uint64))
   assert split.select(np.array([1])).keys.tolist() == [1]
+
+
+def test_the_digest_covers_every_token():
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(0, 9, 50).astype(np.uint8) for _ in range(600)]
+  labels = np.arange(600) % 3
+  split = packed.pack(rows, labels)
+  digest = split.digest()
+  assert packed.pack(rows, labels).digest() == digest
+  for k in range(0, 600, 7):
+    rows[k][k % 50] ^= 1
+    assert packed.pack(rows, labels).digest() != digest, k
+    rows[k][k % 50] ^= 1
+  labels[300] = 2 - labels[300] // 2
+  assert packed.pack(rows, labels).digest() != digest
+
+
+def test_the_digest_of_a_part_tells_its_examples():
+  split = example()
+  parts = [split, packed.drop(split, 4)]
+  parts += [split.select(np.array(rows)) for rows in ([0, 1], [1, 0], [2])]
+  parts += [dataclasses.replace(split, keys=np.array([5, 1, 3], np.uint64))]
+  assert len({part.digest() for part in parts}) == len(parts)
+  again = split.select(np.array([1, 0]))
+  assert again.digest() == parts[3].digest()
+  # How tokens are read is told by `reading`.
+  assert dataclasses.replace(split, shift=1).digest() == split.digest()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_equal_data_on_disk_and_in_memory_has_an_equal_digest(tmp_path, dtype):
+  rows = [row.astype(dtype) for row in ROWS]
+  splits, _ = packed.build(tmp_path / "a", lambda f: make(f, rows, dtype))
+  keys = np.arange(7, 10, dtype=np.uint64)
+  own = dataclasses.replace(packed.pack(rows, np.arange(3)), keys=keys)
+  assert splits["train"].content
+  assert splits["train"].digest() == own.digest()
+  less = packed.drop(splits["train"], 4)
+  assert less.digest() == packed.drop(own, 4).digest() != own.digest()
+  part = splits["train"].select(slice(1, 3))
+  assert part.digest() == own.select(slice(1, 3)).digest()
+
+
+def test_what_is_renamed_into_place_is_on_the_disk(tmp_path, monkeypatch):
+  events = []
+  sync, rename = os.fsync, os.rename
+
+  def on_sync(descriptor):
+    events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+    sync(descriptor)
+
+  def on_rename(old, new):
+    events.append(("renamed", Path(new).name))
+    rename(old, new)
+
+  monkeypatch.setattr(os, "fsync", on_sync)
+  monkeypatch.setattr(os, "rename", on_rename)
+  packed.build(tmp_path / "a", make)
+  before = events[: events.index(("renamed", "a"))]
+  files = ("tokens", "offsets", "labels", "keys")
+  for name in (*(f"{f}.npy" for f in files), "train", "info.json"):
+    assert name in before, name
+
+
+@pytest.mark.parametrize(
+  ("number", "reason"),
+  [
+    (errno.ENOSPC, "the disk is full"),
+    (errno.EDQUOT, "the disk quota is used up"),
+    (errno.EFBIG, "the file size limit is reached"),
+  ],
+)
+@pytest.mark.parametrize("kind", ["plain", "text", "cause", "later"])
+def test_a_full_disk_is_one_message(
+  tmp_path, monkeypatch, number, reason, kind
+):
+  full = OSError(number, os.strerror(number))
+
+  def fail(folder):
+    make(folder)
+    if kind == "plain":
+      raise full
+    if kind == "text":  # As array_record's writer has it.
+      raise RuntimeError(f"write() failed: {os.strerror(number)}; at byte 9")
+    if kind == "cause":
+      raise ValueError("could not be had whole") from full
+    return {}
+
+  def fail_later(descriptor):
+    raise full
+
+  if kind == "later":
+    monkeypatch.setattr(os, "fsync", fail_later)
+  place = tmp_path / "a"
+  with pytest.raises(
+    ValueError, match=f"^{place} cannot be written: {reason}.*--data_dir"
+  ):
+    packed.build(place, fail)
+  assert [p.name for p in tmp_path.iterdir()] == [".a.lock"]
+
+
+def test_a_full_disk_at_one_stage_is_not_told_of_another(tmp_path):
+  def fail(folder):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  def outer(folder):
+    packed.stage(tmp_path / "tfds" / "a", fail)
+
+  with pytest.raises(ValueError, match=f"^{tmp_path}/tfds/a cannot be written"):
+    packed.stage(tmp_path / "packed" / "a", outer)
+
+
+def test_an_older_folder_is_put_back_if_its_successor_is_not(
+  tmp_path, monkeypatch
+):
+  place = tmp_path / "a"
+  packed.stage(place, lambda folder: (folder / "one").touch())
+
+  def refuse(descriptor):
+    raise OSError(errno.EIO, "Input/output error")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+      packed.stage(place, lambda folder: None, lambda folder: True)
+  assert [path.name for path in place.iterdir()] == ["one"]
+  packed.stage(place, lambda folder: None, lambda folder: True)
+  assert not list(place.iterdir())
+  assert not list(tmp_path.glob(".older-*"))

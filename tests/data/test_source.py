@@ -128,9 +128,9 @@ def test_another_archive_is_not_passed_over_in_silence(tmp_path):
   data = tmp_path / "data"
   _, info = s.pack(archived(), ENCODE, data_dir=data, archive=str(one))
   assert (info["source"], info["authors_checksum"]) == ("one.tar", False)
-  assert json.loads((data / "tfds/toy-3/source.json").read_text()) == {
-    key: info[key] for key in ("source", "sha256", "authors_checksum")
-  }
+  record = json.loads((data / "tfds/toy-3/source.json").read_text())
+  keys = ("source", "sha256", "authors_checksum")
+  assert {key: record[key] for key in keys} == {key: info[key] for key in keys}
   for folder in ("packed", "nothing more"):
     with pytest.raises(ValueError, match=r"prepared from another.*one.tar"):
       s.pack(archived(), ENCODE, data_dir=data, archive=str(two))
@@ -162,3 +162,71 @@ def test_without_archive_and_network_the_remedies_are_named_at_once(
   with pytest.raises(ValueError, match=r"it is LRA's.*toy.tar with --archive"):
     s.pack(alone, ENCODE, data_dir=tmp_path)
   assert time.monotonic() - began < 5
+
+
+def test_what_an_older_version_prepared_is_made_again(tmp_path, capsys):
+  splits, info = s.pack(toy(), ENCODE, data_dir=tmp_path)
+  digest = splits["train"].digest()
+  folders = [tmp_path / "packed/toy-3-plain", tmp_path / "tfds/toy-3"]
+  for folder, name in zip(folders, ("info.json", "source.json"), strict=True):
+    record = json.loads((folder / name).read_text())
+    del record["digest"], record["digests"]
+    (folder / name).write_text(json.dumps(record))
+  wrong = np.array([9], np.int32)
+  np.save(folders[0] / "test" / "labels.npy", wrong)
+  capsys.readouterr()
+  splits, again = s.pack(toy(), ENCODE, data_dir=tmp_path)
+  err = capsys.readouterr().err
+  for folder in folders:
+    assert f"{folder} is of an older version" in err
+  assert (splits["train"].digest(), again) == (digest, info)
+  assert splits["test"].labels.tolist() == [0]
+  assert not list(tmp_path.rglob(".older-*"))
+  s.pack(toy(), ENCODE, data_dir=tmp_path)
+  assert capsys.readouterr().err == ""
+
+
+def test_an_older_folder_stays_while_it_cannot_be_made_again(tmp_path):
+  s.pack(toy(), ENCODE, data_dir=tmp_path)
+  path = tmp_path / "packed/toy-3-plain/info.json"
+  record = json.loads(path.read_text())
+  del record["digest"], record["digests"]
+  path.write_text(json.dumps(record))
+  damaged = tmp_path / "tfds/toy-3/source.json"
+  damaged.write_text("")
+  with pytest.raises(
+    ValueError, match=f"Remove {damaged.parent} and run again"
+  ):
+    s.pack(toy(), ENCODE, data_dir=tmp_path)
+  assert path.exists()
+
+
+@pytest.mark.parametrize("limit", [20_000, 600_000])
+def test_a_full_disk_while_preparing_or_packing(tmp_path, limit):
+  """A limit on the size of a file stands for a full disk."""
+  code = (
+    "import resource, sys; from pathlib import Path; import numpy as np;"
+    "from jaxformers.data import source;"
+    "from tests.data import test_source as t;"
+    "import tensorflow_datasets;"
+    "size, folder = int(sys.argv[1]), Path(sys.argv[2]);"
+    "ids = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8);"
+    "rows = [(0, {'ids': ids, 'label': 'a'})];"
+    "toy = t.toy(lambda archive: {'train': rows});"
+    "many = lambda some: [[np.tile(one['ids'], 5)] for one in some];"
+    "fit = lambda train: (many, {});"
+    "encoding = source.Encoding('long', fit, lambda example: 0);"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size));"
+    "source.pack(toy, encoding, data_dir=folder)"
+  )
+  command = [sys.executable, "-c", code, str(limit), str(tmp_path)]
+  run = subprocess.run(command, capture_output=True, text=True, check=False)
+  assert run.returncode == 1
+  stage = "tfds/toy-3" if limit == 20_000 else "packed/toy-3-long"
+  last = run.stderr.splitlines()[-1]
+  assert f"{tmp_path / stage} cannot be written: the file size limit" in last
+  assert "Make room and run again, or choose another place: pass --data" in last
+  assert run.stderr.count("Traceback") == 1
+  left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
+  assert left <= {"packed", "tfds"} if limit == 20_000 else "packed" in left
+  assert not list(tmp_path.rglob(".staged-*"))
