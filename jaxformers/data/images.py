@@ -62,7 +62,7 @@ class Pictures:
     return np.zeros(len(self), np.int64)
 
   def digest(self) -> str:
-    """Tells other data; see `Packed.digest`."""
+    """Digest of what is stored; see `Packed.digest` and `Store.digest`."""
     return self.packed.digest()
 
   def reading(self) -> dict[str, Any]:

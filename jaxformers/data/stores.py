@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from jaxformers.data import packed
+from jaxformers.data import digests, packed
 
 ENDINGS = (".jpeg", ".jpg", ".png")
 
@@ -28,10 +28,12 @@ class Store(abc.ABC):
   Attributes:
     labels: int32 [count].
     keys: uint64 [count], hashes of names, or numbers.
+    content: what else tells these images from others, "" for nothing.
   """
 
   labels: np.ndarray
   keys: np.ndarray
+  content: str = dataclasses.field(default="", kw_only=True)
 
   def __len__(self) -> int:
     return len(self.labels)
@@ -44,11 +46,13 @@ class Store(abc.ABC):
     return self.raw(k)
 
   def digest(self) -> str:
-    """Tells other data: of all labels and keys."""
-    digest = hashlib.blake2b(digest_size=8)
-    for array in (self.labels, self.keys):
-      digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    """Digest of all labels and keys, and of `content`.
+
+    The images themselves are not read, for they may be millions of files: one
+    that is changed in place is not noticed. A key in a `Folder` is a hash of
+    the file's name, so other names or another number of files are.
+    """
+    return digests.of_parts(self.content, self.labels, self.keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +146,18 @@ def folder(root: Path, classes: Sequence[str]) -> Folder:
   return Folder(np.array(labels, np.int32), keys, root, np.array(names))
 
 
-def prepared(examples: Sequence[Any], cache: Path) -> Prepared:
+def prepared(
+  examples: Sequence[Any], cache: Path, content: str = ""
+) -> Prepared:
   """The images of a data source; their labels are read once, to a file.
 
   Args:
     examples: see `Prepared`.
-    cache: a folder that is made for the labels.
+    cache: a folder that is made for the labels, with their digest.
+    content: see `Store`.
+
+  Raises:
+    ValueError: for damaged labels, naming the folder to remove.
   """
 
   def make(staged: Path) -> None:
@@ -157,9 +167,16 @@ def prepared(examples: Sequence[Any], cache: Path) -> Prepared:
       rows = range(start, min(start + 1_000, len(labels)))
       found = examples.__getitems__(rows)
       labels[start : start + 1_000] = [one["label"] for one in found]
-    np.save(staged / "labels.npy", labels)
+    packed.save(staged / "labels.npy", labels)
+    digests.seal(staged, packed.RECORD, {})
 
-  packed.stage(cache, make)
+  def is_older(folder: Path) -> bool:
+    return not (folder / packed.RECORD).exists()
+
+  packed.stage(cache, make, is_older)
+  digests.verify(cache, packed.RECORD)
   labels = np.load(cache / "labels.npy")
   places = np.arange(len(labels))
-  return Prepared(labels, places.astype(np.uint64), examples, places)
+  return Prepared(
+    labels, places.astype(np.uint64), examples, places, content=content
+  )

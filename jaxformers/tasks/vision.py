@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers.data import cifar10, cifar100, encodings, source, stores
+from jaxformers.data import (
+  cifar10,
+  cifar100,
+  digests,
+  encodings,
+  source,
+  stores,
+)
 from jaxformers.data.augment import Augment
 from jaxformers.data.images import Images
 from jaxformers.data.source import Source
@@ -229,8 +236,14 @@ def _open(
       (root / "dataset_info.json").read_bytes(), digest_size=6
     ).hexdigest()
     cache = data_dir / "packed"
+    files = sorted(root.glob("*.array_record*"))
+    content = digests.of_parts(
+      *(f"{path.name} {path.stat().st_size}" for path in files)
+    )
     return {
-      name: stores.prepared(splits[own], cache / f"labels-{digest}-{own}")
+      name: stores.prepared(
+        splits[own], cache / f"labels-{digest}-{own}", content
+      )
       for name, own in known.items()
     }, classes
   folders = {"train": root / "train", "test": root / "val"}

@@ -85,6 +85,11 @@ def test_other_texts_have_another_digest():
   assert one.digest() != other.digest()
   assert one.digest() == Segments(np.arange(9), 3, 1).digest()
   assert one.reading() == {"first_id": 0, "length": 3}
+  # Of millions of tokens every one counts.
+  tokens = np.zeros(3 << 20, np.uint8)
+  long = Segments(tokens, 3, 3).digest()
+  tokens[1_000_001] = 1
+  assert Segments(tokens, 3, 3).digest() != long
 
 
 @pytest.mark.parametrize("stride", [0, 5])

@@ -41,6 +41,10 @@ def test_images_in_folders_of_their_classes(root):
   assert few.labels.tolist() == [2, 1]
   np.testing.assert_allclose(few.pixels(np.array([0])), 181, atol=1)
   assert few.digest() != split.digest()
+  (root / "n02" / "0.JPEG").rename(root / "n02" / "7.JPEG")
+  assert stores.folder(root, classes).digest() != store.digest()
+  (root / "n02" / "7.JPEG").rename(root / "n02" / "0.JPEG")
+  assert stores.folder(root, classes).digest() == store.digest()
   # A part of the classes keeps their numbers.
   some = stores.folder(root, ("n00", "n01", "n02", "n03"))
   assert some.labels.min() == 1
@@ -67,5 +71,14 @@ def test_labels_of_prepared_images_are_read_once(tmp_path):
     store = stores.prepared(examples, tmp_path / "labels")
     assert store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
   assert Examples.asked == 7
+  # Damaged labels are refused, those of an older version are read again.
+  np.save(tmp_path / "labels" / "labels.npy", np.zeros(7, np.int32))
+  with pytest.raises(ValueError, match=f"Remove {tmp_path / 'labels'} and run"):
+    stores.prepared(examples, tmp_path / "labels")
+  (tmp_path / "labels" / "info.json").unlink()
+  again = stores.prepared(examples, tmp_path / "labels", "other")
+  assert again.labels.tolist() == store.labels.tolist()
+  assert Examples.asked == 14
+  assert again.digest() != store.digest()
   split = Images(store.select(np.array([6, 2])), (16, 16, 3), True)
   np.testing.assert_allclose(split.pixels(np.array([0])), 6, atol=1)
