@@ -106,12 +106,13 @@ def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
   return record, files
 
 
-def is_older(folder: Path, name: str) -> bool:
-  """True if the record is of a version that wrote no digests."""
+def is_older(folder: Path, name: str, field: str) -> bool:
+  """True if the record has a field, and is of a version without digests."""
   try:
-    return not {"digest", "digests"} & _read(folder / name).keys()
+    fields = _read(folder / name).keys()
   except (ValueError, *_MISSING):
     return False
+  return field in fields and not {"digest", "digests"} & fields
 
 
 # Other errors, such as of a file system that is away, are no damage.

@@ -393,7 +393,7 @@ def build(
     info["splits"] = {name: len(load(staged / name)) for name in names}
     digests.seal(staged, RECORD, info)
 
-  stage(folder, fill, lambda folder: digests.is_older(folder, RECORD))
+  stage(folder, fill, lambda folder: digests.is_older(folder, RECORD, "splits"))
   info, files = digests.verify(folder, RECORD)
   return {
     name: load(folder / name, files[f"{name}/tokens.npy"])

@@ -9,6 +9,7 @@ something has to be prepared.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import sys
@@ -186,7 +187,7 @@ def open_examples(
   """The splits of a source by random access; prepared first if they are not.
 
   What was prepared here is read and compared with its digests; what a stock
-  builder has prepared has none. A folder of an older version is prepared again.
+  builder has prepared has none, nor has a folder of an older version.
 
   Arguments, description and errors are those of `pack`.
   """
@@ -198,17 +199,26 @@ def open_examples(
     info = _describe(source, given)
     return builder.open_stock(source, given), info
   folder = data_dir / "tfds" / source.key
-  packed.stage(
-    folder,
-    lambda staged: _prepare(source, given, data_dir, staged),
-    lambda folder: digests.is_older(folder, RECORD),
-  )
+  packed.stage(folder, lambda staged: _prepare(source, given, data_dir, staged))
   source.finish()
-  info, _ = digests.verify(folder, RECORD)
+  info = _verified(folder)
   _same_archive(source, folder, info, archive)
   from jaxformers.data import builder
 
   return builder.open_prepared(source, folder), info
+
+
+def _verified(folder: Path) -> dict[str, Any]:
+  """Returns where prepared examples come from, after verifying all files."""
+  if not digests.is_older(folder, RECORD, "source"):
+    return digests.verify(folder, RECORD)[0]
+  print(
+    f"{folder} is of an older version, which wrote no digests: only its "
+    "records are verified, by their own checksums. Remove it to prepare it "
+    "again.",
+    file=sys.stderr,
+  )
+  return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
 def _prepare(

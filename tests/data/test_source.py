@@ -164,21 +164,28 @@ def test_without_archive_and_network_the_remedies_are_named_at_once(
   assert time.monotonic() - began < 5
 
 
-def test_what_an_older_version_prepared_is_made_again(tmp_path, capsys):
+def without_digests(path):
+  record = json.loads(path.read_text())
+  del record["digest"], record["digests"]
+  path.write_text(json.dumps(record))
+
+
+def test_what_an_older_version_packed_is_packed_again(tmp_path, capsys):
   splits, info = s.pack(toy(), ENCODE, data_dir=tmp_path)
   digest = splits["train"].digest()
-  folders = [tmp_path / "packed/toy-3-plain", tmp_path / "tfds/toy-3"]
-  for folder, name in zip(folders, ("info.json", "source.json"), strict=True):
-    record = json.loads((folder / name).read_text())
-    del record["digest"], record["digests"]
-    (folder / name).write_text(json.dumps(record))
-  wrong = np.array([9], np.int32)
-  np.save(folders[0] / "test" / "labels.npy", wrong)
+  packed, prepared = tmp_path / "packed/toy-3-plain", tmp_path / "tfds/toy-3"
+  without_digests(packed / "info.json")
+  without_digests(prepared / "source.json")
+  np.save(packed / "test" / "labels.npy", np.array([9], np.int32))
+
+  def read(archive):
+    raise AssertionError("The examples are prepared already.")
+
   capsys.readouterr()
-  splits, again = s.pack(toy(), ENCODE, data_dir=tmp_path)
+  splits, again = s.pack(toy(read), ENCODE, data_dir=tmp_path)
   err = capsys.readouterr().err
-  for folder in folders:
-    assert f"{folder} is of an older version" in err
+  assert f"{packed} is of an older version" in err
+  assert f"{prepared} is of an older version" in err
   assert (splits["train"].digest(), again) == (digest, info)
   assert splits["test"].labels.tolist() == [0]
   assert not list(tmp_path.rglob(".older-*"))
@@ -189,9 +196,7 @@ def test_what_an_older_version_prepared_is_made_again(tmp_path, capsys):
 def test_an_older_folder_stays_while_it_cannot_be_made_again(tmp_path):
   s.pack(toy(), ENCODE, data_dir=tmp_path)
   path = tmp_path / "packed/toy-3-plain/info.json"
-  record = json.loads(path.read_text())
-  del record["digest"], record["digests"]
-  path.write_text(json.dumps(record))
+  without_digests(path)
   damaged = tmp_path / "tfds/toy-3/source.json"
   damaged.write_text("")
   with pytest.raises(
