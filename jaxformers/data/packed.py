@@ -300,7 +300,8 @@ def stage(
     reason = _full(error)
     if reason is None:
       raise
-    raise ValueError(_no_room(staged, folder, reason)) from None
+    shutil.rmtree(staged, ignore_errors=True)
+    raise ValueError(_no_room(folder, reason)) from None
   finally:
     shutil.rmtree(staged, ignore_errors=True)
     lock.release()
@@ -347,12 +348,12 @@ def _full(error: BaseException) -> str | None:
   return None if cause is None else _full(cause)
 
 
-def _no_room(staged: Path, folder: Path, reason: str) -> str:
-  sizes = (path.stat().st_size for path in staged.rglob("*") if path.is_file())
+def _no_room(folder: Path, reason: str) -> str:
+  free = shutil.disk_usage(folder.parent).free / 1e6
   return (
-    f"{folder} cannot be written: {reason} ({sum(sizes) / 1e6:,.1f} MB were "
-    "written, and removed again). Make room and run again, or choose another "
-    f"place: {_ELSEWHERE}"
+    f"{folder} cannot be written: {reason} (without it {free:,.1f} MB are "
+    "free, and nothing of it was kept). Make room and run again, or choose "
+    f"another place: {_ELSEWHERE}"
   )
 
 

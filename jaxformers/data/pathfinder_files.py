@@ -18,7 +18,7 @@ import tqdm
 from PIL import Image, UnidentifiedImageError
 
 from jaxformers.data import archive as archives
-from jaxformers.data import pathfinder
+from jaxformers.data import digests, pathfinder
 from jaxformers.data.pathfinder import CHUNK, Settings
 from jaxformers.data.source import Keyed, Source, collect
 
@@ -78,23 +78,42 @@ def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
     disable=None,
   ) as bar:
     for start, (pixels, labels) in snakes.chunks(settings, missing):
-      staged = work / f".{start}.staged"
-      with staged.open("wb") as file:
-        np.savez(file, pixels=pixels, labels=labels)
-      staged.rename(_chunk(work, start))
+      _write_chunk(_chunk(work, start), pixels, labels)
       bar.update(len(labels))
   for start in starts:
-    with np.load(_chunk(work, start)) as made:
-      for i, (image, label) in enumerate(
-        zip(made["pixels"], made["labels"], strict=True)
-      ):
-        index = start + i
-        example = {"id": str(index), "image": image, "label": LABELS[label]}
-        yield index, example
+    # A chunk that was damaged since it was written is generated again.
+    chunk = _read_chunk(_chunk(work, start)) or snakes.chunk(settings, start)
+    for i, (image, label) in enumerate(zip(*chunk, strict=True)):
+      index = start + i
+      example = {"id": str(index), "image": image, "label": LABELS[label]}
+      yield index, example
 
 
 def _chunk(work: Path, start: int) -> Path:
   return work / f"{start:09d}.npz"
+
+
+def _write_chunk(path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+  """Writes a chunk with its digest, completely or not at all."""
+  staged = path.with_name(f".{path.name}.staged")
+  digest = digests.of_parts(pixels, labels)
+  try:
+    with staged.open("wb") as file:
+      np.savez(file, pixels=pixels, labels=labels, digest=digest)
+    staged.rename(path)
+  finally:
+    staged.unlink(missing_ok=True)
+
+
+def _read_chunk(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns the pixels and labels of a chunk, or None for a damaged file."""
+  try:
+    with path.open("rb") as file, np.load(file) as arrays:
+      pixels, labels = arrays["pixels"], arrays["labels"]
+      is_intact = str(arrays["digest"]) == digests.of_parts(pixels, labels)
+  except Exception:  # A damaged archive raises whatever its reader meets.
+    return None
+  return (pixels, labels) if is_intact else None
 
 
 def released(resolution: int, difficulty: str, num_images: int) -> Source:

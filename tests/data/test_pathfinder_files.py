@@ -1,3 +1,4 @@
+import errno
 import io
 
 import numpy as np
@@ -77,6 +78,36 @@ def array(content):
   file = io.BytesIO()
   np.save(file, content)
   return file.getvalue()
+
+
+def test_damaged_chunks_are_generated_again(tmp_path, small_chunks):
+  source = f.generated(SETTINGS, tmp_path / "work")
+  list(f._generate(SETTINGS, tmp_path / "work" / source.key))
+  chunks = sorted((tmp_path / "work" / source.key).iterdir())
+  assert [path.name for path in chunks] == [
+    f"{start:09d}.npz" for start in (0, 5, 10)
+  ]
+  chunks[0].write_bytes(chunks[0].read_bytes()[:1_000])
+  with np.load(chunks[1]) as arrays:
+    flipped = {**arrays, "labels": 1 - arrays["labels"]}
+  np.savez(chunks[1], **flipped)
+  splits, _ = pack(source, tmp_path)
+  for i in range(12):
+    sample = snakes.sample(SETTINGS, i)
+    np.testing.assert_array_equal(splits["easy"][i], sample.pixels.ravel())
+    assert splits["easy"].labels[i] == sample.label
+
+
+def test_half_a_chunk_does_not_stay(tmp_path, small_chunks, monkeypatch):
+  def fail(file, **arrays):
+    file.write(b"half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(np, "savez", fail)
+  source = f.generated(SETTINGS, tmp_path / "work")
+  with pytest.raises(ValueError, match=r"cannot be written: the disk is full"):
+    pack(source, tmp_path)
+  assert not list((tmp_path / "work" / source.key).iterdir())
 
 
 def picture(size=32, mode="L"):

@@ -143,6 +143,12 @@ def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
       np.argsort(mean, kind="stable"),
       np.argsort(batch["targets"], kind="stable"),
     )
+  # Names and sizes of the files are part of the digest.
+  digest = task.splits["test"].digest()
+  archive = tmp_path / "imagenet2012" / "1.0.0"
+  (archive / "imagenet2012-test.array_record-00000-of-00001").write_bytes(b"1")
+  task = tasks.get("imagenet2012", **options)
+  assert task.splits["test"].digest() != digest
 
 
 def test_what_images_cannot_be(tmp_path):
