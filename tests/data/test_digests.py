@@ -110,7 +110,7 @@ def test_damaged_data_is_refused_and_never_other_data(tmp_path, stage):
         outcomes["refused"] += 1
         # The remedy that is named helps.
         shutil.rmtree(folder)
-        if outcomes["refused"] % 10 == 0:
+        if outcomes["refused"] % 30 == 0:
           assert content(data_dir) == expected
       shutil.rmtree(data_dir)
   assert outcomes["refused"] > 9 * outcomes["same data"], outcomes
