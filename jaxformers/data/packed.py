@@ -273,8 +273,14 @@ def stage(
   Raises:
     ValueError: if the folder's parent cannot be written, or is full.
   """
-  if folder.exists() and not is_older(folder):
-    return
+  if folder.exists():
+    if not is_older(folder):
+      return
+    print(
+      f"{folder} is of an older version, which wrote no digests: it is made "
+      "again.",
+      file=sys.stderr,
+    )
   staged = folder.parent / f".staged-{folder.name}"
   try:
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -286,12 +292,6 @@ def stage(
     ) from None
   try:
     if not folder.exists() or is_older(folder):
-      if folder.exists():
-        print(
-          f"{folder} is of an older version, which wrote no digests: it is "
-          "made again.",
-          file=sys.stderr,
-        )
       shutil.rmtree(staged, ignore_errors=True)
       staged.mkdir()
       make(staged)
