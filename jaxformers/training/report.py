@@ -106,7 +106,11 @@ def table(results: Mapping[str, Any]) -> str:
     ("training time", duration(results["train_seconds"])),
     ("wall time", duration(results["wall_seconds"])),
   ]
-  if not results["data"].get("authors_checksum", True):
+  if not results["data"].get("authors_counts", True):
+    counts = results["data"]["counts"].items()
+    text = ", ".join(f"{count:,} {name}" for name, count in counts)
+    rows.append(("data", f"not the authors' counts: {text}"))
+  elif not results["data"].get("authors_checksum", True):
     sha256 = results["data"]["sha256"][:12]
     rows.append(("data", f"not the authors' archive: SHA-256 {sha256}..."))
   title = f"{results['task']}, protocol {results['protocol']}"
