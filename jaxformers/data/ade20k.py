@@ -7,9 +7,15 @@ quote. ADEChallengeData2016.zip has to be unpacked by its user.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
+
+import tqdm
 
 from jaxformers.data import archive as archives
+from jaxformers.data import pictures
+from jaxformers.data.images import pool
 from jaxformers.data.source import Keyed, Source
 
 FOLDERS = {"train": "training", "test": "validation"}
@@ -41,6 +47,29 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
       )
     splits[split].append((key, {"id": key, **example}))
   return splits
+
+
+def _check(archive: Path, split: str, key: str, example: Any) -> None:
+  """Refuses a scene whose files cannot be decoded or differ in size."""
+
+  def refuse(name: str, reason: str) -> ValueError:
+    return ValueError(
+      f"{archive} holds {name!r}, which is {reason}. Unpack it again; nothing "
+      "was kept of it."
+    )
+
+  folder = FOLDERS[split]
+  image = pictures.decode(
+    example["image"],
+    lambda reason: refuse(f"images/{folder}/{key}.jpg", reason),
+  )
+  pictures.decode(
+    example["annotation"],
+    lambda reason: refuse(f"annotations/{folder}/{key}.png", reason),
+    formats=("PNG",),
+    mode="L",
+    size=image.size,
+  )
 
 
 def _place(name: str) -> tuple[str, str, str] | None:
@@ -78,6 +107,13 @@ def source(
         "and annotations/ in it. If a part of it is meant, say so by num_train "
         "and num_test of the task. Nothing was kept of it."
       )
+    for split, rows in splits.items():
+      checks = pool().map(lambda row, s=split: _check(archive, s, *row), rows)
+      title = f"checking {split}"
+      for _ in tqdm.tqdm(
+        checks, title, len(rows), file=sys.stderr, disable=None
+      ):
+        pass
     return splits
 
   return Source(

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from jaxformers.data import metadata
+from jaxformers.data import metadata, pictures
 from jaxformers.data.source import Source
 
 FORMAT = "array_record"
@@ -154,7 +154,43 @@ def prepare(
 def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
   """The splits that `prepare` wrote, by random access."""
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
-  return {name: builder.as_data_source(name) for name in builder.info.splits}
+  decoders = _decoders(source, builder.info.features, folder)
+  return {
+    name: builder.as_data_source(name, decoders=decoders)
+    for name in builder.info.splits
+  }
+
+
+@tfds.decode.make_decoder()
+def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
+  """Decodes an image; tensorflow-datasets would accept any format."""
+  height, width, channels = feature.shape
+  picture = pictures.decode(
+    content,
+    lambda reason: ValueError(
+      f"{folder} holds an image that is {reason}. Delete it, and prepare it "
+      "again."
+    ),
+    mode="L" if channels == 1 else "RGB",
+    size=(width, height) if width and height else None,
+  )
+  return np.asarray(picture).reshape(picture.height, picture.width, channels)
+
+
+def _decoders(
+  source: Source, features: Mapping[str, Any], folder: Path
+) -> dict[str, Any] | None:
+  """Returns decoders of the images of a set: bytes stay files."""
+  images = {
+    name: kind
+    for name, kind in source.features.items()
+    if name in features and isinstance(features[name], tfds.features.Image)
+  }
+  decoders = {
+    name: tfds.decode.SkipDecoding() if kind is bytes else _pixels(folder)
+    for name, kind in images.items()
+  }
+  return decoders or None
 
 
 def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -271,15 +307,8 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
         f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
         f"instead of {count:,}: prepare it again."
       )
-  # Files stay files where that is what is wanted of them.
-  raw = {
-    name: tfds.decode.SkipDecoding()
-    for name, kind in source.features.items()
-    if name in found
-    and kind is bytes
-    and isinstance(found[name], tfds.features.Image)
-  }
+  decoders = _decoders(source, found, folder)
   return {
-    name: builder.as_data_source(name, decoders=raw or None)
+    name: builder.as_data_source(name, decoders=decoders)
     for name in source.counts
   }

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
+from jaxformers.data import pictures
 from jaxformers.registry import Registry, choose
 
 CORRUPTIONS: Registry = Registry("corruption")
@@ -295,4 +296,5 @@ def jpeg_compression(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   del rng
   file = io.BytesIO()
   _picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[level])
-  return np.asarray(Image.open(file)) / 255.0
+  decoded = pictures.decode(file.getvalue(), ValueError, formats=("JPEG",))
+  return np.asarray(decoded) / 255.0

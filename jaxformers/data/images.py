@@ -5,15 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import io
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from PIL import Image
 
-from jaxformers.data import augment
+from jaxformers.data import augment, pictures
 from jaxformers.data.augment import Augment
 from jaxformers.data.packed import Packed
 from jaxformers.data.stores import Store
@@ -77,10 +77,44 @@ class Pictures:
     """The split of some pictures, in their order."""
     return dataclasses.replace(self, packed=self.packed.select(indices))
 
+  def decoded(self, row: int, **options: Any) -> Image.Image:
+    """Decodes the file that is stored in a row.
+
+    Args:
+      row: of `packed.raw`; a split of pairs of files has two rows an example.
+      **options: of `pictures.decode`.
+
+    Raises:
+      ValueError: for a file that cannot be read, with its place and the remedy.
+    """
+    refuse = functools.partial(_refusal, self.packed, row)
+    return pictures.decode(self.packed.raw(row).tobytes(), refuse, **options)
+
   def normalised(self, pixels: np.ndarray) -> np.ndarray:
     """Pixels of 0 to 255 as a model reads them, float32."""
     mean, deviation = np.float32(self.mean), np.float32(self.deviation)
     return (pixels.astype(np.float32) / 255 - mean) / deviation
+
+
+def _refusal(packed: Packed | Store, row: int, reason: str) -> ValueError:
+  """Returns the error of a stored file that cannot be read."""
+  if isinstance(packed, Store):
+    return packed.refusal(row, reason)
+  filename = getattr(packed.tokens, "filename", None)
+  if filename is None:
+    return ValueError(f"File {row} of a split in memory is {reason}.")
+  folder = Path(filename).parent
+  # A selection has other rows than the folder.
+  offsets = np.load(folder / "offsets.npy")
+  same = offsets[:-1] == packed.starts[row]
+  same &= offsets[1:] == packed.stops[row]
+  file = int(np.flatnonzero(same)[0])
+  example, part = divmod(file, packed.num_inputs)
+  return ValueError(
+    f"{folder}: file {part + 1} of {packed.num_inputs} of example {example} is "
+    f"{reason}. Delete {folder.parent} and run again; if the message stays, "
+    f"delete the data set's folder in {folder.parents[2] / 'tfds'} as well."
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +191,10 @@ class Images(Pictures):
     return {"inputs": inputs, "targets": targets}
 
   def _open(self, k: int) -> Image.Image:
-    stored = self.packed.raw(k)
     if not self.encoded:
+      stored = self.packed.raw(k)
       return Image.fromarray(np.asarray(stored).reshape(self.shape))
-    with Image.open(io.BytesIO(stored.tobytes())) as picture:
-      return picture.convert("RGB")
+    return self.decoded(k)
 
   def _each(
     self, make: Callable[[int], np.ndarray], rows: Iterable[int]

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import tqdm
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from jaxformers.data import archive as archives
-from jaxformers.data import digests, pathfinder
+from jaxformers.data import digests, pathfinder, pictures
 from jaxformers.data.pathfinder import CHUNK, Settings
 from jaxformers.data.source import Keyed, Source, collect
 
@@ -148,7 +148,7 @@ def _released(
 
   Keys are those of LRA's own builder.
   """
-  pictures: dict[str, bytes] = {}
+  files: dict[str, bytes] = {}
   metadata: dict[str, bytes] = {}
   for name, content in archives.members(
     archive,
@@ -157,7 +157,7 @@ def _released(
   ):
     place = "/".join(name.split("/")[-3:])
     if name.endswith(".png"):
-      pictures[place] = content
+      files[place] = content
     else:
       metadata[place] = content
   index = 0
@@ -166,12 +166,12 @@ def _released(
     for number, fields in enumerate(_rows(archive, place, content), 1):
       folder, file, label = fields[0], fields[1], fields[3]
       name = f"{folder}/{file}"
-      if name not in pictures or label not in ("0", "1"):
+      if name not in files or label not in ("0", "1"):
         raise ValueError(
           f"{archive}, {place}, row {number}: no picture {name!r} with a label "
           f"0 or 1 (found {label!r}). Fetch it again; nothing was kept of it."
         )
-      picture = pictures[name]
+      picture = files[name]
       if not picture:
         yield None
         continue
@@ -235,25 +235,21 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
 
 
 def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
-  """Refuses a picture of another size, and then one that is cut short."""
-  try:
-    with Image.open(io.BytesIO(picture)) as image:
-      size, mode = image.size, image.mode
-      if size == (resolution, resolution):
-        image.load()  # To its end, for it is kept as it is.
-  except (
-    UnidentifiedImageError,
-    OSError,
-    SyntaxError,
-    Image.DecompressionBombError,
-  ) as error:
-    size, mode = (0, 0), str(error)
-  if size != (resolution, resolution) or mode != "L":
-    raise ValueError(
-      f"{archive} holds {name!r} of {size[0]} x {size[1]} pixels, {mode}, "
-      f"instead of {resolution} x {resolution} in grey. Fetch it again; "
-      "nothing was kept of it."
+  """Refuses a file that is no whole grey PNG of the resolution."""
+
+  def refuse(reason: str) -> ValueError:
+    return ValueError(
+      f"{archive} holds {name!r}, which is {reason}. Fetch it again; nothing "
+      "was kept of it."
     )
+
+  pictures.decode(
+    picture,
+    refuse,
+    formats=("PNG",),
+    mode="L",
+    size=(resolution, resolution),
+  )
 
 
 def export(settings: Settings, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 
 import numpy as np
@@ -73,11 +72,12 @@ class Scenes(Pictures):
     }
 
   def _open(self, k: int) -> tuple[Image.Image, Image.Image]:
-    image, annotation = (
-      Image.open(io.BytesIO(self.packed.raw(2 * k + part).tobytes()))
-      for part in (0, 1)
+    image = self.decoded(2 * k)
+    # A class for every pixel: as it is stored, and of the image's size.
+    annotation = self.decoded(
+      2 * k + 1, formats=("PNG",), mode="L", size=image.size
     )
-    return image.convert("RGB"), annotation.convert("L")
+    return image, annotation
 
   def _labels(self, annotation: Image.Image) -> np.ndarray:
     labels = np.asarray(annotation).astype(np.int32)

@@ -42,6 +42,10 @@ class Store(abc.ABC):
   def raw(self, k: int) -> np.ndarray:
     """The bytes of image k, uint8."""
 
+  @abc.abstractmethod
+  def refusal(self, k: int, reason: str) -> ValueError:
+    """Returns the error of an image that cannot be read: place and remedy."""
+
   def __getitem__(self, k: int) -> np.ndarray:
     return self.raw(k)
 
@@ -69,7 +73,18 @@ class Folder(Store):
 
   def raw(self, k: int) -> np.ndarray:
     """The bytes of image k, uint8."""
-    return np.fromfile(self.root / str(self.names[k]), np.uint8)
+    # Not np.fromfile, which returns less than the file when a disk fails.
+    return np.frombuffer(self._path(k).read_bytes(), np.uint8)
+
+  def refusal(self, k: int, reason: str) -> ValueError:
+    """Returns the error of an image that cannot be read, with its path."""
+    return ValueError(
+      f"{self._path(k)} is {reason}. Fetch the file again, or take it out of "
+      "the folder."
+    )
+
+  def _path(self, k: int) -> Path:
+    return self.root / str(self.names[k])
 
   def select(self, indices: Any) -> Folder:
     """Some images, in their order."""
@@ -88,15 +103,24 @@ class Prepared(Store):
   Attributes:
     examples: a data source of `image`, not decoded, and `label`.
     places: of the images in it, [count].
+    origin: folder and split of the data source, for messages.
   """
 
   examples: Sequence[Any]
   places: np.ndarray
+  origin: str = dataclasses.field(default="", kw_only=True)
 
   def raw(self, k: int) -> np.ndarray:
     """The bytes of image k, uint8."""
     image = self.examples[int(self.places[k])]["image"]
     return np.frombuffer(image, np.uint8)
+
+  def refusal(self, k: int, reason: str) -> ValueError:
+    """Returns the error of an image that cannot be read, with its number."""
+    return ValueError(
+      f"The image of example {int(self.places[k])} of {self.origin or 'a set'} "
+      f"is {reason}. Prepare the set again with tensorflow-datasets."
+    )
 
   def select(self, indices: Any) -> Prepared:
     """Some images, in their order."""
@@ -147,7 +171,7 @@ def folder(root: Path, classes: Sequence[str]) -> Folder:
 
 
 def prepared(
-  examples: Sequence[Any], cache: Path, content: str = ""
+  examples: Sequence[Any], cache: Path, content: str = "", *, origin: str = ""
 ) -> Prepared:
   """The images of a data source; their labels are read once, to a file.
 
@@ -155,6 +179,7 @@ def prepared(
     examples: see `Prepared`.
     cache: a folder that is made for the labels, with their digest.
     content: see `Store`.
+    origin: folder and split of the data source, for messages.
 
   Raises:
     ValueError: for damaged labels, naming the folder to remove.
@@ -177,6 +202,7 @@ def prepared(
   digests.verify(cache, packed.RECORD)
   labels = np.load(cache / "labels.npy")
   places = np.arange(len(labels))
+  keys = places.astype(np.uint64)
   return Prepared(
-    labels, places.astype(np.uint64), examples, places, content=content
+    labels, keys, examples, places, content=content, origin=origin
   )

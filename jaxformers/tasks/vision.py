@@ -242,7 +242,10 @@ def _open(
     )
     return {
       name: stores.prepared(
-        splits[own], cache / f"labels-{digest}-{own}", content
+        splits[own],
+        cache / f"labels-{digest}-{own}",
+        content,
+        origin=f"{root}, split {own!r}",
       )
       for name, own in known.items()
     }, classes

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from jaxformers.data import ade20k
-from tests.data import scenes
+from tests.data import pictures, scenes
 
 FEW = ade20k.source(num_train=12, num_test=3)
 
@@ -52,3 +52,27 @@ def test_a_part_is_prepared_beside_the_whole():
   assert ade20k.source().key == "scene_parse150"
   assert FEW.key == "scene_parse150-12-3"
   assert ade20k.source().counts == ade20k.COUNTS
+
+
+@pytest.mark.parametrize(
+  ("kind", "content", "reason"),
+  [
+    ("images", pictures.EPS, "no JPEG or PNG file"),
+    ("images", pictures.picture("JPEG")[:-40], "damaged or truncated"),
+    ("annotations", pictures.picture("JPEG"), "no PNG file"),
+    ("annotations", pictures.picture(mode="P"), "of mode P instead of L"),
+    ("annotations", pictures.picture(mode="L"), "of 32 x 24 pixels instead"),
+  ],
+)
+def test_files_are_decoded_before_they_are_kept(
+  tmp_path, no_program, kind, content, reason
+):
+  folder = scenes.write(tmp_path / "ADEChallengeData2016")
+  (path,) = (folder / kind / "training").glob("*5.*")
+  path.write_bytes(content)
+  if "mode" in reason:  # The size is compared before.
+    image = folder / "images" / "training" / f"{path.stem}.jpg"
+    image.write_bytes(pictures.picture("JPEG"))
+  name = f"{kind}/training/{path.name}"
+  with pytest.raises(ValueError, match=f"{folder} holds '{name}'.*{reason}"):
+    FEW.read(folder)

@@ -11,6 +11,7 @@ import tensorflow_datasets as tfds
 from jaxformers.data import builder, imdb, source
 from tests.data.archives import imdb as reviews
 from tests.data.archives import write_tar
+from tests.data.pictures import EPS, picture
 
 
 @pytest.fixture
@@ -45,6 +46,28 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled):
   with pytest.raises(ValueError, match=r"toy.tar holds the example 'a' twice"):
     builder.prepare(toy, path, tmp_path, tmp_path / "downloads")
   assert not list(tmp_path.rglob("*.array_record*"))
+
+
+@pytest.mark.parametrize(
+  ("content", "reason"),
+  [
+    (EPS, "no JPEG or PNG file"),
+    (picture()[:-30], "damaged or truncated"),
+    (picture(size=(3, 2)), "of 3 x 2 pixels instead of 32 x 24"),
+  ],
+)
+def test_images_of_a_set_are_decoded_whole(
+  tmp_path, no_program, content, reason
+):
+  rows = [(k, {"image": file}) for k, file in enumerate((picture(), content))]
+  toy = source.Source(
+    "toy", {"image": (24, 32, 3)}, lambda _: {"train": rows}, shuffled=False
+  )
+  builder.prepare(toy, None, tmp_path, tmp_path / "downloads")
+  examples = builder.open_prepared(toy, tmp_path)["train"]
+  assert examples[0]["image"].shape == (24, 32, 3)
+  with pytest.raises(ValueError, match=f"{tmp_path} holds .*{reason}"):
+    list(examples)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -11,6 +11,7 @@ from jaxformers.data import packed
 from jaxformers.data.augment import Augment
 from jaxformers.data.images import Images
 from jaxformers.data.loader import Loader
+from tests.data import pictures
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 6, 8, 3), np.uint8)
 LABELS = np.arange(12) % 3
@@ -107,3 +108,24 @@ def test_a_part_of_a_split():
   assert part.digest() != split().digest()
   assert part.reading()["mean"] == [0.5, 0.4, 0.3]
   assert (part.lengths() == 0).all()
+
+
+@pytest.mark.parametrize(
+  ("file", "reason"),
+  [
+    (pictures.EPS, "no JPEG or PNG file"),
+    (pictures.picture("JPEG")[:-40], "damaged or truncated"),
+    (b"", "no JPEG or PNG file"),
+  ],
+)
+def test_a_damaged_file_is_named(tmp_path, no_program, file, reason):
+  files = [pictures.picture(), b"", b"", file, pictures.picture("JPEG")]
+  rows = (([np.frombuffer(f, np.uint8)], 0, k) for k, f in enumerate(files))
+  packed.write(tmp_path / "train", rows)
+  stored = packed.load(tmp_path / "train").select(np.array([4, 3]))
+  train = Images(stored, (6, 8, 3), encoded=True, augment=Augment(flip=True))
+  assert train.pixels(np.array([0])).shape == (1, 6, 8, 3)
+  number = 3 if file else "[13]"
+  message = f"{tmp_path / 'train'}: file 1 of 1 of example {number} is {reason}"
+  with pytest.raises(ValueError, match=message):
+    train.batch(np.array([0, 1]), 0, (0, 0, 0))

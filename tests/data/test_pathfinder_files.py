@@ -9,6 +9,7 @@ from jaxformers.data import encodings, pathfinder, snakes
 from jaxformers.data import pathfinder_files as f
 from jaxformers.data import source as s
 from tests.data.archives import write_folder, write_tar
+from tests.data.pictures import EPS
 
 ENCODING = encodings.grey("grey", lambda image: image[..., 0])
 SETTINGS = pathfinder.Settings(num_images=12, difficulty="easy")
@@ -186,9 +187,10 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
   ("files", "message"),
   [
     ({"imgs/0/sample_1.png": picture(31)}, "31 x 31 pixels"),
-    ({"imgs/0/sample_1.png": picture(mode="RGB")}, "RGB, instead of"),
-    ({"imgs/0/sample_1.png": b"junk"}, "0 x 0 pixels"),
-    ({"imgs/0/sample_1.png": picture()[:50]}, "0 x 0 pixels"),
+    ({"imgs/0/sample_1.png": picture(mode="RGB")}, "mode RGB instead of"),
+    ({"imgs/0/sample_1.png": b"junk"}, "sample_1.png'.*no PNG file"),
+    ({"imgs/0/sample_1.png": EPS}, "no PNG file"),
+    ({"imgs/0/sample_1.png": picture()[:50]}, "damaged or truncated"),
     ({"metadata/0.npy": b"imgs/0 sample_9.png 0 1\n"}, "no picture"),
     ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "found '2'"),
     ({"metadata/0.npy": b"imgs/0\n"}, "fewer than four"),
@@ -209,7 +211,7 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
     ({"metadata/0.npy": b""}, "holds 0 examples"),
   ],
 )
-def test_what_is_broken_is_refused(tmp_path, files, message):
+def test_what_is_broken_is_refused(tmp_path, no_program, files, message):
   path = write_folder(tmp_path / "x", release(**files))
   with pytest.raises(ValueError, match=message):
     f.released(32, "hard", 4).read(path)

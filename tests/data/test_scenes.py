@@ -11,6 +11,7 @@ from PIL import Image
 
 from jaxformers.data import packed
 from jaxformers.data import scenes as s
+from tests.data import pictures
 from tests.data.scenes import encoded
 
 RNG = np.random.default_rng(0)
@@ -96,6 +97,32 @@ def test_no_class_fills_a_window_where_another_can_be_seen():
     for step in range(200)
   ]
   assert np.mean(seen) > 0.6  # A fifth of the places would show it.
+
+
+@pytest.mark.parametrize(
+  ("annotation", "reason"),
+  [
+    (pictures.picture(mode="L")[:-20], "damaged or truncated"),
+    (pictures.picture(mode="P"), "of mode P instead of L"),
+    (pictures.picture(mode="L", size=(32, 20)), "32 x 20 pixels instead of"),
+    (pictures.EPS, "no PNG file"),
+  ],
+)
+def test_annotations_that_do_not_fit(tmp_path, no_program, annotation, reason):
+  """They are named by the folder of the split and the number there."""
+  good = pictures.picture(mode="L")
+  files = [pictures.picture("JPEG"), good] * 2
+  files += [pictures.picture("JPEG"), annotation]
+  rows = [np.frombuffer(file, np.uint8) for file in files]
+  folder = tmp_path / "packed" / "toy" / "train"
+  folder.parent.mkdir(parents=True)
+  packed.write(folder, ((rows[k : k + 2], 0, k) for k in (0, 2, 4)))
+  stored = packed.load(folder).select(np.array([2, 0]))
+  source = s.Scenes(stored, (16, 16, 3), 5)
+  assert source.scene(1)[0].shape == (24, 32, 3)
+  message = f"{folder}: file 2 of 2 of example 2 is .*{reason}"
+  with pytest.raises(ValueError, match=f"{message}.* Delete {folder.parent}"):
+    source.batch(np.array([1, 0]))
 
 
 def test_sizes():

@@ -8,6 +8,7 @@ from PIL import Image
 
 from jaxformers.data import stores
 from jaxformers.data.images import Images
+from tests.data import pictures
 from tests.data.archives import write_folder
 
 
@@ -82,3 +83,25 @@ def test_labels_of_prepared_images_are_read_once(tmp_path):
   assert again.digest() != store.digest()
   split = Images(store.select(np.array([6, 2])), (16, 16, 3), True)
   np.testing.assert_allclose(split.pixels(np.array([0])), 6, atol=1)
+
+
+@pytest.mark.parametrize("content", [pictures.EPS, jpeg(9)[:-40], b""])
+def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
+  (root / "n02" / "1.JPEG").write_bytes(content)
+  store = stores.folder(root, stores.classes_of(root))
+  split = Images(store, (16, 16, 3), True)
+  with pytest.raises(ValueError, match=r"n02/1.JPEG is .*Fetch the file again"):
+    split.pixels(np.array([1, 2]))
+
+  class Examples(list):
+    def __getitems__(self, rows):
+      return [self[k] for k in rows]
+
+  examples = Examples({"image": x, "label": 0} for x in (jpeg(1), content))
+  store = stores.prepared(
+    examples, tmp_path / "labels", origin="PATH, split 'test'"
+  )
+  split = Images(store.select(np.array([1])), (16, 16, 3), True)
+  message = "example 1 of PATH, split 'test' is .*Prepare the set again"
+  with pytest.raises(ValueError, match=message):
+    split.pixels(np.array([0]))
