@@ -26,13 +26,14 @@ action=${1:-}
 case $action in apply | watch | delete) shift ;; *) usage ;; esac
 name='' image='' hosts=1 claim='' resource=nvidia.com/gpu devices=8 dry_run=''
 while (($#)); do
+  [[ $1 == -- || $1 == --dry_run || ${2:-} ]] || usage
   case $1 in
-    --name) name=${2:?} && shift 2 ;;
-    --image) image=${2:?} && shift 2 ;;
-    --hosts) hosts=${2:?} && shift 2 ;;
-    --claim) claim=${2:?} && shift 2 ;;
-    --resource) resource=${2:?} && shift 2 ;;
-    --devices) devices=${2:?} && shift 2 ;;
+    --name) name=$2 && shift 2 ;;
+    --image) image=$2 && shift 2 ;;
+    --hosts) hosts=$2 && shift 2 ;;
+    --claim) claim=$2 && shift 2 ;;
+    --resource) resource=$2 && shift 2 ;;
+    --devices) devices=$2 && shift 2 ;;
     --dry_run) dry_run=yes && shift ;;
     --) shift && break ;;
     *) usage ;;
@@ -40,9 +41,30 @@ while (($#)); do
 done
 [[ $name ]] || usage
 
+# What is filled into the YAML text can mean nothing else there.
+must() { # OPTION VALUE PATTERN DESCRIPTION
+  local LC_ALL=C  # Elsewhere a-z may have capitals in it.
+  if [[ ! $2 =~ ^$3$ ]]; then
+    echo "launch/k8s.sh: $1 '$2': give $4." >&2
+    exit 2
+  fi
+}
+# Pods are called NAME-run-0-INDEX, which has 63 characters at most.
+must --name "$name" '[a-z]([a-z0-9-]{0,48}[a-z0-9])?' \
+  'at most 50 of a-z, 0-9 and -, first a letter and last no -'
+must --hosts "$hosts" '[1-9][0-9]{0,4}' 'a whole number from 1 to 99999'
+must --devices "$devices" '[1-9][0-9]{0,4}' 'a whole number from 1 to 99999'
+must --resource "$resource" \
+  '([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?' \
+  'the name of a resource, such as nvidia.com/gpu'
+[[ ! $image ]] || must --image "$image" '[A-Za-z0-9][A-Za-z0-9._:/@-]*' \
+  'the name of an image, such as registry.example/jaxformers:1'
+[[ ! $claim ]] || must --claim "$claim" '[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?' \
+  'the name of a claim, of a-z, 0-9, - and .'
+
 filled() {
   local arguments
-  arguments=$(python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@")
+  arguments=$(python3 -c 'import json, sys; print(json.dumps(sys.argv[1:], ensure_ascii=False))' "$@")
   NAME=$name HOSTS=$hosts IMAGE=$image CLAIM=$claim RESOURCE=$resource \
     DEVICES=$devices ARGS=$arguments python3 -c '
 import os, re, sys

@@ -5,7 +5,8 @@
 #
 # Every process finds the others by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
 # and JAX_PROCESS_ID. When one dies all are ended and started again, and go on
-# from the latest whole checkpoint. SIGTERM lets them save first.
+# from the latest whole checkpoint. SIGTERM, SIGHUP and Ctrl-C let them save
+# first. None is left behind when this script is killed.
 set -uo pipefail
 
 usage() {
@@ -20,15 +21,24 @@ TEXT
   exit 2
 }
 
+# Arithmetic in bash runs commands that stand in a text: only digits get there.
+number() { # OPTION VALUE LEAST
+  local LC_ALL=C
+  if [[ ! $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || (($2 < $3)); then
+    echo "launch/local.sh: $1 '$2': give a whole number from $3 to 999999." >&2
+    exit 2
+  fi
+}
+
 count=${1:-}
-[[ $count =~ ^[1-9][0-9]*$ ]] || usage
+[[ $count =~ ^[1-9][0-9]{0,3}$ ]] || usage
 shift
 devices='' restarts=3 grace=10 dry_run=''
 while (($#)); do
   case $1 in
-    --devices) devices=${2:-}; shift 2 || usage ;;
-    --restarts) restarts=${2:-}; shift 2 || usage ;;
-    --grace) grace=${2:-}; shift 2 || usage ;;
+    --devices) devices=${2:-}; number "$1" "$devices" 1; shift 2 ;;
+    --restarts) restarts=${2:-}; number "$1" "$restarts" 0; shift 2 ;;
+    --grace) grace=${2:-}; number "$1" "$grace" 0; shift 2 ;;
     --dry_run) dry_run=yes; shift ;;
     --) shift; break ;;
     *) usage ;;
@@ -44,8 +54,34 @@ free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-pids=()
 HOLD=120  # Seconds that all have to save after SIGTERM.
+
+# Ends the ranks when this script is gone, even by SIGKILL. Reads lines: PID of a
+# rank that starts, -PID of one that has ended. Only the script, and a rank until
+# it runs the command, hold the other end of the pipe.
+guard() {
+  trap '' HUP INT TERM
+  local -A ranks=()
+  local line pid
+  while read -r line; do
+    case $line in
+      -*) unset "ranks[${line#-}]" ;;
+      *) ranks[$line]=yes ;;
+    esac
+  done
+  ((${#ranks[@]})) || return
+  kill -TERM "${!ranks[@]}"
+  local deadline=$((SECONDS + HOLD))
+  while ((SECONDS < deadline && ${#ranks[@]})); do
+    for pid in "${!ranks[@]}"; do
+      kill -0 "$pid" || unset "ranks[$pid]"
+    done
+    sleep 0.2
+  done
+  ((${#ranks[@]})) && kill -KILL "${!ranks[@]}"
+}
+
+pids=()
 start() {
   local port=$1 rank
   shift
@@ -58,51 +94,63 @@ start() {
       printf '\n'
       continue
     fi
-    JAX_COORDINATOR_ADDRESS="127.0.0.1:$port" JAX_NUM_PROCESSES=$count \
-      JAX_PROCESS_ID=$rank "$@" &
+    (
+      trap '' HUP  # A terminal that closes tells all; this script tells one.
+      echo "$BASHPID" >&"$lifeline"
+      exec {lifeline}>&-
+      export JAX_COORDINATOR_ADDRESS=127.0.0.1:$port JAX_NUM_PROCESSES=$count
+      export JAX_PROCESS_ID=$rank
+      exec "$@"
+    ) &
     pids+=($!)
   done
 }
 
-asked=''
-stop() {
-  asked=yes
-  # JAX tells the others, and all save after the same step.
-  kill -TERM "${pids[0]:-}" 2>/dev/null || true
-}
-trap stop TERM INT
+asked='' told=''
+stop() { asked=yes told=''; }
+trap stop TERM INT HUP
+trap : PIPE  # Without the guard all goes on.
 
 # The status of the first process that fails; 0 if none does.
 watch() {
   local left=$count status worst=0 deadline=''
   while ((left)); do
-    if [[ $deadline ]] && ((SECONDS >= deadline)); then
-      kill -KILL "${pids[@]}" 2>/dev/null
-      deadline=''
-    fi
-    local pid alive=0
+    local pid alive=()
     for pid in "${pids[@]}"; do
+      [[ ${ended[$pid]:-} ]] && continue
       if kill -0 "$pid" 2>/dev/null; then
-        alive=$((alive + 1))
-      elif [[ -z ${ended[$pid]:-} ]]; then
-        wait "$pid"
-        status=$?
-        ended[$pid]=yes
-        if ((status && !worst)); then
-          worst=$status
-          deadline=$((SECONDS + grace))
-          ((status == 143)) && deadline=$((SECONDS + HOLD))
-        fi
+        alive+=("$pid")
+        continue
+      fi
+      wait "$pid"
+      status=$?
+      ended[$pid]=yes
+      echo "-$pid" >&"$lifeline"
+      if ((status && !worst)); then
+        worst=$status
+        deadline=$((SECONDS + grace))
+        ((status == 143)) && deadline=$((SECONDS + HOLD))
       fi
     done
-    left=$alive
-    ((left)) && sleep 0.2
+    left=${#alive[@]}
+    ((left)) || break
+    if [[ $asked && ! $told ]]; then
+      told=yes
+      # JAX tells the others, and all save after the same step.
+      kill -TERM "${alive[0]}" 2>/dev/null
+    fi
+    if [[ $deadline ]] && ((SECONDS >= deadline)); then
+      kill -KILL "${alive[@]}" 2>/dev/null
+      deadline=''
+    fi
+    sleep 0.2
   done
   return "$worst"
 }
 
+[[ $dry_run ]] || exec {lifeline}> >(guard >/dev/null 2>&1)
 for ((attempt = 0; ; attempt++)); do
-  port=$(free_port)
+  port=$(free_port) || { echo "launch/local.sh: python3 finds no free port." >&2; exit 1; }
   [[ $asked ]] && exit 143
   start "$port" "$@"
   [[ $dry_run ]] && exit 0

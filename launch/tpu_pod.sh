@@ -30,14 +30,29 @@ case $action in
   create | install | prepare | run | watch | stop | resume | delete) shift ;;
   *) usage ;;
 esac
+# What begins with - would be an option of gcloud.
+plain() { # OPTION VALUE
+  local LC_ALL=C  # Elsewhere a-z may have capitals in it.
+  if [[ ! $2 =~ ^[a-z0-9]([a-z0-9.:-]*[a-z0-9])?$ ]]; then
+    echo "launch/tpu_pod.sh: $1 '$2': give a-z, 0-9, and . : - between them." >&2
+    exit 2
+  fi
+}
+
 name='' zone='' type='' version=tpu-ubuntu2204-base project=() spot=() dry_run=''
 while (($#)); do
   case $1 in
-    --name) name=${2:?} && shift 2 ;;
-    --zone) zone=${2:?} && shift 2 ;;
-    --project) project=(--project "${2:?}") && shift 2 ;;
-    --type) type=${2:?} && shift 2 ;;
-    --version) version=${2:?} && shift 2 ;;
+    --name | --zone | --project | --type | --version)
+      [[ ${2:-} ]] || usage
+      plain "$1" "$2"
+      ;;
+  esac
+  case $1 in
+    --name) name=$2 && shift 2 ;;
+    --zone) zone=$2 && shift 2 ;;
+    --project) project=(--project "$2") && shift 2 ;;
+    --type) type=$2 && shift 2 ;;
+    --version) version=$2 && shift 2 ;;
     --spot) spot=(--spot) && shift ;;
     --dry_run) dry_run=yes && shift ;;
     --) shift && break ;;

@@ -86,6 +86,102 @@ def test_how_it_is_used(arguments):
   assert "usage: launch/local.sh N" in ran.stderr
 
 
+@pytest.mark.parametrize("option", ["--devices", "--restarts", "--grace"])
+@pytest.mark.parametrize("value", ["abc", "", "-1", "1.5", "010", "9" * 20])
+def test_numbers_are_checked_before_anything_starts(tmp_path, option, value):
+  ran = run("2", option, value, code=f"open('{tmp_path}/ran', 'w')")
+  assert ran.returncode == 2
+  assert f"{option} '{value}': give a whole number from" in ran.stderr
+  assert ran.stderr.count("\n") == 1
+  assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("option", ["--devices", "--restarts", "--grace"])
+def test_numbers_are_not_run_as_commands(tmp_path, option):
+  value = f"a[$(touch {tmp_path}/injected)]"
+  assert run("2", option, value, code="raise SystemExit(1)").returncode == 2
+  assert not (tmp_path / "injected").exists()
+
+
+RANK = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+name = os.environ["JAX_PROCESS_ID"]
+def save(*_):
+  (folder / ("told" + name)).touch()
+  if sys.argv[2] == "ends":
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+(folder / (name + ".staged")).write_text(str(os.getpid()))
+(folder / (name + ".staged")).rename(folder / name)
+while not (folder / "told0").exists() or sys.argv[2] == "stays":
+  time.sleep(0.05)
+sys.exit(143)
+"""
+
+
+def lives(pid):
+  try:
+    status = Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return False
+  return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def ranks(tmp_path):
+  """A function that starts two ranks: the script, and their process ids."""
+  started, pids = [], []
+
+  def start(script, kind):
+    command = (str(script), "2", "--", sys.executable, "-c", RANK)
+    process = subprocess.Popen([*command, str(tmp_path), kind])
+    started.append(process)
+    while not all((tmp_path / name).exists() for name in "01"):
+      assert process.poll() is None
+      time.sleep(0.02)
+    pids.extend(int((tmp_path / name).read_text()) for name in "01")
+    return process, pids
+
+  yield start
+  for process in started:
+    process.kill()
+    process.wait()
+  for pid in filter(lives, pids):
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
+@pytest.mark.parametrize("kind", ["ends", "stays"])
+def test_none_is_left_when_the_script_is_killed(tmp_path, ranks, kind):
+  """All are told, and killed if that does not end them in time."""
+  script = tmp_path / "local.sh"
+  script.write_text(SCRIPT.read_text().replace("HOLD=120", "HOLD=1"))
+  script.chmod(0o755)
+  process, pids = ranks(script, kind)
+  for pid in pids:  # No rank holds the guard's pipe open, nor any other.
+    links = [os.readlink(p) for p in Path(f"/proc/{pid}/fd").glob("[3-9]*")]
+    assert not [link for link in links if link.startswith("pipe:")]
+  process.kill()
+  until = time.monotonic() + 20
+  while any(map(lives, pids)):
+    assert time.monotonic() < until
+    time.sleep(0.05)
+  assert {p.name for p in tmp_path.glob("told*")} == {"told0", "told1"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_terminal_that_closes_lets_them_save(tmp_path, ranks, number):
+  process, pids = ranks(SCRIPT, "ends")
+  for pid in pids:
+    if number == signal.SIGHUP:  # It goes to all.
+      os.kill(pid, number)
+  process.send_signal(number)
+  assert process.wait(20) == 143
+  assert (tmp_path / "told0").exists()
+  assert not any(map(lives, pids))
+
+
 def test_a_signal_goes_to_a_process_and_ends_all(tmp_path):
   """As JAX has it: the first is told, and the others end with it."""
   code = (

@@ -172,15 +172,85 @@ def test_a_jobset_is_filled_in(run):
   assert "__" not in text
   assert 'args: ["--config", "a \\"b\\""]' in text
   assert "completions: 4" in text
-  assert "value: n-run-0-0.n:8476" in text
+  assert 'value: "n-run-0-0.n:8476"' in text
   dry, calls = run("k8s.sh", "apply", *own, "--dry_run", "--", "--config", "a")
   assert not calls
   assert dry.stdout.startswith("# A JobSet")
 
 
+def test_names_that_yaml_would_take_for_values_stay_names(run):
+  yaml = pytest.importorskip("yaml")
+  options = {"name": "null", "image": "1.5", "claim": "1e3", "resource": "on"}
+  own = [part for k, v in options.items() for part in (f"--{k}", v)]
+  arguments = ["--config", "a: {b} # c\nd", "\u00e9\U0001f600", "$(x) `y` 'z"]
+  ran, _ = run("k8s.sh", "apply", *own, "--dry_run", "--", *arguments)
+  assert ran.returncode == 0, ran.stderr
+  found = yaml.safe_load(ran.stdout)
+  assert found["metadata"]["name"] == "null"
+  (job,) = found["spec"]["replicatedJobs"]
+  pod = job["template"]["spec"]["template"]["spec"]
+  (container,) = pod["containers"]
+  assert container["image"] == "1.5"
+  assert container["args"] == arguments
+  assert container["resources"]["limits"] == {"on": "8"}
+  (volume,) = pod["volumes"]
+  assert volume["persistentVolumeClaim"]["claimName"] == "1e3"
+
+
+@pytest.mark.parametrize(
+  ("option", "value"),
+  [
+    ("--name", "Big"),
+    ("--name", "n-"),
+    ("--name", "4n"),
+    ("--name", "n" * 51),
+    ("--name", "n\n  labels: {a: b}"),
+    ("--image", "i:1\n          hostNetwork: true"),
+    ("--image", "i: {a"),
+    ("--claim", "c, readOnly: true"),
+    ("--claim", "-c"),
+    ("--resource", 'x": 1, "y'),
+    ("--hosts", "0"),
+    ("--hosts", "many"),
+    ("--devices", "a[$(touch injected)]"),
+    ("--devices", '1"\nx: "'),
+  ],
+)
+def test_what_kubernetes_does_not_take_is_refused(run, option, value):
+  own = {"--name": "n", "--image": "i", "--claim": "c", option: value}
+  options = [part for pair in own.items() for part in pair]
+  ran, calls = run("k8s.sh", "apply", *options, "--", "--config", "a")
+  assert ran.returncode == 2
+  assert f"launch/k8s.sh: {option} '{value}': give " in ran.stderr
+  assert not calls
+  assert ran.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--name", "--zone", "--project", "--type"])
+@pytest.mark.parametrize("value", ["--quiet", "a b", "$(b)"])
+def test_no_name_of_a_pod_is_an_option_or_a_command(run, option, value):
+  ran, calls = run("tpu_pod.sh", "create", *POD, option, value)
+  assert ran.returncode == 2
+  assert f"launch/tpu_pod.sh: {option} '{value}': give " in ran.stderr
+  assert not calls
+
+
+@pytest.mark.parametrize("name", ["RESTARTS", "SLURM_RESTART_COUNT"])
+def test_variables_of_slurm_are_not_run_as_commands(run, tmp_path, name):
+  value = f"a[$(touch {tmp_path}/injected)]"
+  variables = {"SLURM_JOB_ID": "7", "STATUS": "143", name: value}
+  ran, calls = run("slurm.sbatch", "--config", "a", **variables)
+  assert ran.returncode == 2
+  assert f"{name}='{value}'" in ran.stderr
+  assert not calls
+  assert not (tmp_path / "injected").exists()
+
+
 @pytest.mark.parametrize(
   "arguments",
   [
+    ("k8s.sh", "apply", "--name"),
+    ("tpu_pod.sh", "create", "--name"),
     ("tpu_pod.sh",),
     ("tpu_pod.sh", "create", "--name", "a"),
     ("tpu_pod.sh", "run", *POD),
