@@ -6,6 +6,7 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxformers import config as configs
+from jaxformers import paths
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -84,8 +86,10 @@ def _prepare_jax() -> None:
   import jax
 
   if not jax.config.jax_compilation_cache_dir:
-    cache = Path("~/.cache/jaxformers/xla").expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    # Without a home directory every process compiles its own programs.
+    with contextlib.suppress(ValueError):
+      cache = paths.expand("~/.cache/jaxformers/xla")
+      jax.config.update("jax_compilation_cache_dir", str(cache))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes

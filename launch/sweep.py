@@ -34,7 +34,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import flags
 from ml_collections import config_flags
@@ -135,7 +135,10 @@ def slurm_parameters(text: str) -> dict[str, int | str]:
     key, equals, value = item.partition("=")
     if not key or not equals or not value:
       raise ValueError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
-    found[key] = int(value) if value.isdigit() else value
+    if not value.isprintable():  # A line of its own in the script of the job.
+      raise ValueError(f"--slurm {key}={value!r}: give a printable value.")
+    is_number = value.isascii() and value.isdigit()
+    found[key] = int(value) if is_number else value
   return found
 
 
@@ -453,24 +456,42 @@ def _argv(argv: list[str]) -> Iterator[None]:
     sys.argv = before
 
 
+# Becomes the command, which gets SIGTERM even if the sweep ends by SIGKILL.
+# A terminal that closes tells the sweep alone, so that the run can save.
+_START = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+if sys.platform == "linux":
+  ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+  if os.getppid() != int(sys.argv[1]):
+    sys.exit(143)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 def _call(command: list[str]) -> int:
-  """Runs a command; a SIGTERM to the sweep is one to it, and ends both."""
+  """Runs a command; SIGTERM or SIGHUP to the sweep ends both."""
   asked = False
-  with subprocess.Popen(command) as process:
+  start = [sys.executable, "-S", "-c", _START, str(os.getpid())]
+  with subprocess.Popen([*start, *command]) as process:
 
     def stop(*_: object) -> None:
       nonlocal asked
       asked = True
       process.terminate()
 
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Under nohup it is.
+      numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
       status = process.wait()
     except KeyboardInterrupt:  # The run had it, too.
       process.wait()
       sys.exit(130)
     finally:
-      signal.signal(signal.SIGTERM, before)
+      for number, handler in before.items():
+        signal.signal(number, handler)
   if asked or status == 143:  # Whatever the run made of it.
     sys.exit(143)
   if status == 2:
@@ -544,6 +565,17 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   return parser.parse_known_args(argv)
 
 
+def _interrupted() -> NoReturn:
+  """Ends this process after Ctrl-C with one line, and status 130."""
+  sys.stderr.write(
+    "\nInterrupted. Run the same command again: what has results is not run "
+    "again.\n"
+  )
+  sys.stderr.flush()
+  # At once: threads that still read or generate data would be waited for.
+  os._exit(128 + signal.SIGINT)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   """The command line; a mistake ends in one message, before anything runs."""
   args, overrides = _arguments(argv)
@@ -571,7 +603,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = run(
       sweep, cells(args.config, grid), tuned, seeds, dry_run=args.dry_run
     )
-  except ValueError as error:
+  except KeyboardInterrupt:
+    _interrupted()
+  except (ValueError, OSError) as error:
     sys.exit(f"error: {error}")
   if found:
     print("\n" + results.markdown(results.summarise(found)))

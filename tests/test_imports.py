@@ -12,10 +12,11 @@ PACKAGE = ROOT / "jaxformers"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What a part may import beside itself and `EVERYWHERE`.
-EVERYWHERE = {"registry", "durable"}
+EVERYWHERE = {"registry", "durable", "paths"}
 ALLOWED = {
   "registry": set(),
   "durable": set(),
+  "paths": set(),
   "config": set(),
   "workdirs": set(),
   "orthogonal": set(),

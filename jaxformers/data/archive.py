@@ -21,6 +21,7 @@ from typing import Any
 import tqdm
 
 from jaxformers.data import tar
+from jaxformers.paths import expand
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
@@ -39,7 +40,7 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
   """
   names = tuple(names)
   if archive:
-    path = Path(archive).expanduser()
+    path = expand(archive)
     if not path.exists():
       raise ValueError(
         f"There is no archive {path}: give the path of {' or '.join(names)}, "

@@ -24,6 +24,7 @@ from tokenizers import (
   trainers,
 )
 
+from jaxformers import paths
 from jaxformers.data.source import Encoding, Example
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
@@ -108,7 +109,7 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     ValueError: for a vocabulary that is not there or no vocabulary.
   """
   if vocabulary:
-    path = Path(vocabulary).expanduser()
+    path = paths.expand(vocabulary)
     given = _given(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     name = f"wordpiece-{digest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -86,14 +87,25 @@ def binarised(ids: np.ndarray) -> str:
 
 
 def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
-  """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses."""
-  folder.mkdir(parents=True, exist_ok=True)
-  for name, split in splits.items():
-    path = folder / f"basic_{FILES[name]}.tsv"
-    with path.open("w", encoding="utf-8") as file:
-      file.write("Source\tTarget\n")
-      for i in range(len(split)):
-        file.write(f"{binarised(split[i])}\t{split.labels[i]}\n")
+  """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses.
+
+  Raises:
+    OSError: if they cannot be written; none of them is left.
+  """
+  staged = folder / ".staged"
+  shutil.rmtree(staged, ignore_errors=True)  # Of an export that was killed.
+  staged.mkdir(parents=True)
+  try:
+    for name, split in splits.items():
+      path = staged / f"basic_{FILES[name]}.tsv"
+      with path.open("w", encoding="utf-8") as file:
+        file.write("Source\tTarget\n")
+        for i in range(len(split)):
+          file.write(f"{binarised(split[i])}\t{split.labels[i]}\n")
+    for path in staged.iterdir():
+      path.rename(folder / path.name)
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 def parse(line: str) -> tuple[np.ndarray, int]:

@@ -262,14 +262,8 @@ def export(settings: Settings, folder: Path) -> None:
 
   Raises:
     ValueError: if the level is there already.
+    OSError: if it cannot be written; nothing is left of it.
   """
-  from jaxformers.data import snakes  # Numba takes half a second.
-
-  geometry = pathfinder.GEOMETRIES[settings.resolution]
-  contour = pathfinder.DIFFICULTIES[settings.difficulty]
-  _, length = pathfinder.distractor_counts(
-    settings.resolution, settings.difficulty
-  )
   level = (
     folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
   )
@@ -277,6 +271,25 @@ def export(settings: Settings, folder: Path) -> None:
     raise ValueError(
       f"{level} is there already: delete it, or export to another folder."
     )
+  level.parent.mkdir(parents=True, exist_ok=True)
+  staged = level.with_name(f".{level.name}.staged")
+  try:
+    _write_level(settings, staged)
+    staged.rename(level)
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def _write_level(settings: Settings, level: Path) -> None:
+  """Writes the images and metadata of one level into a new folder."""
+  from jaxformers.data import snakes  # Numba takes half a second.
+
+  geometry = pathfinder.GEOMETRIES[settings.resolution]
+  contour = pathfinder.DIFFICULTIES[settings.difficulty]
+  _, length = pathfinder.distractor_counts(
+    settings.resolution, settings.difficulty
+  )
+  shutil.rmtree(level, ignore_errors=True)  # Of an export that was killed.
   (level / "metadata").mkdir(parents=True)
   for index in tqdm.trange(
     settings.num_images, desc="exporting", file=sys.stderr, disable=None

@@ -15,12 +15,14 @@ import argparse
 import dataclasses
 import inspect
 import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from jaxformers import tasks
+from jaxformers import paths, tasks
 from jaxformers.data import listops_text, pathfinder, pathfinder_files
 from jaxformers.tasks import TASKS, Task
 
@@ -95,6 +97,16 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
       "--export writes generated examples, and --archive has them already: "
       "leave one of the two out."
     )
+  try:
+    _write_export(task, options, folder)
+  except OSError as error:
+    raise ValueError(
+      f"The export to {folder} failed ({error.strerror or error}): free some "
+      "space, or choose another --export. Nothing half written was left."
+    ) from None
+
+
+def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
   if task.name == "listops":
     if task.protocol == "skyformer":
       raise ValueError(
@@ -112,6 +124,17 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
     pathfinder_files.export(settings, folder)
 
 
+def _interrupted() -> NoReturn:
+  """Ends this process after Ctrl-C with one line, and status 130."""
+  sys.stderr.write(
+    "\nInterrupted. Run the same command again: it goes on after the last "
+    "step that is done.\n"
+  )
+  sys.stderr.flush()
+  # At once: threads that still read or generate data would be waited for.
+  os._exit(128 + signal.SIGINT)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   """The command line; a mistake ends in one message."""
   options = vars(_parser().parse_args(argv))
@@ -121,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   try:
     task = tasks.get(name, **options)
     if export is not None:
-      _export(task, options, export.expanduser())
+      _export(task, options, paths.expand(export))
+  except KeyboardInterrupt:
+    _interrupted()
   except (ValueError, OSError) as error:
     sys.exit(f"error: {error}")
   print(summary(task))

@@ -25,7 +25,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxformers import models
+from jaxformers import models, paths
 from jaxformers.registry import choose
 
 Params = dict[str, Any]
@@ -202,7 +202,7 @@ def _read(
   folder: str | Path,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, np.ndarray]]:
   """Options for `models.build`, names, and tensors without their prefix."""
-  folder = Path(folder).expanduser()
+  folder = paths.expand(folder)
   files = [folder / "config.json", folder / "model.safetensors"]
   for file in files:
     if not file.is_file():

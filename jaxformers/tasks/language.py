@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 
 import numpy as np
 
+from jaxformers import paths
 from jaxformers.data import encodings, source, text_files
 from jaxformers.data.segments import Segments, stream
 from jaxformers.registry import choose
@@ -59,7 +59,7 @@ def load(
       f"of {', '.join(text_files.ENDINGS)} files with --archive (prepare) or "
       "--config.task.archive."
     )
-  path = Path(archive).expanduser()
+  path = paths.expand(archive)
   if not path.exists():
     raise ValueError(
       f"There is no {path}: give the path of a folder, a tar or a text file."

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformers import paths
 from jaxformers.data.images import Images
 from jaxformers.data.packed import Packed, pack
 from jaxformers.registry import Registry
@@ -122,10 +123,17 @@ def data_folder(data_dir: str) -> Path:
   The argument, or $JAXFORMERS_DATA_DIR, or ~/.cache/jaxformers.
 
   Raises:
-    ValueError: if it cannot be written.
+    ValueError: if it cannot be written, or none is chosen and the home
+      directory is unknown.
   """
   chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR", "")
-  folder = Path(chosen or "~/.cache/jaxformers").expanduser().absolute()
+  try:
+    folder = paths.expand(chosen or "~/.cache/jaxformers").absolute()
+  except ValueError as error:
+    raise ValueError(
+      f"There is no data directory: {error} Or pass --data_dir (prepare) or "
+      "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+    ) from None
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:

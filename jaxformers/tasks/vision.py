@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxformers import paths
 from jaxformers.data import (
   cifar10,
   cifar100,
@@ -166,7 +167,7 @@ def load_imagenet(
       "folder with train/CLASS/ and val/CLASS/, with --archive (prepare) or "
       "--config.task.archive."
     )
-  root = Path(archive).expanduser()
+  root = paths.expand(archive)
   opened, classes = _open(root, data_folder(data_dir))
   images = {
     name: Images(store, (size, size, 3), encoded=True)

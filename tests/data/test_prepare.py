@@ -1,7 +1,11 @@
 import gzip
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -131,3 +135,89 @@ def test_a_stand_in_is_prepared_when_it_is_meant(tmp_path, capsys):
   assert "train examples        4" in capsys.readouterr().out
   infos = list((tmp_path / "data" / "packed").rglob("info.json"))
   assert json.loads(infos[0].read_text())["source"] == "x"
+
+
+@pytest.fixture
+def limit():
+  """A function that sets the largest size of a file, as a quota does."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+  resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def left(folder):
+  return [
+    path
+    for path in folder.rglob("*")
+    if path.is_file() and path.suffix != ".lock"
+  ]
+
+
+PATHFINDER = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
+
+
+@pytest.mark.parametrize(
+  ("task", "size"), [(LISTOPS, 600), (PATHFINDER, 5_000)]
+)
+def test_a_full_disk_ends_in_one_message_and_leaves_nothing(
+  tmp_path, limit, task, size
+):
+  folder = tmp_path / "data"
+  limit(size)
+  message = rf"^error: {folder}/.* cannot be written: .*Make room"
+  with pytest.raises(SystemExit, match=f"{message} .*pass --data_dir"):
+    prepare.main([*task, "--data_dir", str(folder)])
+  assert left(folder) == []
+
+
+@pytest.mark.parametrize(("task", "size"), [(LISTOPS, 600), (PATHFINDER, 100)])
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, limit, task, size):
+  command = [*task, "--data_dir", str(tmp_path / "data")]
+  prepare.main(command)
+  limit(size)
+  folder = tmp_path / "out"
+  with pytest.raises(SystemExit, match=f"The export to {folder} failed .File"):
+    prepare.main([*command, "--export", str(folder)])
+  assert left(folder) == []
+  limit(1 << 20)
+  prepare.main([*command, "--export", str(folder)])
+  assert left(folder)
+
+
+def test_ctrl_c_says_one_line(monkeypatch, capsys):
+  def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(tasks, "get", interrupted)
+  monkeypatch.setattr(prepare.os, "_exit", sys.exit)
+  with pytest.raises(SystemExit, match="^130$"):
+    prepare.main(LISTOPS)
+  said = capsys.readouterr().err.strip()
+  assert said.startswith("Interrupted. Run the same command again")
+  assert "\n" not in said
+
+
+@pytest.mark.long
+def test_ctrl_c_while_data_are_generated(tmp_path):
+  command = [sys.executable, "-m", "jaxformers.data.prepare", "listops"]
+  command += ["--data_dir", str(tmp_path / "data")]
+  restored = (  # What starts in the background may ignore Ctrl-C.
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+  )
+  process = subprocess.Popen(
+    [sys.executable, "-c", restored, *command],
+    env=os.environ | {"PYTHONPATH": "."},
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  while not (tmp_path / "data" / "tfds").exists():
+    assert process.poll() is None
+    time.sleep(0.1)
+  time.sleep(1)
+  process.send_signal(signal.SIGINT)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "Interrupted. Run the same command again" in said
+  assert "Traceback" not in said
+  assert left(tmp_path / "data") == []

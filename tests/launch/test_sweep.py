@@ -220,8 +220,18 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(tmp_path, saves):
+@pytest.mark.parametrize(
+  ("number", "saves"),
+  [
+    (signal.SIGTERM, True),
+    (signal.SIGTERM, False),
+    pytest.param(signal.SIGHUP, True, marks=pytest.mark.long),
+    (signal.SIGKILL, True),
+  ],
+)
+def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
+  tmp_path, number, saves
+):
   """And the sweep waits for a run that saves first; not all of a run does."""
   (tmp_path / "run.py").write_text(
     RUN if saves else RUN.replace("signal.signal", "#")
@@ -236,8 +246,11 @@ def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(tmp_path, saves):
     while not (tmp_path / "began").exists():
       assert process.poll() is None
       time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 143
+    process.send_signal(number)
+    assert process.wait() == (-9 if number == signal.SIGKILL else 143)
+  until = time.monotonic() + (5 if number == signal.SIGKILL else 0)
+  while not (tmp_path / "saved").exists() and time.monotonic() < until:
+    time.sleep(0.05)
   assert (tmp_path / "saved").exists() == saves
   assert not (tmp_path / "went on").exists()
 
@@ -359,6 +372,7 @@ def test_a_job_that_slurm_has_lost_is_submitted_again(
   ("given", "message"),
   [
     ("time", "'time' is not KEY=VALUE"),
+    ("partition=a\n#SBATCH --wrap=x", "give a printable value"),
     ("tiem=1", "--slurm: Unav.*tiem"),
     ("time=12:00:00", "time=12:00:00: give a number of minutes"),
     ("nodes=2-4", "nodes=2-4: give a number"),
@@ -399,6 +413,21 @@ def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
   assert (tmp_path / "saved").exists()
   assert (tmp_path / "began").read_text() == "0,1,2"  # Its devices.
   assert found[0].function.command == task.command
+
+
+def test_ctrl_c_in_the_preparation_says_one_line(
+  runs, tmp_path, monkeypatch, capsys
+):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(sweep.Sweep, "description", interrupted)
+  monkeypatch.setattr(sweep.os, "_exit", sys.exit)
+  with pytest.raises(SystemExit, match="^130$"):
+    sweep.main(["--config", SPEC, f"--workdir={tmp_path}"])
+  said = capsys.readouterr().err.strip()
+  assert said.startswith("Interrupted. Run the same command again")
+  assert "\n" not in said
 
 
 def test_a_dry_run_prints_what_has_no_results(runs, tmp_path, capsys):
