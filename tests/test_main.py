@@ -280,6 +280,30 @@ def test_help_shows_flags_and_fields():
   assert "    task.max_length=2000\n" in done.stdout
 
 
+@pytest.mark.parametrize("home", [True, False])
+def test_without_a_home_directory_no_program_is_kept(tmp_path, home):
+  """As a user whom /etc/passwd has not, in a container."""
+  code = (
+    "import jax, os, pwd\n"
+    "def unknown(_): raise KeyError\n"
+    "pwd.getpwuid = unknown\n"
+    "from jaxformers import main\n"
+    "main.flags.FLAGS(['main'])\n"
+    "main._prepare_jax()\n"
+    "print(jax.config.jax_compilation_cache_dir)"
+  )
+  env = environment(**({"HOME": str(tmp_path)} if home else {}))
+  del env["JAX_COMPILATION_CACHE_DIR"]
+  if not home:
+    env.pop("HOME", None)
+  done = subprocess.run(
+    [sys.executable, "-c", code], env=env, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  cache = f"{tmp_path}/.cache/jaxformers/xla" if home else "None"
+  assert done.stdout == f"{cache}\n"
+
+
 @pytest.fixture
 def small_disk(tmp_path):
   """A file system of 400 kB, and a function that makes it larger."""

@@ -129,9 +129,12 @@ def data_folder(data_dir: str) -> Path:
   chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR", "")
   try:
     folder = paths.expand(chosen or "~/.cache/jaxformers").absolute()
-  except ValueError as error:
+  except ValueError:
+    if chosen:
+      raise
     raise ValueError(
-      f"There is no data directory: {error} Or pass --data_dir (prepare) or "
+      "The data directory ~/.cache/jaxformers is unknown, because HOME is not "
+      "set and this user has no home directory: pass --data_dir (prepare) or "
       "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
     ) from None
   try:

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pwd
 
 import numpy as np
 import pytest
@@ -141,3 +142,19 @@ def test_what_is_no_text_is_not_read_as_one():
   toy = example([[1]], [0], [[1]], [0])
   with pytest.raises(ValueError, match="inputs of toy are no text"):
     toy.encode("a movie")
+
+
+def test_no_data_directory_without_a_home(tmp_path, monkeypatch):
+  def unknown(_):
+    raise KeyError
+
+  monkeypatch.delenv("HOME", raising=False)
+  monkeypatch.delenv("JAXFORMERS_DATA_DIR", raising=False)
+  monkeypatch.setattr(pwd, "getpwuid", unknown)
+  with pytest.raises(ValueError, match="HOME is not set .*--config.data_dir="):
+    t.data_folder("")
+  with pytest.raises(ValueError, match="'~/data' begins with ~"):
+    t.data_folder("~/data")
+  assert t.data_folder(str(tmp_path / "a")) == tmp_path / "a"
+  monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
+  assert t.data_folder("") == tmp_path / "b"
