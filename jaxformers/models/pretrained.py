@@ -194,8 +194,78 @@ _KINDS = {"vit": _vit, "bert": _bert}
 _IGNORED = ("cls.", "classifier.", "pooler.", "embeddings.position_ids")
 
 
+# Positive integers that config.json must have.
+_SIZES = {
+  "vit": ("image_size", "patch_size"),
+  "bert": ("vocab_size", "max_position_embeddings"),
+}
+_COMMON_SIZES = (
+  "hidden_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "intermediate_size",
+)
+
+
 def _labels(config: Mapping[str, Any]) -> int:
-  return len(config.get("id2label", {})) or config.get("num_labels", 2)
+  return len(config.get("id2label") or {}) or config.get("num_labels", 2)
+
+
+def _read_config(file: Path) -> tuple[str, dict[str, Any]]:
+  """Returns the kind of model and the fields of config.json.
+
+  Raises:
+    ValueError: for a file that is damaged, of another kind of model, or lacks a
+      size.
+  """
+  remedy = "Fetch it again from where the weights come from."
+  try:
+    config = json.loads(file.read_text(encoding="utf-8"))
+  except (ValueError, OSError, RecursionError) as error:
+    raise ValueError(f"{file} cannot be read ({error}). {remedy}") from None
+  if not isinstance(config, dict):
+    raise ValueError(f"{file} holds no fields. {remedy}")
+  kind = choose(f"model_type in {file}:", config.get("model_type"), _KINDS)
+  for name in (*_COMMON_SIZES, *_SIZES[kind]):
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+      raise ValueError(
+        f"{name}={value!r} in {file} is no positive integer. {remedy}"
+      )
+  epsilon = config.get("layer_norm_eps")
+  if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
+    raise ValueError(
+      f"layer_norm_eps={epsilon!r} in {file} is no number from 0 to 1. {remedy}"
+    )
+  if not isinstance(config.get("id2label") or {}, dict):
+    raise ValueError(f"id2label in {file} names no classes. {remedy}")
+  return kind, config
+
+
+def _read_tensors(file: Path) -> dict[str, np.ndarray]:
+  """Returns the tensors of a file by name.
+
+  Raises:
+    ValueError: for a file that is damaged, or a tensor with NaN or infinity.
+  """
+  remedy = "Fetch the file again from where the weights come from."
+  # A type that NumPy has not raises KeyError or TypeError.
+  damaged = (safetensors.SafetensorError, OSError, ValueError)
+  try:
+    tensors = safetensors.numpy.load_file(file)
+  except (*damaged, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f"{file} cannot be read ({error}). {remedy}") from None
+  for name, value in tensors.items():
+    if value.dtype.kind in "biu":
+      continue
+    with np.errstate(over="ignore"):  # Weights are read as float32.
+      finite = np.isfinite(np.asarray(value, np.float32))
+    if not finite.all():
+      raise ValueError(
+        f"{file}: {value.size - finite.sum():,} of {value.size:,} values of "
+        f"{name!r} are NaN or infinite in float32. {remedy}"
+      )
+  return tensors
 
 
 def _read(
@@ -204,6 +274,12 @@ def _read(
   """Options for `models.build`, names, and tensors without their prefix."""
   folder = paths.expand(folder)
   files = [folder / "config.json", folder / "model.safetensors"]
+  index = folder / "model.safetensors.index.json"
+  if index.is_file() and not files[1].is_file():
+    raise ValueError(
+      f"{index} names several files, and only one is read: load them with "
+      "transformers, and save_pretrained(..., max_shard_size='1TB')."
+    )
   for file in files:
     if not file.is_file():
       raise ValueError(
@@ -211,8 +287,7 @@ def _read(
         "leaves it, with config.json and model.safetensors. (Other formats: "
         "load them there, and save_pretrained(..., safe_serialization=True).)"
       )
-  config = json.loads(files[0].read_text(encoding="utf-8"))
-  kind = choose("model_type", config.get("model_type"), _KINDS)
+  kind, config = _read_config(files[0])
   if config.get("hidden_act", "gelu") != "gelu":
     raise ValueError(
       f"hidden_act={config['hidden_act']!r} in {files[0]}: only exact GELU is "
@@ -231,12 +306,9 @@ def _read(
       "norm_epsilon": config["layer_norm_eps"],
     },
   }
-  try:
-    tensors = safetensors.numpy.load_file(files[1])
-  except (safetensors.SafetensorError, KeyError) as error:
-    raise ValueError(f"{files[1]} cannot be read ({error}).") from None
   tensors = {
-    name.removeprefix(f"{kind}."): value for name, value in tensors.items()
+    name.removeprefix(f"{kind}."): value
+    for name, value in _read_tensors(files[1]).items()
   }
   # BERT as it was first released, in TensorFlow's words.
   for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -339,7 +411,13 @@ def _fits(
   own: Tensor, tensors: Mapping[str, np.ndarray], leaf: jax.Array
 ) -> bool:
   theirs, ours = tensors[own.names[0]].shape, leaf.shape
+  if not math.prod(theirs):
+    return False
   if own.convert is _places:
+    # BERT adds a table of segments to that of positions.
+    others = [tensors[name].shape for name in own.names[1:]]
+    if not theirs or any(len(s) != 2 or s[-1] != ours[-1] for s in others):
+      return False
     old, new = math.prod(theirs[:-1]), ours[0]
     square = all(math.isqrt(n - 1) ** 2 == n - 1 for n in (old, new))
     return theirs[-1] == ours[-1] and (old == new or square)
@@ -348,6 +426,12 @@ def _fits(
     cuts = range(1, len(ours))
     both = [(math.prod(ours[k:]), math.prod(ours[:k])) for k in cuts]
     return theirs in both
+  if own.convert is _filter and (len(theirs) != 4 or theirs[0] != ours[-1]):
+    return False
+  # Vectors alone change their shape: a matrix would change its order.
+  is_vector = sum(size > 1 for size in theirs) <= 1
+  if own.convert is _reshaped and theirs != ours and not is_vector:
+    return False
   return math.prod(theirs) == math.prod(ours)
 
 

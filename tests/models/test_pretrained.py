@@ -131,14 +131,98 @@ def test_what_cannot_be_read(tmp_path):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   config = json.loads((HERE / "vit" / "config.json").read_text())
   for field, value, message in (
-    ("model_type", "swin", r"model_type 'swin'.*bert, vit"),
+    ("model_type", "swin", r"model_type in .* 'swin'.*bert, vit"),
+    ("model_type", ["vit"], r"model_type in .* \['vit'\].*bert, vit"),
     ("hidden_act", "relu", "hidden_act='relu'"),
+    ("hidden_size", "12", "hidden_size='12' in .* is no positive integer"),
+    ("patch_size", None, "patch_size=None in .* is no positive integer"),
+    ("num_hidden_layers", 0, "num_hidden_layers=0 in "),
+    ("layer_norm_eps", float("nan"), "layer_norm_eps=nan in "),
+    ("id2label", 3, "id2label in .* names no classes"),
   ):
     text = json.dumps(config | {field: value})
     (tmp_path / "vit" / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message):
       pretrained.load(tmp_path / "vit")
   (tmp_path / "vit" / "config.json").write_text(json.dumps(config))
-  (tmp_path / "vit" / "model.safetensors").write_bytes(b"cut short")
-  with pytest.raises(ValueError, match="cannot be read"):
+  for text in ("", "{", "[]", '{"model_type": "vit"}', "[" * 100_000):
+    (tmp_path / "vit" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json .*Fetch it again"):
+      pretrained.load(tmp_path / "vit")
+
+
+WHOLE = (HERE / "vit" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+  "content",
+  [b"", b"cut short", b"PK\x03\x04" + bytes(100), WHOLE[:-1], WHOLE[:200]],
+)
+def test_a_damaged_file_of_weights_is_named(tmp_path, content):
+  shutil.copytree(HERE / "vit", tmp_path / "vit")
+  (tmp_path / "vit" / "model.safetensors").write_bytes(content)
+  message = r"vit/model.safetensors cannot be read \(.*Fetch the file again"
+  with pytest.raises(ValueError, match=message):
     pretrained.load(tmp_path / "vit")
+
+
+@pytest.mark.parametrize("content", ["{", '{"weight_map": {"a": "../../b"}}'])
+def test_weights_in_several_files_are_refused(tmp_path, content):
+  shutil.copytree(HERE / "vit", tmp_path / "vit")
+  (tmp_path / "vit" / "model.safetensors").unlink()
+  (tmp_path / "vit" / "model.safetensors.index.json").write_text(content)
+  with pytest.raises(ValueError, match=r"index.json names several files, and"):
+    pretrained.load(tmp_path / "vit")
+
+
+def changed(folder, name, change):
+  """A copy of a model in which one tensor is another."""
+  shutil.copytree(HERE / folder.name, folder)
+  path = folder / "model.safetensors"
+  tensors = safetensors.numpy.load_file(path)
+  tensors[name] = change(tensors[name].copy())
+  safetensors.numpy.save_file(tensors, path)
+  return folder
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_values_that_are_not_finite_are_refused(tmp_path, value):
+  name = "vit.encoder.layer.1.output.dense.weight"
+
+  def change(x):
+    x = x.astype(np.float64)
+    x[0, 1] = value
+    return x
+
+  folder = changed(tmp_path / "vit", name, change)
+  message = f"vit/model.safetensors: 1 of 288 values of '{name}' are NaN or inf"
+  with pytest.raises(ValueError, match=message):
+    pretrained.load(folder)
+
+
+@pytest.mark.parametrize(
+  ("kind", "name", "change"),
+  [
+    ("vit", "vit.embeddings.position_embeddings", lambda x: x.sum()[None][0:0]),
+    ("vit", "vit.embeddings.position_embeddings", lambda x: x.sum()),
+    (
+      "vit",
+      "vit.embeddings.patch_embeddings.projection.weight",
+      lambda x: np.ascontiguousarray(x.transpose(2, 3, 1, 0)),
+    ),
+    (
+      "bert",
+      "bert.embeddings.word_embeddings.weight",
+      lambda x: np.ascontiguousarray(x.T),
+    ),
+    (
+      "bert",
+      "bert.embeddings.token_type_embeddings.weight",
+      lambda x: x[:, :1].copy(),
+    ),
+  ],
+)
+def test_tensors_of_another_order_are_refused(tmp_path, kind, name, change):
+  folder = changed(tmp_path / kind, name, lambda x: np.asarray(change(x)))
+  with pytest.raises(ValueError, match="1 tensors differ"):
+    pretrained.load(folder)
