@@ -60,7 +60,7 @@ HOLD=120  # Seconds that all have to save after SIGTERM.
 # rank that starts, -PID of one that has ended. Only the script, and a rank until
 # it runs the command, hold the other end of the pipe.
 guard() {
-  trap '' HUP INT TERM
+  trap '' HUP INT QUIT TERM
   local -A ranks=()
   local line pid
   while read -r line; do

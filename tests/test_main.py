@@ -13,7 +13,7 @@ import time
 import pytest
 
 from jaxformers import workdirs
-from tests.marks import FAST_COMPILE
+from tests.marks import FAST_COMPILE, long_except
 
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
 PAIRS = int(os.environ.get("JAXFORMERS_PAIRS", "3"))
@@ -280,7 +280,7 @@ def test_help_shows_flags_and_fields():
   assert "    task.max_length=2000\n" in done.stdout
 
 
-@pytest.mark.parametrize("home", [True, False])
+@pytest.mark.parametrize("home", long_except({False}, [True, False]))
 def test_without_a_home_directory_no_program_is_kept(tmp_path, home):
   """As a user whom /etc/passwd has not, in a container."""
   code = (
