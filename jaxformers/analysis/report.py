@@ -55,10 +55,9 @@ def build(
     if not one.results
   ]
   page.notes += [
-    f"{one.folder}/metrics.jsonl: lines {lines} are damaged, and not in the "
-    "curves."
+    f"{problem} Curves are drawn of the others."
     for one in kept
-    if (lines := one.damaged_metrics())
+    if (problem := one.metrics_problem())
   ]
   page.rows = tables.summarise(ended)
   page.speeds = overview.speeds(found)

@@ -44,9 +44,17 @@ class One:
     """The records of `metrics.jsonl` that are not damaged."""
     return workdirs.read_metrics(self.folder)[0]
 
-  def damaged_metrics(self) -> list[int]:
-    """The numbers of the damaged lines of `metrics.jsonl`, from 1."""
-    return workdirs.read_metrics(self.folder)[1]
+  def metrics_problem(self) -> str:
+    """Returns what is wrong with `metrics.jsonl`; "" for nothing."""
+    records, damaged = workdirs.read_metrics(self.folder)
+    path = self.folder / "metrics.jsonl"
+    if damaged:
+      return f"{path}: lines {damaged} are damaged."
+    # Results of older versions have no number of records.
+    expected = self.results.get("metrics_records", len(records))
+    if len(records) != expected:
+      return f"{path} holds {len(records)} records instead of {expected}."
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,6 +194,7 @@ class Run:
       "baselines": task.baselines(),
       "parameters": size,
       "parameter_ratio": size / self.reference,
+      "metrics_records": len(workdirs.read_metrics(self.workdir)[0]),
       "train_seconds": memo.train_seconds,
       "wall_seconds": self.wall_seconds(),
       "commit": report.commit(),

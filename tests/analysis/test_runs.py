@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxformers import workdirs
 from jaxformers.analysis import runs
 
 
@@ -81,3 +82,17 @@ def test_what_is_no_run_is_named(name, content, message, tmp_path):
   assert runs.discover([tmp_path])[1] == [
     f"{tmp_path}: there is no run in it or below it."
   ]
+
+
+def test_a_curve_that_is_not_whole_is_told(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  lines = [workdirs.metrics_line(step, {"x": 0.5}) for step in (1, 2)]
+  path.write_text("".join(lines))
+  one = runs.One(tmp_path, {}, {"metrics_records": 2})
+  assert one.metrics_problem() == ""
+  path.write_text(lines[0])
+  assert one.metrics_problem() == f"{path} holds 1 records instead of 2."
+  path.write_text(lines[0] + lines[1].replace("0.5", "0.6"))
+  assert one.metrics_problem() == f"{path}: lines [2] are damaged."
+  path.unlink()
+  assert one.metrics_problem() == f"{path} holds 0 records instead of 2."
