@@ -146,10 +146,10 @@ def _finish(
       lambda: workdirs.write(this.workdir, "results.json", results),
     )
   elif eval_only and (this.workdir / "results.json").exists():
-    # The times are the run's, not those of scoring again.
+    # These are of the run, not of scoring again.
     before = workdirs.read_results(this.workdir)
-    for key in ("train_seconds", "wall_seconds"):
-      results[key] = before[key]
+    kept = ("train_seconds", "wall_seconds", "metrics_records")
+    results |= {key: before[key] for key in kept if key in before}
   processes.wait("results")  # The first may wait for its store.
   return results
 
