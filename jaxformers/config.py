@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxformers import ranges
 from jaxformers.registry import choose, unknown
 
 SIZES = ("paper", "tiny")
@@ -59,10 +60,10 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
     The defaults, overridden.
 
   Raises:
-    ValueError: for an unknown key, a key without value, or a value of another
-      type.
+    ValueError: for an unknown key, a key that is given twice or without a
+      value, or a value of another type.
   """
-  values = dict(defaults)
+  values: dict[str, Any] = {}
   for item in filter(None, (arg or "").split(",")):
     key, equals, text = (part.strip() for part in item.partition("="))
     if key not in defaults:
@@ -71,8 +72,10 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
       raise ValueError(
         f"The config argument {item!r} has no value: write {key}=VALUE."
       )
+    if key in values:
+      raise ValueError(f"The config argument {key} is given twice: choose one.")
     values[key] = _typed(key, text, type(defaults[key]))
-  return ConfigDict(values)
+  return ConfigDict(defaults | values)
 
 
 def _typed(key: str, text: str, kind: type) -> Any:
@@ -152,14 +155,22 @@ def describe(config: ConfigDict) -> str:
   for name, value in plain(config).items():
     told = f"  # {FIELDS[name].help}" if name in FIELDS else ""
     if not isinstance(value, dict):
-      lines.append(f"  {name}={json.dumps(value)}{told}")
+      lines.append(f"  {name}={json.dumps(value)}{told}{_interval(name)}")
       continue
     lines.append(f"  {name}:{told}")
     lines += [
-      f"    {name}.{key}={json.dumps(inner)}"
+      f"    {name}.{key}={json.dumps(inner)}{_interval(f'{name}.{key}', '  #')}"
       for key, inner in flatten(value).items()
     ]
   return "\n".join(lines)
+
+
+def _interval(path: str, before: str = ",") -> str:
+  """Returns the range of a field of numbers for `describe`; "" for others."""
+  allowed = ranges.find(path)
+  return (
+    f"{before} in {allowed.interval}" if allowed and allowed.interval else ""
+  )
 
 
 def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:

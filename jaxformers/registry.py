@@ -34,7 +34,7 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
 def call(
   kind: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Any:
-  """Calls `function(**options)`; an option that it has not is a ValueError.
+  """Calls `function(**options)`; a wrong or a missing option is a ValueError.
 
   Args:
     kind: what the options belong to, for the message ("mixer 'softmax'").
@@ -42,6 +42,15 @@ def call(
     options: the keyword arguments.
   """
   check_options(kind, function, options)
+  missing = [
+    name
+    for name, parameter in inspect.signature(function).parameters.items()
+    if parameter.default is parameter.empty
+    and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    and name not in options
+  ]
+  if missing:
+    raise ValueError(f"{kind} needs {', '.join(missing)}: set a value of each.")
   return function(**options)
 
 

@@ -145,7 +145,7 @@ def smoke(data_dir):
     config.update(batch_size=8, eval_batch_size=8, total_steps=10)
     config.buckets = 1  # Every length is compiled.
     config.update(log_steps=2, eval_steps=5, checkpoint_steps=5)
-    config.schedule.warmup_steps = 4
+    config.schedule.warmup_steps = min(4, fields.get("total_steps", 10))
     config.update_from_flattened_dict(fields)
     return config
 

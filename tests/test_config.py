@@ -29,6 +29,7 @@ def test_the_argument_is_typed_by_its_defaults():
     ("seed", "has no value"),
     ("seed=", "has no value"),
     ("seed=one", "seed='one' is not of type int"),
+    ("seed=1,seed=1", "argument seed is given twice"),
     ("wide=maybe", "wide='maybe' is not of type bool"),
   ],
 )

@@ -372,6 +372,12 @@ def test_several_seeds(finished, command, tmp_path):
     ([], ":sise=tiny", "config argument 'sise'.*'size'"),
     (["--seeds=one"], "", "--seeds=one: give integers"),
     (["--config.batch_size=0"], "", "batch_size=0"),
+    (
+      ["--config.schedule.learning_rate=nan"],
+      "",
+      "error: config.schedule.learning_rate=nan is not in",
+    ),
+    ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),
   ],
 )

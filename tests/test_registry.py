@@ -31,6 +31,8 @@ def test_call_refuses_an_option_that_the_function_has_not():
   assert registry.call("net", make, {"width": 3}) == (3, 2)
   with pytest.raises(ValueError, match="option of net 'widht'.*depth, width"):
     registry.call("net", make, {"widht": 3})
+  with pytest.raises(ValueError, match="net needs width"):
+    registry.call("net", make, {})
 
 
 def test_choose():

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformers import orthogonal
+from jaxformers import orthogonal, ranges
 from jaxformers.models import attention, heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
@@ -174,11 +174,15 @@ def build(
       the branches) and `mixer_defaults` that differ from the encoder's.
 
   Raises:
-    ValueError: for an unknown name or option, naming the choices.
+    ValueError: for an unknown name or option, naming the choices; for an
+      option out of its range; for options that do not go together.
   """
+  options = dict(locals())
+  sections = ("mixer", "mixer_defaults", "block", "embedding", "head")
+  ranges.check(
+    {k: v for k, v in options.items() if k not in sections or v is not None}
+  )
   variant = MODELS[name]
-  if num_layers < 1:
-    raise ValueError(f"num_layers={num_layers}: at least one layer is needed.")
   head_options = {
     "head_dim": head_dim,
     "head_layers": head_layers,
@@ -194,7 +198,8 @@ def build(
   )
   compute = jnp.dtype(dtype)
   image, cls = tuple(image), pool == "cls"
-  _check_input(objective, image, patch_size, head or {}, pool, head_options)
+  sizes = (max_len, num_classes, patch_size)
+  _check_input(objective, image, *sizes, head or {}, pool, head_options)
   if image:
     max_len = num_patches(image, patch_size)
   parts = _Parts(variant, compute, orthogonal_map, dict(block or {}))
@@ -307,8 +312,12 @@ def check(options: Mapping[str, Any], kind: str = "config.model") -> None:
   mixer, block, shared = (
     options.get(name, {}) for name in ("mixer", "block", "mixer_defaults")
   )
+  if missing := {"d_model", "num_layers"} - options.keys():
+    raise ValueError(f"{kind} needs {', '.join(sorted(missing))}: set both.")
   parts = _Parts(variant, jnp.float32, "cayley", dict(block))
-  parts.bind(_with_defaults(variant, mixer, shared), 1, 1)
+  make_mixer, _ = parts.bind(_with_defaults(variant, mixer, shared), 1, 1)
+  if isinstance(module := make_mixer(), attention.Attention):
+    attention.check_heads(module.num_heads, options["d_model"])
 
 
 def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,6 +468,8 @@ def _check_pool(
 def _check_input(
   objective: str,
   image: tuple[int, ...],
+  max_len: int,
+  num_classes: int,
   patch_size: int,
   head: Any,
   pool: str,
@@ -475,6 +486,10 @@ def _check_input(
       f"has pool, {', '.join(PLAIN_HEAD)}, head_activation and interaction."
     )
   _check_pool(objective, pool, head_options)
+  if max_len < 1 and not image:
+    raise ValueError(f"max_len={max_len}: a sequence has at least one token.")
+  if num_classes < 1 and objective != "language_model":
+    raise ValueError(f"num_classes={num_classes}: choose at least one class.")
   if objective == "segmentation" and not image:
     raise ValueError("Segmentation takes images, and this task has sequences.")
   if objective == "language_model" and image:
@@ -528,7 +543,8 @@ def _options(
   hidden: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
   """`make` with its options bound; unknown ones raise and list the choices."""
-  fields = getattr(make, "options", None) or make.__dataclass_fields__
+  fields = getattr(make, "options", None)
+  fields = fields or [field.name for field in dataclasses.fields(make)]
   fixed = {key: value for key, value in fixed.items() if key in fields}
   own = [
     field

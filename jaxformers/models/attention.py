@@ -147,6 +147,15 @@ def dropout_layer(rate: float, train: bool) -> nn.Module:
   return nn.Dropout(rate, deterministic=not train)
 
 
+def check_heads(num_heads: int, d_model: int) -> None:
+  """Raises ValueError for a number of heads that does not divide d_model."""
+  if num_heads < 1 or d_model % num_heads:
+    raise ValueError(
+      f"num_heads={num_heads} does not divide d_model={d_model}: choose a "
+      "number of heads that does."
+    )
+
+
 class Heads(NamedTuple):
   """What the signature of a function of heads asks for.
 
@@ -256,11 +265,7 @@ class Attention(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     d = x.shape[-1]
-    if self.num_heads < 1 or d % self.num_heads:
-      raise ValueError(
-        f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
-        "number of heads that does."
-      )
+    check_heads(self.num_heads, d)
     if self.max_len and x.shape[1] > self.max_len:
       raise ValueError(
         f"A sequence of {x.shape[1]} tokens is longer than "

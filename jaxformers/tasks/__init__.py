@@ -1,5 +1,6 @@
 """Tasks by name: splits, sizes and protocols, in NumPy alone."""
 
+from jaxformers import ranges
 from jaxformers.registry import call
 from jaxformers.tasks import (
   image,
@@ -30,6 +31,13 @@ __all__ = [
 ]
 
 
-def get(name: str, **options: object) -> Task:
-  """The task of a name; an unknown name or option lists the choices."""
+def get(name: str = "", **options: object) -> Task:
+  """Returns the task of a name.
+
+  Raises:
+    ValueError: for an unknown name or option, with the choices; for an option
+      out of its range.
+  """
+  given = {key: value for key, value in options.items() if value is not None}
+  ranges.check({"task": {"name": name, **given}})
   return call(f"task {name!r}", TASKS[name], options)

@@ -43,17 +43,22 @@ def sizes(spec: str, count: int) -> dict[str, int]:
     ValueError: for an axis that there is not, or sizes whose product is not the
       number of devices.
   """
-  found = dict.fromkeys(AXES, 1)
+  found: dict[str, int] = {}
   if not spec:
-    return found | {DATA: count}
+    return dict.fromkeys(AXES, 1) | {DATA: count}
   for item in spec.split(","):
     axis, _, size = item.partition(":")
-    if axis not in AXES or not size.isdigit() or int(size) < 1:
+    if axis not in AXES or not size.isdecimal() or int(size) < 1:
       raise ValueError(
         f"config.mesh={spec!r}: {item!r} is no axis with its size. Give some "
         f"of {', '.join(AXES)}, such as data:{count}."
       )
+    if axis in found:
+      raise ValueError(
+        f"config.mesh={spec!r} names the axis {axis!r} twice: leave one out."
+      )
     found[axis] = int(size)
+  found = dict.fromkeys(AXES, 1) | found
   if math.prod(found.values()) != count:
     raise ValueError(
       f"config.mesh={spec!r} is of {math.prod(found.values())} devices, and "

@@ -213,12 +213,12 @@ def build(
     ValueError: for an unknown name or option.
   """
   options = dict(schedule)
-  name = options.pop("name")
+  name = options.pop("name", "")
   if ends_with_run(name):
     options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], options)
   own = dict(optimizer)
-  kind = own.pop("name")
+  kind = own.pop("name", "")
   clip_value, clip_norm = own.pop("clip_value", 0), own.pop("clip_norm", 0)
   if own.pop("cycle_momentum", False):
     if name != "onecycle":

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import config as configs
-from jaxformers import models, tasks, workdirs
+from jaxformers import models, ranges, tasks, workdirs
 from jaxformers.data.loader import Loader, pad_lengths, prefetch
 from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
@@ -68,16 +68,12 @@ class Run:
     self, config: Mapping[str, Any], workdir: Path, *, eval_only: bool = False
   ) -> None:
     self.config = configs.complete(config)
+    check_fields(self.config, eval_only=eval_only)
     self.workdir = workdir
     self.store = Store(workdir, self.config["store_seconds"])
     self._began = time.perf_counter()
     self.carried_seconds = 0.0
     c = self.config
-    for field in ("total_steps", "log_steps", "eval_steps", "checkpoint_steps"):
-      if c[field] < 1:
-        raise ValueError(f"config.{field}={c[field]}: it must be at least 1.")
-    if c["seed"] < 0:
-      raise ValueError(f"config.seed={c['seed']}: it must not be negative.")
     # What is evaluated lies on whatever devices there are.
     self.layout = parallel.layout("" if eval_only else c["mesh"])
     if eval_only:
@@ -89,10 +85,9 @@ class Run:
     self.tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
-    _check_fields(c)
     for section in ("model", "reference"):
       models.check(c[section], f"config.{section}")
-    self.task = tasks.get(**c["task"], data_dir=c["data_dir"])
+    self.task = tasks.get(**{"data_dir": c["data_dir"], **c["task"]})
     self.model = _model(c["model"], self.task)
     self.reference = models.size(_model(c["reference"], self.task))
     self.objective = OBJECTIVES[self.model.objective]
@@ -211,19 +206,30 @@ def _model(options: Mapping[str, Any], task: Task) -> models.Model:
   return call("config.model", models.build, {**options, **task.sizes()})
 
 
-def _check_fields(config: Mapping[str, Any]) -> None:
-  """Raises ValueError for a value that no task can have."""
+def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
+  """Raises ValueError for a field that no run can have, before data are read.
+
+  Args:
+    config: plain and complete.
+    eval_only: True for a run that has been trained: only the fields that may
+      differ from those of its training are checked, so that runs of older
+      versions can still be scored.
+  """
+  if eval_only:
+    open_fields = {k: v for k, v in config.items() if k in configs.FREE}
+    return ranges.check(open_fields, "config")
   c = config
+  ranges.check(c, "config")
   choose("parallel mode", c["parallel"], parallel.COMPILERS)
   metrics = {objective.metric for objective in OBJECTIVES.values()}
   choose("field config.select", c["select"], sorted(metrics | {"loss"}))
-  if c["store_seconds"] < 0:
+  warmup_steps = c["schedule"].get("warmup_steps", 0)
+  if warmup_steps > c["total_steps"]:
     raise ValueError(
-      f"config.store_seconds={c['store_seconds']}: it must not be negative."
+      f"config.schedule.warmup_steps={warmup_steps} is beyond the end of the "
+      f"run, config.total_steps={c['total_steps']}: shorten both, such as "
+      f"--config.schedule.warmup_steps={c['total_steps'] // 10}."
     )
-  for field in ("ema_decay", "label_smoothing"):
-    if not 0 <= c[field] < 1:
-      raise ValueError(f"config.{field}={c[field]} is not in [0, 1).")
   if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
     raise ValueError(
       f"config.ema_decay={c['ema_decay']} with orthogonal_map='matrix': the "
@@ -233,8 +239,6 @@ def _check_fields(config: Mapping[str, Any]) -> None:
 
 def _check_batch(config: Mapping[str, Any], devices: int) -> None:
   accumulate = config["accumulate"]
-  if accumulate < 1:
-    raise ValueError(f"config.accumulate={accumulate}: it must be at least 1.")
   what = f"{devices} device(s) in {accumulate} part(s) each"
   size = config["batch_size"]
   parallel.check_batch("batch_size", size, devices * accumulate, what)

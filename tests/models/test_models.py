@@ -235,6 +235,16 @@ def test_shapes_are_those_of_init(name):
     ({"pool": "min"}, "pool 'min'.*first, max, mean"),
     ({"dtype": "float16"}, "dtype 'float16'.*bfloat16, float32"),
     ({"num_layers": 0}, "num_layers=0"),
+    ({"d_model": 0}, "d_model=0 is not in"),
+    ({"max_len": 0}, "max_len=0: a sequence has"),
+    ({"num_classes": 0}, "num_classes=0: choose at least one"),
+    ({"head_dim": -4}, "head_dim=-4 is not in"),
+    ({"embedding": {"init_std": float("inf")}}, "embedding.init_std=inf"),
+    ({"block": {"final_norm": True}}, "option of block 'injective' 'final_no"),
+    (
+      {"name": "transformer", "block": {"mlp_dim": -1}},
+      "block.mlp_dim=-1 is not in",
+    ),
     ({"orthogonal_map": "qr"}, "orthogonal map 'qr'"),
     (
       {"mixer": {"num_heads": 2}},

@@ -41,6 +41,7 @@ def test_meshes_of_four_devices(spec, want):
     ("rows:4", "'rows:4' is no axis with its size.*data, fsdp, sequence, m"),
     ("data", "'data' is no axis with its size"),
     ("data:0", "'data:0' is no axis"),
+    ("data:1,data:4", "names the axis 'data' twice"),
   ],
 )
 def test_what_is_no_mesh(spec, message):

@@ -69,6 +69,16 @@ def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
     resume.check_config(tmp_path, configs.plain(smoke()))
 
 
+def test_a_run_of_an_older_version_is_scored_whatever_it_trained_with(smoke):
+  """Its config is its checkpoint's; fields that may change are checked."""
+  config = configs.plain(smoke(**{"schedule.warmup_steps": 99, "patience": -1}))
+  run.check_fields(config, eval_only=True)
+  with pytest.raises(ValueError, match="config.patience=-1"):
+    run.check_fields(config)
+  with pytest.raises(ValueError, match="config.store_seconds=-1"):
+    run.check_fields(config | {"store_seconds": -1}, eval_only=True)
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
 def test_the_config_of_another_program_is_told(smoke, tmp_path, content):
   (tmp_path / "config.json").write_text(content)
@@ -97,6 +107,8 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
     ({"select": "f1"}, "config.select 'f1'"),
     ({"parallel": "xmap"}, "parallel mode 'xmap'"),
     ({"label_smoothing": 2.0}, "label_smoothing=2.0 is not in"),
+    ({"reference.d_model": 15}, "num_heads=2 does not divide d_model=15"),
+    ({"task.num_test": 0}, "config.task.num_test=0 is not in"),
   ],
 )
 def test_a_wrong_name_is_told_before_data_are_prepared(
@@ -116,9 +128,33 @@ def test_a_wrong_name_is_told_before_data_are_prepared(
   [
     ({"batch_size": 10}, "batch_size=10 .*4 device"),
     ({"accumulate": 3}, "batch_size=8 .*3 part"),
-    ({"eval_steps": 0}, "config.eval_steps=0"),
+    ({"eval_steps": 0}, r"config.eval_steps=0 is not in \[1, 2\^31\)"),
     ({"seed": -1}, "config.seed=-1"),
+    ({"seed": 2**64}, "config.seed=18446744073709551616 is not in"),
     ({"accumulate": 0}, "config.accumulate=0"),
+    ({"patience": -1}, "config.patience=-1"),
+    ({"mesh": "data:2,data:2"}, "'data' twice"),
+    ({"schedule.learning_rate": 0.0}, "schedule.learning_rate=0.0 is not in"),
+    ({"schedule.learning_rate": float("nan")}, "learning_rate=nan is not in"),
+    ({"schedule.learning_rate": 1e30}, "learning_rate=1e\\+30 is not in"),
+    ({"schedule.warmup_steps": -1}, "schedule.warmup_steps=-1 is not in"),
+    (
+      {"schedule.warmup_steps": 11},
+      "warmup_steps=11 is beyond the end.*total_steps=10.*warmup_steps=1",
+    ),
+    ({"optimizer.b2": 1.0}, r"config.optimizer.b2=1.0 is not in \[0, 1\)"),
+    ({"optimizer.eps": -1e-9}, "config.optimizer.eps=-1e-09 is not in"),
+    ({"optimizer.clip_value": -1.0}, "config.optimizer.clip_value=-1.0"),
+    ({"optimizer.weight_decay": -1.0}, "config.optimizer.weight_decay=-1.0"),
+    ({"schedule": {"name": "rsqrt", "learning_rate": 0.1}}, "needs warmup_st"),
+    ({"optimizer": {}}, "Unknown optimizer ''"),
+    ({"task": {}}, "Unknown task ''"),
+    ({"task.seed": -1}, "config.task.seed=-1 is not in"),
+    ({"model.head_dim": -8}, "config.model.head_dim=-8 is not in"),
+    ({"model.d_model": 0}, "config.model.d_model=0 is not in"),
+    ({"model.mixer.num_experts": 0}, "config.model.mixer.num_experts=0"),
+    ({"reference.block.mlp_dim": 0}, "config.reference.block.mlp_dim=0"),
+    ({"reference.d_model": 15}, "num_heads=2 does not divide d_model=15"),
     ({"select": "f1"}, "config.select 'f1'.*accuracy, loss"),
     ({"parallel": "xmap"}, "parallel mode 'xmap'"),
     ({"model.name": "lstm"}, "model 'lstm'"),
