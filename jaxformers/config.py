@@ -165,7 +165,7 @@ def describe(config: ConfigDict) -> str:
   return "\n".join(lines)
 
 
-def _interval(path: str, before: str = ",") -> str:
+def _interval(path: str, before: str = ";") -> str:
   """Returns the range of a field of numbers for `describe`; "" for others."""
   allowed = ranges.find(path)
   return (

@@ -182,8 +182,8 @@ RANGES: dict[str, Range] = {
   "eps": Range(float, "(0, 1]"),
   "momentum": _SHARE,
   "weight_decay": _NOT_NEGATIVE,
-  "clip_value": Range(float, "[0, 2^31]"),
-  "clip_norm": Range(float, "[0, 2^31]"),
+  "clip_value": _NOT_NEGATIVE,
+  "clip_norm": _NOT_NEGATIVE,
   # Models.
   "d_model": Range(int, "[1, 2^16]"),
   "num_layers": _FEW,

@@ -276,8 +276,8 @@ def test_help_shows_flags_and_fields():
   spec = "configs/lra/listops.py:size=tiny"
   done = run([sys.executable, "-m", module, "--config", spec, "--help"])
   assert done.returncode == 0
-  assert "    model.d_model=32\n" in done.stdout
-  assert "    task.max_length=2000\n" in done.stdout
+  assert "    model.d_model=32  # in [1, 2^16]\n" in done.stdout
+  assert "    task.max_length=2000  # in [1, 2^31)\n" in done.stdout
 
 
 @pytest.mark.parametrize("home", long_except({False}, [True, False]))
