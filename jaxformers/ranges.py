@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import os
 from collections.abc import Mapping
 from typing import Any
 
-_TYPES: dict[type, type] = {int: numbers.Integral, float: numbers.Real}
+# What a value of each kind may be instead: NumPy's numbers, and paths.
+_TYPES: dict[type, Any] = {
+  int: numbers.Integral,
+  float: numbers.Real,
+  str: (str, os.PathLike),
+}
 _NOUNS = {
   int: "an integer",
   float: "a number",
@@ -28,8 +34,8 @@ class Range:
 
   Attributes:
     kind: int, float (which takes integers, too), bool, str or dict.
-    interval: of numbers, such as "[0, 1)"; a parenthesis leaves the end out,
-      and 2^31 is a power.
+    interval: lowest and highest number, such as "[0, 1)"; a parenthesis
+      leaves the end out, and 2^31 is a power; "" for no numbers.
     is_list: True for a list of such values.
   """
 
@@ -50,8 +56,8 @@ class Range:
     """Raises ValueError for a value out of range or of another type.
 
     Args:
-      path: of the field, such as "config.optimizer.b2".
-      value: of the field.
+      path: name of the field with its sections, "config.optimizer.b2".
+      value: what the config has there.
     """
     if self.is_list and not isinstance(value, list | tuple):
       raise ValueError(f"{path}={value!r} is not of type list: give {self}.")

@@ -364,7 +364,7 @@ def train_quadratic(tx, schedule, total_steps):
 
 @st.composite
 def run_changes(draw):
-  """Some fields of a run, of any optimiser and schedule, out of the pool."""
+  """Draws values of the pool for fields of a run and of any optimiser."""
   schedule = draw(st.sampled_from(sorted(optim.SCHEDULES)))
   optimizer = draw(st.sampled_from(sorted(optim.OPTIMIZERS)))
   rate = draw(st.sampled_from([1e-3, 1.0, 1000.0]))

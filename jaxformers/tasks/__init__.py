@@ -38,6 +38,6 @@ def get(name: str = "", **options: object) -> Task:
     ValueError: for an unknown name or option, with the choices; for an option
       out of its range.
   """
-  given = {key: value for key, value in options.items() if value is not None}
-  ranges.check({"task": {"name": name, **given}})
+  values = {key: value for key, value in options.items() if value is not None}
+  ranges.check({"task": {"name": name, **values}})
   return call(f"task {name!r}", TASKS[name], options)
