@@ -14,7 +14,12 @@ from jaxformers import orthogonal, ranges
 from jaxformers.models import attention, heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
-from jaxformers.models.embedding import POSITIONS, Embedding, num_patches
+from jaxformers.models.embedding import (
+  POSITIONS,
+  Embedding,
+  check_width,
+  num_patches,
+)
 from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
 from jaxformers.models.language import LanguageModel
 from jaxformers.models.segmenter import MaskTransformer, Segmenter
@@ -318,6 +323,8 @@ def check(options: Mapping[str, Any], kind: str = "config.model") -> None:
   make_mixer, _ = parts.bind(_with_defaults(variant, mixer, shared), 1, 1)
   if isinstance(module := make_mixer(), attention.Attention):
     attention.check_heads(module.num_heads, options["d_model"])
+  concatenate = BLOCKS[variant.block].concatenate_positions
+  check_width(options["d_model"], concatenate=concatenate)
 
 
 def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:

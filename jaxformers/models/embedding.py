@@ -83,6 +83,15 @@ def _fan_in_uniform() -> nn.initializers.Initializer:
   return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
+def check_width(d_model: int, *, concatenate: bool) -> None:
+  """Raises ValueError for an odd width whose halves are token and position."""
+  if concatenate and d_model % 2:
+    raise ValueError(
+      f"d_model={d_model} is odd: half of the channels are for the token and "
+      "half for its position. Choose an even d_model."
+    )
+
+
 class Embedding(nn.Module):
   """Tokens [b, n] and their positions -> float32 [b, n, d].
 
@@ -123,11 +132,7 @@ class Embedding(nn.Module):
   @nn.compact
   def __call__(self, ids: jax.Array) -> jax.Array:
     choose("positions", self.positions, POSITIONS)
-    if self.concatenate and self.d_model % 2:
-      raise ValueError(
-        f"d_model={self.d_model} is odd: half of the channels are for the "
-        "token and half for its position. Choose an even d_model."
-      )
+    check_width(self.d_model, concatenate=self.concatenate)
     d = self.d_model // 2 if self.concatenate else self.d_model
     if self.cutoffs and not self.vocab_size:
       raise ValueError(

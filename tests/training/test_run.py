@@ -109,6 +109,7 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
     ({"label_smoothing": 2.0}, "label_smoothing=2.0 is not in"),
     ({"reference.d_model": 15}, "num_heads=2 does not divide d_model=15"),
     ({"task.num_test": 0}, "config.task.num_test=0 is not in"),
+    ({"model.d_model": 15}, "d_model=15 is odd"),
   ],
 )
 def test_a_wrong_name_is_told_before_data_are_prepared(
