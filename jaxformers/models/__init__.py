@@ -420,10 +420,6 @@ class _Parts:
     """Makes a block of the decoder: depth and dropout of head, no drop path."""
     for option in head:
       choose("option of head", option, ("num_layers", "dropout_rate"))
-    if head["num_layers"] < 1:
-      raise ValueError(
-        f"head.num_layers={head['num_layers']}: the decoder has at least one."
-      )
     fields = BLOCKS[self.variant.block].__dataclass_fields__
     block = dict(self.block)
     block.pop("drop_path_rate", None)

@@ -227,7 +227,7 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
   if warmup_steps > c["total_steps"]:
     raise ValueError(
       f"config.schedule.warmup_steps={warmup_steps} is beyond the end of the "
-      f"run, config.total_steps={c['total_steps']}: shorten both, such as "
+      f"run, config.total_steps={c['total_steps']}: shorten it, such as by "
       f"--config.schedule.warmup_steps={c['total_steps'] // 10}."
     )
   if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":

@@ -161,5 +161,5 @@ def test_what_cannot_be_segmented():
     build(pool="padded_mean")
   with pytest.raises(ValueError, match=r"cutoffs=\(3,\).*patches"):
     models.shapes(build(embedding={"cutoffs": (3,)}))
-  with pytest.raises(ValueError, match="at least one"):
+  with pytest.raises(ValueError, match="head.num_layers=0 is not in"):
     build(head={"num_layers": 0})
