@@ -1,6 +1,7 @@
 """Damaged data is refused, with the folder to remove."""
 
 import json
+import random
 import shutil
 from collections import Counter
 
@@ -8,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformers.data import digests, source
-
-KINDS = ("flip", "cut", "empty", "delete", "swap")
+from tests.damages import KINDS, damage
 
 
 def toy():
@@ -61,25 +61,6 @@ def content(data_dir):
   }
 
 
-def damage(rng, kind, path, folder):
-  """Damages a file of a folder at random."""
-  data = bytearray(path.read_bytes())
-  if kind == "flip":
-    data[rng.integers(len(data))] ^= 1 << rng.integers(8)
-    path.write_bytes(data)
-  elif kind == "cut":
-    path.write_bytes(data[: rng.integers(len(data))])
-  elif kind == "empty":
-    path.write_bytes(b"")
-  elif kind == "delete":
-    path.unlink()
-  else:
-    others = [p for p in files_of(folder) if p != path]
-    other = others[rng.integers(len(others))]
-    path.write_bytes(other.read_bytes())
-    other.write_bytes(data)
-
-
 def files_of(folder):
   return sorted(p for p in folder.rglob("*") if p.is_file())
 
@@ -91,7 +72,7 @@ def test_damaged_data_is_refused_and_never_other_data(tmp_path, stage):
   (original,) = (p for p in (intact / stage).iterdir() if p.is_dir())
   if stage == "tfds":  # Its files are read only to pack what is not packed.
     shutil.rmtree(intact / "packed")
-  rng = np.random.default_rng(0)
+  rng = random.Random(0)
   outcomes = Counter()
   for file in files_of(original):
     name = file.relative_to(intact)
@@ -99,7 +80,7 @@ def test_damaged_data_is_refused_and_never_other_data(tmp_path, stage):
       data_dir = tmp_path / "damaged"
       shutil.copytree(intact, data_dir)
       folder = data_dir / original.relative_to(intact)
-      damage(rng, kind, data_dir / name, folder)
+      damage(data_dir / name, kind, files_of(folder), rng)
       try:
         assert content(data_dir) == expected, (name, kind)
         outcomes["same data"] += 1

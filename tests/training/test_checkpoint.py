@@ -1,4 +1,5 @@
 import errno
+import random
 import shutil
 
 import chex
@@ -13,6 +14,7 @@ from jaxformers.training import store
 from jaxformers.training.checkpoint import Checkpoints, checksums
 from jaxformers.training.state import TrainState
 from jaxformers.training.store import Store
+from tests.damages import KINDS, damage
 
 # tensorstore prints the reads that were under way when one of them failed.
 pytestmark = pytest.mark.filterwarnings(
@@ -31,6 +33,7 @@ def state(step, width=3):
 
 def there(folder, seconds=0.0):
   """The store of a run that has begun."""
+  folder.mkdir(exist_ok=True)
   (folder / "config.json").touch()
   return Store(folder, seconds)
 
@@ -104,6 +107,30 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
     assert checkpoints.steps() == [1]
     checkpoints.save(state(2), {})
   assert restored(tmp_path)[0].step == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_damage_changes_what_is_restored(tmp_path, capsys, kind):
+  """A file of the latest checkpoint, which is the best, is damaged."""
+  save(tmp_path / "whole", 0.5, 0.9)
+  rng = random.Random(0)
+  folder = tmp_path / "run"
+  latest = tmp_path / "whole" / "checkpoints" / "2"
+  names = [p.relative_to(latest) for p in latest.rglob("*") if p.is_file()]
+  for name in sorted(names):
+    shutil.copytree(tmp_path / "whole", folder)
+    here = folder / "checkpoints" / "2"
+    damage(here / name, kind, [here / other for other in names], rng)
+    with Checkpoints(Store(folder), ABOUT, CONFIG) as checkpoints:
+      best = checkpoints.restore_best(state(0))
+      found, memo = checkpoints.restore_latest(state(0))
+    told = capsys.readouterr().err
+    step = int(found.step)
+    chex.assert_trees_all_equal(found, state(step))
+    assert memo == {"note": step}
+    assert (best.step, best.score) == ((1, 0.5) if step == 1 else (2, 0.9))
+    assert ("damaged" in told) == (step == 1)
+    shutil.rmtree(folder)
 
 
 def test_a_truncated_one_is_passed_over(tmp_path, capsys):
