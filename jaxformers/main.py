@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxformers import config as configs
-from jaxformers import paths
+from jaxformers import interrupts, paths
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -177,17 +176,6 @@ def _unraisable(unraisable: Any) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def _interrupted() -> NoReturn:
-  """Ends this process after Ctrl-C with one line, and status 130."""
-  sys.stderr.write(
-    "\nInterrupted. Run the same command again: it goes on from the latest "
-    "checkpoint.\n"
-  )
-  sys.stderr.flush()
-  # At once: threads that still read or generate data would be waited for.
-  os._exit(128 + signal.SIGINT)
-
-
 def main(argv: list[str]) -> None:
   """Runs what the flags ask for; a user's mistake ends in one message."""
   if len(argv) > 1:
@@ -198,7 +186,7 @@ def main(argv: list[str]) -> None:
   try:
     _run()
   except KeyboardInterrupt:
-    _interrupted()
+    interrupts.leave("it goes on from the latest checkpoint.")
   except Exception as error:
     _leave_others(error)
     message = _message(error)

@@ -45,7 +45,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
 
   Args:
     folder: workdir of the run.
-    name: of the file.
+    name: name of the file.
     content: plain JSON, without NaN and infinity.
   """
   plain = json.loads(json.dumps(content))

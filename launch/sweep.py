@@ -34,13 +34,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from jaxformers import config as configs
-from jaxformers import durable, models, tasks
+from jaxformers import durable, interrupts, models, tasks
 from jaxformers.analysis import results
 from jaxformers.training import resume
 
@@ -565,17 +565,6 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   return parser.parse_known_args(argv)
 
 
-def _interrupted() -> NoReturn:
-  """Ends this process after Ctrl-C with one line, and status 130."""
-  sys.stderr.write(
-    "\nInterrupted. Run the same command again: what has results is not run "
-    "again.\n"
-  )
-  sys.stderr.flush()
-  # At once: threads that still read or generate data would be waited for.
-  os._exit(128 + signal.SIGINT)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   """The command line; a mistake ends in one message, before anything runs."""
   args, overrides = _arguments(argv)
@@ -604,7 +593,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       sweep, cells(args.config, grid), tuned, seeds, dry_run=args.dry_run
     )
   except KeyboardInterrupt:
-    _interrupted()
+    interrupts.leave("what has results is not run again.")
   except (ValueError, OSError) as error:
     sys.exit(f"error: {error}")
   if found:

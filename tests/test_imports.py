@@ -12,10 +12,11 @@ PACKAGE = ROOT / "jaxformers"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What a part may import beside itself and `EVERYWHERE`.
-EVERYWHERE = {"registry", "durable", "paths", "ranges"}
+EVERYWHERE = {"registry", "durable", "interrupts", "paths", "ranges"}
 ALLOWED = {
   "registry": set(),
   "durable": set(),
+  "interrupts": set(),
   "paths": set(),
   "ranges": set(),
   "config": set(),

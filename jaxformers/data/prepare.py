@@ -15,14 +15,12 @@ import argparse
 import dataclasses
 import inspect
 import logging
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jaxformers import paths, tasks
+from jaxformers import interrupts, paths, tasks
 from jaxformers.data import listops_text, pathfinder, pathfinder_files
 from jaxformers.tasks import TASKS, Task
 
@@ -124,17 +122,6 @@ def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
     pathfinder_files.export(settings, folder)
 
 
-def _interrupted() -> NoReturn:
-  """Ends this process after Ctrl-C with one line, and status 130."""
-  sys.stderr.write(
-    "\nInterrupted. Run the same command again: it goes on after the last "
-    "step that is done.\n"
-  )
-  sys.stderr.flush()
-  # At once: threads that still read or generate data would be waited for.
-  os._exit(128 + signal.SIGINT)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   """The command line; a mistake ends in one message."""
   options = vars(_parser().parse_args(argv))
@@ -146,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if export is not None:
       _export(task, options, paths.expand(export))
   except KeyboardInterrupt:
-    _interrupted()
+    interrupts.leave("it goes on after the last step that is done.")
   except (ValueError, OSError) as error:
     sys.exit(f"error: {error}")
   print(summary(task))

@@ -62,8 +62,8 @@ class _Best:
   orbax has one of its own, which reads scores from files without checksums.
 
   Attributes:
-    step: of the best; None before the first evaluation.
-    score: of it, higher is better.
+    step: step of the best; None before the first evaluation.
+    score: its score, higher is better.
   """
 
   def __init__(self) -> None:
@@ -86,8 +86,8 @@ class Restored:
   """The best checkpoint that is whole.
 
   Attributes:
-    step: after which it was saved.
-    score: of the selection split, higher is better.
+    step: step after which it was saved.
+    score: score on the selection split, higher is better.
     state: a `TrainState`.
     memo: plain JSON.
     lost: step of a better one that is damaged; None if there is none.
@@ -111,7 +111,7 @@ class _Pending:
 
   @property
   def size(self) -> int:
-    """Of the state, in bytes."""
+    """Bytes of the state."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.on_host))
 
 
@@ -125,8 +125,9 @@ class Checkpoints:
   Attributes:
     about: what the numbers of the run depend on beside its config, plain JSON:
       kept in every checkpoint, and must be the same when one is restored.
-    config: of the run, plain; kept likewise, and must be one that goes on.
-    store: of the run.
+    config: plain config of the run; kept likewise, and must be one that goes
+      on.
+    store: store of the run.
   """
 
   def __init__(
@@ -177,8 +178,8 @@ class Checkpoints:
     Args:
       state: a `TrainState`.
       memo: plain JSON.
-      score: of the selection split, higher is better; None if this step was
-        not evaluated, and then it can be the latest but not the best.
+      score: score on the selection split, higher is better; None if this step
+        was not evaluated, and then it can be the latest but not the best.
 
     Raises:
       OSError: if the store was in trouble for too long.
@@ -206,51 +207,55 @@ class Checkpoints:
     }
     meta = json.loads(json.dumps(meta))
     meta["digest"] = workdirs.digest(meta)
-    one = _Pending(step, state_on_host, meta)
-    self.store.patiently(f"step {step}", lambda: self.store.probe(one.size))
+    pending = _Pending(step, state_on_host, meta)
+    self.store.patiently(f"step {step}", lambda: self.store.probe(pending.size))
     try:
-      self._begin(one, state)
+      self._begin(pending, state)
     except Exception as error:
       if jax.process_count() > 1 or not trouble(error):
         raise
-      one.failed = True
-    self._pending = one
-    if one.failed:
+      pending.failed = True
+    self._pending = pending
+    if pending.failed:
       self.wait()
 
   def wait(self) -> None:
     """Returns when everything saved is on disk. Raises as `save` does."""
     if self._pending is None:
       return
-    one, self._pending = self._pending, None
+    pending, self._pending = self._pending, None
     if jax.process_count() > 1:
       # What fails in one of several ends all: they start again from before.
-      self._finish(one)
+      self._finish(pending)
     else:
-      self.store.patiently(f"step {one.step}", lambda: self._finish(one))
+      self.store.patiently(
+        f"step {pending.step}", lambda: self._finish(pending)
+      )
 
-  def _begin(self, one: _Pending, state: Any) -> None:
+  def _begin(self, pending: _Pending, state: Any) -> None:
     self._manager.save(
-      one.step,
+      pending.step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(one.meta)
+        state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(pending.meta)
       ),
       force=True,
     )
 
-  def _finish(self, one: _Pending) -> None:
+  def _finish(self, pending: _Pending) -> None:
     """Waits for what was begun; if that has failed, begins it again."""
-    if one.failed:
-      self.store.probe(one.size)
+    if pending.failed:
+      self.store.probe(pending.size)
       self._manager.reload()
-      if one.step not in self._manager.all_steps():
-        self._begin(one, one.on_host)
-    one.failed = True
+      if pending.step not in self._manager.all_steps():
+        self._begin(pending, pending.on_host)
+    pending.failed = True
     self._manager.wait_until_finished()
     # orbax makes folders that are not there: what it saved may lie elsewhere.
-    saved = self.store.is_there() and (self.folder / str(one.step)).is_dir()
+    saved = self.store.is_there() and (self.folder / str(pending.step)).is_dir()
     if not processes.agreed(saved):
-      raise OSError(errno.EIO, f"{self.folder / str(one.step)} is not there")
+      raise OSError(
+        errno.EIO, f"{self.folder / str(pending.step)} is not there"
+      )
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """The newest state that is whole, and its memo; None if there is none yet.
@@ -397,7 +402,7 @@ class Checkpoints:
     return state, meta
 
   def _read_meta(self, step: int) -> dict[str, Any]:
-    """What a checkpoint holds beside its state."""
+    """Returns all that a checkpoint holds beside its state."""
     folder = self.folder / str(step)
     meta = _undamaged(
       folder, lambda: ocp.JsonCheckpointHandler().restore(folder / "meta")
@@ -424,7 +429,7 @@ class _DamagedError(ValueError):
 
 
 def _undamaged(folder: Path, read: Callable[[], T]) -> T:
-  """What is read; what a damaged checkpoint raises is a `_DamagedError`."""
+  """Reads, and raises `_DamagedError` for whatever damage causes."""
   try:
     return read()
   except Exception as error:
@@ -436,9 +441,9 @@ def _undamaged(folder: Path, read: Callable[[], T]) -> T:
     raise _DamagedError(folder, error) from error
 
 
-def _as(here: np.ndarray, like: Any) -> jax.Array:
-  """What is on all hosts, placed as another array is."""
-  return put(np.asarray(here, like.dtype), like.sharding)
+def _as(array: np.ndarray, like: Any) -> jax.Array:
+  """Places an array that all hosts have as another array is placed."""
+  return put(np.asarray(array, like.dtype), like.sharding)
 
 
 def _shapes(tree: Any) -> dict[str, list[int]]:
@@ -451,15 +456,16 @@ def _shapes(tree: Any) -> dict[str, list[int]]:
 
 
 def _same_shapes(
-  folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]
+  folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
   """Raises ValueError if shapes differ, naming the first leaf."""
-  for name in sorted(here.keys() | there.keys()):
-    if here.get(name) != there.get(name):
+  for name in sorted(wanted.keys() | saved.keys()):
+    if wanted.get(name) != saved.get(name):
       raise ValueError(
         f"The checkpoint {folder} is of another model: {name} is "
-        f"{there.get(name, 'absent')} in it and {here.get(name, 'absent')} in "
-        "this config. Use the config of that run, or another --workdir."
+        f"{saved.get(name, 'absent')} in it and "
+        f"{wanted.get(name, 'absent')} in this config. Use the config of "
+        "that run, or another --workdir."
       )
 
 

@@ -213,7 +213,7 @@ def _train(
 
 
 class _Loop:
-  """What happens at a step and at the boundaries between steps."""
+  """Work of a step and of the boundaries between steps."""
 
   def __init__(
     self,
@@ -230,7 +230,7 @@ class _Loop:
     self._clocked = 0.0
 
   def stopped(self) -> bool:
-    """Whether patience has ended."""
+    """Returns True if patience has ended."""
     return 0 < self.run.config["patience"] <= self.memo.worse
 
   def unsaved_seconds(self) -> float:

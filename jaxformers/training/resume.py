@@ -1,4 +1,4 @@
-"""What a workdir holds already, and whether a run may go on from it."""
+"""Rules by which a run goes on in a workdir that holds something already."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def check_trained(workdir: Path) -> None:
 
 def has_checkpoints(workdir: Path) -> bool:
   """True if any checkpoint is whole; others have more in their names."""
-  found = (workdir / "checkpoints").glob("[0-9]*")
-  return any(path.name.isdigit() for path in found)
+  folders = (workdir / "checkpoints").glob("[0-9]*")
+  return any(path.name.isdigit() for path in folders)
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   """Raises ValueError if anything was computed there under another config.
 
   Args:
-    workdir: of the run.
+    workdir: workdir of the run.
     config: plain and complete.
   """
   results = (workdir / "results.json").exists()
@@ -139,9 +139,9 @@ def check_checkpoint(
   """Raises ValueError if a checkpoint was saved under another config.
 
   Args:
-    folder: of the checkpoint, in `workdir`/checkpoints.
+    folder: folder of the checkpoint, in `workdir`/checkpoints.
     saved: config that it holds.
-    config: of this run, plain and complete.
+    config: config of this run, plain and complete.
   """
   name = f"checkpoints/{folder.name}"
   _check_same(folder.parents[1], name, saved, config)
@@ -189,9 +189,9 @@ def finished_results(
   goes on.
 
   Args:
-    workdir: of the run.
+    workdir: workdir of the run.
     config: plain and complete.
-    description: of the task; see `Task.description`.
+    description: description of the task; see `Task.description`.
 
   Raises:
     ValueError: for results of another config, of other data, or damaged ones.
@@ -214,7 +214,7 @@ def check_description(
   """Raises ValueError if numbers are of other data, or of another protocol.
 
   Args:
-    path: of what holds the numbers.
+    path: file or checkpoint that holds the numbers.
     saved, now: what `Task.description` returned then and returns now.
   """
   differing = [

@@ -35,14 +35,14 @@ from jaxformers.training.store import Store
 
 @dataclasses.dataclass
 class Memo:
-  """What a run remembers beside its state; plain JSON, saved with it.
+  """Memory of a run beside its state; plain JSON, saved with it.
 
   Attributes:
     window: sums since the last log line.
     best: step and score of the best evaluation so far; {} before the first.
     worse: evaluations since then.
-    train_seconds, wall_seconds: of all processes that worked on the run, up to
-      the checkpoint.
+    train_seconds, wall_seconds: times of all processes that worked on the run,
+      up to the checkpoint.
   """
 
   window: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -58,9 +58,9 @@ class Run:
   Attributes:
     config: plain, as in `config.json`.
     workdir: absolute.
-    store: of it.
+    store: store of the workdir.
     task, model, state: from the config; state is that of step 0.
-    objective: of the model, which names the metric.
+    objective: objective of the model, which names the metric.
     higher: whether more of what is selected by is better.
   """
 
@@ -159,7 +159,10 @@ class Run:
     )
 
   def wall_seconds(self) -> float:
-    """Of this process, and of those before it up to their last checkpoint."""
+    """Returns the time of this process and of those before it.
+
+    Of the latter, up to their last checkpoint.
+    """
     return self.carried_seconds + time.perf_counter() - self._began
 
   def results(
@@ -168,9 +171,9 @@ class Run:
     """The content of `results.json`.
 
     Args:
-      scores: of the test split.
+      scores: scores on the test split.
       best: checkpoint that was scored.
-      memo: of the whole run.
+      memo: memory of the whole run.
     """
     c, task = self.config, self.task
     size = models.size(self.model)

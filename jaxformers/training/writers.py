@@ -48,8 +48,8 @@ def _cut(folder: Path, step: int) -> None:
 
 
 def _numbers(lines: list[int]) -> str:
-  some = ", ".join(str(number) for number in lines[:5])
-  return some + (", ..." if len(lines) > 5 else "")
+  first = ", ".join(str(number) for number in lines[:5])
+  return first + (", ..." if len(lines) > 5 else "")
 
 
 def _tell(message: str) -> None:

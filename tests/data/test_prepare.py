@@ -189,7 +189,7 @@ def test_ctrl_c_says_one_line(monkeypatch, capsys):
     raise KeyboardInterrupt
 
   monkeypatch.setattr(tasks, "get", interrupted)
-  monkeypatch.setattr(prepare.os, "_exit", sys.exit)
+  monkeypatch.setattr(os, "_exit", sys.exit)
   with pytest.raises(SystemExit, match="^130$"):
     prepare.main(LISTOPS)
   said = capsys.readouterr().err.strip()
