@@ -133,12 +133,12 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _may_pass(error: Exception) -> bool:
-  """True for an error of the file system, or of a workdir that is in use."""
+  """True for an error of the file system, which may be well later."""
   if "jax" not in sys.modules:
     return False
   from jaxformers.training import store
 
-  return isinstance(error, BlockingIOError) or store.trouble(error) > 0
+  return store.trouble(error) > 0
 
 
 def _message(error: Exception) -> str | None:

@@ -31,7 +31,10 @@ RESULTS_FIELDS = {
   "data": Mapping,
   "selection": str,
   "train_seconds": (int, float),
+  "config.model.num_layers": int,
+  "config.model.d_model": int,
 }
+SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
 
 
 def digest(content: Any) -> str:
@@ -90,6 +93,8 @@ def read_results(folder: Path) -> dict[str, Any]:
   """
   results = _read(folder, "results.json")
   _check(folder, "results.json", results, RESULTS_FIELDS)
+  metric = results.get("metric", "accuracy")
+  _check(folder, "results.json", results, {metric: (int, float)})
   return results
 
 
@@ -102,6 +107,8 @@ def check_config(folder: Path, name: str, config: Any) -> None:
     config: its content.
   """
   _check(folder, name, config, CONFIG_FIELDS)
+  sections = {key: Mapping for key in SECTIONS if key in config}
+  _check(folder, name, config, sections)
 
 
 def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
@@ -117,9 +124,20 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
     The records without their checksums, none if there is no file; and the
     numbers, from 1, of lines that are no record or not what was written. A last
     line without its end is of neither: its process was killed.
+
+  Raises:
+    ValueError: for a file that cannot be read at all.
   """
   path = folder / "metrics.jsonl"
-  content = path.read_bytes() if path.exists() else b""
+  try:
+    content = path.read_bytes()
+  except FileNotFoundError:
+    content = b""
+  except OSError as error:
+    raise ValueError(
+      f"{path} cannot be read ({error.strerror}): remove it or mend its "
+      "permissions."
+    ) from None
   *lines, _ = content.split(b"\n")
   records, damaged = [], []
   for number, line in enumerate(lines, 1):
@@ -135,9 +153,11 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
   """Returns the record of a line, or None if it is damaged."""
   try:
     record = json.loads(line)
-  except ValueError:  # Of text, too, that is not UTF-8.
+  except (ValueError, RecursionError):  # Also for text that is not UTF-8.
     return None
   if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+    return None
+  if not all(isinstance(v, int | float | None) for v in record.values()):
     return None
   # Lines of older versions have no checksum.
   if (expected := record.pop("crc32", None)) is not None:
@@ -154,9 +174,9 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     raise _foreign(folder, name, problem) from None
   if not isinstance(content, dict):
     raise _foreign(folder, name, f"{name} holds no JSON object")
-  # Files of older versions have no digest.
-  expected = content.pop("digest", None)
-  if expected not in (None, digest(content)):
+  # Files of older versions have no digest, nor what came with it.
+  is_older = "digest" not in content and "metrics_records" not in content
+  if content.pop("digest", None) != digest(content) and not is_older:
     problem = f"the digest of {name} is not that of its content"
     raise _foreign(folder, name, problem)
   return content

@@ -43,6 +43,7 @@ from jaxformers import config as configs
 from jaxformers import durable, interrupts, models, tasks
 from jaxformers.analysis import results
 from jaxformers.training import resume
+from jaxformers.training.run import check_fields
 
 Axis = tuple[str, tuple[str, ...]]
 
@@ -214,6 +215,7 @@ class Sweep:
     seen: dict[str, Cell] = {}
     cell_configs = [self.config(cell, seeds[0]) for cell in grid]
     for config in cell_configs:  # All of them before any data are prepared.
+      check_fields(config)
       for section in ("model", "reference"):
         models.check(config[section], f"config.{section}")
     for cell, config in zip(grid, cell_configs, strict=True):

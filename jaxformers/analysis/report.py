@@ -55,6 +55,11 @@ def build(
     if not one.results
   ]
   page.notes += [
+    f"{one.folder}: {tables.describe_damage(one.results)}"
+    for one in kept
+    if "damaged_best_step" in one.results
+  ]
+  page.notes += [
     f"{problem} Curves are drawn of the others."
     for one in kept
     if (problem := one.metrics_problem())

@@ -68,14 +68,26 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
       )
     for path in paths:
       try:
-        results.append(workdirs.read_results(path.parent))
+        content = workdirs.read_results(path.parent)
       except ValueError as error:
         problems.append(str(error))
+        continue
+      results.append(content)
+      if "damaged_best_step" in content:
+        print(f"Note: {path}: {describe_damage(content)}", file=sys.stderr)
   if not results:
     raise ValueError("\n".join(problems))
   for problem in problems:
     print(f"Left out: {problem}", file=sys.stderr)
   return results
+
+
+def describe_damage(result: Mapping[str, Any]) -> str:
+  """Returns the sentence about results whose best checkpoint was damaged."""
+  return (
+    f"its best checkpoint, of step {result['damaged_best_step']}, was damaged; "
+    f"that of step {result['best_step']} was scored."
+  )
 
 
 def recipe(result: Mapping[str, Any]) -> str:

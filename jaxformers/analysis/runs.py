@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers import workdirs
+from jaxformers import models, workdirs
 from jaxformers.analysis import results as tables
 
 # What a label leaves out: it says nothing of a model, or all have it.
@@ -42,11 +42,17 @@ class One:
 
   def metrics(self) -> list[dict[str, Any]]:
     """The records of `metrics.jsonl` that are not damaged."""
-    return workdirs.read_metrics(self.folder)[0]
+    try:
+      return workdirs.read_metrics(self.folder)[0]
+    except ValueError:
+      return []  # `metrics_problem` says why.
 
   def metrics_problem(self) -> str:
     """Returns what is wrong with `metrics.jsonl`; "" for nothing."""
-    records, damaged = workdirs.read_metrics(self.folder)
+    try:
+      records, damaged = workdirs.read_metrics(self.folder)
+    except ValueError as error:
+      return str(error)
     path = self.folder / "metrics.jsonl"
     if damaged:
       return f"{path}: lines {damaged} are damaged."
@@ -105,8 +111,29 @@ def _read(folder: Path) -> One:
     results = workdirs.read_results(folder)
     workdirs.check_config(folder, "results.json", results["config"])
   if (folder / "config.json").exists():
-    return One(folder, workdirs.read_config(folder), results)
+    config = workdirs.read_config(folder)
+    if results:
+      _check_same(folder, config, results["config"])
+    return One(folder, config, results)
   return One(folder, results["config"], results)
+
+
+def _check_same(
+  folder: Path, config: Mapping[str, Any], scored: Mapping[str, Any]
+) -> None:
+  """Raises ValueError if results are of another config than `config.json`."""
+  # A run that goes on has results of fewer steps or of less patience.
+  now = models.resolve_defaults(configs.complete(config))
+  grown = {key: now[key] for key in ("total_steps", "patience")}
+  before = models.resolve_defaults(configs.complete({**scored, **grown}))
+  differing = configs.differences(before, now)
+  if differing:
+    raise ValueError(
+      f"{folder}: config.json is not that of results.json ("
+      + ", ".join(differing[:3])
+      + "). Remove the one that is of another run, and run the training "
+      "command again."
+    )
 
 
 def groups(runs: Sequence[One]) -> list[Group]:

@@ -143,7 +143,7 @@ def _file_members(
       for member in tar.read_members(
         raw,
         max_bytes=max_bytes,
-        wanted=lambda member: _is_wanted(path, member) and wanted(member.name),
+        wanted=lambda member: _is_wanted(path, member, wanted),
       ):
         bar.update(raw.tell() - bar.n)
         yield member
@@ -157,8 +157,15 @@ def _bomb(path: Path) -> ValueError:
   )
 
 
-def _is_wanted(path: Path, member: tarfile.TarInfo) -> bool:
-  """True if a member is a file; ValueError for one that would do harm."""
+def _is_wanted(
+  path: Path, member: tarfile.TarInfo, wanted: Callable[[str], bool]
+) -> bool:
+  """True if a member is a wanted file.
+
+  Raises:
+    ValueError: for a member that would do harm, or a wanted one whose content
+      is elsewhere.
+  """
   name = member.name
   target = name
   if member.issym():
@@ -179,7 +186,13 @@ def _is_wanted(path: Path, member: tarfile.TarInfo) -> bool:
       f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
       "was kept of it. Fetch it again from its authors."
     )
-  return member.isfile()
+  if (member.issym() or member.islnk()) and wanted(name):
+    raise ValueError(
+      f"{path} holds {name!r} as a link to {member.linkname!r} alone: give the "
+      "unpacked folder, or pack it again with the files themselves (GNU tar: "
+      "--hard-dereference --dereference)."
+    )
+  return member.isfile() and wanted(name)
 
 
 def _single(

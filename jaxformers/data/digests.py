@@ -120,7 +120,10 @@ _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def _read(path: Path) -> dict[str, Any]:
-  record = json.loads(path.read_text(encoding="utf-8"))
+  try:
+    record = json.loads(path.read_text(encoding="utf-8"))
+  except RecursionError:
+    raise ValueError("it is nested too deeply") from None
   if not isinstance(record, dict):
     raise ValueError(f"a JSON object is expected, not {record!r:.40}")
   return record

@@ -273,6 +273,11 @@ def stage(
   Raises:
     ValueError: if the folder's parent cannot be written, or is full.
   """
+  if folder.is_symlink() and not folder.exists():
+    raise ValueError(
+      f"{folder} is a link to {folder.readlink()}, which is not there: remove "
+      "the link and run again, or mend it."
+    )
   if folder.exists():
     if not is_older(folder):
       return

@@ -81,8 +81,18 @@ DECOMPRESSORS: dict[bytes, Callable[[], Any]] = {
 
 
 def is_tar(start: bytes) -> bool:
-  """True if a file that begins so is a tar, plain or compressed."""
-  return start.startswith(tuple(DECOMPRESSORS)) or start[257:262] == b"ustar"
+  """True if a file that begins so is a tar, plain or compressed.
+
+  Args:
+    start: the first `BLOCK` bytes, or all of a shorter file.
+  """
+  if start.startswith(tuple(DECOMPRESSORS)) or start[257:262] == b"ustar":
+    return True
+  try:  # Tars before POSIX have no name of their format, but a checksum.
+    tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+  except tarfile.HeaderError:
+    return False
+  return True
 
 
 class Stream(io.RawIOBase):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import json
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -160,7 +162,9 @@ class Checkpoints:
     ended = kind is None or issubclass(kind, SystemExit)
     if not ended and jax.process_count() > 1:
       return  # It would wait for others, which may be what has died.
-    self._manager.close()
+    # An error that is under way says more than what closing raises after it.
+    with contextlib.nullcontext() if ended else contextlib.suppress(Exception):
+      self._manager.close()
 
   def steps(self) -> list[int]:
     """The steps of which there is a whole checkpoint, ascending.
@@ -196,6 +200,7 @@ class Checkpoints:
     self.wait()
     self._best.update(step, score)
     meta = {
+      "step": step,
       "about": self.about,
       "config": self.config,
       "memo": dict(memo),
@@ -293,13 +298,15 @@ class Checkpoints:
 
   def _set_aside(self, step: int) -> None:
     if processes.is_first():
-      self.folder.joinpath(str(step)).rename(self.folder / f"damaged-{step}")
+      names = (f"damaged-{step}{suffix}" for suffix in _suffixes())
+      free = next(n for n in names if not (self.folder / n).exists())
+      self.folder.joinpath(str(step)).rename(self.folder / free)
     processes.wait(f"set aside {step}")
     self._manager.reload()
 
   def best_step(self) -> int | None:
     """The step of the best checkpoint; None if none was evaluated."""
-    return next(iter(self._ranked()), (None, 0.0))[0]
+    return next(iter(self._ranked()[0]), (None, 0.0))[0]
 
   def restore_best(self, like: Any) -> Restored:
     """The best state that is whole, and what was saved with it.
@@ -313,8 +320,12 @@ class Checkpoints:
       ValueError: if no checkpoint was evaluated, or none that was is whole, and
         as `restore`.
     """
-    ranked = self._ranked()
-    damaged: list[int] = []
+    ranked, damaged = self._ranked()
+    for step in damaged:
+      _tell(
+        f"The checkpoint {self.folder / str(step)} is damaged, and its score "
+        "is not known: it may have been the best."
+      )
     for step, score in ranked:
       try:
         state, meta = self._restore(step, like)
@@ -324,6 +335,13 @@ class Checkpoints:
         continue
       lost = damaged[0] if damaged else None
       return Restored(step, score, state, meta["memo"], lost)
+    others = sorted({*self.steps()} - {*damaged})
+    if damaged and others:
+      raise ValueError(
+        f"No evaluated checkpoint in {self.folder} is whole (damaged: steps "
+        f"{damaged}): run the training command again, which goes on from step "
+        f"{others[-1]}."
+      )
     if damaged:
       raise self._none_whole(damaged)
     raise ValueError(
@@ -331,23 +349,35 @@ class Checkpoints:
       "first evaluation (config.eval_steps)."
     )
 
-  def _ranked(self) -> list[tuple[int, float]]:
-    """Returns (step, score) of what was evaluated, the best first.
+  def _ranked(self) -> tuple[list[tuple[int, float]], list[int]]:
+    """Returns what was evaluated, and what may have been.
 
-    Each checkpoint knows its own score, and that of the best before it, which
-    is ranked also if its folder is gone or cannot be read.
+    Each checkpoint knows its own score, and that of the best before it; results
+    know the best. It is ranked also if its folder is gone or cannot be read.
+
+    Returns:
+      (step, score), the best first; and the steps whose score is not known.
     """
     scores: dict[int, float] = {}
+    unknown: list[int] = []
     for step in self.steps():
       try:
         meta = self._read_meta(step)
       except _DamagedError:
+        unknown.append(step)
         continue
+      unknown = []  # This one knows of all before it.
       if meta["best_step"] is not None:
         scores[meta["best_step"]] = meta["best_score"]
       if meta["score"] is not None:
         scores[step] = meta["score"]
-    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    workdir = self.store.folder
+    if (workdir / "results.json").exists():
+      results = workdirs.read_results(workdir)
+      scores.setdefault(results["best_step"], results["selection_score"])
+    unknown = [step for step in unknown if step not in scores]
+    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    return ranked, unknown
 
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """The state and memo of a step, placed as `like` is.
@@ -380,7 +410,7 @@ class Checkpoints:
     """All of a checkpoint, the state on this host; by no other's help."""
     folder = self.folder / str(step)
     meta = self._read_meta(step)
-    resume.check_checkpoint(folder, meta["config"], self.config)
+    resume.check_checkpoint(folder, meta, self.config)
     resume.check_description(folder, meta["about"], self.about)
     _same_shapes(folder, meta["shapes"], _shapes(like))
     abstract = jax.tree.map(
@@ -417,6 +447,8 @@ class Checkpoints:
       )
     if meta.pop("digest", None) != workdirs.digest(meta):
       raise _DamagedError(folder, "the digest of meta is not of its content")
+    if meta["step"] != step:
+      raise _DamagedError(folder, f"it was saved at step {meta['step']}")
     return meta
 
 
@@ -467,6 +499,12 @@ def _same_shapes(
         f"{wanted.get(name, 'absent')} in this config. Use the config of "
         "that run, or another --workdir."
       )
+
+
+def _suffixes() -> Iterator[str]:
+  """Yields "", "-2", "-3" and so on."""
+  yield ""
+  yield from (f"-{number}" for number in itertools.count(2))
 
 
 def _tell(message: str) -> None:

@@ -114,6 +114,7 @@ def _run(this: Run, eval_only: bool, profile: bool) -> dict[str, Any]:
   if not eval_only and not profile:
     results = this.finished_results()
     if processes.agreed(results is not None):
+      this.begin()
       return results or this.finished_results()
   about = this.task.description()
   with Checkpoints(this.store, about, this.config) as checkpoints:
@@ -123,6 +124,7 @@ def _run(this: Run, eval_only: bool, profile: bool) -> dict[str, Any]:
       if latest is not None:
         this.state, memo = latest[0], Memo(**latest[1])
         this.carried_seconds = memo.wall_seconds
+      this.begin()
       with Preemption() as preemption:
         memo = _train(this, memo, checkpoints, preemption, profile)
     best = checkpoints.restore_best(this.state)

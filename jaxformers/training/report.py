@@ -101,6 +101,11 @@ def table(results: Mapping[str, Any]) -> str:
       f"{results['examples']:,}",
     ),
     ("best step, chosen on", f"{results['best_step']}, {results['selection']}"),
+    *(
+      ("damaged best step", f"{results[key]}")
+      for key in ("damaged_best_step",)
+      if key in results
+    ),
     ("parameters", f"{results['parameters']:,}"),
     ("relative to the Transformer", f"{results['parameter_ratio']:.2f} times"),
     ("training time", duration(results["train_seconds"])),

@@ -26,6 +26,12 @@ REFUSED = "*?[\\"
 def check_writable(workdir: Path) -> None:
   """Makes a workdir, and raises ValueError if it cannot hold a run."""
   text = str(workdir)
+  # Path makes one slash of two.
+  if any(part.endswith(":") for part in workdir.parts):
+    raise ValueError(
+      f"The workdir {text!r} is the address of a store: give the --workdir as "
+      "a folder of a file system, such as one where the store is mounted."
+    )
   bad = next((character for character in REFUSED if character in text), None)
   if bad:
     raise ValueError(
@@ -126,6 +132,8 @@ def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
   results = (workdir / "results.json").exists()
   if results:
     saved = workdirs.read_results(workdir)["config"]
+    if not _differences(saved, config):
+      return  # Others may have begun to make the run longer.
     _check_same(workdir, "results.json", saved, config)
   begun = results or has_checkpoints(workdir)
   if begun and (workdir / "config.json").exists():
@@ -134,17 +142,26 @@ def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_checkpoint(
-  folder: Path, saved: Mapping[str, Any], config: Mapping[str, Any]
+  folder: Path, meta: Mapping[str, Any], config: Mapping[str, Any]
 ) -> None:
   """Raises ValueError if a checkpoint was saved under another config.
 
   Args:
     folder: folder of the checkpoint, in `workdir`/checkpoints.
-    saved: config that it holds.
+    meta: what it holds beside its state.
     config: config of this run, plain and complete.
   """
-  name = f"checkpoints/{folder.name}"
-  _check_same(folder.parents[1], name, saved, config)
+  workdir, name = folder.parents[1], f"checkpoints/{folder.name}"
+  saved = meta["config"]
+  _check_same(workdir, name, saved, config)
+  before, step = saved["total_steps"], meta["step"]
+  # The last step is evaluated in any case, and counts to best and patience.
+  if step == before < config["total_steps"] and step % saved["eval_steps"]:
+    raise ValueError(
+      f"The run in {workdir} ended at step {step} with an evaluation that a "
+      f"longer one would not have, for config.eval_steps={saved['eval_steps']} "
+      "does not divide it: train the longer one in another --workdir."
+    )
 
 
 def _check_same(
@@ -158,8 +175,7 @@ def _check_same(
   More steps go on, unless the schedule ends with the run; so does more
   patience. Fields that change no number may differ.
   """
-  before = models.resolve_defaults(configs.complete(saved))
-  now, more = models.resolve_defaults(config), ""
+  before, more = configs.complete(saved), ""
   schedule = config["schedule"]["name"]
   if before["total_steps"] < config["total_steps"]:
     if not optim.ends_with_run(schedule):
@@ -171,13 +187,21 @@ def _check_same(
       )
   if before["patience"] and not 0 < config["patience"] < before["patience"]:
     before["patience"] = config["patience"]  # More of it goes on.
-  differing = configs.differences(before, now)
+  differing = _differences(before, config)
   if differing:
     raise ValueError(
       f"The workdir {workdir} belongs to a run of another config ({name}):\n  "
       + "\n  ".join(differing)
       + f"{more}\nUse that config again, or choose another --workdir."
     )
+
+
+def _differences(
+  saved: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+  """Returns the fields in which two configs differ that change numbers."""
+  before = models.resolve_defaults(configs.complete(saved))
+  return configs.differences(before, models.resolve_defaults(config))
 
 
 def finished_results(
@@ -203,9 +227,7 @@ def finished_results(
   check_description(
     workdir / "results.json", results["task_description"], description
   )
-  before = configs.complete(results["config"])
-  same = all(before[k] == config[k] for k in ("total_steps", "patience"))
-  return results if same else None
+  return None if _differences(results["config"], config) else results
 
 
 def check_description(

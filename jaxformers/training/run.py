@@ -129,15 +129,23 @@ class Run:
     )
     self.loader = Loader(self.task.splits["train"], lengths, *self.layout.share)
     self.order = self.loader.order(c["batch_size"], c["seed"])
-    # And not before everything could be built.
-    if not eval_only and processes.is_first():
-      workdir.mkdir(parents=True, exist_ok=True)
-      self.store.patiently(
-        "config.json", lambda: workdirs.write(workdir, "config.json", c)
-      )
-      self.store.patiently(
-        "the vocabulary", lambda: workdirs.write_vocabulary(workdir, self.task)
-      )
+
+  def begin(self) -> None:
+    """Writes the config and the vocabulary.
+
+    Called when everything could be built, and nothing in the workdir is of
+    another run.
+    """
+    if not processes.is_first():
+      return
+    workdir = self.workdir
+    workdir.mkdir(parents=True, exist_ok=True)
+    self.store.patiently(
+      "config.json", lambda: workdirs.write(workdir, "config.json", self.config)
+    )
+    self.store.patiently(
+      "the vocabulary", lambda: workdirs.write_vocabulary(workdir, self.task)
+    )
 
   def batches(self, start: int) -> Iterator[Any]:
     """The batches of all steps from one on, counted from 0, on their devices.
@@ -222,6 +230,8 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
     open_fields = {k: v for k, v in config.items() if k in configs.FREE}
     return ranges.check(open_fields, "config")
   c = config
+  for field in c:
+    choose("config field", field, configs.FIELDS)
   ranges.check(c, "config")
   choose("parallel mode", c["parallel"], parallel.COMPILERS)
   metrics = {objective.metric for objective in OBJECTIVES.values()}

@@ -1,5 +1,6 @@
 """Which runs there are, and what they are called."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,29 @@ def test_a_curve_that_is_not_whole_is_told(tmp_path):
   assert one.metrics_problem() == f"{path}: lines [2] are damaged."
   path.unlink()
   assert one.metrics_problem() == f"{path} holds 0 records instead of 2."
+  path.mkdir()
+  assert f"{path} cannot be read" in one.metrics_problem()
+  assert one.metrics() == []
+
+
+def test_results_of_another_config_are_left_out_and_named(tmp_path):
+  """The others of their page stay."""
+  for name in "ab":
+    config = {"seed": 0, "task": {"name": name}, "model": {"name": "local"}}
+    config["model"] |= {"num_layers": 2, "d_model": 8}
+    (tmp_path / name).mkdir()
+    workdirs.write(tmp_path / name, "config.json", config)
+    workdirs.write(tmp_path / name, "results.json", result(name, config))
+  shutil.copy(tmp_path / "b" / "config.json", tmp_path / "a")
+  every, notes = runs.discover([tmp_path])
+  assert [one.folder.name for one in every] == ["b"]
+  assert "config.json is not that of results.json (task.name:" in notes[0]
+
+
+def result(task, config):
+  return {
+    **{"task": task, "protocol": "lra", "model": "local", "seed": 0},
+    **{"config": config, "max_len": 8, "parameters": 1, "parameter_ratio": 1.0},
+    **{"baselines": {}, "data": {}, "selection": "validation"},
+    **{"train_seconds": 1.0, "accuracy": 0.5},
+  }

@@ -71,9 +71,18 @@ def test_holes_are_refused(tmp_path):
     read(tmp_path / "a.tar")
 
 
-def test_a_link_that_stays_inside_is_passed_over(tmp_path):
-  links = [("a/b/link", "../one.txt", tarfile.SYMTYPE)]
-  assert read(write_tar(tmp_path / "a.tar.gz", FILES, links)) == FILES
+@pytest.mark.parametrize(
+  ("kind", "target"),
+  [(tarfile.SYMTYPE, "../one.txt"), (tarfile.LNKTYPE, "a/one.txt")],
+)
+def test_a_link_is_passed_over_unless_its_content_is_wanted(
+  tmp_path, kind, target
+):
+  links = [("a/b/link", target, kind)]
+  path = write_tar(tmp_path / "a.tar.gz", FILES, links)
+  assert read(path, wanted=lambda name: name != "a/b/link") == FILES
+  with pytest.raises(ValueError, match="'a/b/link' as a link to .* alone"):
+    read(path)
 
 
 def test_a_link_out_of_a_folder_is_refused(tmp_path):

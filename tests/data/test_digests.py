@@ -98,7 +98,8 @@ def test_damaged_data_is_refused_and_never_other_data(tmp_path, stage):
 
 
 @pytest.mark.parametrize(
-  "record", ["", "{", "[]", "null", '"text"', '{"digests": {}}', "\xff\xfe"]
+  "record",
+  ["", "{", "[" * 9999, "[]", "null", '"text"', '{"digests": {}}', "\xff\xfe"],
 )
 @pytest.mark.parametrize("stage", ["packed", "tfds"])
 def test_a_broken_record_is_refused(tmp_path, stage, record):
@@ -125,6 +126,14 @@ def test_what_is_changed_in_a_record_is_noticed(tmp_path, change):
   del without["digest"]
   path.write_text(json.dumps(without))
   with pytest.raises(ValueError, match=r"info.json differs from its digest"):
+    content(tmp_path)
+
+
+def test_a_link_to_nothing_is_told(tmp_path):
+  folder = tmp_path / "packed" / "toy-plain"
+  folder.parent.mkdir()
+  folder.symlink_to(tmp_path / "scratch")
+  with pytest.raises(ValueError, match=f"{folder} is a link to .*remove the"):
     content(tmp_path)
 
 

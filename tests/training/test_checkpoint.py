@@ -1,4 +1,5 @@
 import errno
+import json
 import random
 import shutil
 
@@ -10,6 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxformers import config as configs
+from jaxformers import workdirs
 from jaxformers.training import store
 from jaxformers.training.checkpoint import Checkpoints, checksums
 from jaxformers.training.state import TrainState
@@ -131,6 +133,59 @@ def test_no_damage_changes_what_is_restored(tmp_path, capsys, kind):
     assert (best.step, best.score) == ((1, 0.5) if step == 1 else (2, 0.9))
     assert ("damaged" in told) == (step == 1)
     shutil.rmtree(folder)
+
+
+def test_a_best_whose_score_is_lost_is_told(tmp_path, capsys):
+  """The latest is the best, and nothing but its own memory knows it."""
+  save(tmp_path, 0.5, 0.9)
+  shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
+  with Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints:
+    best = checkpoints.restore_best(state(0))
+  assert (best.step, best.lost) == (1, 2)
+  assert "it may have been the best" in capsys.readouterr().err
+  shutil.rmtree(tmp_path / "checkpoints" / "2")
+  results = {"best_step": 2, "selection_score": 0.9}
+  path = tmp_path / "results.json"
+  path.write_text(json.dumps(results))  # These know it, too.
+  with (
+    pytest.MonkeyPatch.context() as patch,
+    Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints,
+  ):
+    patch.setattr(workdirs, "read_results", lambda folder: results)
+    best = checkpoints.restore_best(state(0))
+  assert (best.step, best.lost) == (1, 2)
+
+
+def test_a_checkpoint_in_the_place_of_another_is_damaged(tmp_path, capsys):
+  save(tmp_path, 0.9, 0.5)
+  folder = tmp_path / "checkpoints"
+  shutil.rmtree(folder / "1")
+  shutil.copytree(folder / "2", folder / "1")
+  with Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints:
+    best = checkpoints.restore_best(state(0))
+  assert (best.step, best.lost) == (2, 1)
+  assert "it was saved at step 2" in capsys.readouterr().err
+
+
+def test_what_to_do_without_a_best_that_is_whole(tmp_path):
+  save(tmp_path, None, 0.5)
+  shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
+  with (
+    Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints,
+    pytest.raises(ValueError, match=r"steps \[2\].*goes on from step 1"),
+  ):
+    checkpoints.restore_best(state(0))
+
+
+def test_a_step_may_be_damaged_twice(tmp_path):
+  save(tmp_path, None, None)
+  for _ in range(2):
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
+    with Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints:
+      assert checkpoints.restore_latest(state(0))[0].step == 1
+      checkpoints.save(state(2), {})
+  names = {p.name for p in (tmp_path / "checkpoints").iterdir()}
+  assert {"1", "2", "damaged-2", "damaged-2-2"} <= names
 
 
 def test_a_truncated_one_is_passed_over(tmp_path, capsys):

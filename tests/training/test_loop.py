@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformers import config as configs
+from jaxformers import workdirs
 from jaxformers.models import MODELS
 from jaxformers.ranges import RANGES
 from jaxformers.training import evaluate, loop, steps
@@ -26,10 +27,11 @@ def timeless(results):
 
 
 def curve(workdir):
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  records, damaged = workdirs.read_metrics(workdir)
+  assert not damaged
   return [
-    {k: v for k, v in json.loads(line).items() if k != "examples_per_second"}
-    for line in lines
+    {k: v for k, v in record.items() if k != "examples_per_second"}
+    for record in records
   ]
 
 

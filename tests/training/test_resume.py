@@ -1,6 +1,7 @@
 """A workdir belongs to one config, and to one process at a time."""
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -83,8 +84,54 @@ def test_a_changed_digit_is_told(smoke, run, name, eval_only):
   text = path.read_text()
   assert '"batch_size": 8' in text
   path.write_text(text.replace('"batch_size": 8', '"batch_size": 9'))
+  if name == "config.json" and not eval_only:
+    # Results of this very config say which it is.
+    assert loop.run(smoke(), run)["config"]["batch_size"] == 8
+    assert path.read_text() == text
+    return
   with pytest.raises(ValueError, match=f"digest of {name}.*remove {name}"):
     loop.run(smoke(), run, eval_only=eval_only)
+
+
+def test_results_without_their_digest_are_refused(smoke, run):
+  path = run / "results.json"
+  content = json.loads(path.read_text())
+  del content["digest"]
+  path.write_text(json.dumps(content))
+  with pytest.raises(ValueError, match="digest of results.json"):
+    loop.run(smoke(), run)
+
+
+def test_a_run_that_is_refused_leaves_nothing(smoke, run, finished):
+  """Neither its config nor its vocabulary: the right run goes on."""
+  (run / "config.json").unlink()
+  (run / "results.json").unlink()
+  with pytest.raises(ValueError, match="seed: 0 -> 1"):
+    loop.run(smoke(seed=1), run)
+  assert not (run / "config.json").exists()
+  assert loop.run(smoke(), run)["accuracy"] == finished[1]["accuracy"]
+
+
+def test_results_stay_where_a_longer_run_was_begun(smoke, tmp_path):
+  fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
+  short = smoke(total_steps=2, eval_steps=1, **fields)
+  results = loop.run(short, tmp_path)
+  config = configs.plain(smoke(total_steps=4, eval_steps=1, **fields))
+  workdirs.write(tmp_path, "config.json", config)
+  assert loop.run(short, tmp_path) == results
+
+
+def test_an_end_that_was_evaluated_out_of_turn_is_the_end(smoke, tmp_path):
+  """A longer run would not have evaluated there, nor counted it."""
+  fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
+  loop.run(smoke(total_steps=3, eval_steps=2, **fields), tmp_path)
+  with pytest.raises(ValueError, match="eval_steps=2 does not divide it"):
+    loop.run(smoke(total_steps=5, eval_steps=2, **fields), tmp_path)
+
+
+def test_the_address_of_a_store_is_refused(smoke):
+  with pytest.raises(ValueError, match="is the address of a store"):
+    loop.run(smoke(), "gs://bucket/run")
 
 
 @pytest.mark.parametrize("character", resume.REFUSED)
