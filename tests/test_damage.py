@@ -26,7 +26,9 @@ SEED = int(os.environ.get("JAXFORMERS_DAMAGE_SEED", "0"))
 # Numbers that differ between two runs of one config.
 TIMES = ("train_seconds", "wall_seconds")
 # What a message tells to do.
-REMEDY = re.compile(r"remove|restore|another --workdir|run again|same command")
+REMEDY = re.compile(
+  r"remove|restore|another --workdir|run again|training command"
+)
 # Passed over, for nothing reads them: locks, and marks of orbax.
 UNREAD = re.compile(r"\.lock|\.writable|\.probe")
 

@@ -64,7 +64,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
     if not paths:
       problems.append(
         f"There is no results.json in {folder} or below it: give the workdirs "
-        "of finished runs."
+        "of finished runs. The training command finishes one."
       )
     for path in paths:
       try:

@@ -33,6 +33,7 @@ def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
     "metric": "perplexity",
     "seed": seed,
     "loss": loss,
+    "perplexity": math.exp(loss),
     "selection_score": 1 - loss,
     "config": config | other,
     "task_description": {

@@ -54,6 +54,7 @@ def test_without_a_run(tmp_path):
 def test_without_an_evaluation(smoke, tmp_path):
   from jaxformers.training.run import Run
 
-  Run(smoke(), tmp_path.absolute())  # Writes the config, and nothing more.
+  # Writes the config, and nothing more.
+  Run(smoke(), tmp_path.absolute()).begin()
   with pytest.raises(ValueError, match="no evaluated checkpoint"):
     trained.load(tmp_path)

@@ -98,6 +98,7 @@ def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
 
 def test_results_of_another_config_are_not_taken(runs, tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  argv.append("--config.schedule.warmup_steps=2")
   sweep.main([*argv, "--config.total_steps=5"])
   with pytest.raises(SystemExit, match="json.:\n  total_steps: 5 -> 6"):
     sweep.main([*argv, "--config.total_steps=6", "--seeds=1,0"])

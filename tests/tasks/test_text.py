@@ -89,6 +89,7 @@ def test_unknown_protocol(tmp_path):
     tasks.get("text", data_dir=str(tmp_path), protocol="s5")
 
 
+@pytest.mark.long
 def test_the_byte_histogram_on_all_real_reviews(archives, prepared):
   """66.4 %: more than every model of the papers' tables."""
   task = tasks.get(

@@ -24,6 +24,7 @@ def cifar10(archives, prepared):
   )
 
 
+@pytest.mark.long
 def test_cifar10_in_colour(cifar10):
   counts = {name: len(split) for name, split in cifar10.splits.items()}
   assert counts == {"train": 45_000, "validation": 5_000, "test": 10_000}

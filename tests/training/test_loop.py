@@ -192,6 +192,8 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_end(
   want = loop.run(make(10), tmp_path / "want")
   loop.run(make(5), tmp_path / "run")
   found = loop.run(make(10), tmp_path / "run")
+  # The end that was moved was logged, too.
+  assert found.pop("metrics_records") == want.pop("metrics_records") + 1
   assert timeless(found) == timeless(want)
   with pytest.raises(ValueError, match=r"total_steps: 10 -> 5"):
     loop.run(make(5), tmp_path / "run")
@@ -210,7 +212,7 @@ def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   again = loop.run(smoke(), tmp_path, eval_only=True)
   assert timeless(again) == timeless(results)
-  with pytest.raises(ValueError, match="no run in .*train first"):
+  with pytest.raises(ValueError, match="no run in .*training command"):
     loop.run(smoke(), tmp_path / "other", eval_only=True)
   assert not (tmp_path / "other").exists()
 
@@ -338,7 +340,7 @@ def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
   (tmp_path / "results.json").unlink()
   wider = smoke(**{"model.d_model": 32})
   (tmp_path / "config.json").write_text(json.dumps(configs.plain(wider)))
-  with pytest.raises(ValueError, match="checkpoint is of another model"):
+  with pytest.raises(ValueError, match="model.d_model: 16 -> 32"):
     loop.run(wider, tmp_path)
 
 
