@@ -1,7 +1,8 @@
 """Damage to any file that the package writes: a right result, or a message.
 
-`--long` makes twenty damages of every file; otherwise some are drawn. Others
-are drawn with JAXFORMERS_DAMAGE_SEED=1, and `-rP` prints the table of counts.
+`--long` makes twenty damages of every file, four (JAXFORMERS_DAMAGES) of each
+kind; otherwise some are drawn. Others are drawn with JAXFORMERS_DAMAGE_SEED=1,
+and `-rP` prints the table of counts.
 """
 
 import collections
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
   "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 SEED = int(os.environ.get("JAXFORMERS_DAMAGE_SEED", "0"))
+TIMES_EACH = int(os.environ.get("JAXFORMERS_DAMAGES", "4"))
 # Numbers that differ between two runs of one config.
 TIMES = ("train_seconds", "wall_seconds")
 # What a message tells to do.
@@ -142,7 +144,9 @@ def test_every_file_that_is_damaged(
   }
   names = [str(path.relative_to(source)) for path in files(source)]
   rng = random.Random(SEED)
-  cases = [(name, kind) for name in names for kind in KINDS for _ in range(4)]
+  cases = [
+    (name, kind) for name in names for kind in KINDS for _ in range(TIMES_EACH)
+  ]
   if not request.config.getoption("--long"):
     cases = rng.sample(cases, 6)
   counts = collections.Counter()
