@@ -123,7 +123,7 @@ def outcome(command, config, folder, want, capsys):
     return "told"
   if lost := found.get("damaged_best_step"):
     assert found["best_step"] != lost
-    assert "It was the best" in said
+    assert re.search("It was the best|may have been the best", said)
     return "told"
   assert timeless(found) == timeless(want["results"])
   return "right"
@@ -134,9 +134,7 @@ def timeless(results):
   return {k: v for k, v in results.items() if k not in dropped}
 
 
-def test_every_file_that_is_damaged(
-  whole, smoke, tmp_path, capsys, request, monkeypatch
-):
+def test_every_file_that_is_damaged(whole, smoke, tmp_path, capsys, request):
   source, results = whole
   want = {
     "results": results,
