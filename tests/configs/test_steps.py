@@ -44,6 +44,7 @@ def some_steps(name, folder, workdir, **options):
   config.model.num_layers = min(config.model.num_layers, 4)  # So is a layer.
   config.task.update(options)
   this = Run(config, workdir)
+  this.begin()
   losses = []
   for batch in this.batches(0):
     this.state, sums = this.train_step(this.state, batch)
