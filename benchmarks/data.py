@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from jaxformers import tasks
-from jaxformers.data import listops, packed, pathfinder, snakes
-from jaxformers.data.loader import Loader
+from jaxformers.data.engine import packed
+from jaxformers.data.engine.loader import Loader
+from jaxformers.data.generators import listops, pathfinder, snakes
 from jaxformers.training import report as reports
 
 # Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the

@@ -29,8 +29,9 @@ from benchmarks.timing import interleaved, median
 from benchmarks.training import TASK
 from jaxformers import config as configs
 from jaxformers import models, orthogonal
-from jaxformers.analysis import lipschitz
-from jaxformers.analysis.capture import capture, variables
+from jaxformers.analysis.certificates import lipschitz
+from jaxformers.analysis.tokens.capture import capture
+from jaxformers.models.variables import make_variables
 from jaxformers.training.run import Run
 
 DEPTHS = (2, 6, 24, 96)
@@ -116,7 +117,8 @@ def state(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
   their deviation (nats), averaged over tokens; 1.42 for a Gaussian.
   """
   seen = lipschitz.measure(run.model, params, [ids])
-  found = capture(run.model, variables(run.model, params), jnp.asarray(ids))
+  variables = make_variables(run.model, params)
+  found = capture(run.model, variables, jnp.asarray(ids))
   mask = np.asarray(found.mask)
 
   def entropy(x: jax.Array) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxformers import ranges
+from jaxformers.errors import UserError
 from jaxformers.registry import choose, unknown
 
 SIZES = ("paper", "tiny")
@@ -60,7 +61,7 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
     The defaults, overridden.
 
   Raises:
-    ValueError: for an unknown key, a key that is given twice or without a
+    UserError: for an unknown key, a key that is given twice or without a
       value, or a value of another type.
   """
   values: dict[str, Any] = {}
@@ -69,11 +70,11 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
     if key not in defaults:
       raise unknown("config argument", key, defaults)
     if not equals or not text:
-      raise ValueError(
+      raise UserError(
         f"The config argument {item!r} has no value: write {key}=VALUE."
       )
     if key in values:
-      raise ValueError(f"The config argument {key} is given twice: choose one.")
+      raise UserError(f"The config argument {key} is given twice: choose one.")
     values[key] = _typed(key, text, type(defaults[key]))
   return ConfigDict(defaults | values)
 
@@ -83,7 +84,7 @@ def _typed(key: str, text: str, kind: type) -> Any:
   try:
     return booleans[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError):
-    raise ValueError(
+    raise UserError(
       f"The config argument {key}={text!r} is not of type {kind.__name__}."
     ) from None
 
@@ -135,7 +136,7 @@ def base(**fields: Any) -> ConfigDict:
   """Returns the `FIELDS` of every run at their defaults, overridden by some.
 
   Raises:
-    ValueError: for an unknown field.
+    UserError: for an unknown field.
   """
   config = {name: field.default for name, field in FIELDS.items()}
   for key, value in fields.items():
@@ -613,11 +614,11 @@ def load(spec: str) -> ConfigDict:
   """The config of "path/to/file.py:key=value", as `--config` gives it.
 
   Raises:
-    ValueError: for a file that is not there or an argument it has not.
+    UserError: for a file that is not there or an argument it has not.
   """
   path, _, arg = spec.partition(":")
   if not Path(path).is_file():
-    raise ValueError(
+    raise UserError(
       f"There is no config file {path!r} seen from {Path.cwd()}: give a path "
       "such as configs/lra/listops.py."
     )
@@ -629,7 +630,7 @@ def load(spec: str) -> ConfigDict:
 
 
 def check_overrides(config: ConfigDict, argv: list[str]) -> None:
-  """Raises ValueError for a `--config.x.y=` that the config has not.
+  """Raises UserError for a `--config.x.y=` that the config has not.
 
   ml_collections finds it too, but names neither section nor choices.
   """

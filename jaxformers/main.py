@@ -18,6 +18,7 @@ from ml_collections import config_flags
 
 from jaxformers import config as configs
 from jaxformers import interrupts, paths
+from jaxformers.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -72,7 +73,7 @@ def _seeds() -> list[int]:
   try:
     return [int(seed) for seed in _SEEDS.value]
   except ValueError:
-    raise ValueError(
+    raise UserError(
       f"--seeds={','.join(_SEEDS.value)}: give integers, such as 0,1,2."
     ) from None
 
@@ -126,12 +127,6 @@ def _run() -> None:
       print(report.table(results), flush=True)
 
 
-def _is_ours(error: Exception) -> bool:
-  """Whether a mistake of the user's was found, not one of the code's."""
-  last = traceback.extract_tb(error.__traceback__)[-1]
-  return Path(last.filename).is_relative_to(Path(__file__).parent)
-
-
 def _may_pass(error: Exception) -> bool:
   """True for an error of the file system, which may be well later."""
   if "jax" not in sys.modules:
@@ -142,11 +137,13 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str | None:
-  """What a user is told of an error; None for one of the code's."""
+  """Returns the message shown to the user, or None for an internal error."""
   if isinstance(error, OSError) and _may_pass(error):
     return f"error: {error}\nRun the same command again when that is mended."
-  told = isinstance(error, ValueError | FloatingPointError | OSError)
-  return f"error: {error}" if told and _is_ours(error) else None
+  # A file that cannot be read or written is named by the error.
+  names_file = isinstance(error, OSError) and error.filename is not None
+  is_users = isinstance(error, UserError) or names_file
+  return f"error: {error}" if is_users else None
 
 
 # The status of a process that ends because another has, and after what starting
@@ -210,7 +207,7 @@ def _parse(argv: list[str]) -> list[str]:
       configs.check_overrides(config, argv)
     rest = flags.FLAGS(argv)
     if _CONFIG.value is None or _WORKDIR.value is None:
-      raise ValueError(
+      raise UserError(
         "--config and --workdir are needed, such as --config "
         "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
         "--help"
@@ -240,7 +237,7 @@ def _help(spec: str | None) -> str:
     f"{__doc__}\n{flags.FLAGS.module_help(sys.modules[__name__])}\n\n"
     f"Fields of {of}, set by --config.FIELD=VALUE:\n"
     f"{configs.describe(fields)}\n\n"
-    "Models: python -m jaxformers.models. Options of mixers and blocks: "
+    "Models: python -m jaxformers models. Options of mixers and blocks: "
     "docs/mixers.md."
   )
 

@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from jaxformers.errors import UserError
+
 # What a value of each kind may be instead: NumPy's numbers, and paths.
 _TYPES: dict[type, Any] = {
   int: numbers.Integral,
@@ -53,22 +55,20 @@ class Range:
     return _NOUNS[self.kind]
 
   def check(self, path: str, value: Any) -> None:
-    """Raises ValueError for a value out of range or of another type.
+    """Raises UserError for a value out of range or of another type.
 
     Args:
       path: name of the field with its sections, "config.optimizer.b2".
       value: what the config has there.
     """
     if self.is_list and not isinstance(value, list | tuple):
-      raise ValueError(f"{path}={value!r} is not of type list: give {self}.")
+      raise UserError(f"{path}={value!r} is not of type list: give {self}.")
     for entry in value if self.is_list else [value]:
       if not self._is_kind(entry):
         name = self.kind.__name__
-        raise ValueError(
-          f"{path}={value!r} is not of type {name}: give {self}."
-        )
+        raise UserError(f"{path}={value!r} is not of type {name}: give {self}.")
       if self.interval and not self._is_inside(entry):
-        raise ValueError(
+        raise UserError(
           f"{path}={value!r} is not in {self.interval}: give {self.noun} in "
           "that range."
         )
@@ -99,7 +99,7 @@ def _number(text: str) -> float:
 
 
 def check(options: Mapping[str, Any], section: str = "") -> None:
-  """Raises ValueError for the first field that is out of its range.
+  """Raises UserError for the first field that is out of its range.
 
   Fields that `RANGES` has not are left to whoever reads them.
 

@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxformers.errors import UserError
 
-def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
   """The error for a name that is not one of the choices, for the caller.
 
   Args:
@@ -20,11 +22,11 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
   close = difflib.get_close_matches(str(name), choices, n=1)
   hint = f" Did you mean {close[0]!r}?" if close else ""
   listed = ", ".join(choices) or "none"
-  return ValueError(f"Unknown {kind} {name!r}.{hint} Choices: {listed}.")
+  return UserError(f"Unknown {kind} {name!r}.{hint} Choices: {listed}.")
 
 
 def choose(kind: str, name: str, choices: Iterable[str]) -> str:
-  """Returns name if it is one of the choices; ValueError lists them if not."""
+  """Returns name if it is one of the choices; UserError lists them if not."""
   choices = list(choices)
   if name not in choices:
     raise unknown(kind, name, choices)
@@ -34,7 +36,7 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
 def call(
   kind: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Any:
-  """Calls `function(**options)`; a wrong or a missing option is a ValueError.
+  """Calls `function(**options)`; a wrong or a missing option is a UserError.
 
   Args:
     kind: what the options belong to, for the message ("mixer 'softmax'").
@@ -50,14 +52,14 @@ def call(
     and name not in options
   ]
   if missing:
-    raise ValueError(f"{kind} needs {', '.join(missing)}: set a value of each.")
+    raise UserError(f"{kind} needs {', '.join(missing)}: set a value of each.")
   return function(**options)
 
 
 def check_options(
   kind: str, function: Callable[..., Any], options: Iterable[str]
 ) -> None:
-  """Raises ValueError for an option that `function` has not; see `call`."""
+  """Raises UserError for an option that `function` has not; see `call`."""
   accepted = inspect.signature(function).parameters
   if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
     return
@@ -78,7 +80,7 @@ class Registry(Mapping[str, Any]):
 
     def add(entry: Any) -> Any:
       if name in self._entries:
-        raise ValueError(f"The {self.kind} {name!r} is already registered.")
+        raise UserError(f"The {self.kind} {name!r} is already registered.")
       self._entries[name] = entry
       return entry
 

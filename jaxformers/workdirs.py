@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import durable
+from jaxformers.errors import UserError
 
 # Fields that every file of this package has, with their types.
 CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
@@ -77,7 +78,7 @@ def read_config(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `config.json`.
 
   Raises:
-    ValueError: for a file that is damaged, or that this package did not write;
+    UserError: for a file that is damaged, or that this package did not write;
       names the file, what is wrong with it, and what to do.
   """
   config = _read(folder, "config.json")
@@ -89,7 +90,7 @@ def read_results(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `results.json`.
 
   Raises:
-    ValueError: as `read_config`.
+    UserError: as `read_config`.
   """
   results = _read(folder, "results.json")
   _check(folder, "results.json", results, RESULTS_FIELDS)
@@ -99,7 +100,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def check_config(folder: Path, name: str, config: Any) -> None:
-  """Raises ValueError if a config is not one of this package.
+  """Raises UserError if a config is not one of this package.
 
   Args:
     folder: workdir of the run.
@@ -126,7 +127,7 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
     line without its end is of neither: its process was killed.
 
   Raises:
-    ValueError: for a file that cannot be read at all.
+    UserError: for a file that cannot be read at all.
   """
   path = folder / "metrics.jsonl"
   try:
@@ -134,7 +135,7 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
   except FileNotFoundError:
     content = b""
   except OSError as error:
-    raise ValueError(
+    raise UserError(
       f"{path} cannot be read ({error.strerror}): remove it or mend its "
       "permissions."
     ) from None

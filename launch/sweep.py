@@ -41,7 +41,8 @@ from ml_collections import config_flags
 
 from jaxformers import config as configs
 from jaxformers import durable, interrupts, models, tasks
-from jaxformers.analysis import results
+from jaxformers.analysis.tables import results
+from jaxformers.errors import UserError
 from jaxformers.training import resume
 from jaxformers.training.run import check_fields
 
@@ -84,9 +85,9 @@ def axis(text: str) -> Axis:
   key, equals, values = text.partition("=")
   found = tuple(value.strip() for value in values.split(","))
   if not key.strip() or not equals or not all(found):
-    raise ValueError(f"{text!r} is no axis of a grid: write KEY=VALUE,VALUE.")
+    raise UserError(f"{text!r} is no axis of a grid: write KEY=VALUE,VALUE.")
   if len({*found}) < len(found):
-    raise ValueError(f"{text!r} names a value twice.")
+    raise UserError(f"{text!r} names a value twice.")
   return key.strip(), found
 
 
@@ -98,16 +99,14 @@ def cells(paths: Sequence[str], grid: Sequence[Axis]) -> list[Cell]:
     grid: of `axis`.
 
   Raises:
-    ValueError: for an axis that stands there twice.
+    UserError: for an axis that stands there twice.
   """
   keys = [key for key, _ in grid]
   for key in keys:
     if keys.count(key) > 1:
-      raise ValueError(f"{key} is an axis twice: write its values in one.")
+      raise UserError(f"{key} is an axis twice: write its values in one.")
   if "seed" in keys:
-    raise ValueError(
-      "seed is no axis: give --seeds, so that they are averaged."
-    )
+    raise UserError("seed is no axis: give --seeds, so that they are averaged.")
   values = [[(key, value) for value in found] for key, found in grid]
   found = []
   for spec in paths:
@@ -116,9 +115,9 @@ def cells(paths: Sequence[str], grid: Sequence[Axis]) -> list[Cell]:
     own = tuple((key, value) for key, (value,) in fixed)
     for key, _ in own:
       if [*keys, *(name for name, _ in own)].count(key) > 1:
-        raise ValueError(f"{key} stands in {spec} and in the grid, or twice.")
+        raise UserError(f"{key} stands in {spec} and in the grid, or twice.")
       if key == "seed":
-        raise ValueError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
+        raise UserError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
     found += [Cell(path, own + some) for some in itertools.product(*values)]
   return found
 
@@ -135,9 +134,9 @@ def slurm_parameters(text: str) -> dict[str, int | str]:
   for item in text.split(",") if text else ():
     key, equals, value = item.partition("=")
     if not key or not equals or not value:
-      raise ValueError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
+      raise UserError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
     if not value.isprintable():  # A line of its own in the script of the job.
-      raise ValueError(f"--slurm {key}={value!r}: give a printable value.")
+      raise UserError(f"--slurm {key}={value!r}: give a printable value.")
     is_number = value.isascii() and value.isdigit()
     found[key] = int(value) if is_number else value
   return found
@@ -162,7 +161,7 @@ class Sweep:
     """The config of a run as `jaxformers.main` reads it.
 
     Raises:
-      ValueError: for an argument or a field that the config has not.
+      UserError: for an argument or a field that the config has not.
     """
     loaded = configs.load(cell.spec)
     rest, options = configs.take_options(loaded, self.overrides)
@@ -174,7 +173,7 @@ class Sweep:
         config_flags.DEFINE_config_dict("config", loaded, flag_values=own)
         own(argv)
       except (flags.Error, TypeError, KeyError) as error:
-        raise ValueError(str(error)) from None
+        raise UserError(str(error)) from None
     found = own.config
     configs.set_options(found, options)
     found.seed = seed
@@ -186,7 +185,7 @@ class Sweep:
     Opens it, and prepares its data if they are not yet.
 
     Raises:
-      ValueError: for data that cannot be had.
+      UserError: for data that cannot be had.
     """
     options = dict(config["task"], data_dir=config["data_dir"])
     key = json.dumps(options, sort_keys=True, default=str)
@@ -199,7 +198,7 @@ class Sweep:
     """The results of a run, or None if it has none.
 
     Raises:
-      ValueError: if they are there under another config, or of other data.
+      UserError: if they are there under another config, or of other data.
     """
     folder, config = self.folder(cell, seed), self.config(cell, seed)
     if not (folder / "results.json").exists():
@@ -207,9 +206,9 @@ class Sweep:
     return resume.finished_results(folder, config, self.description(config))
 
   def check(self, grid: Sequence[Cell], seeds: Sequence[int]) -> None:
-    """Raises ValueError for what a run would not begin with, or run twice."""
+    """Raises UserError for what a run would not begin with, or run twice."""
     if len({*seeds}) < len(seeds) or min(seeds) < 0:
-      raise ValueError(
+      raise UserError(
         f"seeds {', '.join(map(str, seeds))}: they differ and are not negative."
       )
     seen: dict[str, Cell] = {}
@@ -221,7 +220,7 @@ class Sweep:
     for cell, config in zip(grid, cell_configs, strict=True):
       for same in (json.dumps(config, sort_keys=True), str(cell.folder)):
         if same in seen:
-          raise ValueError(
+          raise UserError(
             f"{seen[same].spec} and {cell.spec} are one run: name every run "
             "once, and leave to the grid what --config.FIELD=VALUE would fix."
           )
@@ -334,24 +333,24 @@ class SlurmSweep(Sweep):
     """As `Sweep`, with the parameters of the jobs as submitit takes them.
 
     Raises:
-      ValueError: for parameters that there are not, or without Slurm.
+      UserError: for parameters that there are not, or without Slurm.
     """
     super().__init__(workdir.absolute(), overrides)
     for name in ("nodes", "time"):
       if not isinstance(parameters.get(name, 1), int):
-        raise ValueError(
+        raise UserError(
           f"--slurm {name}={parameters[name]}: give a number"
           + (" of minutes." if name == "time" else ".")
         )
     if parameters.get("ntasks_per_node", 1) != 1:
-      raise ValueError(
+      raise UserError(
         f"--slurm ntasks_per_node={parameters['ntasks_per_node']}: a run is "
         "one process a node, which has all of its devices."
       )
     try:
       import submitit
     except ImportError:
-      raise ValueError(
+      raise UserError(
         "--slurm needs submitit: run pip install 'jaxformers[slurm]'."
       ) from None
     folder = self.workdir / "slurm"
@@ -366,7 +365,7 @@ class SlurmSweep(Sweep):
         signal_delay_s=TO_SAVE + 20,
       )
     except (RuntimeError, ValueError) as error:
-      raise ValueError(f"--slurm: {error}") from None
+      raise UserError(f"--slurm: {error}") from None
     self._nodes = int(parameters.get("nodes", 1))
     self._known = folder / "jobs.json"  # Of every workdir.
     self._jobs: dict[str, Any] = {}
@@ -522,7 +521,7 @@ def run(
     The results, of the chosen values alone.
 
   Raises:
-    ValueError: before the first run, see `Sweep.check`.
+    UserError: before the first run, see `Sweep.check`.
   """
   every = list(grid)
   if tuned:
@@ -573,15 +572,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   try:
     for given in overrides:
       if not given.startswith(("--config.", "--noconfig.")):
-        raise ValueError(
+        raise UserError(
           f"{given!r} is no option of a sweep, nor --config.FIELD=VALUE."
         )
       if given.startswith("--config.seed"):
-        raise ValueError(f"{given}: give --seeds, such as --seeds 0,1,2.")
+        raise UserError(f"{given}: give --seeds, such as --seeds 0,1,2.")
     try:
       seeds = [int(seed) for seed in args.seeds.split(",")]
     except ValueError:
-      raise ValueError(
+      raise UserError(
         f"--seeds={args.seeds}: give integers, such as 0,1,2."
       ) from None
     grid = [axis(text) for text in args.grid]

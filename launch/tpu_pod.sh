@@ -19,7 +19,7 @@ usage: launch/tpu_pod.sh ACTION --name NAME --zone ZONE [options] [-- ARGUMENTS]
   --version   of the TPU software; tpu-ubuntu2204-base
   --spot      a pod that may be taken away at any time, for less
   --dry_run   prints the commands and runs nothing
-  ARGUMENTS   of prepare: python -m jaxformers.data.prepare ARGUMENTS
+  ARGUMENTS   of prepare: python -m jaxformers prepare ARGUMENTS
               of run and resume: python -m jaxformers.main ARGUMENTS
 TEXT
   exit 2
@@ -148,7 +148,7 @@ case $action in
   install) install ;;
   prepare)
     (($#)) || usage
-    on all "cd jaxformers && env/bin/python -m jaxformers.data.prepare$(quoted "$@")"
+    on all "cd jaxformers && env/bin/python -m jaxformers prepare$(quoted "$@")"
     ;;
   run) run "$@" ;;
   stop)

@@ -14,8 +14,8 @@ import shutil
 import pytest
 
 from jaxformers import main, workdirs
-from jaxformers.analysis import results as tables
-from jaxformers.analysis import runs
+from jaxformers.analysis.tables import results as tables
+from jaxformers.analysis.tables import runs
 from jaxformers.training import loop
 from tests.damages import KINDS, damage
 

@@ -258,7 +258,7 @@ def check_training(argv, *, examples, **_):
 
 def run_preparation(argv, **context):
   """Prepares what the examples generate; parses the arguments of others."""
-  module = "jaxformers.data.prepare"
+  module = "jaxformers.prepare"
   if argv[0] != "same_ends":
     return parse_only(module)(argv, **context)
   more = [f"--data_dir={context['tmp_path']}", "--num_train=20"]
@@ -343,11 +343,11 @@ RUNNERS = {
   "jaxformers": check_training,
   "jaxformers.main": check_training,
   "jaxformers.models": with_arguments(
-    "jaxformers.models.__main__",
+    "jaxformers.costs",
     "--models=transject",
     "--sizes=vocab_size=16,max_len=64,num_classes=10",
   ),
-  "jaxformers.data.prepare": run_preparation,
+  "jaxformers.prepare": run_preparation,
   ANALYSIS + "results": on_runs(ANALYSIS + "results"),
   ANALYSIS + "published": on_runs(ANALYSIS + "published"),
   ANALYSIS + "report": on_runs(ANALYSIS + "report", "--no_checkpoints"),

@@ -11,25 +11,40 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxformers"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# What a part may import beside itself and `EVERYWHERE`.
-EVERYWHERE = {"registry", "durable", "interrupts", "paths", "ranges"}
+# Small modules that import nothing but one another.
+EVERYWHERE = {
+  *("registry", "durable", "interrupts", "paths", "ranges", "errors", "cli"),
+}
+# Layers from below; a layer imports those that it names and `EVERYWHERE`.
 ALLOWED = {
-  "registry": set(),
-  "durable": set(),
-  "interrupts": set(),
-  "paths": set(),
-  "ranges": set(),
+  **{module: set() for module in EVERYWHERE},
   "config": set(),
   "workdirs": set(),
   "orthogonal": set(),
-  "data": set(),
+  "data.engine": set(),
+  "data.generators": {"data.engine"},
+  "data.images": {"data.engine"},
+  "data.sets": {"data.engine", "data.generators", "data.images"},
   "models": {"orthogonal"},
   "tasks": {"data"},
+  "theory": {"config"},
   "training": {
     *("models", "tasks", "data", "config", "orthogonal", "workdirs"),
   },
-  "analysis": {"models", "orthogonal", "config", "workdirs"},
-  "theory": set(),
+  "trained": {"config", "models", "tasks", "training", "workdirs"},
+  "analysis.plotting": set(),
+  "analysis.tokens": {"models", "orthogonal", "trained", "analysis.plotting"},
+  "analysis.certificates": {
+    *("models", "orthogonal", "trained", "analysis.tokens"),
+  },
+  "analysis.evaluation": {
+    *("models", "orthogonal", "tasks", "data", "workdirs", "training"),
+    *("trained", "analysis.tokens", "analysis.certificates"),
+  },
+  "analysis.tables": {"config", "models", "workdirs", "analysis.plotting"},
+  "analysis.page": {"analysis", "config", "models", "trained", "workdirs"},
+  "costs": {"config", "models", "tasks"},
+  "prepare": {"data", "tasks"},
   "main": {"config", "training"},
   "__main__": {"main"},
 }
@@ -46,33 +61,28 @@ def imported(path):
       yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-# Commands stand above what they command, wherever their file is.
-COMMANDS = {
-  "analysis/perplexity.py": {"analysis", "data", "training"},
-  "analysis/robustness.py": {"analysis", "data"},
-  "analysis/segmentation.py": {"analysis", "data", "models", "training"},
-  "analysis/trained.py": {
-    *("analysis", "models", "tasks", "training", "workdirs"),
-  },
-  "data/prepare.py": {"data", "tasks"},
-  "theory/advise.py": {"config"},
-  "models/__main__.py": {"models", "tasks", "config"},
-}
+def part_of(name):
+  """Returns the layer of a dotted name below jaxformers, or None."""
+  parts = name.split(".")
+  for count in (2, 1):
+    if ".".join(parts[:count]) in ALLOWED:
+      return ".".join(parts[:count])
+  return None
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.name))
 def test_imports_point_downwards(path):
-  part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-  if part == "__init__":
-    return
-  own = COMMANDS.get(path.relative_to(PACKAGE).as_posix(), ALLOWED[part])
+  dotted = path.relative_to(PACKAGE).with_suffix("").as_posix()
+  part = part_of(dotted.replace("/", "."))
   for name in imported(path):
     top, _, rest = name.partition(".")
     assert top not in HEAVY, name
     assert path.name in SLOW.get(top, (path.name,)), name
-    if top == "jaxformers" and rest.split(".")[0] in ALLOWED:
-      used = rest.split(".")[0]
-      assert used in own | EVERYWHERE | {part}, f"{part} -> {used}"
+    used = part_of(rest) if top == "jaxformers" else None
+    if part is None or used is None:
+      continue
+    allowed = ALLOWED[part] | EVERYWHERE | {part}
+    assert used in allowed or used.split(".")[0] in allowed, f"{part} -> {used}"
 
 
 @pytest.mark.parametrize(

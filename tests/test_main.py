@@ -269,7 +269,7 @@ def test_help_shows_flags_and_fields():
   for words in (
     "--workdir",
     "  seed=0  # seed of",
-    "python -m jaxformers.models",
+    "python -m jaxformers models",
   ):
     assert words in done.stdout
   assert done.stderr == ""
@@ -352,7 +352,7 @@ def test_several_seeds(finished, command, tmp_path):
     results(finished[0]) | {"config": 0}
   )
   table = run(
-    [sys.executable, "-m", "jaxformers.analysis.results", str(tmp_path)]
+    [sys.executable, "-m", "jaxformers.analysis.tables.results", str(tmp_path)]
   )
   assert "| 0 1 |" in table.stdout
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxformers import config as configs
 from jaxformers import main, models, ranges, tasks
-from jaxformers.data.augment import Augment
+from jaxformers.data.images.augment import Augment
 from jaxformers.models.attention import Attention, shared_options
 from jaxformers.models.blocks import BLOCKS
 from jaxformers.models.embedding import Embedding

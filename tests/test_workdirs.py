@@ -7,7 +7,7 @@ import math
 import pytest
 
 from jaxformers import workdirs
-from jaxformers.analysis import depth, published, results
+from jaxformers.analysis.tables import depth, published, results
 
 COMMANDS = (
   *("smoothness", "lipschitz", "inverse", "perplexity", "segmentation"),

@@ -3,7 +3,7 @@ r"""Depth against width at equal parameters: figure 2 of Levine et al. 2020.
 python launch/sweep.py --config configs/depth/figure2.py \
     --workdir runs/figure2 --grid depth=6,12,24 --grid size=1,2,3,4 \
     --tune rate=5e-4,1e-3,2e-3 --seeds 0,1,2 --config.task.archive=PATH
-python -m jaxformers.analysis.depth runs/figure2 --out figure2
+python -m jaxformers depth runs/figure2 --out figure2
 
 Decoders over 1,000 byte pairs; of each size one of 6, one of 12 and one of 24
 layers with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters

@@ -9,7 +9,7 @@ python -m jaxformers.main --config configs/lm/wikitext103.py:model=neutreno \
 
 The paper gives validation and test perplexities 33.15 and 34.29 for softmax
 attention, 32.60 and 33.70 with the term of lambda = 0.4, evaluated by a window
-that moves a word at a time: python -m jaxformers.analysis.perplexity. Sixteen
+that moves a word at a time: python -m jaxformers perplexity. Sixteen
 layers of d = 128, 500,000 steps of 96 windows: not run by us.
 Differs from the paper's code: windows are drawn in a random order; positions
 count forwards.

@@ -9,7 +9,7 @@ The paper gives 38.9 for TransJect and 40.6 for the Transformer; a linear
 classifier on the pixels has 30.9. At size=tiny: 31.4, in half an hour on two
 cores. More in docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0.
 """
 

@@ -8,7 +8,7 @@ looks at the first token alone reaches 35.6 on our test split. At size=tiny:
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Longer
 test expressions: --config.task.test_min_length=2000
 --config.task.test_max_length=4000.

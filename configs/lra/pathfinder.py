@@ -8,7 +8,7 @@ docs/results.md.
 python -m jaxformers.main --config configs/lra/pathfinder.py:size=tiny \
     --workdir runs/pathfinder
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Easier
 levels: --config.task.difficulty=intermediate|easy; longer sequences:
 --config.task.resolution=64|128|256.

@@ -9,7 +9,7 @@ The paper gives 80.3 for TransJect and 80.7 for the Transformer. At size=tiny on
 the stand-in of 8,000 pairs of reviews: 56.0, where the similarity of byte
 histograms has 53.1. More in docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Another
 number of pairs than LRA's is named by --config.task.num_train=8000 and so on.
 """

@@ -10,7 +10,7 @@ regression on the byte histogram of the whole review reaches 66.4, more than
 every model of the papers' tables. At size=tiny: 64.3 on two cores in
 ten minutes. More in docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Under the
 last three the test split chooses the checkpoint, as it did for the published
 numbers.

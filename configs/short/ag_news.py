@@ -8,7 +8,7 @@ python -m jaxformers.main --config configs/short/ag_news.py \
 The paper gives 88.8 for TransJect and 90.2 for Random-TransJect. At size=tiny:
 87.0 under "test_only", on 1,000 articles. More in docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|tiny, protocol=jaxformers|paper|test_only, seed=0. Under "paper" the
 test split chooses the checkpoint, by its loss; "test_only" needs nothing but
 test.csv, and compares with no other number.

@@ -9,7 +9,7 @@ The paper gives 88.1 for TransJect and 81.3 for the Transformer. A logistic
 regression on which pieces occur has 87.9 with BERT's vocabulary. At size=tiny:
 87.6 with it, in eight minutes on two cores. More in docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|tiny, protocol=jaxformers|paper, seed=0. Under "paper" the test split
 chooses the checkpoint, by its loss.
 

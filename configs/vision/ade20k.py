@@ -10,7 +10,7 @@ python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
 
 The paper gives a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
 softmax attention, 37.24 and 38.06 with lambda = 0.6 in encoder and decoder, by
-windows that slide: python -m jaxformers.analysis.segmentation. What a run
+windows that slide: python -m jaxformers segmentation. What a run
 prints is of the middles of the images alone. 64 epochs of 512 x 512 pixels: for
 accelerators, and not run by us.
 

@@ -9,7 +9,7 @@ NeuTRENO's table 8 gives 75.89 for kernel attention of 12 layers and 76.75 with
 its term, and says no more of the setting; size=paper is DeiT-tiny's, with the
 training of DeiT over 300 epochs. At size=tiny: docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|tiny, seed=0. Table 8's are model=kernelized with
 --config.model.mixer.normalize=true and --config.model.mixer.fidelity=0.6.
 """

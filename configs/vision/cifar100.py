@@ -8,7 +8,7 @@ python -m jaxformers.main --config configs/vision/cifar100.py:model=neutreno \
 DeiT's training over 300 epochs: for accelerators, and not run by us. size=tiny
 is that of configs/vision/cifar10.py.
 
-Arguments: model=NAME, one of those that python -m jaxformers.models lists;
+Arguments: model=NAME, one of those that python -m jaxformers models lists;
 size=paper|tiny, seed=0.
 """
 

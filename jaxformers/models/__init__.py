@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal, ranges
+from jaxformers.errors import UserError
 from jaxformers.models import attention, heads, mixers, reversible
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks import BLOCKS
@@ -179,7 +180,7 @@ def build(
       the branches) and `mixer_defaults` that differ from the encoder's.
 
   Raises:
-    ValueError: for an unknown name or option, naming the choices; for an
+    UserError: for an unknown name or option, naming the choices; for an
       option out of its range; for options that do not go together.
   """
   options = dict(locals())
@@ -212,7 +213,7 @@ def build(
   if objective == "language_model":
     options = {"causal": True} | options
     if not options["causal"]:
-      raise ValueError(
+      raise UserError(
         "A language model with mixer.causal=False sees what it predicts: "
         "leave the option out."
       )
@@ -302,7 +303,7 @@ def build(
 
 
 def check(options: Mapping[str, Any], kind: str = "config.model") -> None:
-  """Raises ValueError for a name that no model has, before there are sizes.
+  """Raises UserError for a name that no model has, before there are sizes.
 
   Checks what does not depend on the task: names of options, mixer and block,
   and the choices of a few of them. `build` checks the rest.
@@ -318,7 +319,7 @@ def check(options: Mapping[str, Any], kind: str = "config.model") -> None:
     options.get(name, {}) for name in ("mixer", "block", "mixer_defaults")
   )
   if missing := {"d_model", "num_layers"} - options.keys():
-    raise ValueError(f"{kind} needs {', '.join(sorted(missing))}: set both.")
+    raise UserError(f"{kind} needs {', '.join(sorted(missing))}: set both.")
   parts = _Parts(variant, jnp.float32, "cayley", dict(block))
   make_mixer, _ = parts.bind(_with_defaults(variant, mixer, shared), 1, 1)
   if isinstance(module := make_mixer(), attention.Attention):
@@ -435,7 +436,7 @@ def _with_defaults(
   """Returns the mixer's options, completed by its variant's and by shared ones.
 
   Raises:
-    ValueError: for a shared option that no mixer of heads has.
+    UserError: for a shared option that no mixer of heads has.
   """
   make = MIXERS[variant.mixer]
   for option in shared:
@@ -462,7 +463,7 @@ def _check_pool(
   if pool not in pools or (objective in fits and head_options != PLAIN_HEAD):
     options = {"pool": pool, **head_options}
     values = ", ".join(f"{key}={value!r}" for key, value in options.items())
-    raise ValueError(
+    raise UserError(
       f"{values} are of classifiers: leave them out for a language model; a "
       'segmenter takes pool="cls" for a token in front.'
     )
@@ -479,26 +480,24 @@ def _check_input(
   head_options: dict[str, float],
 ) -> None:
   if patch_size and not image:
-    raise ValueError(
+    raise UserError(
       f"patch_size={patch_size} is for images, and this task has sequences: "
       "leave it 0."
     )
   if objective == "classification" and head:
-    raise ValueError(
+    raise UserError(
       f"head={dict(head)} is for language models and segmenters: a classifier "
       f"has pool, {', '.join(PLAIN_HEAD)}, head_activation and interaction."
     )
   _check_pool(objective, pool, head_options)
   if max_len < 1 and not image:
-    raise ValueError(f"max_len={max_len}: a sequence has at least one token.")
+    raise UserError(f"max_len={max_len}: a sequence has at least one token.")
   if num_classes < 1 and objective != "language_model":
-    raise ValueError(f"num_classes={num_classes}: choose at least one class.")
+    raise UserError(f"num_classes={num_classes}: choose at least one class.")
   if objective == "segmentation" and not image:
-    raise ValueError("Segmentation takes images, and this task has sequences.")
+    raise UserError("Segmentation takes images, and this task has sequences.")
   if objective == "language_model" and image:
-    raise ValueError(
-      "Language models take sequences, and this task has images."
-    )
+    raise UserError("Language models take sequences, and this task has images.")
 
 
 def in_float32(model: Model) -> Model:
@@ -526,12 +525,12 @@ def causal_mixers() -> list[str]:
 
 def _check_reversible(block: Any, num_layers: int) -> None:
   if not reversible.has_form(block):
-    raise ValueError(
+    raise UserError(
       'activations="reversible" needs layers that can be undone: those of '
       'transject and random_transject. For other models choose "recomputed".'
     )
   if num_layers < 2:
-    raise ValueError(
+    raise UserError(
       f'activations="reversible" with num_layers={num_layers}: alpha / L may '
       "come near to 1, and undoing a layer would take forever. Choose at least "
       '2 layers, or "recomputed".'
@@ -556,7 +555,7 @@ def _options(
   ]
   for option in given:
     if option == "causal" and option not in own:
-      raise ValueError(
+      raise UserError(
         f"{kind} has no causal form. Mixers that have one: "
         f"{', '.join(causal_mixers())}."
       )

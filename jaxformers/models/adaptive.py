@@ -17,6 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
+
 CHUNK = 1 << 24  # Logits that are held at a time.
 
 
@@ -24,11 +26,11 @@ def edges(vocab_size: int, cutoffs: tuple[int, ...]) -> tuple[int, ...]:
   """Where shortlist and clusters start and end: (0, *cutoffs, vocab_size).
 
   Raises:
-    ValueError: for cutoffs that do not rise or reach the vocabulary's size.
+    UserError: for cutoffs that do not rise or reach the vocabulary's size.
   """
   found = (0, *cutoffs, vocab_size)
   if any(a >= b for a, b in itertools.pairwise(found)):
-    raise ValueError(
+    raise UserError(
       f"cutoffs={cutoffs} of a vocabulary of {vocab_size:,} ids: they must "
       "rise and lie between 0 and its size. Leave out those that are too large."
     )
@@ -59,7 +61,7 @@ class AdaptiveEmbedding(nn.Module):
   def __call__(self, ids: jax.Array) -> jax.Array:
     bounds = edges(self.vocab_size, self.cutoffs)
     if self.div_value < 1 or self.d_model % self.div_value ** len(self.cutoffs):
-      raise ValueError(
+      raise UserError(
         f"div_value={self.div_value} with {len(self.cutoffs)} cutoffs does not "
         f"divide d_model={self.d_model}: choose 1, or another width."
       )

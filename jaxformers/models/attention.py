@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer")
@@ -126,10 +127,10 @@ def kernel_init(deviation: float) -> Callable[..., jax.Array]:
   """The initializer of kernels: normal of a deviation, or Xavier's for 0.
 
   Raises:
-    ValueError: for a negative deviation.
+    UserError: for a negative deviation.
   """
   if deviation < 0:
-    raise ValueError(
+    raise UserError(
       f"init_std={deviation}: a deviation is not negative; use 0 for the "
       "default initializer."
     )
@@ -141,16 +142,16 @@ def kernel_init(deviation: float) -> Callable[..., jax.Array]:
 def dropout_layer(rate: float, train: bool) -> nn.Module:
   """Drops a share of what it is given; ValueError if not in [0, 1)."""
   if not 0 <= rate < 1:
-    raise ValueError(
+    raise UserError(
       f"dropout_rate={rate} is not in [0, 1): it is the share that is dropped."
     )
   return nn.Dropout(rate, deterministic=not train)
 
 
 def check_heads(num_heads: int, d_model: int) -> None:
-  """Raises ValueError for a number of heads that does not divide d_model."""
+  """Raises UserError for a number of heads that does not divide d_model."""
   if num_heads < 1 or d_model % num_heads:
-    raise ValueError(
+    raise UserError(
       f"num_heads={num_heads} does not divide d_model={d_model}: choose a "
       "number of heads that does."
     )
@@ -267,7 +268,7 @@ class Attention(nn.Module):
     d = x.shape[-1]
     check_heads(self.num_heads, d)
     if self.max_len and x.shape[1] > self.max_len:
-      raise ValueError(
+      raise UserError(
         f"A sequence of {x.shape[1]} tokens is longer than "
         f"max_len={self.max_len}: raise max_len or cut the sequence."
       )
@@ -297,7 +298,7 @@ class Attention(nn.Module):
       **self.options,
     )
     if (self.seed or self.redraw) and not drawn:
-      raise ValueError(
+      raise UserError(
         f"seed={self.seed}, redraw={self.redraw}: with these options nothing "
         "is drawn. Leave both out."
       )
@@ -318,19 +319,19 @@ class Attention(nn.Module):
   def _check_options(self) -> None:
     missing = {"q", "k"} - {*self.heads.inputs} if self.symmetric else set()
     if missing:
-      raise ValueError(
+      raise UserError(
         "symmetric=True shares the projection of queries and keys, and this "
         f"mixer has no {' and no '.join(sorted(missing))}. Leave it out."
       )
     if (self.fidelity or self.learn_fidelity) and "v" not in self.heads.inputs:
-      raise ValueError(
+      raise UserError(
         f"fidelity={self.fidelity}: this mixer has no values to be faithful "
         "to. Leave it out."
       )
     if self.fidelity < 0:
-      raise ValueError(f"fidelity={self.fidelity}: it must not be negative.")
+      raise UserError(f"fidelity={self.fidelity}: it must not be negative.")
     if self.feat_scale and self.options.get("causal"):
-      raise ValueError(
+      raise UserError(
         "feat_scale=True takes the mean of all tokens, later ones too: there "
         "is no causal form. Leave out one of the two."
       )
@@ -407,19 +408,19 @@ class Attention(nn.Module):
     given = self.variables.get("random", {})
     if name in given:
       if given[name].shape != like.shape:
-        raise ValueError(
+        raise UserError(
           f"The collection random has {name!r} of shape {given[name].shape}, "
           f"where {'/'.join(self.path)} takes {like.shape}."
         )
       return given[name]
     if given and not self.is_mutable_collection("random"):
-      raise ValueError(
+      raise UserError(
         f"The collection random has {', '.join(sorted(given))} for "
         f"{'/'.join(self.path)}, which draws {name!r}."
       )
     if train and self.redraw:
       if not self.has_rng("random"):
-        raise ValueError(
+        raise UserError(
           'With redraw=True training draws anew: give rngs={"random": key}, or '
           "set redraw=False."
         )
@@ -499,7 +500,7 @@ def _check_types(
       continue
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
-      raise ValueError(
+      raise UserError(
         f"Option {option}={value!r} of mixer {name!r} is not of type "
         f"{kind.__name__}."
       )

@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.activations import elu
 from jaxformers.models.attention import dropout_layer, kernel_init, rotation
 from jaxformers.models.mixers.transject import ResidualScale
@@ -104,7 +105,7 @@ class TwoBranches(nn.Module):
   def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
     """Drops a branch of some samples as a whole, and scales the others."""
     if not 0 <= self.drop_path_rate < 1:
-      raise ValueError(
+      raise UserError(
         f"drop_path_rate={self.drop_path_rate} is not in [0, 1): it is the "
         "share of samples of which the last layer drops a branch."
       )

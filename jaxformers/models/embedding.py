@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.errors import UserError
 from jaxformers.models.adaptive import AdaptiveEmbedding
 from jaxformers.registry import choose
 
@@ -35,11 +36,11 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
   whose channels hardly change over 32 pixels.
 
   Raises:
-    ValueError: for a length that is no square, or d not divisible by 4.
+    UserError: for a length that is no square, or d not divisible by 4.
   """
   side = math.isqrt(length)
   if side**2 != length or d % 4:
-    raise ValueError(
+    raise UserError(
       f'positions="sinusoid_2d" with {length} positions in {d} channels: it '
       "needs the pixels of a square image and channels divisible by 4. Choose "
       '"sinusoid" or "learned".'
@@ -56,11 +57,11 @@ def num_patches(image: tuple[int, ...], patch_size: int) -> int:
   """The patches of an image (height, width, channels).
 
   Raises:
-    ValueError: for a patch that does not divide the image.
+    UserError: for a patch that does not divide the image.
   """
   height, width, _ = image
   if patch_size < 1 or height % patch_size or width % patch_size:
-    raise ValueError(
+    raise UserError(
       f"patch_size={patch_size} does not divide an image of {height} x {width} "
       "pixels: choose one that does, such as 4 for 32 x 32 or 16 for 224 x 224."
     )
@@ -84,9 +85,9 @@ def _fan_in_uniform() -> nn.initializers.Initializer:
 
 
 def check_width(d_model: int, *, concatenate: bool) -> None:
-  """Raises ValueError for an odd width whose halves are token and position."""
+  """Raises UserError for an odd width whose halves are token and position."""
   if concatenate and d_model % 2:
-    raise ValueError(
+    raise UserError(
       f"d_model={d_model} is odd: half of the channels are for the token and "
       "half for its position. Choose an even d_model."
     )
@@ -135,7 +136,7 @@ class Embedding(nn.Module):
     check_width(self.d_model, concatenate=self.concatenate)
     d = self.d_model // 2 if self.concatenate else self.d_model
     if self.cutoffs and not self.vocab_size:
-      raise ValueError(
+      raise UserError(
         f"cutoffs={self.cutoffs} are of a vocabulary, and what is read here "
         "are real numbers or patches: leave them out."
       )
@@ -149,7 +150,7 @@ class Embedding(nn.Module):
       x = jnp.concatenate([own, x], 1)
     n, max_len = x.shape[1], self.max_len + self.cls
     if self.positions != "sinusoid" and n > max_len:
-      raise ValueError(
+      raise UserError(
         f'A sequence of {n} tokens has no positions="{self.positions}" beyond '
         f"max_len={self.max_len}: raise max_len or cut the sequence."
       )

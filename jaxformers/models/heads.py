@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import (
   dropout_layer,
   kernel_init,
@@ -152,7 +153,7 @@ def check(
   num_inputs: int,
   hidden: tuple[int, int],
 ) -> None:
-  """Raises ValueError for a head that cannot be.
+  """Raises UserError for a head that cannot be.
 
   Args:
     pool, activation, interaction: see `ClassifierHead`.
@@ -161,7 +162,7 @@ def check(
   """
   width, layers = hidden
   if layers < 1 or (layers > 1 and not width):
-    raise ValueError(
+    raise UserError(
       f"head_layers={layers} with head_dim={width}: there is at least one "
       "hidden layer, or none with head_dim=0 and head_layers=1."
     )
@@ -170,7 +171,7 @@ def check(
   if num_inputs == 2:
     choose("interaction of a pair", interaction, INTERACTIONS)
   elif interaction:
-    raise ValueError(
+    raise UserError(
       f"interaction={interaction!r} is for pairs, and this task has "
       f"{num_inputs} input: leave it empty."
     )

@@ -26,6 +26,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxformers import models, paths
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 
 Params = dict[str, Any]
@@ -90,13 +91,13 @@ def resized(table: np.ndarray, count: int) -> np.ndarray:
     count: 1 + m^2.
 
   Raises:
-    ValueError: for a count that is no square image's and not the table's.
+    UserError: for a count that is no square image's and not the table's.
   """
   if len(table) == count:
     return table
   old, new = (round((n - 1) ** 0.5) for n in (len(table), count))
   if (old**2 + 1, new**2 + 1) != (len(table), count):
-    raise ValueError(
+    raise UserError(
       f"{len(table)} positions cannot become {count}: they are not those of "
       "square images with a class token."
     )
@@ -148,7 +149,7 @@ def _bert(
   config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
   if config.get("position_embedding_type", "absolute") != "absolute":
-    raise ValueError(
+    raise UserError(
       f"position_embedding_type={config['position_embedding_type']!r}: only "
       "BERTs with absolute positions are read."
     )
@@ -215,30 +216,30 @@ def _read_config(file: Path) -> tuple[str, dict[str, Any]]:
   """Returns the kind of model and the fields of config.json.
 
   Raises:
-    ValueError: for a file that is damaged, of another kind of model, or lacks a
+    UserError: for a file that is damaged, of another kind of model, or lacks a
       size.
   """
   remedy = "Fetch it again from where the weights come from."
   try:
     config = json.loads(file.read_text(encoding="utf-8"))
   except (ValueError, OSError, RecursionError) as error:
-    raise ValueError(f"{file} cannot be read ({error}). {remedy}") from None
+    raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
   if not isinstance(config, dict):
-    raise ValueError(f"{file} holds no fields. {remedy}")
+    raise UserError(f"{file} holds no fields. {remedy}")
   kind = choose(f"model_type in {file}:", config.get("model_type"), _KINDS)
   for name in (*_COMMON_SIZES, *_SIZES[kind]):
     value = config.get(name)
     if type(value) is not int or value < 1:
-      raise ValueError(
+      raise UserError(
         f"{name}={value!r} in {file} is no positive integer. {remedy}"
       )
   epsilon = config.get("layer_norm_eps")
   if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
-    raise ValueError(
+    raise UserError(
       f"layer_norm_eps={epsilon!r} in {file} is no number from 0 to 1. {remedy}"
     )
   if not isinstance(config.get("id2label") or {}, dict):
-    raise ValueError(f"id2label in {file} names no classes. {remedy}")
+    raise UserError(f"id2label in {file} names no classes. {remedy}")
   return kind, config
 
 
@@ -246,7 +247,7 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
   """Returns the tensors of a file by name.
 
   Raises:
-    ValueError: for a file that is damaged, or a tensor with NaN or infinity.
+    UserError: for a file that is damaged, or a tensor with NaN or infinity.
   """
   remedy = "Fetch the file again from where the weights come from."
   # A type that NumPy has not raises KeyError or TypeError.
@@ -254,14 +255,14 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
   try:
     tensors = safetensors.numpy.load_file(file)
   except (*damaged, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f"{file} cannot be read ({error}). {remedy}") from None
+    raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
   for name, value in tensors.items():
     if value.dtype.kind in "biu":
       continue
     with np.errstate(over="ignore"):  # Weights are read as float32.
       finite = np.isfinite(np.asarray(value, np.float32))
     if not finite.all():
-      raise ValueError(
+      raise UserError(
         f"{file}: {value.size - finite.sum():,} of {value.size:,} values of "
         f"{name!r} are NaN or infinite in float32. {remedy}"
       )
@@ -276,20 +277,20 @@ def _read(
   files = [folder / "config.json", folder / "model.safetensors"]
   index = folder / "model.safetensors.index.json"
   if index.is_file() and not files[1].is_file():
-    raise ValueError(
+    raise UserError(
       f"{index} names several files, and only one is read: load them with "
       "transformers, and save_pretrained(..., max_shard_size='1TB')."
     )
   for file in files:
     if not file.is_file():
-      raise ValueError(
+      raise UserError(
         f"There is no {file}: give a folder as Hugging Face's save_pretrained "
         "leaves it, with config.json and model.safetensors. (Other formats: "
         "load them there, and save_pretrained(..., safe_serialization=True).)"
       )
   kind, config = _read_config(files[0])
   if config.get("hidden_act", "gelu") != "gelu":
-    raise ValueError(
+    raise UserError(
       f"hidden_act={config['hidden_act']!r} in {files[0]}: only exact GELU is "
       "read."
     )
@@ -333,7 +334,7 @@ def load(
       another `num_classes`, or where the file has none, the head is new.
 
   Raises:
-    ValueError: for another architecture, naming the tensors that differ.
+    UserError: for another architecture, naming the tensors that differ.
   """
   options, names, tensors = _read(folder)
   for part in ("mixer", "block", "embedding"):
@@ -356,13 +357,13 @@ def parameters(folder: str | Path, start: Params) -> Params:
       is a head or belongs to a term that pre-trained models have not.
 
   Raises:
-    ValueError: for another architecture, naming the tensors that differ.
+    UserError: for another architecture, naming the tensors that differ.
   """
   options, names, tensors = _read(folder)
   heads = options["mixer"]["num_heads"]
   query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
-    raise ValueError(
+    raise UserError(
       f"{folder} has {heads} heads and the model {query.shape[1]}: set "
       f"model.mixer.num_heads={heads}."
     )
@@ -400,7 +401,7 @@ def _filled(
   ]
   if wrong:
     listed = "\n  ".join([*wrong[:8], *(["..."] if len(wrong) > 8 else [])])
-    raise ValueError(
+    raise UserError(
       f"{folder} is of another architecture; {len(wrong)} tensors differ:\n  "
       f"{listed}\nBuild the model with the file's sizes: see `pretrained.load`."
     )

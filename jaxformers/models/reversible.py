@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 from jaxformers.models.blocks import Injective, orthogonal_feed_forward
 from jaxformers.models.mixers.transject import (
   FOLDED,
@@ -74,10 +75,10 @@ def form(block: Any) -> Form:
   """The form of the layers of which `block` is one, unbound.
 
   Raises:
-    ValueError: if the block is not TransJect's.
+    UserError: if the block is not TransJect's.
   """
   if not has_form(block):
-    raise ValueError(
+    raise UserError(
       f"{type(block).__name__} layers cannot be run backwards: that needs "
       'TransJect\'s, so the model "transject" or "random_transject".'
     )

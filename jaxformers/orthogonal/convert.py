@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 
 # How far the eigenvalues of a Cayley map must stay from -1: the parameters grow
@@ -28,7 +29,7 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
     float64 [..., d, d], strictly lower triangular but for "matrix".
 
   Raises:
-    ValueError: if q is not orthogonal, or beyond what the map can reach from
+    UserError: if q is not orthogonal, or beyond what the map can reach from
       the base: determinant -1; an eigenvalue -1 for "cayley"; a reflection
       that would have to be infinite for "householder".
   """
@@ -46,14 +47,14 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
 def _one(q: np.ndarray, name: str, i: int) -> np.ndarray:
   defect = np.abs(q.T @ q - np.eye(len(q))).max()
   if not defect < 1e-3:
-    raise ValueError(
+    raise UserError(
       f"Matrix {i} is not orthogonal: max |q.T q - I| is {defect:.2g}. Give "
       "one that is, such as its polar factor (scipy.linalg.polar)."
     )
   left, _, right = np.linalg.svd(q)
   q = left @ right  # The nearest orthogonal matrix.
   if name != "matrix" and np.linalg.det(q) < 0:
-    raise ValueError(
+    raise UserError(
       f"Matrix {i} has determinant -1 relative to its base; {name!r} gives "
       "rotations only. Give a base of determinant -1, such as the matrix."
     )
@@ -64,7 +65,7 @@ def _cayley(q: np.ndarray, i: int) -> np.ndarray:
   eye = np.eye(len(q))
   distance = np.linalg.svd(q + eye, compute_uv=False).min()
   if distance < _NEAREST:
-    raise ValueError(
+    raise UserError(
       f"Matrix {i} has an eigenvalue within {distance:.1g} of -1, which "
       "'cayley' cannot reach. Give a base near to the matrix, such as the "
       "matrix itself, or take 'expm'."
@@ -105,7 +106,7 @@ def _householder(q: np.ndarray, i: int) -> np.ndarray:
     v[:k] = 0
     v[k] += 1
     if abs(v[k]) < _NEAREST:
-      raise ValueError(
+      raise UserError(
         f"Matrix {i} needs an infinite reflection {k} under 'householder'. "
         "Give a base near to the matrix, such as the matrix itself, or take "
         "'expm'."

@@ -35,7 +35,7 @@ def get(name: str = "", **options: object) -> Task:
   """Returns the task of a name.
 
   Raises:
-    ValueError: for an unknown name or option, with the choices; for an option
+    UserError: for an unknown name or option, with the choices; for an option
       out of its range.
   """
   values = {key: value for key, value in options.items() if value is not None}

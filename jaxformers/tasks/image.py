@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxformers.data import cifar10, encodings, source
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.sets import cifar10
 from jaxformers.registry import choose
 from jaxformers.tasks.pixels import Protocol
 from jaxformers.tasks.splits import slices, torch_random

@@ -8,8 +8,10 @@ import math
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data import encodings, source, text_files
-from jaxformers.data.segments import Segments, stream
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine.segments import Segments, stream
+from jaxformers.data.sets import text_files
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tasks.task import TASKS, Task, data_folder
 
@@ -48,20 +50,20 @@ def load(
   choose("protocol of language", protocol, ("jaxformers",))
   choose("tokens", tokens, TOKENS)
   if max_len < 1:
-    raise ValueError(f"max_len={max_len}: a window has at least one token.")
+    raise UserError(f"max_len={max_len}: a window has at least one token.")
   if eval_windows < 0:
-    raise ValueError(
+    raise UserError(
       f"eval_windows={eval_windows}: give a number of windows, or 0 for all."
     )
   if not archive:
-    raise ValueError(
+    raise UserError(
       "A language model needs a text: pass the path of a folder or an archive "
       f"of {', '.join(text_files.ENDINGS)} files with --archive (prepare) or "
       "--config.task.archive."
     )
   path = paths.expand(archive)
   if not path.exists():
-    raise ValueError(
+    raise UserError(
       f"There is no {path}: give the path of a folder, a tar or a text file."
     )
   encoding = {

@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.data import (
-  encodings,
-  listops,
-  listops_files,
-  listops_text,
-  packed,
-  source,
-)
+from jaxformers.data.engine import encodings, packed, source
+from jaxformers.data.generators import listops, listops_text
+from jaxformers.data.sets import listops as listops_files
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
   TASKS,
@@ -88,7 +84,7 @@ def load(
   )
   if archive:
     if settings != listops.Settings(**counts):
-      raise ValueError(
+      raise UserError(
         f"{settings}: these are settings of generated data, and the archive "
         f"{archive} is read as it is. Leave one of the two out."
       )

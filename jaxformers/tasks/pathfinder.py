@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jaxformers.data import encodings, pathfinder, pathfinder_files, source
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.generators import pathfinder
+from jaxformers.data.sets import pathfinder as pathfinder_files
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tasks.pixels import Protocol
 from jaxformers.tasks.splits import slices, torch_random
@@ -95,7 +98,7 @@ def _load(
   folder = data_folder(data_dir)
   if archive:
     if settings.seed != DEFAULTS.seed:
-      raise ValueError(
+      raise UserError(
         f"seed={settings.seed} is of generated data, and the archive {archive} "
         "is read as it is. Leave one of the two out."
       )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.packed import Packed
+from jaxformers.data.engine.packed import Packed
 
 # What stands for each pixel when 0 is a value, and when it is padding.
 VALUES = tuple(str(value) for value in range(256))

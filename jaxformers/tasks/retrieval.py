@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxformers.data import aan, encodings, source
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.sets import aan
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
   TASKS,

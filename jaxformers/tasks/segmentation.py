@@ -6,8 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from jaxformers.data import ade20k, encodings, source
-from jaxformers.data.scenes import Scenes
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.images.scenes import Scenes
+from jaxformers.data.sets import ade20k
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import TASKS, Task, data_folder
@@ -41,9 +43,9 @@ def load(
   """
   choose("protocol of ade20k", protocol, ("jaxformers", "paper"))
   if window < 1:
-    raise ValueError(f"window={window}: it has at least one pixel.")
+    raise UserError(f"window={window}: it has at least one pixel.")
   if num_train < 2 or num_test < 1:
-    raise ValueError(
+    raise UserError(
       f"num_train={num_train} and num_test={num_test}: give at least two "
       "scenes to train on, of which one is held out, and one to test."
     )
@@ -56,7 +58,7 @@ def load(
   )
   sizes = {name: len(split) for name, split in packed.items()}
   if sizes != origin.counts:  # Earlier versions prepared parts as the whole.
-    raise ValueError(
+    raise UserError(
       f"The prepared {origin.key} holds {sizes} scenes instead of "
       f"{origin.counts}: delete {origin.key}* in tfds/ and packed/ of "
       f"{data_folder(data_dir)}, and prepare it again."

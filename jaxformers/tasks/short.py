@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data import ag_news, encodings, imdb, source
-from jaxformers.data.packed import Packed
-from jaxformers.data.source import Source
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.source import Source
+from jaxformers.data.sets import ag_news, imdb
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import (

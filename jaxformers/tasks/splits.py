@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from jaxformers.data.images import Images
-from jaxformers.data.packed import Packed
-from jaxformers.data.scenes import Scenes
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.images.scenes import Scenes
+from jaxformers.data.images.splits import Images
+from jaxformers.errors import UserError
 
 Split = TypeVar("Split", Packed, Images, Scenes)
 
@@ -21,10 +22,10 @@ def hold_out(train: Split, count: int) -> dict[str, Split]:
   text that occurs twice does not stand on both sides, but for one at the edge.
 
   Raises:
-    ValueError: if nothing would be left to train on.
+    UserError: if nothing would be left to train on.
   """
   if count >= len(train):
-    raise ValueError(
+    raise UserError(
       f"{count:,} examples cannot be held out of {len(train):,}: choose fewer."
     )
   order = np.argsort(train.keys, kind="stable")

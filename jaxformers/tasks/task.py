@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data.images import Images
-from jaxformers.data.packed import Packed, pack
+from jaxformers.data.engine.packed import Packed, pack
+from jaxformers.data.images.splits import Images
+from jaxformers.errors import UserError
 from jaxformers.registry import Registry
 
 TASKS: Registry = Registry("task")
@@ -85,10 +86,10 @@ class Task:
       length: tokens at most, marks included; 0 for max_len.
 
     Raises:
-      ValueError: for a task of no text, or a text that is none of the task's.
+      UserError: for a task of no text, or a text that is none of the task's.
     """
     if self.tokenize is None:
-      raise ValueError(f"The inputs of {self.name} are no text.")
+      raise UserError(f"The inputs of {self.name} are no text.")
     train = self.splits["train"]
     marks = {name: getattr(train, name, 0) for name in ("start", "end")}
     one = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
@@ -123,7 +124,7 @@ def data_folder(data_dir: str) -> Path:
   The argument, or $JAXFORMERS_DATA_DIR, or ~/.cache/jaxformers.
 
   Raises:
-    ValueError: if it cannot be written, or none is chosen and the home
+    UserError: if it cannot be written, or none is chosen and the home
       directory is unknown.
   """
   chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR", "")
@@ -132,7 +133,7 @@ def data_folder(data_dir: str) -> Path:
   except ValueError:
     if chosen:
       raise
-    raise ValueError(
+    raise UserError(
       "The data directory ~/.cache/jaxformers is unknown, because HOME is not "
       "set and this user has no home directory: pass --data_dir (prepare) or "
       "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
@@ -140,7 +141,7 @@ def data_folder(data_dir: str) -> Path:
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise ValueError(
+    raise UserError(
       f"The data directory {folder} cannot be made ({error.strerror}): pass "
       "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
     ) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxformers.data import encodings, imdb, source
+from jaxformers.data.engine import encodings, source
+from jaxformers.data.sets import imdb
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import (

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import paths
-from jaxformers.data import (
-  cifar10,
-  cifar100,
-  digests,
-  encodings,
-  source,
-  stores,
-)
-from jaxformers.data.augment import Augment
-from jaxformers.data.images import Images
-from jaxformers.data.source import Source
+from jaxformers.data.engine import digests, encodings, source
+from jaxformers.data.engine.source import Source
+from jaxformers.data.images import stores
+from jaxformers.data.images.augment import Augment
+from jaxformers.data.images.splits import Images
+from jaxformers.data.sets import cifar10, cifar100
+from jaxformers.errors import UserError
 from jaxformers.registry import call, choose
 from jaxformers.tasks.splits import hold_out, slices
 from jaxformers.tasks.task import (
@@ -161,7 +157,7 @@ def load_imagenet(
   """
   choose("protocol of imagenet2012", protocol, ("jaxformers", "paper"))
   if not archive:
-    raise ValueError(
+    raise UserError(
       "imagenet2012 has to be fetched by its user, from image-net.org: pass "
       "the path of a directory that tensorflow-datasets has prepared, or of a "
       "folder with train/CLASS/ and val/CLASS/, with --archive (prepare) or "
@@ -225,12 +221,12 @@ def _open(
 ) -> tuple[dict[str, stores.Store], tuple[str, ...]]:
   """`train` and `test`, the authors' validation; and the classes."""
   if (root / "dataset_info.json").is_file():
-    from jaxformers.data import builder
+    from jaxformers.data.engine import builder
 
     splits, classes = builder.open_images(root)
     known = {"train": "train", "test": "validation"}
     if not {*known.values()} <= splits.keys():
-      raise ValueError(
+      raise UserError(
         f"{root} has the splits {sorted(splits)}, not train and validation."
       )
     digest = hashlib.blake2b(
@@ -253,7 +249,7 @@ def _open(
   folders = {"train": root / "train", "test": root / "val"}
   for path in folders.values():
     if not path.is_dir():
-      raise ValueError(
+      raise UserError(
         f"There is no folder {path}: give one with train/CLASS/ and "
         "val/CLASS/, or a directory of tensorflow-datasets."
       )

@@ -1,7 +1,7 @@
 r"""How deep and how wide: advice from the depth-efficiency papers.
 
-python -m jaxformers.theory.advise --params 125e6 --vocab 32000
-python -m jaxformers.theory.advise --params 125e6 --vocab 32000 \
+python -m jaxformers advise --params 125e6 --vocab 32000
+python -m jaxformers advise --params 125e6 --vocab 32000 \
     --config configs/lm/text.py --out advice
 
 The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxformers import config as configs
+from jaxformers.errors import UserError
 from jaxformers.theory import bounds
 from jaxformers.theory.fit import (
   DEEPEST,
@@ -71,16 +72,16 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
     rank: rank of the embedding; 0 for no bound.
 
   Raises:
-    ValueError: for a negative bound, for fewer parameters than a layer of the
+    UserError: for a negative bound, for fewer parameters than a layer of the
       fit has, and where more than 96 layers would be needed.
   """
   if vocab < 0 or rank < 0:
-    raise ValueError(f"vocab={vocab}, rank={rank}: they are not negative.")
+    raise UserError(f"vocab={vocab}, rank={rank}: they are not negative.")
   depth = depth_of(params)
   wide = width(depth)
   if depth > DEEPEST:
     most = math.floor(parameters(DEEPEST, width(DEEPEST)))
-    raise ValueError(
+    raise UserError(
       f"params={params:,.0f}: the fit has {depth:.0f} layers of {wide:,.0f} "
       f"channels for them, and nothing is recommended beyond {DEEPEST} layers, "
       f"twice the deepest network of the fit. Give --params {most} or less."
@@ -90,7 +91,7 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   narrowest = limits[name]
   layers, built = _round_sizes(params, min(wide, narrowest), narrowest)
   if abs(parameters(layers, built) / params - 1) > _tolerance(params):
-    raise ValueError(_refuse_bottleneck(params, int(narrowest), name))
+    raise UserError(_refuse_bottleneck(params, int(narrowest), name))
   return Advice(
     depth,
     wide,
@@ -296,7 +297,7 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
 def main(argv: list[str] | None = None) -> None:
   """Prints the advice, and draws it if asked."""
   parser = argparse.ArgumentParser(
-    prog="python -m jaxformers.theory.advise",
+    prog="python -m jaxformers advise",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

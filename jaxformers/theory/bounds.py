@@ -1,6 +1,6 @@
 r"""Bounds of the separation rank, and what they say of depth and width.
 
-python -m jaxformers.theory.bounds --num_layers 96 --d_model 12288 \
+python -m jaxformers bounds --num_layers 96 --d_model 12288 \
     --num_heads 96
 
 Source: Levine et al. 2020, "Limits to Depth Efficiencies of Self-Attention",
@@ -18,6 +18,7 @@ import math
 import sys
 from typing import NamedTuple
 
+from jaxformers.errors import UserError
 from jaxformers.theory import fit
 
 LOG3 = math.log(3)
@@ -46,7 +47,7 @@ def log3(x: float) -> float:
 def threshold(d_model: int) -> float:
   """log_3 d, the depth up to which the first regime lasts."""
   if d_model < 2:
-    raise ValueError(f"d_model={d_model}: there are at least two channels.")
+    raise UserError(f"d_model={d_model}: there are at least two channels.")
   return log3(d_model)
 
 
@@ -57,7 +58,7 @@ def degree(num_layers: int) -> int:
   2 C + 1 = 3^L.
   """
   if num_layers < 1:
-    raise ValueError(f"num_layers={num_layers}: there is at least one layer.")
+    raise UserError(f"num_layers={num_layers}: there is at least one layer.")
   return (3**num_layers - 1) // 2
 
 
@@ -74,7 +75,7 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
     num_heads: number of heads H, less than d.
 
   Raises:
-    ValueError: for sizes that no such network has.
+    UserError: for sizes that no such network has.
   """
   _check(num_layers, d_model, num_heads)
   if num_layers <= _floor(d_model):
@@ -86,12 +87,12 @@ def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   """Double exponential in depth: valid for L <= log_3 d (equation 7).
 
   Raises:
-    ValueError: for deeper networks, of which `highest` alone holds.
+    UserError: for deeper networks, of which `highest` alone holds.
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
   if depth > _floor(d):
-    raise ValueError(
+    raise UserError(
       f"num_layers={depth} is above log_3 d = {threshold(d):.2f}: theorem 1 "
       "does not hold there; `theorem_2` does, and of theorem 1 `highest`."
     )
@@ -105,7 +106,7 @@ def highest(num_layers: int, d_model: int, num_heads: int) -> float:
   The degree of the polynomial; infinite where float64 has no such number.
   """
   if num_heads < 1 or d_model < 1:
-    raise ValueError(
+    raise UserError(
       f"num_heads={num_heads}, d_model={d_model}: at least one of each."
     )
   if num_layers > 600:
@@ -120,12 +121,12 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   H = 16 up to L = 7.
 
   Raises:
-    ValueError: for shallower networks.
+    UserError: for shallower networks.
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
   if 3 ** min(depth, _floor(d) + 1) < d:
-    raise ValueError(
+    raise UserError(
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}: theorem 2 "
       "does not hold there; `theorem_1` does."
     )
@@ -165,12 +166,12 @@ def width_needed(
     num_layers, d_model, num_heads: sizes of the deeper network, L <= log_3 d.
 
   Raises:
-    ValueError: for depths outside the regime.
+    UserError: for depths outside the regime.
   """
   _check(shallow, d_model, num_heads)
   deep = bounds(num_layers, d_model, num_heads)
   if deep.theorem != 1 or not shallow < num_layers:
-    raise ValueError(
+    raise UserError(
       f"shallow={shallow}, num_layers={num_layers}: corollary 1 compares a "
       "network with a deeper one of fewer layers than log_3 d = "
       f"{threshold(d_model):.2f}."
@@ -210,11 +211,11 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
       The other has as many heads.
 
   Raises:
-    ValueError: below the threshold, or where there is none that is shallower.
+    UserError: below the threshold, or where there is none that is shallower.
   """
   deep = bounds(num_layers, d_model, num_heads)
   if deep.theorem != 2:
-    raise ValueError(
+    raise UserError(
       f"num_layers={num_layers}: corollary 2 is of networks deeper than "
       f"log_3 d = {threshold(d_model):.2f}."
     )
@@ -226,7 +227,7 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
     lower = 3.0 ** min(depth - 2, 600) * inside
     if lower > deep.upper:
       return Surpassing(depth, log_width, beta)
-  raise ValueError(
+  raise UserError(
     f"num_layers={num_layers}, d_model={d_model}: the bounds show no shallower "
     "network of higher rank. It takes some layers above log_3 d."
   )
@@ -242,11 +243,11 @@ def _floor(d_model: int) -> int:
 
 def _check(num_layers: int, d_model: int, num_heads: int) -> None:
   if num_layers < 1:
-    raise ValueError(f"num_layers={num_layers}: there is at least one layer.")
+    raise UserError(f"num_layers={num_layers}: there is at least one layer.")
   # Whether H divides d plays no part in them: the paper's own example has 1000
   # channels and 16 heads.
   if num_heads < 1 or d_model - num_heads <= 0:
-    raise ValueError(
+    raise UserError(
       f"num_heads={num_heads} with d_model={d_model}: the bounds have "
       "log_3(d - H), so there is at least one head, and fewer than channels."
     )
@@ -259,11 +260,11 @@ def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
     num_layers, d_model, num_heads: see `bounds`.
 
   Raises:
-    ValueError: for sizes that no such network has, or above 10^9.
+    UserError: for sizes that no such network has, or above 10^9.
   """
   for name, size in (("num_layers", num_layers), ("d_model", d_model)):
     if size > LARGEST:
-      raise ValueError(f"{name}={size}: give {LARGEST:,} or less.")
+      raise UserError(f"{name}={size}: give {LARGEST:,} or less.")
   lower, upper, theorem = bounds(num_layers, d_model, num_heads)
   regime, sign = ("efficient", "<=") if theorem == 1 else ("inefficient", ">")
   corollary = _corollary_1 if theorem == 1 else _corollary_2
@@ -334,7 +335,7 @@ def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
 def main(argv: list[str] | None = None) -> None:
   """Prints where a network lies; a wrong size ends in one message."""
   parser = argparse.ArgumentParser(
-    prog="python -m jaxformers.theory.bounds",
+    prog="python -m jaxformers bounds",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+from jaxformers.errors import UserError
+
 INTERCEPT, SLOPE = 5.039, 0.0555
 FITTED = (6, 48)  # Layers of the networks of the fit.
 DEEPEST = 2 * FITTED[1]  # Beyond, nothing is recommended.
@@ -43,20 +45,20 @@ def depth_of(params: float) -> float:
   """Returns the L of the fit's network of `params` parameters, by bisection.
 
   Raises:
-    ValueError: for fewer parameters than one layer of the fit has, and for more
+    UserError: for fewer parameters than one layer of the fit has, and for more
       than 5,000 layers have.
   """
   if not math.isfinite(params):
-    raise ValueError(f"params={params}: give a number such as 125e6.")
+    raise UserError(f"params={params}: give a number such as 125e6.")
   low, high = 1.0, 5_000.0
   least, most = (parameters(x, width(x)) for x in (low, high))
   if params < least:
-    raise ValueError(
+    raise UserError(
       f"params={params:,.0f}: one layer of the fit has {least:,.0f} "
       "parameters, without embedding. Give that many or more."
     )
   if params > most:
-    raise ValueError(f"params={params:.1e}: no network has so many.")
+    raise UserError(f"params={params:.1e}: no network has so many.")
   for _ in range(80):
     middle = (low + high) / 2
     below = parameters(middle, width(middle)) < params

@@ -1,6 +1,6 @@
 r"""The separation rank of linearised self-attention, measured exactly.
 
-python -m jaxformers.theory.rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
+python -m jaxformers rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
 
 A function of two groups of tokens has the separation rank of its grid matrix
 [y(a_s, b_t)] at generic points, once there are more points than the rank. With
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from jaxformers.errors import UserError
 from jaxformers.theory import bounds
 
 PRIME = 2**31 - 1
@@ -63,7 +64,7 @@ class Setting:
     channel: p, which of its channels.
 
   Raises:
-    ValueError: for what cannot be, with the reason.
+    UserError: for what cannot be, with the reason.
   """
 
   num_layers: int
@@ -79,33 +80,33 @@ class Setting:
   def __post_init__(self) -> None:
     n, d = self.num_tokens, self.d_model
     if self.num_layers < 1:
-      raise ValueError(
+      raise UserError(
         f"num_layers={self.num_layers}: there is at least one layer."
       )
     if d < 1 or self.num_heads < 1 or d % self.num_heads:
-      raise ValueError(
+      raise UserError(
         f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
         "number of heads that does."
       )
     if n < 2:
-      raise ValueError(f"num_tokens={n}: two groups have at least two tokens.")
+      raise UserError(f"num_tokens={n}: two groups have at least two tokens.")
     if not self.part and n % 2:
-      raise ValueError(
+      raise UserError(
         f"num_tokens={n} is odd: there is no balanced partition. Choose an "
         "even number, or give `part`."
       )
     inside = {*self.part} <= {*range(n)} and len({*self.part}) == len(self.part)
     if not inside or len(self.part) == n:
-      raise ValueError(
+      raise UserError(
         f"part={self.part}: distinct tokens of 0 to {n - 1}, and not all."
       )
     for name, most in (("position", n), ("channel", d)):
       if not 0 <= getattr(self, name) < most:
-        raise ValueError(
+        raise UserError(
           f"{name}={getattr(self, name)} is not in 0 to {most - 1}."
         )
     if not 0 <= self.input_rank <= d:
-      raise ValueError(
+      raise UserError(
         f"input_rank={self.input_rank} is not in 0 to d_model={d}."
       )
 
@@ -337,10 +338,10 @@ def measure(setting: Setting, seed: int = 0, max_points: int = 2_048) -> Rank:
     max_points: of each group, at most; time grows with its cube.
 
   Raises:
-    ValueError: for fewer than two points.
+    UserError: for fewer than two points.
   """
   if max_points < 2:
-    raise ValueError(f"max_points={max_points}: it takes at least two.")
+    raise UserError(f"max_points={max_points}: it takes at least two.")
   weights = draw_weights(setting, seed)
   # A formula, where there is one, only says how many points to begin with.
   points = min((closed_form(setting) or _FIRST) + 8, max_points)
@@ -461,7 +462,7 @@ def _format_bounds(setting: Setting) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
   """Prints the ranks of all combinations; a mistake ends in one message."""
   parser = argparse.ArgumentParser(
-    prog="python -m jaxformers.theory.rank",
+    prog="python -m jaxformers rank",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -509,7 +510,7 @@ def _integers(name: str, text: str) -> list[int]:
   try:
     return [int(value) for value in text.split(",")]
   except ValueError:
-    raise ValueError(f"--{name}={text}: give integers, such as 1,2.") from None
+    raise UserError(f"--{name}={text}: give integers, such as 1,2.") from None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxformers import workdirs
+from jaxformers.errors import DivergedError, UserError
 from jaxformers.training import processes, resume
 from jaxformers.training.layout import put
 from jaxformers.training.store import Store, trouble
@@ -193,7 +194,7 @@ class Checkpoints:
     step = int(state_on_host.step)
     for path, leaf in jax.tree_util.tree_flatten_with_path(state_on_host)[0]:
       if not np.isfinite(leaf).all():
-        raise FloatingPointError(
+        raise DivergedError(
           f"After step {step} {jax.tree_util.keystr(path)} is not finite, so "
           f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
         )
@@ -269,7 +270,7 @@ class Checkpoints:
     message, and renamed to `damaged-<step>` once an older one has been read.
 
     Raises:
-      ValueError: if there are checkpoints and none is whole, or if they are of
+      UserError: if there are checkpoints and none is whole, or if they are of
         another config, of other data, or of a model of other shapes.
       Exception: whatever else keeps one from being read: no memory, no
         permission, a store that does not answer. The checkpoints stay.
@@ -317,7 +318,7 @@ class Checkpoints:
       like: see `restore`.
 
     Raises:
-      ValueError: if no checkpoint was evaluated, or none that was is whole, and
+      UserError: if no checkpoint was evaluated, or none that was is whole, and
         as `restore`.
     """
     ranked, damaged = self._ranked()
@@ -337,14 +338,14 @@ class Checkpoints:
       return Restored(step, score, state, meta["memo"], lost)
     others = sorted({*self.steps()} - {*damaged})
     if damaged and others:
-      raise ValueError(
+      raise UserError(
         f"No evaluated checkpoint in {self.folder} is whole (damaged: steps "
         f"{damaged}): run the training command again, which goes on from step "
         f"{others[-1]}."
       )
     if damaged:
       raise self._none_whole(damaged)
-    raise ValueError(
+    raise UserError(
       f"There is no evaluated checkpoint in {self.folder}: train until the "
       "first evaluation (config.eval_steps)."
     )
@@ -387,7 +388,7 @@ class Checkpoints:
       like: a `TrainState` of arrays, for structure, shapes and placement.
 
     Raises:
-      ValueError: if it is of other shapes, of another config, of other data or
+      UserError: if it is of other shapes, of another config, of other data or
         another protocol, or damaged.
     """
     state, meta = self._restore(step, like)
@@ -440,7 +441,7 @@ class Checkpoints:
     if not isinstance(meta, dict):
       raise _DamagedError(folder, "meta holds no JSON object")
     if "crc32" in meta and "digest" not in meta:
-      raise ValueError(
+      raise UserError(
         f"The checkpoint {folder} was saved by an older version of jaxformers, "
         "without its config: score it with that version, or start anew with "
         "another --workdir."
@@ -490,10 +491,10 @@ def _shapes(tree: Any) -> dict[str, list[int]]:
 def _same_shapes(
   folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
-  """Raises ValueError if shapes differ, naming the first leaf."""
+  """Raises UserError if shapes differ, naming the first leaf."""
   for name in sorted(wanted.keys() | saved.keys()):
     if wanted.get(name) != saved.get(name):
-      raise ValueError(
+      raise UserError(
         f"The checkpoint {folder} is of another model: {name} is "
         f"{saved.get(name, 'absent')} in it and "
         f"{wanted.get(name, 'absent')} in this config. Use the config of "

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers.data.loader import Loader, prefetch
+from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.models import Model
 from jaxformers.training import parallel, processes
 from jaxformers.training.layout import Layout

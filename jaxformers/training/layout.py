@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 from jaxformers.models.mixers.transject import FOLDED, fold
 from jaxformers.models.parallel import MODEL, SEQUENCE
 
@@ -40,7 +41,7 @@ def sizes(spec: str, count: int) -> dict[str, int]:
     count: of devices.
 
   Raises:
-    ValueError: for an axis that there is not, or sizes whose product is not the
+    UserError: for an axis that there is not, or sizes whose product is not the
       number of devices.
   """
   found: dict[str, int] = {}
@@ -49,18 +50,18 @@ def sizes(spec: str, count: int) -> dict[str, int]:
   for item in spec.split(","):
     axis, _, size = item.partition(":")
     if axis not in AXES or not size.isdecimal() or int(size) < 1:
-      raise ValueError(
+      raise UserError(
         f"config.mesh={spec!r}: {item!r} is no axis with its size. Give some "
         f"of {', '.join(AXES)}, such as data:{count}."
       )
     if axis in found:
-      raise ValueError(
+      raise UserError(
         f"config.mesh={spec!r} names the axis {axis!r} twice: leave one out."
       )
     found[axis] = int(size)
   found = dict.fromkeys(AXES, 1) | found
   if math.prod(found.values()) != count:
-    raise ValueError(
+    raise UserError(
       f"config.mesh={spec!r} is of {math.prod(found.values())} devices, and "
       f"there are {count}: choose sizes whose product is {count}, or leave the "
       "field empty."
@@ -112,7 +113,7 @@ class Layout:
     """Which part of a batch this process reads, and of how many.
 
     Raises:
-      ValueError: if the axes cut through the devices of a process.
+      UserError: if the axes cut through the devices of a process.
     """
     here = jax.process_index()
     grid = self.mesh.devices.reshape(self.parts, -1)
@@ -120,7 +121,7 @@ class Layout:
     count = len(own)
     here_all = own == list(range(own[0], own[0] + count))
     if self.parts % count or own[0] % count or not here_all or self._cuts():
-      raise ValueError(
+      raise UserError(
         f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
         f"{here}: choose {SEQUENCE!r} and {MODEL!r} so that their product "
         "divides its devices, or is a multiple of them."
@@ -168,11 +169,11 @@ class Layout:
     return jax.tree.map(of, batch)
 
   def check_lengths(self, lengths: tuple[int, ...]) -> None:
-    """Raises ValueError for numbers of tokens that cannot be split evenly."""
+    """Raises UserError for numbers of tokens that cannot be split evenly."""
     size = self.mesh.shape[SEQUENCE]
     odd = [n for n in lengths if n % size]
     if odd:
-      raise ValueError(
+      raise UserError(
         f"config.mesh splits sequences over {size} devices, and batches of "
         f"{odd[0]} tokens do not split evenly: choose another size of "
         f"{SEQUENCE!r}, or another config.buckets or length of the task."

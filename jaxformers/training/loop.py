@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxformers import workdirs
+from jaxformers.errors import DivergedError, UserError
 from jaxformers.training import evaluate, processes, report, resume
 from jaxformers.training.checkpoint import Checkpoints, Restored
 from jaxformers.training.progress import Progress
@@ -91,7 +92,7 @@ def run(
     The content of `results.json`.
 
   Raises:
-    ValueError: for a config that cannot be, or a workdir of another.
+    UserError: for a config that cannot be, or a workdir of another.
     FloatingPointError: at the first loss that is not finite, naming the step.
     BlockingIOError: if another run works in the workdir.
     OSError: if the store was full, or away, for longer than the config waits;
@@ -168,7 +169,7 @@ def _train(
   start, total = int(jax.device_get(this.state.step)), c["total_steps"]
   title = f"{c['model']['name']} on {this.task.name}"
   if profile and total - start < PROFILED[1]:
-    raise ValueError(
+    raise UserError(
       f"--profile needs {PROFILED[1]} steps, and {total - start} are left: "
       "raise config.total_steps, or choose a new --workdir."
     )
@@ -269,7 +270,7 @@ class _Loop:
     self.memo.window = evaluate.add(self.memo.window, sums)
     if not math.isfinite(self.memo.window["objective"]):
       saved = self.checkpoints.steps()
-      raise FloatingPointError(
+      raise DivergedError(
         f"The loss of step {step} is not finite. The latest checkpoint is of "
         f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
         "clip gradients, or look at the data of that step."
@@ -326,7 +327,7 @@ class _Loop:
       {f"validation/{key}": scores[key] for key in scores if key != "count"},
     )
     if not math.isfinite(scores["loss"]):
-      raise FloatingPointError(
+      raise DivergedError(
         f"The {name} loss after step {step} is not finite; that step was not "
         f"saved. Whole checkpoints: {self.checkpoints.steps() or 'none'}."
       )

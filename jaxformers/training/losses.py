@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.errors import UserError
 from jaxformers.registry import Registry
 
 OBJECTIVES: Registry = Registry("objective")
@@ -133,10 +134,10 @@ def language(
     smoothing: 0.
 
   Raises:
-    ValueError: for any smoothing.
+    UserError: for any smoothing.
   """
   if smoothing:
-    raise ValueError(
+    raise UserError(
       f"label_smoothing={smoothing} is for classes: leave it 0 with language "
       "models."
     )

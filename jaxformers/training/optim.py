@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 from jaxformers.registry import Registry, call
 from jaxformers.training.riemannian import riemannian
 
@@ -210,7 +211,7 @@ def build(
   Matrices that are kept orthogonal move on their group: see `riemannian`.
 
   Raises:
-    ValueError: for an unknown name or option.
+    UserError: for an unknown name or option.
   """
   options = dict(schedule)
   name = options.pop("name", "")
@@ -222,7 +223,7 @@ def build(
   clip_value, clip_norm = own.pop("clip_value", 0), own.pop("clip_norm", 0)
   if own.pop("cycle_momentum", False):
     if name != "onecycle":
-      raise ValueError(
+      raise UserError(
         f"cycle_momentum goes with the schedule 'onecycle', not {name!r}."
       )
     own["b1"] = onecycle_momentum(options["warmup_steps"], total_steps)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxformers.errors import UserError
 from jaxformers.registry import Registry, choose
 from jaxformers.training.layout import DATA, Layout
 
@@ -15,11 +16,11 @@ COMPILERS: Registry = Registry("parallel mode")
 
 
 def check_batch(name: str, size: int, parts: int, what: str) -> None:
-  """Raises ValueError if a batch does not split into equal parts."""
+  """Raises UserError if a batch does not split into equal parts."""
   if size < 1 or size % parts:
     below = size // parts * parts
     nearest = f"{below} or {below + parts}" if below else f"{parts}"
-    raise ValueError(
+    raise UserError(
       f"{name}={size} does not split evenly over {what}: choose a multiple "
       f"of {parts}, such as {nearest}."
     )
@@ -81,12 +82,12 @@ def compile_pmap(
   in both modes. Nothing is donated: pmap copies the state to the devices.
 
   Raises:
-    ValueError: for a layout that splits more than batches, or for several
+    UserError: for a layout that splits more than batches, or for several
       processes.
   """
   del state, donate
   if not layout.simple or jax.process_count() > 1:
-    raise ValueError(
+    raise UserError(
       'config.parallel="pmap" splits batches alone, over the devices of one '
       'process: leave config.mesh empty, or take parallel="jit".'
     )

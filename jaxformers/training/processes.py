@@ -19,6 +19,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxformers.errors import UserError
+
 # Set by launchers, or given as flags; the names are JAX's own.
 VARIABLES = {
   "coordinator": "JAX_COORDINATOR_ADDRESS",
@@ -56,7 +58,7 @@ def group(
   """The group of flags, and of the environment where flags say nothing.
 
   Raises:
-    ValueError: for a group that is named in part, or no number.
+    UserError: for a group that is named in part, or no number.
   """
   given = {k: v for k, v in fields.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
@@ -65,14 +67,14 @@ def group(
       given[name] = value if name == "coordinator" else _number(variable, value)
   missing = [name for name in VARIABLES if name not in given]
   if 0 < len(missing) < len(VARIABLES):
-    raise ValueError(
+    raise UserError(
       f"--{' --'.join(k for k in VARIABLES if k in given)} without "
       f"--{' --'.join(missing)}: give all three, or none of them where a "
       "cluster tells JAX."
     )
   found = Group(**given)
   if not missing and not 0 <= found.process_id < found.num_processes:
-    raise ValueError(
+    raise UserError(
       f"--process_id={found.process_id} is not in 0 to "
       f"{found.num_processes - 1}."
     )
@@ -83,7 +85,7 @@ def _number(variable: str, value: str) -> int:
   try:
     return int(value)
   except ValueError:
-    raise ValueError(f"{variable}={value!r} is no number.") from None
+    raise UserError(f"{variable}={value!r} is no number.") from None
 
 
 # Reads what Python says last, and tells it to people when that is the end of a

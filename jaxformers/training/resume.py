@@ -17,6 +17,7 @@ import jax
 
 from jaxformers import config as configs
 from jaxformers import models, workdirs
+from jaxformers.errors import UserError
 from jaxformers.training import optim
 
 # Characters that the library of checkpoints takes for patterns or separators.
@@ -28,13 +29,13 @@ def check_writable(workdir: Path) -> None:
   text = str(workdir)
   # Path makes one slash of two.
   if any(part.endswith(":") for part in workdir.parts):
-    raise ValueError(
+    raise UserError(
       f"The workdir {text!r} is the address of a store: give the --workdir as "
       "a folder of a file system, such as one where the store is mounted."
     )
   bad = next((character for character in REFUSED if character in text), None)
   if bad:
-    raise ValueError(
+    raise UserError(
       f"The workdir {text!r} has {bad!r} in its path, with which checkpoints "
       "could not be read again: choose a --workdir without any of "
       f"{' '.join(REFUSED)}."
@@ -45,16 +46,16 @@ def check_writable(workdir: Path) -> None:
     probe.touch()
     probe.unlink()
   except OSError as error:
-    raise ValueError(
+    raise UserError(
       f"The workdir {workdir} cannot be written ({error.strerror}): choose "
       "another --workdir."
     ) from None
 
 
 def check_trained(workdir: Path) -> None:
-  """Raises ValueError if there is no run in a workdir."""
+  """Raises UserError if there is no run in a workdir."""
   if not (workdir / "config.json").exists():
-    raise ValueError(
+    raise UserError(
       f"There is no run in {workdir}, for it has no config.json: give the "
       "--workdir of a run. If this is one, its training command writes the "
       "file anew."
@@ -123,7 +124,7 @@ def _holder(path: Path) -> str:
 
 
 def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Raises ValueError if anything was computed there under another config.
+  """Raises UserError if anything was computed there under another config.
 
   Args:
     workdir: workdir of the run.
@@ -144,7 +145,7 @@ def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
 def check_checkpoint(
   folder: Path, meta: Mapping[str, Any], config: Mapping[str, Any]
 ) -> None:
-  """Raises ValueError if a checkpoint was saved under another config.
+  """Raises UserError if a checkpoint was saved under another config.
 
   Args:
     folder: folder of the checkpoint, in `workdir`/checkpoints.
@@ -157,7 +158,7 @@ def check_checkpoint(
   before, step = saved["total_steps"], meta["step"]
   # The last step is evaluated in any case, and counts to best and patience.
   if step == before < config["total_steps"] and step % saved["eval_steps"]:
-    raise ValueError(
+    raise UserError(
       f"The run in {workdir} ended at step {step} with an evaluation that a "
       f"longer one would not have, for config.eval_steps={saved['eval_steps']} "
       "does not divide it: train the longer one in another --workdir."
@@ -170,7 +171,7 @@ def _check_same(
   saved: Mapping[str, Any],
   config: Mapping[str, Any],
 ) -> None:
-  """Raises ValueError if a config is not the saved one, or one that goes on.
+  """Raises UserError if a config is not the saved one, or one that goes on.
 
   More steps go on, unless the schedule ends with the run; so does more
   patience. Fields that change no number may differ.
@@ -189,7 +190,7 @@ def _check_same(
     before["patience"] = config["patience"]  # More of it goes on.
   differing = _differences(before, config)
   if differing:
-    raise ValueError(
+    raise UserError(
       f"The workdir {workdir} belongs to a run of another config ({name}):\n  "
       + "\n  ".join(differing)
       + f"{more}\nUse that config again, or choose another --workdir."
@@ -218,7 +219,7 @@ def finished_results(
     description: description of the task; see `Task.description`.
 
   Raises:
-    ValueError: for results of another config, of other data, or damaged ones.
+    UserError: for results of another config, of other data, or damaged ones.
   """
   if not (workdir / "results.json").exists():
     return None
@@ -233,7 +234,7 @@ def finished_results(
 def check_description(
   path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:
-  """Raises ValueError if numbers are of other data, or of another protocol.
+  """Raises UserError if numbers are of other data, or of another protocol.
 
   Args:
     path: file or checkpoint that holds the numbers.
@@ -245,7 +246,7 @@ def check_description(
     if saved.get(key) != now.get(key)
   ]
   if differing:
-    raise ValueError(
+    raise UserError(
       f"{path} is of other data, or of another protocol:\n  "
       + "\n  ".join(differing)
       + "\nUse the data that it was trained on, or another --workdir."

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 from jaxformers.orthogonal.products import dot, polished, transpose
 
 
@@ -52,7 +53,7 @@ def riemannian(
     grads: Any, state: Any, params: Any = None, **extra: Any
   ) -> tuple[Any, Any]:
     if params is None:
-      raise ValueError(
+      raise UserError(
         "riemannian(...).update needs the parameters: give them as the third "
         "argument."
       )

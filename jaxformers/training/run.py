@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from jaxformers import config as configs
 from jaxformers import models, ranges, tasks, workdirs
-from jaxformers.data.loader import Loader, pad_lengths, prefetch
+from jaxformers.data.engine.loader import Loader, pad_lengths, prefetch
+from jaxformers.errors import UserError
 from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
@@ -218,7 +219,7 @@ def _model(options: Mapping[str, Any], task: Task) -> models.Model:
 
 
 def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
-  """Raises ValueError for a field that no run can have, before data are read.
+  """Raises UserError for a field that no run can have, before data are read.
 
   Args:
     config: plain and complete.
@@ -238,13 +239,13 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
   choose("field config.select", c["select"], sorted(metrics | {"loss"}))
   warmup_steps = c["schedule"].get("warmup_steps", 0)
   if warmup_steps > c["total_steps"]:
-    raise ValueError(
+    raise UserError(
       f"config.schedule.warmup_steps={warmup_steps} is beyond the end of the "
       f"run, config.total_steps={c['total_steps']}: shorten it, such as by "
       f"--config.schedule.warmup_steps={c['total_steps'] // 10}."
     )
   if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
-    raise ValueError(
+    raise UserError(
       f"config.ema_decay={c['ema_decay']} with orthogonal_map='matrix': the "
       "average of orthogonal matrices is none. Choose another map, or 0."
     )

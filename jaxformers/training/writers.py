@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import durable, workdirs
+from jaxformers.errors import UserError
 from jaxformers.training import processes
 from jaxformers.training.store import Store
 
@@ -19,7 +20,7 @@ def _require(module: str, extra: str) -> Any:
   try:
     return importlib.import_module(module)
   except ImportError:
-    raise ValueError(
+    raise UserError(
       f"config.{extra} is on, but {module} is not installed: run "
       f"pip install 'jaxformers[{extra}]' or turn it off."
     ) from None

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxformers import config as c
-from jaxformers.analysis import segmentation
+from jaxformers.analysis.evaluation import segmentation
 from jaxformers.training import loop
 from jaxformers.training.run import Run
 from tests.data import scenes

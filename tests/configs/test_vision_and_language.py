@@ -7,8 +7,8 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
-from jaxformers.data import ade20k
-from jaxformers.data.augment import Augment
+from jaxformers.data.images.augment import Augment
+from jaxformers.data.sets import ade20k
 from jaxformers.models.attention import MIXERS
 from jaxformers.tasks import segmentation
 from jaxformers.training import optim

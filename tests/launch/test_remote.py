@@ -71,7 +71,7 @@ def test_a_pod_from_creation_to_deletion(run):
   assert "--worker=all" in copied
   assert "pip install --quiet -e '.[tpu]'" in installed[7]
   _, (told,) = run("tpu_pod.sh", "prepare", *POD, "--", "listops")
-  assert "jaxformers.data.prepare listops" in told[7]
+  assert "jaxformers.prepare listops" in told[7]
   arguments = ("--config", "a.py:b=c", "--workdir", "/a b")
   _, (started,) = run("tpu_pod.sh", "run", *POD, "--", *arguments)
   assert started[5:7] == ["pod", "--worker=all"]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis import smoothness
-from jaxformers.analysis.capture import capture, variables
+from jaxformers.analysis.tokens import smoothness
+from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import MIXERS
+from jaxformers.models.variables import make_variables
 from tests.marks import long_except
 
 MASK = jnp.arange(9)[None] < jnp.array([[9], [6]])
@@ -187,7 +188,7 @@ def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
       if "fidelity" in layer.get("mixer", {})
     }
     moved = params | {"encoder": params["encoder"] | own}
-    found = capture(model, variables(model, moved), ids)
+    found = capture(model, make_variables(model, moved), ids)
     return smoothness.cosine_similarity(found.hidden[-1], found.mask).mean()
 
   found = [float(alike(fidelity)) for fidelity in (0.0, 0.4, 0.6, 1.0)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.data import cifar10
+from jaxformers.data.sets import cifar10
 
 RNG = np.random.default_rng(0)
 

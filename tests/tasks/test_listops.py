@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.data import listops as data
-from jaxformers.data import listops_text
+from jaxformers.data.generators import listops as data
+from jaxformers.data.generators import listops_text
 
 SMALL = dict(
   num_train=30, num_validation=5, num_test=6, min_length=5, max_length=60

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.data import pathfinder_files, snakes
-from jaxformers.data.pathfinder import Settings
+from jaxformers.data.generators import snakes
+from jaxformers.data.generators.pathfinder import Settings
+from jaxformers.data.sets import pathfinder as pathfinder_files
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import pytest
 import tokenizers
 
 from jaxformers import tasks
-from jaxformers.data import ag_news, imdb
+from jaxformers.data.sets import ag_news, imdb
 from tests.data.archives import ag_news as articles
 from tests.data.archives import imdb as reviews
 from tests.data.archives import write_folder, write_tar

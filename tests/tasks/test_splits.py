@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxformers.data.packed import pack
+from jaxformers.data.engine.packed import pack
 from jaxformers.tasks import splits
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.data.packed import pack
+from jaxformers.data.engine.packed import pack
 from jaxformers.tasks import task as t
 
 

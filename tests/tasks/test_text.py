@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.data import imdb
+from jaxformers.data.sets import imdb
 from tests.data.archives import imdb as reviews
 from tests.data.archives import write_tar
 

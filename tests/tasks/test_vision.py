@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers import tasks
-from jaxformers.data import builder, cifar100, prepare, source
+from jaxformers import prepare, tasks
+from jaxformers.data.engine import builder, source
+from jaxformers.data.sets import cifar100
 from jaxformers.tasks import vision
 from jaxformers.training import report
 from tests.data.archives import write_folder

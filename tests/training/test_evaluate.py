@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.data.packed import pack
+from jaxformers.data.engine.packed import pack
 from jaxformers.training import evaluate, losses, parallel
 from tests import initial
 

@@ -6,8 +6,7 @@ import optax
 import optax.contrib
 import pytest
 
-from jaxformers import orthogonal
-from jaxformers.analysis import trained
+from jaxformers import orthogonal, trained
 from jaxformers.training import loop
 from jaxformers.training.riemannian import riemannian
 

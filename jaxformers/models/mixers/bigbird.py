@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
 from jaxformers.models.mixers.blocks import (
   Keys,
@@ -73,7 +74,7 @@ def bigbird(
   """
   size, n = check_size("block_size", block_size), mask.shape[1]
   if num_random < 0:
-    raise ValueError(f"num_random={num_random}: 0 or more blocks are random.")
+    raise UserError(f"num_random={num_random}: 0 or more blocks are random.")
   own = split(mask, size, 1)  # [b, B, s]
   b, blocks, _ = own.shape
   h = q.shape[1]

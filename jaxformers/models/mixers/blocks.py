@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.mixers.softmax import weigh
 
 
@@ -27,7 +28,7 @@ class Keys(NamedTuple):
 def check_size(name: str, size: int) -> int:
   """Returns a block size; ValueError unless it is at least 1."""
   if size < 1:
-    raise ValueError(f"{name}={size}: a block has at least one token.")
+    raise UserError(f"{name}={size}: a block has at least one token.")
   return size
 
 

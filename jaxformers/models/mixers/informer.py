@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
 from jaxformers.models.mixers.softmax import dot, weigh
@@ -46,12 +47,12 @@ def informer(
   tokens.
   """
   if factor <= 0 or num_queries < 0 or num_samples < 0:
-    raise ValueError(
+    raise UserError(
       f"factor={factor}, num_queries={num_queries}, num_samples={num_samples}: "
       "choose a positive factor, and counts above 0 or 0 to follow it."
     )
   if num_queries > max_len:
-    raise ValueError(
+    raise UserError(
       f"num_queries={num_queries} is above max_len={max_len}: choose fewer."
     )
   n, follow = mask.shape[1], math.ceil(factor * math.log(max_len))

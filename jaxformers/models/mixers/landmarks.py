@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.mixers.softmax import HIGHEST
 from jaxformers.registry import choose
 
@@ -64,11 +65,11 @@ def iterative_inverse(
       whose rows sum to at most 1: then a result depends on the batch mates.
 
   Raises:
-    ValueError: for less than one step or another init.
+    UserError: for less than one step or another init.
   """
   choose("inverse_init", init, INVERSE_INITS)
   if steps < 1:
-    raise ValueError(f"inverse_steps={steps}: at least one step is needed.")
+    raise UserError(f"inverse_steps={steps}: at least one step is needed.")
   columns = jnp.max(jnp.abs(a).sum(-2), -1)[..., None, None]
   rows = jnp.max(jnp.abs(a).sum(-1), -1)[..., None, None]
   scale = columns.max() if init == "batch" else columns * rows

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
 from jaxformers.models.mixers.softmax import dot
 
@@ -45,7 +46,7 @@ def linformer(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   if not 1 <= rank <= max_len:
-    raise ValueError(
+    raise UserError(
       f"rank={rank} is not in 1 to max_len={max_len}: choose a smaller rank."
     )
   n, shape = mask.shape[1], (rank, max_len)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
 from jaxformers.models.mixers.blocks import (
   Keys,
@@ -44,11 +45,11 @@ def longformer(
   """
   n = mask.shape[1]
   if window < 2 or window % 2:
-    raise ValueError(
+    raise UserError(
       f"window={window}: half of it is on each side; choose an even number."
     )
   if num_global < 0:
-    raise ValueError(f"num_global={num_global}: 0 or more tokens are global.")
+    raise UserError(f"num_global={num_global}: 0 or more tokens are global.")
   size, g = window // 2, min(num_global, n)
   band = split(mask & (jnp.arange(n) >= g)[None], size, 1)
   band = neighbours(band, 1, 1, 1)[:, None, :, None]

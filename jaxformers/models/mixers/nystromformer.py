@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.landmarks import iterative_inverse, segments
 from jaxformers.models.mixers.softmax import dot, weigh
@@ -45,11 +46,11 @@ def nystromformer(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   if not 1 <= num_landmarks <= max_len:
-    raise ValueError(
+    raise UserError(
       f"num_landmarks={num_landmarks} is not in 1 to max_len={max_len}."
     )
   if conv_size < 0 or (conv_size and conv_size % 2 == 0):
-    raise ValueError(f"conv_size={conv_size}: choose an odd number, or 0.")
+    raise UserError(f"conv_size={conv_size}: choose an odd number, or 0.")
   scale = q.shape[-1] ** -0.25
   q, k = (wide(a) * scale for a in (q, k))
   means = segments(mask, min(num_landmarks, mask.shape[1]), q.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocks import merge, split
 from jaxformers.models.mixers.linear import by_features
@@ -66,9 +67,9 @@ def performer(
   `draw` gives "features": [h, num_features, e].
   """
   if num_features < 1:
-    raise ValueError(f"num_features={num_features}: at least one is needed.")
+    raise UserError(f"num_features={num_features}: at least one is needed.")
   if epsilon < 0 or (epsilon and causal):
-    raise ValueError(
+    raise UserError(
       f"epsilon={epsilon} with causal={causal}: choose 0, or a positive "
       "epsilon without causal."
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocks import check_size, neighbours, split
 from jaxformers.models.mixers.softmax import HIGHEST, dot
@@ -36,7 +37,7 @@ def buckets_of(
 
 def _num_buckets(asked: int, max_len: int, chunk_size: int) -> int:
   if asked < 0 or (asked > 1 and asked % 2):
-    raise ValueError(
+    raise UserError(
       f"num_buckets={asked}: choose an even number, 1 for no hashing, or 0 for "
       "two to a chunk."
     )
@@ -51,15 +52,13 @@ def factors_of(count: int, most: int = 128) -> tuple[int, ...]:
     most: greatest number of buckets of one argmax.
 
   Raises:
-    ValueError: for a greater number that is no power of two.
+    UserError: for a greater number that is no power of two.
   """
   if count <= most:
     return (count,)
   first = 2 ** math.ceil(math.log2(count) / 2)
   if count % (2 * first):
-    raise ValueError(
-      f"num_buckets={count}: above {most} choose a power of two."
-    )
+    raise UserError(f"num_buckets={count}: above {most} choose a power of two.")
   return first, count // first
 
 
@@ -101,7 +100,7 @@ def reformer(
   """
   size = check_size("chunk_size", chunk_size)
   if num_hashes < 1:
-    raise ValueError(f"num_hashes={num_hashes}: at least one is needed.")
+    raise UserError(f"num_hashes={num_hashes}: at least one is needed.")
   b, h, n, e = q.shape
   count = _num_buckets(num_buckets, max_len, size)
   bucket = jnp.zeros((b, h, num_hashes, n), jnp.int32)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.kernelized import gaussian
 from jaxformers.models.mixers.landmarks import (
@@ -47,12 +48,12 @@ def skyformer(
   `draw` gives "landmarks": [num_landmarks] in [0, 1), a fraction of the tokens.
   """
   if not 2 <= num_landmarks <= 2 * max_len or num_landmarks % 2:
-    raise ValueError(
+    raise UserError(
       f"num_landmarks={num_landmarks}: half are queries and half keys; choose "
       f"an even number of 2 to {2 * max_len}, twice max_len."
     )
   if gamma < 0:
-    raise ValueError(f"gamma={gamma} is negative: choose 0 or a small number.")
+    raise UserError(f"gamma={gamma} is negative: choose 0 or a small number.")
   place = draw(
     "landmarks", lambda key: jax.random.uniform(key, (num_landmarks,))
   )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
 from jaxformers.models.mixers.blocks import (
   Keys,
@@ -46,7 +47,7 @@ def sparse(
   """
   size = check_size("block_size", block_size)
   if not 0 <= num_summary <= size:
-    raise ValueError(
+    raise UserError(
       f"num_summary={num_summary} is not in 0 to block_size={size}."
     )
   n, c = mask.shape[1], num_summary

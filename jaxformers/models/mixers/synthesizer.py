@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.softmax import dot, seen_keys, weigh
 from jaxformers.registry import choose
@@ -60,7 +61,7 @@ def synthesizer(
   """
   kinds = [choose("kind of synthesizer", k, KINDS) for k in kind.split("+")]
   if len(set(kinds)) < len(kinds) or factor < 1:
-    raise ValueError(
+    raise UserError(
       f"kind={kind!r}, factor={factor}: name a kind once, and choose a factor "
       "of at least 1."
     )

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, masked_max, rotation
 from jaxformers.models.parallel import experts_are_spread, product
@@ -391,7 +392,7 @@ class TransJect(nn.Module):
   ) -> tuple[jax.Array, jax.Array]:
     d = x.shape[-1]
     if self.num_experts < 1:
-      raise ValueError(
+      raise UserError(
         f"num_experts={self.num_experts}: at least one is needed."
       )
     shape = (self.num_experts, d, d)

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
-from jaxformers.analysis import capture as capturing
+from jaxformers.analysis.tokens import capture as capturing
 from jaxformers.models.attention import masked_mean
 from jaxformers.models.mixers import transject as t
+from jaxformers.models.variables import make_variables
 from jaxformers.training import steps
 from tests import initial
 from tests.marks import long_except
@@ -454,7 +455,7 @@ def certified(num_layers, num_experts):
   model = build(num_layers, num_experts, 8, sigma="learned", gating="certified")
 
   def run(params, embedded, ids):
-    own = capturing.variables(model, params)
+    own = make_variables(model, params)
     found = capturing.capture(model, own, ids, embedded)
     return found.hidden[0], found.hidden[-1]
 

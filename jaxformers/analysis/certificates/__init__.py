@@ -1,0 +1,1 @@
+"""Bounds of distances between tokens, and the encoder's inverse."""

@@ -1,0 +1,1 @@
+"""Trained models loaded from their workdirs, scored and exported."""

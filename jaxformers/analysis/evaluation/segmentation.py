@@ -1,0 +1,250 @@
+r"""Mean IoU of whole scenes, by windows that slide over them.
+
+python -m jaxformers segmentation runs/ade20k
+python -m jaxformers segmentation runs/ade20k \
+    --scales 0.5,0.75,1,1.25,1.5,1.75 --flip
+
+The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
+A scene that is smaller than a window at some scale is enlarged to the window's
+side, as in Segmenter's code. Scores are interpolated to every scene's own size
+and compared there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from jaxformers import trained
+from jaxformers.data.images.scenes import Scenes, short_side, windows
+from jaxformers.errors import UserError
+from jaxformers.training.losses import overlap
+
+Score = Callable[[np.ndarray], np.ndarray]
+
+
+def interpolate(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """x [h, w, c], bilinearly -> float32 [size[0], size[1], c].
+
+  Between the middles of pixels, and constant beyond the outermost, as in
+  PyTorch with align_corners=False.
+  """
+  for axis, new in enumerate(size):
+    old = x.shape[axis]
+    at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    low = np.floor(at).astype(int)
+    high = np.minimum(low + 1, old - 1)
+    share = (at - low).astype(np.float32)
+    share = share.reshape([-1 if k == axis else 1 for k in range(3)])
+    x = (1 - share) * x.take(low, axis) + share * x.take(high, axis)
+  return x.astype(np.float32)
+
+
+def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
+  """Returns pixels resized so that they hold at least one window.
+
+  The tighter side becomes that of the window, and the other one keeps the
+  aspect, rounded down. Pixels that hold a window are returned as they are.
+
+  Source: Strudel et al. 2021, `resize` in segm/model/utils.py of their code.
+
+  Args:
+    pixels: [h, w, c].
+    window: (height, width).
+  """
+  height, width = pixels.shape[:2]
+  if height >= window[0] and width >= window[1]:
+    return pixels
+  if window[0] * width >= window[1] * height:
+    return interpolate(pixels, (window[0], width * window[0] // height))
+  return interpolate(pixels, (height * window[1] // width, window[1]))
+
+
+def sliding(
+  score: Score, pixels: np.ndarray, window: tuple[int, int], stride: int
+) -> np.ndarray:
+  """Scores of all pixels, the mean over the windows that see them.
+
+  Args:
+    score: from windows [b, height, width, 3] to [b, height, width, c].
+    pixels: [h, w, 3], normalised; smaller ones than a window are enlarged.
+    window: (height, width).
+    stride: pixels from one window to the next; the last stands at the end.
+
+  Returns:
+    float32 [h, w, c]; h and w are those of the enlarged pixels.
+  """
+  pixels = enlarge(pixels, window)
+  height, width = pixels.shape[:2]
+  places = [
+    (y, x)
+    for y in windows(height, window[0], stride)
+    for x in windows(width, window[1], stride)
+  ]
+  parts = np.stack(
+    [pixels[y : y + window[0], x : x + window[1]] for y, x in places]
+  )
+  scores = score(parts)
+  total = np.zeros((height, width, scores.shape[-1]), np.float32)
+  seen = np.zeros((height, width, 1), np.float32)
+  for (y, x), part in zip(places, scores, strict=True):
+    total[y : y + window[0], x : x + window[1]] += part
+    seen[y : y + window[0], x : x + window[1]] += 1
+  return total / seen
+
+
+def predict(
+  score: Score,
+  source: Scenes,
+  pixels: np.ndarray,
+  scales: Sequence[float],
+  *,
+  flip: bool,
+  stride: int,
+) -> np.ndarray:
+  """The class of every pixel of a scene, int [h, w].
+
+  The mean over scales and mirror images of the probabilities.
+
+  Args:
+    score: of windows; see `sliding`.
+    source: which the scene is of, for its window and normalisation.
+    pixels: uint8 [h, w, 3].
+    scales: of the short side, 1 being a window's.
+    flip: whether mirror images count, too.
+    stride: of windows.
+  """
+  window = source.shape[:2]
+  height, width = pixels.shape[:2]
+  total: Any = 0.0
+  for scale in scales:
+    size = short_side((width, height), scale * min(window))
+    picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
+    seen = source.normalised(np.asarray(picture))
+    for mirrored in (False, True) if flip else (False,):
+      own = sliding(score, seen[:, ::-1] if mirrored else seen, window, stride)
+      own = interpolate(own[:, ::-1] if mirrored else own, (height, width))
+      own = np.exp(own - own.max(-1, keepdims=True))
+      total = total + own / own.sum(-1, keepdims=True)
+  return total.argmax(-1)
+
+
+def areas(
+  predicted: np.ndarray, labels: np.ndarray, classes: int
+) -> dict[str, np.ndarray]:
+  """Pixels of every class: `hits`, `predicted`, `labelled`, int64 [c].
+
+  Args:
+    predicted, labels: [h, w]; -1 in labels is not counted.
+    classes: c.
+  """
+  there = labels >= 0
+  predicted, labels = predicted[there], labels[there]
+  count = {
+    "hits": labels[predicted == labels],
+    "predicted": predicted,
+    "labelled": labels,
+  }
+  return {k: np.bincount(v, minlength=classes) for k, v in count.items()}
+
+
+def measure(
+  run: trained.Trained,
+  scales: Sequence[float] = (1.0,),
+  *,
+  flip: bool = False,
+  stride: int = 0,
+  split: str = "test",
+  count: int = 0,
+  batch_size: int = 8,
+) -> dict[str, float]:
+  """`mean_iou`, pixel `accuracy` and `count` of a split.
+
+  Args:
+    run: of a segmenter.
+    scales, flip: see `predict`.
+    stride: of windows; 0 for 32 pixels less than a window, as in Segmenter.
+    split: of the task.
+    count: how many scenes from its start; 0 for all.
+    batch_size: windows at a time.
+
+  Raises:
+    UserError: for a model of another kind, or a stride or scale that cannot
+      be.
+  """
+  source = run.task.splits[split]
+  if not isinstance(source, Scenes):
+    raise UserError(
+      f"The task {run.task.name!r} has no scenes: give the run of a segmenter."
+    )
+  side = min(source.shape[:2])
+  stride = stride or max(side - 32, 1)
+  if not 1 <= stride <= side or not all(scale > 0 for scale in scales):
+    raise UserError(
+      f"stride={stride}, scales={tuple(scales)}: the stride is 1 to {side}, "
+      "the side of a window, and scales are positive."
+    )
+  score = run.apply(batch_size)
+  total: dict[str, Any] = {}
+  scenes = range(min(count or len(source), len(source)))
+  for k in tqdm(scenes, split, disable=None):
+    pixels, labels = source.scene(k)
+    found = predict(score, source, pixels, scales, flip=flip, stride=stride)
+    for name, own_areas in areas(found, labels, source.num_classes).items():
+      total[name] = total.get(name, 0) + own_areas
+  return {**overlap(total), "count": len(scenes)}
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints mean IoU and pixel accuracy."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers segmentation",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("workdir", help="of a trained segmenter")
+  parser.add_argument("--scales", default="1", help="a,b,...; default: 1")
+  parser.add_argument(
+    "--flip", action="store_true", help="take mirror images, too"
+  )
+  parser.add_argument(
+    "--stride", type=int, default=0, help="default: a window less 32 pixels"
+  )
+  parser.add_argument("--split", default="test", help="default: test")
+  parser.add_argument("--count", type=int, default=0, help="default: all")
+  parser.add_argument("--batch_size", type=int, default=8, help="default: 8")
+  parser.add_argument("--json", action="store_true", help="the row as JSON")
+  args = parser.parse_args(argv)
+  try:
+    run = trained.load(args.workdir)
+    row = measure(
+      run,
+      [float(scale) for scale in args.scales.split(",")],
+      flip=args.flip,
+      stride=args.stride,
+      split=args.split,
+      count=args.count,
+      batch_size=args.batch_size,
+    )
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  if args.json:
+    print(json.dumps(row, indent=2))
+    return
+  how = f"scales {args.scales}" + (", mirrored, too" if args.flip else "")
+  print(
+    f"{run.config['model']['name']}, step {run.step}, {args.split}, {how}\n"
+    f"  mean IoU {row['mean_iou']:.2%}  pixel accuracy {row['accuracy']:.2%}  "
+    f"{row['count']:,} scenes"
+  )
+
+
+if __name__ == "__main__":
+  main()

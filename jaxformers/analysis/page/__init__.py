@@ -1,0 +1,1 @@
+"""Figures, and the HTML page that shows them with the tables of runs."""

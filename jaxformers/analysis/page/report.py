@@ -1,0 +1,132 @@
+r"""One page with the tables and figures of any runs.
+
+python -m jaxformers report runs/transject runs/local --out report
+
+Writes report/index.html, which needs no server and no network, and every figure
+beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it; runs
+that differ in the seed alone are one line with a deviation. What cannot be
+drawn is named on the page with the reason, and the rest is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxformers.analysis.page import measured, overview
+from jaxformers.analysis.page.measured import Options
+from jaxformers.analysis.page.page import Page, write
+from jaxformers.analysis.page.texts import TEXT
+from jaxformers.analysis.tables import published, runs
+from jaxformers.analysis.tables import results as tables
+from jaxformers.analysis.tokens import entropy
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+
+
+def build(
+  workdirs: Sequence[Path], options: Options, *, checkpoints: bool = True
+) -> Page:
+  """The page of some folders.
+
+  Args:
+    workdirs: runs, or folders with runs below.
+    options: of the measurements.
+    checkpoints: whether models are loaded; without, tables and curves alone.
+
+  Raises:
+    UserError: if there is no run at all, with what is wrong.
+  """
+  every, notes = runs.discover(workdirs)
+  if not every:
+    raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
+  found = runs.groups(every)
+  page = Page(notes=notes)
+  kept = [one for group in found for one in group.runs]
+  ended = [one.results for one in kept if one.results]
+  page.notes += [
+    f"{one.folder} is of a recipe and a seed that another run has, too."
+    for one in every
+    if not any(one is other for other in kept)
+  ]
+  page.notes += [
+    f"{one.folder} has no results.json: it has not ended, and is not in the "
+    "table."
+    for one in every
+    if not one.results
+  ]
+  page.notes += [
+    f"{one.folder}: {tables.describe_damage(one.results)}"
+    for one in kept
+    if "damaged_best_step" in one.results
+  ]
+  page.notes += [
+    f"{problem} Curves are drawn of the others."
+    for one in kept
+    if (problem := one.metrics_problem())
+  ]
+  page.rows = tables.summarise(ended)
+  page.speeds = overview.speeds(found)
+  page.papers = published.tables(ended)
+  page.add("Training", overview.training(found))
+  page.add("Training", overview.sizes(found))
+  try:
+    page.add("Depth and width", overview.deep(found))
+  except ValueError as error:
+    page.notes.append(f"No figure of depth against width: {error}")
+  if checkpoints:
+    measured.add(page, found, options)
+  return page
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The command line; a mistake ends in one message."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers report",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
+  parser.add_argument("--out", type=Path, default=Path("report"))
+  parser.add_argument("--samples", type=int, default=32, help="of the test")
+  parser.add_argument("--length", type=int, default=512, help="tokens at most")
+  parser.add_argument(
+    "--estimator", default="vasicek", help=", ".join(entropy.ESTIMATORS)
+  )
+  parser.add_argument("--axis", default="units", help=", ".join(entropy.AXES))
+  parser.add_argument(
+    "--text", default="", help=f"to draw token by token; default {TEXT!r}"
+  )
+  parser.add_argument("--tokens", default="", help="words of it to name: a,b")
+  parser.add_argument(
+    "--no_checkpoints", action="store_true", help="tables and curves alone"
+  )
+  args = parser.parse_args(argv)
+  try:
+    choose("estimator", args.estimator, entropy.ESTIMATORS)
+    choose("axis", args.axis, entropy.AXES)
+    if args.samples < 1 or args.length < 1:
+      raise UserError(
+        f"--samples={args.samples} --length={args.length}: at least 1 each."
+      )
+    named = tuple(name for name in args.tokens.split(",") if name)
+    options = Options(
+      args.samples, args.length, args.estimator, args.axis, args.text, named
+    )
+    # Before anything is measured.
+    args.out.mkdir(parents=True, exist_ok=True)
+    page = build(args.workdirs, options, checkpoints=not args.no_checkpoints)
+    path = write(page, args.out)
+  except (ValueError, OSError) as error:
+    sys.exit(f"error: {error}")
+  if page.rows:
+    print(tables.markdown(page.rows))
+  for note in page.notes:
+    print(f"Left out: {note}")
+  print(f"Written to {path}.")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,170 @@
+"""The text whose tokens are drawn one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxformers.errors import UserError
+
+TEXT = "This movie is terrible but it has some good effects."
+
+UNKNOWN = ("<unk>", "[UNK]")
+
+# Most tokens of a text that are drawn one by one: `TEXT` as bytes fits.
+MOST_TOKENS = 64
+
+_BYTE = re.compile("0x[0-9a-f]{2}")
+# A word of a text is between spaces and ASCII punctuation.
+_WORD = re.compile("[^\\s!-/:-@\\[-`{-~\ufffd]+")
+
+
+class Example(NamedTuple):
+  """The beginning of a text.
+
+  Attributes:
+    ids: int32 [n], without padding.
+    names: what each id stands for. The first letter of a word has its word
+      beside it: "t(errible)".
+    words: n candidates for `name_tokens`: the names, or of bytes and characters
+      the word that begins with the token, or "".
+    quote: the text, and how much of it is shown.
+  """
+
+  ids: np.ndarray
+  names: list[str]
+  words: list[str]
+  quote: str
+
+
+def example(run: Any, text: str, length: int) -> Example:
+  """Returns the beginning of a text, or of the first test sample.
+
+  Args:
+    run: see `trained.load`.
+    text: text to read; "" for `TEXT`, or where its words are not in the task's
+      vocabulary for the first of the test samples.
+    length: tokens at most; more than `MOST_TOKENS` are never read.
+
+  Raises:
+    UserError: for a task without tokens, or a text that is given and has fewer
+      than four in the task's vocabulary.
+  """
+  task = run.task
+  if task.image or not task.vocabulary:
+    raise UserError(f"the inputs of {task.name} are no tokens")
+  length = min(length, MOST_TOKENS)
+  try:
+    ids = task.encode(text or TEXT, length)
+    total = len(task.encode(text or TEXT))
+    num_known = sum(task.vocabulary[k] not in UNKNOWN for k in ids)
+    if num_known < 4:
+      raise UserError(
+        f"{text or TEXT!r} has {num_known} tokens in the vocabulary of "
+        f"{task.name}: give another with --text"
+      )
+  except ValueError:
+    if text:
+      raise
+    ids, whole_ids = (
+      _without_padding(run.sample(1, n)[0]) for n in (length, task.max_len)
+    )
+    total = len(whole_ids)
+  return _named(ids, total, task.vocabulary)
+
+
+def _named(ids: np.ndarray, total: int, vocabulary: Sequence[str]) -> Example:
+  """Returns the example of the first ids of a text of `total` tokens."""
+  names = [vocabulary[k] for k in ids]
+  part = "all" if len(ids) == total else f"the first {len(ids)} of"
+  if not spells_words(vocabulary):
+    names = [readable(name) for name in names]
+    quote = f"{' '.join(names)!r}, {part} {total} tokens"
+    return Example(ids, names, names, quote)
+  text, words = spell(names)
+  names = [
+    f"{word[0]}({word[1:]})" if word[1:] else readable(name)
+    for name, word in zip(names, words, strict=True)
+  ]
+  letters = "which are single letters; those named begin a word"
+  quote = f"{text!r}, {part} {total} tokens, {letters}"
+  return Example(ids, names, words, quote)
+
+
+def _without_padding(ids: np.ndarray) -> np.ndarray:
+  ids = ids[0] if ids.ndim > 1 else ids  # The first of a pair.
+  return ids[ids > 0]
+
+
+def spells_words(vocabulary: Sequence[str]) -> bool:
+  """True for a vocabulary of bytes or characters, beside special tokens."""
+  names = [name for name in vocabulary if not re.fullmatch("<.+>", name)]
+  return all(len(name) == 1 or _BYTE.fullmatch(name) for name in names)
+
+
+def spell(names: Sequence[str]) -> tuple[str, list[str]]:
+  """Reads bytes or characters as a text.
+
+  Args:
+    names: n of a vocabulary of which `spells_words` is true.
+
+  Returns:
+    The text, with U+FFFD for special tokens; and n times the word whose first
+    letter the token is, or "".
+  """
+  is_bytes = any(map(_BYTE.fullmatch, names))
+
+  def decode(text: str) -> str:
+    if not is_bytes:
+      return text
+    return text.encode("latin-1", "replace").decode(errors="replace")
+
+  letters = [
+    chr(int(name, 16))
+    if _BYTE.fullmatch(name)
+    else (name if len(name) == 1 else "\ufffd")
+    for name in names
+  ]
+  text = "".join(letters)
+  words = [""] * len(names)
+  for match in _WORD.finditer(text):
+    words[match.start()] = decode(match[0])
+  return decode(text), words
+
+
+def readable(name: str) -> str:
+  """A token as one reads it: a byte as its character, a piece without marks."""
+  if _BYTE.fullmatch(name) and chr(int(name, 16)).isprintable():
+    name = chr(int(name, 16))
+  bare = name.removeprefix("\u0120").removeprefix("##").removesuffix("</w>")
+  return {"\u010a": "newline", "": "space", " ": "space"}.get(bare, bare)
+
+
+def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
+  """Places of the tokens to name: the wanted ones, or the longest words.
+
+  Args:
+    names: tokens, or of letters the words that begin with them; "" is never
+      named.
+    wanted: some of them.
+
+  Raises:
+    UserError: for a wanted token that is not there.
+  """
+  for name in wanted:
+    if name not in names:
+      listed = " ".join(filter(None, names))
+      raise UserError(f"the token {name!r} is not among {listed}")
+  if wanted:
+    return sorted({names.index(name) for name in wanted})
+  words = {
+    name: k
+    for k, name in reversed([*enumerate(names)])
+    if re.fullmatch(r"\w+", name)
+  }
+  if len(words) < 4:
+    words = {f"{name} {k}": k for k, name in enumerate(names) if name}
+  return sorted(sorted(words.values(), key=lambda k: -len(names[k]))[:4])

@@ -1,0 +1,334 @@
+r"""TransJect's tables 1 and 2 with our runs beside what they print.
+
+python -m jaxformers published runs/* [--latex]
+
+Theirs are accuracies without deviation, some of them taken from Tay et al.
+2021 (table 1) and Chen et al. 2021 (table 2). A difference is given
+in standard errors: of our mean over seeds, and of a share of so many test
+examples, for either side. Runs of another size or protocol than the paper's are
+shown for what they are: the label has layers, width and protocol. A score on
+other test examples than the paper's, such as easier images or a stand-in for an
+archive, has a star instead of a difference, and the reason below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformers.analysis.tables import results
+
+SHORT = ("imdb", "ag_news")
+LONG = ("listops", "text", "retrieval", "pathfinder", "image")
+NAMES = {
+  "imdb": "IMDb",
+  "ag_news": "AG's News",
+  "listops": "ListOps",
+  "text": "Text",
+  "retrieval": "Retrieval",
+  "pathfinder": "Pathfinder",
+  "image": "Image",
+}
+# Test examples of the data sets as published.
+EXAMPLES = {
+  "imdb": 25_000,
+  "ag_news": 7_600,
+  "listops": 2_000,
+  "text": 25_000,
+  "retrieval": 17_437,
+  "pathfinder": 20_000,
+  "image": 10_000,
+}
+# Options of a task that make another task of it, with their published values.
+OPTIONS = {
+  "listops": {
+    "min_length": 500,
+    "max_length": 2_000,
+    "test_min_length": 0,
+    "test_max_length": 0,
+    "max_depth": 10,
+    "max_args": 10,
+    "operators": "MIN MAX MED SM",
+  },
+  "pathfinder": {"difficulty": "hard", "resolution": 32},
+}
+# Tokens that the published models read of an example; lra's code reads 1,000.
+LENGTHS = {
+  "imdb": 512,
+  "ag_news": 512,
+  "text": 4_000,
+  "retrieval": 4_000,
+}
+# Protocols that leave out what a task is about.
+UNLIKE = {
+  ("listops", "skyformer"): "without closing brackets the tree is not there",
+}
+# By our names of models; in percent, in the order of the tasks.
+TABLE_1 = {
+  "transformer": (81.3, 88.8),
+  "transformer_rezero": (83.4, 89.6),
+  "transformer_orthogonal": (85.1, 86.3),
+  "linformer": (82.8, 86.5),
+  "synthesizer": (84.6, 89.1),
+  "transject": (88.1, 88.8),
+  "random_transject": (86.5, 90.2),
+}
+TABLE_2 = {
+  "transformer": (38.4, 61.9, 80.7, 65.2, 40.6),
+  "transformer_rezero": (38.3, 59.1, 79.2, 68.3, 38.6),
+  "transformer_orthogonal": (39.6, 58.1, 81.4, 68.9, 42.2),
+  "reformer": (37.7, 62.9, 79.0, 66.5, 48.9),
+  "bigbird": (39.3, 63.9, 80.3, 68.7, 43.2),
+  "linformer": (37.4, 58.9, 78.2, 60.9, 38.0),
+  "informer": (32.5, 62.6, 77.6, 57.8, 38.1),
+  "nystromformer": (38.5, 64.8, 80.5, 69.5, 41.3),
+  "performer": (38.0, 64.2, 80.0, 66.3, 41.4),
+  "skyformer": (38.7, 64.7, 82.1, 70.7, 40.8),
+  "transject": (42.2, 64.9, 80.3, 71.5, 38.9),
+  "random_transject": (40.1, 64.6, 80.2, 72.6, 40.2),
+}
+TABLES = {
+  "Table 1, short text": (SHORT, TABLE_1),
+  "Table 2, Long Range Arena": (LONG, TABLE_2),
+}
+
+
+class Ours(NamedTuple):
+  """Seeds of one recipe.
+
+  Attributes:
+    mean, deviation: in percent; the deviation is NaN for one seed.
+    seeds: number of seeds.
+    examples: number of test examples.
+    mismatch: why this does not compare with the paper's number; "" if it does.
+  """
+
+  mean: float
+  deviation: float
+  seeds: int
+  examples: int
+  mismatch: str = ""
+
+  def difference(self, theirs: float) -> tuple[float, float]:
+    """Ours less theirs in points, and in standard errors.
+
+    Both are shares of `examples`; ours also varies over seeds. One seed has no
+    deviation, and then the error is of the examples alone.
+    """
+    seeds = 0.0
+    if self.seeds > 1:
+      seeds = self.deviation**2 / self.seeds
+    shares = sum(p * (100 - p) for p in (self.mean, theirs)) / self.examples
+    error = math.sqrt(seeds + shares)
+    gap = self.mean - theirs
+    return gap, gap / error if error else math.copysign(math.inf, gap)
+
+
+class Row(NamedTuple):
+  """A model under one recipe.
+
+  Attributes:
+    model: its name.
+    label: layers, width and protocol of ours; "" for the paper's alone.
+    theirs: by task, in percent; {} for a model that they have not.
+    ours: by task.
+  """
+
+  model: str
+  label: str
+  theirs: Mapping[str, float]
+  ours: Mapping[str, Ours]
+
+
+def mismatch(run: Mapping[str, Any]) -> str:
+  """Returns why a run's test inputs are not the paper's; "" if they are.
+
+  Args:
+    run: content of a `results.json`, of a task in `EXAMPLES`.
+  """
+  task = run["task"]
+  reasons = [UNLIKE.get((task, run["protocol"]), "")]
+  if run["examples"] != EXAMPLES[task]:
+    reasons.append(f"{run['examples']:,} test examples, not {EXAMPLES[task]:,}")
+  length = LENGTHS.get(task, 0)
+  if (task, run["protocol"]) == ("text", "lra"):
+    length = 1_000
+  if run["max_len"] < length:
+    reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
+  options = run["config"]["task"]
+  reasons += [
+    f"{name}={options[name]}, not {value}"
+    for name, value in OPTIONS.get(task, {}).items()
+    if options.get(name, value) != value
+  ]
+  return "; ".join(filter(None, reasons))
+
+
+def rows(
+  runs: Sequence[Mapping[str, Any]],
+  tasks: Sequence[str],
+  theirs: Mapping[str, Sequence[float]],
+) -> list[Row]:
+  """The table's models in its order, then those it has not.
+
+  A recipe of ours is a row; on several tasks it is one row if layers, width and
+  protocol agree.
+
+  Args:
+    runs: contents of `results.json`; those of other tasks are left out.
+    tasks: of the table.
+    theirs: of the table.
+  """
+  groups: dict[tuple[str, str, str, str], dict[int, Mapping[str, Any]]] = {}
+  for run in runs:
+    if run["task"] in tasks and run.get("metric", "accuracy") == "accuracy":
+      model = run["config"]["model"]
+      label = f"L={model['num_layers']} d={model['d_model']}, "
+      label += run["protocol"]
+      key = (run["model"], label, run["task"], results.recipe(run))
+      groups.setdefault(key, {})[run["seed"]] = run
+  found: dict[tuple[str, str, int], dict[str, Ours]] = {}
+  for (model, label, task, _), seeds in groups.items():
+    # A second recipe of the same sizes stands in a row of its own.
+    number = 0
+    while task in found.get((model, label, number), {}):
+      number += 1
+    cells = found.setdefault((model, label, number), {})
+    scores = [100 * run["accuracy"] for run in seeds.values()]
+    first = next(iter(seeds.values()))
+    cells[task] = Ours(
+      *results.spread(scores), len(scores), first["examples"], mismatch(first)
+    )
+  made = []
+  for model in dict.fromkeys([*theirs, *(key[0] for key in found)]):
+    printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
+    own_rows = {key: own for key, own in found.items() if key[0] == model}
+    for (_, label, _), own in own_rows.items():
+      made.append(Row(model, label, printed, own))
+    if not own_rows:
+      made.append(Row(model, "", printed, {}))
+  return made
+
+
+def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
+  """Theirs, and ours with the difference."""
+  theirs = row.theirs.get(task)
+  own = row.ours.get(task)
+  printed = "" if theirs is None else f"{theirs:.1f}"
+  if own is None:
+    return printed, ""
+  text = results.plus_minus(own.mean, own.deviation, 1, plus)
+  if own.mismatch:
+    text += " *"
+  elif theirs is not None:
+    gap, errors = own.difference(theirs)
+    text += f" ({gap:+.1f}, {abs(errors):.1f} s.e.)"
+  return printed, text
+
+
+def _head(tasks: Sequence[str]) -> list[str]:
+  return [
+    "model",
+    "ours",
+    *(
+      f"{NAMES[task]}, {whose}" for task in tasks for whose in ("paper", "ours")
+    ),
+  ]
+
+
+def _lines(
+  found: Sequence[Row], tasks: Sequence[str], plus: str
+) -> list[list[str]]:
+  return [
+    [
+      row.model,
+      row.label,
+      *(cell for task in tasks for cell in _cells(row, task, plus)),
+    ]
+    for row in found
+  ]
+
+
+def markdown(found: Sequence[Row], tasks: Sequence[str]) -> str:
+  """The rows as a table in Markdown."""
+  lines = [_head(tasks), ["---"] * (2 + 2 * len(tasks))]
+  lines += _lines(found, tasks, "+-")
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def latex(found: Sequence[Row], tasks: Sequence[str]) -> str:
+  """The rows as a LaTeX tabular; needs the package booktabs."""
+
+  def escaped(text: str) -> str:
+    return text.replace("_", r"\_").replace("%", r"\%")
+
+  lines = [
+    rf"\begin{{tabular}}{{ll{'rl' * len(tasks)}}}",
+    r"\toprule",
+    " & ".join(escaped(cell) for cell in _head(tasks)) + r" \\",
+    r"\midrule",
+  ]
+  lines += [
+    " & ".join(escaped(cell) for cell in cells) + r" \\"
+    for cells in _lines(found, tasks, r"$\pm$")
+  ]
+  return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def notes(found: Sequence[Row]) -> list[str]:
+  """Returns a line for each reason of a star: task, models and the reason."""
+  models: dict[tuple[str, str], list[str]] = {}
+  for row in found:
+    for task, cell in row.ours.items():
+      if cell.mismatch:
+        models.setdefault((task, cell.mismatch), []).append(row.model)
+  return [
+    f"* {NAMES[task]} ({', '.join(dict.fromkeys(names))}): {reason}."
+    for (task, reason), names in models.items()
+  ]
+
+
+def tables(
+  runs: Sequence[Mapping[str, Any]],
+) -> dict[str, tuple[Sequence[str], list[Row]]]:
+  """The tables of which any run is, by title: tasks and rows."""
+  found = {}
+  for title, (tasks, theirs) in TABLES.items():
+    own = rows(runs, tasks, theirs)
+    if any(row.ours for row in own):
+      found[title] = (tasks, own)
+  return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The command line; a mistake ends in one message."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers published",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
+  parser.add_argument("--latex", action="store_true")
+  args = parser.parse_args(argv)
+  try:
+    found = tables(results.read(args.workdirs))
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  if not found:
+    tasks = ", ".join((*SHORT, *LONG))
+    sys.exit(f"error: no run is of a task of the papers' tables: {tasks}.")
+  form = latex if args.latex else markdown
+  for title, (tasks, own) in found.items():
+    mark = "%" if args.latex else "##"
+    print(f"{mark} {title}\n\n{form(own, tasks)}\n")
+    for note in notes(own):
+      print("% " * args.latex + note)
+    print()
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,1 @@
+"""What layers do to tokens: states, entropy, smoothness."""

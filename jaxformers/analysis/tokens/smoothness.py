@@ -1,0 +1,587 @@
+r"""How alike tokens become: over-smoothing, and the functional behind it.
+
+python -m jaxformers smoothness runs/transformer runs/neutreno \
+    --out smoothness
+
+Pure functions of arrays, and the command that draws them for trained models.
+Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
+of equations are the paper's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxformers.analysis.plotting import figures, plots
+from jaxformers.analysis.plotting.figures import Row
+from jaxformers.analysis.tokens.capture import (
+  HEADS,
+  Capture,
+  capture,
+  num_tokens,
+)
+from jaxformers.errors import UserError
+from jaxformers.models import Model
+from jaxformers.models.variables import make_variables
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """The mean cosine of all pairs of different tokens of a sample -> [b].
+
+  (|sum_i u_i|^2 - n) / (n (n - 1)) with u_i the tokens at length one, in
+  O(n d) instead of O(n^2 d). NaN for fewer than two tokens. A token of zeros
+  has cosine 0 with all.
+
+  Source: appendix E.3.
+
+  Args:
+    x: [b, n, d].
+    mask: [b, n], True at tokens.
+  """
+  length = jnp.linalg.norm(x, axis=-1, keepdims=True)
+  unit = jnp.where(
+    mask[..., None] & (length > 0), x / jnp.where(length > 0, length, 1), 0
+  )
+  count = mask.sum(1).astype(x.dtype)
+  own = jnp.square(unit).sum((1, 2))
+  pairs = count * (count - 1)
+  total = jnp.square(unit.sum(1)).sum(-1) - own
+  return jnp.where(pairs > 0, total / jnp.where(pairs > 0, pairs, 1), jnp.nan)
+
+
+def attention_weights(
+  q: jax.Array,
+  k: jax.Array,
+  mask: jax.Array,
+  causal: bool = False,
+  diagonal: bool = True,
+) -> jax.Array:
+  """softmax(q k.T / sqrt(e)) over the tokens -> [..., n, n] (equation 2).
+
+  A row that sees no token is zero.
+
+  Args:
+    q, k: [..., n, e].
+    mask: [..., n], True at tokens; their number of axes is that of q less one.
+    causal: whether no token sees a later one.
+    diagonal: whether a token sees itself.
+  """
+  scores = _scores(q, k)
+  seen = _seen(mask, causal, diagonal)
+  lowest = jnp.finfo(scores.dtype).min
+  return jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores, lowest)), 0)
+
+
+def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
+  """Returns q k.T / sqrt(e) of q and k [..., n, e] -> [..., n, n]."""
+  scores = jnp.einsum("...ne,...me->...nm", q, k, precision=_HIGHEST)
+  return scores / q.shape[-1] ** 0.5
+
+
+def _seen(mask: jax.Array, causal: bool, diagonal: bool = True) -> jax.Array:
+  """Returns which keys a query sees; mask [..., n] -> [..., n or 1, n]."""
+  n = mask.shape[-1]
+  seen = mask[..., None, :]
+  if causal:
+    seen = seen & jnp.tri(n, dtype=bool)
+  return seen if diagonal else seen & ~jnp.eye(n, dtype=bool)
+
+
+def _off_diagonal(weights: jax.Array) -> jax.Array:
+  """Returns weights [..., n, n] with zeros on the diagonal.
+
+  A term v_i - v_i is zero whatever its weight. Where a token mostly attends to
+  itself, that weight is all that float32 keeps of a sum over the row.
+  """
+  return weights * (1 - jnp.eye(weights.shape[-1], dtype=weights.dtype))
+
+
+def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns v [..., n, e] less its mean by the weights of a graph.
+
+  Differences stay as they are. Where tokens are nearly alike, float32 keeps
+  them only without what all tokens share.
+  """
+  share = jnp.abs(weights).sum(-1) + jnp.abs(weights).sum(-2)
+  total = share.sum(-1, keepdims=True)
+  share = share / jnp.where(total > 0, total, 1)
+  mean = jnp.einsum("...n,...ne->...e", share, v, precision=_HIGHEST)
+  return v - mean[..., None, :]
+
+
+def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
+  """J = 1/2 sum_ij w_ij |v_i - v_j|^2, how rough v is on a graph -> [...].
+
+  Source: equation 6, its integral as a sum. The paper leaves the normalisation
+  open: weights = exp(k_i . k_j / sqrt e) / n^2 is dominated by the keys' norms
+  (see `log_functional_kernel`), so that layers compare by row-stochastic
+  weights over n.
+
+  Args:
+    v: [..., n, e].
+    weights: [..., n, n], not negative.
+  """
+  weights = _off_diagonal(weights)
+  v = _centre(v, weights)
+  square = jnp.square(v).sum(-1)
+  cross = jnp.einsum(
+    "...nm,...ne,...me->...", weights, v, v, precision=_HIGHEST
+  )
+  rows, columns = weights.sum(-1), weights.sum(-2)
+  return ((rows + columns) * square).sum(-1) / 2 - cross
+
+
+def log_functional_kernel(
+  v: jax.Array, k: jax.Array, mask: jax.Array, causal: bool = False
+) -> jax.Array:
+  """log J under the weights exp(k_i . k_j / sqrt e) / n^2 -> [...].
+
+  The weights themselves overflow float32 from |k|^2 = 88 sqrt e on, so the
+  greatest is taken out before they are made. -inf for fewer than two tokens.
+
+  Source: equations 6 and 11; n is the number of tokens of the sample.
+
+  Args:
+    v, k: [..., n, e].
+    mask: [..., n], True at tokens.
+    causal: whether no token sees a later one.
+  """
+  seen = _seen(mask, causal, diagonal=False) & mask[..., None]
+  scores = jnp.where(seen, _scores(k, k), -jnp.inf)
+  top = scores.max((-1, -2))
+  top = jnp.where(jnp.isfinite(top), top, 0)
+  rough = functional(v, jnp.exp(scores - top[..., None, None]))
+  count = jnp.maximum(mask.sum(-1), 1).astype(v.dtype)
+  return top + jnp.log(jnp.maximum(rough, 0)) - 2 * jnp.log(count)
+
+
+def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
+  """The gradient of `functional` by v -> [..., n, e].
+
+  sum_j (v_i - v_j) (w_ij + w_ji), equation 8.
+  """
+  both = weights + jnp.swapaxes(weights, -1, -2)
+  return _slope(v, both)
+
+
+def _slope(v: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns sum_j w_ij (v_i - v_j) of v [..., n, e] -> [..., n, e]."""
+  weights = _off_diagonal(weights)
+  v = _centre(v, weights)
+  total = jnp.einsum("...nm,...me->...ne", weights, v, precision=_HIGHEST)
+  return weights.sum(-1)[..., None] * v - total
+
+
+def step(
+  u: jax.Array,
+  weights: jax.Array,
+  fidelity: jax.Array | float = 0.0,
+  first: jax.Array | None = None,
+) -> jax.Array:
+  """One Euler step of the gradient flow, each token at its own step size.
+
+  A u + lambda (f - u) with A the rows of w + w.T at sum one: attention, and
+  with lambda NeuTRENO's (equations 10, 12 and 22).
+
+  Args:
+    u: [..., n, e].
+    weights: [..., n, n], not negative, k of equation 6.
+    fidelity: lambda.
+    first: f, [..., n, e]; needed with a fidelity.
+  """
+  both = weights + jnp.swapaxes(weights, -1, -2)
+  both = both / both.sum(-1, keepdims=True)
+  after = jnp.einsum("...nm,...me->...ne", both, u, precision=_HIGHEST)
+  return after if first is None else after + fidelity * (first - u)
+
+
+def flow(
+  u: jax.Array,
+  weights: jax.Array,
+  time: jax.Array | float,
+  fidelity: jax.Array | float = 0.0,
+  first: jax.Array | None = None,
+) -> jax.Array:
+  """The gradient flow at a time, integrated in closed form -> [..., n, e].
+
+  du/dt = -grad E(u), with grad E of `gradient` and lambda (u - f) (equations 9
+  and 21): towards the mean of all tokens, which it reaches where `weights`
+  joins all of them, or with a fidelity towards the minimum of E. E never rises
+  along it, at any time. (The eigenvectors of the Laplacian do the integration;
+  exact but for rounding.)
+
+  Args:
+    u: at time 0, [..., n, e].
+    weights: [..., n, n], not negative, k of equation 6.
+    time: not negative, of one shape for all or [...].
+    fidelity: lambda.
+    first: f, [..., n, e]; needed with a fidelity.
+
+  Raises:
+    UserError: for a fidelity without `first`.
+  """
+  plain = isinstance(fidelity, (int, float)) and not fidelity
+  if first is None and not plain:
+    raise UserError(f"fidelity={fidelity} needs `first`, what it is to.")
+  both = weights + jnp.swapaxes(weights, -1, -2)
+  eye = jnp.eye(both.shape[-1], dtype=both.dtype)
+  laplacian = both.sum(-1)[..., None] * eye - both
+  rates, basis = jnp.linalg.eigh(laplacian)
+  rates = jnp.maximum(rates, 0) + fidelity
+  decay = jnp.exp(-rates * jnp.asarray(time)[..., None])[..., None]
+  into = jnp.swapaxes(basis, -1, -2)
+  product = functools.partial(jnp.matmul, precision=_HIGHEST)
+  end = jnp.zeros_like(u)
+  if first is not None:
+    share = jnp.where(rates > 0, fidelity / jnp.where(rates > 0, rates, 1), 0)
+    end = share[..., None] * product(into, first)
+  now = end + decay * (product(into, u) - end)
+  return product(basis, now)
+
+
+def gradient_cosine(
+  v: jax.Array, one: jax.Array, other: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """The cosine of v - A v and v - B v, averaged over tokens -> [...].
+
+  How near asymmetric attention comes to the gradient of J that symmetric
+  attention follows (appendix E.1, table 4). Only the direction of a slope
+  matters, so each row of the weights is first divided by its greatest entry
+  beside the diagonal. Tokens without a slope, such as the first of a causal
+  sequence, are left out; NaN where all are.
+
+  Args:
+    v: [..., n, e].
+    one, other: weights A and B, [..., n, n]; their diagonals play no part.
+    mask: [..., n], True at tokens.
+  """
+  directions = []
+  for weights in (one, other):
+    weights = _off_diagonal(weights)
+    greatest = jnp.abs(weights).max(-1, keepdims=True)
+    slope = _slope(v, weights / jnp.where(greatest > 0, greatest, 1))
+    norm = jnp.linalg.norm(slope, axis=-1, keepdims=True)
+    directions.append(slope / jnp.where(norm > 0, norm, 1))
+    mask = mask & (norm[..., 0] > 0)
+  cosine = (directions[0] * directions[1]).sum(-1)
+  return cosine.mean(-1, where=mask)
+
+
+def head_redundancy(before: jax.Array, after: jax.Array) -> jax.Array:
+  """The cosine of two layers' attention matrices, head by head -> [...].
+
+  Source: appendix G.2.
+
+  Args:
+    before, after: [..., n, n].
+  """
+  inner = (before * after).sum((-1, -2))
+  norms = [jnp.sqrt(jnp.square(w).sum((-1, -2))) for w in (before, after)]
+  return inner / (norms[0] * norms[1])
+
+
+def stationary(scores: jax.Array) -> jax.Array:
+  """The stationary distribution of symmetric attention's random walk.
+
+  pi_j = sum_i exp(s_ij) / sum_il exp(s_il) for symmetric s -> [..., n]
+  (equation 19). A^m v tends to sum_j pi_j v_j at every token (equation 20).
+
+  Args:
+    scores: [..., n, n], symmetric; -inf where there is no token.
+  """
+  log = jax.nn.logsumexp(scores, -1)
+  return jax.nn.softmax(log, -1)
+
+
+def limit(
+  weights: jax.Array, fidelity: jax.Array | float, first: jax.Array
+) -> jax.Array:
+  """Where u <- A u + lambda (f - u) goes with A fixed -> [..., n, e].
+
+  lambda ((1 + lambda) I - A)^-1 f, which is constant over tokens only if f is
+  (proposition 1). It goes there if all eigenvalues mu of A have
+  |mu - lambda| < 1, so not for lambda above about 1.
+
+  Args:
+    weights: A, [..., n, n], rows of sum one.
+    fidelity: lambda, positive.
+    first: f, [..., n, e].
+  """
+  eye = jnp.eye(weights.shape[-1], dtype=weights.dtype)
+  return fidelity * jnp.linalg.solve((1 + fidelity) * eye - weights, first)
+
+
+CURVES = {
+  "similarity": "mean cosine of two tokens",
+  "functional": "J of the values, per token",
+  "functional_kernel": "log10 of J of the values, exp kernel / n^2",
+  "gradient_cosine": "cosine of attention's and J's slope",
+  "head_redundancy": "cosine of attention with the layer before",
+}
+# A sample of one token has none of these.
+NEEDS_PAIRS = ("similarity", "gradient_cosine")
+# The layer that a curve begins with, where it is not 1.
+FIRST = {"similarity": 0, "head_redundancy": 2}
+
+
+def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
+  """Every quantity of every layer, averaged over samples and heads.
+
+  Args:
+    found: of `capture`.
+    causal: whether no token sees a later one, in attention and in J.
+
+  Returns:
+    `similarity` [l + 1], of the embedding and of every layer's output; and for
+    mixers with queries, keys and values, [l] each: `functional`, with weights
+    softmax(k k.T / sqrt e) / n, `functional_kernel`, log10 of the mean of J
+    with exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
+    queries against that with keys in their place; and `head_redundancy`
+    [l - 1] between successive layers. See `CURVES`. A sample of one token has
+    neither similarity nor slope, and is left out of these means; they are NaN
+    where all samples are.
+  """
+  alike = [cosine_similarity(x, found.mask) for x in found.hidden]
+  result = {"similarity": jnp.stack([jnp.nanmean(a) for a in alike])}
+  if not all({"key", "value"} <= {*heads} for heads in found.heads):
+    return result
+  mask = found.mask[:, None]
+  both = _seen(mask, causal) & mask[..., None]
+  count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
+  rows: dict[str, list[jax.Array]] = {}
+  before = None
+  for heads in found.heads:
+    # Where queries are not projected apart they are the keys.
+    heads = {"query": heads["key"], **heads}
+    q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
+    tokens = jnp.broadcast_to(mask, v.shape[:-1])
+    slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
+    symmetric = jnp.where(both, attention_weights(k, k, mask, causal), 0)
+    logs = log_functional_kernel(v, k, tokens, causal)
+    weights = jnp.where(both, attention_weights(q, k, mask, causal), 0)
+    own = {
+      "functional": functional(v, symmetric / count[..., None, None]).mean(),
+      "functional_kernel": _log10_mean(logs),
+      "gradient_cosine": jnp.nanmean(gradient_cosine(v, *slopes, tokens)),
+    }
+    if before is not None:
+      own["head_redundancy"] = head_redundancy(before, weights).mean()
+    before = weights
+    for name, value in own.items():
+      rows.setdefault(name, []).append(value)
+  return result | {name: jnp.stack(values) for name, values in rows.items()}
+
+
+def _log10_mean(logs: jax.Array) -> jax.Array:
+  """Returns log10 of the mean of numbers whose natural logarithms are given."""
+  return (jax.nn.logsumexp(logs) - math.log(logs.size)) / math.log(10)
+
+
+def maps(found: Capture, causal: bool = False) -> list[np.ndarray]:
+  """softmax(q k.T / sqrt e) of every layer, the first sample, mean over heads.
+
+  What softmax attention weighs; of other mixers what it would.
+
+  Args:
+    found: of `capture`.
+    causal: whether no token sees a later one.
+
+  Returns:
+    [n, n] for each layer that has queries or keys; [] if none has.
+  """
+  rows = []
+  for heads in found.heads:
+    if "key" not in heads:
+      continue
+    k = heads["key"][:1].astype(jnp.float32)
+    q = heads.get("query", heads["key"])[:1].astype(jnp.float32)
+    weights = attention_weights(q, k, found.mask[:1, None], causal)
+    rows.append(np.asarray(weights[0].mean(0)))
+  return rows
+
+
+def measure(
+  model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
+) -> dict[str, list[float]]:
+  """`curves` averaged over samples, a batch at a time.
+
+  Args:
+    model, params: any of `models.build`, in evaluation.
+    ids: samples, as the model takes them.
+    batch_size: samples at a time; a rest that does not fill a batch is a batch.
+  """
+  own = make_variables(model, params)
+  measured: dict[str, list[np.ndarray]] = {}
+  counts: dict[str, list[int]] = {}
+  for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
+    part = jnp.asarray(ids[k : k + batch_size])
+    pairs = int((np.asarray(model.mask(part)).sum(1) > 1).sum())
+    for name, values in jax.device_get(_of(model, own, part)).items():
+      count = pairs if name in NEEDS_PAIRS else len(part)
+      if count:
+        measured.setdefault(name, []).append(np.asarray(values, float))
+        counts.setdefault(name, []).append(count)
+  return {
+    name: _average(name, np.stack(values), np.asarray(counts[name])).tolist()
+    for name, values in measured.items()
+  }
+
+
+def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Returns the mean over batches of values [batches, l] -> [l]."""
+  shares = counts[:, None] / counts.sum()
+  if name == "functional_kernel":  # The mean of J, not of its logarithm.
+    top = values.max(0)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+      return top + np.log10((shares * 10 ** (values - top)).sum(0))
+  return (shares * values).sum(0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of(model: Model, own: Any, ids: jax.Array) -> dict[str, jax.Array]:
+  """Compiled once for a model, whatever its parameters."""
+  causal = model.objective == "language_model"
+  return curves(capture(model, own, ids), causal)
+
+
+def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:
+  """What `measure` found of a run, as rows of `plots.curves`.
+
+  Returns:
+    (label, seed, quantity, layer, value); layer 0 is the embedding.
+  """
+  return [
+    (label, seed, name, FIRST.get(name, 1) + k, value)
+    for name, values in found.items()
+    for k, value in enumerate(values)
+  ]
+
+
+# Explains the panels of `figure`, in the words of `CURVES`.
+EXPLANATION = (
+  "J = 1/2 sum_ij w_ij |v_i - v_j|^2 measures how much the values v of a layer "
+  "differ between tokens (NeuTRENO, equation 6); it is 0 where all are equal. "
+  "Its weights w are softmax(k k.T / sqrt e) / n, or with the exp kernel "
+  "exp(k k.T / sqrt e) / n^2. A slope is the direction in which attention, or "
+  "a step down J, moves the values. All but the cosine of two tokens need "
+  "queries, keys and values (docs/mixers.md)."
+)
+
+
+def figure(
+  curve_rows: list[Row], data: str, name: str = "smoothness"
+) -> figures.Figure:
+  """Returns a figure of every quantity over layers, with bands over seeds.
+
+  Args:
+    curve_rows: what `rows` returns, of several runs and seeds.
+    data: samples and seeds in words, which begin the caption.
+    name: name of the figure's files.
+  """
+  return plots.curves(
+    name,
+    "How alike tokens become",
+    f"{data}; bands are one deviation over seeds. {EXPLANATION}",
+    curve_rows,
+    "layer (0: embedding)",
+    CURVES,
+  )
+
+
+def text(curve_rows: list[Row]) -> str:
+  """Returns a table for every run: a column a layer, a line a quantity.
+
+  Means over seeds, and below them the sample deviations if there are several.
+  A layer without the quantity has "-".
+  """
+  lines = []
+  for run, rows_of_run in figures.grouped(curve_rows).items():
+    layers = sorted({row[3] for row in rows_of_run})
+    table = [["layer (0: embedding)", *map(str, layers)]]
+    by_name = figures.grouped(rows_of_run, 2)
+    for name in filter(by_name.get, CURVES):
+      places, means, deviations = figures.averaged(by_name[name], 3, 4)
+      pairs = zip(means, deviations, strict=True)
+      by_layer = dict(zip(places, pairs, strict=True))
+      cells = [by_layer.get(layer, (math.nan, math.nan)) for layer in layers]
+      table.append([CURVES[name], *(_cell(mean, 4) for mean, _ in cells)])
+      if not all(map(math.isnan, deviations)):
+        table.append(["  +-", *(_cell(bar, 2) for _, bar in cells)])
+    first = max(len(line[0]) for line in table)
+    width = max(len(cell) for line in table for cell in line[1:])
+    lines += ["", run]
+    lines += [
+      f"  {line[0]:<{first}}" + "".join(f"  {c:>{width}}" for c in line[1:])
+      for line in table
+    ]
+  return "\n".join(lines)
+
+
+def _cell(value: float, digits: int) -> str:
+  return "-" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def seeds_of(workdir: Path) -> list[Path]:
+  """The workdirs of a run's seeds, seed_0 and so on; itself if it has none."""
+  return sorted(workdir.glob("seed_*")) or [workdir]
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints a table of some runs, and writes CSV and a picture if asked."""
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers smoothness",
+    description="How alike tokens become from layer to layer.",
+  )
+  parser.add_argument(
+    "workdirs", nargs="+", type=Path, help="of runs, or of runs of many seeds"
+  )
+  parser.add_argument("--samples", type=int, default=64, help="of the test")
+  parser.add_argument("--length", type=int, default=512, help="tokens at most")
+  parser.add_argument(
+    "--out", default="", help="OUT.csv, OUT.png and OUT.svg are written"
+  )
+  args = parser.parse_args(argv)
+  # Only this command reads runs; the functions above are pure.
+  from jaxformers import trained
+
+  found: list[Row] = []
+  counts, samples, lengths = set(), set(), set()
+  try:
+    for workdir in args.workdirs:
+      folders = seeds_of(workdir)
+      counts.add(len(folders))
+      for seed, folder in enumerate(folders):
+        run = trained.load(folder)
+        ids = run.sample(args.samples, args.length)
+        samples.add(len(ids))
+        lengths.add(num_tokens(run.model, ids))
+        measured = measure(run.model, run.params, ids)
+        found += rows(str(workdir), seed, measured)
+  except ValueError as error:
+    sys.exit(f"error: {error}")
+  picture = figure(
+    found,
+    figures.describe_data(samples, lengths, counts),
+    Path(args.out or "smoothness").name,
+  )
+  print(f"{text(found)}\n\n{picture.caption}")
+  if args.out:
+    picture.write(Path(args.out).parent)
+    print(f"\nWritten to {args.out}.csv, .png and .svg.")
+
+
+if __name__ == "__main__":
+  main()

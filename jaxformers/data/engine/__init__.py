@@ -1,0 +1,1 @@
+"""Archives, packing, digests and the order of examples, for any data set."""

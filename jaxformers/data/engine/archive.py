@@ -1,0 +1,233 @@
+"""Archives as their authors ship them, read without unpacking to disk.
+
+An archive is a tar (plain, gzip, bzip2 or xz, told by its content), a folder,
+or a single file. Nothing of it is ever written, so nothing can be left behind;
+members that would not stay inside a folder are refused all the same, for such
+an archive was made to harm.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import posixpath
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tqdm
+
+from jaxformers.data.engine import tar
+from jaxformers.errors import UserError
+from jaxformers.paths import expand
+
+
+def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
+  """The local archive: the given one, or where archives are looked for.
+
+  Looks for the names in $JAXFORMERS_DATA_ARCHIVES and then in
+  `data_dir`/downloads/manual.
+
+  Args:
+    names: of files or folders, in order of preference.
+    archive: what the user gave; "" to look.
+    data_dir: where prepared data stands.
+
+  Raises:
+    UserError: if one is given and is not there.
+  """
+  names = tuple(names)
+  if archive:
+    path = expand(archive)
+    if not path.exists():
+      raise UserError(
+        f"There is no archive {path}: give the path of {' or '.join(names)}, "
+        "or leave the archive out to look for it and to download it."
+      )
+    return path
+  folders = [data_dir / "downloads" / "manual"]
+  if os.environ.get("JAXFORMERS_DATA_ARCHIVES"):
+    folders.insert(0, Path(os.environ["JAXFORMERS_DATA_ARCHIVES"]))
+  paths = [folder / name for folder in folders for name in names]
+  return next((path for path in paths if path.exists()), None)
+
+
+def checksum(path: Path) -> str:
+  """SHA-256 of a file; of a folder, "listing-" and that of names and sizes.
+
+  A release may be a folder of many gigabytes, and this is asked for at the
+  start of every run that names it.
+  """
+  if path.is_file():
+    status = path.stat()
+    return _file_checksum(path, status.st_size, status.st_mtime_ns)
+  digest = hashlib.sha256()
+  for file in _files(path):
+    name = file.relative_to(path).as_posix()
+    digest.update(f"{name}\0{file.stat().st_size}\n".encode())
+  return f"listing-{digest.hexdigest()}"
+
+
+@functools.cache
+def _file_checksum(path: Path, size: int, modified: int) -> str:
+  """Once a process: preparing asks for it before and after."""
+  del size, modified  # They tell whether it is still the same file.
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def members(
+  path: Path,
+  *,
+  max_bytes: int,
+  wanted: Callable[[str], bool] = lambda name: True,
+) -> Iterator[tuple[str, bytes]]:
+  """Yields (name, content) of every wanted file of an archive, in its order.
+
+  Take nothing for sound before the iterator has ended: only then is the archive
+  read to its end, and its checksum compared.
+
+  Args:
+    path: a tar, a folder, or a single file.
+    max_bytes: what the whole archive may hold, unpacked; more is a bomb.
+    wanted: by name; the others are passed over.
+
+  Raises:
+    UserError: for an archive that is damaged, cut short, is none, holds two
+      files of a name, a member or a link that leads out of it, or more than
+      max_bytes.
+  """
+  if path.is_dir():
+    yield from _folder(path, max_bytes, wanted)
+    return
+  names: set[str] = set()
+  try:
+    for name, content in _file_members(path, max_bytes, wanted):
+      plain_name = posixpath.normpath(name)
+      if plain_name in names:
+        raise UserError(
+          f"{path} holds two files with the name {plain_name!r}: it was "
+          "refused, nothing was kept of it. Pack it again with one of the two."
+        )
+      names.add(plain_name)
+      yield name, content
+  except tar.TooLargeError:
+    raise _bomb(path) from None
+  except tar.DAMAGE as e:
+    raise UserError(
+      f"{path} cannot be read to its end ({e}): it is damaged, truncated or no "
+      "archive of a known kind. Fetch it again; nothing was kept of it."
+    ) from e
+
+
+def _file_members(
+  path: Path, max_bytes: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+  """Yields (name, content) of the wanted files of a tar, or the file itself."""
+  with path.open("rb") as raw:
+    is_tar = tar.is_tar(raw.read(tar.BLOCK))
+    raw.seek(0)
+    if not is_tar:
+      yield from _single(path, raw, max_bytes, wanted)
+      return
+    with tqdm.tqdm(
+      total=path.stat().st_size,
+      desc=path.name,
+      unit="B",
+      unit_scale=True,
+      file=sys.stderr,
+      disable=None,  # Where nobody watches.
+    ) as bar:
+      for member in tar.read_members(
+        raw,
+        max_bytes=max_bytes,
+        wanted=lambda member: _is_wanted(path, member, wanted),
+      ):
+        bar.update(raw.tell() - bar.n)
+        yield member
+      bar.update(raw.tell() - bar.n)
+
+
+def _bomb(path: Path) -> ValueError:
+  return ValueError(
+    f"{path} unpacks to more than the data set it should be: it was refused, "
+    "nothing was kept of it. Fetch it again from its authors."
+  )
+
+
+def _is_wanted(
+  path: Path, member: tarfile.TarInfo, wanted: Callable[[str], bool]
+) -> bool:
+  """True if a member is a wanted file.
+
+  Raises:
+    UserError: for a member that would do harm, or a wanted one whose content
+      is elsewhere.
+  """
+  name = member.name
+  target = name
+  if member.issym():
+    target = posixpath.join(posixpath.dirname(name), member.linkname)
+  elif member.islnk():
+    target = member.linkname
+  for place in (name, target):
+    inside = posixpath.normpath(place.replace("\\", "/"))
+    if inside.startswith(("/", "../")) or inside == ".." or ":" in inside[:2]:
+      raise UserError(
+        f"{path} holds {name!r}, which leads out of it ({place!r}): it was "
+        "refused, nothing was kept of it. Fetch it again from its authors."
+      )
+  odd = member.ischr() or member.isblk() or member.isfifo()
+  # The holes of a sparse file would come out of nothing.
+  if odd or member.type == tarfile.GNUTYPE_SPARSE:
+    raise UserError(
+      f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
+      "was kept of it. Fetch it again from its authors."
+    )
+  if (member.issym() or member.islnk()) and wanted(name):
+    raise UserError(
+      f"{path} holds {name!r} as a link to {member.linkname!r} alone: give the "
+      "unpacked folder, or pack it again with the files themselves (GNU tar: "
+      "--hard-dereference --dereference)."
+    )
+  return member.isfile() and wanted(name)
+
+
+def _single(
+  path: Path, raw: Any, max_bytes: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+  if path.stat().st_size > max_bytes:
+    raise _bomb(path)
+  if not wanted(path.name):
+    raise tarfile.ReadError(
+      f"{path.name} is neither a tar nor one of its files"
+    )
+  yield path.name, raw.read()
+
+
+def _files(folder: Path) -> list[Path]:
+  return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _folder(
+  folder: Path, max_bytes: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+  left, root = max_bytes, folder.resolve()
+  for file in tqdm.tqdm(
+    _files(folder), folder.name, unit="file", file=sys.stderr, disable=None
+  ):
+    name = file.relative_to(folder).as_posix()
+    if not wanted(name):
+      continue
+    if not file.resolve().is_relative_to(root):
+      raise UserError(
+        f"{folder} holds {name!r}, a link that leads out of it: it was "
+        "refused. Put the file itself there."
+      )
+    left -= file.stat().st_size
+    if left < 0:
+      raise _bomb(folder)
+    yield name, file.read_bytes()

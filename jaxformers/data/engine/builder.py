@@ -1,0 +1,315 @@
+"""Sources as tensorflow-datasets builders, prepared to array_record.
+
+The stock builders need TensorFlow to unpack their archives; these do not.
+Imported only to prepare data: tensorflow-datasets is slow to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from jaxformers.data.engine import metadata, pictures
+from jaxformers.data.engine.source import Source
+from jaxformers.errors import UserError
+
+FORMAT = "array_record"
+
+
+class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """The builder of one source; `builder_class` makes its subclass.
+
+  Attributes:
+    source: the data set.
+    archive: of it, or None to download it.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  source: Source
+  archive: Path | None = None
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    features = {
+      name: _feature(kind) for name, kind in self.source.features.items()
+    }
+    return tfds.core.DatasetInfo(
+      builder=self,
+      homepage=self.source.homepage or None,
+      features=tfds.features.FeaturesDict(features),
+      disable_shuffling=not self.source.shuffled,
+    )
+
+  def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    archive = self.archive
+    if archive is None and self.source.url:
+      archive = Path(dl_manager.download(self.source.url))
+    return {
+      split: self._generate_examples(rows)
+      for split, rows in self.source.read(archive).items()
+    }
+
+  def _generate_examples(self, rows: Any) -> Any:
+    pictures = [
+      name
+      for name, feature in self.info.features.items()
+      if isinstance(feature, tfds.features.Image)
+    ]
+    keys: set[str | int] = set()
+    for key, example in rows:
+      if key in keys:
+        raise UserError(
+          f"{self.archive or self.name} holds the example {key!r} twice: give "
+          "an archive or a folder with one file of each name. Nothing was kept "
+          "of it."
+        )
+      keys.add(key)
+      # Arrays would be encoded by TensorFlow, pictures are by Pillow; what is
+      # encoded already, as bytes, is kept as it is.
+      encoded = {
+        name: _png(example[name])
+        for name in pictures
+        if isinstance(example[name], np.ndarray)
+      }
+      yield key, {**example, **encoded}
+
+
+def _png(pixels: np.ndarray) -> bytes:
+  """[height, width, channels] as PNG, packed for speed and not for size."""
+  file = io.BytesIO()
+  Image.fromarray(np.squeeze(pixels)).save(file, "PNG", compress_level=1)
+  return file.getvalue()
+
+
+def _feature(kind: Any) -> Any:
+  if kind is bytes:
+    return tfds.features.Text()
+  if kind is np.uint8:
+    return tfds.features.Tensor(
+      shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
+    )
+  if all(isinstance(part, int) for part in kind):
+    return tfds.features.Image(shape=kind, encoding_format="png")
+  return tfds.features.ClassLabel(names=list(kind))
+
+
+def builder_class(source: Source) -> type[SourceBuilder]:
+  """The builder of a source, under its name."""
+  fields: dict[str, Any] = {"source": source, "name": source.name}
+  if source.url:
+    info = tfds.download.checksums.UrlInfo(
+      size=source.size, checksum=source.sha256, filename=source.archives[0]
+    )
+    fields["url_infos"] = {source.url: info}
+  title = "".join(word.capitalize() for word in source.name.split("_"))
+  return types.new_class(
+    title,
+    (SourceBuilder,),
+    {"skip_registration": True},
+    lambda namespace: namespace.update(fields, __module__=__name__),
+  )
+
+
+def prepare(
+  source: Source, archive: Path | None, folder: Path, downloads: Path
+) -> None:
+  """Writes a source into folder/NAME/VERSION.
+
+  Raises:
+    UserError: for an archive that is not what it should be, or a download
+      that fails or has another checksum than the authors', naming what would
+      do.
+  """
+  builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
+  builder.archive = archive
+  tfds.disable_progress_bar()  # Ours tells more.
+  failures = (
+    tfds.core.download.download_manager.NonMatchingChecksumError,
+    tfds.core.download.util.DownloadError,
+    OSError,
+  )
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      builder.download_and_prepare(
+        download_dir=downloads,
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+      )
+  except failures as error:
+    if archive is not None or not source.url:
+      raise
+    name = source.archives[0]
+    raise UserError(
+      f"{source.url} could not be had whole ({error}): run again, or fetch "
+      f"{name} elsewhere and pass --archive PATH/{name} (prepare) or "
+      f"--config.task.archive=PATH/{name}."
+    ) from error
+
+
+def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
+  """The splits that `prepare` wrote, by random access."""
+  builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
+  decoders = _decoders(source, builder.info.features, folder)
+  return {
+    name: builder.as_data_source(name, decoders=decoders)
+    for name in builder.info.splits
+  }
+
+
+@tfds.decode.make_decoder()
+def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
+  """Decodes an image; tensorflow-datasets would accept any format."""
+  height, width, channels = feature.shape
+  picture = pictures.decode(
+    content,
+    lambda reason: ValueError(
+      f"{folder} holds an image that is {reason}. Delete it, and prepare it "
+      "again."
+    ),
+    mode="L" if channels == 1 else "RGB",
+    size=(width, height) if width and height else None,
+  )
+  return np.asarray(picture).reshape(picture.height, picture.width, channels)
+
+
+def _decoders(
+  source: Source, features: Mapping[str, Any], folder: Path
+) -> dict[str, Any] | None:
+  """Returns decoders of the images of a set: bytes stay files."""
+  images = {
+    name: kind
+    for name, kind in source.features.items()
+    if name in features and isinstance(features[name], tfds.features.Image)
+  }
+  decoders = {
+    name: tfds.decode.SkipDecoding() if kind is bytes else _pixels(folder)
+    for name, kind in images.items()
+  }
+  return decoders or None
+
+
+def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+  """Encoded images that a stock builder has prepared, and their classes.
+
+  Args:
+    folder: where its dataset_info.json stands, such as imagenet2012/5.1.0.
+
+  Returns:
+    The splits, by random access, `image` being bytes; and the names of classes.
+
+  Raises:
+    UserError: for another format than array_record, no images with labels, or
+      metadata that cannot be read; see `metadata.open_directory`.
+  """
+  builder = metadata.open_directory(folder)
+  _check_format(builder, folder)
+  features = dict(builder.info.features.items())
+  names = getattr(features.get("label"), "names", None)
+  is_image = isinstance(features.get("image"), tfds.features.Image)
+  if names is None or not is_image:
+    raise UserError(
+      f"{folder} has the features {sorted(features)}, and no `image` or no "
+      "`label` with names of classes: give the directory of a set of images."
+    )
+  raw = {"image": tfds.decode.SkipDecoding()}
+  splits = {
+    name: builder.as_data_source(name, decoders=raw)
+    for name in builder.info.splits
+  }
+  return splits, tuple(names)
+
+
+def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
+  """The texts of every split that a stock builder has prepared.
+
+  Those of the feature `text`, or of the only text there is in an example.
+
+  Args:
+    folder: where its dataset_info.json stands, such as wiki40b/en/1.3.0.
+
+  Raises:
+    UserError: for another format than array_record, or no such feature.
+  """
+  builder = metadata.open_directory(folder)
+  _check_format(builder, folder)
+  features = builder.info.features
+  names = [
+    name
+    for name, feature in features.items()
+    if isinstance(feature, tfds.features.Text)
+  ]
+  if "text" in names:
+    names = ["text"]
+  if len(names) != 1:
+    found = ", ".join(names) or "none of text"
+    raise UserError(
+      f"{folder} has the features {sorted(features)}, of text {found}: give "
+      "the directory of a set with one text an example, or with one called "
+      "text."
+    )
+
+  def texts(split: str) -> Iterator[bytes]:
+    for example in builder.as_data_source(split):
+      yield bytes(example[names[0]])
+
+  return {split: texts(split) for split in builder.info.splits}
+
+
+def _check_format(builder: Any, folder: Path) -> None:
+  suffix = builder.info.file_format.file_suffix
+  if suffix != FORMAT:
+    raise UserError(
+      f"{folder} is in {suffix}, which needs TensorFlow to be read: prepare it "
+      f"again with file_format={FORMAT!r}."
+    )
+
+
+def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
+  """The splits of a directory that a stock builder has prepared.
+
+  Args:
+    source: what it should hold; its counts and class names are verified.
+    folder: where its dataset_info.json stands.
+
+  Raises:
+    UserError: for other features, classes or counts, or another format than
+      array_record.
+  """
+  if not source.counts:
+    raise UserError(
+      f"{folder} is a directory of tensorflow-datasets, and {source.name} is "
+      f"read from {' or '.join(source.archives)} alone."
+    )
+  builder = metadata.open_directory(folder)
+  _check_format(builder, folder)
+  found: Mapping[str, Any] = builder.info.features
+  for name, kind in source.features.items():
+    names = getattr(found[name], "names", None) if name in found else None
+    if name == "id" and name not in found:
+      continue
+    if name not in found or (name == "label" and names != list(kind)):
+      raise UserError(
+        f"{folder} has the features {dict(found)} and not those of "
+        f"{source.name}, {dict(source.features)}: give the directory of "
+        f"{source.name}."
+      )
+  sizes = {
+    name: split.num_examples for name, split in builder.info.splits.items()
+  }
+  for name, count in source.counts.items():
+    if sizes.get(name) != count:
+      raise UserError(
+        f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
+        f"instead of {count:,}: prepare it again."
+      )
+  decoders = _decoders(source, found, folder)
+  return {
+    name: builder.as_data_source(name, decoders=decoders)
+    for name in source.counts
+  }

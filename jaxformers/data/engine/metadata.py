@@ -1,0 +1,133 @@
+"""Directories that tensorflow-datasets has prepared, opened without their code.
+
+Its `builder_from_directory` imports whatever modules `features.json` names. The
+names are therefore compared with its own features before it reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tensorflow_datasets as tfds
+from google.protobuf import json_format
+
+FILES = ("dataset_info.json", "features.json")
+MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.
+# Keys of a feature's class, in the two spellings that protobuf reads; "type"
+# beside "content" is that of tensorflow-datasets 4.0 to 4.3.
+CLASS_KEYS = ("pythonClassName", "python_class_name")
+# Keys whose strings are JSON once more.
+JSON_KEYS = ("json", "content")
+
+# What tensorflow-datasets and protobuf raise for values of other types; an
+# OSError is raised for a file that cannot be read.
+MALFORMED = (
+  json_format.Error,
+  ArithmeticError,
+  AssertionError,
+  AttributeError,
+  ImportError,
+  LookupError,
+  NotImplementedError,
+  OSError,
+  RecursionError,
+  TypeError,
+  ValueError,
+)
+
+
+def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
+  """Returns the builder of a directory, which has a dictionary of features.
+
+  Args:
+    folder: where its dataset_info.json stands.
+
+  Raises:
+    UserError: if a file is no JSON of the right types, or names a class that
+      is no feature of tensorflow-datasets.
+  """
+  for name in FILES:
+    check(folder / name)
+  try:
+    builder = tfds.builder_from_directory(folder)
+    sizes = [split.num_examples for split in builder.info.splits.values()]
+    is_complete = (
+      bool(sizes)
+      and builder.info.file_format is not None
+      and isinstance(builder.info.features, tfds.features.FeaturesDict)
+    )
+  except MALFORMED as error:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    raise _error(folder / " and ".join(FILES), reason) from None
+  if not is_complete:
+    raise _error(
+      folder / " and ".join(FILES), "they name no splits, features or format"
+    )
+  return builder
+
+
+def check(path: Path) -> None:
+  """Refuses a file that tensorflow-datasets would import foreign code for.
+
+  Raises:
+    UserError: for broken JSON, or a class that is not a feature of
+      tensorflow-datasets, at any depth.
+  """
+  try:
+    is_small = path.stat().st_size <= MAX_BYTES
+    content = json.loads(path.read_text()) if is_small else None
+    names = _class_names(content) if isinstance(content, dict) else None
+  except (ValueError, RecursionError, OSError) as error:  # Also not UTF-8.
+    raise _error(path, str(error)) from None
+  if names is None:
+    raise _error(path, f"it holds no dictionary of at most {MAX_BYTES:,} bytes")
+  foreign = sorted(names - feature_classes())
+  if foreign:
+    raise _error(
+      path,
+      f"it names the class {foreign[0]!r}, which is no feature of "
+      "tensorflow-datasets and would be imported",
+    )
+
+
+def feature_classes() -> frozenset[str]:
+  """Returns the names under which tensorflow-datasets' features are stored."""
+  classes = [
+    value
+    for value in vars(tfds.features).values()
+    if isinstance(value, type)
+    and issubclass(value, tfds.features.FeatureConnector)
+  ]
+  aliases = (alias for c in classes for alias in vars(c).get("ALIASES", ()))
+  return frozenset(
+    [*(f"{c.__module__}.{c.__name__}" for c in classes), *aliases]
+  )
+
+
+def _class_names(node: Any) -> set[str]:
+  """Returns the names of classes at any depth, in JSON within strings, too."""
+  if isinstance(node, list):
+    return set().union(*map(_class_names, node))
+  if not isinstance(node, dict):
+    return set()
+  keys = [*CLASS_KEYS, *(["type"] if "content" in node else [])]
+  # Nothing else than a string is imported: a feature may be called "type".
+  names = {node[key] for key in keys if isinstance(node.get(key), str)}
+  for key, value in node.items():
+    if key in JSON_KEYS and isinstance(value, str):
+      try:
+        value = json.loads(value)
+      except ValueError:
+        continue  # A text; tensorflow-datasets refuses it as well.
+    names |= _class_names(value)
+  return names
+
+
+def _error(path: Path, reason: str) -> ValueError:
+  return ValueError(
+    f"{path} cannot be read ({reason}): give a directory that "
+    "tensorflow-datasets has prepared, or prepare it again with "
+    'file_format="array_record".'
+  )

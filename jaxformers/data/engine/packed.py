@@ -1,0 +1,408 @@
+"""Sequences of many lengths in one flat array, memory-mapped from disk.
+
+A `Packed` split is a folder with `tokens.npy` (all sequences end to end, in the
+smallest type that holds them), `offsets.npy`, `labels.npy` and `keys.npy`. It
+is written beside its place and renamed, so a folder that exists is whole. The
+digests of all files are kept, and compared whenever the folder is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from jaxformers import durable
+from jaxformers.data.engine import digests
+from jaxformers.errors import UserError
+
+RECORD = "info.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+  """A split, and how its stored integers become what a model reads.
+
+  Sequence k is tokens[starts[k]:stops[k]] + shift; example i has the sequences
+  num_inputs * i and those that follow it.
+
+  Attributes:
+    tokens: [total], any integer type.
+    starts, stops: int64 [num_inputs * count].
+    labels: int32 [count].
+    keys: uint64 [count], what an example is known by whatever its tokens are: a
+      number, or a hash of its text.
+    shift: added to every token read: 1 keeps id 0 for padding.
+    num_inputs: sequences of an example: 2 for pairs.
+    start: id that opens every sequence; 0 for none.
+    end: id that closes every sequence, also one that is cut; 0 for none.
+    scale: (mean, deviation) by which tokens become real numbers, float32; None
+      for ids.
+    content: digest of all tokens; "" to compute it when `digest` is called.
+      Whoever replaces `tokens` replaces it, too.
+  """
+
+  tokens: np.ndarray
+  starts: np.ndarray
+  stops: np.ndarray
+  labels: np.ndarray
+  keys: np.ndarray
+  shift: int = 0
+  num_inputs: int = 1
+  start: int = 0
+  end: int = 0
+  scale: tuple[float, float] | None = None
+  content: str = ""
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def __getitem__(self, k: int) -> np.ndarray:
+    """The ids of sequence k, without `start` and `end`, int32 [length]."""
+    tokens = self.tokens[self.starts[k] : self.stops[k]]
+    return tokens.astype(np.int32) + self.shift
+
+  def lengths(self) -> np.ndarray:
+    """The tokens of the longest sequence of each example, int64 [count]."""
+    lengths = (self.stops - self.starts).reshape(-1, self.num_inputs)
+    return lengths.max(1, initial=0) + bool(self.start) + bool(self.end)
+
+  @property
+  def sizes(self) -> np.ndarray:
+    """The stored tokens of every sequence, int64 [num_inputs * count]."""
+    return self.stops - self.starts
+
+  def raw(self, k: int) -> np.ndarray:
+    """Sequence k as it is stored, without `shift`."""
+    return self.tokens[self.starts[k] : self.stops[k]].view(np.ndarray)
+
+  def digest(self) -> str:
+    """Digest of all tokens, sequences, labels and keys."""
+    content = self.content or digests.of_array(self.tokens)
+    arrays = (self.starts, self.stops, self.labels, self.keys)
+    return digests.of_parts(content, str(self.num_inputs), *arrays)
+
+  def reading(self) -> dict[str, Any]:
+    """How stored integers become what a model reads, as plain JSON."""
+    scale = self.scale and list(self.scale)
+    opens = {"start_id": self.start} if self.start else {}
+    return {"first_id": self.shift, **opens, "end_id": self.end, "scale": scale}
+
+  def select(self, indices: Any) -> Packed:
+    """The split of some examples, in their order; nothing is copied.
+
+    Args:
+      indices: integers [k], or a slice.
+    """
+    if isinstance(indices, slice):
+      indices = np.arange(len(self))[indices]
+    rows = _rows(self, indices)
+    return dataclasses.replace(
+      self,
+      starts=self.starts[rows],
+      stops=self.stops[rows],
+      labels=self.labels[indices],
+      keys=self.keys[indices],
+    )
+
+  def batch(
+    self,
+    indices: np.ndarray,
+    max_len: int,
+    key: tuple[int, int, int] | None = None,
+  ) -> dict[str, np.ndarray]:
+    """The examples of some indices, cut and padded with 0 on the right.
+
+    Args:
+      indices: integers [b] within the split.
+      max_len: n.
+      key: of augmentation, which there is none of sequences.
+
+    Returns:
+      inputs [b, n], or [b, num_inputs, n] for more than one; int32, or float32
+      with a `scale`. targets int32 [b].
+    """
+    del key
+    rows = _rows(self, indices)
+    inputs = np.zeros((len(rows), max_len), np.int32)
+    starts = self.starts[rows]
+    first = int(bool(self.start))
+    cut = max_len - first - bool(self.end)
+    stops = np.minimum(self.stops[rows], starts + cut)
+    tokens = self.tokens.view(np.ndarray)  # Slicing a memmap itself is slow.
+    for row, start, stop in zip(
+      inputs, starts.tolist(), stops.tolist(), strict=True
+    ):
+      last = first + stop - start
+      np.add(
+        tokens[start:stop], self.shift, out=row[first:last], dtype=np.int32
+      )
+      if self.start:
+        row[0] = self.start
+      if self.end:
+        row[last] = self.end
+    if self.scale is not None:
+      mean, deviation = self.scale
+      inputs = ((inputs - mean) / deviation).astype(np.float32)
+    if self.num_inputs > 1:
+      inputs = inputs.reshape(-1, self.num_inputs, max_len)
+    return {"inputs": inputs, "targets": self.labels[indices]}
+
+
+def _rows(packed: Packed, indices: np.ndarray) -> np.ndarray:
+  """The sequences of some examples."""
+  k = packed.num_inputs
+  return (np.asarray(indices)[:, None] * k + np.arange(k)).ravel()
+
+
+def pack(
+  sequences: Sequence[np.ndarray], labels: np.ndarray, **fields: Any
+) -> Packed:
+  """Packs sequences of one integer type and their labels, in memory."""
+  offsets = np.zeros(len(sequences) + 1, np.int64)
+  np.cumsum([len(s) for s in sequences], out=offsets[1:])
+  tokens = np.concatenate(sequences) if sequences else np.zeros(0, np.uint8)
+  labels = np.asarray(labels, np.int32)
+  keys = np.arange(len(labels), dtype=np.uint64)
+  return Packed(tokens, offsets[:-1], offsets[1:], labels, keys, **fields)
+
+
+def drop(packed: Packed, token: int) -> Packed:
+  """The same split without one token, wherever it stands."""
+  kept = np.asarray(packed.tokens) != token - packed.shift
+  before = np.concatenate([[0], np.cumsum(kept)])
+  return dataclasses.replace(
+    packed,
+    tokens=packed.tokens[kept],
+    starts=before[packed.starts],
+    stops=before[packed.stops],
+    content="",
+  )
+
+
+Row = tuple[Sequence[np.ndarray], int, int]
+
+
+def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
+  """Writes a split as its rows come; memory does not grow with the tokens.
+
+  Args:
+    folder: made here.
+    rows: (sequences, label, key) of every example.
+    dtype: of the tokens.
+  """
+  folder.mkdir()
+  lengths, labels, keys = [0], [], []
+  with (folder / "tokens.npy").open("wb") as file:
+    _header(file, 0, dtype)
+    for sequences, label, key in rows:
+      for sequence in sequences:
+        file.write(np.ascontiguousarray(sequence, dtype).tobytes())
+        lengths.append(len(sequence))
+      labels.append(label)
+      keys.append(key)
+    file.seek(0)
+    _header(file, sum(lengths), dtype)
+  save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
+  save(folder / "labels.npy", np.array(labels, np.int32))
+  save(folder / "keys.npy", np.array(keys, np.uint64))
+
+
+def save(path: Path, array: np.ndarray) -> None:
+  """Writes a flat array as `np.save` does, with errors that give a reason."""
+  with path.open("wb") as file:
+    _header(file, len(array), array.dtype)
+    file.write(array.tobytes())
+
+
+def _header(file: Any, total: int, dtype: Any) -> None:
+  # NumPy leaves room in it for a length that is known only at the end.
+  description = np.lib.format.dtype_to_descr(np.dtype(dtype))
+  np.lib.format.write_array_header_1_0(
+    file, {"descr": description, "fortran_order": False, "shape": (total,)}
+  )
+
+
+def load(folder: Path, content: str = "") -> Packed:
+  """Opens a split that `write` has written, memory-mapped, read-only.
+
+  Args:
+    folder: folder of the split, whose files are not verified.
+    content: see `Packed`.
+  """
+  tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+  offsets, labels, keys = (
+    np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
+  )
+  num_inputs = (len(offsets) - 1) // max(len(labels), 1) or 1
+  return Packed(
+    tokens,
+    offsets[:-1],
+    offsets[1:],
+    labels,
+    keys,
+    num_inputs=num_inputs,
+    content=content,
+  )
+
+
+def stage(
+  folder: Path,
+  make: Callable[[Path], None],
+  is_older: Callable[[Path], bool] = lambda folder: False,
+) -> None:
+  """Makes a folder whole or not at all, once, whoever else wants it.
+
+  Processes that want the same folder wait for the one that makes it. What one
+  that was killed has left is removed by the next. All content is on the disk
+  before the folder is there.
+
+  Args:
+    folder: what is wanted; nothing happens if it is there.
+    make: fills the empty folder that it is given.
+    is_older: True for a folder that an older version has made. It is made
+      again, and the older one is removed once the new one is complete.
+
+  Raises:
+    UserError: if the folder's parent cannot be written, or is full.
+  """
+  if folder.is_symlink() and not folder.exists():
+    raise UserError(
+      f"{folder} is a link to {folder.readlink()}, which is not there: remove "
+      "the link and run again, or mend it."
+    )
+  if folder.exists():
+    if not is_older(folder):
+      return
+    print(
+      f"{folder} is of an older version, which wrote no digests: it is made "
+      "again.",
+      file=sys.stderr,
+    )
+  staged = folder.parent / f".staged-{folder.name}"
+  try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder.parent / f".{folder.name}.lock")
+    _acquire(lock, folder.name)
+  except OSError as error:
+    raise UserError(
+      f"{folder.parent} cannot be written ({error.strerror}): {_ELSEWHERE}"
+    ) from None
+  try:
+    if not folder.exists() or is_older(folder):
+      shutil.rmtree(staged, ignore_errors=True)
+      staged.mkdir()
+      make(staged)
+      _put(staged, folder)
+  except Exception as error:
+    reason = _full(error)
+    if reason is None:
+      raise
+    shutil.rmtree(staged, ignore_errors=True)
+    raise UserError(_no_room(folder, reason)) from None
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)
+    lock.release()
+
+
+_ELSEWHERE = (
+  "pass --data_dir, --config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+)
+
+
+def _put(staged: Path, folder: Path) -> None:
+  """Renames a folder into its place, where an older one may be."""
+  older = folder.parent / f".older-{folder.name}"
+  shutil.rmtree(older, ignore_errors=True)
+  if folder.exists():
+    folder.rename(older)
+  try:
+    durable.rename(staged, folder)
+  except OSError:
+    if older.exists():
+      older.rename(folder)
+    raise
+  shutil.rmtree(older, ignore_errors=True)
+
+
+# What the operating system says of a file that cannot grow.
+_FULL = {
+  errno.ENOSPC: "the disk is full",
+  errno.EDQUOT: "the disk quota is used up",
+  errno.EFBIG: "the file size limit is reached, see ulimit -f",
+}
+
+
+def _full(error: BaseException) -> str | None:
+  """Returns what there is too little of, or None for another error."""
+  for number, reason in _FULL.items():
+    # The writers of array_record have the text alone.
+    if getattr(error, "errno", None) == number or (
+      os.strerror(number) in str(error)
+    ):
+      return reason
+  hidden = None if error.__suppress_context__ else error.__context__
+  cause = error.__cause__ or hidden
+  return None if cause is None else _full(cause)
+
+
+def _no_room(folder: Path, reason: str) -> str:
+  free = shutil.disk_usage(folder.parent).free / 1e6
+  return (
+    f"{folder} cannot be written: {reason} (without it {free:,.1f} MB are "
+    "free, and nothing of it was kept). Make room and run again, or choose "
+    f"another place: {_ELSEWHERE}"
+  )
+
+
+def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
+  try:
+    lock.acquire(timeout=0)
+  except filelock.Timeout:
+    print(f"Another process prepares {name}: waiting.", file=sys.stderr)
+    lock.acquire()
+
+
+def build(
+  folder: Path,
+  make: Callable[[Path], Mapping[str, Any]],
+) -> tuple[dict[str, Packed], dict[str, Any]]:
+  """Opens the splits under a folder, making them first where there are none.
+
+  All files are read and compared with their digests. A folder of an older
+  version, which has no digests, is made again.
+
+  Args:
+    folder: where they stand, one folder a split beside `info.json`.
+    make: writes the splits into the folder that it is given, by `write`, and
+      returns a description (source, checksum) that goes to `info.json`; called
+      only if `folder` is not there. Whatever it raises leaves nothing behind.
+
+  Returns:
+    The splits, memory-mapped, and the description.
+
+  Raises:
+    UserError: for damaged files, or a folder that cannot be written.
+  """
+
+  def fill(staged: Path) -> None:
+    print(f"Packing {folder.name}, once ...", file=sys.stderr, flush=True)
+    info = dict(make(staged))
+    names = sorted(path.name for path in staged.iterdir() if path.is_dir())
+    info["splits"] = {name: len(load(staged / name)) for name in names}
+    digests.seal(staged, RECORD, info)
+
+  stage(folder, fill, lambda folder: digests.is_older(folder, RECORD, "splits"))
+  info, files = digests.verify(folder, RECORD)
+  return {
+    name: load(folder / name, files[f"{name}/tokens.npy"])
+    for name in info["splits"]
+  }, info

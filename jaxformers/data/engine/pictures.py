@@ -1,0 +1,119 @@
+"""JPEG and PNG files to pixels: the only place where a file is decoded.
+
+Files come from archives of others. Pillow by itself reads forty formats, some
+of them by starting a program (Ghostscript for EPS), and allocates what a header
+asks for.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+
+from PIL import Image, JpegImagePlugin, PngImagePlugin
+
+MAX_PIXELS = 100_000_000  # ImageNet's largest image has less than 70 million.
+
+# Pillow's own readers, which `Image.open` would choose among: called directly
+# they try no other format, and leave the size to the check below.
+_READERS = {
+  "JPEG": (b"\xff\xd8\xff", JpegImagePlugin.JpegImageFile),
+  "PNG": (b"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile),
+}
+# What Pillow raises for damaged files. A truncated file raises OSError.
+_DAMAGED = (
+  OSError,
+  SyntaxError,
+  ValueError,
+  EOFError,
+  LookupError,
+  TypeError,
+  struct.error,
+  zlib.error,
+  Image.DecompressionBombError,
+)
+_WARNINGS = re.compile(r"PIL\.")
+
+Refuse = Callable[[str], ValueError]
+
+
+def decode(
+  content: bytes,
+  refuse: Refuse,
+  *,
+  formats: Sequence[str] = ("JPEG", "PNG"),
+  mode: str = "RGB",
+  size: tuple[int, int] | None = None,
+  max_pixels: int = MAX_PIXELS,
+) -> Image.Image:
+  """Decodes an image file to its end.
+
+  Format, size and mode are compared before a pixel is decoded.
+
+  Args:
+    content: bytes of the file.
+    refuse: makes the error from the reason, which follows "is" or "which is".
+    formats: those that the source has, of "JPEG" and "PNG".
+    mode: "RGB" converts any file to colours; "L" refuses files that are not
+      stored in grey, because a conversion would change labels or grey levels.
+    size: (width, height) that the image must have; None for any.
+    max_pixels: width times height at most.
+
+  Raises:
+    UserError: made by `refuse`, for a file of another format, size or mode, or
+      one that is damaged or truncated.
+  """
+  reader = None
+  for name in formats:
+    signature, plugin = _READERS[name]
+    if content.startswith(signature):
+      reader = plugin
+  if reader is None:
+    raise refuse(f"no {' or '.join(formats)} file")
+  _silence()
+  try:
+    with reader(io.BytesIO(content)) as picture:
+      reason = _mismatch(picture, mode, size, max_pixels)
+      if not reason:
+        # Transparency is not used, and a damaged one cannot be converted.
+        picture.info.pop("transparency", None)
+        pixels = picture.convert(mode)
+        if reader is PngImagePlugin.PngImageFile:
+          # Decoding compares no checksum, and stops at the last pixel.
+          reader(io.BytesIO(content)).verify()
+        return pixels
+  except _DAMAGED as error:
+    reason = f"damaged or truncated ({error})"
+  raise refuse(reason)
+
+
+def _silence() -> None:
+  """Ignores Pillow's warnings, as of a damaged EXIF block beside the pixels.
+
+  `warnings.catch_warnings` would do it for one call, but not among threads.
+  """
+  rule = ("ignore", None, Warning, _WARNINGS, 0)
+  if rule not in warnings.filters:
+    warnings.filterwarnings("ignore", module=_WARNINGS.pattern)
+
+
+def _mismatch(
+  picture: Image.Image,
+  mode: str,
+  size: tuple[int, int] | None,
+  max_pixels: int,
+) -> str:
+  """Returns why a header is refused, or ""."""
+  width, height = picture.size
+  pixels = f"of {width} x {height} pixels"
+  if size and picture.size != size:
+    return f"{pixels} instead of {size[0]} x {size[1]}"
+  if width * height > max_pixels:
+    return f"{pixels}, more than {max_pixels:,}"
+  if mode == "L" and picture.mode != "L":
+    return f"of mode {picture.mode} instead of L (grey, 8 bits)"
+  return ""

@@ -1,0 +1,1 @@
+"""Generators of examples: pure functions of a seed."""

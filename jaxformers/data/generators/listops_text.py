@@ -1,0 +1,128 @@
+"""ListOps as text: expressions, their values, and LRA's TSV files."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.generators.listops import IDS, OPERATORS, PAD, TOKENS
+from jaxformers.errors import UserError
+
+FILES = {"train": "train", "validation": "val", "test": "test"}
+
+
+_VALUES: dict[str, Callable[[list[int]], int]] = {
+  "[MIN": min,
+  "[MAX": max,
+  "[MED": lambda values: int(statistics.median(values)),
+  "[SM": lambda values: sum(values) % 10,
+}
+
+
+def evaluate(tokens: list[str]) -> int:
+  """The value of an expression such as `[MAX 2 [SM 3 9 ] ]`, with a stack.
+
+  MED is the mean of the two middle values, truncated; SM the sum modulo 10.
+
+  Raises:
+    UserError: if it is not one expression with its brackets closed.
+  """
+  stack: list[tuple[str, list[int]]] = [("", [])]
+  for token in tokens:
+    if token in _VALUES:
+      stack.append((token, []))
+    elif token == "]":
+      operator, values = stack.pop()
+      if not stack or not values:
+        raise UserError("A bracket closes nothing.")
+      stack[-1][1].append(_VALUES[operator](values))
+    else:
+      stack[-1][1].append(int(token))
+  if len(stack) != 1 or len(stack[0][1]) != 1:
+    raise UserError("It is not one expression with its brackets closed.")
+  return stack[0][1][0]
+
+
+def encode(text: str) -> np.ndarray:
+  """The ids of an expression, uint8; parentheses carry nothing and go.
+
+  Raises:
+    UserError: for a token that ListOps has not.
+  """
+  words = text.replace("(", " ").replace(")", " ").split()
+  try:
+    return np.array([IDS[word] for word in words], np.uint8)
+  except KeyError as error:
+    raise UserError(
+      f"{error.args[0]!r} is no ListOps token; those are {' '.join(TOKENS)}."
+    ) from None
+
+
+def decode(ids: np.ndarray) -> str:
+  """The expression of some ids, tokens apart by spaces, padding left out."""
+  return " ".join(TOKENS[i - 1] for i in ids if i != PAD)
+
+
+def binarised(ids: np.ndarray) -> str:
+  """The expression as LRA writes it: every step applied to two things.
+
+  `[MAX 2 3 ]` becomes `( ( ( [MAX 2 ) 3 ) ] )`.
+  """
+  stack: list[str] = []
+  for word in decode(ids).split():
+    if word in OPERATORS:
+      stack.append(word)
+    elif word == "]":
+      word = f"( {stack.pop()} ] )"
+      if not stack:
+        return word
+      stack[-1] = f"( {stack[-1]} {word} )"
+    else:
+      stack[-1] = f"( {stack[-1]} {word} )"
+  raise UserError(f"The expression {decode(ids)!r} is not closed.")
+
+
+def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
+  """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses.
+
+  Raises:
+    OSError: if they cannot be written; none of them is left.
+  """
+  staged = folder / ".staged"
+  shutil.rmtree(staged, ignore_errors=True)  # Of an export that was killed.
+  staged.mkdir(parents=True)
+  try:
+    for name, split in splits.items():
+      path = staged / f"basic_{FILES[name]}.tsv"
+      with path.open("w", encoding="utf-8") as file:
+        file.write("Source\tTarget\n")
+        for i in range(len(split)):
+          file.write(f"{binarised(split[i])}\t{split.labels[i]}\n")
+    for path in staged.iterdir():
+      path.rename(folder / path.name)
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def parse(line: str) -> tuple[np.ndarray, int]:
+  """The ids and the value of a line of LRA's files.
+
+  Raises:
+    UserError: if it is not an expression, a tab and the expression's value.
+  """
+  source, tab, target = line.rstrip("\n").partition("\t")
+  if not tab or not source or target not in tuple("0123456789"):
+    raise UserError(
+      "Expected an expression, a tab and a digit, found "
+      f"{line.rstrip()[-60:]!r}."
+    )
+  ids = encode(source)
+  value = evaluate(decode(ids).split())
+  if value != int(target):
+    raise UserError(f"The expression is {value}, its label {target}.")
+  return ids, value

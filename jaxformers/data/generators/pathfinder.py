@@ -1,0 +1,92 @@
+"""Pathfinder: do two discs lie on the same dashed snake?, what is generated.
+
+The generator is `snakes`, apart because Numba takes half a second to import and
+most runs find their images made.
+
+Source: Linsley et al. 2018, https://arxiv.org/abs/1805.08315, and their
+generator (github.com/drewlinsley/pathfinder, snakes.py and snakes2.py) with the
+settings that LRA documents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+
+# Paddles of a target snake, as LRA's folders are named.
+DIFFICULTIES = {"easy": 6, "intermediate": 9, "hard": 14}
+CHUNK = 1_000  # Images that are made, and kept, together.
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+  """What LRA sets for one resolution; lengths in pixels.
+
+  Attributes:
+    padding: of the border that snakes keep clear of.
+    margins: free space around a paddle; one is drawn for every image.
+    paddle_length, thickness: of a paddle.
+    marker_radius: of a disc.
+    seed_distance: of the tails of the two snakes.
+    continuity: weight of keeping the direction.
+    distractor_paddles: in all distractors together, before rounding.
+    target, distractor: contrast of their paddles; a disc has 1.
+  """
+
+  padding: int
+  margins: tuple[int, ...]
+  paddle_length: int
+  thickness: float
+  marker_radius: float
+  seed_distance: int
+  continuity: float
+  distractor_paddles: int
+  target: float
+  distractor: float
+
+
+GEOMETRIES = {
+  32: Geometry(1, (1,), 2, 0.5, 1.5, 7, 1.0, 20, 1.5, 2.0),
+  64: Geometry(1, (1,), 5, 1, 2.5, 12, 1.8, 22, 0.8, 0.8),
+  128: Geometry(1, (2, 3), 5, 1.5, 3, 20, 1.8, 35, 0.9, 0.9),
+  256: Geometry(22, (3,), 5, 2, 5, 27, 1.8, 30, 1.0, 1.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is generated.
+
+  Attributes:
+    resolution: 32, 64, 128 or 256 pixels a side.
+    difficulty: "easy", "intermediate" or "hard".
+    num_images: 200,000 in LRA.
+    seed: of the whole data set; image i is a function of (settings, i) without
+      num_images.
+  """
+
+  resolution: int = 32
+  difficulty: str = "hard"
+  num_images: int = 200_000
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    """Raises UserError for what there is not."""
+    choose("difficulty", self.difficulty, DIFFICULTIES)
+    if self.resolution not in GEOMETRIES:
+      raise UserError(
+        f"resolution={self.resolution}: choose one of {tuple(GEOMETRIES)}."
+      )
+    if self.num_images < 10:
+      raise UserError(
+        f"num_images={self.num_images}: at least 10 are needed for three "
+        "splits."
+      )
+
+
+def distractor_counts(resolution: int, difficulty: str) -> tuple[int, int]:
+  """(number of distractors, paddles of each)."""
+  length = DIFFICULTIES[difficulty] // 3
+  return GEOMETRIES[resolution].distractor_paddles // length, length

@@ -1,0 +1,1 @@
+"""Images on the host: decoding, augmentation, corruptions, splits."""

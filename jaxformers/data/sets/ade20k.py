@@ -1,0 +1,132 @@
+"""ADE20K in the 150 classes of its scene-parsing challenge (Zhou et al. 2017).
+
+20,210 training images and 2,000 more, which are called validation by their
+authors, test by tensorflow-datasets (`scene_parse150`), and are what papers
+quote. ADEChallengeData2016.zip has to be unpacked by its user.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import tqdm
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine import pictures
+from jaxformers.data.engine.source import Keyed, Source
+from jaxformers.data.images.splits import pool
+from jaxformers.errors import UserError
+
+FOLDERS = {"train": "training", "test": "validation"}
+COUNTS = {"train": 20_210, "test": 2_000}
+NUM_CLASSES = 150
+MAX_BYTES = 1 << 33
+
+
+def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
+  """The files of both splits: `image`, a JPEG, and `annotation`, a PNG."""
+  scenes: dict[tuple[str, str], dict[str, bytes]] = {}
+  for name, content in archives.members(
+    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  ):
+    split, key, kind = _place(name)
+    files = scenes.setdefault((split, key), {})
+    if kind in files:
+      raise UserError(
+        f"{archive} holds the {kind} of {key!r} twice: give the folder "
+        "ADEChallengeData2016 with nothing but its own files in it."
+      )
+    files[kind] = content
+  splits: dict[str, list[Keyed]] = {name: [] for name in FOLDERS}
+  for (split, key), example in sorted(scenes.items()):
+    if len(example) < 2:
+      raise UserError(
+        f"{archive} has the {next(iter(example))} of {key!r} alone: it is not "
+        "what it should be. Unpack it again; nothing was kept of it."
+      )
+    splits[split].append((key, {"id": key, **example}))
+  return splits
+
+
+def _check(archive: Path, split: str, key: str, example: Any) -> None:
+  """Refuses a scene whose files cannot be decoded or differ in size."""
+
+  def refuse(name: str, reason: str) -> ValueError:
+    return ValueError(
+      f"{archive} holds {name!r}, which is {reason}. Unpack it again; nothing "
+      "was kept of it."
+    )
+
+  folder = FOLDERS[split]
+  image = pictures.decode(
+    example["image"],
+    lambda reason: refuse(f"images/{folder}/{key}.jpg", reason),
+  )
+  pictures.decode(
+    example["annotation"],
+    lambda reason: refuse(f"annotations/{folder}/{key}.png", reason),
+    formats=("PNG",),
+    mode="L",
+    size=image.size,
+  )
+
+
+def _place(name: str) -> tuple[str, str, str] | None:
+  """(split, key, field) of a file's path; None for whatever else there is."""
+  parts = name.split("/")
+  if len(parts) < 3:
+    return None
+  kinds = {"images": ("image", ".jpg"), "annotations": ("annotation", ".png")}
+  kind, folder, file = parts[-3:]
+  split = next((s for s, name in FOLDERS.items() if name == folder), None)
+  if split is None or kind not in kinds or not file.endswith(kinds[kind][1]):
+    return None
+  return split, file.rpartition(".")[0], kinds[kind][0]
+
+
+def source(
+  num_train: int = COUNTS["train"], num_test: int = COUNTS["test"]
+) -> Source:
+  """The scenes of a folder with a known number of them.
+
+  Args:
+    num_train: number of scenes in training/; the authors' unless a part of
+      their set, or another set in its layout, is meant.
+    num_test: number of scenes in validation/.
+  """
+  counts = {"train": num_train, "test": num_test}
+
+  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    splits = _examples(archive)
+    if {name: len(rows) for name, rows in splits.items()} != counts:
+      raise UserError(
+        f"{archive} holds {len(splits['train']):,} training and "
+        f"{len(splits['test']):,} validation scenes instead of {num_train:,} "
+        f"and {num_test:,}: give the folder ADEChallengeData2016, with images/ "
+        "and annotations/ in it. If a part of it is meant, say so by num_train "
+        "and num_test of the task. Nothing was kept of it."
+      )
+    for split, rows in splits.items():
+      checks = pool().map(lambda row, s=split: _check(archive, s, *row), rows)
+      title = f"checking {split}"
+      for _ in tqdm.tqdm(
+        checks, title, len(rows), file=sys.stderr, disable=None
+      ):
+        pass
+    return splits
+
+  return Source(
+    name="scene_parse150",
+    features={"id": bytes, "image": bytes, "annotation": bytes},
+    read=read,
+    settings={} if counts == COUNTS else counts,
+    archives=("ADEChallengeData2016", "ADEChallengeData2016.tar"),
+    local_only=(
+      "is a zip, http://data.csail.mit.edu/places/ADEchallenge/"
+      "ADEChallengeData2016.zip, to be unpacked"
+    ),
+    homepage="http://sceneparsing.csail.mit.edu/",
+    counts=counts,
+  )

@@ -1,0 +1,107 @@
+"""AG's News (Zhang et al. 2015): title and description of 127,600 articles."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.errors import UserError
+
+LABELS = ("World", "Sports", "Business", "Sci/Tech")
+PER_LABEL = {"train": 30_000, "test": 1_900}
+MAX_BYTES = 1 << 28  # The authors' archive unpacks to 31 MB.
+
+
+def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+  """Yields (split, key, example); keys are those of the stock builder."""
+  names = {f"{split}.csv": split for split in PER_LABEL}
+  for name, content in archives.members(
+    archive,
+    max_bytes=MAX_BYTES,
+    wanted=lambda name: name.rpartition("/")[2] in names,
+  ):
+    split = names[name.rpartition("/")[2]]
+    for key, row in enumerate(_rows(archive, name, content)):
+      if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
+        raise UserError(
+          f"{archive}, {name}, row {key + 1}: expected a class from 1 to 4, a "
+          f"title and a description, found {str(row)[:80]}. Fetch it again."
+        )
+      label = LABELS[int(row[0]) - 1]
+      title, description = row[1].encode(), row[2].encode()
+      yield (
+        split,
+        key,
+        {
+          "title": title,
+          "description": description,
+          "label": label,
+        },
+      )
+
+
+def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
+  try:
+    yield from csv.reader(io.StringIO(content.decode(), newline=""))
+  except (csv.Error, UnicodeDecodeError) as error:
+    raise UserError(
+      f"{archive}, {name} is no file of AG's News ({error}). Fetch it again; "
+      "nothing was kept of it."
+    ) from None
+
+
+def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  """The articles of both splits: `title`, `description` and `label`.
+
+  Raises:
+    UserError: for an archive that is cut short or holds other counts; for one
+      without train.csv, naming what can be done with it.
+  """
+  splits = _both(archive)
+  if not splits["train"]:
+    raise UserError(
+      f"{archive} holds test.csv and no train.csv: fetch ag_news_csv.tar.gz, "
+      "or choose the protocol test_only, which holds a part of test.csv out."
+    )
+  return splits
+
+
+def read_test(archive: Path | None) -> dict[str, list[Keyed]]:
+  """As `read`, but of the test split alone."""
+  return {"test": _both(archive)["test"]}
+
+
+def _both(archive: Path) -> dict[str, list[Keyed]]:
+  rows = list(_articles(archive))
+  expected = {
+    split: dict.fromkeys(LABELS, count)
+    for split, count in PER_LABEL.items()
+    if split == "test" or any(row[0] == split for row in rows)
+  }
+  return {"train": [], **collect(rows, archive, expected)}
+
+
+SOURCE = Source(
+  name="ag_news_subset",
+  features={"title": bytes, "description": bytes, "label": LABELS},
+  read=read,
+  archives=("ag_news_csv.tar.gz", "ag_news_csv", "ag_news"),
+  url=(
+    "https://drive.google.com/uc?export=download&id="
+    "0Bz8a_Dbh9QhbUDNpeUdjb0wxRms"
+  ),
+  sha256="4e2fc37d369e6e317a8b62d0d2f11d379f8c3dde60c07c35a46b069a246498ad",
+  size=11_784_327,
+  counts={"train": 120_000, "test": 7_600},
+  homepage="http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
+)
+# The same articles, of which nothing but test.csv is needed.
+TEST_SOURCE = dataclasses.replace(
+  SOURCE, name="ag_news_test", read=read_test, counts={"test": 7_600}
+)

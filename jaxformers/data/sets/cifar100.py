@@ -1,0 +1,180 @@
+"""CIFAR-100 (Krizhevsky 2009): 60,000 images of 32 x 32 pixels in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.data.sets.cifar10 import pickle_error, planes
+
+LABELS = (
+  "apple",
+  "aquarium_fish",
+  "baby",
+  "bear",
+  "beaver",
+  "bed",
+  "bee",
+  "beetle",
+  "bicycle",
+  "bottle",
+  "bowl",
+  "boy",
+  "bridge",
+  "bus",
+  "butterfly",
+  "camel",
+  "can",
+  "castle",
+  "caterpillar",
+  "cattle",
+  "chair",
+  "chimpanzee",
+  "clock",
+  "cloud",
+  "cockroach",
+  "couch",
+  "crab",
+  "crocodile",
+  "cup",
+  "dinosaur",
+  "dolphin",
+  "elephant",
+  "flatfish",
+  "forest",
+  "fox",
+  "girl",
+  "hamster",
+  "house",
+  "kangaroo",
+  "keyboard",
+  "lamp",
+  "lawn_mower",
+  "leopard",
+  "lion",
+  "lizard",
+  "lobster",
+  "man",
+  "maple_tree",
+  "motorcycle",
+  "mountain",
+  "mouse",
+  "mushroom",
+  "oak_tree",
+  "orange",
+  "orchid",
+  "otter",
+  "palm_tree",
+  "pear",
+  "pickup_truck",
+  "pine_tree",
+  "plain",
+  "plate",
+  "poppy",
+  "porcupine",
+  "possum",
+  "rabbit",
+  "raccoon",
+  "ray",
+  "road",
+  "rocket",
+  "rose",
+  "sea",
+  "seal",
+  "shark",
+  "shrew",
+  "skunk",
+  "skyscraper",
+  "snail",
+  "snake",
+  "spider",
+  "squirrel",
+  "streetcar",
+  "sunflower",
+  "sweet_pepper",
+  "table",
+  "tank",
+  "telephone",
+  "television",
+  "tiger",
+  "tractor",
+  "train",
+  "trout",
+  "tulip",
+  "turtle",
+  "wardrobe",
+  "whale",
+  "willow_tree",
+  "wolf",
+  "woman",
+  "worm",
+)
+PER_LABEL = {"train": 500, "test": 100}
+ROW = 2 + 3_072  # Coarse label, fine label, image.
+MAX_BYTES = 1 << 29
+
+
+def _images(
+  archive: Path,
+) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+  for name, content in archives.members(
+    archive, max_bytes=MAX_BYTES, wanted=lambda name: _split(name) is not None
+  ):
+    split = _split(name)
+    if not name.endswith(".bin"):
+      raise pickle_error(archive, name, SOURCE)
+    if len(content) % ROW:
+      raise _broken(archive, name, f"{len(content):,} bytes long")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, ROW)
+    if len(rows) and rows[:, 1].max() >= len(LABELS):
+      raise _broken(archive, name, "with labels beyond 99")
+    images = planes(rows[:, 2:])
+    for i, (label, image) in enumerate(zip(rows[:, 1], images, strict=True)):
+      example = {"id": f"{split}_{i:05d}", "image": image}
+      yield split, i, example | {"label": LABELS[label]}
+
+
+def _split(name: str) -> str | None:
+  """The split of a batch, binary or for Python; None for any other file."""
+  stem = name.rpartition("/")[2].removesuffix(".bin")
+  return stem if stem in PER_LABEL else None
+
+
+def _broken(archive: Path, name: str, what: str) -> ValueError:
+  return ValueError(
+    f"{archive} holds {name!r}, which is {what}: it is not CIFAR-100. Fetch it "
+    "again; nothing was kept of it."
+  )
+
+
+def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  """The images of both splits: `id`, `image`, uint8 [32, 32, 3], and `label`.
+
+  Reads the authors' binary archive, or its folder; fine labels.
+
+  Raises:
+    UserError: for an archive that is cut short or holds other counts, and for
+      the authors' archive for Python, which is made of pickles.
+  """
+  expected = {
+    split: dict.fromkeys(LABELS, count) for split, count in PER_LABEL.items()
+  }
+  return collect(_images(archive), archive, expected)
+
+
+SOURCE = Source(
+  name="cifar100",
+  features={"id": bytes, "image": (32, 32, 3), "label": LABELS},
+  read=read,
+  archives=("cifar-100-binary.tar.gz", "cifar-100-binary"),
+  url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+  sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+  size=168_513_733,
+  counts={"train": 50_000, "test": 10_000},
+  homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+)

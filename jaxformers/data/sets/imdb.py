@@ -1,0 +1,58 @@
+"""The Large Movie Review Dataset (Maas et al. 2011): 50,000 reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine.source import Keyed, Source, collect
+
+LABELS = ("neg", "pos")
+PER_LABEL = 12_500  # In each of train and test.
+MAX_BYTES = 1 << 30  # The authors' archive unpacks to 0.4 GB.
+
+
+def _reviews(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+  """Yields (split, key, example); keys are those of the stock builder."""
+  for name, text in archives.members(
+    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  ):
+    split, label = _place(name)
+    yield split, name, {"text": text, "label": label}
+
+
+def _place(name: str) -> tuple[str, str] | None:
+  """(split, label) of a review's path; None for whatever else there is."""
+  parts = name.split("/")
+  if len(parts) < 3 or not name.endswith(".txt"):
+    return None
+  split, label = parts[-3:-1]
+  return (
+    (split, label) if split in ("train", "test") and label in LABELS else None
+  )
+
+
+def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  """The reviews of an archive: `text`, their bytes, and `label`.
+
+  Raises:
+    UserError: for an archive that is cut short or holds other counts.
+  """
+  per_label = dict.fromkeys(LABELS, PER_LABEL)
+  expected = {"train": per_label, "test": per_label}
+  return collect(_reviews(archive), archive, expected)
+
+
+SOURCE = Source(
+  name="imdb_reviews",
+  features={"text": bytes, "label": LABELS},
+  read=read,
+  archives=("aclImdb_v1.tar.gz", "aclImdb"),
+  url="http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+  sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+  size=84_125_825,
+  counts={"train": 25_000, "test": 25_000},
+  homepage="http://ai.stanford.edu/~amaas/data/sentiment/",
+)

@@ -1,0 +1,104 @@
+"""ListOps as a source: generated here, or read from LRA's release."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.data.generators import listops, listops_text
+from jaxformers.errors import UserError
+
+LABELS = tuple("0123456789")
+FEATURES = {"ids": np.uint8, "label": LABELS}
+FILES = {
+  f"basic_{short}.tsv": name for name, short in listops_text.FILES.items()
+}
+COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}
+MAX_BYTES = 1 << 35  # The whole of LRA's release unpacks to 18.6 GB.
+
+
+def generated(settings: listops.Settings) -> Source:
+  """The expressions of some settings, generated."""
+
+  def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
+    return {
+      name: _rows(split) for name, split in listops.generate(settings).items()
+    }
+
+  text = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+  digest = blake2b(text.encode(), digest_size=6).hexdigest()
+  return Source(
+    name="listops",
+    features=FEATURES,
+    read=read,
+    settings=dataclasses.asdict(settings),
+    tag=digest,
+    shuffled=False,
+  )
+
+
+def _rows(split: Packed) -> Iterator[Keyed]:
+  for i in range(len(split)):
+    ids = split.tokens[split.starts[i] : split.stops[i]]
+    yield i, {"ids": ids, "label": LABELS[split.labels[i]]}
+
+
+def released(
+  num_train: int = COUNTS["train"],
+  num_validation: int = COUNTS["validation"],
+  num_test: int = COUNTS["test"],
+) -> Source:
+  """The expressions of LRA's `basic_{train,val,test}.tsv`.
+
+  Every label is checked against its expression.
+  """
+  counts = {
+    "train": num_train,
+    "validation": num_validation,
+    "test": num_test,
+  }
+
+  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    expected = {split: {None: count} for split, count in counts.items()}
+    return collect(_released(archive), archive, expected)
+
+  return Source(
+    name="listops",
+    features=FEATURES,
+    read=read,
+    settings={"origin": "lra"},
+    tag="lra" if counts == COUNTS else "-".join(map(str, counts.values())),
+    archives=("lra_release.gz", "lra_release", "listops-1000"),
+    shuffled=False,
+  )
+
+
+def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+  for name, content in archives.members(
+    archive,
+    max_bytes=MAX_BYTES,
+    wanted=lambda name: name.rpartition("/")[2] in FILES,
+  ):
+    split = FILES[name.rpartition("/")[2]]
+    # Other bytes than UTF-8 become a token that `parse` refuses.
+    lines = content.decode(errors="backslashreplace").splitlines()
+    for number, line in enumerate(lines, 1):
+      if number == 1 and line.split() == ["Source", "Target"]:
+        continue
+      try:
+        ids, label = listops_text.parse(line)
+      except ValueError as error:
+        raise UserError(
+          f"{archive}, {name}, line {number}: {error} Fetch it again, or leave "
+          "the archive out to generate ListOps; nothing was kept of it."
+        ) from None
+      yield split, number, {"ids": ids, "label": LABELS[label]}

@@ -1,0 +1,322 @@
+"""Pathfinder as a source: generated here, or read from LRA's release.
+
+LRA ships every level as a folder of `imgs/K/sample_N.png` and
+`metadata/K.npy`; `export` writes that layout.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+from PIL import Image
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine import digests, pictures
+from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.data.generators import pathfinder
+from jaxformers.data.generators.pathfinder import CHUNK, Settings
+from jaxformers.errors import UserError
+
+FOLDERS = {
+  "easy": "curv_baseline",
+  "intermediate": "curv_contour_length_9",
+  "hard": "curv_contour_length_14",
+}
+LABELS = ("different", "same")  # Snakes on which the discs lie.
+MAX_BYTES = 1 << 35  # The whole of LRA's release unpacks to 18.6 GB.
+
+
+def generated(settings: Settings, folder: Path) -> Source:
+  """The images of some settings, generated.
+
+  Args:
+    settings: which.
+    folder: for chunks of images that are done, so that a generation that was
+      stopped goes on where it was; they are removed at its end.
+  """
+
+  def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
+    return {settings.difficulty: _generate(settings, folder / source.key)}
+
+  source = Source(
+    name=f"pathfinder{settings.resolution}",
+    features=_features(settings.resolution),
+    read=read,
+    settings={
+      "difficulty": settings.difficulty,
+      "num_images": settings.num_images,
+      "seed": settings.seed,
+    },
+    shuffled=False,
+    finish=lambda: shutil.rmtree(folder / source.key, ignore_errors=True),
+  )
+  return source
+
+
+def _features(resolution: int) -> dict[str, Any]:
+  image = (resolution, resolution, 1)
+  return {"id": bytes, "image": image, "label": LABELS}
+
+
+def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
+  from jaxformers.data.generators import snakes  # Numba takes half a second.
+
+  work.mkdir(parents=True, exist_ok=True)
+  starts = range(0, settings.num_images, CHUNK)
+  missing = [start for start in starts if not _chunk(work, start).exists()]
+  with tqdm.tqdm(
+    total=settings.num_images,
+    initial=min((len(starts) - len(missing)) * CHUNK, settings.num_images),
+    desc=f"generating {work.name}",
+    unit="image",
+    file=sys.stderr,
+    disable=None,
+  ) as bar:
+    for start, (pixels, labels) in snakes.chunks(settings, missing):
+      _write_chunk(_chunk(work, start), pixels, labels)
+      bar.update(len(labels))
+  for start in starts:
+    # A chunk that was damaged since it was written is generated again.
+    chunk = _read_chunk(_chunk(work, start)) or snakes.chunk(settings, start)
+    for i, (image, label) in enumerate(zip(*chunk, strict=True)):
+      index = start + i
+      example = {"id": str(index), "image": image, "label": LABELS[label]}
+      yield index, example
+
+
+def _chunk(work: Path, start: int) -> Path:
+  return work / f"{start:09d}.npz"
+
+
+def _write_chunk(path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+  """Writes a chunk with its digest, completely or not at all."""
+  staged = path.with_name(f".{path.name}.staged")
+  digest = digests.of_parts(pixels, labels)
+  try:
+    with staged.open("wb") as file:
+      np.savez(file, pixels=pixels, labels=labels, digest=digest)
+    staged.rename(path)
+  finally:
+    staged.unlink(missing_ok=True)
+
+
+def _read_chunk(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+  """Returns the pixels and labels of a chunk, or None for a damaged file."""
+  try:
+    with path.open("rb") as file, np.load(file) as arrays:
+      pixels, labels = arrays["pixels"], arrays["labels"]
+      is_intact = str(arrays["digest"]) == digests.of_parts(pixels, labels)
+  except Exception:  # A damaged archive raises whatever its reader meets.
+    return None
+  return (pixels, labels) if is_intact else None
+
+
+def released(resolution: int, difficulty: str, num_images: int) -> Source:
+  """The images of one level of LRA's release.
+
+  Args:
+    resolution, difficulty: which.
+    num_images: how many there must be; one empty file, which LRA passes over
+      too, is allowed.
+  """
+
+  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    rows = list(_released(archive, resolution, difficulty))
+    empty = sum(1 for row in rows if row is None)
+    expected = {difficulty: {None: num_images - min(empty, 1)}}
+    return collect([row for row in rows if row], archive, expected)
+
+  return Source(
+    name=f"pathfinder{resolution}",
+    features=_features(resolution),
+    read=read,
+    settings={"difficulty": difficulty, "origin": "lra"}
+    | ({} if num_images == 200_000 else {"num_images": num_images}),
+    archives=("lra_release.gz", "lra_release", f"pathfinder{resolution}"),
+  )
+
+
+def _released(
+  archive: Path, resolution: int, difficulty: str
+) -> Iterator[tuple[str, str, Mapping[str, Any]] | None]:
+  """Yields rows in the order of the metadata, None for an empty picture.
+
+  Keys are those of LRA's own builder.
+  """
+  files: dict[str, bytes] = {}
+  metadata: dict[str, bytes] = {}
+  for name, content in archives.members(
+    archive,
+    max_bytes=MAX_BYTES,
+    wanted=lambda name: _is_wanted(archive, name, resolution, difficulty),
+  ):
+    place = "/".join(name.split("/")[-3:])
+    if name.endswith(".png"):
+      files[place] = content
+    else:
+      metadata[place] = content
+  index = 0
+  for place in sorted(metadata, key=_number):
+    content = metadata[place]
+    for number, fields in enumerate(_rows(archive, place, content), 1):
+      folder, file, label = fields[0], fields[1], fields[3]
+      name = f"{folder}/{file}"
+      if name not in files or label not in ("0", "1"):
+        raise UserError(
+          f"{archive}, {place}, row {number}: no picture {name!r} with a label "
+          f"0 or 1 (found {label!r}). Fetch it again; nothing was kept of it."
+        )
+      picture = files[name]
+      if not picture:
+        yield None
+        continue
+      _check(archive, name, picture, resolution)
+      key = f"{folder}_{file}_{number}"
+      yield (
+        difficulty,
+        key,
+        {
+          "id": str(index),
+          "image": picture,
+          "label": LABELS[int(label)],
+        },
+      )
+      index += 1
+
+
+def _number(place: str) -> tuple[int, str]:
+  """metadata/12.npy comes after metadata/9.npy."""
+  stem = place.rpartition("/")[2].removesuffix(".npy")
+  return (int(stem) if stem.isdigit() else -1), stem
+
+
+def _is_wanted(
+  archive: Path, name: str, resolution: int, difficulty: str
+) -> bool:
+  """Whether a path belongs to the level; the archive may be inside of it."""
+  folder = (archive.name,) if archive.is_dir() else ()
+  parts = ("", "", *folder, *name.split("/"))
+  picture = parts[-3] == "imgs" and name.endswith(".png")
+  if not picture and not (parts[-2] == "metadata" and name.endswith(".npy")):
+    return False
+  known = {f"pathfinder{size}" for size in pathfinder.GEOMETRIES}
+  levels = [part for part in parts if part in FOLDERS.values()]
+  sizes = [part for part in parts if part in known]
+  return levels == [FOLDERS[difficulty]] and sizes in (
+    [],
+    [f"pathfinder{resolution}"],
+  )
+
+
+def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
+  """Metadata as LRA ships it (text) or as its generator writes it (NumPy)."""
+  try:
+    if content.startswith(b"\x93NUMPY"):
+      table = np.load(io.BytesIO(content), allow_pickle=False)
+      rows = table.astype(str).tolist() if table.ndim == 2 else [[]]
+    else:
+      rows = [line.split(" ") for line in content.decode().splitlines()]
+  except (ValueError, EOFError, MemoryError) as error:
+    raise UserError(
+      f"{archive} holds {place!r}, which is no metadata ({error}). Fetch it "
+      "again; nothing was kept of it."
+    ) from None
+  if any(len(row) < 4 for row in rows):
+    raise UserError(
+      f"{archive} holds {place!r}, which has rows of fewer than four fields. "
+      "Fetch it again; nothing was kept of it."
+    )
+  return rows
+
+
+def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
+  """Refuses a file that is no whole grey PNG of the resolution."""
+
+  def refuse(reason: str) -> ValueError:
+    return ValueError(
+      f"{archive} holds {name!r}, which is {reason}. Fetch it again; nothing "
+      "was kept of it."
+    )
+
+  pictures.decode(
+    picture,
+    refuse,
+    formats=("PNG",),
+    mode="L",
+    size=(resolution, resolution),
+  )
+
+
+def export(settings: Settings, folder: Path) -> None:
+  """Writes generated images in LRA's layout, 1,000 to a subfolder.
+
+  folder/pathfinderN/LEVEL/imgs/K/sample_M.png and metadata/K.npy, which is text
+  of one line an image: sub-path, file, index, label, continuity, paddles of a
+  target and of a distractor, paddle length and thickness, margin, number of
+  paddle contrasts.
+
+  Raises:
+    UserError: if the level is there already.
+    OSError: if it cannot be written; nothing is left of it.
+  """
+  level = (
+    folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
+  )
+  if level.exists():
+    raise UserError(
+      f"{level} is there already: delete it, or export to another folder."
+    )
+  level.parent.mkdir(parents=True, exist_ok=True)
+  staged = level.with_name(f".{level.name}.staged")
+  try:
+    _write_level(settings, staged)
+    staged.rename(level)
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def _write_level(settings: Settings, level: Path) -> None:
+  """Writes the images and metadata of one level into a new folder."""
+  from jaxformers.data.generators import snakes  # Numba takes half a second.
+
+  geometry = pathfinder.GEOMETRIES[settings.resolution]
+  contour = pathfinder.DIFFICULTIES[settings.difficulty]
+  _, length = pathfinder.distractor_counts(
+    settings.resolution, settings.difficulty
+  )
+  shutil.rmtree(level, ignore_errors=True)  # Of an export that was killed.
+  (level / "metadata").mkdir(parents=True)
+  for index in tqdm.trange(
+    settings.num_images, desc="exporting", file=sys.stderr, disable=None
+  ):
+    k, m = divmod(index, CHUNK)
+    if m == 0:
+      lines: list[str] = []
+      (level / "imgs" / str(k)).mkdir(parents=True, exist_ok=True)
+    made = snakes.sample(settings, index)
+    file = f"sample_{m}.png"
+    Image.fromarray(made.pixels).save(level / "imgs" / str(k) / file)
+    fields = (
+      f"imgs/{k}",
+      file,
+      m,
+      made.label,
+      geometry.continuity,
+      contour,
+      length,
+      geometry.paddle_length,
+      geometry.thickness,
+      made.margin,
+      1,
+    )
+    lines.append(" ".join(str(field) for field in fields))
+    if m == CHUNK - 1 or index == settings.num_images - 1:
+      text = "".join(f"{line}\n" for line in lines)
+      (level / "metadata" / f"{k}.npy").write_text(text)

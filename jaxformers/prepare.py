@@ -1,0 +1,145 @@
+r"""Prepares the data of a task, once, so that no run has to.
+
+python -m jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
+
+What a task needs is downloaded, generated, or read from an archive; checked;
+written as array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
+memory-mapped tokens under DATA_DIR/packed. Doing it again does nothing. One
+that was stopped goes on at the last whole step, and of two at once one waits
+for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformers import interrupts, paths, tasks
+from jaxformers.data.generators import listops_text, pathfinder
+from jaxformers.data.sets import pathfinder as pathfinder_files
+from jaxformers.errors import UserError
+from jaxformers.tasks import TASKS, Task
+
+EXPORTS = ("listops", "pathfinder", "pathx")
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="python -m jaxformers prepare",
+    description=__doc__.splitlines()[0],
+  )
+  subparsers = parser.add_subparsers(
+    dest="task", metavar="TASK", required=True, help=", ".join(sorted(TASKS))
+  )
+  for name in sorted(TASKS):
+    load = TASKS[name]
+    about = inspect.getdoc(load)
+    one = subparsers.add_parser(
+      name,
+      description=about,
+      help=about.splitlines()[0],
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for option, parameter in inspect.signature(load).parameters.items():
+      default = parameter.default
+      if default is None:
+        continue  # Of training, not of the data.
+      one.add_argument(
+        f"--{option}", type=type(default), default=default, metavar="VALUE"
+      )
+    if name in EXPORTS:
+      one.add_argument(
+        "--export",
+        type=Path,
+        metavar="FOLDER",
+        help="also write the generated examples there in LRA's layout",
+      )
+  return parser
+
+
+def summary(task: Task) -> str:
+  """What was prepared, for people."""
+  rows = {
+    "protocol": task.protocol,
+    **{f"{name} examples": f"{len(s):,}" for name, s in task.splits.items()},
+    "checkpoint chosen on": task.selection,
+    **_inputs(task),
+    "source": task.info["source"],
+  }
+  if "counts" in task.info:
+    kind = "the authors'" if task.info["authors_counts"] else "not the authors'"
+    rows["counts"] = kind
+  if "sha256" in task.info:
+    own = "" if task.info["authors_checksum"] else " (not the authors')"
+    rows["SHA-256"] = task.info["sha256"] + own
+  width = max(map(len, rows))
+  lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]
+  return "\n".join([task.name, *lines])
+
+
+def _inputs(task: Task) -> dict[str, str]:
+  if task.image:
+    height, width, channels = task.image
+    return {"images": f"{height} x {width} x {channels}"}
+  size = f"{task.vocab_size:,}" if task.vocab_size else "real numbers"
+  return {"vocabulary": size, "tokens at most": f"{task.max_len:,}"}
+
+
+def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
+  if options["archive"]:
+    raise UserError(
+      "--export writes generated examples, and --archive has them already: "
+      "leave one of the two out."
+    )
+  try:
+    _write_export(task, options, folder)
+  except OSError as error:
+    raise UserError(
+      f"The export to {folder} failed ({error.strerror or error}): free some "
+      "space, or choose another --export. Nothing half written was left."
+    ) from None
+
+
+def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
+  if task.name == "listops":
+    if task.protocol == "skyformer":
+      raise UserError(
+        "The protocol skyformer has no closing brackets to export: choose "
+        "another --protocol."
+      )
+    plain = {
+      name: dataclasses.replace(split, shift=0, end=0)
+      for name, split in task.splits.items()
+    }
+    listops_text.write_tsv(plain, folder)
+  else:
+    fields = (f.name for f in dataclasses.fields(pathfinder.Settings))
+    settings = pathfinder.Settings(**{name: options[name] for name in fields})
+    pathfinder_files.export(settings, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The command line; a mistake ends in one message."""
+  options = vars(_parser().parse_args(argv))
+  name, export = options.pop("task"), options.pop("export", None)
+  # tensorflow-datasets says at length what the bars say in a line.
+  logging.getLogger("absl").setLevel(logging.ERROR)
+  try:
+    task = tasks.get(name, **options)
+    if export is not None:
+      _export(task, options, paths.expand(export))
+  except KeyboardInterrupt:
+    interrupts.leave("it goes on after the last step that is done.")
+  except (ValueError, OSError) as error:
+    sys.exit(f"error: {error}")
+  print(summary(task))
+
+
+if __name__ == "__main__":
+  main()

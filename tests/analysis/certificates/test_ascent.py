@@ -1,0 +1,84 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.certificates.ascent import adversarial, ascend
+from tests import initial
+
+IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
+
+
+def build(name, alpha=2.0, num_layers=2, **mixer):
+  model = models.build(
+    name,
+    vocab_size=20,
+    max_len=9,
+    num_classes=3,
+    d_model=8,
+    num_layers=num_layers,
+    mixer={"num_experts": 2, **mixer} if "transject" in name else mixer,
+  )
+  params = initial.params(model, IDS, 1)
+  for i in range(num_layers):
+    own = params["encoder"][f"layer_{i}"]
+    if "residual" in own:
+      own["residual"]["alpha"] = jnp.float32(alpha)
+      own["mixer"]["gate"] = 300 * own["mixer"]["gate"]
+  return model, params
+
+
+def test_ascent_finds_the_singular_values_of_a_matrix():
+  m = jax.random.normal(jax.random.key(0), (5, 5))
+  start = jax.random.normal(jax.random.key(1), (20, 5))
+
+  def ratio(u):
+    return jnp.linalg.norm(u @ m, axis=-1) / jnp.linalg.norm(u, axis=-1)
+
+  values = np.linalg.svd(m, compute_uv=False)
+  high = ascend(ratio, start, sign=1.0, steps=300)
+  low = ascend(ratio, start, sign=-1.0, steps=300)
+  np.testing.assert_allclose(high.max(), values[0], rtol=1e-3)
+  np.testing.assert_allclose(low.min(), values[-1], rtol=2e-2)
+  assert high.shape == (20,)
+
+
+def test_the_extreme_is_that_of_the_whole_way():
+  def ratio(x):
+    return 2 + jnp.sin(x)
+
+  start = jnp.linspace(-3, 3, 9)
+  found = [
+    ascend(ratio, start, sign=1.0, steps=k, rate=2.0) for k in (1, 7, 40)
+  ]
+  assert (found[0] == ratio(start)).all()
+  assert (found[1] >= found[0]).all()
+  assert (found[2] >= found[1]).all()
+
+
+def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
+  a = np.tanh(2.0) / 2
+  low, high = (1 - a) ** 4, (1 + a) ** 4
+  model, params = build("random_transject", gating="certified")
+  found = adversarial(model, params, IDS, steps=60)
+  for kind in ("tokens", "sequences"):
+    assert low <= found[kind][0] < found[kind][1] <= high
+  assert found["tokens"][1] > 1.2  # And it did look for them.
+  model, params = build("random_transject")
+  found = adversarial(model, params, IDS, steps=60)
+  assert low <= found["tokens"][0] < found["tokens"][1] <= high
+  assert found["sequences"][1] > high
+
+
+def test_any_encoder_can_be_searched():
+  model, params = build("transformer", num_heads=2)
+  found = adversarial(model, params, IDS, steps=20)
+  assert found["tokens"][0] < 1 < found["tokens"][1]
+  assert np.isfinite(found["sequences"]).all()
+
+
+def test_one_token_has_no_pairs():
+  model, params = build("transject")
+  with pytest.raises(ValueError, match="no pairs"):
+    adversarial(model, params, IDS[:, :1], steps=5)

@@ -1,0 +1,58 @@
+"""Models as files that need nothing of this package."""
+
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformers.analysis.evaluation import export, trained
+from jaxformers.models.variables import make_variables
+from jaxformers.training import loop
+
+USER = """
+import json, sys
+from pathlib import Path
+import jax, jax.export, numpy as np, safetensors.numpy
+folder = Path(sys.argv[1])
+program = jax.export.deserialize(bytearray((folder / "model.jax").read_bytes()))
+arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+ids = np.load(folder / "ids.npy")
+np.save(folder / "logits.npy", program.call(arrays, ids))
+assert not any(name.startswith("jaxformers") for name in sys.modules)
+"""
+
+
+def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
+  loop.run(smoke(), tmp_path / "run")
+  out = tmp_path / "model"
+  export.main([str(tmp_path / "run"), f"--out={out}", "--length=20"])
+  assert "inputs ['b', 20] int32" in capsys.readouterr().out
+  content = json.loads((out / "model.json").read_text())
+  assert content["platforms"] == ["cpu", "cuda", "tpu"]
+  assert (out / "vocabulary.json").exists()
+  run = trained.load(tmp_path / "run")
+  ids = run.sample(3, 20)
+  np.save(out / "ids.npy", ids)
+  subprocess.run([sys.executable, "-c", USER, str(out)], check=True, cwd=out)
+  want = run.model.apply(
+    make_variables(run.model, run.params), jnp.asarray(ids), train=False
+  )
+  np.testing.assert_allclose(np.load(out / "logits.npy"), want, atol=1e-5)
+  own = safetensors.numpy.load_file(out / "model.safetensors")
+  assert not [
+    name for name in own if name.startswith("params") and "skew" in name
+  ]
+  q = own["rotations.encoder.layer_0.mixer.u_skew"]
+  eye = np.broadcast_to(np.eye(16), q.shape)
+  np.testing.assert_allclose(q @ q.swapaxes(1, 2), eye, atol=1e-5)
+  with pytest.raises(ValueError, match="--length=61 is not in 1 to"):
+    export.write(run, out, 61)
+
+
+def test_without_a_run(tmp_path):
+  with pytest.raises(SystemExit, match="There is no run"):
+    export.main([str(tmp_path), f"--out={tmp_path}"])

@@ -1,0 +1,72 @@
+"""Perplexity under windows that move by a few tokens."""
+
+import json
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.evaluation import perplexity, trained
+from jaxformers.data.engine.segments import Segments
+from tests import initial
+
+TOKENS = np.random.default_rng(0).integers(1, 9, 23)
+
+
+@pytest.fixture(scope="module")
+def run():
+  model = models.build(
+    "transformer",
+    vocab_size=9,
+    max_len=6,
+    num_classes=0,
+    d_model=8,
+    num_layers=1,
+    objective="language_model",
+  )
+  ids = jnp.asarray(TOKENS[None, :6])
+  params = initial.params(model, ids)
+  params = jax.tree.map(
+    lambda p: p + jax.random.normal(jax.random.key(1), p.shape), params
+  )
+  task = types.SimpleNamespace(
+    name="language", max_len=6, splits={"test": Segments(TOKENS, 6, 6)}
+  )
+  config = {"model": {"name": "transformer"}}
+  return trained.Trained(config, task, model, params, 5)
+
+
+def test_each_token_from_the_window_before_it(run):
+  rows = perplexity.measure(run, [1, 4], batch_size=4)
+  assert [row["stride"] for row in rows] == [1, 4]
+  # Of one length, for what stands behind a token is not seen.
+  before = [TOKENS[max(at - 6, 0) : at] for at in range(1, 23)]
+  ids = jnp.stack([jnp.pad(own, (0, 6 - len(own))) for own in before])
+  log_p = run.model.apply({"params": run.params}, ids, train=False)
+  ends = np.array([len(own) - 1 for own in before])
+  total = -float(log_p[np.arange(22), ends, TOKENS[1:]].sum())
+  assert rows[0]["count"] == rows[1]["count"] == 22
+  assert rows[0]["perplexity"] == pytest.approx(math.exp(total / 22), rel=1e-4)
+  assert rows[1]["perplexity"] != pytest.approx(rows[0]["perplexity"])
+  few = perplexity.measure(run, [1], tokens=5)
+  assert few[0]["count"] == 5
+
+
+def test_the_command(run, monkeypatch, capsys, tmp_path):
+  loaded = trained.load
+  monkeypatch.setattr(trained, "load", lambda workdir: run)
+  perplexity.main(["here"])
+  printed = capsys.readouterr().out
+  assert "stride     1" in printed
+  assert "stride     6" in printed
+  perplexity.main(["here", "--strides=2", "--json"])
+  assert json.loads(capsys.readouterr().out)[0]["stride"] == 2
+  with pytest.raises(SystemExit, match="stride=7 is not in 1 to 6"):
+    perplexity.main(["here", "--strides=7"])
+  monkeypatch.setattr(trained, "load", loaded)
+  with pytest.raises(SystemExit, match="There is no run in"):
+    perplexity.main([str(tmp_path)])

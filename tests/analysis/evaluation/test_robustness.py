@@ -1,0 +1,130 @@
+"""Corruptions and unusual images."""
+
+import io
+import json
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxformers import trained
+from jaxformers.analysis.evaluation import robustness as r
+from jaxformers.data.engine import packed
+from jaxformers.data.images import corruptions
+from jaxformers.data.images.splits import Images
+from tests.data.archives import write_folder
+
+CLASSES = ("n00", "n01", "n02")
+VALUES = np.arange(30) * 8
+
+
+class Bright:
+  """A model whose class is how bright the middle of an image is."""
+
+  orthogonal_map = "cayley"
+
+  def apply(self, variables, x, train):
+    middle = x[:, 4, 4, :1]
+    return -abs(middle - np.array([[0.1, 0.5, 0.9]]))
+
+
+@pytest.fixture
+def run():
+  pixels = np.broadcast_to(VALUES[:, None], (30, 8 * 8 * 3)).astype(np.uint8)
+  labels = np.digitize(VALUES / 255, [0.3, 0.7])
+  images = Images(
+    packed.pack(list(pixels), labels),
+    (8, 8, 3),
+    mean=(0, 0, 0),
+    deviation=(1, 1, 1),
+  )
+  task = types.SimpleNamespace(
+    name="boxes", splits={"test": images}, classes=CLASSES
+  )
+  config = {"model": {"name": "bright"}}
+  return trained.Trained(config, task, Bright(), {}, 3)
+
+
+def test_errors_of_corrupted_images(run):
+  found = r.corrupted(run, batch_size=7)
+  assert found["clean"] == 0
+  assert set(found["errors"]) == set(corruptions.CORRUPTIONS)
+  assert all(len(row) == 5 for row in found["errors"].values())
+  assert found["errors"]["pixelate"] == [0] * 5
+  assert found["errors"]["brightness"][4] > found["errors"]["brightness"][0]
+  every = np.concatenate([row for row in found["errors"].values()])
+  assert found["mean"] == pytest.approx(every.mean())
+  # 0.3 brighter: those of 0.0 to 0.3 and of 0.4 to 0.7 are taken for others.
+  bright = np.digitize(np.minimum(VALUES / 255 + 0.3, 1), [0.3, 0.7])
+  want = (bright != np.digitize(VALUES / 255, [0.3, 0.7])).mean()
+  assert found["errors"]["brightness"][4] == pytest.approx(want, abs=0.04)
+  few = r.corrupted(run, ["contrast"], count=4)
+  assert list(few["errors"]) == ["contrast"]
+
+
+def jpeg(value):
+  file = io.BytesIO()
+  Image.new("RGB", (8, 8), (value,) * 3).save(file, "JPEG")
+  return file.getvalue()
+
+
+def test_alexnet_has_an_mce_of_a_hundred(run, tmp_path):
+  assert len(r.ALEXNET) == 15
+  alexnet = {name: [error] * 5 for name, error in r.ALEXNET.items()}
+  assert r.mce(alexnet) == pytest.approx(100)
+  half = {name: [0.0, error] for name, error in r.ALEXNET.items()}
+  assert r.mce(half) == pytest.approx(50)
+
+
+def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
+  files = {}
+  for number, name in enumerate(r.ALEXNET):
+    for level in corruptions.SEVERITIES:
+      # One of two images is of another class at the severities 4 and 5.
+      value = 20 if level < 4 else 240
+      folder = f"{'noise/' if number < 3 else ''}{name}/{level}"
+      files[f"{folder}/n00/a.JPEG"] = jpeg(value)
+      files[f"{folder}/n02/b.JPEG"] = jpeg(240)
+  root = write_folder(tmp_path / "c", files)
+  found = r.imagenet_c(run, root)
+  assert found["errors"]["fog"] == [0, 0, 0, 0.5, 0.5]
+  want = 100 * np.mean([0.2 / error for error in r.ALEXNET.values()])
+  assert found["mce"] == pytest.approx(want)
+  for path in (root / "fog" / "5").rglob("*.JPEG"):
+    path.unlink()
+  (root / "snow" / "2").rename(root / "snow" / "6")
+  with pytest.raises(ValueError, match="lacks snow/2: mCE is over fifteen"):
+    r.imagenet_c(run, root)
+
+
+def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
+  root = write_folder(
+    tmp_path / "a", {"n00/a.jpg": jpeg(130), "n02/b.jpg": jpeg(240)}
+  )
+  # 130 is of n01, which is not there; of the others n02 is nearer? No: n00.
+  assert r.unusual(run, root, "imagenet_a") == pytest.approx(0.5)
+  (root / "n01").mkdir()
+  (root / "n01" / "c.jpg").write_bytes(jpeg(130))
+  assert r.unusual(run, root, "imagenet_a") == pytest.approx(2 / 3)
+
+
+def test_the_command(run, monkeypatch, capsys, tmp_path):
+  loaded = trained.load
+  monkeypatch.setattr(trained, "load", lambda workdir: run)
+  r.main(["here", "--corruptions=fog,snow", "--count=5"])
+  printed = capsys.readouterr().out
+  assert "fog" in printed
+  assert "error, corrupted" in printed
+  root = write_folder(tmp_path / "a", {"n00/a.jpg": jpeg(9)})
+  r.main(["here", "--imagenet_a", str(root), "--json"])
+  said = capsys.readouterr()
+  assert json.loads(said.out) == {"imagenet_a": 1.0}
+  assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
+  with pytest.raises(SystemExit, match="There is no folder"):
+    r.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
+  with pytest.raises(SystemExit, match=r"'rain'.*snow"):
+    r.main(["here", "--corruptions=rain"])
+  monkeypatch.setattr(trained, "load", loaded)
+  with pytest.raises(SystemExit, match="There is no run in"):
+    r.main([str(tmp_path)])

@@ -1,0 +1,147 @@
+"""Mean IoU by windows that slide."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformers import models, tasks, trained
+from jaxformers.analysis.evaluation import segmentation as s
+from tests import initial
+from tests.data import scenes
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  tmp_path = tmp_path_factory.mktemp("ade")
+  task = tasks.get(
+    "ade20k",
+    data_dir=str(tmp_path / "data"),
+    archive=str(scenes.write(tmp_path / "ADEChallengeData2016")),
+    window=16,
+    num_train=12,
+    num_test=3,
+  )
+  model = models.build(
+    "neutreno",
+    d_model=8,
+    num_layers=1,
+    patch_size=8,
+    positions="learned",
+    **task.sizes(),
+  )
+  params = initial.params(model, model.example())
+  return trained.Trained(
+    {"model": {"name": "neutreno"}}, task, model, params, 7
+  )
+
+
+def test_windows_that_agree_with_the_whole():
+  pixels = np.random.default_rng(0).normal(size=(23, 31, 3)).astype(np.float32)
+  found = s.sliding(lambda x: 2 * x, pixels, (8, 10), 5)
+  np.testing.assert_allclose(found, 2 * pixels, rtol=1e-6)
+  small = s.sliding(lambda x: 2 * x, pixels[:5, :6], (8, 10), 5)
+  want = 2 * s.interpolate(pixels[:5, :6], (8, 10))
+  np.testing.assert_allclose(small, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("size", "window", "want"),
+  [
+    ((8, 13), (16, 16), (16, 26)),
+    ((13, 8), (16, 16), (26, 16)),
+    ((13, 9), (16, 16), (23, 16)),  # 23.1 is rounded down.
+    ((20, 9), (16, 16), (35, 16)),
+    ((6, 9), (8, 10), (8, 12)),
+    ((9, 6), (8, 10), (15, 10)),
+    ((16, 30), (16, 16), (16, 30)),
+  ],
+)
+def test_pixels_are_enlarged_to_hold_a_window(size, window, want):
+  pixels = np.random.default_rng(0).normal(size=(*size, 3)).astype(np.float32)
+  np.testing.assert_array_equal(
+    s.enlarge(pixels, window), s.interpolate(pixels, want)
+  )
+
+
+def test_no_window_sees_beyond_a_scene(run):
+  """At half the scale a scene of 20 x 33 has 8 x 13 pixels, windows 16 x 16."""
+  source, windows = run.task.splits["test"], []
+
+  def score(parts):
+    windows.extend(parts)
+    return parts
+
+  white = np.full((20, 33, 3), 255, np.uint8)
+  predicted = s.predict(score, source, white, (0.5,), flip=True, stride=9)
+  assert predicted.shape == (20, 33)
+  assert len(windows) == 2 * 3  # 16 x 26 pixels, and their mirror image.
+  for window in windows:
+    np.testing.assert_allclose(
+      window, np.broadcast_to(window[:1, :1], (16, 16, 3))
+    )
+    assert window.min() > 2  # White, normalised; what lay beyond was 0.
+
+
+def test_where_windows_differ_their_mean_counts():
+  numbers = iter(range(1, 10))
+
+  def score(parts):
+    return np.stack([np.full((4, 4, 1), next(numbers)) for _ in parts])
+
+  found = s.sliding(score, np.zeros((4, 6, 3)), (4, 4), 2)
+  assert found[0, :, 0].tolist() == [1, 1, 1.5, 1.5, 2, 2]
+
+
+def test_interpolation_is_that_of_jax():
+  x = np.random.default_rng(0).normal(size=(5, 7, 2)).astype(np.float32)
+  for size in ((11, 9), (5, 7), (40, 7)):
+    want = jax.image.resize(x, (*size, 2), "bilinear")
+    np.testing.assert_allclose(s.interpolate(x, size), want, atol=1e-5)
+
+
+def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
+  source = run.task.splits["test"]
+
+  def colours(parts):  # Red is class 1, blue class 0.
+    scores = np.zeros((*parts.shape[:3], 150), np.float32)
+    scores[..., 1], scores[..., 0] = parts[..., 0], parts[..., 2]
+    return scores
+
+  total = {}
+  for k in range(3):
+    pixels, labels = source.scene(k)
+    for flip in (False, True):
+      found = s.predict(colours, source, pixels, (1.0,), flip=flip, stride=9)
+      assert found.shape == labels.shape
+      there = labels >= 0
+      assert (found == labels)[there].mean() > 0.85
+    own = s.areas(found, labels, 150)
+    assert own["labelled"].sum() == there.sum()
+    total = {k: total.get(k, 0) + v for k, v in own.items()}
+  assert (total["labelled"][:2] > 0).all()
+  assert (total["labelled"][2:] == 0).all()
+
+
+def test_measuring_a_model(run):
+  single = s.measure(run, batch_size=3)
+  assert single["count"] == 3
+  assert 0 <= single["mean_iou"] <= 1
+  assert s.measure(run, batch_size=2) == pytest.approx(single)
+  several = s.measure(run, (0.5, 1.5), flip=True, stride=5, count=2)
+  assert several["count"] == 2
+
+
+def test_the_command(run, monkeypatch, capsys, tmp_path):
+  loaded = trained.load
+  monkeypatch.setattr(trained, "load", lambda workdir: run)
+  s.main(["here", "--count=1"])
+  assert "mean IoU" in capsys.readouterr().out
+  s.main(["here", "--count=1", "--json"])
+  assert json.loads(capsys.readouterr().out)["count"] == 1
+  with pytest.raises(SystemExit, match="stride=99"):
+    s.main(["here", "--stride=99"])
+  monkeypatch.setattr(trained, "load", loaded)
+  with pytest.raises(SystemExit, match="There is no run in"):
+    s.main([str(tmp_path)])

@@ -1,0 +1,53 @@
+"""What is drawn of trained models."""
+
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxformers import models
+from jaxformers.analysis.page import measured
+from jaxformers.analysis.tables.runs import One, groups
+
+
+def test_data_are_described_by_what_was_read():
+  """Not by --samples and --length, where a run has fewer."""
+  model = models.build(
+    "transject", vocab_size=9, max_len=6, num_classes=2, d_model=8, num_layers=1
+  )
+  ids = np.array([[1, 2, 3, 4, 5, 0], [1, 2, 3, 0, 0, 0]])
+  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  run = types.SimpleNamespace(
+    model=model, params=params, start=None, sample=lambda count, length: ids
+  )
+  rows = measured.Rows(measured.Options(samples=32, length=512))
+  rows.model("one", 0, run, start=False)
+  assert rows.data() == "2 test samples of at most 5 tokens, 1 seed"
+
+
+def test_what_is_measured_of_the_last_layer_against_sizes():
+  def one(seed, num_layers):
+    model = {"name": "local", "num_layers": num_layers, "d_model": 8}
+    config = {"seed": seed, "task": {"name": "text"}, "model": model}
+    return One(Path("run"), config, {})
+
+  found = groups([one(0, 1), one(1, 1), one(0, 2)])
+  rows = measured.Rows(measured.Options())
+  few, many = (group.label for group in found)
+  rows.of["factors"] = [
+    *((few, seed, 1, k, 2.0 + seed + k) for seed in (0, 1) for k in (0, 2)),
+    *((many, 0, layer, k, 10.0 * layer) for layer in (0, 1, 2) for k in (0, 1)),
+  ]
+  line = "text local (d_model=8)"
+  assert measured._at_the_end(found, rows, "factors") == [
+    (line, 0, "num_layers", 1, 3.0),
+    (line, 1, "num_layers", 1, 4.0),
+    (line, 0, "num_layers", 2, 20.0),
+  ]
+  assert measured._at_the_end(found[:1], rows, "factors") == []
+  # Over layers, without the embedding; where nothing varies there is none.
+  rows.of["entropy"] = [(*row[:4], -row[4]) for row in rows.of["factors"]]
+  assert measured._correlations(rows) == f"{few} -1.00, {many} -1.00"
+  rows.of["factors"] = rows.of["factors"][:1]
+  assert measured._correlations(rows) == "none"

@@ -1,0 +1,75 @@
+"""What comes onto the page."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from jaxformers.analysis.page.page import Page
+from jaxformers.analysis.page.page import page as pages
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.tables import published
+
+BROWSER = next(
+  filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))),
+  None,
+)
+
+
+def test_a_figure_without_numbers_is_noted():
+  page = Page()
+  rows = [("a", 0, 1, 0, float("nan"))]
+  page.add("S", plots.over_layers("n", "Title", "c", rows, "q"))
+  assert page.figures == {}
+  assert page.notes == ["Title: there is no number to draw."]
+
+
+def widest_table():
+  """TransJect's table 2 with deviations and differences in all its columns."""
+  rows = [
+    published.Row(
+      model,
+      "L=2 d=64, jaxformers, 2000 long",
+      dict(zip(published.LONG, theirs, strict=True)),
+      {task: published.Ours(41.7, 0.7, 2, 2_000) for task in published.LONG},
+    )
+    for model, theirs in published.TABLE_2.items()
+  ]
+  return Page(papers={"Table 2, Long Range Arena": (published.LONG, rows)})
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize(("width", "fits"), [(1600, True), (400, False)])
+def test_a_wide_table_is_not_cut(width, fits, tmp_path):
+  """It takes the width of the window, and scrolls where that is too small."""
+  path = pages.write(widest_table(), tmp_path)
+  script = """<script>addEventListener("load", () => {
+    const box = document.querySelector(".scroll");
+    document.title = [
+      box.scrollWidth <= box.clientWidth,
+      document.documentElement.scrollWidth <= innerWidth,
+    ];
+  });</script>"""
+  path.write_text(path.read_text().replace("</body>", script + "</body>"))
+  ran = subprocess.run(
+    [
+      *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+      *(f"--user-data-dir={tmp_path / 'profile'}", f"file://{path}"),
+      f"--window-size={width},900",
+    ],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=True,
+  )
+  title = re.search("<title>(.*?)</title>", ran.stdout)[1]
+  assert title == f"{str(fits).lower()},true"
+
+
+def test_tables_may_be_wider_than_text():
+  """As the test above, where there is no browser."""
+  assert "body > * { max-width: 64rem;" in pages.CSS
+  (rule,) = re.findall(r"\.scroll \{(.*?)\}", pages.CSS, re.S)
+  assert "overflow-x: auto" in rule
+  assert "max-width: 100%" in rule

@@ -1,0 +1,185 @@
+"""The page of runs: what is on it, what is left out, and how it opens."""
+
+import csv
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from jaxformers import workdirs
+from jaxformers.analysis.page import report
+from jaxformers.analysis.page.measured import Options
+from jaxformers.analysis.page.page import write
+from jaxformers.training import loop
+
+BROWSER = next(
+  filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))),
+  None,
+)
+
+
+@pytest.fixture(scope="module")
+def workdir(smoke, tmp_path_factory):
+  """Two seeds of TransJect, a Transformer, and a run that has not ended."""
+  folder = tmp_path_factory.mktemp("runs")
+  for seed in (0, 1):
+    own = folder / "transject" / f"seed_{seed}"
+    results = loop.run(smoke(seed=seed), own)
+    workdirs.write(own, "results.json", {**results, "accuracy": seed / 10})
+  loop.run(smoke("transformer"), folder / "transformer")
+  begun = folder / "begun"
+  begun.mkdir()
+  content = workdirs.read_config(folder / "transformer")
+  content["model"]["d_model"] = 8
+  workdirs.write(begun, "config.json", content)
+  (folder / "foreign").mkdir()
+  (folder / "foreign" / "config.json").write_text('{"model_type": "bert"}')
+  return folder
+
+
+@pytest.fixture(scope="module")
+def page(workdir):
+  options = Options(samples=4, length=40)
+  return report.build([workdir, workdir / "nothing"], options)
+
+
+@pytest.fixture(scope="module")
+def out(page, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("report")
+  write(page, folder / "deep")
+  return folder / "deep"
+
+
+def test_figures_of_both_models(page):
+  found = {one.name: one for own in page.figures.values() for one in own}
+  assert {*found} == {
+    *("training", "activation_factors", "entropy", "shape", "parts"),
+    *("experts", "pairs", "isomap", "smoothness", "attention"),
+    *("factors_sizes", "entropy_sizes"),
+  }
+  runs = {row[0] for row in found["entropy"].rows}
+  assert runs == {
+    *("transject", "transject, untrained"),
+    *("transformer, d_model=16", "transformer, d_model=16, untrained"),
+  }
+  assert {row[1] for row in found["activation_factors"].rows} == {0, 1}
+  assert {row[0] for row in found["experts"].rows} == {"transject"}
+  # The embedding and both layers, four samples.
+  rows = [r for r in found["entropy"].rows if r[:2] == ("transject", 0)]
+  assert len(rows) == 3 * 4
+  named = [
+    r for r in found["isomap"].rows if r[4] and r[:2] == ("transject", 0)
+  ]
+  assert len(named) == 4
+
+
+def test_no_label_of_a_figure_is_clipped(page):
+  for one in (one for own in page.figures.values() for one in own):
+    canvas = one.draw()
+    box, (width, height) = canvas.get_tightbbox(), canvas.get_size_inches()
+    assert min(box.x0, box.y0) >= 0, one.name
+    assert box.x1 <= width, one.name
+    assert box.y1 <= height, one.name
+
+
+def test_what_is_left_out_is_said(page, workdir):
+  notes = "\n".join(page.notes)
+  assert f"{workdir / 'nothing'}: there is no run" in notes
+  assert f"{workdir / 'foreign'} is no run of this package" in notes
+  assert f"{workdir / 'begun'} has no results.json" in notes
+  assert f"{workdir / 'begun'}: no figures of its layers" in notes
+  rows = {row["model"]: row for row in page.rows}
+  assert rows["transject"]["seeds"] == "0 1"
+  assert rows["transject"]["score"][1] == pytest.approx(10 / 2**0.5)
+  assert rows["transformer"]["seeds"] == "0"
+
+
+def test_the_page_is_whole_without_a_network(page, out):
+  text = (out / "index.html").read_text()
+  for one in (one for own in page.figures.values() for one in own):
+    assert f'id="{one.name}"' in text
+    assert html.escape(one.caption) in text
+    for kind in ("png", "svg", "csv"):
+      assert f'href="{one.name}.{kind}"' in text
+      assert (out / f"{one.name}.{kind}").stat().st_size > 100
+    rows = list(csv.reader((out / f"{one.name}.csv").read_text().splitlines()))
+    assert len(rows) == 1 + len(one.rows)
+  assert not re.search(r'(src|href)="(https?:)?//', text)
+  for note in page.notes:
+    assert html.escape(note) in text
+  assert "± 7.07" in text
+  assert "| transject |" in (out / "results.md").read_text()
+  assert "examples/s in training" in text
+  assert "TransJect, Table 2, Long Range Arena" in text
+  assert "TransJect, Table 1" not in text
+  table = (out / "table_2.md").read_text()
+  assert "| transject | L=2 d=16, jaxformers |" in table
+  # A star, and its reason below every form of the table.
+  reason = "* ListOps (transformer, transject): 13 test examples, not 2,000"
+  assert " * |" in table
+  assert f"\n\n{reason}" in table
+  assert f"\n% {reason}" in (out / "table_2.tex").read_text()
+  assert f"<p>{reason}" in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [400, 1600])
+def test_a_browser_opens_it(out, tmp_path, width):
+  """All pictures are drawn, nothing is wider than the window, no error."""
+  text = (out / "index.html").read_text()
+  script = """<script>addEventListener("load", () => {
+    const images = [...document.images];
+    const right = i => i.getBoundingClientRect().right;
+    document.title = JSON.stringify({
+      images: images.length,
+      drawn: images.filter(i => i.complete && i.naturalWidth > 0).length,
+      wide: images.filter(i => right(i) > innerWidth).length,
+      over: document.documentElement.scrollWidth > innerWidth,
+      width: innerWidth,
+    });
+  });</script>"""
+  text = text.replace("</body>", script + "</body>")
+  (tmp_path / "index.html").write_text(text)
+  ran = subprocess.run(
+    [
+      *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+      *(f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"),
+      *(f"--window-size={width},900", f"file://{tmp_path}/index.html"),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=True,
+  )
+  assert "CONSOLE" not in ran.stderr
+  title = re.search("<title>(.*?)</title>", ran.stdout, re.S)[1]
+  seen = json.loads(html.unescape(title))
+  assert seen["images"] == seen["drawn"] == 12
+  assert not seen["wide"]
+  assert not seen["over"], seen
+
+
+@pytest.mark.parametrize(
+  ("argument", "message"),
+  [
+    ("--estimator=shannon", "'shannon'.*vasicek"),
+    ("--axis=heads", "'heads'.*units"),
+    ("--samples=0", "--samples=0"),
+    ("--length=64", "there is no run in it"),
+  ],
+)
+def test_a_wrong_argument(argument, message, tmp_path):
+  with pytest.raises(SystemExit, match=message):
+    report.main([str(tmp_path), argument])
+
+
+def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
+  report.main(
+    [str(workdir / "transject"), f"--out={tmp_path}", "--no_checkpoints"]
+  )
+  assert "| transject |" in capsys.readouterr().out
+  assert (tmp_path / "training.svg").exists()
+  assert not (tmp_path / "entropy.svg").exists()

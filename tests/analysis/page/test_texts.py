@@ -1,0 +1,81 @@
+"""The text whose tokens are drawn."""
+
+import types
+
+import numpy as np
+import pytest
+
+from jaxformers.analysis.page import texts
+from jaxformers.data.engine import encodings
+
+
+def test_a_text_is_read_as_its_task_reads_it():
+  def task(vocabulary, **fields):
+    own = {name: k for k, name in enumerate(vocabulary)}
+
+    def encode(text, length=99):
+      return np.array([own.get(word, 1) for word in text.split()])[:length]
+
+    about = {"name": "t", "image": (), "encode": encode, "max_len": 6}
+    return types.SimpleNamespace(**about | fields, vocabulary=vocabulary)
+
+  words = task(("<pad>", "<unk>", "good", "bad", "or"))
+  run = types.SimpleNamespace(
+    task=words,
+    sample=lambda count, length: np.array([[4, 2, 3, 2, 2, 0]])[:, :length],
+  )
+  ids, names, candidates, quote = texts.example(run, "or bad good or new", 99)
+  assert ids.tolist() == [4, 3, 2, 4, 1]
+  assert names == candidates == ["or", "bad", "good", "or", "<unk>"]
+  assert quote == "'or bad good or <unk>', all 5 tokens"
+  quote = texts.example(run, "or bad good or new", 4).quote
+  assert quote == "'or bad good or', the first 4 of 5 tokens"
+  with pytest.raises(ValueError, match="'good' has 1 tokens.*--text"):
+    texts.example(run, "good", 99)
+  # Of the paper's sentence it knows one word: the task's own is taken.
+  _, names, _, quote = texts.example(run, "", 4)
+  assert names == ["or", "good", "bad", "good"]
+  assert quote == "'or good bad good', the first 4 of 5 tokens"
+  run.task = task((), image=(2, 2, 3))
+  with pytest.raises(ValueError, match="no tokens"):
+    texts.example(run, "", 99)
+
+
+def test_letters_are_named_by_their_words():
+  task = types.SimpleNamespace(
+    name="bytes",
+    image=(),
+    vocabulary=encodings.BYTES,
+    encode=lambda text, length=99: encodings.byte_ids(text)[:length],
+  )
+  run = types.SimpleNamespace(task=task)
+  _, names, words, quote = texts.example(run, "It's a caf\u00e9, <br />x", 99)
+  assert [word for word in words if word] == [
+    *("It", "s", "a", "caf\u00e9", "br", "x")
+  ]
+  assert [name for name in names if "(" in name] == [
+    *("I(t)", "c(af\u00e9)", "b(r)")
+  ]
+  assert quote.startswith('"It\'s a caf\u00e9, <br />x", all 21 tokens')
+  assert texts.name_tokens(words, ("br", "It")) == [0, 15]
+  assert texts.name_tokens(words, ()) == [0, 7, 15, 20]
+  with pytest.raises(ValueError, match="'t' is not among It s a caf"):
+    texts.name_tokens(words, ("t",))
+  # The paper's text is shown in whole.
+  quote = texts.example(run, "", 512).quote
+  assert quote.startswith(f"'{texts.TEXT}', all 52 tokens, which are single")
+  # Characters stand for themselves; other tokens spell no words.
+  assert texts.spell(["a", "b", "<eos>"]) == ("ab\ufffd", ["ab", "", ""])
+  assert texts.spells_words(("<pad>", "<unk>", "a", "\n"))
+  assert not texts.spells_words(("<pad>", "MAX", "1"))
+
+
+def test_tokens_are_named_without_their_marks():
+  names = ["\u0120the", "##ing", "a", "\u0120movie", "was", "good", "."]
+  read = [texts.readable(name) for name in names]
+  assert read == ["the", "ing", "a", "movie", "was", "good", "."]
+  assert list(map(texts.readable, ("0x61", "0x0a"))) == ["a", "0x0a"]
+  assert texts.name_tokens(read, ("was", "a")) == [2, 4]
+  assert texts.name_tokens(read, ()) == [1, 3, 4, 5]
+  with pytest.raises(ValueError, match="'bad' is not among the ing"):
+    texts.name_tokens(read, ("bad",))

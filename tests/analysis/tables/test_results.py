@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from jaxformers.analysis.tables import results
+
+
+def write(folder, seed, accuracy, **config):
+  folder.mkdir(parents=True)
+  model = {"name": "transject", "num_layers": 2, "d_model": 32}
+  content = {
+    "task": "listops",
+    "protocol": "lra",
+    "max_len": 1999,
+    "model": "transject",
+    "accuracy": accuracy,
+    "seed": seed,
+    "parameters": 19_276,
+    "parameter_ratio": 0.094,
+    "baselines": {"majority class": 0.1755},
+    "data": {"source": "generated"},
+    "selection": "validation",
+    "train_seconds": 60.0,
+    "config": {"seed": seed, "task": {}, "model": model} | config,
+  }
+  (folder / "results.json").write_text(json.dumps(content))
+
+
+def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
+  for seed, accuracy in enumerate((0.30, 0.34, 0.35)):
+    write(tmp_path / "a" / f"seed_{seed}", seed, accuracy)
+  write(tmp_path / "b", 0, 0.5, batch_size=64)
+  rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  assert len(rows) == 2
+  mean, deviation = rows[0]["score"]
+  assert mean == pytest.approx(33.0)
+  assert deviation == pytest.approx(2.6457513)
+  assert rows[0]["seeds"] == "0 1 2"
+  text = results.markdown(rows)
+  assert "33.00 +- 2.65" in text
+  assert "| 50.00 |" in text
+  assert "lra, 1999 long" in text
+
+
+def test_every_metric_has_a_table(tmp_path):
+  write(tmp_path / "a", 0, 0.3)
+  write(tmp_path / "b", 0, None, metric="perplexity")
+  content = json.loads((tmp_path / "b" / "results.json").read_text())
+  content |= {"metric": "perplexity", "perplexity": 33.154, "max_len": 0}
+  content["baselines"] = {"unigram": 654.19}
+  (tmp_path / "b" / "results.json").write_text(json.dumps(content))
+  rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  one, two = results.markdown(rows).split("\n\n")
+  assert "| accuracy % |" in one
+  assert "majority class 17.5" in one
+  assert "| perplexity |" in two
+  assert "| 33.15 |" in two
+  assert "unigram 654.2" in two
+
+
+def test_the_same_seed_counts_once(tmp_path):
+  for name in ("a", "b"):
+    write(tmp_path / name, 0, 0.3)
+  (row,) = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  assert row["seeds"] == "0"
+
+
+def test_the_command(tmp_path, capsys):
+  write(tmp_path / "a", 0, 0.3)
+  results.main([str(tmp_path / "a")])
+  assert capsys.readouterr().out.startswith("| task | protocol |")
+  with pytest.raises(SystemExit, match="no results.json in"):
+    results.main([str(tmp_path / "a" / "b")])

@@ -1,0 +1,125 @@
+"""Which runs there are, and what they are called."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jaxformers import workdirs
+from jaxformers.analysis.tables import runs
+
+
+def test_labels_say_what_differs():
+  def one(name, seed=0, **config):
+    model = {"name": "local", "num_layers": 2} | config
+    content = {"seed": seed, "task": {"name": name}, "model": model}
+    return runs.One(Path(f"runs/{len(config)}"), content, {})
+
+  given = [one("text"), one("text", 1), one("text", num_layers=4)]
+  found = runs.groups(given)
+  labels = [g.label for g in found]
+  assert labels == ["local, num_layers=2", "local, num_layers=4"]
+  assert [len(g.runs) for g in found] == [2, 1]
+  labels = [g.label for g in runs.groups([one("text"), one("image")])]
+  assert labels == ["text local", "image local"]
+
+
+def test_every_recipe_has_a_label_of_its_own():
+  """Also those that differ in more than three fields, all of seed_0."""
+
+  def one(rate, depth, width, mlp_dim, folder="seed_0"):
+    model = {"name": "local", "num_layers": depth, "d_model": width}
+    model["block"] = {"mlp_dim": mlp_dim}
+    config = {"seed": 0, "task": {"name": "text"}, "model": model}
+    config["schedule"] = {"learning_rate": rate}
+    return runs.One(Path(folder), config, {})
+
+  given = [
+    one(rate, depth, width, 4 * width)
+    for rate in (1, 2)
+    for depth in (2, 4)
+    for width in (8, 16)
+  ]
+  labels = [group.label for group in runs.groups(given)]
+  assert len({*labels}) == 8
+  assert "local, mlp_dim=32, d_model=8, num_layers=2, learning_rate=1" in labels
+  # Of other data, which only the results know.
+  data = [{"task_description": {"data": k}} for k in (1, 2)]
+  first = one(1, 2, 8, 32)
+  given = [
+    runs.One(Path(f"run_{k}"), first.config, found)
+    for k, found in enumerate(data)
+  ]
+  labels = [group.label for group in runs.groups(given)]
+  assert labels == ["local (run_0)", "local (run_1)"]
+  # What has not ended counts to the others of its config.
+  begun = runs.One(Path("run_2"), {**first.config, "seed": 2}, {})
+  twice = runs.One(Path("run_3"), first.config, {})
+  found = runs.groups([begun, twice, given[0]])
+  assert [[one.folder.name for one in g.runs] for g in found] == [
+    ["run_0", "run_2"]
+  ]
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("config", '{"seed": 0, "task": "x", "model": "bert"}', "'task.name'"),
+    ("config", '{"seed": 0, "task": {}, "model": {}}', "'task.name'"),
+    ("config", '{"seed": "one"}', "'seed' of config.json is 'one'"),
+    ("results", "[1]", "results.json holds no JSON object"),
+    ("results", '{"accuracy": 0.5}', "'task' of results.json is missing"),
+    ("config", "{", "config.json cannot be read as JSON"),
+  ],
+)
+def test_what_is_no_run_is_named(name, content, message, tmp_path):
+  (tmp_path / "checkpoints" / "one").mkdir(parents=True)
+  (tmp_path / "checkpoints" / "one" / f"{name}.json").write_text(content)
+  found, notes = runs.discover([tmp_path / "checkpoints"])
+  assert not found
+  assert message in "\n".join(notes)
+  assert "is no run of this package" in "\n".join(notes)
+  # Beside a checkpoint of a run there may be files of these names.
+  assert runs.discover([tmp_path])[1] == [
+    f"{tmp_path}: there is no run in it or below it."
+  ]
+
+
+def test_a_curve_that_is_not_whole_is_told(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  lines = [workdirs.metrics_line(step, {"x": 0.5}) for step in (1, 2)]
+  path.write_text("".join(lines))
+  one = runs.One(tmp_path, {}, {"metrics_records": 2})
+  assert one.metrics_problem() == ""
+  path.write_text(lines[0])
+  assert one.metrics_problem() == f"{path} holds 1 records instead of 2."
+  path.write_text(lines[0] + lines[1].replace("0.5", "0.6"))
+  assert one.metrics_problem() == f"{path}: lines [2] are damaged."
+  path.unlink()
+  assert one.metrics_problem() == f"{path} holds 0 records instead of 2."
+  path.mkdir()
+  assert f"{path} cannot be read" in one.metrics_problem()
+  assert one.metrics() == []
+
+
+def test_results_of_another_config_are_left_out_and_named(tmp_path):
+  """The others of their page stay."""
+  for name in "ab":
+    config = {"seed": 0, "task": {"name": name}, "model": {"name": "local"}}
+    config["model"] |= {"num_layers": 2, "d_model": 8}
+    (tmp_path / name).mkdir()
+    workdirs.write(tmp_path / name, "config.json", config)
+    workdirs.write(tmp_path / name, "results.json", result(name, config))
+  shutil.copy(tmp_path / "b" / "config.json", tmp_path / "a")
+  every, notes = runs.discover([tmp_path])
+  assert [one.folder.name for one in every] == ["b"]
+  assert "config.json is not that of results.json (task.name:" in notes[0]
+
+
+def result(task, config):
+  return {
+    **{"task": task, "protocol": "lra", "model": "local", "seed": 0},
+    **{"config": config, "max_len": 8, "parameters": 1, "parameter_ratio": 1.0},
+    **{"baselines": {}, "data": {}, "selection": "validation"},
+    **{"train_seconds": 1.0, "accuracy": 0.5},
+  }

@@ -1,0 +1,268 @@
+import gzip
+import os
+import tarfile
+
+import numpy as np
+import pytest
+
+from jaxformers.data.engine import archive
+from tests.data.archives import write_folder, write_tar
+
+FILES = {"a/one.txt": b"1" * 5_000, "a/b/two.txt": b"2"}
+
+
+def read(path, max_bytes=1 << 20, **options):
+  return dict(archive.members(path, max_bytes=max_bytes, **options))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_every_compression_is_told_by_content(tmp_path, mode):
+  path = write_tar(tmp_path / "release.gz", FILES, mode=mode)
+  assert read(path) == FILES
+  only = read(path, wanted=lambda name: name.endswith("two.txt"))
+  assert only == {"a/b/two.txt": b"2"}
+
+
+def test_a_folder_is_read_as_an_archive(tmp_path):
+  assert read(write_folder(tmp_path / "x", FILES)) == FILES
+
+
+def test_a_single_file_is_its_own_member(tmp_path):
+  (tmp_path / "test.csv").write_bytes(b"1,2")
+  assert read(tmp_path / "test.csv") == {"test.csv": b"1,2"}
+  with pytest.raises(ValueError, match="neither a tar nor"):
+    read(tmp_path / "test.csv", wanted=lambda name: False)
+
+
+HOSTILE = {
+  "parent": ({"../evil.txt": b"x"}, ()),
+  "absolute": ({"/etc/evil": b"x"}, ()),
+  "hidden parent": ({"a/../../evil": b"x"}, ()),
+  "backslashes": ({"..\\evil": b"x"}, ()),
+  "drive": ({"c:/evil": b"x"}, ()),
+  "symbolic link": ({}, [("a/link", "../../etc/passwd", tarfile.SYMTYPE)]),
+  "absolute link": ({}, [("link", "/etc/passwd", tarfile.SYMTYPE)]),
+  "hard link": ({}, [("a/link", "../etc/passwd", tarfile.LNKTYPE)]),
+  "device": ({}, [("null", "", tarfile.CHRTYPE)]),
+  "pipe": ({}, [("pipe", "", tarfile.FIFOTYPE)]),
+}
+
+
+@pytest.mark.parametrize("case", sorted(HOSTILE))
+def test_what_leads_out_is_refused(tmp_path, case):
+  files, links = HOSTILE[case]
+  path = write_tar(tmp_path / "a.tar.gz", {**FILES, **files}, links)
+  with pytest.raises(ValueError, match="was refused, nothing was kept"):
+    read(path)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
+
+
+def test_holes_are_refused(tmp_path):
+  """A sparse member of 256 MiB in an archive of 2 KiB."""
+  member = tarfile.TarInfo("zeros")
+  member.pax_headers = {
+    "GNU.sparse.size": str(1 << 28),
+    "GNU.sparse.map": "0,0",
+    "GNU.sparse.numblocks": "1",
+  }
+  with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+    tar.addfile(member)
+  with pytest.raises(ValueError, match="no plain file: it was refused"):
+    read(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize(
+  ("kind", "target"),
+  [(tarfile.SYMTYPE, "../one.txt"), (tarfile.LNKTYPE, "a/one.txt")],
+)
+def test_a_link_is_passed_over_unless_its_content_is_wanted(
+  tmp_path, kind, target
+):
+  links = [("a/b/link", target, kind)]
+  path = write_tar(tmp_path / "a.tar.gz", FILES, links)
+  assert read(path, wanted=lambda name: name != "a/b/link") == FILES
+  with pytest.raises(ValueError, match="'a/b/link' as a link to .* alone"):
+    read(path)
+
+
+def test_a_link_out_of_a_folder_is_refused(tmp_path):
+  folder = write_folder(tmp_path / "x", FILES)
+  (tmp_path / "secret.txt").write_text("secret")
+  os.symlink(tmp_path / "secret.txt", folder / "a" / "link.txt")
+  with pytest.raises(ValueError, match="leads out of it"):
+    read(folder)
+
+
+def test_bombs_are_refused_before_they_go_off(tmp_path):
+  path = write_tar(tmp_path / "a.tar.gz", {"zeros": bytes(1 << 24)})
+  assert path.stat().st_size < 1 << 17
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(path, max_bytes=1 << 20)
+  # Also where the zeros stand in what nobody wants, or in a header.
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(path, max_bytes=1 << 20, wanted=lambda name: False)
+  header = tarfile.TarInfo("pax")
+  header.type, header.size = tarfile.XHDTYPE, 1 << 24
+  with gzip.open(tmp_path / "b.tar.gz", "wb") as file:
+    file.write(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 24))
+  with pytest.raises(ValueError, match="extension of a header of 16,777,216"):
+    read(tmp_path / "b.tar.gz", max_bytes=1 << 20)
+  # Also where they stand behind the end mark.
+  with gzip.open(path, "ab") as file:
+    file.write(bytes(1 << 24))
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(path, max_bytes=(1 << 24) + (1 << 20))
+  folder = write_folder(tmp_path / "x", {"zeros": bytes(1 << 21)})
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(folder, max_bytes=1 << 20)
+  with pytest.raises(ValueError, match="unpacks to more"):
+    read(folder / "zeros", max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
+def test_what_is_cut_short_is_refused(tmp_path, mode):
+  content = {"a": os.urandom(50_000), "b": os.urandom(50_000)}
+  path = write_tar(tmp_path / "a.tar", content, mode=mode)
+  whole = path.read_bytes()
+  path.write_bytes(whole[: len(whole) * 2 // 3])
+  with pytest.raises(ValueError, match="cannot be read to its end"):
+    read(path)
+
+
+def many_files(seed=0):
+  """Thirty files of text, some of several blocks."""
+  rng = np.random.default_rng(seed)
+  words = [b"alpha", b"beta", b"gamma", b"delta", b"epsilon"]
+  return {
+    f"set/train/{i:02d}.txt": b" ".join(rng.choice(words, 10 + 20 * (i % 9)))
+    for i in range(30)
+  }
+
+
+def outcomes(path, changes):
+  """Contents that damaged copies of a file are read as; None if refused.
+
+  changes: the damaged copies, bytes.
+  """
+  results = []
+  for damaged in changes:
+    path.write_bytes(damaged)
+    try:
+      results.append(read(path, wanted=lambda name: name.endswith(".txt")))
+    except ValueError as error:
+      assert str(path) in str(error)
+      results.append(None)
+  return results
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path, mode):
+  files = many_files()
+  path = write_tar(tmp_path / "a.tar", files, mode=mode)
+  sound = path.read_bytes()
+
+  def flipped(bit):
+    damaged = bytearray(sound)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+  bits = np.random.default_rng(1).integers(0, 8 * len(sound), 150)
+  header = range(4 * 8, 10 * 8) if mode == "w:gz" else ()
+  results = outcomes(path, [flipped(int(bit)) for bit in bits])
+  assert all(result in (None, files) for result in results)
+  assert results.count(None) >= 140
+  # Time, level and system of a gzip's header say nothing of its content.
+  assert outcomes(path, map(flipped, header)) == [files] * len(header)
+
+
+def test_a_damaged_header_is_refused(tmp_path):
+  """A plain tar has no checksum but that of every header."""
+  files = many_files()
+  path = write_tar(tmp_path / "a.tar", files, mode="w")
+  sound = path.read_bytes()
+  starts = [
+    sound.index(name.encode()) for name in list(files)[:: len(files) // 6]
+  ]
+  rng = np.random.default_rng(2)
+
+  def changed(start, content):
+    return sound[:start] + content + sound[start + len(content) :]
+
+  changes = [
+    changed(start + k, bytes([sound[start + k] ^ 1 << int(rng.integers(8))]))
+    for start in starts
+    for k in (0, 9, 100, 124, 130, 150, 156, 257, 300)
+  ]
+  changes += [changed(start, bytes(512)) for start in starts]  # Lost blocks.
+  changes += [changed(start, bytes(4_096)) for start in starts]
+  assert outcomes(path, changes) == [None] * len(changes)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_cut_is_refused_or_of_padding(tmp_path, mode):
+  files = many_files()
+  path = write_tar(tmp_path / "a.tar", files, mode=mode)
+  sound = path.read_bytes()
+  # Behind the last member stand two blocks of zeros, and padding.
+  end = len(sound.rstrip(b"\0")) if mode == "w" else len(sound)
+  padding = end + -end % 512 + 1_024 if mode == "w" else len(sound)
+  cuts = np.random.default_rng(3).integers(0, len(sound), 200).tolist()
+  cuts += [padding - 1, padding - 512, padding - 513, padding - 1_024]
+  results = outcomes(path, [sound[:cut] for cut in cuts])
+  for cut, result in zip(cuts, results, strict=True):
+    assert result == (files if cut >= padding else None), (cut, padding)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_what_may_follow_an_archive(tmp_path, mode):
+  path = write_tar(tmp_path / "a.tar", FILES, mode=mode)
+  sound = path.read_bytes()
+  assert outcomes(path, [sound, sound + bytes(4_096)]) == [FILES, FILES]
+  other = write_tar(tmp_path / "b.tar", {"c": b"3"}, mode=mode).read_bytes()
+  following = [b"garbage", sound[:20], sound, other, bytes(700) + b"x", other]
+  results = outcomes(path, [sound + more for more in following])
+  assert results == [None] * len(following)
+
+
+def test_two_files_of_a_name_are_refused(tmp_path):
+  path = tmp_path / "a.tar"
+  write_tar(path, FILES, mode="w")
+  with tarfile.open(path, "a") as file:
+    file.addfile(tarfile.TarInfo("./a/one.txt"))
+  with pytest.raises(ValueError, match="two files with the name 'a/one.txt'"):
+    read(path)
+
+
+@pytest.mark.parametrize(
+  "content", [b"", b"none", b"\x1f\x8b\x08junk", b"BZhx"]
+)
+def test_what_is_no_archive_is_refused(tmp_path, content):
+  (tmp_path / "a.tar.gz").write_bytes(content)
+  with pytest.raises(ValueError, match="cannot be read to its end"):
+    read(tmp_path / "a.tar.gz", wanted=lambda name: name.endswith(".txt"))
+
+
+def test_where_archives_are_looked_for(tmp_path, monkeypatch):
+  monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+  names = ("one.tar.gz", "two")
+  assert archive.find(names, "", tmp_path) is None
+  manual = tmp_path / "downloads" / "manual"
+  (manual / "two").mkdir(parents=True)
+  assert archive.find(names, "", tmp_path) == manual / "two"
+  (tmp_path / "one.tar.gz").touch()
+  monkeypatch.setenv("JAXFORMERS_DATA_ARCHIVES", str(tmp_path))
+  assert archive.find(names, "", tmp_path) == tmp_path / "one.tar.gz"
+  assert archive.find(names, str(manual), tmp_path) == manual
+  with pytest.raises(ValueError, match="no archive .*one.tar.gz or two"):
+    archive.find(names, "nowhere.tar.gz", tmp_path)
+
+
+def test_checksums_see_every_change(tmp_path):
+  folder = write_folder(tmp_path / "x", FILES)
+  before = archive.checksum(folder)
+  (folder / "a" / "b" / "three.txt").touch()
+  assert archive.checksum(folder) != before
+  path = write_tar(tmp_path / "a.tar.gz", FILES)
+  first = archive.checksum(path)
+  path.write_bytes(path.read_bytes() + b"\0")
+  assert archive.checksum(path) != first

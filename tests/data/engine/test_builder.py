@@ -1,0 +1,160 @@
+import dataclasses
+import functools
+import hashlib
+import http.server
+import threading
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from jaxformers.data.engine import builder, source
+from jaxformers.data.sets import imdb
+from tests.data.archives import imdb as reviews
+from tests.data.archives import write_tar
+from tests.data.pictures import EPS, picture
+
+
+@pytest.fixture
+def few(monkeypatch):
+  """Three reviews of each label instead of 12,500."""
+  monkeypatch.setattr(imdb, "PER_LABEL", 3)
+
+
+def test_features_come_back_as_they_went(tmp_path):
+  image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+  example = {"image": image, "text": b"\xff\x00", "label": "y"}
+  features = {"image": (2, 3, 3), "text": bytes, "label": ("x", "y")}
+  toy = source.Source(
+    "toy", features, lambda archive: {"train": [("k", example)]}
+  )
+  builder.prepare(toy, None, tmp_path, tmp_path / "downloads")
+  (back,) = list(builder.open_prepared(toy, tmp_path)["train"])
+  np.testing.assert_array_equal(back["image"], image)
+  assert (back["text"], back["label"]) == (b"\xff\x00", 1)
+  # Anybody's tensorflow-datasets reads it, without code of ours.
+  other = tfds.builder_from_directory(tmp_path / "toy" / "1.0.0")
+  assert len(other.as_data_source("train")) == 1
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled):
+  rows = [(key, {"text": b"x"}) for key in ("a", "b", "a")]
+  toy = source.Source(
+    "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
+  )
+  path = tmp_path / "toy.tar"
+  with pytest.raises(ValueError, match=r"toy.tar holds the example 'a' twice"):
+    builder.prepare(toy, path, tmp_path, tmp_path / "downloads")
+  assert not list(tmp_path.rglob("*.array_record*"))
+
+
+@pytest.mark.parametrize(
+  ("content", "reason"),
+  [
+    (EPS, "no JPEG or PNG file"),
+    (picture()[:-30], "damaged or truncated"),
+    (picture(size=(3, 2)), "of 3 x 2 pixels instead of 32 x 24"),
+  ],
+)
+def test_images_of_a_set_are_decoded_whole(
+  tmp_path, no_program, content, reason
+):
+  rows = [(k, {"image": file}) for k, file in enumerate((picture(), content))]
+  toy = source.Source(
+    "toy", {"image": (24, 32, 3)}, lambda _: {"train": rows}, shuffled=False
+  )
+  builder.prepare(toy, None, tmp_path, tmp_path / "downloads")
+  examples = builder.open_prepared(toy, tmp_path)["train"]
+  assert examples[0]["image"].shape == (24, 32, 3)
+  with pytest.raises(ValueError, match=f"{tmp_path} holds .*{reason}"):
+    list(examples)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+  def log_message(self, *args):
+    pass
+
+
+def test_by_the_network(tmp_path, few, monkeypatch):
+  """tensorflow-datasets downloads, checks the sum, and keeps the archive."""
+  served = tmp_path / "served"
+  served.mkdir()
+  path = write_tar(served / "aclImdb_v1.tar.gz", reviews(3))
+  sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+  handler = functools.partial(Quiet, directory=served)
+  monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    remote = dataclasses.replace(
+      imdb.SOURCE,
+      url=f"http://127.0.0.1:{server.server_port}/{path.name}",
+      sha256=sha256,
+      size=path.stat().st_size,
+    )
+    examples, info = source.open_examples(remote, tmp_path / "data")
+    assert (info["source"], info["authors_checksum"]) == (remote.url, True)
+    assert len(examples["train"]) == len(examples["test"]) == 6
+    # Something else under the same address is refused, and nothing kept.
+    bad = dataclasses.replace(remote, sha256="0" * 64)
+    with pytest.raises(ValueError, match=r"wrong checksum[\s\S]*task.archive"):
+      source.open_examples(bad, tmp_path / "other")
+    assert not list((tmp_path / "other").rglob("*.array_record*"))
+    server.shutdown()
+
+
+class StockReviews(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  VERSION = tfds.core.Version("1.0.0")
+  name = "imdb_reviews"
+  classes = ("neg", "pos")
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict(
+        {
+          "text": tfds.features.Text(),
+          "label": tfds.features.ClassLabel(names=list(self.classes)),
+        }
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples() for name in ("train", "test")}
+
+  def _generate_examples(self):
+    yield "a", {"text": "good", "label": self.classes[1]}
+
+
+def stock(folder, classes=("neg", "pos"), file_format="array_record"):
+  StockReviews.classes = classes
+  made = StockReviews(data_dir=folder, file_format=file_format)
+  made.download_and_prepare()
+  return folder / "imdb_reviews" / "1.0.0"
+
+
+def test_a_directory_of_a_stock_builder_is_read(tmp_path):
+  folder = stock(tmp_path / "stock")
+  two = dataclasses.replace(imdb.SOURCE, counts={"train": 1, "test": 1})
+  examples, info = source.open_examples(two, tmp_path / "data", str(folder))
+  assert {name: len(split) for name, split in examples.items()} == {
+    "train": 1,
+    "test": 1,
+  }
+  assert examples["train"][0] == {"text": b"good", "label": 1}
+  assert info["authors_checksum"] is False
+
+
+def test_a_stock_directory_of_something_else_is_refused(tmp_path):
+  folder = stock(tmp_path / "stock", classes=("bad", "good"))
+  with pytest.raises(ValueError, match="not those of imdb_reviews"):
+    source.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))
+  right = stock(tmp_path / "right")
+  with pytest.raises(ValueError, match="holds 1 examples .*25,000"):
+    source.open_examples(imdb.SOURCE, tmp_path / "data", str(right))
+  text = (folder / "dataset_info.json").read_text()
+  (folder / "dataset_info.json").write_text(
+    text.replace('"array_record"', '"tfrecord"')
+  )
+  with pytest.raises(ValueError, match="needs TensorFlow.*array_record"):
+    source.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))

@@ -1,0 +1,287 @@
+import dataclasses
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxformers.data.engine import packed
+
+ROWS = [np.array(r, np.uint8) for r in ([3, 1, 2], [5], [4, 4, 9, 1])]
+
+
+def example(**fields):
+  return packed.pack(ROWS, np.array([0, 1, 2]), **fields)
+
+
+def test_a_batch_is_cut_padded_and_shifted():
+  split = example()
+  batch = split.batch(np.array([2, 1]), 3)
+  assert batch["inputs"].tolist() == [[4, 4, 9], [5, 0, 0]]
+  assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
+  assert batch["targets"].tolist() == [2, 1]
+  shifted = example(shift=1)
+  assert shifted.batch(np.array([1]), 3)["inputs"].tolist() == [[6, 0, 0]]
+  assert shifted[0].tolist() == [4, 2, 3]
+
+
+def test_the_largest_byte_survives_the_shift():
+  split = packed.pack([np.array([255], np.uint8)], np.array([0]), shift=1)
+  assert split.batch(np.array([0]), 1)["inputs"].tolist() == [[256]]
+
+
+def test_an_end_closes_every_sequence_also_one_that_is_cut():
+  split = example(shift=2, end=1)
+  batch = split.batch(np.array([2, 1]), 3)
+  assert batch["inputs"].tolist() == [[6, 6, 1], [7, 1, 0]]
+  assert split.lengths().tolist() == [4, 2, 5]
+
+
+def test_real_numbers():
+  batch = example(scale=(2.0, 4.0)).batch(np.array([0]), 3)
+  assert batch["inputs"].dtype == np.float32
+  assert batch["inputs"].tolist() == [[0.25, -0.25, 0.0]]
+
+
+def test_pairs():
+  pairs = packed.pack([*ROWS, ROWS[1]], np.array([0, 1]), num_inputs=2)
+  assert len(pairs) == 2
+  assert pairs.lengths().tolist() == [3, 4]
+  batch = pairs.batch(np.array([1, 0]), 3)
+  assert batch["inputs"].tolist() == [
+    [[4, 4, 9], [5, 0, 0]],
+    [[3, 1, 2], [5, 0, 0]],
+  ]
+  assert batch["targets"].tolist() == [1, 0]
+  one = pairs.select(np.array([1]))
+  assert [one[k].tolist() for k in range(2)] == [[4, 4, 9, 1], [5]]
+
+
+def test_select_and_drop():
+  split = example()
+  chosen = split.select(np.array([2, 0]))
+  assert [chosen[i].tolist() for i in range(2)] == [[4, 4, 9, 1], [3, 1, 2]]
+  assert chosen.labels.tolist() == chosen.keys.tolist() == [2, 0]
+  assert chosen.tokens is split.tokens
+  assert split.select(slice(1, 2))[0].tolist() == [5]
+  less = packed.drop(split, 4)
+  assert [less[i].tolist() for i in range(3)] == [[3, 1, 2], [5], [9, 1]]
+  none = packed.drop(packed.drop(split, 5), 3)
+  assert [none[i].tolist() for i in range(3)] == [[1, 2], [], [4, 4, 9, 1]]
+  few = packed.drop(chosen, 4)
+  assert [few[i].tolist() for i in range(2)] == [[9, 1], [3, 1, 2]]
+
+
+def make(folder, rows=ROWS, dtype=np.uint8):
+  packed.write(
+    folder / "train", (([row], i, i + 7) for i, row in enumerate(rows)), dtype
+  )
+  return {"source": "here"}
+
+
+def test_build_makes_once_and_maps_from_disk(tmp_path):
+  calls = []
+
+  def once(folder):
+    calls.append(1)
+    return make(folder)
+
+  for _ in range(2):
+    splits, info = packed.build(tmp_path / "a" / "b", once)
+  assert len(calls) == 1
+  assert info == {"source": "here", "splits": {"train": 3}}
+  split = splits["train"]
+  assert isinstance(split.tokens, np.memmap)
+  assert split[2].tolist() == [4, 4, 9, 1]
+  assert split.keys.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+def test_what_is_written_is_what_is_read(tmp_path, dtype):
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(0, 200, n).astype(dtype) for n in (0, 5, 1_000, 0)]
+  make(tmp_path, rows, dtype)
+  split = packed.load(tmp_path / "train")
+  assert split.tokens.dtype == dtype
+  for i, row in enumerate(rows):
+    np.testing.assert_array_equal(split[i], row)
+
+
+def test_pairs_are_written_together(tmp_path):
+  packed.write(tmp_path / "train", [(ROWS[:2], 1, 0), (ROWS[1:], 0, 1)])
+  split = packed.load(tmp_path / "train")
+  assert (len(split), split.num_inputs) == (2, 2)
+  assert split[3].tolist() == [4, 4, 9, 1]
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path):
+  def fail(folder):
+    make(folder)
+    raise ValueError("truncated")
+
+  with pytest.raises(ValueError, match="truncated"):
+    packed.build(tmp_path / "a", fail)
+  assert [p for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
+
+
+def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
+  made = []
+
+  def slowly(folder):
+    time.sleep(0.5)
+    made.append(1)
+    return make(folder)
+
+  jobs = [
+    threading.Thread(target=packed.build, args=(tmp_path / "a", slowly))
+    for _ in range(2)
+  ]
+  for job in jobs:
+    job.start()
+  for job in jobs:
+    job.join()
+  assert len(made) == 1
+  assert "Another process prepares a: waiting." in capsys.readouterr().err
+
+
+def test_an_unwritable_place_names_the_remedy(tmp_path):
+  (tmp_path / "file").touch()
+  with pytest.raises(ValueError, match="cannot be written .*--data_dir"):
+    packed.build(tmp_path / "file" / "a", make)
+
+
+def test_what_it_is_known_by_does_not_depend_on_the_tokens():
+  split = dataclasses.replace(example(), keys=np.array([5, 1, 3], np.uint64))
+  assert split.select(np.array([1])).keys.tolist() == [1]
+
+
+def test_the_digest_covers_every_token():
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(0, 9, 50).astype(np.uint8) for _ in range(600)]
+  labels = np.arange(600) % 3
+  split = packed.pack(rows, labels)
+  digest = split.digest()
+  assert packed.pack(rows, labels).digest() == digest
+  for k in range(0, 600, 7):
+    rows[k][k % 50] ^= 1
+    assert packed.pack(rows, labels).digest() != digest, k
+    rows[k][k % 50] ^= 1
+  labels[300] = 2 - labels[300] // 2
+  assert packed.pack(rows, labels).digest() != digest
+
+
+def test_the_digest_of_a_part_tells_its_examples():
+  split = example()
+  parts = [split, packed.drop(split, 4)]
+  parts += [split.select(np.array(rows)) for rows in ([0, 1], [1, 0], [2])]
+  parts += [dataclasses.replace(split, keys=np.array([5, 1, 3], np.uint64))]
+  assert len({part.digest() for part in parts}) == len(parts)
+  again = split.select(np.array([1, 0]))
+  assert again.digest() == parts[3].digest()
+  # How tokens are read is told by `reading`.
+  assert dataclasses.replace(split, shift=1).digest() == split.digest()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_equal_data_on_disk_and_in_memory_has_an_equal_digest(tmp_path, dtype):
+  rows = [row.astype(dtype) for row in ROWS]
+  splits, _ = packed.build(tmp_path / "a", lambda f: make(f, rows, dtype))
+  keys = np.arange(7, 10, dtype=np.uint64)
+  own = dataclasses.replace(packed.pack(rows, np.arange(3)), keys=keys)
+  assert splits["train"].content
+  assert splits["train"].digest() == own.digest()
+  less = packed.drop(splits["train"], 4)
+  assert less.digest() == packed.drop(own, 4).digest() != own.digest()
+  part = splits["train"].select(slice(1, 3))
+  assert part.digest() == own.select(slice(1, 3)).digest()
+
+
+def test_what_is_renamed_into_place_is_on_the_disk(tmp_path, monkeypatch):
+  events = []
+  sync, rename = os.fsync, os.rename
+
+  def on_sync(descriptor):
+    events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+    sync(descriptor)
+
+  def on_rename(old, new):
+    events.append(("renamed", Path(new).name))
+    rename(old, new)
+
+  monkeypatch.setattr(os, "fsync", on_sync)
+  monkeypatch.setattr(os, "rename", on_rename)
+  packed.build(tmp_path / "a", make)
+  before = events[: events.index(("renamed", "a"))]
+  files = ("tokens", "offsets", "labels", "keys")
+  for name in (*(f"{f}.npy" for f in files), "train", "info.json"):
+    assert name in before, name
+
+
+@pytest.mark.parametrize(
+  ("number", "reason"),
+  [
+    (errno.ENOSPC, "the disk is full"),
+    (errno.EDQUOT, "the disk quota is used up"),
+    (errno.EFBIG, "the file size limit is reached"),
+  ],
+)
+@pytest.mark.parametrize("kind", ["plain", "text", "cause", "later"])
+def test_a_full_disk_is_one_message(
+  tmp_path, monkeypatch, number, reason, kind
+):
+  full = OSError(number, os.strerror(number))
+
+  def fail(folder):
+    make(folder)
+    if kind == "plain":
+      raise full
+    if kind == "text":  # As array_record's writer has it.
+      raise RuntimeError(f"write() failed: {os.strerror(number)}; at byte 9")
+    if kind == "cause":
+      raise ValueError("could not be had whole") from full
+    return {}
+
+  def fail_later(descriptor):
+    raise full
+
+  if kind == "later":
+    monkeypatch.setattr(os, "fsync", fail_later)
+  place = tmp_path / "a"
+  with pytest.raises(
+    ValueError, match=f"^{place} cannot be written: {reason}.*--data_dir"
+  ):
+    packed.build(place, fail)
+  assert [p.name for p in tmp_path.iterdir()] == [".a.lock"]
+
+
+def test_a_full_disk_at_one_stage_is_not_told_of_another(tmp_path):
+  def fail(folder):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  def outer(folder):
+    packed.stage(tmp_path / "tfds" / "a", fail)
+
+  with pytest.raises(ValueError, match=f"^{tmp_path}/tfds/a cannot be written"):
+    packed.stage(tmp_path / "packed" / "a", outer)
+
+
+def test_an_older_folder_is_put_back_if_its_successor_is_not(
+  tmp_path, monkeypatch
+):
+  place = tmp_path / "a"
+  packed.stage(place, lambda folder: (folder / "one").touch())
+
+  def refuse(descriptor):
+    raise OSError(errno.EIO, "Input/output error")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+      packed.stage(place, lambda folder: None, lambda folder: True)
+  assert [path.name for path in place.iterdir()] == ["one"]
+  packed.stage(place, lambda folder: None, lambda folder: True)
+  assert not list(place.iterdir())
+  assert not list(tmp_path.glob(".older-*"))

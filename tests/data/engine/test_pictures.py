@@ -1,0 +1,124 @@
+"""Files are decoded whole, or refused with a reason."""
+
+import io
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from jaxformers.data.engine import pictures
+from tests.data.pictures import EPS, SIZE, damaged, picture
+
+PACKAGE = Path(pictures.__file__).parents[1]
+
+
+def decode(content, **options):
+  return pictures.decode(
+    content, lambda why: ValueError(f"is {why}"), **options
+  )
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_damaged_files_are_decoded_or_refused(kind):
+  """Nothing but ValueError is raised, and no warning."""
+  content = picture(kind)
+  refused = 0
+  for seed in range(300):
+    try:
+      image = decode(damaged(content, seed), size=SIZE)
+      assert (image.size, image.mode) == (SIZE, "RGB")
+    except ValueError as error:
+      refused += 1
+      assert str(error).startswith("is ")
+  # A PNG has checksums, and a JPEG none.
+  assert refused == 300 if kind == "PNG" else refused > 100
+
+
+def test_a_png_with_other_pixels_is_refused():
+  content = bytearray(picture())
+  refused = 0
+  for place in range(60, len(content) - 20, 97):
+    content[place] ^= 4
+    with pytest.raises(ValueError, match="damaged or truncated"):
+      decode(bytes(content), size=SIZE)
+    content[place] ^= 4
+    refused += 1
+  assert refused > 20
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_whole_files_are_decoded(kind, mode):
+  content = picture(kind, mode=mode)
+  image = decode(content, mode=mode, size=SIZE)
+  with Image.open(io.BytesIO(content)) as want:
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(want))
+  assert decode(content).mode == "RGB"
+
+
+def test_jpeg_of_printers_and_palettes_become_colours():
+  assert decode(picture("JPEG", mode="CMYK")).mode == "RGB"
+  file = io.BytesIO()
+  image = Image.open(io.BytesIO(picture(mode="P")))
+  image.save(file, "PNG", transparency=bytes(range(200)))
+  want = np.asarray(image.convert("RGB"))
+  np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), want)
+
+
+@pytest.mark.parametrize(
+  ("content", "options", "reason"),
+  [
+    (EPS, {}, "no JPEG or PNG file"),
+    (b"", {}, "no JPEG or PNG file"),
+    (picture("GIF"), {}, "no JPEG or PNG file"),
+    (picture("JPEG"), {"formats": ("PNG",)}, "no PNG file"),
+    (picture(), {"size": (32, 25)}, "of 32 x 24 pixels instead of 32 x 25"),
+    (picture(), {"max_pixels": 767}, "of 32 x 24 pixels, more than 767"),
+    (picture(mode="P"), {"mode": "L"}, "of mode P instead of L"),
+    (picture()[:-30], {}, "damaged or truncated"),
+    (picture("JPEG")[:-30], {}, "damaged or truncated"),
+  ],
+)
+def test_what_is_refused(no_program, content, options, reason):
+  with pytest.raises(ValueError, match=f"^is {reason}"):
+    decode(content, **options)
+
+
+def chunk(name, content):
+  size, crc = len(content), zlib.crc32(name + content)
+  return struct.pack(">I", size) + name + content + struct.pack(">I", crc)
+
+
+def test_bombs_are_refused_before_they_are_decoded(monkeypatch):
+  """Of a few kilobytes that unpack to gigabytes."""
+
+  def load(self):
+    raise AssertionError("decoded")
+
+  monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
+  header = struct.pack(">IIBBBBB", 50_000, 40_000, 8, 2, 0, 0, 0)
+  start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+  rest = chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
+  with pytest.raises(ValueError, match="50000 x 40000 pixels, more than 100,0"):
+    decode(start + rest)
+  text = b"a\0\0" + zlib.compress(bytes(PngImagePlugin.MAX_TEXT_CHUNK + 1))
+  with pytest.raises(ValueError, match="damaged or truncated .*too large"):
+    decode(start + chunk(b"zTXt", text) + rest)
+
+
+def test_pillow_does_not_warn():
+  """An invalid animation beside the pixels is of no meaning."""
+  content = picture()
+  with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    decode(content[:33] + chunk(b"acTL", bytes(8)) + content[33:])
+  assert not seen
+
+
+def test_files_are_decoded_in_one_place():
+  for path in PACKAGE.rglob("*.py"):
+    assert "Image.open(" not in path.read_text(), path

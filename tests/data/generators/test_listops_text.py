@@ -1,0 +1,72 @@
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers.data.generators import listops
+from jaxformers.data.generators import listops_text as text
+from tests.data.generators.test_listops import recursive_tree
+
+
+@pytest.mark.parametrize(
+  ("expression", "value"),
+  [
+    ("[MAX 2 9 [MIN 4 7 ] 0 ]", 9),
+    ("[SM 9 8 7 ]", 4),
+    ("[MED 1 4 ]", 2),
+    ("[MED 7 1 9 ]", 7),
+    ("[MIN [SM 5 5 ] 3 ]", 0),
+  ],
+)
+def test_values_by_hand(expression, value):
+  assert text.evaluate(expression.split()) == value
+
+
+@given(seed=st.integers(0, 10_000))
+def test_parentheses_and_back(seed):
+  settings = listops.Settings(max_depth=4, max_args=4)
+  rng = random.Random(seed)
+  tokens = [rng.choice(listops.OPERATORS)]
+  for _ in range(3):
+    tokens += recursive_tree(rng, settings, 2)
+  ids = text.encode(" ".join([*tokens, "]"]))
+  written = text.binarised(ids)
+  assert written.count("(") == written.count(")") == len(ids) - 1
+  np.testing.assert_array_equal(text.encode(written), ids)
+
+
+def test_lras_own_example_of_parentheses():
+  ids = text.encode("[MAX 2 3 ]")
+  assert text.binarised(ids) == "( ( ( [MAX 2 ) 3 ) ] )"
+
+
+def test_files_open_with_lras_header(tmp_path):
+  kw = dict(
+    num_train=20, num_validation=5, num_test=5, min_length=5, max_length=60
+  )
+  splits = listops.generate(listops.Settings(**kw))
+  text.write_tsv(splits, tmp_path)
+  header, first, *_ = (tmp_path / "basic_val.tsv").read_text().splitlines()
+  assert header == "Source\tTarget"
+  ids, label = text.parse(first)
+  np.testing.assert_array_equal(ids, splits["validation"][0])
+  assert label == splits["validation"].labels[0]
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ("( [MAX 2 ) ] )", r"Expected.*a tab"),
+    ("( [MAX 2 ) ] )\t12", r"Expected.*digit"),
+    ("\t5", "Expected.*found"),
+    ("] ] 3\t3", "A bracket closes nothing"),
+    ("[MAX 2\t2", "It is not one expression"),
+    ("[MAX 2 3 ]\t2", "The expression is 3, its label 2"),
+    ("( [AVG 2 ) ] )\t2", r"'\[AVG' is no ListOps token"),
+  ],
+)
+def test_a_wrong_line_is_refused(line, message):
+  with pytest.raises(ValueError, match=message):
+    text.parse(line)

@@ -1,0 +1,24 @@
+import pytest
+
+from jaxformers.data.generators import pathfinder
+
+
+@pytest.mark.parametrize(
+  ("resolution", "difficulty", "expected"),
+  [(32, "hard", (5, 4)), (32, "easy", (10, 2)), (256, "intermediate", (10, 3))],
+)
+def test_distractors_are_a_third_as_long(resolution, difficulty, expected):
+  assert pathfinder.distractor_counts(resolution, difficulty) == expected
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"resolution": 48}, "resolution=48: choose one of"),
+    ({"difficulty": "harder"}, "difficulty 'harder'.*hard"),
+    ({"num_images": 3}, "num_images=3"),
+  ],
+)
+def test_wrong_settings(fields, message):
+  with pytest.raises(ValueError, match=message):
+    pathfinder.Settings(**fields)

@@ -1,0 +1,143 @@
+"""Windows of scenes."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from jaxformers.data.engine import packed
+from jaxformers.data.images import scenes as s
+from tests.data import pictures
+from tests.data.scenes import encoded
+
+RNG = np.random.default_rng(0)
+SIZES = [(24, 40), (30, 18), (16, 16)]
+
+
+@pytest.fixture(scope="module")
+def split():
+  files = []
+  for height, width in SIZES:
+    labels = np.zeros((height, width), np.uint8)
+    labels[: height // 2] = 1
+    labels[height // 2 :, 2:] = 3
+    labels[-1] = 200  # Of no class that is known.
+    pixels = np.repeat(labels[..., None] * 40, 3, -1)
+    files += [encoded(pixels, "PNG"), encoded(labels, "PNG")]
+  rows = [np.frombuffer(file, np.uint8) for file in files]
+  stored = packed.pack(rows, np.zeros(len(SIZES)), num_inputs=2)
+  return s.Scenes(stored, (16, 16, 3), 5)
+
+
+def test_a_scene_as_it_is(split):
+  pixels, labels = split.scene(1)
+  assert pixels.shape == (30, 18, 3)
+  assert labels.shape == (30, 18)
+  assert set(np.unique(labels)) == {-1, 0, 2}
+  assert (labels[-1] == -1).all()
+  assert (labels[20, :2] == -1).all()
+
+
+def test_the_middle_of_a_scene(split):
+  batch = split.batch(np.array([0, 1, 2]))
+  assert batch["inputs"].shape == (3, 16, 16, 3)
+  assert batch["inputs"].dtype == np.float32
+  assert batch["targets"].shape == (3, 16, 16)
+  pixels, labels = split.scene(2)  # Of a window's size: nothing is changed.
+  np.testing.assert_array_equal(batch["targets"][2], labels)
+  np.testing.assert_allclose(batch["inputs"][2], split.normalised(pixels))
+
+
+def test_training_windows_follow_from_seed_step_and_row(split):
+  train = dataclasses.replace(split, augmented=True)
+  rows = np.array([0, 1, 2, 0])
+  one, again = (train.batch(rows, 0, (1, 5, 0)) for _ in range(2))
+  for name in one:
+    np.testing.assert_array_equal(one[name], again[name])
+  later = train.batch(rows, 0, (1, 6, 0))
+  assert (one["inputs"] != later["inputs"]).any()
+  half = train.batch(rows[2:], 0, (1, 5, 2))
+  np.testing.assert_array_equal(half["inputs"], one["inputs"][2:])
+  plain = split.batch(rows, 0, (1, 5, 0))
+  np.testing.assert_array_equal(plain["inputs"], split.batch(rows)["inputs"])
+
+
+def test_labels_stay_with_their_pixels(split):
+  train = dataclasses.replace(split, augmented=True)
+  for step in range(30):
+    batch = train.batch(np.array([0, 1]), 0, (0, step, 0))
+    value = batch["inputs"][..., 0]
+    for row, labels in zip(value, batch["targets"], strict=True):
+      if (labels == 0).any() and (labels == 2).any():
+        # Brighter by far, whatever the colours: 40 and 120 of 255.
+        assert np.median(row[labels == 2]) > np.median(row[labels == 0])
+
+
+def test_a_small_scene_is_filled_up(split):
+  train = dataclasses.replace(split, augmented=True, shape=(16, 48, 3))
+  batch = train.batch(np.array([2] * 8), 0, (0, 0, 0))
+  empty = (batch["inputs"] == 0).all(-1)
+  assert empty.any()
+  assert (batch["targets"][empty] == -1).all()
+
+
+def test_no_class_fills_a_window_where_another_can_be_seen():
+  labels = np.ones((16, 64), np.uint8)
+  labels[:, 52:58] = 2
+  pixels = np.zeros((16, 64, 3), np.uint8)
+  rows = [np.frombuffer(encoded(x, "PNG"), np.uint8) for x in (pixels, labels)]
+  stored = packed.pack(rows, np.zeros(1), num_inputs=2)
+  wide = s.Scenes(stored, (16, 16, 3), 5, augmented=True)
+  seen = [
+    (wide.batch(np.array([0]), 0, (0, step, 0))["targets"] == 1).any()
+    for step in range(200)
+  ]
+  assert np.mean(seen) > 0.6  # A fifth of the places would show it.
+
+
+@pytest.mark.parametrize(
+  ("annotation", "reason"),
+  [
+    (pictures.picture(mode="L")[:-20], "damaged or truncated"),
+    (pictures.picture(mode="P"), "of mode P instead of L"),
+    (pictures.picture(mode="L", size=(32, 20)), "32 x 20 pixels instead of"),
+    (pictures.EPS, "no PNG file"),
+  ],
+)
+def test_annotations_that_do_not_fit(tmp_path, no_program, annotation, reason):
+  """They are named by the folder of the split and the number there."""
+  good = pictures.picture(mode="L")
+  files = [pictures.picture("JPEG"), good] * 2
+  files += [pictures.picture("JPEG"), annotation]
+  rows = [np.frombuffer(file, np.uint8) for file in files]
+  folder = tmp_path / "packed" / "toy" / "train"
+  folder.parent.mkdir(parents=True)
+  packed.write(folder, ((rows[k : k + 2], 0, k) for k in (0, 2, 4)))
+  stored = packed.load(folder).select(np.array([2, 0]))
+  source = s.Scenes(stored, (16, 16, 3), 5)
+  assert source.scene(1)[0].shape == (24, 32, 3)
+  message = f"{folder}: file 2 of 2 of example 2 is .*{reason}"
+  with pytest.raises(ValueError, match=f"{message}.* Delete {folder.parent}"):
+    source.batch(np.array([1, 0]))
+
+
+def test_sizes():
+  assert s.short_side((100, 50), 25) == (50, 25)
+  assert s.short_side((1_000, 10), 100) == (400, 4)
+  assert Image.new("RGB", s.short_side((3, 7), 2.2)).size == (2, 5)
+
+
+@given(st.integers(1, 200), st.integers(1, 50), st.data())
+def test_windows_see_every_pixel(length, window, data):
+  stride = data.draw(st.integers(1, window))
+  starts = s.windows(length, window, stride)
+  seen = np.zeros(max(length, window), int)
+  for start in starts:
+    seen[start : start + window] += 1
+  assert (seen[:length] > 0).all()
+  assert starts[-1] + window == max(length, window)
+  assert all(b - a <= stride for a, b in itertools.pairwise(starts))

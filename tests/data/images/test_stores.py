@@ -1,0 +1,107 @@
+"""Images where they lie."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxformers.data.images import stores
+from jaxformers.data.images.splits import Images
+from tests.data import pictures
+from tests.data.archives import write_folder
+
+
+def jpeg(value, size=(20, 16)):
+  file = io.BytesIO()
+  Image.new("RGB", size, (value, value, value)).save(file, "JPEG")
+  return file.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path):
+  files = {
+    f"n0{label}/{k}.JPEG": jpeg(60 * label + k)
+    for label in (1, 2, 3)
+    for k in range(label)
+  }
+  return write_folder(tmp_path / "train", files | {"n01/note.txt": b"no"})
+
+
+def test_images_in_folders_of_their_classes(root):
+  classes = stores.classes_of(root)
+  assert classes == ("n01", "n02", "n03")
+  store = stores.folder(root, classes)
+  assert store.labels.tolist() == [0, 1, 1, 2, 2, 2]
+  assert len(set(store.keys.tolist())) == 6
+  split = Images(store, (16, 16, 3), True, mean=(0,) * 3, deviation=(1,) * 3)
+  batch = split.batch(np.array([5, 0]))
+  assert batch["targets"].tolist() == [2, 0]
+  np.testing.assert_allclose(batch["inputs"][0], 182 / 255, atol=0.01)
+  few = split.select(np.array([4, 1]))
+  assert few.labels.tolist() == [2, 1]
+  np.testing.assert_allclose(few.pixels(np.array([0])), 181, atol=1)
+  assert few.digest() != split.digest()
+  (root / "n02" / "0.JPEG").rename(root / "n02" / "7.JPEG")
+  assert stores.folder(root, classes).digest() != store.digest()
+  (root / "n02" / "7.JPEG").rename(root / "n02" / "0.JPEG")
+  assert stores.folder(root, classes).digest() == store.digest()
+  # A part of the classes keeps their numbers.
+  some = stores.folder(root, ("n00", "n01", "n02", "n03"))
+  assert some.labels.min() == 1
+
+
+def test_what_are_no_classes(root, tmp_path):
+  with pytest.raises(ValueError, match="'n02', which is no class"):
+    stores.folder(root, ("n01", "n03"))
+  (tmp_path / "empty" / "n01").mkdir(parents=True)
+  with pytest.raises(ValueError, match=r"holds no .jpeg"):
+    stores.folder(tmp_path / "empty", ("n01",))
+
+
+def test_labels_of_prepared_images_are_read_once(tmp_path):
+  class Examples(list):
+    asked = 0
+
+    def __getitems__(self, rows):
+      Examples.asked += len(rows)
+      return [self[k] for k in rows]
+
+  examples = Examples({"image": jpeg(k), "label": k % 3} for k in range(7))
+  for _ in range(2):
+    store = stores.prepared(examples, tmp_path / "labels")
+    assert store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+  assert Examples.asked == 7
+  # Damaged labels are refused, those of an older version are read again.
+  np.save(tmp_path / "labels" / "labels.npy", np.zeros(7, np.int32))
+  with pytest.raises(ValueError, match=f"Remove {tmp_path / 'labels'} and run"):
+    stores.prepared(examples, tmp_path / "labels")
+  (tmp_path / "labels" / "info.json").unlink()
+  again = stores.prepared(examples, tmp_path / "labels", "other")
+  assert again.labels.tolist() == store.labels.tolist()
+  assert Examples.asked == 14
+  assert again.digest() != store.digest()
+  split = Images(store.select(np.array([6, 2])), (16, 16, 3), True)
+  np.testing.assert_allclose(split.pixels(np.array([0])), 6, atol=1)
+
+
+@pytest.mark.parametrize("content", [pictures.EPS, jpeg(9)[:-40], b""])
+def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
+  (root / "n02" / "1.JPEG").write_bytes(content)
+  store = stores.folder(root, stores.classes_of(root))
+  split = Images(store, (16, 16, 3), True)
+  with pytest.raises(ValueError, match=r"n02/1.JPEG is .*Fetch the file again"):
+    split.pixels(np.array([1, 2]))
+
+  class Examples(list):
+    def __getitems__(self, rows):
+      return [self[k] for k in rows]
+
+  examples = Examples({"image": x, "label": 0} for x in (jpeg(1), content))
+  store = stores.prepared(
+    examples, tmp_path / "labels", origin="PATH, split 'test'"
+  )
+  split = Images(store.select(np.array([1])), (16, 16, 3), True)
+  message = "example 1 of PATH, split 'test' is .*Prepare the set again"
+  with pytest.raises(ValueError, match=message):
+    split.pixels(np.array([0]))

@@ -1,0 +1,61 @@
+"""CIFAR-100 as its authors ship it."""
+
+import numpy as np
+import pytest
+
+from jaxformers.data.sets import cifar100
+from tests.data.archives import write_folder, write_tar
+
+
+def files(per_label=None):
+  rng = np.random.default_rng(0)
+  found = {"cifar-100-binary/fine_label_names.txt": b"not read"}
+  for split, count in (per_label or cifar100.PER_LABEL).items():
+    fine = np.repeat(np.arange(100), count).astype(np.uint8)
+    rows = rng.integers(0, 256, (len(fine), cifar100.ROW)).astype(np.uint8)
+    rows[:, 0], rows[:, 1] = 7, fine
+    found[f"cifar-100-binary/{split}.bin"] = rows.tobytes()
+  return found
+
+
+def test_fine_labels_and_planes(tmp_path):
+  content = files()
+  found = cifar100.read(write_folder(tmp_path / "x", content))
+  assert {name: len(rows) for name, rows in found.items()} == {
+    "train": 50_000,
+    "test": 10_000,
+  }
+  key, example = found["test"][103]
+  assert (key, example["id"]) == (103, "test_00103")
+  assert example["label"] == cifar100.LABELS[1] == "aquarium_fish"
+  stored = content["cifar-100-binary/test.bin"][103 * cifar100.ROW + 2 :]
+  assert example["image"][0, 1, 2] == stored[2 * 1_024 + 1]
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda c: c[:-5], "bytes long"),
+    (lambda c: c[: -cifar100.ROW], "99 examples of 'worm'"),
+    (lambda c: c[:1] + b"\xff" + c[2:], "labels beyond 99"),
+  ],
+)
+def test_what_is_not_cifar100(tmp_path, change, message):
+  content = files({"train": 1, "test": 100})
+  name = "cifar-100-binary/test.bin"
+  content[name] = change(content[name])
+  with pytest.raises(ValueError, match=f"{message}|instead of 500"):
+    cifar100.read(write_tar(tmp_path / "cifar-100-binary.tar.gz", content))
+
+
+def test_a_hundred_names_in_order():
+  assert len(cifar100.LABELS) == 100
+  assert list(cifar100.LABELS) == sorted(set(cifar100.LABELS))
+
+
+def test_pickles_are_refused_unread(tmp_path):
+  files = {
+    f"cifar-100-python/{name}": b"never read" for name in ("meta", "train")
+  }
+  with pytest.raises(ValueError, match="a pickle.*fetch cifar-100-binary.tar"):
+    cifar100.read(write_tar(tmp_path / "cifar-100-python.tar.gz", files))

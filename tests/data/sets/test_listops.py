@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine import source as s
+from jaxformers.data.generators import listops, listops_text
+from jaxformers.data.sets import listops as f
+from tests.data.archives import write_folder, write_tar
+
+SMALL = dict(num_train=20, num_validation=5, num_test=6)
+SETTINGS = listops.Settings(min_length=5, max_length=60, **SMALL)
+
+
+def pack(source, folder, archive=""):
+  return s.pack(source, encodings.ids(), data_dir=folder, archive=archive)
+
+
+def test_generated_and_written_as_lra_are_the_same(tmp_path):
+  made, info = pack(f.generated(SETTINGS), tmp_path)
+  assert info["settings"]["num_train"] == 20
+  direct = listops.generate(SETTINGS)
+  for name, split in direct.items():
+    np.testing.assert_array_equal(made[name].tokens, split.tokens)
+    np.testing.assert_array_equal(made[name].labels, split.labels)
+  listops_text.write_tsv(made, tmp_path / "tsv")
+  back, _ = pack(f.released(**SMALL), tmp_path / "x", str(tmp_path / "tsv"))
+  for name, split in made.items():
+    np.testing.assert_array_equal(back[name].tokens, split.tokens)
+    np.testing.assert_array_equal(back[name].labels, split.labels)
+
+
+def test_other_settings_are_another_folder():
+  other = listops.Settings(min_length=5, max_length=61, **SMALL)
+  assert f.generated(SETTINGS).key != f.generated(other).key
+  assert f.released().key == "listops-lra"
+  assert f.released(**SMALL).key != f.released().key
+
+
+FILES = {
+  f"lra_release/listops-1000/basic_{name}.tsv": b"Source\tTarget\n"
+  b"( ( ( [MAX 2 ) 3 ) ] )\t3\n"
+  for name in ("train", "val", "test")
+}
+ONE = dict(num_train=1, num_validation=1, num_test=1)
+
+
+def test_the_files_are_found_in_the_whole_release(tmp_path):
+  path = write_tar(tmp_path / "lra_release.gz", FILES)
+  rows = f.released(**ONE).read(path)["validation"]
+  assert rows[0][1]["label"] == "3"
+  assert listops_text.decode(rows[0][1]["ids"]) == "[MAX 2 3 ]"
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    (b"[MAX 2 3 ]\t2", "The expression is 3, its label 2"),
+    (b"[MAX 2 3\t3", "not one expression|closes nothing"),
+    (b"[MOX 2 3 ]\t3", "'.MOX' is no ListOps token"),
+    (b"[MAX 2 3 ]", "a tab and a digit"),
+    (b"[MAX 2 \xff ]\t3", "xff. is no ListOps token"),
+    (b"[MAX 2 3 ]\t\xff", "a tab and a digit"),
+  ],
+)
+def test_broken_lines_are_named(tmp_path, line, message):
+  name = "lra_release/listops-1000/basic_val.tsv"
+  files = FILES | {name: b"Source\tTarget\n" + line + b"\n"}
+  path = write_folder(tmp_path / "x", files)
+  with pytest.raises(ValueError, match=f"basic_val.tsv, line 2: .*{message}"):
+    f.released(**ONE).read(path)
+
+
+def test_other_counts_are_refused(tmp_path):
+  path = write_folder(tmp_path / "x", FILES)
+  with pytest.raises(ValueError, match="holds 1 examples .* instead of 96,000"):
+    f.released().read(path)

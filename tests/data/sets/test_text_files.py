@@ -1,0 +1,121 @@
+"""Folders and archives of text."""
+
+import tarfile
+
+import pytest
+
+from jaxformers.data.sets import text_files
+
+
+def folder(tmp_path, **files):
+  for name, text in files.items():
+    path = tmp_path / "texts" / name.replace("__", "/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  return tmp_path / "texts"
+
+
+def read(path):
+  return {
+    split: [example["text"].decode() for _, example in rows]
+    for split, rows in text_files.read(path).items()
+  }
+
+
+@pytest.mark.parametrize(
+  ("name", "split"),
+  [
+    ("wikitext-103/wiki.train.tokens", "train"),
+    ("wiki.valid.tokens", "validation"),
+    ("aclImdb/train/pos/test_9.txt", "train"),
+    ("data/dev/a.txt", "validation"),
+    ("Test.txt", "test"),
+    ("aclImdb/imdb.vocab.txt", None),
+    ("contest/latest.txt", None),
+    ("the-train-to-york.txt", None),
+    ("test-of-time.txt", None),
+    ("en_test-00001-of-00005.txt", "test"),
+    ("corpus.train.02.txt", "train"),
+  ],
+)
+def test_names_say_the_split(name, split):
+  assert text_files.split_of(name) == split
+
+
+def test_texts_of_a_folder_in_the_order_of_their_names(tmp_path, capsys):
+  path = folder(
+    tmp_path,
+    **{
+      "train__b.txt": "two",
+      "train__a.txt": "one",
+      "train__empty.txt": " \n",
+      "test.txt": "three",
+      "valid.txt": "four",
+      "README.md": "not read",
+      "train__urls_pos.txt": "nor this",
+      "train__c.csv": "nor this",
+    },
+  )
+  assert read(path) == {
+    "train": ["one", "two"],
+    "test": ["three"],
+    "validation": ["four"],
+  }
+  printed = capsys.readouterr().err
+  assert "2 train" in printed
+  assert "they name no split: README.md." in printed
+  with tarfile.open(tmp_path / "texts.tar.gz", "w:gz") as tar:
+    tar.add(path, "root")
+  assert read(tmp_path / "texts.tar.gz") == read(path)
+
+
+def test_without_names_all_is_for_training(tmp_path):
+  files = {f"{'sub__' * (k % 2)}{k}.md": f"text {k}" for k in range(25)}
+  files["twice.txt"] = "text 3"
+  splits = read(folder(tmp_path, **files))
+  assert {name: len(own) for name, own in splits.items()} == {
+    "train": 22,
+    "validation": 2,
+    "test": 2,
+  }
+  everything = [text for own in splits.values() for text in own]
+  assert sorted(everything) == sorted(files.values())
+  again = read(folder(tmp_path, **{"another.txt": "text 99"}))
+  moved = {*splits["train"]} & {*again["validation"], *again["test"]}
+  assert len(moved) <= 2  # By their hashes, not by chance.
+
+
+def test_one_text_has_nothing_to_be_held_out(tmp_path):
+  path = folder(tmp_path, **{"train.txt": "one"})
+  with pytest.raises(ValueError, match=r"1 training texts and no validation"):
+    text_files.read(path)
+  folder(tmp_path, **{"valid.txt": "two"})
+  with pytest.raises(ValueError, match=r"no test split.*called test.txt"):
+    text_files.read(path)
+
+
+def test_long_texts_are_cut_at_lines():
+  text = b"aaa\nbb\nc\ndddddd\ne"
+  for size in (1, 4, 9, 100):
+    parts = list(text_files.pieces(text, size))
+    assert b"".join(parts) == text
+    assert all(part.endswith(b"\n") for part in parts[:-1])
+  assert len(list(text_files.pieces(text, 4))) > 1
+  assert list(text_files.pieces(b"no end of line", 3)) == [b"no end of line"]
+
+
+def test_what_is_no_text(tmp_path):
+  path = folder(tmp_path, **{"test.txt": "three"})
+  with pytest.raises(ValueError, match="no training text but test"):
+    text_files.read(path)
+  empty = tmp_path / "empty"
+  empty.mkdir()
+  with pytest.raises(ValueError, match="no text files at all"):
+    text_files.read(empty)
+
+
+def test_another_folder_is_another_source(tmp_path):
+  path = folder(tmp_path, **{"a.txt": "one"})
+  first = text_files.source(path).key
+  (path / "b.txt").write_text("more")
+  assert text_files.source(path).key != first

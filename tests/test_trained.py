@@ -1,0 +1,60 @@
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from jaxformers import trained
+from jaxformers.training import loop, parallel
+
+
+def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
+  results = loop.run(smoke(ema_decay=0.9), tmp_path / "run")
+  run = trained.load(tmp_path / "run")
+  held = run.task.splits["validation"]
+  ids = held.batch(np.arange(len(held)), run.task.max_len)["inputs"]
+  logits = run.apply(8)(ids)
+  log_p = jax.nn.log_softmax(logits)[np.arange(len(held)), held.labels]
+  rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+  losses = {
+    row["step"]: row["validation/loss"]
+    for row in map(json.loads, rows)
+    if "validation/loss" in row
+  }
+  assert losses[run.step] == pytest.approx(float(-log_p.mean()), rel=1e-5)
+  assert run.step == results["best_step"]
+  assert run.config["model"]["name"] == "transject"
+  ids = run.sample(100, 1_000)  # More than there are, and longer.
+  test = run.task.splits["test"]
+  assert ids.shape == (len(test), run.task.max_len)
+  logits = run.apply(8)(ids)
+  right = np.mean(np.argmax(logits, -1) == test.labels)
+  assert right == pytest.approx(results["accuracy"])
+  some = run.sample(3, 7, seed=1)
+  assert some.shape == (3, 7)
+  np.testing.assert_array_equal(some, run.sample(3, 7, seed=1))
+  assert not np.array_equal(some, run.sample(3, 7, seed=2))
+  # Where it began has the same form, and is not where it came.
+  moved = jax.tree.map(lambda a, b: bool((a != b).any()), run.start, run.params)
+  assert any(jax.tree.leaves(moved))
+  # It is read on other devices than those it was trained on, too.
+  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[2:3])
+  alone = trained.load(tmp_path / "run")
+  for leaf in jax.tree.leaves(alone.params):
+    assert leaf.devices() == {jax.devices()[2]}
+  chex.assert_trees_all_equal(*map(jax.device_get, (alone.params, run.params)))
+
+
+def test_without_a_run(tmp_path):
+  with pytest.raises(ValueError, match="There is no run in"):
+    trained.load(tmp_path)
+
+
+def test_without_an_evaluation(smoke, tmp_path):
+  from jaxformers.training.run import Run
+
+  # Writes the config, and nothing more.
+  Run(smoke(), tmp_path.absolute()).begin()
+  with pytest.raises(ValueError, match="no evaluated checkpoint"):
+    trained.load(tmp_path)
