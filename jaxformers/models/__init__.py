@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from jaxformers import orthogonal, ranges
 from jaxformers.errors import UserError
-from jaxformers.models import attention, heads, mixers, reversible
+from jaxformers.models import attention, blocks, heads, mixers, transject
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import (
   POSITIONS,
   Embedding,
@@ -32,6 +33,7 @@ __all__ = [
   "OBJECTIVES",
   "Model",
   "Variant",
+  "blocks",
   "build",
   "check",
   "in_float32",
@@ -39,6 +41,7 @@ __all__ = [
   "resolve_defaults",
   "shapes",
   "size",
+  "transject",
 ]
 
 DTYPES = ("float32", "bfloat16")
@@ -524,7 +527,7 @@ def causal_mixers() -> list[str]:
 
 
 def _check_reversible(block: Any, num_layers: int) -> None:
-  if not reversible.has_form(block):
+  if invertible.layers_of(block) is None:
     raise UserError(
       'activations="reversible" needs layers that can be undone: those of '
       'transject and random_transject. For other models choose "recomputed".'

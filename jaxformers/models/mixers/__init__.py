@@ -16,7 +16,6 @@ from jaxformers.models.mixers import (
   softmax,
   sparse,
   synthesizer,
-  transject,
 )
 
 __all__ = [
@@ -35,5 +34,4 @@ __all__ = [
   "softmax",
   "sparse",
   "synthesizer",
-  "transject",
 ]
