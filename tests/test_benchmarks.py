@@ -28,6 +28,7 @@ from benchmarks import (
 )
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
+from jaxformers.models.variables import make_variables
 from tests import initial
 
 # Modules that other benchmarks import, and that are no commands.

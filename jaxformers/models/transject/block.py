@@ -23,7 +23,13 @@ from jaxformers.models.transject.layer import (
   residual_weight,
 )
 from jaxformers.models.transject.sigma import eigenvalues, learned_sigma
+from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
+
+MODELS.register("transject")(Variant("transject", "injective"))
+MODELS.register("random_transject")(
+  Variant("transject", "injective", {"sigma": "learned"})
+)
 
 SIGMAS = ("eigenvalues", "learned")
 
