@@ -81,7 +81,7 @@ def rows(
     config = configs.plain(configs.load(f"{path}:{own}"))
     try:
       model = build(**config["model"], **sizes)
-    except ValueError as error:
+    except UserError as error:
       made.append({"model": name, "error": str(error)})
       continue
     reference = build(**config["reference"], **sizes)
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
       choose("model", name, MODELS)
     sizes = _given(args.sizes) if args.sizes else _of_task(args.config)
     made = rows(args.config, names, sizes)
-  except ValueError as error:
+  except UserError as error:
     sys.exit(f"Error: {error}")
   if args.json:
     print(json.dumps(made, indent=2))

@@ -87,7 +87,7 @@ class Run:
       c["optimizer"], c["schedule"], c["total_steps"]
     )
     for section in ("model", "reference"):
-      models.check(c[section], f"config.{section}")
+      models.check_names(c[section], f"config.{section}")
     self.task = tasks.get(**{"data_dir": c["data_dir"], **c["task"]})
     self.model = _model(c["model"], self.task)
     self.reference = models.size(_model(c["reference"], self.task))

@@ -29,7 +29,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
-from jaxformers.models.variables import blocks_of, make_variables
+from jaxformers.models.variables import make_variables
 
 KINDS = ("tokens", "sequences")
 
@@ -138,7 +138,7 @@ def measure(
   """
   own = make_variables(model, params)
   encoder = {kind: tree["encoder"] for kind, tree in own.items()}
-  layers = layers_of(dict(blocks_of(model))["encoder"])
+  layers = layers_of(model.stacks()["encoder"])
 
   @jax.jit
   def of(ids: jax.Array, chosen: jax.Array) -> Any:
@@ -210,7 +210,7 @@ def report(
   shared = seen.pop("shared")
   rows: list[dict[str, Any]] = []
   total = None
-  if layers_of(dict(blocks_of(model))["encoder"]) is not None:
+  if layers_of(model.stacks()["encoder"]) is not None:
     rows = guaranteed(model, params, shared, seen["norms"][:-1])
   if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
