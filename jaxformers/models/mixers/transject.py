@@ -23,7 +23,13 @@ from jaxformers.errors import UserError
 from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, masked_max, rotation
 from jaxformers.models.parallel import experts_are_spread, product
+from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
+
+MODELS.register("transject")(Variant("transject", "injective"))
+MODELS.register("random_transject")(
+  Variant("transject", "injective", {"sigma": "learned"})
+)
 
 FOLDED = "folded"  # The collection of `fold`.
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
