@@ -16,19 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.activations import elu
+from jaxformers.models.activations import ACTIVATIONS, elu
 from jaxformers.models.attention import dropout_layer, kernel_init, rotation
 from jaxformers.models.mixers.transject import ResidualScale
 from jaxformers.models.parallel import product, whole_tokens
 from jaxformers.registry import Registry, choose
 
 BLOCKS: Registry = Registry("block")
-
-
-ACTIVATIONS = {
-  "gelu": functools.partial(nn.gelu, approximate=False),
-  "relu": nn.relu,
-}
 
 
 def layer_norm(x: jax.Array, name: str, epsilon: float = 1e-5) -> jax.Array:

@@ -138,7 +138,7 @@ def test_memory_does_not_grow_with_depth():
 def test_recomputing_keeps_less_than_storing_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)
-    return cost.of(model, 128).activations
+    return cost.count_cost(model, 128).activations
 
   assert held("recomputed") < 0.3 * held("stored")
 
