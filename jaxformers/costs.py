@@ -85,7 +85,7 @@ def rows(
       made.append({"model": name, "error": str(error)})
       continue
     reference = build(**config["reference"], **sizes)
-    costs = dataclasses.asdict(cost.of(model, sizes["max_len"]))
+    costs = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
     share = costs["parameters"] / cost.size(reference)
     made.append({"model": name, **costs, "relative": share})
   return made

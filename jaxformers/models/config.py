@@ -11,6 +11,7 @@ from flax.core import FrozenDict
 from jaxformers import orthogonal, ranges
 from jaxformers.errors import UserError
 from jaxformers.models import attention, heads
+from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import LOOPED
@@ -41,7 +42,7 @@ CHOICES = {
   "dtype": ("dtype", DTYPES),
   "pool": ("pool", heads.POOLS),
   "positions": ("positions", POSITIONS),
-  "head_activation": ("activation", heads.ACTIVATIONS),
+  "head_activation": ("activation", ACTIVATIONS),
 }
 
 

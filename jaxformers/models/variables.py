@@ -62,5 +62,15 @@ def make_variables(
   derived = {}
   for stack, block in blocks.items():
     if derive := getattr(block, "derive", None):
-      derived[stack] = derive(params[stack], rotations[stack])
+      derived[stack] = derive(params[stack], rotations.get(stack, {}))
   return {"params": params, "rotations": rotations, DERIVED: derived}
+
+
+def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
+  """Returns the collections of one stack of layers, as its block sees them.
+
+  Args:
+    variables: from `make_variables`.
+    stack: "encoder" or "decoder".
+  """
+  return {name: tree.get(stack, {}) for name, tree in variables.items()}

@@ -141,8 +141,8 @@ def test_feat_scale_scales_the_mean_and_the_rest_apart():
   ("name", "options", "message"),
   [
     ("synthesizer", {"symmetric": True}, "mixer has no k and no q"),
-    ("softmax", {"fidelity": -0.1}, "must not be negative"),
-    ("softmax", {"feat_scale": True, "causal": True}, "Leave out one"),
+    ("softmax", {"fidelity": -0.1}, "fidelity=-0.1 is not in"),
+    ("softmax", {"feat_scale": True, "causal": True}, "leave out one"),
     ("softmax", {"fidelity": "0.6"}, "not of type float"),
   ],
 )

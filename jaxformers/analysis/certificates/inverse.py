@@ -28,7 +28,7 @@ from jaxformers.models.blocks.invertible import (
   InvertibleLayers,
   require_layers,
 )
-from jaxformers.models.variables import make_variables
+from jaxformers.models.variables import make_variables, of_stack
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
 
@@ -77,7 +77,7 @@ def side_of(model: Classifier, variables: Any, captured: Capture) -> Side:
     captured: result of `capture`.
   """
   layers = layers_in_float32(model)
-  encoder = {kind: tree["encoder"] for kind, tree in variables.items()}
+  encoder = of_stack(variables, "encoder")
   hidden, mask = captured.hidden, captured.mask
   shared = layers.shared(encoder, hidden[0], mask).value
   sides = tuple(
@@ -116,9 +116,7 @@ def inverse(
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
-  weights = layers.weights(
-    {kind: tree["encoder"] for kind, tree in variables.items()}
-  )
+  weights = layers.weights(of_stack(variables, "encoder"))
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")

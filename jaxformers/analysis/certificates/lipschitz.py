@@ -29,7 +29,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
-from jaxformers.models.variables import make_variables
+from jaxformers.models.variables import make_variables, of_stack
 
 KINDS = ("tokens", "sequences")
 
@@ -52,7 +52,7 @@ def guaranteed(
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
-  weights = layers.weights({k: v["encoder"] for k, v in variables.items()})
+  weights = layers.weights(of_stack(variables, "encoder"))
   return [
     layers.certificate(layer_weights, shared, float(norm))
     for layer_weights, norm in zip(weights, norms, strict=True)
@@ -137,7 +137,7 @@ def measure(
     injective layers shared, batches one after the other; None for others.
   """
   own = make_variables(model, params)
-  encoder = {kind: tree["encoder"] for kind, tree in own.items()}
+  encoder = of_stack(own, "encoder")
   layers = layers_of(model.stacks()["encoder"])
 
   @jax.jit

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxformers.models import Model
 from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.variables import of_stack
 
 HEADS = ("query", "key", "value")
 
@@ -91,7 +92,7 @@ def capture(
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
   hidden = tuple(found["hidden"])
-  heads = tuple(_heads(layer["mixer"]) for layer in layers)
+  heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
   return Capture(
     hidden, mask, jnp.stack(gates) if gates else None, sigma, heads
   )
@@ -125,7 +126,7 @@ def parts(
   layers = layers_of(model.stacks()["encoder"])
   if layers is None:
     return None
-  encoder = {name: tree["encoder"] for name, tree in variables.items()}
+  encoder = of_stack(variables, "encoder")
   with jax.default_matmul_precision("highest"):
     return tuple(
       layers.parts(weights, x, found.sigma)

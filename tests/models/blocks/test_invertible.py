@@ -21,6 +21,7 @@ from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.two_branches import PreNorm
 from jaxformers.models.transject.block import Injective, TransJect
+from jaxformers.models.variables import of_stack
 from jaxformers.models.variants import Variant
 from tests import initial
 from tests.marks import long_except
@@ -145,7 +146,7 @@ def test_memory_does_not_grow_with_depth():
 def test_recomputing_keeps_less_than_storing_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)
-    return cost.of(model, 128).activations
+    return cost.count_cost(model, 128).activations
 
   assert held("recomputed") < 0.3 * held("stored")
 
@@ -314,7 +315,7 @@ def test_pure_layers_are_the_modules(name):
   variables = models.make_variables(model, params)
   captured = capture(model, variables, IDS)
   layers = invertible.require_layers(model.stacks()["encoder"])
-  encoder = {kind: tree["encoder"] for kind, tree in variables.items()}
+  encoder = of_stack(variables, "encoder")
   shared = layers.shared(encoder, captured.hidden[0], captured.mask).value
   for weights, x, y in zip(
     layers.weights(encoder), captured.hidden, captured.hidden[1:], strict=False
