@@ -16,9 +16,7 @@ vocabulary.json and tokenizer.json of the run.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from jaxformers import orthogonal, workdirs
+from jaxformers import cli, orthogonal, trained, workdirs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
@@ -130,31 +128,24 @@ def check(run: Any, out: Path) -> float:
   return float(np.abs(found - np.asarray(want)).max())
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument("--out", type=Path, required=True, help="folder to write"),
+  cli.argument(
+    "--length",
+    type=int,
+    default=0,
+    help="number of tokens of an input (default: the task's greatest)",
+  ),
+)
+def main(workdir: str, out: Path, length: int) -> None:
   """Writes the files and compares them with the model."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers export",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", type=Path)
-  parser.add_argument("--out", type=Path, required=True, help="a folder")
-  parser.add_argument(
-    "--length", type=int, default=0, help="of inputs; 0: the task's greatest"
-  )
-  args = parser.parse_args(argv)
-  # Only this command reads a run; the functions above are pure.
-  from jaxformers import trained
-
-  try:
-    run = trained.load(args.workdir)
-    content = write(run, args.out, args.length)
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+  run = trained.load(workdir)
+  content = write(run, out, length)
   print(
-    f"{args.out}: inputs {content['inputs']} {content['dtype']}, "
+    f"{out}: inputs {content['inputs']} {content['dtype']}, "
     f"{content['numbers']:,} numbers, for {', '.join(content['platforms'])};"
-    f" at most {check(run, args.out):.2g} from the model on four examples."
+    f" at most {check(run, out):.2g} from the model on four examples."
   )
 
 

@@ -55,7 +55,7 @@ class Layers(NamedTuple):
   values: np.ndarray
 
 
-def measure(
+def measure_layers(
   model: Model,
   params: Any,
   ids: np.ndarray,

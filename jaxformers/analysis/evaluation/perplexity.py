@@ -10,21 +10,19 @@ while training, tokens at the start of a window have little before them.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformers import trained
+from jaxformers import cli, trained
 from jaxformers.data.engine.segments import Segments
 from jaxformers.errors import UserError
 from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.progress import Progress
 
 
-def measure(
+def measure_perplexity(
   run: trained.Trained,
   strides: Sequence[int],
   *,
@@ -66,40 +64,44 @@ def measure(
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints a line a stride."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers perplexity",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+@cli.command(
+  cli.WORKDIR,
+  cli.argument(
+    "--strides",
+    default="",
+    help="distances between windows: 1,256 (default: 1 and a window's length)",
+  ),
+  cli.argument("--split", default="test", help="split of the task"),
+  cli.argument(
+    "--tokens",
+    type=int,
+    default=0,
+    help="number of tokens from the start of the split (default: all)",
+  ),
+  cli.argument("--batch_size", type=int, default=32, help="windows at a time"),
+  cli.JSON,
+)
+def main(
+  workdir: str,
+  strides: str,
+  split: str,
+  tokens: int,
+  batch_size: int,
+  as_json: bool,
+) -> None:
+  """Prints a line for each stride."""
+  run = trained.load(workdir)
+  rows = measure_perplexity(
+    run,
+    cli.numbers("strides", strides) or [1, run.task.max_len],
+    split=split,
+    tokens=tokens,
+    batch_size=batch_size,
   )
-  parser.add_argument("workdir", help="of a trained language model")
-  parser.add_argument(
-    "--strides", default="", help="a,b,...; default: 1 and a window's length"
-  )
-  parser.add_argument("--split", default="test", help="default: test")
-  parser.add_argument(
-    "--tokens", type=int, default=0, help="from the split's start; default: all"
-  )
-  parser.add_argument("--batch_size", type=int, default=32, help="default: 32")
-  parser.add_argument("--json", action="store_true", help="rows as JSON")
-  args = parser.parse_args(argv)
-  try:
-    run = trained.load(args.workdir)
-    strides = [int(one) for one in args.strides.split(",") if one]
-    rows = measure(
-      run,
-      strides or [1, run.task.max_len],
-      split=args.split,
-      tokens=args.tokens,
-      batch_size=args.batch_size,
-    )
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if args.json:
+  if as_json:
     print(json.dumps(rows, indent=2))
     return
-  print(f"{run.config['model']['name']}, step {run.step}, {args.split}")
+  print(f"{run.config['model']['name']}, step {run.step}, {split}")
   for row in rows:
     print(
       f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "

@@ -14,7 +14,6 @@ and -R (Hendrycks et al. 2021) have 200 classes, and only these are chosen from.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import trained
+from jaxformers import cli, trained
 from jaxformers.data.images import corruptions, stores
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
@@ -50,6 +49,11 @@ ALEXNET = {
 }
 # Images that their authors ship; of ImageNet-C in each severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
+FOLDERS = {
+  "imagenet_c": "ImageNet-C",
+  "imagenet_a": "ImageNet-A",
+  "imagenet_r": "ImageNet-R",
+}
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
@@ -248,42 +252,50 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
     yield f"  {'mCE':<20} {found['mce']:7.2f}"
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints a table."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers robustness",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", help="of a trained classifier of images")
-  for name in ("imagenet_c", "imagenet_a", "imagenet_r"):
-    parser.add_argument(f"--{name}", type=Path, metavar="FOLDER")
-  parser.add_argument(
-    "--corruptions", default="", help="a,b,... of those applied; default: all"
-  )
-  parser.add_argument("--count", type=int, default=0, help="default: all")
-  parser.add_argument("--batch_size", type=int, default=100)
-  parser.add_argument("--json", action="store_true", help="as JSON")
-  args = parser.parse_args(argv)
-  size = args.batch_size
-  try:
-    run = trained.load(args.workdir)
-    found: dict[str, Any] = {}
-    if args.imagenet_c:
-      found |= imagenet_c(run, args.imagenet_c, batch_size=size)
-    for name in ("imagenet_a", "imagenet_r"):
-      if getattr(args, name):
-        found[name] = unusual(run, getattr(args, name), name, batch_size=size)
-    if not found:
-      names = [name for name in args.corruptions.split(",") if name]
-      found = corrupted(run, names, count=args.count, batch_size=size)
-  except ValueError as error_:
-    sys.exit(f"error: {error_}")
-  if args.json:
-    print(json.dumps(found, indent=2))
+@cli.command(
+  cli.WORKDIR,
+  *(
+    cli.argument(f"--{name}", type=Path, metavar="FOLDER", help=f"{title} set")
+    for name, title in FOLDERS.items()
+  ),
+  cli.argument(
+    "--corruptions",
+    default="",
+    help="corruptions of the test images: snow,fog (default: all)",
+  ),
+  cli.argument(
+    "--count",
+    type=int,
+    default=0,
+    help="number of test images to corrupt (default: all)",
+  ),
+  cli.argument("--batch_size", type=int, default=100, help="images at a time"),
+  cli.JSON,
+)
+def main(
+  workdir: str,
+  corruptions: str,
+  count: int,
+  batch_size: int,
+  as_json: bool,
+  **folders: Path | None,
+) -> None:
+  """Prints the errors, of the folders that are given or of corrupted images."""
+  run = trained.load(workdir)
+  scores: dict[str, Any] = {}
+  for name, folder in folders.items():
+    if folder and name == "imagenet_c":
+      scores |= imagenet_c(run, folder, batch_size=batch_size)
+    elif folder:
+      scores[name] = unusual(run, folder, name, batch_size=batch_size)
+  if not scores:
+    names = cli.names(corruptions)
+    scores = corrupted(run, names, count=count, batch_size=batch_size)
+  if as_json:
+    print(json.dumps(scores, indent=2))
     return
   print(f"{run.config['model']['name']}, step {run.step}")
-  print("\n".join(_rows(found)))
+  print("\n".join(_rows(scores)))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ and compared there.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from jaxformers import trained
+from jaxformers import cli, trained
 from jaxformers.data.images.scenes import Scenes, short_side, windows
 from jaxformers.errors import UserError
 from jaxformers.training.losses import overlap
@@ -155,7 +153,7 @@ def areas(
   return {k: np.bincount(v, minlength=classes) for k, v in count.items()}
 
 
-def measure(
+def evaluate_segmenter(
   run: trained.Trained,
   scales: Sequence[float] = (1.0,),
   *,
@@ -202,45 +200,43 @@ def measure(
   return {**overlap(total), "count": len(scenes)}
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument(
+    "--scales", default="1", help="sizes of a scene, relative to the config's"
+  ),
+  cli.argument("--flip", action="store_true", help="add mirror images"),
+  cli.argument(
+    "--stride",
+    type=int,
+    default=0,
+    help="pixels between windows (default: a window less 32)",
+  ),
+  cli.argument("--split", default="test", help="split of the task"),
+  cli.argument(
+    "--count", type=int, default=0, help="number of scenes (default: all)"
+  ),
+  cli.argument("--batch_size", type=int, default=8, help="windows at a time"),
+  cli.JSON,
+)
+def main(
+  workdir: str,
+  scales: str,
+  flip: bool,
+  split: str,
+  as_json: bool,
+  **options: int,
+) -> None:
   """Prints mean IoU and pixel accuracy."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers segmentation",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", help="of a trained segmenter")
-  parser.add_argument("--scales", default="1", help="a,b,...; default: 1")
-  parser.add_argument(
-    "--flip", action="store_true", help="take mirror images, too"
-  )
-  parser.add_argument(
-    "--stride", type=int, default=0, help="default: a window less 32 pixels"
-  )
-  parser.add_argument("--split", default="test", help="default: test")
-  parser.add_argument("--count", type=int, default=0, help="default: all")
-  parser.add_argument("--batch_size", type=int, default=8, help="default: 8")
-  parser.add_argument("--json", action="store_true", help="the row as JSON")
-  args = parser.parse_args(argv)
-  try:
-    run = trained.load(args.workdir)
-    row = measure(
-      run,
-      [float(scale) for scale in args.scales.split(",")],
-      flip=args.flip,
-      stride=args.stride,
-      split=args.split,
-      count=args.count,
-      batch_size=args.batch_size,
-    )
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if args.json:
+  run = trained.load(workdir)
+  sizes = cli.numbers("scales", scales, float)
+  row = evaluate_segmenter(run, sizes, flip=flip, split=split, **options)
+  if as_json:
     print(json.dumps(row, indent=2))
     return
-  how = f"scales {args.scales}" + (", mirrored, too" if args.flip else "")
+  protocol = f"scales {scales}" + (", mirrored, too" if flip else "")
   print(
-    f"{run.config['model']['name']}, step {run.step}, {args.split}, {how}\n"
+    f"{run.config['model']['name']}, step {run.step}, {split}, {protocol}\n"
     f"  mean IoU {row['mean_iou']:.2%}  pixel accuracy {row['accuracy']:.2%}  "
     f"{row['count']:,} scenes"
   )

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers import trained
 from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.page import texts
 from jaxformers.analysis.page.page import Page
@@ -67,7 +68,7 @@ class Rows:
     if start and run.start is not None:
       states.append((label + figures.UNTRAINED, run.start))
     for name, params in states:
-      found = layers.measure(run.model, params, ids, **kw)
+      found = layers.measure_layers(run.model, params, ids, **kw)
       trained = name == label
       self.finite = min(self.finite, float(np.nanmin(found.finite)))
       self.samples.add(found.factors.shape[1])
@@ -84,7 +85,7 @@ class Rows:
           (name, seed, layer + 1, k, expert, value)
           for (layer, k, expert), value in np.ndenumerate(found.gates)
         ]
-    smooth = smoothness.measure(run.model, run.params, ids)
+    smooth = smoothness.measure_curves(run.model, run.params, ids)
     self.of["smooth"] += smoothness.rows(label, seed, smooth)
 
   def data(self) -> str:
@@ -185,8 +186,6 @@ def _at_the_end(
 
 def add(page: Page, found: Sequence[Group], options: Options) -> None:
   """All figures that need checkpoints; what has none is noted."""
-  from jaxformers import trained
-
   rows = Rows(options)
   for group in found:
     first = True

@@ -10,6 +10,7 @@ from jaxformers.analysis.plotting.figures import Figure
 from jaxformers.analysis.tables import depth
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tables.runs import SIZES, Group, One, by_size, seeds
+from jaxformers.tables import markdown_table
 
 
 def training(found: Sequence[Group]) -> Figure:
@@ -101,11 +102,15 @@ def speeds(found: Sequence[Group]) -> str:
       f"{statistics.median(logged):.4g}" if logged else "",
       where,
     )
-    lines.append(f"| {' | '.join(cells)} |")
-  if not lines:
-    return ""
-  head = "| run | parameters | x Transformer | examples/s in training | on |"
-  return "\n".join([head, "| --- | --- | --- | --- | --- |", *lines])
+    lines.append(cells)
+  header = (
+    "run",
+    "parameters",
+    "x Transformer",
+    "examples/s in training",
+    "on",
+  )
+  return markdown_table(header, lines) if lines else ""
 
 
 def deep(found: Sequence[Group]) -> Figure | None:

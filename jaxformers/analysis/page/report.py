@@ -10,11 +10,10 @@ drawn is named on the page with the reason, and the rest is drawn.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxformers import cli
 from jaxformers.analysis.page import measured, overview
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import Page, write
@@ -81,46 +80,63 @@ def build(
   return page
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers report",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--out", type=Path, default=Path("report"))
-  parser.add_argument("--samples", type=int, default=32, help="of the test")
-  parser.add_argument("--length", type=int, default=512, help="tokens at most")
-  parser.add_argument(
-    "--estimator", default="vasicek", help=", ".join(entropy.ESTIMATORS)
-  )
-  parser.add_argument("--axis", default="units", help=", ".join(entropy.AXES))
-  parser.add_argument(
-    "--text", default="", help=f"to draw token by token; default {TEXT!r}"
-  )
-  parser.add_argument("--tokens", default="", help="words of it to name: a,b")
-  parser.add_argument(
-    "--no_checkpoints", action="store_true", help="tables and curves alone"
-  )
-  args = parser.parse_args(argv)
-  try:
-    choose("estimator", args.estimator, entropy.ESTIMATORS)
-    choose("axis", args.axis, entropy.AXES)
-    if args.samples < 1 or args.length < 1:
-      raise UserError(
-        f"--samples={args.samples} --length={args.length}: at least 1 each."
-      )
-    named = tuple(name for name in args.tokens.split(",") if name)
-    options = Options(
-      args.samples, args.length, args.estimator, args.axis, args.text, named
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument(
+    "--out", type=Path, default=Path("report"), help="folder of the page"
+  ),
+  cli.argument(
+    "--samples", type=int, default=32, help="number of test samples"
+  ),
+  cli.argument(
+    "--length", type=int, default=512, help="most tokens of a sample"
+  ),
+  cli.argument(
+    "--estimator",
+    default="vasicek",
+    help=f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
+  ),
+  cli.argument(
+    "--axis",
+    default="units",
+    help=f"axis of the entropy: {', '.join(entropy.AXES)}",
+  ),
+  cli.argument(
+    "--text", default="", help=f"sentence to draw token by token: {TEXT!r}"
+  ),
+  cli.argument(
+    "--tokens", default="", help="words of it to name in the figures: a,b"
+  ),
+  cli.argument(
+    "--no_checkpoints",
+    action="store_true",
+    help="load no models: tables and training curves only",
+  ),
+)
+def main(
+  workdirs: Sequence[Path],
+  out: Path,
+  samples: int,
+  length: int,
+  estimator: str,
+  axis: str,
+  text: str,
+  tokens: str,
+  no_checkpoints: bool,
+) -> None:
+  """Writes the page, and prints the table of results."""
+  choose("estimator", estimator, entropy.ESTIMATORS)
+  choose("axis", axis, entropy.AXES)
+  if samples < 1 or length < 1:
+    raise UserError(
+      f"--samples={samples} --length={length}: give at least 1 of each."
     )
-    # Before anything is measured.
-    args.out.mkdir(parents=True, exist_ok=True)
-    page = build(args.workdirs, options, checkpoints=not args.no_checkpoints)
-    path = write(page, args.out)
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+  named = tuple(cli.names(tokens))
+  options = Options(samples, length, estimator, axis, text, named)
+  # A folder that cannot be written ends the command before the measurements.
+  out.mkdir(parents=True, exist_ok=True)
+  page = build(workdirs, options, checkpoints=not no_checkpoints)
+  path = write(page, out)
   if page.rows:
     print(tables.markdown(page.rows))
   for note in page.notes:

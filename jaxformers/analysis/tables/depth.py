@@ -13,19 +13,18 @@ will seem to differ. The table and the picture have the test loss over
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
 import math
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import scipy.stats
 
+from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.analysis.plotting.figures import (
   Figure,
@@ -333,25 +332,18 @@ def figure(found: Sequence[Point]) -> Figure:
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Prints the tables, and draws if asked; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers depth",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--out", default="", help="OUT.png, .svg and .csv")
-  args = parser.parse_args(argv)
-  try:
-    found = points(read(args.workdirs))
-    print(markdown(found))
-    if args.out:
-      out = Path(args.out)
-      dataclasses.replace(figure(found), name=out.name).write(out.parent)
-      print(f"Written to {out}.png, .svg and .csv.")
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument("--out", default="", help="write OUT.png, OUT.svg and OUT.csv"),
+)
+def main(workdirs: Sequence[Path], out: str) -> None:
+  """Prints the tables, and draws them if asked."""
+  networks = points(read(workdirs))
+  print(markdown(networks))
+  if out:
+    path = Path(out)
+    dataclasses.replace(figure(networks), name=path.name).write(path.parent)
+    print(f"Written to {path}.png, .svg and .csv.")
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ archive, has a star instead of a difference, and the reason below the table.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxformers import cli
 from jaxformers.analysis.tables import results
+from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 
 SHORT = ("imdb", "ag_news")
 LONG = ("listops", "text", "retrieval", "pathfinder", "image")
@@ -255,9 +256,7 @@ def _lines(
 
 def markdown(found: Sequence[Row], tasks: Sequence[str]) -> str:
   """The rows as a table in Markdown."""
-  lines = [_head(tasks), ["---"] * (2 + 2 * len(tasks))]
-  lines += _lines(found, tasks, "+-")
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+  return markdown_table(_head(tasks), _lines(found, tasks, "+-"))
 
 
 def latex(found: Sequence[Row], tasks: Sequence[str]) -> str:
@@ -304,29 +303,30 @@ def tables(
   return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers published",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument(
+    "--latex",
+    dest="use_latex",
+    action="store_true",
+    help="print LaTeX tabulars",
+  ),
+)
+def main(workdirs: Sequence[Path], use_latex: bool) -> None:
+  """Prints the papers' tables of which any run is."""
+  filled = tables(results.read(workdirs))
+  if not filled:
+    names = ", ".join((*SHORT, *LONG))
+    raise UserError(
+      f"no run is of a task of the papers' tables: train one of {names}."
+    )
+  form, mark, comment = (
+    (latex, "%", "% ") if use_latex else (markdown, "##", "")
   )
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--latex", action="store_true")
-  args = parser.parse_args(argv)
-  try:
-    found = tables(results.read(args.workdirs))
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if not found:
-    tasks = ", ".join((*SHORT, *LONG))
-    sys.exit(f"error: no run is of a task of the papers' tables: {tasks}.")
-  form = latex if args.latex else markdown
-  for title, (tasks, own) in found.items():
-    mark = "%" if args.latex else "##"
-    print(f"{mark} {title}\n\n{form(own, tasks)}\n")
-    for note in notes(own):
-      print("% " * args.latex + note)
+  for title, (tasks, table_rows) in filled.items():
+    print(f"{mark} {title}\n\n{form(table_rows, tasks)}\n")
+    for note in notes(table_rows):
+      print(comment + note)
     print()
 
 

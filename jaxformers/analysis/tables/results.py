@@ -5,7 +5,6 @@ python -m jaxformers results runs/*
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -14,9 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxformers import cli, workdirs
 from jaxformers import config as configs
-from jaxformers import workdirs
 from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 
 COLUMNS = (
   "task",
@@ -183,26 +183,20 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     title = TITLES[metric]
     trivial = "trivial %" if title.endswith("%") else "trivial"
     heads = {"score": title, "trivial": trivial}
-    lines = [[heads.get(name, name) for name in COLUMNS]]
-    lines.append(["---"] * len(COLUMNS))
-    lines += [
+    lines = [
       [_cell(name, row[name]) for name in COLUMNS]
       for row in rows
       if row["metric"] == metric
     ]
-    tables.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    header = [heads.get(name, name) for name in COLUMNS]
+    tables.append(markdown_table(header, lines))
   return "\n\n".join(tables)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  args = parser.parse_args(argv)
-  try:
-    print(markdown(summarise(read(args.workdirs))))
-  except ValueError as error:
-    sys.exit(f"error: {error}")
+@cli.command(cli.WORKDIRS)
+def main(workdirs: Sequence[Path]) -> None:
+  """Prints the table of the runs below some folders."""
+  print(markdown(summarise(read(workdirs))))
 
 
 if __name__ == "__main__":
