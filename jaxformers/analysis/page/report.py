@@ -1,11 +1,11 @@
-r"""One page with the tables and figures of any runs.
+r"""Writes one page with the tables and figures of any runs.
 
 python -m jaxformers report runs/transject runs/local --out report
 
 Writes report/index.html, which needs no server and no network, and every figure
 beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it; runs
-that differ in the seed alone are one line with a deviation. What cannot be
-drawn is named on the page with the reason, and the rest is drawn.
+that differ in the seed alone are one line with a deviation. Figures that cannot
+be drawn are named on the page with the reason, and the others are drawn.
 """
 
 from __future__ import annotations
@@ -28,56 +28,63 @@ from jaxformers.registry import choose
 def build(
   workdirs: Sequence[Path], options: Options, *, checkpoints: bool = True
 ) -> Page:
-  """The page of some folders.
+  """Returns the page of some folders.
 
   Args:
     workdirs: runs, or folders with runs below.
-    options: of the measurements.
-    checkpoints: whether models are loaded; without, tables and curves alone.
+    options: options of the measurements.
+    checkpoints: True to load models; False for tables and curves alone.
 
   Raises:
     UserError: if there is no run at all, with what is wrong.
   """
-  every, notes = runs.discover(workdirs)
-  if not every:
+  records, notes = runs.discover(workdirs)
+  if not records:
     raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
-  found = runs.groups(every)
-  page = Page(notes=notes)
-  kept = [one for group in found for one in group.runs]
-  ended = [one.results for one in kept if one.results]
-  page.notes += [
-    f"{one.folder} is of a recipe and a seed that another run has, too."
-    for one in every
-    if not any(one is other for other in kept)
-  ]
-  page.notes += [
-    f"{one.folder} has no results.json: it has not ended, and is not in the "
-    "table."
-    for one in every
-    if not one.results
-  ]
-  page.notes += [
-    f"{one.folder}: {tables.describe_damage(one.results)}"
-    for one in kept
-    if "damaged_best_step" in one.results
-  ]
-  page.notes += [
-    f"{problem} Curves are drawn of the others."
-    for one in kept
-    if (problem := one.metrics_problem())
-  ]
+  groups = runs.group_by_recipe(records)
+  shown = [record for group in groups for record in group.runs]
+  ended = [record.results for record in shown if record.results]
+  page = Page(notes=notes + _notes(records, shown))
   page.rows = tables.summarise(ended)
-  page.speeds = overview.speeds(found)
+  page.speeds = overview.speeds(groups)
   page.papers = published.tables(ended)
-  page.add("Training", overview.training(found))
-  page.add("Training", overview.sizes(found))
+  page.add("Training", overview.training(groups))
+  page.add("Training", overview.sizes(groups))
   try:
-    page.add("Depth and width", overview.deep(found))
-  except ValueError as error:
+    page.add("Depth and width", overview.depth_against_width(groups))
+  except UserError as error:
     page.notes.append(f"No figure of depth against width: {error}")
   if checkpoints:
-    measured.add(page, found, options)
+    measured.add(page, groups, options)
   return page
+
+
+def _notes(
+  records: Sequence[runs.RunRecord], shown: Sequence[runs.RunRecord]
+) -> list[str]:
+  """Returns a note for each run that is left out, damaged or not complete."""
+  duplicates = [
+    f"{record.folder} is of a recipe and a seed that another run has, too."
+    for record in records
+    if not any(record is other for other in shown)
+  ]
+  unfinished = [
+    f"{record.folder} has no results.json: it has not ended, and is not in the "
+    "table."
+    for record in records
+    if not record.results
+  ]
+  damaged = [
+    f"{record.folder}: {tables.describe_damage(record.results)}"
+    for record in shown
+    if "damaged_best_step" in record.results
+  ]
+  incomplete = [
+    f"{record.metrics_problem} Curves are drawn of the others."
+    for record in shown
+    if record.metrics_problem
+  ]
+  return [*duplicates, *unfinished, *damaged, *incomplete]
 
 
 @cli.command(

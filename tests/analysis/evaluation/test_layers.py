@@ -92,7 +92,7 @@ def test_every_model_can_be_looked_at(name):
   model = make(name, head_dim=8, mixer=small.get(name, {}))
   shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
   found, each, apart = jax.eval_shape(
-    lambda params, *rest: layers._of(
+    lambda params, *rest: layers._observe(
       model, make_variables(model, params), *rest
     ),
     models.shapes(model),

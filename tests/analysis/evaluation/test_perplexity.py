@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models
-from jaxformers.analysis.evaluation import perplexity, trained
+from jaxformers import models, trained
+from jaxformers.analysis.evaluation import perplexity
 from jaxformers.data.engine.segments import Segments
 from tests import initial
 
