@@ -116,7 +116,7 @@ class Run:
         accumulate=c["accumulate"],
         smoothing=c["label_smoothing"],
         ema_decay=c["ema_decay"],
-        prepare=self.layout.prepared,
+        placement=self.layout,
       ),
       self.layout,
       state=self.state,
