@@ -1,11 +1,11 @@
-r"""The perplexity of a language model under windows that move by a few tokens.
+r"""Scores a language model by windows that move by a few tokens.
 
 python -m jaxformers perplexity runs/wikitext --strides 1,256
 
 With a stride of 1 every token is predicted from as many tokens as the model was
 trained on (those of the first window from all before them), at the cost of a
-forward pass a token: the evaluation of NeuTRENO's table 3. Side by side, as
-while training, tokens at the start of a window have little before them.
+forward pass a token: the evaluation of NeuTRENO's table 3. With windows side by
+side, as in training, tokens at the start of a window have little before them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def measure_perplexity(
   tokens: int = 0,
   batch_size: int = 32,
 ) -> list[dict[str, Any]]:
-  """A row for each stride: `stride`, `perplexity`, `loss` and `count`.
+  """Returns `stride`, `perplexity`, `loss` and `count` for each stride.
 
   Args:
-    run: of a language model.
-    strides: 1 to the length of a window.
-    split: of the task.
-    tokens: how many from the start of the split are scored; 0 for all.
+    run: trained language model.
+    strides: tokens from one window to the next, 1 to the length of a window.
+    split: name of the task's split.
+    tokens: number of tokens scored, from the start of the split; 0 for all.
     batch_size: windows at a time.
 
   Raises:
@@ -45,19 +45,20 @@ def measure_perplexity(
   source = run.task.splits[split]
   if not isinstance(source, Segments):
     raise UserError(
-      f"The task {run.task.name!r} has no text to be predicted: give the run "
-      "of a language model."
+      f"The task {run.task.name!r} has no text to predict: give the run of a "
+      "language model."
     )
   scored = source.tokens[: tokens + 1] if tokens else source.tokens
   source = dataclasses.replace(source, tokens=scored, most=0)
-  parts = [dataclasses.replace(source, stride=stride) for stride in strides]
+  # Replacing checks the strides, all before the first is scored.
+  windows = [dataclasses.replace(source, stride=stride) for stride in strides]
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []
-  for stride, part in zip(strides, parts, strict=True):
-    with Progress(len(part), 0, f"stride {stride}") as progress:
+  for stride, segments in zip(strides, windows, strict=True):
+    with Progress(len(segments), 0, f"stride {stride}") as progress:
       scores = evaluate(
         run.params,
-        part,
+        segments,
         lambda done, progress=progress: progress.update(done, 1),
       )
     rows.append({"stride": stride, **scores})

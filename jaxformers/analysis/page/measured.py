@@ -215,7 +215,9 @@ def _last_layer(
     by_seed = figures.grouped(by_label.get(group.label, ()), 1)
     for seed, seed_rows in by_seed.items():
       by_layer = figures.grouped(seed_rows, 2)
-      mean, _ = figures.spread([row[4] for row in by_layer[max(by_layer)]])
+      mean, _ = figures.finite_spread(
+        [row[4] for row in by_layer[max(by_layer)]]
+      )
       means.append((line, seed, name, value, mean))
   return means
 

@@ -31,9 +31,9 @@ from jaxformers.analysis.plotting.figures import (
   Figure,
   Row,
   averaged,
-  error_bars,
+  draw_error_bars,
+  draw_legend,
   grouped,
-  legend,
 )
 from jaxformers.analysis.tables.results import plus_minus, read, spread
 from jaxformers.errors import UserError
@@ -321,13 +321,13 @@ def _paint(ticks: Sequence[float], canvas: Any, rows: Sequence[Row]) -> None:
     # Lines are shifted, so that bars at equal parameters can be told apart.
     shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
     shifted = [count * shift for count in parameters]
-    error_bars(axes, shifted, means, bars, number, label)
+    draw_error_bars(axes, shifted, means, bars, number, label)
   axes.set_xscale("log")
   axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
   axes.minorticks_off()
   axes.set_xlabel("parameters without embedding, 12 L d²")
   axes.set_ylabel("test loss, nats a token")
-  legend(canvas, axes)
+  draw_legend(canvas, axes)
 
 
 def figure(points: Sequence[Point]) -> Figure:

@@ -92,7 +92,8 @@ def capture(
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
   hidden = tuple(found["hidden"])
-  heads = tuple(_heads(layer["mixer"]) for layer in layers)
+  # A layer whose mixer has no heads sows nothing for it.
+  heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
   return Capture(
     hidden, mask, jnp.stack(gates) if gates else None, sigma, heads
   )

@@ -117,7 +117,7 @@ def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
       assert found.shape == labels.shape
       there = labels >= 0
       assert (found == labels)[there].mean() > 0.85
-    own = s.areas(found, labels, 150)
+    own = s.count_areas(found, labels, 150)
     assert own["labelled"].sum() == there.sum()
     total = {k: total.get(k, 0) + v for k, v in own.items()}
   assert (total["labelled"][:2] > 0).all()
