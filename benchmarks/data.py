@@ -29,7 +29,7 @@ from jaxformers import tasks
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
 from jaxformers.data.generators import listops, pathfinder, snakes
-from jaxformers.training import report as reports
+from jaxformers.training import provenance
 
 # Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the
 # original generators take on one core.
@@ -177,10 +177,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def save(results: dict[str, Any], path: str | Path | None) -> None:
   """Writes results as JSON, with hardware and versions; no path, no file."""
-  versions = reports.versions()
+  versions = provenance.versions()
   with contextlib.suppress(metadata.PackageNotFoundError):
     versions["torch"] = metadata.version("torch")
-  results = results | {"hardware": reports.hardware(), "versions": versions}
+  results = results | {"hardware": provenance.hardware(), "versions": versions}
   if path:
     Path(path).write_text(json.dumps(results, indent=2))
 
