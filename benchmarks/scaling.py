@@ -146,7 +146,7 @@ def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
     layout.tokens(rows),
   )
   step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, prepare=layout.prepared
+    steps.train_step, model=model, tx=tx, seed=0, placement=layout
   )
   run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
   return run.lower(start, placed).compile()

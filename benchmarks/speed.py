@@ -31,6 +31,7 @@ from benchmarks.timing import (
   threads,
 )
 from jaxformers import models
+from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
@@ -104,7 +105,7 @@ def infer(model: models.Model, batch: int, length: int) -> Call:
   inputs = jnp.asarray(ids(batch, length))
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), inputs[:1, :2])["params"]
-  prepare = functools.partial(steps.prepared, name=model.orthogonal_map)
+  prepare = functools.partial(make_variables, model)
   variables = jax.jit(prepare)(params)
   run = jax.jit(functools.partial(model.apply, train=False))
   return lambda: run(variables, inputs).block_until_ready()

@@ -21,6 +21,7 @@ import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
 
 from jaxformers import config as configs
 from jaxformers import main, models, registry
+from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.tasks import TASKS
 from jaxformers.theory import rank
@@ -36,6 +37,7 @@ PAGES = [
   *sorted((ROOT / "docs").glob("*.md")),
 ]
 EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
+MIXER_FOLDER = "jaxformers/models/mixers"
 SOURCES = [
   *sorted((ROOT / "configs").rglob("*.py")),
   *sorted((ROOT / "jaxformers").rglob("*.py")),
@@ -98,9 +100,18 @@ def examples(tmp_path_factory):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
-        if name.startswith("jaxformers/"):
+        is_mixer = path.parent == folder / MIXER_FOLDER
+        if name.startswith("jaxformers/") and not is_mixer:
           add_module(patch, path, module_name(name))
+    # The package finds a new file in its folder by itself.
+    patch.setattr(
+      mixers, "__path__", [*mixers.__path__, str(folder / MIXER_FOLDER)]
+    )
+    assert {"mean", "window"} <= {*mixers.import_modules()}
     yield folder
+    for name in ("mean", "window"):
+      del sys.modules[f"{mixers.__name__}.{name}"]
+      delattr(mixers, name)
 
 
 def module_name(path):

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from jaxformers import orthogonal, ranges
 from jaxformers.errors import UserError
-from jaxformers.models import attention, heads, mixers, reversible
+from jaxformers.models import attention, blocks, heads, mixers, transject
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import (
   POSITIONS,
   Embedding,
@@ -24,7 +25,8 @@ from jaxformers.models.embedding import (
 from jaxformers.models.encoder import ACTIVATIONS, Classifier, Encoder
 from jaxformers.models.language import LanguageModel
 from jaxformers.models.segmenter import MaskTransformer, Segmenter
-from jaxformers.registry import Registry, check_options, choose, unknown
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.registry import check_options, choose, unknown
 
 __all__ = [
   "MIXERS",
@@ -32,6 +34,7 @@ __all__ = [
   "OBJECTIVES",
   "Model",
   "Variant",
+  "blocks",
   "build",
   "check",
   "in_float32",
@@ -39,6 +42,7 @@ __all__ = [
   "resolve_defaults",
   "shapes",
   "size",
+  "transject",
 ]
 
 DTYPES = ("float32", "bfloat16")
@@ -51,58 +55,6 @@ PLAIN_HEAD = {
   "head_dropout_rate": 0.0,
 }
 Model = Classifier | LanguageModel | Segmenter
-MODELS: Registry = Registry("model")
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-  """What a model's name stands for: (mixer, block) and options that are fixed.
-
-  Attributes:
-    mixer: a name in `MIXERS`.
-    block: a name in `BLOCKS`.
-    fixed: options of the mixer that make this variant what it is.
-    defaults: options of the mixer where a config gives none.
-  """
-
-  mixer: str
-  block: str
-  fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-MODELS.register("transformer")(Variant("softmax", "pre_norm"))
-MODELS.register("transformer_rezero")(Variant("softmax", "rezero"))
-MODELS.register("transformer_orthogonal")(
-  Variant("softmax", "pre_norm", {"orthogonal": True})
-)
-MODELS.register("neutreno")(
-  Variant("softmax", "pre_norm", defaults={"fidelity": 0.6})
-)
-MODELS.register("symmetric_transformer")(
-  Variant("softmax", "pre_norm", {"symmetric": True})
-)
-for _name in (
-  "bigbird",
-  "informer",
-  "kernelized",
-  "linformer",
-  "local",
-  "longformer",
-  "nystromformer",
-  "performer",
-  "reformer",
-  "skyformer",
-  "sparse",
-  "synthesizer",
-):
-  MODELS.register(_name)(Variant(_name, "pre_norm"))
-MODELS.register("linearized")(Variant("linearized", "attention_only"))
-MODELS.register("linear_transformer")(Variant("linear", "pre_norm"))
-MODELS.register("transject")(Variant("transject", "injective"))
-MODELS.register("random_transject")(
-  Variant("transject", "injective", {"sigma": "learned"})
-)
 
 
 def build(
@@ -524,7 +476,7 @@ def causal_mixers() -> list[str]:
 
 
 def _check_reversible(block: Any, num_layers: int) -> None:
-  if not reversible.has_form(block):
+  if invertible.layers_of(block) is None:
     raise UserError(
       'activations="reversible" needs layers that can be undone: those of '
       'transject and random_transject. For other models choose "recomputed".'

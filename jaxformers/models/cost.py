@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from jaxformers import orthogonal
 from jaxformers.models import Classifier, shapes, size
+from jaxformers.models.variables import make_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +96,17 @@ def of(model: Classifier, length: int) -> Cost:
   like = model.example(length)
   tokens = jax.ShapeDtypeStruct(like.shape, like.dtype)
   params = shapes(model)
-  rotations = jax.eval_shape(
-    functools.partial(orthogonal.rotations, name=model.orthogonal_map), params
-  )
+  variables = jax.eval_shape(functools.partial(make_variables, model), params)
 
-  def forward(params: Any, rotations: Any, tokens: jax.Array) -> jax.Array:
-    variables = {"params": params, "rotations": rotations}
+  def forward(variables: Any, tokens: jax.Array) -> jax.Array:
     return model.apply(variables, tokens, train=False)
 
-  def kept(params: Any, rotations: Any, tokens: jax.Array) -> Any:
-    run = functools.partial(forward, tokens=tokens)
-    return jax.vjp(run, params, rotations)[1]
+  def kept(variables: Any, tokens: jax.Array) -> Any:
+    return jax.vjp(functools.partial(forward, tokens=tokens), variables)[1]
 
-  inputs = (params, rotations, tokens)
+  inputs = (variables, tokens)
   residuals = jax.tree.leaves(jax.eval_shape(kept, *inputs))
-  weights = [leaf.shape for leaf in jax.tree.leaves((params, rotations))]
+  weights = [leaf.shape for leaf in jax.tree.leaves(variables)]
   held = sum(
     leaf.size * leaf.dtype.itemsize
     for leaf in residuals

@@ -9,13 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models import reversible
 from jaxformers.models.attention import dropout_layer
-from jaxformers.models.blocks import layer_norm
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.contract import layer_norm
 from jaxformers.models.embedding import num_patches
 from jaxformers.models.parallel import whole_tokens
 
-ACTIVATIONS = ("stored", "recomputed", "reversible")
+ACTIVATIONS = ("stored", *invertible.LOOPED)
 
 
 class Encoder(nn.Module):
@@ -34,8 +34,8 @@ class Encoder(nn.Module):
     dropout_rate: after the embedding, in training.
     activations: what the backward pass takes: "stored", what the forward pass
       left; "recomputed", the layers' inputs alone; "reversible", the encoder's
-      output alone, see `reversible.run`. (Unless the layers are TransJect's,
-      XLA on CPUs stores what it would have to recompute all the same.)
+      output alone, see `invertible.reversible`. (Unless the layers are
+      injective, XLA on CPUs stores what it would recompute all the same.)
 
   Between the layers x is float32 whatever the compute type is: the small steps
   of a ReZero start would be lost in half precision.
@@ -63,9 +63,10 @@ class Encoder(nn.Module):
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
-    looped = self.activations != "stored" and reversible.has_form(kind)
+    layers = invertible.layers_of(kind)
+    looped = layers is not None and self.activations in invertible.LOOPED
     if looped and not self.is_initializing():
-      return self._looped(x, mask)
+      return self._looped(layers, x, mask)
 
     def call(
       block: nn.Module, x: jax.Array, mask: jax.Array, carry: Any
@@ -83,26 +84,29 @@ class Encoder(nn.Module):
       x = layer_norm(x, "norm", kind.norm_epsilon)
     return x
 
-  def _looped(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """TransJect's layers as one loop, undone or made again backwards."""
-    block = self.block(parent=None)
-    form, mixer = reversible.form(block), block.mixer(parent=None)
-    sigma, error = reversible.first_sigma(x, mask, self.variables, form)
-    if form.sigma == "eigenvalues":
-      self.sow("losses", "reconstruction", mixer.reconstruction_weight * error)
-      self.sow("intermediates", "reconstruction", error)
-    layers = reversible.layers(self.variables, form)
-    stacked = jax.tree.map(lambda *own: jnp.stack(own), *layers)
-    if not self.is_mutable_collection("intermediates"):
-      backwards = self.activations == "reversible"
-      run = reversible.run if backwards else reversible.recomputed
-      return run(form, stacked, x, sigma, mask)
-    y, (hidden, gates) = reversible.scan(form, stacked, x, sigma, mask)
-    self.sow("intermediates", "sigma", sigma)
-    for one, weights in zip(hidden, gates, strict=True):
-      self.sow("intermediates", "hidden", one)
-      self.sow("intermediates", "gate", weights)
-    return y
+  def _looped(
+    self, layers: invertible.InvertibleLayers, x: jax.Array, mask: jax.Array
+  ) -> jax.Array:
+    """Runs injective layers as one loop, undone or made again backwards."""
+    keep_hidden = self.is_mutable_collection("intermediates")
+    outputs, shared = invertible.run_layers(
+      layers,
+      self.variables,
+      x,
+      mask,
+      memory=self.activations,
+      keep_hidden=keep_hidden,
+    )
+    for collection, arrays in shared.sown.items():
+      for name, array in arrays.items():
+        self.sow(collection, name, array)
+    if keep_hidden:
+      for hidden in outputs.hidden:
+        self.sow("intermediates", "hidden", hidden)
+      for i in range(self.num_layers):
+        side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)
+        self.sow("intermediates", layers.side_name, side)
+    return outputs.y
 
 
 class Classifier(nn.Module):

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.blocks import layer_norm
+from jaxformers.models.blocks.contract import layer_norm
 from jaxformers.models.embedding import num_patches
 
 

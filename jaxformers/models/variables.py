@@ -1,24 +1,78 @@
-"""What a model is applied to: parameters, and all that is made of them once."""
+"""What a model is applied to: parameters, and all that is made of them once.
+
+This is the only place that knows the orthogonal matrices of a model and the
+products that its blocks make of them. A block declares these by a method
+`derive(params, rotations)`, and stacked matrices that are not experts by
+`in_turn`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import flax.linen as nn
 
 from jaxformers import orthogonal
-from jaxformers.models.mixers.transject import FOLDED, fold
+from jaxformers.models.transject.layer import DERIVED
+
+# Where a model has stacks of layers: of its parameters, and of its fields.
+STACKS = ("encoder", "decoder")
 
 
-def make_variables(model: Any, params: Any) -> dict[str, Any]:
+class Placement(Protocol):
+  """Where parameters lie on a mesh of devices; `training.layout.Layout`."""
+
+  def rotations(
+    self, params: Any, mapping: str, in_turn: frozenset[str]
+  ) -> dict[str, Any]:
+    """Returns `orthogonal.rotations`, the work shared by devices.
+
+    Args:
+      params: a tree of parameters.
+      mapping: name of the orthogonal map.
+      in_turn: names of parameters whose stacked matrices stay together.
+    """
+
+  def gather(self, params: Any) -> Any:
+    """Returns parameters as a step reads them."""
+
+
+def blocks_of(model: Any) -> Iterator[tuple[str, nn.Module]]:
+  """Yields the stacks of layers of a model, each with its unbound block."""
+  for stack in STACKS:
+    if make := getattr(model, stack, None):
+      yield stack, make(parent=None).block(parent=None)
+
+
+def make_variables(
+  model: Any, params: Mapping[str, Any], placement: Placement | None = None
+) -> dict[str, Any]:
   """Returns the Linen collections that `model.apply` takes.
 
   Args:
     model: from `models.build`.
     params: its parameters.
+    placement: where they lie on a mesh; None for one device.
 
   Returns:
     `params`; `rotations`, the orthogonal matrices that a map makes of them; and
-    what Random-TransJect has `folded`.
+    `derived`, the products that blocks make of both.
   """
-  rotations = orthogonal.rotations(params, model.orthogonal_map)
-  folded = fold(params, rotations, model.orthogonal_map)
-  return {"params": params, "rotations": rotations, FOLDED: folded}
+  blocks = dict(blocks_of(model))
+  mapping = model.orthogonal_map
+  if placement is None:
+    rotations = orthogonal.rotations(params, mapping)
+  else:
+    in_turn = frozenset(
+      orthogonal.parameter_name(name, mapping)
+      for block in blocks.values()
+      for name in getattr(block, "in_turn", ())
+    )
+    rotations = placement.rotations(params, mapping, in_turn)
+    params = placement.gather(params)
+  derived = {}
+  for stack, block in blocks.items():
+    if derive := getattr(block, "derive", None):
+      derived[stack] = derive(params[stack], rotations[stack])
+  return {"params": params, "rotations": rotations, DERIVED: derived}

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.models import Model
+from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, processes
 from jaxformers.training.layout import Layout
 from jaxformers.training.losses import LOSSES
@@ -54,7 +55,7 @@ class Evaluator:
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
     self._prepared = jax.jit(
-      functools.partial(layout.prepared, name=model.orthogonal_map)
+      functools.partial(make_variables, model, placement=layout)
     )
     step = functools.partial(eval_step, model=model)
     self._step, self._place = compilers.compile_step(mode, step, layout)

@@ -24,13 +24,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers import orthogonal
 from jaxformers.errors import UserError
-from jaxformers.models.mixers.transject import FOLDED, fold
 from jaxformers.models.parallel import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"
 AXES = (DATA, FSDP, SEQUENCE, MODEL)
-# Stacked matrices that every token meets one after the other, unlike experts.
-IN_TURN = ("feed_forward_skew", "feed_forward_orthogonal")
 
 
 def sizes(spec: str, count: int) -> dict[str, int]:
@@ -221,64 +218,63 @@ class Layout:
     """Puts every leaf of a state that all processes have where it belongs."""
     return jax.tree.map(put, state, self.state(state))
 
-  def prepared(self, params: Any, name: str) -> dict[str, Any]:
-    """`steps.prepared`; what lies over `fsdp` is gathered for the step.
+  def gather(self, params: Any) -> Any:
+    """Returns parameters as a step reads them: not split over `fsdp`.
 
     Else the compiler would have to split tokens as parameters are, and moves
     them back and forth.
-
-    Args:
-      params: a tree of parameters.
-      name: of the map.
     """
+    if self.mesh.shape[FSDP] == 1:
+      return params
 
-    def whole(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-      kept = [
+    def replicate(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+      axes = [
         axis if axis == MODEL else None for axis in self.spec(path, leaf.shape)
       ]
-      sharding = NamedSharding(self.mesh, PartitionSpec(*kept))
+      sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
       return jax.lax.with_sharding_constraint(leaf, sharding)
 
-    rotations = self.rotations(params, name)
-    if self.mesh.shape[FSDP] > 1:
-      params = jax.tree_util.tree_map_with_path(whole, params)
-    folded = fold(params, rotations, name)
-    return {"params": params, "rotations": rotations, FOLDED: folded}
+    return jax.tree_util.tree_map_with_path(replicate, params)
 
-  def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`orthogonal.rotations`; devices of `model` and `fsdp` share the work.
+  def rotations(
+    self, params: Mapping[str, Any], mapping: str, in_turn: frozenset[str]
+  ) -> dict[str, Any]:
+    """Returns `orthogonal.rotations`; devices of `model` and `fsdp` share them.
 
     Args:
       params: a tree of parameters.
-      name: of the map.
+      mapping: name of the orthogonal map.
+      in_turn: names of parameters whose stacked matrices every token meets one
+        after the other; others, such as experts, lie over `model`.
     """
     parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
-      return orthogonal.rotations(params, name)
+      return orthogonal.rotations(params, mapping)
 
-    def spread(mapping: Callable[[jax.Array], jax.Array]) -> Any:
+    def spread(function: Callable[[jax.Array], jax.Array]) -> Any:
       over = PartitionSpec((MODEL, FSDP))
       shared = jax.shard_map(
-        mapping, mesh=self.mesh, in_specs=over, out_specs=over
+        function, mesh=self.mesh, in_specs=over, out_specs=over
       )
 
       def mapped(a: jax.Array) -> jax.Array:
+        # Every device maps as many matrices; the last may map zeros.
         filled = jnp.pad(a, ((0, -len(a) % parts), (0, 0), (0, 0)))
         return shared(filled)[: len(a)]
 
       return mapped
 
-    found = orthogonal.rotations(params, name, spread=spread)
-    return jax.lax.with_sharding_constraint(found, self._experts(found))
-
-  def _experts(self, rotations: Any) -> Any:
-    def spec(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
-      in_turn = jax.tree_util.keystr(path[-1:], simple=True) in IN_TURN
-      if q.ndim > 2 and not in_turn and self._splits(q.shape[0], MODEL):
+    def sharding(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
+      name = jax.tree_util.keystr(path[-1:], simple=True)
+      is_stacked = q.ndim > 2 and name not in in_turn
+      if is_stacked and self._splits(q.shape[0], MODEL):
         return NamedSharding(self.mesh, PartitionSpec(MODEL))
       return self.whole()
 
-    return jax.tree_util.tree_map_with_path(spec, rotations)
+    matrices = orthogonal.rotations(params, mapping, spread=spread)
+    return jax.lax.with_sharding_constraint(
+      matrices, jax.tree_util.tree_map_with_path(sharding, matrices)
+    )
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
     """A function traced with the mesh, which the models then know of."""

@@ -7,28 +7,16 @@ compiler takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformers import orthogonal
 from jaxformers.models import Model
-from jaxformers.models.mixers.transject import FOLDED, fold
+from jaxformers.models.variables import Placement, make_variables
 from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
-
-
-def prepared(params: Any, name: str) -> dict[str, Any]:
-  """What a model is applied to: `params`, and all that is made of them alone.
-
-  That is the `rotations` of a map, and what Random-TransJect has `folded`.
-  """
-  rotations = orthogonal.rotations(params, name)
-  folded = fold(params, rotations, name)
-  return {"params": params, "rotations": rotations, FOLDED: folded}
 
 
 def _forward(
@@ -60,14 +48,16 @@ def _gradients(
   model: Model,
   smoothing: float,
   accumulate: int,
-  prepare: Callable[[Any, str], dict[str, Any]],
+  placement: Placement | None,
 ) -> tuple[Any, Sums]:
   """Summed gradients and metrics, the batch taken in `accumulate` parts.
 
   The orthogonal matrices are made once, before the parts, and their gradients
   carried back to the parameters once, after them.
   """
-  variables, pull = jax.vjp(lambda p: prepare(p, model.orthogonal_map), params)
+  variables, pull = jax.vjp(
+    lambda p: make_variables(model, p, placement), params
+  )
 
   def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
     grad = jax.grad(_forward, has_aux=True)
@@ -101,7 +91,7 @@ def train_step(
   accumulate: int = 1,
   smoothing: float = 0.0,
   ema_decay: float = 0.0,
-  prepare: Callable[[Any, str], dict[str, Any]] = prepared,
+  placement: Placement | None = None,
   axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
   """One update from one batch.
@@ -116,7 +106,7 @@ def train_step(
     accumulate: number of parts the batch is taken in; must divide b.
     smoothing: of labels.
     ema_decay: of the average of parameters that is evaluated; 0 for none.
-    prepare: as `prepared`, of (parameters, map).
+    placement: where parameters lie on a mesh; None for one device.
     axis_name: of pmap, or None.
 
   Returns:
@@ -132,7 +122,7 @@ def train_step(
     model=model,
     smoothing=smoothing,
     accumulate=accumulate,
-    prepare=prepare,
+    placement=placement,
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
@@ -156,7 +146,7 @@ def eval_step(
   """The sums of the objective over one batch, without dropout.
 
   Args:
-    variables: of `prepared`, made once for the whole evaluation.
+    variables: from `make_variables`, made once for the whole evaluation.
     batch: as for `train_step`; examples of weight 0 do not count.
     model: from `models.build`.
     axis_name: of pmap, or None.

@@ -77,7 +77,7 @@ class Trainer:
       accumulate=c["accumulate"],
       smoothing=c["label_smoothing"],
       ema_decay=c["ema_decay"],
-      prepare=self.layout.prepared,
+      placement=self.layout,
     )
     return compilers.compile_step(
       c["parallel"], step, self.layout, state=self.state, donate=True

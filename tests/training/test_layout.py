@@ -96,7 +96,7 @@ def trained(name, spec, count):
   """Two steps on so many devices under a mesh."""
   _, start, batch, step = setup(name)
   own = layout.Layout.of(spec, jax.devices()[:count])
-  step = functools.partial(step, prepare=own.prepared)
+  step = functools.partial(step, placement=own)
   compiled, place = parallel.compile_step("jit", step, own, state=start)
   now = own.place(start)
   for _ in range(2):

@@ -13,16 +13,22 @@ import argparse
 import functools
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.analysis.tokens.capture import capture
+from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32, reversible
-from jaxformers.models.variables import make_variables
+from jaxformers.models import Classifier, in_float32
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.invertible import (
+  InvertibleLayers,
+  require_layers,
+)
+from jaxformers.models.variables import blocks_of, make_variables
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
 
@@ -32,56 +38,53 @@ class Side(NamedTuple):
 
   Attributes:
     mask: [b, n], True at tokens.
-    gates: the weights of the experts, float32 [l, b, e].
-    sigma: float32 [b, d], or [1, d] if shared.
+    sides: what `InvertibleLayers.forward` gives beside the output, of every
+      layer; for TransJect the experts' weights, float32 [b, e].
+    shared: what the layers share; for TransJect Sigma, float32 [b, d] or
+      [1, d].
   """
 
   mask: jax.Array
-  gates: jax.Array
-  sigma: jax.Array
+  sides: tuple[Any, ...]
+  shared: Any
 
 
 def forward(
   model: Classifier, params: Any, ids: jax.Array
 ) -> tuple[tuple[jax.Array, ...], Side]:
-  """The embedded tokens and all layers' outputs, with the side information.
+  """Returns the embedded tokens and all layers' outputs, with what undoes them.
 
   Args:
-    model: TransJect or Random-TransJect, from `models.build`.
+    model: from `models.build`, with injective layers.
     params: its parameters.
     ids: [b, n], or [b, 2, n] for pairs.
 
   Raises:
     UserError: for another model, or one that computes in half precision.
   """
-  form_of(model)
-  found = capture(model, make_variables(model, params), ids)
-  return found.hidden, Side(found.mask, found.gates, found.sigma)
+  layers_in_float32(model)
+  variables = make_variables(model, params)
+  captured = capture(model, variables, ids)
+  return captured.hidden, side_of(model, variables, captured)
 
 
-def rates(
-  layer: reversible.Layer, sigma: Any, form: reversible.Form
-) -> tuple[float, float]:
-  """Lipschitz constants of a layer's two branches, from its actual weights.
-
-  a max_e |U_e| |Sigma| |V_e| for the mixture with its weights given (a / c
-  with the certified gate), and a |W_1| |W_2| for the feed-forward, by float64
-  singular values.
+def side_of(model: Classifier, variables: Any, captured: Capture) -> Side:
+  """Returns what undoes the layers of a forward pass.
 
   Args:
-    layer: of `reversible.layers`.
-    sigma: [b, d] or [1, d].
-    form: of the layers.
+    model: from `models.build`, with injective layers.
+    variables: from `make_variables`.
+    captured: result of `capture`.
   """
-  norms = [
-    np.linalg.norm(np.asarray(m, np.float64), 2, (-2, -1))
-    for m in (layer.experts.u, layer.experts.v, layer.w)
-  ]
-  a, mixing = float(layer.experts.a), float(reversible.mixing_rate(layer, form))
-  largest = float(np.abs(np.asarray(sigma, np.float64)).max())
-  return mixing * largest * float((norms[0] * norms[1]).max()), a * float(
-    norms[2].prod()
+  layers = layers_in_float32(model)
+  encoder = {kind: tree["encoder"] for kind, tree in variables.items()}
+  hidden, mask = captured.hidden, captured.mask
+  shared = layers.shared(encoder, hidden[0], mask).value
+  sides = tuple(
+    invertible.forward(layers, weights, x, shared, mask)[1]
+    for weights, x in zip(layers.weights(encoder), hidden[:-1], strict=True)
   )
+  return Side(mask, sides, shared)
 
 
 def inverse(
@@ -111,22 +114,27 @@ def inverse(
       or what was found does not come back to y, as from values that are not
       finite.
   """
-  form = form_of(model)
-  encoder = make_variables(model, params)
-  encoder = {kind: tree["encoder"] for kind, tree in encoder.items()}
-  layers = reversible.layers(encoder, form)
-  top = form.num_layers if layer is None else layer
-  if not 1 <= top <= form.num_layers:
-    raise UserError(f"layer={layer}: choose one of 1 to {form.num_layers}.")
-  undo, again = _compiled(form, max_steps)
+  layers = layers_in_float32(model)
+  variables = make_variables(model, params)
+  weights = layers.weights(
+    {kind: tree["encoder"] for kind, tree in variables.items()}
+  )
+  top = layers.num_layers if layer is None else layer
+  if not 1 <= top <= layers.num_layers:
+    raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
+  undo, again = _compiled(layers, max_steps)
   for i in reversed(range(top)):
-    bounds = rates(layers[i], side.sigma, form)
-    _check_contraction(i, bounds, max_steps, jnp.finfo(y.dtype).eps)
+    constants = layers.constants(weights[i], side.shared)
+    _check_contraction(i, constants, max_steps, jnp.finfo(y.dtype).eps)
     # Parameters may be rounded beyond what was measured in float64.
-    own = tuple(jnp.asarray(min(bound, 1 - 1e-7), y.dtype) for bound in bounds)
-    args = (layers[i], side.sigma, side.mask)
-    x, _ = undo(y, *args, side.gates[i], rates=own)
-    back, _ = again(x, *args, weights=side.gates[i])
+    below_one = {
+      name: jnp.asarray(min(constant, 1 - 1e-7), y.dtype)
+      for name, constant in constants.items()
+    }
+    x = undo(
+      weights[i], y, side.shared, side.mask, side.sides[i], constants=below_one
+    )
+    back, _ = again(weights[i], x, side.shared, side.mask, side.sides[i])
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
     if not off < 100 * float(jnp.finfo(y.dtype).eps):
       raise UserError(
@@ -139,16 +147,17 @@ def inverse(
 
 
 def _check_contraction(
-  i: int, bounds: tuple[float, float], max_steps: int, eps: float
+  i: int, constants: Mapping[str, float], max_steps: int, eps: float
 ) -> None:
-  for what, bound in zip(("mixture", "feed-forward"), bounds, strict=True):
+  for name, bound in constants.items():
     needed = math.inf
     if bound < 1:
       needed = math.log(eps) / math.log(max(bound, eps))
     if needed > max_steps:
       raise UserError(
-        f"The {what} of layer {i + 1} contracts too weakly to be undone: its "
-        f"Lipschitz constant is {bound:.6g}, which needs {needed:.4g} steps, "
+        f"The {name.replace('_', '-')} of layer {i + 1} contracts too weakly "
+        f"to be undone: its Lipschitz constant is {bound:.6g}, which needs "
+        f"{needed:.4g} steps, "
         f"more than max_steps={max_steps}. A constant below 1 can be undone "
         "with more; at 1 and above no inverse is guaranteed (more layers make "
         "alpha / L smaller)."
@@ -171,7 +180,7 @@ def tokens(
     int32 [b, n] ids, or for real-valued inputs float32 [b, n] values; and
     int32 [b, n] positions. Without the token that an encoder puts in front.
   """
-  form_of(model)
+  layers_in_float32(model)
   encoder = model.encoder(parent=None)
   own = {"params": params["encoder"]["embedding"]}
   half = x.shape[-1] // 2
@@ -209,27 +218,27 @@ def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
   ).astype(np.int32)
 
 
-def form_of(model: Classifier) -> reversible.Form:
-  """The form of a model's layers, for what is said of them in float32.
+def layers_in_float32(model: Classifier) -> InvertibleLayers:
+  """Returns a model's layers, for what is said of them in float32.
 
   Raises:
-    UserError: for a model whose layers are not TransJect's, or that computes
-      in half precision, whose rounding is no Lipschitz function.
+    UserError: for a model whose layers are not injective, or that computes in
+      half precision, whose rounding is no Lipschitz function.
   """
-  form = reversible.form(model.encoder(parent=None).block(parent=None))
-  if form.dtype == jnp.bfloat16:
+  layers = require_layers(dict(blocks_of(model))["encoder"])
+  if layers.dtype == jnp.bfloat16:
     raise UserError(
       "The model computes in bfloat16, which rounds tokens before each branch: "
       "what is guaranteed, and what can be undone, is the same model in "
       "float32. Give `models.in_float32(model)`."
     )
-  return form
+  return layers
 
 
 @functools.cache
-def _compiled(form: reversible.Form, max_steps: int) -> tuple[Any, Any]:
-  undo = functools.partial(reversible.undo, form=form, max_steps=max_steps)
-  return jax.jit(undo), jax.jit(functools.partial(reversible.apply, form=form))
+def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
+  undo = functools.partial(invertible.inverse, layers, max_steps=max_steps)
+  return jax.jit(undo), jax.jit(functools.partial(invertible.forward, layers))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -24,74 +24,39 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers.analysis.certificates.ascent import adversarial
-from jaxformers.analysis.certificates.inverse import form_of, rates
+from jaxformers.analysis.certificates.inverse import layers_in_float32
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32, reversible
-from jaxformers.models.mixers.transject import certified_constant
-from jaxformers.models.variables import make_variables
+from jaxformers.models import Classifier, in_float32
+from jaxformers.models.blocks.invertible import Interval, layers_of
+from jaxformers.models.variables import blocks_of, make_variables
 
-Interval = tuple[float, float]
 KINDS = ("tokens", "sequences")
 
 
-def interval(mixture: float, feed_forward: float) -> Interval:
-  """What a layer can do to a distance -> (lowest, greatest) factor.
-
-  (1 - m)(1 - h) to (1 + m)(1 + h); the lowest is 0, which says nothing, if a
-  branch is not a contraction.
-
-  Args:
-    mixture: m, a Lipschitz constant of the first residual branch.
-    feed_forward: h, of the second.
-  """
-  lowest = max(0.0, 1 - mixture) * max(0.0, 1 - feed_forward)
-  return lowest, (1 + mixture) * (1 + feed_forward)
-
-
 def guaranteed(
-  model: Classifier, params: Any, sigma: Any, norms: Any
+  model: Classifier, params: Any, shared: Any, norms: Any
 ) -> list[dict[str, Any]]:
-  """The certificate of every layer, from its actual weights.
-
-  `tokens` bounds pairs of one sample, for which gate and Sigma are the same:
-  theorem 2 of the paper with measured norms. `sequences` bounds pairs of
-  sequences under one mask and one Sigma in the Frobenius norm. With the gating
-  "certified" that holds everywhere; with the paper's gate, whose part is
-  e |w| (1 + m) |X| / 2 times m, for sequences of at most the given norms.
+  """Returns the certificate of every layer, from its actual weights.
 
   Args:
-    model, params: of TransJect or Random-TransJect.
-    sigma: [b, d] or [1, d], what Sigma was on data.
+    model, params: from `models.build`, with injective layers.
+    shared: what the layers shared on data; for TransJect Sigma, [b, d] or
+      [1, d].
     norms: [l], the greatest Frobenius norm of a sample's tokens before each
       layer.
 
   Returns:
-    For each layer a, `mixture` and `feed_forward` (Lipschitz constants of the
-    two branches), and the intervals `tokens` and `sequences`.
+    For each layer what `InvertibleLayers.certificate` says, with the intervals
+    `tokens` and `sequences`.
   """
-  form = form_of(model)
-  encoder = {k: v["encoder"] for k, v in make_variables(model, params).items()}
-  rows = []
-  for layer, norm in zip(reversible.layers(encoder, form), norms, strict=True):
-    mixture, feed_forward = rates(layer, sigma, form)
-    w = layer.experts.gate
-    if form.gating == "certified":
-      across = mixture * float(certified_constant(w))
-    else:
-      count = len(layer.experts.u)
-      gate = count * float(jnp.linalg.norm(w)) * (1 + mixture) * float(norm) / 2
-      across = mixture * (1 + gate)
-    rows.append(
-      {
-        "a": float(layer.experts.a),
-        "mixture": mixture,
-        "feed_forward": feed_forward,
-        "tokens": interval(mixture, feed_forward),
-        "sequences": interval(across, feed_forward),
-      }
-    )
-  return rows
+  layers = layers_in_float32(model)
+  variables = make_variables(model, params)
+  weights = layers.weights({k: v["encoder"] for k, v in variables.items()})
+  return [
+    layers.certificate(layer_weights, shared, float(norm))
+    for layer_weights, norm in zip(weights, norms, strict=True)
+  ]
 
 
 def product(intervals: list[Interval]) -> Interval:
@@ -168,23 +133,28 @@ def measure(
   Returns:
     `factors`, for the embedding and every layer the mean, least and greatest
     over all pairs of different embeddings; `norms`, the greatest Frobenius norm
-    of a sample's tokens there; `pairs`, their number; and Sigma, [k, d], or
-    None for models without one.
+    of a sample's tokens there; `pairs`, their number; and `shared`, what
+    injective layers shared, batches one after the other; None for others.
   """
   own = make_variables(model, params)
+  encoder = {kind: tree["encoder"] for kind, tree in own.items()}
+  layers = layers_of(dict(blocks_of(model))["encoder"])
 
   @jax.jit
   def of(ids: jax.Array, chosen: jax.Array) -> Any:
     found = capture(model, own, ids)
     tokens = [jnp.where(found.mask[..., None], x, 0) for x in found.hidden]
     norms = jnp.stack([jnp.sqrt(jnp.square(x).sum((1, 2))) for x in tokens])
-    return distances(found.hidden, chosen), norms.max(1), found.sigma
+    shared = None
+    if layers is not None:
+      shared = layers.shared(encoder, found.hidden[0], found.mask).value
+    return distances(found.hidden, chosen), norms.max(1), shared
 
   total = low = high = norms = 0.0
-  number, sigmas = 0, []
+  number, batches_shared = 0, []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
-    apart, largest, sigma = jax.device_get(
+    apart, largest, shared = jax.device_get(
       of(ids, jnp.asarray(pairs(mask, count, seed + k)))
     )
     factors = activation_factors(apart).reshape(len(apart), -1)
@@ -196,7 +166,7 @@ def measure(
     high = np.maximum(high, factors.max(1)) if number else factors.max(1)
     norms = np.maximum(norms, largest)
     number += factors.shape[1]
-    sigmas += [sigma] if sigma is not None else []
+    batches_shared.append(shared)
   if not number:
     raise UserError(
       "The samples have no two different tokens: give longer ones, or more."
@@ -208,7 +178,9 @@ def measure(
     ],
     "norms": [float(norm) for norm in norms],
     "pairs": number,
-    "sigma": np.concatenate(sigmas) if sigmas else None,
+    "shared": jax.tree.map(
+      lambda *leaves: np.concatenate(leaves), *batches_shared
+    ),
   }
 
 
@@ -235,11 +207,12 @@ def report(
   batches = [ids[k : k + batch_size] for k in range(0, len(ids), batch_size)]
   model = in_float32(model)
   seen = measure(model, params, batches, seed=seed)
-  sigma = seen.pop("sigma")
+  shared = seen.pop("shared")
   rows: list[dict[str, Any]] = []
   total = None
-  if sigma is not None:
-    rows = guaranteed(model, params, sigma, seen["norms"][:-1])
+  if layers_of(dict(blocks_of(model))["encoder"]) is not None:
+    rows = guaranteed(model, params, shared, seen["norms"][:-1])
+  if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
   extremes = adversarial(
     model, params, jnp.asarray(batches[0]), steps=steps, seed=seed
@@ -255,7 +228,7 @@ def _says(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   """What the certificate means, in sentences."""
   if total is None:
     return ["This encoder has no certificate: what follows is measured."]
-  form = form_of(model)
+  layers = layers_in_float32(model)
   low, high = total["tokens"]
   says = [
     f"Two tokens of one sample: distances change by {low:.4g} to {high:.4g}."
@@ -263,33 +236,16 @@ def _says(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
     else f"Two tokens of one sample: the lower bound is vacuous (0); distances "
     f"grow by at most {high:.4g}."
   ]
-  if form.gating == "certified":
-    where = "Two sequences under one mask"
-  else:
-    where = (
-      "Two sequences under one mask, before every layer no larger than those "
-      "measured"
-    )
-  if form.sigma == "eigenvalues":
-    where += " and with one Sigma"
+  scope = layers.scope()
   low, high = total["sequences"]
   if low > 0:
-    says.append(f"{where}: distances change by {low:.4g} to {high:.4g}.")
+    says.append(f"{scope}: distances change by {low:.4g} to {high:.4g}.")
   else:
     says.append(
-      f"{where}: the lower bound is vacuous (0), so nothing keeps two of them "
+      f"{scope}: the lower bound is vacuous (0), so nothing keeps two of them "
       f"apart; the upper bound is {high:.4g}."
     )
-    if form.gating == "paper":
-      says.append(
-        "The paper's gate depends on what it weighs; "
-        'model.mixer.gating="certified" has a bound.'
-      )
-  if form.sigma == "eigenvalues":
-    says.append(
-      "The ascent between sequences lets Sigma change with them, beyond this."
-    )
-  return says
+  return says + layers.remarks(bounded=low > 0)
 
 
 def table(found: dict[str, Any]) -> str:

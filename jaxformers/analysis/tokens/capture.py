@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.models import Model, reversible
-from jaxformers.models.mixers.transject import expert_outputs
+from jaxformers.models import Model
+from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.variables import blocks_of
 
 HEADS = ("query", "key", "value")
 
@@ -85,13 +86,13 @@ def capture(
     )
   mask = model.mask(ids)
   layers = [found[k] for k in sorted(found, key=_number) if "layer_" in k]
-  gates = [one["mixer"]["gate"][0] for one in layers if "gate" in one["mixer"]]
+  gates = [layer["gate"][0] for layer in layers if "gate" in layer]
   gates = gates or list(found.get("gate", ()))
   sigma = found.get("sigma", (None,))[0]
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
   hidden = tuple(found["hidden"])
-  heads = tuple(_heads(one["mixer"]) for one in layers)
+  heads = tuple(_heads(layer["mixer"]) for layer in layers)
   return Capture(
     hidden, mask, jnp.stack(gates) if gates else None, sigma, heads
   )
@@ -107,34 +108,32 @@ def _heads(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
 def parts(
   model: Model, variables: Any, found: Capture
 ) -> tuple[jax.Array, ...] | None:
-  """What every head or expert of every layer makes of the tokens.
+  """Returns what every head or expert of every layer makes of the tokens.
 
   Args:
     model, variables: as for `capture`.
-    found: of `capture`.
+    found: result of `capture`.
 
   Returns:
-    Of every layer what its heads put out, before the projection back,
-    [b, h, n, e]; or x + a F_e(x) of TransJect's experts, [b, e, n, d]; None for
-    other models.
+    For every layer what its heads put out, before the projection back,
+    [b, h, n, e]; or what its experts do, [b, e, n, d], as `parts` of its
+    `InvertibleLayers` has it; None for other models.
   """
   if found.gates is None:
     attended = [heads.get("attended") for heads in found.heads]
-    whole = bool(attended) and all(one is not None for one in attended)
-    return tuple(attended) if whole else None
-  block = model.encoder(parent=None).block(parent=None)
-  if not reversible.has_form(block):
+    complete = bool(attended) and all(heads is not None for heads in attended)
+    return tuple(attended) if complete else None
+  layers = layers_of(dict(blocks_of(model))["encoder"])
+  if layers is None:
     return None
-  form = reversible.form(block)
-  own = {name: tree["encoder"] for name, tree in variables.items()}
-  inputs = found.hidden[:-1]
-  made = []
-  for x, layer in zip(inputs, reversible.layers(own, form), strict=True):
-    experts = layer.experts
-    with jax.default_matmul_precision("highest"):
-      f = expert_outputs(x, experts, found.sigma)
-    made.append(jnp.stack([x + experts.a * one for one in f], 1))
-  return tuple(made)
+  encoder = {name: tree["encoder"] for name, tree in variables.items()}
+  with jax.default_matmul_precision("highest"):
+    return tuple(
+      layers.parts(weights, x, found.sigma)
+      for x, weights in zip(
+        found.hidden[:-1], layers.weights(encoder), strict=True
+      )
+    )
 
 
 def _number(name: str) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
-from jaxformers.models.mixers.blocks import (
+from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
   check_size,
@@ -18,6 +18,9 @@ from jaxformers.models.mixers.blocks import (
   split,
 )
 from jaxformers.models.mixers.softmax import dot, weigh
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("bigbird")(Variant("bigbird"))
 
 
 def random_blocks(

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.softmax import HIGHEST, dot, seen_keys
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("kernelized")(Variant("kernelized"))
 
 
 def gaussian(x: jax.Array, y: jax.Array) -> jax.Array:

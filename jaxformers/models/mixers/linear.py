@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.blocks import merge, split
+from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("linear_transformer")(Variant("linear"))
 
 CHUNK = 64  # Tokens that the causal form takes at a time.
 

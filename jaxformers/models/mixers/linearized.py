@@ -7,6 +7,9 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.linear import sums
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("linearized")(Variant("linearized", "attention_only"))
 
 
 @attention("linearized", use_bias=False)

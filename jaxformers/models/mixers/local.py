@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from jaxformers.models.attention import attention
-from jaxformers.models.mixers.blocks import (
+from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
   check_size,
@@ -15,6 +15,9 @@ from jaxformers.models.mixers.blocks import (
   split,
 )
 from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("local")(Variant("local"))
 
 
 @attention("local")

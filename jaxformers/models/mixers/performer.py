@@ -9,9 +9,12 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.blocks import merge, split
+from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.linear import by_features
 from jaxformers.models.mixers.softmax import HIGHEST, earlier
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("performer")(Variant("performer"))
 
 CHUNK = 16  # Tokens that the causal form takes at a time.
 LOWEST = -1e30  # An exponent that is nothing beside any other, and finite.

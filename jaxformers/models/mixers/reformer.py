@@ -10,8 +10,11 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.blocks import check_size, neighbours, split
+from jaxformers.models.mixers.blocked import check_size, neighbours, split
 from jaxformers.models.mixers.softmax import HIGHEST, dot
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("reformer")(Variant("reformer"))
 
 ITSELF = -1e5  # The logit of a token for itself: only if there is no other.
 

@@ -15,6 +15,9 @@ from jaxformers.models.mixers.landmarks import (
   ranks,
   tokens_first,
 )
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("skyformer")(Variant("skyformer"))
 
 
 @attention("skyformer", redraw=True)

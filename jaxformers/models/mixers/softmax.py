@@ -9,6 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import attention
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("transformer")(Variant("softmax"))
+MODELS.register("transformer_rezero")(Variant("softmax", "rezero"))
+MODELS.register("transformer_orthogonal")(
+  Variant("softmax", fixed={"orthogonal": True})
+)
+MODELS.register("neutreno")(Variant("softmax", defaults={"fidelity": 0.6}))
+MODELS.register("symmetric_transformer")(
+  Variant("softmax", fixed={"symmetric": True})
+)
 
 # For what is amplified later: accelerators take float32 products at less.
 HIGHEST = jax.lax.Precision.HIGHEST

@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.softmax import dot, seen_keys, weigh
+from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
+
+MODELS.register("synthesizer")(Variant("synthesizer"))
 
 KINDS = (
   "random",

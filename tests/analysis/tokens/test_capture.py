@@ -6,8 +6,10 @@ import pytest
 
 from jaxformers import models
 from jaxformers.analysis.tokens.capture import capture, parts
-from jaxformers.models.blocks import orthogonal_feed_forward
-from jaxformers.models.mixers.transject import residual_weight
+from jaxformers.models.transject.layer import (
+  orthogonal_feed_forward,
+  residual_weight,
+)
 from jaxformers.models.variables import make_variables
 from tests import initial
 from tests.marks import long_except

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
-from jaxformers.models import cost, reversible
-from jaxformers.models.blocks import Injective, PreNorm
-from jaxformers.models.mixers.transject import TransJect
+from jaxformers.models import cost
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.two_branches import PreNorm
+from jaxformers.models.transject.block import Injective, TransJect
 from tests import initial
 from tests.marks import long_except
 
@@ -109,7 +108,7 @@ def test_what_is_seen_of_the_layers_is_the_same(activations):
     other["hidden"], seen["hidden"], rtol=1e-5, atol=1e-5
   )
   if activations == "reversible":
-    gates = [seen[f"layer_{i}"]["mixer"]["gate"][0] for i in range(3)]
+    gates = [seen[f"layer_{i}"]["gate"][0] for i in range(3)]
     chex.assert_trees_all_close(other["gate"], tuple(gates), atol=1e-5)
 
 
@@ -163,115 +162,16 @@ def test_bfloat16_trains_in_reverse_too():
   assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
-def normal(rng, *shape):
-  return jnp.asarray(rng.normal(size=shape))
-
-
-@given(
-  seed=st.integers(0, 99),
-  num_layers=st.sampled_from([2, 6]),
-  alpha=st.floats(0.0, 0.99),
-  tokens=st.lists(st.integers(1, 7), min_size=2, max_size=2),
-)
-@pytest.mark.parametrize(
-  "dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)]
-)
-def test_undoing_a_layer_gives_its_input(
-  dtype, seed, num_layers, alpha, tokens
-):
-  x64 = dtype == "float64"
-  with jax.enable_x64(x64):
-    rng = np.random.default_rng(seed)
-    d, count = 6, 3
-    # The gate is float32 whatever the type is; it is given on the way back.
-    experts = reversible.Experts(
-      orthogonal.expm(normal(rng, count, d, d)),
-      orthogonal.expm(normal(rng, count, d, d)),
-      5 * normal(rng, d),
-      jnp.asarray(alpha / num_layers),
-    )
-    w = orthogonal.expm(normal(rng, 2, d, d))
-    layer = reversible.Layer(experts, w, normal(rng, 2, d))
-    layer = jax.tree.map(lambda a: a.astype(dtype), layer)
-    form = reversible.Form(
-      "paper", "learned", "cayley", num_layers, jnp.dtype(dtype)
-    )
-    x = normal(rng, 2, 7, d).astype(dtype)
-    sigma = jnp.asarray(rng.uniform(size=(2, d))).astype(dtype)
-    mask = jnp.arange(7)[None] < jnp.asarray(tokens)[:, None]
-    y, weights = jitted("apply", form)(x, layer, sigma, mask)
-    back, steps = jitted("undo", form)(y, layer, sigma, mask, weights)
-    scale = float(jnp.abs(y).max())
-    error = float(jnp.abs(back - x).max())
-    assert error <= (1e-12 if x64 else 2e-6) * scale
-    assert int(steps.max()) <= (60 if x64 else 30)
-    if alpha > 0.01:
-      assert float(jnp.abs(back - y).max()) > error
-
-
-@functools.cache
-def jitted(name, form):
-  return jax.jit(functools.partial(getattr(reversible, name), form=form))
-
-
-def solve(y, branch, rate, mask=None, **options):
-  mask = jnp.ones(y.shape[:-1], bool) if mask is None else mask
-  return reversible.solve(y, branch, rate, mask, **options)
-
-
-def test_solve_stops_where_rounding_does():
-  y = jnp.asarray([3.0, -2.0])
-  x, steps = solve(y, lambda x: 0.5 * x, 0.5)
-  np.testing.assert_allclose(x, y / 1.5, rtol=1e-6)
-  assert 20 <= int(steps) <= 30
-  x, steps = solve(y, lambda x: 0.01 * x, 0.01)
-  np.testing.assert_allclose(x, y / 1.01, rtol=1e-6)
-  assert int(steps) <= 5
-  _, steps = solve(y, lambda x: 0.999 * x, 0.999, max_steps=7)
-  assert int(steps) == 7
-  x, steps = solve(y, lambda x: jnp.nan * x, 0.5)
-  assert np.isnan(x).all()
-  assert int(steps) < 5
-
-
-def test_solve_waits_for_every_token_by_its_own_size():
-  y = jnp.asarray([[1e5, 0.0], [1.0, 1.0], [jnp.nan, 1.0]])
-  # The first is done at once, for its branch is constant there.
-  x, _ = solve(y, lambda x: 0.49 * jnp.minimum(x, 2.0), 0.49)
-  np.testing.assert_allclose(x[1], 1 / 1.49, rtol=1e-6)
-  np.testing.assert_allclose(x[0, 0], 1e5 - 0.98, rtol=1e-6)
-  # Padding is not waited for.
-  _, steps = solve(
-    y,
-    lambda x: 0.49 * jnp.minimum(x, 2.0),
-    0.49,
-    jnp.array([True, False, False]),
-  )
-  assert int(steps) <= 2
-
-
-def test_solve_ends_where_a_branch_rounds():
-  """As on accelerators at lower precision: a step function."""
-  y = jax.random.normal(jax.random.key(0), (50, 8))
-
-  def branch(x):
-    return 0.49 * jax.lax.reduce_precision(x, 8, 10)
-
-  x, steps = solve(y, branch, 0.49)
-  np.testing.assert_allclose(x, y / 1.49, atol=4e-3)
-  assert int(steps) < 40
-
-
 def test_other_layers_are_not_taken_for_transjects():
   class Mine(TransJect):
     pass
 
   mine = functools.partial(Mine, num_experts=2)
   block = Injective(mine, 2)
-  assert not reversible.has_form(block)
-  assert reversible.has_form(Injective(TransJect, 2))
-  with pytest.raises(ValueError, match="TransJect's"):
-    reversible.form(block)
+  assert invertible.layers_of(block) is None
+  assert invertible.layers_of(Injective(TransJect, 2)) is not None
+  with pytest.raises(ValueError, match="injective layers"):
+    invertible.require_layers(block)
 
 
 def test_what_cannot_be_run_backwards():
@@ -282,4 +182,4 @@ def test_what_cannot_be_run_backwards():
   with pytest.raises(ValueError, match=r"activations 'kept'.*recomputed"):
     build("transject", "kept")
   with pytest.raises(ValueError, match=r"PreNorm.*transject"):
-    reversible.form(PreNorm(None, 2))
+    invertible.require_layers(PreNorm(None, 2))

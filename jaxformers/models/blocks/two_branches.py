@@ -1,9 +1,4 @@
-"""The residual forms around a mixer: one layer of an encoder each.
-
-A block is called like a mixer, `block(x, *, mask, carry, train)`, with x in
-float32 whatever the compute type is, and says how the encoder around it embeds
-tokens and ends.
-"""
+"""Blocks with a mixer and a free feed-forward: Pre-LN, Post-LN and ReZero."""
 
 from __future__ import annotations
 
@@ -16,24 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.activations import elu
-from jaxformers.models.attention import dropout_layer, kernel_init, rotation
-from jaxformers.models.mixers.transject import ResidualScale
-from jaxformers.models.parallel import product, whole_tokens
-from jaxformers.registry import Registry, choose
-
-BLOCKS: Registry = Registry("block")
-
+from jaxformers.models.attention import dropout_layer, kernel_init
+from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.registry import choose
 
 ACTIVATIONS = {
   "gelu": functools.partial(nn.gelu, approximate=False),
   "relu": nn.relu,
 }
-
-
-def layer_norm(x: jax.Array, name: str, epsilon: float = 1e-5) -> jax.Array:
-  """LayerNorm of x, float32 [b, n, d], inside a module."""
-  return nn.LayerNorm(epsilon, dtype=jnp.float32, name=name)(x)
 
 
 class TwoBranches(nn.Module):
@@ -174,98 +159,3 @@ class ReZero(TwoBranches):
   def norm(self, x: jax.Array, name: str) -> jax.Array:
     """x itself, unless `use_norm`."""
     return super().norm(x, name) if self.use_norm else x
-
-
-@BLOCKS.register("attention_only")
-class AttentionOnly(nn.Module):
-  """mixer(x), or x + mixer(x): no normalisation, no feed-forward.
-
-  Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equations 3 and
-  4, whose network is this with the mixer `linearized`.
-
-  Attributes:
-    mixer: makes the mixer; called with a name.
-    num_layers: L of the encoder; not used here.
-    layer: which of them this is, from 0; not used here.
-    residual: whether x is added.
-    dropout_rate: after the mixer, in training.
-  """
-
-  concatenate_positions: ClassVar[bool] = False
-  final_norm: ClassVar[bool] = False
-
-  mixer: Callable[..., nn.Module]
-  num_layers: int
-  layer: int = 0
-  residual: bool = False
-  dropout_rate: float = 0.0
-
-  @nn.compact
-  def __call__(
-    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
-  ) -> tuple[jax.Array, Any]:
-    y, carry = self.mixer(name="mixer")(x, mask=mask, carry=carry, train=train)
-    y = dropout_layer(self.dropout_rate, train)(y).astype(x.dtype)
-    return (x + y if self.residual else y), carry
-
-
-def orthogonal_feed_forward(
-  x: jax.Array, w: jax.Array, bias: jax.Array
-) -> jax.Array:
-  """ELU(ELU(x W_1 + b_1) W_2 + b_2), which expands no distance.
-
-  Source: TransJect, equation 7.
-
-  Args:
-    x: [b, n, d].
-    w: [2, d, d], orthogonal.
-    bias: [2, d].
-
-  Returns:
-    [b, n, d] in the type of x.
-  """
-  for one, b in zip(w.astype(x.dtype), bias.astype(x.dtype), strict=True):
-    x = elu(product(x, one) + b[None, None])
-  return x
-
-
-@BLOCKS.register("injective")
-class Injective(nn.Module):
-  """TransJect's layer: no normalisation, residuals scaled by a = alpha/L.
-
-  x + a G(x) with G the mixture of experts, then x + a H(x) with H the
-  orthogonal feed-forward. G and H are 1-Lipschitz and a < 1/L, so distances of
-  two tokens of one sample change by (1 - a)^2 to (1 + a)^2.
-
-  Source: TransJect, equations 5 to 8.
-
-  Attributes:
-    mixer: makes the mixer; called with a name and the shared `residual`.
-    num_layers: L.
-    layer: which of them this is, from 0; not used here.
-    orthogonal_map: in `orthogonal.MAPS`.
-    dtype: compute type; parameters are float32.
-  """
-
-  concatenate_positions: ClassVar[bool] = True
-  final_norm: ClassVar[bool] = False
-
-  mixer: Callable[..., nn.Module]
-  num_layers: int
-  layer: int = 0
-  orthogonal_map: str = "cayley"
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(
-    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
-  ) -> tuple[jax.Array, Any]:
-    d = x.shape[-1]
-    residual = ResidualScale(self.num_layers, name="residual")
-    mixer = self.mixer(name="mixer", residual=residual)
-    y, carry = mixer(x, mask=mask, carry=carry, train=train)
-    x = whole_tokens(x + y.astype(x.dtype))
-    w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
-    bias = self.param("bias", nn.initializers.zeros, (2, d))
-    y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)
-    return x + residual() * y.astype(x.dtype), carry
