@@ -167,8 +167,10 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
       versions can still be scored.
   """
   if eval_only:
-    open_fields = {k: v for k, v in config.items() if k in configs.FREE}
-    return ranges.check(open_fields, "config")
+    fields = configs.RESUMABLE_FIELDS
+    return ranges.check(
+      {k: v for k, v in config.items() if k in fields}, "config"
+    )
   c = config
   for field in c:
     choose("config field", field, configs.FIELDS)

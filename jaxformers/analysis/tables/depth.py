@@ -80,7 +80,7 @@ class Point:
 # What may differ between runs that are compared: sizes, the rate, and what
 # changes no number.
 FREE = (
-  *configs.FREE,
+  *configs.RESUMABLE_FIELDS,
   "seed",
   "model.num_layers",
   "model.d_model",

@@ -94,7 +94,8 @@ def describe_damage(result: Mapping[str, Any]) -> str:
 def recipe(result: Mapping[str, Any]) -> str:
   """All of a config that must agree for runs to be seeds of one another."""
   flat = configs.flatten(result["config"])
-  kept = {k: v for k, v in flat.items() if k not in (*configs.FREE, "seed")}
+  left_out = (*configs.RESUMABLE_FIELDS, "seed")
+  kept = {k: v for k, v in flat.items() if k not in left_out}
   of = result.get("task_description")
   return json.dumps([kept, of], sort_keys=True)
 

@@ -13,7 +13,7 @@ from jaxformers.analysis.tables import results as tables
 from jaxformers.errors import UserError
 
 # What a label leaves out: it says nothing of a model, or all have it.
-SILENT = (*configs.FREE, "reference.", "seed")
+SILENT = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
 
 SIZES = {
   "num_layers": "layers",
