@@ -112,7 +112,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
       for i, n in enumerate(lengths)
     )
     packed.write(Path(folder) / "train", rows)
-    split = packed.load(Path(folder) / "train")
+    split = packed.open_split(Path(folder) / "train")
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
