@@ -29,7 +29,7 @@ from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
 from jaxformers.data.generators import listops, pathfinder, snakes
 from jaxformers.tables import markdown_table
-from jaxformers.training import report as reports
+from jaxformers.training import provenance
 
 # Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the
 # original generators take on one core.
@@ -112,7 +112,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
       for i, n in enumerate(lengths)
     )
     packed.write(Path(folder) / "train", rows)
-    split = packed.load(Path(folder) / "train")
+    split = packed.open_split(Path(folder) / "train")
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
@@ -179,10 +179,10 @@ OUT = cli.argument("--out", default="", help="write the tables there as JSON")
 
 def save(results: dict[str, Any], path: str | Path | None) -> None:
   """Writes results as JSON, with hardware and versions; no path, no file."""
-  versions = reports.versions()
+  versions = provenance.versions()
   with contextlib.suppress(metadata.PackageNotFoundError):
     versions["torch"] = metadata.version("torch")
-  results = results | {"hardware": reports.hardware(), "versions": versions}
+  results = results | {"hardware": provenance.hardware(), "versions": versions}
   if path:
     Path(path).write_text(json.dumps(results, indent=2))
 

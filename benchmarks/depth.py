@@ -31,7 +31,8 @@ from jaxformers import config as configs
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.variables import make_variables
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 DEPTHS = (2, 6, 24, 96)
 KINDS = ("stored", "recomputed", "reversible")
@@ -109,7 +110,7 @@ def memory(rounds: int) -> list[dict[str, Any]]:
   return rows
 
 
-def state(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
+def state(run: Trainer, params: Any, ids: np.ndarray) -> dict[str, Any]:
   """Activation factors and entropy of the last layer's tokens.
 
   The entropy is Vasicek's estimate of a token's over its units, divided by
@@ -147,7 +148,7 @@ def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
   config.task.update(TASK)
   config.model.update(num_layers=depth, activations="reversible")
   with tempfile.TemporaryDirectory() as workdir:
-    run = Run(config, Path(workdir))
+    run = Trainer(open_run(config, Path(workdir)))
     ids = run.task.splits["test"].batch(np.arange(8), 250)["inputs"]
     rows = [
       {"L": depth, "step": 0, "loss": "", **state(run, run.state.params, ids)}

@@ -31,7 +31,6 @@ from benchmarks.timing import (
   threads,
 )
 from jaxformers import cli, models
-from jaxformers.config import TRANSJECTS
 from jaxformers.models import MODELS
 from jaxformers.models.attention import attention
 
@@ -73,7 +72,7 @@ def register_library() -> None:
 def encoder(name: str, n: int) -> models.Classifier:
   """A model of Skyformer's size for n tokens; TransJect with E = 4, d = 80."""
   options = {"d_model": 64, "positions": "learned"}
-  if name in TRANSJECTS:
+  if MODELS[name].block == "injective":
     options = {"d_model": 80}
   return models.build(
     name, **SIZES, max_len=n, num_layers=2, **options, pool="mean"

@@ -20,7 +20,7 @@ import optax
 
 from benchmarks.data import OUT, save, table
 from jaxformers import cli, models
-from jaxformers.config import vision_models
+from jaxformers.recipes import vision
 
 ROUNDS = 15
 NAMES = ("transformer", "neutreno")
@@ -30,7 +30,7 @@ def _programs(
   name: str, size: int, batch: int, layers: int
 ) -> dict[str, tuple[Any, Any]]:
   """`forward` and `step`, compiled, with their arguments."""
-  options = vision_models(name, patch_size=16)["model"] | {"num_layers": layers}
+  options = vision.models(name, patch_size=16)["model"] | {"num_layers": layers}
   model = models.build(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)
   )

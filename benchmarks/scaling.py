@@ -28,7 +28,7 @@ from benchmarks.data import OUT, save, table
 from jaxformers import cli, models
 from jaxformers import config as configs
 from jaxformers.registry import choose
-from jaxformers.training import optim, parallel, state, steps
+from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
 COUNT = 512
@@ -147,7 +147,7 @@ def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
   step = functools.partial(
     steps.train_step, model=model, tx=tx, seed=0, placement=layout
   )
-  run, _ = parallel.compile_step("jit", step, layout, state=start, donate=True)
+  run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
   return run.lower(start, placed).compile()
 
 

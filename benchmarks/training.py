@@ -24,7 +24,8 @@ from benchmarks.data import OUT, save, table
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.models import MODELS
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 TASK = {
   "min_length": 50,
@@ -45,7 +46,7 @@ def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
   config.task.update(TASK)
   config.model.dtype = dtype
   with tempfile.TemporaryDirectory() as workdir:
-    run = Run(config, Path(workdir))
+    run = Trainer(open_run(config, Path(workdir)))
     losses, seconds = [], []
     for batch in run.batches(0):
       began = time.perf_counter()

@@ -62,3 +62,26 @@ def _sync(path: Path) -> None:
       raise
   finally:
     os.close(descriptor)
+
+
+# What the operating system says of a file that cannot grow.
+_FULL = {
+  errno.ENOSPC: "the disk is full",
+  errno.EDQUOT: "the disk quota is used up",
+  errno.EFBIG: "the file size limit is reached, see ulimit -f",
+}
+
+
+def full_disk_reason(error: BaseException) -> str | None:
+  """Returns why a file cannot grow, or None for any other error.
+
+  Libraries such as orbax and the writers of array_record quote the operating
+  system in errors of their own, or raise them while handling an `OSError`.
+  """
+  for number, reason in _FULL.items():
+    has_code = getattr(error, "errno", None) == number
+    if has_code or os.strerror(number) in str(error):
+      return reason
+  hidden = None if error.__suppress_context__ else error.__context__
+  cause = error.__cause__ or hidden
+  return None if cause is None else full_disk_reason(cause)

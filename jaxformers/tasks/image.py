@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import cifar10
 from jaxformers.registry import choose
 from jaxformers.tasks.pixels import Protocol
@@ -25,7 +25,7 @@ PROTOCOLS = {
 
 
 @TASKS.register("image")
-def load(
+def load_image(
   *, data_dir: str = "", protocol: str = "jaxformers", archive: str = ""
 ) -> Task:
   """Opens CIFAR-10; the first time from an archive or the network.
@@ -41,7 +41,7 @@ def load(
   encoding = encodings.grey("grey", encodings.grey_itu)
   if chosen.pad_is_zero:
     encoding = encodings.grey("grey-tf", encodings.grey_tf)
-  splits, info = source.pack(
+  splits, info = preparation.open_splits(
     cifar10.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
   )
   if chosen.torch_split:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.engine.segments import Segments, stream
 from jaxformers.data.sets import text_files
 from jaxformers.errors import UserError
@@ -19,7 +19,7 @@ TOKENS = ("words", "byte_pairs", "bytes")
 
 
 @TASKS.register("language")
-def load(
+def load_language(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -73,7 +73,7 @@ def load(
     ),
     "bytes": functools.partial(encodings.of_bytes, "text"),
   }[tokens]()
-  packed, info = source.pack(
+  packed, info = preparation.open_splits(
     text_files.source(path),
     encoding,
     data_dir=data_folder(data_dir),

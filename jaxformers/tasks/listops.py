@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.data.engine import encodings, packed, source
+from jaxformers.data.engine import encodings, packed, preparation
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.data.sets import listops as listops_files
 from jaxformers.errors import UserError
@@ -35,7 +35,7 @@ DEFAULTS = listops.Settings()
 
 
 @TASKS.register("listops")
-def load(
+def load_listops(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -91,7 +91,7 @@ def load(
     chosen = listops_files.released(**counts)
   else:
     chosen = listops_files.generated(settings)
-  splits, info = source.pack(
+  splits, info = preparation.open_splits(
     chosen,
     encodings.ids(),
     data_dir=data_folder(data_dir),

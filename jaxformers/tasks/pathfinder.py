@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.generators import pathfinder
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
@@ -29,7 +29,7 @@ DEFAULTS = pathfinder.Settings()
 
 
 @TASKS.register("pathfinder")
-def load(
+def load_pathfinder(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -75,7 +75,7 @@ def load_pathx(
   """Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
   All 200,000 take half an hour to generate on two cores. Arguments are those of
-  `load`.
+  `load_pathfinder`.
   """
   return _load(
     "pathx",
@@ -108,7 +108,9 @@ def _load(
   else:
     origin = pathfinder_files.generated(settings, folder / "generated")
   encoding = encodings.grey("grey", lambda image: image[..., 0])
-  splits, info = source.pack(origin, encoding, data_dir=folder, archive=archive)
+  splits, info = preparation.open_splits(
+    origin, encoding, data_dir=folder, archive=archive
+  )
   whole = splits[difficulty]
   if chosen.torch_split:
     splits = torch_random(whole, {"validation": 0.1, "test": 0.1})

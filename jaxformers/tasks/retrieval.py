@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import aan
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
@@ -36,7 +36,7 @@ PROTOCOLS = {
 
 
 @TASKS.register("retrieval")
-def load(
+def load_retrieval(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -62,7 +62,7 @@ def load(
   encoding = encodings.of_bytes("text1", "text2")
   if chosen.characters:
     encoding = encodings.characters("text1", "text2", min_count=10, first=3_999)
-  splits, info = source.pack(
+  splits, info = preparation.open_splits(
     aan.source(num_train, num_validation, num_test),
     encoding,
     data_dir=data_folder(data_dir),

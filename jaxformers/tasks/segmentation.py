@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.sets import ade20k
 from jaxformers.errors import UserError
@@ -18,7 +18,7 @@ HELD_OUT = 1_000
 
 
 @TASKS.register("ade20k")
-def load(
+def load_ade20k(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -50,7 +50,7 @@ def load(
       "scenes to train on, of which one is held out, and one to test."
     )
   origin = ade20k.source(num_train, num_test)
-  packed, info = source.pack(
+  packed, info = preparation.open_splits(
     origin,
     encodings.files("image", "annotation"),
     data_dir=data_folder(data_dir),

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.engine.packed import Packed
-from jaxformers.data.engine.source import Source
+from jaxformers.data.engine.source import Encoding, Source
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import hold_out
@@ -112,9 +112,9 @@ def load_ag_news(
 
 
 def _pack(
-  origin: Source, encoding: source.Encoding, data_dir: str, archive: str
+  origin: Source, encoding: Encoding, data_dir: str, archive: str
 ) -> Any:
-  return source.pack(
+  return preparation.open_splits(
     origin, encoding, data_dir=data_folder(data_dir), archive=archive
   )
 

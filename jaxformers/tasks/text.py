@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import imdb
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import hold_out
@@ -45,7 +45,7 @@ PROTOCOLS = {
 
 
 @TASKS.register("text")
-def load(
+def load_text(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -67,7 +67,7 @@ def load(
   encoding = encodings.of_bytes("text")
   if chosen.characters:
     encoding = encodings.characters("text", min_count=15, first=4_095)
-  splits, info = source.pack(
+  splits, info = preparation.open_splits(
     imdb.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
   )
   if chosen.characters:

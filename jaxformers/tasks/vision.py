@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import paths
-from jaxformers.data.engine import digests, encodings, source
+from jaxformers.data.engine import digests, encodings, preparation
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images import stores
 from jaxformers.data.images.augment import Augment
@@ -55,7 +55,7 @@ def _cifar(
   archive: str,
   augment: Mapping[str, Any] | None,
 ) -> Task:
-  packed, info = source.pack(
+  packed, info = preparation.open_splits(
     origin,
     encodings.pixels(),
     data_dir=data_folder(data_dir),
@@ -190,7 +190,7 @@ def load_imagenet(
 
 
 def _provenance(
-  root: Path, opened: Mapping[str, stores.Store], classes: Sequence[str]
+  root: Path, opened: Mapping[str, stores.ImageStore], classes: Sequence[str]
 ) -> dict[str, Any]:
   """Returns where images come from, and what of it was verified: counts alone.
 
@@ -218,7 +218,7 @@ def _provenance(
 
 def _open(
   root: Path, data_dir: Path
-) -> tuple[dict[str, stores.Store], tuple[str, ...]]:
+) -> tuple[dict[str, stores.ImageStore], tuple[str, ...]]:
   """`train` and `test`, the authors' validation; and the classes."""
   if (root / "dataset_info.json").is_file():
     from jaxformers.data.engine import builder

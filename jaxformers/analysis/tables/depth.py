@@ -45,7 +45,7 @@ SAME_SIZE = 0.1
 # Fields that may differ between runs that are compared: sizes, the rate, and
 # what changes no number.
 COMPARABLE_FIELDS = (
-  *configs.FREE,
+  *configs.RESUMABLE_FIELDS,
   "seed",
   "model.num_layers",
   "model.d_model",

@@ -95,7 +95,11 @@ def describe_damage(result: Mapping[str, Any]) -> str:
 def recipe(result: Mapping[str, Any]) -> str:
   """Returns what runs must share to be seeds of one another, as JSON."""
   flat = configs.flatten(result["config"])
-  fixed = {k: v for k, v in flat.items() if k not in (*configs.FREE, "seed")}
+  fixed = {
+    k: v
+    for k, v in flat.items()
+    if k not in (*configs.RESUMABLE_FIELDS, "seed")
+  }
   return json.dumps([fixed, result.get("task_description")], sort_keys=True)
 
 

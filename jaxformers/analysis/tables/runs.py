@@ -14,7 +14,7 @@ from jaxformers.analysis.tables import results as tables
 from jaxformers.errors import UserError
 
 # Fields that a label leaves out: they say nothing of the model.
-UNLABELLED_FIELDS = (*configs.FREE, "reference.", "seed")
+UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
 
 SIZES = {
   "num_layers": "layers",

@@ -151,8 +151,8 @@ def _file_members(
       bar.update(raw.tell() - bar.n)
 
 
-def _bomb(path: Path) -> ValueError:
-  return ValueError(
+def _bomb(path: Path) -> UserError:
+  return UserError(
     f"{path} unpacks to more than the data set it should be: it was refused, "
     "nothing was kept of it. Fetch it again from its authors."
   )

@@ -168,7 +168,7 @@ def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
   height, width, channels = feature.shape
   picture = pictures.decode(
     content,
-    lambda reason: ValueError(
+    lambda reason: UserError(
       f"{folder} holds an image that is {reason}. Delete it, and prepare it "
       "again."
     ),

@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow_datasets as tfds
 from google.protobuf import json_format
 
+from jaxformers.errors import UserError
+
 FILES = ("dataset_info.json", "features.json")
 MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.
 # Keys of a feature's class, in the two spellings that protobuf reads; "type"
@@ -125,8 +127,8 @@ def _class_names(node: Any) -> set[str]:
   return names
 
 
-def _error(path: Path, reason: str) -> ValueError:
-  return ValueError(
+def _error(path: Path, reason: str) -> UserError:
+  return UserError(
     f"{path} cannot be read ({reason}): give a directory that "
     "tensorflow-datasets has prepared, or prepare it again with "
     'file_format="array_record".'

@@ -9,8 +9,6 @@ digests of all files are kept, and compared whenever the folder is opened.
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -231,7 +229,7 @@ def _header(file: Any, total: int, dtype: Any) -> None:
   )
 
 
-def load(folder: Path, content: str = "") -> Packed:
+def open_split(folder: Path, content: str = "") -> Packed:
   """Opens a split that `write` has written, memory-mapped, read-only.
 
   Args:
@@ -283,7 +281,7 @@ def stage(
     if not is_older(folder):
       return
     print(
-      f"{folder} is of an older version, which wrote no digests: it is made "
+      f"{folder} was written by an older version, without digests: it is made "
       "again.",
       file=sys.stderr,
     )
@@ -303,7 +301,7 @@ def stage(
       make(staged)
       _put(staged, folder)
   except Exception as error:
-    reason = _full(error)
+    reason = durable.full_disk_reason(error)
     if reason is None:
       raise
     shutil.rmtree(staged, ignore_errors=True)
@@ -331,27 +329,6 @@ def _put(staged: Path, folder: Path) -> None:
       older.rename(folder)
     raise
   shutil.rmtree(older, ignore_errors=True)
-
-
-# What the operating system says of a file that cannot grow.
-_FULL = {
-  errno.ENOSPC: "the disk is full",
-  errno.EDQUOT: "the disk quota is used up",
-  errno.EFBIG: "the file size limit is reached, see ulimit -f",
-}
-
-
-def _full(error: BaseException) -> str | None:
-  """Returns what there is too little of, or None for another error."""
-  for number, reason in _FULL.items():
-    # The writers of array_record have the text alone.
-    if getattr(error, "errno", None) == number or (
-      os.strerror(number) in str(error)
-    ):
-      return reason
-  hidden = None if error.__suppress_context__ else error.__context__
-  cause = error.__cause__ or hidden
-  return None if cause is None else _full(cause)
 
 
 def _no_room(folder: Path, reason: str) -> str:
@@ -397,12 +374,12 @@ def build(
     print(f"Packing {folder.name}, once ...", file=sys.stderr, flush=True)
     info = dict(make(staged))
     names = sorted(path.name for path in staged.iterdir() if path.is_dir())
-    info["splits"] = {name: len(load(staged / name)) for name in names}
+    info["splits"] = {name: len(open_split(staged / name)) for name in names}
     digests.seal(staged, RECORD, info)
 
   stage(folder, fill, lambda folder: digests.is_older(folder, RECORD, "splits"))
   info, files = digests.verify(folder, RECORD)
   return {
-    name: load(folder / name, files[f"{name}/tokens.npy"])
+    name: open_split(folder / name, files[f"{name}/tokens.npy"])
     for name in info["splits"]
   }, info

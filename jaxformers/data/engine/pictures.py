@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 
 from PIL import Image, JpegImagePlugin, PngImagePlugin
 
+from jaxformers.errors import UserError
+
 MAX_PIXELS = 100_000_000  # ImageNet's largest image has less than 70 million.
 
 # Pillow's own readers, which `Image.open` would choose among: called directly
@@ -38,7 +40,7 @@ _DAMAGED = (
 )
 _WARNINGS = re.compile(r"PIL\.")
 
-Refuse = Callable[[str], ValueError]
+Refuse = Callable[[str], UserError]
 
 
 def decode(

@@ -99,12 +99,13 @@ class Settings:
     )
     if lengths == (self.min_length, self.max_length):
       return self
-    # Not by `replace`, which would check the copy by checking a copy of it.
-    copy = object.__new__(Settings)
-    copy.__dict__.update(
-      self.__dict__, min_length=lengths[0], max_length=lengths[1]
+    return dataclasses.replace(
+      self,
+      min_length=lengths[0],
+      max_length=lengths[1],
+      test_min_length=0,
+      test_max_length=0,
     )
-    return copy
 
 
 @dataclasses.dataclass

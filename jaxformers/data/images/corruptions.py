@@ -297,5 +297,5 @@ def jpeg_compression(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   del rng
   file = io.BytesIO()
   _picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[level])
-  decoded = pictures.decode(file.getvalue(), ValueError, formats=("JPEG",))
+  decoded = pictures.decode(file.getvalue(), UserError, formats=("JPEG",))
   return np.asarray(decoded) / 255.0

@@ -17,7 +17,8 @@ from jaxformers.data.engine import pictures
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.images import augment
 from jaxformers.data.images.augment import Augment
-from jaxformers.data.images.stores import Store
+from jaxformers.data.images.stores import ImageStore
+from jaxformers.errors import UserError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -38,12 +39,12 @@ class Pictures:
   """What splits of pictures share, whatever is said of them.
 
   Attributes:
-    packed: the stored bytes; a `Packed` or a `Store`.
+    packed: the stored bytes; a `Packed` or a `ImageStore`.
     shape: (height, width, channels) of what a model reads.
     mean, deviation: of the channels, of values in [0, 1].
   """
 
-  packed: Packed | Store
+  packed: Packed | ImageStore
   shape: tuple[int, int, int]
   mean: tuple[float, ...] = dataclasses.field(default=IMAGENET[0], kw_only=True)
   deviation: tuple[float, ...] = dataclasses.field(
@@ -63,7 +64,7 @@ class Pictures:
     return np.zeros(len(self), np.int64)
 
   def digest(self) -> str:
-    """Digest of what is stored; see `Packed.digest` and `Store.digest`."""
+    """Digest of what is stored; see `Packed.digest` and `ImageStore.digest`."""
     return self.packed.digest()
 
   def reading(self) -> dict[str, Any]:
@@ -97,13 +98,13 @@ class Pictures:
     return (pixels.astype(np.float32) / 255 - mean) / deviation
 
 
-def _refusal(packed: Packed | Store, row: int, reason: str) -> ValueError:
+def _refusal(packed: Packed | ImageStore, row: int, reason: str) -> UserError:
   """Returns the error of a stored file that cannot be read."""
-  if isinstance(packed, Store):
+  if isinstance(packed, ImageStore):
     return packed.refusal(row, reason)
   filename = getattr(packed.tokens, "filename", None)
   if filename is None:
-    return ValueError(f"File {row} of a split in memory is {reason}.")
+    return UserError(f"File {row} of a split in memory is {reason}.")
   folder = Path(filename).parent
   # A selection has other rows than the folder.
   offsets = np.load(folder / "offsets.npy")
@@ -111,7 +112,7 @@ def _refusal(packed: Packed | Store, row: int, reason: str) -> ValueError:
   same &= offsets[1:] == packed.stops[row]
   file = int(np.flatnonzero(same)[0])
   example, part = divmod(file, packed.num_inputs)
-  return ValueError(
+  return UserError(
     f"{folder}: file {part + 1} of {packed.num_inputs} of example {example} is "
     f"{reason}. Delete {folder.parent} and run again; if the message stays, "
     f"delete the data set's folder in {folder.parents[2] / 'tfds'} as well."

@@ -23,7 +23,7 @@ ENDINGS = (".jpeg", ".jpg", ".png")
 
 
 @dataclasses.dataclass(frozen=True)
-class Store(abc.ABC):
+class ImageStore(abc.ABC):
   """Some images, each a JPEG or PNG file.
 
   Attributes:
@@ -44,7 +44,7 @@ class Store(abc.ABC):
     """The bytes of image k, uint8."""
 
   @abc.abstractmethod
-  def refusal(self, k: int, reason: str) -> ValueError:
+  def refusal(self, k: int, reason: str) -> UserError:
     """Returns the error of an image that cannot be read: place and remedy."""
 
   def __getitem__(self, k: int) -> np.ndarray:
@@ -61,7 +61,7 @@ class Store(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder(Store):
+class Folder(ImageStore):
   """Images in folders that are called as their class.
 
   Attributes:
@@ -77,9 +77,9 @@ class Folder(Store):
     # Not np.fromfile, which returns less than the file when a disk fails.
     return np.frombuffer(self._path(k).read_bytes(), np.uint8)
 
-  def refusal(self, k: int, reason: str) -> ValueError:
+  def refusal(self, k: int, reason: str) -> UserError:
     """Returns the error of an image that cannot be read, with its path."""
-    return ValueError(
+    return UserError(
       f"{self._path(k)} is {reason}. Fetch the file again, or take it out of "
       "the folder."
     )
@@ -98,7 +98,7 @@ class Folder(Store):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared(Store):
+class Prepared(ImageStore):
   """Images that tensorflow-datasets has prepared in array_record.
 
   Attributes:
@@ -116,9 +116,9 @@ class Prepared(Store):
     image = self.examples[int(self.places[k])]["image"]
     return np.frombuffer(image, np.uint8)
 
-  def refusal(self, k: int, reason: str) -> ValueError:
+  def refusal(self, k: int, reason: str) -> UserError:
     """Returns the error of an image that cannot be read, with its number."""
-    return ValueError(
+    return UserError(
       f"The image of example {int(self.places[k])} of {self.origin or 'a set'} "
       f"is {reason}. Prepare the set again with tensorflow-datasets."
     )
@@ -179,7 +179,7 @@ def prepared(
   Args:
     examples: see `Prepared`.
     cache: a folder that is made for the labels, with their digest.
-    content: see `Store`.
+    content: see `ImageStore`.
     origin: folder and split of the data source, for messages.
 
   Raises:

@@ -53,8 +53,8 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
 def _check(archive: Path, split: str, key: str, example: Any) -> None:
   """Refuses a scene whose files cannot be decoded or differ in size."""
 
-  def refuse(name: str, reason: str) -> ValueError:
-    return ValueError(
+  def refuse(name: str, reason: str) -> UserError:
+    return UserError(
       f"{archive} holds {name!r}, which is {reason}. Unpack it again; nothing "
       "was kept of it."
     )

@@ -12,6 +12,7 @@ import numpy as np
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import pictures
 from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.errors import UserError
 
 LABELS = (
   "airplane",
@@ -100,18 +101,18 @@ def _checked(archive: Path, name: str, labels: list[int]) -> list[int]:
   return labels
 
 
-def pickle_error(archive: Path, name: str, source: Source) -> ValueError:
+def pickle_error(archive: Path, name: str, source: Source) -> UserError:
   """Returns the error for a batch of the authors' archive for Python."""
   binary = source.archives[0]
-  return ValueError(
+  return UserError(
     f"{archive} holds {name!r}, a pickle, which could run any code if it were "
     f"read: fetch {binary} from {source.url} and pass --archive PATH/{binary} "
     f"(prepare) or --config.task.archive=PATH/{binary}."
   )
 
 
-def _broken(archive: Path, name: str, what: str) -> ValueError:
-  return ValueError(
+def _broken(archive: Path, name: str, what: str) -> UserError:
+  return UserError(
     f"{archive} holds {name!r}, which is {what}: it is not CIFAR-10. Fetch it "
     "again; nothing was kept of it."
   )

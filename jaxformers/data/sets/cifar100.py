@@ -11,6 +11,7 @@ import numpy as np
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, collect
 from jaxformers.data.sets.cifar10 import pickle_error, planes
+from jaxformers.errors import UserError
 
 LABELS = (
   "apple",
@@ -145,8 +146,8 @@ def _split(name: str) -> str | None:
   return stem if stem in PER_LABEL else None
 
 
-def _broken(archive: Path, name: str, what: str) -> ValueError:
-  return ValueError(
+def _broken(archive: Path, name: str, what: str) -> UserError:
+  return UserError(
     f"{archive} holds {name!r}, which is {what}: it is not CIFAR-100. Fetch it "
     "again; nothing was kept of it."
   )

@@ -239,8 +239,8 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
 def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
   """Refuses a file that is no whole grey PNG of the resolution."""
 
-  def refuse(reason: str) -> ValueError:
-    return ValueError(
+  def refuse(reason: str) -> UserError:
+    return UserError(
       f"{archive} holds {name!r}, which is {reason}. Fetch it again; nothing "
       "was kept of it."
     )

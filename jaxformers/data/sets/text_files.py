@@ -151,5 +151,5 @@ def source(path: Path) -> Source:
     archives=(path.name,),
     local_only="is read from a folder or archive of text files",
     shuffled=False,
-    own=True,
+    is_users=True,
   )

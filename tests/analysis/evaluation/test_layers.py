@@ -13,8 +13,8 @@ import scipy.stats
 from jaxformers import models
 from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.tokens.capture import capture, parts
-from jaxformers.config import TRANSJECTS
 from jaxformers.models.variables import make_variables
+from jaxformers.recipes.shared import TRANSJECTS
 from tests import initial
 
 IDS = np.array(

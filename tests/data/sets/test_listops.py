@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import encodings
-from jaxformers.data.engine import source as s
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.data.sets import listops as f
 from tests.data.archives import write_folder, write_tar
@@ -12,7 +11,9 @@ SETTINGS = listops.Settings(min_length=5, max_length=60, **SMALL)
 
 
 def pack(source, folder, archive=""):
-  return s.pack(source, encodings.ids(), data_dir=folder, archive=archive)
+  return preparation.open_splits(
+    source, encodings.ids(), data_dir=folder, archive=archive
+  )
 
 
 def test_generated_and_written_as_lra_are_the_same(tmp_path):

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers.data.engine import encodings
-from jaxformers.data.engine import source as s
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.generators import pathfinder, snakes
 from jaxformers.data.sets import pathfinder as f
 from tests.data.archives import write_folder, write_tar
@@ -17,7 +16,9 @@ SETTINGS = pathfinder.Settings(num_images=12, difficulty="easy")
 
 
 def pack(source, folder, archive=""):
-  return s.pack(source, ENCODING, data_dir=folder, archive=archive)
+  return preparation.open_splits(
+    source, ENCODING, data_dir=folder, archive=archive
+  )
 
 
 @pytest.fixture
