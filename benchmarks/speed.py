@@ -32,7 +32,7 @@ from benchmarks.timing import (
 )
 from jaxformers import models
 from jaxformers.models.variables import make_variables
-from jaxformers.training import optim, parallel, state, steps
+from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
 LAYERS, EXPERTS, D = 2, 4, 512
@@ -87,7 +87,7 @@ def train(model: models.Model, batch: int, length: int, parts: int = 0) -> Call:
   """A train step of ours, the batch in so many parts; a row each if 0."""
   step, layout, create = step_of(model, parts or batch)
   now = layout.place(create())
-  run, place = parallel.compile_step(
+  run, place = compilers.compile_step(
     "jit", step, layout, state=now, donate=True
   )
   rows = place(batch_of(batch, length))

@@ -94,7 +94,7 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
-  group = processes.group(
+  cluster = processes.find_cluster(
     coordinator=_COORDINATOR.value,
     num_processes=_NUM_PROCESSES.value,
     process_id=_PROCESS_ID.value,
@@ -102,15 +102,15 @@ def _prepare_jax() -> None:
     silence_seconds=_SILENCE_SECONDS.value,
     stall_seconds=_STALL_SECONDS.value,
   )
-  if _DISTRIBUTED.value or group.num_processes > 0:
-    processes.start(group)
+  if _DISTRIBUTED.value or cluster.num_processes > 0:
+    processes.start(cluster)
 
 
 def _run() -> None:
   workdir, config = Path(_WORKDIR.value), _CONFIG.value
   seeds = _seeds()
   _prepare_jax()
-  from jaxformers.training import loop, processes, report
+  from jaxformers.training import loop, processes, summary
 
   jobs = [(config, workdir)]
   if seeds:
@@ -124,16 +124,16 @@ def _run() -> None:
       own, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
     if processes.is_first():
-      print(report.table(results), flush=True)
+      print(summary.table(results), flush=True)
 
 
 def _may_pass(error: Exception) -> bool:
   """True for an error of the file system, which may be well later."""
   if "jax" not in sys.modules:
     return False
-  from jaxformers.training import store
+  from jaxformers.training import disk
 
-  return store.trouble(error) > 0
+  return disk.error_number(error) > 0
 
 
 def _message(error: Exception) -> str | None:
@@ -157,11 +157,11 @@ def _leave_others(error: Exception) -> None:
     return
   from jaxformers.training import processes
 
-  if not processes.is_together():
+  if not processes.has_peers():
     return
   message = _message(error)
   status = 1 if message is None or _may_pass(error) else MISTAKE
-  if lost := processes.lost(error):
+  if lost := processes.explain_lost(error):
     status, message = LOST, f"error: {lost}"
   print(message or traceback.format_exc(), file=sys.stderr)
   processes.leave(status)

@@ -19,7 +19,7 @@ from jaxformers.models.attention import Attention, shared_options
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.language import LanguageModel
-from jaxformers.training import optim, parallel, run
+from jaxformers.training import compilers, optim, run
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = str(Path(main.__file__).parent)
@@ -323,7 +323,7 @@ def begin(changes):
   for path, value in changes.items():
     config = with_option(path, value, base=config)
   run.check_fields(config)
-  parallel.layout(config["mesh"])
+  compilers.layout(config["mesh"])
   tx, schedule = optim.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )

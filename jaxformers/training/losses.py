@@ -14,7 +14,7 @@ import numpy as np
 from jaxformers.errors import UserError
 from jaxformers.registry import Registry
 
-OBJECTIVES: Registry = Registry("objective")
+LOSSES: Registry = Registry("objective")
 MANY = 100  # Classes, from which on the best five count, too.
 
 Batch = dict[str, jax.Array]
@@ -257,7 +257,7 @@ def overlap(total: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
-OBJECTIVES.register("classification")(
+LOSSES.register("classification")(
   Objective(
     "accuracy",
     True,
@@ -266,7 +266,7 @@ OBJECTIVES.register("classification")(
     classification_means,
   )
 )
-OBJECTIVES.register("language_model")(
+LOSSES.register("language_model")(
   Objective(
     "perplexity",
     False,
@@ -275,7 +275,7 @@ OBJECTIVES.register("language_model")(
     language_means,
   )
 )
-OBJECTIVES.register("segmentation")(
+LOSSES.register("segmentation")(
   Objective(
     "mean_iou",
     True,

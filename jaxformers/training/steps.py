@@ -15,7 +15,7 @@ import optax
 
 from jaxformers.models import Model
 from jaxformers.models.variables import Placement, make_variables
-from jaxformers.training.losses import OBJECTIVES, Batch, Sums, sown_losses
+from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
 
 
@@ -28,7 +28,7 @@ def _forward(
   smoothing: float,
 ) -> tuple[jax.Array, Sums]:
   """The sum to minimise over a batch, and the sums of its objective."""
-  objective = OBJECTIVES[model.objective]
+  objective = LOSSES[model.objective]
   output, sown = model.apply(
     variables,
     *objective.inputs(batch),
@@ -151,7 +151,7 @@ def eval_step(
     model: from `models.build`.
     axis_name: of pmap, or None.
   """
-  objective = OBJECTIVES[model.objective]
+  objective = LOSSES[model.objective]
   output = model.apply(variables, *objective.inputs(batch), train=False)
   extra = jnp.zeros(len(batch["weights"]), jnp.float32)
   _, sums = objective.sums(output, batch, extra, 0.0)

@@ -9,7 +9,8 @@ import pytest
 from jaxformers import config as c
 from jaxformers.analysis.evaluation import segmentation
 from jaxformers.training import loop
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 from tests.data import scenes
 from tests.marks import long_except
 
@@ -43,7 +44,7 @@ def some_steps(name, folder, workdir, **options):
   config.buckets = 1  # Every length is compiled.
   config.model.num_layers = min(config.model.num_layers, 4)  # So is a layer.
   config.task.update(options)
-  this = Run(config, workdir)
+  this = Trainer(open_run(config, workdir))
   this.begin()
   losses = []
   for batch in this.batches(0):
@@ -96,7 +97,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   config.update(total_steps=4, log_steps=2, eval_steps=2, checkpoint_steps=2)
   config.model.update(num_layers=2, d_model=24)
   # A step sees what it would see in a run that was taken up there.
-  this = Run(config, tmp_path / "look")
+  this = Trainer(open_run(config, tmp_path / "look"))
   *_, last = this.batches(0)
   chex.assert_trees_all_equal(next(this.batches(3)), last)
   results = loop.run(config, tmp_path / "run")
@@ -106,7 +107,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   lines = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert "validation/mean_iou" in lines
   trained = segmentation.trained.load(tmp_path / "run")
-  assert segmentation.measure(trained)["count"] == 3
+  assert segmentation.evaluate_segmenter(trained)["count"] == 3
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxformers import orthogonal
-from jaxformers.training import layout, parallel
+from jaxformers.training import compilers, layout
 from tests.training import examples
 
 
@@ -97,7 +97,7 @@ def trained(name, spec, count):
   _, start, batch, step = setup(name)
   own = layout.Layout.of(spec, jax.devices()[:count])
   step = functools.partial(step, placement=own)
-  compiled, place = parallel.compile_step("jit", step, own, state=start)
+  compiled, place = compilers.compile_step("jit", step, own, state=start)
   now = own.place(start)
   for _ in range(2):
     now, sums = compiled(now, place(batch))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformers import orthogonal
-from jaxformers.training import losses, parallel, steps
+from jaxformers.training import compilers, losses, steps
 from jaxformers.training.run import Run
 from tests.marks import long_except
 from tests.training import examples
@@ -71,8 +71,8 @@ def test_parts_of_a_batch_stay_on_their_devices():
   """Every device works on its own rows of every part, and only sums travel."""
   _, start, batch, step = setup()
   step = functools.partial(step, accumulate=2)
-  layout = parallel.layout()
-  compiled, place = parallel.compile_step("jit", step, layout, state=start)
+  layout = compilers.layout()
+  compiled, place = compilers.compile_step("jit", step, layout, state=start)
   text = compiled.lower(layout.place(start), place(batch)).compile()
   text = text.as_text()
   assert "all-reduce" in text
@@ -86,8 +86,8 @@ def test_jit_and_pmap_agree_on_four_devices(name):
   _, start, batch, step = setup(name)
   results = []
   for mode in ("jit", "pmap"):
-    layout = parallel.layout()
-    compiled, place = parallel.compile_step(mode, step, layout, state=start)
+    layout = compilers.layout()
+    compiled, place = compilers.compile_step(mode, step, layout, state=start)
     now = layout.place(start)
     for _ in range(3):
       now, sums = compiled(now, place(batch))

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from jaxformers import config as c
@@ -38,31 +36,6 @@ def test_a_wrong_argument_raises(text, message):
     c.parse_arg(text, seed=0, wide=False)
 
 
-def test_base_refuses_an_unknown_field():
-  assert c.base(seed=3).seed == 3
-  with pytest.raises(ValueError, match="field 'batchsize'.*'batch_size'"):
-    c.base(batchsize=3)
-
-
-def test_a_config_survives_json():
-  config = c.base(task={"name": "listops", "sizes": (1, 2)})
-  plain = c.plain(config)
-  assert plain == json.loads(json.dumps(plain))
-  assert plain["task"]["sizes"] == [1, 2]
-
-
-def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
-  old = c.plain(c.base(model={"d_model": 8, "mixer": {"num_heads": 2}}))
-  new = c.plain(
-    c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere")
-  )
-  found = c.differences(old, new)
-  assert found[0] == "model.d_model: 8 -> 16"
-  assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in found)
-  assert not any("data_dir" in line for line in found)
-  assert c.differences(old, old) == []
-
-
 def test_an_unknown_override_names_its_section_and_choices():
   config = c.base(model={"d_model": 8})
   c.check_overrides(config, ["x", "--config.model.d_model=3", "--config=a.py"])
@@ -71,11 +44,6 @@ def test_an_unknown_override_names_its_section_and_choices():
     c.check_overrides(config, ["--config.model.dmodel=3"])
   with pytest.raises(ValueError, match="Choices: none"):
     c.check_overrides(config, ["--config.seed.x=3"])
-
-
-def test_a_missing_config_file():
-  with pytest.raises(ValueError, match=r"no config file 'configs/nil.py'"):
-    c.load("configs/nil.py:a=1")
 
 
 def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():

@@ -1,4 +1,4 @@
-"""Configs of vision and language build the published sizes."""
+"""Configs of images build the published sizes."""
 
 import math
 
@@ -22,20 +22,14 @@ SIZES = {
   "ade20k": dict(
     num_classes=150, image=(512, 512, 3), objective="segmentation"
   ),
-  "wikitext103": dict(vocab_size=267_736, objective="language_model"),
-  "text": dict(vocab_size=8_000, objective="language_model"),
-  "bert": dict(vocab_size=30_522, max_len=512, num_classes=2),
 }
 GOLDEN = {
-  "vision/imagenet.py": 5_717_416,
-  "vision/imagenet.py:deit=small,model=neutreno": 22_050_664,
-  "vision/cifar10.py": 5_362_762,
-  "vision/cifar10.py:size=tiny,model=neutreno": 409_802,
-  "vision/cifar100.py": 5_380_132,
-  "vision/ade20k.py:model=neutreno": 6_713_388,
-  "lm/wikitext103.py:model=neutreno": 44_018_523,
-  "lm/text.py": 6_860_608,
-  "short/bert.py": 109_482_242,
+  "imagenet.py": 5_717_416,
+  "imagenet.py:deit=small,model=neutreno": 22_050_664,
+  "cifar10.py": 5_362_762,
+  "cifar10.py:size=tiny,model=neutreno": 409_802,
+  "cifar100.py": 5_380_132,
+  "ade20k.py:model=neutreno": 6_713_388,
 }
 
 
@@ -46,9 +40,8 @@ def at_the_root(monkeypatch, request):
 
 @pytest.mark.parametrize("spec", sorted(GOLDEN))
 def test_parameters(spec):
-  config = c.plain(c.load(f"configs/{spec}"))
-  name = spec.partition(".py")[0].partition("/")[2]
-  sizes = {"vocab_size": 0, "max_len": 256, "num_classes": 0} | SIZES[name]
+  config = c.plain(c.load(f"configs/vision/{spec}"))
+  sizes = {"vocab_size": 0, "max_len": 256} | SIZES[spec.partition(".py")[0]]
   model = models.build(**config["model"], **sizes)
   assert models.size(model) == GOLDEN[spec]
   assert models.build(**config["reference"], **sizes)
@@ -129,42 +122,3 @@ def test_the_decoder_of_segmenter_drops_attention_weights(name):
       for block in model.stacks().values()
     ]
     assert rates == [0.0, 0.1 if has_weights else 0.0]
-
-
-def test_fine_tuning_is_berts():
-  """Devlin et al. 2019, appendix A.2, and run_classifier.py of their code."""
-  config = c.load("configs/short/bert.py")
-  total = config.total_steps
-  assert total == 3 * math.ceil(22_500 / 32)
-  _, rate = optim.build(config.optimizer, config.schedule, total)
-  top = config.schedule.warmup_steps
-  assert top == pytest.approx(total / 10, abs=1)
-  rates = [float(rate(step)) for step in (0, top, (top + total) / 2, total)]
-  np.testing.assert_allclose(rates, [0, 2e-5, 1e-5, 0], atol=1e-11)
-  for model in (config.model, config.reference):
-    assert (model.head_dropout_rate, model.head_init_std) == (0.1, 0.02)
-  assert (config.optimizer.eps, config.optimizer.weight_decay) == (1e-6, 0.01)
-
-
-def test_language_models_of_the_paper():
-  config = c.load("configs/lm/wikitext103.py:model=neutreno")
-  assert config.model.mixer.fidelity == 0.4
-  assert not config.model.block.norm_first
-  assert (config.batch_size, config.total_steps) == (96, 500_000)
-  assert config.optimizer.clip_norm == 0.25
-  for model in (config.model, config.reference):
-    # --dropout 0.1 --dropatt 0.0 of the authors' script.
-    rates = (model.dropout_rate, model.block.dropout_rate)
-    assert (*rates, model.head.dropout_rate) == (0.1, 0.1, 0.1)
-    assert model.mixer_defaults.dropout_rate == 0
-  assert c.load("configs/lm/text.py").select == "perplexity"
-
-
-@pytest.mark.parametrize(
-  "spec", ["wikitext103.py", "text.py", "text.py:size=tiny"]
-)
-def test_tokens_of_language_models_are_not_lost_beside_positions(spec):
-  model = c.load(f"configs/lm/{spec}").model
-  token = (model.embedding.get("init_std", 0) or 0.02) * model.embedding.scale
-  position = {"learned": 0.02, "sinusoid": 0.5**0.5}[model.positions]
-  assert token > 0.3 * position

@@ -1,0 +1,56 @@
+"""Errors of a disk: which are told in one message, and which pass."""
+
+import errno
+
+import pytest
+
+from jaxformers.training import disk
+
+
+def test_which_errors_are_of_a_disk():
+  assert disk.error_number(OSError(errno.ENOSPC, "")) == errno.ENOSPC
+  assert disk.error_number(ValueError("... UNAVAILABLE: later")) == errno.EIO
+  assert disk.error_number(PermissionError(errno.EACCES, "")) == errno.EACCES
+  assert not disk.error_number(FileNotFoundError(errno.ENOENT, ""))
+  assert not disk.error_number(ValueError("of another model"))
+
+
+@pytest.mark.parametrize(
+  ("error", "number", "state"),
+  [
+    (OSError(errno.ESTALE, "Stale file handle"), errno.ESTALE, "does not answ"),
+    (ValueError("... No space left on device"), errno.ENOSPC, "is full"),
+    (OSError(errno.EDQUOT, "Quota exceeded"), errno.EDQUOT, "is full"),
+  ],
+)
+def test_an_error_of_the_disk_names_folder_and_content(
+  tmp_path, error, number, state
+):
+  message = f"{tmp_path} {state}.*step 1 was not.*before is untouched"
+  with (
+    pytest.raises(OSError, match=message) as raised,
+    disk.saving("step 1", tmp_path),
+  ):
+    raise error
+  assert raised.value.errno == number
+
+
+def test_another_error_passes(tmp_path):
+  (tmp_path / "config.json").touch()
+  for error in (ValueError("of another model"), FileNotFoundError(2, "file")):
+    with (
+      pytest.raises(type(error)) as raised,
+      disk.saving("step 1", tmp_path),
+    ):
+      raise error
+    assert raised.value is error
+
+
+def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
+  assert not disk.holds_run(tmp_path)
+  with (
+    pytest.raises(OSError, match="does not answer") as raised,
+    disk.saving("step 1", tmp_path),
+  ):
+    (tmp_path / "metrics.jsonl").open("r+b")
+  assert raised.value.errno == errno.EIO
