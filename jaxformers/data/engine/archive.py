@@ -48,6 +48,7 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
         "or leave the archive out to look for it and to download it."
       )
     return path
+  # Look in the user's folder first.
   folders = [data_dir / "downloads" / "manual"]
   if os.environ.get("JAXFORMERS_DATA_ARCHIVES"):
     folders.insert(0, Path(os.environ["JAXFORMERS_DATA_ARCHIVES"]))
@@ -107,6 +108,7 @@ def members(
   if path.is_dir():
     yield from _folder(path, max_bytes, wanted)
     return
+  # Yield every file once; two of a name would be two contents of one thing.
   names: set[str] = set()
   try:
     for name, content in _file_members(path, max_bytes, wanted):
@@ -138,6 +140,7 @@ def _file_members(
     if not is_tar:
       yield from _single(path, raw, max_bytes, wanted)
       return
+    # Read the tar as a stream; the bar shows the bytes of the file.
     with tqdm.tqdm(
       total=path.stat().st_size,
       desc=path.name,
@@ -203,6 +206,20 @@ def _is_wanted(
   return member.isfile() and wanted(name)
 
 
+def refusal(archive: Path, name: str, problem: str) -> UserError:
+  """Returns the error for a file of an archive that cannot be used.
+
+  Args:
+    archive: path of the archive.
+    name: name of the file in it.
+    problem: what the file is, to follow "which is".
+  """
+  return UserError(
+    f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
+    "was kept of it."
+  )
+
+
 def _single(
   path: Path, raw: Any, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
@@ -231,6 +248,7 @@ def _folder(
     name = file.relative_to(folder).as_posix()
     if not wanted(name):
       continue
+    # Refuse links to other folders, and more bytes than the set has.
     if not file.resolve().is_relative_to(root):
       raise UserError(
         f"{folder} holds {name!r}, a link that leads out of it: replace the "

@@ -96,6 +96,7 @@ def characters(*fields: str, min_count: int, first: int) -> Encoding:
   """
 
   def fit(train: Iterator[Example]) -> Fitted:
+    # Count characters of the training split, and sort the frequent ones.
     counts: Counter[str] = Counter()
     for example in train:
       for field in fields:
@@ -128,6 +129,7 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     UserError: for a vocabulary file that is missing or damaged, or a size out
       of range.
   """
+  # Name the encoding after the file's content, or after the size.
   if vocabulary:
     path = paths.expand(vocabulary)
     published = _read_vocabulary(path)
@@ -225,6 +227,7 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
     return (_text(example, field) for example in examples for field in fields)
 
   def fit(train: Iterator[Example]) -> Fitted:
+    # Train merges of bytes, the smallest ids for <pad>, <eos> and the bytes.
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -266,6 +269,7 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
       f"There is no vocabulary {path}: give the path of a vocab.txt, or leave "
       "task.vocabulary empty to train one."
     )
+  # The number of a line is the id of its piece, and 0 is padding.
   pieces = path.read_text(encoding="utf-8").splitlines()
   if not pieces or pieces[0] != "[PAD]" or "[UNK]" not in pieces:
     raise UserError(

@@ -88,7 +88,7 @@ def is_tar(start: bytes) -> bool:
   """
   if start.startswith(tuple(DECOMPRESSORS)) or start[257:262] == b"ustar":
     return True
-  try:  # Tars before POSIX have no name of their format, but a checksum.
+  try:  # Old tars, before POSIX have no name of their format, but a checksum.
     tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
   except tarfile.HeaderError:
     return False
@@ -293,6 +293,7 @@ def _next_member(
       fields[LONG_NAMES[member.type]] = content.partition(b"\0")[0]
     elif member.type in PAX_TYPES:
       content = _read_extension(reader, member)
+      # Global fields hold for all members that follow, others for the next.
       is_global = member.type == tarfile.XGLTYPE
       (global_fields if is_global else fields).update(_fields(reader, content))
     else:

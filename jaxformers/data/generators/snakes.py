@@ -590,12 +590,14 @@ def _seed(
   rng: Any, mask: Any, free: Any, sprites: Any, numbers: Any, last: Any
 ) -> bool:
   """Places the first paddle of a distractor; returns False if none fits."""
+  # Give up where hardly any pixel is free.
   if (mask <= FREE).sum() < LEAST_ROOM * mask.size:
     return False
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     if sprites.rooms[degree] == 0:
       return False
+    # Place its tail, and keep it if head and pivot lie in the image.
     y, x = _free_tail(rng, mask, degree, free, sprites)
     if y < 0:
       return False
@@ -629,6 +631,7 @@ def _distractors(
           is_complete = False
           break
         paddles[paddle] = last[:3]
+      # Keep the attempt: its mask, and its paddles in the image.
       if is_complete:
         _take(taken, last, sprites)
         mask[:] = taken
@@ -698,10 +701,12 @@ class Sample(NamedTuple):
 
 def sample(settings: Settings, index: int) -> Sample:
   """Returns the image of an index: a function of it and of the settings."""
+  # Seed a generator from everything that the image depends on.
   geometry = GEOMETRIES[settings.resolution]
   contour = DIFFICULTIES[settings.difficulty]
   entropy = [settings.seed, settings.resolution, contour, index]
   rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+  # Draw the margin here: it decides which sprites are needed.
   margin = geometry.margins[int(rng.integers(0, len(geometry.margins)))]
   count, length = distractor_counts(settings.resolution, settings.difficulty)
   numbers = Numbers(

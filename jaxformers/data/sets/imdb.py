@@ -24,21 +24,20 @@ def _reviews(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def _place(name: str) -> tuple[str, str] | None:
-  """(split, label) of a review's path; None for whatever else there is."""
+  """Returns (split, label) of a review's path; None for other files."""
   parts = name.split("/")
   if len(parts) < 3 or not name.endswith(".txt"):
     return None
   split, label = parts[-3:-1]
-  return (
-    (split, label) if split in ("train", "test") and label in LABELS else None
-  )
+  is_review = split in ("train", "test") and label in LABELS
+  return (split, label) if is_review else None
 
 
 def read(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The reviews of an archive: `text`, their bytes, and `label`.
+  """Reads the reviews of an archive: `text`, their bytes, and `label`.
 
   Raises:
-    UserError: for an archive that is cut short or holds other counts.
+    UserError: for an archive that is truncated or holds other counts.
   """
   per_label = dict.fromkeys(LABELS, PER_LABEL)
   expected = {"train": per_label, "test": per_label}

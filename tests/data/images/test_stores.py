@@ -52,7 +52,7 @@ def test_images_in_folders_of_their_classes(root):
 
 
 def test_what_are_no_classes(root, tmp_path):
-  with pytest.raises(ValueError, match="'n02', which is no class"):
+  with pytest.raises(ValueError, match="'n02', which is none of the classes"):
     stores.folder(root, ("n01", "n03"))
   (tmp_path / "empty" / "n01").mkdir(parents=True)
   with pytest.raises(ValueError, match=r"holds no .jpeg"):
