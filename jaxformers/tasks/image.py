@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import cifar10
 from jaxformers.registry import choose
-from jaxformers.tasks.pixels import Protocol
+from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
 from jaxformers.tasks.task import (
   TASKS,
@@ -18,10 +18,10 @@ from jaxformers.tasks.task import (
 # All have 45,000 / 5,000 / 10,000 images. s4 normalises:
 # (x / 255 - 122.6 / 255) / (61 / 255).
 PROTOCOLS = {
-  "jaxformers": Protocol(),
-  "lra": Protocol(pad_is_zero=True),
-  "skyformer": Protocol(pad_is_zero=True),
-  "s4": Protocol(scale=(122.6, 61.0), torch_split=True),
+  "jaxformers": PixelProtocol(),
+  "lra": PixelProtocol(pad_is_zero=True),
+  "skyformer": PixelProtocol(pad_is_zero=True),
+  "s4": PixelProtocol(scale=(122.6, 61.0), torch_split=True),
 }
 
 

@@ -133,6 +133,7 @@ def _vocabulary(
 
 def unigram(task: Task) -> float:
   """Returns the perplexity of the training split's frequencies plus one."""
+  # Add one to every count; id 0 is padding and is never predicted.
   train, test = (_ids(task, name) for name in ("train", "test"))
   counts = np.bincount(train, minlength=task.vocab_size)[1:] + 1.0
   log_p = np.log(counts / counts.sum())

@@ -10,7 +10,7 @@ from jaxformers.data.generators import pathfinder
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.pixels import Protocol
+from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
 from jaxformers.tasks.task import (
   TASKS,
@@ -23,10 +23,10 @@ from jaxformers.tasks.task import (
 # All have 80 / 10 / 10 percent. Skyformer shuffles without a seed, so its split
 # cannot be reproduced: it has that of "lra" here. s4 reads x / 255.
 PROTOCOLS = {
-  "jaxformers": Protocol(),
-  "lra": Protocol(pad_is_zero=True),
-  "skyformer": Protocol(pad_is_zero=True),
-  "s4": Protocol(scale=(0.0, 255.0), torch_split=True),
+  "jaxformers": PixelProtocol(),
+  "lra": PixelProtocol(pad_is_zero=True),
+  "skyformer": PixelProtocol(pad_is_zero=True),
+  "s4": PixelProtocol(scale=(0.0, 255.0), torch_split=True),
 }
 DEFAULTS = pathfinder.Settings()
 

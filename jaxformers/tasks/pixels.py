@@ -14,7 +14,7 @@ PADDED_VALUES = ("<pad>", *VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
-class Protocol:
+class PixelProtocol:
   """How a pixel becomes a token, and how examples are split.
 
   Attributes:

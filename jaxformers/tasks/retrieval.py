@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import aan
 from jaxformers.registry import choose
@@ -14,31 +12,15 @@ from jaxformers.tasks.task import (
   histogram_similarity,
   majority_class,
 )
-from jaxformers.tasks.text import with_ids
-
-
-@dataclasses.dataclass(frozen=True)
-class Protocol:
-  """How documents are cut.
-
-  Attributes:
-    max_len: largest number of tokens of a document.
-    padded_len: length of Skyformer's tensors; 0 for max_len.
-    characters: True if tokens are characters, False for bytes.
-  """
-
-  max_len: int = 4_000
-  padded_len: int = 0
-  characters: bool = False
-
+from jaxformers.tasks.text import TextProtocol, with_ids
 
 # All have 4000 tokens a document and the split of LRA's files. They differ in
 # the head, which the config chooses.
 PROTOCOLS = {
-  "jaxformers": Protocol(),
-  "lra": Protocol(),
-  "skyformer": Protocol(padded_len=4_096),
-  "s4": Protocol(characters=True),
+  "jaxformers": TextProtocol(max_len=4_000),
+  "lra": TextProtocol(max_len=4_000),
+  "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
+  "s4": TextProtocol(max_len=4_000, characters=True),
 }
 
 

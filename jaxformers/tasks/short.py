@@ -66,6 +66,7 @@ def load_imdb(
     splits |= hold_out(splits["train"], HELD_OUT["imdb"])
   else:
     splits["validation"] = splits["test"]
+  # Reviews are negative or positive.
   sizes = (2, max_len, special_tokens)
   return _task("imdb", protocol, splits, sizes, info)
 

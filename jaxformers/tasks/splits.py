@@ -82,6 +82,7 @@ def torch_permutation(size: int, seed: int) -> np.ndarray:
   PyTorch shuffles on the CPU by Fisher and Yates from the front, by 32-bit
   numbers of the Mersenne twister, for sizes up to 2^32 / 20.
   """
+  # Draw all numbers, then swap each place with one behind it or itself.
   twister = np.random.MT19937()
   twister._legacy_seeding(seed)
   drawn = twister.random_raw(max(size - 1, 0))

@@ -166,6 +166,7 @@ def first_token_rule(task: Task) -> float:
   The rule says the most frequent class of train among examples that begin so.
   """
   train, test = task.splits["train"], task.splits["test"]
+  # Count classes by first token, and say the most frequent one.
   counts = np.zeros((task.vocab_size, task.num_classes), np.int64)
   np.add.at(counts, (_first(train), train.labels), 1)
   return float(np.mean(counts.argmax(1)[_first(test)] == test.labels))
@@ -185,6 +186,7 @@ def histograms(split: Packed, size: int) -> np.ndarray:
   Returns:
     float64 [num_inputs * count, size], a row of zeros for an empty sequence.
   """
+  # Count ids, and divide by the length; an empty sequence has length 1.
   rows = np.stack(
     [np.bincount(split[k], minlength=size) for k in range(len(split.starts))]
   )
@@ -210,6 +212,7 @@ def pixel_regression(task: Task) -> float:
 
 
 def _pixels(split: Packed | Images) -> np.ndarray:
+  # All images have the length of the first.
   packed = split.packed if isinstance(split, Images) else split
   length = int(packed.stops[0] - packed.starts[0])
   at = packed.starts[:, None] + np.arange(length)

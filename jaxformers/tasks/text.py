@@ -21,14 +21,14 @@ from jaxformers.tasks.task import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Protocol:
-  """How reviews are cut, and which of them choose the checkpoint.
+class TextProtocol:
+  """How texts are cut, and which of them choose the checkpoint.
 
   Attributes:
-    max_len: largest number of tokens of a review.
+    max_len: largest number of tokens of a text.
     padded_len: length of Skyformer's tensors; 0 for max_len.
-    held_out: number of training reviews that choose the checkpoint; 0 if the
-      test split chooses it.
+    held_out: number of training texts that choose the checkpoint; 0 if another
+      split chooses it.
     characters: True if tokens are characters, False for bytes.
   """
 
@@ -41,10 +41,10 @@ class Protocol:
 # IMDb has no validation split. LRA, Skyformer and S4 let the test split choose
 # the checkpoint; LRA's config says 1000 bytes where its paper says 4K.
 PROTOCOLS = {
-  "jaxformers": Protocol(max_len=4_000, held_out=2_500),
-  "lra": Protocol(max_len=1_000),
-  "skyformer": Protocol(max_len=4_000, padded_len=4_096),
-  "s4": Protocol(max_len=4_096, characters=True),
+  "jaxformers": TextProtocol(max_len=4_000, held_out=2_500),
+  "lra": TextProtocol(max_len=1_000),
+  "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
+  "s4": TextProtocol(max_len=4_096, characters=True),
 }
 
 

@@ -56,10 +56,7 @@ def _cifar(
   augment: Mapping[str, Any] | None,
 ) -> Task:
   packed, info = preparation.open_splits(
-    origin,
-    encodings.pixels(),
-    data_dir=data_folder(data_dir),
-    archive=archive,
+    origin, encodings.pixels(), data_dir=data_folder(data_dir), archive=archive
   )
   # Validate on the last tenth of train.
   images = {
@@ -198,6 +195,7 @@ def _open_prepared(
   """Does `_open` for a directory that tensorflow-datasets has prepared."""
   from jaxformers.data.engine import builder
 
+  # Take the authors' validation as test: the test split has no labels.
   splits, classes = builder.open_images(root)
   sources = {"train": "train", "test": "validation"}
   if not {*sources.values()} <= splits.keys():
@@ -214,7 +212,7 @@ def _open_prepared(
     *(f"{path.name} {path.stat().st_size}" for path in files)
   )
   return {
-    name: stores.prepared(
+    name: stores.open_prepared(
       splits[split],
       cache / f"labels-{digest}-{split}",
       content,
@@ -232,6 +230,7 @@ def _provenance(
   No checksum of the unpacked images is published. A set with other counts is
   marked as another archive than the authors' beside every score.
   """
+  # Count images and classes.
   counts = {
     "train": len(opened["train"]),
     "validation": len(opened["test"]),
@@ -258,6 +257,7 @@ def _open(
   """Opens `train` and `test`, the authors' validation; also the classes."""
   if (root / "dataset_info.json").is_file():
     return _open_prepared(root, data_dir / "packed")
+  # Otherwise read folders by class; the authors call the test split val.
   folders = {"train": root / "train", "test": root / "val"}
   for path in folders.values():
     if not path.is_dir():
@@ -265,7 +265,7 @@ def _open(
         f"There is no folder {path}: give one with train/CLASS/ and "
         "val/CLASS/, or a directory of tensorflow-datasets."
       )
-  classes = stores.classes_of(folders["train"])
+  classes = stores.list_classes(folders["train"])
   return {
-    name: stores.folder(path, classes) for name, path in folders.items()
+    name: stores.open_folder(path, classes) for name, path in folders.items()
   }, classes

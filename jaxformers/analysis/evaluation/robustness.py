@@ -222,7 +222,7 @@ def _folder(run: trained.Trained, folder: Path, name: str) -> Images:
   """
   if not folder.is_dir():
     raise UserError(f"There is no folder {folder}.")
-  store = stores.folder(folder, run.task.classes)
+  store = stores.open_folder(folder, run.task.classes)
   if len(store) != COUNTS[name]:
     print(
       f"{folder} holds {len(store):,} images instead of the {COUNTS[name]:,} "

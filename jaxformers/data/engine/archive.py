@@ -16,13 +16,15 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tqdm
 
 from jaxformers.data.engine import tar
 from jaxformers.errors import UserError
 from jaxformers.paths import expand
+
+Place = TypeVar("Place")
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
@@ -127,6 +129,28 @@ def members(
       f"{path} cannot be read to its end ({e}): it is damaged, truncated or no "
       "archive of a known kind. Fetch it again; nothing was kept of it."
     ) from e
+
+
+def placed_members(
+  path: Path, place: Callable[[str], Place | None], *, max_bytes: int
+) -> Iterator[tuple[Place, str, bytes]]:
+  """Yields (place, name, content) of every file that has a place.
+
+  Args:
+    path: a tar, a folder, or a single file.
+    place: function from the name of a file to what it holds, such as its split;
+      None for files that are not read.
+    max_bytes: largest allowed size of all content, unpacked.
+
+  Raises:
+    UserError: as `members`.
+  """
+
+  def has_place(name: str) -> bool:
+    return place(name) is not None
+
+  for name, content in members(path, max_bytes=max_bytes, wanted=has_place):
+    yield place(name), name, content
 
 
 def _file_members(

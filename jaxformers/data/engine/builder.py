@@ -48,6 +48,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     )
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    # Download where there is no local archive; generated data have no URL.
     archive = self.archive
     if archive is None and self.source.url:
       archive = Path(dl_manager.download(self.source.url))
@@ -65,6 +66,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     ]
     keys: set[str | int] = set()
     for key, example in rows:
+      # Refuse duplicates here, to name the archive and the remedy.
       if key in keys:
         raise UserError(
           f"{self.archive or self.name} holds the example {key!r} twice: give "

@@ -16,13 +16,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import (
-  decoders,
-  models,
-  normalizers,
-  pre_tokenizers,
-  trainers,
-)
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxformers import paths
 from jaxformers.data.engine.source import Encode, Encoding, Example
@@ -147,6 +141,7 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     return " ".join(_text(example, field) for field in fields)
 
   def fit(train: Iterator[Example]) -> Fitted:
+    # Use the published vocabulary, or train one on the training split.
     tokenizer = published or _train_pieces(map(joined, train), size)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
@@ -346,6 +341,7 @@ def character_ids(vocabulary: Sequence[str]) -> Ids:
 
 def word_ids(vocabulary: Sequence[str]) -> Ids:
   """Returns a function from a text to ids under a vocabulary of `words`."""
+  # Words outside of the vocabulary are <unk>, and every line has an <eos>.
   ids = {word: i for i, word in enumerate(vocabulary)}
   unknown, end = ids[UNKNOWN], ids[END]
 

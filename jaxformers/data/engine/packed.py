@@ -367,8 +367,7 @@ def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
 
 
 def build(
-  folder: Path,
-  make: Callable[[Path], Mapping[str, Any]],
+  folder: Path, make: Callable[[Path], Mapping[str, Any]]
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits in a folder, and makes them first where it is missing.
 

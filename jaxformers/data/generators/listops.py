@@ -270,6 +270,7 @@ def trees(
   if not levels:
     empty = np.zeros(0, np.int64)
     return empty.astype(np.uint8), np.zeros(1, np.int64), empty
+  # Write the trees that remain, and compute their values.
   sizes = _sizes(levels)
   offsets = np.concatenate([[0], np.cumsum(sizes[0])])
   return _write(levels, sizes), offsets, _values(levels)
@@ -285,6 +286,7 @@ def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
     ahead = collections.deque(
       pool.submit(trees, settings, block) for block in range(2 * workers)
     )
+    # Ask for another block whenever one is taken.
     for block in itertools.count(len(ahead)):
       yield ahead.popleft().result()
       ahead.append(pool.submit(trees, settings, block))

@@ -72,6 +72,7 @@ def binarised(ids: np.ndarray) -> str:
 
   `[MAX 2 3 ]` becomes `( ( ( [MAX 2 ) 3 ) ] )`.
   """
+  # Each entry is an open operation as written so far.
   stack: list[str] = []
   for word in decode(ids).split():
     if word in OPERATORS:
@@ -96,6 +97,7 @@ def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
   # Remove the remains of an export that was killed.
   shutil.rmtree(staged, ignore_errors=True)
   staged.mkdir(parents=True)
+  # Write all three before any gets its name.
   try:
     for name, split in splits.items():
       path = staged / f"basic_{FILES[name]}.tsv"
@@ -115,6 +117,7 @@ def parse(line: str) -> tuple[np.ndarray, int]:
   Raises:
     UserError: if the line is not an expression, a tab and its value.
   """
+  # Parse the line, and compare the label with the expression's value.
   source, tab, target = line.rstrip("\n").partition("\t")
   if not tab or not source or target not in tuple("0123456789"):
     raise UserError(

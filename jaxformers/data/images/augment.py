@@ -131,6 +131,7 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
   height, width = size
   if picture.size == (width, height):
     return picture
+  # Resize so that the crop is 7/8 of the short side, and crop the middle.
   scale = max(height, width) * 8 / 7 / min(picture.size)
   resized = [
     max(round(side * scale), least)
@@ -143,6 +144,7 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
   """Draws a box of 8 to 100 % of the area and sides 3:4 to 4:3."""
+  # Draw area and ratio until a box fits, ten times at most.
   width, height = picture.size
   for _ in range(10):
     area = width * height * rng.uniform(0.08, 1.0)
@@ -159,11 +161,7 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
 
 def _affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
   return picture.transform(
-    picture.size,
-    Image.Transform.AFFINE,
-    matrix,
-    BICUBIC,
-    fillcolor=MEAN_COLOUR,
+    picture.size, Image.Transform.AFFINE, matrix, BICUBIC, fillcolor=MEAN_COLOUR
   )
 
 
@@ -247,6 +245,7 @@ def randaugment(
   Source: Cubuk et al. 2020, https://arxiv.org/abs/1909.13719, in timm's form:
   magnitudes are normal around `magnitude`, with deviation 0.5.
   """
+  # Draw two operations, which may be the same.
   operations = list(OPERATIONS.values())
   for number in rng.integers(0, len(operations), 2).tolist():
     if rng.random() < 0.5:
@@ -265,6 +264,7 @@ def erase(pixels: np.ndarray, rng: Rng) -> None:
     pixels: float32 [height, width, c], normalised.
     rng: draws the box and the noise.
   """
+  # Draw area and ratio until a box fits; after ten draws nothing is erased.
   height, width, channels = pixels.shape
   for _ in range(10):
     area = height * width * rng.uniform(0.02, 1 / 3)

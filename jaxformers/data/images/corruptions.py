@@ -140,6 +140,7 @@ def motion_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
   """Enlarges the middle bilinearly to the size of the image."""
+  # Read at places that are nearer to the middle by the factor.
   height, width = x.shape[:2]
   rows, columns = (
     np.clip((np.arange(n) - (n - 1) / 2) / factor + (n - 1) / 2, 0, n - 1)
@@ -224,6 +225,7 @@ def fog(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   thick, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[
     level
   ]
+  # Draw a square cloud, and cut it to the image.
   height, width = x.shape[:2]
   size = 1 << (max(height, width) - 1).bit_length()
   cloud = plasma(size, decay, rng)[:height, :width, None]
@@ -235,6 +237,7 @@ def brightness(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   """Brightens the image, at the same hue and saturation."""
   del rng
   added = (0.05, 0.1, 0.15, 0.2, 0.3)[level]
+  # Raise the value of HSV, which is the largest channel.
   top = x.max(-1, keepdims=True)
   bright = np.minimum(top + added, 1)
   return np.where(top > 0, x * bright / np.where(top > 0, top, 1), bright)

@@ -54,14 +54,14 @@ class ImageStore(abc.ABC):
     """Returns the digest of all labels, keys and `content`.
 
     The images themselves are not read, because they may be millions of files:
-    an image that changes in place is not noticed. A key in a `Folder` is a hash
-    of the file's name, so other names or another number of files are.
+    an image that changes in place is not noticed. Keys of an `ImageFolder` are
+    hashes of file names, so other names or another number of files are.
     """
     return digests.of_parts(self.content, self.labels, self.keys)
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder(ImageStore):
+class ImageFolder(ImageStore):
   """Images in folders that are named after their class.
 
   Attributes:
@@ -87,7 +87,7 @@ class Folder(ImageStore):
   def _path(self, k: int) -> Path:
     return self.root / str(self.names[k])
 
-  def select(self, indices: Any) -> Folder:
+  def select(self, indices: Any) -> ImageFolder:
     """Returns a store of some images, in their order."""
     return dataclasses.replace(
       self,
@@ -98,7 +98,7 @@ class Folder(ImageStore):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared(ImageStore):
+class PreparedImages(ImageStore):
   """Images that tensorflow-datasets has prepared in array_record.
 
   Attributes:
@@ -123,7 +123,7 @@ class Prepared(ImageStore):
       f"is {reason}. Prepare the set again with tensorflow-datasets."
     )
 
-  def select(self, indices: Any) -> Prepared:
+  def select(self, indices: Any) -> PreparedImages:
     """Returns a store of some images, in their order."""
     return dataclasses.replace(
       self,
@@ -138,12 +138,12 @@ def _hash(name: str) -> int:
   return int.from_bytes(digest, "big")
 
 
-def classes_of(root: Path) -> tuple[str, ...]:
+def list_classes(root: Path) -> tuple[str, ...]:
   """Returns the names of the folders in a folder, in order."""
   return tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
 
 
-def folder(root: Path, classes: Sequence[str]) -> Folder:
+def open_folder(root: Path, classes: Sequence[str]) -> ImageFolder:
   """Lists the images of root/CLASS/**, labelled by CLASS.
 
   Args:
@@ -156,7 +156,7 @@ def folder(root: Path, classes: Sequence[str]) -> Folder:
   # List all files by class, in the order of their names.
   numbers = {name: number for number, name in enumerate(classes)}
   names, labels = [], []
-  for name in classes_of(root):
+  for name in list_classes(root):
     if name not in numbers:
       raise UserError(
         f"{root} has a folder {name!r}, which is none of the classes "
@@ -174,16 +174,16 @@ def folder(root: Path, classes: Sequence[str]) -> Folder:
     )
   # Identify an image by its name: its content is not read.
   keys = np.array([_hash(name) for name in names], np.uint64)
-  return Folder(np.array(labels, np.int32), keys, root, np.array(names))
+  return ImageFolder(np.array(labels, np.int32), keys, root, np.array(names))
 
 
-def prepared(
+def open_prepared(
   examples: Sequence[Any], cache: Path, content: str = "", *, origin: str = ""
-) -> Prepared:
+) -> PreparedImages:
   """Returns the images of a data source; caches their labels in a file.
 
   Args:
-    examples: data source; see `Prepared`.
+    examples: data source; see `PreparedImages`.
     cache: folder to make for the labels and their digest.
     content: text for the digest; see `ImageStore`.
     origin: folder and split of the data source, for messages.
@@ -212,6 +212,6 @@ def prepared(
   labels = np.load(cache / "labels.npy")
   places = np.arange(len(labels))
   keys = places.astype(np.uint64)
-  return Prepared(
+  return PreparedImages(
     labels, keys, examples, places, content=content, origin=origin
   )

@@ -23,12 +23,9 @@ MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 
 def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
   """Yields (split, key, example); the key is the number of the line."""
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: name.rpartition("/")[2] in FILES,
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = FILES[name.rpartition("/")[2]]
     # Split at \n alone and unquote nothing: texts hold \r and quotes.
     for number, ended in enumerate(io.BytesIO(content), 1):
       line = ended.removesuffix(b"\n")
@@ -44,6 +41,10 @@ def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
       example = {"text1": fields[3], "text2": fields[4]}
       label = LABELS[fields[0] == b"1.0"]
       yield split, f"{number:06d}", {**example, "label": label}
+
+
+def _split(name: str) -> str | None:
+  return FILES.get(name.rpartition("/")[2])
 
 
 def source(

@@ -30,10 +30,9 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
   """Returns the files of both splits: `image`, JPEG, and `annotation`, PNG."""
   # Gather the two files of every scene.
   scenes: dict[tuple[str, str], dict[str, bytes]] = {}
-  for name, content in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  for (split, key, kind), _, content in archives.placed_members(
+    archive, _place, max_bytes=MAX_BYTES
   ):
-    split, key, kind = _place(name)
     files = scenes.setdefault((split, key), {})
     if kind in files:
       raise UserError(
@@ -55,6 +54,7 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
 
 def _check(archive: Path, split: str, key: str, example: Any) -> None:
   """Refuses a scene whose files cannot be decoded or differ in size."""
+  # Decode both; every pixel of the image needs a label of its own.
   place = f"{FOLDERS[split]}/{key}"
   refuse = functools.partial(archives.refusal, archive)
   image = pictures.decode(
@@ -71,6 +71,7 @@ def _check(archive: Path, split: str, key: str, example: Any) -> None:
 
 def _place(name: str) -> tuple[str, str, str] | None:
   """Returns (split, key, field) of a file's path; None for other files."""
+  # Files are images/training/NAME.jpg and the like, below any folder.
   parts = name.split("/")
   if len(parts) < 3:
     return None

@@ -20,14 +20,10 @@ MAX_BYTES = 1 << 28  # The authors' archive unpacks to 31 MB.
 
 def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   """Yields (split, key, example); keys are those of the stock builder."""
-  names = {f"{split}.csv": split for split in PER_LABEL}
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: name.rpartition("/")[2] in names,
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
     # The key is the number of the row, as in the stock builder.
-    split = names[name.rpartition("/")[2]]
     for key, row in enumerate(_rows(archive, name, content)):
       if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
         raise UserError(
@@ -37,6 +33,11 @@ def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
       label = LABELS[int(row[0]) - 1]
       texts = {"title": row[1].encode(), "description": row[2].encode()}
       yield split, key, {**texts, "label": label}
+
+
+def _split(name: str) -> str | None:
+  stem, _, ending = name.rpartition("/")[2].partition(".")
+  return stem if ending == "csv" and stem in PER_LABEL else None
 
 
 def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
@@ -73,6 +74,7 @@ def read_test(archive: Path | None) -> dict[str, list[Keyed]]:
 
 def _read_files(archive: Path) -> dict[str, list[Keyed]]:
   """Returns the rows of test.csv and, if the archive has it, of train.csv."""
+  # Require all articles of the files that the archive has.
   rows = list(_articles(archive))
   expected = {
     split: dict.fromkeys(LABELS, count)

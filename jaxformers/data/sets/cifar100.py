@@ -32,10 +32,9 @@ MAX_BYTES = 1 << 29
 
 def _images(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   """Yields (split, key, example) from the binary batches."""
-  for name, content in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=lambda name: _split(name) is not None
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = _split(name)
     if not name.endswith(".bin"):
       raise pickle_error(archive, name, SOURCE)
     # Refuse what cannot be rows of labels and planes.

@@ -16,15 +16,15 @@ MAX_BYTES = 1 << 30  # The authors' archive unpacks to 0.4 GB.
 
 def _reviews(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
   """Yields (split, key, example); keys are those of the stock builder."""
-  for name, text in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  for (split, label), name, text in archives.placed_members(
+    archive, _place, max_bytes=MAX_BYTES
   ):
-    split, label = _place(name)
     yield split, name, {"text": text, "label": label}
 
 
 def _place(name: str) -> tuple[str, str] | None:
   """Returns (split, label) of a review's path; None for other files."""
+  # Reviews are train/pos/0_9.txt and the like, below any folder.
   parts = name.split("/")
   if len(parts) < 3 or not name.endswith(".txt"):
     return None

@@ -82,14 +82,15 @@ def released(
   )
 
 
+def _split(name: str) -> str | None:
+  return FILES.get(name.rpartition("/")[2])
+
+
 def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   """Yields (split, key, example); the key is the number of the line."""
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: name.rpartition("/")[2] in FILES,
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = FILES[name.rpartition("/")[2]]
     # Bytes that are not UTF-8 become a token that `parse` refuses.
     lines = content.decode(errors="backslashreplace").splitlines()
     for number, line in enumerate(lines, 1):

@@ -100,6 +100,7 @@ def _chunk(work: Path, start: int) -> Path:
 
 def _write_chunk(path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
   """Writes a chunk with its digest, completely or not at all."""
+  # Write under another name, so that a chunk that exists is complete.
   staged = path.with_name(f".{path.name}.staged")
   digest = digests.of_parts(pixels, labels)
   try:
@@ -259,6 +260,7 @@ def export(settings: Settings, folder: Path) -> None:
     UserError: if the level exists already.
     OSError: if it cannot be written; nothing is left of it.
   """
+  # Refuse to mix two exports in one folder.
   level = (
     folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
   )
@@ -314,6 +316,7 @@ def _write_level(settings: Settings, level: Path) -> None:
       1,
     )
     lines.append(" ".join(str(field) for field in fields))
+    # Write the lines of a subfolder after its last image.
     if m == CHUNK - 1 or index == settings.num_images - 1:
       text = "".join(f"{line}\n" for line in lines)
       (level / "metadata" / f"{k}.npy").write_text(text)
