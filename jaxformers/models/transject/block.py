@@ -26,9 +26,11 @@ from jaxformers.models.variables import DERIVED, rotation
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
 
-MODELS.register("transject")(Variant("transject", "injective"))
+MODELS.register("transject")(
+  Variant("transject", "injective", source="TransJect")
+)
 MODELS.register("random_transject")(
-  Variant("transject", "injective", {"sigma": "learned"})
+  Variant("transject", "injective", {"sigma": "learned"}, source="TransJect")
 )
 
 SIGMAS = ("eigenvalues", "learned")
