@@ -133,12 +133,12 @@ def _may_pass(error: Exception) -> bool:
     return False
   from jaxformers.training import disk
 
-  return disk.error_number(error) > 0
+  return isinstance(error, OSError) and disk.error_number(error) > 0
 
 
 def _message(error: Exception) -> str | None:
   """Returns the message shown to the user, or None for an internal error."""
-  if isinstance(error, OSError) and _may_pass(error):
+  if _may_pass(error):
     return f"error: {error}\nRun the same command again when that is mended."
   # A file that cannot be read or written is named by the error.
   names_file = isinstance(error, OSError) and error.filename is not None
@@ -146,9 +146,9 @@ def _message(error: Exception) -> str | None:
   return f"error: {error}" if is_users else None
 
 
-# The status of a process that ends because another has, and after what starting
-# again does not mend.
-LOST, MISTAKE = 75, 2
+# Status of a process whose disk or whose peer fails, so that starting it again
+# may help; and of a mistake, where that does not help.
+RETRY, MISTAKE = 75, 2
 
 
 def _leave_others(error: Exception) -> None:
@@ -160,9 +160,11 @@ def _leave_others(error: Exception) -> None:
   if not processes.has_peers():
     return
   message = _message(error)
-  status = 1 if message is None or _may_pass(error) else MISTAKE
+  status = 1 if message is None else MISTAKE
+  if _may_pass(error):
+    status = RETRY
   if lost := processes.explain_lost(error):
-    status, message = LOST, f"error: {lost}"
+    status, message = RETRY, f"error: {lost}"
   print(message or traceback.format_exc(), file=sys.stderr)
   processes.leave(status)
 
@@ -189,6 +191,9 @@ def main(argv: list[str]) -> None:
     message = _message(error)
     if message is None:
       raise
+    if _may_pass(error):
+      print(message, file=sys.stderr)
+      sys.exit(RETRY)
     sys.exit(message)
 
 

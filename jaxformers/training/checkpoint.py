@@ -199,7 +199,7 @@ class Checkpoints:
     }
     meta = json.loads(json.dumps(meta))
     meta["digest"] = workdirs.digest(meta)
-    with disk.saving(f"step {step}", self.workdir):
+    with disk.saving(f"Step {step}", self.workdir):
       self._check_present(self.workdir / "config.json")
       self._manager.save(
         step,
@@ -223,7 +223,7 @@ class Checkpoints:
     if self._saving is None:
       return
     step, self._saving = self._saving, None
-    with disk.saving(f"step {step}", self.workdir):
+    with disk.saving(f"Step {step}", self.workdir):
       self._manager.wait_until_finished()
       # orbax makes folders that are not there: what it saved may lie elsewhere.
       self._check_present(self.workdir / "config.json", self.folder / str(step))

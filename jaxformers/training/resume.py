@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ import jax
 from jaxformers import config as configs
 from jaxformers import models, workdirs
 from jaxformers.errors import UserError
-from jaxformers.training import optim
+from jaxformers.training import disk, optim
 
 # Characters that the library of checkpoints takes for patterns or separators.
 REFUSED = "*?[\\"
@@ -46,6 +47,9 @@ def check_writable(workdir: Path) -> None:
     probe.touch()
     probe.unlink()
   except OSError as error:
+    is_forbidden = error.errno in (errno.EACCES, errno.EROFS)
+    if disk.error_number(error) and not is_forbidden:
+      raise  # It may pass.
     raise UserError(
       f"The workdir {workdir} cannot be written ({error.strerror}): choose "
       "another --workdir."

@@ -95,7 +95,7 @@ class Trainer:
     workdir.mkdir(parents=True, exist_ok=True)
     with disk.saving("config.json", workdir):
       workdirs.write(workdir, "config.json", self.run.config)
-    with disk.saving("the vocabulary", workdir):
+    with disk.saving("vocabulary.json", workdir):
       workdirs.write_vocabulary(workdir, self.run.task)
 
   def batches(self, start: int) -> Iterator[Any]:

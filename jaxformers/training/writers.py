@@ -113,7 +113,7 @@ class Writers:
     if self._path:
       line = workdirs.metrics_line(step, scalars).encode()
       with (
-        disk.saving(f"the metrics of step {step}", self._workdir),
+        disk.saving(f"Metrics of step {step}", self._workdir),
         # Not "ab", which would make a file that is gone anew.
         self._path.open("r+b") as file,
       ):

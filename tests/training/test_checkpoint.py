@@ -240,7 +240,9 @@ def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   save(tmp_path, None)
   checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
   monkeypatch.setattr(checkpoints._manager, "save", full)
-  with pytest.raises(OSError, match="is full.*saved before is untouched"):
+  with pytest.raises(
+    OSError, match="Step 2 was not saved in .*full.*before is untouched"
+  ):
     checkpoints.save(state(2), {})
   assert checkpoints.steps() == [1]
 
@@ -253,7 +255,7 @@ def test_a_save_that_fails_in_the_background_is_told_by_the_next(
   checkpoints.save(state(2), {})
   checkpoints._manager.wait_until_finished()
   monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
-  with pytest.raises(OSError, match="is full.*step 2 was not saved"):
+  with pytest.raises(OSError, match="Step 2 was not saved.*disk is full"):
     checkpoints.save(state(3), {})
   assert restored(tmp_path)[0].step == 2
 
@@ -276,7 +278,7 @@ def test_nothing_is_saved_where_a_workdir_was(tmp_path):
   checkpoints.save(state(1), {})
   checkpoints.wait()
   folder.rename(away)
-  with pytest.raises(OSError, match="does not answer.*step 2 was not saved"):
+  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
     checkpoints.save(state(2), {})
   assert not folder.exists()
   away.rename(folder)
@@ -296,7 +298,7 @@ def test_what_was_saved_elsewhere_is_not_saved(tmp_path, monkeypatch):
     return really_save(*args, **kwargs)
 
   monkeypatch.setattr(checkpoints._manager, "save", vanish)
-  with pytest.raises(OSError, match="does not answer.*step 2 was not saved"):
+  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
     checkpoints.save(state(2), {})
     checkpoints.wait()
   shutil.rmtree(folder)
