@@ -81,11 +81,11 @@ def rows(
     config = configs.plain(configs.load(f"{path}:{own}"))
     try:
       model = build(**config["model"], **sizes)
-    except ValueError as error:
+    except UserError as error:
       made.append({"model": name, "error": str(error)})
       continue
     reference = build(**config["reference"], **sizes)
-    costs = dataclasses.asdict(cost.of(model, sizes["max_len"]))
+    costs = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
     share = costs["parameters"] / cost.size(reference)
     made.append({"model": name, **costs, "relative": share})
   return made
@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
       choose("model", name, MODELS)
     sizes = _given(args.sizes) if args.sizes else _of_task(args.config)
     made = rows(args.config, names, sizes)
-  except ValueError as error:
+  except UserError as error:
     sys.exit(f"Error: {error}")
   if args.json:
     print(json.dumps(made, indent=2))

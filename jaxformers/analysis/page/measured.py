@@ -113,8 +113,9 @@ class Rows:
     ids, names, words, quote = texts.example(
       run, self.options.text, self.options.length
     )
-    if run.model.num_inputs > 1:  # The same twice: the first is looked at.
-      ids = np.stack([ids] * run.model.num_inputs)
+    num_inputs = run.model.config.num_inputs
+    if num_inputs > 1:  # The same twice: the first is looked at.
+      ids = np.stack([ids] * num_inputs)
     given = make_variables(run.model, run.params)
     seen = capture(run.model, given, jnp.asarray(ids)[None])
     hidden, mask = layers.tokens(seen)
