@@ -107,7 +107,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   lines = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert "validation/mean_iou" in lines
   trained = segmentation.trained.load(tmp_path / "run")
-  assert segmentation.measure(trained)["count"] == 3
+  assert segmentation.evaluate_segmenter(trained)["count"] == 3
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ gives, `num_layers` times `num_experts` and d numbers a sample.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers import cli, trained
 from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32, parts
@@ -239,32 +238,26 @@ def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
   return jax.jit(undo), jax.jit(functools.partial(invertible.forward, layers))
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints how much of some test examples comes back from the last layer."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers inverse",
-    description="How many tokens of real examples come back from the encoder's "
-    "output.",
-  )
-  parser.add_argument("workdir", help="of a run of TransJect")
-  parser.add_argument("--samples", type=int, default=32)
-  parser.add_argument("--length", type=int, default=512, help="tokens at most")
-  args = parser.parse_args(argv)
-  # Only this command reads a run; the functions above are pure.
-  from jaxformers import trained
-
-  try:
-    run = trained.load(args.workdir)
-    ids = jnp.asarray(run.sample(args.samples, args.length))
-    model = in_float32(run.model)
-    hidden, side = forward(model, run.params, ids)
-    x = inverse(model, run.params, hidden[-1], side)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  found, positions = tokens(model, run.params, x)
+@cli.command(
+  cli.WORKDIR,
+  cli.argument(
+    "--samples", type=int, default=32, help="number of test samples"
+  ),
+  cli.argument(
+    "--length", type=int, default=512, help="most tokens of a sample"
+  ),
+)
+def main(workdir: str, samples: int, length: int) -> None:
+  """Prints how much of some test samples comes back from the last layer."""
+  run = trained.load(workdir)
+  ids = jnp.asarray(run.sample(samples, length))
+  model = in_float32(run.model)
+  hidden, side = forward(model, run.params, ids)
+  x = inverse(model, run.params, hidden[-1], side)
+  recovered, positions = tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, int(model.config.cls) :]
   ids = np.asarray(ids).reshape(mask.shape)
-  right = np.isclose(found, ids, atol=1e-4)[mask].mean()
+  right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
   placed = (positions == np.arange(mask.shape[1]))[mask].mean()
   off = float(jnp.abs(x - hidden[0]).max())
   print(

@@ -11,10 +11,8 @@ equation 9) and the extremes that gradient ascent finds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxformers import cli, trained
 from jaxformers.analysis.certificates.ascent import adversarial
 from jaxformers.analysis.certificates.inverse import layers_in_float32
 from jaxformers.analysis.tokens.capture import capture
@@ -114,7 +113,7 @@ def activation_factors(distances: np.ndarray) -> np.ndarray:
   return found / np.where(found[0] > 0, found[0], np.nan)
 
 
-def measure(
+def measure_factors(
   model: Classifier,
   params: Any,
   batches: list[np.ndarray],
@@ -206,7 +205,7 @@ def report(
   """
   batches = [ids[k : k + batch_size] for k in range(0, len(ids), batch_size)]
   model = in_float32(model)
-  seen = measure(model, params, batches, seed=seed)
+  seen = measure_factors(model, params, batches, seed=seed)
   shared = seen.pop("shared")
   rows: list[dict[str, Any]] = []
   total = None
@@ -275,38 +274,33 @@ def table(found: dict[str, Any]) -> str:
   )
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument(
+    "--samples", type=int, default=32, help="number of test samples"
+  ),
+  cli.argument(
+    "--length", type=int, default=128, help="most tokens of a sample"
+  ),
+  cli.argument("--steps", type=int, default=200, help="steps of each ascent"),
+  cli.argument("--seed", type=int, default=0, help="seed of all that is drawn"),
+)
+def main(
+  workdir: str, samples: int, length: int, steps: int, seed: int
+) -> None:
   """Prints the table of a run and writes `lipschitz.json` into its workdir."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers lipschitz",
-    description="How far a trained encoder moves tokens apart: certificate, "
-    "activation factors, and what gradient ascent finds.",
-  )
-  parser.add_argument("workdir", help="of a run")
-  parser.add_argument("--samples", type=int, default=32, help="of the test")
-  parser.add_argument("--length", type=int, default=128, help="tokens at most")
-  parser.add_argument("--steps", type=int, default=200, help="of each ascent")
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args(argv)
-  # Only this command reads a run; the functions above are pure.
-  from jaxformers import trained
-
-  try:
-    run = trained.load(args.workdir)
-    found = report(
-      run.model,
-      run.params,
-      run.sample(args.samples, args.length, seed=args.seed),
-      steps=args.steps,
-      seed=args.seed,
-    )
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  found = {"step": run.step, **vars(args), **found}
-  path = Path(args.workdir) / "lipschitz.json"
-  path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+  run = trained.load(workdir)
+  ids = run.sample(samples, length, seed=seed)
+  content = {
+    "step": run.step,
+    **{"workdir": workdir, "samples": samples, "length": length},
+    **{"steps": steps, "seed": seed},
+    **report(run.model, run.params, ids, steps=steps, seed=seed),
+  }
+  path = Path(workdir) / "lipschitz.json"
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
-  print(table(found))
+  print(table(content))
   print(f"Written to {path}.")
 
 

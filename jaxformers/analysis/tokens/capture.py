@@ -92,6 +92,7 @@ def capture(
   if sigma is None and gates:
     sigma = found["layer_0"]["mixer"]["sigma"][0]
   hidden = tuple(found["hidden"])
+  # A layer whose mixer has no heads sows nothing for it.
   heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
   return Capture(
     hidden, mask, jnp.stack(gates) if gates else None, sigma, heads

@@ -10,10 +10,9 @@ of equations are the paper's.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxformers import cli, trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row
 from jaxformers.analysis.tokens.capture import (
@@ -412,7 +412,7 @@ def maps(found: Capture, causal: bool = False) -> list[np.ndarray]:
   return rows
 
 
-def measure(
+def measure_curves(
   model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
 ) -> dict[str, list[float]]:
   """`curves` averaged over samples, a batch at a time.
@@ -539,48 +539,39 @@ def seeds_of(workdir: Path) -> list[Path]:
   return sorted(workdir.glob("seed_*")) or [workdir]
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints a table of some runs, and writes CSV and a picture if asked."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers smoothness",
-    description="How alike tokens become from layer to layer.",
-  )
-  parser.add_argument(
-    "workdirs", nargs="+", type=Path, help="of runs, or of runs of many seeds"
-  )
-  parser.add_argument("--samples", type=int, default=64, help="of the test")
-  parser.add_argument("--length", type=int, default=512, help="tokens at most")
-  parser.add_argument(
-    "--out", default="", help="OUT.csv, OUT.png and OUT.svg are written"
-  )
-  args = parser.parse_args(argv)
-  # Only this command reads runs; the functions above are pure.
-  from jaxformers import trained
-
-  found: list[Row] = []
-  counts, samples, lengths = set(), set(), set()
-  try:
-    for workdir in args.workdirs:
-      folders = seeds_of(workdir)
-      counts.add(len(folders))
-      for seed, folder in enumerate(folders):
-        run = trained.load(folder)
-        ids = run.sample(args.samples, args.length)
-        samples.add(len(ids))
-        lengths.add(num_tokens(run.model, ids))
-        measured = measure(run.model, run.params, ids)
-        found += rows(str(workdir), seed, measured)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument(
+    "--samples", type=int, default=64, help="number of test samples"
+  ),
+  cli.argument(
+    "--length", type=int, default=512, help="most tokens of a sample"
+  ),
+  cli.argument("--out", default="", help="write OUT.csv, OUT.png and OUT.svg"),
+)
+def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
+  """Prints a table for each run, and draws the figure if asked."""
+  curve_rows: list[Row] = []
+  seeds, sizes, lengths = set(), set(), set()
+  for workdir in workdirs:
+    folders = seeds_of(workdir)
+    seeds.add(len(folders))
+    for seed, folder in enumerate(folders):
+      run = trained.load(folder)
+      ids = run.sample(samples, length)
+      sizes.add(len(ids))
+      lengths.add(num_tokens(run.model, ids))
+      measured = measure_curves(run.model, run.params, ids)
+      curve_rows += rows(str(workdir), seed, measured)
   picture = figure(
-    found,
-    figures.describe_data(samples, lengths, counts),
-    Path(args.out or "smoothness").name,
+    curve_rows,
+    figures.describe_data(sizes, lengths, seeds),
+    Path(out or "smoothness").name,
   )
-  print(f"{text(found)}\n\n{picture.caption}")
-  if args.out:
-    picture.write(Path(args.out).parent)
-    print(f"\nWritten to {args.out}.csv, .png and .svg.")
+  print(f"{text(curve_rows)}\n\n{picture.caption}")
+  if out:
+    picture.write(Path(out).parent)
+    print(f"\nWritten to {out}.csv, .png and .svg.")
 
 
 if __name__ == "__main__":

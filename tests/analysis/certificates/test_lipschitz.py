@@ -100,7 +100,9 @@ def test_activation_factors_are_ratios_to_the_embedding():
 def test_measured_factors_are_those_of_all_batches_and_no_padding():
   model, params = build()
   ids = np.asarray(IDS)
-  seen = lipschitz.measure(model, params, [ids[:2], ids[2:]], count=5_000)
+  seen = lipschitz.measure_factors(
+    model, params, [ids[:2], ids[2:]], count=5_000
+  )
   assert seen["pairs"] == 15_000
   hidden = capture(model, make_variables(model, params), IDS).hidden
   low, high, total = [], [], []
@@ -118,13 +120,13 @@ def test_measured_factors_are_those_of_all_batches_and_no_padding():
   assert last["mean"] == pytest.approx(np.mean(total), rel=0.02)
   # The sample with padding alone: its padding must not count.
   padded = hidden[1][1, :6]
-  seen = lipschitz.measure(model, params, [ids[1:2]])
+  seen = lipschitz.measure_factors(model, params, [ids[1:2]])
   assert seen["norms"][1] == pytest.approx(np.linalg.norm(padded), rel=1e-4)
 
 
 def test_at_the_start_every_factor_is_one():
   model, params = build(alpha=0.0)
-  seen = lipschitz.measure(model, params, [np.asarray(IDS)])
+  seen = lipschitz.measure_factors(model, params, [np.asarray(IDS)])
   for factor in seen["factors"]:
     assert factor == {"mean": 1.0, "min": 1.0, "max": 1.0}
 
@@ -132,7 +134,7 @@ def test_at_the_start_every_factor_is_one():
 def test_tokens_that_do_not_differ():
   model, params = build()
   with pytest.raises(ValueError, match="no two different tokens"):
-    lipschitz.measure(model, params, [np.ones((2, 1), np.int32)])
+    lipschitz.measure_factors(model, params, [np.ones((2, 1), np.int32)])
 
 
 def test_measured_lies_within_guaranteed():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformers.analysis.evaluation import export, trained
+from jaxformers import trained
+from jaxformers.analysis.evaluation import export
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
 

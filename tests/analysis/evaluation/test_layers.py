@@ -50,8 +50,8 @@ def build(name, alpha=None):
 @pytest.mark.parametrize("axis", ["units", "tokens"])
 def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
   model, params = build("transformer")
-  found = layers.measure(model, params, IDS, batch_size=2, axis=axis)
-  whole = layers.measure(model, params, IDS, batch_size=5, axis=axis)
+  found = layers.measure_layers(model, params, IDS, batch_size=2, axis=axis)
+  whole = layers.measure_layers(model, params, IDS, batch_size=5, axis=axis)
   values = [16] * 5 if axis == "units" else [12, 6, 1, 12, 12]
   np.testing.assert_array_equal(found.values, values)
   for name in ("entropy", "shape", "finite", "parts"):
@@ -92,7 +92,7 @@ def test_every_model_can_be_looked_at(name):
   model = make(name, head_dim=8, mixer=small.get(name, {}))
   shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
   found, each, apart = jax.eval_shape(
-    lambda params, *rest: layers._of(
+    lambda params, *rest: layers._observe(
       model, make_variables(model, params), *rest
     ),
     models.shapes(model),
@@ -107,7 +107,7 @@ def test_every_model_can_be_looked_at(name):
 
 def test_factors_are_ratios_of_distances():
   model, params = build("transformer")
-  found = layers.measure(model, params, IDS, pairs=400)
+  found = layers.measure_layers(model, params, IDS, pairs=400)
   x, mask = (
     np.stack(
       [
@@ -130,13 +130,13 @@ def test_factors_are_ratios_of_distances():
 def test_at_the_start_transject_moves_nothing():
   """Factors are 1 exactly, and gates 1 / E."""
   model, params = build("transject")
-  found = layers.measure(model, params, IDS)
+  found = layers.measure_layers(model, params, IDS)
   np.testing.assert_array_equal(found.factors[:, [0, 1, 3, 4]], 1)
   np.testing.assert_allclose(found.gates, 0.5, atol=1e-6)
   np.testing.assert_allclose(found.entropy[2], found.entropy[0], atol=1e-6)
   np.testing.assert_allclose(found.parts[1, 0], found.entropy[1], atol=1e-6)
   model, params = build("transject", 1.0)
-  later = layers.measure(model, params, IDS)
+  later = layers.measure_layers(model, params, IDS)
   assert (later.factors[1:, [0, 1, 3, 4]] != 1).all()
   assert later.gates.shape == (2, 5, 2)
 

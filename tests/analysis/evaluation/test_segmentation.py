@@ -117,7 +117,7 @@ def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
       assert found.shape == labels.shape
       there = labels >= 0
       assert (found == labels)[there].mean() > 0.85
-    own = s.areas(found, labels, 150)
+    own = s.count_areas(found, labels, 150)
     assert own["labelled"].sum() == there.sum()
     total = {k: total.get(k, 0) + v for k, v in own.items()}
   assert (total["labelled"][:2] > 0).all()
@@ -125,11 +125,11 @@ def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
 
 
 def test_measuring_a_model(run):
-  single = s.measure(run, batch_size=3)
+  single = s.evaluate_segmenter(run, batch_size=3)
   assert single["count"] == 3
   assert 0 <= single["mean_iou"] <= 1
-  assert s.measure(run, batch_size=2) == pytest.approx(single)
-  several = s.measure(run, (0.5, 1.5), flip=True, stride=5, count=2)
+  assert s.evaluate_segmenter(run, batch_size=2) == pytest.approx(single)
+  several = s.evaluate_segmenter(run, (0.5, 1.5), flip=True, stride=5, count=2)
   assert several["count"] == 2
 
 

@@ -60,7 +60,7 @@ def grid():
 
 
 def test_depths_of_equal_parameters_are_set_against_each_other():
-  found = depth.points(grid())
+  found = depth.select_points(grid())
   assert [(p.num_layers, p.d_model) for p in found] == [
     (6, 128),
     (6, 256),
@@ -100,7 +100,9 @@ def test_the_tuned_rate_counts():
     run(12, 90, 2, 5.6, rate=3e-3),
     run(12, 90, 2, 5.6, rate=3e-3),  # Found twice, counted once.
   ]
-  found = {(p.num_layers, p.d_model): p for p in depth.points(others + grid())}
+  found = {
+    (p.num_layers, p.d_model): p for p in depth.select_points(others + grid())
+  }
   assert found[6, 128].rate == 1e-3
   assert found[12, 90].rate == 1e-3
   assert len(found[12, 90].losses) == 3
@@ -113,28 +115,31 @@ def test_the_tuned_rate_counts():
 def test_wider_can_be_better_and_one_seed_is_none():
   runs = [run(6, 128, s, 4 + s / 100) for s in (0, 1)]
   runs += [run(12, 90, s, 5.5 + s / 100) for s in (0, 1)]
-  (pair,) = depth.pairs(depth.points(runs))
+  (pair,) = depth.pairs(depth.select_points(runs))
   assert pair.verdict == "wider is better"
-  (pair,) = depth.pairs(depth.points(runs[:1] + runs[2:]))
+  (pair,) = depth.pairs(depth.select_points(runs[:1] + runs[2:]))
   assert "one seed" in pair.verdict
-  assert depth.pairs(depth.points([run(6, 128, 0, 1), run(6, 132, 0, 1)])) == []
+  assert (
+    depth.pairs(depth.select_points([run(6, 128, 0, 1), run(6, 132, 0, 1)]))
+    == []
+  )
 
 
 def test_what_cannot_be_compared():
   with pytest.raises(ValueError, match=r"compared.*\n  total_steps: 10, 20"):
-    depth.points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
+    depth.select_points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
   other = run(24, 64, 0, 5.0)
   other["task_description"]["data"] = {"test": "4567"}
   with pytest.raises(ValueError, match="data of data: .*0123.*4567"):
-    depth.points([*grid(), other])
+    depth.select_points([*grid(), other])
   with pytest.raises(ValueError, match="run of listops"):
-    depth.points([{"task": "listops", "metric": "accuracy"}])
+    depth.select_points([{"task": "listops", "metric": "accuracy"}])
 
 
 def test_nearly_equal_sizes_are_one_place():
   """12 x 12 x 256^2 is 1.2 % more than what stands beside it."""
   shapes = ((6, 360), (12, 256), (24, 180))
-  found = depth.points([run(*shape, 0, 5.0) for shape in shapes])
+  found = depth.select_points([run(*shape, 0, 5.0) for shape in shapes])
   rows = [
     line for line in depth.markdown(found).splitlines() if "| 0 |" in line
   ]

@@ -39,12 +39,12 @@ def test_the_tables_are_of_our_models():
 
 
 def test_a_difference_is_in_standard_errors_of_seeds_and_examples():
-  own = p.Ours(40.0, 1.2, 3, 2_000)
+  own = p.Score(40.0, 1.2, 3, 2_000)
   gap, errors = own.difference(38.0)
   assert gap == 2
   want = math.sqrt(1.2**2 / 3 + (40 * 60 + 38 * 62) / 2_000)
   assert errors == pytest.approx(2 / want)
-  one = p.Ours(40.0, math.nan, 1, 2_000)
+  one = p.Score(40.0, math.nan, 1, 2_000)
   assert one.difference(42.0)[1] == pytest.approx(
     -2 / math.sqrt((40 * 60 + 42 * 58) / 2_000)
   )

@@ -13,14 +13,14 @@ def test_labels_say_what_differs():
   def one(name, seed=0, **config):
     model = {"name": "local", "num_layers": 2} | config
     content = {"seed": seed, "task": {"name": name}, "model": model}
-    return runs.One(Path(f"runs/{len(config)}"), content, {})
+    return runs.RunRecord(Path(f"runs/{len(config)}"), content, {})
 
   given = [one("text"), one("text", 1), one("text", num_layers=4)]
-  found = runs.groups(given)
+  found = runs.group_by_recipe(given)
   labels = [g.label for g in found]
   assert labels == ["local, num_layers=2", "local, num_layers=4"]
   assert [len(g.runs) for g in found] == [2, 1]
-  labels = [g.label for g in runs.groups([one("text"), one("image")])]
+  labels = [g.label for g in runs.group_by_recipe([one("text"), one("image")])]
   assert labels == ["text local", "image local"]
 
 
@@ -32,7 +32,7 @@ def test_every_recipe_has_a_label_of_its_own():
     model["block"] = {"mlp_dim": mlp_dim}
     config = {"seed": 0, "task": {"name": "text"}, "model": model}
     config["schedule"] = {"learning_rate": rate}
-    return runs.One(Path(folder), config, {})
+    return runs.RunRecord(Path(folder), config, {})
 
   given = [
     one(rate, depth, width, 4 * width)
@@ -40,22 +40,22 @@ def test_every_recipe_has_a_label_of_its_own():
     for depth in (2, 4)
     for width in (8, 16)
   ]
-  labels = [group.label for group in runs.groups(given)]
+  labels = [group.label for group in runs.group_by_recipe(given)]
   assert len({*labels}) == 8
   assert "local, mlp_dim=32, d_model=8, num_layers=2, learning_rate=1" in labels
   # Of other data, which only the results know.
   data = [{"task_description": {"data": k}} for k in (1, 2)]
   first = one(1, 2, 8, 32)
   given = [
-    runs.One(Path(f"run_{k}"), first.config, found)
+    runs.RunRecord(Path(f"run_{k}"), first.config, found)
     for k, found in enumerate(data)
   ]
-  labels = [group.label for group in runs.groups(given)]
+  labels = [group.label for group in runs.group_by_recipe(given)]
   assert labels == ["local (run_0)", "local (run_1)"]
   # What has not ended counts to the others of its config.
-  begun = runs.One(Path("run_2"), {**first.config, "seed": 2}, {})
-  twice = runs.One(Path("run_3"), first.config, {})
-  found = runs.groups([begun, twice, given[0]])
+  begun = runs.RunRecord(Path("run_2"), {**first.config, "seed": 2}, {})
+  twice = runs.RunRecord(Path("run_3"), first.config, {})
+  found = runs.group_by_recipe([begun, twice, given[0]])
   assert [[one.folder.name for one in g.runs] for g in found] == [
     ["run_0", "run_2"]
   ]
@@ -89,17 +89,32 @@ def test_a_curve_that_is_not_whole_is_told(tmp_path):
   path = tmp_path / "metrics.jsonl"
   lines = [workdirs.metrics_line(step, {"x": 0.5}) for step in (1, 2)]
   path.write_text("".join(lines))
-  one = runs.One(tmp_path, {}, {"metrics_records": 2})
-  assert one.metrics_problem() == ""
+
+  def record():
+    return runs.RunRecord(tmp_path, {}, {"metrics_records": 2})
+
+  assert record().metrics_problem == ""
   path.write_text(lines[0])
-  assert one.metrics_problem() == f"{path} holds 1 records instead of 2."
+  assert record().metrics_problem == f"{path} holds 1 records instead of 2."
   path.write_text(lines[0] + lines[1].replace("0.5", "0.6"))
-  assert one.metrics_problem() == f"{path}: lines [2] are damaged."
+  assert record().metrics_problem == f"{path}: lines [2] are damaged."
   path.unlink()
-  assert one.metrics_problem() == f"{path} holds 0 records instead of 2."
+  assert record().metrics_problem == f"{path} holds 0 records instead of 2."
   path.mkdir()
-  assert f"{path} cannot be read" in one.metrics_problem()
-  assert one.metrics() == []
+  assert f"{path} cannot be read" in record().metrics_problem
+  assert record().metrics == []
+
+
+def test_curves_are_read_once(tmp_path, monkeypatch):
+  reads = []
+  read = workdirs.read_metrics
+  monkeypatch.setattr(
+    workdirs, "read_metrics", lambda path: reads.append(path) or read(path)
+  )
+  record = runs.RunRecord(tmp_path, {}, {})
+  assert (record.metrics, record.metrics_problem) == ([], "")
+  assert record.metrics == []
+  assert reads == [tmp_path]
 
 
 def test_results_of_another_config_are_left_out_and_named(tmp_path):

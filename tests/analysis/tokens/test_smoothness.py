@@ -305,7 +305,7 @@ def build(name, **options):
 def test_curves_of_a_model():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
-    found = s.measure(model, params, ids, batch_size=2)
+    found = s.measure_curves(model, params, ids, batch_size=2)
     assert set(found) == set(s.CURVES)
     lengths = [len(found[name]) for name in s.CURVES]
     assert lengths == [4, 3, 3, 3, 2]
@@ -319,7 +319,7 @@ def test_curves_of_a_model():
       found["similarity"][k], np.mean(alike), rtol=1e-4
     )
   k, v = (seen.heads[1][x][1, :, :6] for x in ("key", "value"))
-  one = s.measure(model, params, ids[1:2])
+  one = s.measure_curves(model, params, ids[1:2])
   w = s.attention_weights(k, k, jnp.ones((2, 6), bool))
   want = s.functional(v, w / 6).mean()
   np.testing.assert_allclose(one["functional"][1], want, rtol=1e-4)
@@ -339,7 +339,7 @@ def test_batches_are_averaged_by_their_samples():
 
 def test_models_without_heads_have_a_similarity():
   with jax.enable_x64(False):
-    assert set(s.measure(*build("transject"))) == {"similarity"}
+    assert set(s.measure_curves(*build("transject"))) == {"similarity"}
 
 
 def test_the_command(monkeypatch, tmp_path, capsys):
@@ -436,9 +436,9 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
     ids = np.array(ids)[:3]
     short = np.zeros_like(ids[:1])
     short[0, 0] = ids[0, 0]
-    want = s.measure(model, params, ids)
+    want = s.measure_curves(model, params, ids)
     ids = np.concatenate([ids, short])
     for batch_size in (3, 4):
-      found = s.measure(model, params, ids, batch_size)
+      found = s.measure_curves(model, params, ids, batch_size)
       for name in s.NEEDS_PAIRS:
         np.testing.assert_allclose(found[name], want[name], rtol=1e-5)
