@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from jaxformers import workdirs
+from jaxformers import main, workdirs
 from tests.marks import FAST_COMPILE, long_except
 
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
@@ -326,7 +326,7 @@ def test_a_full_disk_loses_nothing(finished, command, small_disk):
   folder, enlarge = small_disk
   again = command(folder / "run")
   done = run([*again, "--config.store_seconds=0"])
-  assert done.returncode == 1
+  assert done.returncode == main.FAILURE
   assert "is full" in done.stderr
   assert "Run the same command again" in done.stderr
   assert "Traceback" not in done.stderr
@@ -379,18 +379,19 @@ def test_several_seeds(finished, command, tmp_path):
     ),
     ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),
+    (["nonsense"], "", "Unexpected arguments nonsense"),
   ],
 )
 def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
   done = run(command(tmp_path / "run", *flags, arg=arg or ":size=tiny"))
-  assert done.returncode != 0
+  assert done.returncode == main.MISTAKE
   assert re.search(message, done.stderr), done.stderr
   assert "Traceback" not in done.stderr
 
 
 def test_config_and_workdir_are_needed():
   done = run([sys.executable, "-m", "jaxformers.main"])
-  assert done.returncode == 2
+  assert done.returncode == main.MISTAKE
   assert "--config and --workdir are needed" in done.stderr
 
 
@@ -406,5 +407,5 @@ def test_a_missing_config_file():
       "b",
     ]
   )
-  assert done.returncode == 2
+  assert done.returncode == main.MISTAKE
   assert "no config file 'a.py'" in done.stderr
