@@ -372,18 +372,19 @@ def test_several_seeds(finished, command, tmp_path):
     ),
     ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),
+    (["nonsense"], "", "Unexpected arguments nonsense"),
   ],
 )
 def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
   done = run(command(tmp_path / "run", *flags, arg=arg or ":size=tiny"))
-  assert done.returncode != 0
+  assert done.returncode == main.MISTAKE
   assert re.search(message, done.stderr), done.stderr
   assert "Traceback" not in done.stderr
 
 
 def test_config_and_workdir_are_needed():
   done = run([sys.executable, "-m", "jaxformers.main"])
-  assert done.returncode == 2
+  assert done.returncode == main.MISTAKE
   assert "--config and --workdir are needed" in done.stderr
 
 
@@ -399,5 +400,5 @@ def test_a_missing_config_file():
       "b",
     ]
   )
-  assert done.returncode == 2
+  assert done.returncode == main.MISTAKE
   assert "no config file 'a.py'" in done.stderr
