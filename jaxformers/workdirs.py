@@ -196,8 +196,8 @@ def _check(
       raise _foreign(folder, name, problem)
 
 
-def _foreign(folder: Path, name: str, problem: str) -> ValueError:
-  return ValueError(
+def _foreign(folder: Path, name: str, problem: str) -> UserError:
+  return UserError(
     f"{folder} is no run of this package, or it is damaged: {problem}. Give "
     "the --workdir of a run that jaxformers trained. If this is one, remove "
     f"{name} and run its training command again: the file is written anew from "

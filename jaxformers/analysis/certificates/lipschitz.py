@@ -276,14 +276,10 @@ def table(found: dict[str, Any]) -> str:
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument(
-    "--samples", type=int, default=32, help="number of test samples"
-  ),
-  cli.argument(
-    "--length", type=int, default=128, help="most tokens of a sample"
-  ),
-  cli.argument("--steps", type=int, default=200, help="steps of each ascent"),
-  cli.argument("--seed", type=int, default=0, help="seed of all that is drawn"),
+  cli.argument("--samples", default=32, help="number of test samples"),
+  cli.argument("--length", default=128, help="most tokens of a sample"),
+  cli.argument("--steps", default=200, help="steps of each ascent"),
+  cli.argument("--seed", default=0, help="seed of all that is drawn"),
 )
 def main(
   workdir: str, samples: int, length: int, steps: int, seed: int

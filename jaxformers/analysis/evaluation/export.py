@@ -141,7 +141,6 @@ def check(run: trained.Trained, out: Path) -> float:
   cli.argument("--out", type=Path, required=True, help="folder to write"),
   cli.argument(
     "--length",
-    type=int,
     default=0,
     help="number of tokens of an input (default: the task's greatest)",
   ),

@@ -1,9 +1,9 @@
-"""What every layer does to tokens, sample by sample, streamed over data.
+"""Statistics of every layer, sample by sample, streamed over data.
 
-Distributions where `lipschitz` and `smoothness` have means: activation factors
-and entropies of TransJect's figures 4 and 5, the weights of its experts (figure
-6), the distances of chosen pairs of tokens (figure 1). A few numbers of each
-sample are kept, and no hidden states.
+They are distributions where `lipschitz` and `smoothness` have means: activation
+factors and entropies of TransJect's figures 4 and 5, the weights of its experts
+(figure 6), the distances of chosen pairs of tokens (figure 1). A few numbers of
+each sample are kept, and no hidden states.
 """
 
 from __future__ import annotations

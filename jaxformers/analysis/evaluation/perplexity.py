@@ -75,11 +75,10 @@ def measure_perplexity(
   cli.argument("--split", default="test", help="split of the task"),
   cli.argument(
     "--tokens",
-    type=int,
     default=0,
     help="number of tokens from the start of the split (default: all)",
   ),
-  cli.argument("--batch_size", type=int, default=32, help="windows at a time"),
+  cli.argument("--batch_size", default=32, help="windows at a time"),
   cli.JSON,
 )
 def main(

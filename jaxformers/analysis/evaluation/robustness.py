@@ -265,12 +265,9 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
     help="corruptions of the test images: snow,fog (default: all)",
   ),
   cli.argument(
-    "--count",
-    type=int,
-    default=0,
-    help="number of test images to corrupt (default: all)",
+    "--count", default=0, help="number of test images to corrupt (default: all)"
   ),
-  cli.argument("--batch_size", type=int, default=100, help="images at a time"),
+  cli.argument("--batch_size", default=100, help="images at a time"),
   cli.JSON,
 )
 def main(

@@ -214,18 +214,15 @@ def evaluate_segmenter(
   cli.argument(
     "--scales", default="1", help="sizes of a scene, relative to the config's"
   ),
-  cli.argument("--flip", action="store_true", help="add mirror images"),
+  cli.switch("--flip", help="add mirror images"),
   cli.argument(
     "--stride",
-    type=int,
     default=0,
     help="pixels between windows (default: a window less 32)",
   ),
   cli.argument("--split", default="test", help="split of the task"),
-  cli.argument(
-    "--count", type=int, default=0, help="number of scenes (default: all)"
-  ),
-  cli.argument("--batch_size", type=int, default=8, help="windows at a time"),
+  cli.argument("--count", default=0, help="number of scenes (default: all)"),
+  cli.argument("--batch_size", default=8, help="windows at a time"),
   cli.JSON,
 )
 def main(

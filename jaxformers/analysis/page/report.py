@@ -89,15 +89,9 @@ def _notes(
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument(
-    "--out", type=Path, default=Path("report"), help="folder of the page"
-  ),
-  cli.argument(
-    "--samples", type=int, default=32, help="number of test samples"
-  ),
-  cli.argument(
-    "--length", type=int, default=512, help="most tokens of a sample"
-  ),
+  cli.argument("--out", default=Path("report"), help="folder of the page"),
+  cli.argument("--samples", default=32, help="number of test samples"),
+  cli.argument("--length", default=512, help="most tokens of a sample"),
   cli.argument(
     "--estimator",
     default="vasicek",
@@ -114,9 +108,8 @@ def _notes(
   cli.argument(
     "--tokens", default="", help="words of it to name in the figures: a,b"
   ),
-  cli.argument(
+  cli.switch(
     "--no_checkpoints",
-    action="store_true",
     help="load no models: tables and training curves only",
   ),
 )

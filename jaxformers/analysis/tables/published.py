@@ -322,10 +322,9 @@ def tables(
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument(
+  cli.switch(
     "--latex",
     dest="use_latex",
-    action="store_true",
     help="print LaTeX tabulars",
   ),
 )
