@@ -92,7 +92,7 @@ def rows(
       costs.append({"model": name, "error": str(error)})
       continue
     reference = build(**config["reference"], **sizes)
-    row = dataclasses.asdict(cost.of(model, sizes["max_len"]))
+    row = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
     share = row["parameters"] / cost.size(reference)
     costs.append({"model": name, **row, "relative": share})
   return costs

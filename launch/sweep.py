@@ -216,7 +216,7 @@ class Sweep:
     for config in cell_configs:  # All of them before any data are prepared.
       check_fields(config)
       for section in ("model", "reference"):
-        models.check(config[section], f"config.{section}")
+        models.check_names(config[section], f"config.{section}")
     for cell, config in zip(grid, cell_configs, strict=True):
       for same in (json.dumps(config, sort_keys=True), str(cell.folder)):
         if same in seen:

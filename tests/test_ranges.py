@@ -16,7 +16,7 @@ from jaxformers import config as configs
 from jaxformers import main, models, ranges, tasks
 from jaxformers.data.images.augment import Augment
 from jaxformers.models.attention import Attention, shared_options
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.language import LanguageModel
 from jaxformers.training import compilers, optim, run
@@ -328,7 +328,7 @@ def begin(changes):
     config["optimizer"], config["schedule"], config["total_steps"]
   )
   for section in ("model", "reference"):
-    models.check(config[section], f"config.{section}")
+    models.check_names(config[section], f"config.{section}")
   return config, tx, schedule
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.contract import layer_norm
-from jaxformers.models.embedding import num_patches
 from jaxformers.models.parallel import whole_tokens
-
-ACTIVATIONS = ("stored", *invertible.LOOPED)
 
 
 class Encoder(nn.Module):
@@ -103,73 +99,8 @@ class Encoder(nn.Module):
     if keep_hidden:
       for hidden in outputs.hidden:
         self.sow("intermediates", "hidden", hidden)
-      for i in range(self.num_layers):
-        side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)
-        self.sow("intermediates", layers.side_name, side)
+      if outputs.sides is not None:
+        for i in range(self.num_layers):
+          side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)
+          self.sow("intermediates", layers.side_name, side)
     return outputs.y
-
-
-class Classifier(nn.Module):
-  """Tokens to float32 logits [b, num_classes].
-
-  Tokens are ids [b, n], 0 at padding, or float32 [b, n], none of them padding;
-  [b, 2, n] for pairs, which one encoder reads apart; or the patches of images,
-  float32 [b, height, width, c]. Built by
-  `jaxformers.models.build`; `apply({"params": params}, ids, train=False)` is a
-  pure function.
-
-  Attributes:
-    encoder: makes the `Encoder`; called with a name.
-    head: makes the `ClassifierHead`; called with a name.
-    orthogonal_map: of every orthogonal matrix in the model.
-    num_inputs: 1, or 2 for pairs.
-    real: whether tokens are real numbers.
-    cls: whether the encoder puts a token of its own in front.
-    image: (height, width, c), or () for sequences.
-    patch_size: side of the patches of images.
-  """
-
-  objective: ClassVar[str] = "classification"
-
-  encoder: Callable[..., nn.Module]
-  head: Callable[..., nn.Module]
-  orthogonal_map: str
-  num_inputs: int = 1
-  real: bool = False
-  cls: bool = False
-  image: tuple[int, ...] = ()
-  patch_size: int = 0
-
-  @nn.compact
-  def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
-    if self.num_inputs > 1:
-      ids = ids.reshape(-1, ids.shape[-1])
-    mask = self.mask(ids)
-    x = self.encoder(name="encoder")(ids, mask=mask, train=train)
-    return self.head(name="head")(x, mask, train=train)
-
-  def mask(self, ids: jax.Array) -> jax.Array:
-    """Where the encoder's tokens are, for ids as in a call -> bool [b, n].
-
-    The sequences of pairs stand one after the other, [2b, n]; with a token in
-    front [b, n + 1].
-    """
-    if self.image:
-      n = num_patches(self.image, self.patch_size) + self.cls
-      return jnp.ones((len(ids), n), bool)
-    ids = ids.reshape(-1, ids.shape[-1])
-    mask = jnp.ones(ids.shape, bool) if self.real else ids > 0
-    if self.cls:
-      mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
-    return mask
-
-  def example(self, length: int = 2) -> jax.Array:
-    """One input of `length` tokens, or one image; zeros.
-
-    Parameters do not depend on the length.
-    """
-    if self.image:
-      return jnp.zeros((1, *self.image))
-    several = () if self.num_inputs == 1 else (self.num_inputs,)
-    shape = (1, *several, length)
-    return jnp.zeros(shape, jnp.float32 if self.real else jnp.int32)

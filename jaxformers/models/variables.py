@@ -8,16 +8,11 @@ products that its blocks make of them. A block declares these by a method
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
-
-import flax.linen as nn
 
 from jaxformers import orthogonal
 from jaxformers.models.transject.layer import DERIVED
-
-# Where a model has stacks of layers: of its parameters, and of its fields.
-STACKS = ("encoder", "decoder")
 
 
 class Placement(Protocol):
@@ -38,13 +33,6 @@ class Placement(Protocol):
     """Returns parameters as a step reads them."""
 
 
-def blocks_of(model: Any) -> Iterator[tuple[str, nn.Module]]:
-  """Yields the stacks of layers of a model, each with its unbound block."""
-  for stack in STACKS:
-    if make := getattr(model, stack, None):
-      yield stack, make(parent=None).block(parent=None)
-
-
 def make_variables(
   model: Any, params: Mapping[str, Any], placement: Placement | None = None
 ) -> dict[str, Any]:
@@ -59,7 +47,7 @@ def make_variables(
     `params`; `rotations`, the orthogonal matrices that a map makes of them; and
     `derived`, the products that blocks make of both.
   """
-  blocks = dict(blocks_of(model))
+  blocks = model.stacks()
   mapping = model.orthogonal_map
   if placement is None:
     rotations = orthogonal.rotations(params, mapping)
@@ -74,5 +62,15 @@ def make_variables(
   derived = {}
   for stack, block in blocks.items():
     if derive := getattr(block, "derive", None):
-      derived[stack] = derive(params[stack], rotations[stack])
+      derived[stack] = derive(params[stack], rotations.get(stack, {}))
   return {"params": params, "rotations": rotations, DERIVED: derived}
+
+
+def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
+  """Returns the collections of one stack of layers, as its block sees them.
+
+  Args:
+    variables: from `make_variables`.
+    stack: "encoder" or "decoder".
+  """
+  return {name: tree.get(stack, {}) for name, tree in variables.items()}

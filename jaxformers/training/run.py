@@ -146,7 +146,7 @@ def open_trained_run(
 def _build(config: dict[str, Any], workdir: Path) -> Run:
   """Opens the data and builds the model of a checked config."""
   for section in ("model", "reference"):
-    models.check(config[section], f"config.{section}")
+    models.check_names(config[section], f"config.{section}")
   task = tasks.get(**{"data_dir": config["data_dir"], **config["task"]})
   model, reference = (
     call("config.model", models.build, {**config[section], **task.sizes()})

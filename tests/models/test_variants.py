@@ -3,7 +3,7 @@
 import pytest
 
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.variants import MODELS, Variant
 
 

@@ -21,13 +21,13 @@ import numpy as np
 from jaxformers import cli, trained
 from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32
+from jaxformers.models import Classifier, in_float32, parts
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.invertible import (
   InvertibleLayers,
   require_layers,
 )
-from jaxformers.models.variables import blocks_of, make_variables
+from jaxformers.models.variables import make_variables, of_stack
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
 
@@ -76,7 +76,7 @@ def side_of(model: Classifier, variables: Any, captured: Capture) -> Side:
     captured: result of `capture`.
   """
   layers = layers_in_float32(model)
-  encoder = {kind: tree["encoder"] for kind, tree in variables.items()}
+  encoder = of_stack(variables, "encoder")
   hidden, mask = captured.hidden, captured.mask
   shared = layers.shared(encoder, hidden[0], mask).value
   sides = tuple(
@@ -115,9 +115,7 @@ def inverse(
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
-  weights = layers.weights(
-    {kind: tree["encoder"] for kind, tree in variables.items()}
-  )
+  weights = layers.weights(of_stack(variables, "encoder"))
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
@@ -180,22 +178,22 @@ def tokens(
     int32 [b, n] positions. Without the token that an encoder puts in front.
   """
   layers_in_float32(model)
-  encoder = model.encoder(parent=None)
+  encoder = parts.encoder(model.config)(parent=None)
   own = {"params": params["encoder"]["embedding"]}
   half = x.shape[-1] // 2
   embedding = encoder.embedding(concatenate=True)
-  if model.image or embedding.cutoffs or embedding.norm_epsilon:
+  if model.config.image or embedding.cutoffs or embedding.norm_epsilon:
     raise UserError(
       "Only ids and real numbers are read back from an embedding, not patches, "
       "adaptive tables or what a LayerNorm has changed: take `inverse` alone."
     )
-  first = int(model.cls)  # The token in front has no id.
-  dtype = jnp.float32 if model.real else jnp.int32
+  first = int(model.config.cls)  # The token in front has no id.
+  dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
   places = np.asarray(embedding.apply(own, blank))[0, first:, half:]
   x = np.asarray(x)[:, first:]
   positions = _nearest(x[..., half:], places)
-  if model.real:
+  if model.config.real:
     kernel, bias = (
       np.asarray(own["params"]["values"][k]) for k in ("kernel", "bias")
     )
@@ -224,7 +222,7 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
     UserError: for a model whose layers are not injective, or that computes in
       half precision, whose rounding is no Lipschitz function.
   """
-  layers = require_layers(dict(blocks_of(model))["encoder"])
+  layers = require_layers(model.stacks()["encoder"])
   if layers.dtype == jnp.bfloat16:
     raise UserError(
       "The model computes in bfloat16, which rounds tokens before each branch: "
@@ -253,7 +251,7 @@ def main(workdir: str, samples: int, length: int) -> None:
   hidden, side = forward(model, run.params, ids)
   x = inverse(model, run.params, hidden[-1], side)
   recovered, positions = tokens(model, run.params, x)
-  mask = np.asarray(model.mask(ids))[:, int(model.cls) :]
+  mask = np.asarray(model.mask(ids))[:, int(model.config.cls) :]
   ids = np.asarray(ids).reshape(mask.shape)
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
   placed = (positions == np.arange(mask.shape[1]))[mask].mean()

@@ -28,7 +28,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
-from jaxformers.models.variables import blocks_of, make_variables
+from jaxformers.models.variables import make_variables, of_stack
 
 KINDS = ("tokens", "sequences")
 
@@ -51,7 +51,7 @@ def guaranteed(
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
-  weights = layers.weights({k: v["encoder"] for k, v in variables.items()})
+  weights = layers.weights(of_stack(variables, "encoder"))
   return [
     layers.certificate(layer_weights, shared, float(norm))
     for layer_weights, norm in zip(weights, norms, strict=True)
@@ -136,8 +136,8 @@ def measure_factors(
     injective layers shared, batches one after the other; None for others.
   """
   own = make_variables(model, params)
-  encoder = {kind: tree["encoder"] for kind, tree in own.items()}
-  layers = layers_of(dict(blocks_of(model))["encoder"])
+  encoder = of_stack(own, "encoder")
+  layers = layers_of(model.stacks()["encoder"])
 
   @jax.jit
   def of(ids: jax.Array, chosen: jax.Array) -> Any:
@@ -209,7 +209,7 @@ def report(
   shared = seen.pop("shared")
   rows: list[dict[str, Any]] = []
   total = None
-  if layers_of(dict(blocks_of(model))["encoder"]) is not None:
+  if layers_of(model.stacks()["encoder"]) is not None:
     rows = guaranteed(model, params, shared, seen["norms"][:-1])
   if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}

@@ -138,8 +138,10 @@ class Rows:
     ids, names, words, quote = texts.example(
       run, self.options.text, self.options.length
     )
-    if run.model.num_inputs > 1:  # A pair of equal texts; the first is drawn.
-      ids = np.stack([ids] * run.model.num_inputs)
+    if (
+      run.model.config.num_inputs > 1
+    ):  # A pair of equal texts; the first is drawn.
+      ids = np.stack([ids] * run.model.config.num_inputs)
     variables = make_variables(run.model, run.params)
     captured = capture(run.model, variables, jnp.asarray(ids)[None])
     hidden, mask = layers.tokens(captured)

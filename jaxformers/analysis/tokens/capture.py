@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformers.models import Model
 from jaxformers.models.blocks.invertible import layers_of
-from jaxformers.models.variables import blocks_of
+from jaxformers.models.variables import of_stack
 
 HEADS = ("query", "key", "value")
 
@@ -46,7 +46,7 @@ def num_tokens(model: Model, ids: np.ndarray) -> int:
     ids: samples, as the model takes them.
   """
   tokens = np.asarray(model.mask(ids)).sum(-1)
-  return int(tokens.max()) - bool(getattr(model, "cls", False))
+  return int(tokens.max()) - model.config.cls
 
 
 def capture(
@@ -124,10 +124,10 @@ def parts(
     attended = [heads.get("attended") for heads in found.heads]
     complete = bool(attended) and all(heads is not None for heads in attended)
     return tuple(attended) if complete else None
-  layers = layers_of(dict(blocks_of(model))["encoder"])
+  layers = layers_of(model.stacks()["encoder"])
   if layers is None:
     return None
-  encoder = {name: tree["encoder"] for name, tree in variables.items()}
+  encoder = of_stack(variables, "encoder")
   with jax.default_matmul_precision("highest"):
     return tuple(
       layers.parts(weights, x, found.sigma)

@@ -11,14 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
+from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import dropout_layer, kernel_init
 from jaxformers.models.blocks.contract import BLOCKS, layer_norm
 from jaxformers.registry import choose
-
-ACTIVATIONS = {
-  "gelu": functools.partial(nn.gelu, approximate=False),
-  "relu": nn.relu,
-}
 
 
 class TwoBranches(nn.Module):

@@ -92,7 +92,7 @@ def test_experts_mix_to_the_layer(activations):
   found = capture(model, given, IDS)
   experts = parts(model, given, found)
   assert [one.shape for one in experts] == [(2, 4, 9, 8)] * 2
-  layer = model.encoder(parent=None).block(parent=None)
+  layer = model.stacks()["encoder"]
   own = {"params": params["encoder"]["layer_0"]}
   kw = {"mask": found.mask, "carry": found.sigma, "train": False}
   whole, _ = layer.apply(own, found.hidden[0], **kw)

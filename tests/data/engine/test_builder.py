@@ -158,5 +158,7 @@ def test_a_stock_directory_of_something_else_is_refused(tmp_path):
   (folder / "dataset_info.json").write_text(
     text.replace('"array_record"', '"tfrecord"')
   )
-  with pytest.raises(ValueError, match="needs TensorFlow.*array_record"):
+  with pytest.raises(
+    ValueError, match="only TensorFlow can read.*array_record"
+  ):
     preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))
