@@ -258,7 +258,8 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
           f"{group.label}: no figure of single tokens, {error}."
         )
   _add_distances(page, rows)
-  _add_entropies(page, groups, rows)
+  _add_entropies(page, rows)
+  _add_sizes(page, groups, rows)
   _add_parts(page, rows)
   _add_tokens(page, rows)
   _add_smoothness(page, rows)
@@ -286,7 +287,7 @@ def _add_distances(page: Page, rows: Rows) -> None:
   )
 
 
-def _add_entropies(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
+def _add_entropies(page: Page, rows: Rows) -> None:
   options = rows.options
   values = {
     "units": "one token over its units",
@@ -330,6 +331,9 @@ def _add_entropies(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
       lines=tuple(normal),
     ),
   )
+
+
+def _add_sizes(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
   for key, quantity in (
     ("factors", "activation factor"),
     ("entropy", "entropy, nats"),
@@ -341,7 +345,7 @@ def _add_entropies(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
         plots.against(
           f"{key}_sizes",
           f"{quantity.partition(',')[0].capitalize()} against sizes",
-          "Of the last layer, mean over samples, and over seeds with their "
+          "Means of the last layer over samples, and over seeds with their "
           "deviation; along a line nothing else differs (TransJect, figure "
           f"5). {rows.describe_data()}.",
           means,
@@ -357,7 +361,7 @@ def _add_parts(page: Page, rows: Rows) -> None:
     plots.parts(
       "parts",
       "Entropy of heads and experts",
-      "Of what every head puts out before the projection back, and of x + "
+      "Entropy of every head's output before the projection back, and of x + "
       "a F(x) of every expert (TransJect, figure 4b), by the estimator "
       f"{rows.options.estimator!r}. {rows.describe_data()}. Experts share x, "
       "so they differ little; heads have another scale than x.",
@@ -370,7 +374,7 @@ def _add_parts(page: Page, rows: Rows) -> None:
       plots.histogram(
         "experts",
         "Weights of the experts",
-        "Of every sample and expert, by layer (TransJect, figure 6). "
+        "Weight of every sample and expert, by layer (TransJect, figure 6). "
         f"{rows.describe_data()}. The dotted line is 1 / E, the weights at the "
         "start.",
         rows.of["gates"],
