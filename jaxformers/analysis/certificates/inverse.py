@@ -120,6 +120,7 @@ def inverse(
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
   undo, again = _compiled(layers, max_steps)
+  # Undo the layers from the last to the first.
   for i in reversed(range(top)):
     constants = layers.constants(weights[i], side.shared)
     _check_contraction(i, constants, max_steps, jnp.finfo(y.dtype).eps)
@@ -131,6 +132,7 @@ def inverse(
     x = undo(
       weights[i], y, side.shared, side.mask, side.sides[i], constants=below_one
     )
+    # Apply the layer again, to see that the result is its input.
     back, _ = again(weights[i], x, side.shared, side.mask, side.sides[i])
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
     if not off < 100 * float(jnp.finfo(y.dtype).eps):
@@ -147,6 +149,7 @@ def _check_contraction(
   i: int, constants: Mapping[str, float], max_steps: int, eps: float
 ) -> None:
   for name, bound in constants.items():
+    # The error falls by the constant in every step.
     needed = math.inf
     if bound < 1:
       needed = math.log(eps) / math.log(max(bound, eps))
@@ -202,6 +205,7 @@ def tokens(
     kernel, bias = (np.asarray(values[k]) for k in ("kernel", "bias"))
     direction = kernel[0] / np.square(kernel[0]).sum()
     return (x[..., :half] - bias) @ direction, positions
+  # Ids are the nearest rows of the embedding.
   table = np.asarray(embedding_params["tokens"]["embedding"])
   return _nearest(x[..., :half], table * embedding.scale), positions
 
@@ -256,6 +260,7 @@ def main(workdir: str, samples: int, length: int) -> None:
   recovered, positions = tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, int(model.config.cls) :]
   ids = np.asarray(ids).reshape(mask.shape)
+  # Compare ids and positions at tokens alone.
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
   placed = (positions == np.arange(mask.shape[1]))[mask].mean()
   off = float(jnp.abs(x - hidden[0]).max())

@@ -76,6 +76,7 @@ def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
   rng = np.random.default_rng(seed)
   drawn = np.zeros((len(mask), count, 2), np.int32)
   for b, row in enumerate(mask):
+    # Draw among the tokens, never among padding.
     (places,) = np.nonzero(row)
     if len(places) > 1:
       # An offset of at least 1 gives another token.
@@ -187,6 +188,7 @@ def _observer(model: Classifier, params: Any) -> Callable[..., Any]:
   def observe(ids: jax.Array, places: jax.Array) -> Any:
     captured = capture(model, variables, ids)
     hidden, mask = captured.hidden, captured.mask
+    # Norms of whole samples, without padding.
     tokens = [jnp.where(mask[..., None], x, 0) for x in hidden]
     norms = jnp.stack([jnp.sqrt(jnp.square(x).sum((1, 2))) for x in tokens])
     shared = None
@@ -221,12 +223,14 @@ def report(
   model = in_float32(model)
   measured = measure_factors(model, params, batches, seed=seed)
   shared = measured.pop("shared")
+  # Certify each layer from its weights, where its form is known.
   rows: list[dict[str, Any]] = []
   total = None
   if layers_of(model.stacks()["encoder"]) is not None:
     rows = guaranteed(model, params, shared, measured["norms"][:-1])
   if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
+  # Search for pairs that come near the bounds.
   extremes = adversarial(
     model, params, jnp.asarray(batches[0]), steps=steps, seed=seed
   )

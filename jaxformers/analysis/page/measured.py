@@ -78,6 +78,7 @@ class Rows:
       start: True to measure the untrained start as well.
     """
     options = self.options
+    # All states read the same samples.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
     states = [(label, run.params)]
@@ -101,11 +102,13 @@ class Rows:
         self.of["parts"] += _enumerate(name, seed, statistics.parts, 1)
       if name == label and statistics.gates is not None:
         self.of["gates"] += _enumerate(name, seed, statistics.gates, 1)
+    # Smoothness of the trained model.
     curves = smoothness.measure_curves(run.model, run.params, ids)
     self.of["smooth"] += smoothness.rows(label, seed, curves)
 
   def describe_data(self) -> str:
     """Returns how many samples, tokens and seeds there are, in words."""
+    # Count the seeds of each run, not of its untrained start.
     runs = {
       row[:2]
       for row in self.of["factors"]
@@ -118,6 +121,7 @@ class Rows:
   def describe_texts(self) -> str:
     """Returns the text that the single tokens are from, in words."""
     quotes = [(quote, label) for label, quote in self.quotes.items()]
+    # Runs of one task show the same text.
     by_quote = figures.grouped(quotes)
     described = []
     for quote, rows in by_quote.items():
@@ -257,6 +261,7 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
         page.notes.append(
           f"{group.label}: no figure of single tokens, {error}."
         )
+  # Figures stand on the page in this order.
   _add_distances(page, rows)
   _add_entropies(page, rows)
   _add_sizes(page, groups, rows)
@@ -338,6 +343,7 @@ def _add_sizes(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
     ("factors", "activation factor"),
     ("entropy", "entropy, nats"),
   ):
+    # Without two sizes there is no figure.
     means = _last_layer(groups, rows, key)
     if means:
       page.add(

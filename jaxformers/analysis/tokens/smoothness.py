@@ -118,6 +118,7 @@ def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
   Differences stay as they are. Where tokens are nearly alike, float32 keeps
   them only without what all tokens share.
   """
+  # Weigh tokens by how much the graph uses them.
   share = jnp.abs(weights).sum(-1) + jnp.abs(weights).sum(-2)
   total = share.sum(-1, keepdims=True)
   share = share / jnp.where(total > 0, total, 1)
@@ -283,6 +284,7 @@ def gradient_cosine(
     a, b: weights A and B, [..., n, n]; their diagonals play no part.
     mask: [..., n], True at tokens.
   """
+  # Slopes of both attentions, at length one.
   directions = []
   for weights in (a, b):
     weights = _off_diagonal(weights)
@@ -319,6 +321,7 @@ def stationary(scores: jax.Array) -> jax.Array:
   Args:
     scores: scores s, [..., n, n], symmetric; -inf where there is no token.
   """
+  # Sums of rows in logarithms, so that nothing overflows.
   log = jax.nn.logsumexp(scores, -1)
   return jax.nn.softmax(log, -1)
 
@@ -601,6 +604,7 @@ def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
   curve_rows: list[Row] = []
   seeds, sizes, lengths = set(), set(), set()
   for workdir in workdirs:
+    # Seeds of one run share its line.
     folders = seeds_of(workdir)
     seeds.add(len(folders))
     for seed, folder in enumerate(folders):
@@ -610,6 +614,7 @@ def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
       lengths.add(num_tokens(run.model, ids))
       measured = measure_curves(run.model, run.params, ids)
       curve_rows += rows(str(workdir), seed, measured)
+  # Print the table and the caption, and draw if asked.
   picture = figure(
     curve_rows,
     figures.describe_data(sizes, lengths, seeds),
