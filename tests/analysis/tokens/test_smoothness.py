@@ -137,7 +137,7 @@ def test_the_flow_is_the_integral_of_the_gradient(fidelity):
 
 
 def test_a_fidelity_is_to_something():
-  with pytest.raises(ValueError, match=r"fidelity=0.4 needs `first`"):
+  with pytest.raises(ValueError, match=r"fidelity=0.4 .*: give `first`"):
     s.flow(normal(0, 6, 3), weights(2, 6), 1.0, 0.4)
 
 
