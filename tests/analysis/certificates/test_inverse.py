@@ -34,10 +34,10 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   ids = model.example()
   params = initial.params(model, ids)
   for i in range(num_layers):
-    own = params["encoder"][f"layer_{i}"]
-    own["residual"]["alpha"] = jnp.float32(alpha)
-    own["bias"] = jax.random.normal(jax.random.key(i), own["bias"].shape)
-    own["mixer"]["gate"] = 10 * own["mixer"]["gate"]
+    layer = params["encoder"][f"layer_{i}"]
+    layer["residual"]["alpha"] = jnp.float32(alpha)
+    layer["bias"] = jax.random.normal(jax.random.key(i), layer["bias"].shape)
+    layer["mixer"]["gate"] = 10 * layer["mixer"]["gate"]
   return model, params
 
 
@@ -49,9 +49,9 @@ def test_every_token_of_real_text_comes_back(num_layers):
   x = inverse.inverse(model, params, hidden[-1], side)
   error = jnp.abs(x - hidden[0]).max() / jnp.abs(hidden[0]).max()
   assert float(error) <= 2e-6
-  found, positions = inverse.tokens(model, params, x)
+  recovered, positions = inverse.tokens(model, params, x)
   mask = np.asarray(text() > 0)
-  np.testing.assert_array_equal(found[mask], np.asarray(text())[mask])
+  np.testing.assert_array_equal(recovered[mask], np.asarray(text())[mask])
   np.testing.assert_array_equal(
     positions, np.broadcast_to(np.arange(256), (2, 256))
   )
@@ -74,8 +74,8 @@ def test_real_numbers_and_a_token_in_front_come_back():
   values = jax.random.normal(jax.random.key(0), (2, 9))
   hidden, side = inverse.forward(model, params, values)
   x = inverse.inverse(model, params, hidden[-1], side)
-  found, positions = inverse.tokens(model, params, x)
-  np.testing.assert_allclose(found, values, atol=1e-5)
+  recovered, positions = inverse.tokens(model, params, x)
+  np.testing.assert_allclose(recovered, values, atol=1e-5)
   np.testing.assert_array_equal(positions, [range(9)] * 2)
 
 
