@@ -305,13 +305,11 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   ),
   cli.argument(
     "--vocab",
-    type=int,
     default=0,
     help="size of the vocabulary, which bounds the width (default: no bound)",
   ),
   cli.argument(
     "--rank",
-    type=int,
     default=0,
     help="rank of the embedding, which bounds the width (default: no bound)",
   ),

@@ -343,7 +343,7 @@ def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
 @cli.command(
   cli.argument("--num_layers", type=int, required=True, help="depth L"),
   cli.argument("--d_model", type=int, required=True, help="width d"),
-  cli.argument("--num_heads", type=int, default=1, help="below d_model"),
+  cli.argument("--num_heads", default=1, help="below d_model"),
 )
 def main(num_layers: int, d_model: int, num_heads: int) -> None:
   """Prints where a network lies."""

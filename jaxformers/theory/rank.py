@@ -491,25 +491,18 @@ def _format_bounds(setting: Setting) -> str:
   cli.argument("--num_tokens", default="2", help="even numbers N of tokens"),
   cli.argument(
     "--input_rank",
-    type=int,
     default=0,
     help="rank of the subspace of the tokens (default: d)",
   ),
-  cli.argument(
-    "--residual", action="store_true", help="add its input to every layer"
-  ),
+  cli.switch("--residual", help="add its input to every layer"),
   cli.argument(
     "--part",
     default="",
     help="tokens of the first group: 0,2 (default: the first half)",
   ),
-  cli.argument(
-    "--position", type=int, default=0, help="token whose output is looked at"
-  ),
-  cli.argument(
-    "--max_points", type=int, default=2_048, help="largest side of a grid"
-  ),
-  cli.argument("--seed", type=int, default=0, help="seed of the weights"),
+  cli.argument("--position", default=0, help="token whose output is looked at"),
+  cli.argument("--max_points", default=2_048, help="largest side of a grid"),
+  cli.argument("--seed", default=0, help="seed of the weights"),
 )
 def main(
   num_layers: str,
