@@ -31,24 +31,13 @@ from benchmarks.timing import (
   threads,
 )
 from jaxformers import cli, models
-from jaxformers.models import MODELS
+from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.attention import attention
 
 ROUNDS = 7
 BATCH = 4
 LENGTHS = (1_024, 2_048, 4_096)
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
-# Time and memory of these grow as n^2 by what they compute.
-DENSE = (
-  "dot_product_attention",
-  "kernelized",
-  "neutreno",
-  "symmetric_transformer",
-  "synthesizer",
-  "transformer",
-  "transformer_orthogonal",
-  "transformer_rezero",
-)
 SIZES = {"vocab_size": 257, "num_classes": 2}
 
 
@@ -58,7 +47,7 @@ def register_library() -> None:
   if name in MODELS:
     return
 
-  @attention(name)
+  @attention(name, growth="n^2")
   def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, *, mask: jax.Array
   ) -> jax.Array:
@@ -216,11 +205,17 @@ def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return list(rows.values())
 
 
+def _is_dense(name: str) -> bool:
+  """True if time and memory of a model grow as n^2."""
+  mixer = MIXERS[MODELS[name].mixer]
+  return getattr(mixer, "growth", "n") == "n^2"
+
+
 def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   """Exponents of time (forward) and memory (train step) in n, one sample."""
   rows = []
   for name in names:
-    own = [n for n in lengths if n <= 4_096 or name not in DENSE]
+    own = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
     seconds, planned = [], []
     for n in own:
       forward, _, memory = programs(name, n, 1)
