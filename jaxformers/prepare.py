@@ -15,12 +15,10 @@ import argparse
 import dataclasses
 import inspect
 import logging
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import interrupts, paths, tasks
+from jaxformers import cli, paths, tasks
 from jaxformers.data.generators import listops_text, pathfinder
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
@@ -30,10 +28,7 @@ EXPORTS = ("listops", "pathfinder", "pathx")
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers prepare",
-    description=__doc__.splitlines()[0],
-  )
+  parser = cli.parser(__name__)
   subparsers = parser.add_subparsers(
     dest="task", metavar="TASK", required=True, help=", ".join(sorted(TASKS))
   )
@@ -129,21 +124,18 @@ def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
     pathfinder_files.export(settings, folder)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  options = vars(_parser().parse_args(argv))
-  name, export = options.pop("task"), options.pop("export", None)
-  # tensorflow-datasets says at length what the bars say in a line.
+@cli.command(
+  make_parser=_parser,
+  on_interrupt="it goes on after the last step that is done.",
+)
+def main(task: str, export: Path | None = None, **options: Any) -> None:
+  """Prepares a task and prints what it has."""
+  # tensorflow-datasets logs in many lines what the progress bars show in one.
   logging.getLogger("absl").setLevel(logging.ERROR)
-  try:
-    task = tasks.get(name, **options)
-    if export is not None:
-      _export(task, options, paths.expand(export))
-  except KeyboardInterrupt:
-    interrupts.leave("it goes on after the last step that is done.")
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
-  print(summary(task))
+  prepared = tasks.get(task, **options)
+  if export is not None:
+    _export(prepared, options, paths.expand(export))
+  print(summary(prepared))
 
 
 if __name__ == "__main__":

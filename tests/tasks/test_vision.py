@@ -11,7 +11,7 @@ from jaxformers import prepare, tasks
 from jaxformers.data.engine import builder, source
 from jaxformers.data.sets import cifar100
 from jaxformers.tasks import vision
-from jaxformers.training import report
+from jaxformers.training import summary
 from tests.data.archives import write_folder
 
 
@@ -92,7 +92,7 @@ def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
   assert json.loads(json.dumps(task.info)) == task.info
   sha256 = task.info["sha256"]
   assert sha256.startswith("listing-")
-  assert "not the authors' counts" in report.table(
+  assert "not the authors' counts" in summary.table(
     RESULTS | {"data": task.info}
   )
   assert "counts                not the authors'" in prepare.summary(task)
