@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def summary(task: Task) -> str:
   """Returns a table of what was prepared, for the terminal."""
-  # Splits, inputs and origin, and how they compare with the authors'.
+  # Splits, inputs and origin of the data.
   rows = {
     "protocol": task.protocol,
     **{f"{name} examples": f"{len(s):,}" for name, s in task.splits.items()},
@@ -70,6 +70,7 @@ def summary(task: Task) -> str:
     **_inputs(task),
     "source": task.info["source"],
   }
+  # Counts and checksums say if the data are the authors'.
   if "counts" in task.info:
     kind = "the authors'" if task.info["authors_counts"] else "not the authors'"
     rows["counts"] = kind

@@ -39,6 +39,7 @@ def load_image(
       {train,test}/CLASS/*.{png,jpg}; "" looks for the former, then downloads.
   """
   chosen = PROTOCOLS[choose("protocol of image", protocol, PROTOCOLS)]
+  # LRA and Skyformer use TensorFlow's grey, the others Pillow's.
   encoding = encodings.grey("grey", encodings.grey_itu)
   if chosen.pad_is_zero:
     encoding = encodings.grey("grey-tf", encodings.grey_tf)

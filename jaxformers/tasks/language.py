@@ -57,6 +57,7 @@ def load_language(
     raise UserError(
       f"eval_windows={eval_windows}: choose a number of windows, or 0 for all."
     )
+  # Encode the user's texts, and read the vocabulary that was fitted to them.
   packed, info = preparation.open_splits(
     text_files.source(_existing(archive)),
     _encoding(tokens, vocab_size),
@@ -67,6 +68,7 @@ def load_language(
   vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
   # Cut every split into windows.
   shift = int(tokens == "bytes")
+  # Only the test split may have overlapping windows; training never has.
   strides = {"test": stride or max_len}
   splits = {
     name: Segments(

@@ -48,6 +48,7 @@ def load_retrieval(
       numbers than LRA's are for a stand-in of the same format.
   """
   chosen = PROTOCOLS[choose("protocol of retrieval", protocol, PROTOCOLS)]
+  # S4 cuts a document to 3,999 characters, then appends an end.
   encoding = encodings.of_bytes("text1", "text2")
   if chosen.characters:
     encoding = encodings.characters("text1", "text2", min_count=10, first=3_999)
@@ -57,6 +58,7 @@ def load_retrieval(
     data_dir=data_folder(data_dir),
     archive=archive,
   )
+  # The head combines the two sequences of a pair; see the config.
   splits, vocabulary, tokenize = with_ids(splits, info)
   return Task(
     name="retrieval",

@@ -15,7 +15,7 @@ from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.sets import ade20k
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task, data_folder
 
 HELD_OUT = 1_000
@@ -66,19 +66,17 @@ def load_ade20k(
     name: Scenes(split, (window, window, 3), ade20k.NUM_CLASSES)
     for name, split in packed.items()
   }
-  # Choose the checkpoint on a part of train, or on test.
-  if protocol == "paper":
-    splits["validation"] = splits["test"]
-  else:
-    splits |= hold_out(
-      splits["train"], min(HELD_OUT, max(len(splits["train"]) // 10, 1))
-    )
+  # Choose the checkpoint on a part of train, or on the authors' validation.
+  is_paper = protocol == "paper"
+  tenth = max(len(splits["train"]) // 10, 1)
+  splits = with_validation(splits, 0 if is_paper else min(HELD_OUT, tenth))
+  # Augment the scenes that remain in train.
   splits["train"] = dataclasses.replace(splits["train"], augmented=True)
   return Task(
     name="ade20k",
     protocol=protocol,
     splits=splits,
-    selection="test" if protocol == "paper" else "validation",
+    selection="test" if is_paper else "validation",
     vocabulary=(),
     max_len=0,
     num_classes=ade20k.NUM_CLASSES,

@@ -11,7 +11,7 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.source import Encoding, Source
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.splits import hold_out, with_validation
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -62,10 +62,8 @@ def load_imdb(
     "text", vocabulary=vocabulary, size=vocab_size
   )
   splits, info = _pack(imdb.SOURCE, encoding, data_dir, archive)
-  if protocol == "jaxformers":
-    splits |= hold_out(splits["train"], HELD_OUT["imdb"])
-  else:
-    splits["validation"] = splits["test"]
+  held_out = HELD_OUT["imdb"] if protocol == "jaxformers" else 0
+  splits = with_validation(splits, held_out)
   # Reviews are negative or positive.
   sizes = (2, max_len, special_tokens)
   return _task("imdb", protocol, splits, sizes, info)
@@ -98,6 +96,7 @@ def load_ag_news(
   encoding = encodings.word_pieces(
     "title", "description", vocabulary=vocabulary, size=vocab_size
   )
+  # Open train and test, or test.csv alone.
   is_test_only = protocol == "test_only"
   origin = ag_news.TEST_SOURCE if is_test_only else ag_news.SOURCE
   splits, info = _pack(origin, encoding, data_dir, archive)
@@ -106,10 +105,9 @@ def load_ag_news(
     count = HELD_OUT["test_only"]
     rest = hold_out(splits["test"], count)
     splits = {"test": rest["validation"], **hold_out(rest["train"], count)}
-  elif protocol == "jaxformers":
-    splits |= hold_out(splits["train"], HELD_OUT["ag_news"])
   else:
-    splits["validation"] = splits["test"]
+    held_out = HELD_OUT["ag_news"] if protocol == "jaxformers" else 0
+    splits = with_validation(splits, held_out)
   sizes = (4, max_len, special_tokens)
   return _task("ag_news", protocol, splits, sizes, info)
 

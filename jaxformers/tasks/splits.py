@@ -37,6 +37,20 @@ def hold_out(train: Split, count: int) -> dict[str, Split]:
   return {"train": train.select(lower), "validation": train.select(highest)}
 
 
+def with_validation(
+  splits: Mapping[str, Split], count: int
+) -> dict[str, Split]:
+  """Returns splits with `validation`: held out of train, or the test split.
+
+  Args:
+    splits: `train` and `test`.
+    count: number of training examples to hold out; 0 for the test split.
+  """
+  if count:
+    return {**splits, **hold_out(splits["train"], count)}
+  return {**splits, "validation": splits["test"]}
+
+
 def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
   """Cuts consecutive parts, as tensorflow-datasets does with `train[:90%]`.
 

@@ -10,7 +10,7 @@ from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.sets import imdb
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -76,15 +76,10 @@ def load_text(
     imdb.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
   )
   splits, vocabulary, tokenize = with_ids(splits, info)
-  # Choose the checkpoint on a part of train, or on test.
-  if chosen.held_out:
-    splits |= hold_out(splits["train"], chosen.held_out)
-  else:
-    splits["validation"] = splits["test"]
   return Task(
     name="text",
     protocol=protocol,
-    splits=splits,
+    splits=with_validation(splits, chosen.held_out),
     selection="validation" if chosen.held_out else "test",
     vocabulary=vocabulary,
     max_len=max_len or chosen.max_len,

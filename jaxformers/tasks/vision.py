@@ -17,7 +17,7 @@ from jaxformers.data.images.splits import Images
 from jaxformers.data.sets import cifar10, cifar100
 from jaxformers.errors import UserError
 from jaxformers.registry import call, choose
-from jaxformers.tasks.splits import hold_out, slices
+from jaxformers.tasks.splits import slices, with_validation
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -50,19 +50,29 @@ def augmented(
 def _cifar(
   name: str,
   origin: Source,
-  normal: tuple[tuple[float, ...], tuple[float, ...]],
+  statistics: tuple[tuple[float, ...], tuple[float, ...]],
   data_dir: str,
   archive: str,
   augment: Mapping[str, Any] | None,
 ) -> Task:
+  """Returns the task of CIFAR-10 or CIFAR-100.
+
+  Args:
+    name: name of the task.
+    origin: source of its images.
+    statistics: mean and deviation of each channel, in [0, 1].
+    data_dir, archive, augment: arguments of the task.
+  """
   packed, info = preparation.open_splits(
     origin, encodings.pixels(), data_dir=data_folder(data_dir), archive=archive
   )
-  # Validate on the last tenth of train.
+  # Read stored pixels as images, normalised by the statistics of train.
+  mean, deviation = statistics
   images = {
-    name: Images(split, (32, 32, 3), mean=normal[0], deviation=normal[1])
+    name: Images(split, (32, 32, 3), mean=mean, deviation=deviation)
     for name, split in packed.items()
   }
+  # Validate on the last tenth of train.
   images |= slices(images["train"], {"train": 90, "validation": 10})
   classes = origin.features["label"]
   return Task(
@@ -153,6 +163,7 @@ def load_imagenet(
     size: height and width of the images that a model reads.
     augment: augmentation of training images; see `images.augment.Augment`.
   """
+  # Nothing can be downloaded: the authors require an account.
   choose("protocol of imagenet2012", protocol, ("jaxformers", "paper"))
   if not archive:
     raise UserError(
@@ -168,17 +179,15 @@ def load_imagenet(
     name: Images(store, (size, size, 3), encoded=True)
     for name, store in opened.items()
   }
-  # Choose the checkpoint on the authors' validation, or a part of train.
-  if protocol == "paper":
-    images["validation"] = images["test"]
-  else:
-    count = max(len(images["train"]) // 128, 1)
-    images |= hold_out(images["train"], count)
+  # Choose the checkpoint on a part of train, or on the authors' validation.
+  is_paper = protocol == "paper"
+  held_out = 0 if is_paper else max(len(images["train"]) // 128, 1)
+  images = with_validation(images, held_out)
   return Task(
     name="imagenet2012",
     protocol=protocol,
     splits=augmented(images, augment),
-    selection="test" if protocol == "paper" else "validation",
+    selection="test" if is_paper else "validation",
     vocabulary=(),
     max_len=0,
     num_classes=len(classes),

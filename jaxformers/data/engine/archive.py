@@ -114,6 +114,7 @@ def members(
   names: set[str] = set()
   try:
     for name, content in _file_members(path, max_bytes, wanted):
+      # "a/./b" and "a/b" are one name.
       plain_name = posixpath.normpath(name)
       if plain_name in names:
         raise UserError(

@@ -271,6 +271,7 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
       f"{path} is no vocabulary of word pieces: give a vocab.txt whose first "
       "line is [PAD] and that has a line [UNK]."
     )
+  # Ids are stored in 16 bits, and no piece may have two.
   if not len(set(pieces)) == len(pieces) <= 1 << 16:
     raise UserError(
       f"{path} holds {len(pieces):,} pieces, {len(set(pieces)):,} different "

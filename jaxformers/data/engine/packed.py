@@ -313,6 +313,7 @@ def stage(
 
 def _is_missing(folder: Path, is_older: Callable[[Path], bool]) -> bool:
   """Returns True if a folder has to be made; announces it for an older one."""
+  # A dangling link would make every later step fail with another error.
   if folder.is_symlink() and not folder.exists():
     raise UserError(
       f"{folder} is a link to {folder.readlink()}, which does not exist: "

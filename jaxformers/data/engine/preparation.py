@@ -193,6 +193,7 @@ def _require_network(source: Source) -> None:
   """Fails within seconds; the download itself would retry for minutes."""
   if any(key.lower().endswith("_proxy") for key in os.environ):
     return  # The download may go where a plain connection cannot.
+  # Connect to the host and port of the archive, and hang up.
   url = urllib.parse.urlsplit(source.url)
   port = url.port or {"http": 80, "https": 443}[url.scheme]
   outcome: list[OSError | None] = []

@@ -70,6 +70,7 @@ class Augment:
         raise UserError(
           f"augment.{name}={value} is not in [0, {most}]: choose a value in it."
         )
+    # DeiT's code drops the jitter silently here.
     if self.randaugment and self.color_jitter:
       raise UserError(
         "augment.randaugment and augment.color_jitter cannot be combined: "

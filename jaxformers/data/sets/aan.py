@@ -31,6 +31,7 @@ def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
       line = ended.removesuffix(b"\n")
       if not line:
         continue
+      # A line is a label, two ids and two texts.
       fields = line.split(b"\t")
       if len(fields) != 5 or fields[0] not in (b"0.0", b"1.0"):
         raise UserError(
@@ -68,6 +69,7 @@ def source(
     )
     return collect(_pairs(archive), archive, expected, advice)
 
+  # A stand-in has a folder of its own, named after its counts.
   return Source(
     name="aan_pairs",
     features={"text1": bytes, "text2": bytes, "label": LABELS},

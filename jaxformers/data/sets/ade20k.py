@@ -96,6 +96,7 @@ def source(
   counts = {"train": num_train, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    # Compare counts first: a part of the set must not pass for all of it.
     splits = _examples(archive)
     if {name: len(rows) for name, rows in splits.items()} != counts:
       raise UserError(

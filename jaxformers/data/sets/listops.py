@@ -71,6 +71,7 @@ def released(
     expected = {split: {None: count} for split, count in counts.items()}
     return collect(_released(archive), archive, expected)
 
+  # Another number of expressions has a folder of its own.
   return Source(
     name="listops",
     features=FEATURES,
