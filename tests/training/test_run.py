@@ -1,4 +1,4 @@
-"""What a run says of itself, and what it refuses to be."""
+"""Runs: their results, and the configs and workdirs that are refused."""
 
 import json
 
@@ -44,7 +44,7 @@ def as_if_trained(workdir, config):
 
 
 def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
-  """As options of the mixer, where configs had them before."""
+  """Configs had them as options of the mixer before."""
   config = configs.plain(smoke("performer"))
   before = configs.plain(smoke("performer"))
   for section in ("model", "reference"):
