@@ -23,7 +23,7 @@ MODULES = ("speed", "against", "memory", "start")
 
 @cli.command(
   cli.argument("--tables", default=",".join(MODULES), help="modules: a,b"),
-  cli.argument("--rounds", type=int, default=7, help="timed rounds"),
+  cli.argument("--rounds", default=7, help="timed rounds"),
   OUT,
 )
 def main(tables: str, rounds: int, out: str) -> None:

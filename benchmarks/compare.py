@@ -117,16 +117,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 @cli.command(
   cli.argument("now", type=Path, help="JSON of python -m benchmarks"),
+  cli.argument("--baseline", default=BASELINE, help="JSON to compare with"),
   cli.argument(
-    "--baseline", type=Path, default=BASELINE, help="JSON to compare with"
+    "--allowed", default=0.15, help="share by which a figure may be worse"
   ),
-  cli.argument(
-    "--allowed",
-    type=float,
-    default=0.15,
-    help="share by which a figure may be worse",
-  ),
-  cli.argument("--seconds", action="store_true", help="judge seconds, too"),
+  cli.switch("--seconds", help="judge seconds, too"),
 )
 def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
   """Prints what became worse; the exit status is 1 if anything did."""

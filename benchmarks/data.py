@@ -189,9 +189,7 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
 
 @cli.command(
   cli.argument("--archives", type=Path, help="folder of archives"),
-  cli.argument(
-    "--batches", type=int, default=100_000, help="batches of the loader"
-  ),
+  cli.argument("--batches", default=100_000, help="batches of the loader"),
   OUT,
 )
 def main(archives: Path | None, batches: int, out: str) -> None:

@@ -168,8 +168,8 @@ def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
 
 
 @cli.command(
-  cli.argument("--rounds", type=int, default=7, help="0: no table of memory"),
-  cli.argument("--steps", type=int, default=300, help="0: no training"),
+  cli.argument("--rounds", default=7, help="0: no table of memory"),
+  cli.argument("--steps", default=300, help="0: no training"),
   OUT,
   cli.argument("--data_dir", default="", help="folder of the expressions"),
 )

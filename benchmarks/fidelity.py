@@ -98,8 +98,8 @@ def measure(
 
 
 @cli.command(
-  cli.argument("--batch", type=int, default=4, help="images of a step"),
-  cli.argument("--rounds", type=int, default=ROUNDS, help="timed rounds"),
+  cli.argument("--batch", default=4, help="images of a step"),
+  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
   OUT,
 )
 def main(batch: int, rounds: int, out: str) -> None:

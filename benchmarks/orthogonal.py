@@ -179,9 +179,9 @@ def many(steps: int, d: int) -> list[dict[str, Any]]:
 
 @cli.command(
   cli.argument("--sizes", default="128,512", help="sides of the matrices"),
-  cli.argument("--rounds", type=int, default=ROUNDS, help="timed rounds"),
+  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
   cli.argument(
-    "--steps", type=int, default=10_000, help="steps of the drift, 0 for none"
+    "--steps", default=10_000, help="steps of the drift, 0 for none"
   ),
   OUT,
 )

@@ -195,9 +195,9 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
 
 @cli.command(
   cli.argument("--config", default="configs/lra/text.py", help="path.py"),
-  cli.argument("--length", type=int, default=4096, help="tokens of a row"),
-  cli.argument("--batch", type=int, default=32, help="rows of a step"),
-  cli.argument("--most", type=int, default=COUNT, help="most devices"),
+  cli.argument("--length", default=4096, help="tokens of a row"),
+  cli.argument("--batch", default=32, help="rows of a step"),
+  cli.argument("--most", default=COUNT, help="most devices"),
   cli.argument(
     "--device", default="h100", help=f"peak rates of {', '.join(DEVICES)}"
   ),

@@ -74,7 +74,7 @@ def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
 
 @cli.command(
   cli.argument("--models", default="", help="names: a,b (default: all)"),
-  cli.argument("--steps", type=int, default=200, help="steps of training"),
+  cli.argument("--steps", default=200, help="steps of training"),
   OUT,
 )
 def main(models: str, steps: int, out: str) -> None:

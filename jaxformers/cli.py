@@ -43,12 +43,19 @@ class Argument(NamedTuple):
 def argument(*flags: str, **options: Any) -> Argument:
   """Declares an argument of a command, as `add_argument` takes it.
 
-  The help names the default value, except for None, False, 0 and "".
+  A default gives the type, and is named in the help unless it is 0 or "".
   """
+  if "default" in options:
+    options.setdefault("type", type(options["default"]))
   if options.get("default"):
     text = options.get("help", "")
     options["help"] = f"{text} (default: %(default)s)".strip()
   return Argument(flags, options)
+
+
+def switch(flag: str, **options: Any) -> Argument:
+  """Declares a flag without a value, which is False unless it is given."""
+  return Argument((flag,), {"action": "store_true", **options})
 
 
 WORKDIR = argument("workdir", metavar="WORKDIR", help="folder of a run")
@@ -59,9 +66,7 @@ WORKDIRS = argument(
   metavar="WORKDIR",
   help="folder of a run, or a folder with runs below it",
 )
-JSON = argument(
-  "--json", dest="as_json", action="store_true", help="print JSON"
-)
+JSON = switch("--json", dest="as_json", help="print JSON")
 
 
 def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:

@@ -84,6 +84,7 @@ def rows(
   path, _, arg = spec.partition(":")
   costs = []
   for name in names:
+    # Load the config anew for each model.
     arguments = ",".join(filter(None, (arg, f"model={name}")))
     config = configs.plain(configs.load(f"{path}:{arguments}"))
     try:
@@ -91,6 +92,7 @@ def rows(
     except UserError as error:
       costs.append({"model": name, "error": str(error)})
       continue
+    # Compare with the Transformer of the same config.
     reference = build(**config["reference"], **sizes)
     row = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
     share = row["parameters"] / cost.size(reference)
@@ -159,6 +161,7 @@ def main(config: str, models: str, sizes: str, as_json: bool) -> None:
   names = cli.names(models) or sorted(MODELS)
   for name in names:
     choose("model", name, MODELS)
+  # Data are opened only if no sizes are given.
   task_sizes = parse_sizes(sizes) if sizes else open_task_sizes(config)
   costs = rows(config, names, task_sizes)
   if as_json:

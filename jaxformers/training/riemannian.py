@@ -15,7 +15,7 @@ import optax
 
 from jaxformers import orthogonal
 from jaxformers.errors import UserError
-from jaxformers.orthogonal.products import dot, polished, transpose
+from jaxformers.orthogonal.products import dot, reorthogonalize, transpose
 
 
 def riemannian(
@@ -70,7 +70,7 @@ def riemannian(
     def move(path: Any, a: jax.Array, q: jax.Array) -> jax.Array:
       if not orthogonal.is_orthogonal(path):
         return a
-      return polished(dot(q, orthogonal.cayley(a))) - q
+      return reorthogonalize(dot(q, orthogonal.cayley(a))) - q
 
     walk = jax.tree_util.tree_map_with_path
     updates, state = inner.update(

@@ -38,9 +38,9 @@ def test_meshes_of_four_devices(spec, want):
   ("spec", "message"),
   [
     ("data:3", "of 3 devices, and there are 4"),
-    ("rows:4", "'rows:4' is no axis with its size.*data, fsdp, sequence, m"),
-    ("data", "'data' is no axis with its size"),
-    ("data:0", "'data:0' is no axis"),
+    ("rows:4", "'rows:4' is not an axis and its size.*data, fsdp, sequence, m"),
+    ("data", "'data' is not an axis and its size"),
+    ("data:0", "'data:0' is not an axis"),
     ("data:1,data:4", "names the axis 'data' twice"),
   ],
 )

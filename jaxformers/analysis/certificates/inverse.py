@@ -1,4 +1,4 @@
-r"""TransJect run backwards: from any layer to the tokens that it came from.
+r"""Runs TransJect backwards, from any layer to the tokens it came from.
 
 python -m jaxformers inverse runs/listops
 
@@ -33,13 +33,13 @@ MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
 
 
 class Side(NamedTuple):
-  """What is needed beside a layer's output to undo it.
+  """Side information that undoes the layers of a forward pass.
 
   Attributes:
     mask: [b, n], True at tokens.
-    sides: what `InvertibleLayers.forward` gives beside the output, of every
-      layer; for TransJect the experts' weights, float32 [b, e].
-    shared: what the layers share; for TransJect Sigma, float32 [b, d] or
+    sides: side outputs of every layer, see `InvertibleLayers.forward`; for
+      TransJect the experts' weights, float32 [b, e].
+    shared: values that the layers share; for TransJect Sigma, float32 [b, d] or
       [1, d].
   """
 
@@ -51,11 +51,11 @@ class Side(NamedTuple):
 def forward(
   model: Classifier, params: Any, ids: jax.Array
 ) -> tuple[tuple[jax.Array, ...], Side]:
-  """Returns the embedded tokens and all layers' outputs, with what undoes them.
+  """Returns embedded tokens, all layers' outputs, and what undoes them.
 
   Args:
-    model: from `models.build`, with injective layers.
-    params: its parameters.
+    model: model from `models.build`, with injective layers.
+    params: parameters of the model.
     ids: [b, n], or [b, 2, n] for pairs.
 
   Raises:
@@ -95,14 +95,14 @@ def inverse(
   layer: int | None = None,
   max_steps: int = MAX_STEPS,
 ) -> jax.Array:
-  """The embedded tokens from the output of a layer.
+  """Returns the embedded tokens from the output of a layer.
 
   Args:
-    model, params: as for `forward`.
-    y: float32 [b, n, d], what came out of layer `layer`.
-    side: from `forward`.
-    layer: counted from 1; the last if None.
-    max_steps: of the iteration that undoes half a layer.
+    model, params: arguments of `forward`.
+    y: output of layer `layer`, float32 [b, n, d].
+    side: side information from `forward`.
+    layer: number of the layer from 1; the last if None.
+    max_steps: most steps of the iteration that undoes half a layer.
 
   Returns:
     float32 [b, n, d], as accurate as y: relative errors grow by at most
@@ -110,7 +110,7 @@ def inverse(
 
   Raises:
     UserError: if a layer does not contract enough to be undone in max_steps,
-      or what was found does not come back to y, as from values that are not
+      or if the result does not lead back to y, as from values that are not
       finite.
   """
   layers = layers_in_float32(model)
@@ -120,6 +120,7 @@ def inverse(
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
   undo, again = _compiled(layers, max_steps)
+  # Undo the layers from the last to the first.
   for i in reversed(range(top)):
     constants = layers.constants(weights[i], side.shared)
     _check_contraction(i, constants, max_steps, jnp.finfo(y.dtype).eps)
@@ -131,12 +132,13 @@ def inverse(
     x = undo(
       weights[i], y, side.shared, side.mask, side.sides[i], constants=below_one
     )
+    # Apply the layer again, to see that the result is its input.
     back, _ = again(weights[i], x, side.shared, side.mask, side.sides[i])
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
     if not off < 100 * float(jnp.finfo(y.dtype).eps):
       raise UserError(
-        f"Layer {i + 1} could not be undone: what was found comes back to y "
-        f"only to {off:.1g} of its greatest entry. Give finite values and "
+        f"Layer {i + 1} could not be undone: its result leads back to y only "
+        f"to {off:.1g} of the greatest entry. Give finite values and "
         "parameters."
       )
     y = x
@@ -147,6 +149,7 @@ def _check_contraction(
   i: int, constants: Mapping[str, float], max_steps: int, eps: float
 ) -> None:
   for name, bound in constants.items():
+    # The error falls by the constant in every step.
     needed = math.inf
     if bound < 1:
       needed = math.log(eps) / math.log(max(bound, eps))
@@ -164,14 +167,15 @@ def _check_contraction(
 def tokens(
   model: Classifier, params: Any, x: jax.Array
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Which token and which position are nearest to every embedded one.
+  """Returns the token and the position nearest to every embedded token.
 
-  Half of the channels are the token's and half the position's (TransJect,
-  section 4.4).
+  Half of the channels are the token's and half the position's.
+
+  Source: TransJect, section 4.4.
 
   Args:
-    model, params: as for `forward`.
-    x: [b, n, d], embedded tokens, such as `inverse` returns.
+    model, params: arguments of `forward`.
+    x: embedded tokens, [b, n, d], such as `inverse` returns.
 
   Returns:
     int32 [b, n] ids, or for real-valued inputs float32 [b, n] values; and
@@ -179,7 +183,7 @@ def tokens(
   """
   layers_in_float32(model)
   encoder = parts.encoder(model.config)(parent=None)
-  own = {"params": params["encoder"]["embedding"]}
+  embedding_params = params["encoder"]["embedding"]
   half = x.shape[-1] // 2
   embedding = encoder.embedding(concatenate=True)
   if model.config.image or embedding.cutoffs or embedding.norm_epsilon:
@@ -190,33 +194,36 @@ def tokens(
   first = int(model.config.cls)  # The token in front has no id.
   dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
-  places = np.asarray(embedding.apply(own, blank))[0, first:, half:]
+  # Positions are compared with those of an empty sequence.
+  empty = embedding.apply({"params": embedding_params}, blank)
+  places = np.asarray(empty)[0, first:, half:]
   x = np.asarray(x)[:, first:]
   positions = _nearest(x[..., half:], places)
   if model.config.real:
-    kernel, bias = (
-      np.asarray(own["params"]["values"][k]) for k in ("kernel", "bias")
-    )
+    # Invert x = value * kernel + bias in the direction of the kernel.
+    values = embedding_params["values"]
+    kernel, bias = (np.asarray(values[k]) for k in ("kernel", "bias"))
     direction = kernel[0] / np.square(kernel[0]).sum()
     return (x[..., :half] - bias) @ direction, positions
-  table = np.asarray(own["params"]["tokens"]["embedding"])
+  # Ids are the nearest rows of the embedding.
+  table = np.asarray(embedding_params["tokens"]["embedding"])
   return _nearest(x[..., :half], table * embedding.scale), positions
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-  """The row of a table [r, c] nearest to each of x [b, n, c] -> int32."""
+  """Returns the row of a table [r, c] nearest to each of x [b, n, c]."""
   table = np.asarray(table, np.float64)
+  # |x - t|^2 = |x|^2 + |t|^2 - 2 x . t, sample by sample for memory.
   lengths = np.square(table).sum(1)
-  return np.stack(
-    [
-      (lengths - 2 * np.asarray(one, np.float64) @ table.T).argmin(1)
-      for one in x
-    ]
-  ).astype(np.int32)
+  rows = [
+    (lengths - 2 * np.asarray(sample, np.float64) @ table.T).argmin(1)
+    for sample in x
+  ]
+  return np.stack(rows).astype(np.int32)
 
 
 def layers_in_float32(model: Classifier) -> InvertibleLayers:
-  """Returns a model's layers, for what is said of them in float32.
+  """Returns the layers of a model that computes in float32.
 
   Raises:
     UserError: for a model whose layers are not injective, or that computes in
@@ -240,12 +247,8 @@ def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument(
-    "--samples", type=int, default=32, help="number of test samples"
-  ),
-  cli.argument(
-    "--length", type=int, default=512, help="most tokens of a sample"
-  ),
+  cli.argument("--samples", default=32, help="number of test samples"),
+  cli.argument("--length", default=512, help="most tokens of a sample"),
 )
 def main(workdir: str, samples: int, length: int) -> None:
   """Prints how much of some test samples comes back from the last layer."""
@@ -257,6 +260,7 @@ def main(workdir: str, samples: int, length: int) -> None:
   recovered, positions = tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, int(model.config.cls) :]
   ids = np.asarray(ids).reshape(mask.shape)
+  # Compare ids and positions at tokens alone.
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
   placed = (positions == np.arange(mask.shape[1]))[mask].mean()
   off = float(jnp.abs(x - hidden[0]).max())

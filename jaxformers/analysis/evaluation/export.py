@@ -45,6 +45,7 @@ def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
   Returns:
     "params.encoder..." and "rotations.encoder...", C-contiguous.
   """
+  # Parameters behind a map go; make_variables has their matrices.
   plain = jax.tree_util.tree_map_with_path(
     lambda path, leaf: None if orthogonal.is_parameter(path) else leaf, params
   )
@@ -73,6 +74,7 @@ def program(
     variables = flax.traverse_util.unflatten_dict(flat, sep=".")
     return model.apply(variables, inputs, train=False)
 
+  # The program knows shapes alone; b is a symbol.
   shapes = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), flat_arrays
   )
@@ -106,6 +108,7 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   flat_arrays = arrays(model, run.params)
   exported = program(model, flat_arrays, length)
   inputs = model.example(length)
+  # Describe inputs and outputs for users of other languages.
   content = {
     "model": run.config["model"],
     "task": task.description(),
@@ -128,6 +131,7 @@ def check(run: trained.Trained, out: Path) -> float:
   """Returns the greatest error of the files' outputs on four test examples."""
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
   flat_arrays = safetensors.numpy.load_file(out / "model.safetensors")
+  # The arrays come first, the inputs last.
   length = loaded.in_avals[-1].shape[-1]
   inputs = jnp.asarray(run.sample(4, length))
   variables = make_variables(run.model, run.params)
@@ -141,7 +145,6 @@ def check(run: trained.Trained, out: Path) -> float:
   cli.argument("--out", type=Path, required=True, help="folder to write"),
   cli.argument(
     "--length",
-    type=int,
     default=0,
     help="number of tokens of an input (default: the task's greatest)",
   ),

@@ -1,9 +1,9 @@
-"""What every layer does to tokens, sample by sample, streamed over data.
+"""Statistics of every layer, sample by sample, streamed over data.
 
-Distributions where `lipschitz` and `smoothness` have means: activation factors
-and entropies of TransJect's figures 4 and 5, the weights of its experts (figure
-6), the distances of chosen pairs of tokens (figure 1). A few numbers of each
-sample are kept, and no hidden states.
+They are distributions where `lipschitz` and `smoothness` have means: activation
+factors and entropies of TransJect's figures 4 and 5, the weights of its experts
+(figure 6), the distances of chosen pairs of tokens (figure 1). A few numbers of
+each sample are kept, and no hidden states.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ def _measure_batch(
         for layer in layer_parts
       ]
     )
+  # An entropy is of a token's units, or of a unit's tokens.
   counts, width = mask.sum(1), captured.hidden[0].shape[-1]
   gates = captured.gates
   return Layers(
@@ -218,6 +219,7 @@ def distances(
       )
   first, second = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
   norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+  # A token of zeros has cosine 0.
   inner = (first * second).sum(-1)
   return {
     "euclidean": np.linalg.norm(first - second, axis=-1),

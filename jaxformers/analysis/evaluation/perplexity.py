@@ -48,10 +48,12 @@ def measure_perplexity(
       f"The task {run.task.name!r} has no text to predict: give the run of a "
       "language model."
     )
+  # One token more than is scored: the first has nothing before it.
   scored = source.tokens[: tokens + 1] if tokens else source.tokens
   source = dataclasses.replace(source, tokens=scored, most=0)
   # Replacing checks the strides, all before the first is scored.
   windows = [dataclasses.replace(source, stride=stride) for stride in strides]
+  # One evaluator for all strides compiles once.
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []
   for stride, segments in zip(strides, windows, strict=True):
@@ -75,30 +77,19 @@ def measure_perplexity(
   cli.argument("--split", default="test", help="split of the task"),
   cli.argument(
     "--tokens",
-    type=int,
     default=0,
     help="number of tokens from the start of the split (default: all)",
   ),
-  cli.argument("--batch_size", type=int, default=32, help="windows at a time"),
+  cli.argument("--batch_size", default=32, help="windows at a time"),
   cli.JSON,
 )
 def main(
-  workdir: str,
-  strides: str,
-  split: str,
-  tokens: int,
-  batch_size: int,
-  as_json: bool,
+  workdir: str, strides: str, split: str, as_json: bool, **options: int
 ) -> None:
   """Prints a line for each stride."""
   run = trained.load(workdir)
-  rows = measure_perplexity(
-    run,
-    cli.numbers("strides", strides) or [1, run.task.max_len],
-    split=split,
-    tokens=tokens,
-    batch_size=batch_size,
-  )
+  distances = cli.numbers("strides", strides) or [1, run.task.max_len]
+  rows = measure_perplexity(run, distances, split=split, **options)
   if as_json:
     print(json.dumps(rows, indent=2))
     return

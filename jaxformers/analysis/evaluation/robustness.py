@@ -15,6 +15,7 @@ and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -50,11 +51,6 @@ ALEXNET = {
 }
 # Numbers of images that their authors ship; for ImageNet-C in each severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
-SET_NAMES = {
-  "imagenet_c": "ImageNet-C",
-  "imagenet_a": "ImageNet-A",
-  "imagenet_r": "ImageNet-R",
-}
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
@@ -91,6 +87,11 @@ def error(
   return wrong / len(images)
 
 
+def _corrupt(pixels: np.ndarray, k: int, name: str, level: int) -> np.ndarray:
+  """Corrupts the pixels of image k, whose number draws the noise."""
+  return corruptions.corrupt(pixels, name, level, k)
+
+
 def corrupted(
   run: trained.Trained,
   names: Sequence[str] = (),
@@ -120,9 +121,7 @@ def corrupted(
       error(
         logits,
         images,
-        change=lambda x, k, name=name, level=level: corruptions.corrupt(
-          x, name, level, k
-        ),
+        change=functools.partial(_corrupt, name=name, level=level),
         batch_size=batch_size,
       )
       for level in corruptions.SEVERITIES
@@ -153,6 +152,7 @@ def imagenet_c(
     for path in [*folder.glob("*"), *folder.glob("*/*")]
     if path.name in ALEXNET
   }
+  # Name all that lacks before anything is scored.
   missing = [
     f"{name}/{level}"
     for name in ALEXNET
@@ -203,6 +203,7 @@ def unusual(
     batch_size: images at a time.
   """
   images = _open_folder(run, folder, name)
+  # ImageNet-A and -R have 200 of the 1,000 classes.
   classes = np.unique(images.labels)
   return 1 - error(
     run.apply(batch_size), images, classes=classes, batch_size=batch_size
@@ -226,7 +227,8 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
   """
   if not folder.is_dir():
     raise UserError(f"There is no folder {folder}: give that of {name}.")
-  store = stores.folder(folder, run.task.classes)
+  store = stores.open_folder(folder, run.task.classes)
+  # Published scores are of all images.
   if len(store) != COUNTS[name]:
     print(
       f"{folder} holds {len(store):,} images instead of the {COUNTS[name]:,} "
@@ -256,8 +258,8 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
 @cli.command(
   cli.WORKDIR,
   *(
-    cli.argument(f"--{name}", type=Path, metavar="FOLDER", help=f"{title} set")
-    for name, title in SET_NAMES.items()
+    cli.argument(f"--{name}", type=Path, metavar="FOLDER", help="its folder")
+    for name in COUNTS
   ),
   cli.argument(
     "--corruptions",
@@ -265,12 +267,9 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
     help="corruptions of the test images: snow,fog (default: all)",
   ),
   cli.argument(
-    "--count",
-    type=int,
-    default=0,
-    help="number of test images to corrupt (default: all)",
+    "--count", default=0, help="number of test images to corrupt (default: all)"
   ),
-  cli.argument("--batch_size", type=int, default=100, help="images at a time"),
+  cli.argument("--batch_size", default=100, help="images at a time"),
   cli.JSON,
 )
 def main(

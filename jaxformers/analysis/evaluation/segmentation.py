@@ -36,9 +36,11 @@ def interpolate(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """
   for axis, new in enumerate(size):
     old = x.shape[axis]
+    # Middles of the new pixels, in units of the old.
     at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, old - 1)
+    # Weight of the upper neighbour, along one axis.
     share = (at - low).astype(np.float32)
     share = share.reshape([-1 if k == axis else 1 for k in range(3)])
     x = (1 - share) * x.take(low, axis) + share * x.take(high, axis)
@@ -60,6 +62,7 @@ def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
   height, width = pixels.shape[:2]
   if height >= window[0] and width >= window[1]:
     return pixels
+  # Compare the ratios of the sides without a division.
   if window[0] * width >= window[1] * height:
     return interpolate(pixels, (window[0], width * window[0] // height))
   return interpolate(pixels, (height * window[1] // width, window[1]))
@@ -198,6 +201,7 @@ def evaluate_segmenter(
     )
   score = run.apply(batch_size)
   total: dict[str, Any] = {}
+  # Sum areas over scenes: mean IoU is that of the whole split.
   scenes = range(min(count or len(source), len(source)))
   for k in tqdm(scenes, split, disable=None):
     pixels, labels = source.scene(k)
@@ -214,18 +218,15 @@ def evaluate_segmenter(
   cli.argument(
     "--scales", default="1", help="sizes of a scene, relative to the config's"
   ),
-  cli.argument("--flip", action="store_true", help="add mirror images"),
+  cli.switch("--flip", help="add mirror images"),
   cli.argument(
     "--stride",
-    type=int,
     default=0,
     help="pixels between windows (default: a window less 32)",
   ),
   cli.argument("--split", default="test", help="split of the task"),
-  cli.argument(
-    "--count", type=int, default=0, help="number of scenes (default: all)"
-  ),
-  cli.argument("--batch_size", type=int, default=8, help="windows at a time"),
+  cli.argument("--count", default=0, help="number of scenes (default: all)"),
+  cli.argument("--batch_size", default=8, help="windows at a time"),
   cli.JSON,
 )
 def main(

@@ -78,6 +78,7 @@ class Rows:
       start: True to measure the untrained start as well.
     """
     options = self.options
+    # All states read the same samples.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
     states = [(label, run.params)]
@@ -101,11 +102,13 @@ class Rows:
         self.of["parts"] += _enumerate(name, seed, statistics.parts, 1)
       if name == label and statistics.gates is not None:
         self.of["gates"] += _enumerate(name, seed, statistics.gates, 1)
+    # Smoothness of the trained model.
     curves = smoothness.measure_curves(run.model, run.params, ids)
     self.of["smooth"] += smoothness.rows(label, seed, curves)
 
   def describe_data(self) -> str:
     """Returns how many samples, tokens and seeds there are, in words."""
+    # Count the seeds of each run, not of its untrained start.
     runs = {
       row[:2]
       for row in self.of["factors"]
@@ -118,6 +121,7 @@ class Rows:
   def describe_texts(self) -> str:
     """Returns the text that the single tokens are from, in words."""
     quotes = [(quote, label) for label, quote in self.quotes.items()]
+    # Runs of one task show the same text.
     by_quote = figures.grouped(quotes)
     described = []
     for quote, rows in by_quote.items():
@@ -257,8 +261,10 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
         page.notes.append(
           f"{group.label}: no figure of single tokens, {error}."
         )
+  # Figures stand on the page in this order.
   _add_distances(page, rows)
-  _add_entropies(page, groups, rows)
+  _add_entropies(page, rows)
+  _add_sizes(page, groups, rows)
   _add_parts(page, rows)
   _add_tokens(page, rows)
   _add_smoothness(page, rows)
@@ -286,7 +292,7 @@ def _add_distances(page: Page, rows: Rows) -> None:
   )
 
 
-def _add_entropies(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
+def _add_entropies(page: Page, rows: Rows) -> None:
   options = rows.options
   values = {
     "units": "one token over its units",
@@ -330,10 +336,14 @@ def _add_entropies(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
       lines=tuple(normal),
     ),
   )
+
+
+def _add_sizes(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
   for key, quantity in (
     ("factors", "activation factor"),
     ("entropy", "entropy, nats"),
   ):
+    # Without two sizes there is no figure.
     means = _last_layer(groups, rows, key)
     if means:
       page.add(
@@ -341,7 +351,7 @@ def _add_entropies(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
         plots.against(
           f"{key}_sizes",
           f"{quantity.partition(',')[0].capitalize()} against sizes",
-          "Of the last layer, mean over samples, and over seeds with their "
+          "Means of the last layer over samples, and over seeds with their "
           "deviation; along a line nothing else differs (TransJect, figure "
           f"5). {rows.describe_data()}.",
           means,
@@ -357,7 +367,7 @@ def _add_parts(page: Page, rows: Rows) -> None:
     plots.parts(
       "parts",
       "Entropy of heads and experts",
-      "Of what every head puts out before the projection back, and of x + "
+      "Entropy of every head's output before the projection back, and of x + "
       "a F(x) of every expert (TransJect, figure 4b), by the estimator "
       f"{rows.options.estimator!r}. {rows.describe_data()}. Experts share x, "
       "so they differ little; heads have another scale than x.",
@@ -370,7 +380,7 @@ def _add_parts(page: Page, rows: Rows) -> None:
       plots.histogram(
         "experts",
         "Weights of the experts",
-        "Of every sample and expert, by layer (TransJect, figure 6). "
+        "Weight of every sample and expert, by layer (TransJect, figure 6). "
         f"{rows.describe_data()}. The dotted line is 1 / E, the weights at the "
         "start.",
         rows.of["gates"],

@@ -55,11 +55,13 @@ def write(page: Page, out: Path) -> Path:
   Returns:
     Path of index.html.
   """
+  # Figures first: the page embeds their SVG files.
   out.mkdir(parents=True, exist_ok=True)
   for figure in itertools.chain(*page.figures.values()):
     figure.write(out)
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
+  # The papers' tables, as Markdown and as LaTeX.
   for title, (tasks, rows) in page.papers.items():
     reasons = published.notes(rows)
     for kind, form, mark in (
@@ -103,6 +105,7 @@ def _text(value: object) -> str:
 
 def _html(page: Page, out: Path) -> str:
   """Returns the page; its figures' SVG files are read from the folder."""
+  # Sections have the ids s0, s1, ... for the links.
   sections = ["Results", *page.figures, *(["Left out"] if page.notes else [])]
   links = "".join(
     f'<a href="#s{k}">{_text(name)}</a>' for k, name in enumerate(sections)
@@ -131,7 +134,8 @@ def _figure_html(figure: Figure, out: Path) -> str:
   """Returns a figure with its picture inside, and links to its files."""
   picture = (out / f"{figure.name}.svg").read_bytes()
   data = base64.b64encode(picture).decode()
-  width = round(110 * figure.size[0])  # Pixels: a little above its size.
+  # Pixels: a little above the size of the picture.
+  width = round(110 * figure.size[0])
   return (
     f'<figure id="{figure.name}"><h3>{_text(figure.title)}</h3>'
     f'<img alt="{_text(figure.title)}" style="max-width:{width}px" '
@@ -181,6 +185,7 @@ def _tables_html(markdown: str) -> list[str]:
   """Returns Markdown tables, with blank lines between them, as HTML."""
   parts = []
   for block in markdown.split("\n\n"):
+    # The second line of a Markdown table is its rule.
     header, _, *body = [
       [_text(cell.strip()) for cell in line.strip("|").split("|")]
       for line in block.splitlines()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxformers import cli
 from jaxformers.analysis.page import measured, overview
@@ -38,6 +39,7 @@ def build(
   Raises:
     UserError: if there is no run at all, with what is wrong.
   """
+  # Group the runs, and note what is left out.
   records, notes = runs.discover(workdirs)
   if not records:
     raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
@@ -45,6 +47,7 @@ def build(
   shown = [record for group in groups for record in group.runs]
   ended = [record.results for record in shown if record.results]
   page = Page(notes=notes + _notes(records, shown))
+  # Tables and curves need no model.
   page.rows = tables.summarise(ended)
   page.speeds = overview.speeds(groups)
   page.papers = published.tables(ended)
@@ -89,15 +92,9 @@ def _notes(
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument(
-    "--out", type=Path, default=Path("report"), help="folder of the page"
-  ),
-  cli.argument(
-    "--samples", type=int, default=32, help="number of test samples"
-  ),
-  cli.argument(
-    "--length", type=int, default=512, help="most tokens of a sample"
-  ),
+  cli.argument("--out", default=Path("report"), help="folder of the page"),
+  cli.argument("--samples", default=32, help="number of test samples"),
+  cli.argument("--length", default=512, help="most tokens of a sample"),
   cli.argument(
     "--estimator",
     default="vasicek",
@@ -109,37 +106,34 @@ def _notes(
     help=f"axis of the entropy: {', '.join(entropy.AXES)}",
   ),
   cli.argument(
-    "--text", default="", help=f"sentence to draw token by token: {TEXT!r}"
+    "--text",
+    default="",
+    help=f"sentence to draw token by token (default: {TEXT!r})",
   ),
   cli.argument(
     "--tokens", default="", help="words of it to name in the figures: a,b"
   ),
-  cli.argument(
+  cli.switch(
     "--no_checkpoints",
-    action="store_true",
     help="load no models: tables and training curves only",
   ),
 )
 def main(
   workdirs: Sequence[Path],
   out: Path,
-  samples: int,
-  length: int,
-  estimator: str,
-  axis: str,
-  text: str,
   tokens: str,
   no_checkpoints: bool,
+  **measurement: Any,
 ) -> None:
   """Writes the page, and prints the table of results."""
-  choose("estimator", estimator, entropy.ESTIMATORS)
-  choose("axis", axis, entropy.AXES)
-  if samples < 1 or length < 1:
+  options = Options(**measurement, named=tuple(cli.names(tokens)))
+  choose("estimator", options.estimator, entropy.ESTIMATORS)
+  choose("axis", options.axis, entropy.AXES)
+  if options.samples < 1 or options.length < 1:
     raise UserError(
-      f"--samples={samples} --length={length}: give at least 1 of each."
+      f"--samples={options.samples} --length={options.length}: give at least 1 "
+      "of each."
     )
-  named = tuple(cli.names(tokens))
-  options = Options(samples, length, estimator, axis, text, named)
   # A folder that cannot be written ends the command before the measurements.
   out.mkdir(parents=True, exist_ok=True)
   page = build(workdirs, options, checkpoints=not no_checkpoints)

@@ -20,13 +20,8 @@ import numpy as np
 
 # Okabe and Ito 2008, black last.
 COLOURS = (
-  "#0072B2",
-  "#D55E00",
-  "#009E73",
-  "#CC79A7",
-  "#E69F00",
-  "#56B4E9",
-  "#000000",
+  *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
+  *("#E69F00", "#56B4E9", "#000000"),
 )
 MARKERS = "os^Dv<P"
 DASHES = ("-", "--", "-.", ":")
@@ -99,6 +94,7 @@ class Figure:
     with mpl.rc_context(STYLE):
       canvas = self.draw()
       out = io.BytesIO()
+      # No date, so that equal figures have equal files.
       metadata = {"Date": None} if kind == "svg" else {}
       canvas.savefig(out, format=kind, metadata=metadata)
     return out.getvalue()
@@ -207,6 +203,7 @@ def draw_legend(
     entries |= dict(zip(labels, handles, strict=True))
   if len(entries) > 1:
     longest = max(len(row) for label in entries for row in label.splitlines())
+    # As many columns as the longest label leaves room for.
     room = letters // (8 + longest)
     canvas.legend(
       [*entries.values()],
@@ -328,6 +325,7 @@ def draw_line(
       bar = deviation[k]
       axes.errorbar(x[k], mean[k], bar, capsize=3, color=look["color"])
   elif np.isfinite(deviation).any():
+    # Several points: a band around the line.
     low, high = mean - deviation, mean + deviation
     axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
@@ -355,6 +353,7 @@ def draw_boxes(
   width = 0.8 / max(len(groups), 1)
   for number, (label, group) in enumerate(groups.items()):
     run = label.removesuffix(UNTRAINED)
+    # An untrained start shares the colour of its run.
     place = trained.index(run) if run in trained else number
     offset = (number - (len(groups) - 1) / 2) * width
     boxes = {
@@ -395,4 +394,5 @@ def _draw_group(
     whiskerprops={"color": colour, "linestyle": dash},
     capprops={"color": colour},
   )
+  # Boxes have no legend: an empty line stands for them.
   axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)

@@ -107,6 +107,7 @@ def _check_comparable(runs: Sequence[Result]) -> None:
       raise UserError(
         f"A run of {run['task']} has no loss a token: give language models."
       )
+    # Compare configs field by field, and the data by their digests.
     task = run["task_description"].items()
     fields = configs.flatten(run["config"])
     fields |= {f"data of {key}": value for key, value in task}
@@ -138,6 +139,7 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
   """
   runs = list(runs)
   _check_comparable(runs)
+  # Group runs by shape, learning rate and seed.
   by_shape: dict[tuple[int, int], dict[float, dict[int, Result]]] = {}
   for run in runs:
     model = run["config"]["model"]
@@ -165,6 +167,7 @@ def _select_point(
   # All runs of a point saw the same data.
   first = next(iter(best.values()))
   config = first["config"]
+  # Tokens of all steps, and how often they are the text.
   batch_tokens = config["batch_size"] * config["task"]["max_len"]
   tokens = config["total_steps"] * batch_tokens
   examples = first["task_description"]["examples"]["train"]
@@ -249,6 +252,7 @@ def _welch(first: Point, second: Point) -> tuple[float, float]:
   error = math.sqrt(sum(variances))
   if not sum(variances) > 0:  # One seed, or seeds that do not differ.
     return error, error
+  # Degrees of freedom by Welch and Satterthwaite.
   freedom = sum(variances) ** 2 / sum(
     variance**2 / (len(p.losses) - 1)
     for variance, p in zip(variances, points, strict=True)

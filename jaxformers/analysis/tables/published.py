@@ -165,6 +165,7 @@ def mismatch(run: Mapping[str, Any]) -> str:
     length = LRA_TEXT_LENGTH
   if run["max_len"] < length:
     reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
+  # An option that the config lacks counts as the published one.
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"
@@ -193,6 +194,7 @@ def rows(
   table_rows = []
   for model in dict.fromkeys([*theirs, *(key[0] for key in scores)]):
     printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
+    # A model that we have not run stands alone.
     of_model = [
       Row(model, label, printed, cells)
       for (name, label, _), cells in scores.items()
@@ -240,6 +242,7 @@ def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
   if ours is None:
     return printed, ""
   text = results.plus_minus(ours.mean, ours.deviation, 1, plus)
+  # A star instead of a difference where inputs differ.
   if ours.mismatch:
     text += " *"
   elif theirs is not None:
@@ -322,10 +325,9 @@ def tables(
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument(
+  cli.switch(
     "--latex",
     dest="use_latex",
-    action="store_true",
     help="print LaTeX tabulars",
   ),
 )

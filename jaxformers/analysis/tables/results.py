@@ -21,17 +21,8 @@ from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table
 
 COLUMNS = (
-  "task",
-  "protocol",
-  "model",
-  "config",
-  "score",
-  "seeds",
-  "parameters",
-  "x Transformer",
-  "trivial",
-  "chosen on",
-  "train s",
+  *("task", "protocol", "model", "config", "score", "seeds", "parameters"),
+  *("x Transformer", "trivial", "chosen on", "train s"),
 )
 
 LOWER_IS_BETTER = ("perplexity",)
@@ -62,6 +53,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """
   results, problems = [], []
   for folder in folders:
+    # A folder without results is a problem, not an error.
     paths = files(folder, "results.json")
     if not paths:
       problems.append(
@@ -131,6 +123,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     deviation), in percent but for perplexities, the sample standard deviation,
     NaN for one seed.
   """
+  # Later results of the same seed replace earlier ones.
   by_recipe: dict[str, dict[int, Mapping[str, Any]]] = {}
   for result in results:
     by_recipe.setdefault(recipe(result), {})[result["seed"]] = result
@@ -183,6 +176,7 @@ def _cell(column: str, value: Any) -> str:
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the rows of `summarise` as Markdown, a table for each metric."""
   tables = []
+  # Metrics are in the order of their first row.
   for metric in dict.fromkeys(row["metric"] for row in rows):
     title = TITLES[metric]
     trivial = "trivial %" if title.endswith("%") else "trivial"

@@ -70,7 +70,7 @@ class RunRecord:
 
   @property
   def metrics_problem(self) -> str:
-    """What is wrong with `metrics.jsonl`; "" for nothing."""
+    """Problem of `metrics.jsonl` as a sentence; "" for none."""
     return self._metrics_file[1]
 
 

@@ -57,6 +57,7 @@ def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
     k: number of the neighbour, from 1.
   """
   n = values.shape[-1]
+  # Sort, and pad with infinities at both ends.
   ordered = np.sort(values, -1)
   padded = np.concatenate(
     [
@@ -76,6 +77,7 @@ def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
   )
   with np.errstate(divide="ignore"):
     logs = np.log(np.partition(gaps, k - 1, -1)[..., k - 1])
+  # The estimate of Kozachenko and Leonenko in one dimension.
   constant = scipy.special.digamma(n) - scipy.special.digamma(k) + math.log(2)
   return constant + logs.mean(-1)
 
@@ -97,6 +99,7 @@ def kde(values: np.ndarray) -> np.ndarray:
     if not width:  # All values are equal.
       entropies[row] = -np.inf
       continue
+    # Log densities of all pairs of points.
     exponent = -0.5 * np.square((x[:, None] - x) / width)
     np.fill_diagonal(exponent, -np.inf)  # Leave the point itself out.
     log_p = scipy.special.logsumexp(exponent, 1)
@@ -170,6 +173,7 @@ def normal(count: int, estimator: str = "vasicek") -> float:
     count: number of values of one sample.
     estimator: name in `ESTIMATORS`.
   """
+  # As many values in all, whatever the size of a sample.
   rows = max(16, 2**17 // count)
   values = np.random.default_rng(0).normal(size=(rows, count))
   return float(entropy(values, estimator).shape.mean())

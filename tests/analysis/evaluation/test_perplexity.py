@@ -45,9 +45,9 @@ def test_each_token_from_the_window_before_it(run):
   assert [row["stride"] for row in rows] == [1, 4]
   # Of one length, for what stands behind a token is not seen.
   before = [TOKENS[max(at - 6, 0) : at] for at in range(1, 23)]
-  ids = jnp.stack([jnp.pad(own, (0, 6 - len(own))) for own in before])
+  ids = jnp.stack([jnp.pad(window, (0, 6 - len(window))) for window in before])
   log_p = run.model.apply({"params": run.params}, ids, train=False)
-  ends = np.array([len(own) - 1 for own in before])
+  ends = np.array([len(window) - 1 for window in before])
   total = -float(log_p[np.arange(22), ends, TOKENS[1:]].sum())
   assert rows[0]["count"] == rows[1]["count"] == 22
   assert rows[0]["perplexity"] == pytest.approx(math.exp(total / 22), rel=1e-4)

@@ -1,4 +1,4 @@
-"""What all figures share: colours, boxes, means."""
+"""Parts of all figures: colours, boxes, means."""
 
 import math
 
@@ -27,10 +27,12 @@ def test_lines_differ_in_more_than_colour():
 
 
 def test_data_in_words():
-  one = f.describe_data([8], [200], [1])
-  assert one == "8 test samples of at most 200 tokens, 1 seed"
-  two = f.describe_data([13, 8], [200, 50, 200], [3, 1])
-  assert two == "8 or 13 test samples of at most 50 or 200 tokens, 1 to 3 seeds"
+  single = f.describe_data([8], [200], [1])
+  assert single == "8 test samples of at most 200 tokens, 1 seed"
+  several = f.describe_data([13, 8], [200, 50, 200], [3, 1])
+  assert (
+    several == "8 or 13 test samples of at most 50 or 200 tokens, 1 to 3 seeds"
+  )
 
 
 def test_means_are_of_what_is_there():
