@@ -8,7 +8,6 @@ import errno
 import itertools
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -231,7 +230,7 @@ class Checkpoints:
       try:
         state, meta = self._restore(step, like)
       except _DamagedError as error:
-        _warn(f"{error} Trying the one before.")
+        processes.warn(f"{error} Trying the one before.")
         damaged.append(step)
         continue
       for other in damaged:  # Or a later save of this step would do nothing.
@@ -278,7 +277,7 @@ class Checkpoints:
     # Name damaged checkpoints whose rank is not known.
     ranked, damaged = self._ranked()
     for step in damaged:
-      _warn(
+      processes.warn(
         f"The checkpoint {self.folder / str(step)} is damaged, and its score "
         "is not known: it may have been the best."
       )
@@ -287,7 +286,9 @@ class Checkpoints:
       try:
         state, meta = self._restore(step, like)
       except _DamagedError as error:
-        _warn(f"{error} It was the best; trying the next best that is left.")
+        processes.warn(
+          f"{error} It was the best; trying the next best that is left."
+        )
         damaged.append(step)
         continue
       lost = damaged[0] if damaged else None
@@ -455,8 +456,3 @@ def _read_undamaged(folder: Path, read: Callable[[], T]) -> T:
 
 def _without(content: Mapping[str, T], prefix: str) -> dict[str, T]:
   return {k: v for k, v in content.items() if not k.startswith(prefix)}
-
-
-def _warn(message: str) -> None:
-  if processes.is_first():
-    print(message, file=sys.stderr)

@@ -138,7 +138,7 @@ def _holder(path: Path) -> str:
   return "another process"
 
 
-def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
+def check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
   """Raises UserError if a workdir holds results or checkpoints of another run.
 
   Args:
