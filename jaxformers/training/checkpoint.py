@@ -172,7 +172,8 @@ class Checkpoints:
     meta["digest"] = workdirs.digest(meta)
     # orbax copies the arrays and writes them in the background.
     with disk.saving(f"Step {step}", self.workdir):
-      self._check_present(self.workdir / "config.json")
+      if not processes.all_true(disk.holds_run(self.workdir)):
+        raise OSError(errno.EIO, f"{self.workdir}/config.json is not there")
       self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -198,14 +199,11 @@ class Checkpoints:
     with disk.saving(f"Step {step}", self.workdir):
       self._manager.wait_until_finished()
       # orbax makes folders that are not there: what it saved may lie elsewhere.
-      self._check_present(self.workdir / "config.json", self.folder / str(step))
-
-  def _check_present(self, *paths: Path) -> None:
-    """Raises OSError in all processes if the first of them misses a path."""
-    missing = [path for path in paths if not path.exists()]
-    if processes.broadcast_from_first(bool(missing)):
-      names = ", ".join(map(str, missing or paths))
-      raise OSError(errno.EIO, f"{names} is not there")
+      folder = self.folder / str(step)
+      is_saved = disk.holds_run(self.workdir) and folder.is_dir()
+      # The first process alone is asked: other hosts may see a folder later.
+      if not processes.broadcast_from_first(is_saved):
+        raise OSError(errno.EIO, f"{folder} is not there")
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """Returns the newest state that is whole; None if there is none yet.
