@@ -213,7 +213,8 @@ class _Loop:
     self.config, self.loop_state = trainer.run.config, loop_state
     self.writers, self.progress = writers, progress
     self._metric = trainer.run.objective.metric
-    self._waiting: tuple[int, Any] | None = None  # Step, and its sums.
+    # Step that has been started but not read, and its sums.
+    self._waiting: tuple[int, Any] | None = None
     self._is_first = True
     self._saved_seconds = 0.0
 
@@ -298,11 +299,13 @@ class _Loop:
   def _log(self, step: int) -> None:
     """Writes the means over all steps since the last log line."""
     self.settle()
+    # A new window begins with the next step.
     means = self.trainer.run.objective.means(self.loop_state.window)
     self.loop_state.window = {}
     batch_size = self.config["batch_size"]
     scalars = {
       **_without_count("train", means),
+      # The rate of the update that led to this step.
       "learning_rate": float(self.trainer.schedule(step - 1)),
       "examples_per_second": self.progress.clock.rate() * batch_size,
     }
