@@ -171,7 +171,7 @@ def _end(error: Exception) -> None:
       status, message = RETRY, f"error: {lost}"
     print(message or traceback.format_exc(), file=sys.stderr)
     # The end of Python would wait for the other processes.
-    processes.leave(status)
+    processes.end_at_once(status)
   if message is None:
     raise error
   print(message, file=sys.stderr)
