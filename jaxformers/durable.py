@@ -1,7 +1,7 @@
-"""Files and folders that are whole whenever they are there.
+"""Files and folders that are complete whenever they exist, and full disks.
 
-Power loss included: what is renamed into place is written to the disk before,
-because file systems may write a new name before its content.
+This holds across a loss of power: content is written to the disk before it gets
+its name, because file systems may write a new name before its content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a UTF-8 file: readers see the old content or the new, never a part.
+  """Writes a UTF-8 file: readers see the old content or the new, not a part.
 
   Raises:
     OSError: if it cannot be written; the old content stays.
@@ -43,7 +43,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def rename(staged: Path, path: Path) -> None:
-  """Renames a folder, all of whose content is on the disk before."""
+  """Renames a folder after writing all of its content to the disk."""
   for folder, _, names in os.walk(staged, topdown=False):
     for name in names:
       _sync(Path(folder, name))

@@ -2,11 +2,11 @@ r"""Prepares the data of a task, once, so that no run has to.
 
 python -m jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
 
-What a task needs is downloaded, generated, or read from an archive; checked;
-written as array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
-memory-mapped tokens under DATA_DIR/packed. Doing it again does nothing. One
-that was stopped goes on at the last whole step, and of two at once one waits
-for the other.
+Data are downloaded, generated, or read from an archive; checked; written as
+array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
+memory-mapped tokens under DATA_DIR/packed. Data that are prepared already are
+left as they are. A command that was stopped resumes at the last complete step;
+of two commands at once one waits for the other.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ def _parser() -> argparse.ArgumentParser:
   for name in sorted(TASKS):
     load = TASKS[name]
     about = inspect.getdoc(load)
-    one = subparsers.add_parser(
+    # A subcommand for every task; its help is the docstring of the loader.
+    subparser = subparsers.add_parser(
       name,
       description=about,
       help=about.splitlines()[0],
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # An option for every keyword argument of the loader.
     for option, parameter in inspect.signature(load).parameters.items():
       default = parameter.default
       if default is None:
-        continue  # Of training, not of the data.
-      one.add_argument(
+        continue  # An option of training, such as augmentation.
+      subparser.add_argument(
         f"--{option}", type=type(default), default=default, metavar="VALUE"
       )
     if name in EXPORTS:
-      one.add_argument(
+      subparser.add_argument(
         "--export",
         type=Path,
         metavar="FOLDER",
@@ -59,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def summary(task: Task) -> str:
-  """What was prepared, for people."""
+  """Returns a table of what was prepared, for the terminal."""
+  # Splits, inputs and origin, and how they compare with the authors'.
   rows = {
     "protocol": task.protocol,
     **{f"{name} examples": f"{len(s):,}" for name, s in task.splits.items()},
@@ -71,14 +74,15 @@ def summary(task: Task) -> str:
     kind = "the authors'" if task.info["authors_counts"] else "not the authors'"
     rows["counts"] = kind
   if "sha256" in task.info:
-    own = "" if task.info["authors_checksum"] else " (not the authors')"
-    rows["SHA-256"] = task.info["sha256"] + own
+    note = "" if task.info["authors_checksum"] else " (not the authors')"
+    rows["SHA-256"] = task.info["sha256"] + note
   width = max(map(len, rows))
   lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]
   return "\n".join([task.name, *lines])
 
 
 def _inputs(task: Task) -> dict[str, str]:
+  """Returns the rows of the table on a task's inputs."""
   if task.image:
     height, width, channels = task.image
     return {"images": f"{height} x {width} x {channels}"}
@@ -89,7 +93,7 @@ def _inputs(task: Task) -> dict[str, str]:
 def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
   if options["archive"]:
     raise UserError(
-      "--export writes generated examples, and --archive has them already: "
+      "--export writes generated examples, but --archive reads finished ones: "
       "leave one of the two out."
     )
   try:
@@ -97,7 +101,7 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
   except OSError as error:
     raise UserError(
       f"The export to {folder} failed ({error.strerror or error}): free some "
-      "space, or choose another --export. Nothing half written was left."
+      "space, or choose another --export. The incomplete export was removed."
     ) from None
 
 
@@ -108,6 +112,7 @@ def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
         "The protocol skyformer has no closing brackets to export: choose "
         "another --protocol."
       )
+    # Undo the shift of the protocol s4: LRA's files have no ids.
     plain = {
       name: dataclasses.replace(split, shift=0, end=0)
       for name, split in task.splits.items()

@@ -53,6 +53,7 @@ class Trained:
     variables = make_variables(self.model, self.params)
     forward = jax.jit(lambda x: self.model.apply(variables, x, train=False))
 
+    # Every batch has the same size, so that one program serves all.
     def apply_to_all(x: np.ndarray) -> np.ndarray:
       outputs = []
       for start in range(0, len(x), batch_size):
@@ -82,6 +83,7 @@ class Trained:
     source = self.task.splits[split]
     rng = np.random.default_rng(seed)
     count = min(count, len(source))
+    # Sorted, because that is the order in which examples lie on disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
     return source.batch(chosen, min(length, self.task.max_len))["inputs"]
 
@@ -93,6 +95,7 @@ def load(workdir: str | Path) -> Trained:
     UserError: if there is no run, if the `config.json` is of another program,
       or if no checkpoint was evaluated.
   """
+  # The first state gives shapes and placement of what is restored.
   run = open_trained_run(Path(workdir).absolute())
   start = compilers.layout().place(run.initial_state())
   with run.checkpoints() as checkpoints:

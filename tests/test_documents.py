@@ -24,11 +24,14 @@ from jaxformers import cli, main, models, registry
 from jaxformers import config as configs
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
+from jaxformers.sweep.grid import Cell
+from jaxformers.sweep.runs import Sweep
+from jaxformers.sweep.slurm import parse_parameters
 from jaxformers.tasks import TASKS
 from jaxformers.theory import rank
 from jaxformers.training import loop
 from launch import sweep
-from tests.configs import test_lra, test_vision_and_language
+from tests.configs import test_language, test_lra, test_vision
 from tests.models import test_attention as properties
 
 ROOT = Path(__file__).parents[1]
@@ -237,9 +240,9 @@ def on_runs(module, *more, kind=""):
 
 
 # Sizes of tasks, by the name of the task.
-SIZES = {**test_vision_and_language.SIZES, **test_lra.SIZES}
+SIZES = {**test_vision.SIZES, **test_lra.SIZES}
 SIZES["imagenet2012"] = SIZES.pop("imagenet")
-SIZES["imdb"] = SIZES.pop("bert")
+SIZES["imdb"] = test_language.SIZES["short/bert"]
 SIZES["ag_news"] = {**SIZES["imdb"], "num_classes": 4}
 SIZES["same_ends"] = {"vocab_size": 3, "max_len": 32, "num_classes": 2}
 SIZES["language"] = {"vocab_size": 8_000, "objective": "language_model"}
@@ -260,7 +263,7 @@ def check_training(argv, *, examples, **_):
   spec = args.config
   if not Path(spec.partition(":")[0]).exists():
     spec = str(examples / spec)
-  config = sweep.Sweep(Path(), overrides).config(sweep.Cell(spec), 0)
+  config = Sweep(Path(), overrides).load_config(Cell(spec), 0)
   options = dict(config["task"])
   name = options.pop("name")
   parameters = inspect.signature(TASKS[name]).parameters
@@ -280,10 +283,10 @@ def run_preparation(argv, **context):
 
 def run_sweep(argv, *, monkeypatch, tmp_path, capsys, **_):
   """Prints the commands of a sweep, without opening data."""
-  monkeypatch.setattr(sweep.Sweep, "description", lambda *_: {})
+  monkeypatch.setattr(Sweep, "describe_task", lambda *_: {})
   if "--slurm" in argv:
     at = argv.index("--slurm")
-    assert sweep.slurm_parameters(argv[at + 1])
+    assert parse_parameters(argv[at + 1])
     del argv[at : at + 2]
   assert "--workdir" in argv
   sweep.main([*argv, f"--workdir={tmp_path}", "--dry_run"])

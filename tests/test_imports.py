@@ -48,6 +48,7 @@ ALLOWED = {
   "costs": {"config", "models", "tasks"},
   "prepare": {"data", "tasks"},
   "main": {"config", "training"},
+  "sweep": {"config", "models", "tasks", "training"},
   "__main__": {"main"},
 }
 # tensorflow-datasets takes a second to import: where data is prepared only.

@@ -64,7 +64,7 @@ class LanguageModel(Model):
     tied = config.head.get("tied", True)
     bounds = edges(config.vocab_size, cutoffs)
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
-    own: Any = self.variables["params"]["encoder"]["embedding"]["tokens"]
+    embedded: Any = self.variables["params"]["encoder"]["embedding"]["tokens"]
     tables, projections, biases = [], [], []
     for i, size in enumerate(sizes):
       width = d // div_value**i
@@ -78,8 +78,8 @@ class LanguageModel(Model):
         )
       else:
         name = f"table_{i}" if cutoffs else "embedding"
-        tables.append(own[name])
-        projections.append(own.get(f"project_{i}"))
+        tables.append(embedded[name])
+        projections.append(embedded.get(f"project_{i}"))
       biases.append(self.param(f"bias_{i}", zeros, (size,)))
     k = len(cutoffs)
     return Softmax(

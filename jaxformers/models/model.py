@@ -1,4 +1,4 @@
-"""What classifiers, language models and segmenters share."""
+"""The base class of classifiers, language models and segmenters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from jaxformers.models.config import ModelConfig
 
 
 class Model(nn.Module):
-  """An encoder and what ends it; `apply({"params": params}, ids, train=False)`
-  is a pure function.
+  """An encoder and what ends it.
+
+  `apply({"params": params}, ids, train=False)` is a pure function.
 
   Attributes:
     config: everything that defines the model.
@@ -24,7 +25,7 @@ class Model(nn.Module):
 
   @property
   def objective(self) -> str:
-    """What the model learns: see `ModelConfig.objective`."""
+    """Objective of the model: see `ModelConfig.objective`."""
     return self.config.objective
 
   @property

@@ -35,7 +35,7 @@ def mixer(
   Args:
     config: configuration of the model.
     length: greatest number of tokens, one in front included.
-    options: of the mixer; those of the config if None.
+    options: options of the mixer; those of the config if None.
   """
   variant = config.variant
   if not variant.mixer:

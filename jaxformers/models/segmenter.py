@@ -20,7 +20,7 @@ from jaxformers.models.model import Model
 
 
 def unit(x: jax.Array) -> jax.Array:
-  """x [..., d] over its Euclidean norm; 0 where x is."""
+  """Returns x [..., d] over its Euclidean norm; 0 where x is 0."""
   square = jnp.square(x).sum(-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
@@ -35,7 +35,7 @@ class MaskTransformer(nn.Module):
 
   Attributes:
     block: makes a block; called with a name and the number of the layer.
-    num_layers: of the decoder.
+    num_layers: number of layers of the decoder.
     num_classes: c.
   """
 
@@ -98,7 +98,7 @@ class Segmenter(Model):
 
   Options of `ModelConfig.head`:
     num_layers: number of layers of the decoder, 2 by default.
-    dropout_rate: of its branches, 0.1 by default.
+    dropout_rate: dropout of its branches, 0.1 by default.
     mixer_defaults: defaults of its mixer that differ from the encoder's.
   """
 

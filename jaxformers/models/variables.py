@@ -1,4 +1,4 @@
-"""What a model is applied to: parameters, and all that is made of them once.
+"""Collections that a model is applied to: parameters, and what is made of them.
 
 This is the only place that knows the orthogonal matrices of a model and the
 products that its blocks make of them. A block declares these by a method
@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import flax.linen as nn
+import jax
+
 from jaxformers import orthogonal
-from jaxformers.models.transject.layer import DERIVED
+
+DERIVED = "derived"  # The collection of what blocks make of parameters alone.
 
 
 class Placement(Protocol):
@@ -74,3 +78,30 @@ def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
     stack: "encoder" or "decoder".
   """
   return {name: tree.get(stack, {}) for name, tree in variables.items()}
+
+
+def rotation(
+  module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
+) -> jax.Array:
+  """Returns the orthogonal matrices of a parameter, float32 `shape`.
+
+  Reads them from the collection `rotations` if the caller provides it (see
+  `orthogonal.rotations`): a train step maps all matrices of a model in one
+  call. Otherwise maps the parameter here, with the same result.
+
+  Args:
+    module: the Linen module that owns the parameter, inside its call.
+    name: name of the matrices; the parameter is called `name`_skew, or
+      `name`_orthogonal under the map "matrix".
+    shape: shape of the parameter, [..., d, d].
+    mapping: name of the map, in `orthogonal.MAPS`.
+  """
+  full = orthogonal.parameter_name(name, mapping)
+  if module.has_variable("rotations", full):
+    return module.get_variable("rotations", full)
+
+  def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    a = orthogonal.initializer(key, shape)
+    return orthogonal.cayley(a) if mapping == "matrix" else a
+
+  return orthogonal.MAPS[mapping](module.param(full, initializer, shape))

@@ -23,9 +23,11 @@ class Variant:
     block: name of the block, in `blocks.BLOCKS`.
     fixed: options of the mixer that define the variant; no config changes them.
     defaults: options of the mixer that hold where a config sets none.
+    source: paper of the variant; "" for the source of the mixer.
   """
 
   mixer: str
   block: str = "pre_norm"
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  source: str = ""

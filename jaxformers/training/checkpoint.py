@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import itertools
 import json
 import math
 import sys
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,43 +20,15 @@ import orbax.checkpoint as ocp
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
 from jaxformers.training import disk, processes, resume
-from jaxformers.training.layout import put
+from jaxformers.training.arrays import (
+  check_shapes,
+  checksums,
+  fetch_to_host,
+  place_like,
+  shapes_of,
+)
 
 T = TypeVar("T")
-
-
-def fetch_to_host(tree: Any) -> Any:
-  """Returns every leaf as a NumPy array, wherever its parts lie.
-
-  Called by all processes together.
-  """
-
-  def fetch(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-      if not leaf.is_fully_replicated:
-        leaf = _gather(leaf.sharding.mesh)(leaf)
-      return np.asarray(leaf.addressable_data(0))
-    return np.asarray(leaf)
-
-  return jax.tree.map(fetch, tree)
-
-
-@functools.cache
-def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
-  """Returns a function that puts an array on every device.
-
-  It is cached, so that it is compiled once per shape.
-  """
-  return jax.jit(lambda x: x, out_shardings=jax.NamedSharding(mesh, jax.P()))
-
-
-def checksums(tree: Any) -> dict[str, int]:
-  """Returns the CRC-32 of every leaf by path; orbax checks no bits itself."""
-  leaves = jax.tree_util.tree_flatten_with_path(fetch_to_host(tree))[0]
-  return {
-    jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
-    for path, leaf in leaves
-  }
 
 
 class _Best:
@@ -131,6 +101,7 @@ class Checkpoints:
     self.config = json.loads(json.dumps(config))
     self._saving: int | None = None  # Step that may not be on disk yet.
     self._best = _Best()
+    # orbax keeps what any of the policies keeps.
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy([keep.LatestN(2), self._best])
     options = ocp.CheckpointManagerOptions(preservation_policy=policy)
@@ -186,6 +157,7 @@ class Checkpoints:
     # One save at a time: the last one has to be on disk.
     self.wait()
     self._best.update(step, score)
+    # All that is not an array, under one digest.
     meta = {
       "step": step,
       "about": self.description,
@@ -194,12 +166,13 @@ class Checkpoints:
       "score": score,
       "best_step": self._best.step,
       "best_score": None if self._best.step is None else self._best.score,
-      "shapes": _shapes(state_on_host),
+      "shapes": shapes_of(state_on_host),
       "crc32": checksums(state_on_host),
     }
     meta = json.loads(json.dumps(meta))
     meta["digest"] = workdirs.digest(meta)
-    with disk.saving(f"step {step}", self.workdir):
+    # orbax copies the arrays and writes them in the background.
+    with disk.saving(f"Step {step}", self.workdir):
       self._check_present(self.workdir / "config.json")
       self._manager.save(
         step,
@@ -223,7 +196,7 @@ class Checkpoints:
     if self._saving is None:
       return
     step, self._saving = self._saving, None
-    with disk.saving(f"step {step}", self.workdir):
+    with disk.saving(f"Step {step}", self.workdir):
       self._manager.wait_until_finished()
       # orbax makes folders that are not there: what it saved may lie elsewhere.
       self._check_present(self.workdir / "config.json", self.folder / str(step))
@@ -263,6 +236,7 @@ class Checkpoints:
         continue
       for other in damaged:  # Or a later save of this step would do nothing.
         self._set_aside(other)
+      # Later saves keep the best of the steps before.
       self._best.update(meta["best_step"], meta["best_score"])
       return state, meta["memo"]
     if damaged:
@@ -301,12 +275,14 @@ class Checkpoints:
       UserError: if no checkpoint was evaluated, or none that was is whole, and
         as `restore`.
     """
+    # Name damaged checkpoints whose rank is not known.
     ranked, damaged = self._ranked()
     for step in damaged:
       _warn(
         f"The checkpoint {self.folder / str(step)} is damaged, and its score "
         "is not known: it may have been the best."
       )
+    # Take the best that is whole.
     for step, score in ranked:
       try:
         state, meta = self._restore(step, like)
@@ -316,6 +292,7 @@ class Checkpoints:
         continue
       lost = damaged[0] if damaged else None
       return Restored(step, score, state, meta["memo"], lost)
+    # None is: say what to do.
     others = sorted({*self.steps()} - {*damaged})
     if damaged and others:
       raise UserError(
@@ -352,6 +329,7 @@ class Checkpoints:
         scores[meta["best_step"]] = meta["best_score"]
       if meta["score"] is not None:
         scores[step] = meta["score"]
+    # The best may be gone from the disk altogether.
     if (self.workdir / "results.json").exists():
       results = workdirs.read_results(self.workdir)
       scores.setdefault(results["best_step"], results["selection_score"])
@@ -388,7 +366,7 @@ class Checkpoints:
       raise damage or _DamagedError(
         self.folder / str(step), "another process cannot read it"
       )
-    return jax.tree.map(_place_like, state, like), meta
+    return jax.tree.map(place_like, state, like), meta
 
   def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """Reads and checks a checkpoint on this host, without other processes.
@@ -401,11 +379,12 @@ class Checkpoints:
     meta = self._read_meta(step)
     resume.check_checkpoint(folder, meta, self.config)
     resume.check_description(folder, meta["about"], self.description)
+    # Check that it is of this model, and leave out what is not read.
     shapes, crc32 = meta["shapes"], meta["crc32"]
     if like.opt_state is None:
       shapes = _without(shapes, "opt_state/")
       crc32 = _without(crc32, ".opt_state")
-    _check_shapes(folder, shapes, _shapes(like))
+    check_shapes(folder, shapes, shapes_of(like))
     # Read the fields that `like` has; on disk a state is a dictionary.
     fields = {
       field.name: getattr(like, field.name)
@@ -437,6 +416,7 @@ class Checkpoints:
     meta = _read_undamaged(
       folder, lambda: ocp.JsonCheckpointHandler().restore(folder / "meta")
     )
+    # Any of these may be what damage has left.
     if not isinstance(meta, dict):
       raise _DamagedError(folder, "meta holds no JSON object")
     if "crc32" in meta and "digest" not in meta:
@@ -473,36 +453,8 @@ def _read_undamaged(folder: Path, read: Callable[[], T]) -> T:
     raise _DamagedError(folder, error) from error
 
 
-def _place_like(array: np.ndarray, like: Any) -> jax.Array:
-  """Places an array that all hosts have as another array is placed."""
-  return put(np.asarray(array, like.dtype), like.sharding)
-
-
 def _without(content: Mapping[str, T], prefix: str) -> dict[str, T]:
   return {k: v for k, v in content.items() if not k.startswith(prefix)}
-
-
-def _shapes(tree: Any) -> dict[str, list[int]]:
-  """Returns the shape of every leaf, by path."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape)
-    for path, leaf in leaves
-  }
-
-
-def _check_shapes(
-  folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> None:
-  """Raises UserError if shapes differ, naming the first leaf."""
-  for name in sorted(wanted.keys() | saved.keys()):
-    if wanted.get(name) != saved.get(name):
-      raise UserError(
-        f"The checkpoint {folder} is of another model: {name} is "
-        f"{saved.get(name, 'absent')} in it and "
-        f"{wanted.get(name, 'absent')} in this config. Use the config of "
-        "that run, or another --workdir."
-      )
 
 
 def _warn(message: str) -> None:

@@ -11,9 +11,9 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxformers import durable
 from jaxformers.training import processes
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AWAY = (
   errno.EIO,
   errno.ESTALE,
@@ -24,10 +24,8 @@ _AWAY = (
   errno.ETIMEDOUT,
   errno.EHOSTDOWN,
 )
-# How libraries quote these errors, and what object stores answer.
+# How libraries quote these errors, and what file servers answer.
 _QUOTED = {
-  "No space left": errno.ENOSPC,
-  "Disk quota": errno.EDQUOT,
   "Input/output error": errno.EIO,
   "Stale file handle": errno.ESTALE,
   "ermission denied": errno.EACCES,
@@ -40,7 +38,9 @@ _QUOTED = {
 def error_number(error: BaseException) -> int:
   """Returns the `errno` of a full or absent disk; 0 for any other error."""
   number = getattr(error, "errno", None)
-  if number in (*_FULL, *_AWAY):
+  if durable.full_disk_reason(error):
+    return number or errno.ENOSPC
+  if number in _AWAY:
     return int(number)
   text = str(error)
   return next((code for words, code in _QUOTED.items() if words in text), 0)
@@ -63,7 +63,7 @@ def saving(content: str, workdir: Path) -> Iterator[None]:
   """Runs a block that writes to a workdir.
 
   Args:
-    content: what the block saves, for the message.
+    content: what the block saves; a message begins with it.
     workdir: workdir of the run.
 
   Raises:
@@ -78,10 +78,10 @@ def saving(content: str, workdir: Path) -> Iterator[None]:
       number = errno.EIO
     if not number or processes.explain_lost(error):
       raise
-    state = "is full" if number in _FULL else "does not answer"
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    problem = durable.full_disk_reason(error) or "the disk does not answer"
+    first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
     raise OSError(
       number,
-      f"The disk of the workdir {workdir} {state} ({reason}), so {content} was "
-      "not saved; everything saved before is untouched",
+      f"{content} was not saved in {workdir}: {problem} ({first_line}). "
+      "Everything saved before is untouched",
     ) from error

@@ -51,6 +51,7 @@ class Evaluator:
   ) -> None:
     layout = layout or compilers.layout()
     compilers.check_batch("eval_batch_size", batch_size, 1, "one device")
+    # Rounded up; the last batch is filled with examples of weight 0.
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
@@ -74,6 +75,7 @@ class Evaluator:
       split: split of which every example is counted, once.
       tick: called with the number of examples done so far.
     """
+    # Orthogonal matrices are made once for the whole split.
     variables = self._prepared(params)
     total: dict[str, Any] = {}
     waiting: Any = None

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +18,7 @@ from jaxformers.errors import DivergedError, UserError
 from jaxformers.training import compilers, disk, processes, resume, summary
 from jaxformers.training.checkpoint import Checkpoints, Restored
 from jaxformers.training.evaluate import Evaluator, add_sums, make_evaluator
+from jaxformers.training.preemption import STOP_SIGNALS, Preemption
 from jaxformers.training.progress import Progress
 from jaxformers.training.run import Run, open_run, open_trained_run
 from jaxformers.training.state import LoopState
@@ -28,53 +26,6 @@ from jaxformers.training.trainer import Trainer
 from jaxformers.training.writers import Writers
 
 PROFILED = (10, 20)  # --profile traces the steps from the 10th to the 19th.
-# Signals that end a run after the step under way, and their names for people.
-STOP_SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
-
-
-class Preemption:
-  """Notes SIGTERM and Ctrl-C, so that the loop can save and stop between steps.
-
-  A second Ctrl-C interrupts at once. Of several processes any may be sent
-  either signal, and all stop after the same step: JAX takes SIGTERM there and
-  tells the others.
-  """
-
-  def __init__(self) -> None:
-    self._noted = 0  # Signal that has come, if any.
-    self._has_peers = jax.process_count() > 1
-    self._handlers: dict[int, Any] = {}
-
-  def stop_signal(self, step: int) -> int:
-    """Returns the signal that asks to stop, or 0. Called after every step."""
-    if self._has_peers:
-      return signal.SIGTERM if processes.is_stop_requested(step) else 0
-    return self._noted
-
-  def __enter__(self) -> Preemption:
-    # Python lets the main thread alone take signals; a notebook's may be none.
-    if threading.current_thread() is not threading.main_thread():
-      return self
-    signals = [signal.SIGINT] if self._has_peers else list(STOP_SIGNALS)
-    for number in signals:
-      # A shell has its background processes ignore Ctrl-C.
-      if signal.getsignal(number) is not signal.SIG_IGN:
-        self._handlers[number] = signal.signal(number, self._note)
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    for number, handler in self._handlers.items():
-      signal.signal(number, handler)
-
-  def _note(self, number: int, _: object) -> None:
-    if number == signal.SIGINT:
-      if self._noted == number:
-        raise KeyboardInterrupt
-      # Not print, which may be what was interrupted.
-      os.write(2, b"\nSaving after this step; Ctrl-C again stops at once.\n")
-      if self._has_peers:
-        os.kill(os.getpid(), signal.SIGTERM)
-    self._noted = number
 
 
 def run(
@@ -215,6 +166,7 @@ def _train(
     contextlib.closing(trainer.batches(start)) as batches,
     contextlib.ExitStack() as trace,
   ):
+    # `batches` reads ahead in a thread, and `trace` holds an open profile.
     loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
     loop.announce(start)
     for step in range(start + 1, total + 1):
@@ -228,16 +180,18 @@ def _train(
         trace.enter_context(jax.profiler.trace(workdir / "profile"))
       loop.step(step, next(batches))
       if step == start + PROFILED[1] - 1:
-        loop.settle()
+        loop.settle()  # The trace holds the end of its last step.
         trace.close()
       stop = preemption.stop_signal(step)  # Once: it may change while we save.
       loop.boundary(step, bool(stop))
+      # The boundary has saved; a launcher or the user starts the run again.
       if stop:
         checkpoints.wait()
         progress.line(
           f"{STOP_SIGNALS[stop]}: saved step {step}; run again to go on."
         )
         sys.exit(128 + stop)
+    # Steps after the last checkpoint, where patience ended the run.
     loop_state.train_seconds += loop.unsaved_seconds()
 
 
@@ -291,6 +245,7 @@ class _Loop:
     guard = "disallow" if self.config["parallel"] == "jit" else "allow"
     with jax.transfer_guard(guard):
       trainer.state, sums = trainer.train_step(trainer.state, batch)
+    # The device is at work on this step while the host reads the last sums.
     self.settle()
     self._waiting = (step, sums)
     if self._is_first:  # It compiles, so it is waited for and not measured.
@@ -307,6 +262,7 @@ class _Loop:
     step, sums = self._waiting
     self._waiting = None
     self.loop_state.window = add_sums(self.loop_state.window, sums)
+    # One term that is not finite makes its sum so.
     if not math.isfinite(self.loop_state.window["objective"]):
       saved = self.checkpoints.steps()
       raise DivergedError(
@@ -322,6 +278,7 @@ class _Loop:
     is_last = step == c["total_steps"]
     if step % c["log_steps"] == 0 or is_last:
       self._log(step)
+    # The last step is evaluated and saved whatever the intervals are.
     score = None
     if step % c["eval_steps"] == 0 or is_last:
       score = self._evaluate(step)
@@ -331,6 +288,7 @@ class _Loop:
       with self.progress.phase("saving"):
         self.loop_state.train_seconds += self.unsaved_seconds()
         self.loop_state.wall_seconds = self.trainer.wall_seconds()
+        # All that a run that goes on must know beside its state.
         content = dataclasses.asdict(self.loop_state)
         self.checkpoints.save(self.trainer.state, content, score)
 

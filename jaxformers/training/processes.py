@@ -67,12 +67,14 @@ def find_cluster(
     UserError: for a cluster that is named in part, or a value that is no
       integer.
   """
+  # Flags come before variables of the environment.
   fields = {k: v for k, v in flags.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
     value = environ.get(variable, "")
     if name not in fields and value:
       is_text = name == "coordinator"
       fields[name] = value if is_text else _to_integer(variable, value)
+  # All three are known, or none of them.
   missing = [name for name in VARIABLES if name not in fields]
   if 0 < len(missing) < len(VARIABLES):
     raise UserError(
@@ -168,6 +170,7 @@ def start(cluster: Cluster) -> None:
     initialization_timeout=cluster.start_seconds,
     heartbeat_timeout_seconds=cluster.silence_seconds,
   )
+  # JAX now knows of all processes, and watches over them.
   if jax.process_count() > 1:
     _witness = _Witness(cluster.stall_seconds)
 
@@ -202,6 +205,7 @@ def explain_lost(error: BaseException) -> str:
   if not any(words in text for words in _LOST):
     return ""
   hint = ""
+  # Debian writes 127.0.1.1 into /etc/hosts for the name of a host.
   if "remote=[127." in text:
     hint = (
       " It was looked for at 127.0.0.1: on CPUs hosts find each other by their "
@@ -219,7 +223,7 @@ def leave(status: int) -> NoReturn:
   """Ends this process at once, and by that the others."""
   sys.stdout.flush()
   sys.stderr.flush()
-  os._exit(status)
+  os._exit(status)  # A regular end would wait for the others.
 
 
 def rank() -> int:

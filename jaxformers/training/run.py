@@ -1,7 +1,7 @@
-"""What a run is: its checked config, its task, its model and its first state.
+"""A run: its checked config, its task, its model and its first state.
 
-Nothing is written here. `trainer` adds what training needs; a trained run is
-opened without an optimiser.
+Nothing is written here, and no optimiser is needed: `trainer` adds what
+training needs.
 """
 
 from __future__ import annotations
@@ -112,12 +112,15 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
       another config.
   """
   c = configs.complete(config)
+  # Every field by itself.
   check_fields(c)
   # A batch splits evenly over devices and accumulated parts.
   devices, parts = compilers.layout(c["mesh"]).parts, c["accumulate"]
   over = f"{devices} device(s) in {parts} part(s) each"
   compilers.check_batch("batch_size", c["batch_size"], devices * parts, over)
+  # Nothing in the workdir is of another config.
   resume.check_config(workdir, c)
+  # Names and options of optimiser and schedule.
   optim.build(c["optimizer"], c["schedule"], c["total_steps"])
   return _build(c, workdir)
 
@@ -145,6 +148,7 @@ def open_trained_run(
 
 def _build(config: dict[str, Any], workdir: Path) -> Run:
   """Opens the data and builds the model of a checked config."""
+  # Wrong names are told before data are prepared, which may take long.
   for section in ("model", "reference"):
     models.check_names(config[section], f"config.{section}")
   task = tasks.get(**{"data_dir": config["data_dir"], **config["task"]})
@@ -172,12 +176,15 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
       {k: v for k, v in config.items() if k in fields}, "config"
     )
   c = config
+  # Names, types and ranges of all fields.
   for field in c:
     choose("config field", field, configs.FIELDS)
   ranges.check(c, "config")
+  # Choices.
   choose("parallel mode", c["parallel"], compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}
   choose("field config.select", c["select"], sorted(metrics | {"loss"}))
+  # Fields that depend on each other.
   warmup_steps = c["schedule"].get("warmup_steps", 0)
   if warmup_steps > c["total_steps"]:
     raise UserError(

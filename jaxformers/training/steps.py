@@ -27,7 +27,7 @@ def _forward(
   model: Model,
   smoothing: float,
 ) -> tuple[jax.Array, Sums]:
-  """The sum to minimise over a batch, and the sums of its objective."""
+  """Returns the sum to minimise over a batch, and the sums of its objective."""
   objective = LOSSES[model.objective]
   output, sown = model.apply(
     variables,
@@ -50,7 +50,7 @@ def _gradients(
   accumulate: int,
   placement: Placement | None,
 ) -> tuple[Any, Sums]:
-  """Summed gradients and metrics, the batch taken in `accumulate` parts.
+  """Returns summed gradients and metrics of a batch in `accumulate` parts.
 
   The orthogonal matrices are made once, before the parts, and their gradients
   carried back to the parameters once, after them.
@@ -74,8 +74,8 @@ def _gradients(
     shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def add(total: Any, one: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-      return jax.tree.map(jnp.add, total, part(*one)), None
+    def add(total: Any, args: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+      return jax.tree.map(jnp.add, total, part(*args)), None
 
     (grads, sums), _ = jax.lax.scan(add, zeros, (parts, keys))
   return pull(grads)[0], sums
@@ -94,24 +94,26 @@ def train_step(
   placement: Placement | None = None,
   axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
-  """One update from one batch.
+  """Returns the state after one update from one batch.
 
   Args:
-    state: of step t; dropout keys are a function of (seed, t).
+    state: state of step t; dropout keys are a function of (seed, t).
     batch: `inputs`, `targets` and `weights`; see the model's objective in
       `losses`.
     model: from `models.build`.
     tx: the optimiser.
-    seed: of the run.
+    seed: seed of the run.
     accumulate: number of parts the batch is taken in; must divide b.
-    smoothing: of labels.
-    ema_decay: of the average of parameters that is evaluated; 0 for none.
+    smoothing: share of the target that all classes get.
+    ema_decay: decay of the average of parameters that is evaluated; 0 for
+      none.
     placement: where parameters lie on a mesh; None for one device.
-    axis_name: of pmap, or None.
+    axis_name: axis that pmap maps over, or None.
 
   Returns:
     The state of step t + 1, and the sums of the objective.
   """
+  # Dropout keys depend on seed, step and device.
   key = jax.random.fold_in(jax.random.key(seed), state.step)
   if axis_name is not None:
     key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
@@ -126,6 +128,7 @@ def train_step(
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
+  # The only division: by all examples of the batch.
   count = jnp.maximum(sums["count"], 1)
   grads = jax.tree.map(lambda g: g / count, grads)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -143,13 +146,13 @@ def eval_step(
   model: Model,
   axis_name: str | None = None,
 ) -> Sums:
-  """The sums of the objective over one batch, without dropout.
+  """Returns the sums of the objective over one batch, without dropout.
 
   Args:
     variables: from `make_variables`, made once for the whole evaluation.
     batch: as for `train_step`; examples of weight 0 do not count.
     model: from `models.build`.
-    axis_name: of pmap, or None.
+    axis_name: axis that pmap maps over, or None.
   """
   objective = LOSSES[model.objective]
   output = model.apply(variables, *objective.inputs(batch), train=False)

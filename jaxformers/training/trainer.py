@@ -1,4 +1,4 @@
-"""What training does with a run: optimiser, compiled steps and batches."""
+"""Training of a run: its optimiser, its compiled steps and its batches."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ class Trainer:
     self.carried_seconds = 0.0
     self.run, self.task, self.model = run, run.task, run.model
     c = run.config
+    # Devices, and lengths of sequences that they can share.
     self.layout = compilers.layout(c["mesh"])
     lengths = run.padded_lengths
     # Images are split over devices by their rows.
     image = run.task.sizes().get("image")
     self.layout.check_lengths(image[:1] if image else lengths)
+    # State and compiled steps.
     self._tx, self.schedule = optim.build(
       c["optimizer"], c["schedule"], c["total_steps"]
     )
     self.state = self._initial_state()
     self.train_step, self._place = self._compile()
     self.evaluate = make_evaluator(run, self.layout)
+    # Batches of this process.
     self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
     self.order = self._loader.order(c["batch_size"], c["seed"])
 
@@ -95,7 +98,7 @@ class Trainer:
     workdir.mkdir(parents=True, exist_ok=True)
     with disk.saving("config.json", workdir):
       workdirs.write(workdir, "config.json", self.run.config)
-    with disk.saving("the vocabulary", workdir):
+    with disk.saving("vocabulary.json", workdir):
       workdirs.write_vocabulary(workdir, self.run.task)
 
   def batches(self, start: int) -> Iterator[Any]:

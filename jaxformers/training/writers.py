@@ -40,6 +40,7 @@ def _cut_metrics(workdir: Path, step: int) -> None:
     first = ", ".join(str(number) for number in damaged[:5])
     more = ", ..." if len(damaged) > 5 else ""
     _warn(f"{path}: damaged lines were left out ({first}{more}).")
+  # Write the other records anew, if the file holds anything else.
   lines = []
   for record in records:
     if record["step"] <= step:
@@ -79,6 +80,7 @@ class Writers:
       board = _import_optional("tensorboardX", "tensorboard")
     if config["wandb"]:
       wandb = _import_optional("wandb", "wandb")
+    # Records after the step are computed again.
     path = workdir / "metrics.jsonl"
     with disk.saving(path.name, workdir):
       _cut_metrics(workdir, step)
@@ -113,7 +115,7 @@ class Writers:
     if self._path:
       line = workdirs.metrics_line(step, scalars).encode()
       with (
-        disk.saving(f"the metrics of step {step}", self._workdir),
+        disk.saving(f"Metrics of step {step}", self._workdir),
         # Not "ab", which would make a file that is gone anew.
         self._path.open("r+b") as file,
       ):

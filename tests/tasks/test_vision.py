@@ -154,7 +154,9 @@ def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
 
 
 def test_what_images_cannot_be(tmp_path):
-  with pytest.raises(ValueError, match="has to be fetched by its user"):
+  with pytest.raises(
+    ValueError, match="imagenet2012 cannot be downloaded: fetch it"
+  ):
     tasks.get("imagenet2012", data_dir=str(tmp_path))
   with pytest.raises(ValueError, match=r"There is no folder .*train"):
     tasks.get("imagenet2012", data_dir=str(tmp_path), archive=str(tmp_path))

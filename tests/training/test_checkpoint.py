@@ -13,7 +13,7 @@ import pytest
 from jaxformers import config as configs
 from jaxformers import workdirs
 from jaxformers.training import checkpoint
-from jaxformers.training.checkpoint import Checkpoints, checksums
+from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.state import TrainState
 from tests.damages import KINDS, damage
 
@@ -240,7 +240,9 @@ def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   save(tmp_path, None)
   checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
   monkeypatch.setattr(checkpoints._manager, "save", full)
-  with pytest.raises(OSError, match="is full.*saved before is untouched"):
+  with pytest.raises(
+    OSError, match="Step 2 was not saved in .*full.*before is untouched"
+  ):
     checkpoints.save(state(2), {})
   assert checkpoints.steps() == [1]
 
@@ -253,7 +255,7 @@ def test_a_save_that_fails_in_the_background_is_told_by_the_next(
   checkpoints.save(state(2), {})
   checkpoints._manager.wait_until_finished()
   monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
-  with pytest.raises(OSError, match="is full.*step 2 was not saved"):
+  with pytest.raises(OSError, match="Step 2 was not saved.*disk is full"):
     checkpoints.save(state(3), {})
   assert restored(tmp_path)[0].step == 2
 
@@ -276,7 +278,7 @@ def test_nothing_is_saved_where_a_workdir_was(tmp_path):
   checkpoints.save(state(1), {})
   checkpoints.wait()
   folder.rename(away)
-  with pytest.raises(OSError, match="does not answer.*step 2 was not saved"):
+  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
     checkpoints.save(state(2), {})
   assert not folder.exists()
   away.rename(folder)
@@ -296,7 +298,7 @@ def test_what_was_saved_elsewhere_is_not_saved(tmp_path, monkeypatch):
     return really_save(*args, **kwargs)
 
   monkeypatch.setattr(checkpoints._manager, "save", vanish)
-  with pytest.raises(OSError, match="does not answer.*step 2 was not saved"):
+  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
     checkpoints.save(state(2), {})
     checkpoints.wait()
   shutil.rmtree(folder)
@@ -361,13 +363,6 @@ def test_checksums_are_compared_of_what_is_read(tmp_path, capsys, damaged):
         chex.assert_trees_all_equal(
           restored_state, state(1).without_optimizer()
         )
-
-
-def test_checksums_see_every_leaf():
-  one = checksums(state(1))
-  assert sorted(one) == [".opt_state[0]", ".params['w']", ".step"]
-  other = checksums(state(1).replace(step=jnp.int32(2)))
-  assert [key for key in one if one[key] != other[key]] == [".step"]
 
 
 def test_a_checkpoint_of_another_protocol_is_refused(tmp_path):

@@ -16,20 +16,31 @@ def test_which_errors_are_of_a_disk():
 
 
 @pytest.mark.parametrize(
-  ("error", "number", "state"),
+  ("error", "number", "problem"),
   [
-    (OSError(errno.ESTALE, "Stale file handle"), errno.ESTALE, "does not answ"),
-    (ValueError("... No space left on device"), errno.ENOSPC, "is full"),
-    (OSError(errno.EDQUOT, "Quota exceeded"), errno.EDQUOT, "is full"),
+    (
+      *(OSError(errno.ESTALE, "Stale file handle"), errno.ESTALE),
+      "the disk does not answer",
+    ),
+    (
+      ValueError("... No space left on device"),
+      errno.ENOSPC,
+      "the disk is full",
+    ),
+    (
+      OSError(errno.EDQUOT, "Quota exceeded"),
+      errno.EDQUOT,
+      "the disk quota is",
+    ),
   ],
 )
 def test_an_error_of_the_disk_names_folder_and_content(
-  tmp_path, error, number, state
+  tmp_path, error, number, problem
 ):
-  message = f"{tmp_path} {state}.*step 1 was not.*before is untouched"
+  message = f"Step 1 was not saved in {tmp_path}: {problem} .*before is untouch"
   with (
     pytest.raises(OSError, match=message) as raised,
-    disk.saving("step 1", tmp_path),
+    disk.saving("Step 1", tmp_path),
   ):
     raise error
   assert raised.value.errno == number
@@ -40,7 +51,7 @@ def test_another_error_passes(tmp_path):
   for error in (ValueError("of another model"), FileNotFoundError(2, "file")):
     with (
       pytest.raises(type(error)) as raised,
-      disk.saving("step 1", tmp_path),
+      disk.saving("Step 1", tmp_path),
     ):
       raise error
     assert raised.value is error
@@ -50,7 +61,7 @@ def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
   assert not disk.holds_run(tmp_path)
   with (
     pytest.raises(OSError, match="does not answer") as raised,
-    disk.saving("step 1", tmp_path),
+    disk.saving("Step 1", tmp_path),
   ):
     (tmp_path / "metrics.jsonl").open("r+b")
   assert raised.value.errno == errno.EIO

@@ -73,8 +73,8 @@ def test_a_run_of_an_older_version_is_scored_whatever_it_trained_with(smoke):
   run.check_fields(config, eval_only=True)
   with pytest.raises(ValueError, match="config.patience=-1"):
     run.check_fields(config)
-  with pytest.raises(ValueError, match="config.store_seconds=-1"):
-    run.check_fields(config | {"store_seconds": -1}, eval_only=True)
+  with pytest.raises(ValueError, match="config.tensorboard=-1"):
+    run.check_fields(config | {"tensorboard": -1}, eval_only=True)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])

@@ -8,7 +8,8 @@ import pytest
 
 from jaxformers import orthogonal
 from jaxformers.training import compilers, losses, steps
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 from tests.marks import long_except
 from tests.training import examples
 
@@ -154,7 +155,7 @@ def test_orthogonality_survives_training(dtype):
 
 
 def test_the_average_of_parameters_decays_exponentially(smoke, tmp_path):
-  this = Run(smoke(ema_decay=0.9), tmp_path)
+  this = Trainer(open_run(smoke(ema_decay=0.9), tmp_path))
   want = jax.device_get(this.state.params)
   chex.assert_trees_all_equal(this.state.average, want)
   for _, batch in zip(range(3), this.batches(0), strict=False):

@@ -227,7 +227,7 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
   """
   if not folder.is_dir():
     raise UserError(f"There is no folder {folder}: give that of {name}.")
-  store = stores.folder(folder, run.task.classes)
+  store = stores.open_folder(folder, run.task.classes)
   # Published scores are of all images.
   if len(store) != COUNTS[name]:
     print(

@@ -16,13 +16,15 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tqdm
 
 from jaxformers.data.engine import tar
 from jaxformers.errors import UserError
 from jaxformers.paths import expand
+
+Place = TypeVar("Place")
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
@@ -48,6 +50,7 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
         "or leave the archive out to look for it and to download it."
       )
     return path
+  # Look in the user's folder first.
   folders = [data_dir / "downloads" / "manual"]
   if os.environ.get("JAXFORMERS_DATA_ARCHIVES"):
     folders.insert(0, Path(os.environ["JAXFORMERS_DATA_ARCHIVES"]))
@@ -107,6 +110,7 @@ def members(
   if path.is_dir():
     yield from _folder(path, max_bytes, wanted)
     return
+  # Yield every file once; two of a name would be two contents of one thing.
   names: set[str] = set()
   try:
     for name, content in _file_members(path, max_bytes, wanted):
@@ -127,6 +131,28 @@ def members(
     ) from e
 
 
+def placed_members(
+  path: Path, place: Callable[[str], Place | None], *, max_bytes: int
+) -> Iterator[tuple[Place, str, bytes]]:
+  """Yields (place, name, content) of every file that has a place.
+
+  Args:
+    path: a tar, a folder, or a single file.
+    place: function from the name of a file to what it holds, such as its split;
+      None for files that are not read.
+    max_bytes: largest allowed size of all content, unpacked.
+
+  Raises:
+    UserError: as `members`.
+  """
+
+  def has_place(name: str) -> bool:
+    return place(name) is not None
+
+  for name, content in members(path, max_bytes=max_bytes, wanted=has_place):
+    yield place(name), name, content
+
+
 def _file_members(
   path: Path, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
@@ -138,6 +164,7 @@ def _file_members(
     if not is_tar:
       yield from _single(path, raw, max_bytes, wanted)
       return
+    # Read the tar as a stream; the bar shows the bytes of the file.
     with tqdm.tqdm(
       total=path.stat().st_size,
       desc=path.name,
@@ -203,6 +230,20 @@ def _is_wanted(
   return member.isfile() and wanted(name)
 
 
+def refusal(archive: Path, name: str, problem: str) -> UserError:
+  """Returns the error for a file of an archive that cannot be used.
+
+  Args:
+    archive: path of the archive.
+    name: name of the file in it.
+    problem: what the file is, to follow "which is".
+  """
+  return UserError(
+    f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
+    "was kept of it."
+  )
+
+
 def _single(
   path: Path, raw: Any, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
@@ -231,6 +272,7 @@ def _folder(
     name = file.relative_to(folder).as_posix()
     if not wanted(name):
       continue
+    # Refuse links to other folders, and more bytes than the set has.
     if not file.resolve().is_relative_to(root):
       raise UserError(
         f"{folder} holds {name!r}, a link that leads out of it: replace the "

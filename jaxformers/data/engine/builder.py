@@ -48,6 +48,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     )
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    # Download where there is no local archive; generated data have no URL.
     archive = self.archive
     if archive is None and self.source.url:
       archive = Path(dl_manager.download(self.source.url))
@@ -57,6 +58,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     }
 
   def _generate_examples(self, rows: Any) -> Any:
+    # Yield every example once, with its images as files.
     image_names = [
       name
       for name, feature in self.info.features.items()
@@ -64,6 +66,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     ]
     keys: set[str | int] = set()
     for key, example in rows:
+      # Refuse duplicates here, to name the archive and the remedy.
       if key in keys:
         raise UserError(
           f"{self.archive or self.name} holds the example {key!r} twice: give "
@@ -103,12 +106,14 @@ def _feature(kind: Any) -> Any:
 
 def builder_class(source: Source) -> type[SourceBuilder]:
   """Returns the builder of a source, named after it."""
+  # tensorflow-datasets compares a download with its size and checksum.
   fields: dict[str, Any] = {"source": source, "name": source.name}
   if source.url:
     info = tfds.download.checksums.UrlInfo(
       size=source.size, checksum=source.sha256, filename=source.archives[0]
     )
     fields["url_infos"] = {source.url: info}
+  # Make the subclass without registering it: another source may share a name.
   title = "".join(word.capitalize() for word in source.name.split("_"))
   return types.new_class(
     title,
@@ -133,6 +138,7 @@ def prepare(
     UserError: for an archive with other content than expected, or a download
       that fails or has another checksum than the authors', with the remedy.
   """
+  # Write the files without the messages of tensorflow-datasets.
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
   builder.archive = archive
   tfds.disable_progress_bar()  # The bar of `archive.members` says more.
@@ -148,6 +154,7 @@ def prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False),
       )
   except failures as error:
+    # Other errors than those of a download keep their own message.
     if archive is not None or not source.url:
       raise
     name = source.archives[0]
@@ -213,6 +220,7 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     UserError: for another format than array_record, no images with labels, or
       metadata that cannot be read; see `metadata.open_directory`.
   """
+  # Require an image and a label with names of classes.
   builder = metadata.open_directory(folder)
   _check_format(builder, folder)
   features = dict(builder.info.features.items())
@@ -223,6 +231,7 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
       f"{folder} has the features {sorted(features)}, not `image` and `label` "
       "with names of classes: give the directory of a set of images."
     )
+  # Keep images encoded: they are decoded in batches.
   raw = {"image": tfds.decode.SkipDecoding()}
   splits = {
     name: builder.as_data_source(name, decoders=raw)
@@ -242,6 +251,7 @@ def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
   Raises:
     UserError: for another format than array_record, or no such feature.
   """
+  # Find the one feature of text.
   builder = metadata.open_directory(folder)
   _check_format(builder, folder)
   features = builder.info.features
@@ -316,6 +326,7 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
         f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
         f"instead of {count:,}: prepare it again."
       )
+  # Open the splits that the source has; a stock builder may have more.
   decoders = _decoders(source, features, folder)
   return {
     name: builder.as_data_source(name, decoders=decoders)

@@ -105,6 +105,7 @@ def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     raise _damaged(folder, name, f"is missing ({error.strerror})") from None
   if record.pop("digest", None) != _of_json(record) or "digests" not in record:
     raise _damaged(folder, name, "differs from its digest")
+  # Then verify every file.
   files = record.pop("digests")
   for other, digest in files.items():
     try:

@@ -16,13 +16,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import (
-  decoders,
-  models,
-  normalizers,
-  pre_tokenizers,
-  trainers,
-)
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxformers import paths
 from jaxformers.data.engine.source import Encode, Encoding, Example
@@ -96,6 +90,7 @@ def characters(*fields: str, min_count: int, first: int) -> Encoding:
   """
 
   def fit(train: Iterator[Example]) -> Fitted:
+    # Count characters of the training split, and sort the frequent ones.
     counts: Counter[str] = Counter()
     for example in train:
       for field in fields:
@@ -128,6 +123,7 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     UserError: for a vocabulary file that is missing or damaged, or a size out
       of range.
   """
+  # Name the encoding after the file's content, or after the size.
   if vocabulary:
     path = paths.expand(vocabulary)
     published = _read_vocabulary(path)
@@ -145,6 +141,7 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     return " ".join(_text(example, field) for field in fields)
 
   def fit(train: Iterator[Example]) -> Fitted:
+    # Use the published vocabulary, or train one on the training split.
     tokenizer = published or _train_pieces(map(joined, train), size)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
@@ -225,6 +222,7 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
     return (_text(example, field) for example in examples for field in fields)
 
   def fit(train: Iterator[Example]) -> Fitted:
+    # Train merges of bytes, the smallest ids for <pad>, <eos> and the bytes.
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -266,6 +264,7 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
       f"There is no vocabulary {path}: give the path of a vocab.txt, or leave "
       "task.vocabulary empty to train one."
     )
+  # The number of a line is the id of its piece, and 0 is padding.
   pieces = path.read_text(encoding="utf-8").splitlines()
   if not pieces or pieces[0] != "[PAD]" or "[UNK]" not in pieces:
     raise UserError(
@@ -342,6 +341,7 @@ def character_ids(vocabulary: Sequence[str]) -> Ids:
 
 def word_ids(vocabulary: Sequence[str]) -> Ids:
   """Returns a function from a text to ids under a vocabulary of `words`."""
+  # Words outside of the vocabulary are <unk>, and every line has an <eos>.
   ids = {word: i for i, word in enumerate(vocabulary)}
   unknown, end = ids[UNKNOWN], ids[END]
 

@@ -175,9 +175,11 @@ class Loader:
 
     The last batch is filled up with its first example at weight zero.
     """
+    # Sort by length, so that few batches are padded to the longest.
     order = np.arange(len(self.split))
     if len(self.lengths) > 1:
       order = np.argsort(self._longest, kind="stable")
+    # Yield batches of one size; only the last one has weights of zero.
     for start in range(0, len(order), batch_size):
       indices = order[start : start + batch_size]
       missing = batch_size - len(indices)
@@ -218,6 +220,7 @@ def prefetch(
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
     waiting: collections.deque[Any] = collections.deque()
     try:
+      # Keep `ahead` results under way, and yield the oldest.
       for key in keys:
         waiting.append(pool.submit(make, key))
         if len(waiting) > ahead:
@@ -225,5 +228,6 @@ def prefetch(
       while waiting:
         yield waiting.popleft().result()
     finally:
+      # The caller may have stopped early, or `make` has raised.
       for job in waiting:
         job.cancel()

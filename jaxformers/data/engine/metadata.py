@@ -54,6 +54,7 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
   # Refuse foreign classes before tensorflow-datasets could import them.
   for name in FILES:
     check(folder / name)
+  # Read the metadata; whatever is wrong in it becomes one error.
   try:
     builder = tfds.builder_from_directory(folder)
     sizes = [split.num_examples for split in builder.info.splits.values()]
@@ -88,6 +89,7 @@ def check(path: Path) -> None:
     raise _error(path, str(error)) from None
   if names is None:
     raise _error(path, f"it holds no dictionary of at most {MAX_BYTES:,} bytes")
+  # Compare the classes with the features of tensorflow-datasets.
   foreign = sorted(names - feature_classes())
   if foreign:
     raise _error(

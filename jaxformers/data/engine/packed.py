@@ -213,6 +213,7 @@ def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
         lengths.append(len(sequence))
       labels.append(label)
       keys.append(key)
+    # Write the header again, with the length.
     file.seek(0)
     _header(file, sum(lengths), dtype)
   save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
@@ -242,6 +243,7 @@ def open_split(folder: Path, content: str = "") -> Packed:
     folder: folder of the split, whose files are not verified.
     content: digest of its tokens; see `Packed`.
   """
+  # Map the tokens; read the small arrays, which every batch looks up.
   tokens = np.load(folder / "tokens.npy", mmap_mode="r")
   offsets, labels, keys = (
     np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
@@ -278,19 +280,8 @@ def stage(
   Raises:
     UserError: if the folder's parent cannot be written, or is full.
   """
-  if folder.is_symlink() and not folder.exists():
-    raise UserError(
-      f"{folder} is a link to {folder.readlink()}, which does not exist: "
-      "remove the link and run again, or correct it."
-    )
-  if folder.exists():
-    if not is_older(folder):
-      return
-    print(
-      f"{folder} was written by an older version, without digests: it is made "
-      "again.",
-      file=sys.stderr,
-    )
+  if not _is_missing(folder, is_older):
+    return
   staged = folder.parent / f".staged-{folder.name}"
   # Wait for other processes that make the same folder.
   try:
@@ -318,6 +309,24 @@ def stage(
   finally:
     shutil.rmtree(staged, ignore_errors=True)
     lock.release()
+
+
+def _is_missing(folder: Path, is_older: Callable[[Path], bool]) -> bool:
+  """Returns True if a folder has to be made; announces it for an older one."""
+  if folder.is_symlink() and not folder.exists():
+    raise UserError(
+      f"{folder} is a link to {folder.readlink()}, which does not exist: "
+      "remove the link and run again, or correct it."
+    )
+  if folder.exists():
+    if not is_older(folder):
+      return False
+    print(
+      f"{folder} was written by an older version, without digests: it is made "
+      "again.",
+      file=sys.stderr,
+    )
+  return True
 
 
 _OTHER_FOLDER = (
@@ -358,8 +367,7 @@ def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
 
 
 def build(
-  folder: Path,
-  make: Callable[[Path], Mapping[str, Any]],
+  folder: Path, make: Callable[[Path], Mapping[str, Any]]
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits in a folder, and makes them first where it is missing.
 

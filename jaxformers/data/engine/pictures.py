@@ -106,10 +106,7 @@ def _silence() -> None:
 
 
 def _mismatch(
-  picture: Image.Image,
-  mode: str,
-  size: tuple[int, int] | None,
-  max_pixels: int,
+  picture: Image.Image, mode: str, size: tuple[int, int] | None, max_pixels: int
 ) -> str:
   """Returns why a header is refused, or ""."""
   width, height = picture.size

@@ -66,6 +66,7 @@ def open_splits(
         for example, row in zip(chunk, encode(chunk), strict=True):
           yield row, example.get("label", 0), encoding.key(example)
 
+    # Write every split as it is encoded; nothing is held in memory.
     for split in examples:
       packed.write(staged / split, rows(split), encoding.dtype)
     return info | extra
@@ -86,6 +87,7 @@ def open_examples(
 
   Arguments, description and errors are those of `open_splits`.
   """
+  # Read a directory of a stock builder in place.
   local = archives.find(source.archives, archive, data_dir)
   may_be_stock = local is not None and not source.is_users
   if may_be_stock and (local / "dataset_info.json").is_file():
@@ -93,6 +95,7 @@ def open_examples(
 
     info = _describe(source, local)
     return builder.open_stock(source, local), info
+  # Prepare array_record files, once, and verify them at every start.
   folder = data_dir / "tfds" / source.key
   packed.stage(folder, lambda staged: _prepare(source, local, data_dir, staged))
   source.finish()
@@ -120,6 +123,7 @@ def _prepare(
   source: Source, local: Path | None, data_dir: Path, staged: Path
 ) -> None:
   """Writes the array_record files of a source into an empty folder."""
+  # Without an archive, fail early if it cannot be downloaded.
   if local is None and source.archives:
     if not source.url:
       raise UserError(
@@ -130,6 +134,7 @@ def _prepare(
     _require_network(source)
   from jaxformers.data.engine import builder
 
+  # Say where the examples come from.
   print(f"Preparing {source.key}, once ...", file=sys.stderr, flush=True)
   info = _describe(source, local)
   if not info.get("authors_checksum", True):
@@ -138,6 +143,7 @@ def _prepare(
       "is read only if it has the number of examples that the task expects.",
       file=sys.stderr,
     )
+  # Write the examples, and seal the folder with their digests.
   builder.prepare(source, local, staged, data_dir / "downloads")
   digests.seal(staged, RECORD, info)
 

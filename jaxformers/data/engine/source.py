@@ -94,6 +94,7 @@ def collect(
   stream: Iterable[tuple[str, str | int, Example]],
   path: Path,
   expected: Mapping[str, Mapping[Any, int]],
+  advice: str = "",
 ) -> dict[str, list[Keyed]]:
   """Gathers (split, key, example) by split, and checks counts and labels.
 
@@ -102,16 +103,19 @@ def collect(
     path: path of the archive, for the message.
     expected: split -> label -> number of examples; the label None stands for
       the whole split, whatever its labels.
+    advice: sentence for the message: what else the user can do.
 
   Raises:
     UserError: if a number of examples differs.
   """
+  # Gather and count in one pass over the stream.
   splits: dict[str, list[Keyed]] = {name: [] for name in expected}
   counts: Counter[tuple[str, Any]] = Counter()
   for split, key, example in stream:
     splits[split].append((key, example))
     counts[split, example["label"]] += 1
     counts[split, None] += 1
+  # Compare all counts only now: a truncated archive ends the stream early.
   for split, labels in expected.items():
     for label, count in labels.items():
       if counts[split, label] != count:
@@ -119,6 +123,6 @@ def collect(
         raise UserError(
           f"{path} holds {counts[split, label]:,} {what} under {split!r} "
           f"instead of {count:,}: it is another archive, or truncated. Fetch "
-          "it again; nothing was kept of it."
+          f"it again; nothing was kept of it. {advice}".rstrip()
         )
   return splits

@@ -88,7 +88,9 @@ def is_tar(start: bytes) -> bool:
   """
   if start.startswith(tuple(DECOMPRESSORS)) or start[257:262] == b"ustar":
     return True
-  try:  # Tars before POSIX have no name of their format, but a checksum.
+  # Tars from before POSIX do not name their format; their headers have a
+  # checksum, which tarfile verifies.
+  try:
     tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
   except tarfile.HeaderError:
     return False
@@ -107,6 +109,7 @@ class Stream(io.RawIOBase):
   """
 
   def __init__(self, raw: Any, max_bytes: int) -> None:
+    # The first bytes tell the format; they are input as well.
     start = raw.read(CHUNK)
     self._raw, self._input, self._left = raw, start, max_bytes
     self._magic = next((m for m in DECOMPRESSORS if start.startswith(m)), b"")
@@ -126,6 +129,7 @@ class Stream(io.RawIOBase):
       EOFError: if a compressed stream has no end.
       OSError, zlib.error, lzma.LZMAError: for damaged content.
     """
+    # Ask for one byte more than is allowed, to see if there is one.
     size = min(len(buffer), self._left + 1)
     content = self._decompress(size) if self.is_compressed else self._take(size)
     self._left -= len(content)
@@ -167,6 +171,7 @@ class Stream(io.RawIOBase):
       rest = more.lstrip(b"\0")
     if not rest:
       return False
+    # Require another stream of the same format.
     rest += self._raw.read(len(self._magic))
     if not rest.startswith(self._magic):
       raise tarfile.ReadError("other data follow its compressed stream")
@@ -176,10 +181,7 @@ class Stream(io.RawIOBase):
 
 
 def read_members(
-  raw: Any,
-  *,
-  max_bytes: int,
-  wanted: Callable[[tarfile.TarInfo], bool],
+  raw: Any, *, max_bytes: int, wanted: Callable[[tarfile.TarInfo], bool]
 ) -> Iterator[tuple[str, bytes]]:
   """Yields (name, content) of every wanted file of a tar, in its order.
 
@@ -196,6 +198,7 @@ def read_members(
     tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError: for a
       damaged archive; see `DAMAGE`.
   """
+  # Read header after header; pax headers may hold for all that follow.
   stream = Stream(raw, max_bytes)
   reader = _Reader(stream, max_bytes)
   global_fields: dict[bytes, bytes] = {}
@@ -293,6 +296,7 @@ def _next_member(
       fields[LONG_NAMES[member.type]] = content.partition(b"\0")[0]
     elif member.type in PAX_TYPES:
       content = _read_extension(reader, member)
+      # Global fields hold for all members that follow, others for the next.
       is_global = member.type == tarfile.XGLTYPE
       (global_fields if is_global else fields).update(_fields(reader, content))
     else:
@@ -355,6 +359,7 @@ def _apply(
     if key in fields:
       value = fields[key].decode("utf-8", "surrogateescape")
       setattr(member, attribute, value.rstrip("/"))
+  # Sizes of 8 GB and more do not fit into a plain header.
   if b"size" in fields:
     if not re.fullmatch(rb"\d{1,18}", fields[b"size"]):
       raise reader.error(f"has a pax header with the size {fields[b'size']!r}")

@@ -166,6 +166,7 @@ def _draw(
   Returns:
     The paddle, and the region that it keeps clear, both uint8 [w, w].
   """
+  # Draw the line enlarged, in a square that holds it in all directions.
   reach = geometry.paddle_length + math.ceil(geometry.thickness) + margin
   centre = reach * ANTIALIAS
   blown = Image.new("L", (2 * centre + 1, 2 * centre + 1))
@@ -175,6 +176,7 @@ def _draw(
   line = np.asarray(blown)
   # Widen the line by the margin.
   clear = ndimage.binary_dilation(line > 0, _disc(margin * ANTIALIAS))
+  # Shrink both to their size.
   return _resize(line, 2 * reach + 1), _resize(clear * 255, 2 * reach + 1)
 
 
@@ -233,6 +235,7 @@ def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
   centre = regions.shape[1] // 2 - 1
   rooms = []
   for region in regions:
+    # Take the pixels that the paddle keeps clear entirely.
     offsets = np.argwhere(region == 255) - centre
     offsets = offsets[(np.abs(offsets) <= far).all(1)]
     rooms.append(offsets if _reaches_every_corner(offsets) else offsets[:0])
@@ -247,6 +250,7 @@ def _tails(rooms: list[np.ndarray], size: int, border: int) -> list[np.ndarray]:
     size: pixels a side.
     border: width of the border that the room of a tail keeps clear of.
   """
+  # Try every pixel, and keep those whose room lies within the border.
   pixels = np.argwhere(np.ones((size, size), bool))
   tails = []
   for offsets in rooms:
@@ -288,6 +292,7 @@ def sprites(resolution: int, margin: int) -> Sprites:
   tail, num_tails = _padded(
     _tails(rooms, resolution, 2 * geometry.seed_distance)
   )
+  # Keep the box of each region: outside of it there is nothing to compare.
   return Sprites(
     paddle=paddles.astype(np.float32) / 255,
     region=regions,
@@ -316,6 +321,7 @@ def _stamp(
     y, x: place of the sprite's centre.
     scale: factor of the sprite.
   """
+  # Visit the part of the box that lies inside of the image.
   top, left = y - sprite.shape[0] // 2, x - sprite.shape[0] // 2
   size = out.shape[0]
   for i in range(max(box[0], -top), min(box[1], size - top)):
@@ -328,6 +334,7 @@ def _stamp(
 @compiled
 def _crosses(mask: Any, region: Any, box: Any, y: int, x: int) -> bool:
   """Returns True if a region centred at (y, x) meets what is masked."""
+  # Visit the part of the box that lies inside of the image.
   top, left = y - region.shape[0] // 2, x - region.shape[0] // 2
   size = mask.shape[0]
   for i in range(max(box[0], -top), min(box[1], size - top)):
@@ -392,6 +399,7 @@ def _extend(
   # Move the pivot by a paddle and the margins at both of its ends.
   far = float(numbers.length + 2 * numbers.margin)
   y, x = _compiled_translate(last[3], last[4], angle, far)
+  # Fail if no place is free in the directions ahead.
   weights = _weigh_turns(mask, y, x, angle, sprites, numbers)
   total = weights.sum()
   if total < 1e-4:
@@ -418,6 +426,7 @@ def _pivot(y: int, x: int, degree: int, numbers: Any) -> tuple[bool, int, int]:
   Returns:
     (inside, y, x): True if head and pivot lie in the image, and the pivot.
   """
+  # Go from the tail to the head, and back by a paddle and a margin.
   angle = (degree - 180) * math.pi / 180
   back = angle + math.pi if angle < 0 else angle - math.pi
   head_y, head_x = _compiled_translate(y, x, angle, float(numbers.length))
@@ -590,12 +599,14 @@ def _seed(
   rng: Any, mask: Any, free: Any, sprites: Any, numbers: Any, last: Any
 ) -> bool:
   """Places the first paddle of a distractor; returns False if none fits."""
+  # Give up where hardly any pixel is free.
   if (mask <= FREE).sum() < LEAST_ROOM * mask.size:
     return False
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     if sprites.rooms[degree] == 0:
       return False
+    # Place its tail, and keep it if head and pivot lie in the image.
     y, x = _free_tail(rng, mask, degree, free, sprites)
     if y < 0:
       return False
@@ -629,6 +640,7 @@ def _distractors(
           is_complete = False
           break
         paddles[paddle] = last[:3]
+      # Keep the attempt: its mask, and its paddles in the image.
       if is_complete:
         _take(taken, last, sprites)
         mask[:] = taken
@@ -698,12 +710,15 @@ class Sample(NamedTuple):
 
 def sample(settings: Settings, index: int) -> Sample:
   """Returns the image of an index: a function of it and of the settings."""
+  # Seed a generator from everything that the image depends on.
   geometry = GEOMETRIES[settings.resolution]
   contour = DIFFICULTIES[settings.difficulty]
   entropy = [settings.seed, settings.resolution, contour, index]
   rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+  # Draw the margin here: it decides which sprites are needed.
   margin = geometry.margins[int(rng.integers(0, len(geometry.margins)))]
   count, length = distractor_counts(settings.resolution, settings.difficulty)
+  # Hand the settings over as plain numbers, which Numba compiles.
   numbers = Numbers(
     size=settings.resolution,
     padding=geometry.padding,
@@ -739,6 +754,7 @@ def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
 
 def chunks(settings: Settings, starts: list[int]) -> Iterator[tuple[int, Any]]:
   """Yields (start, chunk) as they are finished, generated on all cores."""
+  # Threads run at once: compiled code holds no lock.
   workers = os.cpu_count() or 1
   pool = concurrent.futures.ThreadPoolExecutor(workers)
   try:

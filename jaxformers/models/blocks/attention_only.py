@@ -21,10 +21,10 @@ class AttentionOnly(nn.Module):
 
   Attributes:
     mixer: makes the mixer; called with a name.
-    num_layers: L of the encoder; not used here.
-    layer: which of them this is, from 0; not used here.
-    residual: whether x is added.
-    dropout_rate: after the mixer, in training.
+    num_layers: number of layers of the encoder; not used here.
+    layer: index of this layer, from 0; not used here.
+    residual: True to add x.
+    dropout_rate: dropout after the mixer, in training.
   """
 
   concatenate_positions: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What blocks are filed under, and what they share."""
+"""The registry of blocks, and the norm that they share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Interval = tuple[float, float]
 
 
 class Shared(NamedTuple):
-  """What all layers share of a batch, made once from its embedded tokens.
+  """Quantities of a batch that all layers share, made once from its embedding.
 
   Attributes:
     value: pytree of float arrays, such as TransJect's Sigma; None if nothing.
@@ -188,12 +188,13 @@ def inverse(
 
 
 class Outputs(NamedTuple):
-  """What a loop over layers gives.
+  """Result of a loop over layers.
 
   Attributes:
     y: [b, n, d], the output of the last layer.
     hidden: the outputs of all layers, [l, b, n, d]; None if not asked for.
-    sides: of all layers, with an axis of layers in front; None likewise.
+    sides: sides of all layers, with an axis of layers in front; None
+      likewise.
   """
 
   y: jax.Array

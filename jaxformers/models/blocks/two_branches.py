@@ -24,17 +24,17 @@ class TwoBranches(nn.Module):
 
   Attributes:
     mixer: makes the mixer; called with a name.
-    num_layers: L of the encoder.
-    layer: which of them this is, from 0.
+    num_layers: number L of layers of the encoder.
+    layer: index of this layer, from 0.
     mlp_dim: width of the feed-forward.
-    activation: of the feed-forward, "gelu" or "relu".
-    dropout_rate: after the mixer, inside and after the feed-forward.
+    activation: activation of the feed-forward, "gelu" or "relu".
+    dropout_rate: dropout after the mixer, inside and after the feed-forward.
     drop_path_rate: share of samples of which the last layer drops a branch in
       training; the first drops none, and those between rise linearly
       (stochastic depth, Huang et al. 2016, as in DeiT).
-    norm_epsilon: of every LayerNorm.
-    init_std: deviation of the feed-forward's kernels at the start; 0 for
-      Xavier's.
+    norm_epsilon: epsilon of every LayerNorm.
+    init_std: standard deviation of the feed-forward's kernels at the start; 0
+      for Xavier's.
     dtype: compute type; parameters and LayerNorm are float32.
   """
 
@@ -52,15 +52,15 @@ class TwoBranches(nn.Module):
   dtype: Any = jnp.float32
 
   def scale(self) -> jax.Array | float:
-    """r, the weight of both branches."""
+    """Returns r, the weight of both branches."""
     return 1.0
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """What a branch takes of x."""
+    """Returns the input of a branch: the LayerNorm of x."""
     return layer_norm(x, name, self.norm_epsilon)
 
   def end(self, x: jax.Array, name: str) -> jax.Array:
-    """What becomes of x after a branch was added."""
+    """Returns x after a branch was added to it."""
     del name
     return x
 
@@ -75,9 +75,11 @@ class TwoBranches(nn.Module):
     )
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
+    # Add the mixer's branch.
     y = self.norm(x, "norm_mixer")
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
     x = self.end(x + r * path(dropout(y)).astype(x.dtype), "norm_mixer")
+    # Add the feed-forward's branch.
     y = dense(self.mlp_dim, name="up")(self.norm(x, "norm_mlp"))
     y = dense(x.shape[-1], name="down")(dropout(activation(y)))
     y = path(dropout(y)).astype(x.dtype)
@@ -112,15 +114,15 @@ class PreNorm(TwoBranches):
 
   @property
   def final_norm(self) -> bool:
-    """Whether a LayerNorm ends the encoder: if none has yet."""
+    """True if a LayerNorm ends the encoder: if none has yet."""
     return self.norm_first
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """The LayerNorm of x, or x itself."""
+    """Returns the LayerNorm of x, or x itself."""
     return super().norm(x, name) if self.norm_first else x
 
   def end(self, x: jax.Array, name: str) -> jax.Array:
-    """x, or its LayerNorm."""
+    """Returns x, or its LayerNorm."""
     return x if self.norm_first else super().norm(x, name)
 
 
@@ -135,8 +137,8 @@ class ReZero(TwoBranches):
   plus 1e-5.
 
   Attributes:
-    use_norm: whether each branch takes the LayerNorm of x, and one ends the
-      encoder.
+    use_norm: True for a LayerNorm before each branch and one at the end of
+      the encoder.
 
   The others are those of `TwoBranches`.
   """
@@ -145,13 +147,13 @@ class ReZero(TwoBranches):
 
   @property
   def final_norm(self) -> bool:
-    """Whether a LayerNorm ends the encoder."""
+    """True if a LayerNorm ends the encoder."""
     return self.use_norm
 
   def scale(self) -> jax.Array:
-    """r, a parameter of the layer."""
+    """Returns r, a parameter of the layer."""
     return self.param("residual", nn.initializers.zeros, ())
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """x itself, unless `use_norm`."""
+    """Returns x itself, unless `use_norm`."""
     return super().norm(x, name) if self.use_norm else x

@@ -12,13 +12,21 @@ from jaxformers.models.attention import attention
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("transformer")(Variant("softmax"))
-MODELS.register("transformer_rezero")(Variant("softmax", "rezero"))
-MODELS.register("transformer_orthogonal")(
-  Variant("softmax", fixed={"orthogonal": True})
+MODELS.register("transformer_rezero")(
+  Variant("softmax", "rezero", source="Bachlechner et al. 2021")
 )
-MODELS.register("neutreno")(Variant("softmax", defaults={"fidelity": 0.6}))
+MODELS.register("transformer_orthogonal")(
+  Variant("softmax", fixed={"orthogonal": True}, source="TransJect, table 1")
+)
+MODELS.register("neutreno")(
+  Variant("softmax", defaults={"fidelity": 0.6}, source="Nguyen et al. 2023")
+)
 MODELS.register("symmetric_transformer")(
-  Variant("softmax", fixed={"symmetric": True})
+  Variant(
+    "softmax",
+    fixed={"symmetric": True},
+    source="Nguyen et al. 2023, equation 13",
+  )
 )
 
 # Accelerators compute float32 products at a lower precision by default. This

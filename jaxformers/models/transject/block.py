@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import MIXERS, rotation
+from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.transject.gate import GATINGS
 from jaxformers.models.transject.layer import (
-  DERIVED,
   Experts,
   TransJectLayers,
   Weights,
@@ -23,12 +22,15 @@ from jaxformers.models.transject.layer import (
   residual_weight,
 )
 from jaxformers.models.transject.sigma import eigenvalues, learned_sigma
+from jaxformers.models.variables import DERIVED, rotation
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
 
-MODELS.register("transject")(Variant("transject", "injective"))
+MODELS.register("transject")(
+  Variant("transject", "injective", source="TransJect")
+)
 MODELS.register("random_transject")(
-  Variant("transject", "injective", {"sigma": "learned"})
+  Variant("transject", "injective", {"sigma": "learned"}, source="TransJect")
 )
 
 SIGMAS = ("eigenvalues", "learned")

@@ -41,8 +41,8 @@ from jaxformers.models.transject.sigma import (
   eigenvalues,
   learned_sigma,
 )
+from jaxformers.models.variables import DERIVED
 
-DERIVED = "derived"  # The collection of `fold`, made of parameters alone.
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
 _BELOW_ONE = 1 - 1e-6
 

@@ -160,7 +160,7 @@ def test_the_archive_may_have_any_name(tmp_path, name):
 
 def test_what_is_exported_is_not_written_over(tmp_path):
   f.export(SETTINGS, tmp_path)
-  with pytest.raises(ValueError, match="is there already: delete it"):
+  with pytest.raises(ValueError, match="exists already: delete it"):
     f.export(SETTINGS, tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
     ({"imgs/0/sample_1.png": EPS}, "no PNG file"),
     ({"imgs/0/sample_1.png": picture()[:50]}, "damaged or truncated"),
     ({"metadata/0.npy": b"imgs/0 sample_9.png 0 1\n"}, "no picture"),
-    ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "found '2'"),
+    ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "but the label '2'"),
     ({"metadata/0.npy": b"imgs/0\n"}, "fewer than four"),
     ({"metadata/0.npy": b"\xff\xfe"}, "no metadata"),
     ({"metadata/0.npy": b"\x93NUMPYjunk"}, "no metadata"),

@@ -17,7 +17,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import masked_mean
 from jaxformers.models.blocks import invertible
 from jaxformers.models.transject import layer as t
-from jaxformers.models.variables import make_variables
+from jaxformers.models.variables import DERIVED, make_variables
 from tests import initial
 from tests.marks import long_except
 
@@ -135,15 +135,15 @@ def test_what_is_folded_once_is_what_every_call_folds(activations):
     once, grad(params, lambda p: {"params": p}), atol=1e-5
   )
   variables = make_variables(model, params)
-  assert variables[t.DERIVED]["encoder"].keys() == {"layer_0", "layer_1"}
-  known = jax.tree.map(jnp.zeros_like, variables[t.DERIVED])
-  other = model.apply(variables | {t.DERIVED: known}, ids, train=False)
+  assert variables[DERIVED]["encoder"].keys() == {"layer_0", "layer_1"}
+  known = jax.tree.map(jnp.zeros_like, variables[DERIVED])
+  other = model.apply(variables | {DERIVED: known}, ids, train=False)
   assert jnp.abs(other - model.apply(variables, ids, train=False)).max() > 1e-3
 
 
 def test_nothing_is_folded_where_samples_have_a_sigma_of_their_own():
   model, params, _ = encoder(2, 3, 0.5)
-  assert make_variables(model, params)[t.DERIVED] == {"encoder": {}}
+  assert make_variables(model, params)[DERIVED] == {"encoder": {}}
 
 
 def test_a_large_batch_makes_no_array_of_d_cubed():
