@@ -1,4 +1,4 @@
-r"""What depth costs TransJect, and what it does to it.
+r"""Cost of depth for TransJect, and its effect on tokens.
 
 python -m benchmarks.depth --out depth.json
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -24,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from benchmarks import training
 from benchmarks.data import save, table
 from benchmarks.timing import interleaved, median
-from benchmarks.training import TASK
-from jaxformers import config as configs
 from jaxformers import models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
@@ -40,8 +38,8 @@ BATCH, LENGTH, WIDTH = 16, 512, 64
 LONGEST_UNROLLED = 24  # Layers of "stored": beyond, compiling takes minutes.
 
 
-def gradient(kind: str, depth: int) -> tuple[Any, Any]:
-  """The gradient of TransJect's loss by its parameters, and parameters."""
+def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
+  """Returns the gradient of a loss of TransJect, and parameters for it."""
   model = models.build(
     "transject",
     vocab_size=257,
@@ -55,8 +53,8 @@ def gradient(kind: str, depth: int) -> tuple[Any, Any]:
 
   def loss(params: Any, ids: jax.Array) -> jax.Array:
     rotations = orthogonal.rotations(params, model.orthogonal_map)
-    own = {"params": params, "rotations": rotations}
-    logits, _ = model.apply(own, ids, train=True, mutable=["losses"])
+    variables = {"params": params, "rotations": rotations}
+    logits, _ = model.apply(variables, ids, train=True, mutable=["losses"])
     return jnp.square(logits).mean()
 
   shapes = models.shapes(model)
@@ -64,7 +62,8 @@ def gradient(kind: str, depth: int) -> tuple[Any, Any]:
   keys = jax.random.split(jax.random.key(0), len(leaves))
   params = tree.unflatten(
     [
-      # Far from the start, where a layer is the identity and undone at once.
+      # At the start a layer is the identity, and is inverted at once: begin
+      # far from it.
       jnp.full(leaf.shape, 1.0)
       if path[-1].key == "alpha"
       else jax.random.normal(key, leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
@@ -74,14 +73,15 @@ def gradient(kind: str, depth: int) -> tuple[Any, Any]:
   return jax.jit(jax.grad(loss)), params
 
 
-def memory(rounds: int) -> list[dict[str, Any]]:
-  """Seconds and bytes of a gradient, all ways in turn in every round."""
+def measure_memory(rounds: int) -> list[dict[str, Any]]:
+  """Measures seconds and bytes of a gradient, by depth and activations."""
   rows, runs = [], []
   for depth in DEPTHS:
     for kind in KINDS:
       if kind == "stored" and depth > LONGEST_UNROLLED:
         continue
-      grad, params = gradient(kind, depth)
+      # Compile half a batch and a batch: the difference is activations.
+      grad, params = make_gradient(kind, depth)
       scratch, seconds = [], 0.0
       for batch in (BATCH // 2, BATCH):
         ids = jnp.ones((batch, LENGTH), jnp.int32)
@@ -110,16 +110,16 @@ def memory(rounds: int) -> list[dict[str, Any]]:
   return rows
 
 
-def state(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
-  """Activation factors and entropy of the last layer's tokens.
+def measure_tokens(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
+  """Measures activation factors and entropy of the last layer's tokens.
 
   The entropy is Vasicek's estimate of a token's over its units, divided by
   their deviation (nats), averaged over tokens; 1.42 for a Gaussian.
   """
-  seen = lipschitz.measure(run.model, params, [ids])
+  factors = lipschitz.measure(run.model, params, [ids])["factors"]
   variables = make_variables(run.model, params)
-  found = capture(run.model, variables, jnp.asarray(ids))
-  mask = np.asarray(found.mask)
+  captured = capture(run.model, variables, jnp.asarray(ids))
+  mask = np.asarray(captured.mask)
 
   def entropy(x: jax.Array) -> float:
     tokens = np.asarray(x)[mask].astype(np.float64)
@@ -129,42 +129,32 @@ def state(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
     )
     return float(estimate[np.isfinite(estimate)].mean())
 
-  last = seen["factors"][-1]
+  last = factors[-1]
   return {
     "factor": last["mean"],
     "least": last["min"],
     "greatest": last["max"],
-    "entropy in": entropy(found.hidden[0]),
-    "entropy out": entropy(found.hidden[-1]),
+    "entropy in": entropy(captured.hidden[0]),
+    "entropy out": entropy(captured.hidden[-1]),
   }
 
 
-def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
-  """A row before training, and one after."""
-  config = configs.load("configs/lra/listops.py:size=tiny,model=transject")
-  config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
-  config.update(buckets=1)
-  config.schedule.warmup_steps = steps // 10
-  config.task.update(TASK)
-  config.model.update(num_layers=depth, activations="reversible")
+def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
+  """Trains at one depth; returns a row before training, and one after."""
+  config = training.make_config(
+    "transject", steps, folder, num_layers=depth, activations="reversible"
+  )
   with tempfile.TemporaryDirectory() as workdir:
     run = Run(config, Path(workdir))
     ids = run.task.splits["test"].batch(np.arange(8), 250)["inputs"]
-    rows = [
-      {"L": depth, "step": 0, "loss": "", **state(run, run.state.params, ids)}
-    ]
-    losses = []
-    for batch in run.batches(0):
-      run.state, sums = run.train_step(run.state, batch)
-      losses.append(float(sums["loss"]) / float(sums["count"]))
-    tenth = max(1, steps // 10)
-    first, last = (
-      statistics.mean(x) for x in (losses[:tenth], losses[-tenth:])
-    )
-    rows[0]["loss"] = first
-    after = state(run, run.state.params, ids)
-    rows.append({"L": depth, "step": steps, "loss": last, **after})
-  return rows
+    before = measure_tokens(run, run.state.params, ids)
+    losses, _ = training.train_to_end(run)
+    after = measure_tokens(run, run.state.params, ids)
+  first, last = training.average_tenths(losses)
+  return [
+    {"L": depth, "step": 0, "loss": first, **before},
+    {"L": depth, "step": steps, "loss": last, **after},
+  ]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -177,12 +167,12 @@ def main(argv: list[str] | None = None) -> None:
   args = parser.parse_args(argv)
   result: dict[str, Any] = {}
   if args.rounds:
-    result["memory"] = memory(args.rounds)
+    result["memory"] = measure_memory(args.rounds)
     print(table(result["memory"]), flush=True)
   if args.steps:
     with tempfile.TemporaryDirectory() as folder:
       data = Path(args.data_dir or folder)
-      rows = [row for d in DEPTHS for row in train(d, args.steps, data)]
+      rows = [row for d in DEPTHS for row in train_depth(d, args.steps, data)]
     result["training"] = rows
     print(f"\n{table(result['training'])}", flush=True)
   save(result, args.out)
