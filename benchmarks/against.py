@@ -62,12 +62,14 @@ def growth(rounds: int) -> list[dict[str, Any]]:
   """Measures seconds and bytes of one sample by length, and fits exponents."""
   rows = []
   for name in ("transject", "random_transject"):
+    # Time all lengths in turns.
     calls = {}
     for n in GROWTH:
       model = ours.build(name, n)
       calls[f"train step {n}"] = ours.train(model, 1, n)
       calls[f"inference {n}"] = ours.infer(model, 1, n)
     seconds = interleaved(calls, rounds)
+    # Fit an exponent to each quantity.
     figures = {
       quantity: [median(seconds, f"{quantity} {n}") for n in GROWTH]
       for quantity in ("train step", "inference")

@@ -84,6 +84,7 @@ def compare(
       if name not in baseline:
         report.append({"table": title, "row": label, "figure": "a new row"})
         continue
+      # Compare the figures of a row that the baseline has as well.
       for column, value in row.items():
         better = more_is_better(column, seconds=seconds)
         old = baseline[name].get(column)

@@ -57,6 +57,7 @@ def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
     logits, _ = model.apply(variables, ids, train=True, mutable=["losses"])
     return jnp.square(logits).mean()
 
+  # Draw parameters by their shapes.
   shapes = models.shapes(model)
   leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
   keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -100,6 +101,7 @@ def measure_memory(rounds: int) -> list[dict[str, Any]]:
         }
       )
       runs.append(functools.partial(compiled, params, ids))
+  # Time all programs in turns.
   calls = {
     str(at): lambda run=run: jax.block_until_ready(run())
     for at, run in enumerate(runs)

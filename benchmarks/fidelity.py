@@ -50,6 +50,7 @@ def measure_cost(
     seconds = interleaved(
       {name: programs[name][kind].call for name in NAMES}, rounds
     )
+    # Memory depends on the programs alone.
     memory = [programs[name][kind].planned_bytes for name in NAMES]
     rows.append(
       {

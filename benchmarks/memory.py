@@ -55,6 +55,7 @@ def text() -> list[dict[str, Any]]:
         planned = ours.planned_bytes(model, batch, n, parts)
         row[f"GiB, accumulate={parts}"] = planned / 2**30
       rows.append(row)
+  # For comparison, the peak of a process that trains.
   peak = in_a_process(PEAK.format(b=batch, n=n))
   rows.append(
     {

@@ -65,6 +65,7 @@ def make_pytorch_calls(
   torch.set_num_threads(threads())
   layers, d = [], a.shape[-1]
   for free in a:
+    # A module for each matrix, as a user has it.
     layer = torch.nn.Linear(d, d, bias=False)
     parametrizations.orthogonal(
       layer, orthogonal_map=TORCH_MAPS[name], use_trivialization=False
@@ -106,12 +107,14 @@ def measure_maps(d: int, rounds: int) -> list[dict[str, Any]]:
   runs |= {
     f"PyTorch: {name}": make_pytorch_calls(name, a, w) for name in TORCH_MAPS
   }
+  # Time all maps in turns.
   calls = {
     f"{name} {part}": run
     for name, parts in runs.items()
     for part, run in parts.items()
   }
   seconds = interleaved(calls, rounds)
+  # Compute the defect in double precision.
   rows = []
   for name, parts in runs.items():
     q = np.asarray(parts["forward"]()).astype(np.float64)
@@ -147,6 +150,7 @@ def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
 
   rows = []
   for name in orthogonal.MAPS:
+    # Start at the matrices that models start at.
     leaf = orthogonal.parameter_name("u", name)
     a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
     params = {leaf: orthogonal.cayley(a) if name == "matrix" else a}
@@ -160,6 +164,7 @@ def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
     ) -> Any:
       def loss(params: Any) -> jax.Array:
         (q,) = orthogonal.rotations(params, name).values()
+        # Another random gradient in each step.
         noise = jax.random.normal(jax.random.key(k), q.shape)
         return (q * noise).mean()
 

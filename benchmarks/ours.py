@@ -73,6 +73,7 @@ def train(
     accumulate: number of microbatches; 0 for one row each.
   """
   step, layout, create = make_step(model, accumulate or batch)
+  # Each call continues from the state that the call before left.
   current = layout.place(create())
   run, place = parallel.compile_step(
     "jit", step, layout, state=current, donate=True
@@ -90,8 +91,10 @@ def train(
 def infer(model: models.Model, batch: int, length: int) -> Call:
   """Returns a call of the forward pass, with orthogonal matrices at hand."""
   inputs = jnp.asarray(random_ids(batch, length))
+  # Two tokens suffice for the shapes of parameters.
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), inputs[:1, :2])["params"]
+  # Map the orthogonal matrices once, as an evaluation does.
   prepare = functools.partial(steps.prepared, name=model.orthogonal_map)
   variables = jax.jit(prepare)(params)
   run = jax.jit(functools.partial(model.apply, train=False))
@@ -103,6 +106,7 @@ def planned_bytes(
 ) -> int:
   """Returns the bytes that a train step takes beside its state, as compiled."""
   step, layout, create = make_step(model, accumulate)
+  # Compile on shapes: nothing is allocated.
   initial = jax.eval_shape(create)
   rows = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(batch, length)
@@ -162,6 +166,7 @@ def compile_passes(
     updates, moments = tx.update(jax.grad(loss)(params, key), moments)
     return optax.apply_updates(params, updates), moments
 
+  # Compile both, and keep calls that wait for the results.
   arguments = {
     "forward": (params,),
     "step": (params, tx.init(params), jax.random.key(1)),

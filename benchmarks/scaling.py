@@ -83,10 +83,12 @@ def collectives(program: str) -> dict[str, tuple[int, float]]:
     match = _COLLECTIVE.search(line)
     if match is None:
       continue
+    # Bytes of all arrays that the collective returns.
     size = sum(
       _SIZES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(","))))
       for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
     )
+    # The part of them that a device sends.
     kind, group = match["kind"], group_size(line)
     share = (group - 1) / group
     factor = {
@@ -142,6 +144,7 @@ def compile_step(
   tx, _ = optim.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )
+  # Shapes alone, split over the mesh.
   layout = Layout.of(mesh, jax.devices()[:count])
   start = jax.eval_shape(functools.partial(state.create, model, tx), 0)
   rows = {
@@ -168,6 +171,7 @@ def row(program: Any, device: Device) -> dict[str, Any]:
   costs, memory = program.cost_analysis(), program.memory_analysis()
   sent = collectives(program.as_text())
   total = sum(size for _, size in sent.values())
+  # Times at peak rates, of which the longest bounds the step.
   seconds = {
     "products": costs["flops"] / device.flops,
     "memory": costs["bytes accessed"] / device.memory,

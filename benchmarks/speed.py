@@ -61,6 +61,7 @@ def row(
     },
     rounds,
   )
+  # Relate the time to the rate of a product in the same rounds.
   rate = product_flops / median(seconds, "product")
   model_flops = flops(batch * length, training=training)
   return {

@@ -63,6 +63,7 @@ def until_first_step(folder: Path) -> float:
   """
   command = [sys.executable, "-m", "jaxformers.main", f"--config={CONFIG}"]
   command += [f"--config.task.{key}={value}" for key, value in TASK.items()]
+  # Start a run, read its log until the first step, and kill it.
   with tempfile.TemporaryDirectory() as workdir:
     command += [f"--workdir={workdir}", f"--config.data_dir={folder}/data"]
     began = time.perf_counter()

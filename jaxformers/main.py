@@ -126,7 +126,7 @@ def _run(seeds: list[int]) -> None:
     ]
     for (config, _), seed in zip(jobs, seeds, strict=True):
       config.seed = seed
-  for config, folder in jobs:
+  for config, folder in jobs:  # One after the other.
     results = loop.run(
       config, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
@@ -165,6 +165,7 @@ def _end(error: Exception) -> None:
   message = _message(error)
   may_pass = message is None or _is_transient(error)
   status = FAILURE if may_pass else MISTAKE
+  # Several processes: tell the launcher whether starting again may help.
   if processes.is_together():
     if lost := processes.lost(error):
       status, message = LOST_PROCESS, f"error: {lost}"
@@ -204,6 +205,7 @@ def _parse(argv: list[str]) -> list[str]:
     if {"--help", "--helpfull", "-help", "-h"} & {*argv}:
       print(_help(spec))
       sys.exit(0)
+    # Check overrides before ml_collections does, for a better message.
     if spec is not None:
       config = configs.load(spec)
       argv, options = configs.take_options(config, argv)
