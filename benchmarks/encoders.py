@@ -12,7 +12,6 @@ the length, as fitted exponents. PyTorch comes with the extra `bench`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import jax
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import ours
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
 from benchmarks.timing import (
   Call,
   exponent,
@@ -28,7 +27,8 @@ from benchmarks.timing import (
   interleaved,
   median,
 )
-from jaxformers import models
+from jaxformers import cli, models
+from jaxformers.models import MODELS
 from jaxformers.models.attention import attention
 
 ROUNDS = 7
@@ -53,7 +53,7 @@ PYTORCH = "PyTorch, softmax"
 def register_library() -> None:
   """Registers JAX's softmax attention as a model, unless it already is."""
   name = "dot_product_attention"
-  if name in models.MODELS:
+  if name in MODELS:
     return
 
   @attention(name)
@@ -64,13 +64,13 @@ def register_library() -> None:
     y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None])
     return jnp.swapaxes(y, 1, 2)
 
-  models.MODELS.register(name)(models.Variant(name, "pre_norm"))
+  MODELS.register(name)(models.Variant(name, "pre_norm"))
 
 
 def make_encoder(name: str, n: int) -> models.Classifier:
   """Builds Skyformer's size for n tokens; for TransJect E = 4, d = 80."""
   options = {"d_model": 64, "positions": "learned"}
-  if models.MODELS[name].block == "injective":
+  if MODELS[name].block == "injective":
     options = {"d_model": 80}
   return models.build(
     name, **SIZES, max_len=n, num_layers=2, **options, pool="mean"
@@ -160,21 +160,21 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--models", default="", help="names: a,b (default: all)"),
+  OUT,
+)
+def main(models: str, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--models", default="", help="names, a,b; default: all")
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
   register_library()
-  names = args.models.split(",") if args.models else sorted(models.MODELS)
+  names = cli.names(models) or sorted(MODELS)
   report = {"side by side": side_by_side(names, LENGTHS)}
   print(f"Seconds and MB, batch {BATCH}:\n")
   print(table(report["side by side"]))
   report["growth"] = growth(names, GROWTH)
   print("\nGrowth with the length, one sample:\n")
   print(table(report["growth"]))
-  save(report, args.out)
+  save(report, out)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ beside its inputs and outputs.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks import ours
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
 from benchmarks.timing import interleaved, median, ratio
-from jaxformers import models
+from jaxformers import cli, models
 from jaxformers.recipes import vision
 
 ROUNDS = 15
@@ -66,16 +65,16 @@ def measure_cost(
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints the rows as Markdown."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--batch", type=int, default=4)
-  parser.add_argument("--rounds", type=int, default=ROUNDS)
-  parser.add_argument("--out", help="path of the JSON")
-  args = parser.parse_args(argv)
-  rows = measure_cost(batch=args.batch, rounds=args.rounds)
+@cli.command(
+  cli.argument("--batch", default=4, help="images of a step"),
+  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
+  OUT,
+)
+def main(batch: int, rounds: int, out: str) -> None:
+  """Prints the rows, and writes them as JSON if asked."""
+  rows = measure_cost(batch=batch, rounds=rounds)
   print(table(rows))
-  save({"rows": rows}, args.out)
+  save({"rows": rows}, out)
 
 
 if __name__ == "__main__":

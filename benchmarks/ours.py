@@ -13,7 +13,8 @@ import optax
 
 from benchmarks.timing import Call
 from jaxformers import models
-from jaxformers.training import optim, parallel, state, steps
+from jaxformers.models.variables import make_variables
+from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
 LAYERS, EXPERTS, D = 2, 4, 512
@@ -75,7 +76,7 @@ def train(
   step, layout, create = make_step(model, accumulate or batch)
   # Each call continues from the state that the call before left.
   current = layout.place(create())
-  run, place = parallel.compile_step(
+  run, place = compilers.compile_step(
     "jit", step, layout, state=current, donate=True
   )
   rows = place(make_batch(batch, length))
@@ -95,7 +96,7 @@ def infer(model: models.Model, batch: int, length: int) -> Call:
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), inputs[:1, :2])["params"]
   # Map the orthogonal matrices once, as an evaluation does.
-  prepare = functools.partial(steps.prepared, name=model.orthogonal_map)
+  prepare = functools.partial(make_variables, model)
   variables = jax.jit(prepare)(params)
   run = jax.jit(functools.partial(model.apply, train=False))
   return lambda: run(variables, inputs).block_until_ready()
@@ -111,7 +112,7 @@ def planned_bytes(
   rows = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(batch, length)
   )
-  run, _ = parallel.compile_step(
+  run, _ = compilers.compile_step(
     "jit", step, layout, state=initial, donate=True
   )
   program = run.lower(initial, rows).compile()

@@ -10,7 +10,6 @@ entropy is the loss of a model that ignores the tokens.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -21,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
+from jaxformers import cli
 from jaxformers import config as configs
-from jaxformers import models
-from jaxformers.training.run import Run
+from jaxformers.models import MODELS
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 TASK = {
   "min_length": 50,
@@ -54,7 +55,7 @@ def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
   return config
 
 
-def train_to_end(run: Run) -> tuple[list[float], list[float]]:
+def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
   """Trains to the end of a run; returns loss and seconds of each step."""
   losses, seconds = [], []
   for batch in run.batches(0):
@@ -77,7 +78,7 @@ def train_model(
   """Trains a model and returns its losses as a row."""
   config = make_config(name, steps, folder, dtype=dtype)
   with tempfile.TemporaryDirectory() as workdir:
-    run = Run(config, Path(workdir))
+    run = Trainer(open_run(config, Path(workdir)))
     losses, seconds = train_to_end(run)
   # Entropy of the classes: the loss without knowledge of the tokens.
   labels = np.bincount(run.task.splits["train"].labels)
@@ -95,22 +96,21 @@ def train_model(
   }
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--models", default="", help="names: a,b (default: all)"),
+  cli.argument("--steps", default=200, help="steps of training"),
+  OUT,
+)
+def main(models: str, steps: int, out: str) -> None:
   """Prints the table, and writes it as JSON if asked."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--models", default="", help="names, a,b; default: all")
-  parser.add_argument("--steps", type=int, default=200)
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
-  names = args.models.split(",") if args.models else sorted(models.MODELS)
   rows = []
   with tempfile.TemporaryDirectory() as folder:
-    for name in names:
+    for name in cli.names(models) or sorted(MODELS):
       for dtype in DTYPES:
-        rows.append(train_model(name, dtype, args.steps, Path(folder)))
+        rows.append(train_model(name, dtype, steps, Path(folder)))
         print(rows[-1], file=sys.stderr)
   print(table(rows))
-  save({"training": rows}, args.out)
+  save({"training": rows}, out)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from jaxformers.errors import UserError
 # Exit statuses of errors, which launch/README.md describes.
 FAILURE = 1  # An error of the program or of the file system.
 MISTAKE = 2  # A mistake of the user: the same command fails again.
-LOST_PROCESS = 75  # Another process of the run has died.
+RETRY = 75  # A full or absent disk, or a process of the run that has died.
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -100,7 +100,7 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
-  group = processes.group(
+  cluster = processes.find_cluster(
     coordinator=_COORDINATOR.value,
     num_processes=_NUM_PROCESSES.value,
     process_id=_PROCESS_ID.value,
@@ -108,14 +108,14 @@ def _prepare_jax() -> None:
     silence_seconds=_SILENCE_SECONDS.value,
     stall_seconds=_STALL_SECONDS.value,
   )
-  if _DISTRIBUTED.value or group.num_processes > 0:
-    processes.start(group)
+  if _DISTRIBUTED.value or cluster.num_processes > 0:
+    processes.start(cluster)
 
 
 def _run(seeds: list[int]) -> None:
   """Trains and scores the config, once for each seed if there are seeds."""
   _prepare_jax()
-  from jaxformers.training import loop, processes, report
+  from jaxformers.training import loop, processes, summary
 
   workdir = Path(_WORKDIR.value)
   jobs = [(_CONFIG.value, workdir)]
@@ -131,19 +131,19 @@ def _run(seeds: list[int]) -> None:
       config, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
     if processes.is_first():
-      print(report.table(results), flush=True)
+      print(summary.table(results), flush=True)
 
 
 def _is_transient(error: Exception) -> bool:
   """Returns True for an error of the file system that may pass by itself."""
-  from jaxformers.training import store
+  from jaxformers.training import disk
 
-  return store.trouble(error) > 0
+  return isinstance(error, OSError) and disk.error_number(error) > 0
 
 
 def _message(error: Exception) -> str | None:
   """Returns the message shown to the user, or None for an internal error."""
-  if isinstance(error, OSError) and _is_transient(error):
+  if _is_transient(error):
     return (
       f"error: {error}\nRun the same command again once the file system works."
     )
@@ -163,12 +163,13 @@ def _end(error: Exception) -> None:
   from jaxformers.training import processes
 
   message = _message(error)
-  may_pass = message is None or _is_transient(error)
-  status = FAILURE if may_pass else MISTAKE
+  status = FAILURE if message is None else MISTAKE
+  if _is_transient(error):
+    status = RETRY
   # Several processes: tell the launcher whether starting again may help.
-  if processes.is_together():
-    if lost := processes.lost(error):
-      status, message = LOST_PROCESS, f"error: {lost}"
+  if processes.has_peers():
+    if lost := processes.explain_lost(error):
+      status, message = RETRY, f"error: {lost}"
     print(message or traceback.format_exc(), file=sys.stderr)
     # The end of Python would wait for the other processes.
     processes.leave(status)

@@ -86,7 +86,7 @@ def draw(config, folder):
   found, notes = runs.discover([folder / "run"])
   if not found:
     return {"curve": [], "told": "\n".join(notes)}
-  return {"curve": found[0].metrics(), "told": found[0].metrics_problem()}
+  return {"curve": found[0].metrics, "told": found[0].metrics_problem}
 
 
 COMMANDS = {

@@ -14,6 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Small modules that import nothing but one another.
 EVERYWHERE = {
   *("registry", "durable", "interrupts", "paths", "ranges", "errors", "cli"),
+  "tables",
 }
 # Layers from below; a layer imports those that it names and `EVERYWHERE`.
 ALLOWED = {
@@ -85,6 +86,41 @@ def test_imports_point_downwards(path):
       continue
     allowed = ALLOWED[part] | EVERYWHERE | {part}
     assert used in allowed or used.split(".")[0] in allowed, f"{part} -> {used}"
+
+
+def module_of(path):
+  """Returns the dotted name of a module of the package."""
+  dotted = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+  return dotted.removesuffix(".__init__")
+
+
+# What each module imports of the package, at the top of its file or lazily.
+GRAPH = {module_of(path): set() for path in MODULES}
+for _path in MODULES:
+  for _name in imported(_path):
+    # "a.b.c" is the module a.b.c, or the name c in the module a.b.
+    _used = _name if _name in GRAPH else _name.rpartition(".")[0]
+    if _used in GRAPH and _used != module_of(_path):
+      GRAPH[module_of(_path)].add(_used)
+
+
+def path_back(start):
+  """Returns a shortest cycle of imports through a module, or nothing."""
+  queue, seen = [[start]], set()
+  while queue:
+    path = queue.pop(0)
+    for name in sorted(GRAPH[path[-1]]):
+      if name == start:
+        return [*path, start]
+      if name not in seen:
+        seen.add(name)
+        queue.append([*path, name])
+  return []
+
+
+@pytest.mark.parametrize("module", GRAPH)
+def test_no_module_imports_itself_through_others(module):
+  assert not path_back(module)
 
 
 @pytest.mark.parametrize(

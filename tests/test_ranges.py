@@ -17,10 +17,10 @@ from jaxformers import main, models, ranges, tasks
 from jaxformers.data.images.augment import Augment
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Attention, shared_options
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.language import LanguageModel
-from jaxformers.training import optim, parallel, run
+from jaxformers.training import compilers, optim, run
 
 ROOT = Path(__file__).parents[1]
 # Values that a hand or a sweep can put into any field.
@@ -318,12 +318,12 @@ def begin(changes):
   for path, value in changes.items():
     config = with_option(path, value, base=config)
   run.check_fields(config)
-  parallel.layout(config["mesh"])
+  compilers.layout(config["mesh"])
   tx, schedule = optim.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )
   for section in ("model", "reference"):
-    models.check(config[section], f"config.{section}")
+    models.check_names(config[section], f"config.{section}")
   return config, tx, schedule
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jaxformers import trained
-from jaxformers.training import loop, parallel
+from jaxformers.training import compilers, loop
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 
 def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
@@ -39,7 +41,7 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
   moved = jax.tree.map(lambda a, b: bool((a != b).any()), run.start, run.params)
   assert any(jax.tree.leaves(moved))
   # It is read on other devices than those it was trained on, too.
-  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[2:3])
+  monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[2:3])
   alone = trained.load(tmp_path / "run")
   for leaf in jax.tree.leaves(alone.params):
     assert leaf.devices() == {jax.devices()[2]}
@@ -52,9 +54,7 @@ def test_without_a_run(tmp_path):
 
 
 def test_without_an_evaluation(smoke, tmp_path):
-  from jaxformers.training.run import Run
-
   # Writes the config, and nothing more.
-  Run(smoke(), tmp_path.absolute()).begin()
+  Trainer(open_run(smoke(), tmp_path.absolute())).begin()
   with pytest.raises(ValueError, match="no evaluated checkpoint"):
     trained.load(tmp_path)

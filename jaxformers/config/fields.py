@@ -8,16 +8,19 @@ from ml_collections import ConfigDict
 
 from jaxformers.registry import unknown
 
+# Fields of older versions, without effect: runs of these versions resume.
+REMOVED_FIELDS = ("store_seconds",)
+
 # Fields that may differ when a run resumes, because they change no number.
 # Other data behind a path would: a checkpoint also keeps a digest of its data.
 RESUMABLE_FIELDS = (
   "data_dir",
   "mesh",
-  "store_seconds",
   "task.archive",
   "task.vocabulary",
   "tensorboard",
   "wandb",
+  *REMOVED_FIELDS,
 )
 
 
@@ -51,9 +54,6 @@ FIELDS = {
   "log_steps": Field(50, "steps between two log lines"),
   "eval_steps": Field(500, "steps between two evaluations"),
   "checkpoint_steps": Field(500, "steps between two checkpoints"),
-  "store_seconds": Field(
-    600, "longest wait for a workdir that is full or unreachable"
-  ),
   "select": Field("accuracy", "score that selects the best checkpoint"),
   "patience": Field(
     0, "evaluations without improvement before the run stops; 0: never"

@@ -11,7 +11,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxformers import ranges
-from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, base
+from jaxformers.config.fields import (
+  FIELDS,
+  REMOVED_FIELDS,
+  RESUMABLE_FIELDS,
+  base,
+)
 from jaxformers.errors import UserError
 
 
@@ -59,9 +64,11 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a plain config with defaults for fields that it does not have.
 
-  A config that an older version wrote lacks the fields that were added since.
+  A config that an older version wrote lacks the fields that were added since;
+  `REMOVED_FIELDS` of such a config are left out.
   """
-  return plain(base()) | plain(config)
+  completed = plain(base()) | plain(config)
+  return {k: v for k, v in completed.items() if k not in REMOVED_FIELDS}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

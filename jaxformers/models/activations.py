@@ -1,20 +1,31 @@
-"""Activations whose gradient comes from what they put out."""
+"""Activation functions by name, and ELU with a gradient from its output."""
 
 from __future__ import annotations
 
+import functools
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+ACTIVATIONS = {
+  "gelu": functools.partial(nn.gelu, approximate=False),
+  "gelu_tanh": nn.gelu,  # GELU's approximation by tanh.
+  "relu": nn.relu,
+  "tanh": nn.tanh,
+}
 
 
 @jax.custom_jvp
 def elu(x: jax.Array) -> jax.Array:
-  """x where it is positive, exp(x) - 1 elsewhere, in the type of x.
+  """Returns x where it is positive and exp(x) - 1 elsewhere, in the type of x.
 
-  Right to half a unit in the last place of 1, where `jax.nn.elu` is right to
-  one of the result, at two to three times the cost on CPUs; x near 0 is added
-  to what is of order 1 in any case. The gradient, 1 + min(y, 0), needs the
-  output y alone, so that the backward pass keeps no input and takes no
-  exponential.
+  The gradient, 1 + min(y, 0), needs the output y alone: the backward pass keeps
+  no input and computes no exponential.
+
+  The error is half a unit in the last place of 1. `jax.nn.elu` is right to one
+  unit of the result, at two to three times the cost on CPUs; the callers add
+  the result to numbers of order 1.
   """
   precise = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   low = jnp.exp(jnp.minimum(precise, 0)) - 1

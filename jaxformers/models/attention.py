@@ -1,13 +1,13 @@
-"""The mixer contract, and the one module that projects around attention.
+"""The mixer contract, and the module that projects around attention.
 
 A mixer is a Linen module whose call is
 
     mixer(x, *, mask, carry, train) -> (y, carry)
 
-with x and y [b, n, d], mask [b, n] (True at tokens) and carry any pytree that
-is handed from layer to layer, None before the first. What stands at masked
-positions never reaches the others; a sample does not depend on its batch
-mates; appending padding changes nothing.
+with x and y [b, n, d] and mask [b, n], True at tokens. `carry` is any pytree
+that one layer hands to the next; the first layer gets None. Every mixer keeps
+three promises: values at masked positions never reach a token, a sample does
+not depend on its batch mates, and appended padding changes nothing.
 
 Most mixers are a function of heads: see `attention`.
 """
@@ -15,39 +15,41 @@ Most mixers are a function of heads: see `attention`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers import orthogonal
+from jaxformers import ranges
 from jaxformers.errors import UserError
+from jaxformers.models.variables import rotation
 from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer")
-LARGEST_CONSTANT = 2**22  # Entries; beyond, what is drawn is drawn in place.
-_BLOCK = 32  # Tokens of which the greatest is taken before its place is.
+# Greatest number of entries of a random array that the compiled program holds
+# as a constant; the program draws larger arrays itself.
+LARGEST_CONSTANT = 2**22
+_BLOCK = 32  # Tokens per block in the search for the first maximum.
 
 
 def wide(x: jax.Array) -> jax.Array:
-  """x in at least float32, for what half precision would lose."""
+  """Returns x in at least float32, for sums and exponentials."""
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 @jax.custom_jvp
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """The maximum over the tokens of x [b, n, d] where mask [b, n] -> [b, d].
+  """Returns the maximum over the tokens of x [b, n, d], mask [b, n] -> [b, d].
 
-  Zero for a sample without tokens. The gradient goes to the first of the
-  greatest.
+  Zero for a sample without tokens. The gradient of a tie goes to the first of
+  the maxima.
   """
-  top = _tokens_alone(x, mask).max(1)
+  top = _fill_padding(x, mask).max(1)
   return jnp.where(mask.any(1)[:, None], top, 0)
 
 
@@ -56,39 +58,40 @@ def _masked_max_jvp(
   primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
 ) -> tuple[jax.Array, jax.Array]:
   (x, mask), (dx, _) = primals, tangents
-  # By place. The gradient of `max` looks for the tokens that equal it, and
-  # finds none where a compiler makes x again and rounds it otherwise.
-  place = _first_greatest(_tokens_alone(x, mask))
+  # Differentiate through the position of the maximum. The gradient of `max`
+  # compares x with its maximum, and finds no token if the compiler computes x
+  # a second time with another rounding.
+  position = _first_argmax(_fill_padding(x, mask))
 
-  def at(x: jax.Array) -> jax.Array:
-    own = jnp.take_along_axis(x, place[:, None], 1)[:, 0]
-    return jnp.where(mask.any(1)[:, None], own, 0)
+  def take(x: jax.Array) -> jax.Array:
+    entries = jnp.take_along_axis(x, position[:, None], 1)[:, 0]
+    return jnp.where(mask.any(1)[:, None], entries, 0)
 
-  return at(x), at(dx)
+  return take(x), take(dx)
 
 
-def _tokens_alone(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """x [b, n, d] with the lowest number where mask [b, n] is False."""
+def _fill_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns x [b, n, d] with the lowest number where mask [b, n] is False."""
   return jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min)
 
 
-def _first_greatest(x: jax.Array) -> jax.Array:
-  """The place of the first greatest of x [b, n, d] along n -> int [b, d].
+def _first_argmax(x: jax.Array) -> jax.Array:
+  """Returns the first position of the maximum of x [b, n, d] -> int [b, d].
 
-  First the block that has it, then the place there: CPUs take a maximum several
-  times as fast as its place.
+  Finds the block with the maximum first, then the position inside it: CPUs
+  compute a maximum several times as fast as its position.
   """
   b, n, d = x.shape
   if n % _BLOCK:
     return x.argmax(1)
   blocks = x.reshape(b, n // _BLOCK, _BLOCK, d)
   block = blocks.max(2).argmax(1)
-  own = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
-  return block * _BLOCK + own.argmax(1)
+  tokens = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
+  return block * _BLOCK + tokens.argmax(1)
 
 
 def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """The mean over the tokens of x [b, n, d] where mask [b, n] -> f32 [b, d].
+  """Returns the mean over the tokens of x [b, n, d], mask [b, n] -> f32 [b, d].
 
   Zero for a sample without tokens.
   """
@@ -96,43 +99,19 @@ def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
   return total / jnp.maximum(mask.sum(1), 1)[:, None].astype(jnp.float32)
 
 
-def rotation(
-  module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
-) -> jax.Array:
-  """The orthogonal matrices of a parameter of a module, float32 `shape`.
-
-  Read from the collection `rotations` where the caller provides it (see
-  `orthogonal.rotations`), so that a step maps every matrix of a model in one
-  call; otherwise mapped here, with the same result.
+def kernel_init(deviation: float) -> Callable[..., jax.Array]:
+  """Returns the initializer of kernels: a normal one, or Xavier's.
 
   Args:
-    module: the Linen module that owns the parameter, inside its call.
-    name: what the matrices are; the parameter is `name`_skew, or under
-      "matrix" `name`_orthogonal.
-    shape: [..., d, d].
-    mapping: in `orthogonal.MAPS`.
-  """
-  full = orthogonal.parameter_name(name, mapping)
-  if module.has_variable("rotations", full):
-    return module.get_variable("rotations", full)
-
-  def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    a = orthogonal.initializer(key, shape)
-    return orthogonal.cayley(a) if mapping == "matrix" else a
-
-  return orthogonal.MAPS[mapping](module.param(full, initializer, shape))
-
-
-def kernel_init(deviation: float) -> Callable[..., jax.Array]:
-  """The initializer of kernels: normal of a deviation, or Xavier's for 0.
+    deviation: standard deviation of the entries; 0 for Xavier's initializer.
 
   Raises:
     UserError: for a negative deviation.
   """
   if deviation < 0:
     raise UserError(
-      f"init_std={deviation}: a deviation is not negative; use 0 for the "
-      "default initializer."
+      f"init_std={deviation} is negative: give a standard deviation, or 0 for "
+      "the default initializer."
     )
   if deviation:
     return nn.initializers.normal(deviation)
@@ -140,10 +119,11 @@ def kernel_init(deviation: float) -> Callable[..., jax.Array]:
 
 
 def dropout_layer(rate: float, train: bool) -> nn.Module:
-  """Drops a share of what it is given; ValueError if not in [0, 1)."""
+  """Returns a dropout layer; UserError for a rate outside [0, 1)."""
   if not 0 <= rate < 1:
     raise UserError(
-      f"dropout_rate={rate} is not in [0, 1): it is the share that is dropped."
+      f"dropout_rate={rate} is not in [0, 1): give the share of entries to "
+      "drop, or 0."
     )
   return nn.Dropout(rate, deterministic=not train)
 
@@ -157,13 +137,14 @@ def check_heads(num_heads: int, d_model: int) -> None:
     )
 
 
-class Heads(NamedTuple):
-  """What the signature of a function of heads asks for.
+class HeadsSignature(NamedTuple):
+  """Arguments that a function of heads takes, read from its signature.
 
   Attributes:
-    inputs: which of q, k and v it takes.
+    inputs: projections that it takes, of q, k and v.
     tools: its keyword-only arguments without a default.
-    options: those with one, which a config can set.
+    options: its keyword-only arguments with a default, and their defaults;
+      a config can set them.
   """
 
   inputs: tuple[str, ...]
@@ -175,7 +156,7 @@ _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
 _TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
 
 
-def _read(attend: Callable[..., Any]) -> Heads:
+def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
   inputs, tools, options = [], [], {}
   for name, parameter in inspect.signature(attend).parameters.items():
     if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -184,16 +165,16 @@ def _read(attend: Callable[..., Any]) -> Heads:
       tools.append(choose("tool of a mixer", name, _TOOLS))
     else:
       options[name] = parameter.default
-  return Heads(tuple(inputs), tuple(tools), options)
+  return HeadsSignature(tuple(inputs), tuple(tools), options)
 
 
 class FirstValues(NamedTuple):
-  """What a fidelity term carries from layer to layer.
+  """Carry of a model with a fidelity term.
 
   Attributes:
-    values: of the first layer, [b, h, n, e].
-    layers: int32, how many have been before.
-    carry: of the mixer itself.
+    values: values of the first layer, [b, h, n, e].
+    layers: number of layers so far, int32.
+    carry: carry of the function of heads.
   """
 
   values: jax.Array
@@ -204,46 +185,47 @@ class FirstValues(NamedTuple):
 class Attention(nn.Module):
   """Projects to heads, attends, projects back: x [b, n, d] -> [b, n, d].
 
-  `query`, `key` and `value`, [b, h, n, e] each, are sown into `intermediates`
-  as `projected`, and what the heads put out, before the projection back, as
-  `attended`.
+  Sows into `intermediates`: `projected`, the queries, keys and values
+  [b, h, n, e] under `query`, `key` and `value`; and `attended`, the output of
+  the heads before the projection back.
 
   Attributes:
-    attend: a function of heads; see `attention`.
-    heads: what its signature asks for.
-    options: values for its options.
-    num_heads: h; must divide d. ValueError if not.
-    use_bias: whether the projections have biases (Skyformer: yes; LRA: no).
-    orthogonal: whether those to heads are rotations, with a bias if `use_bias`
-      (Transformer with orthogonal parametrisation, TransJect, table 1).
-    symmetric: whether keys are the queries, too, so that there is no projection
-      to queries (NeuTRENO, equation 13).
-    fidelity: lambda of a term lambda (v0 - v) that is added to every layer's
-      output but the first's, v0 the values of the first, head by head, before
-      the projection back (NeuTRENO, Nguyen et al. 2023,
-      https://arxiv.org/abs/2312.00751, definition 1). 0 leaves it out. From
-      about 1 on the iteration that it comes from diverges.
+    attend: function of heads; see `attention`.
+    heads: signature of `attend`.
+    options: values for the options of `attend`.
+    num_heads: number of heads h; must divide d.
+    use_bias: True for projections with biases (Skyformer: yes; LRA: no).
+    orthogonal: True for rotations as the projections to heads, with biases if
+      `use_bias` (Transformer with orthogonal parametrisation, TransJect, table
+      1).
+    symmetric: True to use the keys as queries, without a projection to queries
+      (NeuTRENO, equation 13).
+    fidelity: lambda of the term lambda (v0 - v) that is added to the output of
+      every layer after the first; v0 are the values of the first layer, head
+      by head, before the projection back (NeuTRENO, Nguyen et al. 2023,
+      https://arxiv.org/abs/2312.00751, definition 1). 0 leaves the term out.
+      The iteration behind the term diverges from about 1 on.
     fidelity_schedule: factors of lambda in the second layer and those after it;
-      the last holds for what comes later. () for 1 everywhere.
-    learn_fidelity: whether lambda is a parameter of each layer, from
-      `fidelity` on.
-    feat_scale: whether the mean token of the output and the rest of it are
-      scaled apart, by 1 + a parameter for each channel that starts at 0
+      the last factor holds for all later layers. () for 1 everywhere.
+    learn_fidelity: True to learn lambda in each layer, starting at `fidelity`.
+    feat_scale: True to scale the mean token of the output and the rest of it
+      separately, by 1 + a parameter for each channel that starts at 0
       (FeatScale, Wang et al. 2022, https://arxiv.org/abs/2203.05962, equation
       10; its authors' code adds the correction twice).
-    init_std: deviation of the kernels at the start; 0 for Xavier's.
-    dropout_rate: of the attention weights, in training.
-    seed: of what `attend` draws.
-    redraw: whether it draws anew in every training step (in each of its
-      accumulated parts, and under pmap on each device), from the stream
-      "random"; evaluation always uses the seed, which is not the run's.
-    max_len: greatest number of tokens.
-    orthogonal_map: in `orthogonal.MAPS`.
+    init_std: standard deviation of the kernels at initialization; 0 for
+      Xavier's initializer.
+    dropout_rate: dropout rate of the attention weights.
+    seed: seed of the arrays that `attend` draws; independent of the run's seed.
+    redraw: True to draw new arrays in every training step (in each accumulated
+      part, and under pmap on each device), from the stream "random".
+      Evaluation always draws from `seed`.
+    max_len: greatest number of tokens; 0 for no limit.
+    orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
 
   attend: Callable[..., Any]
-  heads: Heads
+  heads: HeadsSignature
   options: Any
   num_heads: int = 2
   use_bias: bool = True
@@ -265,24 +247,68 @@ class Attention(nn.Module):
   def __call__(
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
-    d = x.shape[-1]
-    check_heads(self.num_heads, d)
-    if self.max_len and x.shape[1] > self.max_len:
-      raise UserError(
-        f"A sequence of {x.shape[1]} tokens is longer than "
-        f"max_len={self.max_len}: raise max_len or cut the sequence."
-      )
-    self._check_options()
-    loyal = bool(self.fidelity) or self.learn_fidelity
-    first = carry if loyal else None
-    if loyal and carry is not None:
-      carry = carry.carry
-    drawn: list[str] = []
+    n, d = x.shape[1:]
+    self._check_options(n, d)
+    # Project to queries, keys and values; symmetric queries are the keys.
     names = [_PROJECTIONS[name] for name in self.heads.inputs]
     if self.symmetric:
       names[self.heads.inputs.index("q")] = "key"
     inputs = {name: self._project(x, name) for name in dict.fromkeys(names)}
     self.sow("intermediates", "projected", inputs)
+    # Attend. A fidelity term wraps the carry of the function of heads.
+    use_fidelity = bool(self.fidelity) or self.learn_fidelity
+    first = carry if use_fidelity else None
+    carry = carry if first is None else first.carry
+    heads = [inputs[name] for name in names]
+    y, carry = self._attend(x, heads, mask, carry, train)
+    if use_fidelity:
+      y, carry = self._add_fidelity(y, inputs["value"], first, carry)
+    self.sow("intermediates", "attended", y)
+    # Project the heads back to one vector a token.
+    y = nn.DenseGeneral(
+      d,
+      axis=(-2, -1),
+      use_bias=self.use_bias,
+      kernel_init=kernel_init(self.init_std),
+      dtype=self.dtype,
+      name="out",
+    )(jnp.swapaxes(y, 1, 2))
+    return self._scale_features(y, mask) if self.feat_scale else y, carry
+
+  def _check_options(self, n: int, d: int) -> None:
+    check_heads(self.num_heads, d)
+    if self.max_len and n > self.max_len:
+      raise UserError(
+        f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
+        "raise max_len or cut the sequence."
+      )
+    missing = {"q", "k"} - {*self.heads.inputs} if self.symmetric else set()
+    if missing:
+      raise UserError(
+        "symmetric=True shares the projection of queries and keys, but this "
+        f"mixer has no {' and no '.join(sorted(missing))}: leave it out."
+      )
+    if (self.fidelity or self.learn_fidelity) and "v" not in self.heads.inputs:
+      raise UserError(
+        f"fidelity={self.fidelity} adds values of the first layer, but this "
+        "mixer has no values: leave it out."
+      )
+    if self.feat_scale and self.options.get("causal"):
+      raise UserError(
+        "feat_scale=True averages all tokens, later ones too, so it cannot be "
+        "combined with causal=True: leave out one of the two."
+      )
+
+  def _attend(
+    self,
+    x: jax.Array,
+    heads: list[jax.Array],
+    mask: jax.Array,
+    carry: Any,
+    train: bool,
+  ) -> tuple[jax.Array, Any]:
+    """Calls the function of heads with the tools that its signature names."""
+    drawn: list[str] = []
     tools = {
       "mask": mask,
       "carry": carry,
@@ -292,54 +318,19 @@ class Attention(nn.Module):
       "project": functools.partial(self._project, x),
       "max_len": self.max_len or x.shape[1],
     }
-    y = self.attend(
-      *(inputs[name] for name in names),
-      **{name: tools[name] for name in self.heads.tools},
-      **self.options,
-    )
+    tools = {name: tools[name] for name in self.heads.tools}
+    y = self.attend(*heads, **tools, **self.options)
     if (self.seed or self.redraw) and not drawn:
       raise UserError(
-        f"seed={self.seed}, redraw={self.redraw}: with these options nothing "
-        "is drawn. Leave both out."
+        f"seed={self.seed}, redraw={self.redraw}: this mixer draws nothing "
+        "with these options. Leave both out."
       )
-    y, carry = y if "carry" in self.heads.tools else (y, carry)
-    if loyal:
-      y, carry = self._faithful(y, inputs["value"], first, carry)
-    self.sow("intermediates", "attended", y)
-    y = nn.DenseGeneral(
-      d,
-      axis=(-2, -1),
-      use_bias=self.use_bias,
-      kernel_init=kernel_init(self.init_std),
-      dtype=self.dtype,
-      name="out",
-    )(jnp.swapaxes(y, 1, 2))
-    return self._scaled(y, mask) if self.feat_scale else y, carry
+    return y if "carry" in tools else (y, carry)
 
-  def _check_options(self) -> None:
-    missing = {"q", "k"} - {*self.heads.inputs} if self.symmetric else set()
-    if missing:
-      raise UserError(
-        "symmetric=True shares the projection of queries and keys, and this "
-        f"mixer has no {' and no '.join(sorted(missing))}. Leave it out."
-      )
-    if (self.fidelity or self.learn_fidelity) and "v" not in self.heads.inputs:
-      raise UserError(
-        f"fidelity={self.fidelity}: this mixer has no values to be faithful "
-        "to. Leave it out."
-      )
-    if self.fidelity < 0:
-      raise UserError(f"fidelity={self.fidelity}: it must not be negative.")
-    if self.feat_scale and self.options.get("causal"):
-      raise UserError(
-        "feat_scale=True takes the mean of all tokens, later ones too: there "
-        "is no causal form. Leave out one of the two."
-      )
-
-  def _faithful(
+  def _add_fidelity(
     self, y: jax.Array, v: jax.Array, first: FirstValues | None, carry: Any
   ) -> tuple[jax.Array, FirstValues]:
-    """y + lambda (v0 - v), and what the next layer needs for it."""
+    """Returns y + lambda (v0 - v), and the carry for the next layer."""
     if first is None:
       return y, FirstValues(v, jnp.ones((), jnp.int32), carry)
     weight: Any = self.fidelity
@@ -353,8 +344,8 @@ class Attention(nn.Module):
     y = y + weight * (first.values - v).astype(y.dtype)
     return y, FirstValues(first.values, first.layers + 1, carry)
 
-  def _scaled(self, y: jax.Array, mask: jax.Array) -> jax.Array:
-    """FeatScale of y [b, n, d]: its mean over tokens and the rest, scaled."""
+  def _scale_features(self, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """Applies FeatScale to y [b, n, d]: scales its mean token and the rest."""
     zeros, shape = nn.initializers.zeros, y.shape[-1:]
     low = self.param("feat_scale_mean", zeros, shape).astype(y.dtype)
     high = self.param("feat_scale_rest", zeros, shape).astype(y.dtype)
@@ -362,7 +353,7 @@ class Attention(nn.Module):
     return y + low[None, None] * mean + high[None, None] * (y - mean)
 
   def _project(self, x: jax.Array, name: str) -> jax.Array:
-    """x [b, n, d] through a linear map of its own -> [b, h, n, e]."""
+    """Projects x [b, n, d] to heads [b, h, n, e]; `name` names the kernel."""
     d, shape = x.shape[-1], (self.num_heads, x.shape[-1] // self.num_heads)
     if not self.orthogonal:
       y = nn.DenseGeneral(
@@ -382,15 +373,15 @@ class Attention(nn.Module):
     return jnp.swapaxes(y, 1, 2)
 
   def _dropout(self, train: bool) -> Callable[..., jax.Array]:
-    """Drops attention weights; `part` tells calls of one loop apart."""
+    """Returns dropout of attention weights; loops number calls with `part`."""
     layer = dropout_layer(self.dropout_rate, train)
     if not train or not self.dropout_rate:
       return lambda weights, part=None: weights
     key = self.make_rng("dropout")
 
     def drop(weights: jax.Array, part: Any = None) -> jax.Array:
-      own = key if part is None else jax.random.fold_in(key, part)
-      return layer(weights, rng=own)
+      rng = key if part is None else jax.random.fold_in(key, part)
+      return layer(weights, rng=rng)
 
     return drop
 
@@ -402,120 +393,135 @@ class Attention(nn.Module):
     *,
     train: bool,
   ) -> jax.Array:
-    """`make(key)`, unless the caller gives the collection `random`."""
+    """Returns the array of the collection `random`, or else `make(key)`.
+
+    Args:
+      drawn: list to which the name is added.
+      name: name of the array in the collection.
+      make: function of a key that draws the array.
+      train: True in training, where `redraw` counts.
+    """
     drawn.append(name)
-    like = jax.eval_shape(make, jax.random.key(0))
-    given = self.variables.get("random", {})
-    if name in given:
-      if given[name].shape != like.shape:
-        raise UserError(
-          f"The collection random has {name!r} of shape {given[name].shape}, "
-          f"where {'/'.join(self.path)} takes {like.shape}."
-        )
-      return given[name]
-    if given and not self.is_mutable_collection("random"):
+    expected = jax.eval_shape(make, jax.random.key(0))
+    collection = self.variables.get("random", {})
+    if name in collection:
+      self._check_shape(name, collection[name].shape, expected.shape)
+      return collection[name]
+    if collection and not self.is_mutable_collection("random"):
       raise UserError(
-        f"The collection random has {', '.join(sorted(given))} for "
-        f"{'/'.join(self.path)}, which draws {name!r}."
+        f"The collection random has {', '.join(sorted(collection))} for "
+        f"{'/'.join(self.path)}, which draws {name!r}: rename the entry."
       )
-    if train and self.redraw:
-      if not self.has_rng("random"):
-        raise UserError(
-          'With redraw=True training draws anew: give rngs={"random": key}, or '
-          "set redraw=False."
-        )
+    if not (train and self.redraw):
+      is_constant = expected.size <= LARGEST_CONSTANT
+      values = self._draw_from_seed(name, make, is_constant)
+    elif self.has_rng("random"):
       values = make(self.make_rng("random"))
     else:
-      # A layer's own, the same at any batch; a constant of the program.
-      own = zlib.crc32("/".join((*self.path, name)).encode())
-      constant = like.size <= LARGEST_CONSTANT
-      # A step is traced under a transfer guard, which is for its batches: the
-      # seed goes to the device once, with the program.
-      with (
-        jax.transfer_guard("allow"),
-        jax.ensure_compile_time_eval()
-        if constant
-        else contextlib.nullcontext(),
-      ):
-        key = jax.random.fold_in(jax.random.key(self.seed), own)
-        values = make(key)
+      raise UserError(
+        'redraw=True draws new arrays in training: give rngs={"random": key}, '
+        "or set redraw=False."
+      )
     if self.is_mutable_collection("random") and not self.is_initializing():
       self.put_variable("random", name, values)
     return values
 
+  def _check_shape(
+    self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+  ) -> None:
+    if shape != expected:
+      raise UserError(
+        f"The collection random has {name!r} of shape {shape}, but "
+        f"{'/'.join(self.path)} needs {expected}: give that shape."
+      )
 
-def attention(name: str, **defaults: Any) -> Callable[[Any], Any]:
-  """Registers a function of heads as a mixer; its signature says all.
+  def _draw_from_seed(
+    self, name: str, make: Callable[[jax.Array], jax.Array], is_constant: bool
+  ) -> jax.Array:
+    """Draws from the seed and the path of this layer, whatever the batch."""
+    path = zlib.crc32("/".join((*self.path, name)).encode())
+    # A step is traced under a transfer guard, which watches its batches. The
+    # seed may go to the device: it does so once, with the program.
+    with (
+      jax.transfer_guard("allow"),
+      jax.ensure_compile_time_eval()
+      if is_constant
+      else contextlib.nullcontext(),
+    ):
+      return make(jax.random.fold_in(jax.random.key(self.seed), path))
+
+
+def attention(
+  name: str, *, growth: str = "n", **defaults: Any
+) -> Callable[[Any], Any]:
+  """Registers a function of heads as a mixer, by its signature.
 
       @attention("name")
       def attend(q, k, v, *, mask, dropout, width=8) -> y
 
-  Positional arguments, of q, k and v [b, h, n, e], are what x is projected to.
-  Keyword-only arguments without a default are handed in if named:
+  Positional arguments are projections of x: q, k and v, [b, h, n, e] each.
+  Keyword-only arguments without a default are tools; name those you need:
 
     mask: [b, n], True at tokens.
-    carry: from the layer before; then the result is a pair (y, carry).
+    carry: carry of the layer before; `attend` then returns a pair (y, carry).
     dropout: a function for attention weights, `dropout(weights, part=i)` in a
       loop; adds the option `dropout_rate`.
-    draw: `draw(name, make)` is the array `make(key)`, drawn once from the
-      option `seed`, or in every training step with `redraw`. `apply` shows what
-      was drawn with `mutable=["random"]`, and takes it as that collection.
-    param: `param(name, init, shape)`, a parameter.
-    project: `project(name)`, x through a further linear map, [b, h, n, e].
+    draw: `draw(name, make)` returns the array `make(key)`, drawn once from the
+      option `seed`, or in every training step with `redraw`. `apply` shows the
+      arrays with `mutable=["random"]`, and takes them as that collection.
+    param: `param(name, init, shape)` returns a parameter.
+    project: `project(name)` returns x through a further linear map,
+      [b, h, n, e].
     max_len: greatest number of tokens.
 
-  Those with a default are options that a config can set. y is [b, h, n, e].
+  Keyword-only arguments with a default are options that a config can set. The
+  result y is [b, h, n, e].
 
   Args:
-    name: under which a config finds it.
-    **defaults: of the attributes of `Attention`, where others suit it better,
-      such as num_heads=1; a config's `mixer_defaults` leave these alone.
+    name: name of the mixer in configs.
+    growth: growth of the largest array with the number of tokens: "n",
+      "n log n" or "n^2".
+    **defaults: attributes of `Attention` for which this mixer has another
+      default, such as num_heads=1; `mixer_defaults` of a config leave these
+      alone.
   """
 
-  def add(attend: Callable[..., Any]) -> Callable[..., Any]:
-    heads = _read(attend)
+  def register(attend: Callable[..., Any]) -> Callable[..., Any]:
+    heads = _read_signature(attend)
 
-    def mixer(**given: Any) -> Attention:
-      _check_types(name, heads.options | defaults, given)
-      own = {key: given.pop(key, heads.options[key]) for key in heads.options}
-      return Attention(attend, heads, own, **(defaults | given))
+    def mixer(**values: Any) -> Attention:
+      _check_ranges(values)
+      options = {
+        key: values.pop(key, heads.options[key]) for key in heads.options
+      }
+      return Attention(attend, heads, options, **(defaults | values))
 
-    mixer.options = (*heads.options, *_fields(heads.tools))
+    mixer.options = (*heads.options, *_settable_attributes(heads.tools))
     mixer.defaults = defaults
+    mixer.growth = growth
     mixer.__doc__ = attend.__doc__
     MIXERS.register(name)(mixer)
     return attend
 
-  return add
+  return register
 
 
-def _check_types(
-  name: str, defaults: dict[str, Any], given: dict[str, Any]
-) -> None:
-  """ValueError for an option of another type than its default's."""
-  own = {f.name: f.default for f in dataclasses.fields(Attention)}
-  for option, value in given.items():
-    kind = type((own | defaults).get(option))
-    if kind not in (bool, int, float, str):
-      continue
-    fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):
-      raise UserError(
-        f"Option {option}={value!r} of mixer {name!r} is not of type "
-        f"{kind.__name__}."
-      )
+def _check_ranges(values: Mapping[str, Any]) -> None:
+  """Raises UserError for an option of another type or out of its range."""
+  # A config names a dtype; `build` turns the name into one.
+  ranges.check({key: v for key, v in values.items() if key != "dtype"})
 
 
-_WIRING = {"attend", "heads", "options", "parent", "name"}
+_NOT_OPTIONS = {"attend", "heads", "options", "parent", "name"}
 
 
 def shared_options() -> list[str]:
   """Returns the attributes of `Attention` that a config can set."""
-  return [f for f in Attention.__dataclass_fields__ if f not in _WIRING]
+  return [f for f in Attention.__dataclass_fields__ if f not in _NOT_OPTIONS]
 
 
-def _fields(tools: Iterable[str]) -> list[str]:
-  """The attributes of `Attention` that mean something to a function."""
+def _settable_attributes(tools: Iterable[str]) -> list[str]:
+  """Returns the attributes of `Attention` that a function with tools has."""
   hidden = set()
   if "dropout" not in tools:
     hidden |= {"dropout_rate"}

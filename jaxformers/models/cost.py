@@ -1,4 +1,4 @@
-"""What a model costs, counted from its program and not measured."""
+"""Parameters, operations and memory of a model, counted from its program."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from jaxformers import orthogonal
 from jaxformers.models import Classifier, shapes, size
+from jaxformers.models.variables import make_variables
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """Of a model at a length.
+  """Cost of a model on one example.
 
   Attributes:
-    parameters: as stored.
-    flops: operations of the matrix products of a forward pass of one example,
-      two for a multiplication and addition; the orthogonal maps, which are made
-      once a step for a whole batch, left out.
-    elementwise: its other operations on floating-point numbers, one for every
-      entry that a sum, product, quotient or function makes, or that a reduction
-      reads. NeuTRENO's term is among them (appendix G.4), three for an entry.
-    activations: bytes that a forward pass of one example keeps for the backward
-      pass, before the compiler decides which to compute again.
+    parameters: number of parameters, as stored.
+    flops: operations of the matrix products of a forward pass; a multiplication
+      with an addition counts as two. Orthogonal maps are not counted: they run
+      once a step for the whole batch.
+    elementwise: other floating-point operations of the forward pass, one for
+      every entry that a sum, product, quotient or function computes or that a
+      reduction reads. NeuTRENO's term has three an entry (appendix G.4).
+    activations: bytes that the forward pass keeps for the backward pass, before
+      the compiler decides to recompute some of them.
   """
 
   parameters: int
@@ -44,7 +44,7 @@ _ENTRIES = (
   "integer_pow log log1p logistic max min mul neg pow rsqrt sin sinh sqrt "
   "square sub tan tanh"
 )
-# ... and those that take in every entry of their first input.
+# ... and those that read every entry of their first input.
 _SUMS = (
   "argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max "
   "reduce_min reduce_prod reduce_sum"
@@ -53,17 +53,22 @@ ELEMENTWISE, REDUCTIONS = (frozenset(x.split()) for x in (_ENTRIES, _SUMS))
 
 
 class Operations(NamedTuple):
-  """Numbers of operations: of matrix products, and of all other arithmetic."""
+  """Numbers of operations.
+
+  Attributes:
+    products: operations of matrix products.
+    elementwise: all other floating-point operations.
+  """
 
   products: int
   elementwise: int
 
 
 def operations(function: Callable[..., Any], *args: Any) -> Operations:
-  """Counts the operations of `function(*args)`, loops counted out.
+  """Counts the operations of `function(*args)`, with every step of a loop.
 
   Args:
-    function: anything JAX can trace.
+    function: function that JAX can trace.
     *args: arrays or their shapes.
   """
   return _count(jax.make_jaxpr(function)(*args).jaxpr)
@@ -77,12 +82,14 @@ def _count(jaxpr: Any) -> Operations:
     if name == "dot_general":
       left = inputs[0].aval.shape
       (contracted, _), _ = equation.params["dimension_numbers"]
+      # Each entry of the product sums over the contracted axes.
       depth = math.prod(left[axis] for axis in contracted)
       products += 2 * depth * outputs[0].size
     elif name in ELEMENTWISE | REDUCTIONS:
       entries = outputs[0] if name in ELEMENTWISE else inputs[0].aval
       if jnp.issubdtype(entries.dtype, jnp.floating):
         elementwise += entries.size
+    # Add the programs inside; a scan runs its program `length` times.
     times = equation.params.get("length", 1)
     for inner in jaxprs_in_params(equation.params):
       more = _count(inner)
@@ -91,30 +98,28 @@ def _count(jaxpr: Any) -> Operations:
   return Operations(products, elementwise)
 
 
-def of(model: Classifier, length: int) -> Cost:
-  """The cost of a model on examples of `length` tokens."""
+def count_cost(model: Classifier, length: int) -> Cost:
+  """Returns the cost of a model on an example of `length` tokens."""
+  # Describe the inputs by shapes: nothing is computed.
   like = model.example(length)
   tokens = jax.ShapeDtypeStruct(like.shape, like.dtype)
   params = shapes(model)
-  rotations = jax.eval_shape(
-    functools.partial(orthogonal.rotations, name=model.orthogonal_map), params
-  )
+  variables = jax.eval_shape(functools.partial(make_variables, model), params)
 
-  def forward(params: Any, rotations: Any, tokens: jax.Array) -> jax.Array:
-    variables = {"params": params, "rotations": rotations}
+  def forward(variables: Any, tokens: jax.Array) -> jax.Array:
     return model.apply(variables, tokens, train=False)
 
-  def kept(params: Any, rotations: Any, tokens: jax.Array) -> Any:
-    run = functools.partial(forward, tokens=tokens)
-    return jax.vjp(run, params, rotations)[1]
+  def keep(variables: Any, tokens: jax.Array) -> Any:
+    return jax.vjp(functools.partial(forward, tokens=tokens), variables)[1]
 
-  inputs = (params, rotations, tokens)
-  residuals = jax.tree.leaves(jax.eval_shape(kept, *inputs))
-  weights = [leaf.shape for leaf in jax.tree.leaves((params, rotations))]
-  held = sum(
+  # Sum what the backward pass keeps beside the weights.
+  inputs = (variables, tokens)
+  residuals = jax.tree.leaves(jax.eval_shape(keep, *inputs))
+  weights = [leaf.shape for leaf in jax.tree.leaves(variables)]
+  activations = sum(
     leaf.size * leaf.dtype.itemsize
     for leaf in residuals
     if leaf.shape not in weights
   )
-  counted = operations(forward, *inputs)
-  return Cost(size(model), counted.products, counted.elementwise, held)
+  count = operations(forward, *inputs)
+  return Cost(size(model), count.products, count.elementwise, activations)

@@ -1,4 +1,4 @@
-"""How what a model reads becomes vectors: tokens or patches, and positions."""
+"""Embeddings of tokens or patches, and of their positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
 
 
 def sinusoids(length: int, d: int) -> np.ndarray:
-  """sin(p / 10000^(2i/d)) and its cosine, interleaved -> f32 [length, d].
+  """Returns sin(p / 10000^(2i/d)) and its cosine, interleaved, f32 [length, d].
 
   Source: Vaswani et al. 2017, section 3.5. (TransJect's code doubles the
   exponent, which leaves half of the channels nearly constant.)
@@ -29,11 +29,18 @@ def sinusoids(length: int, d: int) -> np.ndarray:
 
 
 def sinusoids_2d(length: int, d: int) -> np.ndarray:
-  """Sines and cosines of row and column, square image -> f32 [length, d].
+  """Returns sines and cosines of row and column of a square image, f32.
 
-  d / 4 rates, spaced geometrically from a wavelength of four images to one of
-  eight pixels. Not the form with rates from 1 to 1 / 10000 a pixel, most of
-  whose channels hardly change over 32 pixels.
+  The wavelengths of the d / 4 rates are spaced geometrically, from four images
+  to eight pixels. With the rates of `sinusoids`, 1 to 1 / 10000 a pixel, most
+  channels would hardly change over 32 pixels.
+
+  Args:
+    length: number of pixels.
+    d: number of channels.
+
+  Returns:
+    [length, d].
 
   Raises:
     UserError: for a length that is no square, or d not divisible by 4.
@@ -41,8 +48,8 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
   side = math.isqrt(length)
   if side**2 != length or d % 4:
     raise UserError(
-      f'positions="sinusoid_2d" with {length} positions in {d} channels: it '
-      "needs the pixels of a square image and channels divisible by 4. Choose "
+      f'positions="sinusoid_2d" with {length} positions in {d} channels needs '
+      "the pixels of a square image and channels divisible by 4: choose "
       '"sinusoid" or "learned".'
     )
   rates = np.pi * np.geomspace(0.5 / side, 0.25, d // 4)
@@ -54,7 +61,7 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
 
 
 def num_patches(image: tuple[int, ...], patch_size: int) -> int:
-  """The patches of an image (height, width, channels).
+  """Returns the number of patches of an image (height, width, channels).
 
   Raises:
     UserError: for a patch that does not divide the image.
@@ -69,9 +76,9 @@ def num_patches(image: tuple[int, ...], patch_size: int) -> int:
 
 
 def patches(images: jax.Array, patch_size: int) -> jax.Array:
-  """Images [b, height, width, c], row by row -> [b, n, patch_size^2 c].
+  """Cuts images [b, height, width, c] into patches [b, n, patch_size^2 c].
 
-  In a patch the pixels stand row by row, and their channels last.
+  Patches, and the pixels of a patch, stand row by row; channels come last.
   """
   b, height, width, c = images.shape
   rows, columns = height // patch_size, width // patch_size
@@ -80,12 +87,12 @@ def patches(images: jax.Array, patch_size: int) -> jax.Array:
 
 
 def _fan_in_uniform() -> nn.initializers.Initializer:
-  """Uniform in +-1 / sqrt(fan in): PyTorch's convolutions, and so DeiT's."""
+  """Returns the initializer of PyTorch's convolutions: +-1 / sqrt(fan in)."""
   return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def check_width(d_model: int, *, concatenate: bool) -> None:
-  """Raises UserError for an odd width whose halves are token and position."""
+  """Raises UserError for an odd width if token and position share it."""
   if concatenate and d_model % 2:
     raise UserError(
       f"d_model={d_model} is odd: half of the channels are for the token and "
@@ -94,27 +101,27 @@ def check_width(d_model: int, *, concatenate: bool) -> None:
 
 
 class Embedding(nn.Module):
-  """Tokens [b, n] and their positions -> float32 [b, n, d].
+  """Embeds tokens [b, n] and their positions -> float32 [b, n, d].
 
-  Or images [b, height, width, c], cut into patches.
+  Images [b, height, width, c] are cut into patches.
 
   Attributes:
     vocab_size: ids run from 0 (padding) to vocab_size - 1; 0 if tokens are real
       numbers, which enter by a linear map.
     max_len: number of positions, for "learned" and "sinusoid_2d".
-    d_model: d.
+    d_model: width d.
     positions: "sinusoid", "learned", or "sinusoid_2d" for pixels row by row.
-    concatenate: half of the channels for the token and half for its position,
-      which is injective (TransJect, section 4.4), instead of their sum.
-    cls: whether a learned vector stands before the tokens, at position 0
-      -> [b, n + 1, d]. It starts at zero, before patches as the positions do.
+    concatenate: True to concatenate the vectors of token and position, half of
+      the channels each, instead of adding them. This is injective (TransJect,
+      section 4.4).
+    cls: True to put a learned class token before the others, at position 0
+      -> [b, n + 1, d]. It starts at zero, and before patches like positions.
     patch_size: side of the patches of images; 0 for tokens.
     cutoffs, div_value: see `AdaptiveEmbedding`.
-    scale: what the tokens' vectors are multiplied with before positions are
-      added.
-    init_std: deviation of the tokens' vectors at the start; 0 for 0.02, or for
-      1 beside positions.
-    norm_epsilon: of a LayerNorm of the sum (BERT's); 0 for none.
+    scale: factor of the token vectors, before positions are added.
+    init_std: standard deviation of the token vectors at initialization; 0 for
+      0.02, or for 1 with `concatenate`.
+    norm_epsilon: epsilon of a LayerNorm of the sum (BERT's); 0 for none.
   """
 
   vocab_size: int
@@ -137,43 +144,53 @@ class Embedding(nn.Module):
     d = self.d_model // 2 if self.concatenate else self.d_model
     if self.cutoffs and not self.vocab_size:
       raise UserError(
-        f"cutoffs={self.cutoffs} are of a vocabulary, and what is read here "
-        "are real numbers or patches: leave them out."
+        f"cutoffs={self.cutoffs} cut a vocabulary, but the inputs are real "
+        "numbers or patches: leave them out."
       )
+    # Embed the tokens, after a class token.
     init = nn.initializers.normal(1.0 if self.concatenate else 0.02)
-    own = nn.initializers.normal(self.init_std) if self.init_std else init
-    x = self._vectors(ids, d, own)
+    token_init = init
+    if self.init_std:
+      token_init = nn.initializers.normal(self.init_std)
+    x = self._embed_tokens(ids, d, token_init)
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
-      own = self.param("cls", start, (d,))
-      own = jnp.broadcast_to(own[None, None], (len(x), 1, d))
-      x = jnp.concatenate([own, x], 1)
-    n, max_len = x.shape[1], self.max_len + self.cls
+      token = self.param("cls", start, (d,))
+      token = jnp.broadcast_to(token[None, None], (len(x), 1, d))
+      x = jnp.concatenate([token, x], 1)
+    # Combine with the positions.
+    positions = self._embed_positions(x.shape[1], d, init)
+    positions = jnp.broadcast_to(positions[None], x.shape)
+    if self.concatenate:
+      x = jnp.concatenate([x, positions], -1)
+    else:
+      x = x + positions
+    if self.norm_epsilon:
+      x = nn.LayerNorm(self.norm_epsilon, name="norm")(x)
+    return x
+
+  def _embed_positions(
+    self, n: int, d: int, init: nn.initializers.Initializer
+  ) -> jax.Array:
+    """Returns the vectors of the first n positions, [n, d]."""
+    max_len = self.max_len + self.cls
     if self.positions != "sinusoid" and n > max_len:
       raise UserError(
         f'A sequence of {n} tokens has no positions="{self.positions}" beyond '
         f"max_len={self.max_len}: raise max_len or cut the sequence."
       )
     if self.positions == "learned":
-      places = self.param("positions", init, (max_len, d))[:n]
-    elif self.positions == "sinusoid":
-      places = jnp.asarray(sinusoids(n, d))
-    else:
-      # A token in front has no place in the image.
-      table = np.pad(
-        sinusoids_2d(self.max_len, d), ((int(self.cls), 0), (0, 0))
-      )
-      places = jnp.asarray(table[:n])
-    places = jnp.broadcast_to(places[None], x.shape)
-    x = jnp.concatenate([x, places], -1) if self.concatenate else x + places
-    if self.norm_epsilon:
-      x = nn.LayerNorm(self.norm_epsilon, name="norm")(x)
-    return x
+      return self.param("positions", init, (max_len, d))[:n]
+    if self.positions == "sinusoid":
+      return jnp.asarray(sinusoids(n, d))
+    # The class token has no position in the image.
+    table = np.pad(sinusoids_2d(self.max_len, d), ((int(self.cls), 0), (0, 0)))
+    return jnp.asarray(table[:n])
 
-  def _vectors(
+  def _embed_tokens(
     self, ids: jax.Array, d: int, init: nn.initializers.Initializer
   ) -> jax.Array:
-    """What each token or patch is without its position, [b, n, d]."""
+    """Returns the vectors of tokens or patches, [b, n, d]."""
     if self.patch_size:
       x = patches(ids, self.patch_size)
       x = nn.Dense(d, kernel_init=_fan_in_uniform(), name="patches")(x)

@@ -1,4 +1,4 @@
-"""From encoded tokens to logits."""
+"""Classifier heads: pools, interactions of pairs, and the layers to logits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
+from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import (
   dropout_layer,
   kernel_init,
@@ -20,32 +21,31 @@ from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")
-ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "tanh": nn.tanh}
-LECUN = nn.initializers.lecun_normal()  # The default of nn.Dense.
+LECUN = nn.initializers.lecun_normal()  # Default initializer of nn.Dense.
 
 Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
 
 
 @POOLS.register("max")
 def max_pool(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
-  """The maximum over the tokens of x [b, n, d] -> [b, d]."""
+  """Returns the maximum over the tokens of x [b, n, d] -> [b, d]."""
   del padded_len
   return masked_max(x, mask)
 
 
 @POOLS.register("mean")
 def mean_pool(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
-  """The mean over the tokens of x [b, n, d] -> [b, d]."""
+  """Returns the mean over the tokens of x [b, n, d] -> [b, d]."""
   del padded_len
   return masked_mean(x, mask)
 
 
 @POOLS.register("padded_mean")
 def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
-  """The sum over the tokens of x [b, n, d], over the padded length -> [b, d].
+  """Returns the sum over the tokens divided by the padded length -> [b, d].
 
-  The "MEAN" of Skyformer's code, which shrinks short sequences; for published
-  numbers only. Independent of how far the batch at hand is padded.
+  This is "MEAN" of Skyformer's code, which shrinks short sequences; for
+  published numbers only. The padding of the current batch does not matter.
   """
   share = mask.sum(1).astype(jnp.float32) / padded_len
   return masked_mean(x, mask) * share[:, None]
@@ -53,10 +53,10 @@ def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 
 @POOLS.register("all_mean")
 def all_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
-  """The mean over all places of x [b, n, d], tokens or not -> [b, d].
+  """Returns the mean over all positions of x [b, n, d] -> [b, d].
 
-  LRA's "MEAN", where black pixels are taken for padding and count here all the
-  same; for published numbers on images only, which are all of one length.
+  This is "MEAN" of LRA's code, which masks black pixels as padding but counts
+  them here; for published numbers on images, which have one length.
   """
   del mask, padded_len
   return x.astype(jnp.float32).mean(1)
@@ -65,9 +65,9 @@ def all_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 @POOLS.register("first")
 @POOLS.register("cls")
 def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
-  """The first token of x [b, n, d] -> [b, d]; zero where it is masked.
+  """Returns the first token of x [b, n, d] -> [b, d]; zero if it is masked.
 
-  For "cls" that is a token of its own, which the encoder puts there.
+  With "cls" the encoder puts a class token there.
   """
   del padded_len
   return jnp.where(mask[:, 0, None], x[:, 0], 0)
@@ -75,46 +75,47 @@ def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 
 @INTERACTIONS.register("concat")
 def concat(a: jax.Array, b: jax.Array) -> jax.Array:
-  """[a, b]: the head of LRA's dual encoder. [b, d] twice -> [b, 2 d]."""
+  """Returns [a, b], as LRA's dual encoder: [b, d] twice -> [b, 2 d]."""
   return jnp.concatenate([a, b], -1)
 
 
 @INTERACTIONS.register("nli")
 def nli(a: jax.Array, b: jax.Array) -> jax.Array:
-  """[a, b, a b, a - b]: Skyformer's and S4's. [b, d] twice -> [b, 4 d]."""
+  """Returns [a, b, a b, a - b], as Skyformer and S4 -> [b, 4 d]."""
   return jnp.concatenate([a, b, a * b, a - b], -1)
 
 
 @INTERACTIONS.register("symmetric")
 def symmetric(a: jax.Array, b: jax.Array) -> jax.Array:
-  """[|a - b|, a b]: for relations that know no order. -> [b, 2 d].
+  """Returns [|a - b|, a b], for symmetric relations: [b, d] twice -> [b, 2 d].
 
   Source: the part of Conneau et al. 2017 (https://arxiv.org/abs/1705.02364)
-  that stays the same when the two change places.
+  that does not change when a and b are exchanged.
   """
   return jnp.concatenate([jnp.abs(a - b), a * b], -1)
 
 
 class ClassifierHead(nn.Module):
-  """Pools the tokens, then hidden layers, then Dense -> f32 [b, c].
+  """Pools the tokens and maps them to logits by a small network, f32 [b, c].
 
   Source: the heads of LRA, Skyformer and S4. Differs from theirs: "mean"
   divides by the number of tokens, not by the padded length.
 
   Attributes:
-    num_classes: c.
+    num_classes: number of classes c.
     pool: "max", "mean", "first", "cls", "padded_mean" or "all_mean".
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
-    activation: "relu", "gelu" or "tanh".
-    interaction: for pairs, what becomes of the two pooled vectors; "" for one
+    activation: activation of the hidden layers: "relu", "gelu" (by tanh) or
+      "tanh".
+    interaction: combination of the two pooled vectors of a pair; "" for one
       input.
-    padded_len: what "padded_mean" divides by.
-    init_std: standard deviation of the kernels at the start, a normal; 0 for
+    padded_len: divisor of "padded_mean".
+    init_std: standard deviation of the normal kernels at initialization; 0 for
       LeCun's, 1 / sqrt(inputs). DeiT has 0.02 (timm's `trunc_normal_` cuts at
       2, which is a hundred deviations away).
-    dropout_rate: share of the last layer's input that is dropped in training:
-      the pooled vector, as in BERT (`create_model` of its run_classifier.py).
+    dropout_rate: dropout rate of the last layer's input, the pooled vector, as
+      in BERT (`create_model` of its run_classifier.py).
   """
 
   num_classes: int
@@ -131,7 +132,7 @@ class ClassifierHead(nn.Module):
   def __call__(
     self, x: jax.Array, mask: jax.Array, *, train: bool
   ) -> jax.Array:
-    """x [b, n, d] and mask [b, n]; for pairs [2 b, n, d], pairs adjacent."""
+    """Returns the logits of x [b, n, d]; pairs are adjacent in [2 b, n, d]."""
     x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
     if self.interaction:
       pairs = x.reshape(-1, 2, x.shape[-1])
@@ -141,7 +142,9 @@ class ClassifierHead(nn.Module):
     for layer in range(self.head_layers if self.head_dim else 0):
       name = "hidden" if layer == 0 else f"hidden_{layer}"
       x = dense(max(self.head_dim >> layer, 1), name=name)(x)
-      x = ACTIVATIONS[self.activation](x)
+      # Heads have always computed "gelu" by its approximation.
+      function = "gelu_tanh" if self.activation == "gelu" else self.activation
+      x = ACTIVATIONS[function](x)
     x = dropout_layer(self.dropout_rate, train)(x)
     return dense(self.num_classes, name="logits")(x)
 
@@ -153,18 +156,19 @@ def check(
   num_inputs: int,
   hidden: tuple[int, int],
 ) -> None:
-  """Raises UserError for a head that cannot be.
+  """Raises UserError for options of a head that do not go together.
 
   Args:
     pool, activation, interaction: see `ClassifierHead`.
-    num_inputs: of the task.
+    num_inputs: number of inputs of an example of the task.
     hidden: (head_dim, head_layers).
   """
   width, layers = hidden
   if layers < 1 or (layers > 1 and not width):
     raise UserError(
-      f"head_layers={layers} with head_dim={width}: there is at least one "
-      "hidden layer, or none with head_dim=0 and head_layers=1."
+      f"head_layers={layers} with head_dim={width}: give head_layers of 1 or "
+      "more and a head_dim above 0, or head_dim=0 and head_layers=1 for no "
+      "hidden layer."
     )
   choose("pool", pool, POOLS)
   choose("activation", activation, ACTIVATIONS)
@@ -172,6 +176,6 @@ def check(
     choose("interaction of a pair", interaction, INTERACTIONS)
   elif interaction:
     raise UserError(
-      f"interaction={interaction!r} is for pairs, and this task has "
+      f"interaction={interaction!r} is for pairs, but this task has "
       f"{num_inputs} input: leave it empty."
     )

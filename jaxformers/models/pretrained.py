@@ -1,10 +1,10 @@
-r"""Vision Transformers, DeiT and BERT from Hugging Face's safetensors.
+r"""Vision Transformers, DeiT and BERT from safetensors of Hugging Face.
 
     model, params = pretrained.load("PATH/deit-tiny-patch16-224")
-    held, params = pretrained.load("PATH/...", mixer={"fidelity": 0.6})
+    model, params = pretrained.load("PATH/...", mixer={"fidelity": 0.6})
 
-A folder as `save_pretrained` leaves it and the hub ships it: config.json and
-model.safetensors. Nothing of PyTorch is needed. In training the field
+PATH is a folder as `save_pretrained` writes it and the hub ships it, with
+config.json and model.safetensors. PyTorch is not needed. In training the field
 `config.pretrained` does the same.
 """
 
@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,80 +30,149 @@ from jaxformers.errors import UserError
 from jaxformers.registry import choose
 
 Params = dict[str, Any]
-# What may be new: heads, and what a term that is added learns.
+Shape = tuple[int, ...]
+# Parameters that a file may lack: heads, and those of fidelity and FeatScale.
 _HEADS = ("head/", "decoder/")
 _NEW = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """Where a parameter stands in a file.
+  """Tensors of a file that make one parameter.
 
   Attributes:
-    names: of the tensors, without a prefix such as "vit."; several are added.
-    convert: from theirs, of the shape of ours, to ours.
+    names: names of the tensors, without a prefix such as "vit.".
+    convert: function of the tensors and the parameter's shape; returns the
+      parameter.
+    fits: function of the tensors' shapes and the parameter's shape; True if
+      `convert` keeps the order of the entries.
   """
 
   names: tuple[str, ...]
   convert: Callable[..., np.ndarray]
+  fits: Callable[..., bool]
 
 
-def _dense(theirs: str, ours: str) -> Iterator[tuple[str, Tensor]]:
-  """A linear map: kernels are transposed, and split into heads."""
-  yield f"{ours}/kernel", Tensor((f"{theirs}.weight",), _transposed)
-  yield f"{ours}/bias", Tensor((f"{theirs}.bias",), _reshaped)
+def _kernel(name: str) -> Tensor:
+  """Returns the tensor of a linear map: transposed, and split into heads."""
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    # The axes of heads stand together, before or behind the others.
+    cuts = range(1, len(ours))
+    pairs = [(math.prod(ours[k:]), math.prod(ours[:k])) for k in cuts]
+    return theirs in pairs
+
+  return Tensor((name,), lambda x, shape: x.T.reshape(shape), fits)
 
 
-def _norm(theirs: str, ours: str) -> Iterator[tuple[str, Tensor]]:
-  yield f"{ours}/scale", Tensor((f"{theirs}.weight",), _reshaped)
-  yield f"{ours}/bias", Tensor((f"{theirs}.bias",), _reshaped)
+def _array(name: str) -> Tensor:
+  """Returns a tensor that is stored as it is, but for axes of vectors."""
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    # A matrix of another shape has its entries in another order.
+    is_vector = sum(size > 1 for size in theirs) <= 1
+    return theirs == ours or (
+      is_vector and math.prod(theirs) == math.prod(ours)
+    )
+
+  return Tensor((name,), lambda x, shape: x.reshape(shape), fits)
 
 
-def _transposed(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  return x.T.reshape(shape)
+def _filter(name: str) -> Tensor:
+  """Returns a convolution [d, c, p, p], as a map of patches [p p c, d]."""
+
+  def convert(x: np.ndarray, shape: Shape) -> np.ndarray:
+    return x.transpose(2, 3, 1, 0).reshape(shape)
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    is_filter = len(theirs) == 4 and theirs[0] == ours[-1]
+    return is_filter and math.prod(theirs) == math.prod(ours)
+
+  return Tensor((name,), convert, fits)
 
 
-def _reshaped(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  return x.reshape(shape)
+def _positions(*names: str) -> Tensor:
+  """Returns a table of positions, plus BERT's vector of the first segment."""
+
+  def convert(*arguments: Any) -> np.ndarray:
+    table, *segments, shape = arguments
+    total = table.reshape(-1, shape[-1])
+    for segment in segments:
+      total = total + segment[:1]
+    return resize_positions(total, shape[0])
+
+  def fits(theirs: Shape, *others: Shape) -> bool:
+    *segments, ours = others
+    if not theirs or any(len(s) != 2 or s[-1] != ours[-1] for s in segments):
+      return False
+    old, new = math.prod(theirs[:-1]), ours[0]
+    is_square = all(math.isqrt(n - 1) ** 2 == n - 1 for n in (old, new))
+    return theirs[-1] == ours[-1] and (old == new or is_square)
+
+  return Tensor(names, convert, fits)
 
 
-def _filter(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """A convolution [d, c, p, p] as a map of patches [p p c, d]."""
-  return x.transpose(2, 3, 1, 0).reshape(shape)
+def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
+  """Returns the positions of square images for another size of image.
 
-
-def _places(*tables: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Positions, and the type of a first segment, which BERT adds to them."""
-  first, *types = tables
-  total = first.reshape(-1, shape[-1])
-  for one in types:
-    total = total + one[:1]
-  return resized(total, shape[0])
-
-
-def resized(table: np.ndarray, count: int) -> np.ndarray:
-  """Positions of the patches of a square image, for another size of image.
-
-  Interpolated bicubically, as DeiT does; the one of the class token stays.
+  Interpolates the positions of patches bicubically, as DeiT does, and keeps the
+  position of the class token.
 
   Args:
-    table: [1 + k^2, d].
-    count: 1 + m^2.
+    table: positions of the class token and k^2 patches, [1 + k^2, d].
+    count: new number of positions, 1 + m^2.
 
   Raises:
-    UserError: for a count that is no square image's and not the table's.
+    UserError: for another count than the table's that is not 1 + m^2.
   """
   if len(table) == count:
     return table
   old, new = (round((n - 1) ** 0.5) for n in (len(table), count))
   if (old**2 + 1, new**2 + 1) != (len(table), count):
     raise UserError(
-      f"{len(table)} positions cannot become {count}: they are not those of "
-      "square images with a class token."
+      f"{len(table)} positions cannot become {count}: both must be those of a "
+      "square image with a class token. Give an image of another size."
     )
   grid = table[1:].reshape(old, old, -1)
   grid = jax.image.resize(grid, (new, new, grid.shape[-1]), "bicubic")
   return np.concatenate([table[:1], np.asarray(grid).reshape(new**2, -1)])
+
+
+def _dense(theirs: str, ours: str) -> dict[str, Tensor]:
+  return {
+    f"{ours}/kernel": _kernel(f"{theirs}.weight"),
+    f"{ours}/bias": _array(f"{theirs}.bias"),
+  }
+
+
+def _norm(theirs: str, ours: str) -> dict[str, Tensor]:
+  return {
+    f"{ours}/scale": _array(f"{theirs}.weight"),
+    f"{ours}/bias": _array(f"{theirs}.bias"),
+  }
+
+
+def _layers(
+  count: int, attention: str, norm_mixer: str, norm_mlp: str
+) -> dict[str, Tensor]:
+  """Returns the tensors of all layers.
+
+  Args:
+    count: number of layers.
+    attention: name of the module with query, key and value.
+    norm_mixer, norm_mlp: names of the LayerNorms.
+  """
+  tensors: dict[str, Tensor] = {}
+  for i in range(count):
+    theirs, ours = f"encoder.layer.{i}", f"encoder/layer_{i}"
+    for name in ("query", "key", "value"):
+      tensors |= _dense(f"{theirs}.{attention}.{name}", f"{ours}/mixer/{name}")
+    tensors |= _dense(f"{theirs}.attention.output.dense", f"{ours}/mixer/out")
+    tensors |= _dense(f"{theirs}.intermediate.dense", f"{ours}/up")
+    tensors |= _dense(f"{theirs}.output.dense", f"{ours}/down")
+    tensors |= _norm(f"{theirs}.{norm_mixer}", f"{ours}/norm_mixer")
+    tensors |= _norm(f"{theirs}.{norm_mlp}", f"{ours}/norm_mlp")
+  return tensors
 
 
 def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -113,36 +182,26 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     "patch_size": patch,
     "vocab_size": 0,
     "max_len": 0,
-    "num_classes": _labels(config),
+    "num_classes": _num_labels(config),
     "pool": "cls",
     "mixer": {"use_bias": config.get("qkv_bias", True)},
     "block": {"norm_first": True},
   }
-  names = {
-    "encoder/embedding/cls": Tensor(("embeddings.cls_token",), _reshaped),
-    "encoder/embedding/positions": Tensor(
-      ("embeddings.position_embeddings",), _places
+  theirs, ours = "embeddings.patch_embeddings.projection", "encoder/embedding"
+  tensors = {
+    f"{ours}/cls": _array("embeddings.cls_token"),
+    f"{ours}/positions": _positions("embeddings.position_embeddings"),
+    f"{ours}/patches/kernel": _filter(f"{theirs}.weight"),
+    f"{ours}/patches/bias": _array(f"{theirs}.bias"),
+    **_norm("layernorm", "encoder/norm"),
+    **_layers(
+      config["num_hidden_layers"],
+      "attention.attention",
+      "layernorm_before",
+      "layernorm_after",
     ),
-    "encoder/embedding/patches/kernel": Tensor(
-      ("embeddings.patch_embeddings.projection.weight",), _filter
-    ),
-    "encoder/embedding/patches/bias": Tensor(
-      ("embeddings.patch_embeddings.projection.bias",), _reshaped
-    ),
-    **dict(_norm("layernorm", "encoder/norm")),
   }
-  for i in range(config["num_hidden_layers"]):
-    theirs, ours = f"encoder.layer.{i}", f"encoder/layer_{i}"
-    for name in ("query", "key", "value"):
-      names |= _dense(
-        f"{theirs}.attention.attention.{name}", f"{ours}/mixer/{name}"
-      )
-    names |= _dense(f"{theirs}.attention.output.dense", f"{ours}/mixer/out")
-    names |= _dense(f"{theirs}.intermediate.dense", f"{ours}/up")
-    names |= _dense(f"{theirs}.output.dense", f"{ours}/down")
-    names |= _norm(f"{theirs}.layernorm_before", f"{ours}/norm_mixer")
-    names |= _norm(f"{theirs}.layernorm_after", f"{ours}/norm_mlp")
-  return options, names
+  return options, tensors
 
 
 def _bert(
@@ -150,13 +209,13 @@ def _bert(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
   if config.get("position_embedding_type", "absolute") != "absolute":
     raise UserError(
-      f"position_embedding_type={config['position_embedding_type']!r}: only "
-      "BERTs with absolute positions are read."
+      f"position_embedding_type={config['position_embedding_type']!r} is not "
+      "supported: give a BERT with absolute positions."
     )
   options = {
     "vocab_size": config["vocab_size"],
     "max_len": config["max_position_embeddings"],
-    "num_classes": _labels(config),
+    "num_classes": _num_labels(config),
     "pool": "first",
     "head_dim": config["hidden_size"],
     "head_activation": "tanh",
@@ -164,38 +223,30 @@ def _bert(
     "mixer": {},
     "block": {"norm_first": False},
   }
-  names = {
-    "encoder/embedding/tokens/embedding": Tensor(
-      ("embeddings.word_embeddings.weight",), _reshaped
+  theirs, ours = "embeddings", "encoder/embedding"
+  tensors = {
+    f"{ours}/tokens/embedding": _array(f"{theirs}.word_embeddings.weight"),
+    f"{ours}/positions": _positions(
+      f"{theirs}.position_embeddings.weight",
+      f"{theirs}.token_type_embeddings.weight",
     ),
-    "encoder/embedding/positions": Tensor(
-      (
-        "embeddings.position_embeddings.weight",
-        "embeddings.token_type_embeddings.weight",
-      ),
-      _places,
+    **_norm(f"{theirs}.LayerNorm", f"{ours}/norm"),
+    **_dense("pooler.dense", "head/hidden"),
+    **_layers(
+      config["num_hidden_layers"],
+      "attention.self",
+      "attention.output.LayerNorm",
+      "output.LayerNorm",
     ),
-    **dict(_norm("embeddings.LayerNorm", "encoder/embedding/norm")),
-    **dict(_dense("pooler.dense", "head/hidden")),
   }
-  for i in range(config["num_hidden_layers"]):
-    theirs, ours = f"encoder.layer.{i}", f"encoder/layer_{i}"
-    for name in ("query", "key", "value"):
-      names |= _dense(f"{theirs}.attention.self.{name}", f"{ours}/mixer/{name}")
-    names |= _dense(f"{theirs}.attention.output.dense", f"{ours}/mixer/out")
-    names |= _norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/norm_mixer")
-    names |= _dense(f"{theirs}.intermediate.dense", f"{ours}/up")
-    names |= _dense(f"{theirs}.output.dense", f"{ours}/down")
-    names |= _norm(f"{theirs}.output.LayerNorm", f"{ours}/norm_mlp")
-  return options, names
+  return options, tensors
 
 
 _KINDS = {"vit": _vit, "bert": _bert}
-# What the files hold beside the encoder: other heads, and what trained them.
+# Tensors that are not read: other heads, and those of pre-training.
 _IGNORED = ("cls.", "classifier.", "pooler.", "embeddings.position_ids")
 
-
-# Positive integers that config.json must have.
+# Fields of config.json that must be positive integers.
 _SIZES = {
   "vit": ("image_size", "patch_size"),
   "bert": ("vocab_size", "max_position_embeddings"),
@@ -208,38 +259,38 @@ _COMMON_SIZES = (
 )
 
 
-def _labels(config: Mapping[str, Any]) -> int:
+def _num_labels(config: Mapping[str, Any]) -> int:
   return len(config.get("id2label") or {}) or config.get("num_labels", 2)
 
 
 def _read_config(file: Path) -> tuple[str, dict[str, Any]]:
-  """Returns the kind of model and the fields of config.json.
+  """Returns the kind of the model and the fields of config.json.
 
   Raises:
-    UserError: for a file that is damaged, of another kind of model, or lacks a
-      size.
+    UserError: for a damaged file, another kind of model, or a missing size.
   """
-  remedy = "Fetch it again from where the weights come from."
+  remedy = "Fetch it again from the source of the weights."
   try:
     config = json.loads(file.read_text(encoding="utf-8"))
   except (ValueError, OSError, RecursionError) as error:
     raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
   if not isinstance(config, dict):
-    raise UserError(f"{file} holds no fields. {remedy}")
+    raise UserError(f"{file} is not a JSON object with fields. {remedy}")
   kind = choose(f"model_type in {file}:", config.get("model_type"), _KINDS)
   for name in (*_COMMON_SIZES, *_SIZES[kind]):
     value = config.get(name)
     if type(value) is not int or value < 1:
       raise UserError(
-        f"{name}={value!r} in {file} is no positive integer. {remedy}"
+        f"{name}={value!r} in {file} is not a positive integer. {remedy}"
       )
   epsilon = config.get("layer_norm_eps")
   if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
     raise UserError(
-      f"layer_norm_eps={epsilon!r} in {file} is no number from 0 to 1. {remedy}"
+      f"layer_norm_eps={epsilon!r} in {file} is not a number in [0, 1). "
+      f"{remedy}"
     )
   if not isinstance(config.get("id2label") or {}, dict):
-    raise UserError(f"id2label in {file} names no classes. {remedy}")
+    raise UserError(f"id2label in {file} is not an object. {remedy}")
   return kind, config
 
 
@@ -247,10 +298,10 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
   """Returns the tensors of a file by name.
 
   Raises:
-    UserError: for a file that is damaged, or a tensor with NaN or infinity.
+    UserError: for a damaged file, or a tensor with NaN or infinity.
   """
-  remedy = "Fetch the file again from where the weights come from."
-  # A type that NumPy has not raises KeyError or TypeError.
+  remedy = "Fetch the file again from the source of the weights."
+  # safetensors raises KeyError or TypeError for a type that NumPy lacks.
   damaged = (safetensors.SafetensorError, OSError, ValueError)
   try:
     tensors = safetensors.numpy.load_file(file)
@@ -269,11 +320,8 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
   return tensors
 
 
-def _read(
-  folder: str | Path,
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, np.ndarray]]:
-  """Options for `models.build`, names, and tensors without their prefix."""
-  folder = paths.expand(folder)
+def _find_files(folder: Path) -> list[Path]:
+  """Returns config.json and model.safetensors of a folder, or raises."""
   files = [folder / "config.json", folder / "model.safetensors"]
   index = folder / "model.safetensors.index.json"
   if index.is_file() and not files[1].is_file():
@@ -285,17 +333,31 @@ def _read(
     if not file.is_file():
       raise UserError(
         f"There is no {file}: give a folder as Hugging Face's save_pretrained "
-        "leaves it, with config.json and model.safetensors. (Other formats: "
-        "load them there, and save_pretrained(..., safe_serialization=True).)"
+        "writes it, with config.json and model.safetensors. Load other formats "
+        "with transformers, and save_pretrained(..., safe_serialization=True)."
       )
-  kind, config = _read_config(files[0])
+  return files
+
+
+def _read(
+  folder: str | Path,
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, np.ndarray]]:
+  """Reads a folder of weights.
+
+  Returns:
+    Options of `models.build`; the tensors of each parameter; the values of the
+    tensors by name, without the prefix of the model.
+  """
+  config_file, weights_file = _find_files(paths.expand(folder))
+  kind, config = _read_config(config_file)
   if config.get("hidden_act", "gelu") != "gelu":
     raise UserError(
-      f"hidden_act={config['hidden_act']!r} in {files[0]}: only exact GELU is "
-      "read."
+      f"hidden_act={config['hidden_act']!r} in {config_file} is not supported: "
+      'give a model with "gelu".'
     )
-  options, names = _KINDS[kind](config)
-  names |= _dense("classifier", "head/logits")
+  # Translate the fields of the config to options.
+  options, tensors = _KINDS[kind](config)
+  tensors |= _dense("classifier", "head/logits")
   options |= {
     "d_model": config["hidden_size"],
     "num_layers": config["num_hidden_layers"],
@@ -307,59 +369,60 @@ def _read(
       "norm_epsilon": config["layer_norm_eps"],
     },
   }
-  tensors = {
+  # Rename gamma and beta, as the first release of BERT called LayerNorms.
+  values = {
     name.removeprefix(f"{kind}."): value
-    for name, value in _read_tensors(files[1]).items()
+    for name, value in _read_tensors(weights_file).items()
   }
-  # BERT as it was first released, in TensorFlow's words.
   for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
-    tensors = {
+    values = {
       name.removesuffix(old) + new if name.endswith(old) else name: value
-      for name, value in tensors.items()
+      for name, value in values.items()
     }
-  return options, names, tensors
+  return options, tensors, values
 
 
 def load(
   folder: str | Path, name: str = "transformer", **changes: Any
 ) -> tuple[models.Model, Params]:
-  """The model of a folder, and its parameters.
+  """Returns the model of a folder, and its parameters.
 
   Args:
-    folder: with config.json, whose model_type is "vit" (DeiT, too) or "bert",
-      and model.safetensors.
-    name: in `models.MODELS`; "neutreno" for the same weights with the term.
-    **changes: of the options of `models.build`: those of mixer and block are
-      added to the file's. With another `image` positions are interpolated; with
-      another `num_classes`, or where the file has none, the head is new.
+    folder: folder with config.json, whose model_type is "vit" (DeiT, too) or
+      "bert", and model.safetensors.
+    name: name of the model, in `models.MODELS`; "neutreno" adds the fidelity
+      term to the same weights.
+    **changes: options of `models.build` that replace those of the file; options
+      of mixer, block and embedding are merged. Another `image` interpolates the
+      positions. Another `num_classes`, or a file without a head, gives a new
+      head.
 
   Raises:
     UserError: for another architecture, naming the tensors that differ.
   """
-  options, names, tensors = _read(folder)
+  options, tensors, values = _read(folder)
   for part in ("mixer", "block", "embedding"):
-    given = changes.pop(part, None) or {}
-    if part in options or given:
-      options[part] = options.get(part, {}) | dict(given)
+    changed = changes.pop(part, None) or {}
+    if part in options or changed:
+      options[part] = options.get(part, {}) | dict(changed)
   model = models.build(name, **(options | changes))
-  start = jax.jit(functools.partial(model.init, train=False))(
-    jax.random.key(0), model.example()
-  )["params"]
-  return model, _filled(start, names, tensors, str(folder))
+  init = jax.jit(functools.partial(model.init, train=False))
+  start = init(jax.random.key(0), model.example())["params"]
+  return model, _fill(start, tensors, values, str(folder))
 
 
 def parameters(folder: str | Path, start: Params) -> Params:
-  """The parameters of a folder, for a model that has been built.
+  """Returns the parameters of a folder, for a model that has been built.
 
   Args:
-    folder: as for `load`.
-    start: of the model, initialised: what the file does not have stays, if it
-      is a head or belongs to a term that pre-trained models have not.
+    folder: folder of the weights, as for `load`.
+    start: initial parameters of the model. Those that the file lacks stay, if
+      they belong to a head or to a term that pre-trained models do not have.
 
   Raises:
     UserError: for another architecture, naming the tensors that differ.
   """
-  options, names, tensors = _read(folder)
+  options, tensors, values = _read(folder)
   heads = options["mixer"]["num_heads"]
   query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
@@ -367,79 +430,53 @@ def parameters(folder: str | Path, start: Params) -> Params:
       f"{folder} has {heads} heads and the model {query.shape[1]}: set "
       f"model.mixer.num_heads={heads}."
     )
-  return _filled(start, names, tensors, str(folder))
+  return _fill(start, tensors, values, str(folder))
 
 
-def _filled(
+def _fill(
   start: Params,
-  names: dict[str, Tensor],
-  tensors: dict[str, np.ndarray],
+  tensors: dict[str, Tensor],
+  values: dict[str, np.ndarray],
   folder: str,
 ) -> Params:
-  flat = flax.traverse_util.flatten_dict(start, sep="/")
-  found: dict[str, Any] = {}
-  wrong: list[str] = []
-  for path, leaf in flat.items():
-    own = names.get(path)
-    there = own is not None and all(name in tensors for name in own.names)
-    fits = there and _fits(own, tensors, leaf)
-    if not fits and (path.startswith(_HEADS) or path.endswith(_NEW)):
-      found[path] = leaf
-    elif not there:
-      wrong.append(f"{path} {leaf.shape} is not in the file")
-    elif not fits:
-      shapes = ", ".join(str(tensors[name].shape) for name in own.names)
-      wrong.append(f"{path} is {leaf.shape}, and {own.names[0]} {shapes}")
+  """Returns `start` with the values of a file, or raises what differs."""
+  params: dict[str, Any] = {}
+  differences: list[str] = []
+  used: set[str] = set()
+  for path, leaf in flax.traverse_util.flatten_dict(start, sep="/").items():
+    tensor = tensors.get(path)
+    names = tensor.names if tensor else ()
+    used.update(names)
+    is_there = bool(names) and all(name in values for name in names)
+    shapes = [values[name].shape for name in names] if is_there else []
+    fits = is_there and _fits(tensor, shapes, leaf.shape)
+    if fits:
+      arrays = (np.asarray(values[name], np.float32) for name in names)
+      params[path] = jnp.asarray(
+        tensor.convert(*arrays, leaf.shape), jnp.float32
+      )
+    elif path.startswith(_HEADS) or path.endswith(_NEW):
+      params[path] = leaf
+    elif is_there:
+      listed = ", ".join(str(shape) for shape in shapes)
+      differences.append(f"{path} is {leaf.shape}, and {names[0]} {listed}")
     else:
-      value = _converted(own, tensors, leaf)
-      found[path] = jnp.asarray(value, jnp.float32)
-  used = {name for path in flat if path in names for name in names[path].names}
-  wrong += [
+      differences.append(f"{path} {leaf.shape} is not in the file")
+  differences += [
     f"{name} {value.shape} is in the file alone"
-    for name, value in sorted(tensors.items())
+    for name, value in sorted(values.items())
     if name not in used and not name.startswith(_IGNORED)
   ]
-  if wrong:
-    listed = "\n  ".join([*wrong[:8], *(["..."] if len(wrong) > 8 else [])])
+  if differences:
+    more = ["..."] if len(differences) > 8 else []
+    listed = "\n  ".join([*differences[:8], *more])
     raise UserError(
-      f"{folder} is of another architecture; {len(wrong)} tensors differ:\n  "
-      f"{listed}\nBuild the model with the file's sizes: see `pretrained.load`."
+      f"{folder} has another architecture; {len(differences)} tensors differ:"
+      f"\n  {listed}\nBuild the model with the sizes of the file: see "
+      "`pretrained.load`."
     )
-  return flax.traverse_util.unflatten_dict(found, sep="/")
+  return flax.traverse_util.unflatten_dict(params, sep="/")
 
 
-def _fits(
-  own: Tensor, tensors: Mapping[str, np.ndarray], leaf: jax.Array
-) -> bool:
-  theirs, ours = tensors[own.names[0]].shape, leaf.shape
-  if not math.prod(theirs):
-    return False
-  if own.convert is _places:
-    # BERT adds a table of segments to that of positions.
-    others = [tensors[name].shape for name in own.names[1:]]
-    if not theirs or any(len(s) != 2 or s[-1] != ours[-1] for s in others):
-      return False
-    old, new = math.prod(theirs[:-1]), ours[0]
-    square = all(math.isqrt(n - 1) ** 2 == n - 1 for n in (old, new))
-    return theirs[-1] == ours[-1] and (old == new or square)
-  if own.convert is _transposed:
-    # Axes of heads stand together, before or behind.
-    cuts = range(1, len(ours))
-    both = [(math.prod(ours[k:]), math.prod(ours[:k])) for k in cuts]
-    return theirs in both
-  if own.convert is _filter and (len(theirs) != 4 or theirs[0] != ours[-1]):
-    return False
-  # Vectors alone change their shape: a matrix would change its order.
-  is_vector = sum(size > 1 for size in theirs) <= 1
-  if own.convert is _reshaped and theirs != ours and not is_vector:
-    return False
-  return math.prod(theirs) == math.prod(ours)
-
-
-def _converted(
-  own: Tensor, tensors: Mapping[str, np.ndarray], leaf: jax.Array
-) -> np.ndarray:
-  values = [np.asarray(tensors[name], np.float32) for name in own.names]
-  if own.convert is _places:
-    return _places(*values, shape=leaf.shape)
-  return own.convert(*values, leaf.shape)
+def _fits(tensor: Tensor, shapes: list[Shape], shape: Shape) -> bool:
+  return math.prod(shapes[0]) > 0 and tensor.fits(*shapes, shape)

@@ -1,7 +1,7 @@
 """Orthogonal matrices from unconstrained arrays, and back.
 
-`maps` has the maps, pure functions on [..., d, d]; `tree` applies one of them
-to all parameters of a model in one call; `convert` goes the other way.
+`maps` holds the maps, pure functions on [..., d, d]; `tree` applies one of them
+to all parameters of a model; `convert` inverts the maps.
 """
 
 from jaxformers.orthogonal.convert import parameters

@@ -1,7 +1,7 @@
-"""What the maps are made of: matrix products at full precision, no LAPACK.
+"""Products and inverses at full precision on [..., d, d], without LAPACK.
 
-LAPACK's factorisations are slow on accelerators, and inside some programs can
-hang for good on CPUs with few cores. All of this works on [..., d, d].
+LAPACK's factorisations are slow on accelerators, and can hang forever in some
+programs on CPUs with few cores.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ import jax
 import jax.numpy as jnp
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-_SMALL = 32  # Where products of blocks no longer pay.
+_SMALL = 32  # Size up to which elimination is faster than block products.
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-  """a @ b at the full precision of its type, on accelerators too."""
+  """Returns a @ b at the full precision of its type, on accelerators too."""
   return jnp.matmul(a, b, precision=_HIGHEST)
 
 
 def transpose(a: jax.Array) -> jax.Array:
-  """The last two axes exchanged."""
+  """Returns a with its last two axes exchanged."""
   return jnp.swapaxes(a, -1, -2)
 
 
 def eye_like(a: jax.Array) -> jax.Array:
-  """The identity in the shape and type of a."""
+  """Returns the identity in the shape and type of a."""
   return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
 
 
-def _sweep(m: jax.Array) -> jax.Array:
-  """The inverse of m [k, d, d], small, by Gauss-Jordan elimination."""
+def _eliminate(m: jax.Array) -> jax.Array:
+  """Returns the inverse of small m [k, d, d] by Gauss-Jordan elimination."""
 
   def eliminate(i: jax.Array, m: jax.Array) -> jax.Array:
+    # Divide row i by the pivot, and put the pivot's inverse in its place.
     row = jax.lax.dynamic_slice_in_dim(m, i, 1, 1)
     column = jax.lax.dynamic_slice_in_dim(m, i, 1, 2)
     pivot = 1 / jax.lax.dynamic_slice_in_dim(row, i, 1, 2)
     row = jax.lax.dynamic_update_slice_in_dim(row * pivot, pivot, i, 2)
+    # Clear row and column i, and subtract their outer product.
     column = jax.lax.dynamic_update_slice_in_dim(
       column, -jnp.ones_like(pivot), i, 1
     )
@@ -50,21 +52,24 @@ def _sweep(m: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, inline=True)
-def _halves(m: jax.Array) -> jax.Array:
-  """The inverse of m [k, d, d] by that of a quarter and its Schur complement.
+def _invert(m: jax.Array) -> jax.Array:
+  """Returns the inverse of m [k, d, d] by its blocks, recursively.
 
-  There is no pivoting, so the symmetric part of m must be positive definite;
-  then so are those of the two. Under jit for its cache alone: each size is
-  traced once, and not once for every block of every matrix.
+  Inverts the upper left block and its Schur complement. There is no pivoting,
+  so the symmetric part of m must be positive definite; so are then those of
+  both blocks. The cache of jit traces each size once, not once for every block
+  of every matrix.
   """
   d = m.shape[-1]
   if d <= _SMALL:
-    return _sweep(m)
-  h = -(-d // (2 * _SMALL)) * _SMALL  # Whole blocks, and half of them at least.
+    return _eliminate(m)
+  h = -(-d // (2 * _SMALL)) * _SMALL  # At least half of d, in whole blocks.
   a, b, c, e = m[:, :h, :h], m[:, :h, h:], m[:, h:, :h], m[:, h:, h:]
-  a = _halves(a)
+  # Invert a, then its Schur complement e - c a^-1 b.
+  a = _invert(a)
   right, below = dot(a, b), dot(c, a)
-  e = _halves(e - dot(c, right))
+  e = _invert(e - dot(c, right))
+  # Put the four blocks of the inverse together.
   corner = dot(e, below)
   top = jnp.concatenate([a + dot(right, corner), -dot(right, e)], 2)
   return jnp.concatenate([top, jnp.concatenate([-corner, e], 2)], 1)
@@ -72,27 +77,28 @@ def _halves(m: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def inverse(m: jax.Array) -> jax.Array:
-  """The inverse of m [..., d, d]; its gradient reuses it.
+  """Returns the inverse of m [..., d, d]; the gradient reuses it.
 
-  Only for matrices whose symmetric part is positive definite, such as I - s
-  with s skew-symmetric.
+  The symmetric part of m must be positive definite, as that of I - s with s
+  skew-symmetric.
   """
-  return _halves(m.reshape((-1, *m.shape[-2:]))).reshape(m.shape)
+  return _invert(m.reshape((-1, *m.shape[-2:]))).reshape(m.shape)
 
 
 @inverse.defjvp
 def _inverse_jvp(m: tuple[jax.Array], dm: tuple[jax.Array]) -> Any:
-  found = inverse(*m)
-  return found, -dot(found, dot(*dm, found))
+  inverted = inverse(*m)
+  return inverted, -dot(inverted, dot(*dm, inverted))
 
 
-def polished(q: jax.Array) -> jax.Array:
-  """q, orthogonal but for rounding, one Newton step nearer to orthogonal.
+def reorthogonalize(q: jax.Array) -> jax.Array:
+  """Corrects the rounding of an orthogonal q [..., d, d] by one Newton step.
 
-  The step is q (3 I - q.T q) / 2, towards the nearest orthogonal matrix. It
-  corrects rounding only, so the gradient passes it by.
+  The step q (3 I - q.T q) / 2 goes towards the nearest orthogonal matrix. The
+  gradient ignores it, because it corrects rounding alone.
   """
   fixed = jax.lax.stop_gradient(q)
-  # q + q (I - q.T q) / 2 keeps the digits of q; q (3 I - q.T q) / 2 does not.
+  # q + q (I - q.T q) / 2 keeps the digits of q, and q (3 I - q.T q) / 2 loses
+  # some.
   defect = eye_like(fixed) - dot(transpose(fixed), fixed)
   return q + dot(fixed, defect) / 2

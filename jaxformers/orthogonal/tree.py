@@ -1,8 +1,8 @@
-"""All orthogonal matrices of a model by one batched call for each size.
+"""Orthogonal matrices of a whole model, by one batched call for each size.
 
 A module stores an array under a name that ends in `_skew`, or in `_orthogonal`
-for the map "matrix" (see `parameter_name`). `rotations` maps them all at once;
-the modules then read the results from the collection `rotations`.
+for the map "matrix" (see `parameter_name`). `rotations` maps all of them at
+once, and the modules read the results from the collection `rotations`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ ORTHOGONAL = "_orthogonal"
 
 
 def parameter_name(name: str, mapping: str) -> str:
-  """What a parameter of orthogonal matrices is called under a map.
+  """Returns the name of the parameter that holds orthogonal matrices.
 
-  `name`_orthogonal if it holds the matrices themselves, which an optimiser
-  has to keep orthogonal (`training.riemannian`), or else `name`_skew, which
-  any optimiser can work on.
+  Under the map "matrix" it is `name`_orthogonal: the parameter holds the
+  matrices, which the optimiser must keep orthogonal (`training.riemannian`).
+  Under other maps it is `name`_skew, which any optimiser can change.
+
+  Args:
+    name: name of the matrices.
+    mapping: name of the map, in `MAPS`.
   """
   return name + (ORTHOGONAL if mapping == "matrix" else SKEW)
 
@@ -34,17 +38,17 @@ def _last(path: tuple[Any, ...]) -> str:
 
 
 def is_skew(path: tuple[Any, ...]) -> bool:
-  """Whether a path of `jax.tree_util` names unconstrained parameters."""
+  """True if a path of `jax.tree_util` names unconstrained parameters."""
   return _last(path).endswith(SKEW)
 
 
 def is_orthogonal(path: tuple[Any, ...]) -> bool:
-  """Whether a path of `jax.tree_util` names matrices kept orthogonal."""
+  """True if a path of `jax.tree_util` names matrices kept orthogonal."""
   return _last(path).endswith(ORTHOGONAL)
 
 
 def is_parameter(path: tuple[Any, ...]) -> bool:
-  """Whether a path of `jax.tree_util` names what orthogonal matrices are of."""
+  """True if a path of `jax.tree_util` names parameters of rotations."""
   return is_skew(path) or is_orthogonal(path)
 
 
@@ -62,33 +66,36 @@ def rotations(
   *,
   spread: Callable[[Map], Map] = lambda mapping: mapping,
 ) -> dict[str, Any]:
-  """The orthogonal matrices of a model, by one batched call for each size.
+  """Returns the orthogonal matrices of a model, one batched call for each size.
 
   Args:
-    params: a tree of parameters; its leaves named `*_skew` or `*_orthogonal`
-      are [..., d, d].
-    name: of the map, in `MAPS`.
-    bases: rotations to start from, a tree like the result, or None for the
-      identities: a matrix is its base times what its parameter maps to.
-    spread: makes of the map [k, d, d] -> [k, d, d] one that shares its k out
-      among devices.
+    params: tree of parameters; leaves named `*_skew` or `*_orthogonal` have the
+      shape [..., d, d].
+    name: name of the map, in `MAPS`.
+    bases: rotations to start from, in a tree like the result, or None for
+      identities; a result is its base times the mapped parameter.
+    spread: function of the map [k, d, d] -> [k, d, d] that returns one which
+      distributes the k matrices over devices.
 
   Returns:
-    A tree of these leaves alone, each mapped to rotations in float32 or wider:
-    the Linen collection `rotations`; {} if there are none.
+    Linen collection `rotations`: the tree of these leaves alone, each mapped to
+    rotations in float32 or wider; {} if there are none.
   """
   mapping = spread(MAPS[name])
-  found = jax.tree_util.tree_flatten_with_path(params)[0]
-  leaves = [(path, leaf) for path, leaf in found if is_parameter(path)]
+  flattened = jax.tree_util.tree_flatten_with_path(params)[0]
+  leaves = [(path, leaf) for path, leaf in flattened if is_parameter(path)]
+  # Map all matrices of one size in one call.
   mapped: dict[tuple[Any, ...], jax.Array] = {}
   for d in sorted({leaf.shape[-1] for _, leaf in leaves}):
     group = [(path, leaf) for path, leaf in leaves if leaf.shape[-1] == d]
     flat = [_at_least_float32(leaf).reshape((-1, d, d)) for _, leaf in group]
     stacked = mapping(jnp.concatenate(flat))
-    at = 0
+    start = 0
     for (path, leaf), part in zip(group, flat, strict=True):
-      mapped[path] = stacked[at : at + len(part)].reshape(leaf.shape)
-      at += len(part)
+      stop = start + len(part)
+      mapped[path] = stacked[start:stop].reshape(leaf.shape)
+      start = stop
+  # Put the results into a tree with the paths of the parameters.
   tree: dict[str, Any] = {}
   for path, matrices in mapped.items():
     node = tree

@@ -104,7 +104,7 @@ class Sweep:
     for config in cell_configs:
       check_fields(config)
       for section in ("model", "reference"):
-        models.check(config[section], f"config.{section}")
+        models.check_names(config[section], f"config.{section}")
     # Refuse cells with equal configs or folders; then prepare the data.
     seen: dict[str, Cell] = {}
     for cell, config in zip(cells, cell_configs, strict=True):

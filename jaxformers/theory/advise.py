@@ -1,4 +1,4 @@
-r"""How deep and how wide: advice from the depth-efficiency papers.
+r"""Advice on depth and width, from the depth-efficiency papers.
 
 python -m jaxformers advise --params 125e6 --vocab 32000
 python -m jaxformers advise --params 125e6 --vocab 32000 \
@@ -6,23 +6,22 @@ python -m jaxformers advise --params 125e6 --vocab 32000 \
 
 The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
 arXiv 2006.12467: log d = 5.039 + 0.0555 L, from decoders of 6 to 48 layers with
-12 L d^2 parameters beside the embedding. The network to build has the number
-of parameters asked for within 10 %, from 10 M on within 5 %, and 96 layers at
+12 L d^2 parameters beside the embedding. The recommended network has the given
+number of parameters within 10 %, from 10 M on within 5 %, and 96 layers at
 most.
 
-A width above the rank of the embedding, which the vocabulary bounds, adds
-nothing that the theory counts (arXiv 2105.03928); then depth is the better use.
+The vocabulary bounds the rank of the embedding. A width above that rank adds
+nothing that the theory counts (arXiv 2105.03928): depth is the better use then.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.theory import bounds
@@ -41,14 +40,14 @@ from jaxformers.theory.fit import (
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-  """Recommended sizes of a network with a number of parameters.
+  """Recommended sizes of a network with a given number of parameters.
 
   Attributes:
     num_layers, d_model: sizes by the fit, not rounded.
-    layers, width: sizes to build. Heads of 64 (below 512: of 32, below 256: of
-      16) divide the width.
-    bottleneck: the least of width, vocabulary and rank of the embedding.
-    fitted: whether `layers` lies within the fit's depths.
+    layers, width: sizes to build. Heads divide the width: heads of 64, below
+      512 of 32, below 256 of 16.
+    bottleneck: smallest of width, vocabulary and rank of the embedding.
+    fitted: True if the fit has networks of `layers` layers.
   """
 
   num_layers: float
@@ -62,9 +61,9 @@ class Advice:
 def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   """Recommends a depth and a width for a number of parameters.
 
-  12 L d^2 of the network to build is within 10 % of `params`, and within 5 %
-  from 1e7 on. A vocabulary or rank below the fit's width bounds what a width is
-  worth: the width is cut to it, and the parameters go into depth.
+  12 L d^2 of the recommended network is within 10 % of `params`, and within 5 %
+  from 1e7 on. A vocabulary or rank below the fit's width reduces the width to
+  it, and the parameters go into depth.
 
   Args:
     params: number of parameters, without embedding.
@@ -72,87 +71,86 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
     rank: rank of the embedding; 0 for no bound.
 
   Raises:
-    UserError: for a negative bound, for fewer parameters than a layer of the
-      fit has, and where more than 96 layers would be needed.
+    UserError: for a negative bound, for fewer parameters than one layer of the
+      fit has, and if more than 96 layers would be needed.
   """
   if vocab < 0 or rank < 0:
-    raise UserError(f"vocab={vocab}, rank={rank}: they are not negative.")
+    raise UserError(f"vocab={vocab}, rank={rank}: give 0 (no bound) or more.")
+  # Find the sizes of the fit.
   depth = depth_of(params)
-  wide = width(depth)
+  d_model = width(depth)
   if depth > DEEPEST:
     most = math.floor(parameters(DEEPEST, width(DEEPEST)))
     raise UserError(
-      f"params={params:,.0f}: the fit has {depth:.0f} layers of {wide:,.0f} "
+      f"params={params:,.0f}: the fit has {depth:.0f} layers of {d_model:,.0f} "
       f"channels for them, and nothing is recommended beyond {DEEPEST} layers, "
       f"twice the deepest network of the fit. Give --params {most} or less."
     )
+  # Reduce the width to the bottleneck, and round to whole heads and layers.
   limits = {"vocab": vocab or math.inf, "rank": rank or math.inf}
   name = min(limits, key=lambda key: limits[key])
   narrowest = limits[name]
-  layers, built = _round_sizes(params, min(wide, narrowest), narrowest)
-  if abs(parameters(layers, built) / params - 1) > _tolerance(params):
+  layers, rounded = _round_sizes(params, min(d_model, narrowest), narrowest)
+  if abs(parameters(layers, rounded) / params - 1) > _tolerance(params):
     raise UserError(_refuse_bottleneck(params, int(narrowest), name))
-  return Advice(
-    depth,
-    wide,
-    layers,
-    built,
-    int(min(built, narrowest)),
-    FITTED[0] <= layers <= FITTED[1],
-  )
+  bottleneck = int(min(rounded, narrowest))
+  is_fitted = FITTED[0] <= layers <= FITTED[1]
+  return Advice(depth, d_model, layers, rounded, bottleneck, is_fitted)
 
 
-def _head(d_model: float) -> int:
+def _head_width(d_model: float) -> int:
   return 64 if d_model >= 512 else 32 if d_model >= 256 else 16
 
 
 def _round_width(d_model: float, widest: float) -> int:
   """Returns the nearest width of whole heads that is not above `widest`."""
-  head = _head(d_model)
+  head = _head_width(d_model)
   heads = max(round(d_model / head), 1)
   if heads * head > widest:
     heads = int(widest // head)
-  # Below one head the width is the bottleneck itself.
+  # A bottleneck below one head is the width.
   return heads * head or int(widest)
 
 
-def _round_sizes(params: float, wide: float, widest: float) -> tuple[int, int]:
-  """Returns the layers and width near `wide` that come closest to `params`.
+def _round_sizes(
+  params: float, d_model: float, widest: float
+) -> tuple[int, int]:
+  """Returns whole layers and heads whose parameters come closest to `params`.
 
-  Those that the fit calls balanced come first, where they are near enough.
+  Prefers sizes that the fit calls balanced, if they are within the tolerance.
 
   Args:
     params: number of parameters.
-    wide: width to round.
+    d_model: width to round.
     widest: upper bound of the width.
   """
-  # Either the width is rounded first, or the depth.
-  d_model = _round_width(wide, widest)
-  sizes = [(round(params / parameters(1, d_model)), d_model)]
-  depth = params / parameters(1, wide)
+  # Round the width first, or else the depth.
+  rounded = _round_width(d_model, widest)
+  sizes = [(round(params / parameters(1, rounded)), rounded)]
+  depth = params / parameters(1, d_model)
   for layers in (math.floor(depth), math.ceil(depth)):
     ideal = math.sqrt(params / parameters(max(layers, 1), 1))
     sizes.append((layers, _round_width(ideal, widest)))
-  sizes = [(min(max(n, 1), DEEPEST), d_model) for n, d_model in sizes]
+  sizes = [(min(max(n, 1), DEEPEST), wide) for n, wide in sizes]
 
-  def rank(pair: tuple[int, int]) -> tuple[bool, float]:
+  def cost(pair: tuple[int, int]) -> tuple[bool, float]:
     off = abs(parameters(*pair) / params - 1)
     return off > _tolerance(params) or place(*pair)[0] != "balanced", off
 
-  return min(sizes, key=rank)
+  return min(sizes, key=cost)
 
 
 def _tolerance(params: float) -> float:
-  """Returns by how much of `params` the network to build may differ."""
+  """Returns the share of `params` by which the network may differ."""
   return 0.05 if params >= 1e7 else 0.1
 
 
 def _refuse_bottleneck(params: float, narrowest: int, name: str) -> str:
-  """Returns the error of a bottleneck that takes more than 96 layers."""
+  """Returns the message for a bottleneck that would need over 96 layers."""
   d_model = _round_width(narrowest, narrowest)
   most = parameters(DEEPEST, d_model)
   ideal = math.sqrt(params / parameters(DEEPEST, 1))
-  least = math.ceil(ideal / _head(ideal)) * _head(ideal)
+  least = math.ceil(ideal / _head_width(ideal)) * _head_width(ideal)
   remedy = f"--{name} {least} or more"
   if most >= parameters(1, width(1)):
     remedy += f", or --params {most} or less"
@@ -168,7 +166,7 @@ class Sizes(NamedTuple):
 
   Attributes:
     num_layers, d_model: depth and width.
-    mlp_dim: width of the feed-forward, 0 for layers of another form.
+    mlp_dim: width of the feed-forward layer; 0 for layers of another form.
   """
 
   num_layers: int
@@ -177,9 +175,9 @@ class Sizes(NamedTuple):
 
   @property
   def parameters(self) -> float:
-    """Number of entries of the layers' kernels: L (4 d^2 + 2 d mlp_dim).
+    """Number of entries of the layers' kernels, L (4 d^2 + 2 d mlp_dim).
 
-    For layers of another form the fit's 12 L d^2.
+    Layers of another form count as those of the fit, 12 L d^2.
     """
     if not self.mlp_dim:
       return parameters(self.num_layers, self.d_model)
@@ -196,10 +194,10 @@ def _sizes(spec: str) -> Sizes:
 def report(
   params: float, vocab: int, rank: int, sizes: Sizes | None
 ) -> list[str]:
-  """Returns the advice in lines.
+  """Returns the lines of the advice.
 
   Args:
-    params, vocab, rank: see `advise`.
+    params, vocab, rank: parameters and bounds; see `advise`.
     sizes: sizes of the config to compare, or None.
   """
   advice = advise(params, vocab, rank)
@@ -214,17 +212,18 @@ def report(
     + ("" if advice.fitted else beyond),
     *explain_thresholds(advice.width, bounds.threshold(advice.width)),
   ]
+  # Name the bottleneck, if there is one.
   narrow = {"vocabulary": vocab, "rank of the embedding": rank}
   if vocab or rank:
     least, name = min((n, name) for name, n in narrow.items() if n)
-    tight = least < advice.d_model
+    is_tight = least < advice.d_model
     lines.append(
       f"  bottleneck         {name} {least:,}: "
       + (
         f"below the fit's width, so depth instead: "
         f"d = {advice.width},\n                     "
         "and more layers than the fit has for that width"
-        if tight
+        if is_tight
         else "above the width, no bound"
       )
     )
@@ -232,14 +231,14 @@ def report(
 
 
 def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
-  """Returns the lines on a config: its place by the fit, its bottlenecks."""
+  """Returns the lines that compare a config with the fit and the bounds."""
   depth, d_model = sizes.num_layers, sizes.d_model
   kind, share = place(depth, d_model)
-  usual = sizes.mlp_dim == 4 * d_model
+  is_usual = sizes.mlp_dim == 4 * d_model
   lines = [
     f"the config: {depth} layers of {d_model} channels, "
     f"{sizes.parameters / 1e6:,.1f} M parameters"
-    + ("" if usual else " (its layers have not the fit's form of 12 d^2)"),
+    + ("" if is_usual else " (its layers have not the fit's form of 12 d^2)"),
     f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
     f"that: {VERDICTS[kind]}",
   ]
@@ -252,15 +251,16 @@ def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
 
 
 def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
-  """Draws the fit, the advice and the config, width over depth.
+  """Draws width over depth: the fit, the advice and the config.
 
   Args:
-    path: file of the picture; its suffix says the format.
+    path: file of the picture; its suffix gives the format.
     advice: result of `advise`.
     sizes: sizes of the config to compare, or None.
   """
   from matplotlib.figure import Figure
 
+  # Draw the curves: the fit, and widths of as many parameters.
   deepest = max(
     advice.num_layers, advice.layers, sizes.num_layers if sizes else 0
   )
@@ -278,10 +278,12 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
     "--",
     label="as many parameters",
   )
+  # Mark the networks.
   axes.plot(advice.layers, advice.width, "o", label="to build")
   if sizes:
     axes.plot(sizes.num_layers, sizes.d_model, "s", label="the config")
   axes.axvspan(*FITTED, alpha=0.08, label="depths of the fit")
+  # Label the axes, widths by powers of two.
   axes.set_yscale("log")
   low, high = axes.get_ylim()
   ticks = [2**k for k in range(20) if low < 2**k < high]
@@ -294,35 +296,37 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   figure.savefig(path, dpi=150)
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument(
+    "--params",
+    type=float,
+    required=True,
+    help="number of parameters without the embedding, such as 125e6",
+  ),
+  cli.argument(
+    "--vocab",
+    default=0,
+    help="size of the vocabulary, which bounds the width (default: no bound)",
+  ),
+  cli.argument(
+    "--rank",
+    default=0,
+    help="rank of the embedding, which bounds the width (default: no bound)",
+  ),
+  cli.argument("--config", default="", help="path.py:key=value,..."),
+  cli.argument("--out", default="", help="write OUT.png and OUT.svg"),
+)
+def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
   """Prints the advice, and draws it if asked."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers advise",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument(
-    "--params", type=float, required=True, help="without embedding: 125e6"
-  )
-  parser.add_argument("--vocab", type=int, default=0, help="default: no bound")
-  parser.add_argument(
-    "--rank", type=int, default=0, help="of the embedding; default: no bound"
-  )
-  parser.add_argument("--config", default="", help="path.py:key=value,...")
-  parser.add_argument("--out", default="", help="OUT.png and OUT.svg")
-  args = parser.parse_args(argv)
-  try:
-    sizes = _sizes(args.config) if args.config else None
-    print("\n".join(report(args.params, args.vocab, args.rank, sizes)))
-    advice = advise(args.params, args.vocab, args.rank)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if args.out:
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+  sizes = _sizes(config) if config else None
+  print("\n".join(report(params, vocab, rank, sizes)))
+  if out:
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
-      draw(out.with_name(out.name + suffix), advice, sizes)
-    print(f"Written to {out}.png and .svg.")
+      picture = path.with_name(path.name + suffix)
+      draw(picture, advise(params, vocab, rank), sizes)
+    print(f"Written to {path}.png and .svg.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""Bounds of the separation rank, and what they say of depth and width.
+r"""Bounds of the separation rank: where depth helps, and where width does.
 
 python -m jaxformers bounds --num_layers 96 --d_model 12288 \
     --num_heads 96
@@ -13,25 +13,24 @@ L = log_3 d; and the example of corollary 1, see `width_needed`.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from typing import NamedTuple
 
+from jaxformers import cli
 from jaxformers.errors import UserError
 from jaxformers.theory import fit
 
 LOG3 = math.log(3)
-LARGEST = 10**9  # Layers or channels that the command takes.
+LARGEST = 10**9  # Greatest number of layers or channels of a report.
 
 
 class Bounds(NamedTuple):
-  """Lower and upper bound of log_3 of the separation rank.
+  """Bounds of log_3 of the separation rank.
 
   Attributes:
-    lower: may be negative, and then says nothing, for a rank is at least 1.
-    upper: not below `lower`.
-    theorem: 1 up to the threshold log_3 d, 2 above.
+    lower: lower bound. A negative one says nothing: a rank is at least 1.
+    upper: upper bound, not below `lower`.
+    theorem: number of the theorem: 1 up to the threshold log_3 d, 2 above.
   """
 
   lower: float
@@ -40,34 +39,33 @@ class Bounds(NamedTuple):
 
 
 def log3(x: float) -> float:
-  """The logarithm to the base 3 of a positive number."""
+  """Returns the logarithm to the base 3 of a positive number."""
   return math.log(x) / LOG3
 
 
 def threshold(d_model: int) -> float:
-  """log_3 d, the depth up to which the first regime lasts."""
+  """Returns log_3 d, the greatest depth of the depth-efficient regime."""
   if d_model < 2:
-    raise UserError(f"d_model={d_model}: there are at least two channels.")
+    raise UserError(f"d_model={d_model} is below 2: give 2 or more channels.")
   return log3(d_model)
 
 
 def degree(num_layers: int) -> int:
-  """C = (3^L - 1) / 2: 1, 4, 13, 40, ... The output is P(S) x, P of degree C.
+  """Returns C = (3^L - 1) / 2: 1, 4, 13, 40, ...
 
-  S is the Gram matrix of the input; in its entries the output has the degree
+  The output of the network is P(S) x, with a polynomial P of degree C of the
+  input's Gram matrix S. In the entries of the input it has the degree
   2 C + 1 = 3^L.
   """
-  if num_layers < 1:
-    raise UserError(f"num_layers={num_layers}: there is at least one layer.")
+  _check_layers(num_layers)
   return (3**num_layers - 1) // 2
 
 
 def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Returns the bounds of the theorem in whose regime the network lies.
+  """Returns the bounds by theorem 1 for L <= log_3 d, else by theorem 2.
 
-  Theorem 1 for L <= log_3 d, theorem 2 for deeper networks. The theorems state
-  L < log_3 d and L > log_3 d; the paper's introduction counts the threshold
-  itself to the first regime.
+  The theorems state L < log_3 d and L > log_3 d. The paper's introduction
+  counts the threshold to the first regime.
 
   Args:
     num_layers: depth L.
@@ -75,7 +73,7 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
     num_heads: number of heads H, less than d.
 
   Raises:
-    UserError: for sizes that no such network has.
+    UserError: for less than one layer or head, or H >= d.
   """
   _check(num_layers, d_model, num_heads)
   if num_layers <= _floor(d_model):
@@ -84,30 +82,32 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Double exponential in depth: valid for L <= log_3 d (equation 7).
+  """Returns bounds double exponential in depth, for L <= log_3 d (equation 7).
 
   Raises:
-    UserError: for deeper networks, of which `highest` alone holds.
+    UserError: for deeper networks, for which only `highest` holds.
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
   if depth > _floor(d):
     raise UserError(
-      f"num_layers={depth} is above log_3 d = {threshold(d):.2f}: theorem 1 "
-      "does not hold there; `theorem_2` does, and of theorem 1 `highest`."
+      f"num_layers={depth} is above log_3 d = {threshold(d):.2f}, where "
+      "theorem 1 does not hold: use `theorem_2`, or `highest` for theorem 1's "
+      "upper bound."
     )
   lower = 3.0 ** (depth - 2) * (log3(d - heads) - depth + 2 - log3(2))
   return Bounds(lower, highest(depth, d, heads), 1)
 
 
 def highest(num_layers: int, d_model: int, num_heads: int) -> float:
-  """Theorem 1's upper bound, (3^L - 1) / 2 log_3(d + H), at any depth.
+  """Returns theorem 1's upper bound (3^L - 1) / 2 log_3(d + H), for any depth.
 
-  The degree of the polynomial; infinite where float64 has no such number.
+  The degree of the polynomial gives this bound. Infinite if float64 has no such
+  number.
   """
   if num_heads < 1 or d_model < 1:
     raise UserError(
-      f"num_heads={num_heads}, d_model={d_model}: at least one of each."
+      f"num_heads={num_heads}, d_model={d_model}: give 1 or more of each."
     )
   if num_layers > 600:
     return math.inf
@@ -115,10 +115,10 @@ def highest(num_layers: int, d_model: int, num_heads: int) -> float:
 
 
 def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Exponential in depth times width: valid for L >= log_3 d (equation 8).
+  """Returns bounds exponential in L d, for L >= log_3 d (equation 8).
 
-  The lower bound is vacuous for a few layers above the threshold: d = 1000 and
-  H = 16 up to L = 7.
+  The lower bound is negative for a few layers above the threshold: for d = 1000
+  and H = 16 up to L = 7.
 
   Raises:
     UserError: for shallower networks.
@@ -127,8 +127,8 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   depth, d, heads = num_layers, d_model, num_heads
   if 3 ** min(depth, _floor(d) + 1) < d:
     raise UserError(
-      f"num_layers={depth} is below log_3 d = {threshold(d):.2f}: theorem 2 "
-      "does not hold there; `theorem_1` does."
+      f"num_layers={depth} is below log_3 d = {threshold(d):.2f}, where "
+      "theorem 2 does not hold: use `theorem_1`."
     )
   b1 = -depth * (heads / 2 + 1)
   b2 = -d * (1 + log3((d - heads) / 2) / 2)
@@ -138,11 +138,11 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 
 
 class Width(NamedTuple):
-  """How wide a shallower network has to be to do what a deeper one does.
+  """Width that a shallower network needs for the rank of a deeper one.
 
   Attributes:
     log10: logarithm of the width to the base 10.
-    advantage: whether the width is more than the deeper network's.
+    advantage: True if the width is above the deeper network's.
   """
 
   log10: float
@@ -152,14 +152,14 @@ class Width(NamedTuple):
 def width_needed(
   shallow: int, num_layers: int, d_model: int, num_heads: int
 ) -> Width:
-  """Corollary 1 in numbers: the least width, by the two bounds of theorem 1.
+  """Returns the least width w of corollary 1, by both bounds of theorem 1.
 
-  A network of depth L_s can have the rank of the deeper one only if
-  (3^L_s - 1) / 2 log_3(w + H) is at least the deeper one's lower bound. For
-  L = 6, d = 1000, H = 16 that is w = 7.3e15 at L_s = 2 and 7.6e4 at 3. The
-  paper prints 2e17 and 2e5, which its own formulas do not give; both fit a
-  lower bound of 144 to 146 and not 133. From L_s = 4 on w is below d: there the
-  bounds prove nothing for depth.
+  A network of depth L_s can have the rank of the deeper one only if its upper
+  bound (3^L_s - 1) / 2 log_3(w + H) reaches the deeper network's lower bound.
+  For L = 6, d = 1000, H = 16 the least w is 7.3e15 at L_s = 2 and 7.6e4 at 3.
+  Differs from the paper's example: it prints 2e17 and 2e5, which fit a lower
+  bound of 144 to 146, where its formulas give 133. From L_s = 4 on w is below
+  d, and the bounds prove no advantage of depth.
 
   Args:
     shallow: depth L_s of the shallower network, below num_layers.
@@ -172,12 +172,13 @@ def width_needed(
   deep = bounds(num_layers, d_model, num_heads)
   if deep.theorem != 1 or not shallow < num_layers:
     raise UserError(
-      f"shallow={shallow}, num_layers={num_layers}: corollary 1 compares a "
-      "network with a deeper one of fewer layers than log_3 d = "
+      f"shallow={shallow}, num_layers={num_layers}: corollary 1 needs "
+      "shallow < num_layers, and fewer layers than log_3 d = "
       f"{threshold(d_model):.2f}."
     )
   exponent = deep.lower / degree(shallow) * LOG3
-  # log(e^x - H), which e^x alone is where x is large.
+  # Solve for log w = log(e^x - H); H is negligible, and e^x infinite, for large
+  # x.
   log = exponent
   if exponent < 600:
     wide = math.exp(exponent) - num_heads
@@ -187,11 +188,12 @@ def width_needed(
 
 
 class Surpassing(NamedTuple):
-  """A shallower network of higher separation rank.
+  """Sizes of a shallower network with a higher separation rank.
 
   Attributes:
-    num_layers, log3_width: depth, and log_3 of the width.
-    beta: L_s = floor(log_3 d) + beta, width 3^beta d.
+    num_layers: depth, floor(log_3 d) + beta.
+    log3_width: log_3 of the width 3^beta d.
+    beta: number of layers above floor(log_3 d).
   """
 
   num_layers: int
@@ -200,28 +202,29 @@ class Surpassing(NamedTuple):
 
 
 def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
-  """Corollary 2 in numbers: the least beta that the bounds allow.
+  """Returns the network of corollary 2, with the least beta that is proven.
 
-  Beyond log_3 d layers a network of floor(log_3 d) + beta layers and 3^beta d
-  channels has a higher rank: its lower bound (theorem 1's, for it is within its
-  own first regime) is above the deeper one's upper bound.
+  A network of floor(log_3 d) + beta layers and 3^beta d channels lies in its
+  depth-efficient regime. It has a higher rank than the deeper network if its
+  lower bound, by theorem 1, is above the deeper network's upper bound.
 
   Args:
     num_layers, d_model, num_heads: sizes of the deeper network, L > log_3 d.
-      The other has as many heads.
+      The other network has as many heads.
 
   Raises:
-    UserError: below the threshold, or where there is none that is shallower.
+    UserError: for L <= log_3 d, or if the bounds prove no shallower network.
   """
   deep = bounds(num_layers, d_model, num_heads)
   if deep.theorem != 2:
     raise UserError(
-      f"num_layers={num_layers}: corollary 2 is of networks deeper than "
+      f"num_layers={num_layers}: corollary 2 needs a network deeper than "
       f"log_3 d = {threshold(d_model):.2f}."
     )
   first = _floor(d_model)
   for beta in range(num_layers - first):
     depth, log_width = first + beta, log3(d_model) + beta
+    # log_3(w - H) = log_3 w + log_3(1 - H / w), in case w overflows.
     heads = log3(1 - num_heads / d_model * 3.0**-beta)
     inside = log_width + heads - depth + 2 - log3(2)
     lower = 3.0 ** min(depth - 2, 600) * inside
@@ -229,12 +232,12 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
       return Surpassing(depth, log_width, beta)
   raise UserError(
     f"num_layers={num_layers}, d_model={d_model}: the bounds show no shallower "
-    "network of higher rank. It takes some layers above log_3 d."
+    "network of higher rank. Give more layers above log_3 d."
   )
 
 
 def _floor(d_model: int) -> int:
-  """floor(log_3 d), by integers: 3^5 has a logarithm of 4.999..."""
+  """Returns floor(log_3 d) by integers: float64 has log_3 3^5 = 4.999..."""
   depth = 0
   while 3 ** (depth + 1) <= d_model:
     depth += 1
@@ -242,25 +245,28 @@ def _floor(d_model: int) -> int:
 
 
 def _check(num_layers: int, d_model: int, num_heads: int) -> None:
-  if num_layers < 1:
-    raise UserError(f"num_layers={num_layers}: there is at least one layer.")
-  # Whether H divides d plays no part in them: the paper's own example has 1000
-  # channels and 16 heads.
+  _check_layers(num_layers)
+  # H need not divide d: the paper's example has 1000 channels and 16 heads.
   if num_heads < 1 or d_model - num_heads <= 0:
     raise UserError(
-      f"num_heads={num_heads} with d_model={d_model}: the bounds have "
-      "log_3(d - H), so there is at least one head, and fewer than channels."
+      f"num_heads={num_heads} with d_model={d_model}: the bounds contain "
+      "log_3(d - H), so give at least one head, and fewer heads than channels."
     )
 
 
+def _check_layers(num_layers: int) -> None:
+  if num_layers < 1:
+    raise UserError(f"num_layers={num_layers} is below 1: give 1 or more.")
+
+
 def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
-  """Places a network by the theory and by the fit, in lines.
+  """Returns the lines of a report on a network, by the theory and the fit.
 
   Args:
-    num_layers, d_model, num_heads: see `bounds`.
+    num_layers, d_model, num_heads: sizes of the network; see `bounds`.
 
   Raises:
-    UserError: for sizes that no such network has, or above 10^9.
+    UserError: for sizes that `bounds` refuses, or above 10^9.
   """
   for name, size in (("num_layers", num_layers), ("d_model", d_model)):
     if size > LARGEST:
@@ -269,6 +275,7 @@ def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   regime, sign = ("efficient", "<=") if theorem == 1 else ("inefficient", ">")
   corollary = _corollary_1 if theorem == 1 else _corollary_2
   params = fit.parameters(num_layers, d_model)
+  # Report the bounds and corollaries of the theory.
   lines = [
     f"L = {num_layers:,}, d = {d_model:,}, H = {num_heads:,}: "
     f"{params / 1e6:,.1f} M parameters without embedding",
@@ -280,19 +287,20 @@ def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
     *corollary(num_layers, d_model, num_heads),
     *fit.explain_thresholds(d_model, threshold(d_model)),
   ]
+  # Compare with the fit for as many parameters.
   if params < fit.parameters(1, fit.width(1)):
     return [*lines, "  fit for this size  none: smaller than one layer of it"]
   depth = fit.depth_of(params)
   kind, share = fit.place(num_layers, d_model)
   first, last = fit.FITTED
-  inside = first <= num_layers <= last
+  is_fitted = first <= num_layers <= last
   return [
     *lines,
     f"  fit for this size  L = {depth:.1f}, d = {fit.width(depth):,.0f}",
     f"  verdict            {share:.2f} times the fit's width at L = "
     f"{num_layers:,}:",
     f"{'':21}{fit.VERDICTS[kind]}",
-    *([] if inside else [f"{'':21}{fit.EXTRAPOLATED}"]),
+    *([] if is_fitted else [f"{'':21}{fit.EXTRAPOLATED}"]),
   ]
 
 
@@ -332,24 +340,14 @@ def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   return [f"  corollary 2        {higher} a higher rank"]
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints where a network lies; a wrong size ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers bounds",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  for name, meaning in (("num_layers", "depth L"), ("d_model", "width d")):
-    parser.add_argument(f"--{name}", type=int, required=True, help=meaning)
-  parser.add_argument(
-    "--num_heads", type=int, default=1, help="below d_model; default 1"
-  )
-  args = parser.parse_args(argv)
-  try:
-    lines = report(args.num_layers, args.d_model, args.num_heads)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  print("\n".join(lines))
+@cli.command(
+  cli.argument("--num_layers", type=int, required=True, help="depth L"),
+  cli.argument("--d_model", type=int, required=True, help="width d"),
+  cli.argument("--num_heads", default=1, help="below d_model"),
+)
+def main(num_layers: int, d_model: int, num_heads: int) -> None:
+  """Prints where a network lies."""
+  print("\n".join(report(num_layers, d_model, num_heads)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import math
 from jaxformers.errors import UserError
 
 INTERCEPT, SLOPE = 5.039, 0.0555
-FITTED = (6, 48)  # Layers of the networks of the fit.
-DEEPEST = 2 * FITTED[1]  # Beyond, nothing is recommended.
+FITTED = (6, 48)  # Fewest and most layers of the networks of the fit.
+DEEPEST = 2 * FITTED[1]  # Most layers that are recommended.
 EXTRAPOLATED = "(beyond the {} to {} layers of the fit)".format(*FITTED)
 VERDICTS = {
   "deep": "too deep for its width: fewer, wider layers would do better",
@@ -24,14 +24,14 @@ VERDICTS = {
 
 
 def width(num_layers: float) -> float:
-  """Returns the d from which L layers are used well: exp(5.039 + 0.0555 L)."""
+  """Returns the width of the fit for L layers: exp(5.039 + 0.0555 L)."""
   return math.exp(INTERCEPT + SLOPE * num_layers)
 
 
 def depth(d_model: float) -> float:
-  """Returns the L that a width d uses well, the inverse of `width`.
+  """Returns the depth of the fit for a width d, the inverse of `width`.
 
-  Below 1 for d < 163: the fit says nothing of so narrow networks.
+  Below 1 for d < 163, where the fit says nothing.
   """
   return (math.log(d_model) - INTERCEPT) / SLOPE
 
@@ -42,7 +42,7 @@ def parameters(num_layers: float, d_model: float) -> float:
 
 
 def depth_of(params: float) -> float:
-  """Returns the L of the fit's network of `params` parameters, by bisection.
+  """Returns the depth of the fit for a number of parameters, by bisection.
 
   Raises:
     UserError: for fewer parameters than one layer of the fit has, and for more
@@ -55,25 +55,32 @@ def depth_of(params: float) -> float:
   if params < least:
     raise UserError(
       f"params={params:,.0f}: one layer of the fit has {least:,.0f} "
-      "parameters, without embedding. Give that many or more."
+      "parameters without embedding. Give that many or more."
     )
   if params > most:
-    raise UserError(f"params={params:.1e}: no network has so many.")
+    raise UserError(
+      f"params={params:.1e} is more than 5,000 layers of the fit have: give "
+      f"{most:.1e} or less."
+    )
   for _ in range(80):
     middle = (low + high) / 2
-    below = parameters(middle, width(middle)) < params
-    low, high = (middle, high) if below else (low, middle)
+    is_below = parameters(middle, width(middle)) < params
+    low, high = (middle, high) if is_below else (low, middle)
   return (low + high) / 2
 
 
 def place(num_layers: int, d_model: int) -> tuple[str, float]:
-  """Compares a network with the fit: ("deep" | "wide" | "balanced", d / d*).
+  """Compares a network with the fit.
 
-  "deep" if it is narrower than three quarters of the fit's width d* at its
-  depth, so that layers are wasted; "wide" if it is wider than four thirds of
-  it, so that more layers would be used; balanced between.
+  Args:
+    num_layers, d_model: sizes of the network.
+
+  Returns:
+    "deep" if d is below 3/4 of the fit's width d* at its depth, so that layers
+    are wasted; "wide" if it is above 4/3 of it, so that more layers would help;
+    or else "balanced". And d / d*.
   """
-  # In logarithms, so that no depth overflows.
+  # Divide by logarithms, so that no depth overflows.
   share = math.exp(math.log(d_model) - INTERCEPT - SLOPE * num_layers)
   if share < 3 / 4:
     return "deep", share
@@ -81,11 +88,11 @@ def place(num_layers: int, d_model: int) -> tuple[str, float]:
 
 
 def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
-  """Returns the lines on the theory's and the fit's depth for a width.
+  """Returns the lines of a report on the depth that suits a width.
 
   Args:
     d_model: width of the network.
-    log3_d: the theory's threshold for it, log_3 d.
+    log3_d: threshold of the theory, log_3 d.
   """
   layers = depth(d_model)
   indent = 21 * " "

@@ -15,43 +15,49 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Maps(NamedTuple):
-  """What a network of L layers and H heads is made of, [l, h, d, d] each.
+  """Products of the weights of a network, [layers, heads, d, d] each.
 
   Attributes:
-    into: W_O W_V.
-    of: W_K.T W_Q.
+    values: W_O W_V.
+    scores: W_K.T W_Q.
   """
 
-  into: jax.Array
-  of: jax.Array
+  values: jax.Array
+  scores: jax.Array
 
 
 def maps(params: Any, scale: float = 1.0) -> Maps:
-  """Those of the model `linearized`, from its parameters.
+  """Returns the products of the weights of a model `linearized`.
 
   Args:
-    params: of the encoder, `layer_0` and so on, without biases.
-    scale: of the mixer.
+    params: parameters of the encoder, `layer_0` and so on, without biases.
+    scale: option `scale` of the mixer.
   """
-  into, of = [], []
+  values, scores = [], []
   for k in range(sum(name.startswith("layer_") for name in params)):
     mixer = params[f"layer_{k}"]["mixer"]
     q, key, v = (mixer[name]["kernel"] for name in ("query", "key", "value"))
-    # Kernels take x from the left: [d, h, e], and [h, e, d] back.
+    # Kernels multiply x from the left: [d, h, e], and [h, e, d] for the output.
     out = mixer["out"]["kernel"]
-    into.append(jnp.einsum("hed,che->hdc", out, v, precision=_HIGHEST))
-    of.append(scale * jnp.einsum("dhe,che->hdc", key, q, precision=_HIGHEST))
-  return Maps(jnp.stack(into), jnp.stack(of))
+    values.append(jnp.einsum("hed,che->hdc", out, v, precision=_HIGHEST))
+    product = jnp.einsum("dhe,che->hdc", key, q, precision=_HIGHEST)
+    scores.append(scale * product)
+  return Maps(jnp.stack(values), jnp.stack(scores))
 
 
 def literal(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
-  """Equation 3 as it stands, token by token: x [n, d] -> [n, d].
+  """Applies equation 3 token by token: x [n, d] -> [n, d].
 
   y_i = sum_j sum_h (x_j . W_K.T W_Q x_i) W_O W_V x_j, layer after layer.
+
+  Args:
+    x: tokens, [n, d].
+    maps: weights of the network.
+    residual: True if every layer adds its input.
   """
-  for into, of in zip(*maps, strict=True):
-    scores = jnp.einsum("jc,hcd,id->hij", x, of, x, precision=_HIGHEST)
-    y = jnp.einsum("hij,hdc,jc->id", scores, into, x, precision=_HIGHEST)
+  for values, scores in zip(*maps, strict=True):
+    weights = jnp.einsum("jc,hcd,id->hij", x, scores, x, precision=_HIGHEST)
+    y = jnp.einsum("hij,hdc,jc->id", weights, values, x, precision=_HIGHEST)
     x = x + y if residual else y
   return x
 
@@ -59,21 +65,22 @@ def literal(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
 def polynomial(
   gram: jax.Array, maps: Maps, residual: bool = False
 ) -> jax.Array:
-  """P(S): the output is P(S) x, S the Gram matrix x.T x -> [d, d].
+  """Returns P(S) [d, d]: the output of the network is P(S) x.
 
-  Of degree (3^L - 1) / 2 in S. T_l = sum_h W_O W_V S_l W_K.T W_Q, and S_(l+1) =
-  T_l S_l T_l.T; under a residual connection T_l + I stands for T_l. P is the
-  product of the T_l. Costs L H d^3, whatever the number of tokens.
+  S = x.T x is the Gram matrix of the input. P has degree (3^L - 1) / 2 and is
+  the product of T_l = sum_h W_O W_V S_l W_K.T W_Q with S_(l+1) = T_l S_l T_l.T;
+  under a residual connection T_l + I replaces T_l. Costs L H d^3, whatever the
+  number of tokens.
 
   Args:
-    gram: S_1, [d, d].
-    maps: of the network.
-    residual: whether every layer adds its input.
+    gram: Gram matrix S_1, [d, d].
+    maps: weights of the network.
+    residual: True if every layer adds its input.
   """
   eye = jnp.eye(len(gram), dtype=gram.dtype)
   total = eye
-  for into, of in zip(*maps, strict=True):
-    t = jnp.einsum("hij,jk,hkl->il", into, gram, of, precision=_HIGHEST)
+  for values, scores in zip(*maps, strict=True):
+    t = jnp.einsum("hij,jk,hkl->il", values, gram, scores, precision=_HIGHEST)
     t = t + eye if residual else t
     total = jnp.matmul(t, total, precision=_HIGHEST)
     gram = jnp.matmul(
@@ -83,7 +90,7 @@ def polynomial(
 
 
 def compact(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
-  """The network by `polynomial`: x [n, d] -> [n, d]; equal to `literal`."""
+  """Applies the network by `polynomial`: x [n, d] -> [n, d], as `literal`."""
   gram = jnp.matmul(x.T, x, precision=_HIGHEST)
   total = polynomial(gram, maps, residual)
   return jnp.matmul(x, total.T, precision=_HIGHEST)

@@ -1,70 +1,70 @@
-r"""The separation rank of linearised self-attention, measured exactly.
+r"""Separation rank of linearised self-attention, measured exactly.
 
 python -m jaxformers rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
 
-A function of two groups of tokens has the separation rank of its grid matrix
-[y(a_s, b_t)] at generic points, once there are more points than the rank. With
-weights and tokens drawn from the integers modulo p = 2^31 - 1 all of it is
-exact: the rank over the rationals differs with a probability of about degree
-times rank over p (Schwartz and Zippel). Floating point finds the same up to two
-layers; at three it cuts the spectrum where there is no gap, see `numerical`.
+The separation rank of a function of two groups of tokens is the rank of its
+grid matrix [y(a_s, b_t)] at generic points, if there are more points than the
+rank. Weights and tokens are drawn from the integers modulo p = 2^31 - 1, so the
+rank is exact: the rank over the rationals differs with a probability of about
+degree times rank over p (Schwartz and Zippel). Floating point gives the same up
+to two layers. At three the spectrum has no gap to cut at, see `numerical`.
 
 The network is equation 3 of Levine et al. 2020 (arXiv 2006.12467) in its
 compact form: with the Gram matrix S_1 of the tokens,
 T_l = sum_h W_O W_V S_l W_K.T W_Q, y_l = T_l y_(l-1), S_(l+1) = T_l S_l T_l.T;
-under a residual connection T_l + I stands for T_l.
+under a residual connection T_l + I replaces T_l.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from jaxformers import cli
 from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 from jaxformers.theory import bounds
 
 PRIME = 2**31 - 1
-_FIRST = 24  # Points of the first grid, less 8; then twice as many.
+_FIRST_RANK = 24  # Rank to expect first; the grid has 8 points more.
 
 
 class Weights(NamedTuple):
-  """Of a network of L layers and H heads, [l, h, d, d] each.
+  """Products of the weights of a network, [layers, heads, d, d] each.
 
   Attributes:
-    into: W_O W_V.
-    of: W_K.T W_Q.
+    values: W_O W_V.
+    scores: W_K.T W_Q.
   """
 
-  into: np.ndarray
-  of: np.ndarray
+  values: np.ndarray
+  scores: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What is measured.
+  """Network, partition of its tokens, and entry of the output to measure.
 
   Attributes:
-    num_layers: L.
-    d_model: d.
-    num_heads: H, a divisor of d.
-    num_tokens: N.
-    residual: whether every layer adds its input.
-    input_rank: r of the subspace that tokens lie in, as of a vocabulary or an
-      embedding of rank r; 0 for d.
-    part: the tokens of the first group; () for the first half of them.
-    position: i, the token whose output is looked at.
-    channel: p, which of its channels.
+    num_layers: number of layers L.
+    d_model: width d.
+    num_heads: number of heads H, a divisor of d.
+    num_tokens: number of tokens N.
+    residual: True if every layer adds its input.
+    input_rank: rank of the subspace of the tokens, as of a vocabulary or an
+      embedding of that rank; 0 for d.
+    part: tokens of the first group; () for the first half of them.
+    position: token whose output is measured.
+    channel: channel of the output.
 
   Raises:
-    UserError: for what cannot be, with the reason.
+    UserError: for fields that do not go together, with the reason.
   """
 
   num_layers: int
@@ -81,38 +81,43 @@ class Setting:
     n, d = self.num_tokens, self.d_model
     if self.num_layers < 1:
       raise UserError(
-        f"num_layers={self.num_layers}: there is at least one layer."
+        f"num_layers={self.num_layers} is below 1: give 1 or more."
       )
     if d < 1 or self.num_heads < 1 or d % self.num_heads:
       raise UserError(
         f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
         "number of heads that does."
       )
+    self._check_part()
+    for name, last in (
+      ("position", n - 1),
+      ("channel", d - 1),
+      ("input_rank", d),
+    ):
+      if not 0 <= getattr(self, name) <= last:
+        raise UserError(
+          f"{name}={getattr(self, name)} is not in 0 to {last}: give a number "
+          "in that range."
+        )
+
+  def _check_part(self) -> None:
+    n, part = self.num_tokens, {*self.part}
     if n < 2:
-      raise UserError(f"num_tokens={n}: two groups have at least two tokens.")
-    if not self.part and n % 2:
+      raise UserError(f"num_tokens={n} is below 2: give a token to each group.")
+    if not part and n % 2:
       raise UserError(
-        f"num_tokens={n} is odd: there is no balanced partition. Choose an "
+        f"num_tokens={n} is odd, so it has no balanced partition: choose an "
         "even number, or give `part`."
       )
-    inside = {*self.part} <= {*range(n)} and len({*self.part}) == len(self.part)
-    if not inside or len(self.part) == n:
+    is_subset = part <= {*range(n)} and len(part) == len(self.part)
+    if not is_subset or len(part) == n:
       raise UserError(
-        f"part={self.part}: distinct tokens of 0 to {n - 1}, and not all."
-      )
-    for name, most in (("position", n), ("channel", d)):
-      if not 0 <= getattr(self, name) < most:
-        raise UserError(
-          f"{name}={getattr(self, name)} is not in 0 to {most - 1}."
-        )
-    if not 0 <= self.input_rank <= d:
-      raise UserError(
-        f"input_rank={self.input_rank} is not in 0 to d_model={d}."
+        f"part={self.part}: give distinct tokens of 0 to {n - 1}, and not all."
       )
 
   @property
   def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens of both groups."""
+    """Tokens of both groups."""
     first = self.part or tuple(range(self.num_tokens // 2))
     return first, tuple(k for k in range(self.num_tokens) if k not in first)
 
@@ -121,9 +126,10 @@ class Rank(NamedTuple):
   """A measured separation rank.
 
   Attributes:
-    rank: of the grid matrix.
-    exact: whether there were more points than that; else it is a lower bound.
-    points: of each group.
+    rank: rank of the grid matrix.
+    exact: True if there were more points than the rank; if not, the rank is a
+      lower bound.
+    points: number of points of each group.
   """
 
   rank: int
@@ -132,7 +138,7 @@ class Rank(NamedTuple):
 
 
 def draw_weights(setting: Setting, seed: int) -> Weights:
-  """Uniform weights modulo p, int64."""
+  """Draws uniform weights modulo p, int64."""
   rng = np.random.default_rng([seed, 0])
   s = setting
   width = s.d_model // s.num_heads
@@ -145,7 +151,8 @@ def draw_weights(setting: Setting, seed: int) -> Weights:
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Matrix products modulo p, term by term so that nothing overflows."""
+  """Returns matrix products modulo p, reduced after every term."""
+  # A product of two entries has 62 bits: the sum of two could overflow.
   total = np.zeros((*a.shape[:-1], b.shape[-1]), np.int64)
   for k in range(a.shape[-1]):
     total = (total + a[..., :, k, None] * b[..., None, k, :]) % PRIME
@@ -155,109 +162,105 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def draw_tokens(
   setting: Setting, count: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Values of the tokens of both groups, int64 [count, tokens, d] modulo p.
+  """Draws the tokens of both groups, int64 [count, tokens, d] modulo p.
 
-  More points begin with fewer: the first rows do not depend on `count`.
+  The first rows do not depend on `count`.
   """
   d, r = setting.d_model, setting.input_rank or setting.d_model
   basis = np.random.default_rng([seed, 1]).integers(0, PRIME, (r, d))
-  found = []
+  points = []
   for number, group in enumerate(setting.groups):
     rng = np.random.default_rng([seed, 2 + number])
     x = rng.integers(0, PRIME, (count, len(group), r))
-    found.append(_product(x, basis) if setting.input_rank else x)
-  return found[0], found[1]
-
-
-def _prepared(
-  setting: Setting, a: np.ndarray, b: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
-  """Gram matrices of both groups, and the token that is looked at."""
-  first, second = setting.groups
-  mine = setting.position in first
-  own, group = (a, first) if mine else (b, second)
-  x = own[:, group.index(setting.position)]
-  return _product(a.swapaxes(1, 2), a), _product(b.swapaxes(1, 2), b), x, mine
+    points.append(_product(x, basis) if setting.input_rank else x)
+  return points[0], points[1]
 
 
 def grid(
   setting: Setting, weights: Weights, a: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
-  """y of every pair of points, modulo p -> int64 [points of a, points of b].
+  """Returns y of every pair of points, modulo p.
 
   Args:
-    setting: of which position, channel and residual are read.
-    weights: modulo p.
-    a, b: the tokens of both groups, int64 [points, tokens, d] modulo p.
+    setting: setting; position, channel and residual are read.
+    weights: weights modulo p.
+    a, b: tokens of both groups, int64 [points, tokens, d] modulo p.
+
+  Returns:
+    int64 [points of a, points of b].
   """
-  gram_a, gram_b, x, mine = _prepared(setting, a, b)
+  first, second = setting.groups
+  is_first = setting.position in first
+  points, group = (a, first) if is_first else (b, second)
   return _grid(
-    gram_a,
-    gram_b,
-    x,
-    mine,
-    weights.into,
-    weights.of,
+    _product(a.swapaxes(1, 2), a),
+    _product(b.swapaxes(1, 2), b),
+    points[:, group.index(setting.position)],
+    is_first,
+    weights.values,
+    weights.scores,
     setting.residual,
     setting.channel,
   )
 
 
 @numba.njit(nogil=True, inline="always")
-def _reduced(x: Any) -> Any:
-  """x modulo 2^31 - 1 without a division, for 0 <= x < 2^63."""
+def _mod(x: Any) -> Any:
+  """Returns x modulo 2^31 - 1 without a division, for 0 <= x < 2^63."""
   x = (x & PRIME) + (x >> 31)
   x = (x & PRIME) + (x >> 31)
   return x - PRIME if x >= PRIME else x
 
 
 @numba.njit(nogil=True)
-def _times(a: Any, b: Any, out: Any) -> None:
+def _multiply(a: Any, b: Any, out: Any) -> None:
   d = len(a)
   for i in range(d):
     for j in range(d):
       total = 0
       for k in range(d):
-        total = _reduced(total + a[i, k] * b[k, j])
+        total = _mod(total + a[i, k] * b[k, j])
       out[i, j] = total
 
 
 @numba.njit(nogil=True)
-def _onto(a: Any, x: Any) -> Any:
-  found = np.zeros(len(a), np.int64)
+def _apply(a: Any, x: Any) -> Any:
+  y = np.zeros(len(a), np.int64)
   for i in range(len(a)):
     for j in range(len(x)):
-      found[i] = _reduced(found[i] + a[i, j] * x[j])
-  return found
+      y[i] = _mod(y[i] + a[i, j] * x[j])
+  return y
 
 
 @numba.njit(nogil=True)
 def _output(
-  gram: Any, x: Any, into: Any, of: Any, residual: Any, channel: Any
+  gram: Any, x: Any, values: Any, scores: Any, residual: Any, channel: Any
 ) -> Any:
-  depth, heads, d = of.shape[0], of.shape[1], of.shape[2]
+  depth, heads, d = scores.shape[0], scores.shape[1], scores.shape[2]
   s, y = gram.copy(), x.copy()
-  one, two = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
+  left, product = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
   for layer in range(depth - 1):
+    # T = sum_h W_O W_V S W_K.T W_Q, plus I under a residual connection.
     t = np.zeros((d, d), np.int64)
     for head in range(heads):
-      _times(into[layer, head], s, one)
-      _times(one, of[layer, head], two)
+      _multiply(values[layer, head], s, left)
+      _multiply(left, scores[layer, head], product)
       for i in range(d):
         for j in range(d):
-          t[i, j] = _reduced(t[i, j] + two[i, j])
+          t[i, j] = _mod(t[i, j] + product[i, j])
     if residual:
       for i in range(d):
-        t[i, i] = _reduced(t[i, i] + 1)
-    y = _onto(t, y)
-    _times(t, s, one)
-    _times(one, t.T, s)
-  # Of the last layer one channel is looked at.
+        t[i, i] = _mod(t[i, i] + 1)
+    # y <- T y, S <- T S T.T.
+    y = _apply(t, y)
+    _multiply(t, s, left)
+    _multiply(left, t.T, s)
+  # Compute one channel of the last layer.
   total = y[channel] if residual else 0
   for head in range(heads):
-    seen = _onto(s, _onto(of[depth - 1, head], y))
+    z = _apply(s, _apply(scores[depth - 1, head], y))
     for j in range(d):
-      total = _reduced(total + into[depth - 1, head, channel, j] * seen[j])
+      total = _mod(total + values[depth - 1, head, channel, j] * z[j])
   return total
 
 
@@ -266,34 +269,31 @@ def _grid(
   gram_a: Any,
   gram_b: Any,
   x: Any,
-  mine: Any,
-  into: Any,
-  of: Any,
+  is_first: Any,
+  values: Any,
+  scores: Any,
   residual: Any,
   channel: Any,
 ) -> Any:
   rows, columns = len(gram_a), len(gram_b)
-  found = np.empty((rows, columns), np.int64)
+  y = np.empty((rows, columns), np.int64)
   for s in numba.prange(rows):
     for t in range(columns):
+      # The Gram matrix of all tokens is the sum of those of the groups.
       gram = (gram_a[s] + gram_b[t]) % PRIME
-      own = x[s] if mine else x[t]
-      found[s, t] = _output(gram, own, into, of, residual, channel)
-  return found
+      token = x[s] if is_first else x[t]
+      y[s, t] = _output(gram, token, values, scores, residual, channel)
+  return y
 
 
 def modular_rank(matrix: np.ndarray) -> int:
-  """The rank of an integer matrix modulo p, by elimination.
-
-  Args:
-    matrix: integers [m, n].
-  """
+  """Returns the rank of an integer matrix [m, n] modulo p, by elimination."""
   return int(_eliminate(np.ascontiguousarray(matrix % PRIME, np.int64)))
 
 
 @numba.njit(nogil=True)
 def _inverse(a: Any) -> Any:
-  """a^(p - 2), which is 1 / a modulo p."""
+  """Returns 1 / a modulo p as a^(p - 2), by Fermat's little theorem."""
   result, exponent = 1, PRIME - 2
   while exponent:
     if exponent & 1:
@@ -308,6 +308,7 @@ def _eliminate(m: Any) -> Any:
   rows, columns = m.shape
   rank = 0
   for column in range(columns):
+    # Find a row with an entry in this column.
     pivot = -1
     for row in range(rank, rows):
       if m[row, column]:
@@ -315,36 +316,40 @@ def _eliminate(m: Any) -> Any:
         break
     if pivot < 0:
       continue
+    # Swap it to the top, and eliminate the column from the rows below.
     for k in range(column, columns):
       m[rank, k], m[pivot, k] = m[pivot, k], m[rank, k]
     scale = _inverse(m[rank, column])
     for row in numba.prange(rank + 1, rows):
-      factor = PRIME - _reduced(m[row, column] * scale)
+      factor = PRIME - _mod(m[row, column] * scale)
       if factor < PRIME:
         for k in range(column, columns):
-          m[row, k] = _reduced(m[row, k] + factor * m[rank, k])
+          m[row, k] = _mod(m[row, k] + factor * m[rank, k])
     rank += 1
     if rank == rows:
       break
   return rank
 
 
-def measure(setting: Setting, seed: int = 0, max_points: int = 2_048) -> Rank:
-  """The separation rank at random weights, exactly.
+def measure_rank(
+  setting: Setting, seed: int = 0, max_points: int = 2_048
+) -> Rank:
+  """Measures the separation rank at random weights, exactly.
 
   Args:
-    setting: what is measured.
-    seed: of weights and points.
-    max_points: of each group, at most; time grows with its cube.
+    setting: network, partition and entry of the output.
+    seed: seed of weights and points.
+    max_points: greatest number of points of each group; time grows as its cube.
 
   Raises:
     UserError: for fewer than two points.
   """
   if max_points < 2:
-    raise UserError(f"max_points={max_points}: it takes at least two.")
+    raise UserError(f"max_points={max_points} is below 2: give 2 or more.")
   weights = draw_weights(setting, seed)
-  # A formula, where there is one, only says how many points to begin with.
-  points = min((closed_form(setting) or _FIRST) + 8, max_points)
+  # The closed form only sets the number of points of the first grid.
+  points = min((closed_form(setting) or _FIRST_RANK) + 8, max_points)
+  # Double the points until there are more than the rank.
   while True:
     matrix = grid(setting, weights, *draw_tokens(setting, points, seed))
     rank = modular_rank(matrix)
@@ -356,12 +361,17 @@ def measure(setting: Setting, seed: int = 0, max_points: int = 2_048) -> Rank:
 def numerical(
   setting: Setting, points: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The grid in float64 at normal weights, and its singular values.
+  """Computes the grid in float64 at normal weights, and its singular values.
 
-  How many of these are above 1e-10 of the largest is the rank for L <= 2. At
-  L = 3 there is no gap: d = 2 and N = 4 have the rank 232, and over three seeds
-  23 to 48 singular values above 1e-8, 40 to 69 above 1e-10, 66 to 96 above
-  1e-12.
+  For L <= 2 the rank is the number of singular values above 1e-10 of the
+  largest. At L = 3 there is no gap: d = 2 and N = 4 have the rank 232, but over
+  three seeds 23 to 48 singular values above 1e-8, 40 to 69 above 1e-10 and 66
+  to 96 above 1e-12.
+
+  Args:
+    setting: network, partition and entry of the output.
+    points: number of points of each group.
+    seed: seed of weights and points.
 
   Returns:
     float64 [points, points], and [points] relative to the largest.
@@ -372,36 +382,46 @@ def numerical(
   shape = (s.num_layers, s.num_heads)
   q, k, v = (rng.normal(size=(*shape, width, s.d_model)) for _ in range(3))
   o = rng.normal(size=(*shape, s.d_model, width))
-  into, of = o @ v, k.swapaxes(-1, -2) @ q
+  values, scores = o @ v, k.swapaxes(-1, -2) @ q
   r = s.input_rank or s.d_model
   basis = rng.normal(size=(r, s.d_model)) if s.input_rank else np.eye(r)
   a, b = (rng.normal(size=(points, len(g), r)) @ basis for g in s.groups)
+  # Take the token to measure, and the Gram matrices, of all pairs of points.
   first, second = s.groups
-  mine = s.position in first
-  own = a[:, first.index(s.position)] if mine else None
-  y = own if mine else b[:, second.index(s.position)]
-  y = y[:, None] if mine else y[None]
+  if s.position in first:
+    y = a[:, None, first.index(s.position)]
+  else:
+    y = b[None, :, second.index(s.position)]
   gram = (a.swapaxes(1, 2) @ a)[:, None] + (b.swapaxes(1, 2) @ b)[None]
   y = np.broadcast_to(y, (points, points, s.d_model))
+  # Apply the layers.
   for layer in range(s.num_layers):
-    t = sum(into[layer, h] @ gram @ of[layer, h] for h in range(s.num_heads))
+    t = sum(
+      values[layer, h] @ gram @ scores[layer, h] for h in range(s.num_heads)
+    )
     if s.residual:
       t = t + np.eye(s.d_model)
     y = np.einsum("stij,stj->sti", t, y)
     gram = t @ gram @ t.swapaxes(-1, -2)
+  # Scale the grid, so that no singular value overflows.
   matrix = y[..., s.channel]
-  values = np.linalg.svd(matrix / np.abs(matrix).max(), compute_uv=False)
-  return matrix, values / values[0]
+  singular = np.linalg.svd(matrix / np.abs(matrix).max(), compute_uv=False)
+  return matrix, singular / singular[0]
 
 
 def closed_form(setting: Setting) -> int | None:
-  """The separation rank where a formula is known, for balanced partitions.
+  """Returns the separation rank by a formula; None if there is none.
 
-  d + 1 for one layer; C(d + C, C) with C = (3^L - 1) / 2 for two tokens and one
-  head; C(d + 4, 4) + d^2 (d^2 - 1) / 12 + d (d^2 - 1) / 3 for two layers, one
-  head and more tokens. The first two follow from the network's form; the third
-  was found on d = 2, 3, 4 and confirmed at 5 and 6. With inputs of rank r, that
-  of a network of width r. None for other settings.
+  For balanced partitions:
+
+    one layer: d + 1.
+    two tokens, one head: C(d + C, C) with C = (3^L - 1) / 2.
+    two layers, one head, more tokens: C(d + 4, 4) + d^2 (d^2 - 1) / 12
+      + d (d^2 - 1) / 3.
+
+  The first two follow from the form of the network. The third was fitted to
+  d = 2, 3, 4 and confirmed at 5 and 6. Inputs of rank r have the separation
+  rank of a network of width r.
   """
   first, second = setting.groups
   if len(first) != len(second):
@@ -420,19 +440,22 @@ def closed_form(setting: Setting) -> int | None:
   return None
 
 
+TITLES = (
+  *("L", "d", "H", "N", "rank"),
+  *("closed form", "log_3 rank", "bounds of log_3"),
+)
+
+
 def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
-  """Ranks beside closed forms and the bounds that hold, in Markdown.
+  """Returns a Markdown table of ranks, closed forms and bounds.
 
   Args:
     settings: networks and partitions to measure.
-    max_points, seed: see `measure`.
+    max_points, seed: see `measure_rank`.
   """
-  lines = [
-    "| L | d | H | N | rank | closed form | log_3 rank | bounds of log_3 |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- |",
-  ]
+  rows = []
   for s in settings:
-    result = measure(s, seed, max_points)
+    result = measure_rank(s, seed, max_points)
     cells = (
       *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
       f"{'' if result.exact else '>= '}{result.rank:,}",
@@ -440,77 +463,67 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
       f"{bounds.log3(result.rank):.2f}",
       _format_bounds(s),
     )
-    lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
-  return "\n".join(lines)
+    rows.append(cells)
+  return markdown_table(TITLES, rows)
 
 
 def _format_bounds(setting: Setting) -> str:
-  """Returns the theorem that holds and its bounds; "" where neither does.
+  """Returns the theorem that holds and its bounds; "" if neither holds.
 
-  The theorems are about balanced partitions, fewer heads than channels, and
-  tokens that are not confined to a subspace.
+  The theorems need balanced partitions, fewer heads than channels, and tokens
+  that are not confined to a subspace.
   """
   s = setting
   first, second = s.groups
-  full = s.input_rank in (0, s.d_model)
-  if s.num_heads >= s.d_model or len(first) != len(second) or not full:
+  is_full = s.input_rank in (0, s.d_model)
+  if s.num_heads >= s.d_model or len(first) != len(second) or not is_full:
     return ""
   low, high, theorem = bounds.bounds(s.num_layers, s.d_model, s.num_heads)
   return f"theorem {theorem}: {low:.2f} to {high:.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Prints the ranks of all combinations; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers rank",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+@cli.command(
+  cli.argument("--num_layers", default="2", help="depths L: 1,2"),
+  cli.argument(
+    "--d_model", default="2,3,4", help="widths d; 4 at L = 3 takes minutes"
+  ),
+  cli.argument("--num_heads", default="1", help="numbers H of heads"),
+  cli.argument("--num_tokens", default="2", help="even numbers N of tokens"),
+  cli.argument(
+    "--input_rank",
+    default=0,
+    help="rank of the subspace of the tokens (default: d)",
+  ),
+  cli.switch("--residual", help="add its input to every layer"),
+  cli.argument(
+    "--part",
+    default="",
+    help="tokens of the first group: 0,2 (default: the first half)",
+  ),
+  cli.argument("--position", default=0, help="token whose output is looked at"),
+  cli.argument("--max_points", default=2_048, help="largest side of a grid"),
+  cli.argument("--seed", default=0, help="seed of the weights"),
+)
+def main(
+  num_layers: str,
+  d_model: str,
+  num_heads: str,
+  num_tokens: str,
+  part: str,
+  max_points: int,
+  seed: int,
+  **options: Any,
+) -> None:
+  """Prints the ranks of all combinations of sizes."""
+  sizes = itertools.product(
+    cli.numbers("num_layers", num_layers),
+    cli.numbers("d_model", d_model),
+    cli.numbers("num_heads", num_heads),
+    cli.numbers("num_tokens", num_tokens),
   )
-  axes = {
-    "num_layers": ("2", "L"),
-    "d_model": ("2,3,4", "d, from 4 at L = 3 on for minutes"),
-    "num_heads": ("1", "H, divisors of d"),
-    "num_tokens": ("2", "N, even: half of them in each group"),
-  }
-  for name, (default, meaning) in axes.items():
-    parser.add_argument(
-      f"--{name}", default=default, help=f"{meaning}; default {default}"
-    )
-  parser.add_argument(
-    "--input_rank", type=int, default=0, help="of the tokens; default d"
-  )
-  parser.add_argument("--residual", action="store_true")
-  parser.add_argument(
-    "--part", default="", help="tokens of the first group: 0,2; default half"
-  )
-  parser.add_argument(
-    "--position", type=int, default=0, help="of the token looked at"
-  )
-  parser.add_argument("--max_points", type=int, default=2_048)
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args(argv)
-  try:
-    values = [_integers(name, getattr(args, name)) for name in axes]
-    settings = [
-      Setting(
-        *sizes,
-        residual=args.residual,
-        input_rank=args.input_rank,
-        part=tuple(_integers("part", args.part) if args.part else ()),
-        position=args.position,
-      )
-      for sizes in itertools.product(*values)
-    ]
-    print(table(settings, args.max_points, args.seed))
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-
-
-def _integers(name: str, text: str) -> list[int]:
-  try:
-    return [int(value) for value in text.split(",")]
-  except ValueError:
-    raise UserError(f"--{name}={text}: give integers, such as 1,2.") from None
+  group = tuple(cli.numbers("part", part))
+  settings = [Setting(*each, part=group, **options) for each in sizes]
+  print(table(settings, max_points, seed))
 
 
 if __name__ == "__main__":

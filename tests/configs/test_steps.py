@@ -12,7 +12,8 @@ from jaxformers import tasks
 from jaxformers.analysis.evaluation import segmentation
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.training import loop
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 from tests.data import archives as layouts
 from tests.data import scenes
 from tests.marks import long_except
@@ -62,7 +63,7 @@ def some_steps(name, folder, workdir, **options):
   config.buckets = 1  # Every length is compiled, and so is every layer.
   config.model.num_layers = min(config.model.num_layers, 2)
   config.task.update(options)
-  run = Run(config, workdir)
+  run = Trainer(open_run(config, workdir))
   run.begin()
   losses = []
   for batch in run.batches(0):
@@ -122,7 +123,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   config.update(total_steps=4, log_steps=2, eval_steps=2, checkpoint_steps=2)
   config.model.update(num_layers=2, d_model=24)
   # A step of a resumed run sees the same batch.
-  run = Run(config, tmp_path / "look")
+  run = Trainer(open_run(config, tmp_path / "look"))
   *_, last = run.batches(0)
   chex.assert_trees_all_equal(next(run.batches(3)), last)
   results = loop.run(config, tmp_path / "run")
@@ -132,7 +133,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   lines = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert "validation/mean_iou" in lines
   trained = segmentation.trained.load(tmp_path / "run")
-  assert segmentation.measure(trained)["count"] == 3
+  assert segmentation.evaluate_segmenter(trained)["count"] == 3
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_neutrenos_term_costs_three_operations_an_entry():
   """Appendix G.4: little beside the products, and not nothing."""
   n, d, layers = 40, 8, 2
   plain, neutreno = (
-    cost.of(build(name, n), n) for name in ("transformer", "neutreno")
+    cost.count_cost(build(name, n), n) for name in ("transformer", "neutreno")
   )
   assert neutreno.flops == plain.flops
   assert neutreno.elementwise - plain.elementwise == 3 * (layers - 1) * n * d
@@ -50,7 +50,7 @@ def build(name, max_len, **options):
 def test_a_transformer_by_hand():
   n, d, mlp, layers = 40, 8, 128, 2
   products = 4 * n * d * d + 2 * n * n * d + 2 * n * d * mlp
-  got = cost.of(build("transformer", n), n)
+  got = cost.count_cost(build("transformer", n), n)
   assert got.flops == 2 * (layers * products + d * 3)
   assert got.parameters == models.size(build("transformer", n))
   # The weights of two heads in two layers, at the least.
@@ -59,7 +59,7 @@ def test_a_transformer_by_hand():
 
 def test_what_is_kept_grows_as_it_should():
   def kept(name, n, **mixer):
-    return cost.of(build(name, n, mixer=mixer), n).activations
+    return cost.count_cost(build(name, n, mixer=mixer), n).activations
 
   assert kept("transformer", 2048) > 3.5 * kept("transformer", 1024)
   few = kept("local", 1024, block_size=16)
@@ -73,5 +73,5 @@ def test_orthogonal_maps_are_left_out():
   """
   n, d = 8, 8
   model = build("random_transject", n, mixer={"num_experts": 1})
-  got = cost.of(model, n).flops
+  got = cost.count_cost(model, n).flops
   assert got == 2 * (2 * n * 4 * d * d + d * 3)

@@ -71,7 +71,7 @@ def test_the_deviation_of_kernels_at_the_start_is_given():
 
   np.testing.assert_allclose(deviations(init_std=0.02), 0.02, rtol=0.05)
   np.testing.assert_allclose(deviations(), [1 / 8, 1 / 10], rtol=0.05)
-  with pytest.raises(ValueError, match=r"init_std=-1.0: a deviation is not"):
+  with pytest.raises(ValueError, match=r"init_std=-1.0 is negative"):
     deviations(init_std=-1.0)
 
 

@@ -141,8 +141,8 @@ def test_feat_scale_scales_the_mean_and_the_rest_apart():
   ("name", "options", "message"),
   [
     ("synthesizer", {"symmetric": True}, "mixer has no k and no q"),
-    ("softmax", {"fidelity": -0.1}, "must not be negative"),
-    ("softmax", {"feat_scale": True, "causal": True}, "Leave out one"),
+    ("softmax", {"fidelity": -0.1}, "fidelity=-0.1 is not in"),
+    ("softmax", {"feat_scale": True, "causal": True}, "leave out one"),
     ("softmax", {"fidelity": "0.6"}, "not of type float"),
   ],
 )
@@ -166,7 +166,7 @@ def build(num_layers, fidelity):
 def test_the_model_has_lambda_of_the_papers_vision_runs():
   kw = {"vocab_size": 9, "max_len": 9, "num_classes": 2, "d_model": 8}
   model = models.build("neutreno", num_layers=2, mixer={"num_heads": 2}, **kw)
-  block = model.encoder(parent=None).block(parent=None)
+  block = model.stacks()["encoder"]
   assert block.mixer(parent=None).fidelity == 0.6
 
 

@@ -67,15 +67,17 @@ def test_another_image_and_other_classes():
 
 def test_positions_between_positions():
   table = np.random.default_rng(0).normal(size=(17, 3)).astype(np.float32)
-  assert pretrained.resized(table, 17) is table
-  wide = pretrained.resized(table, 65)
+  assert pretrained.resize_positions(table, 17) is table
+  wide = pretrained.resize_positions(table, 65)
   np.testing.assert_array_equal(wide[0], table[0])
   grid, old = wide[1:].reshape(8, 8, 3), table[1:].reshape(4, 4, 3)
   np.testing.assert_allclose(grid.mean((0, 1)), old.mean((0, 1)), atol=0.1)
   flat = np.concatenate([table[:1], np.full((16, 3), 2.0, np.float32)])
-  np.testing.assert_allclose(pretrained.resized(flat, 37)[1:], 2, atol=1e-5)
+  np.testing.assert_allclose(
+    pretrained.resize_positions(flat, 37)[1:], 2, atol=1e-5
+  )
   with pytest.raises(ValueError, match="17 positions cannot become 18"):
-    pretrained.resized(table, 18)
+    pretrained.resize_positions(table, 18)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,11 @@ def test_what_cannot_be_read(tmp_path):
     ("model_type", "swin", r"model_type in .* 'swin'.*bert, vit"),
     ("model_type", ["vit"], r"model_type in .* \['vit'\].*bert, vit"),
     ("hidden_act", "relu", "hidden_act='relu'"),
-    ("hidden_size", "12", "hidden_size='12' in .* is no positive integer"),
-    ("patch_size", None, "patch_size=None in .* is no positive integer"),
+    ("hidden_size", "12", "hidden_size='12' in .* is not a positive integer"),
+    ("patch_size", None, "patch_size=None in .* is not a positive integer"),
     ("num_hidden_layers", 0, "num_hidden_layers=0 in "),
     ("layer_norm_eps", float("nan"), "layer_norm_eps=nan in "),
-    ("id2label", 3, "id2label in .* names no classes"),
+    ("id2label", 3, "id2label in .* is not an object"),
   ):
     text = json.dumps(config | {field: value})
     (tmp_path / "vit" / "config.json").write_text(text)

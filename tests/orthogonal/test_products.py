@@ -32,9 +32,9 @@ def test_polishing_squares_the_defect_and_passes_gradients_by():
       np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
     )
     off = q + 1e-4 * jnp.asarray(np.random.default_rng(1).normal(size=(6, 6)))
-    again = products.polished(off)
+    again = products.reorthogonalize(off)
     np.testing.assert_allclose(again.T @ again, np.eye(6), atol=1e-6)
     assert np.abs(off.T @ off - np.eye(6)).max() > 1e-5
     np.testing.assert_allclose(again, off, atol=1e-3)
-    grad = jax.grad(lambda q: (products.polished(q) * off).sum())(q)
+    grad = jax.grad(lambda q: (products.reorthogonalize(q) * off).sum())(q)
     np.testing.assert_allclose(grad, off)

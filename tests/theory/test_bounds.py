@@ -117,7 +117,7 @@ def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: b.bounds(0, 8, 1), "num_layers=0: there is at least one layer"),
+    (lambda: b.bounds(0, 8, 1), "num_layers=0 is below 1: give 1 or more"),
     (lambda: b.bounds(2, 8, 8), "num_heads=8 with d_model=8.*log_3"),
     (lambda: b.bounds(2, 8, 0), "num_heads=0 with d_model=8"),
     (lambda: b.degree(0), "num_layers=0"),
@@ -198,9 +198,12 @@ def test_what_has_no_bound_or_fit_is_said():
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
-    ((0, 8, 1), "^error: num_layers=0: there is at least one layer"),
+    ((0, 8, 1), "^error: num_layers=0 is below 1: give 1 or more"),
     ((2, 1, 1), "^error: num_heads=1 with d_model=1"),
-    ((2, 8, 8), "^error: num_heads=8 with d_model=8.*fewer than channels"),
+    (
+      (2, 8, 8),
+      "^error: num_heads=8 with d_model=8.*fewer heads than channels",
+    ),
     ((10**10, 8, 1), "^error: num_layers=10000000000: give 1,000,000,000 or"),
     ((2, 10**10, 1), "^error: d_model=10000000000: give 1,000,000,000 or"),
   ],
@@ -224,7 +227,7 @@ def test_docs_show_what_the_commands_print(capsys, monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
   text = (request.config.rootpath / "docs/depth.md").read_text()
   for module, name in ((b, "bounds"), (advise, "advise")):
-    command = f"    python -m jaxformers.theory.{name} "
+    command = f"    python -m jaxformers {name} "
     [line] = [x for x in text.splitlines() if x.startswith(command)]
     module.main(line.removeprefix(command).split())
     printed = capsys.readouterr().out.splitlines()

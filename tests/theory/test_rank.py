@@ -39,7 +39,7 @@ TABLE = [
 @pytest.mark.parametrize(("depth", "d", "heads", "n", "want"), TABLE)
 def test_the_references_ranks(depth, d, heads, n, want):
   setting = r.Setting(depth, d, heads, n)
-  found = r.measure(setting)
+  found = r.measure_rank(setting)
   assert found.exact
   assert found.rank == want
   assert r.closed_form(setting) in (None, want)
@@ -52,9 +52,9 @@ def test_the_references_ranks(depth, d, heads, n, want):
 
 @pytest.mark.long
 def test_the_larger_ranks():
-  assert r.measure(r.Setting(2, 10)).rank == 1_001
-  assert r.measure(r.Setting(3, 3)).rank == 560
-  found = r.measure(r.Setting(3, 3, num_tokens=4), max_points=1_500)
+  assert r.measure_rank(r.Setting(2, 10)).rank == 1_001
+  assert r.measure_rank(r.Setting(3, 3)).rank == 560
+  found = r.measure_rank(r.Setting(3, 3, num_tokens=4), max_points=1_500)
   assert found == (1_500, False, 1_500)
 
 
@@ -68,33 +68,33 @@ def test_the_larger_ranks():
 @pytest.mark.parametrize("d", [4, 6])
 def test_inputs_of_low_rank_are_as_a_narrow_network(rank, depth, n, want, d):
   setting = r.Setting(depth, d, num_tokens=n, input_rank=rank)
-  assert r.measure(setting).rank == want
+  assert r.measure_rank(setting).rank == want
   assert r.closed_form(setting) in (None, want)
 
 
 def test_equal_for_all_balanced_partitions_seeds_and_with_a_residual():
   """Proposition 1, and findings 2 and 5 of the reference."""
   for part in itertools.combinations(range(4), 2):
-    assert r.measure(r.Setting(2, 3, num_tokens=4, part=part)).rank == 49
+    assert r.measure_rank(r.Setting(2, 3, num_tokens=4, part=part)).rank == 49
   for seed in range(6):
-    assert r.measure(r.Setting(2, 3, num_tokens=4), seed).rank == 49
+    assert r.measure_rank(r.Setting(2, 3, num_tokens=4), seed).rank == 49
   for d, want in ((2, 18), (3, 49)):
     setting = r.Setting(2, d, num_tokens=4, residual=True)
-    assert r.measure(setting).rank == want
+    assert r.measure_rank(setting).rank == want
   for position, channel in ((3, 0), (1, 2)):
     setting = r.Setting(2, 3, num_tokens=4, position=position, channel=channel)
-    assert r.measure(setting).rank == 49
+    assert r.measure_rank(setting).rank == 49
 
 
 def test_an_unbalanced_partition():
   """It counts which group the token is in that is looked at."""
   ranks = [
-    r.measure(r.Setting(2, 3, num_tokens=4, part=part)).rank
+    r.measure_rank(r.Setting(2, 3, num_tokens=4, part=part)).rank
     for part in ((0,), (1,), (0, 1), (1, 2, 3))
   ]
   assert ranks == [39, 43, 49, 39]  # A group and its complement are one.
   for part in ((0,), (2,), (0, 1)):
-    assert r.measure(r.Setting(1, 4, num_tokens=3, part=part)).rank == 5
+    assert r.measure_rank(r.Setting(1, 4, num_tokens=3, part=part)).rank == 5
 
 
 def test_the_grid_is_the_literal_sum_over_tokens():
@@ -181,7 +181,7 @@ def test_what_cannot_be_measured(fields, message):
   with pytest.raises(ValueError, match=message):
     r.Setting(**({"num_layers": 2, "d_model": 4} | fields))
   with pytest.raises(ValueError, match="max_points=1"):
-    r.measure(r.Setting(1, 2), max_points=1)
+    r.measure_rank(r.Setting(1, 2), max_points=1)
 
 
 def test_the_command(capsys):

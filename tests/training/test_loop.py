@@ -15,8 +15,8 @@ from jaxformers.models import MODELS
 from jaxformers.ranges import RANGES
 from jaxformers.training import evaluate, loop, steps
 from jaxformers.training.checkpoint import Checkpoints
-from jaxformers.training.run import Run
-from jaxformers.training.store import Store
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 from tests.marks import long_except
 
 TIMES = ("train_seconds", "wall_seconds")
@@ -58,7 +58,7 @@ def whole(smoke, tmp_path_factory):
 
   def counted(self, now, batch):
     real(self, now, batch)
-    programs.append(self.run.train_step._cache_size())
+    programs.append(self.trainer.train_step._cache_size())
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(loop._Loop, "step", counted)
@@ -136,7 +136,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(
     with pytest.raises(SystemExit) as exit_info:
       loop.run(smoke(), tmp_path / "run")
   assert exit_info.value.code == 128 + number
-  with Checkpoints(Store(tmp_path / "run"), {}, {}) as checkpoints:
+  with Checkpoints(tmp_path / "run", {}, {}) as checkpoints:
     assert checkpoints.steps() == [3]
   assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
   assert curve(tmp_path / "run") == whole[1]
@@ -271,9 +271,9 @@ def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
     sums["objective"] = jax.numpy.where(bad, jax.numpy.nan, total)
     return total, sums
 
-  run = Run(smoke(), tmp_path / "look")
-  split = run.task.splits["train"]
-  sums = [split.labels[run.order(step)].sum() for step in range(10)]
+  trainer = Trainer(open_run(smoke(), tmp_path / "look"))
+  split = trainer.task.splits["train"]
+  sums = [split.labels[trainer.order(step)].sum() for step in range(10)]
   bad = next(s for s in range(6, 10) if sums[s] not in sums[:s])
   spoiled.targets = int(sums[bad])
   monkeypatch.setattr(steps, "_forward", spoiled)
@@ -298,7 +298,7 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
     with pytest.raises(FloatingPointError, match="step 1 is not finite"):
       loop.run(config, tmp_path)
   assert not (tmp_path / "results.json").exists()
-  with Checkpoints(Store(tmp_path), {}, {}) as checkpoints:
+  with Checkpoints(tmp_path, {}, {}) as checkpoints:
     assert checkpoints.steps() == []
 
 

@@ -1,39 +1,15 @@
-"""The mixers, one file each; importing this package registers them."""
+"""Mixers, one file each; importing this package registers them all."""
 
-from jaxformers.models.mixers import (
-  bigbird,
-  informer,
-  kernelized,
-  linear,
-  linearized,
-  linformer,
-  local,
-  longformer,
-  nystromformer,
-  performer,
-  reformer,
-  skyformer,
-  softmax,
-  sparse,
-  synthesizer,
-  transject,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-  "bigbird",
-  "informer",
-  "kernelized",
-  "linear",
-  "linearized",
-  "linformer",
-  "local",
-  "longformer",
-  "nystromformer",
-  "performer",
-  "reformer",
-  "skyformer",
-  "softmax",
-  "sparse",
-  "synthesizer",
-  "transject",
-]
+
+def import_modules() -> list[str]:
+  """Imports every module of this package; returns their names, sorted."""
+  names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+  for name in names:
+    importlib.import_module(f"{__name__}.{name}")
+  return names
+
+
+__all__ = import_modules()

@@ -1,4 +1,4 @@
-"""Informer: the queries that matter attend, the others take the mean."""
+"""Informer: selected queries attend, and the others take the mean value."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
 from jaxformers.models.mixers.softmax import dot, weigh
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("informer")(Variant("informer"))
 
 
-@attention("informer", redraw=True)
+@attention("informer", growth="n log n", redraw=True)
 def informer(
   q: jax.Array,
   k: jax.Array,
@@ -30,17 +33,17 @@ def informer(
 ) -> jax.Array:
   """ProbSparse attention: softmax rows for u queries, the mean of v elsewhere.
 
-  A query's measure is the maximum less the mean of q . k / sqrt(e) over sampled
-  keys. The u = `num_queries` queries of greatest measure attend to all tokens;
-  0 stands for ceil(factor ln max_len), as for the `num_samples` keys drawn with
-  replacement for every query.
+  The sparsity measure of a query is the maximum minus the mean of
+  q . k / sqrt(e) over sampled keys. The u = `num_queries` queries of greatest
+  measure attend to all tokens. For every query `num_samples` keys are drawn
+  with replacement. Both counts are ceil(factor ln max_len) if they are 0.
 
   Source: Zhou et al. 2021, https://arxiv.org/abs/2012.07436, equations 2 to 4
-  and algorithm 1. Differs from their code and Skyformer's: padding is no key,
-  no query and not in the mean; the mean of the measure is over the samples,
-  there their sum over n; counts follow max_len, so that padding changes
-  nothing; a draw is kept in evaluation. No causal form: which queries matter
-  depends on all of them.
+  and algorithm 1. Equals softmax attention with u = n. Differs from their code
+  and Skyformer's: padding is no key, no query and not in the mean; the measure
+  takes the mean over the samples, there their sum over n; counts follow
+  max_len, so that padding changes nothing; evaluation always draws the same
+  samples. No causal form: the choice of queries sees all tokens.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   `draw` gives "samples": [max_len, num_samples] in [0, 1), a fraction of the
@@ -49,54 +52,66 @@ def informer(
   if factor <= 0 or num_queries < 0 or num_samples < 0:
     raise UserError(
       f"factor={factor}, num_queries={num_queries}, num_samples={num_samples}: "
-      "choose a positive factor, and counts above 0 or 0 to follow it."
+      "give a positive factor, and counts of 0 (for the factor) or more."
     )
   if num_queries > max_len:
     raise UserError(
-      f"num_queries={num_queries} is above max_len={max_len}: choose fewer."
+      f"num_queries={num_queries} is above max_len={max_len}: give a smaller "
+      "number."
     )
-  n, follow = mask.shape[1], math.ceil(factor * math.log(max_len))
-  count = min(num_queries or max(1, follow), n)
-  samples = num_samples or max(1, follow)
-  place = draw(
-    "samples", lambda key: jax.random.uniform(key, (max_len, samples))
-  )[:n]
-  total = mask.sum(1)[:, None, None]
-  rank = ranks(place[None], total)  # [b, n, samples]
-  # The i-th token's samples, wherever padding stands between the tokens.
-  own = jnp.maximum(jnp.cumsum(mask, 1) - 1, 0)
-  rank = jnp.take_along_axis(rank, own[..., None], 1)
-  index = jnp.take_along_axis(tokens_first(mask)[:, None], rank, 2)
+  n, default = mask.shape[1], math.ceil(factor * math.log(max_len))
+  count = min(num_queries or max(1, default), n)
+  shape = (max_len, num_samples or max(1, default))
+  place = draw("samples", lambda key: jax.random.uniform(key, shape))
+  # Select the queries of greatest measure.
   scale = q.shape[-1] ** -0.5
+  index = _sampled_keys(mask, place[:n])
   measure = jax.lax.stop_gradient(_measure(q * scale, k, index))
   measure = jnp.where(mask[:, None], measure, -jnp.inf)
   top = jax.lax.top_k(measure, count)[1]  # [b, h, count]
-  best = jnp.take_along_axis(q, top[..., None], 2)
-  weights = weigh(dot(best, k) * scale, mask[:, None, None])
+  # Attend from the selected queries to all tokens.
+  selected = jnp.take_along_axis(q, top[..., None], 2)
+  weights = weigh(dot(selected, k) * scale, mask[:, None, None])
   rows = jnp.matmul(dropout(weights).astype(v.dtype), v)
+  # Give all other queries the mean value.
+  total = jnp.maximum(mask.sum(1), 1)[:, None, None]
   mean = jnp.where(mask[:, None, :, None], wide(v), 0).sum(2)
-  mean = (mean / jnp.maximum(total, 1).astype(mean.dtype)).astype(v.dtype)
+  mean = (mean / total.astype(mean.dtype)).astype(v.dtype)
   y = jnp.broadcast_to(mean[:, :, None], v.shape)
   put = jax.vmap(jax.vmap(lambda y, i, r: y.at[i].set(r)))
   return put(y, top, rows)
 
 
-def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
-  """max_s q . k_s - mean_s q . k_s over sampled keys -> float32 [b, h, n].
-
-  One sample of all queries at a time: [n, samples, e] would be the largest
-  array of the model.
+def _sampled_keys(mask: jax.Array, place: jax.Array) -> jax.Array:
+  """Returns positions of the sampled keys of every query, [b, n, samples].
 
   Args:
-    q, k: [b, h, n, e].
-    index: [b, n, samples], positions of keys.
+    mask: [b, n], True at tokens.
+    place: fractions of the tokens in [0, 1), [n, samples].
+  """
+  rank = ranks(place[None], mask.sum(1)[:, None, None])
+  # Token i takes row i of the samples, wherever padding stands between tokens.
+  row = jnp.maximum(jnp.cumsum(mask, 1) - 1, 0)
+  rank = jnp.take_along_axis(rank, row[..., None], 1)
+  return jnp.take_along_axis(tokens_first(mask)[:, None], rank, 2)
+
+
+def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
+  """Returns max_s q . k_s - mean_s q . k_s over sampled keys, f32 [b, h, n].
+
+  Loops over the samples: an array [n, samples, e] would be the largest of the
+  model.
+
+  Args:
+    q, k: queries and keys, [b, h, n, e].
+    index: positions of the sampled keys, [b, n, samples].
   """
   q, k = wide(q), wide(k)
 
   def add(
-    so_far: tuple[jax.Array, jax.Array], index: jax.Array
+    past: tuple[jax.Array, jax.Array], index: jax.Array
   ) -> tuple[tuple[jax.Array, jax.Array], None]:
-    most, total = so_far
+    most, total = past
     chosen = jnp.take_along_axis(k, index[:, None, :, None], 2)
     score = (q * chosen).sum(-1)
     return (jnp.maximum(most, score), total + score), None

@@ -9,18 +9,26 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.softmax import HIGHEST, dot, seen_keys
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("kernelized")(Variant("kernelized"))
 
 
 def gaussian(x: jax.Array, y: jax.Array) -> jax.Array:
-  """exp(-|x - y|^2 / 2): [..., n, e], [..., m, e] -> float32 [..., n, m]."""
+  """Returns exp(-|x - y|^2 / 2), float32 [..., n, m].
+
+  Args:
+    x: [..., n, e].
+    y: [..., m, e].
+  """
   x, y = wide(x), wide(y)
   xx, yy = (jnp.square(a).sum(-1) / 2 for a in (x, y))
   exponent = dot(x, y, HIGHEST) - xx[..., :, None] - yy[..., None, :]
-  # Rounding leaves a positive rest where x and y are large and alike.
+  # Rounding makes the exponent positive where x and y are large and close.
   return jnp.exp(jnp.where(exponent > 0, 0, exponent))
 
 
-@attention("kernelized")
+@attention("kernelized", growth="n^2")
 def kernelized(
   q: jax.Array,
   k: jax.Array,
@@ -31,12 +39,14 @@ def kernelized(
   causal: bool = False,
   normalize: bool = False,
 ) -> jax.Array:
-  """exp(-|q - k|^2 / 2) v with q and k scaled by e^-1/4, rows not normalised.
+  """Kernel attention exp(-|q - k|^2 / 2) v, with q and k scaled by e^-1/4.
 
-  Source: Chen et al. 2021 (Skyformer), https://arxiv.org/abs/2111.00035,
-  equation 4. With `normalize` rows sum to one: the Gaussian ("RBF") kernel
-  attention that NeuTRENO's table 8 is about, after Tsai et al. 2019,
-  https://arxiv.org/abs/1908.11775.
+  The rows of weights do not sum to one. With `normalize` they do: this is the
+  Gaussian ("RBF") kernel attention of NeuTRENO's table 8, after Tsai et al.
+  2019, https://arxiv.org/abs/1908.11775.
+
+  Source: Chen et al. 2021, https://arxiv.org/abs/2111.00035 (Skyformer),
+  equation 4.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """

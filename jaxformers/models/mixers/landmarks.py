@@ -1,4 +1,7 @@
-"""Landmarks among the tokens of a sample, and the inverse of their kernel."""
+"""Landmarks among the tokens of a sample, and the inverse of their kernel.
+
+A helper of nystromformer, skyformer and informer.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,34 @@ INVERSE_INITS = ("sample", "batch")
 
 
 def tokens_first(mask: jax.Array) -> jax.Array:
-  """The positions of a sample's tokens, in order, then the others: [b, n]."""
+  """Returns the positions of the tokens in order, then of padding: [b, n]."""
   return jnp.argsort(~mask, axis=1, stable=True)
 
 
 def ranks(place: jax.Array, total: jax.Array) -> jax.Array:
-  """Which of `total` tokens stand at fractions of them: integers.
+  """Returns the ranks of the tokens at given fractions of a sample.
 
   Args:
-    place: in [0, 1).
-    total: numbers of tokens, of a shape that broadcasts; 0 gives rank 0.
+    place: fractions in [0, 1).
+    total: number of tokens of each sample, in a shape that broadcasts; 0 gives
+      rank 0.
   """
   rank = jnp.floor(place * total.astype(place.dtype)).astype(total.dtype)
   return jnp.minimum(rank, jnp.maximum(total - 1, 0))
 
 
 def segments(mask: jax.Array, count: int, dtype: Any) -> jax.Array:
-  """Weights that average a sample's tokens in equal runs -> [b, count, n].
+  """Returns the weights of the means of equal runs of tokens, [b, count, n].
 
-  The r-th of t tokens belongs to run floor(r count / t); with fewer tokens than
-  runs every token is a run of its own, and rows of empty runs are 0.
+  Token r of t belongs to run floor(r count / t). With fewer tokens than runs
+  every token is a run, and the rows of empty runs are 0.
   """
+  # Number the tokens, and assign each to a run.
   total = mask.sum(1, keepdims=True)
   rank = jnp.cumsum(mask, 1) - 1
   runs = jnp.minimum(total, count)
   run = rank * runs // jnp.maximum(total, 1)
+  # Weigh every token of a run alike.
   inside = (run[:, None] == jnp.arange(count)[None, :, None]) & mask[:, None]
   inside = inside.astype(dtype)
   return inside / jnp.maximum(inside.sum(-1, keepdims=True), 1)
@@ -49,34 +55,39 @@ def segments(mask: jax.Array, count: int, dtype: Any) -> jax.Array:
 def iterative_inverse(
   a: jax.Array, steps: int, init: str = "sample"
 ) -> jax.Array:
-  """The pseudo-inverse of a [b, h, m, m], approximately: a few products.
+  """Approximates the pseudo-inverse of a [b, h, m, m] by matrix products.
 
-  Z <- Z (13 - A Z (15 - A Z (7 - A Z))) / 4 from Z = A.T / (|A|_1 |A|_inf). Six
-  steps, as the papers have, leave large kernels far from inverted.
+  Iterates Z <- Z (13 - A Z (15 - A Z (7 - A Z))) / 4 from
+  Z = A.T / (|A|_1 |A|_inf). Six steps, the papers' number, do not yet invert
+  large kernels.
 
   Source: Xiong et al. 2021 (Nystromformer), https://arxiv.org/abs/2102.03902,
   equation 11.
 
   Args:
-    a: float32, entries not negative; rows and columns of 0 stay out.
+    a: float32, without negative entries; rows and columns of 0 stay 0.
     steps: number of iterations.
-    init: "sample" scales each matrix by its own norms; "batch" all by the
-      greatest column sum in the batch, as the released codes do for matrices
-      whose rows sum to at most 1: then a result depends on the batch mates.
+    init: "sample" scales each matrix by its own norms; "batch" scales all by
+      the greatest column sum in the batch, as the released codes do for
+      matrices whose rows sum to at most 1. A result then depends on the batch
+      mates.
 
   Raises:
-    UserError: for less than one step or another init.
+    UserError: for less than one step or an unknown init.
   """
   choose("inverse_init", init, INVERSE_INITS)
   if steps < 1:
-    raise UserError(f"inverse_steps={steps}: at least one step is needed.")
+    raise UserError(f"inverse_steps={steps} is below 1: give 1 or more.")
+  # Scale the transpose, so that the iteration converges.
   columns = jnp.max(jnp.abs(a).sum(-2), -1)[..., None, None]
   rows = jnp.max(jnp.abs(a).sum(-1), -1)[..., None, None]
   scale = columns.max() if init == "batch" else columns * rows
   z = jnp.swapaxes(a, -1, -2) / jnp.where(scale > 0, scale, 1)
+  # Iterate at full precision: rounding errors grow with every step.
   eye = jnp.eye(a.shape[-1], dtype=a.dtype)[None, None]
-  by = functools.partial(jnp.matmul, precision=HIGHEST)
+  matmul = functools.partial(jnp.matmul, precision=HIGHEST)
   for _ in range(steps):
-    az = by(a, z)
-    z = by(z, 13 * eye - by(az, 15 * eye - by(az, 7 * eye - az))) / 4
+    az = matmul(a, z)
+    inner = matmul(az, 15 * eye - matmul(az, 7 * eye - az))
+    z = matmul(z, 13 * eye - inner) / 4
   return z

@@ -1,4 +1,4 @@
-"""Attention by feature maps: linear in the number of tokens."""
+"""Linear Transformer: attention by feature maps, linear in the tokens."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.blocks import merge, split
+from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.variants import MODELS, Variant
 
-CHUNK = 64  # Tokens that the causal form takes at a time.
+MODELS.register("linear_transformer")(Variant("linear"))
+
+CHUNK = 64  # Tokens per step of the causal form.
 
 
 def by_features(
   q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool
 ) -> jax.Array:
-  """sum_j (q_i . k_j) v_j / sum_j (q_i . k_j), 0 where the sum is 0.
+  """Returns sum_j (q_i . k_j) v_j / sum_j (q_i . k_j), or 0 if the sum is 0.
 
-  j runs over all, or up to i if causal; then in chunks, so that the sums so far
-  are kept once a chunk and not once a token.
+  j runs over all tokens, or up to i if causal.
 
   Args:
-    q, k: float32 [b, h, n, f], not negative; k is 0 at padding.
-    v: [b, h, n, e].
+    q, k: features of queries and keys, float32 [b, h, n, f], not negative; k is
+      0 at padding.
+    v: values [b, h, n, e].
+    causal: True for sums up to i.
 
   Returns:
     [b, h, n, e] in the type of v.
   """
   dtype, v = v.dtype, wide(v)
-  # The denominator is one more channel of v.
+  # Compute the denominator as one more channel of v.
   v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
   y = sums(q, k, v, causal=causal)
   y, total = y[..., :-1], y[..., -1:]
@@ -40,11 +44,13 @@ def by_features(
 def sums(
   q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool
 ) -> jax.Array:
-  """sum_j (q_i . k_j) v_j, over all j or up to i -> [b, h, n, e].
+  """Returns sum_j (q_i . k_j) v_j [b, h, n, e], over all j or up to i.
 
   Args:
-    q, k: float32 [b, h, n, f]; k is 0 at padding.
-    v: float32 [b, h, n, e].
+    q, k: features of queries and keys, float32 [b, h, n, f]; k is 0 at padding.
+    v: values, float32 [b, h, n, e].
+    causal: True for sums up to i. They are computed in chunks, so that the
+      backward pass keeps the sums once a chunk and not once a token.
   """
   if causal:
     return _causal(q, k, v)[:, :, : q.shape[2]]
@@ -59,6 +65,7 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     past: jax.Array, part: tuple[jax.Array, ...]
   ) -> tuple[jax.Array, jax.Array]:
     q, k, v = part
+    # Sum over earlier tokens of the chunk, then over the chunks before.
     inside = jnp.einsum("bhnf,bhmf->bhnm", q, k)
     inside = jnp.where(earlier(CHUNK)[None, None], inside, 0)
     y = jnp.einsum("bhnm,bhme->bhne", inside, v)
@@ -72,7 +79,7 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def elu_and_one(x: jax.Array) -> jax.Array:
-  """elu(x) + 1 without the digits that the sum would lose below 0."""
+  """Returns elu(x) + 1; exact below 0, where the sum would lose digits."""
   return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
@@ -85,7 +92,7 @@ def linear(
   mask: jax.Array,
   causal: bool = False,
 ) -> jax.Array:
-  """Attention with the kernel (elu(q) + 1) . (elu(k) + 1).
+  """Kernel attention with the kernel (elu(q) + 1) . (elu(k) + 1).
 
   Source: Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236, equations
   5 and 7; causal: 9.

@@ -1,4 +1,4 @@
-"""Attention without softmax or any normalisation: a polynomial of its input."""
+"""Linearized attention: no softmax and no normalisation, a polynomial."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.linear import sums
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("linearized")(Variant("linearized", "attention_only"))
 
 
 @attention("linearized", use_bias=False)
@@ -19,12 +22,14 @@ def linearized(
   causal: bool = False,
   scale: float = 1.0,
 ) -> jax.Array:
-  """sum_j (q_i . k_j) v_j, times `scale`.
+  """Attention without a softmax: `scale` sum_j (q_i . k_j) v_j.
 
-  Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equation 3, for
-  which `scale` is 1 and nothing has a bias. In the block `attention_only` a
-  network of it is a polynomial of degree 3^L, which overflows float32 from
-  about L = 4 on unless its weights or `scale` are small.
+  A network of L layers in the block `attention_only` is a polynomial of degree
+  3^L. It overflows float32 from about L = 4 on, unless its weights or `scale`
+  are small.
+
+  Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equation 3, with
+  `scale` 1 and no biases.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """

@@ -1,4 +1,4 @@
-"""Linformer: keys and values projected to a few along the sequence."""
+"""Linformer: keys and values projected along the sequence to a few."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
 from jaxformers.models.mixers.softmax import dot
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("linformer")(Variant("linformer"))
 
 
 @attention("linformer")
@@ -30,18 +33,19 @@ def linformer(
   share_key_value: bool = False,
   train_projection: bool = True,
 ) -> jax.Array:
-  """softmax(q (E k).T / sqrt(e)) F v with E and F [rank, max_len] of each head.
+  """Softmax attention to projected keys: softmax(q (E k).T / sqrt(e)) F v.
 
-  With `share_heads` all heads have one E and one F, with `share_key_value`
-  E = F. Entries start normal with variance 1 / rank. Without `train_projection`
-  they are drawn and stay.
+  Each head has its own E and F, [rank, max_len]. `share_heads` gives all heads
+  one E and one F, and `share_key_value` sets E = F. Entries start normal with
+  variance 1 / rank. Without `train_projection` they are drawn and not trained.
 
   Source: Wang et al. 2020, https://arxiv.org/abs/2006.04768, equation 7 and
-  section 4. Skyformer's code has E = F in each head, of deviation 0.02, which
-  on a GPU is neither trained nor saved (`share_key_value`, and no
-  `train_projection`, but for the deviation); LRA's shares one and ignores the
-  padding, which here is 0 before it is projected. No causal form: E mixes past
-  and future.
+  section 4. Equals softmax attention with rank n and E = F = I. Differs from
+  Skyformer's code: there E = F in each head, with standard deviation 0.02, and
+  on a GPU neither trained nor saved (`share_key_value` without
+  `train_projection` gives this but for the deviation). Differs from LRA's,
+  which shares one E and projects the padding, too; here padding is 0. No causal
+  form: E mixes past and future.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
@@ -59,16 +63,18 @@ def linformer(
       return param(name, init, shape)
     return draw(name, lambda key: init(key, shape))
 
-  by_k = projection("project_keys")
-  by_v = by_k if share_key_value else projection("project_values")
+  # Project keys and values from n tokens to `rank`, padding set to 0.
+  to_keys = projection("project_keys")
+  to_values = to_keys if share_key_value else projection("project_values")
   axes = "mn" if share_heads else "hmn"
   k, v = (
     jnp.einsum(
       f"{axes},bhne->bhme",
-      by[..., :n].astype(a.dtype),
+      matrix[..., :n].astype(a.dtype),
       jnp.where(mask[:, None, :, None], a, 0),
     )
-    for by, a in ((by_k, k), (by_v, v))
+    for matrix, a in ((to_keys, k), (to_values, v))
   )
+  # Attend to the projected keys, of which none is padding.
   weights = jax.nn.softmax(dot(q, k) / q.shape[-1] ** 0.5, axis=-1)
   return jnp.matmul(dropout(weights).astype(v.dtype), v)

@@ -1,4 +1,4 @@
-"""Local attention: within blocks of the sequence."""
+"""Local attention: every block of the sequence attends to itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from jaxformers.models.attention import attention
-from jaxformers.models.mixers.blocks import (
+from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
   check_size,
@@ -15,6 +15,9 @@ from jaxformers.models.mixers.blocks import (
   split,
 )
 from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("local")(Variant("local"))
 
 
 @attention("local")
@@ -28,15 +31,17 @@ def local(
   block_size: int = 64,
   causal: bool = False,
 ) -> jax.Array:
-  """Softmax attention of every block to itself, blocks counted from the start.
+  """Softmax attention of every block to itself, in blocks of `block_size`.
 
-  Source: Tay et al. 2021 (LRA), https://arxiv.org/abs/2011.04006, "Local
-  Attention"; block_size is 50 there, 64 on images.
+  Source: Tay et al. 2021, https://arxiv.org/abs/2011.04006 (LRA), "Local
+  Attention"; block_size is 50 there, 64 on images. Equals softmax attention
+  with one block.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   size = check_size("block_size", block_size)
-  own = split(mask, size, 1)[:, None, :, None]
-  seen = own & earlier(size)[None, None, None] if causal else own
+  seen = split(mask, size, 1)[:, None, :, None]  # [b, 1, B, 1, s]
+  if causal:
+    seen = seen & earlier(size)[None, None, None]
   q, k, v = (split(a, size) for a in (q, k, v))
   return merge(attend_to(q, [Keys(k, v, seen)], dropout), mask.shape[1])

@@ -1,4 +1,4 @@
-"""Nystromformer: softmax attention through landmarks."""
+"""Nystromformer: softmax attention through landmarks, means of tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.landmarks import iterative_inverse, segments
 from jaxformers.models.mixers.softmax import dot, weigh
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("nystromformer")(Variant("nystromformer"))
 
 
 @attention("nystromformer")
@@ -29,37 +32,45 @@ def nystromformer(
   inverse_init: str = "sample",
   conv_size: int = 0,
 ) -> jax.Array:
-  """softmax(q k'.T) pinv(softmax(q' k'.T)) softmax(q' k.T) v, scaled by e^-1/2.
+  """Nystrom approximation of softmax attention, with means as landmarks.
 
-  q' and k' are means of q and k over equal runs of the tokens, with padding
-  left out. With `conv_size` a depthwise convolution of v over the positions is
-  added, one kernel a head.
+  Computes softmax(q k'.T) pinv(softmax(q' k'.T)) softmax(q' k.T) v, products
+  scaled by e^-1/2; q' and k' are means of q and k over equal runs of the
+  tokens, without padding. `conv_size` adds a depthwise convolution of v
+  over the positions, with one kernel for each head.
 
   Source: Xiong et al. 2021, https://arxiv.org/abs/2102.03902, equations 10 to
-  14. Differs from their code and Skyformer's: there padding counts in the
-  means, and the inverse starts from the greatest norm in the batch
-  (`inverse_init="batch"`, which makes a sample depend on its batch mates); and
-  with a landmark for every token they take softmax attention itself, where this
-  keeps to the formula, whose `inverse_steps` are not yet the inverse. No causal
-  form: a landmark is a mean over past and future.
+  14. Equals softmax attention with a landmark for every token and many steps.
+  Differs from their code and Skyformer's: there padding counts in the means,
+  and the inverse starts from the greatest norm in the batch
+  (`inverse_init="batch"`, which makes a sample depend on its batch mates). With
+  a landmark for every token they compute softmax attention itself; here
+  `inverse_steps` still approximate the inverse. No causal form: a landmark is a
+  mean over past and future.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   if not 1 <= num_landmarks <= max_len:
     raise UserError(
-      f"num_landmarks={num_landmarks} is not in 1 to max_len={max_len}."
+      f"num_landmarks={num_landmarks} is not in 1 to max_len={max_len}: give "
+      "a number in that range."
     )
   if conv_size < 0 or (conv_size and conv_size % 2 == 0):
-    raise UserError(f"conv_size={conv_size}: choose an odd number, or 0.")
+    raise UserError(
+      f"conv_size={conv_size}: give an odd number, or 0 for none."
+    )
   scale = q.shape[-1] ** -0.25
   q, k = (wide(a) * scale for a in (q, k))
+  # Average runs of tokens to landmarks.
   means = segments(mask, min(num_landmarks, mask.shape[1]), q.dtype)
   q_means, k_means = (jnp.einsum("bmn,bhne->bhme", means, a) for a in (q, k))
-  real = (means.sum(-1) > 0)[:, None]  # [b, 1, m]
-  to_means = weigh(dot(q, k_means), real[:, :, None])
-  square = weigh(dot(q_means, k_means), real[:, :, None])
-  square = jnp.where(real[..., None], square, 0)
+  is_run = (means.sum(-1) > 0)[:, None]  # [b, 1, m], False at empty runs.
+  # Compute the three kernels.
+  to_means = weigh(dot(q, k_means), is_run[:, :, None])
+  square = weigh(dot(q_means, k_means), is_run[:, :, None])
+  square = jnp.where(is_run[..., None], square, 0)
   from_means = weigh(dot(q_means, k), mask[:, None, None])
+  # Multiply from the right, so that no product is n x n.
   inverse = iterative_inverse(square, inverse_steps, inverse_init)
   y = to_means @ (inverse @ (from_means @ wide(v)))
   y = y.astype(v.dtype)
@@ -67,11 +78,14 @@ def nystromformer(
     return y
   init = nn.initializers.lecun_normal()
   kernel = param("conv", init, (conv_size, q.shape[1])).astype(v.dtype)
-  v = jnp.where(mask[:, None, :, None], v, 0)
-  half = conv_size // 2
-  padded = jnp.pad(v, ((0, 0), (0, 0), (half, half), (0, 0)))
-  n = v.shape[2]
-  return y + sum(
+  return y + _convolve(jnp.where(mask[:, None, :, None], v, 0), kernel)
+
+
+def _convolve(v: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Convolves v [b, h, n, e] over its positions with kernel [size, h]."""
+  size, n = len(kernel), v.shape[2]
+  padded = jnp.pad(v, ((0, 0), (0, 0), (size // 2, size // 2), (0, 0)))
+  return sum(
     padded[:, :, i : i + n] * kernel[i][None, :, None, None]
-    for i in range(conv_size)
+    for i in range(size)
   )

@@ -15,6 +15,9 @@ from jaxformers.models.mixers.landmarks import (
   ranks,
   tokens_first,
 )
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("skyformer")(Variant("skyformer"))
 
 
 @attention("skyformer", redraw=True)
@@ -31,32 +34,33 @@ def skyformer(
   inverse_steps: int = 6,
   inverse_init: str = "sample",
 ) -> jax.Array:
-  """The Nystrom approximation of `kernelized` on the stacked [q; k].
+  """Nystrom approximation of `kernelized` on the stacked matrix [q; k].
 
-  kappa([q; k], s) (kappa(s, s) + gamma)^-1 kappa(s, [q; k]) from landmarks s,
-  half of them of q and half of k, drawn from the tokens with replacement; the
-  inverse iterated on the matrix scaled to D^-1/2 (.) D^-1/2, D its row sums.
+  Computes kappa([q; k], s) (kappa(s, s) + gamma)^-1 kappa(s, [q; k]) with
+  landmarks s, drawn from the tokens with replacement: half are queries and half
+  are keys. The inverse is iterated on D^-1/2 (.) D^-1/2, D the row sums.
 
   Source: Chen et al. 2021, https://arxiv.org/abs/2111.00035, equations 5 to 8
-  and lemma 3. Differs from their code: the scale is e^-1/4, there 32^-1/4 for
-  any e; landmarks are tokens also where padding stands between them; a draw is
-  kept in evaluation; the inverse starts from each matrix's own norms, there
-  from the greatest of the batch (`inverse_init="batch"`, which makes a sample
-  depend on its batch mates). No causal form: landmarks are of past and future.
+  and lemma 3. Equals `kernelized` when all tokens are landmarks. Differs from
+  their code: the scale is e^-1/4, there 32^-1/4 for any e; landmarks are tokens
+  also where padding stands between them; evaluation always draws the same
+  landmarks; the inverse starts from the norms of each matrix, there from the
+  greatest of the batch (`inverse_init="batch"`, which makes a sample depend on
+  its batch mates). No causal form: landmarks see all tokens.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   `draw` gives "landmarks": [num_landmarks] in [0, 1), a fraction of the tokens.
   """
   if not 2 <= num_landmarks <= 2 * max_len or num_landmarks % 2:
     raise UserError(
-      f"num_landmarks={num_landmarks}: half are queries and half keys; choose "
+      f"num_landmarks={num_landmarks}: half are queries and half keys; give "
       f"an even number of 2 to {2 * max_len}, twice max_len."
     )
   if gamma < 0:
-    raise UserError(f"gamma={gamma} is negative: choose 0 or a small number.")
-  place = draw(
-    "landmarks", lambda key: jax.random.uniform(key, (num_landmarks,))
-  )
+    raise UserError(f"gamma={gamma} is negative: give 0 or a small number.")
+  # Take the landmarks from the queries and the keys.
+  shape = (num_landmarks,)
+  place = draw("landmarks", lambda key: jax.random.uniform(key, shape))
   rank = ranks(place[None], mask.sum(1, keepdims=True))
   index = jnp.take_along_axis(tokens_first(mask), rank, 1)[:, None, :, None]
   scale = q.shape[-1] ** -0.25
@@ -67,14 +71,15 @@ def skyformer(
     for a, i in ((q, index[:, :, :half]), (k, index[:, :, half:]))
   ]
   s = jnp.concatenate(s, 2)
-  square = (
-    gaussian(s, s) + gamma * jnp.eye(num_landmarks, dtype=s.dtype)[None, None]
-  )
+  # Invert their kernel, scaled to row sums near 1.
+  eye = jnp.eye(num_landmarks, dtype=s.dtype)[None, None]
+  square = gaussian(s, s) + gamma * eye
   d = jax.lax.rsqrt(square.sum(-1))
   inverse = iterative_inverse(
     d[..., None] * square * d[..., None, :], inverse_steps, inverse_init
   )
-  seen = jnp.where(mask[:, None, :, None], gaussian(k, s), 0)
-  y = jnp.einsum("bhnm,bhne->bhme", seen, wide(v))
+  # Sum the values into the landmarks, and from these into the queries.
+  weights = jnp.where(mask[:, None, :, None], gaussian(k, s), 0)
+  y = jnp.einsum("bhnm,bhne->bhme", weights, wide(v))
   y = d[..., None] * (inverse @ (d[..., None] * y))
   return (gaussian(q, s) @ y).astype(v.dtype)

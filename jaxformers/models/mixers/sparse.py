@@ -1,4 +1,4 @@
-"""The Sparse Transformer's fixed pattern."""
+"""Sparse Transformer: attention by the fixed pattern."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
-from jaxformers.models.mixers.blocks import (
+from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
   check_size,
@@ -18,6 +18,9 @@ from jaxformers.models.mixers.blocks import (
   split,
 )
 from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.variants import MODELS, Variant
+
+MODELS.register("sparse")(Variant("sparse"))
 
 
 @attention("sparse")
@@ -32,47 +35,52 @@ def sparse(
   num_summary: int = 4,
   causal: bool = False,
 ) -> jax.Array:
-  """Softmax attention to the own block and to the last tokens of every block.
+  """Softmax attention within a block, and to the last tokens of every block.
 
   Token i sees j if both are in one block of l = `block_size` tokens, or if j is
   one of the last c = `num_summary` of its block. Time grows as n (l + c n / l),
-  so as n sqrt(n) with l near sqrt(n); the scores are made and dropped block by
-  block, so memory grows as n.
+  which is n sqrt(n) with l near sqrt(n). The scores are computed block by block
+  and not kept, so memory grows as n.
 
   Source: Child et al. 2019, https://arxiv.org/abs/1904.10509, the fixed pattern
-  of section 4.3, its two sets merged in every head (section 5.2). There and in
-  LRA (l = 50, c = 10) it is causal; here only if asked.
+  of section 4.3, its two sets merged in every head (section 5.2). Equals
+  softmax attention with `num_summary` = `block_size`. Differs from the paper
+  and LRA (l = 50, c = 10): causal only with `causal`.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   size = check_size("block_size", block_size)
   if not 0 <= num_summary <= size:
     raise UserError(
-      f"num_summary={num_summary} is not in 0 to block_size={size}."
+      f"num_summary={num_summary} is not in 0 to block_size={size}: give a "
+      "number in that range."
     )
   n, c = mask.shape[1], num_summary
-  own = split(mask, size, 1)
+  tokens = split(mask, size, 1)  # [b, B, s]
   q, k, v = (split(a, size) for a in (q, k, v))
   b, h, blocks, _, e = k.shape
+  # Collect the summary, the last c tokens of every block, for all queries.
   last = [a[:, :, :, size - c :].reshape(b, h, 1, -1, e) for a in (k, v)]
-  summary = own[:, :, size - c :]  # [b, B, c]
+  summary = tokens[:, :, size - c :]  # [b, B, c]
 
   @jax.checkpoint
-  def block(
-    i: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, own: jax.Array
+  def attend_block(
+    i: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, tokens: jax.Array
   ) -> jax.Array:
-    inside = own[:, None, None, None]
+    # See the block itself, and the summaries of the others.
+    inside = tokens[:, None, None, None]
     if causal:
       inside = inside & earlier(size)[None, None, None]
     others = jnp.arange(blocks) < i if causal else jnp.arange(blocks) != i
     outside = (summary & others[None, :, None]).reshape(b, 1, 1, 1, -1)
     keys = [Keys(k[:, :, None], v[:, :, None], inside), Keys(*last, outside)]
-    own_dropout = functools.partial(dropout, part=i)
-    return attend_to(q[:, :, None], keys, own_dropout)[:, :, 0]
+    drop = functools.partial(dropout, part=i)
+    return attend_to(q[:, :, None], keys, drop)[:, :, 0]
 
+  # Loop over the blocks, so that one block's scores exist at a time.
   parts = [jnp.moveaxis(a, 2, 0) for a in (q, k, v)]
   y = jax.lax.map(
-    lambda part: block(*part),
-    (jnp.arange(blocks), *parts, jnp.moveaxis(own, 1, 0)),
+    lambda part: attend_block(*part),
+    (jnp.arange(blocks), *parts, jnp.moveaxis(tokens, 1, 0)),
   )
   return merge(jnp.moveaxis(y, 0, 2), n)

@@ -1,4 +1,4 @@
-"""Synthesizer: attention logits without a product of queries and keys."""
+"""Synthesizer: attention logits without products of queries and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.softmax import dot, seen_keys, weigh
+from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
+
+MODELS.register("synthesizer")(Variant("synthesizer"))
 
 KINDS = (
   "random",
@@ -25,7 +28,7 @@ KINDS = (
 )
 
 
-@attention("synthesizer")
+@attention("synthesizer", growth="n^2")
 def synthesizer(
   v: jax.Array,
   *,
@@ -39,43 +42,46 @@ def synthesizer(
   factor: int = 8,
   causal: bool = False,
 ) -> jax.Array:
-  """softmax(S) v with logits S [n, n] of each head from one of six sources.
+  """Softmax attention softmax(S) v with synthetic logits S [n, n] of each head.
 
-  `kind`, or several joined by "+" (a mixture, with learned convex weights):
+  `kind` names the source of S; several kinds joined by "+" give a mixture with
+  learned convex weights:
 
-    random: a parameter. fixed_random: drawn, and kept.
+    random: a parameter. fixed_random: drawn, and not trained.
     factorized_random: R_1 R_2.T with R [max_len, factor].
-    dense: W_2 relu(W_1 x_i), a row of max_len logits from the token alone.
+    dense: W_2 relu(W_1 x_i), a row of max_len logits from each token.
     factorized_dense: A_i[j mod a] B_i[j // a] from two such maps to about
-      sqrt(max_len) each.
+      sqrt(max_len) logits each.
     dot: q k.T / sqrt(e), as in the Transformer.
 
-  All but "dot" have parameters for max_len positions, and time and memory grow
-  as n^2 as in softmax attention.
+  All kinds but "dot" have parameters for max_len positions. Time and memory
+  grow as n^2, as in softmax attention.
 
-  Source: Tay et al. 2021, https://arxiv.org/abs/2005.00743, section 3. Differs
-  from LRA's code: heads and positions are not mixed by a reshape, padding is
-  never seen, and a mixture weighs its parts (there: their sum).
+  Source: Tay et al. 2021, https://arxiv.org/abs/2005.00743, section 3. Equals
+  softmax attention with kind "dot". Differs from LRA's code: no reshape mixes
+  heads and positions, padding is never seen, and a mixture has weights (there:
+  a sum).
 
   Shapes: v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   kinds = [choose("kind of synthesizer", k, KINDS) for k in kind.split("+")]
   if len(set(kinds)) < len(kinds) or factor < 1:
     raise UserError(
-      f"kind={kind!r}, factor={factor}: name a kind once, and choose a factor "
-      "of at least 1."
+      f"kind={kind!r}, factor={factor}: name a kind once, and give a factor of "
+      "at least 1."
     )
   h, n, e = v.shape[1:]
   normal = nn.initializers.normal
 
-  def dense(name: str, size: int) -> jax.Array:
+  def map_tokens(name: str, size: int) -> jax.Array:
+    """Maps each token to `size` logits by two layers, [b, h, n, size]."""
     hidden = wide(jax.nn.relu(project(f"{name}_hidden")))
     w = param(f"{name}_kernel", normal(e**-0.5), (h, e, size))
     bias = param(f"{name}_bias", nn.initializers.zeros, (h, size))
     return jnp.einsum("bhne,hem->bhnm", hidden, w) + bias[None, :, None]
 
-  def source(kind: str) -> jax.Array:
-    """Logits [b, h, n, n], or [1, h, n, n] for all samples."""
+  def make_logits(kind: str) -> jax.Array:
+    """Returns the logits of a kind, [b, h, n, n] or [1, h, n, n]."""
     square = (h, max_len, max_len)
     if kind == "random":
       return param(kind, normal(1.0), square)[None, :, :n, :n]
@@ -87,21 +93,23 @@ def synthesizer(
       r = [param(f"{kind}_{i}", init, shape)[None, :, :n] for i in (1, 2)]
       return dot(*r)
     if kind == "dense":
-      return dense(kind, max_len)[..., :n]
+      return map_tokens(kind, max_len)[..., :n]
     if kind == "factorized_dense":
       a = math.isqrt(max_len - 1) + 1
       j, b = jnp.arange(n), -(-max_len // a)
-      first, second = dense(f"{kind}_1", a), dense(f"{kind}_2", b)
+      first, second = map_tokens(f"{kind}_1", a), map_tokens(f"{kind}_2", b)
       return first[..., j % a] * second[..., j // a]
     return dot(project("query"), project("key")) / e**0.5
 
   if len(kinds) == 1:
-    logits = source(kind)
+    logits = make_logits(kind)
   else:
-    weights = jax.nn.softmax(
-      param("mixture", nn.initializers.zeros, (len(kinds),))
+    mixture = param("mixture", nn.initializers.zeros, (len(kinds),))
+    shares = jax.nn.softmax(mixture)
+    logits = sum(
+      share * make_logits(kind)
+      for share, kind in zip(shares, kinds, strict=True)
     )
-    logits = sum(w * source(one) for w, one in zip(weights, kinds, strict=True))
   logits = jnp.broadcast_to(logits, (len(v), h, n, n))
   weights = dropout(weigh(logits, seen_keys(mask, causal))).astype(v.dtype)
   return jnp.matmul(weights, v)

@@ -1,20 +1,28 @@
 """Running layers backwards, and training without keeping activations."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import chex
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
-from jaxformers.models import cost, reversible
-from jaxformers.models.blocks import Injective, PreNorm
-from jaxformers.models.mixers.transject import TransJect
+from jaxformers.analysis.certificates import inverse, lipschitz
+from jaxformers.analysis.tokens.capture import capture
+from jaxformers.models import cost
+from jaxformers.models.attention import masked_mean
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.two_branches import PreNorm
+from jaxformers.models.transject.block import Injective, TransJect
+from jaxformers.models.variables import of_stack
+from jaxformers.models.variants import Variant
 from tests import initial
 from tests.marks import long_except
 
@@ -109,7 +117,7 @@ def test_what_is_seen_of_the_layers_is_the_same(activations):
     other["hidden"], seen["hidden"], rtol=1e-5, atol=1e-5
   )
   if activations == "reversible":
-    gates = [seen[f"layer_{i}"]["mixer"]["gate"][0] for i in range(3)]
+    gates = [seen[f"layer_{i}"]["gate"][0] for i in range(3)]
     chex.assert_trees_all_close(other["gate"], tuple(gates), atol=1e-5)
 
 
@@ -138,7 +146,7 @@ def test_memory_does_not_grow_with_depth():
 def test_recomputing_keeps_less_than_storing_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)
-    return cost.of(model, 128).activations
+    return cost.count_cost(model, 128).activations
 
   assert held("recomputed") < 0.3 * held("stored")
 
@@ -163,115 +171,16 @@ def test_bfloat16_trains_in_reverse_too():
   assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
-def normal(rng, *shape):
-  return jnp.asarray(rng.normal(size=shape))
-
-
-@given(
-  seed=st.integers(0, 99),
-  num_layers=st.sampled_from([2, 6]),
-  alpha=st.floats(0.0, 0.99),
-  tokens=st.lists(st.integers(1, 7), min_size=2, max_size=2),
-)
-@pytest.mark.parametrize(
-  "dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)]
-)
-def test_undoing_a_layer_gives_its_input(
-  dtype, seed, num_layers, alpha, tokens
-):
-  x64 = dtype == "float64"
-  with jax.enable_x64(x64):
-    rng = np.random.default_rng(seed)
-    d, count = 6, 3
-    # The gate is float32 whatever the type is; it is given on the way back.
-    experts = reversible.Experts(
-      orthogonal.expm(normal(rng, count, d, d)),
-      orthogonal.expm(normal(rng, count, d, d)),
-      5 * normal(rng, d),
-      jnp.asarray(alpha / num_layers),
-    )
-    w = orthogonal.expm(normal(rng, 2, d, d))
-    layer = reversible.Layer(experts, w, normal(rng, 2, d))
-    layer = jax.tree.map(lambda a: a.astype(dtype), layer)
-    form = reversible.Form(
-      "paper", "learned", "cayley", num_layers, jnp.dtype(dtype)
-    )
-    x = normal(rng, 2, 7, d).astype(dtype)
-    sigma = jnp.asarray(rng.uniform(size=(2, d))).astype(dtype)
-    mask = jnp.arange(7)[None] < jnp.asarray(tokens)[:, None]
-    y, weights = jitted("apply", form)(x, layer, sigma, mask)
-    back, steps = jitted("undo", form)(y, layer, sigma, mask, weights)
-    scale = float(jnp.abs(y).max())
-    error = float(jnp.abs(back - x).max())
-    assert error <= (1e-12 if x64 else 2e-6) * scale
-    assert int(steps.max()) <= (60 if x64 else 30)
-    if alpha > 0.01:
-      assert float(jnp.abs(back - y).max()) > error
-
-
-@functools.cache
-def jitted(name, form):
-  return jax.jit(functools.partial(getattr(reversible, name), form=form))
-
-
-def solve(y, branch, rate, mask=None, **options):
-  mask = jnp.ones(y.shape[:-1], bool) if mask is None else mask
-  return reversible.solve(y, branch, rate, mask, **options)
-
-
-def test_solve_stops_where_rounding_does():
-  y = jnp.asarray([3.0, -2.0])
-  x, steps = solve(y, lambda x: 0.5 * x, 0.5)
-  np.testing.assert_allclose(x, y / 1.5, rtol=1e-6)
-  assert 20 <= int(steps) <= 30
-  x, steps = solve(y, lambda x: 0.01 * x, 0.01)
-  np.testing.assert_allclose(x, y / 1.01, rtol=1e-6)
-  assert int(steps) <= 5
-  _, steps = solve(y, lambda x: 0.999 * x, 0.999, max_steps=7)
-  assert int(steps) == 7
-  x, steps = solve(y, lambda x: jnp.nan * x, 0.5)
-  assert np.isnan(x).all()
-  assert int(steps) < 5
-
-
-def test_solve_waits_for_every_token_by_its_own_size():
-  y = jnp.asarray([[1e5, 0.0], [1.0, 1.0], [jnp.nan, 1.0]])
-  # The first is done at once, for its branch is constant there.
-  x, _ = solve(y, lambda x: 0.49 * jnp.minimum(x, 2.0), 0.49)
-  np.testing.assert_allclose(x[1], 1 / 1.49, rtol=1e-6)
-  np.testing.assert_allclose(x[0, 0], 1e5 - 0.98, rtol=1e-6)
-  # Padding is not waited for.
-  _, steps = solve(
-    y,
-    lambda x: 0.49 * jnp.minimum(x, 2.0),
-    0.49,
-    jnp.array([True, False, False]),
-  )
-  assert int(steps) <= 2
-
-
-def test_solve_ends_where_a_branch_rounds():
-  """As on accelerators at lower precision: a step function."""
-  y = jax.random.normal(jax.random.key(0), (50, 8))
-
-  def branch(x):
-    return 0.49 * jax.lax.reduce_precision(x, 8, 10)
-
-  x, steps = solve(y, branch, 0.49)
-  np.testing.assert_allclose(x, y / 1.49, atol=4e-3)
-  assert int(steps) < 40
-
-
 def test_other_layers_are_not_taken_for_transjects():
   class Mine(TransJect):
     pass
 
   mine = functools.partial(Mine, num_experts=2)
   block = Injective(mine, 2)
-  assert not reversible.has_form(block)
-  assert reversible.has_form(Injective(TransJect, 2))
-  with pytest.raises(ValueError, match="TransJect's"):
-    reversible.form(block)
+  assert invertible.layers_of(block) is None
+  assert invertible.layers_of(Injective(TransJect, 2)) is not None
+  with pytest.raises(ValueError, match="injective layers"):
+    invertible.require_layers(block)
 
 
 def test_what_cannot_be_run_backwards():
@@ -282,4 +191,137 @@ def test_what_cannot_be_run_backwards():
   with pytest.raises(ValueError, match=r"activations 'kept'.*recomputed"):
     build("transject", "kept")
   with pytest.raises(ValueError, match=r"PreNorm.*transject"):
-    reversible.form(PreNorm(None, 2))
+    invertible.require_layers(PreNorm(None, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleLayers(invertible.InvertibleLayers):
+  """s x + m: scales channels by 1/2 to 3/2, adds the embedding's mean m."""
+
+  num_layers: int
+  dtype: Any = jnp.float32
+
+  def weights(self, variables):
+    layers = variables["params"]
+    return [layers[f"layer_{i}"]["scale"] for i in range(self.num_layers)]
+
+  def shared(self, variables, x, mask):
+    del variables
+    mean = masked_mean(x, mask)
+    return invertible.Shared(mean, {"intermediates": {"mean": mean}})
+
+  def forward(self, weights, x, shared, mask, side=None):
+    del mask, side
+    return (1 + jnp.tanh(weights) / 2) * x + shared[:, None], None
+
+  def inverse(
+    self, weights, y, shared, mask, side, *, constants=None, max_steps=1
+  ):
+    del mask, side, constants, max_steps
+    return (y - shared[:, None]) / (1 + jnp.tanh(weights) / 2)
+
+  def certificate(self, weights, shared, norm):
+    del shared, norm
+    scale = 1 + np.tanh(np.asarray(weights, np.float64)) / 2
+    interval = float(scale.min()), float(scale.max())
+    return {"tokens": interval, "sequences": interval}
+
+
+class Scale(nn.Module):
+  """A block without a mixer, for `ScaleLayers`."""
+
+  concatenate_positions = False
+  final_norm = False
+
+  num_layers: int
+  layer: int = 0
+
+  @nn.compact
+  def __call__(self, x, *, mask, carry, train):
+    del train
+    scale = self.param("scale", nn.initializers.normal(1.0), (x.shape[-1],))
+    mean = masked_mean(x, mask) if carry is None else carry
+    return self.invertible().forward(scale, x, mean, mask)[0], mean
+
+  @nn.nowrap
+  def invertible(self):
+    return ScaleLayers(self.num_layers)
+
+
+@pytest.fixture
+def scale(monkeypatch):
+  """A second family of invertible layers, under the name of a model."""
+  monkeypatch.setitem(BLOCKS._entries, "scale", Scale)
+  monkeypatch.setitem(models.MODELS._entries, "scale", Variant("", "scale"))
+
+  def build(activations="stored"):
+    return models.build(
+      "scale",
+      vocab_size=30,
+      max_len=16,
+      num_classes=3,
+      d_model=8,
+      num_layers=3,
+      activations=activations,
+    )
+
+  return build
+
+
+def test_another_invertible_block_trains_in_reverse(scale):
+  params = initial.params(scale(), IDS)
+  grads = {}
+  for kind in ("stored", "recomputed", "reversible"):
+    grad = jax.grad(functools.partial(objective, model=scale(kind)))
+    grads[kind] = jax.jit(grad)(params)
+  assert all(np.any(leaf) for leaf in jax.tree.leaves(grads["stored"]))
+  for kind in ("recomputed", "reversible"):
+    chex.assert_trees_all_close(
+      grads[kind], grads["stored"], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_another_invertible_block_is_undone(scale):
+  params = initial.params(scale(), IDS)
+  hidden, side = inverse.forward(scale(), params, IDS)
+  x = inverse.inverse(scale(), params, hidden[-1], side)
+  mask = np.asarray(side.mask)
+  np.testing.assert_allclose(x[mask], hidden[0][mask], atol=1e-5)
+  assert np.abs(hidden[-1] - hidden[0])[mask].max() > 0.1
+
+
+def test_another_invertible_block_has_its_certificate(scale):
+  params = initial.params(scale(), IDS)
+  report = lipschitz.report(scale(), params, np.asarray(IDS), steps=20)
+  low, high = report["guaranteed"]["all"]["tokens"]
+  assert 0 < low < 1 < high
+  least, greatest = report["adversarial"]["tokens"]
+  assert low * (1 - 1e-4) <= least < greatest <= high * (1 + 1e-4)
+  assert "Two tokens of one sample" in report["guaranteed"]["says"][0]
+  assert "guaranteed, tokens" in lipschitz.table(report)
+
+
+INVERTIBLE = [
+  name
+  for name, variant in models.MODELS.items()
+  if hasattr(BLOCKS[variant.block], "invertible")
+]
+
+
+@pytest.mark.parametrize("name", INVERTIBLE)
+def test_pure_layers_are_the_modules(name):
+  model = build(name, "stored")
+  params = moved(model)
+  variables = models.make_variables(model, params)
+  captured = capture(model, variables, IDS)
+  layers = invertible.require_layers(model.stacks()["encoder"])
+  encoder = of_stack(variables, "encoder")
+  shared = layers.shared(encoder, captured.hidden[0], captured.mask).value
+  for weights, x, y in zip(
+    layers.weights(encoder), captured.hidden, captured.hidden[1:], strict=False
+  ):
+    found, side = invertible.forward(layers, weights, x, shared, captured.mask)
+    np.testing.assert_allclose(found, y, atol=1e-5)
+    back = invertible.inverse(layers, weights, y, shared, captured.mask, side)
+    mask = np.asarray(captured.mask)
+    np.testing.assert_allclose(back[mask], x[mask], atol=1e-4)

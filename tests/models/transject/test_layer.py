@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
-from jaxformers.analysis.tokens import capture as capturing
+from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import masked_mean
-from jaxformers.models.mixers import transject as t
-from jaxformers.models.variables import make_variables
-from jaxformers.training import steps
+from jaxformers.models.blocks import invertible
+from jaxformers.models.transject import layer as t
+from jaxformers.models.variables import DERIVED, make_variables
 from tests import initial
 from tests.marks import long_except
 
@@ -92,100 +92,6 @@ def test_the_residual_weight_is_in_0_1_and_starts_at_0_with_a_slope():
   assert jax.grad(t.residual_weight)(-1e-3) == pytest.approx(-1, abs=1e-5)
 
 
-def test_sigma_is_the_least_squares_diagonal_over_its_maximum():
-  x, mask = normal(0, 2, 9, 4), prefix([9, 6], 9)
-  basis = orthogonal.cayley(normal(1, 4, 4))
-  sigma, error = t.eigenvalues(x, basis, mask)
-  for b, length in enumerate([9, 6]):
-    tokens = np.asarray(x[b, :length], np.float64)
-    gram = tokens.T @ tokens / length
-    best = np.diag(np.asarray(basis, np.float64).T @ gram @ basis)
-    np.testing.assert_allclose(sigma[b], best / best.max(), atol=1e-6)
-    rest = gram - basis @ np.diag(best) @ basis.T
-    np.testing.assert_allclose(error[b], np.sum(rest**2), rtol=1e-4)
-
-
-def test_sigma_of_the_eigenvectors_has_no_error():
-  x = normal(0, 1, 9, 4)
-  _, vectors = np.linalg.eigh(np.asarray(x[0]).T @ np.asarray(x[0]))
-  _, error = t.eigenvalues(x, jnp.asarray(vectors), jnp.ones((1, 9), bool))
-  assert float(error[0]) < 1e-5
-
-
-def test_the_reconstruction_error_beside_the_authors():
-  """Theirs is the mean over the entries of x.T x itself."""
-  n, d = 9, 4
-  x, basis = normal(0, 1, n, d), orthogonal.cayley(normal(1, d, d))
-  gram = np.asarray(x[0]).T @ np.asarray(x[0])
-  turned = np.asarray(basis).T @ gram @ np.asarray(basis)
-  theirs = np.square(turned - np.diag(np.diag(turned))).mean()
-  _, error = t.eigenvalues(x, basis, jnp.ones((1, n), bool))
-  np.testing.assert_allclose(error[0], theirs * d**2 / n**2, rtol=1e-4)
-
-
-def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
-  x, mask = normal(0, 1, 9, 4), jnp.ones((1, 9), bool)
-  basis = orthogonal.cayley(normal(1, 4, 4))
-  by_x, by_basis = jax.grad(
-    lambda x, q: t.eigenvalues(x, q, mask)[1].sum(), argnums=(0, 1)
-  )(x, basis)
-  assert not np.any(by_x)
-  assert np.any(by_basis)
-
-
-@pytest.mark.parametrize("n", [4, 9])
-def test_eigenvalues_with_gradients_are_those_without(n):
-  """Made from x.T x if there are more tokens than channels, else from x U."""
-  mask = prefix([n, n - 1], n)
-  x, basis = normal(0, 2, n, 4), orthogonal.cayley(normal(1, 4, 4))
-  weights = normal(2, 2, 4), normal(3, 2)
-
-  def plain(x, basis):
-    x = jnp.where(mask[..., None], x, 0)
-    count = mask.sum(1)
-
-    def diagonal(x):
-      return jnp.square(x @ basis).sum(1) / count[:, None]
-
-    values, fixed = diagonal(x), jax.lax.stop_gradient(x)
-    gram = jnp.einsum("bni,bnj->bij", fixed, fixed) / count[:, None, None]
-    rest = jnp.square(gram).sum((1, 2)) - jnp.square(diagonal(fixed)).sum(1)
-    return values / values.max(1, keepdims=True), rest
-
-  def loss(function, x, basis):
-    sigma, error = function(x, basis)
-    return (weights[0] * sigma).sum() + (weights[1] * error).sum()
-
-  def ours(x, basis):
-    return t.eigenvalues(x, basis, mask)
-
-  chex.assert_trees_all_close(ours(x, basis), plain(x, basis), rtol=1e-5)
-  expected = jax.value_and_grad(loss, (1, 2))(plain, x, basis)
-  found = jax.value_and_grad(loss, (1, 2))(ours, x, basis)
-  chex.assert_trees_all_close(found[0], expected[0], rtol=1e-5)
-  chex.assert_trees_all_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
-  forwards = jax.jacfwd(lambda *args: loss(ours, *args), (0, 1))(x, basis)
-  chex.assert_trees_all_close(forwards, expected[1], rtol=1e-4, atol=1e-5)
-
-
-def test_without_tokens_sigma_is_zero():
-  sigma, error = t.eigenvalues(
-    normal(0, 1, 3, 4), jnp.eye(4), jnp.zeros((1, 3), bool)
-  )
-  chex.assert_trees_all_equal((sigma, error), (jnp.zeros((1, 4)), jnp.zeros(1)))
-
-
-def test_a_sample_without_tokens_leaves_the_gradient_finite():
-  mask = prefix([3, 0], 3)
-
-  def loss(basis, s):
-    sigma, error = t.eigenvalues(normal(0, 2, 3, 4), basis, mask)
-    return jnp.square(sigma + t.learned_sigma(s)).sum() + error.sum()
-
-  grads = jax.grad(loss, (0, 1))(jnp.eye(4), jnp.zeros(4))
-  chex.assert_tree_all_finite(grads)
-
-
 @pytest.mark.parametrize("n", [3, 20])  # Fewer tokens than channels, and more.
 @pytest.mark.parametrize("shared", [False, True])
 def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
@@ -224,20 +130,20 @@ def test_what_is_folded_once_is_what_every_call_folds(activations):
     return jnp.square(model.apply(prepare(params), ids, train=False)).sum()
 
   grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-  once = grad(params, lambda p: steps.prepared(p, "cayley"))
+  once = grad(params, lambda p: make_variables(model, p))
   chex.assert_trees_all_close(
     once, grad(params, lambda p: {"params": p}), atol=1e-5
   )
-  variables = steps.prepared(params, "cayley")
-  assert variables[t.FOLDED]["encoder"].keys() == {"layer_0", "layer_1"}
-  known = jax.tree.map(jnp.zeros_like, variables[t.FOLDED])
-  other = model.apply(variables | {t.FOLDED: known}, ids, train=False)
+  variables = make_variables(model, params)
+  assert variables[DERIVED]["encoder"].keys() == {"layer_0", "layer_1"}
+  known = jax.tree.map(jnp.zeros_like, variables[DERIVED])
+  other = model.apply(variables | {DERIVED: known}, ids, train=False)
   assert jnp.abs(other - model.apply(variables, ids, train=False)).max() > 1e-3
 
 
 def test_nothing_is_folded_where_samples_have_a_sigma_of_their_own():
-  _, params, _ = encoder(2, 3, 0.5)
-  assert steps.prepared(params, "cayley")[t.FOLDED] == {}
+  model, params, _ = encoder(2, 3, 0.5)
+  assert make_variables(model, params)[DERIVED] == {"encoder": {}}
 
 
 def test_a_large_batch_makes_no_array_of_d_cubed():
@@ -253,17 +159,6 @@ def test_a_large_batch_makes_no_array_of_d_cubed():
   text = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2, 3)))(*args))
   assert f"f32[{b},{d},{d}]" in text
   assert f"f32[{d},{d},{d}]" not in text
-
-
-def test_the_gate_is_a_convex_combination_of_masked_maxima():
-  x, f = normal(0, 2, 5, 4), [normal(i, 2, 5, 4) for i in (1, 2, 3)]
-  a, w, mask = jnp.float32(0.3), normal(4, 4), prefix([5, 3], 5)
-  weights = t.gate(x, f, a, w, mask)
-  np.testing.assert_allclose(weights.sum(1), 1, atol=1e-6)
-  for b, length in enumerate([5, 3]):
-    tops = [(x + a * one)[b, :length].max(0) for one in f]
-    want = jax.nn.softmax(jnp.stack(tops) @ w)
-    np.testing.assert_allclose(weights[b], want, atol=1e-6)
 
 
 def test_alpha_zero_is_the_identity():
@@ -335,55 +230,6 @@ def test_one_expert_and_learned_sigma_mix_no_tokens():
   assert moved.tolist() == [i == 3 for i in range(9)]
 
 
-@pytest.mark.parametrize(
-  ("num_experts", "paper"), [(1, 6_616_844), (8, 28_679_948)]
-)
-def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
-  """The authors' classes less the biases of U, V and eigenvectors and gate."""
-  model = models.build(
-    "transject",
-    vocab_size=185,
-    max_len=4096,
-    num_classes=2,
-    d_model=512,
-    num_layers=6,
-    mixer={"num_experts": num_experts},
-  )
-  head = 512 * 2 + 2
-  biases = 6 * num_experts * 2 * 512 + 512 + 6
-  assert models.size(model) - head == paper - biases
-
-
-def test_the_eigenvalues_are_made_once_and_carried():
-  _, params, _ = encoder(3, 2, 0.5)
-  has = [
-    "basis_skew" in params["encoder"][f"layer_{i}"]["mixer"] for i in range(3)
-  ]
-  assert has == [True, False, False]
-
-
-def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
-  model = models.build(
-    "random_transject",
-    vocab_size=9,
-    max_len=9,
-    num_classes=2,
-    d_model=8,
-    num_layers=2,
-  )
-  ids = jnp.ones((1, 5), jnp.int32)
-  variables = model.init(jax.random.key(0), ids, train=False)
-  assert "losses" not in variables
-  assert variables["params"]["encoder"]["layer_0"]["mixer"]["sigma"].shape == (
-    8,
-  )
-
-
-def test_an_unknown_sigma():
-  with pytest.raises(ValueError, match="sigma 'noise'.*eigenvalues, learned"):
-    encoder(1, 1, 0.5, sigma="noise")
-
-
 def turn(angle):
   c, s = np.cos(angle), np.sin(angle)
   return [[c, s], [-s, c]]
@@ -426,29 +272,6 @@ def test_the_gate_of_the_paper_lets_different_inputs_collide():
       assert end >= (1 - 0.45) * start
 
 
-def test_the_certified_gate_is_its_formula():
-  x, w, mask = normal(0, 2, 5, 4), 3 * normal(1, 3, 4), prefix([5, 3], 5)
-  weights = t.certified_gate(x, w, mask)
-  for b, length in enumerate([5, 3]):
-    tokens = np.asarray(x[b, :length], np.float64)
-    h = tokens.mean(0) / np.sqrt(np.square(tokens).sum() / length)
-    logits = np.asarray(w, np.float64) @ h
-    want = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(weights[b], want, atol=1e-6)
-  constant = 1 + np.sqrt(3) * np.linalg.norm(w - w.mean(0)) / 2
-  np.testing.assert_allclose(t.certified_constant(w), constant, rtol=1e-6)
-  # What the softmax does not see costs nothing.
-  np.testing.assert_allclose(t.certified_constant(w[:1]), 1, atol=1e-5)
-  chex.assert_trees_all_close(
-    weights, t.certified_gate(x, w - w.mean(0), mask), atol=1e-6
-  )
-  empty = t.certified_gate(0 * x, w, mask & False)
-  np.testing.assert_allclose(empty, 1 / 3)
-  chex.assert_tree_all_finite(
-    jax.grad(lambda w: t.certified_constant(w))(jnp.zeros((3, 4)))
-  )
-
-
 @functools.cache
 def certified(num_layers, num_experts):
   """A forward pass from embedded tokens: what they were, and the end."""
@@ -456,7 +279,7 @@ def certified(num_layers, num_experts):
 
   def run(params, embedded, ids):
     own = make_variables(model, params)
-    found = capturing.capture(model, own, ids, embedded)
+    found = capture(model, own, ids, embedded)
     return found.hidden[0], found.hidden[-1]
 
   return jax.jit(run)
@@ -503,11 +326,6 @@ def test_sequences_stay_within_the_bounds_of_the_certified_gate(
   assert (after <= np.prod((1 + a) ** 2) * before * (1 + slack)).all()
 
 
-def test_an_unknown_gating():
-  with pytest.raises(ValueError, match="gating 'soft'.*certified.*paper"):
-    build(2, 2, 8, gating="soft")
-
-
 def test_a_stochastic_matrix_can_stretch_by_the_root_of_its_size():
   """Corollary 1 takes eigenvalues; what stretches is the singular value."""
   attention = np.zeros((100, 100))
@@ -521,3 +339,68 @@ def test_many_activations_are_negative():
   model, params, ids = encoder(2, 2, 0.5, d=32)
   for x in hidden(model, params, ids):
     assert 0.25 < np.mean(np.asarray(x) < 0) < 0.6
+
+
+def test_the_feed_forward_is_the_formula():
+  x = jax.random.normal(jax.random.key(0), (1, 5, 4))
+  w = jax.random.normal(jax.random.key(1), (2, 4, 4))
+  b = jax.random.normal(jax.random.key(2), (2, 4))
+  y = np.asarray(x, np.float64)
+  for i in range(2):
+    y = y @ np.asarray(w[i], np.float64) + np.asarray(b[i], np.float64)
+    y = np.where(y > 0, y, np.expm1(np.minimum(y, 0)))
+  np.testing.assert_allclose(t.orthogonal_feed_forward(x, w, b), y, atol=1e-5)
+
+
+def drawn(rng, *shape):
+  return jnp.asarray(rng.normal(size=shape))
+
+
+@given(
+  seed=st.integers(0, 99),
+  num_layers=st.sampled_from([2, 6]),
+  alpha=st.floats(0.0, 0.99),
+  tokens=st.lists(st.integers(1, 7), min_size=2, max_size=2),
+)
+@pytest.mark.parametrize(
+  "dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)]
+)
+def test_undoing_a_layer_gives_its_input(
+  dtype, seed, num_layers, alpha, tokens
+):
+  x64 = dtype == "float64"
+  with jax.enable_x64(x64):
+    rng = np.random.default_rng(seed)
+    d, count = 6, 3
+    # The gate is float32 whatever the type is; it is given on the way back.
+    experts = t.Experts(
+      orthogonal.expm(drawn(rng, count, d, d)),
+      orthogonal.expm(drawn(rng, count, d, d)),
+      5 * drawn(rng, d),
+      jnp.asarray(alpha / num_layers),
+    )
+    w = orthogonal.expm(drawn(rng, 2, d, d))
+    weights = t.Weights(experts, w, drawn(rng, 2, d))
+    weights = jax.tree.map(lambda a: a.astype(dtype), weights)
+    layers = t.TransJectLayers(
+      num_layers, "paper", "learned", 0.0, "cayley", jnp.dtype(dtype)
+    )
+    x = drawn(rng, 2, 7, d).astype(dtype)
+    sigma = jnp.asarray(rng.uniform(size=(2, d))).astype(dtype)
+    mask = jnp.arange(7)[None] < jnp.asarray(tokens)[:, None]
+    y, side = jitted("forward", layers)(weights, x, sigma, mask)
+    back = jitted("inverse", layers)(weights, y, sigma, mask, side)
+    scale = float(jnp.abs(y).max())
+    error = float(jnp.abs(back - x).max())
+    assert error <= (1e-12 if x64 else 2e-6) * scale
+    # Fewer steps than the limit are enough.
+    early = jitted("inverse", layers, max_steps=60 if x64 else 30)
+    chex.assert_trees_all_equal(early(weights, y, sigma, mask, side), back)
+    if alpha > 0.01:
+      assert float(jnp.abs(back - y).max()) > error
+
+
+@functools.cache
+def jitted(name, layers, **how):
+  function = getattr(invertible, name)
+  return jax.jit(functools.partial(function, layers, **how))

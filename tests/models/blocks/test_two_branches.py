@@ -8,58 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks import (
-  BLOCKS,
-  layer_norm,
-  orthogonal_feed_forward,
-)
-
-MIXER_OF = {
-  "attention_only": "linearized",
-  "pre_norm": "softmax",
-  "rezero": "softmax",
-  "injective": "transject",
-}
-
-
-@pytest.mark.parametrize("name", sorted(BLOCKS))
-def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
-  block = BLOCKS[name](MIXERS[MIXER_OF[name]], num_layers=2)
-  x = jax.random.normal(jax.random.key(0), (2, 6, 8))
-  mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
-  kw = {"mask": mask, "carry": None, "train": False}
-  params = block.init(jax.random.key(1), x, **kw)["params"]
-  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
-  y, z = (
-    block.apply({"params": params}, jnp.where(mask[..., None], x, pad), **kw)[0]
-    for pad in (0.0, 50.0)
-  )
-  chex.assert_equal_shape([x, y])
-  chex.assert_trees_all_close(y[1, :4], z[1, :4], atol=1e-5)
-
-
-def test_the_feed_forward_is_the_formula():
-  x = jax.random.normal(jax.random.key(0), (1, 5, 4))
-  w = jax.random.normal(jax.random.key(1), (2, 4, 4))
-  b = jax.random.normal(jax.random.key(2), (2, 4))
-  y = np.asarray(x, np.float64)
-  for i in range(2):
-    y = y @ np.asarray(w[i], np.float64) + np.asarray(b[i], np.float64)
-    y = np.where(y > 0, y, np.expm1(np.minimum(y, 0)))
-  np.testing.assert_allclose(orthogonal_feed_forward(x, w, b), y, atol=1e-5)
-
-
-def test_the_injective_block_shares_one_alpha_with_its_mixer():
-  block = BLOCKS["injective"](
-    functools.partial(MIXERS["transject"], num_experts=1), num_layers=2
-  )
-  x = jnp.ones((1, 3, 4))
-  kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
-  params = block.init(jax.random.key(0), x, **kw)["params"]
-  assert params["residual"]["alpha"].shape == ()
-  assert "residual" not in params["mixer"]
-  y, _ = block.apply({"params": params}, x, **kw)
-  chex.assert_trees_all_equal(x, y)
+from jaxformers.models.blocks.contract import BLOCKS, layer_norm
 
 
 @pytest.mark.parametrize("use_norm", [False, True])

@@ -1,4 +1,7 @@
-"""Attention over a few blocks of keys: no n x n array is ever made."""
+"""Softmax attention over blocks of keys, without an n x n array.
+
+A helper of local, sparse, longformer, bigbird, linear, performer and reformer.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from jaxformers.models.mixers.softmax import weigh
 
 
 class Keys(NamedTuple):
-  """Keys that every query of a block sees.
+  """Keys and values that the queries of each block attend to.
 
   Attributes:
-    k, v: [b, h, B, m, e], or B = 1 if all blocks share them.
-    seen: bool, broadcasts to [b, h, B, s, m].
+    k, v: keys and values [b, h, B, m, e]; B = 1 if all blocks share them.
+    seen: True where a query sees a key; broadcasts to [b, h, B, s, m].
   """
 
   k: jax.Array
@@ -26,14 +29,14 @@ class Keys(NamedTuple):
 
 
 def check_size(name: str, size: int) -> int:
-  """Returns a block size; ValueError unless it is at least 1."""
+  """Returns a block size; UserError unless it is at least 1."""
   if size < 1:
-    raise UserError(f"{name}={size}: a block has at least one token.")
+    raise UserError(f"{name}={size} is below 1: give a number of tokens.")
   return size
 
 
 def split(x: jax.Array, size: int, axis: int = 2) -> jax.Array:
-  """Cuts an axis of n into [B, size], padded at the end by zeros (False)."""
+  """Cuts an axis of n into blocks [B, size], with zeros (False) at the end."""
   padding = [(0, 0)] * x.ndim
   padding[axis] = (0, -x.shape[axis] % size)
   x = jnp.pad(x, padding)
@@ -41,15 +44,19 @@ def split(x: jax.Array, size: int, axis: int = 2) -> jax.Array:
 
 
 def merge(x: jax.Array, n: int) -> jax.Array:
-  """[b, h, B, s, e] -> [b, h, n, e], the padding of `split` cut off."""
+  """Undoes `split`: joins blocks [b, h, B, s, e] to tokens [b, h, n, e]."""
   return x.reshape(*x.shape[:2], -1, x.shape[-1])[:, :, :n]
 
 
 def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
-  """Every block with those around it: [.., B, s, ..] -> [.., B, w s, ..].
+  """Joins each block with its neighbours: [.., B, s, ..] -> [.., B, w s, ..].
 
-  w = before + 1 + after; beyond the ends there are zeros (False). `axis` is
-  that of the blocks.
+  Beyond the ends stand zeros (False).
+
+  Args:
+    x: blocks.
+    before, after: number of neighbours on each side; w = before + 1 + after.
+    axis: axis of the blocks.
   """
   blocks = x.shape[axis]
   padding = [(0, 0)] * x.ndim
@@ -69,7 +76,8 @@ def attend_to(
   keys: Sequence[Keys],
   dropout: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-  """One softmax over all the keys: q [b, h, B, s, e] -> [b, h, B, s, e]."""
+  """Applies one softmax to several sets of keys: q, y [b, h, B, s, e]."""
+  # Score each set of keys.
   scale = q.shape[-1] ** -0.5
   scores = [
     jnp.matmul(
@@ -80,15 +88,17 @@ def attend_to(
     * scale
     for part in keys
   ]
+  # Normalise over all sets together.
   seen = [
     jnp.broadcast_to(part.seen, s.shape)
     for part, s in zip(keys, scores, strict=True)
   ]
   weights = weigh(jnp.concatenate(scores, -1), jnp.concatenate(seen, -1))
   weights = dropout(weights).astype(q.dtype)
-  y, at = 0, 0
+  # Sum the values of each set, which owns `size` columns of the weights.
+  y, start = 0, 0
   for part in keys:
-    m = part.k.shape[-2]
-    y = y + jnp.matmul(weights[..., at : at + m], part.v)
-    at += m
+    size = part.k.shape[-2]
+    y = y + jnp.matmul(weights[..., start : start + size], part.v)
+    start += size
   return y

@@ -15,24 +15,31 @@ from jaxformers.training.layout import DATA, Layout
 COMPILERS: Registry = Registry("parallel mode")
 
 
-def check_batch(name: str, size: int, parts: int, what: str) -> None:
-  """Raises UserError if a batch does not split into equal parts."""
+def check_batch(name: str, size: int, parts: int, over: str) -> None:
+  """Raises UserError if a batch does not split into equal parts.
+
+  Args:
+    name: field of the config that has the size.
+    size: examples of a batch.
+    parts: number of equal parts.
+    over: what the batch is split over, for the message.
+  """
   if size < 1 or size % parts:
     below = size // parts * parts
     nearest = f"{below} or {below + parts}" if below else f"{parts}"
     raise UserError(
-      f"{name}={size} does not split evenly over {what}: choose a multiple "
+      f"{name}={size} does not split evenly over {over}: choose a multiple "
       f"of {parts}, such as {nearest}."
     )
 
 
 def devices() -> list[jax.Device]:
-  """The devices of a run: all there are."""
+  """Returns the devices of a run: all that are visible."""
   return jax.devices()
 
 
 def layout(spec: str = "") -> Layout:
-  """The layout of a config's `mesh` over all devices."""
+  """Returns the layout of a config's `mesh` over all devices."""
   return Layout.of(spec, devices())
 
 
@@ -48,21 +55,21 @@ def compile_jit(
 
   Args:
     step: takes `axis_name` as keyword; None here, the compiler adds the sums.
-    layout: of the batch and of what it meets.
-    state: what the step takes and gives back with its sums, for the shapes;
-      None for a step that gives sums alone, and whose first argument stays
+    layout: placement of the state and the batch.
+    state: state that the step takes, and returns with its sums, for its shapes;
+      None for a step that returns sums alone, and whose first argument stays
       where it is.
-    donate: whether the first argument's memory is given to the result.
+    donate: True to give the first argument's memory to the result.
 
   Returns:
     The compiled step, and a function that places a host batch for it.
   """
-  whole = layout.whole()
+  everywhere = layout.whole()
   placed = None if state is None else layout.state(state)
   compiled = jax.jit(
     layout.traced(step),
     in_shardings=(placed, None),  # A batch lies where it was placed.
-    out_shardings=whole if state is None else (placed, whole),
+    out_shardings=everywhere if state is None else (placed, everywhere),
     donate_argnums=(0,) if donate else (),
   )
   return compiled, layout.batch
@@ -89,9 +96,9 @@ def compile_pmap(
   if not layout.simple or jax.process_count() > 1:
     raise UserError(
       'config.parallel="pmap" splits batches alone, over the devices of one '
-      'process: leave config.mesh empty, or take parallel="jit".'
+      'process: leave config.mesh empty, or choose parallel="jit".'
     )
-  count = layout.mesh.size
+  num_devices = layout.mesh.size
   compiled = jax.pmap(
     functools.partial(step, axis_name=DATA),
     axis_name=DATA,
@@ -101,7 +108,10 @@ def compile_pmap(
   )
 
   def place(batch: Any) -> Any:
-    split = jax.tree.map(lambda x: x.reshape((count, -1, *x.shape[1:])), batch)
+    # pmap maps over a first axis of devices.
+    split = jax.tree.map(
+      lambda x: x.reshape((num_devices, -1, *x.shape[1:])), batch
+    )
     return layout.batch(split)
 
   return compiled, place

@@ -2,20 +2,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.mixers import blocks
+from jaxformers.models.mixers import blocked
 
 
 def test_a_sequence_is_cut_padded_and_put_together():
   x = jnp.arange(14.0).reshape(1, 1, 7, 2)
-  cut = blocks.split(x, 3)
+  cut = blocked.split(x, 3)
   assert cut.shape == (1, 1, 3, 3, 2)
   np.testing.assert_array_equal(cut[0, 0, 2, 1:], np.zeros((2, 2)))
-  np.testing.assert_array_equal(blocks.merge(cut, 7), x)
+  np.testing.assert_array_equal(blocked.merge(cut, 7), x)
 
 
 def test_neighbours_end_in_zeros():
   x = jnp.arange(1, 7).reshape(3, 2)  # Three blocks of two.
-  around = blocks.neighbours(x, 1, 1, 0)
+  around = blocked.neighbours(x, 1, 1, 0)
   assert around.tolist() == [
     [0, 0, 1, 2, 3, 4],
     [1, 2, 3, 4, 5, 6],
@@ -29,9 +29,9 @@ def test_keys_of_all_blocks_and_of_one_share_a_softmax():
     for a in np.random.default_rng(0).normal(size=(3, 1, 1, 2, 3, 4))
   )
   seen = jnp.ones((1, 1, 1, 1, 3), bool)
-  shared = blocks.Keys(k[:, :, :1], v[:, :, :1], seen)
-  y = blocks.attend_to(
-    q, [blocks.Keys(k, v, seen), shared], lambda w, part=None: w
+  shared = blocked.Keys(k[:, :, :1], v[:, :, :1], seen)
+  y = blocked.attend_to(
+    q, [blocked.Keys(k, v, seen), shared], lambda w, part=None: w
   )
   for block in range(2):
     keys = np.concatenate([k[0, 0, block], k[0, 0, 0]])
@@ -43,4 +43,4 @@ def test_keys_of_all_blocks_and_of_one_share_a_softmax():
 
 def test_a_block_has_tokens():
   with pytest.raises(ValueError, match="block_size=0: a block has at least"):
-    blocks.check_size("block_size", 0)
+    blocked.check_size("block_size", 0)

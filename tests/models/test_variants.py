@@ -1,0 +1,115 @@
+"""The names of models, and what they stand for.
+
+JAXFORMERS_WRITE_DOCS=1 pytest -n 0 tests/models/test_variants.py writes the
+table of docs/mixers.md anew.
+"""
+
+import dataclasses
+import inspect
+import os
+import re
+
+import pytest
+
+from jaxformers.models.attention import MIXERS, Attention
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.variants import MODELS, Variant
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_name_stands_for_a_mixer_in_a_block(name):
+  variant = MODELS[name]
+  assert variant.block in BLOCKS
+  options = {**variant.fixed, **variant.defaults}
+  assert options.keys() <= {*getattr(MIXERS[variant.mixer], "options", options)}
+
+
+def test_every_mixer_has_a_model():
+  assert {variant.mixer for variant in MODELS.values()} == {*MIXERS}
+
+
+def test_names_of_papers_stand_for_their_options():
+  assert MODELS["transformer"] == Variant("softmax", "pre_norm", {}, {}, "")
+  assert MODELS["transformer_rezero"].block == "rezero"
+  assert MODELS["transformer_orthogonal"].fixed == {"orthogonal": True}
+  assert MODELS["neutreno"].defaults == {"fidelity": 0.6}
+  assert MODELS["symmetric_transformer"].fixed == {"symmetric": True}
+  assert MODELS["linearized"].block == "attention_only"
+  assert MODELS["linear_transformer"].mixer == "linear"
+  assert MODELS["transject"].block == "injective"
+  assert MODELS["random_transject"].block == "injective"
+  assert MODELS["random_transject"].fixed == {"sigma": "learned"}
+
+
+TITLES = (
+  *("`model=`", "mixer", "block", "source", "options of `model.mixer`"),
+  *("causal", "memory grows as", "equals softmax attention"),
+)
+# Attributes of `Attention` that are an option of some mixers only.
+TOOL_OPTIONS = ("dropout_rate", "seed", "redraw")
+WIRING = {"residual", "orthogonal_map", "dtype", "parent", "name"}
+
+
+def find(pattern, make):
+  """Returns what a mixer's docstring says by a pattern, on one line."""
+  text = " ".join(inspect.getdoc(make).split())
+  match = re.search(pattern, text)
+  return match[1] if match else ""
+
+
+def options_of(make):
+  """Returns the options that a mixer does not share with all, by name."""
+  mixer = make()
+  if isinstance(mixer, Attention):
+    shared = {n for n in TOOL_OPTIONS if n in make.options} | {*make.defaults}
+    return mixer.options | {name: getattr(mixer, name) for name in shared}
+  fields = (f for f in dataclasses.fields(make) if f.name not in WIRING)
+  return {field.name: field.default for field in fields}
+
+
+def row(name):
+  variant = MODELS[name]
+  make = MIXERS[variant.mixer]
+  changed = {**variant.fixed, **variant.defaults}
+  values = options_of(make) | variant.defaults
+  listed = {k: values[k] for k in sorted(values) if k not in variant.fixed}
+  causal = "yes"
+  if "causal" not in listed:
+    reason = find(r"No causal form: ([^.]*)\.", make)
+    causal = f"no: {reason}" if reason else "no"
+  equal = find(r"Equals softmax attention ([^.]*)\.", make) or "never"
+  if variant.mixer == "softmax":
+    equal = f"without {', '.join(changed)}" if changed else "always"
+  cells = (
+    f"`{name}`",
+    ", ".join([variant.mixer, *(f"{k}={v}" for k, v in changed.items())]),
+    variant.block,
+    variant.source or find(r"Source: (.*? \d{4})", make),
+    ", ".join(f"`{k}` {v}" for k, v in listed.items() if k != "causal"),
+    causal,
+    getattr(make, "growth", "n"),
+    equal,
+  )
+  return f"| {' | '.join(cells)} |"
+
+
+def test_the_document_lists_all_models(request):
+  path = request.config.rootpath / "docs" / "mixers.md"
+  lines = path.read_text().splitlines()
+  header = f"| {' | '.join(TITLES)} |"
+  start = lines.index(header)
+  stop = lines.index("", start)
+  rule = f"| {' | '.join(['---'] * len(TITLES))} |"
+  table = [header, rule, *(row(name) for name in sorted(MODELS))]
+  if os.environ.get("JAXFORMERS_WRITE_DOCS"):
+    path.write_text("\n".join([*lines[:start], *table, *lines[stop:], ""]))
+  assert lines[start:stop] == table, f"Write it anew: {__doc__}"
+
+
+@pytest.mark.parametrize("name", sorted(MIXERS))
+def test_a_mixer_says_where_it_is_from_and_why_it_is_not_causal(name):
+  make = MIXERS[name]
+  if name != "transject":  # TransJect's variants name their source.
+    assert find(r"Source: (.*? \d{4})", make)
+    has_form = "causal" in make.options
+    assert has_form != bool(find(r"(No causal form: [^.]*)\.", make))
