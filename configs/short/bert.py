@@ -18,6 +18,7 @@ Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
 
 from jaxformers import config as c
 
+# Examples of the training split.
 NUM_TRAIN = {"imdb": 22_500, "ag_news": 108_000}
 
 
@@ -25,6 +26,7 @@ def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", task="imdb", seed=0)
   task = c.choose("task", arg.task, NUM_TRAIN)
   epoch = -(-NUM_TRAIN[task] // 32)
+  # BERT-base: normalised after each block, and a tanh layer on the first token.
   model = {
     "name": arg.model,
     "d_model": 768,

@@ -32,6 +32,7 @@ def load(spec: str) -> ConfigDict:
       f"There is no config file {path!r} in {Path.cwd()}: give a path such as "
       "configs/lra/listops.py."
     )
+  # Run the file as a module of its own, which is not importable elsewhere.
   module = importlib.util.module_from_spec(
     importlib.util.spec_from_file_location(Path(path).stem, path)
   )
@@ -76,7 +77,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   `RESUMABLE_FIELDS` are not compared.
   """
   before, after = flatten(old), flatten(new)
-  absent = object()
+  absent = object()  # Differs from every value, None included.
   return [
     f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
     for key in sorted(before.keys() | after.keys())
@@ -95,8 +96,10 @@ def describe(config: ConfigDict) -> str:
   for name, value in plain(config).items():
     comment = f"  # {FIELDS[name].help}" if name in FIELDS else ""
     if not isinstance(value, dict):
+      # A field of the run.
       lines.append(f"  {name}={json.dumps(value)}{comment}{_interval(name)}")
       continue
+    # A section, with its fields below.
     lines.append(f"  {name}:{comment}")
     lines += [
       f"    {name}.{key}={json.dumps(inner)}{_interval(f'{name}.{key}', '  #')}"

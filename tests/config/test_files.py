@@ -17,10 +17,10 @@ def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
   new = c.plain(
     c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere")
   )
-  found = c.differences(old, new)
-  assert found[0] == "model.d_model: 8 -> 16"
-  assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in found)
-  assert not any("data_dir" in line for line in found)
+  lines = c.differences(old, new)
+  assert lines[0] == "model.d_model: 8 -> 16"
+  assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in lines)
+  assert not any("data_dir" in line for line in lines)
   assert c.differences(old, old) == []
 
 
