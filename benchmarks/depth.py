@@ -47,7 +47,7 @@ def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
     num_classes=2,
     d_model=WIDTH,
     num_layers=depth,
-    activations=kind,
+    memory=kind,
     mixer={"num_experts": 4},
   )
 
@@ -94,7 +94,7 @@ def measure_memory(rounds: int) -> list[dict[str, Any]]:
       rows.append(
         {
           "L": depth,
-          "activations": kind,
+          "memory": kind,
           "MB": 2 * (scratch[1] - scratch[0]) / 1e6,
           "MB of scratch": scratch[1] / 1e6,
           "compile s": seconds,
@@ -146,7 +146,7 @@ def measure_tokens(
 def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
   """Trains at one depth; returns a row before training, and one after."""
   config = training.make_config(
-    "transject", steps, folder, num_layers=depth, activations="reversible"
+    "transject", steps, folder, num_layers=depth, memory="reversible"
   )
   with tempfile.TemporaryDirectory() as workdir:
     run = Trainer(open_run(config, Path(workdir)))

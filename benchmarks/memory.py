@@ -37,7 +37,7 @@ def transject_options(
   return {
     "num_layers": layers,
     "mixer": {"num_experts": ours.EXPERTS},
-    "activations": activations,
+    "memory": activations,
     "dtype": dtype,
   }
 

@@ -154,7 +154,7 @@ RANGES: dict[str, Range] = {
       *("archive", "protocol", "vocabulary", "operators", "difficulty"),
       *("tokens", "crop", "objective", "pool", "head_activation"),
       *("interaction", "positions", "dtype", "orthogonal_map"),
-      *("activations", "activation", "gating", "sigma", "kind"),
+      *("memory", "activation", "gating", "sigma", "kind"),
       *("inverse_init",),
     ),
     _TEXT,

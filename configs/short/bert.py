@@ -39,7 +39,7 @@ def get_config(arg=None):
     "head_init_std": 0.02,
     "head_dropout_rate": 0.1,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
     "embedding": {"norm_epsilon": 1e-12},
     "mixer": {},
     "mixer_defaults": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},

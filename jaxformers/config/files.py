@@ -14,6 +14,7 @@ from jaxformers import ranges
 from jaxformers.config.fields import (
   FIELDS,
   REMOVED_FIELDS,
+  RENAMED_OPTIONS,
   RESUMABLE_FIELDS,
   base,
 )
@@ -65,9 +66,15 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a plain config with defaults for fields that it does not have.
 
   A config that an older version wrote lacks the fields that were added since;
-  `REMOVED_FIELDS` of such a config are left out.
+  `REMOVED_FIELDS` of such a config are left out, and `RENAMED_OPTIONS` of its
+  models have their new names.
   """
   completed = plain(base()) | plain(config)
+  for section in ("model", "reference"):
+    completed[section] = {
+      RENAMED_OPTIONS.get(option, option): value
+      for option, value in completed[section].items()
+    }
   return {k: v for k, v in completed.items() if k not in REMOVED_FIELDS}
 
 

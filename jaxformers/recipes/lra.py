@@ -123,7 +123,7 @@ def models(
   common = {
     "num_layers": 2,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
     **head,
   }
   transject = {

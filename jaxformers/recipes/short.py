@@ -82,7 +82,7 @@ def models(name: str, *, tiny: bool) -> dict[str, Any]:
     "pool": "mean",
     "head_dim": 0,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
   }
   transject = {
     **common,

@@ -68,7 +68,7 @@ def models(
     "pool": "cls",
     "head_dim": 0,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
   }
   transject = {
     **common,

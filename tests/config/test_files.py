@@ -59,3 +59,12 @@ def test_config_files_of_users_find_what_moved_to_the_recipes():
     assert getattr(c, name) is not None
   with pytest.raises(AttributeError, match="nothing"):
     c.nothing  # noqa: B018
+
+
+def test_older_names_of_options_are_read():
+  model = {"name": "transject", "d_model": 8}
+  older = {"model": model | {"activations": "reversible"}, "reference": model}
+  completed = c.complete(older)
+  assert completed["model"] == model | {"memory": "reversible"}
+  newer = {"model": model | {"memory": "reversible"}, "reference": model}
+  assert c.differences(completed, c.complete(newer)) == []
