@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
 
 from jaxformers.sweep import commands, grid
 from jaxformers.sweep import runs as runs_module
