@@ -175,7 +175,7 @@ def test_everything_public_has_a_docstring_and_types():
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), path
     classes = [n for n in tree.body if isinstance(n, ast.ClassDef)]
-    methods = [node for one in classes for node in one.body]
+    methods = [node for defined in classes for node in defined.body]
     for node in tree.body + methods:
       if isinstance(node, ast.FunctionDef | ast.ClassDef):
         public = not node.name.startswith("_")
@@ -184,5 +184,5 @@ def test_everything_public_has_a_docstring_and_types():
       if isinstance(node, ast.FunctionDef):
         assert node.returns is not None, f"{path}: {node.name} -> ?"
         for argument in node.args.args + node.args.kwonlyargs:
-          known = argument.annotation or argument.arg in ("self", "cls")
-          assert known, f"{path}: {node.name}({argument.arg}: ?)"
+          is_known = argument.annotation or argument.arg in ("self", "cls")
+          assert is_known, f"{path}: {node.name}({argument.arg}: ?)"
