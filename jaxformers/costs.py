@@ -5,8 +5,8 @@ python -m jaxformers models --config configs/lra/listops.py
 
 The models have the sizes that the config gives them; `:size=matched` gives
 TransJect at most the Transformer's parameters. Long Range Arena allows a model
-10 % more than the Transformer; who has more is marked. The data are opened for
-the sizes of the task; --sizes does without:
+10 % more than the Transformer; models with more are marked. The sizes of the
+task are read from its data, or given by --sizes:
 
 --sizes vocab_size=257,max_len=4000,num_classes=2
 --sizes image=224x224x3,num_classes=1000

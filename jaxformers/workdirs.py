@@ -36,7 +36,7 @@ RESULTS_FIELDS = {
   "config.model.num_layers": int,
   "config.model.d_model": int,
 }
-SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
+CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
 
 
 def digest(content: Any) -> str:
@@ -110,7 +110,7 @@ def check_config(folder: Path, name: str, config: Any) -> None:
     config: its content.
   """
   _check_types(folder, name, config, CONFIG_FIELDS)
-  sections = {key: Mapping for key in SECTIONS if key in config}
+  sections = {key: Mapping for key in CONFIG_SECTIONS if key in config}
   _check_types(folder, name, config, sections)
 
 

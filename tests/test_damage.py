@@ -66,7 +66,7 @@ def train_anew(config, folder):
 
 
 def prepare_anew(config, folder):
-  """The same, and the arrays have to be packed again."""
+  """Trains anew where the arrays have to be packed again, too."""
   shutil.rmtree(folder / "data" / "packed")
   return train_anew(config, folder)
 

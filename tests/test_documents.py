@@ -41,6 +41,7 @@ PAGES = [
   *sorted((ROOT / "docs").glob("*.md")),
 ]
 EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
+BLOCK_PAGE = "docs/add_a_block.md"
 MIXER_FOLDER = "jaxformers/models/mixers"
 SOURCES = [
   *sorted((ROOT / "configs").rglob("*.py")),
@@ -581,6 +582,34 @@ def test_three_new_files_add_the_example_task(examples, tmp_path):
     env=os.environ | {"PYTHONPATH": str(tmp_path)},
   )
   assert run.stdout.split() == ["jaxformers.tasks.same_ends"]
+
+
+def test_two_new_files_add_the_example_block(tmp_path):
+  """In a copy of the package, so that nothing else is there to help."""
+  ignored = shutil.ignore_patterns("__pycache__")
+  shutil.copytree(ROOT / "jaxformers", tmp_path / "jaxformers", ignore=ignored)
+  page = (ROOT / BLOCK_PAGE).read_text()
+  files = {block.partition("\n")[0]: block for block in blocks(BLOCK_PAGE)}
+  names = [title.removeprefix("# ") for title in files]
+  for name, content in zip(names, files.values(), strict=True):
+    assert f"| `{name}` |" in page
+    assert not (ROOT / name).exists()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content.partition("\n")[2])
+  code = (
+    f"import runpy; names = runpy.run_path({names[1]!r});"
+    "tests = [name for name in names if name.startswith('test_')];"
+    "[names[name]() for name in tests]; print(len(tests))"
+  )
+  run = subprocess.run(
+    [sys.executable, "-c", code],
+    check=True,
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+  )
+  assert run.stdout == "2\n"
 
 
 def test_the_example_mixer_trains(smoke, tmp_path):

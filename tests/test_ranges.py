@@ -21,6 +21,7 @@ from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.language import LanguageModel
 from jaxformers.training import compilers, optim, run
+from tests.models.mixers.oracle import small_sizes
 
 ROOT = Path(__file__).parents[1]
 # Values that a hand or a sweep can put into any field.
@@ -43,11 +44,6 @@ KINDS_OF_INPUT = (
   {"objective": "segmentation", "image": (8, 8, 3), "patch_size": 4},
 )
 SECTIONS = {"mixer", "mixer_defaults", "block", "embedding", "head"}
-SMALL = {
-  "linformer": {"rank": 8},
-  "nystromformer": {"num_landmarks": 4},
-  "skyformer": {"num_landmarks": 6},
-}
 
 
 def parameters(function):
@@ -246,7 +242,8 @@ def split_pool(path):
 
 def options_of(name, changes, **kind):
   """Options of `models.build` for a model, some of them changed."""
-  options = SIZES | {"mixer": SMALL.get(name, {})} | kind
+  mixer = small_sizes(models.MODELS[name].mixer)
+  options = SIZES | {"mixer": mixer} | kind
   if "transject" in name and not kind:
     options["pool"] = "max"
   for path, value in changes.items():

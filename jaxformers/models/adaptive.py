@@ -68,6 +68,7 @@ class AdaptiveEmbedding(nn.Module):
       )
     total: Any = 0.0
     for i, (low, high) in enumerate(itertools.pairwise(bounds)):
+      # Rarer clusters have narrower vectors, projected to the width d.
       width = self.d_model // self.div_value**i
       table = self.param(f"table_{i}", self.table_init, (high - low, width))
       # Look up every id in every table, and keep the rows of this cluster.
@@ -108,6 +109,7 @@ class Softmax(NamedTuple):
   def head(self, h: jax.Array) -> jax.Array:
     """Returns log p of the shortlist and the clusters, [..., size + k]."""
     words = self._logits(h, 0)
+    # Padding has no probability.
     words = words.at[..., 0].set(-jnp.inf)
     if len(self.tables) > 1:
       clusters = _logits(h, self.clusters, self.cluster_bias)
@@ -130,6 +132,7 @@ def _logits(h: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
 
 def log_probabilities(softmax: Softmax, h: jax.Array) -> jax.Array:
   """Returns log p of every id, h [..., d] -> f32 [..., ids]; padding: -inf."""
+  # log p of a rare word is log p of its cluster plus that in the cluster.
   head = softmax.head(h)
   short = len(softmax.tables[0])
   tails = (
@@ -179,6 +182,7 @@ def log_likelihood(
   total = _log_p_of_rows(h, table, bias, head, first[0], first[-1])
   # Add log p of the target in its cluster.
   for i in range(1, count):
+    # Narrow the hidden vectors to the width of the cluster's table.
     narrow, projection = h, softmax.projections[i]
     if projection is not None:
       narrow = jnp.matmul(narrow, projection.T.astype(h.dtype))

@@ -152,6 +152,7 @@ class HeadsSignature(NamedTuple):
   options: dict[str, Any]
 
 
+# Inputs of a function of heads, and the names of their projections.
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
 _TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
 
@@ -308,6 +309,7 @@ class Attention(nn.Module):
     train: bool,
   ) -> tuple[jax.Array, Any]:
     """Calls the function of heads with the tools that its signature names."""
+    # Collect the names that are drawn, to refuse options without effect.
     drawn: list[str] = []
     tools = {
       "mask": mask,
@@ -331,12 +333,15 @@ class Attention(nn.Module):
     self, y: jax.Array, v: jax.Array, first: FirstValues | None, carry: Any
   ) -> tuple[jax.Array, FirstValues]:
     """Returns y + lambda (v0 - v), and the carry for the next layer."""
+    # The first layer has no earlier values, and starts the carry.
     if first is None:
       return y, FirstValues(v, jnp.ones((), jnp.int32), carry)
+    # Find the weight lambda of this layer.
     weight: Any = self.fidelity
     if self.learn_fidelity:
       start = nn.initializers.constant(self.fidelity)
       weight = self.param("fidelity", start, ())
+    # Layer 1 takes the first factor; layers after the last factor keep it.
     if self.fidelity_schedule:
       factors = jnp.asarray(self.fidelity_schedule, jnp.float32)
       weight = weight * factors[jnp.minimum(first.layers, len(factors)) - 1]
@@ -347,6 +352,7 @@ class Attention(nn.Module):
   def _scale_features(self, y: jax.Array, mask: jax.Array) -> jax.Array:
     """Applies FeatScale to y [b, n, d]: scales its mean token and the rest."""
     zeros, shape = nn.initializers.zeros, y.shape[-1:]
+    # Parameters of 0 leave y as it is.
     low = self.param("feat_scale_mean", zeros, shape).astype(y.dtype)
     high = self.param("feat_scale_rest", zeros, shape).astype(y.dtype)
     mean = masked_mean(y, mask)[:, None].astype(y.dtype)
@@ -364,6 +370,7 @@ class Attention(nn.Module):
         name=name,
       )(x)
       return jnp.swapaxes(y, 1, 2)
+    # Rotate all channels, then cut them into heads.
     w = rotation(self, name, (d, d), self.orthogonal_map)
     y = x.astype(self.dtype) @ w.astype(self.dtype)
     y = y.reshape(*x.shape[:2], *shape)
@@ -377,6 +384,7 @@ class Attention(nn.Module):
     layer = dropout_layer(self.dropout_rate, train)
     if not train or not self.dropout_rate:
       return lambda weights, part=None: weights
+    # One key a layer; calls in a loop fold in their number.
     key = self.make_rng("dropout")
 
     def drop(weights: jax.Array, part: Any = None) -> jax.Array:
@@ -402,6 +410,7 @@ class Attention(nn.Module):
       train: True in training, where `redraw` counts.
     """
     drawn.append(name)
+    # An array that the caller gives replaces the drawn one.
     expected = jax.eval_shape(make, jax.random.key(0))
     collection = self.variables.get("random", {})
     if name in collection:
@@ -412,6 +421,7 @@ class Attention(nn.Module):
         f"The collection random has {', '.join(sorted(collection))} for "
         f"{'/'.join(self.path)}, which draws {name!r}: rename the entry."
       )
+    # Draw from the seed, or in training from the caller's key.
     if not (train and self.redraw):
       is_constant = expected.size <= LARGEST_CONSTANT
       values = self._draw_from_seed(name, make, is_constant)
@@ -422,6 +432,7 @@ class Attention(nn.Module):
         'redraw=True draws new arrays in training: give rngs={"random": key}, '
         "or set redraw=False."
       )
+    # Show the array to a caller that asks for the collection.
     if self.is_mutable_collection("random") and not self.is_initializing():
       self.put_variable("random", name, values)
     return values
@@ -512,6 +523,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
   ranges.check({key: v for key, v in values.items() if key != "dtype"})
 
 
+# Attributes of `Attention` that the registration sets.
 _NOT_OPTIONS = {"attend", "heads", "options", "parent", "name"}
 
 

@@ -22,6 +22,7 @@ def sinusoids(length: int, d: int) -> np.ndarray:
   Source: Vaswani et al. 2017, section 3.5. (TransJect's code doubles the
   exponent, which leaves half of the channels nearly constant.)
   """
+  # Interleave sines and cosines of each rate.
   rates = 10000.0 ** (-np.arange(0, d, 2) / d)
   angles = np.arange(length)[:, None] * rates[None]
   both = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
@@ -52,6 +53,7 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
       "the pixels of a square image and channels divisible by 4: choose "
       '"sinusoid" or "learned".'
     )
+  # Give half of the channels to the row and half to the column.
   rates = np.pi * np.geomspace(0.5 / side, 0.25, d // 4)
   angles = np.arange(side)[:, None] * rates[None]
   waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
@@ -81,6 +83,7 @@ def patches(images: jax.Array, patch_size: int) -> jax.Array:
   Patches, and the pixels of a patch, stand row by row; channels come last.
   """
   b, height, width, c = images.shape
+  # Split both axes into patches, and join the axes of a patch.
   rows, columns = height // patch_size, width // patch_size
   x = images.reshape(b, rows, patch_size, columns, patch_size, c)
   return x.swapaxes(2, 3).reshape(b, rows * columns, patch_size**2 * c)
@@ -194,6 +197,7 @@ class Embedding(nn.Module):
     if self.patch_size:
       x = patches(ids, self.patch_size)
       x = nn.Dense(d, kernel_init=_fan_in_uniform(), name="patches")(x)
+    # Large vocabularies have one table for each cluster.
     elif self.cutoffs:
       x = AdaptiveEmbedding(
         self.vocab_size, d, self.cutoffs, self.div_value, init, name="tokens"
@@ -201,5 +205,7 @@ class Embedding(nn.Module):
     elif self.vocab_size:
       x = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")(ids)
     else:
+      # Real numbers enter by a linear map.
       x = nn.Dense(d, kernel_init=init, name="values")(ids[..., None])
+    # Skip a product by 1.
     return x * self.scale if self.scale != 1 else x

@@ -47,6 +47,7 @@ def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   This is "MEAN" of Skyformer's code, which shrinks short sequences; for
   published numbers only. The padding of the current batch does not matter.
   """
+  # The mean over tokens times the share of tokens.
   share = mask.sum(1).astype(jnp.float32) / padded_len
   return masked_mean(x, mask) * share[:, None]
 
@@ -133,10 +134,13 @@ class ClassifierHead(nn.Module):
     self, x: jax.Array, mask: jax.Array, *, train: bool
   ) -> jax.Array:
     """Returns the logits of x [b, n, d]; pairs are adjacent in [2 b, n, d]."""
+    # Pool in float32, whatever the compute type.
     x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
     if self.interaction:
+      # Combine the two pooled vectors of each pair.
       pairs = x.reshape(-1, 2, x.shape[-1])
       x = INTERACTIONS[self.interaction](pairs[:, 0], pairs[:, 1])
+    # Apply the hidden layers, each half as wide as the one before.
     init = kernel_init(self.init_std) if self.init_std else LECUN
     dense = functools.partial(nn.Dense, kernel_init=init)
     for layer in range(self.head_layers if self.head_dim else 0):
@@ -145,6 +149,7 @@ class ClassifierHead(nn.Module):
       # Heads have always computed "gelu" by its approximation.
       function = "gelu_tanh" if self.activation == "gelu" else self.activation
       x = ACTIVATIONS[function](x)
+    # Drop out the input of the last layer, and compute the logits.
     x = dropout_layer(self.dropout_rate, train)(x)
     return dense(self.num_classes, name="logits")(x)
 

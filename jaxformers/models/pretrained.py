@@ -133,6 +133,7 @@ def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
       f"{len(table)} positions cannot become {count}: both must be those of a "
       "square image with a class token. Give an image of another size."
     )
+  # Interpolate the patches on their grid; the class token has no place in it.
   grid = table[1:].reshape(old, old, -1)
   grid = jax.image.resize(grid, (new, new, grid.shape[-1]), "bicubic")
   return np.concatenate([table[:1], np.asarray(grid).reshape(new**2, -1)])
@@ -187,6 +188,7 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     "mixer": {"use_bias": config.get("qkv_bias", True)},
     "block": {"norm_first": True},
   }
+  # Name the tensors of each parameter.
   theirs, ours = "embeddings.patch_embeddings.projection", "encoder/embedding"
   tensors = {
     f"{ours}/cls": _array("embeddings.cls_token"),
@@ -223,6 +225,7 @@ def _bert(
     "mixer": {},
     "block": {"norm_first": False},
   }
+  # BERT adds a vector of the segment to the positions; segments are not used.
   theirs, ours = "embeddings", "encoder/embedding"
   tensors = {
     f"{ours}/tokens/embedding": _array(f"{theirs}.word_embeddings.weight"),
@@ -276,6 +279,7 @@ def _read_config(file: Path) -> tuple[str, dict[str, Any]]:
     raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
   if not isinstance(config, dict):
     raise UserError(f"{file} is not a JSON object with fields. {remedy}")
+  # Check the fields that become sizes of the model.
   kind = choose(f"model_type in {file}:", config.get("model_type"), _KINDS)
   for name in (*_COMMON_SIZES, *_SIZES[kind]):
     value = config.get(name)
@@ -307,6 +311,8 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
     tensors = safetensors.numpy.load_file(file)
   except (*damaged, KeyError, TypeError, AttributeError) as error:
     raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
+  # Refuse weights that are not finite; integers, such as position ids, are not
+  # weights.
   for name, value in tensors.items():
     if value.dtype.kind in "biu":
       continue
@@ -358,6 +364,7 @@ def _read(
   # Translate the fields of the config to options.
   options, tensors = _KINDS[kind](config)
   tensors |= _dense("classifier", "head/logits")
+  # Add the options that all kinds share.
   options |= {
     "d_model": config["hidden_size"],
     "num_layers": config["num_hidden_layers"],
@@ -401,11 +408,13 @@ def load(
     UserError: for another architecture, naming the tensors that differ.
   """
   options, tensors, values = _read(folder)
+  # Build the model of the file, with the changes.
   for part in ("mixer", "block", "embedding"):
     changed = changes.pop(part, None) or {}
     if part in options or changed:
       options[part] = options.get(part, {}) | dict(changed)
   model = models.build(name, **(options | changes))
+  # Fill its initial parameters, of which a new head keeps its own.
   init = jax.jit(functools.partial(model.init, train=False))
   start = init(jax.random.key(0), model.example())["params"]
   return model, _fill(start, tensors, values, str(folder))
@@ -424,6 +433,7 @@ def parameters(folder: str | Path, start: Params) -> Params:
   """
   options, tensors, values = _read(folder)
   heads = options["mixer"]["num_heads"]
+  # Kernels of other heads may have the same size: compare their number.
   query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
     raise UserError(
@@ -444,6 +454,7 @@ def _fill(
   differences: list[str] = []
   used: set[str] = set()
   for path, leaf in flax.traverse_util.flatten_dict(start, sep="/").items():
+    # Find the tensors of the parameter, and compare their shapes.
     tensor = tensors.get(path)
     names = tensor.names if tensor else ()
     used.update(names)
@@ -462,20 +473,25 @@ def _fill(
       differences.append(f"{path} is {leaf.shape}, and {names[0]} {listed}")
     else:
       differences.append(f"{path} {leaf.shape} is not in the file")
+  # Tensors that no parameter uses differ, too.
   differences += [
     f"{name} {value.shape} is in the file alone"
     for name, value in sorted(values.items())
     if name not in used and not name.startswith(_IGNORED)
   ]
   if differences:
-    more = ["..."] if len(differences) > 8 else []
-    listed = "\n  ".join([*differences[:8], *more])
-    raise UserError(
-      f"{folder} has another architecture; {len(differences)} tensors differ:"
-      f"\n  {listed}\nBuild the model with the sizes of the file: see "
-      "`pretrained.load`."
-    )
+    raise _refuse(folder, differences)
   return flax.traverse_util.unflatten_dict(params, sep="/")
+
+
+def _refuse(folder: str, differences: list[str]) -> UserError:
+  more = ["..."] if len(differences) > 8 else []
+  listed = "\n  ".join([*differences[:8], *more])
+  return UserError(
+    f"{folder} has another architecture; {len(differences)} tensors differ:\n"
+    f"  {listed}\nBuild the model with the sizes of the file: see "
+    "`pretrained.load`."
+  )
 
 
 def _fits(tensor: Tensor, shapes: list[Shape], shape: Shape) -> bool:

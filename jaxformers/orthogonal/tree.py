@@ -81,6 +81,7 @@ def rotations(
     Linen collection `rotations`: the tree of these leaves alone, each mapped to
     rotations in float32 or wider; {} if there are none.
   """
+  # Find the parameters of orthogonal matrices.
   mapping = spread(MAPS[name])
   flattened = jax.tree_util.tree_flatten_with_path(params)[0]
   leaves = [(path, leaf) for path, leaf in flattened if is_parameter(path)]
@@ -102,6 +103,7 @@ def rotations(
     for entry in path[:-1]:
       node = node.setdefault(entry.key, {})
     node[path[-1].key] = matrices
+  # Multiply by the bases.
   if bases is None:
     return tree
   return jax.tree.map(

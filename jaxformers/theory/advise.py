@@ -105,6 +105,7 @@ def _head_width(d_model: float) -> int:
 def _round_width(d_model: float, widest: float) -> int:
   """Returns the nearest width of whole heads that is not above `widest`."""
   head = _head_width(d_model)
+  # Round to whole heads, and down if that is too wide.
   heads = max(round(d_model / head), 1)
   if heads * head > widest:
     heads = int(widest // head)
@@ -131,8 +132,10 @@ def _round_sizes(
   for layers in (math.floor(depth), math.ceil(depth)):
     ideal = math.sqrt(params / parameters(max(layers, 1), 1))
     sizes.append((layers, _round_width(ideal, widest)))
+  # Keep between 1 and 96 layers.
   sizes = [(min(max(n, 1), DEEPEST), wide) for n, wide in sizes]
 
+  # Prefer sizes in the tolerance that the fit calls balanced.
   def cost(pair: tuple[int, int]) -> tuple[bool, float]:
     off = abs(parameters(*pair) / params - 1)
     return off > _tolerance(params) or place(*pair)[0] != "balanced", off
@@ -147,8 +150,10 @@ def _tolerance(params: float) -> float:
 
 def _refuse_bottleneck(params: float, narrowest: int, name: str) -> str:
   """Returns the message for a bottleneck that would need over 96 layers."""
+  # Count the parameters of 96 layers of the bottleneck's width.
   d_model = _round_width(narrowest, narrowest)
   most = parameters(DEEPEST, d_model)
+  # Find the least width of whole heads for which 96 layers suffice.
   ideal = math.sqrt(params / parameters(DEEPEST, 1))
   least = math.ceil(ideal / _head_width(ideal)) * _head_width(ideal)
   remedy = f"--{name} {least} or more"
@@ -233,6 +238,7 @@ def report(
 def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
   """Returns the lines that compare a config with the fit and the bounds."""
   depth, d_model = sizes.num_layers, sizes.d_model
+  # Place the config by the fit at its depth.
   kind, share = place(depth, d_model)
   is_usual = sizes.mlp_dim == 4 * d_model
   lines = [

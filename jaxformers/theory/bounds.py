@@ -76,6 +76,7 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
     UserError: for less than one layer or head, or H >= d.
   """
   _check(num_layers, d_model, num_heads)
+  # Compare integers: log_3 of a power of 3 may be rounded.
   if num_layers <= _floor(d_model):
     return theorem_1(num_layers, d_model, num_heads)
   return theorem_2(num_layers, d_model, num_heads)
@@ -109,6 +110,7 @@ def highest(num_layers: int, d_model: int, num_heads: int) -> float:
     raise UserError(
       f"num_heads={num_heads}, d_model={d_model}: give 1 or more of each."
     )
+  # 3^600 is near the greatest float64.
   if num_layers > 600:
     return math.inf
   return degree(num_layers) * log3(d_model + num_heads)
@@ -130,6 +132,7 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}, where "
       "theorem 2 does not hold: use `theorem_1`."
     )
+  # The names are those of equation 8.
   b1 = -depth * (heads / 2 + 1)
   b2 = -d * (1 + log3((d - heads) / 2) / 2)
   c1 = depth
@@ -176,6 +179,7 @@ def width_needed(
       "shallow < num_layers, and fewer layers than log_3 d = "
       f"{threshold(d_model):.2f}."
     )
+  # Set the shallow network's upper bound equal to the lower bound.
   exponent = deep.lower / degree(shallow) * LOG3
   # Solve for log w = log(e^x - H); H is negligible, and e^x infinite, for large
   # x.
@@ -221,6 +225,7 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
       f"num_layers={num_layers}: corollary 2 needs a network deeper than "
       f"log_3 d = {threshold(d_model):.2f}."
     )
+  # Widen the network by 3 and deepen it by a layer until it is better.
   first = _floor(d_model)
   for beta in range(num_layers - first):
     depth, log_width = first + beta, log3(d_model) + beta
@@ -322,6 +327,7 @@ def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
         else "no more channels: nothing is proven"
       )
     )
+    # Deeper networks need even less width: nothing more is proven.
     if not advantage:
       break
   lines = lines or ["there is no shallower network"]
@@ -333,6 +339,7 @@ def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
 def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   """Returns the shallower network of higher rank, if the bounds show one."""
   try:
+    # The width is an exact integer: 3^beta d.
     depth, _, beta = surpassing(num_layers, d_model, num_heads)
     higher = f"{depth} layers of {3**beta * d_model:,} channels have"
   except ValueError:

@@ -50,6 +50,7 @@ def depth_of(params: float) -> float:
   """
   if not math.isfinite(params):
     raise UserError(f"params={params}: give a number such as 125e6.")
+  # Bracket the depth: parameters grow with it.
   low, high = 1.0, 5_000.0
   least, most = (parameters(x, width(x)) for x in (low, high))
   if params < least:
@@ -62,6 +63,7 @@ def depth_of(params: float) -> float:
       f"params={params:.1e} is more than 5,000 layers of the fit have: give "
       f"{most:.1e} or less."
     )
+  # Halve the bracket until float64 has no number between.
   for _ in range(80):
     middle = (low + high) / 2
     is_below = parameters(middle, width(middle)) < params

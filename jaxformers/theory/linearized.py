@@ -58,6 +58,7 @@ def literal(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
   for values, scores in zip(*maps, strict=True):
     weights = jnp.einsum("jc,hcd,id->hij", x, scores, x, precision=_HIGHEST)
     y = jnp.einsum("hij,hdc,jc->id", weights, values, x, precision=_HIGHEST)
+    # Add the input under a residual connection.
     x = x + y if residual else y
   return x
 
@@ -77,6 +78,7 @@ def polynomial(
     maps: weights of the network.
     residual: True if every layer adds its input.
   """
+  # Multiply the T_l, and update the Gram matrix after each.
   eye = jnp.eye(len(gram), dtype=gram.dtype)
   total = eye
   for values, scores in zip(*maps, strict=True):

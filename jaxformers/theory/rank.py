@@ -167,9 +167,11 @@ def draw_tokens(
   The first rows do not depend on `count`.
   """
   d, r = setting.d_model, setting.input_rank or setting.d_model
+  # Draw tokens in a random subspace if it has a lower rank than d.
   basis = np.random.default_rng([seed, 1]).integers(0, PRIME, (r, d))
   points = []
   for number, group in enumerate(setting.groups):
+    # Each group has its own stream, so that more points extend fewer.
     rng = np.random.default_rng([seed, 2 + number])
     x = rng.integers(0, PRIME, (count, len(group), r))
     points.append(_product(x, basis) if setting.input_rank else x)
@@ -190,6 +192,7 @@ def grid(
     int64 [points of a, points of b].
   """
   first, second = setting.groups
+  # Find the group of the token whose output is measured.
   is_first = setting.position in first
   points, group = (a, first) if is_first else (b, second)
   return _grid(
@@ -207,6 +210,7 @@ def grid(
 @numba.njit(nogil=True, inline="always")
 def _mod(x: Any) -> Any:
   """Returns x modulo 2^31 - 1 without a division, for 0 <= x < 2^63."""
+  # 2^31 is 1 modulo 2^31 - 1, so the high bits add to the low ones.
   x = (x & PRIME) + (x >> 31)
   x = (x & PRIME) + (x >> 31)
   return x - PRIME if x >= PRIME else x
@@ -294,6 +298,7 @@ def modular_rank(matrix: np.ndarray) -> int:
 @numba.njit(nogil=True)
 def _inverse(a: Any) -> Any:
   """Returns 1 / a modulo p as a^(p - 2), by Fermat's little theorem."""
+  # Square and multiply.
   result, exponent = 1, PRIME - 2
   while exponent:
     if exponent & 1:
@@ -380,6 +385,7 @@ def numerical(
   rng = np.random.default_rng([seed, 9])
   width = s.d_model // s.num_heads
   shape = (s.num_layers, s.num_heads)
+  # Draw normal weights and tokens.
   q, k, v = (rng.normal(size=(*shape, width, s.d_model)) for _ in range(3))
   o = rng.normal(size=(*shape, s.d_model, width))
   values, scores = o @ v, k.swapaxes(-1, -2) @ q
@@ -432,6 +438,7 @@ def closed_form(setting: Setting) -> int | None:
   if setting.num_heads > 1:
     return None
   if setting.num_tokens == 2:
+    # Count the monomials of degree up to C in d variables.
     c = bounds.degree(setting.num_layers)
     return math.comb(d + c, c)
   if setting.num_layers == 2:
@@ -455,6 +462,7 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
   """
   rows = []
   for s in settings:
+    # Mark ranks that are lower bounds.
     result = measure_rank(s, seed, max_points)
     cells = (
       *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
@@ -478,6 +486,7 @@ def _format_bounds(setting: Setting) -> str:
   is_full = s.input_rank in (0, s.d_model)
   if s.num_heads >= s.d_model or len(first) != len(second) or not is_full:
     return ""
+  # The theorem is the one in whose regime the network lies.
   low, high, theorem = bounds.bounds(s.num_layers, s.d_model, s.num_heads)
   return f"theorem {theorem}: {low:.2f} to {high:.2f}"
 

@@ -8,7 +8,6 @@ import errno
 import itertools
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -173,7 +172,8 @@ class Checkpoints:
     meta["digest"] = workdirs.digest(meta)
     # orbax copies the arrays and writes them in the background.
     with disk.saving(f"Step {step}", self.workdir):
-      self._check_present(self.workdir / "config.json")
+      if not processes.all_true(disk.holds_run(self.workdir)):
+        raise OSError(errno.EIO, f"{self.workdir}/config.json is not there")
       self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -199,14 +199,11 @@ class Checkpoints:
     with disk.saving(f"Step {step}", self.workdir):
       self._manager.wait_until_finished()
       # orbax makes folders that are not there: what it saved may lie elsewhere.
-      self._check_present(self.workdir / "config.json", self.folder / str(step))
-
-  def _check_present(self, *paths: Path) -> None:
-    """Raises OSError in all processes if the first of them misses a path."""
-    missing = [path for path in paths if not path.exists()]
-    if processes.broadcast_from_first(bool(missing)):
-      names = ", ".join(map(str, missing or paths))
-      raise OSError(errno.EIO, f"{names} is not there")
+      folder = self.folder / str(step)
+      is_saved = disk.holds_run(self.workdir) and folder.is_dir()
+      # The first process alone is asked: other hosts may see a folder later.
+      if not processes.broadcast_from_first(is_saved):
+        raise OSError(errno.EIO, f"{folder} is not there")
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
     """Returns the newest state that is whole; None if there is none yet.
@@ -231,7 +228,7 @@ class Checkpoints:
       try:
         state, meta = self._restore(step, like)
       except _DamagedError as error:
-        _warn(f"{error} Trying the one before.")
+        processes.warn(f"{error} Trying the one before.")
         damaged.append(step)
         continue
       for other in damaged:  # Or a later save of this step would do nothing.
@@ -278,7 +275,7 @@ class Checkpoints:
     # Name damaged checkpoints whose rank is not known.
     ranked, damaged = self._ranked()
     for step in damaged:
-      _warn(
+      processes.warn(
         f"The checkpoint {self.folder / str(step)} is damaged, and its score "
         "is not known: it may have been the best."
       )
@@ -287,7 +284,9 @@ class Checkpoints:
       try:
         state, meta = self._restore(step, like)
       except _DamagedError as error:
-        _warn(f"{error} It was the best; trying the next best that is left.")
+        processes.warn(
+          f"{error} It was the best; trying the next best that is left."
+        )
         damaged.append(step)
         continue
       lost = damaged[0] if damaged else None
@@ -455,8 +454,3 @@ def _read_undamaged(folder: Path, read: Callable[[], T]) -> T:
 
 def _without(content: Mapping[str, T], prefix: str) -> dict[str, T]:
   return {k: v for k, v in content.items() if not k.startswith(prefix)}
-
-
-def _warn(message: str) -> None:
-  if processes.is_first():
-    print(message, file=sys.stderr)

@@ -98,6 +98,7 @@ def compile_pmap(
       'config.parallel="pmap" splits batches alone, over the devices of one '
       'process: leave config.mesh empty, or choose parallel="jit".'
     )
+  # The state goes to every device, and one copy of it comes back.
   num_devices = layout.mesh.size
   compiled = jax.pmap(
     functools.partial(step, axis_name=DATA),

@@ -22,7 +22,7 @@ from jaxformers.training.preemption import STOP_SIGNALS, Preemption
 from jaxformers.training.progress import Progress
 from jaxformers.training.run import Run, open_run, open_trained_run
 from jaxformers.training.state import LoopState
-from jaxformers.training.trainer import Trainer
+from jaxformers.training.trainer import Trainer, begin
 from jaxformers.training.writers import Writers
 
 PROFILED = (10, 20)  # --profile traces the steps from the 10th to the 19th.
@@ -38,10 +38,10 @@ def run(
   """Trains from the latest checkpoint, if any, to the end; scores the test.
 
   Args:
-    config: as `jaxformers.config.base` makes it.
-    workdir: for checkpoints, metrics and results; made if it is not there.
-    eval_only: restore the best checkpoint and score it, nothing else.
-    profile: write a trace of ten steps to `workdir`/profile.
+    config: config of the run, as `jaxformers.config.base` makes it.
+    workdir: folder for checkpoints, metrics and results; made if it is missing.
+    eval_only: True to score the best checkpoint, and do nothing else.
+    profile: True to write a trace of ten steps to `workdir`/profile.
 
   Returns:
     The content of `results.json`.
@@ -63,18 +63,19 @@ def run(
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(resume.locked(workdir))
-    return _train_and_score(Trainer(open_run(config, workdir)), profile)
+    opened = open_run(config, workdir)
+    # A run that has ended is not run again.
+    if not profile:
+      results = _finished_results(opened)
+      if processes.broadcast_from_first(results is not None):
+        begin(opened)
+        return results or _finished_results(opened)
+    return _train_and_score(Trainer(opened), profile)
 
 
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
-  """Does what `run` says, in a workdir that no other run writes to."""
+  """Trains in a workdir that no other run writes to, and scores the best."""
   run = trainer.run
-  # A run that has ended is not run again.
-  if not profile:
-    results = _finished_results(run)
-    if processes.broadcast_from_first(results is not None):
-      trainer.begin()
-      return results or _finished_results(run)
   with run.checkpoints() as checkpoints:
     # Go on from the latest checkpoint.
     loop_state = LoopState()
@@ -82,7 +83,7 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
     if latest is not None:
       trainer.state, loop_state = latest[0], LoopState(**latest[1])
       trainer.carried_seconds = loop_state.wall_seconds
-    trainer.begin()
+    begin(run)
     with Preemption() as preemption:
       _train(trainer, loop_state, checkpoints, preemption, profile)
     # Score the best one.
@@ -103,6 +104,7 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
 
 
 def _finished_results(run: Run) -> dict[str, Any] | None:
+  """Returns the content of `results.json` if the run has ended, or None."""
   return resume.finished_results(
     run.workdir, run.config, run.task.description()
   )
@@ -122,6 +124,7 @@ def _score_test(
 def _score_again(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
   """Scores the best checkpoint of a trained run; writes nothing."""
   began = time.perf_counter()
+  # Parameters alone, on the devices that there are now.
   run = open_trained_run(workdir, config)
   layout = compilers.layout()
   with run.checkpoints() as checkpoints:
@@ -210,7 +213,8 @@ class _Loop:
     self.config, self.loop_state = trainer.run.config, loop_state
     self.writers, self.progress = writers, progress
     self._metric = trainer.run.objective.metric
-    self._waiting: tuple[int, Any] | None = None  # Step, and its sums.
+    # Step that has been started but not read, and its sums.
+    self._waiting: tuple[int, Any] | None = None
     self._is_first = True
     self._saved_seconds = 0.0
 
@@ -295,11 +299,13 @@ class _Loop:
   def _log(self, step: int) -> None:
     """Writes the means over all steps since the last log line."""
     self.settle()
+    # A new window begins with the next step.
     means = self.trainer.run.objective.means(self.loop_state.window)
     self.loop_state.window = {}
     batch_size = self.config["batch_size"]
     scalars = {
       **_without_count("train", means),
+      # The rate of the update that led to this step.
       "learning_rate": float(self.trainer.schedule(step - 1)),
       "examples_per_second": self.progress.clock.rate() * batch_size,
     }

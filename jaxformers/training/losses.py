@@ -294,30 +294,20 @@ def overlap(total: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
+def _inputs(batch: Batch) -> tuple[jax.Array, ...]:
+  return (batch["inputs"],)
+
+
+def _inputs_and_targets(batch: Batch) -> tuple[jax.Array, ...]:
+  return batch["inputs"], batch["targets"], batch["weights"]
+
+
 LOSSES.register("classification")(
-  Objective(
-    "accuracy",
-    True,
-    lambda batch: (batch["inputs"],),
-    classification,
-    classification_means,
-  )
+  Objective("accuracy", True, _inputs, classification, classification_means)
 )
 LOSSES.register("language_model")(
-  Objective(
-    "perplexity",
-    False,
-    lambda batch: (batch["inputs"], batch["targets"], batch["weights"]),
-    language,
-    language_means,
-  )
+  Objective("perplexity", False, _inputs_and_targets, language, language_means)
 )
 LOSSES.register("segmentation")(
-  Objective(
-    "mean_iou",
-    True,
-    lambda batch: (batch["inputs"],),
-    segmentation,
-    segmentation_means,
-  )
+  Objective("mean_iou", True, _inputs, segmentation, segmentation_means)
 )

@@ -172,6 +172,7 @@ def adam(
   weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
   """Returns Adam; its weight decay is decoupled, times the learning rate."""
+  # The state of a fixed b1 has no hyperparameters in it.
   if callable(b1):
     # Older versions of optax take a schedule for b1 only in this way.
     scale = optax.inject_hyperparams(
@@ -179,10 +180,7 @@ def adam(
     )(b1=b1, b2=b2, eps=eps)
   else:
     scale = optax.scale_by_adam(b1, b2, eps)
-  steps = [scale]
-  if weight_decay:
-    steps.append(optax.add_decayed_weights(weight_decay, mask=decayed))
-  return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+  return _with_decay([scale], weight_decay, schedule)
 
 
 @OPTIMIZERS.register("sgd")
@@ -194,8 +192,18 @@ def sgd(
 ) -> optax.GradientTransformation:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
+  return _with_decay(steps, weight_decay, schedule)
+
+
+def _with_decay(
+  steps: list[optax.GradientTransformation],
+  weight_decay: float,
+  schedule: optax.Schedule,
+) -> optax.GradientTransformation:
+  """Returns steps, decoupled weight decay if any, and the learning rate."""
+  # After the moments, so that they do not see the decay.
   if weight_decay:
-    steps.append(optax.add_decayed_weights(weight_decay, mask=decayed))
+    steps = [*steps, optax.add_decayed_weights(weight_decay, mask=decayed)]
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 

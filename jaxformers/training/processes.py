@@ -158,8 +158,9 @@ def start(cluster: Cluster) -> None:
   """Joins the other processes; called before anything else of JAX.
 
   A process that dies, or whose host is silent for too long, ends the others as
-  well. One that fails must `leave`: at the end of Python it would wait for the
-  others. When JAX ends this process, a line on stderr says what that means.
+  well. One that fails must call `end_at_once`: at the end of Python it would
+  wait for the others. When JAX ends this process, a line on stderr says what
+  that means.
   """
   global _witness
   is_named = cluster.num_processes > 0
@@ -219,7 +220,7 @@ def explain_lost(error: BaseException) -> str:
   )
 
 
-def leave(status: int) -> NoReturn:
+def end_at_once(status: int) -> NoReturn:
   """Ends this process at once, and by that the others."""
   sys.stdout.flush()
   sys.stderr.flush()
@@ -234,6 +235,12 @@ def rank() -> int:
 def is_first() -> bool:
   """Returns True if this process writes what people read."""
   return rank() == 0
+
+
+def warn(message: str) -> None:
+  """Prints a message on stderr, once for all processes."""
+  if is_first():
+    print(message, file=sys.stderr)
 
 
 def broadcast_from_first(flag: bool) -> bool:

@@ -43,6 +43,7 @@ class Clock:
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
     """Leaves out the time of a block."""
+    # Move the start of the step under way by the time of the block.
     began = time.perf_counter()
     yield
     if self._since:
@@ -94,6 +95,7 @@ class Progress:
   def update(self, step: int, batch_size: int) -> None:
     """Shows that a step is done."""
     self.clock.tick()
+    # The bar is drawn again at most ten times per second.
     self._bar.n = step
     if self.clock.rate():
       self._bar.set_postfix_str(self.speed(step, batch_size), refresh=False)

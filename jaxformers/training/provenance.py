@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -41,20 +42,16 @@ def commit() -> str:
 def hardware() -> dict[str, Any]:
   """Returns the devices, the processor and its number of cores."""
   devices = jax.devices()
-  processor = platform.processor() or platform.machine()
+  # Linux alone names the model of the processor.
   info = Path("/proc/cpuinfo")
-  if info.exists():
-    names = [
-      line.partition(":")[2].strip()
-      for line in info.read_text().splitlines()
-      if line.startswith("model name")
-    ]
-    processor = names[0] if names else processor
+  text = info.read_text() if info.exists() else ""
+  model = re.search(r"^model name\s*:(.*)$", text, re.M)
+  processor = model[1].strip() if model else ""
   return {
     "devices": len(devices),
     "device_kind": devices[0].device_kind,
     "platform": devices[0].platform,
-    "processor": processor,
+    "processor": processor or platform.processor() or platform.machine(),
     "cores": os.cpu_count(),
   }
 

@@ -103,6 +103,7 @@ def locked(workdir: Path) -> Iterator[None]:
       f"The workdir {workdir} is in use by {_holder(holder)}: wait until that "
       "run has ended, or choose another --workdir."
     ) from None
+  # Without locks a run still trains.
   except (OSError, NotImplementedError) as error:
     print(
       f"The file system of {workdir} has no locks ({error}): make sure that no "
@@ -138,7 +139,7 @@ def _holder(path: Path) -> str:
   return "another process"
 
 
-def check_config(workdir: Path, config: Mapping[str, Any]) -> None:
+def check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
   """Raises UserError if a workdir holds results or checkpoints of another run.
 
   Args:
@@ -219,6 +220,7 @@ def _differences(
   saved: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
   """Returns the fields that differ, of those that change numbers."""
+  # A default may be named in a config or not.
   before = models.resolve_defaults(configs.complete(saved))
   return configs.differences(before, models.resolve_defaults(config))
 

@@ -119,7 +119,7 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
   over = f"{devices} device(s) in {parts} part(s) each"
   compilers.check_batch("batch_size", c["batch_size"], devices * parts, over)
   # Nothing in the workdir is of another config.
-  resume.check_config(workdir, c)
+  resume.check_workdir(workdir, c)
   # Names and options of optimiser and schedule.
   optim.build(c["optimizer"], c["schedule"], c["total_steps"])
   return _build(c, workdir)
@@ -142,7 +142,7 @@ def open_trained_run(
   saved = workdirs.read_config(workdir)
   c = configs.complete(saved if config is None else config)
   check_fields(c, eval_only=True)
-  resume.check_config(workdir, c)
+  resume.check_workdir(workdir, c)
   return _build(c, workdir)
 
 

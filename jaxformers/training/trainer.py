@@ -86,21 +86,6 @@ class Trainer:
       c["parallel"], step, self.layout, state=self.state, donate=True
     )
 
-  def begin(self) -> None:
-    """Writes the config and the vocabulary.
-
-    Called when everything could be built, and nothing in the workdir is of
-    another run.
-    """
-    if not processes.is_first():
-      return
-    workdir = self.run.workdir
-    workdir.mkdir(parents=True, exist_ok=True)
-    with disk.saving("config.json", workdir):
-      workdirs.write(workdir, "config.json", self.run.config)
-    with disk.saving("vocabulary.json", workdir):
-      workdirs.write_vocabulary(workdir, self.run.task)
-
   def batches(self, start: int) -> Iterator[Any]:
     """Yields the batches of all steps from `start`, counted from 0.
 
@@ -119,3 +104,19 @@ class Trainer:
     The latter count up to their last checkpoint.
     """
     return self.carried_seconds + time.perf_counter() - self._began
+
+
+def begin(run: Run) -> None:
+  """Writes the config and the vocabulary of a run to its workdir.
+
+  Called when everything could be built, and nothing in the workdir is of
+  another run.
+  """
+  if not processes.is_first():
+    return
+  workdir = run.workdir
+  workdir.mkdir(parents=True, exist_ok=True)
+  with disk.saving("config.json", workdir):
+    workdirs.write(workdir, "config.json", run.config)
+  with disk.saving("vocabulary.json", workdir):
+    workdirs.write_vocabulary(workdir, run.task)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,15 @@ def _cut_metrics(workdir: Path, step: int) -> None:
   """
   path = workdir / "metrics.jsonl"
   if step and not path.exists():
-    _warn(f"{path} is not there: the metrics up to step {step} are lost.")
+    processes.warn(
+      f"{path} is not there: the metrics up to step {step} are lost."
+    )
   path.touch()
   records, damaged = workdirs.read_metrics(workdir)
   if damaged:
     first = ", ".join(str(number) for number in damaged[:5])
     more = ", ..." if len(damaged) > 5 else ""
-    _warn(f"{path}: damaged lines were left out ({first}{more}).")
+    processes.warn(f"{path}: damaged lines were left out ({first}{more}).")
   # Write the other records anew, if the file holds anything else.
   lines = []
   for record in records:
@@ -49,10 +50,6 @@ def _cut_metrics(workdir: Path, step: int) -> None:
   text = "".join(lines)
   if text.encode() != path.read_bytes():
     durable.write_text(path, text)
-
-
-def _warn(message: str) -> None:
-  print(message, file=sys.stderr)
 
 
 class Writers:

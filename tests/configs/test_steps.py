@@ -13,7 +13,7 @@ from jaxformers.analysis.evaluation import segmentation
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.training import loop
 from jaxformers.training.run import open_run
-from jaxformers.training.trainer import Trainer
+from jaxformers.training.trainer import Trainer, begin
 from tests.data import archives as layouts
 from tests.data import scenes
 from tests.marks import long_except
@@ -64,7 +64,7 @@ def some_steps(name, folder, workdir, **options):
   config.model.num_layers = min(config.model.num_layers, 2)
   config.task.update(options)
   run = Trainer(open_run(config, workdir))
-  run.begin()
+  begin(run.run)
   losses = []
   for batch in run.batches(0):
     run.state, sums = run.train_step(run.state, batch)

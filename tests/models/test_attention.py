@@ -12,25 +12,10 @@ from jax.extend.core import jaxprs_in_params
 from jaxformers import models, orthogonal
 from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
+from tests.models.mixers.oracle import small_sizes
 
 NAMES = sorted(MIXERS)
 B, N, D, MAX_LEN = 4, 17, 16, 40
-# Sizes at which an approximation is one with 17 tokens.
-SMALL = {
-  "bigbird": {"block_size": 3, "num_random": 1},
-  "informer": {"num_queries": 5, "num_samples": 4},
-  "linearized": {"scale": 1 / 17},
-  "linformer": {"rank": 6},
-  "local": {"block_size": 4},
-  "longformer": {"window": 4},
-  "nystromformer": {"num_landmarks": 4, "conv_size": 3},
-  "performer": {"num_features": 8},
-  "reformer": {"chunk_size": 3, "num_buckets": 4},
-  "skyformer": {"num_landmarks": 6},
-  "sparse": {"block_size": 4, "num_summary": 1},
-  "synthesizer": {"kind": "dense+factorized_random+dot"},
-  "transject": {"num_experts": 2},
-}
 DRAWING = [n for n in NAMES if "redraw" in getattr(MIXERS[n], "options", ())]
 # A rounded query may change its bucket or its rank, and then its whole row.
 SELECTING = ("informer", "reformer")
@@ -42,7 +27,7 @@ def wiring(name, max_len):
 
 
 def build(name, **options):
-  return MIXERS[name](**wiring(name, MAX_LEN) | SMALL.get(name, {}) | options)
+  return MIXERS[name](**wiring(name, MAX_LEN) | small_sizes(name) | options)
 
 
 def inputs():
@@ -459,13 +444,10 @@ def largest(name, n):
   return max(walk(jax.make_jaxpr(run)(x, mask).jaxpr))
 
 
-DENSE = ("kernelized", "softmax", "synthesizer")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_grows_with_the_tokens_and_not_their_square(name):
   few, many = largest(name, 4096), largest(name, 16_384)
-  if name in DENSE:
+  if getattr(MIXERS[name], "growth", "n") == "n^2":
     assert many >= 15 * few
   else:
     # Reformer: buckets in two factors; informer: ln n samples a token.

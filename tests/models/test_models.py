@@ -10,6 +10,7 @@ import pytest
 
 from jaxformers import models, orthogonal
 from tests.marks import long_except
+from tests.models.mixers.oracle import small_sizes
 
 # One for each block and kind of variable; the mixers have tests of their own.
 NAMES = (
@@ -21,16 +22,11 @@ NAMES = (
 SIZES = dict(
   vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2, head_dim=4
 )
-SMALL = {
-  "linformer": {"rank": 8},
-  "nystromformer": {"num_landmarks": 4},
-  "skyformer": {"num_landmarks": 6},
-}
 
 
 @functools.cache
 def plain(name):
-  return make(name, mixer=SMALL.get(name, {}))
+  return make(name, mixer={})
 
 
 def make(name, **options):
@@ -68,7 +64,8 @@ def name(request):
 def test_every_model_is_a_classifier_with_a_gradient(name, strict):
   """Traced, not run: the mixers' own tests run them all."""
   pool = "max" if "transject" in name else "mean"
-  model = models.build(name, pool=pool, mixer=SMALL.get(name, {}), **SIZES)
+  mixer = small_sizes(models.MODELS[name].mixer)
+  model = models.build(name, pool=pool, mixer=mixer, **SIZES)
   params, ids = models.shapes(model), jax.ShapeDtypeStruct((3, 10), jnp.int32)
   chex.assert_shape(
     jax.eval_shape(functools.partial(logits, model), params, ids), (3, 3)
@@ -269,7 +266,7 @@ def test_shapes_are_those_of_init(name):
     ),
     (
       {"name": "synthesizer", "mixer": {"redraw": True}},
-      "redraw=True: with these options nothing is drawn",
+      "redraw=True: this mixer draws nothing",
     ),
     (
       {"name": "performer", "mixer": {"dropout_rate": 0.1}},

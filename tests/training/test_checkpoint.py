@@ -58,9 +58,9 @@ def data_files(folder, step):
 
 def test_the_latest_comes_back_bit_for_bit(tmp_path):
   save(tmp_path, None, 0.5)
-  found, memo = restored(tmp_path)
-  chex.assert_trees_all_equal(found, state(2))
-  assert memo == {"note": 2}
+  latest, loop_state = restored(tmp_path)
+  chex.assert_trees_all_equal(latest, state(2))
+  assert loop_state == {"note": 2}
 
 
 def test_nothing_to_restore(tmp_path):
@@ -89,8 +89,8 @@ def test_the_placement_is_that_of_the_example(tmp_path):
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     like = jax.device_put(state(0), whole)
-    found, _ = checkpoints.restore_latest(like)
-  assert found.params["w"].sharding == whole
+    latest, _ = checkpoints.restore_latest(like)
+  assert latest.params["w"].sharding == whole
 
 
 def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
@@ -99,8 +99,8 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
-  found, _ = restored(tmp_path)
-  assert found.step == 1
+  latest, _ = restored(tmp_path)
+  assert latest.step == 1
   assert "damaged" in capsys.readouterr().err
   # It is set aside, so that step 2 can be saved again.
   assert (tmp_path / "checkpoints" / "damaged-2").exists()
@@ -124,11 +124,11 @@ def test_no_damage_changes_what_is_restored(tmp_path, capsys, kind):
     damage(here / name, kind, [here / other for other in names], rng)
     with Checkpoints(folder, ABOUT, CONFIG) as checkpoints:
       best = checkpoints.restore_best(state(0))
-      found, memo = checkpoints.restore_latest(state(0))
+      latest, loop_state = checkpoints.restore_latest(state(0))
     told = capsys.readouterr().err
-    step = int(found.step)
-    chex.assert_trees_all_equal(found, state(step))
-    assert memo == {"note": step}
+    step = int(latest.step)
+    chex.assert_trees_all_equal(latest, state(step))
+    assert loop_state == {"note": step}
     assert (best.step, best.score) == ((1, 0.5) if step == 1 else (2, 0.9))
     assert ("damaged" in told) == (step == 1)
     shutil.rmtree(folder)

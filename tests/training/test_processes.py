@@ -11,12 +11,12 @@ def test_a_cluster_is_of_flags_then_of_the_environment():
     "JAX_NUM_PROCESSES": "4",
     "JAX_PROCESS_ID": "3",
   }
-  found = processes.find_cluster(environ)
-  assert (found.coordinator, found.num_processes, found.process_id) == (
+  cluster = processes.find_cluster(environ)
+  assert (cluster.coordinator, cluster.num_processes, cluster.process_id) == (
     *("host:1", 4, 3),
   )
-  found = processes.find_cluster(environ, process_id=0, num_processes=-1)
-  assert (found.num_processes, found.process_id) == (4, 0)
+  cluster = processes.find_cluster(environ, process_id=0, num_processes=-1)
+  assert (cluster.num_processes, cluster.process_id) == (4, 0)
   assert processes.find_cluster({}) == processes.Cluster()
 
 

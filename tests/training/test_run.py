@@ -1,4 +1,4 @@
-"""What a run says of itself, and what it refuses to be."""
+"""Runs: their results, and the configs and workdirs that are refused."""
 
 import json
 
@@ -44,7 +44,7 @@ def as_if_trained(workdir, config):
 
 
 def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
-  """As options of the mixer, where configs had them before."""
+  """Configs had them as options of the mixer before."""
   config = configs.plain(smoke("performer"))
   before = configs.plain(smoke("performer"))
   for section in ("model", "reference"):
@@ -53,18 +53,18 @@ def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
       del defaults["dropout_rate"]  # A Performer has no weights to drop.
     before[section]["mixer"] |= defaults
   as_if_trained(tmp_path, before)
-  resume.check_config(tmp_path, config)
+  resume.check_workdir(tmp_path, config)
   before["model"]["mixer"]["num_heads"] = 1
   as_if_trained(tmp_path, before)
   with pytest.raises(ValueError, match="model.mixer.num_heads: 1 -> 2"):
-    resume.check_config(tmp_path, config)
+    resume.check_workdir(tmp_path, config)
 
 
 def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
   as_if_trained(tmp_path, configs.plain(smoke(total_steps=5)))
   message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
   with pytest.raises(ValueError, match=message):
-    resume.check_config(tmp_path, configs.plain(smoke()))
+    resume.check_workdir(tmp_path, configs.plain(smoke()))
 
 
 def test_a_run_of_an_older_version_is_scored_whatever_it_trained_with(smoke):

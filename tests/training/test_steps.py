@@ -155,11 +155,13 @@ def test_orthogonality_survives_training(dtype):
 
 
 def test_the_average_of_parameters_decays_exponentially(smoke, tmp_path):
-  this = Trainer(open_run(smoke(ema_decay=0.9), tmp_path))
-  want = jax.device_get(this.state.params)
-  chex.assert_trees_all_equal(this.state.average, want)
-  for _, batch in zip(range(3), this.batches(0), strict=False):
-    this.state, _ = this.train_step(this.state, batch)
-    want = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, want, this.state.params)
-  chex.assert_trees_all_close(this.state.average, want, atol=1e-6)
-  assert this.state.scored is this.state.average
+  trainer = Trainer(open_run(smoke(ema_decay=0.9), tmp_path))
+  want = jax.device_get(trainer.state.params)
+  chex.assert_trees_all_equal(trainer.state.average, want)
+  for _, batch in zip(range(3), trainer.batches(0), strict=False):
+    trainer.state, _ = trainer.train_step(trainer.state, batch)
+    want = jax.tree.map(
+      lambda a, p: 0.9 * a + 0.1 * p, want, trainer.state.params
+    )
+  chex.assert_trees_all_close(trainer.state.average, want, atol=1e-6)
+  assert trainer.state.scored is trainer.state.average

@@ -1,4 +1,4 @@
-"""What a run is trained with: its first state, its batches, its files."""
+"""Training of a run: its first state, its batches and its files."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,14 @@ def trainer_of(config, workdir):
 
 def test_buckets_change_no_number(smoke, tmp_path):
   """Batches are shorter and dealt anew; the scores of a state are the same."""
-  whole = trainer_of(smoke(), tmp_path / "one")
-  short = trainer_of(smoke(buckets=2), tmp_path / "two")
-  split = whole.task.splits["test"]
-  a, b = (t.evaluate(t.state.params, split) for t in (whole, short))
+  padded = trainer_of(smoke(), tmp_path / "one")
+  bucketed = trainer_of(smoke(buckets=2), tmp_path / "two")
+  split = padded.task.splits["test"]
+  a, b = (t.evaluate(t.state.params, split) for t in (padded, bucketed))
   assert (a["accuracy"], a["count"]) == (b["accuracy"], b["count"])
   assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-  longest = short.task.max_len
-  lengths = {next(short.batches(k))["inputs"].shape[1] for k in range(4)}
+  longest = bucketed.task.max_len
+  lengths = {next(bucketed.batches(k))["inputs"].shape[1] for k in range(4)}
   assert lengths <= {-(-longest // 2), longest}
 
 

@@ -87,9 +87,10 @@ def main(
   workdir: str, strides: str, split: str, as_json: bool, **options: int
 ) -> None:
   """Prints a line for each stride."""
+  chosen = cli.numbers("strides", strides)
   run = trained.load(workdir)
-  distances = cli.numbers("strides", strides) or [1, run.task.max_len]
-  rows = measure_perplexity(run, distances, split=split, **options)
+  chosen = chosen or [1, run.task.max_len]
+  rows = measure_perplexity(run, chosen, split=split, **options)
   if as_json:
     print(json.dumps(rows, indent=2))
     return

@@ -258,7 +258,9 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
 @cli.command(
   cli.WORKDIR,
   *(
-    cli.argument(f"--{name}", type=Path, metavar="FOLDER", help="its folder")
+    cli.argument(
+      f"--{name}", type=Path, metavar="FOLDER", help="folder of the set"
+    )
     for name in COUNTS
   ),
   cli.argument(

@@ -238,8 +238,8 @@ def main(
   **options: int,
 ) -> None:
   """Prints mean IoU and pixel accuracy."""
-  run = trained.load(workdir)
   sizes = cli.numbers("scales", scales, float)
+  run = trained.load(workdir)
   row = evaluate_segmenter(run, sizes, flip=flip, split=split, **options)
   if as_json:
     print(json.dumps(row, indent=2))

@@ -78,6 +78,7 @@ def informer(
   mean = jnp.where(mask[:, None, :, None], wide(v), 0).sum(2)
   mean = (mean / total.astype(mean.dtype)).astype(v.dtype)
   y = jnp.broadcast_to(mean[:, :, None], v.shape)
+  # Write the rows of the selected queries into the output.
   put = jax.vmap(jax.vmap(lambda y, i, r: y.at[i].set(r)))
   return put(y, top, rows)
 

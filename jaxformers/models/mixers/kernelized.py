@@ -50,10 +50,12 @@ def kernelized(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
+  # Weigh the visible keys by the kernel.
   scale = q.shape[-1] ** -0.25
   weights = jnp.where(
     seen_keys(mask, causal), gaussian(q * scale, k * scale), 0
   )
+  # A query without visible keys has the sum 0 and keeps weights of 0.
   if normalize:
     total = weights.sum(-1, keepdims=True)
     weights = weights / jnp.where(total > 0, total, 1)

@@ -35,6 +35,7 @@ def by_features(
   # Compute the denominator as one more channel of v.
   v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
   y = sums(q, k, v, causal=causal)
+  # Divide; a query without visible keys gets 0.
   y, total = y[..., :-1], y[..., -1:]
   return jnp.where(total > 0, y / jnp.where(total > 0, total, 1), 0).astype(
     dtype
@@ -52,6 +53,7 @@ def sums(
     causal: True for sums up to i. They are computed in chunks, so that the
       backward pass keeps the sums once a chunk and not once a token.
   """
+  # Causal sums need a loop; others are two products.
   if causal:
     return _causal(q, k, v)[:, :, : q.shape[2]]
   return jnp.einsum("bhnf,bhfe->bhne", q, jnp.einsum("bhnf,bhne->bhfe", k, v))
@@ -73,6 +75,7 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return past + jnp.einsum("bhnf,bhne->bhfe", k, v), y
 
   start = jnp.zeros((*k.shape[1:3], k.shape[-1], v.shape[-1]), v.dtype)
+  # Scan over the chunks, with the sums of earlier ones as the carry.
   _, y = jax.lax.scan(chunk, start, (q, k, v))
   y = jnp.moveaxis(y, 0, 2)
   return merge(y, y.shape[2] * CHUNK)
@@ -100,5 +103,6 @@ def linear(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   q, k = (elu_and_one(wide(a)) for a in (q, k))
+  # A key of 0 has no weight, so padding adds nothing.
   k = jnp.where(mask[:, None, :, None], k, 0)
   return by_features(q, k, v, causal=causal)

@@ -33,7 +33,9 @@ def linearized(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
+  # Sum in float32: the terms grow as a polynomial of the input.
   dtype = v.dtype
   q, k, v = (wide(a) for a in (q, k, v))
+  # A key of 0 has no score, so padding adds nothing.
   k = jnp.where(mask[:, None, :, None], k, 0)
   return (scale * sums(q, k, v, causal=causal)).astype(dtype)

@@ -39,9 +39,11 @@ def local(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
+  # Mask padding, and with causal later tokens of the block.
   size = check_size("block_size", block_size)
   seen = split(mask, size, 1)[:, None, :, None]  # [b, 1, B, 1, s]
   if causal:
     seen = seen & earlier(size)[None, None, None]
+  # Attend within every block.
   q, k, v = (split(a, size) for a in (q, k, v))
   return merge(attend_to(q, [Keys(k, v, seen)], dropout), mask.shape[1])

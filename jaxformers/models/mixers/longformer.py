@@ -84,6 +84,7 @@ def _attend_locally(
   # See the tokens of the window that are not global.
   band = split(mask & (jnp.arange(n) >= g)[None], size, 1)
   band = neighbours(band, 1, 1, 1)[:, None, :, None]
+  # offset is the position of a key minus that of its query.
   offset = jnp.arange(3 * size)[None] - size - jnp.arange(size)[:, None]
   near = (offset >= -size) & (offset <= (0 if causal else size))
   around = [neighbours(split(a, size), 1, 1, 2) for a in (k, v)]

@@ -76,6 +76,7 @@ def nystromformer(
   y = y.astype(v.dtype)
   if not conv_size:
     return y
+  # Add the convolution of the values.
   init = nn.initializers.lecun_normal()
   kernel = param("conv", init, (conv_size, q.shape[1])).astype(v.dtype)
   return y + _convolve(jnp.where(mask[:, None, :, None], v, 0), kernel)

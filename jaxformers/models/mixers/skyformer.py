@@ -74,6 +74,7 @@ def skyformer(
   # Invert their kernel, scaled to row sums near 1.
   eye = jnp.eye(num_landmarks, dtype=s.dtype)[None, None]
   square = gaussian(s, s) + gamma * eye
+  # D^-1/2 of the row sums.
   d = jax.lax.rsqrt(square.sum(-1))
   inverse = iterative_inverse(
     d[..., None] * square * d[..., None, :], inverse_steps, inverse_init

@@ -59,6 +59,7 @@ def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
     seen: True where a query sees a key; has the rank of the scores, and axes
       of 1 where it is shared. A query that sees nothing gets uniform weights.
   """
+  # A finite number: the softmax of a row of -inf would be NaN.
   lowest = jnp.finfo(scores.dtype).min
   return jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
 
@@ -90,6 +91,7 @@ def softmax(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
+  # Normalise in float32, then multiply in the compute type.
   weights = weigh(dot(q, k) / q.shape[-1] ** 0.5, seen_keys(mask, causal))
   weights = dropout(weights).astype(v.dtype)
   return jnp.einsum("bhnm,bhme->bhne", weights, v)

@@ -79,6 +79,7 @@ def sparse(
 
   # Loop over the blocks, so that one block's scores exist at a time.
   parts = [jnp.moveaxis(a, 2, 0) for a in (q, k, v)]
+  # Blocks are numbered, so that each has its own dropout mask.
   y = jax.lax.map(
     lambda part: attend_block(*part),
     (jnp.arange(blocks), *parts, jnp.moveaxis(tokens, 1, 0)),

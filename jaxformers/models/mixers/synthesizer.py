@@ -64,6 +64,7 @@ def synthesizer(
 
   Shapes: v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
+  # Check the kinds, of which each has parameters of its name.
   kinds = [choose("kind of synthesizer", k, KINDS) for k in kind.split("+")]
   if len(set(kinds)) < len(kinds) or factor < 1:
     raise UserError(
@@ -83,6 +84,7 @@ def synthesizer(
   def make_logits(kind: str) -> jax.Array:
     """Returns the logits of a kind, [b, h, n, n] or [1, h, n, n]."""
     square = (h, max_len, max_len)
+    # Cut the parameters for max_len positions to the n at hand.
     if kind == "random":
       return param(kind, normal(1.0), square)[None, :, :n, :n]
     if kind == "fixed_random":
@@ -95,12 +97,14 @@ def synthesizer(
     if kind == "dense":
       return map_tokens(kind, max_len)[..., :n]
     if kind == "factorized_dense":
+      # Give position j the product of entry j mod a and entry j // a.
       a = math.isqrt(max_len - 1) + 1
       j, b = jnp.arange(n), -(-max_len // a)
       first, second = map_tokens(f"{kind}_1", a), map_tokens(f"{kind}_2", b)
       return first[..., j % a] * second[..., j // a]
     return dot(project("query"), project("key")) / e**0.5
 
+  # Add the logits of all kinds, with learned convex weights.
   if len(kinds) == 1:
     logits = make_logits(kind)
   else:
@@ -110,6 +114,7 @@ def synthesizer(
       share * make_logits(kind)
       for share, kind in zip(shares, kinds, strict=True)
     )
+  # Normalise over the visible keys, and sum the values.
   logits = jnp.broadcast_to(logits, (len(v), h, n, n))
   weights = dropout(weigh(logits, seen_keys(mask, causal))).astype(v.dtype)
   return jnp.matmul(weights, v)

@@ -16,6 +16,7 @@ from jaxformers.analysis.tokens.capture import capture, parts
 from jaxformers.models.variables import make_variables
 from jaxformers.recipes.shared import TRANSJECTS
 from tests import initial
+from tests.models.mixers.oracle import small_sizes
 
 IDS = np.array(
   jax.random.randint(jax.random.key(0), (5, 12), 1, 20).at[1, 6:].set(0)
@@ -86,12 +87,8 @@ def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_every_model_can_be_looked_at(name):
   """Traced, not run: tokens of every layer; experts, heads or neither."""
-  small = {
-    "linformer": {"rank": 8},
-    "nystromformer": {"num_landmarks": 4},
-    "skyformer": {"num_landmarks": 6},
-  }
-  model = make(name, head_dim=8, mixer=small.get(name, {}))
+  mixer = small_sizes(models.MODELS[name].mixer)
+  model = make(name, head_dim=8, mixer=mixer)
   shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
   captured, each, apart = jax.eval_shape(
     lambda params, *rest: layers._observe(

@@ -70,3 +70,8 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(trained, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
     perplexity.main([str(tmp_path)])
+
+
+def test_strides_are_integers(tmp_path):
+  with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
+    perplexity.main([str(tmp_path), "--strides=1,a"])

@@ -147,3 +147,8 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(trained, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
     s.main([str(tmp_path)])
+
+
+def test_scales_are_numbers(tmp_path):
+  with pytest.raises(SystemExit, match="--scales=1,big: give numbers"):
+    s.main([str(tmp_path), "--scales=1,big"])

@@ -1,6 +1,8 @@
 """Inputs for mixers, and their comparison with plain NumPy in float64."""
 
 import functools
+import importlib
+import importlib.util
 import inspect
 
 import jax
@@ -8,6 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 B, H, N, E = 2, 2, 12, 4
+
+
+def small_sizes(mixer):
+  """Returns options at which a mixer approximates with 17 tokens.
+
+  They are `SMALL` of the mixer's own tests; {} if these have none.
+  """
+  name = f"tests.models.mixers.test_{mixer}"
+  if importlib.util.find_spec(name) is None:
+    return {}
+  return getattr(importlib.import_module(name), "SMALL", {})
 
 
 def heads(count=3, n=N, seed=0, e=E):

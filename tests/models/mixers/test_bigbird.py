@@ -8,6 +8,8 @@ import pytest
 from jaxformers.models.mixers.bigbird import bigbird, random_blocks
 from tests.models.mixers.oracle import H, agree, dense, given, heads, tokens
 
+SMALL = {"block_size": 3, "num_random": 1}
+
 
 def graph(order, last, blocks, count):
   """The blocks that a block sees beside first and last: by hand."""

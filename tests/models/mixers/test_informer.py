@@ -17,6 +17,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+SMALL = {"num_queries": 5, "num_samples": 4}
+
 
 def formula(q, k, v, mask, place, count):
   want = np.zeros_like(v)

@@ -5,6 +5,8 @@ from jaxformers.models.mixers.linear import CHUNK
 from jaxformers.models.mixers.linearized import linearized
 from tests.models.mixers.oracle import agree, heads, tokens
 
+SMALL = {"scale": 1 / 17}
+
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_is_the_formula(causal):

@@ -17,6 +17,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+SMALL = {"rank": 6}
+
 
 def formula(q, k, v, mask, by_k, by_v):
   k, v = (a * mask[:, None, :, None] for a in (k, v))

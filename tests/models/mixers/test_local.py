@@ -4,6 +4,8 @@ import pytest
 from jaxformers.models.mixers.local import local
 from tests.models.mixers.oracle import N, agree, dense, heads, tokens
 
+SMALL = {"block_size": 4}
+
 
 @pytest.mark.parametrize(("size", "causal"), [(5, False), (5, True), (3, True)])
 def test_it_is_dense_attention_under_its_mask(size, causal):

@@ -7,6 +7,8 @@ import pytest
 from jaxformers.models.mixers.longformer import longformer
 from tests.models.mixers.oracle import N, agree, dense, given, heads, tokens
 
+SMALL = {"window": 4}
+
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_global", [0, 1, 3])

@@ -18,6 +18,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+SMALL = {"num_landmarks": 4, "conv_size": 3}
+
 
 def inverse(a, steps, scale):
   z, eye = a.T / scale, np.eye(len(a))

@@ -17,6 +17,8 @@ from tests.models.mixers.oracle import (
   tokens,
 )
 
+SMALL = {"num_features": 8}
+
 
 def estimate(q, k, v, w, seen, epsilon=0.0, mask=None):
   q, k = q * E**-0.25, k * E**-0.25

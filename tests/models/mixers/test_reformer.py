@@ -16,6 +16,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+SMALL = {"chunk_size": 3, "num_buckets": 4}
+
 
 def itself_last(q):
   """q . k with k of length 1, and -1e5 for a token with itself.

@@ -8,6 +8,8 @@ from jaxformers.models.mixers.skyformer import skyformer
 from tests.models.mixers.oracle import B, E, H, N, agree, given, heads, tokens
 from tests.models.mixers.test_nystromformer import inverse
 
+SMALL = {"num_landmarks": 6}
+
 
 def kernel(x, y):
   return np.exp(-np.square(x[:, None] - y[None]).sum(-1) / 2)

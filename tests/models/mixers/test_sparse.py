@@ -7,6 +7,8 @@ import pytest
 from jaxformers.models.mixers.sparse import sparse
 from tests.models.mixers.oracle import N, agree, dense, heads, tokens
 
+SMALL = {"block_size": 4, "num_summary": 1}
+
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("size", "summary"), [(4, 1), (5, 2), (3, 0)])

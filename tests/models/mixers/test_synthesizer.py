@@ -18,6 +18,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+SMALL = {"kind": "dense+factorized_random+dot"}
+
 LEN = 15  # Of which 12 are used; factorised into 4 and 4.
 
 

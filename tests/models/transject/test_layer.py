@@ -21,6 +21,8 @@ from jaxformers.models.variables import DERIVED, make_variables
 from tests import initial
 from tests.marks import long_except
 
+SMALL = {"num_experts": 2}
+
 
 def normal(seed, *shape):
   return jax.random.normal(jax.random.key(seed), shape)
@@ -119,7 +121,7 @@ def test_what_is_folded_once_is_what_every_call_folds(activations):
     num_classes=2,
     d_model=8,
     num_layers=2,
-    activations=activations,
+    memory=activations,
   )
   ids = jax.random.randint(jax.random.key(0), (3, 12), 1, 30)
   params = initial.params(model, ids)
