@@ -1,4 +1,4 @@
-"""What is renamed into place is on the disk before."""
+"""Content is on the disk before it has its name; full disks are recognised."""
 
 import errno
 import json

@@ -39,14 +39,14 @@ def test_exported_and_prepared_from_the_export(tmp_path, capsys):
   )
   assert "(not the authors')" in capsys.readouterr().out
   kw = dict(num_train=20, num_validation=5, num_test=6)
-  made = tasks.get(
+  generated = tasks.get(
     "listops", data_dir=str(tmp_path / "a"), min_length=5, max_length=60, **kw
   )
   read = tasks.get(
     "listops", data_dir=str(tmp_path / "b"), archive=str(out), **kw
   )
   np.testing.assert_array_equal(
-    made.splits["test"].tokens, read.splits["test"].tokens
+    generated.splits["test"].tokens, read.splits["test"].tokens
   )
   again = [*options, "--data_dir", str(tmp_path / "b"), "--archive", str(out)]
   with pytest.raises(SystemExit, match="--export writes generated"):

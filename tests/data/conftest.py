@@ -1,4 +1,4 @@
-"""What tests of data share."""
+"""Fixtures that tests of data share."""
 
 import pytest
 from PIL import EpsImagePlugin

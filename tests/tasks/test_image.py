@@ -54,12 +54,14 @@ def test_protocols(small, tmp_path, protocol):
 
 
 def test_images_of_both_splits_are_the_same_under_all(small, tmp_path):
-  one, two = (
+  first, second = (
     tasks.get("image", data_dir=str(tmp_path), protocol=p)
     for p in ("lra", "skyformer")
   )
-  for name in one.splits:
-    np.testing.assert_array_equal(one.splits[name].keys, two.splits[name].keys)
+  for name in first.splits:
+    np.testing.assert_array_equal(
+      first.splits[name].keys, second.splits[name].keys
+    )
 
 
 def test_unknown_protocol(tmp_path):

@@ -20,9 +20,9 @@ def folder(tmp_path):
 
 
 def load(folder, tmp_path, **options):
-  own = {"tokens": "words", "vocab_size": 0, "max_len": 4} | options
+  chosen = {"tokens": "words", "vocab_size": 0, "max_len": 4} | options
   return tasks.get(
-    "language", data_dir=str(tmp_path / "data"), archive=str(folder), **own
+    "language", data_dir=str(tmp_path / "data"), archive=str(folder), **chosen
   )
 
 
@@ -35,8 +35,11 @@ def test_words_of_a_folder(folder, tmp_path):
   assert test["targets"].tolist() == [[2, 5, 3, 0]]
   assert task.sizes()["objective"] == "language_model"
   assert task.description()["length"] == 4
-  one = load(folder, tmp_path, stride=1)
-  assert (one.splits["test"].stride, one.splits["validation"].stride) == (1, 4)
+  dense = load(folder, tmp_path, stride=1)
+  assert (dense.splits["test"].stride, dense.splits["validation"].stride) == (
+    1,
+    4,
+  )
 
 
 @pytest.mark.parametrize("tokens", ["byte_pairs", "bytes"])
@@ -67,12 +70,12 @@ def test_rules_without_a_model(folder, tmp_path):
   # a, b, <eos>, c, <unk>: one added to each.
   p = np.array([121, 81, 41, 41, 1]) / 285
   alone = math.exp(-np.log(p[[1, 4, 2]]).mean())
-  found = task.baselines()
-  assert found["unigram"] == pytest.approx(alone)
+  scores = task.baselines()
+  assert scores["unigram"] == pytest.approx(alone)
   # After a: b 80 times and c 40 times. After b: a. After <unk>: never seen.
   pairs = [(80 + 2 * p[1]) / 122, (0 + 1 * p[4]) / 81, p[2]]
   want = math.exp(-np.log(pairs).mean())
-  assert found["bigram"] == pytest.approx(want)
+  assert scores["bigram"] == pytest.approx(want)
 
 
 def test_what_is_missing_is_held_out_by_text(tmp_path):
@@ -127,8 +130,8 @@ SPLITS = ("train", "validation", "test")
 
 
 def test_texts_that_tensorflow_datasets_has_prepared(tmp_path, capsys):
-  made = Pages(data_dir=tmp_path / "sets", file_format="array_record")
-  made.download_and_prepare()
+  builder = Pages(data_dir=tmp_path / "sets", file_format="array_record")
+  builder.download_and_prepare()
   folder = tmp_path / "sets" / "pages" / "1.0.0"
   task = load(folder, tmp_path, max_len=8)
   for name in SPLITS:
@@ -145,7 +148,7 @@ def test_texts_that_tensorflow_datasets_has_prepared(tmp_path, capsys):
 
 def test_a_prepared_set_of_several_texts_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(Pages, "names", ("title", "body"))
-  made = Pages(data_dir=tmp_path / "sets", file_format="array_record")
-  made.download_and_prepare()
+  builder = Pages(data_dir=tmp_path / "sets", file_format="array_record")
+  builder.download_and_prepare()
   with pytest.raises(ValueError, match="and among them (body|title), "):
     load(tmp_path / "sets" / "pages" / "1.0.0", tmp_path)

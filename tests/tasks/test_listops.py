@@ -55,10 +55,10 @@ def test_sizes_and_baselines(tmp_path):
 
 
 def test_other_settings_are_other_data(tmp_path):
-  one = load(tmp_path)
+  task = load(tmp_path)
   two = load(tmp_path, seed=1)
   assert not np.array_equal(
-    one.splits["test"].tokens, two.splits["test"].tokens
+    task.splits["test"].tokens, two.splits["test"].tokens
   )
   folders = [p for p in (tmp_path / "packed").iterdir() if p.is_dir()]
   assert len(folders) == 2

@@ -25,19 +25,19 @@ def test_protocols(folder, protocol):
   keys = np.concatenate([split.keys for split in task.splits.values()])
   assert sorted(keys) == list(range(30))
   train = task.splits["train"]
-  one = snakes.sample(
+  drawing = snakes.sample(
     Settings(difficulty="easy", num_images=30), int(train.keys[4])
   )
-  pixels = one.pixels.ravel()
+  pixels = drawing.pixels.ravel()
   want = {
     "jaxformers": pixels.astype(int) + 1,
     "lra": pixels,
     "skyformer": pixels,
     "s4": pixels / np.float32(255),
   }[protocol]
-  found = train.batch(np.array([4]), 1_024)
-  np.testing.assert_allclose(found["inputs"][0], want, rtol=1e-6)
-  assert found["targets"] == [one.label]
+  batch = train.batch(np.array([4]), 1_024)
+  np.testing.assert_allclose(batch["inputs"][0], want, rtol=1e-6)
+  assert batch["targets"] == [drawing.label]
 
 
 def test_slices_in_order_and_pytorchs_split(folder):

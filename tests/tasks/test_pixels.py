@@ -16,8 +16,8 @@ from jaxformers.tasks import pixels
 def test_what_a_pixel_becomes(protocol, inputs, size):
   split = pack([np.array([0, 10, 255], np.uint8)], np.array([0]))
   applied = protocol.apply({"test": split})["test"]
-  found = applied.batch(np.array([0]), 3)["inputs"]
-  np.testing.assert_allclose(found, [inputs], rtol=1e-6)
+  outputs = applied.batch(np.array([0]), 3)["inputs"]
+  np.testing.assert_allclose(outputs, [inputs], rtol=1e-6)
   vocabulary = protocol.vocabulary()["vocabulary"]
   assert len(vocabulary) == size
   if size:

@@ -48,9 +48,9 @@ def test_what_cannot_be_had(tmp_path):
     load(tmp_path, window=0)
   with pytest.raises(ValueError, match="num_train=1 "):
     load(tmp_path, num_train=1)
-  whole = {"num_train": 20_210, "num_test": 2_000}
+  counts = {"num_train": 20_210, "num_test": 2_000}
   with pytest.raises(ValueError, match="12 training and 3 validation scenes"):
-    load(tmp_path, **whole)
+    load(tmp_path, **counts)
 
 
 def test_a_part_is_never_called_the_authors_set(tmp_path):

@@ -47,8 +47,8 @@ def load(folder, name, protocol="jaxformers", files=None, **options):
 )
 def test_protocols(few, tmp_path, name, protocol, sizes):
   task = load(tmp_path, name, protocol)
-  found = [len(task.splits[s]) for s in ("train", "validation", "test")]
-  assert tuple(found) == sizes
+  counts = [len(task.splits[s]) for s in ("train", "validation", "test")]
+  assert tuple(counts) == sizes
   assert task.selection == ("test" if protocol == "paper" else "validation")
   assert task.num_classes == {"imdb": 2, "ag_news": 4}[name]
   if protocol != "paper":

@@ -109,8 +109,8 @@ def test_histogram_similarity_of_pairs():
 
 def test_the_description_tells_what_numbers_depend_on():
   toy = example([[1, 2]], [0], [[1]], [0])
-  one = toy.description()
-  assert one == json.loads(json.dumps(one))
+  description = toy.description()
+  assert description == json.loads(json.dumps(description))
   for change in (
     {"protocol": "other"},
     {"vocabulary": ("<pad>", *"abdc")},
@@ -125,17 +125,21 @@ def test_the_description_tells_what_numbers_depend_on():
       }
     },
   ):
-    assert dataclasses.replace(toy, **change).description() != one, change
+    assert dataclasses.replace(toy, **change).description() != description, (
+      change
+    )
 
 
 def test_the_description_tells_data_apart_by_every_token():
   rows = [[1 + k % 4, 1 + k % 3] for k in range(1_000)]
-  one = example(rows, [0] * 1_000, [[1]], [0]).description()
-  assert example(rows, [0] * 1_000, [[1]], [0]).description() == one
+  description = example(rows, [0] * 1_000, [[1]], [0]).description()
+  assert example(rows, [0] * 1_000, [[1]], [0]).description() == description
   rows[500][1] += 1
   other = example(rows, [0] * 1_000, [[1]], [0]).description()
-  assert {key for key in one if one[key] != other[key]} == {"data"}
-  assert one["data"]["test"] == other["data"]["test"]
+  assert {key for key in description if description[key] != other[key]} == {
+    "data"
+  }
+  assert description["data"]["test"] == other["data"]["test"]
 
 
 def test_what_is_no_text_is_not_read_as_one():

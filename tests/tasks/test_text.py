@@ -14,8 +14,10 @@ def few(monkeypatch, tmp_path):
   """Twenty reviews in each split, five held out; a function that opens them."""
   monkeypatch.setattr(imdb, "PER_LABEL", 10)
   protocols = dict(tasks.text.PROTOCOLS)
-  own = dataclasses.replace(protocols["jaxformers"], held_out=5)
-  monkeypatch.setattr(tasks.text, "PROTOCOLS", protocols | {"jaxformers": own})
+  protocol = dataclasses.replace(protocols["jaxformers"], held_out=5)
+  monkeypatch.setattr(
+    tasks.text, "PROTOCOLS", protocols | {"jaxformers": protocol}
+  )
   path = write_tar(tmp_path / "a.tar.gz", reviews(10))
 
   def load(**options):
@@ -27,13 +29,13 @@ def few(monkeypatch, tmp_path):
 
 
 def test_protocols(few):
-  own, lra, sky, s4 = (
+  ours, lra, sky, s4 = (
     few(protocol=p) for p in ("jaxformers", "lra", "skyformer", "s4")
   )
-  lengths = [(t.max_len, t.padded_len) for t in (own, lra, sky, s4)]
+  lengths = [(t.max_len, t.padded_len) for t in (ours, lra, sky, s4)]
   assert lengths == [(4_000, 0), (1_000, 0), (4_000, 4_096), (4_096, 0)]
-  assert (len(own.splits["train"]), len(own.splits["validation"])) == (15, 5)
-  assert own.selection == "validation"
+  assert (len(ours.splits["train"]), len(ours.splits["validation"])) == (15, 5)
+  assert ours.selection == "validation"
   for task in (lra, sky, s4):
     assert task.selection == "test"
     assert task.splits["validation"] is task.splits["test"]

@@ -101,9 +101,9 @@ def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
   assert len(paper.splits["train"]) == 27
   # With the authors' counts nothing is said of a checksum, for none is known.
   monkeypatch.setattr(vision, "IMAGENET_COUNTS", task.info["counts"])
-  whole = tasks.get("imagenet2012", **options).info
-  assert whole["authors_counts"] is True
-  assert not {"authors_checksum", "sha256"} & whole.keys()
+  authors = tasks.get("imagenet2012", **options).info
+  assert authors["authors_counts"] is True
+  assert not {"authors_checksum", "sha256"} & authors.keys()
   monkeypatch.undo()
   (root / "train" / "n01" / "8.JPEG").unlink()
   assert tasks.get("imagenet2012", **options).info["sha256"] != sha256
@@ -171,9 +171,11 @@ def test_cifar100_has_a_hundred_classes(tmp_path, monkeypatch):
     split: np.zeros((100 * count, cifar100.ROW), np.uint8)
     for split, count in few.items()
   }
-  for own in rows.values():
-    own[:, 1] = np.arange(len(own)) % 100
-  files = {f"x/{split}.bin": own.tobytes() for split, own in rows.items()}
+  for content in rows.values():
+    content[:, 1] = np.arange(len(content)) % 100
+  files = {
+    f"x/{split}.bin": content.tobytes() for split, content in rows.items()
+  }
   archive = write_folder(tmp_path / "cifar-100-binary", files)
   task = tasks.get(
     "cifar100", data_dir=str(tmp_path / "data"), archive=str(archive)

@@ -123,8 +123,8 @@ def test_bombs_are_refused_before_they_go_off(tmp_path):
 def test_what_is_cut_short_is_refused(tmp_path, mode):
   content = {"a": os.urandom(50_000), "b": os.urandom(50_000)}
   path = write_tar(tmp_path / "a.tar", content, mode=mode)
-  whole = path.read_bytes()
-  path.write_bytes(whole[: len(whole) * 2 // 3])
+  complete = path.read_bytes()
+  path.write_bytes(complete[: len(complete) * 2 // 3])
   with pytest.raises(ValueError, match="cannot be read to its end"):
     read(path)
 

@@ -128,8 +128,8 @@ class StockReviews(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 def stock(folder, classes=("neg", "pos"), file_format="array_record"):
   StockReviews.classes = classes
-  made = StockReviews(data_dir=folder, file_format=file_format)
-  made.download_and_prepare()
+  builder = StockReviews(data_dir=folder, file_format=file_format)
+  builder.download_and_prepare()
   return folder / "imdb_reviews" / "1.0.0"
 
 

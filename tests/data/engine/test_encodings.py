@@ -38,9 +38,9 @@ def test_equal_texts_have_equal_keys():
 def test_words_by_frequency_and_the_ends_of_lines():
   examples = [{"text": b" b b a\n\n = c = \n"}, {"text": b"a <unk> b"}]
   rows, extra = fitted(e.words("text"), examples)
-  known = ["<pad>", "<eos>", "b", "=", "a", "<unk>", "c"]
-  assert extra["vocabulary"] == known
-  named = [[known[i] for i in row[0]] for row in rows]
+  vocabulary = ["<pad>", "<eos>", "b", "=", "a", "<unk>", "c"]
+  assert extra["vocabulary"] == vocabulary
+  named = [[vocabulary[i] for i in row[0]] for row in rows]
   assert named[0] == ["b", "b", "a", "<eos>", "<eos>", "=", "c", "=", "<eos>"]
   assert named[1] == ["a", "<unk>", "b", "<eos>"]
   rows, extra = fitted(e.words("text", size=4), examples)
@@ -55,12 +55,12 @@ def test_byte_pairs_give_the_text_back():
   rows, extra = fitted(e.byte_pairs("text", size=270), texts)
   tokenizer = tokenizers.Tokenizer.from_str(extra["tokenizer"])
   assert e.pieces(extra["tokenizer"])[:2] == ("<pad>", "<eos>")
-  for row, one in zip(rows, texts, strict=True):
+  for row, text in zip(rows, texts, strict=True):
     ids = row[0].tolist()
     assert ids[-1] == 1
     assert 0 not in ids
     assert 1 not in ids[:-1]  # As text it is only text.
-    assert tokenizer.decode(ids[:-1]) == one["text"].decode()
+    assert tokenizer.decode(ids[:-1]) == text["text"].decode()
   assert len(rows[0][0]) < len(texts[0]["text"])
   # Bytes that the training split had not.
   encode, _ = e.byte_pairs("text", size=270).fit(iter(texts))
@@ -178,12 +178,12 @@ def test_grey_of_tensorflow():
     np.random.default_rng(1).integers(0, 256, (64, 64, 3)).astype(np.uint8)
   )
   exact = image.astype(np.float64) @ [0.2989, 0.587, 0.114] / 255 * 255.5
-  found = e.grey_tf(image)
+  grey = e.grey_tf(image)
   near = np.abs(exact - np.round(exact)) < 1e-3
-  np.testing.assert_array_equal(found[~near], np.floor(exact)[~near])
+  np.testing.assert_array_equal(grey[~near], np.floor(exact)[~near])
   white = np.full((1, 1, 3), 255, np.uint8)
   assert e.grey_tf(white) == 255
-  difference = e.grey_itu(image).astype(int) - found
+  difference = e.grey_itu(image).astype(int) - grey
   assert set(np.unique(difference)) <= {-1, 0, 1}
 
 

@@ -40,10 +40,10 @@ def test_by_length_every_example_is_still_seen_once_an_epoch(batch_size, seed):
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS[:50]])
 def test_the_order_is_a_function_of_seed_and_step(lengths):
-  one, two = (loader.TrainOrder(50, 8, 3, lengths) for _ in range(2))
-  stream = [one(step) for step in range(60)]
+  first, second = (loader.TrainOrder(50, 8, 3, lengths) for _ in range(2))
+  stream = [first(step) for step in range(60)]
   for step in (59, 3, 17, 0, 40):
-    np.testing.assert_array_equal(two(step), stream[step])
+    np.testing.assert_array_equal(second(step), stream[step])
   other = loader.TrainOrder(50, 8, 4, lengths)
   assert not np.array_equal(other(0), stream[0])
   epochs = np.concatenate(stream)
@@ -108,22 +108,22 @@ def test_every_process_reads_only_its_rows(processes):
   split = splits(20)
   order = loader.Loader(split, (10, 30)).order(8, seed=0)
   for step in range(20):
-    whole = loader.Loader(split, (10, 30)).batch(order(step))
+    complete = loader.Loader(split, (10, 30)).batch(order(step))
     parts = [
       loader.Loader(split, (10, 30), p, processes).batch(order(step))
       for p in range(processes)
     ]
-    for key, value in whole.items():
+    for key, value in complete.items():
       together = np.concatenate([part[key] for part in parts])
       np.testing.assert_array_equal(together, value)
 
 
 def test_prefetch_keeps_order_works_ahead_and_stops():
-  made = []
+  computed = []
   gate = threading.Event()
 
   def make(key):
-    made.append(key)
+    computed.append(key)
     if key == 2:
       gate.set()
     return key * 10
@@ -133,7 +133,7 @@ def test_prefetch_keeps_order_works_ahead_and_stops():
   assert gate.wait(5)  # Two more were asked for before anybody wanted them.
   assert [next(ahead) for _ in range(5)] == [10, 20, 30, 40, 50]
   ahead.close()
-  assert max(made) < 10
+  assert max(computed) < 10
   assert list(loader.prefetch(make, iter(range(7)))) == list(range(0, 70, 10))
 
 

@@ -56,8 +56,8 @@ def test_pairs():
     [[3, 1, 2], [5, 0, 0]],
   ]
   assert batch["targets"].tolist() == [1, 0]
-  one = pairs.select(np.array([1]))
-  assert [one[k].tolist() for k in range(2)] == [[4, 4, 9, 1], [5]]
+  second = pairs.select(np.array([1]))
+  assert [second[k].tolist() for k in range(2)] == [[4, 4, 9, 1], [5]]
 
 
 def test_select_and_drop():
@@ -128,11 +128,11 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
 
 
 def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
-  made = []
+  calls = []
 
   def slowly(folder):
     time.sleep(0.5)
-    made.append(1)
+    calls.append(1)
     return make(folder)
 
   jobs = [
@@ -143,7 +143,7 @@ def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
     job.start()
   for job in jobs:
     job.join()
-  assert len(made) == 1
+  assert len(calls) == 1
   assert "Another process prepares a: waiting." in capsys.readouterr().err
 
 
@@ -190,13 +190,15 @@ def test_equal_data_on_disk_and_in_memory_has_an_equal_digest(tmp_path, dtype):
   rows = [row.astype(dtype) for row in ROWS]
   splits, _ = packed.build(tmp_path / "a", lambda f: make(f, rows, dtype))
   keys = np.arange(7, 10, dtype=np.uint64)
-  own = dataclasses.replace(packed.pack(rows, np.arange(3)), keys=keys)
+  in_memory = dataclasses.replace(packed.pack(rows, np.arange(3)), keys=keys)
   assert splits["train"].content
-  assert splits["train"].digest() == own.digest()
+  assert splits["train"].digest() == in_memory.digest()
   less = packed.drop(splits["train"], 4)
-  assert less.digest() == packed.drop(own, 4).digest() != own.digest()
+  assert (
+    less.digest() == packed.drop(in_memory, 4).digest() != in_memory.digest()
+  )
   part = splits["train"].select(slice(1, 3))
-  assert part.digest() == own.select(slice(1, 3)).digest()
+  assert part.digest() == in_memory.select(slice(1, 3)).digest()
 
 
 def test_what_is_renamed_into_place_is_on_the_disk(tmp_path, monkeypatch):

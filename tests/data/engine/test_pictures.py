@@ -94,7 +94,7 @@ def chunk(name, content):
 
 
 def test_bombs_are_refused_before_they_are_decoded(monkeypatch):
-  """Of a few kilobytes that unpack to gigabytes."""
+  """A few kilobytes would unpack to gigabytes."""
 
   def load(self):
     raise AssertionError("decoded")

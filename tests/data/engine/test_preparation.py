@@ -14,7 +14,7 @@ from jaxformers.data.engine.source import Encoding, Source
 
 ENCODE = Encoding(
   "plain",
-  lambda train: (lambda many: [[one["ids"]] for one in many], {"fitted": 1}),
+  lambda train: (lambda many: [[row["ids"]] for row in many], {"fitted": 1}),
   lambda example: int(example["ids"][0]),
 )
 
@@ -117,21 +117,21 @@ def archived(url="", **fields):
 
 
 def test_another_archive_is_not_passed_over_in_silence(tmp_path):
-  one, two = tmp_path / "one.tar", tmp_path / "two.tar"
-  one.write_bytes(b"1")
-  two.write_bytes(b"2")
+  first, second = tmp_path / "one.tar", tmp_path / "two.tar"
+  first.write_bytes(b"1")
+  second.write_bytes(b"2")
   data = tmp_path / "data"
-  _, info = open_splits(archived(), ENCODE, data_dir=data, archive=str(one))
+  _, info = open_splits(archived(), ENCODE, data_dir=data, archive=str(first))
   assert (info["source"], info["authors_checksum"]) == ("one.tar", False)
   record = json.loads((data / "tfds/toy-3/source.json").read_text())
   keys = ("source", "sha256", "authors_checksum")
   assert {key: record[key] for key in keys} == {key: info[key] for key in keys}
   for folder in ("packed", "nothing more"):
     with pytest.raises(ValueError, match=r"prepared from another.*one.tar"):
-      open_splits(archived(), ENCODE, data_dir=data, archive=str(two))
+      open_splits(archived(), ENCODE, data_dir=data, archive=str(second))
     if folder == "packed":  # Then the array_record files know as much.
       (data / "packed" / "toy-3-plain").rename(data / "packed" / "gone")
-  one.unlink()
+  first.unlink()
   open_splits(archived(), ENCODE, data_dir=data)
   also = dataclasses.replace(archived(), also=(info["sha256"],))
   assert preparation._describe(also, None)["authors_checksum"]

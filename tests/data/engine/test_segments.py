@@ -14,20 +14,20 @@ from jaxformers.data.engine.segments import Segments, stream
 def test_some_windows_are_evenly_spaced(total, length, most, data):
   stride = data.draw(st.integers(1, length))
   tokens = np.arange(1, total + 1)
-  whole = Segments(tokens, length, stride)
-  some = Segments(tokens, length, stride, most=most)
-  assert len(some) == min(most or len(whole), len(whole))
-  batch = some.batch(np.arange(len(some)))
+  windows = Segments(tokens, length, stride)
+  few = Segments(tokens, length, stride, most=most)
+  assert len(few) == min(most or len(windows), len(windows))
+  batch = few.batch(np.arange(len(few)))
   firsts = batch["inputs"][:, 0] - 1
-  if len(some) > 1:
+  if len(few) > 1:
     gaps = np.diff(firsts) // stride
     assert gaps.max() - gaps.min() <= 1
-    assert 0 <= len(whole) - 1 - firsts[-1] // stride <= gaps.max()
-  all_of_them = whole.batch(firsts // stride)
+    assert 0 <= len(windows) - 1 - firsts[-1] // stride <= gaps.max()
+  all_of_them = windows.batch(firsts // stride)
   for name, values in all_of_them.items():
     np.testing.assert_array_equal(batch[name], values)
   seen = batch["targets"][batch["weights"] > 0]
-  np.testing.assert_array_equal(tokens[some.predicted()], seen)
+  np.testing.assert_array_equal(tokens[few.predicted()], seen)
 
 
 @given(st.integers(2, 60), st.integers(1, 20), st.data())
@@ -69,9 +69,9 @@ def test_a_loader_weighs_tokens_and_fills_up():
   assert weights.shape == (2, 2, 4)
   assert weights.sum() == 10
   assert weights[1, 1].sum() == 0
-  one = Loader(split, (4,)).batch(np.array([2, 0]), (0, 0))
-  assert one["weights"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
-  assert one["inputs"][0].tolist() == [9, 10, 0, 0]
+  batch = Loader(split, (4,)).batch(np.array([2, 0]), (0, 0))
+  assert batch["weights"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+  assert batch["inputs"][0].tolist() == [9, 10, 0, 0]
 
 
 def test_texts_stand_end_to_end():
@@ -81,10 +81,13 @@ def test_texts_stand_end_to_end():
 
 
 def test_other_texts_have_another_digest():
-  one, other = Segments(np.arange(9), 3, 3), Segments(np.arange(9)[::-1], 3, 3)
-  assert one.digest() != other.digest()
-  assert one.digest() == Segments(np.arange(9), 3, 1).digest()
-  assert one.reading() == {"first_id": 0, "length": 3}
+  forwards, other = (
+    Segments(np.arange(9), 3, 3),
+    Segments(np.arange(9)[::-1], 3, 3),
+  )
+  assert forwards.digest() != other.digest()
+  assert forwards.digest() == Segments(np.arange(9), 3, 1).digest()
+  assert forwards.reading() == {"first_id": 0, "length": 3}
   # Of millions of tokens every one counts.
   tokens = np.zeros(3 << 20, np.uint8)
   long = Segments(tokens, 3, 3).digest()

@@ -41,8 +41,8 @@ def test_the_length_distribution_is_that_of_the_definition(lra):
       < 0.08
     )
   there = np.bincount(labels, minlength=10) / len(labels)
-  here = np.bincount(lra["train"].labels, minlength=10) / 6_000
-  assert np.abs(there - here).max() < 0.04
+  generated = np.bincount(lra["train"].labels, minlength=10) / 6_000
+  assert np.abs(there - generated).max() < 0.04
 
 
 def test_labels_are_the_values_of_the_expressions(lra):
@@ -117,12 +117,12 @@ def test_the_seed_decides_alone(monkeypatch):
   kw = dict(
     num_train=50, num_validation=5, num_test=5, min_length=5, max_length=60
   )
-  one = listops.generate(listops.Settings(seed=1, **kw))["train"].tokens
+  tokens = listops.generate(listops.Settings(seed=1, **kw))["train"].tokens
   monkeypatch.setattr("os.cpu_count", lambda: 7)
   again = listops.generate(listops.Settings(seed=1, **kw))["train"].tokens
   other = listops.generate(listops.Settings(seed=2, **kw))["train"].tokens
-  np.testing.assert_array_equal(one, again)
-  assert not np.array_equal(one, other)
+  np.testing.assert_array_equal(tokens, again)
+  assert not np.array_equal(tokens, other)
 
 
 def test_the_first_tree_of_seed_zero_never_changes():

@@ -74,21 +74,21 @@ def drawn(request):
 
 def agree(values, mean, error):
   """Within four standard errors of the difference of the two means."""
-  own = np.std(values) / np.sqrt(len(values))
-  assert abs(np.mean(values) - mean) < 4 * np.hypot(own, error), (
-    f"{np.mean(values):.4f} +- {own:.4f}, original {mean} +- {error}"
+  own_error = np.std(values) / np.sqrt(len(values))
+  assert abs(np.mean(values) - mean) < 4 * np.hypot(own_error, error), (
+    f"{np.mean(values):.4f} +- {own_error:.4f}, original {mean} +- {error}"
   )
 
 
 def test_statistics_of_the_original(drawn):
   size, difficulty, samples = drawn
   want = ORIGINAL[size, difficulty]
-  pixels = np.stack([one.pixels for one in samples])
+  pixels = np.stack([drawing.pixels for drawing in samples])
   assert pixels.shape[1:] == (size, size)
   agree((pixels > 0).mean((1, 2)), *want["nonzero"])
   agree(pixels.mean((1, 2)), *want["grey"])
-  agree([one.distractors for one in samples], *want["distractors"])
-  discs = np.stack([one.discs() for one in samples])
+  agree([drawing.distractors for drawing in samples], *want["distractors"])
+  discs = np.stack([drawing.discs() for drawing in samples])
   agree(np.hypot(*(discs[:, 0] - discs[:, 1]).T), *want["distance"])
   # Every image is stretched to the whole range, black stays black.
   assert (pixels.min((1, 2)) == 0).all()
@@ -97,25 +97,25 @@ def test_statistics_of_the_original(drawn):
 
 def test_grey_histogram_of_the_original(drawn):
   size, difficulty, samples = drawn
-  pixels = np.stack([one.pixels for one in samples])
-  found = np.histogram(pixels, 16, (0, 256))[0] / pixels.size
+  pixels = np.stack([drawing.pixels for drawing in samples])
+  shares = np.histogram(pixels, 16, (0, 256))[0] / pixels.size
   want = ORIGINAL[size, difficulty]["histogram"].split()
-  np.testing.assert_allclose(found, np.array(want, float) / 1e3, atol=0.008)
+  np.testing.assert_allclose(shares, np.array(want, float) / 1e3, atol=0.008)
 
 
 def test_labels_tails_and_contours(drawn):
   size, difficulty, samples = drawn
   geometry = GEOMETRIES[size]
-  labels = np.array([one.label for one in samples])
+  labels = np.array([drawing.label for drawing in samples])
   assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
-  paths = np.stack([one.path for one in samples])
+  paths = np.stack([drawing.path for drawing in samples])
   assert paths.shape[1:] == (2, DIFFICULTIES[difficulty], 2)
   assert ((paths >= 0) & (paths < size)).all()
   tails = np.hypot(*(paths[:, 0, 0] - paths[:, 1, 0]).T)
   np.testing.assert_allclose(tails, geometry.seed_distance, atol=0.8)
   # Heads follow each other a paddle and its margins apart, give or take a turn.
   steps = np.linalg.norm(np.diff(paths[:, :, 1:], axis=2), axis=-1)
-  margins = np.array([one.margin for one in samples])[:, None, None]
+  margins = np.array([drawing.margin for drawing in samples])[:, None, None]
   apart = geometry.paddle_length + 2 * margins
   assert (steps < apart + 4).all()
   assert (steps > geometry.paddle_length - 1).all()
@@ -123,19 +123,19 @@ def test_labels_tails_and_contours(drawn):
 
 
 def test_discs_lie_on_one_snake_or_on_two(drawn):
-  for one in drawn[2]:
-    first, second = one.discs()
-    tails, ends = one.path[:, 0].tolist(), one.path[:, -1].tolist()
+  for drawing in drawn[2]:
+    first, second = drawing.discs()
+    tails, ends = drawing.path[:, 0].tolist(), drawing.path[:, -1].tolist()
     snake = tails.index(first.tolist())
-    assert second.tolist() == ends[snake if one.label else 1 - snake]
+    assert second.tolist() == ends[snake if drawing.label else 1 - snake]
 
 
 def test_discs_are_drawn_where_the_label_says(drawn):
   """A cross of five bright pixels at both; paddles are thinner."""
   cross = np.array([(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)])
-  for one in drawn[2]:
-    places = (one.discs()[:, None] + cross).clip(0, drawn[0] - 1)
-    assert (one.pixels[places[..., 0], places[..., 1]] >= 150).all()
+  for drawing in drawn[2]:
+    places = (drawing.discs()[:, None] + cross).clip(0, drawn[0] - 1)
+    assert (drawing.pixels[places[..., 0], places[..., 1]] >= 150).all()
 
 
 def test_an_image_is_a_function_of_seed_and_index():
@@ -158,17 +158,17 @@ def test_no_image_occurs_twice():
 def test_chunks_are_the_samples_whatever_the_threads(monkeypatch):
   monkeypatch.setattr(snakes, "CHUNK", 5)
   settings = Settings(num_images=12)
-  made = dict(snakes.chunks(settings, [0, 5, 10]))
-  assert {start: len(labels) for start, (_, labels) in made.items()} == {
+  generated = dict(snakes.chunks(settings, [0, 5, 10]))
+  assert {start: len(labels) for start, (_, labels) in generated.items()} == {
     0: 5,
     5: 5,
     10: 2,
   }
-  for start, (pixels, labels) in made.items():
+  for start, (pixels, labels) in generated.items():
     for i in range(len(labels)):
-      one = snakes.sample(settings, start + i)
-      np.testing.assert_array_equal(pixels[i], one.pixels)
-      assert labels[i] == one.label
+      drawing = snakes.sample(settings, start + i)
+      np.testing.assert_array_equal(pixels[i], drawing.pixels)
+      assert labels[i] == drawing.label
 
 
 def test_processes_with_other_hash_seeds_agree(prints_alike):

@@ -24,10 +24,10 @@ def array(image):
 @pytest.mark.parametrize("name", sorted(augment.OPERATIONS))
 def test_an_operation_is_a_function_of_the_generator(name):
   apply = augment.OPERATIONS[name]
-  one, again = (apply(picture(), 0.9, rng(4)) for _ in range(2))
-  assert one.size == (32, 32)
-  assert one.mode == "RGB"
-  np.testing.assert_array_equal(array(one), array(again))
+  first, again = (apply(picture(), 0.9, rng(4)) for _ in range(2))
+  assert first.size == (32, 32)
+  assert first.mode == "RGB"
+  np.testing.assert_array_equal(array(first), array(again))
   dull = Image.fromarray((array(picture()) // 2 + 30).astype(np.uint8))
   assert np.abs(array(apply(dull, 0.9, rng(4))) - array(dull)).max() > 0
 
@@ -75,9 +75,9 @@ def test_crops():
   shifted = array(
     augment.image(picture(), (32, 32), Augment(crop="pad"), rng())
   )
-  whole = np.pad(array(picture()), ((4, 4), (4, 4), (0, 0)))
+  padded = np.pad(array(picture()), ((4, 4), (4, 4), (0, 0)))
   assert any(
-    (whole[y : y + 32, x : x + 32] == shifted).all()
+    (padded[y : y + 32, x : x + 32] == shifted).all()
     for y in range(9)
     for x in range(9)
   )
@@ -95,9 +95,9 @@ def test_the_middle_is_seven_eighths_of_the_short_side():
   ramp = np.broadcast_to(
     np.arange(256, dtype=np.uint8)[None, :, None], (256, 256, 3)
   )
-  found = array(augment.fit(Image.fromarray(ramp.copy()), (224, 224)))
-  assert found.shape == (224, 224, 3)
-  np.testing.assert_array_equal(found[100, :, 0], np.arange(16, 240))
+  fitted = array(augment.fit(Image.fromarray(ramp.copy()), (224, 224)))
+  assert fitted.shape == (224, 224, 3)
+  np.testing.assert_array_equal(fitted[100, :, 0], np.arange(16, 240))
   assert augment.fit(picture(300, 500), (224, 224)).size == (224, 224)
 
 
@@ -139,14 +139,14 @@ def test_mixed_images_have_the_shares_of_their_classes(how, count):
   targets = np.arange(count, dtype=np.int32)
   seen = []
   for seed in range(20):
-    made = augment.mix(images, targets, how, rng(seed))
-    share = made["shares"][:, None]
-    mean = made["inputs"].mean((1, 2))
-    want = share * targets[:, None] + (1 - share) * made["others"][:, None]
+    mixed = augment.mix(images, targets, how, rng(seed))
+    share = mixed["shares"][:, None]
+    mean = mixed["inputs"].mean((1, 2))
+    want = share * targets[:, None] + (1 - share) * mixed["others"][:, None]
     np.testing.assert_allclose(mean, np.repeat(want, 3, 1), atol=1e-5)
-    assert made["others"][:4].tolist() == [1, 0, 3, 2]
-    assert made["inputs"].dtype == np.float32
-    seen.append(made["shares"][0])
+    assert mixed["others"][:4].tolist() == [1, 0, 3, 2]
+    assert mixed["inputs"].dtype == np.float32
+    seen.append(mixed["shares"][0])
   assert len(set(seen)) > 5
 
 

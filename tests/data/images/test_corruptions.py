@@ -15,15 +15,17 @@ BOXES[8:20, 4:28] = (200, 60, 30)
 @pytest.mark.parametrize("name", sorted(c.CORRUPTIONS))
 def test_a_corruption_is_a_function_of_image_severity_and_seed(name):
   for severity in c.SEVERITIES:
-    one = c.corrupt(BOXES, name, severity, seed=3)
-    assert one.dtype == np.uint8
-    assert one.shape == BOXES.shape
-    np.testing.assert_array_equal(one, c.corrupt(BOXES, name, severity, 3))
-    assert (one != BOXES).any()
+    corrupted = c.corrupt(BOXES, name, severity, seed=3)
+    assert corrupted.dtype == np.uint8
+    assert corrupted.shape == BOXES.shape
+    np.testing.assert_array_equal(
+      corrupted, c.corrupt(BOXES, name, severity, 3)
+    )
+    assert (corrupted != BOXES).any()
   random = {"defocus_blur", "zoom_blur", "brightness", "contrast"}
   random |= {"pixelate", "jpeg_compression"}
   other = c.corrupt(BOXES, name, 5, seed=4)
-  assert (other == one).all() == (name in random)
+  assert (other == corrupted).all() == (name in random)
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,13 @@ def test_the_middle_of_a_scene(split):
 def test_training_windows_follow_from_seed_step_and_row(split):
   train = dataclasses.replace(split, augmented=True)
   rows = np.array([0, 1, 2, 0])
-  one, again = (train.batch(rows, 0, (1, 5, 0)) for _ in range(2))
-  for name in one:
-    np.testing.assert_array_equal(one[name], again[name])
+  first, again = (train.batch(rows, 0, (1, 5, 0)) for _ in range(2))
+  for name in first:
+    np.testing.assert_array_equal(first[name], again[name])
   later = train.batch(rows, 0, (1, 6, 0))
-  assert (one["inputs"] != later["inputs"]).any()
+  assert (first["inputs"] != later["inputs"]).any()
   half = train.batch(rows[2:], 0, (1, 5, 2))
-  np.testing.assert_array_equal(half["inputs"], one["inputs"][2:])
+  np.testing.assert_array_equal(half["inputs"], first["inputs"][2:])
   plain = split.batch(rows, 0, (1, 5, 0))
   np.testing.assert_array_equal(plain["inputs"], split.batch(rows)["inputs"])
 

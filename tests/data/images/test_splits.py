@@ -30,8 +30,8 @@ def stored(encoded):
 
 
 def split(encoded=False, **fields):
-  own = {"mean": (0.5, 0.4, 0.3), "deviation": (0.2, 0.3, 0.4)}
-  return Images(stored(encoded), (6, 8, 3), encoded, **(own | fields))
+  statistics = {"mean": (0.5, 0.4, 0.3), "deviation": (0.2, 0.3, 0.4)}
+  return Images(stored(encoded), (6, 8, 3), encoded, **(statistics | fields))
 
 
 @pytest.mark.parametrize("encoded", [False, True])
@@ -47,12 +47,12 @@ def test_evaluation_sees_every_image_as_it_is(encoded):
 def test_augmentation_follows_from_seed_step_and_row(encoded):
   train = split(encoded, augment=FULL)
   rows = np.arange(8)
-  one, again, later = (
+  first, again, later = (
     train.batch(rows, 0, key) for key in ((1, 5, 0), (1, 5, 0), (1, 6, 0))
   )
-  np.testing.assert_array_equal(one["inputs"], again["inputs"])
-  assert (one["inputs"] != later["inputs"]).any()
-  assert set(one) == {"inputs", "targets", "others", "shares"}
+  np.testing.assert_array_equal(first["inputs"], again["inputs"])
+  assert (first["inputs"] != later["inputs"]).any()
+  assert set(first) == {"inputs", "targets", "others", "shares"}
   plain = dataclasses.replace(train, augment=Augment())
   np.testing.assert_array_equal(
     plain.batch(rows, 0, (1, 5, 0))["inputs"], train.batch(rows)["inputs"]
@@ -63,12 +63,12 @@ def test_augmentation_follows_from_seed_step_and_row(encoded):
 def test_processes_together_see_the_batch_of_one(processes):
   train = split(augment=FULL)
   indices = Loader(train, (0,)).order(8, seed=0)(3)
-  whole = Loader(train, (0,)).batch(indices, (0, 3))
+  complete = Loader(train, (0,)).batch(indices, (0, 3))
   parts = [
     Loader(train, (0,), p, processes).batch(indices, (0, 3))
     for p in range(processes)
   ]
-  for name, rows in whole.items():
+  for name, rows in complete.items():
     np.testing.assert_array_equal(
       np.concatenate([q[name] for q in parts]), rows
     )
@@ -83,8 +83,8 @@ def test_repeated_images_stand_in_a_batch_and_differ():
   seen = np.concatenate([order(step) for step in range(6)])
   np.testing.assert_array_equal(np.bincount(seen, minlength=12), 3)
   inputs = loader.batch(indices, (0, 0))["inputs"]
-  one = inputs[indices == indices[0]]
-  assert (one[0] != one[1]).any() or (one[1] != one[2]).any()
+  copies = inputs[indices == indices[0]]
+  assert (copies[0] != copies[1]).any() or (copies[1] != copies[2]).any()
 
 
 def test_views_of_an_image_are_seldom_mixed_with_each_other():

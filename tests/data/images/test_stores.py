@@ -47,8 +47,8 @@ def test_images_in_folders_of_their_classes(root):
   (root / "n02" / "7.JPEG").rename(root / "n02" / "0.JPEG")
   assert stores.open_folder(root, classes).digest() == store.digest()
   # A part of the classes keeps their numbers.
-  some = stores.open_folder(root, ("n00", "n01", "n02", "n03"))
-  assert some.labels.min() == 1
+  with_empty = stores.open_folder(root, ("n00", "n01", "n02", "n03"))
+  assert with_empty.labels.min() == 1
 
 
 def test_what_are_no_classes(root, tmp_path):

@@ -9,23 +9,23 @@ from tests.data.archives import write_folder, write_tar
 
 def files(per_label=None):
   rng = np.random.default_rng(0)
-  found = {"cifar-100-binary/fine_label_names.txt": b"not read"}
+  content = {"cifar-100-binary/fine_label_names.txt": b"not read"}
   for split, count in (per_label or cifar100.PER_LABEL).items():
     fine = np.repeat(np.arange(100), count).astype(np.uint8)
     rows = rng.integers(0, 256, (len(fine), cifar100.ROW)).astype(np.uint8)
     rows[:, 0], rows[:, 1] = 7, fine
-    found[f"cifar-100-binary/{split}.bin"] = rows.tobytes()
-  return found
+    content[f"cifar-100-binary/{split}.bin"] = rows.tobytes()
+  return content
 
 
 def test_fine_labels_and_planes(tmp_path):
   content = files()
-  found = cifar100.read(write_folder(tmp_path / "x", content))
-  assert {name: len(rows) for name, rows in found.items()} == {
+  splits = cifar100.read(write_folder(tmp_path / "x", content))
+  assert {name: len(rows) for name, rows in splits.items()} == {
     "train": 50_000,
     "test": 10_000,
   }
-  key, example = found["test"][103]
+  key, example = splits["test"][103]
   assert (key, example["id"]) == (103, "test_00103")
   assert example["label"] == cifar100.LABELS[1] == "aquarium_fish"
   stored = content["cifar-100-binary/test.bin"][103 * cifar100.ROW + 2 :]

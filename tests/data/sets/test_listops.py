@@ -17,15 +17,15 @@ def pack(source, folder, archive=""):
 
 
 def test_generated_and_written_as_lra_are_the_same(tmp_path):
-  made, info = pack(f.generated(SETTINGS), tmp_path)
+  generated, info = pack(f.generated(SETTINGS), tmp_path)
   assert info["settings"]["num_train"] == 20
   direct = listops.generate(SETTINGS)
   for name, split in direct.items():
-    np.testing.assert_array_equal(made[name].tokens, split.tokens)
-    np.testing.assert_array_equal(made[name].labels, split.labels)
-  listops_text.write_tsv(made, tmp_path / "tsv")
+    np.testing.assert_array_equal(generated[name].tokens, split.tokens)
+    np.testing.assert_array_equal(generated[name].labels, split.labels)
+  listops_text.write_tsv(generated, tmp_path / "tsv")
   back, _ = pack(f.released(**SMALL), tmp_path / "x", str(tmp_path / "tsv"))
-  for name, split in made.items():
+  for name, split in generated.items():
     np.testing.assert_array_equal(back[name].tokens, split.tokens)
     np.testing.assert_array_equal(back[name].labels, split.labels)
 

@@ -29,12 +29,12 @@ def small_chunks(monkeypatch):
 
 def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
   splits, info = pack(f.generated(SETTINGS, tmp_path / "work"), tmp_path)
-  made = splits["easy"]
-  assert (len(made), info["source"]) == (12, "generated")
+  images = splits["easy"]
+  assert (len(images), info["source"]) == (12, "generated")
   for i in range(12):
-    one = snakes.sample(SETTINGS, i)
-    np.testing.assert_array_equal(made[i], one.pixels.ravel())
-    assert (made.labels[i], made.keys[i]) == (one.label, i)
+    drawing = snakes.sample(SETTINGS, i)
+    np.testing.assert_array_equal(images[i], drawing.pixels.ravel())
+    assert (images.labels[i], images.keys[i]) == (drawing.label, i)
   assert not list((tmp_path / "work").iterdir())
   f.export(SETTINGS, tmp_path / "lra")
   released = f.released(32, "easy", 12)
@@ -48,8 +48,8 @@ def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
     order = np.argsort(back.keys)
     assert back.keys[order].tolist() == list(range(12))
     for i, k in enumerate(order):
-      np.testing.assert_array_equal(back[k], made[i])
-    np.testing.assert_array_equal(back.labels[order], made.labels)
+      np.testing.assert_array_equal(back[k], images[i])
+    np.testing.assert_array_equal(back.labels[order], images.labels)
 
 
 def test_a_generation_that_was_stopped_goes_on(

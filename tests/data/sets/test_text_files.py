@@ -73,12 +73,12 @@ def test_without_names_all_is_for_training(tmp_path):
   files = {f"{'sub__' * (k % 2)}{k}.md": f"text {k}" for k in range(25)}
   files["twice.txt"] = "text 3"
   splits = read(folder(tmp_path, **files))
-  assert {name: len(own) for name, own in splits.items()} == {
+  assert {name: len(texts) for name, texts in splits.items()} == {
     "train": 22,
     "validation": 2,
     "test": 2,
   }
-  everything = [text for own in splits.values() for text in own]
+  everything = [text for texts in splits.values() for text in texts]
   assert sorted(everything) == sorted(files.values())
   again = read(folder(tmp_path, **{"another.txt": "text 99"}))
   moved = {*splits["train"]} & {*again["validation"], *again["test"]}
