@@ -6,40 +6,35 @@ Prints Markdown, and writes JSON with hardware and versions for
 `benchmarks.compare`. All calls of a row take turns in every round, on as many
 threads; tables show medians, and ratios are medians of a round's ratios.
 Compilation is apart. About an hour on two cores; `python -m benchmarks.speed`
-makes the tables of that module alone, as does --tables with some of:
+makes the tables of that module alone, as does --tables speed.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from typing import Any
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
+from jaxformers import cli
 from jaxformers.registry import choose
 
 MODULES = ("speed", "against", "memory", "start")
 
 
-def main(argv: list[str] | None = None) -> None:
-  """The command line."""
-  parser = argparse.ArgumentParser(
-    prog="python -m benchmarks",
-    description=f"{__doc__}{', '.join(MODULES)}",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("--tables", default=",".join(MODULES))
-  parser.add_argument("--rounds", type=int, default=7)
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
-  names = [choose("table", name, MODULES) for name in args.tables.split(",")]
-  found: dict[str, Any] = {}
-  for name in names:
+@cli.command(
+  cli.argument("--tables", default=",".join(MODULES), help="modules: a,b"),
+  cli.argument("--rounds", default=7, help="timed rounds"),
+  OUT,
+)
+def main(tables: str, rounds: int, out: str) -> None:
+  """Prints the tables, and writes them as JSON if asked."""
+  results: dict[str, Any] = {}
+  for name in [choose("table", name, MODULES) for name in cli.names(tables)]:
     module = importlib.import_module(f"benchmarks.{name}")
-    for title, rows in module.tables(args.rounds).items():
-      found[title] = rows
+    for title, rows in module.tables(rounds).items():
+      results[title] = rows
       print(f"\n{title}\n\n{table(rows)}", flush=True)
-      save(found, args.out)  # What is measured is kept, whatever follows.
+      save(results, out)  # What is measured is kept, whatever follows.
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from benchmarks.speed import (
   train,
 )
 from benchmarks.timing import exponent, interleaved, median, ratio, threads
-from jaxformers.training import parallel
+from jaxformers.training import compilers
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
 PAPER = {1_024: 5.0, 2_048: 9.6, 3_072: 12.8, 4_096: 26.3}
@@ -77,7 +77,7 @@ def planned(model: Any, batch: int, length: int, parts: int = 1) -> int:
   rows = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch_of(batch, length)
   )
-  run, _ = parallel.compile_step("jit", step, layout, state=start, donate=True)
+  run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
   program = run.lower(start, rows).compile()
   return program.memory_analysis().temp_size_in_bytes
 

@@ -11,13 +11,14 @@ file than benchmarks/baseline.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.data import table
+from jaxformers import cli
+from jaxformers.errors import UserError
 
 BASELINE = Path(__file__).with_name("baseline.json")
 # By the first word of a column: whether more is better.
@@ -108,28 +109,30 @@ def compare(
 
 def _read(path: Path) -> dict[str, Any]:
   if not path.is_file():
-    raise SystemExit(
+    raise UserError(
       f"{path} is no file: python -m benchmarks --out {path} makes it."
     )
   return json.loads(path.read_text())
 
 
-def main(argv: list[str] | None = None) -> None:
-  """The command line."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument("now", type=Path, help="JSON of python -m benchmarks")
-  parser.add_argument("--baseline", type=Path, default=BASELINE)
-  parser.add_argument("--allowed", type=float, default=0.15)
-  parser.add_argument("--seconds", action="store_true")
-  args = parser.parse_args(argv)
-  before, now = _read(args.baseline), _read(args.now)
-  if before["hardware"] != now["hardware"]:
-    print(f"Of other hardware: {before['hardware']}, now {now['hardware']}.\n")
-  found = compare(before, now, allowed=args.allowed, seconds=args.seconds)
-  print(table(found) if found else "Nothing became worse.")
-  sys.exit(any("worse by" in row for row in found))
+@cli.command(
+  cli.argument("now", type=Path, help="JSON of python -m benchmarks"),
+  cli.argument("--baseline", default=BASELINE, help="JSON to compare with"),
+  cli.argument(
+    "--allowed", default=0.15, help="share by which a figure may be worse"
+  ),
+  cli.switch("--seconds", help="judge seconds, too"),
+)
+def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
+  """Prints what became worse; the exit status is 1 if anything did."""
+  before, after = _read(baseline), _read(now)
+  if before["hardware"] != after["hardware"]:
+    print(
+      f"Of other hardware: {before['hardware']}, now {after['hardware']}.\n"
+    )
+  worse = compare(before, after, allowed=allowed, seconds=seconds)
+  print(table(worse) if worse else "Nothing became worse.")
+  sys.exit(any("worse by" in row for row in worse))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ preparing them takes and the trivial baselines on them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -25,11 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers import tasks
+from jaxformers import cli, tasks
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
 from jaxformers.data.generators import listops, pathfinder, snakes
-from jaxformers.training import report as reports
+from jaxformers.tables import markdown_table
+from jaxformers.training import provenance
 
 # Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the
 # original generators take on one core.
@@ -112,7 +112,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
       for i, n in enumerate(lengths)
     )
     packed.write(Path(folder) / "train", rows)
-    split = packed.load(Path(folder) / "train")
+    split = packed.open_split(Path(folder) / "train")
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
@@ -164,46 +164,48 @@ def archive_figures(archives: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-  """Rows as Markdown."""
+  """Returns rows as Markdown, a column for each key; floats have 3 digits."""
   columns = list(dict.fromkeys(key for row in rows for key in row))
 
   def cell(value: Any) -> str:
     return f"{value:,.3g}" if isinstance(value, float) else str(value)
 
-  lines = [columns, ["---"] * len(columns)]
-  lines += [[cell(row.get(key, "")) for key in columns] for row in rows]
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+  lines = [[cell(row.get(key, "")) for key in columns] for row in rows]
+  return markdown_table(columns, lines)
+
+
+OUT = cli.argument("--out", default="", help="write the tables there as JSON")
 
 
 def save(results: dict[str, Any], path: str | Path | None) -> None:
   """Writes results as JSON, with hardware and versions; no path, no file."""
-  versions = reports.versions()
+  versions = provenance.versions()
   with contextlib.suppress(metadata.PackageNotFoundError):
     versions["torch"] = metadata.version("torch")
-  results = results | {"hardware": reports.hardware(), "versions": versions}
+  results = results | {"hardware": provenance.hardware(), "versions": versions}
   if path:
     Path(path).write_text(json.dumps(results, indent=2))
 
 
-def main(argv: list[str] | None = None) -> None:
-  """The command line."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--archives", type=Path, help="folder of archives")
-  parser.add_argument("--batches", type=int, default=100_000)
-  parser.add_argument("--out", type=Path, help="JSON of the same")
-  args = parser.parse_args(argv)
+@cli.command(
+  cli.argument("--archives", type=Path, help="folder of archives"),
+  cli.argument("--batches", default=100_000, help="batches of the loader"),
+  OUT,
+)
+def main(archives: Path | None, batches: int, out: str) -> None:
+  """Prints the tables, and writes them as JSON if asked."""
   sections = {
     "Pathfinder, one core": pathfinder_speed,
     "ListOps": listops_speed,
-    "Loader, 32 x 4096": lambda: loader_speed(args.batches),
+    "Loader, 32 x 4096": lambda: loader_speed(batches),
   }
-  if args.archives:
-    sections["Archives"] = lambda: archive_figures(args.archives)
+  if archives:
+    sections["Archives"] = lambda: archive_figures(archives)
   results = {}
   for title, measure in sections.items():
     results[title] = measure()
     print(f"\n{title}\n\n{table(results[title])}", flush=True)
-  save(results, args.out)
+  save(results, out)
 
 
 if __name__ == "__main__":

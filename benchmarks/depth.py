@@ -11,7 +11,6 @@ of 50 to 250 tokens, with activation factors and entropy before and after.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import tempfile
@@ -24,15 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
 from benchmarks.timing import interleaved, median
 from benchmarks.training import TASK
+from jaxformers import cli, models, orthogonal
 from jaxformers import config as configs
-from jaxformers import models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.variables import make_variables
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 DEPTHS = (2, 6, 24, 96)
 KINDS = ("stored", "recomputed", "reversible")
@@ -110,13 +110,13 @@ def memory(rounds: int) -> list[dict[str, Any]]:
   return rows
 
 
-def state(run: Run, params: Any, ids: np.ndarray) -> dict[str, Any]:
+def state(run: Trainer, params: Any, ids: np.ndarray) -> dict[str, Any]:
   """Activation factors and entropy of the last layer's tokens.
 
   The entropy is Vasicek's estimate of a token's over its units, divided by
   their deviation (nats), averaged over tokens; 1.42 for a Gaussian.
   """
-  seen = lipschitz.measure(run.model, params, [ids])
+  seen = lipschitz.measure_factors(run.model, params, [ids])
   variables = make_variables(run.model, params)
   found = capture(run.model, variables, jnp.asarray(ids))
   mask = np.asarray(found.mask)
@@ -148,7 +148,7 @@ def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
   config.task.update(TASK)
   config.model.update(num_layers=depth, activations="reversible")
   with tempfile.TemporaryDirectory() as workdir:
-    run = Run(config, Path(workdir))
+    run = Trainer(open_run(config, Path(workdir)))
     ids = run.task.splits["test"].batch(np.arange(8), 250)["inputs"]
     rows = [
       {"L": depth, "step": 0, "loss": "", **state(run, run.state.params, ids)}
@@ -167,25 +167,25 @@ def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--rounds", default=7, help="0: no table of memory"),
+  cli.argument("--steps", default=300, help="0: no training"),
+  OUT,
+  cli.argument("--data_dir", default="", help="folder of the expressions"),
+)
+def main(rounds: int, steps: int, out: str, data_dir: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--rounds", type=int, default=7)
-  parser.add_argument("--steps", type=int, default=300)
-  parser.add_argument("--out", default="", help="path of the JSON")
-  parser.add_argument("--data_dir", default="", help="of the expressions")
-  args = parser.parse_args(argv)
   result: dict[str, Any] = {}
-  if args.rounds:
-    result["memory"] = memory(args.rounds)
+  if rounds:
+    result["memory"] = memory(rounds)
     print(table(result["memory"]), flush=True)
-  if args.steps:
+  if steps:
     with tempfile.TemporaryDirectory() as folder:
-      data = Path(args.data_dir or folder)
-      rows = [row for d in DEPTHS for row in train(d, args.steps, data)]
+      data = Path(data_dir or folder)
+      rows = [row for d in DEPTHS for row in train(d, steps, data)]
     result["training"] = rows
     print(f"\n{table(result['training'])}", flush=True)
-  save(result, args.out)
+  save(result, out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ the length, as fitted exponents. PyTorch comes with the extra `bench`.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
 from benchmarks.timing import (
   exponent,
   in_a_process,
@@ -31,9 +30,9 @@ from benchmarks.timing import (
   median,
   threads,
 )
-from jaxformers import models
-from jaxformers.config import TRANSJECTS
-from jaxformers.models.attention import MIXERS, attention
+from jaxformers import cli, models
+from jaxformers.models import MIXERS, MODELS
+from jaxformers.models.attention import attention
 
 ROUNDS = 7
 BATCH = 4
@@ -45,7 +44,7 @@ SIZES = {"vocab_size": 257, "num_classes": 2}
 def register_library() -> None:
   """Adds JAX's own softmax attention to the models, once."""
   name = "dot_product_attention"
-  if name in models.MODELS:
+  if name in MODELS:
     return
 
   @attention(name, growth="n^2")
@@ -56,13 +55,13 @@ def register_library() -> None:
     y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None])
     return jnp.swapaxes(y, 1, 2)
 
-  models.MODELS.register(name)(models.Variant(name, "pre_norm"))
+  MODELS.register(name)(models.Variant(name, "pre_norm"))
 
 
 def encoder(name: str, n: int) -> models.Classifier:
   """A model of Skyformer's size for n tokens; TransJect with E = 4, d = 80."""
   options = {"d_model": 64, "positions": "learned"}
-  if name in TRANSJECTS:
+  if MODELS[name].block == "injective":
     options = {"d_model": 80}
   return models.build(
     name, **SIZES, max_len=n, num_layers=2, **options, pool="mean"
@@ -208,7 +207,7 @@ def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
 
 def _is_dense(name: str) -> bool:
   """True if time and memory of a model grow as n^2."""
-  mixer = MIXERS[models.MODELS[name].mixer]
+  mixer = MIXERS[MODELS[name].mixer]
   return getattr(mixer, "growth", "n") == "n^2"
 
 
@@ -237,21 +236,21 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--models", default="", help="names: a,b (default: all)"),
+  OUT,
+)
+def main(models: str, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--models", default="", help="names, a,b; default: all")
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
   register_library()
-  names = args.models.split(",") if args.models else sorted(models.MODELS)
+  names = cli.names(models) or sorted(MODELS)
   report = {"side by side": side_by_side(names, LENGTHS)}
   print(f"Seconds and MB, batch {BATCH}:\n")
   print(table(report["side by side"]))
   report["growth"] = growth(names, GROWTH)
   print("\nGrowth with the length, one sample:\n")
   print(table(report["growth"]))
-  save(report, args.out)
+  save(report, out)
 
 
 if __name__ == "__main__":

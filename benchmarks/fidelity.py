@@ -10,7 +10,6 @@ step beside its inputs and outputs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import Any
@@ -19,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.data import save, table
-from jaxformers import models
-from jaxformers.config import vision_models
+from benchmarks.data import OUT, save, table
+from jaxformers import cli, models
+from jaxformers.recipes import vision
 
 ROUNDS = 15
 NAMES = ("transformer", "neutreno")
@@ -31,7 +30,7 @@ def _programs(
   name: str, size: int, batch: int, layers: int
 ) -> dict[str, tuple[Any, Any]]:
   """`forward` and `step`, compiled, with their arguments."""
-  options = vision_models(name, patch_size=16)["model"] | {"num_layers": layers}
+  options = vision.models(name, patch_size=16)["model"] | {"num_layers": layers}
   model = models.build(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)
   )
@@ -98,16 +97,16 @@ def measure(
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints the rows as Markdown."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--batch", type=int, default=4)
-  parser.add_argument("--rounds", type=int, default=ROUNDS)
-  parser.add_argument("--out", help="path of the JSON")
-  args = parser.parse_args(argv)
-  rows = measure(batch=args.batch, rounds=args.rounds)
+@cli.command(
+  cli.argument("--batch", default=4, help="images of a step"),
+  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
+  OUT,
+)
+def main(batch: int, rounds: int, out: str) -> None:
+  """Prints the rows, and writes them as JSON if asked."""
+  rows = measure(batch=batch, rounds=rounds)
   print(table(rows))
-  save({"rows": rows}, args.out)
+  save({"rows": rows}, out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ apart. Needs the extra `bench`.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
 from benchmarks.timing import interleaved, median, threads
-from jaxformers import orthogonal
+from jaxformers import cli, orthogonal
 
 COUNT = 21
 ROUNDS = 7
@@ -178,23 +177,25 @@ def many(steps: int, d: int) -> list[dict[str, Any]]:
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--sizes", default="128,512", help="sides of the matrices"),
+  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
+  cli.argument(
+    "--steps", default=10_000, help="steps of the drift, 0 for none"
+  ),
+  OUT,
+)
+def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--sizes", default="128,512", help="of the matrices")
-  parser.add_argument("--rounds", type=int, default=ROUNDS)
-  parser.add_argument("--steps", type=int, default=10_000)
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
-  sizes = [int(d) for d in args.sizes.split(",")]
+  sides = cli.numbers("sizes", sizes)
   result: dict[str, Any] = {"cost": [], "norms": []}
-  for d in sizes:
-    result["cost"] += measure(d, args.rounds)
+  for d in sides:
+    result["cost"] += measure(d, rounds)
     result["norms"] += norms(d)
-  result["many"] = many(args.steps, min(sizes)) if args.steps else []
+  result["many"] = many(steps, min(sides)) if steps else []
   for name, rows in result.items():
     print(f"\n{name}\n\n{table(rows) if rows else ''}", flush=True)
-  save(result, args.out)
+  save(result, out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ was compiled for CPUs, whose programs fuse less: bytes are an upper bound.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -25,11 +24,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
+from jaxformers import cli, models
 from jaxformers import config as configs
-from jaxformers import models
 from jaxformers.registry import choose
-from jaxformers.training import optim, parallel, state, steps
+from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
 COUNT = 512
@@ -146,9 +145,9 @@ def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
     layout.tokens(rows),
   )
   step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, prepare=layout.prepared
+    steps.train_step, model=model, tx=tx, seed=0, placement=layout
   )
-  run, _ = parallel.compile_step("jit", step, layout, state=start, donate=True)
+  run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
   return run.lower(start, placed).compile()
 
 
@@ -194,38 +193,40 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   return found
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--config", default="configs/lra/text.py", help="path.py"),
+  cli.argument("--length", default=4096, help="tokens of a row"),
+  cli.argument("--batch", default=32, help="rows of a step"),
+  cli.argument("--most", default=COUNT, help="most devices"),
+  cli.argument(
+    "--device", default="h100", help=f"peak rates of {', '.join(DEVICES)}"
+  ),
+  OUT,
+)
+def main(
+  config: str, length: int, batch: int, most: int, device: str, out: str
+) -> None:
   """Prints the table, and writes it as JSON if asked."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument("--config", default="configs/lra/text.py")
-  parser.add_argument("--length", type=int, default=4096)
-  parser.add_argument("--batch", type=int, default=32)
-  parser.add_argument("--most", type=int, default=COUNT, help="devices")
-  parser.add_argument("--device", default="h100", help=", ".join(DEVICES))
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", COUNT)
-  device = DEVICES[choose("device", args.device, DEVICES)]
+  peaks = DEVICES[choose("device", device, DEVICES)]
   rows: list[dict[str, Any]] = []
-  for kind, mesh, count, batch in plans(args.batch, args.length):
-    if count > args.most:
+  for kind, mesh, count, size in plans(batch, length):
+    if count > most:
       continue
-    program = compiled(args.config, mesh, count, batch, args.length)
-    found = row(program, device)
-    alone = rows[0]["TFLOP"] if rows else found["TFLOP"]
-    share = alone * batch / args.batch / (count * found["TFLOP"])
+    program = compiled(config, mesh, count, size, length)
+    counted = row(program, peaks)
+    alone = rows[0]["TFLOP"] if rows else counted["TFLOP"]
+    share = alone * size / batch / (count * counted["TFLOP"])
     rows.append(
-      {"scaling": kind, "devices": count, "mesh": mesh, "batch": batch}
-      | found
+      {"scaling": kind, "devices": count, "mesh": mesh, "batch": size}
+      | counted
       | {"of one device's work": share}
     )
     print(table(rows[-1:]).splitlines()[-1], flush=True)
-  print(f"\n{args.config}, n = {args.length}, peak rates of {args.device}\n")
+  print(f"\n{config}, n = {length}, peak rates of {device}\n")
   print(table(rows))
-  save({"scaling": rows}, args.out)
+  save({"scaling": rows}, out)
 
 
 if __name__ == "__main__":

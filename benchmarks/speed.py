@@ -31,7 +31,8 @@ from benchmarks.timing import (
   threads,
 )
 from jaxformers import models
-from jaxformers.training import optim, parallel, state, steps
+from jaxformers.models.variables import make_variables
+from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
 LAYERS, EXPERTS, D = 2, 4, 512
@@ -86,7 +87,7 @@ def train(model: models.Model, batch: int, length: int, parts: int = 0) -> Call:
   """A train step of ours, the batch in so many parts; a row each if 0."""
   step, layout, create = step_of(model, parts or batch)
   now = layout.place(create())
-  run, place = parallel.compile_step(
+  run, place = compilers.compile_step(
     "jit", step, layout, state=now, donate=True
   )
   rows = place(batch_of(batch, length))
@@ -104,7 +105,7 @@ def infer(model: models.Model, batch: int, length: int) -> Call:
   inputs = jnp.asarray(ids(batch, length))
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), inputs[:1, :2])["params"]
-  prepare = functools.partial(steps.prepared, name=model.orthogonal_map)
+  prepare = functools.partial(make_variables, model)
   variables = jax.jit(prepare)(params)
   run = jax.jit(functools.partial(model.apply, train=False))
   return lambda: run(variables, inputs).block_until_ready()

@@ -23,7 +23,8 @@ import jax
 from benchmarks.__main__ import main
 from benchmarks.timing import in_a_process, interleaved, median
 from jaxformers import config as configs
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 IMPORTS = {
   "Python": "",
@@ -97,7 +98,7 @@ def waiting() -> list[dict[str, Any]]:
   config.task.update(TASK)
   with tempfile.TemporaryDirectory() as folder:
     config.data_dir = f"{folder}/data"
-    run = Run(config, Path(folder) / "run")
+    run = Trainer(open_run(config, Path(folder) / "run"))
     batches = run.batches(0)
     waited, whole = [], []
     for _ in range(STEPS):

@@ -10,7 +10,6 @@ their entropy is what a model has that knows nothing of the tokens.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -21,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import save, table
+from benchmarks.data import OUT, save, table
+from jaxformers import cli
 from jaxformers import config as configs
-from jaxformers import models
-from jaxformers.training.run import Run
+from jaxformers.models import MODELS
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 
 TASK = {
   "min_length": 50,
@@ -45,7 +46,7 @@ def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
   config.task.update(TASK)
   config.model.dtype = dtype
   with tempfile.TemporaryDirectory() as workdir:
-    run = Run(config, Path(workdir))
+    run = Trainer(open_run(config, Path(workdir)))
     losses, seconds = [], []
     for batch in run.batches(0):
       began = time.perf_counter()
@@ -71,22 +72,21 @@ def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
   }
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument("--models", default="", help="names: a,b (default: all)"),
+  cli.argument("--steps", default=200, help="steps of training"),
+  OUT,
+)
+def main(models: str, steps: int, out: str) -> None:
   """Prints the table, and writes it as JSON if asked."""
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--models", default="", help="names, a,b; default: all")
-  parser.add_argument("--steps", type=int, default=200)
-  parser.add_argument("--out", default="", help="path of the JSON")
-  args = parser.parse_args(argv)
-  names = args.models.split(",") if args.models else sorted(models.MODELS)
   rows = []
   with tempfile.TemporaryDirectory() as folder:
-    for name in names:
+    for name in cli.names(models) or sorted(MODELS):
       for dtype in DTYPES:
-        rows.append(train(name, dtype, args.steps, Path(folder)))
+        rows.append(train(name, dtype, steps, Path(folder)))
         print(rows[-1], file=sys.stderr)
   print(table(rows))
-  save({"training": rows}, args.out)
+  save({"training": rows}, out)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformers import interrupts
@@ -40,8 +41,55 @@ class Argument(NamedTuple):
 
 
 def argument(*flags: str, **options: Any) -> Argument:
-  """Declares an argument of a command, as `add_argument` takes it."""
+  """Declares an argument of a command, as `add_argument` takes it.
+
+  A default gives the type, and is named in the help unless it is 0 or "".
+  """
+  if "default" in options:
+    options.setdefault("type", type(options["default"]))
+  if options.get("default"):
+    text = options.get("help", "")
+    options["help"] = f"{text} (default: %(default)s)".strip()
   return Argument(flags, options)
+
+
+def switch(flag: str, **options: Any) -> Argument:
+  """Declares a flag without a value, which is False unless it is given."""
+  return Argument((flag,), {"action": "store_true", **options})
+
+
+WORKDIR = argument("workdir", metavar="WORKDIR", help="folder of a run")
+WORKDIRS = argument(
+  "workdirs",
+  nargs="+",
+  type=Path,
+  metavar="WORKDIR",
+  help="folder of a run, or a folder with runs below it",
+)
+JSON = switch("--json", dest="as_json", help="print JSON")
+
+
+def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:
+  """Returns the numbers of a comma-separated option; "" gives [].
+
+  Args:
+    flag: name of the option, for the error message.
+    text: value of the option, such as "1,2".
+    kind: int or float.
+
+  Raises:
+    UserError: for an item that is no number of that kind.
+  """
+  try:
+    return [kind(item) for item in text.split(",")] if text else []
+  except ValueError:
+    noun = "integers" if kind is int else "numbers"
+    raise UserError(f"--{flag}={text}: give {noun}, such as 1,2.") from None
+
+
+def names(text: str) -> list[str]:
+  """Returns the names of a comma-separated option; "" gives []."""
+  return [name for name in text.split(",") if name]
 
 
 def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
@@ -49,19 +97,24 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
 
   Args:
     module: name of the module, as in `__name__`.
-    *arguments: of the command.
+    *arguments: arguments of the command.
   """
-  names = {path: name for name, path in SUBCOMMANDS.items()}
+  subcommands = {path: name for name, path in SUBCOMMANDS.items()}
+  # `python -m` names the module "__main__"; its spec has the real path.
   spec = sys.modules[module].__spec__
-  path = spec.name if spec else module
-  built = argparse.ArgumentParser(
-    prog=f"python -m {f'jaxformers {names[path]}' if path in names else path}",
+  program = None
+  if spec:
+    path = spec.name.removesuffix(".__main__")
+    target = f"jaxformers {subcommands[path]}" if path in subcommands else path
+    program = f"python -m {target}"
+  command_parser = argparse.ArgumentParser(
+    prog=program,
     description=sys.modules[module].__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   for flags, options in arguments:
-    built.add_argument(*flags, **options)
-  return built
+    command_parser.add_argument(*flags, **options)
+  return command_parser
 
 
 def command(
@@ -77,8 +130,8 @@ def command(
   Args:
     *arguments: from `argument`; the function takes them by keyword.
     make_parser: returns the parser instead, for commands with subcommands.
-    on_interrupt: what the same command does when it is run again after Ctrl-C,
-      as a sentence; "" if there is nothing to say.
+    on_interrupt: sentence that says what the same command does when it is run
+      again after Ctrl-C; "" keeps Python's traceback.
   """
 
   def decorate(

@@ -5,8 +5,8 @@ python -m jaxformers models --config configs/lra/listops.py
 
 The models have the sizes that the config gives them; `:size=matched` gives
 TransJect at most the Transformer's parameters. Long Range Arena allows a model
-10 % more than the Transformer; who has more is marked. The data are opened for
-the sizes of the task; --sizes does without:
+10 % more than the Transformer; models with more are marked. The sizes of the
+task are read from its data, or given by --sizes:
 
 --sizes vocab_size=257,max_len=4000,num_classes=2
 --sizes image=224x224x3,num_classes=1000
@@ -15,34 +15,40 @@ the sizes of the task; --sizes does without:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import json
-import sys
 from typing import Any
 
+from jaxformers import cli, tasks
 from jaxformers import config as configs
-from jaxformers import tasks
 from jaxformers.errors import UserError
 from jaxformers.models import MIXERS, MODELS, build, cost
 from jaxformers.registry import choose
+from jaxformers.tables import markdown_table
 
-ALLOWED = 1.10  # Long Range Arena, section 3: parameters of the Transformer.
+# Most parameters over the Transformer's (Long Range Arena, section 3).
+MOST_PARAMETERS = 1.10
 NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")
 SIZES = (*NUMBERS, "objective", "image")
 
 
-def _given(text: str) -> dict[str, Any]:
+def parse_sizes(text: str) -> dict[str, Any]:
+  """Returns the sizes of a task from "name=value,...".
+
+  Raises:
+    UserError: for an unknown name, a wrong value, or a size that is missing.
+  """
   sizes: dict[str, Any] = {}
   for item in text.split(","):
     name, _, value = item.partition("=")
     choose("size of a task", name, SIZES)
     if name == "image":
-      parts = value.split("x")
-      if len(parts) != 3 or not all(part.isdigit() for part in parts):
+      sides = value.split("x")
+      if len(sides) != 3 or not all(side.isdigit() for side in sides):
         raise UserError(f"--sizes {item}: write image=224x224x3.")
-      sizes |= {"image": tuple(map(int, parts))}
+      # Images have neither a vocabulary nor a length.
+      sizes["image"] = tuple(map(int, sides))
       sizes |= {"vocab_size": 0, "max_len": 0}
     elif name == "objective":
       sizes[name] = value
@@ -52,12 +58,13 @@ def _given(text: str) -> dict[str, Any]:
       sizes[name] = int(value)
   if sizes.get("objective") == "language_model":
     sizes.setdefault("num_classes", 0)
-  if missing := [n for n in NUMBERS[:3] if n not in sizes]:
-    raise UserError(f"--sizes {text} lacks {', '.join(missing)}.")
+  if missing := [name for name in NUMBERS[:3] if name not in sizes]:
+    raise UserError(f"--sizes {text} lacks {', '.join(missing)}: add them.")
   return sizes
 
 
-def _of_task(spec: str) -> dict[str, Any]:
+def open_task_sizes(spec: str) -> dict[str, Any]:
+  """Returns the sizes of a config's task, whose data it opens."""
   config = configs.plain(configs.load(spec))
   return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
 
@@ -65,102 +72,109 @@ def _of_task(spec: str) -> dict[str, Any]:
 def rows(
   spec: str, names: list[str], sizes: dict[str, Any]
 ) -> list[dict[str, Any]]:
-  """One row a model: its cost, and its parameters over the Transformer's.
+  """Returns the cost of each model, and its parameters over the Transformer's.
 
   A model that cannot have these sizes has a row with the reason.
 
   Args:
-    spec: of a config, "path.py:key=value", without `model`.
-    names: of models.
-    sizes: of the task, as `models.build` takes them.
+    spec: path and arguments of a config without `model`, "path.py:key=value".
+    names: names of models.
+    sizes: sizes of the task, as `models.build` takes them.
   """
   path, _, arg = spec.partition(":")
-  made = []
+  costs = []
   for name in names:
-    own = ",".join(filter(None, (arg, f"model={name}")))
-    config = configs.plain(configs.load(f"{path}:{own}"))
+    # Load the config anew for each model.
+    arguments = ",".join(filter(None, (arg, f"model={name}")))
+    config = configs.plain(configs.load(f"{path}:{arguments}"))
     try:
       model = build(**config["model"], **sizes)
-    except ValueError as error:
-      made.append({"model": name, "error": str(error)})
+    except UserError as error:
+      costs.append({"model": name, "error": str(error)})
       continue
+    # Compare with the Transformer of the same config.
     reference = build(**config["reference"], **sizes)
-    costs = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
-    share = costs["parameters"] / cost.size(reference)
-    made.append({"model": name, **costs, "relative": share})
-  return made
+    row = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
+    share = row["parameters"] / cost.size(reference)
+    costs.append({"model": name, **row, "relative": share})
+  return costs
 
 
-def table(made: list[dict[str, Any]]) -> str:
-  """The rows as Markdown."""
-  lines = [
-    "| model | parameters | of Transformer's | at most 10 % more | "
-    "GFLOP, products | GFLOP, other | MB kept |",
-    "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
-  ]
-  for row in made:
+COLUMNS = (
+  "model",
+  "parameters",
+  "of Transformer's",
+  "at most 10 % more",
+  "GFLOP, products",
+  "GFLOP, other",
+  "MB kept",
+)
+
+
+def table(costs: list[dict[str, Any]]) -> str:
+  """Returns the rows of `rows` as a Markdown table."""
+  lines = []
+  for row in costs:
     if "error" in row:
-      lines.append(f"| {row['model']} | {row['error']} | | | | | |")
+      lines.append((row["model"], row["error"], *[""] * 5))
       continue
-    within = "yes" if row["relative"] <= ALLOWED else "NO"
     lines.append(
-      f"| {row['model']} | {row['parameters']:,} | {row['relative']:.2f} | "
-      f"{within} | {row['flops'] / 1e9:.3f} | {row['elementwise'] / 1e9:.3f} | "
-      f"{row['activations'] / 1e6:.1f} |"
+      (
+        row["model"],
+        f"{row['parameters']:,}",
+        f"{row['relative']:.2f}",
+        "yes" if row["relative"] <= MOST_PARAMETERS else "NO",
+        f"{row['flops'] / 1e9:.3f}",
+        f"{row['elementwise'] / 1e9:.3f}",
+        f"{row['activations'] / 1e6:.1f}",
+      )
     )
-  return "\n".join(lines)
+  return markdown_table(COLUMNS, lines, right=(1, 2, 4, 5, 6))
 
 
 def catalogue() -> str:
   """Returns the names of all models with mixer, block and a line on each."""
-  lines = [
-    "| model | mixer | block | what it is |",
-    "| --- | --- | --- | --- |",
-  ]
+  lines = []
   for name in sorted(MODELS):
     variant = MODELS[name]
     options = {**variant.fixed, **variant.defaults}
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    mixer = f"{variant.mixer} ({given})" if given else variant.mixer
+    listed = ", ".join(f"{key}={value}" for key, value in options.items())
+    mixer = f"{variant.mixer} ({listed})" if listed else variant.mixer
     summary = inspect.getdoc(MIXERS[variant.mixer]).splitlines()[0]
-    lines.append(f"| {name} | {mixer} | {variant.block} | {summary} |")
-  return "\n".join(lines)
+    lines.append((name, mixer, variant.block, summary))
+  return markdown_table(("model", "mixer", "block", "what it is"), lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints the names of the models, or the table of a config."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers models", description=__doc__.split("\n")[0]
-  )
-  parser.add_argument("--config", default="", help="path.py:key=value,...")
-  parser.add_argument("--models", default="", help="names, a,b; default: all")
-  parser.add_argument("--sizes", default="", help="of the task, see above")
-  parser.add_argument("--json", action="store_true", help="rows as JSON")
-  args = parser.parse_args(argv)
-  if not args.config:
-    if args.models or args.sizes or args.json:
-      parser.error("--models, --sizes and --json need a --config.")
+@cli.command(
+  cli.argument("--config", default="", help="path.py:key=value,..."),
+  cli.argument("--models", default="", help="names: a,b (default: all)"),
+  cli.argument("--sizes", default="", help="sizes of the task, see above"),
+  cli.JSON,
+)
+def main(config: str, models: str, sizes: str, as_json: bool) -> None:
+  """Prints the names of the models, or what each costs under a config."""
+  if not config:
+    if models or sizes or as_json:
+      raise UserError("--models, --sizes and --json need a --config.")
     print(catalogue())
     return
-  try:
-    names = args.models.split(",") if args.models else sorted(MODELS)
-    for name in names:
-      choose("model", name, MODELS)
-    sizes = _given(args.sizes) if args.sizes else _of_task(args.config)
-    made = rows(args.config, names, sizes)
-  except ValueError as error:
-    sys.exit(f"Error: {error}")
-  if args.json:
-    print(json.dumps(made, indent=2))
+  names = cli.names(models) or sorted(MODELS)
+  for name in names:
+    choose("model", name, MODELS)
+  # Data are opened only if no sizes are given.
+  task_sizes = parse_sizes(sizes) if sizes else open_task_sizes(config)
+  costs = rows(config, names, task_sizes)
+  if as_json:
+    print(json.dumps(costs, indent=2))
     return
-  what = f"example of {sizes['max_len']:,} tokens"
-  if sizes.get("image"):
-    what = "image of {} x {} pixels".format(*sizes["image"])
+  example = f"example of {task_sizes['max_len']:,} tokens"
+  if task_sizes.get("image"):
+    example = "image of {} x {} pixels".format(*task_sizes["image"])
   print(
-    f"One {what}: operations of a forward pass, in matrix products and in all "
-    "other\narithmetic, and what it keeps for the backward pass.\n"
+    f"One {example}: operations of a forward pass, in matrix products and in "
+    "all other\narithmetic, and what it keeps for the backward pass.\n"
   )
-  print(table(made))
+  print(table(costs))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Files and folders that are whole whenever they are there.
+"""Files and folders that are complete whenever they exist, and full disks.
 
-Power loss included: what is renamed into place is written to the disk before,
-because file systems may write a new name before its content.
+This holds across a loss of power: content is written to the disk before it gets
+its name, because file systems may write a new name before its content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a UTF-8 file: readers see the old content or the new, never a part.
+  """Writes a UTF-8 file: readers see the old content or the new, not a part.
 
   Raises:
     OSError: if it cannot be written; the old content stays.
@@ -43,7 +43,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def rename(staged: Path, path: Path) -> None:
-  """Renames a folder, all of whose content is on the disk before."""
+  """Renames a folder after writing all of its content to the disk."""
   for folder, _, names in os.walk(staged, topdown=False):
     for name in names:
       _sync(Path(folder, name))
@@ -62,3 +62,26 @@ def _sync(path: Path) -> None:
       raise
   finally:
     os.close(descriptor)
+
+
+# What the operating system says of a file that cannot grow.
+_FULL = {
+  errno.ENOSPC: "the disk is full",
+  errno.EDQUOT: "the disk quota is used up",
+  errno.EFBIG: "the file size limit is reached, see ulimit -f",
+}
+
+
+def full_disk_reason(error: BaseException) -> str | None:
+  """Returns why a file cannot grow, or None for any other error.
+
+  Libraries such as orbax and the writers of array_record quote the operating
+  system in errors of their own, or raise them while handling an `OSError`.
+  """
+  for number, reason in _FULL.items():
+    has_code = getattr(error, "errno", None) == number
+    if has_code or os.strerror(number) in str(error):
+      return reason
+  hidden = None if error.__suppress_context__ else error.__context__
+  cause = error.__cause__ or hidden
+  return None if cause is None else full_disk_reason(cause)

@@ -1,4 +1,4 @@
-"""How a command ends after Ctrl-C: in one line, not in a traceback."""
+"""Ends a command after Ctrl-C with one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 def leave(advice: str) -> NoReturn:
   """Ends this process at once, with status 130.
 
-  Threads that still read or generate data would be waited for otherwise.
+  A normal exit would wait for threads that still read or generate data.
 
   Args:
-    advice: one sentence, what running the same command again does.
+    advice: one sentence on what running the same command again does.
   """
   sys.stderr.write(f"\nInterrupted. Run the same command again: {advice}\n")
   sys.stderr.flush()

@@ -1,4 +1,4 @@
-r"""Trains and scores: flags to config to `training.loop.run`, nothing else.
+r"""Trains and scores models: turns flags into a config for `training.loop.run`.
 
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
@@ -20,11 +20,16 @@ from jaxformers import config as configs
 from jaxformers import interrupts, paths
 from jaxformers.errors import UserError
 
+# Exit statuses of errors, which launch/README.md describes.
+FAILURE = 1  # An error of the program or of the file system.
+MISTAKE = 2  # A mistake of the user: the same command fails again.
+RETRY = 75  # A full or absent disk, or a process of the run that has died.
+
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
   None,
-  "Path of a config with its arguments, path.py:key=value,key=value; fields "
-  "are overridden by --config.section.field=value.",
+  "Path of a config with its arguments, path.py:key=value,key=value. "
+  "--config.section.field=value overrides a field.",
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "Folder for checkpoints, metrics and results."
@@ -38,38 +43,39 @@ _PROFILE = flags.DEFINE_bool(
 _SEEDS = flags.DEFINE_list(
   "seeds", [], "Run several seeds, such as 0,1,2, each in WORKDIR/seed_N."
 )
-
-
 _COORDINATOR = flags.DEFINE_string(
   "coordinator", "", "host:port of the first of several processes."
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", -1, "How many processes train together."
+  "num_processes", -1, "Number of processes that train together."
 )
 _PROCESS_ID = flags.DEFINE_integer(
-  "process_id", -1, "Which of them this is, from 0."
+  "process_id", -1, "Index of this process, from 0."
 )
 _DISTRIBUTED = flags.DEFINE_bool(
-  "distributed", False, "Several processes of a cluster that JAX knows."
+  "distributed", False, "Join the processes of a cluster that JAX detects."
 )
 _START_SECONDS = flags.DEFINE_integer(
-  "start_seconds", 300, "To wait for all processes to arrive.", lower_bound=1
+  "start_seconds",
+  300,
+  "Time to wait for all processes to start.",
+  lower_bound=1,
 )
 _SILENCE_SECONDS = flags.DEFINE_integer(
   "silence_seconds",
   60,
-  "After which a silent process counts as dead, and all end.",
+  "Time after which a silent process counts as dead, and all processes end.",
   lower_bound=1,
 )
 _STALL_SECONDS = flags.DEFINE_integer(
   "stall_seconds",
   1800,
-  "After which one of several processes that hangs ends itself; 0: never.",
+  "Time after which one of several processes that hangs ends itself; 0: never.",
   lower_bound=0,
 )
 
 
-def _seeds() -> list[int]:
+def _parse_seeds() -> list[int]:
   try:
     return [int(seed) for seed in _SEEDS.value]
   except ValueError:
@@ -79,14 +85,14 @@ def _seeds() -> list[int]:
 
 
 def _prepare_jax() -> None:
-  """Sets what has to be set before JAX starts."""
+  """Configures JAX before it starts, and joins the other processes."""
   # With several CPU devices on few cores XLA's thread pool can starve.
   if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "16")
   import jax
 
+  # Cache compiled programs; without a home directory there is no cache.
   if not jax.config.jax_compilation_cache_dir:
-    # Without a home directory every process compiles its own programs.
     with contextlib.suppress(ValueError):
       cache = paths.expand("~/.cache/jaxformers/xla")
       jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -94,7 +100,7 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
-  group = processes.group(
+  cluster = processes.find_cluster(
     coordinator=_COORDINATOR.value,
     num_processes=_NUM_PROCESSES.value,
     process_id=_PROCESS_ID.value,
@@ -102,100 +108,99 @@ def _prepare_jax() -> None:
     silence_seconds=_SILENCE_SECONDS.value,
     stall_seconds=_STALL_SECONDS.value,
   )
-  if _DISTRIBUTED.value or group.num_processes > 0:
-    processes.start(group)
+  if _DISTRIBUTED.value or cluster.num_processes > 0:
+    processes.start(cluster)
 
 
-def _run() -> None:
-  workdir, config = Path(_WORKDIR.value), _CONFIG.value
-  seeds = _seeds()
+def _run(seeds: list[int]) -> None:
+  """Trains and scores the config, once for each seed if there are seeds."""
   _prepare_jax()
-  from jaxformers.training import loop, processes, report
+  from jaxformers.training import loop, processes, summary
 
-  jobs = [(config, workdir)]
+  workdir = Path(_WORKDIR.value)
+  jobs = [(_CONFIG.value, workdir)]
   if seeds:
-    jobs = []
-    for seed in seeds:
-      own = config.copy_and_resolve_references()
-      own.seed = seed
-      jobs.append((own, workdir / f"seed_{seed}"))
-  for own, folder in jobs:
+    jobs = [
+      (_CONFIG.value.copy_and_resolve_references(), workdir / f"seed_{seed}")
+      for seed in seeds
+    ]
+    for (config, _), seed in zip(jobs, seeds, strict=True):
+      config.seed = seed
+  for config, folder in jobs:
     results = loop.run(
-      own, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
+      config, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
     if processes.is_first():
-      print(report.table(results), flush=True)
+      print(summary.table(results), flush=True)
 
 
-def _may_pass(error: Exception) -> bool:
-  """True for an error of the file system, which may be well later."""
-  if "jax" not in sys.modules:
-    return False
-  from jaxformers.training import store
+def _is_transient(error: Exception) -> bool:
+  """Returns True for an error of the file system that may pass by itself."""
+  from jaxformers.training import disk
 
-  return store.trouble(error) > 0
+  return isinstance(error, OSError) and disk.error_number(error) > 0
 
 
 def _message(error: Exception) -> str | None:
   """Returns the message shown to the user, or None for an internal error."""
-  if isinstance(error, OSError) and _may_pass(error):
-    return f"error: {error}\nRun the same command again when that is mended."
-  # A file that cannot be read or written is named by the error.
+  if _is_transient(error):
+    return (
+      f"error: {error}\nRun the same command again once the file system works."
+    )
+  # An error that names a file tells the user which one to look at.
   names_file = isinstance(error, OSError) and error.filename is not None
   is_users = isinstance(error, UserError) or names_file
   return f"error: {error}" if is_users else None
 
 
-# The status of a process that ends because another has, and after what starting
-# again does not mend.
-LOST, MISTAKE = 75, 2
+def _end(error: Exception) -> None:
+  """Ends the process after an error, with a status for the launchers.
 
-
-def _leave_others(error: Exception) -> None:
-  """Ends this process if it is one of several, with a status for a launcher."""
-  if "jax" not in sys.modules:
-    return
+  Raises:
+    SystemExit: with one message, for a mistake of the user.
+    Exception: the error itself, with its traceback, for an internal error.
+  """
   from jaxformers.training import processes
 
-  if not processes.is_together():
-    return
   message = _message(error)
-  status = 1 if message is None or _may_pass(error) else MISTAKE
-  if lost := processes.lost(error):
-    status, message = LOST, f"error: {lost}"
-  print(message or traceback.format_exc(), file=sys.stderr)
-  processes.leave(status)
+  status = FAILURE if message is None else MISTAKE
+  if _is_transient(error):
+    status = RETRY
+  if processes.has_peers():
+    if lost := processes.explain_lost(error):
+      status, message = RETRY, f"error: {lost}"
+    print(message or traceback.format_exc(), file=sys.stderr)
+    # The end of Python would wait for the other processes.
+    processes.end_at_once(status)
+  if message is None:
+    raise error
+  print(message, file=sys.stderr)
+  sys.exit(status)
 
 
-def _unraisable(unraisable: Any) -> None:
-  """Leaves out the writes under way when one failed, which was raised."""
+def _ignore_closed_loop(unraisable: Any) -> None:
+  """Hides follow-up errors of unfinished writes after one that was raised."""
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
 
 
-def main(argv: list[str]) -> None:
+def main(_: list[str]) -> None:
   """Runs what the flags ask for; a user's mistake ends in one message."""
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected arguments {argv[1:]}: flags start by --.")
-  # orbax warns of what is meant, and logs at length what it raises as well.
+  # orbax warns of what is intended, and logs at length what it raises as well.
   logging.set_verbosity(logging.FATAL)
-  sys.unraisablehook = _unraisable
+  sys.unraisablehook = _ignore_closed_loop
   try:
-    _run()
+    _run(_parse_seeds())
   except KeyboardInterrupt:
-    interrupts.leave("it goes on from the latest checkpoint.")
+    interrupts.leave("it resumes from the latest checkpoint.")
   except Exception as error:
-    _leave_others(error)
-    message = _message(error)
-    if message is None:
-      raise
-    sys.exit(message)
+    _end(error)
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Parses flags; a mistake in them ends in one message within a moment."""
+  """Parses flags; a mistake ends in one message before JAX is imported."""
   try:
-    spec = _spec(argv)
+    spec = _find_spec(argv)
     options: dict[str, Any] = {}
     if {"--help", "--helpfull", "-help", "-h"} & {*argv}:
       print(_help(spec))
@@ -206,14 +211,20 @@ def _parse(argv: list[str]) -> list[str]:
       sys.argv = argv  # Where ml_collections looks for overrides.
       configs.check_overrides(config, argv)
     rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise UserError(
+        f"Unexpected arguments {' '.join(rest[1:])}: flags start with --."
+      )
     if _CONFIG.value is None or _WORKDIR.value is None:
       raise UserError(
         "--config and --workdir are needed, such as --config "
         "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
         "--help"
       )
+    _parse_seeds()  # A wrong seed ends here, before JAX is imported.
     configs.set_options(_CONFIG.value, options)
     return rest
+  # ml_collections and config files of users raise errors of these types.
   except (
     ValueError,
     TypeError,
@@ -221,8 +232,8 @@ def _parse(argv: list[str]) -> list[str]:
     AttributeError,
     flags.Error,
   ) as error:
-    sys.stderr.write(f"config error: {error}\n")
-    sys.exit(2)
+    print(f"config error: {error}", file=sys.stderr)
+    sys.exit(MISTAKE)
 
 
 def _help(spec: str | None) -> str:
@@ -232,17 +243,18 @@ def _help(spec: str | None) -> str:
     spec: value of --config; None for the fields that every config has.
   """
   fields = configs.base() if spec is None else configs.load(spec)
-  of = "every config; with --config those of one" if spec is None else spec
+  owner = spec or "every config (with --config: all fields of that config)"
   return (
     f"{__doc__}\n{flags.FLAGS.module_help(sys.modules[__name__])}\n\n"
-    f"Fields of {of}, set by --config.FIELD=VALUE:\n"
+    f"Fields of {owner}, set by --config.FIELD=VALUE:\n"
     f"{configs.describe(fields)}\n\n"
     "Models: python -m jaxformers models. Options of mixers and blocks: "
     "docs/mixers.md."
   )
 
 
-def _spec(argv: list[str]) -> str | None:
+def _find_spec(argv: list[str]) -> str | None:
+  """Returns the value of --config, or None."""
   for arg, following in zip(argv, [*argv[1:], ""], strict=True):
     if arg in ("--config", "-config"):
       return following
@@ -252,7 +264,7 @@ def _spec(argv: list[str]) -> str | None:
 
 
 def console() -> None:
-  """The entry point of the command line."""
+  """Runs the command line."""
   app.run(main, flags_parser=_parse)
 
 

@@ -8,7 +8,7 @@ from jaxformers.errors import UserError
 
 
 def expand(path: str | Path) -> Path:
-  """Returns a path with the home directory in the place of `~`.
+  """Returns a path with the home directory in place of `~`.
 
   Raises:
     UserError: if it begins with `~` and the home directory is unknown, as in a
@@ -18,6 +18,6 @@ def expand(path: str | Path) -> Path:
     return Path(path).expanduser()
   except RuntimeError:
     raise UserError(
-      f"{str(path)!r} begins with ~, and the home directory is unknown: write "
-      "the whole path, or set HOME."
+      f"{str(path)!r} begins with ~, but the home directory is unknown: write "
+      "the full path, or set HOME."
     ) from None

@@ -2,11 +2,11 @@ r"""Prepares the data of a task, once, so that no run has to.
 
 python -m jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
 
-What a task needs is downloaded, generated, or read from an archive; checked;
-written as array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
-memory-mapped tokens under DATA_DIR/packed. Doing it again does nothing. One
-that was stopped goes on at the last whole step, and of two at once one waits
-for the other.
+Data are downloaded, generated, or read from an archive; checked; written as
+array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
+memory-mapped tokens under DATA_DIR/packed. Data that are prepared already are
+left as they are. A command that was stopped resumes at the last complete step;
+of two commands at once one waits for the other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import argparse
 import dataclasses
 import inspect
 import logging
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import interrupts, paths, tasks
+from jaxformers import cli, paths, tasks
 from jaxformers.data.generators import listops_text, pathfinder
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
@@ -30,31 +28,30 @@ EXPORTS = ("listops", "pathfinder", "pathx")
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers prepare",
-    description=__doc__.splitlines()[0],
-  )
+  parser = cli.parser(__name__)
   subparsers = parser.add_subparsers(
     dest="task", metavar="TASK", required=True, help=", ".join(sorted(TASKS))
   )
   for name in sorted(TASKS):
     load = TASKS[name]
     about = inspect.getdoc(load)
-    one = subparsers.add_parser(
+    # A subcommand for every task; its help is the docstring of the loader.
+    subparser = subparsers.add_parser(
       name,
       description=about,
       help=about.splitlines()[0],
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # An option for every keyword argument of the loader.
     for option, parameter in inspect.signature(load).parameters.items():
       default = parameter.default
       if default is None:
-        continue  # Of training, not of the data.
-      one.add_argument(
+        continue  # An option of training, such as augmentation.
+      subparser.add_argument(
         f"--{option}", type=type(default), default=default, metavar="VALUE"
       )
     if name in EXPORTS:
-      one.add_argument(
+      subparser.add_argument(
         "--export",
         type=Path,
         metavar="FOLDER",
@@ -64,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def summary(task: Task) -> str:
-  """What was prepared, for people."""
+  """Returns a table of what was prepared, for the terminal."""
+  # Splits, inputs and origin of the data.
   rows = {
     "protocol": task.protocol,
     **{f"{name} examples": f"{len(s):,}" for name, s in task.splits.items()},
@@ -72,18 +70,20 @@ def summary(task: Task) -> str:
     **_inputs(task),
     "source": task.info["source"],
   }
+  # Counts and checksums say if the data are the authors'.
   if "counts" in task.info:
     kind = "the authors'" if task.info["authors_counts"] else "not the authors'"
     rows["counts"] = kind
   if "sha256" in task.info:
-    own = "" if task.info["authors_checksum"] else " (not the authors')"
-    rows["SHA-256"] = task.info["sha256"] + own
+    note = "" if task.info["authors_checksum"] else " (not the authors')"
+    rows["SHA-256"] = task.info["sha256"] + note
   width = max(map(len, rows))
   lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]
   return "\n".join([task.name, *lines])
 
 
 def _inputs(task: Task) -> dict[str, str]:
+  """Returns the rows of the table on a task's inputs."""
   if task.image:
     height, width, channels = task.image
     return {"images": f"{height} x {width} x {channels}"}
@@ -94,7 +94,7 @@ def _inputs(task: Task) -> dict[str, str]:
 def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
   if options["archive"]:
     raise UserError(
-      "--export writes generated examples, and --archive has them already: "
+      "--export writes generated examples, but --archive reads finished ones: "
       "leave one of the two out."
     )
   try:
@@ -102,7 +102,7 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
   except OSError as error:
     raise UserError(
       f"The export to {folder} failed ({error.strerror or error}): free some "
-      "space, or choose another --export. Nothing half written was left."
+      "space, or choose another --export. The incomplete export was removed."
     ) from None
 
 
@@ -113,6 +113,7 @@ def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
         "The protocol skyformer has no closing brackets to export: choose "
         "another --protocol."
       )
+    # Undo the shift of the protocol s4: LRA's files have no ids.
     plain = {
       name: dataclasses.replace(split, shift=0, end=0)
       for name, split in task.splits.items()
@@ -124,21 +125,18 @@ def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
     pathfinder_files.export(settings, folder)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  options = vars(_parser().parse_args(argv))
-  name, export = options.pop("task"), options.pop("export", None)
-  # tensorflow-datasets says at length what the bars say in a line.
+@cli.command(
+  make_parser=_parser,
+  on_interrupt="it goes on after the last step that is done.",
+)
+def main(task: str, export: Path | None = None, **options: Any) -> None:
+  """Prepares a task and prints what it has."""
+  # tensorflow-datasets logs in many lines what the progress bars show in one.
   logging.getLogger("absl").setLevel(logging.ERROR)
-  try:
-    task = tasks.get(name, **options)
-    if export is not None:
-      _export(task, options, paths.expand(export))
-  except KeyboardInterrupt:
-    interrupts.leave("it goes on after the last step that is done.")
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
-  print(summary(task))
+  prepared = tasks.get(task, **options)
+  if export is not None:
+    _export(prepared, options, paths.expand(export))
+  print(summary(prepared))
 
 
 if __name__ == "__main__":

@@ -175,7 +175,6 @@ RANGES: dict[str, Range] = {
   "eval_steps": _COUNT,
   "checkpoint_steps": _COUNT,
   "patience": _COUNT_OR_NONE,
-  "store_seconds": Range(float, "[0, 2^31)"),
   "label_smoothing": _SHARE,
   "ema_decay": _SHARE,
   # Optimisers and schedules.

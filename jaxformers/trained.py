@@ -1,4 +1,4 @@
-"""The model of a run, from its workdir alone."""
+"""Models of runs that have been trained, from their workdirs alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers import workdirs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.tasks import Task
-from jaxformers.training import resume
-from jaxformers.training.checkpoint import Checkpoints
-from jaxformers.training.run import Run
+from jaxformers.training import compilers
+from jaxformers.training.run import open_trained_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +23,14 @@ class Trained:
   """A trained model with its task.
 
   Attributes:
-    config: as in `config.json`.
-    task: with its splits.
-    model: applied with `params`.
-    params: of the best checkpoint.
-    step: of that checkpoint.
-    start: the parameters that the run began with, or would have without
-      pre-trained ones.
-    workdir: of the run.
+    config: config of the run, as in `config.json`.
+    task: task with its splits.
+    model: model of the run, applied with `params`.
+    params: parameters of the best checkpoint.
+    step: step of that checkpoint.
+    start: parameters that the run began with, or would have without pre-trained
+      ones.
+    workdir: workdir of the run.
   """
 
   config: dict[str, Any]
@@ -44,34 +42,35 @@ class Trained:
   workdir: Path = Path()
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
-    """The model in evaluation, for any number of inputs, compiled once.
+    """Returns the model in evaluation as a function, compiled once.
 
     Args:
       batch_size: inputs at a time; the last are filled up with zeros.
 
     Returns:
-      A function from float32 inputs [k, ...] to outputs [k, ...].
+      A function from any number of float32 inputs [k, ...] to outputs [k, ...].
     """
-    own = make_variables(self.model, self.params)
-    run = jax.jit(lambda x: self.model.apply(own, x, train=False))
+    variables = make_variables(self.model, self.params)
+    forward = jax.jit(lambda x: self.model.apply(variables, x, train=False))
 
-    def outputs(x: np.ndarray) -> np.ndarray:
-      found = []
+    # Every batch has the same size, so that one program serves all.
+    def apply_to_all(x: np.ndarray) -> np.ndarray:
+      outputs = []
       for start in range(0, len(x), batch_size):
-        some = x[start : start + batch_size]
-        rest = ((0, batch_size - len(some)), *[(0, 0)] * (x.ndim - 1))
-        found.append(np.asarray(run(np.pad(some, rest)))[: len(some)])
-      return np.concatenate(found)
+        batch = x[start : start + batch_size]
+        rest = ((0, batch_size - len(batch)), *[(0, 0)] * (x.ndim - 1))
+        outputs.append(np.asarray(forward(np.pad(batch, rest)))[: len(batch)])
+      return np.concatenate(outputs)
 
-    return outputs
+    return apply_to_all
 
   def sample(
     self, count: int, length: int, split: str = "test", seed: int = 0
   ) -> np.ndarray:
-    """Ids of some examples of a split, cut to `length` -> [count, (2,) n].
+    """Draws examples of a split: ids [count, (2,) n], cut to `length`.
 
-    Drawn without repetition, by a generator of `seed`; all of the split if it
-    has fewer. n is `length` or the task's greatest.
+    They are drawn without repetition, by a generator of `seed`; all of the
+    split if it has fewer. n is `length` or the task's greatest.
 
     Raises:
       UserError: for less than one example or token.
@@ -84,6 +83,7 @@ class Trained:
     source = self.task.splits[split]
     rng = np.random.default_rng(seed)
     count = min(count, len(source))
+    # Sorted, because that is the order in which examples lie on disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
     return source.batch(chosen, min(length, self.task.max_len))["inputs"]
 
@@ -95,18 +95,17 @@ def load(workdir: str | Path) -> Trained:
     UserError: if there is no run, if the `config.json` is of another program,
       or if no checkpoint was evaluated.
   """
-  workdir = Path(workdir).absolute()
-  resume.check_trained(workdir)
-  run = Run(workdirs.read_config(workdir), workdir, eval_only=True)
-  about = run.task.description()
-  with Checkpoints(run.store, about, run.config) as checkpoints:
-    best = checkpoints.restore_best(run.state)
+  # The first state gives shapes and placement of what is restored.
+  run = open_trained_run(Path(workdir).absolute())
+  start = compilers.layout().place(run.initial_state())
+  with run.checkpoints() as checkpoints:
+    best = checkpoints.restore_best(start)
   return Trained(
-    run.config,
-    run.task,
-    run.model,
-    best.state.scored,
-    best.step,
-    run.state.params,
-    workdir,
+    config=run.config,
+    task=run.task,
+    model=run.model,
+    params=best.state.scored,
+    step=best.step,
+    start=start.params,
+    workdir=run.workdir,
   )

@@ -17,7 +17,8 @@ from typing import Any
 from jaxformers import durable
 from jaxformers.errors import UserError
 
-# Fields that every file of this package has, with their types.
+# Fields that every file of this package has, with their types; a dot leads into
+# a section.
 CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
 RESULTS_FIELDS = {
   "task": str,
@@ -35,11 +36,11 @@ RESULTS_FIELDS = {
   "config.model.num_layers": int,
   "config.model.d_model": int,
 }
-SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
+CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
 
 
 def digest(content: Any) -> str:
-  """Returns 16 hexadecimal digits that tell one JSON content from another."""
+  """Returns the BLAKE2b digest of a JSON content, 16 hexadecimal digits."""
   text = json.dumps(content, sort_keys=True)
   return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -52,14 +53,15 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
     name: name of the file.
     content: plain JSON, without NaN and infinity.
   """
+  # The digest is of what JSON reads back: tuples become lists.
   plain = json.loads(json.dumps(content))
   durable.write_json(folder / name, {**plain, "digest": digest(plain)})
 
 
 def write_vocabulary(folder: Path, task: Any) -> None:
-  """Writes what every id stands for.
+  """Writes `vocabulary.json`, which lists what every id stands for.
 
-  `vocabulary.json`, and for word pieces `tokenizer.json`, which Hugging Face's
+  For word pieces it also writes `tokenizer.json`, which Hugging Face's
   `tokenizers` reads.
 
   Args:
@@ -79,7 +81,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
   Raises:
     UserError: for a file that is damaged, or that this package did not write;
-      names the file, what is wrong with it, and what to do.
+      it names the file, what is wrong with it, and what to do.
   """
   config = _read(folder, "config.json")
   check_config(folder, "config.json", config)
@@ -93,23 +95,23 @@ def read_results(folder: Path) -> dict[str, Any]:
     UserError: as `read_config`.
   """
   results = _read(folder, "results.json")
-  _check(folder, "results.json", results, RESULTS_FIELDS)
+  _check_types(folder, "results.json", results, RESULTS_FIELDS)
   metric = results.get("metric", "accuracy")
-  _check(folder, "results.json", results, {metric: (int, float)})
+  _check_types(folder, "results.json", results, {metric: (int, float)})
   return results
 
 
 def check_config(folder: Path, name: str, config: Any) -> None:
-  """Raises UserError if a config is not one of this package.
+  """Raises UserError if a config was not written by this package.
 
   Args:
     folder: workdir of the run.
     name: file that the config was read from.
     config: its content.
   """
-  _check(folder, name, config, CONFIG_FIELDS)
-  sections = {key: Mapping for key in SECTIONS if key in config}
-  _check(folder, name, config, sections)
+  _check_types(folder, name, config, CONFIG_FIELDS)
+  sections = {key: Mapping for key in CONFIG_SECTIONS if key in config}
+  _check_types(folder, name, config, sections)
 
 
 def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
@@ -119,12 +121,12 @@ def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
 
 
 def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
-  """Returns the records of `metrics.jsonl`, and where they are damaged.
+  """Returns the records of `metrics.jsonl`, and which lines are damaged.
 
   Returns:
     The records without their checksums, none if there is no file; and the
     numbers, from 1, of lines that are no record or not what was written. A last
-    line without its end is of neither: its process was killed.
+    line without its end counts as neither: its process was killed.
 
   Raises:
     UserError: for a file that cannot be read at all.
@@ -139,7 +141,7 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
       f"{path} cannot be read ({error.strerror}): remove it or mend its "
       "permissions."
     ) from None
-  *lines, _ = content.split(b"\n")
+  *lines, _ = content.split(b"\n")  # What follows the last end is cut off.
   records, damaged = [], []
   for number, line in enumerate(lines, 1):
     record = _parse_metrics(line)
@@ -151,7 +153,7 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def _parse_metrics(line: bytes) -> dict[str, Any] | None:
-  """Returns the record of a line, or None if it is damaged."""
+  """Returns the record of a line, or None if the line is damaged."""
   try:
     record = json.loads(line)
   except (ValueError, RecursionError):  # Also for text that is not UTF-8.
@@ -160,7 +162,7 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
     return None
   if not all(isinstance(v, int | float | None) for v in record.values()):
     return None
-  # Lines of older versions have no checksum.
+  # The checksum is of the line without it; older versions wrote none.
   if (expected := record.pop("crc32", None)) is not None:
     written = json.dumps(record).encode()
     return record if zlib.crc32(written) == expected else None
@@ -168,36 +170,39 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
+  """Returns the content of a JSON file whose digest is right."""
   try:
     content = json.loads((folder / name).read_bytes())
   except (ValueError, OSError, RecursionError) as error:
     problem = f"{name} cannot be read as JSON: {error}"
-    raise _foreign(folder, name, problem) from None
+    raise _not_a_run(folder, name, problem) from None
   if not isinstance(content, dict):
-    raise _foreign(folder, name, f"{name} holds no JSON object")
+    raise _not_a_run(folder, name, f"{name} holds no JSON object")
   # Files of older versions have no digest, nor what came with it.
   is_older = "digest" not in content and "metrics_records" not in content
   if content.pop("digest", None) != digest(content) and not is_older:
     problem = f"the digest of {name} is not that of its content"
-    raise _foreign(folder, name, problem)
+    raise _not_a_run(folder, name, problem)
   return content
 
 
-def _check(
+def _check_types(
   folder: Path, name: str, content: Any, fields: Mapping[str, Any]
 ) -> None:
+  """Raises UserError for a field that is missing or of another type."""
   for field, kind in fields.items():
+    # Walk through the sections to the field.
     value = content
     for key in field.split("."):
       value = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(value, kind):
       problem = "is missing" if value is None else f"is {value!r}"
       problem = f"the field {field!r} of {name} {problem}"
-      raise _foreign(folder, name, problem)
+      raise _not_a_run(folder, name, problem)
 
 
-def _foreign(folder: Path, name: str, problem: str) -> ValueError:
-  return ValueError(
+def _not_a_run(folder: Path, name: str, problem: str) -> UserError:
+  return UserError(
     f"{folder} is no run of this package, or it is damaged: {problem}. Give "
     "the --workdir of a run that jaxformers trained. If this is one, remove "
     f"{name} and run its training command again: the file is written anew from "

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import settings
 
 from jaxformers import config as configs
-from jaxformers.training import parallel
+from jaxformers.training import compilers
 
 ROOT = Path(__file__).parents[1]
 
@@ -98,7 +98,7 @@ def optimized():
 @pytest.fixture
 def one_device(monkeypatch):
   """The whole of a test on the first device alone."""
-  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:1])
+  monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[:1])
 
 
 @pytest.fixture

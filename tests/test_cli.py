@@ -48,3 +48,27 @@ def test_an_internal_error_keeps_its_traceback():
 
   with pytest.raises(ValueError, match="ours"):
     main([])
+
+
+def test_help_names_a_default_that_is_not_empty(capsys):
+  @cli.command(
+    cli.argument("--steps", type=int, default=7, help="steps of Adam"),
+    cli.argument("--out", default="", help="path"),
+  )
+  def main(steps: int, out: str) -> None:
+    raise AssertionError
+
+  with pytest.raises(SystemExit):
+    main(["--help"])
+  shown = capsys.readouterr().out
+  assert "steps of Adam (default: 7)" in shown
+  assert shown.count("default") == 1
+
+
+def test_a_list_of_numbers_is_read_or_refused():
+  assert cli.numbers("sizes", "") == []
+  assert cli.numbers("sizes", "1,2") == [1, 2]
+  assert cli.numbers("scales", "0.5,1", float) == [0.5, 1.0]
+  with pytest.raises(UserError, match="--sizes=1,a: give integers, such as"):
+    cli.numbers("sizes", "1,a")
+  assert cli.names("a,b,") == ["a", "b"]

@@ -66,7 +66,7 @@ def train_anew(config, folder):
 
 
 def prepare_anew(config, folder):
-  """The same, and the arrays have to be packed again."""
+  """Trains anew where the arrays have to be packed again, too."""
   shutil.rmtree(folder / "data" / "packed")
   return train_anew(config, folder)
 
@@ -86,7 +86,7 @@ def draw(config, folder):
   found, notes = runs.discover([folder / "run"])
   if not found:
     return {"curve": [], "told": "\n".join(notes)}
-  return {"curve": found[0].metrics(), "told": found[0].metrics_problem()}
+  return {"curve": found[0].metrics, "told": found[0].metrics_problem}
 
 
 COMMANDS = {

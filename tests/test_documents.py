@@ -11,6 +11,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +20,18 @@ import jax
 import pytest
 import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
 
+from jaxformers import cli, main, models, registry
 from jaxformers import config as configs
-from jaxformers import main, models, registry
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
+from jaxformers.sweep.grid import Cell
+from jaxformers.sweep.runs import Sweep
+from jaxformers.sweep.slurm import parse_parameters
 from jaxformers.tasks import TASKS
 from jaxformers.theory import rank
 from jaxformers.training import loop
 from launch import sweep
-from tests.configs import test_lra, test_vision_and_language
+from tests.configs import test_language, test_lra, test_vision
 from tests.models import test_attention as properties
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +41,7 @@ PAGES = [
   *sorted((ROOT / "docs").glob("*.md")),
 ]
 EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
+BLOCK_PAGE = "docs/add_a_block.md"
 MIXER_FOLDER = "jaxformers/models/mixers"
 SOURCES = [
   *sorted((ROOT / "configs").rglob("*.py")),
@@ -236,9 +241,9 @@ def on_runs(module, *more, kind=""):
 
 
 # Sizes of tasks, by the name of the task.
-SIZES = {**test_vision_and_language.SIZES, **test_lra.SIZES}
+SIZES = {**test_vision.SIZES, **test_lra.SIZES}
 SIZES["imagenet2012"] = SIZES.pop("imagenet")
-SIZES["imdb"] = SIZES.pop("bert")
+SIZES["imdb"] = test_language.SIZES["short/bert"]
 SIZES["ag_news"] = {**SIZES["imdb"], "num_classes": 4}
 SIZES["same_ends"] = {"vocab_size": 3, "max_len": 32, "num_classes": 2}
 SIZES["language"] = {"vocab_size": 8_000, "objective": "language_model"}
@@ -259,7 +264,7 @@ def check_training(argv, *, examples, **_):
   spec = args.config
   if not Path(spec.partition(":")[0]).exists():
     spec = str(examples / spec)
-  config = sweep.Sweep(Path(), overrides).config(sweep.Cell(spec), 0)
+  config = Sweep(Path(), overrides).load_config(Cell(spec), 0)
   options = dict(config["task"])
   name = options.pop("name")
   parameters = inspect.signature(TASKS[name]).parameters
@@ -279,10 +284,10 @@ def run_preparation(argv, **context):
 
 def run_sweep(argv, *, monkeypatch, tmp_path, capsys, **_):
   """Prints the commands of a sweep, without opening data."""
-  monkeypatch.setattr(sweep.Sweep, "description", lambda *_: {})
+  monkeypatch.setattr(Sweep, "describe_task", lambda *_: {})
   if "--slurm" in argv:
     at = argv.index("--slurm")
-    assert sweep.slurm_parameters(argv[at + 1])
+    assert parse_parameters(argv[at + 1])
     del argv[at : at + 2]
   assert "--workdir" in argv
   sweep.main([*argv, f"--workdir={tmp_path}", "--dry_run"])
@@ -306,8 +311,8 @@ def run_launcher(script):
       assert ran.stdout.strip()
     command = argv[at + 1 :]
     if command and script != "launch/local.sh":
-      module = "data.prepare" if argv[0] == "prepare" else "main"
-      command = ["python", "-m", f"jaxformers.{module}", *command]
+      name = ["prepare"] if argv[0] == "prepare" else []
+      command = ["python", "-m", "jaxformers", *name, *command]
     if command:
       execute(command, tmp_path=tmp_path, **context)
 
@@ -347,40 +352,39 @@ def check_ranks(argv, *, monkeypatch, **_):
   rank.main(argv)
 
 
-ANALYSIS, THEORY = "jaxformers.analysis.", "jaxformers.theory."
+COMMANDS = cli.SUBCOMMANDS
 FEW = ("--samples=2", "--length=16")
 # How each program is run here; one that is not in the table fails the test.
 RUNNERS = {
   "jaxformers": check_training,
   "jaxformers.main": check_training,
-  "jaxformers.models": with_arguments(
-    "jaxformers.costs",
+  COMMANDS["models"]: with_arguments(
+    COMMANDS["models"],
     "--models=transject",
     "--sizes=vocab_size=16,max_len=64,num_classes=10",
   ),
-  "jaxformers.prepare": run_preparation,
-  ANALYSIS + "results": on_runs(ANALYSIS + "results"),
-  ANALYSIS + "published": on_runs(ANALYSIS + "published"),
-  ANALYSIS + "report": on_runs(ANALYSIS + "report", "--no_checkpoints"),
-  ANALYSIS + "smoothness": on_runs(ANALYSIS + "smoothness", *FEW),
-  ANALYSIS + "lipschitz": on_runs(
-    ANALYSIS + "lipschitz", *FEW, "--steps=2", kind="transject"
-  ),
-  ANALYSIS + "inverse": on_runs(ANALYSIS + "inverse", *FEW, kind="transject"),
-  ANALYSIS + "export": on_runs(
-    ANALYSIS + "export", "--length=16", kind="transject"
-  ),
-  ANALYSIS + "perplexity": on_runs(
-    ANALYSIS + "perplexity", "--tokens=40", "--strides=1,64", kind="language"
-  ),
+  COMMANDS["prepare"]: run_preparation,
+  **{
+    COMMANDS[name]: on_runs(COMMANDS[name], *more, kind=kind)
+    for name, kind, *more in (
+      ("results", ""),
+      ("published", ""),
+      ("report", "", "--no_checkpoints"),
+      ("smoothness", "", *FEW),
+      ("lipschitz", "transject", *FEW, "--steps=2"),
+      ("inverse", "transject", *FEW),
+      ("export", "transject", "--length=16"),
+      ("perplexity", "language", "--tokens=40", "--strides=1,64"),
+    )
+  },
   # Their runs need images, or many sizes.
   **{
-    ANALYSIS + name: parse_only(ANALYSIS + name)
+    COMMANDS[name]: parse_only(COMMANDS[name])
     for name in ("segmentation", "robustness", "depth")
   },
-  THEORY + "advise": with_arguments(THEORY + "advise"),
-  THEORY + "bounds": with_arguments(THEORY + "bounds"),
-  THEORY + "rank": check_ranks,
+  COMMANDS["advise"]: with_arguments(COMMANDS["advise"]),
+  COMMANDS["bounds"]: with_arguments(COMMANDS["bounds"]),
+  COMMANDS["rank"]: check_ranks,
   "benchmarks": parse_only("benchmarks.__main__"),
   **{
     f"benchmarks.{path.stem}": parse_only(f"benchmarks.{path.stem}")
@@ -403,6 +407,8 @@ def execute(argv, **context):
   if argv[0] == "python":
     argv = argv[2:] if argv[1] == "-m" else argv[1:]
   program, *argv = argv
+  if program == "jaxformers" and argv[:1] and argv[0] in COMMANDS:
+    program, *argv = [COMMANDS[argv[0]], *argv[1:]]
   registry.choose("program of a document", program, RUNNERS)
   # Others are named without their arguments.
   if "..." not in argv and (argv or not program.startswith("jaxformers")):
@@ -432,6 +438,34 @@ def test_a_command_runs(
     tmp_path=tmp_path,
     capsys=capsys,
   )
+
+
+def test_the_table_of_protocols_is_that_of_the_tasks():
+  """Columns of the table in docs/data.md, and what a task accepts."""
+  lines = (ROOT / "docs" / "data.md").read_text().splitlines()
+  start = lines.index(
+    next(x for x in lines if x.startswith("| | `jaxformers`"))
+  )
+  header, _, *rows = lines[start : start + 7]
+  protocols = re.findall(r"`(\w+)`", header)
+  titles = [row.split("|")[1].strip() for row in rows]
+  names = [name for title in titles for name in title.lower().split(", ")]
+  names = [name.replace("path-x", "pathx") for name in names]
+  assert len(names) == 6
+  for name in names:
+    module = sys.modules[TASKS[name].__module__]
+    assert [*module.PROTOCOLS] == protocols, name
+
+
+def test_the_table_of_configs_names_files_and_tasks_that_exist():
+  rows = re.findall(
+    r"^\| (`configs/\S+\.py`.*?) \|", (ROOT / "README.md").read_text(), re.M
+  )
+  assert len(rows) > 10
+  for row in rows:
+    first, *others = re.findall(r"`(\S+\.py)`", row)
+    for name in (first, *(str(Path(first).parent / name) for name in others)):
+      assert (ROOT / name).exists(), name
 
 
 def test_an_unknown_program_is_refused():
@@ -520,6 +554,62 @@ def test_the_tests_of_the_examples_pass(path, examples, tmp_path):
     folder = tmp_path / str(number)
     folder.mkdir()
     test(*[folder][: len(inspect.signature(test).parameters)])
+
+
+def test_three_new_files_add_the_example_task(examples, tmp_path):
+  """The package is copied, so that nothing but the files is there to help."""
+  page = (ROOT / "docs" / "add_a_task.md").read_text()
+  ignored = shutil.ignore_patterns("__pycache__")
+  shutil.copytree(ROOT / "jaxformers", tmp_path / "jaxformers", ignore=ignored)
+  files = [block.partition("\n")[0] for block in blocks("docs/add_a_task.md")]
+  assert len(files) == 3
+  for name in (title.removeprefix("# ") for title in files):
+    assert f"| `{name}` |" in page
+    assert not (ROOT / name).exists()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(examples / name, tmp_path / name)
+  code = (
+    "from jaxformers import config, tasks;"
+    "loaded = config.load('configs/same_ends.py:model=transformer');"
+    "print(tasks.TASKS[loaded.task.name].__module__)"
+  )
+  run = subprocess.run(
+    [sys.executable, "-c", code],
+    check=True,
+    capture_output=True,
+    text=True,
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": str(tmp_path)},
+  )
+  assert run.stdout.split() == ["jaxformers.tasks.same_ends"]
+
+
+def test_two_new_files_add_the_example_block(tmp_path):
+  """In a copy of the package, so that nothing else is there to help."""
+  ignored = shutil.ignore_patterns("__pycache__")
+  shutil.copytree(ROOT / "jaxformers", tmp_path / "jaxformers", ignore=ignored)
+  page = (ROOT / BLOCK_PAGE).read_text()
+  files = {block.partition("\n")[0]: block for block in blocks(BLOCK_PAGE)}
+  names = [title.removeprefix("# ") for title in files]
+  for name, content in zip(names, files.values(), strict=True):
+    assert f"| `{name}` |" in page
+    assert not (ROOT / name).exists()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content.partition("\n")[2])
+  code = (
+    f"import runpy; names = runpy.run_path({names[1]!r});"
+    "tests = [name for name in names if name.startswith('test_')];"
+    "[names[name]() for name in tests]; print(len(tests))"
+  )
+  run = subprocess.run(
+    [sys.executable, "-c", code],
+    check=True,
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+  )
+  assert run.stdout == "2\n"
 
 
 def test_the_example_mixer_trains(smoke, tmp_path):

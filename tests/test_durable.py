@@ -1,5 +1,6 @@
 """What is renamed into place is on the disk before."""
 
+import errno
 import json
 import os
 
@@ -71,3 +72,32 @@ def test_what_cannot_be_written_leaves_the_old(tmp_path, monkeypatch):
     durable.write_json(path, {"x": 2})
   assert json.loads(path.read_text()) == {"x": 1}
   assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+  ("number", "reason"),
+  [
+    (errno.ENOSPC, "disk is full"),
+    (errno.EDQUOT, "quota"),
+    (errno.EFBIG, "-f"),
+  ],
+)
+def test_a_full_disk_is_told_however_it_is_reported(number, reason):
+  plain = OSError(number, os.strerror(number))
+  quoted = RuntimeError(f"write failed: {os.strerror(number)}")
+  assert reason in durable.full_disk_reason(plain)
+  assert reason in durable.full_disk_reason(quoted)
+  for explicit in (True, False):
+    try:
+      try:
+        raise plain
+      except OSError as error:
+        if explicit:
+          raise ValueError("no data") from error
+        raise ValueError("no data")  # noqa: B904
+    except ValueError as error:
+      assert reason in durable.full_disk_reason(error)
+  hidden = ValueError("no data")
+  hidden.__context__, hidden.__suppress_context__ = plain, True
+  assert durable.full_disk_reason(hidden) is None
+  assert durable.full_disk_reason(OSError(errno.EIO, "I/O")) is None

@@ -14,11 +14,13 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Small modules that import nothing but one another.
 EVERYWHERE = {
   *("registry", "durable", "interrupts", "paths", "ranges", "errors", "cli"),
+  "tables",
 }
 # Layers from below; a layer imports those that it names and `EVERYWHERE`.
 ALLOWED = {
   **{module: set() for module in EVERYWHERE},
   "config": set(),
+  "recipes": {"config"},
   "workdirs": set(),
   "orthogonal": set(),
   "data.engine": set(),
@@ -46,6 +48,7 @@ ALLOWED = {
   "costs": {"config", "models", "tasks"},
   "prepare": {"data", "tasks"},
   "main": {"config", "training"},
+  "sweep": {"config", "models", "tasks", "training"},
   "__main__": {"main"},
 }
 # tensorflow-datasets takes a second to import: where data is prepared only.
@@ -85,8 +88,43 @@ def test_imports_point_downwards(path):
     assert used in allowed or used.split(".")[0] in allowed, f"{part} -> {used}"
 
 
+def module_of(path):
+  """Returns the dotted name of a module of the package."""
+  dotted = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+  return dotted.removesuffix(".__init__")
+
+
+# What each module imports of the package, at the top of its file or lazily.
+GRAPH = {module_of(path): set() for path in MODULES}
+for _path in MODULES:
+  for _name in imported(_path):
+    # "a.b.c" is the module a.b.c, or the name c in the module a.b.
+    _used = _name if _name in GRAPH else _name.rpartition(".")[0]
+    if _used in GRAPH and _used != module_of(_path):
+      GRAPH[module_of(_path)].add(_used)
+
+
+def path_back(start):
+  """Returns a shortest cycle of imports through a module, or nothing."""
+  queue, seen = [[start]], set()
+  while queue:
+    path = queue.pop(0)
+    for name in sorted(GRAPH[path[-1]]):
+      if name == start:
+        return [*path, start]
+      if name not in seen:
+        seen.add(name)
+        queue.append([*path, name])
+  return []
+
+
+@pytest.mark.parametrize("module", GRAPH)
+def test_no_module_imports_itself_through_others(module):
+  assert not path_back(module)
+
+
 @pytest.mark.parametrize(
-  "part", ["tasks", "data", "config.py", "ranges.py", "registry.py"]
+  "part", ["tasks", "data", "config", "recipes", "ranges.py", "registry.py"]
 )
 def test_data_and_configs_run_without_jax(part):
   where = PACKAGE / part
@@ -106,9 +144,18 @@ def test_a_run_begins_without_what_only_some_runs_need():
   assert out == "[]\n"
 
 
-def test_configs_import_the_config_module_only():
+def test_configs_import_config_and_recipes_only():
   for path in (ROOT / "configs").rglob("*.py"):
-    assert set(imported(path)) == {"jaxformers.config"}, path
+    for name in imported(path):
+      is_recipe = name.startswith("jaxformers.recipes.")
+      assert is_recipe or name == "jaxformers.config", f"{path}: {name}"
+
+
+def test_only_configs_and_benchmarks_use_recipes():
+  for path in MODULES:
+    inside = path.is_relative_to(PACKAGE / "recipes")
+    names = [n for n in imported(path) if n.startswith("jaxformers.recipes")]
+    assert inside or not names, f"{path}: {names}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.name))
@@ -118,7 +165,9 @@ def test_every_module_has_a_twin_that_tests_it(path):
     if relative.parent == Path("models"):
       assert (ROOT / "tests/models/test_models.py").exists()
     return
-  assert (ROOT / "tests" / relative.parent / f"test_{relative.name}").exists()
+  # The files in configs/ are what recipes are for, and what their tests load.
+  folder = "configs" if relative.parent == Path("recipes") else relative.parent
+  assert (ROOT / "tests" / folder / f"test_{relative.name}").exists()
 
 
 def test_everything_public_has_a_docstring_and_types():

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from jaxformers import workdirs
+from jaxformers import main, workdirs
 from tests.marks import FAST_COMPILE, long_except
 
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
@@ -325,22 +325,15 @@ def small_disk(tmp_path):
 def test_a_full_disk_loses_nothing(finished, command, small_disk):
   folder, enlarge = small_disk
   again = command(folder / "run")
-  done = run([*again, "--config.store_seconds=0"])
-  assert done.returncode == 1
-  assert "is full" in done.stderr
+  done = run(again)
+  assert done.returncode == main.RETRY
+  assert "the disk is full" in done.stderr
   assert "Run the same command again" in done.stderr
   assert "Traceback" not in done.stderr
-  with subprocess.Popen(
-    again, env=environment(), stderr=subprocess.PIPE, text=True
-  ) as process:
-    said = ""
-    while "600 s at most" not in said:
-      assert process.poll() is None, said
-      said += process.stderr.readline()
-    enlarge()
-    said += process.stderr.read()
-  assert process.returncode == 0, said
-  assert "Going on from step" in said
+  enlarge()
+  done = run(again)
+  assert done.returncode == 0, done.stderr
+  assert "Going on from step" in done.stderr
   assert results(folder / "run") == results(finished[0])
 
 
@@ -379,18 +372,19 @@ def test_several_seeds(finished, command, tmp_path):
     ),
     ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),
+    (["nonsense"], "", "Unexpected arguments nonsense"),
   ],
 )
 def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
   done = run(command(tmp_path / "run", *flags, arg=arg or ":size=tiny"))
-  assert done.returncode != 0
+  assert done.returncode == main.MISTAKE
   assert re.search(message, done.stderr), done.stderr
   assert "Traceback" not in done.stderr
 
 
 def test_config_and_workdir_are_needed():
   done = run([sys.executable, "-m", "jaxformers.main"])
-  assert done.returncode == 2
+  assert done.returncode == main.MISTAKE
   assert "--config and --workdir are needed" in done.stderr
 
 
@@ -406,5 +400,5 @@ def test_a_missing_config_file():
       "b",
     ]
   )
-  assert done.returncode == 2
+  assert done.returncode == main.MISTAKE
   assert "no config file 'a.py'" in done.stderr

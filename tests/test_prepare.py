@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import json
 import os
@@ -136,12 +137,18 @@ def test_a_stand_in_is_prepared_when_it_is_meant(tmp_path, capsys):
   assert json.loads(infos[0].read_text())["source"] == "x"
 
 
-@pytest.fixture
-def limit():
-  """A function that sets the largest size of a file, as a quota does."""
+@contextlib.contextmanager
+def limited(size):
+  """Sets the largest size of a file, as a quota does.
+
+  Within a test only: pytest may print its progress to a larger file.
+  """
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-  resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def left(folder):
@@ -159,27 +166,27 @@ PATHFINDER = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
   ("task", "size"), [(LISTOPS, 600), (PATHFINDER, 5_000)]
 )
 def test_a_full_disk_ends_in_one_message_and_leaves_nothing(
-  tmp_path, limit, task, size
+  tmp_path, task, size
 ):
   folder = tmp_path / "data"
-  limit(size)
   message = rf"^error: {folder}/.* cannot be written: .*Make room"
-  with pytest.raises(SystemExit, match=f"{message} .*pass --data_dir"):
+  full = pytest.raises(SystemExit, match=f"{message} .*pass --data_dir")
+  with full, limited(size):
     prepare.main([*task, "--data_dir", str(folder)])
   assert left(folder) == []
 
 
 @pytest.mark.parametrize(("task", "size"), [(LISTOPS, 600), (PATHFINDER, 100)])
-def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, limit, task, size):
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, task, size):
   command = [*task, "--data_dir", str(tmp_path / "data")]
   prepare.main(command)
-  limit(size)
   folder = tmp_path / "out"
-  with pytest.raises(SystemExit, match=f"The export to {folder} failed .File"):
+  full = pytest.raises(SystemExit, match=f"The export to {folder} failed .File")
+  with full, limited(size):
     prepare.main([*command, "--export", str(folder)])
   assert left(folder) == []
-  limit(1 << 20)
-  prepare.main([*command, "--export", str(folder)])
+  with limited(1 << 20):
+    prepare.main([*command, "--export", str(folder)])
   assert left(folder)
 
 

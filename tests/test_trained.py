@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jaxformers import trained
-from jaxformers.training import loop, parallel
+from jaxformers.training import compilers, loop
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import begin
 
 
 def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
@@ -31,15 +33,15 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
   logits = run.apply(8)(ids)
   right = np.mean(np.argmax(logits, -1) == test.labels)
   assert right == pytest.approx(results["accuracy"])
-  some = run.sample(3, 7, seed=1)
-  assert some.shape == (3, 7)
-  np.testing.assert_array_equal(some, run.sample(3, 7, seed=1))
-  assert not np.array_equal(some, run.sample(3, 7, seed=2))
+  drawn = run.sample(3, 7, seed=1)
+  assert drawn.shape == (3, 7)
+  np.testing.assert_array_equal(drawn, run.sample(3, 7, seed=1))
+  assert not np.array_equal(drawn, run.sample(3, 7, seed=2))
   # Where it began has the same form, and is not where it came.
   moved = jax.tree.map(lambda a, b: bool((a != b).any()), run.start, run.params)
   assert any(jax.tree.leaves(moved))
   # It is read on other devices than those it was trained on, too.
-  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[2:3])
+  monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[2:3])
   alone = trained.load(tmp_path / "run")
   for leaf in jax.tree.leaves(alone.params):
     assert leaf.devices() == {jax.devices()[2]}
@@ -52,9 +54,7 @@ def test_without_a_run(tmp_path):
 
 
 def test_without_an_evaluation(smoke, tmp_path):
-  from jaxformers.training.run import Run
-
   # Writes the config, and nothing more.
-  Run(smoke(), tmp_path.absolute()).begin()
+  begin(open_run(smoke(), tmp_path.absolute()))
   with pytest.raises(ValueError, match="no evaluated checkpoint"):
     trained.load(tmp_path)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jaxformers import workdirs
+from jaxformers import cli, workdirs
 from jaxformers.analysis.tables import depth, published, results
 
 COMMANDS = (
@@ -28,7 +28,7 @@ def test_commands_refuse_the_config_of_another_program(
   name, content, problem, tmp_path
 ):
   (tmp_path / "config.json").write_text(content)
-  command = importlib.import_module(f"jaxformers.analysis.{name}")
+  command = importlib.import_module(cli.SUBCOMMANDS[name])
   more = {"export": ["--out", "out"]}
   with pytest.raises(SystemExit) as stopped:
     command.main([str(tmp_path), *more.get(name, ())])
@@ -99,16 +99,16 @@ def test_no_bit_of_a_file_can_change(tmp_path):
       changed[place] ^= 1 << bit
       path.write_bytes(changed)
       try:
-        found = workdirs.read_config(tmp_path)
+        restored = workdirs.read_config(tmp_path)
       except ValueError as error:
         assert str(tmp_path) in str(error)
         assert "remove config.json" in str(error)
       else:
-        assert {key: found.get(key) for key in content} == content
+        assert {key: restored.get(key) for key in content} == content
 
 
 def test_one_bad_run_ends_no_table(tmp_path, capsys):
-  """It is left out and named; the others are in the table."""
+  """The bad run is left out and named; the others are in the table."""
   for seed in (0, 1, 2):
     folder = tmp_path / str(seed)
     folder.mkdir()

@@ -5,21 +5,22 @@ python launch/sweep.py --config configs/depth/figure2.py \
     --tune rate=5e-4,1e-3,2e-3 --seeds 0,1,2 --config.task.archive=PATH
 python -m jaxformers depth runs/figure2 --out figure2
 
-Decoders over 1,000 byte pairs; of each size one of 6, one of 12 and one of 24
-layers with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
+Decoders over 1,000 byte pairs; for each size one of 6, one of 12 and one of 24
+layers, with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
 beside the embedding. The paper trains on English Wikipedia; give any folder of
 text, or a set of texts that tensorflow-datasets has prepared. Its widths,
 lengths and steps are in an appendix that we do not have: the widths are d,
 d / sqrt(2) and d / 2, rounded to even numbers that two heads share. Two heads
-everywhere, so that depth and width alone differ. No dropout: text is not to be
-read twice.
+everywhere, so that depth and width alone differ. No dropout: the text should
+suffice to be read only once.
 
-Arguments: depth=6|12|24, size=1 to 6, rate=0 (the peak learning rate; 0 is
-0.1 / d, to begin with: tune it for each depth and size), tokens=1e9 trained on,
-length=256 of a window, batch=64 windows, seed=0.
+Arguments: depth=6|12|24, size=1 to 6, rate=0 (peak learning rate; 0 is 0.1 / d,
+a start: tune it for each depth and size), tokens=1e9 (seen in training),
+length=256 (tokens of a window), batch=64 (windows), seed=0.
 """
 
 from jaxformers import config as c
+from jaxformers.recipes import language
 
 WIDTHS = {
   6: (128, 176, 256, 360, 512, 724),
@@ -42,17 +43,17 @@ def get_config(arg=None):
   widths = WIDTHS[c.choose("depth", arg.depth, WIDTHS)]
   d = widths[c.choose("size", arg.size, range(1, len(widths) + 1)) - 1]
   if arg.length < 1 or arg.batch < 1 or arg.rate < 0:
-    raise ValueError(
-      f"length={arg.length}, batch={arg.batch}, rate={arg.rate:g}: a window "
-      "and a batch have at least one, and a rate is not negative."
+    raise c.UserError(
+      f"length={arg.length}, batch={arg.batch}, rate={arg.rate:g}: give a "
+      "length and a batch of at least 1, and a rate that is not negative."
     )
   steps = 0
   if arg.tokens < 1e15:
     steps = round(arg.tokens / (arg.length * arg.batch))
   if steps < 1:
-    raise ValueError(
-      f"tokens={arg.tokens:g} are less than one batch of {arg.batch} windows "
-      f"of {arg.length}, or no number: give some such as 1e9."
+    raise c.UserError(
+      f"tokens={arg.tokens:g} is less than one batch of {arg.batch} windows of "
+      f"{arg.length} tokens, or no number: give a number such as 1e9."
     )
   tenth = max(steps // 10, 1)
   config = c.base(
@@ -67,7 +68,7 @@ def get_config(arg=None):
       "stride": 0,
       "eval_windows": 0,
     },
-    **c.language_models(
+    **language.models(
       "transformer", d_model=d, num_layers=arg.depth, num_heads=2, mlp_dim=4 * d
     ),
     optimizer={"name": "adam", "clip_norm": 1.0},

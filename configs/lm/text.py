@@ -5,21 +5,22 @@ python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
 
 Any folder of text, a tar, or a set of texts that tensorflow-datasets has
 prepared in array_record. Files and folders called train, valid and test are
-those splits; where there are none a tenth of the texts is held out for each.
+those splits; without them, a tenth of the texts is held out for each.
 Six layers of d = 256, windows of 256 pieces; size=tiny has d = 64 and windows
-of 64, ten minutes on two cores, and is what docs/results.md has; the other was
-not trained by us yet.
+of 64, trains in ten minutes on two cores, and is in docs/results.md; size=paper
+was not trained by us yet.
 
 Arguments: model=NAME, of those with a causal form (docs/mixers.md);
 size=paper|tiny, seed=0.
 """
 
 from jaxformers import config as c
+from jaxformers.recipes import language, shared
 
 
 def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", size="paper", seed=0)
-  tiny = c.is_tiny(arg.size)
+  tiny = shared.is_tiny(arg.size)
   config = c.base(
     seed=arg.seed,
     task={
@@ -32,7 +33,7 @@ def get_config(arg=None):
       "stride": 0,
       "eval_windows": 0,
     },
-    **c.language_models(
+    **language.models(
       arg.model,
       d_model=64 if tiny else 256,
       num_layers=6,

@@ -7,7 +7,7 @@ wiki.test.tokens:
 python -m jaxformers.main --config configs/lm/wikitext103.py:model=neutreno \
     --workdir runs/wikitext --config.task.archive=PATH/wikitext-103
 
-The paper gives validation and test perplexities 33.15 and 34.29 for softmax
+The paper reports validation and test perplexities 33.15 and 34.29 for softmax
 attention, 32.60 and 33.70 with the term of lambda = 0.4, evaluated by a window
 that moves a word at a time: python -m jaxformers perplexity. Sixteen
 layers of d = 128, 500,000 steps of 96 windows: not run by us.
@@ -18,6 +18,7 @@ Arguments: model=NAME, seed=0.
 """
 
 from jaxformers import config as c
+from jaxformers.recipes import language
 
 
 def get_config(arg=None):
@@ -29,12 +30,12 @@ def get_config(arg=None):
       "protocol": "jaxformers",
       "archive": "",
       "tokens": "words",
-      "vocab_size": 0,  # All: 267,736 with <pad>.
+      "vocab_size": 0,  # 0 keeps all words: 267,736 with <pad>.
       "max_len": 256,
       "stride": 0,
       "eval_windows": 0,
     },
-    **c.language_models(
+    **language.models(
       arg.model,
       d_model=128,
       num_layers=16,

@@ -1,6 +1,6 @@
 r"""BERT fine-tuned on IMDb or AG's News, with or without NeuTRENO's term.
 
-PATH/bert-base-uncased is the folder of Hugging Face's hub, with config.json,
+PATH/bert-base-uncased is the folder from Hugging Face's hub, with config.json,
 model.safetensors and vocab.txt:
 
 python -m jaxformers.main --config configs/short/bert.py:model=neutreno \

@@ -8,18 +8,19 @@ python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
     --workdir runs/ade20k --config.pretrained=PATH/deit-tiny \
     --config.task.archive=PATH/ADEChallengeData2016
 
-The paper gives a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
+The paper reports a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
 softmax attention, 37.24 and 38.06 with lambda = 0.6 in encoder and decoder, by
-windows that slide: python -m jaxformers segmentation. What a run
-prints is of the middles of the images alone. 64 epochs of 512 x 512 pixels: for
-accelerators, and not run by us.
+windows that slide: python -m jaxformers segmentation. A run
+prints the score on the centre of each image only. 64 epochs of 512 x 512
+pixels: for accelerators, and not run by us.
 
 Arguments: model=NAME, protocol=jaxformers|paper, deit=tiny|small|base, seed=0.
 """
 
 from jaxformers import config as c
+from jaxformers.recipes import vision
 
-# Without the 1,000 scenes that are validation under jaxformers.
+# The protocol jaxformers holds out 1,000 scenes for validation.
 NUM_TRAIN = {"jaxformers": 19_210, "paper": 20_210}
 
 
@@ -29,16 +30,16 @@ def get_config(arg=None):
   )
   protocol = c.choose("protocol", arg.protocol, NUM_TRAIN)
   epoch = NUM_TRAIN[protocol] // 8
-  models = c.vision_models(arg.model, patch_size=16, deit=arg.deit)
+  models = vision.models(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
-    model.pop("head_init_std", None)  # Only classifiers have it.
+    model.pop("head_init_std", None)  # Only classifiers take it.
     model["head"] = {
       "num_layers": 2,
       "dropout_rate": 0.1,
       "mixer_defaults": {"dropout_rate": 0.1},
     }
     if "norm_epsilon" in model.get("block", {}):
-      model["block"]["norm_epsilon"] = 1e-5  # Segmenter's; DeiT has 1e-6.
+      model["block"]["norm_epsilon"] = 1e-5  # As in Segmenter; DeiT has 1e-6.
   return c.base(
     seed=arg.seed,
     task={

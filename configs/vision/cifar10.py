@@ -5,17 +5,17 @@ Downloads through tensorflow-datasets, or takes a local archive:
 python -m jaxformers.main --config configs/vision/cifar10.py:model=neutreno \
     --workdir runs/cifar10 --config.task.archive=PATH/cifar-10-binary.tar.gz
 
-NeuTRENO's table 8 gives 75.89 for kernel attention of 12 layers and 76.75 with
-its term, and says no more of the setting; size=paper is DeiT-tiny's, with the
-training of DeiT over 300 epochs. At size=tiny: docs/results.md.
+NeuTRENO's table 8 reports 75.89 for kernel attention of 12 layers and 76.75
+with its term, without more of the setting; size=paper is DeiT-tiny with DeiT's
+training over 300 epochs. At size=tiny: docs/results.md.
 
-Arguments: model=NAME, one of those that python -m jaxformers models lists;
-size=paper|tiny, seed=0. Table 8's are model=kernelized with
+Arguments: model=NAME, one that python -m jaxformers models lists;
+size=paper|tiny, seed=0. Table 8's models are model=kernelized with
 --config.model.mixer.normalize=true and --config.model.mixer.fidelity=0.6.
 """
 
-from jaxformers import config as c
+from jaxformers.recipes import vision
 
 
 def get_config(arg=None):
-  return c.cifar("cifar10", arg)
+  return vision.cifar("cifar10", arg)

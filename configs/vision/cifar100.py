@@ -6,14 +6,14 @@ python -m jaxformers.main --config configs/vision/cifar100.py:model=neutreno \
     --workdir runs/cifar100 --config.task.archive=PATH/cifar-100-binary.tar.gz
 
 DeiT's training over 300 epochs: for accelerators, and not run by us. size=tiny
-is that of configs/vision/cifar10.py.
+is the one of configs/vision/cifar10.py.
 
-Arguments: model=NAME, one of those that python -m jaxformers models lists;
+Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|tiny, seed=0.
 """
 
-from jaxformers import config as c
+from jaxformers.recipes import vision
 
 
 def get_config(arg=None):
-  return c.cifar("cifar100", arg)
+  return vision.cifar("cifar100", arg)

@@ -6,19 +6,20 @@ with file_format="array_record", or a folder with train/CLASS/ and val/CLASS/:
 python -m jaxformers.main --config configs/vision/imagenet.py:model=neutreno \
     --workdir runs/imagenet --config.task.archive=PATH/imagenet2012/5.1.0
 
-The paper gives top-1 72.17 and top-5 91.02 for DeiT-tiny, 73.01 and 91.56 with
-lambda = 0.6; DeiT-small 79.97 and 80.68 (table 7). Adaptation of a trained
+The paper reports top-1 72.17 and top-5 91.02 for DeiT-tiny, 73.01 and 91.56
+with lambda = 0.6; DeiT-small 79.97 and 80.68 (table 7). Adaptation of a trained
 DeiT, a third of the epochs: epochs=100 and --config.pretrained=PATH. FeatScale:
 --config.model.mixer.feat_scale=true. 300 epochs: for accelerators, and not run
-by us. The average of parameters that DeiT keeps is never scored there, and not
-kept here: ema_decay=0.
+by us. DeiT keeps an average of the parameters but never scores it; there
+is none here: ema_decay=0.
 
-Arguments: model=NAME; deit=tiny|small|base; protocol=jaxformers|paper, where
-the second has the authors' validation choose the checkpoint, as the numbers
-quoted; epochs=300, seed=0.
+Arguments: model=NAME; deit=tiny|small|base; protocol=jaxformers|paper; under
+"paper" the authors' validation split selects the checkpoint, as for the numbers
+above; epochs=300, seed=0.
 """
 
 from jaxformers import config as c
+from jaxformers.recipes import vision
 
 NUM_TRAIN = {"jaxformers": 1_271_158, "paper": 1_281_167}
 
@@ -40,8 +41,10 @@ def get_config(arg=None):
       "protocol": protocol,
       "archive": "",
       "size": 224,
-      "augment": c.augmentation("resized"),
+      "augment": vision.augmentation("resized"),
     },
-    **c.vision_models(arg.model, patch_size=16, deit=arg.deit),
-    **c.deit_schedule(NUM_TRAIN[protocol], batch_size=1_024, epochs=arg.epochs),
+    **vision.models(arg.model, patch_size=16, deit=arg.deit),
+    **vision.deit_schedule(
+      NUM_TRAIN[protocol], batch_size=1_024, epochs=arg.epochs
+    ),
   )

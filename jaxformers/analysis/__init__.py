@@ -1,1 +1,1 @@
-"""What can be said of runs and models that are there: pure functions."""
+"""Measurements, tables and figures of runs and trained models."""

@@ -25,8 +25,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers import orthogonal, ranges
+from jaxformers import ranges
 from jaxformers.errors import UserError
+from jaxformers.models.variables import rotation
 from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer")
@@ -96,33 +97,6 @@ def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
   """
   total = jnp.where(mask[..., None], x.astype(jnp.float32), 0).sum(1)
   return total / jnp.maximum(mask.sum(1), 1)[:, None].astype(jnp.float32)
-
-
-def rotation(
-  module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
-) -> jax.Array:
-  """Returns the orthogonal matrices of a parameter, float32 `shape`.
-
-  Reads them from the collection `rotations` if the caller provides it (see
-  `orthogonal.rotations`): a train step maps all matrices of a model in one
-  call. Otherwise maps the parameter here, with the same result.
-
-  Args:
-    module: the Linen module that owns the parameter, inside its call.
-    name: name of the matrices; the parameter is called `name`_skew, or
-      `name`_orthogonal under the map "matrix".
-    shape: shape of the parameter, [..., d, d].
-    mapping: name of the map, in `orthogonal.MAPS`.
-  """
-  full = orthogonal.parameter_name(name, mapping)
-  if module.has_variable("rotations", full):
-    return module.get_variable("rotations", full)
-
-  def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    a = orthogonal.initializer(key, shape)
-    return orthogonal.cayley(a) if mapping == "matrix" else a
-
-  return orthogonal.MAPS[mapping](module.param(full, initializer, shape))
 
 
 def kernel_init(deviation: float) -> Callable[..., jax.Array]:

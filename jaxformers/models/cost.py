@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from jaxformers import orthogonal
 from jaxformers.models import Classifier, shapes, size
+from jaxformers.models.variables import make_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,22 +104,18 @@ def count_cost(model: Classifier, length: int) -> Cost:
   like = model.example(length)
   tokens = jax.ShapeDtypeStruct(like.shape, like.dtype)
   params = shapes(model)
-  rotations = jax.eval_shape(
-    functools.partial(orthogonal.rotations, name=model.orthogonal_map), params
-  )
+  variables = jax.eval_shape(functools.partial(make_variables, model), params)
 
-  def forward(params: Any, rotations: Any, tokens: jax.Array) -> jax.Array:
-    variables = {"params": params, "rotations": rotations}
+  def forward(variables: Any, tokens: jax.Array) -> jax.Array:
     return model.apply(variables, tokens, train=False)
 
-  def keep(params: Any, rotations: Any, tokens: jax.Array) -> Any:
-    run = functools.partial(forward, tokens=tokens)
-    return jax.vjp(run, params, rotations)[1]
+  def keep(variables: Any, tokens: jax.Array) -> Any:
+    return jax.vjp(functools.partial(forward, tokens=tokens), variables)[1]
 
   # Sum what the backward pass keeps beside the weights.
-  inputs = (params, rotations, tokens)
+  inputs = (variables, tokens)
   residuals = jax.tree.leaves(jax.eval_shape(keep, *inputs))
-  weights = [leaf.shape for leaf in jax.tree.leaves((params, rotations))]
+  weights = [leaf.shape for leaf in jax.tree.leaves(variables)]
   activations = sum(
     leaf.size * leaf.dtype.itemsize
     for leaf in residuals

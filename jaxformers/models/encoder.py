@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from jaxformers.models import reversible
 from jaxformers.models.attention import dropout_layer
-from jaxformers.models.blocks import layer_norm
-from jaxformers.models.embedding import num_patches
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.contract import layer_norm
 from jaxformers.models.parallel import whole_tokens
-
-ACTIVATIONS = ("stored", "recomputed", "reversible")
 
 
 class Encoder(nn.Module):
@@ -34,8 +30,8 @@ class Encoder(nn.Module):
     dropout_rate: after the embedding, in training.
     activations: what the backward pass takes: "stored", what the forward pass
       left; "recomputed", the layers' inputs alone; "reversible", the encoder's
-      output alone, see `reversible.run`. (Unless the layers are TransJect's,
-      XLA on CPUs stores what it would have to recompute all the same.)
+      output alone, see `invertible.reversible`. (Unless the layers are
+      injective, XLA on CPUs stores what it would recompute all the same.)
 
   Between the layers x is float32 whatever the compute type is: the small steps
   of a ReZero start would be lost in half precision.
@@ -63,9 +59,10 @@ class Encoder(nn.Module):
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
-    looped = self.activations != "stored" and reversible.has_form(kind)
+    layers = invertible.layers_of(kind)
+    looped = layers is not None and self.activations in invertible.LOOPED
     if looped and not self.is_initializing():
-      return self._looped(x, mask)
+      return self._looped(layers, x, mask)
 
     def call(
       block: nn.Module, x: jax.Array, mask: jax.Array, carry: Any
@@ -83,89 +80,27 @@ class Encoder(nn.Module):
       x = layer_norm(x, "norm", kind.norm_epsilon)
     return x
 
-  def _looped(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """TransJect's layers as one loop, undone or made again backwards."""
-    block = self.block(parent=None)
-    form, mixer = reversible.form(block), block.mixer(parent=None)
-    sigma, error = reversible.first_sigma(x, mask, self.variables, form)
-    if form.sigma == "eigenvalues":
-      self.sow("losses", "reconstruction", mixer.reconstruction_weight * error)
-      self.sow("intermediates", "reconstruction", error)
-    layers = reversible.layers(self.variables, form)
-    stacked = jax.tree.map(lambda *own: jnp.stack(own), *layers)
-    if not self.is_mutable_collection("intermediates"):
-      backwards = self.activations == "reversible"
-      run = reversible.run if backwards else reversible.recomputed
-      return run(form, stacked, x, sigma, mask)
-    y, (hidden, gates) = reversible.scan(form, stacked, x, sigma, mask)
-    self.sow("intermediates", "sigma", sigma)
-    for one, weights in zip(hidden, gates, strict=True):
-      self.sow("intermediates", "hidden", one)
-      self.sow("intermediates", "gate", weights)
-    return y
-
-
-class Classifier(nn.Module):
-  """Tokens to float32 logits [b, num_classes].
-
-  Tokens are ids [b, n], 0 at padding, or float32 [b, n], none of them padding;
-  [b, 2, n] for pairs, which one encoder reads apart; or the patches of images,
-  float32 [b, height, width, c]. Built by
-  `jaxformers.models.build`; `apply({"params": params}, ids, train=False)` is a
-  pure function.
-
-  Attributes:
-    encoder: makes the `Encoder`; called with a name.
-    head: makes the `ClassifierHead`; called with a name.
-    orthogonal_map: of every orthogonal matrix in the model.
-    num_inputs: 1, or 2 for pairs.
-    real: whether tokens are real numbers.
-    cls: whether the encoder puts a token of its own in front.
-    image: (height, width, c), or () for sequences.
-    patch_size: side of the patches of images.
-  """
-
-  objective: ClassVar[str] = "classification"
-
-  encoder: Callable[..., nn.Module]
-  head: Callable[..., nn.Module]
-  orthogonal_map: str
-  num_inputs: int = 1
-  real: bool = False
-  cls: bool = False
-  image: tuple[int, ...] = ()
-  patch_size: int = 0
-
-  @nn.compact
-  def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
-    if self.num_inputs > 1:
-      ids = ids.reshape(-1, ids.shape[-1])
-    mask = self.mask(ids)
-    x = self.encoder(name="encoder")(ids, mask=mask, train=train)
-    return self.head(name="head")(x, mask, train=train)
-
-  def mask(self, ids: jax.Array) -> jax.Array:
-    """Where the encoder's tokens are, for ids as in a call -> bool [b, n].
-
-    The sequences of pairs stand one after the other, [2b, n]; with a token in
-    front [b, n + 1].
-    """
-    if self.image:
-      n = num_patches(self.image, self.patch_size) + self.cls
-      return jnp.ones((len(ids), n), bool)
-    ids = ids.reshape(-1, ids.shape[-1])
-    mask = jnp.ones(ids.shape, bool) if self.real else ids > 0
-    if self.cls:
-      mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
-    return mask
-
-  def example(self, length: int = 2) -> jax.Array:
-    """One input of `length` tokens, or one image; zeros.
-
-    Parameters do not depend on the length.
-    """
-    if self.image:
-      return jnp.zeros((1, *self.image))
-    several = () if self.num_inputs == 1 else (self.num_inputs,)
-    shape = (1, *several, length)
-    return jnp.zeros(shape, jnp.float32 if self.real else jnp.int32)
+  def _looped(
+    self, layers: invertible.InvertibleLayers, x: jax.Array, mask: jax.Array
+  ) -> jax.Array:
+    """Runs injective layers as one loop, undone or made again backwards."""
+    keep_hidden = self.is_mutable_collection("intermediates")
+    outputs, shared = invertible.run_layers(
+      layers,
+      self.variables,
+      x,
+      mask,
+      memory=self.activations,
+      keep_hidden=keep_hidden,
+    )
+    for collection, arrays in shared.sown.items():
+      for name, array in arrays.items():
+        self.sow(collection, name, array)
+    if keep_hidden:
+      for hidden in outputs.hidden:
+        self.sow("intermediates", "hidden", hidden)
+      if outputs.sides is not None:
+        for i in range(self.num_layers):
+          side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)
+          self.sow("intermediates", layers.side_name, side)
+    return outputs.y

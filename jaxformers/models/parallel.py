@@ -1,4 +1,4 @@
-"""What models know of the mesh that they are traced on."""
+"""The mesh that models are traced on, as far as they know it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def _mesh() -> jax.sharding.AbstractMesh:
 
 
 def experts_are_spread() -> bool:
-  """Whether experts lie on several devices, by the mesh of the context."""
+  """Returns True if experts lie on several devices of the context's mesh."""
   return _mesh().shape.get(MODEL, 1) > 1
 
 
 def _tokens_are_split() -> bool:
-  """Whether the tokens of a sample lie on several devices."""
+  """Returns True if the tokens of a sample lie on several devices."""
   return _mesh().shape.get(SEQUENCE, 1) > 1
 
 
 def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
-  """x [b, n, d] times w [d, k] -> [b, n, k], all samples as one matrix.
+  """Returns x [b, n, d] times w [d, k] -> [b, n, k], samples as one matrix.
 
-  Else XLA on CPUs transposes what comes back to x for the gradient of w. Not
-  where tokens are split over devices: they would change places.
+  Otherwise XLA on CPUs transposes the gradient of x for that of w. Tokens that
+  are split over devices stay apart: they would change places.
   """
   if _tokens_are_split():
     return jnp.matmul(x, w, precision=precision)
@@ -39,10 +39,10 @@ def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
 
 
 def whole_tokens(x: jax.Array) -> jax.Array:
-  """x [b, n, d] between layers, where no token is split over devices.
+  """Returns x [b, n, d] with the channels of a token on one device.
 
-  Else tokens would be split as the columns of what made them are, and gathered
-  again for every expert.
+  Otherwise tokens between layers would be split as the columns of the matrix
+  that made them, and gathered again for every expert.
   """
   if not experts_are_spread():
     return x

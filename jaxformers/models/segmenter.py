@@ -7,18 +7,20 @@ form that NeuTRENO's table 2 is measured with.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.blocks import layer_norm
-from jaxformers.models.embedding import num_patches
+from jaxformers.models import parts
+from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.models.config import ModelConfig, field_names
+from jaxformers.models.model import Model
 
 
 def unit(x: jax.Array) -> jax.Array:
-  """x [..., d] over its Euclidean norm; 0 where x is."""
+  """Returns x [..., d] over its Euclidean norm; 0 where x is 0."""
   square = jnp.square(x).sum(-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
@@ -33,7 +35,7 @@ class MaskTransformer(nn.Module):
 
   Attributes:
     block: makes a block; called with a name and the number of the layer.
-    num_layers: of the decoder.
+    num_layers: number of layers of the decoder.
     num_classes: c.
   """
 
@@ -62,47 +64,74 @@ class MaskTransformer(nn.Module):
     return layer_norm(scores, "norm_classes")
 
 
-class Segmenter(nn.Module):
+DECODER = {"num_layers": 2, "dropout_rate": 0.1}
+
+
+def decoder_block(config: ModelConfig) -> parts.Make:
+  """Returns what makes a layer of the decoder: no drop path, own dropout."""
+  head = {**DECODER, **config.head}
+  fields = field_names(BLOCKS[config.variant.block])
+  changes = {
+    "drop_path_rate": 0.0,
+    "dropout_rate": head["dropout_rate"],
+  }
+  changes = {name: rate for name, rate in changes.items() if name in fields}
+  return parts.block(
+    config,
+    decoder_mixer(config),
+    config.num_tokens + config.num_classes,
+    head["num_layers"],
+    **changes,
+  )
+
+
+def decoder_mixer(config: ModelConfig) -> parts.Make | None:
+  """Returns what makes the mixer of the decoder, over patches and classes."""
+  options = config.mixer_options(config.head.get("mixer_defaults", {}))
+  return parts.mixer(config, config.num_tokens + config.num_classes, options)
+
+
+class Segmenter(Model):
   """Images [b, height, width, 3] to logits float32 [b, height, width, c].
 
-  The scores of the patches are interpolated bilinearly. Built by
-  `jaxformers.models.build` with objective="segmentation".
+  The scores of the patches are interpolated bilinearly.
 
-  Attributes:
-    encoder: makes the `Encoder`; called with a name.
-    decoder: makes the `MaskTransformer`; called with a name.
-    orthogonal_map: of every orthogonal matrix in the model.
-    image: (height, width, channels).
-    patch_size: side of a patch.
-    cls: whether the encoder puts a token of its own in front.
+  Options of `ModelConfig.head`:
+    num_layers: number of layers of the decoder, 2 by default.
+    dropout_rate: dropout of its branches, 0.1 by default.
+    mixer_defaults: defaults of its mixer that differ from the encoder's.
   """
-
-  objective: ClassVar[str] = "segmentation"
-
-  encoder: Callable[..., nn.Module]
-  decoder: Callable[..., nn.Module]
-  orthogonal_map: str
-  image: tuple[int, ...]
-  patch_size: int
-  cls: bool = True
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-    mask = self.mask(images)
-    x = self.encoder(name="encoder")(images, mask=mask, train=train)
-    x = self.decoder(name="decoder")(x[:, int(self.cls) :], train=train)
-    height, width, _ = self.image
-    rows, columns = height // self.patch_size, width // self.patch_size
+    config = self.config
+    encoder = parts.encoder(config)(name="encoder")
+    x = encoder(images, mask=self.mask(images), train=train)
+    decoder = MaskTransformer(
+      block=decoder_block(config),
+      num_layers=config.head.get("num_layers", DECODER["num_layers"]),
+      num_classes=config.num_classes,
+      name="decoder",
+    )
+    x = decoder(x[:, int(config.cls) :], train=train)
+    height, width, _ = config.image
+    rows, columns = height // config.patch_size, width // config.patch_size
     x = x.reshape(len(x), rows, columns, -1)
     shape = (len(x), height, width, x.shape[-1])
     return jax.image.resize(x, shape, "bilinear")
 
-  def mask(self, images: jax.Array) -> jax.Array:
-    """Where the encoder's tokens are: everywhere -> bool [b, n]."""
-    n = num_patches(self.image, self.patch_size) + self.cls
-    return jnp.ones((len(images), n), bool)
+  @nn.nowrap
+  def stacks(self) -> dict[str, nn.Module]:
+    """Returns an unbound block of encoder and decoder."""
+    return {
+      **super().stacks(),
+      "decoder": decoder_block(self.config)(parent=None),
+    }
 
-  def example(self, length: int = 0) -> jax.Array:
-    """One image of zeros; `length` plays no part."""
-    del length
-    return jnp.zeros((1, *self.image))
+  @nn.nowrap
+  def check(self) -> None:
+    """Raises UserError for options that a trace of the layers refuses."""
+    super().check()
+    config = self.config
+    length = config.num_tokens + config.num_classes
+    parts.check_mixer(config, decoder_mixer(config), length)

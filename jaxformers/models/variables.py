@@ -1,24 +1,107 @@
-"""What a model is applied to: parameters, and all that is made of them once."""
+"""Collections that a model is applied to: parameters, and what is made of them.
+
+This is the only place that knows the orthogonal matrices of a model and the
+products that its blocks make of them. A block declares these by a method
+`derive(params, rotations)`, and stacked matrices that are not experts by
+`in_turn`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax
 
 from jaxformers import orthogonal
-from jaxformers.models.mixers.transject import FOLDED, fold
+
+DERIVED = "derived"  # The collection of what blocks make of parameters alone.
 
 
-def make_variables(model: Any, params: Any) -> dict[str, Any]:
+class Placement(Protocol):
+  """Where parameters lie on a mesh of devices; `training.layout.Layout`."""
+
+  def rotations(
+    self, params: Any, mapping: str, in_turn: frozenset[str]
+  ) -> dict[str, Any]:
+    """Returns `orthogonal.rotations`, the work shared by devices.
+
+    Args:
+      params: a tree of parameters.
+      mapping: name of the orthogonal map.
+      in_turn: names of parameters whose stacked matrices stay together.
+    """
+
+  def gather(self, params: Any) -> Any:
+    """Returns parameters as a step reads them."""
+
+
+def make_variables(
+  model: Any, params: Mapping[str, Any], placement: Placement | None = None
+) -> dict[str, Any]:
   """Returns the Linen collections that `model.apply` takes.
 
   Args:
     model: from `models.build`.
     params: its parameters.
+    placement: where they lie on a mesh; None for one device.
 
   Returns:
     `params`; `rotations`, the orthogonal matrices that a map makes of them; and
-    what Random-TransJect has `folded`.
+    `derived`, the products that blocks make of both.
   """
-  rotations = orthogonal.rotations(params, model.orthogonal_map)
-  folded = fold(params, rotations, model.orthogonal_map)
-  return {"params": params, "rotations": rotations, FOLDED: folded}
+  blocks = model.stacks()
+  mapping = model.orthogonal_map
+  if placement is None:
+    rotations = orthogonal.rotations(params, mapping)
+  else:
+    in_turn = frozenset(
+      orthogonal.parameter_name(name, mapping)
+      for block in blocks.values()
+      for name in getattr(block, "in_turn", ())
+    )
+    rotations = placement.rotations(params, mapping, in_turn)
+    params = placement.gather(params)
+  derived = {}
+  for stack, block in blocks.items():
+    if derive := getattr(block, "derive", None):
+      derived[stack] = derive(params[stack], rotations.get(stack, {}))
+  return {"params": params, "rotations": rotations, DERIVED: derived}
+
+
+def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
+  """Returns the collections of one stack of layers, as its block sees them.
+
+  Args:
+    variables: from `make_variables`.
+    stack: "encoder" or "decoder".
+  """
+  return {name: tree.get(stack, {}) for name, tree in variables.items()}
+
+
+def rotation(
+  module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
+) -> jax.Array:
+  """Returns the orthogonal matrices of a parameter, float32 `shape`.
+
+  Reads them from the collection `rotations` if the caller provides it (see
+  `orthogonal.rotations`): a train step maps all matrices of a model in one
+  call. Otherwise maps the parameter here, with the same result.
+
+  Args:
+    module: the Linen module that owns the parameter, inside its call.
+    name: name of the matrices; the parameter is called `name`_skew, or
+      `name`_orthogonal under the map "matrix".
+    shape: shape of the parameter, [..., d, d].
+    mapping: name of the map, in `orthogonal.MAPS`.
+  """
+  full = orthogonal.parameter_name(name, mapping)
+  if module.has_variable("rotations", full):
+    return module.get_variable("rotations", full)
+
+  def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    a = orthogonal.initializer(key, shape)
+    return orthogonal.cayley(a) if mapping == "matrix" else a
+
+  return orthogonal.MAPS[mapping](module.param(full, initializer, shape))

@@ -19,7 +19,7 @@ class Variant:
   """Mixer, block and options that the name of a model stands for.
 
   Attributes:
-    mixer: name of the mixer, in `attention.MIXERS`.
+    mixer: name of the mixer, in `attention.MIXERS`; "" for blocks without one.
     block: name of the block, in `blocks.BLOCKS`.
     fixed: options of the mixer that define the variant; no config changes them.
     defaults: options of the mixer that hold where a config sets none.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import cifar10
 from jaxformers.registry import choose
-from jaxformers.tasks.pixels import Protocol
+from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
 from jaxformers.tasks.task import (
   TASKS,
@@ -15,35 +15,38 @@ from jaxformers.tasks.task import (
   pixel_regression,
 )
 
-# 45,000 / 5,000 / 10,000 in all. s4: (x / 255 - 122.6 / 255) / (61 / 255).
+# All have 45,000 / 5,000 / 10,000 images. s4 normalises:
+# (x / 255 - 122.6 / 255) / (61 / 255).
 PROTOCOLS = {
-  "jaxformers": Protocol(),
-  "lra": Protocol(pad_is_zero=True),
-  "skyformer": Protocol(pad_is_zero=True),
-  "s4": Protocol(scale=(122.6, 61.0), torch_split=True),
+  "jaxformers": PixelProtocol(),
+  "lra": PixelProtocol(pad_is_zero=True),
+  "skyformer": PixelProtocol(pad_is_zero=True),
+  "s4": PixelProtocol(scale=(122.6, 61.0), torch_split=True),
 }
 
 
 @TASKS.register("image")
-def load(
+def load_image(
   *, data_dir: str = "", protocol: str = "jaxformers", archive: str = ""
 ) -> Task:
   """Opens CIFAR-10; the first time from an archive or the network.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers" (ids value + 1), "lra" and "skyformer" (ids are
       values, 0 is padding; TensorFlow's grey), "s4" (real numbers).
     archive: path of cifar-10-binary.tar.gz, or of an archive or folder of
-      {train,test}/CLASS/*.{png,jpg}; "" looks for the first, then downloads.
+      {train,test}/CLASS/*.{png,jpg}; "" looks for the former, then downloads.
   """
   chosen = PROTOCOLS[choose("protocol of image", protocol, PROTOCOLS)]
+  # LRA and Skyformer use TensorFlow's grey, the others Pillow's.
   encoding = encodings.grey("grey", encodings.grey_itu)
   if chosen.pad_is_zero:
     encoding = encodings.grey("grey-tf", encodings.grey_tf)
-  splits, info = source.pack(
+  splits, info = preparation.open_splits(
     cifar10.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
   )
+  # Hold out a tenth of train, as the protocol does.
   if chosen.torch_split:
     splits |= torch_random(splits["train"], {"validation": 0.1})
   else:

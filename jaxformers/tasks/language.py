@@ -1,15 +1,17 @@
-"""The next word, piece or byte of a text."""
+"""Language models: predict the next word, piece or byte of a text."""
 
 from __future__ import annotations
 
-import functools
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.engine.segments import Segments, stream
+from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import text_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -19,7 +21,7 @@ TOKENS = ("words", "byte_pairs", "bytes")
 
 
 @TASKS.register("language")
-def load(
+def load_language(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -30,65 +32,43 @@ def load(
   stride: int = 0,
   eval_windows: int = 0,
 ) -> Task:
-  """Opens a folder or archive of texts; see `data.text_files`.
+  """Opens a folder or archive of texts; see `data.sets.text_files`.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers".
-    archive: the folder, or a tar, or one text file; or the directory of a set
+    archive: path of a folder, a tar or a text file; or the directory of a set
       of texts that tensorflow-datasets has prepared in array_record.
     tokens: "words" between white space, with <eos> at every line's end;
       "byte_pairs" trained on the training split; or "bytes".
-    vocab_size: of words at most, 0 for all; of byte pairs; of no meaning for
-      bytes.
-    max_len: tokens of a window.
-    stride: by how much the windows of the test split move; 0 for max_len.
-      Windows of the other splits stand side by side.
-    eval_windows: so many windows of validation and of test, evenly spaced; 0
+    vocab_size: largest number of words, 0 for all; or number of byte pairs;
+      ignored for bytes.
+    max_len: number of tokens of a window.
+    stride: tokens between the starts of two windows of the test split; 0 for
+      max_len. Windows of the other splits stand side by side.
+    eval_windows: number of windows of validation and of test, evenly spaced; 0
       for all. For models that train for less time than all would take.
   """
   choose("protocol of language", protocol, ("jaxformers",))
   choose("tokens", tokens, TOKENS)
   if max_len < 1:
-    raise UserError(f"max_len={max_len}: a window has at least one token.")
+    raise UserError(f"max_len={max_len}: choose at least 1 token a window.")
   if eval_windows < 0:
     raise UserError(
-      f"eval_windows={eval_windows}: give a number of windows, or 0 for all."
+      f"eval_windows={eval_windows}: choose a number of windows, or 0 for all."
     )
-  if not archive:
-    raise UserError(
-      "A language model needs a text: pass the path of a folder or an archive "
-      f"of {', '.join(text_files.ENDINGS)} files with --archive (prepare) or "
-      "--config.task.archive."
-    )
-  path = paths.expand(archive)
-  if not path.exists():
-    raise UserError(
-      f"There is no {path}: give the path of a folder, a tar or a text file."
-    )
-  encoding = {
-    "words": functools.partial(encodings.words, "text", size=vocab_size),
-    "byte_pairs": functools.partial(
-      encodings.byte_pairs, "text", size=vocab_size
-    ),
-    "bytes": functools.partial(encodings.of_bytes, "text"),
-  }[tokens]()
-  packed, info = source.pack(
-    text_files.source(path),
-    encoding,
+  # Encode the user's texts, and read the vocabulary that was fitted to them.
+  packed, info = preparation.open_splits(
+    text_files.source(_existing(archive)),
+    _encoding(tokens, vocab_size),
     data_dir=data_folder(data_dir),
     archive=archive,
   )
   tokenizer = info.pop("tokenizer", "")
-  if tokens == "words":
-    vocabulary = tuple(info.pop("vocabulary"))
-    read = encodings.word_ids(vocabulary)
-  elif tokens == "byte_pairs":
-    vocabulary = encodings.pieces(tokenizer)
-    read = encodings.piece_ids(tokenizer, end=True)
-  else:
-    vocabulary, read = encodings.BYTES, encodings.byte_ids
+  vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
+  # Cut every split into windows.
   shift = int(tokens == "bytes")
+  # Only the test split may have overlapping windows; training never has.
   strides = {"test": stride or max_len}
   splits = {
     name: Segments(
@@ -112,12 +92,50 @@ def load(
     info=info,
     tokenizer=tokenizer,
     objective="language_model",
-    tokenize=read,
+    tokenize=tokenize,
   )
 
 
+def _existing(archive: str) -> Path:
+  """Returns the path of the user's text; UserError if there is none."""
+  if not archive:
+    raise UserError(
+      "A language model needs a text: pass the path of a folder or an archive "
+      f"of {', '.join(text_files.ENDINGS)} files with --archive (prepare) or "
+      "--config.task.archive."
+    )
+  path = paths.expand(archive)
+  if not path.exists():
+    raise UserError(
+      f"There is no {path}: give the path of a folder, a tar or a text file."
+    )
+  return path
+
+
+def _encoding(tokens: str, vocab_size: int) -> Encoding:
+  if tokens == "words":
+    return encodings.words("text", size=vocab_size)
+  if tokens == "byte_pairs":
+    return encodings.byte_pairs("text", size=vocab_size)
+  return encodings.of_bytes("text")
+
+
+def _vocabulary(
+  tokens: str, tokenizer: str, info: dict[str, Any]
+) -> tuple[tuple[str, ...], encodings.Ids]:
+  """Returns the vocabulary, and the function from a text to its ids."""
+  if tokens == "words":
+    vocabulary = tuple(info.pop("vocabulary"))
+    return vocabulary, encodings.word_ids(vocabulary)
+  if tokens == "byte_pairs":
+    ids = encodings.piece_ids(tokenizer, end=True)
+    return encodings.pieces(tokenizer), ids
+  return encodings.BYTES, encodings.byte_ids
+
+
 def unigram(task: Task) -> float:
-  """The perplexity of the training split's frequencies, one added to each."""
+  """Returns the perplexity of the training split's frequencies plus one."""
+  # Add one to every count; id 0 is padding and is never predicted.
   train, test = (_ids(task, name) for name in ("train", "test"))
   counts = np.bincount(train, minlength=task.vocab_size)[1:] + 1.0
   log_p = np.log(counts / counts.sum())
@@ -125,12 +143,13 @@ def unigram(task: Task) -> float:
 
 
 def bigram(task: Task) -> float:
-  """The perplexity of pairs of tokens, interpolated with `unigram`.
+  """Returns the perplexity of pairs of tokens, interpolated with `unigram`.
 
   p(w | v) = (c(v, w) + t(v) p(w)) / (c(v) + t(v)), t(v) the number of different
   tokens that follow v (Witten and Bell 1991).
   """
   train, test = (_ids(task, name) for name in ("train", "test"))
+  # Count tokens and pairs of neighbours in train.
   size = task.vocab_size
   counts = np.bincount(train, minlength=size)[1:] + 1.0
   alone = counts / counts.sum()
@@ -139,15 +158,18 @@ def bigram(task: Task) -> float:
   )
   follow = np.bincount(pairs // size, weights=seen, minlength=size)
   kinds = np.bincount(pairs // size, minlength=size)
+  # Look up the pairs of test; a pair that is not in train counts 0.
   places = task.splits["test"].predicted()
   before, after = test[places - 1].astype(np.int64), test[places]
   wanted = before * size + after
   place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
   joint = np.where(pairs[place] == wanted, seen[place], 0)
+  # Interpolate; after a token that never occurs in train, unigrams remain.
   total = follow[before] + kinds[before]
-  known = total > 0
-  share = (joint + kinds[before] * alone[after - 1]) / np.where(known, total, 1)
-  p = np.where(known, share, alone[after - 1])
+  is_seen = total > 0
+  share = joint + kinds[before] * alone[after - 1]
+  share = share / np.where(is_seen, total, 1)
+  p = np.where(is_seen, share, alone[after - 1])
   return math.exp(-np.log(p).mean())
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from jaxformers.data.engine import encodings, packed, source
+from jaxformers.data.engine import encodings, packed, preparation
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.source import Source
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.data.sets import listops as listops_files
 from jaxformers.errors import UserError
@@ -21,10 +23,11 @@ from jaxformers.tasks.task import (
   majority_class,
 )
 
-# jaxformers, lra: 15 tokens, as LRA since March 2021. skyformer: the closing
-# bracket is dropped, as by the tokenizer that LRA had before and Skyformer has
-# still (an operator's id stands for "MIN" instead of "[MIN"), and 48 zeros
-# follow. s4: two special ids more, and every sequence is closed by one of them.
+# jaxformers, lra: 15 tokens, as LRA since March 2021.
+# skyformer: no closing bracket, as by the tokenizer that LRA had before and
+#   Skyformer still has (an operator's id stands for "MIN" instead of "[MIN"),
+#   and 48 zeros at the end.
+# s4: two special ids more, and every sequence is closed by one of them.
 PROTOCOLS = {
   "jaxformers": {},
   "lra": {},
@@ -35,7 +38,7 @@ DEFAULTS = listops.Settings()
 
 
 @TASKS.register("listops")
-def load(
+def load_listops(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -55,24 +58,23 @@ def load(
   """Generates ListOps (once), or reads LRA's files.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers", "lra", "skyformer" or "s4".
-    archive: LRA's lra_release.gz, its unpacked folder, or the folder of
-      `basic_{train,val,test}.tsv`; "" generates.
-    seed: of the generated data, not of the run.
-    num_train, num_validation, num_test: examples to generate, or that the
-      archive must hold.
+    archive: path of LRA's lra_release.gz, its unpacked folder, or the folder
+      with `basic_{train,val,test}.tsv`; "" generates.
+    seed: seed of the generated data, not of the run.
+    num_train, num_validation, num_test: number of examples to generate, or that
+      the archive must hold.
     max_depth, max_args, min_length, max_length, test_min_length,
-    test_max_length, operators: of generated data, see `listops.Settings`.
+    test_max_length, operators: settings of generated data; see
+      `listops.Settings`.
   """
   choose("protocol of listops", protocol, PROTOCOLS)
-  counts = {
-    "num_train": num_train,
-    "num_validation": num_validation,
-    "num_test": num_test,
-  }
   settings = listops.Settings(
     seed=seed,
+    num_train=num_train,
+    num_validation=num_validation,
+    num_test=num_test,
     max_depth=max_depth,
     max_args=max_args,
     min_length=min_length,
@@ -80,35 +82,17 @@ def load(
     test_min_length=test_min_length,
     test_max_length=test_max_length,
     operators=operators,
-    **counts,
   )
-  if archive:
-    if settings != listops.Settings(**counts):
-      raise UserError(
-        f"{settings}: these are settings of generated data, and the archive "
-        f"{archive} is read as it is. Leave one of the two out."
-      )
-    chosen = listops_files.released(**counts)
-  else:
-    chosen = listops_files.generated(settings)
-  splits, info = source.pack(
-    chosen,
+  # Open the splits in LRA's tokens, then change them for the protocol.
+  splits, info = preparation.open_splits(
+    _source(settings, archive),
     encodings.ids(),
     data_dir=data_folder(data_dir),
     archive=archive,
   )
-  vocabulary: Any = (encodings.PAD, *listops.TOKENS)
-  if protocol == "skyformer":
-    splits = {n: packed.drop(s, listops.END) for n, s in splits.items()}
-    vocabulary = (encodings.PAD, *(t.strip("[") for t in listops.TOKENS[:-1]))
-  if protocol == "s4":
-    special = (encodings.PAD, encodings.UNKNOWN, encodings.END)
-    vocabulary = (*special, *listops.TOKENS)
-    splits = {
-      name: dataclasses.replace(split, shift=2, end=2)
-      for name, split in splits.items()
-    }
-  lengths = PROTOCOLS[protocol]  # At least: test expressions may be longer.
+  splits, vocabulary = _under(protocol, splits)
+  # The protocol's lengths are lower bounds: test expressions may be longer.
+  lengths = PROTOCOLS[protocol]
   longest = max(int(split.lengths().max()) for split in splits.values())
   return Task(
     name="listops",
@@ -128,7 +112,40 @@ def load(
   )
 
 
+def _source(settings: listops.Settings, archive: str) -> Source:
+  """Returns the source that generates ListOps, or reads an archive."""
+  if not archive:
+    return listops_files.generated(settings)
+  names = ("num_train", "num_validation", "num_test")
+  counts = {name: getattr(settings, name) for name in names}
+  if settings != listops.Settings(**counts):
+    raise UserError(
+      f"{settings}: these are settings for generated data, but the archive "
+      f"{archive} is read: leave one of the two out."
+    )
+  return listops_files.released(**counts)
+
+
+def _under(
+  protocol: str, splits: Mapping[str, Packed]
+) -> tuple[Mapping[str, Packed], tuple[str, ...]]:
+  """Returns the splits with the tokens of a protocol, and its vocabulary."""
+  if protocol == "skyformer":
+    operators = (token.strip("[") for token in listops.TOKENS[:-1])
+    dropped = {n: packed.drop(s, listops.END) for n, s in splits.items()}
+    return dropped, (encodings.PAD, *operators)
+  if protocol == "s4":
+    special = (encodings.PAD, encodings.UNKNOWN, encodings.END)
+    closed = {
+      name: dataclasses.replace(split, shift=2, end=2)
+      for name, split in splits.items()
+    }
+    return closed, (*special, *listops.TOKENS)
+  return splits, (encodings.PAD, *listops.TOKENS)
+
+
 def _ids(protocol: str, text: str) -> np.ndarray:
+  """Returns the ids of an expression under a protocol."""
   ids = listops_text.encode(text)
   if protocol == "skyformer":
     return ids[ids != listops.END]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from jaxformers.data.engine import encodings, source
+from pathlib import Path
+
+from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine.source import Source
 from jaxformers.data.generators import pathfinder
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.pixels import Protocol
+from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
 from jaxformers.tasks.task import (
   TASKS,
@@ -17,19 +20,19 @@ from jaxformers.tasks.task import (
   majority_class,
 )
 
-# 80 / 10 / 10 percent in all. Skyformer shuffles without a seed, so that its
-# split cannot be had; ours is that of "lra". s4: x / 255.
+# All have 80 / 10 / 10 percent. Skyformer shuffles without a seed, so its split
+# cannot be reproduced: it has that of "lra" here. s4 reads x / 255.
 PROTOCOLS = {
-  "jaxformers": Protocol(),
-  "lra": Protocol(pad_is_zero=True),
-  "skyformer": Protocol(pad_is_zero=True),
-  "s4": Protocol(scale=(0.0, 255.0), torch_split=True),
+  "jaxformers": PixelProtocol(),
+  "lra": PixelProtocol(pad_is_zero=True),
+  "skyformer": PixelProtocol(pad_is_zero=True),
+  "s4": PixelProtocol(scale=(0.0, 255.0), torch_split=True),
 }
 DEFAULTS = pathfinder.Settings()
 
 
 @TASKS.register("pathfinder")
-def load(
+def load_pathfinder(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -42,15 +45,15 @@ def load(
   """Generates Pathfinder (once, on all cores), or reads LRA's files.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers" (ids value + 1), "lra" and "skyformer" (ids are
       values, 0 is padding), "s4" (real numbers).
-    archive: LRA's lra_release.gz, its unpacked folder, or a folder below it
-      down to the level; "" generates.
-    resolution: 32, 64, 128 (Path-X) or 256 pixels a side.
+    archive: path of LRA's lra_release.gz, its unpacked folder, or a folder
+      below it down to the level; "" generates.
+    resolution: pixels a side: 32, 64, 128 (Path-X) or 256.
     difficulty: "easy", "intermediate" or "hard", which is LRA's task.
-    num_images: to generate, or that the archive must hold.
-    seed: of the generated data, not of the run.
+    num_images: number of images to generate, or that the archive must hold.
+    seed: seed of the generated data, not of the run.
   """
   return _load(
     "pathfinder",
@@ -72,10 +75,10 @@ def load_pathx(
   num_images: int = DEFAULTS.num_images,
   seed: int = DEFAULTS.seed,
 ) -> Task:
-  """Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
+  """Opens Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
-  All 200,000 take half an hour to generate on two cores. Arguments are those of
-  `load`.
+  Generating all 200,000 images takes half an hour on two cores. Arguments are
+  those of `load_pathfinder`.
   """
   return _load(
     "pathx",
@@ -83,6 +86,22 @@ def load_pathx(
     protocol,
     archive,
     pathfinder.Settings(resolution, difficulty, num_images, seed),
+  )
+
+
+def _source(
+  settings: pathfinder.Settings, archive: str, folder: Path
+) -> Source:
+  """Returns the source that generates images, or reads an archive."""
+  if not archive:
+    return pathfinder_files.generated(settings, folder / "generated")
+  if settings.seed != DEFAULTS.seed:
+    raise UserError(
+      f"seed={settings.seed} is for generated data, but the archive "
+      f"{archive} is read: leave one of the two out."
+    )
+  return pathfinder_files.released(
+    settings.resolution, settings.difficulty, settings.num_images
   )
 
 
@@ -94,32 +113,26 @@ def _load(
   settings: pathfinder.Settings,
 ) -> Task:
   chosen = PROTOCOLS[choose("protocol of pathfinder", protocol, PROTOCOLS)]
-  resolution, difficulty = settings.resolution, settings.difficulty
   folder = data_folder(data_dir)
-  if archive:
-    if settings.seed != DEFAULTS.seed:
-      raise UserError(
-        f"seed={settings.seed} is of generated data, and the archive {archive} "
-        "is read as it is. Leave one of the two out."
-      )
-    origin = pathfinder_files.released(
-      resolution, difficulty, settings.num_images
-    )
-  else:
-    origin = pathfinder_files.generated(settings, folder / "generated")
-  encoding = encodings.grey("grey", lambda image: image[..., 0])
-  splits, info = source.pack(origin, encoding, data_dir=folder, archive=archive)
-  whole = splits[difficulty]
+  splits, info = preparation.open_splits(
+    _source(settings, archive, folder),
+    encodings.grey("grey", lambda image: image[..., 0]),
+    data_dir=folder,
+    archive=archive,
+  )
+  # All images are one level; the protocol divides them.
+  images = splits[settings.difficulty]
+  # PyTorch's permutation for s4, consecutive parts for the others.
   if chosen.torch_split:
-    splits = torch_random(whole, {"validation": 0.1, "test": 0.1})
+    splits = torch_random(images, {"validation": 0.1, "test": 0.1})
   else:
-    splits = slices(whole, {"train": 80, "validation": 10, "test": 10})
+    splits = slices(images, {"train": 80, "validation": 10, "test": 10})
   return Task(
     name=name,
     protocol=protocol,
     splits=chosen.apply(splits),
     selection="validation",
-    max_len=resolution**2,
+    max_len=settings.resolution**2,
     num_classes=2,
     trivial={
       "majority class": majority_class,

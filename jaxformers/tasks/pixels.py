@@ -8,20 +8,22 @@ from typing import Any
 
 from jaxformers.data.engine.packed import Packed
 
-# What stands for each pixel when 0 is a value, and when it is padding.
+# Vocabularies of pixels: where id 0 is the value 0, and where it is padding.
 VALUES = tuple(str(value) for value in range(256))
 PADDED_VALUES = ("<pad>", *VALUES)
 
 
 @dataclasses.dataclass(frozen=True)
-class Protocol:
+class PixelProtocol:
   """How a pixel becomes a token, and how examples are split.
 
   Attributes:
-    pad_is_zero: ids are the pixel values, so that black is taken for padding
-      and never attended to, as in LRA and Skyformer; otherwise value + 1.
-    scale: (mean, deviation) of pixel values, which then are real numbers.
-    torch_split: by PyTorch's `random_split` with seed 42, not by slices.
+    pad_is_zero: True for ids that are the pixel values, so that black counts as
+      padding and is never attended to, as in LRA and Skyformer; False for
+      value + 1.
+    scale: (mean, deviation) of pixel values to normalise by; None for ids.
+    torch_split: True for PyTorch's `random_split` with seed 42; False for
+      slices.
   """
 
   pad_is_zero: bool = False
@@ -29,7 +31,7 @@ class Protocol:
   torch_split: bool = False
 
   def apply(self, splits: Mapping[str, Packed]) -> dict[str, Packed]:
-    """The splits, read as the protocol has it."""
+    """Returns the splits with the tokens of the protocol."""
     shift = 0 if self.pad_is_zero or self.scale else 1
     return {
       name: dataclasses.replace(split, shift=shift, scale=self.scale)
@@ -37,7 +39,7 @@ class Protocol:
     }
 
   def vocabulary(self) -> dict[str, Any]:
-    """The field of that name for `Task`."""
+    """Returns the field `vocabulary` of `Task`, as a dictionary."""
     if self.scale:
       return {"vocabulary": ()}
     return {"vocabulary": VALUES if self.pad_is_zero else PADDED_VALUES}

@@ -1,10 +1,8 @@
-"""LRA Retrieval: whether one of two papers cites the other, by their bytes."""
+"""LRA Retrieval: does one of two papers cite the other? Read as bytes."""
 
 from __future__ import annotations
 
-import dataclasses
-
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.sets import aan
 from jaxformers.registry import choose
 from jaxformers.tasks.task import (
@@ -14,29 +12,20 @@ from jaxformers.tasks.task import (
   histogram_similarity,
   majority_class,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Protocol:
-  """Tokens of each document, the padded length, and what tokens are."""
-
-  max_len: int = 4_000
-  padded_len: int = 0
-  characters: bool = False
-
+from jaxformers.tasks.text import TextProtocol, with_ids
 
 # All have 4000 tokens a document and the split of LRA's files. They differ in
-# the head, which is the config's.
+# the head, which the config chooses.
 PROTOCOLS = {
-  "jaxformers": Protocol(),
-  "lra": Protocol(),
-  "skyformer": Protocol(padded_len=4_096),
-  "s4": Protocol(characters=True),
+  "jaxformers": TextProtocol(max_len=4_000),
+  "lra": TextProtocol(max_len=4_000),
+  "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
+  "s4": TextProtocol(max_len=4_000, characters=True),
 }
 
 
 @TASKS.register("retrieval")
-def load(
+def load_retrieval(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -49,35 +38,32 @@ def load(
   """Opens the pairs; the first time from LRA's release.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers", "lra", "skyformer" (bytes) or "s4" (characters that
       occur 10 times in train, the last of 4000 an end).
     archive: path of lra_release.gz, its unpacked folder, or another archive or
       folder of `new_aan_pairs.{train,eval,test}.tsv`; "" looks for it.
-    max_len: tokens a document is cut to; 0 for the protocol's.
-    num_train, num_validation, num_test: pairs that there must be; other
-      numbers than LRA's are of a stand-in.
+    max_len: number of tokens that a document is cut to; 0 for the protocol's.
+    num_train, num_validation, num_test: number of pairs of each split; other
+      numbers than LRA's are for a stand-in of the same format.
   """
   chosen = PROTOCOLS[choose("protocol of retrieval", protocol, PROTOCOLS)]
+  # S4 cuts a document to 3,999 characters, then appends an end.
   encoding = encodings.of_bytes("text1", "text2")
   if chosen.characters:
     encoding = encodings.characters("text1", "text2", min_count=10, first=3_999)
-  splits, info = source.pack(
+  splits, info = preparation.open_splits(
     aan.source(num_train, num_validation, num_test),
     encoding,
     data_dir=data_folder(data_dir),
     archive=archive,
   )
-  if chosen.characters:
-    vocabulary = tuple(info.pop("vocabulary"))
-    added, read = {"end": 2}, encodings.character_ids(vocabulary)
-  else:
-    vocabulary, read = encodings.BYTES, encodings.byte_ids
-    added = {"shift": 1}
+  # The head combines the two sequences of a pair; see the config.
+  splits, vocabulary, tokenize = with_ids(splits, info)
   return Task(
     name="retrieval",
     protocol=protocol,
-    splits={n: dataclasses.replace(s, **added) for n, s in splits.items()},
+    splits=splits,
     selection="validation",
     vocabulary=vocabulary,
     max_len=max_len or chosen.max_len,
@@ -89,5 +75,5 @@ def load(
       "histogram similarity": histogram_similarity,
     },
     info=info,
-    tokenize=read,
+    tokenize=tokenize,
   )

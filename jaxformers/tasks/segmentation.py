@@ -1,24 +1,28 @@
-"""A class for every pixel of a scene."""
+"""Semantic segmentation: predict a class for every pixel of a scene."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.source import Source
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.sets import ade20k
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task, data_folder
 
 HELD_OUT = 1_000
 
 
 @TASKS.register("ade20k")
-def load(
+def load_ade20k(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
@@ -30,55 +34,49 @@ def load(
   """Opens ADE20K's scenes, from the folder that its authors ship.
 
   Args:
-    data_dir: see `data_folder`.
-    protocol: "jaxformers": 1,000 scenes of train (or a tenth, if it has fewer
-      than 10,000) are validation, and the authors' validation is test; or
+    data_dir: folder of prepared data; see `data_folder`.
+    protocol: "jaxformers": 1,000 scenes of train (or a tenth, if there are
+      fewer than 10,000) are validation, and the authors' validation is test; or
       "paper": theirs is both.
     archive: path of the folder ADEChallengeData2016, a tar of it, or a
       directory in which tensorflow-datasets has prepared `scene_parse150`.
-    window: side of the windows that are trained on and evaluated.
-    num_train: scenes that there must be in training/, validation included;
-      another number than the authors' is of a part of their set.
-    num_test: scenes that there must be in validation/.
+    window: pixels a side of the windows for training and evaluation.
+    num_train: number of scenes in training/, validation included; another
+      number than the authors' is for a part of their set.
+    num_test: number of scenes in validation/.
   """
   choose("protocol of ade20k", protocol, ("jaxformers", "paper"))
   if window < 1:
-    raise UserError(f"window={window}: it has at least one pixel.")
+    raise UserError(f"window={window}: choose at least 1 pixel.")
   if num_train < 2 or num_test < 1:
     raise UserError(
-      f"num_train={num_train} and num_test={num_test}: give at least two "
+      f"num_train={num_train} and num_test={num_test}: choose at least two "
       "scenes to train on, of which one is held out, and one to test."
     )
+  # Keep the files of the scenes; they are decoded in batches.
   origin = ade20k.source(num_train, num_test)
-  packed, info = source.pack(
+  packed, info = preparation.open_splits(
     origin,
     encodings.files("image", "annotation"),
     data_dir=data_folder(data_dir),
     archive=archive,
   )
-  sizes = {name: len(split) for name, split in packed.items()}
-  if sizes != origin.counts:  # Earlier versions prepared parts as the whole.
-    raise UserError(
-      f"The prepared {origin.key} holds {sizes} scenes instead of "
-      f"{origin.counts}: delete {origin.key}* in tfds/ and packed/ of "
-      f"{data_folder(data_dir)}, and prepare it again."
-    )
+  _check_counts(packed, origin, data_folder(data_dir))
   splits = {
     name: Scenes(split, (window, window, 3), ade20k.NUM_CLASSES)
     for name, split in packed.items()
   }
-  if protocol == "paper":
-    splits["validation"] = splits["test"]
-  else:
-    splits |= hold_out(
-      splits["train"], min(HELD_OUT, max(len(splits["train"]) // 10, 1))
-    )
+  # Choose the checkpoint on a part of train, or on the authors' validation.
+  is_paper = protocol == "paper"
+  tenth = max(len(splits["train"]) // 10, 1)
+  splits = with_validation(splits, 0 if is_paper else min(HELD_OUT, tenth))
+  # Augment the scenes that remain in train.
   splits["train"] = dataclasses.replace(splits["train"], augmented=True)
   return Task(
     name="ade20k",
     protocol=protocol,
     splits=splits,
-    selection="test" if protocol == "paper" else "validation",
+    selection="test" if is_paper else "validation",
     vocabulary=(),
     max_len=0,
     num_classes=ade20k.NUM_CLASSES,
@@ -89,10 +87,27 @@ def load(
   )
 
 
-def most_frequent(task: Task, scenes: int = 200) -> float:
-  """Mean IoU of one class everywhere, the most frequent of some of train.
+def _check_counts(
+  packed: Mapping[str, Packed], origin: Source, folder: Path
+) -> None:
+  """Raises UserError for a part of the set under the name of all of it.
 
-  Counted on the middles of the first `scenes` scenes of each split.
+  Earlier versions prepared parts so.
+  """
+  sizes = {name: len(split) for name, split in packed.items()}
+  if sizes != origin.counts:
+    raise UserError(
+      f"The prepared {origin.key} holds {sizes} scenes instead of "
+      f"{origin.counts}: delete {origin.key}* in tfds/ and packed/ of "
+      f"{folder}, and prepare it again."
+    )
+
+
+def most_frequent(task: Task, scenes: int = 200) -> float:
+  """Returns the mean IoU of the rule that always says one class.
+
+  The class is the most frequent one of train. Counts are those of the middles
+  of the first `scenes` scenes of each split.
   """
 
   def areas(name: str) -> np.ndarray:
@@ -101,6 +116,7 @@ def most_frequent(task: Task, scenes: int = 200) -> float:
     labels = split.batch(few)["targets"].ravel()
     return np.bincount(labels[labels >= 0], minlength=task.num_classes)
 
+  # The class has the IoU of its share; all other classes have 0.
   guess, labelled = areas("train").argmax(), areas("test")
   present = labelled > 0
   present[guess] = True

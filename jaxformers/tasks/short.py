@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.engine import encodings, source
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.engine.packed import Packed
-from jaxformers.data.engine.source import Source
+from jaxformers.data.engine.source import Encoding, Source
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.splits import hold_out, with_validation
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -20,9 +20,10 @@ from jaxformers.tasks.task import (
   majority_class,
 )
 
-# Neither data set has a validation split. jaxformers: a part of train chooses
-# the checkpoint. paper: the test split, as where only one score is watched.
-# test_only (AG's News): test.csv is all there is, and is split three ways.
+# Neither data set has a validation split.
+# jaxformers: a part of train chooses the checkpoint.
+# paper: the test split chooses it, as in papers that quote the best score.
+# test_only (AG's News): for archives with test.csv alone, split three ways.
 PROTOCOLS = {
   "imdb": ("jaxformers", "paper"),
   "ag_news": ("jaxformers", "paper", "test_only"),
@@ -42,29 +43,28 @@ def load_imdb(
   max_len: int = 512,
   special_tokens: bool = False,
 ) -> Task:
-  """IMDb reviews as word pieces, negative or positive.
+  """Opens IMDb reviews as word pieces, negative or positive.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers" (2,500 reviews of train are validation) or "paper"
       (validation is test).
     archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
       downloads.
     vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
-    vocab_size: of the vocabulary that is trained.
-    max_len: word pieces a review is cut to.
-    special_tokens: whether [CLS] opens and [SEP] closes every review, as BERT
-      reads them.
+    vocab_size: size of the vocabulary that is trained.
+    max_len: number of word pieces that a review is cut to.
+    special_tokens: True to open every review with [CLS] and close it with
+      [SEP], as BERT reads them.
   """
   choose("protocol of imdb", protocol, PROTOCOLS["imdb"])
   encoding = encodings.word_pieces(
     "text", vocabulary=vocabulary, size=vocab_size
   )
   splits, info = _pack(imdb.SOURCE, encoding, data_dir, archive)
-  if protocol == "jaxformers":
-    splits |= hold_out(splits["train"], HELD_OUT["imdb"])
-  else:
-    splits["validation"] = splits["test"]
+  held_out = HELD_OUT["imdb"] if protocol == "jaxformers" else 0
+  splits = with_validation(splits, held_out)
+  # Reviews are negative or positive.
   sizes = (2, max_len, special_tokens)
   return _task("imdb", protocol, splits, sizes, info)
 
@@ -80,41 +80,42 @@ def load_ag_news(
   max_len: int = 512,
   special_tokens: bool = False,
 ) -> Task:
-  """Title and description of AG's News as word pieces, four classes.
+  """Opens title and description of AG's News as word pieces, four classes.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers" (12,000 articles of train are validation), "paper"
       (validation is test) or "test_only": the 7,600 articles of test.csv, by
-      hash 5,600 to train, 1,000 to choose and 1,000 to test. Its numbers
+      hash 5,600 to train, 1,000 to choose and 1,000 to test. Its scores
       compare with no others.
-    archive: path of ag_news_csv.tar.gz or its folder; for "test_only" of
-      anything that holds test.csv. "" looks for it, then downloads.
+    archive: path of ag_news_csv.tar.gz or its folder; for "test_only" any
+      archive or folder with test.csv. "" looks for it, then downloads.
     vocabulary, vocab_size, max_len, special_tokens: as for `load_imdb`.
   """
   choose("protocol of ag_news", protocol, PROTOCOLS["ag_news"])
   encoding = encodings.word_pieces(
     "title", "description", vocabulary=vocabulary, size=vocab_size
   )
-  only = protocol == "test_only"
-  origin = ag_news.TEST_SOURCE if only else ag_news.SOURCE
+  # Open train and test, or test.csv alone.
+  is_test_only = protocol == "test_only"
+  origin = ag_news.TEST_SOURCE if is_test_only else ag_news.SOURCE
   splits, info = _pack(origin, encoding, data_dir, archive)
-  if only:
+  if is_test_only:
+    # Hold out twice: first what tests, then what chooses the checkpoint.
     count = HELD_OUT["test_only"]
     rest = hold_out(splits["test"], count)
     splits = {"test": rest["validation"], **hold_out(rest["train"], count)}
-  elif protocol == "jaxformers":
-    splits |= hold_out(splits["train"], HELD_OUT["ag_news"])
   else:
-    splits["validation"] = splits["test"]
+    held_out = HELD_OUT["ag_news"] if protocol == "jaxformers" else 0
+    splits = with_validation(splits, held_out)
   sizes = (4, max_len, special_tokens)
   return _task("ag_news", protocol, splits, sizes, info)
 
 
 def _pack(
-  origin: Source, encoding: source.Encoding, data_dir: str, archive: str
+  origin: Source, encoding: Encoding, data_dir: str, archive: str
 ) -> Any:
-  return source.pack(
+  return preparation.open_splits(
     origin, encoding, data_dir=data_folder(data_dir), archive=archive
   )
 
@@ -126,9 +127,12 @@ def _task(
   sizes: tuple[int, int, bool],
   info: dict[str, Any],
 ) -> Task:
+  """Returns the task; sizes are num_classes, max_len and special_tokens."""
   num_classes, max_len, special_tokens = sizes
+  # Read the vocabulary that was fitted or given.
   tokenizer = info.pop("tokenizer")
   vocabulary = encodings.pieces(tokenizer)
+  # Mark the ends of every sequence as BERT does.
   if special_tokens:
     start, end = (vocabulary.index(name) for name in ("[CLS]", "[SEP]"))
     splits = {

@@ -1,4 +1,4 @@
-"""Which examples train, choose the checkpoint, and test."""
+"""Divides examples into those that train, choose the checkpoint, and test."""
 
 from __future__ import annotations
 
@@ -16,29 +16,52 @@ Split = TypeVar("Split", Packed, Images, Scenes)
 
 
 def hold_out(train: Split, count: int) -> dict[str, Split]:
-  """`train` without, and `validation` with only, the examples of highest key.
+  """Moves the examples of highest key from `train` to `validation`.
 
   Keys are hashes of the texts, so the choice depends on nothing else, and a
-  text that occurs twice does not stand on both sides, but for one at the edge.
+  text that occurs twice is in one split only, except at most one text.
+
+  Args:
+    train: split to divide.
+    count: number of examples of `validation`.
 
   Raises:
-    UserError: if nothing would be left to train on.
+    UserError: if no example would remain to train on.
   """
   if count >= len(train):
     raise UserError(
       f"{count:,} examples cannot be held out of {len(train):,}: choose fewer."
     )
   order = np.argsort(train.keys, kind="stable")
-  kept, held = np.sort(order[:-count]), np.sort(order[-count:])
-  return {"train": train.select(kept), "validation": train.select(held)}
+  lower, highest = np.sort(order[:-count]), np.sort(order[-count:])
+  return {"train": train.select(lower), "validation": train.select(highest)}
+
+
+def with_validation(
+  splits: Mapping[str, Split], count: int
+) -> dict[str, Split]:
+  """Returns splits with `validation`: held out of train, or the test split.
+
+  Args:
+    splits: `train` and `test`.
+    count: number of training examples to hold out; 0 for the test split.
+  """
+  if count:
+    return {**splits, **hold_out(splits["train"], count)}
+  return {**splits, "validation": splits["test"]}
 
 
 def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
-  """Consecutive parts, in percent as tensorflow-datasets cuts `train[:90%]`."""
-  parts, start, share = {}, 0, 0.0
-  for name, own in shares.items():
-    share += own
-    stop = round(len(packed) * share / 100)
+  """Cuts consecutive parts, as tensorflow-datasets does with `train[:90%]`.
+
+  Args:
+    packed: split to divide.
+    shares: names of the parts, and their shares in percent.
+  """
+  parts, start, total = {}, 0, 0.0
+  for name, share in shares.items():
+    total += share
+    stop = round(len(packed) * total / 100)
     parts[name] = packed.select(slice(start, stop))
     start = stop
   return parts
@@ -47,17 +70,18 @@ def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
 def torch_random(
   packed: Split, held: Mapping[str, float], seed: int = 42
 ) -> dict[str, Split]:
-  """PyTorch's `random_split`, as S4, S5 and Mega use it.
+  """Divides as PyTorch's `random_split`, which S4, S5 and Mega use.
 
   Args:
-    packed: in whatever order; the split is drawn in that of its keys, which is
+    packed: examples in any order; they are sorted by their keys first, which is
       the order of the authors' files.
     held: names of the parts after `train`, and their shares, rounded down.
-    seed: of PyTorch's generator.
+    seed: seed of PyTorch's generator.
   """
   by_key = np.argsort(packed.keys, kind="stable")
   order = by_key[torch_permutation(len(packed), seed)]
   counts = {name: int(len(packed) * share) for name, share in held.items()}
+  # `train` gets the rest, and the first places of the permutation.
   counts = {"train": len(packed) - sum(counts.values()), **counts}
   parts, start = {}, 0
   for name, count in counts.items():
@@ -67,11 +91,12 @@ def torch_random(
 
 
 def torch_permutation(size: int, seed: int) -> np.ndarray:
-  """`torch.randperm(size)` after `manual_seed(seed)` on the CPU, int64 [size].
+  """Returns `torch.randperm(size)` after `manual_seed(seed)`, int64 [size].
 
-  Fisher and Yates from the front, by 32-bit numbers of the Mersenne twister,
-  as PyTorch draws them for sizes up to 2^32 / 20.
+  PyTorch shuffles on the CPU by Fisher and Yates from the front, by 32-bit
+  numbers of the Mersenne twister, for sizes up to 2^32 / 20.
   """
+  # Draw all numbers, then swap each place with one behind it or itself.
   twister = np.random.MT19937()
   twister._legacy_seeding(seed)
   drawn = twister.random_raw(max(size - 1, 0))

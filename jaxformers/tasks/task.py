@@ -1,4 +1,4 @@
-"""What a task is, and the numbers that cost nothing to reach on it."""
+"""The record of a task, and rules without a model that score on it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ class Task:
   """Splits and sizes of a task under a named protocol.
 
   Attributes:
-    name: in `TASKS`.
-    protocol: under which its numbers are comparable.
+    name: name in `TASKS`.
+    protocol: name of the protocol; scores under another do not compare.
     splits: `train`, `validation` and `test`: `Packed` sequences, `Images`,
-      or `Segments` of text.
-    selection: which split chooses the checkpoint; "test" where a published
-      protocol has it so, for those numbers cannot be compared with others.
-    vocabulary: what each id stands for; empty if tokens are real numbers. Id 0
-      is padding: what is 0 is never attended to.
-    max_len: sequences are cut to this.
-    num_classes: labels run from 0; 0 for language models.
+      `Scenes` or `Segments` of text.
+    selection: name of the split that chooses the checkpoint; "test" where a
+      published protocol says so, whose scores compare with no others.
+    vocabulary: meaning of each id; empty if tokens are real numbers. Id 0 is
+      padding, which is never attended to.
+    max_len: length that sequences are cut to.
+    num_classes: number of classes; 0 for language models.
     trivial: names of rules without a model, and functions of the task that
       compute their score on test, in the metric of the objective.
     info: where the data come from, as in `info.json`.
-    padded_len: what the pool "padded_mean" divides by; 0 for max_len.
-    num_inputs: sequences of an example: 2 for pairs.
-    tokenizer: for word pieces, in the format of `tokenizers`; "" otherwise.
-    objective: what is learned: "classification", "language_model" or
-      "segmentation".
+    padded_len: divisor of the pool "padded_mean"; 0 for max_len.
+    num_inputs: number of sequences of an example: 2 for pairs.
+    tokenizer: tokenizer of word pieces as JSON of `tokenizers`; "" for others.
+    objective: "classification", "language_model" or "segmentation".
     image: (height, width, channels), or () for sequences.
-    classes: the names of the classes, where there are such.
-    tokenize: the ids of a text, all of it and without marks around it; None for
-      tasks whose inputs are no text.
+    classes: names of the classes, if they have names.
+    tokenize: function from a text to its ids, without marks around them; None
+      for tasks whose inputs are no text.
   """
 
   name: str
@@ -69,39 +68,42 @@ class Task:
 
   @property
   def vocab_size(self) -> int:
-    """Ids run from 0 to vocab_size - 1; 0 if tokens are real numbers."""
+    """Number of ids; 0 if tokens are real numbers."""
     return len(self.vocabulary)
 
   def sizes(self) -> dict[str, int]:
-    """What `models.build` takes from a task."""
+    """Returns the sizes that `models.build` takes from a task."""
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
     return {name: getattr(self, name) for name in (*names.split(), "image")}
 
   def encode(self, text: str, length: int = 0) -> np.ndarray:
-    """Ids of a text as a model of this task reads one, int32 [n], not padded.
+    """Returns the ids of a text as a model reads it, int32 [n], not padded.
 
     Args:
-      text: of the user, say; what the vocabulary has not is what it is in the
-        task's own examples.
-      length: tokens at most, marks included; 0 for max_len.
+      text: any text; unknown words become what they are in the task's examples.
+      length: largest number of tokens, marks included; 0 for max_len.
 
     Raises:
-      UserError: for a task of no text, or a text that is none of the task's.
+      UserError: for a task of no text, or a text that the task cannot read.
     """
     if self.tokenize is None:
-      raise UserError(f"The inputs of {self.name} are no text.")
+      raise UserError(
+        f"The inputs of {self.name} are no text: choose a task of texts."
+      )
+    # Open and close the text as the task does its examples.
     train = self.splits["train"]
     marks = {name: getattr(train, name, 0) for name in ("start", "end")}
-    one = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
-    n = min(int(one.lengths()[0]), length or self.max_len)
-    return one.batch(np.array([0]), n)["inputs"][0]
+    split = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
+    n = min(int(split.lengths()[0]), length or self.max_len)
+    return split.batch(np.array([0]), n)["inputs"][0]
 
   def baselines(self) -> dict[str, float]:
-    """What each trivial rule, fitted on train, scores on test."""
+    """Returns the score of each trivial rule, fitted on train, on test."""
     return {name: rule(self) for name, rule in self.trivial.items()}
 
   def description(self) -> dict[str, Any]:
-    """What numbers depend on, as plain JSON: it is kept in the checkpoint."""
+    """Returns what scores depend on, as plain JSON for the checkpoint."""
+    # A digest stands for the vocabulary, which may have 270,000 words.
     train = self.splits["train"]
     words = json.dumps(self.vocabulary).encode()
     return {
@@ -119,14 +121,17 @@ class Task:
 
 
 def data_folder(data_dir: str) -> Path:
-  """Where prepared data stands; made if it is not there.
+  """Returns the folder of prepared data; makes it if it is missing.
 
-  The argument, or $JAXFORMERS_DATA_DIR, or ~/.cache/jaxformers.
+  Args:
+    data_dir: path of the folder; "" for $JAXFORMERS_DATA_DIR, or else
+      ~/.cache/jaxformers.
 
   Raises:
     UserError: if it cannot be written, or none is chosen and the home
       directory is unknown.
   """
+  # Resolve the path, which may begin with ~.
   chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR", "")
   try:
     folder = paths.expand(chosen or "~/.cache/jaxformers").absolute()
@@ -138,6 +143,7 @@ def data_folder(data_dir: str) -> Path:
       "set and this user has no home directory: pass --data_dir (prepare) or "
       "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
     ) from None
+  # Make it now, so that a wrong path fails before anything is read.
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -149,14 +155,18 @@ def data_folder(data_dir: str) -> Path:
 
 
 def majority_class(task: Task) -> float:
-  """Always the most frequent class of train."""
+  """Scores the rule that always says the most frequent class of train."""
   train, test = task.splits["train"].labels, task.splits["test"].labels
   return float(np.mean(test == np.bincount(train).argmax()))
 
 
 def first_token_rule(task: Task) -> float:
-  """The most frequent class of train given the first token."""
+  """Scores the rule that looks at the first token alone.
+
+  The rule says the most frequent class of train among examples that begin so.
+  """
   train, test = task.splits["train"], task.splits["test"]
+  # Count classes by first token, and say the most frequent one.
   counts = np.zeros((task.vocab_size, task.num_classes), np.int64)
   np.add.at(counts, (_first(train), train.labels), 1)
   return float(np.mean(counts.argmax(1)[_first(test)] == test.labels))
@@ -167,11 +177,16 @@ def _first(split: Packed) -> np.ndarray:
 
 
 def histograms(split: Packed, size: int) -> np.ndarray:
-  """How often each id below size occurs, over the length.
+  """Counts how often each id below size occurs, relative to the length.
+
+  Args:
+    split: sequences.
+    size: number of ids.
 
   Returns:
     float64 [num_inputs * count, size], a row of zeros for an empty sequence.
   """
+  # Count ids, and divide by the length; an empty sequence has length 1.
   rows = np.stack(
     [np.bincount(split[k], minlength=size) for k in range(len(split.starts))]
   )
@@ -179,7 +194,7 @@ def histograms(split: Packed, size: int) -> np.ndarray:
 
 
 def histogram_regression(task: Task) -> float:
-  """A logistic regression on the histogram of the whole, uncut sequence.
+  """Scores a logistic regression on the histogram of the uncut sequence.
 
   Order and position of the tokens play no part.
   """
@@ -190,13 +205,14 @@ def histogram_regression(task: Task) -> float:
 
 
 def pixel_regression(task: Task) -> float:
-  """A logistic regression on the pixels, one weight a pixel and class."""
+  """Scores a logistic regression on pixels, one weight a pixel and class."""
   train, test = task.splits["train"], task.splits["test"]
   x, z = (_pixels(split) for split in (train, test))
   return regression(x, train.labels, z, test.labels, penalty=0.1)
 
 
 def _pixels(split: Packed | Images) -> np.ndarray:
+  # All images have the length of the first.
   packed = split.packed if isinstance(split, Images) else split
   length = int(packed.stops[0] - packed.starts[0])
   at = packed.starts[:, None] + np.arange(length)
@@ -204,9 +220,10 @@ def _pixels(split: Packed | Images) -> np.ndarray:
 
 
 def histogram_similarity(task: Task) -> float:
-  """Pairs by the cosine of their byte histograms, over a threshold or not.
+  """Scores the rule that compares the byte histograms of a pair.
 
-  The threshold is the one of the best accuracy on train.
+  A pair is of class 1 if their cosine is above the threshold that has the best
+  accuracy on train.
   """
 
   def cosines(split: Packed) -> np.ndarray:
@@ -216,23 +233,22 @@ def histogram_similarity(task: Task) -> float:
     return (a * b).sum(1) / np.maximum(norms, 1e-12)
 
   train, test = task.splits["train"], task.splits["test"]
-  own = cosines(train)
-  order = np.argsort(own)
+  train_cosines = cosines(train)
+  order = np.argsort(train_cosines)
   labels = train.labels[order]
-  # Correct if all above the k-th are called 1 and the others 0.
-  correct = np.concatenate([[0], np.cumsum(labels == 0)]) + np.concatenate(
-    [np.cumsum((labels == 1)[::-1])[::-1], [0]]
-  )
-  k = int(correct.argmax())
-  threshold = np.concatenate([[-np.inf], own[order]])[k]
+  # For every k: number of correct pairs if all from the k-th on are class 1.
+  zeros_below = np.concatenate([[0], np.cumsum(labels == 0)])
+  ones_above = np.concatenate([np.cumsum((labels == 1)[::-1])[::-1], [0]])
+  k = int((zeros_below + ones_above).argmax())
+  threshold = np.concatenate([[-np.inf], train_cosines[order]])[k]
   return float(np.mean((cosines(test) > threshold) == test.labels))
 
 
 def bag_regression(task: Task) -> float:
-  """A logistic regression on which tokens occur in the cut sequence.
+  """Scores a logistic regression on the set of tokens of the cut sequence.
 
-  For vocabularies that are too large for `histogram_regression`: every row has
-  ones where a token occurs, over their norm.
+  For vocabularies that are too large for `histogram_regression`: a row has ones
+  where a token occurs, divided by their norm.
   """
   train, test = task.splits["train"], task.splits["test"]
   x, z = (_bags(split, task) for split in (train, test))
@@ -240,8 +256,10 @@ def bag_regression(task: Task) -> float:
 
 
 def _bags(split: Packed, task: Task) -> Any:
+  """Returns which tokens occur in each sequence, sparse [count, vocab_size]."""
   from scipy import sparse
 
+  # Lay the rows end to end, as SciPy's compressed rows want them.
   rows = [np.unique(split[k][: task.max_len]) for k in range(len(split.starts))]
   counts = np.array([len(row) for row in rows])
   values = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
@@ -257,13 +275,14 @@ def regression(
   test_labels: np.ndarray,
   penalty: float,
 ) -> float:
-  """The test accuracy of a logistic regression, fitted by L-BFGS.
+  """Returns the test accuracy of a logistic regression, fitted by L-BFGS.
 
   Args:
     x, z: features of train and test [count, features]; standardised by train.
-    labels, test_labels: [count].
-    penalty: L2, on the weights.
+    labels, test_labels: classes of train and test [count].
+    penalty: weight of the L2 norm of the weights.
   """
+  # Drop features that are constant in train.
   mean, deviation = x.mean(0), x.std(0)
   used = deviation > 0
   x, z = ((h - mean)[:, used] / deviation[used] for h in (x, z))
@@ -273,14 +292,15 @@ def regression(
 def _fitted(
   x: Any, labels: np.ndarray, z: Any, test_labels: np.ndarray, penalty: float
 ) -> float:
-  """`regression` without the standardisation; x and z may be sparse."""
-  from scipy import optimize, special  # Half a second; needed here alone.
+  """Does `regression` without the standardisation; x and z may be sparse."""
+  from scipy import optimize, special  # Imported late: half a second.
 
   classes = int(labels.max()) + 1
   shape = (x.shape[1] + 1, classes)
   target = np.eye(classes, dtype=x.dtype)[labels]
 
   def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    # Cross-entropy and penalty, and their gradient; the last row is the bias.
     w = flat.reshape(shape).astype(x.dtype)
     log_p = special.log_softmax(x @ w[:-1] + w[-1], axis=1)
     error = (np.exp(log_p) - target) / x.shape[0]
@@ -289,6 +309,7 @@ def _fitted(
     gradient = np.vstack([x.T @ error + penalty * w[:-1], error.sum(0)])
     return float(loss), gradient.ravel().astype(np.float64)
 
+  # Start from zero; the problem is convex.
   fit = optimize.minimize(
     objective,
     np.zeros(shape).ravel(),

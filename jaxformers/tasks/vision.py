@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import paths
-from jaxformers.data.engine import digests, encodings, source
+from jaxformers.data.engine import digests, encodings, preparation
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images import stores
 from jaxformers.data.images.augment import Augment
@@ -17,7 +17,7 @@ from jaxformers.data.images.splits import Images
 from jaxformers.data.sets import cifar10, cifar100
 from jaxformers.errors import UserError
 from jaxformers.registry import call, choose
-from jaxformers.tasks.splits import hold_out, slices
+from jaxformers.tasks.splits import slices, with_validation
 from jaxformers.tasks.task import (
   TASKS,
   Task,
@@ -26,9 +26,9 @@ from jaxformers.tasks.task import (
   pixel_regression,
 )
 
-# Counts of ILSVRC 2012's authors.
+# Counts by the authors of ILSVRC 2012.
 IMAGENET_COUNTS = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
-# Of the pixels of the 50,000 training images.
+# Mean and deviation of the pixels of the 50,000 training images.
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
@@ -36,11 +36,11 @@ CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 def augmented(
   splits: Mapping[str, Images], how: Mapping[str, Any] | None
 ) -> dict[str, Images]:
-  """The splits, of which `train` is augmented.
+  """Returns the splits with augmentation of `train`.
 
   Args:
-    splits: `train` among them.
-    how: fields of `Augment`; an unknown one lists them.
+    splits: splits by name.
+    how: fields of `Augment`; an unknown one raises an error that lists them.
   """
   chosen = call("task.augment", Augment, dict(how or {}))
   train = dataclasses.replace(splits["train"], augment=chosen)
@@ -50,21 +50,29 @@ def augmented(
 def _cifar(
   name: str,
   origin: Source,
-  normal: tuple[tuple[float, ...], tuple[float, ...]],
+  statistics: tuple[tuple[float, ...], tuple[float, ...]],
   data_dir: str,
   archive: str,
   augment: Mapping[str, Any] | None,
 ) -> Task:
-  packed, info = source.pack(
-    origin,
-    encodings.pixels(),
-    data_dir=data_folder(data_dir),
-    archive=archive,
+  """Returns the task of CIFAR-10 or CIFAR-100.
+
+  Args:
+    name: name of the task.
+    origin: source of its images.
+    statistics: mean and deviation of each channel, in [0, 1].
+    data_dir, archive, augment: arguments of the task.
+  """
+  packed, info = preparation.open_splits(
+    origin, encodings.pixels(), data_dir=data_folder(data_dir), archive=archive
   )
+  # Read stored pixels as images, normalised by the statistics of train.
+  mean, deviation = statistics
   images = {
-    split: Images(own, (32, 32, 3), mean=normal[0], deviation=normal[1])
-    for split, own in packed.items()
+    name: Images(split, (32, 32, 3), mean=mean, deviation=deviation)
+    for name, split in packed.items()
   }
+  # Validate on the last tenth of train.
   images |= slices(images["train"], {"train": 90, "validation": 10})
   classes = origin.features["label"]
   return Task(
@@ -95,13 +103,13 @@ def load_cifar10(
 ) -> Task:
   """Opens CIFAR-10 in colour; the first time from an archive or the network.
 
-  Of the training images the last tenth are validation, as in `image`.
+  The last tenth of the training images are validation, as in the task `image`.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers".
-    archive: see the task `image`.
-    augment: what is done to training images; see `data.augment.Augment`.
+    archive: path of the archive; see the task `image`.
+    augment: augmentation of training images; see `images.augment.Augment`.
   """
   choose("protocol of cifar10", protocol, ("jaxformers",))
   return _cifar("cifar10", cifar10.SOURCE, CIFAR10, data_dir, archive, augment)
@@ -115,14 +123,14 @@ def load_cifar100(
   archive: str = "",
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
-  """Opens CIFAR-100, a hundred fine classes; as `load_cifar10`.
+  """Opens CIFAR-100 in colour, a hundred fine classes, as `load_cifar10`.
 
   Args:
-    data_dir: see `data_folder`.
+    data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers".
     archive: path of cifar-100-binary.tar.gz or its folder; "" looks for it,
       then downloads.
-    augment: what is done to training images; see `data.augment.Augment`.
+    augment: augmentation of training images; see `images.augment.Augment`.
   """
   choose("protocol of cifar100", protocol, ("jaxformers",))
   return _cifar(
@@ -139,46 +147,47 @@ def load_imagenet(
   size: int = 224,
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
-  """Opens ImageNet-1k (or any set of images) where it lies; nothing is copied.
+  """Opens ImageNet-1k (or any set of images) in place; no image is copied.
+
+  The counts of images and classes are compared with the authors' and kept in
+  `info`; a set with other counts is marked so beside every score.
 
   Args:
-    data_dir: see `data_folder`; labels are kept there.
-    protocol: "jaxformers": of the training images one in 128 (10,009) is
+    data_dir: folder for the labels; see `data_folder`.
+    protocol: "jaxformers": one in 128 of the training images (10,009) is
       validation, and the authors' validation is test; or "paper": theirs is
-      both, as where the best epoch on it is quoted.
+      both, as in papers that report the best epoch on it.
     archive: path of a directory in which tensorflow-datasets has prepared
       `imagenet2012` with file_format="array_record", or of a folder with
       train/CLASS/*.JPEG and val/CLASS/*.JPEG.
-    size: height and width of what a model reads.
-    augment: what is done to training images; see `data.augment.Augment`.
-
-  The counts of images and classes are compared with the authors' and kept in
-  `info`; a set with others is marked as not theirs beside every score.
+    size: height and width of the images that a model reads.
+    augment: augmentation of training images; see `images.augment.Augment`.
   """
+  # Nothing can be downloaded: the authors require an account.
   choose("protocol of imagenet2012", protocol, ("jaxformers", "paper"))
   if not archive:
     raise UserError(
-      "imagenet2012 has to be fetched by its user, from image-net.org: pass "
+      "imagenet2012 cannot be downloaded: fetch it from image-net.org and pass "
       "the path of a directory that tensorflow-datasets has prepared, or of a "
       "folder with train/CLASS/ and val/CLASS/, with --archive (prepare) or "
       "--config.task.archive."
     )
+  # Open the images in place; their bytes are decoded in batches.
   root = paths.expand(archive)
   opened, classes = _open(root, data_folder(data_dir))
   images = {
     name: Images(store, (size, size, 3), encoded=True)
     for name, store in opened.items()
   }
-  if protocol == "paper":
-    images["validation"] = images["test"]
-  else:
-    count = max(len(images["train"]) // 128, 1)
-    images |= hold_out(images["train"], count)
+  # Choose the checkpoint on a part of train, or on the authors' validation.
+  is_paper = protocol == "paper"
+  held_out = 0 if is_paper else max(len(images["train"]) // 128, 1)
+  images = with_validation(images, held_out)
   return Task(
     name="imagenet2012",
     protocol=protocol,
     splits=augmented(images, augment),
-    selection="test" if protocol == "paper" else "validation",
+    selection="test" if is_paper else "validation",
     vocabulary=(),
     max_len=0,
     num_classes=len(classes),
@@ -189,14 +198,48 @@ def load_imagenet(
   )
 
 
-def _provenance(
-  root: Path, opened: Mapping[str, stores.Store], classes: Sequence[str]
-) -> dict[str, Any]:
-  """Returns where images come from, and what of it was verified: counts alone.
+def _open_prepared(
+  root: Path, cache: Path
+) -> tuple[dict[str, stores.ImageStore], tuple[str, ...]]:
+  """Does `_open` for a directory that tensorflow-datasets has prepared."""
+  from jaxformers.data.engine import builder
 
-  Nobody has published a checksum of the unpacked images. A set with other
-  counts is marked as another archive than the authors' wherever it is scored.
+  # Take the authors' validation as test: the test split has no labels.
+  splits, classes = builder.open_images(root)
+  sources = {"train": "train", "test": "validation"}
+  if not {*sources.values()} <= splits.keys():
+    raise UserError(
+      f"{root} has the splits {sorted(splits)}: give a directory with the "
+      "splits train and validation."
+    )
+  # Labels are cached under a digest of the directory's description.
+  description = (root / "dataset_info.json").read_bytes()
+  digest = hashlib.blake2b(description, digest_size=6).hexdigest()
+  # Names and sizes of the files stand for their content in the digest.
+  files = sorted(root.glob("*.array_record*"))
+  content = digests.of_parts(
+    *(f"{path.name} {path.stat().st_size}" for path in files)
+  )
+  return {
+    name: stores.open_prepared(
+      splits[split],
+      cache / f"labels-{digest}-{split}",
+      content,
+      origin=f"{root}, split {split!r}",
+    )
+    for name, split in sources.items()
+  }, classes
+
+
+def _provenance(
+  root: Path, opened: Mapping[str, stores.ImageStore], classes: Sequence[str]
+) -> dict[str, Any]:
+  """Returns where images come from; only their counts are verified.
+
+  No checksum of the unpacked images is published. A set with other counts is
+  marked as another archive than the authors' beside every score.
   """
+  # Count images and classes.
   counts = {
     "train": len(opened["train"]),
     "validation": len(opened["test"]),
@@ -208,6 +251,7 @@ def _provenance(
     "authors_counts": counts == IMAGENET_COUNTS,
   }
   if not info["authors_counts"]:
+    # Tell such sets apart by their classes, labels and names.
     digest = hashlib.sha256(repr(tuple(classes)).encode())
     for store in (opened["train"], opened["test"]):
       digest.update(store.labels.tobytes() + store.keys.tobytes())
@@ -218,34 +262,11 @@ def _provenance(
 
 def _open(
   root: Path, data_dir: Path
-) -> tuple[dict[str, stores.Store], tuple[str, ...]]:
-  """`train` and `test`, the authors' validation; and the classes."""
+) -> tuple[dict[str, stores.ImageStore], tuple[str, ...]]:
+  """Opens `train` and `test`, the authors' validation; also the classes."""
   if (root / "dataset_info.json").is_file():
-    from jaxformers.data.engine import builder
-
-    splits, classes = builder.open_images(root)
-    known = {"train": "train", "test": "validation"}
-    if not {*known.values()} <= splits.keys():
-      raise UserError(
-        f"{root} has the splits {sorted(splits)}, not train and validation."
-      )
-    digest = hashlib.blake2b(
-      (root / "dataset_info.json").read_bytes(), digest_size=6
-    ).hexdigest()
-    cache = data_dir / "packed"
-    files = sorted(root.glob("*.array_record*"))
-    content = digests.of_parts(
-      *(f"{path.name} {path.stat().st_size}" for path in files)
-    )
-    return {
-      name: stores.prepared(
-        splits[own],
-        cache / f"labels-{digest}-{own}",
-        content,
-        origin=f"{root}, split {own!r}",
-      )
-      for name, own in known.items()
-    }, classes
+    return _open_prepared(root, data_dir / "packed")
+  # Otherwise read folders by class; the authors call the test split val.
   folders = {"train": root / "train", "test": root / "val"}
   for path in folders.values():
     if not path.is_dir():
@@ -253,7 +274,7 @@ def _open(
         f"There is no folder {path}: give one with train/CLASS/ and "
         "val/CLASS/, or a directory of tensorflow-datasets."
       )
-  classes = stores.classes_of(folders["train"])
+  classes = stores.list_classes(folders["train"])
   return {
-    name: stores.folder(path, classes) for name, path in folders.items()
+    name: stores.open_folder(path, classes) for name, path in folders.items()
   }, classes

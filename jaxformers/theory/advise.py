@@ -16,13 +16,12 @@ nothing that the theory counts (arXiv 2105.03928): depth is the better use then.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.theory import bounds
@@ -303,35 +302,37 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   figure.savefig(path, dpi=150)
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.argument(
+    "--params",
+    type=float,
+    required=True,
+    help="number of parameters without the embedding, such as 125e6",
+  ),
+  cli.argument(
+    "--vocab",
+    default=0,
+    help="size of the vocabulary, which bounds the width (default: no bound)",
+  ),
+  cli.argument(
+    "--rank",
+    default=0,
+    help="rank of the embedding, which bounds the width (default: no bound)",
+  ),
+  cli.argument("--config", default="", help="path.py:key=value,..."),
+  cli.argument("--out", default="", help="write OUT.png and OUT.svg"),
+)
+def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
   """Prints the advice, and draws it if asked."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers advise",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument(
-    "--params", type=float, required=True, help="without embedding: 125e6"
-  )
-  parser.add_argument("--vocab", type=int, default=0, help="default: no bound")
-  parser.add_argument(
-    "--rank", type=int, default=0, help="of the embedding; default: no bound"
-  )
-  parser.add_argument("--config", default="", help="path.py:key=value,...")
-  parser.add_argument("--out", default="", help="OUT.png and OUT.svg")
-  args = parser.parse_args(argv)
-  try:
-    sizes = _sizes(args.config) if args.config else None
-    print("\n".join(report(args.params, args.vocab, args.rank, sizes)))
-    advice = advise(args.params, args.vocab, args.rank)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if args.out:
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+  sizes = _sizes(config) if config else None
+  print("\n".join(report(params, vocab, rank, sizes)))
+  if out:
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
-      draw(out.with_name(out.name + suffix), advice, sizes)
-    print(f"Written to {out}.png and .svg.")
+      picture = path.with_name(path.name + suffix)
+      draw(picture, advise(params, vocab, rank), sizes)
+    print(f"Written to {path}.png and .svg.")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ L = log_3 d; and the example of corollary 1, see `width_needed`.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from typing import NamedTuple
 
+from jaxformers import cli
 from jaxformers.errors import UserError
 from jaxformers.theory import fit
 
@@ -348,24 +347,14 @@ def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   return [f"  corollary 2        {higher} a higher rank"]
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints where a network lies; a wrong size ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers bounds",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  for name, meaning in (("num_layers", "depth L"), ("d_model", "width d")):
-    parser.add_argument(f"--{name}", type=int, required=True, help=meaning)
-  parser.add_argument(
-    "--num_heads", type=int, default=1, help="below d_model; default 1"
-  )
-  args = parser.parse_args(argv)
-  try:
-    lines = report(args.num_layers, args.d_model, args.num_heads)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  print("\n".join(lines))
+@cli.command(
+  cli.argument("--num_layers", type=int, required=True, help="depth L"),
+  cli.argument("--d_model", type=int, required=True, help="width d"),
+  cli.argument("--num_heads", default=1, help="below d_model"),
+)
+def main(num_layers: int, d_model: int, num_heads: int) -> None:
+  """Prints where a network lies."""
+  print("\n".join(report(num_layers, d_model, num_heads)))
 
 
 if __name__ == "__main__":

@@ -17,18 +17,18 @@ under a residual connection T_l + I replaces T_l.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from jaxformers import cli
 from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 from jaxformers.theory import bounds
 
 PRIME = 2**31 - 1
@@ -447,6 +447,12 @@ def closed_form(setting: Setting) -> int | None:
   return None
 
 
+TITLES = (
+  *("L", "d", "H", "N", "rank"),
+  *("closed form", "log_3 rank", "bounds of log_3"),
+)
+
+
 def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
   """Returns a Markdown table of ranks, closed forms and bounds.
 
@@ -454,10 +460,7 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
     settings: networks and partitions to measure.
     max_points, seed: see `measure_rank`.
   """
-  lines = [
-    "| L | d | H | N | rank | closed form | log_3 rank | bounds of log_3 |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- |",
-  ]
+  rows = []
   for s in settings:
     # Mark ranks that are lower bounds.
     result = measure_rank(s, seed, max_points)
@@ -468,8 +471,8 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
       f"{bounds.log3(result.rank):.2f}",
       _format_bounds(s),
     )
-    lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
-  return "\n".join(lines)
+    rows.append(cells)
+  return markdown_table(TITLES, rows)
 
 
 def _format_bounds(setting: Setting) -> str:
@@ -488,58 +491,48 @@ def _format_bounds(setting: Setting) -> str:
   return f"theorem {theorem}: {low:.2f} to {high:.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Prints the ranks of all combinations; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers rank",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+@cli.command(
+  cli.argument("--num_layers", default="2", help="depths L: 1,2"),
+  cli.argument(
+    "--d_model", default="2,3,4", help="widths d; 4 at L = 3 takes minutes"
+  ),
+  cli.argument("--num_heads", default="1", help="numbers H of heads"),
+  cli.argument("--num_tokens", default="2", help="even numbers N of tokens"),
+  cli.argument(
+    "--input_rank",
+    default=0,
+    help="rank of the subspace of the tokens (default: d)",
+  ),
+  cli.switch("--residual", help="add its input to every layer"),
+  cli.argument(
+    "--part",
+    default="",
+    help="tokens of the first group: 0,2 (default: the first half)",
+  ),
+  cli.argument("--position", default=0, help="token whose output is looked at"),
+  cli.argument("--max_points", default=2_048, help="largest side of a grid"),
+  cli.argument("--seed", default=0, help="seed of the weights"),
+)
+def main(
+  num_layers: str,
+  d_model: str,
+  num_heads: str,
+  num_tokens: str,
+  part: str,
+  max_points: int,
+  seed: int,
+  **options: Any,
+) -> None:
+  """Prints the ranks of all combinations of sizes."""
+  sizes = itertools.product(
+    cli.numbers("num_layers", num_layers),
+    cli.numbers("d_model", d_model),
+    cli.numbers("num_heads", num_heads),
+    cli.numbers("num_tokens", num_tokens),
   )
-  axes = {
-    "num_layers": ("2", "L"),
-    "d_model": ("2,3,4", "d, from 4 at L = 3 on for minutes"),
-    "num_heads": ("1", "H, divisors of d"),
-    "num_tokens": ("2", "N, even: half of them in each group"),
-  }
-  for name, (default, meaning) in axes.items():
-    parser.add_argument(
-      f"--{name}", default=default, help=f"{meaning}; default {default}"
-    )
-  parser.add_argument(
-    "--input_rank", type=int, default=0, help="of the tokens; default d"
-  )
-  parser.add_argument("--residual", action="store_true")
-  parser.add_argument(
-    "--part", default="", help="tokens of the first group: 0,2; default half"
-  )
-  parser.add_argument(
-    "--position", type=int, default=0, help="of the token looked at"
-  )
-  parser.add_argument("--max_points", type=int, default=2_048)
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args(argv)
-  try:
-    values = [_integers(name, getattr(args, name)) for name in axes]
-    settings = [
-      Setting(
-        *sizes,
-        residual=args.residual,
-        input_rank=args.input_rank,
-        part=tuple(_integers("part", args.part) if args.part else ()),
-        position=args.position,
-      )
-      for sizes in itertools.product(*values)
-    ]
-    print(table(settings, args.max_points, args.seed))
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-
-
-def _integers(name: str, text: str) -> list[int]:
-  try:
-    return [int(value) for value in text.split(",")]
-  except ValueError:
-    raise UserError(f"--{name}={text}: give integers, such as 1,2.") from None
+  group = tuple(cli.numbers("part", part))
+  settings = [Setting(*each, part=group, **options) for each in sizes]
+  print(table(settings, max_points, seed))
 
 
 if __name__ == "__main__":

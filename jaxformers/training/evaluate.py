@@ -1,4 +1,4 @@
-"""Scores of a whole split, every example counted once."""
+"""Scores of a split, every example counted once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import numpy as np
 
 from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.models import Model
-from jaxformers.training import parallel, processes
+from jaxformers.models.variables import make_variables
+from jaxformers.training import compilers, processes
 from jaxformers.training.layout import Layout
-from jaxformers.training.losses import OBJECTIVES
+from jaxformers.training.losses import LOSSES
+from jaxformers.training.run import Run
 from jaxformers.training.steps import eval_step
 
 
-def add(total: dict[str, Any], sums: Any) -> dict[str, Any]:
-  """Adds sums that are still on the device to totals, float64 as plain JSON."""
+def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
+  """Adds sums that are still on the device to totals.
+
+  Returns:
+    Totals in float64 as plain numbers and lists, which JSON can hold.
+  """
   fetched = jax.device_get(sums)
   return {
     key: np.add(total.get(key, 0.0), np.asarray(value, np.float64)).tolist()
@@ -27,13 +33,12 @@ def add(total: dict[str, Any], sums: Any) -> dict[str, Any]:
 
 
 class Evaluator:
-  """Evaluates parameters on a split; compiled once a length for all
-  splits.
+  """Evaluates parameters on a split; compiled once per length of batches.
 
   Attributes:
     batch_size: rounded up to a multiple of the parts it is split into.
-    objective: of the model.
-    lengths: that batches are padded to; sequences are cut to the last.
+    objective: losses and metric of the model.
+    lengths: lengths that batches are padded to; sequences are cut to the last.
   """
 
   def __init__(
@@ -44,16 +49,17 @@ class Evaluator:
     lengths: tuple[int, ...],
     layout: Layout | None = None,
   ) -> None:
-    layout = layout or parallel.layout()
-    parallel.check_batch("eval_batch_size", batch_size, 1, "one device")
+    layout = layout or compilers.layout()
+    compilers.check_batch("eval_batch_size", batch_size, 1, "one device")
+    # Rounded up; the last batch is filled with examples of weight 0.
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
-    self.objective = OBJECTIVES[model.objective]
+    self.objective = LOSSES[model.objective]
     self._prepared = jax.jit(
-      functools.partial(layout.prepared, name=model.orthogonal_map)
+      functools.partial(make_variables, model, placement=layout)
     )
     step = functools.partial(eval_step, model=model)
-    self._step, self._place = parallel.compile_step(mode, step, layout)
+    self._step, self._place = compilers.compile_step(mode, step, layout)
     self._share = layout.share
 
   def __call__(
@@ -62,23 +68,41 @@ class Evaluator:
     split: Any,
     tick: Callable[[int], None] = lambda count: None,
   ) -> dict[str, Any]:
-    """Returns what the objective's `means` are of a split.
+    """Returns the means of the objective over a split.
 
     Args:
-      params: the tree of parameters.
-      split: every example of it is counted, once.
+      params: tree of parameters.
+      split: split of which every example is counted, once.
       tick: called with the number of examples done so far.
     """
+    # Orthogonal matrices are made once for the whole split.
     variables = self._prepared(params)
     total: dict[str, Any] = {}
     waiting: Any = None
     loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):
-      processes.alive()
+      processes.restart_stall_timer()
       sums = self._step(variables, batch)
       # One batch behind, so that host and device work at the same time.
-      total = add(total, waiting) if waiting is not None else total
+      total = add_sums(total, waiting) if waiting is not None else total
       waiting = sums
       tick(min(number * self.batch_size, len(split)))
-    return self.objective.means(add(total, waiting))
+    return self.objective.means(add_sums(total, waiting))
+
+
+def make_evaluator(run: Run, layout: Layout) -> Evaluator:
+  """Returns the evaluator of a run's model.
+
+  Args:
+    run: run whose config says how it is compiled and batched.
+    layout: devices on which the parameters lie.
+  """
+  c = run.config
+  return Evaluator(
+    run.model,
+    c["parallel"],
+    c["eval_batch_size"],
+    run.padded_lengths,
+    layout,
+  )

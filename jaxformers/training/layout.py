@@ -1,4 +1,4 @@
-"""Where everything lies: the mesh of devices, and the rules of its axes.
+"""The mesh of devices, and where batches and parameters lie on it.
 
 A mesh has four axes. A batch is split over `data` and `fsdp`, and the tokens of
 its sequences over `sequence`; parameters and what the optimiser keeps of them
@@ -24,49 +24,46 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers import orthogonal
 from jaxformers.errors import UserError
-from jaxformers.models.mixers.transject import FOLDED, fold
 from jaxformers.models.parallel import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"
 AXES = (DATA, FSDP, SEQUENCE, MODEL)
-# Stacked matrices that every token meets one after the other, unlike experts.
-IN_TURN = ("feed_forward_skew", "feed_forward_orthogonal")
 
 
 def sizes(spec: str, count: int) -> dict[str, int]:
-  """The size of every axis from "data:4,model:2"; "" is all for data.
+  """Returns the size of every axis from "data:4,model:2"; "": all for data.
 
   Args:
-    spec: axes and their sizes; those that are left out have 1.
-    count: of devices.
+    spec: axes and their sizes; those that are left out have size 1.
+    count: number of devices.
 
   Raises:
     UserError: for an axis that there is not, or sizes whose product is not the
       number of devices.
   """
-  found: dict[str, int] = {}
+  shape: dict[str, int] = {}
   if not spec:
     return dict.fromkeys(AXES, 1) | {DATA: count}
   for item in spec.split(","):
     axis, _, size = item.partition(":")
     if axis not in AXES or not size.isdecimal() or int(size) < 1:
       raise UserError(
-        f"config.mesh={spec!r}: {item!r} is no axis with its size. Give some "
-        f"of {', '.join(AXES)}, such as data:{count}."
+        f"config.mesh={spec!r}: {item!r} is not an axis and its size. Axes are "
+        f"{', '.join(AXES)}; write data:{count}, for example."
       )
-    if axis in found:
+    if axis in shape:
       raise UserError(
         f"config.mesh={spec!r} names the axis {axis!r} twice: leave one out."
       )
-    found[axis] = int(size)
-  found = dict.fromkeys(AXES, 1) | found
-  if math.prod(found.values()) != count:
+    shape[axis] = int(size)
+  shape = dict.fromkeys(AXES, 1) | shape
+  if math.prod(shape.values()) != count:
     raise UserError(
-      f"config.mesh={spec!r} is of {math.prod(found.values())} devices, and "
+      f"config.mesh={spec!r} needs {math.prod(shape.values())} devices, and "
       f"there are {count}: choose sizes whose product is {count}, or leave the "
       "field empty."
     )
-  return found
+  return shape
 
 
 def _on(process: int, device: jax.Device) -> bool:
@@ -75,61 +72,63 @@ def _on(process: int, device: jax.Device) -> bool:
 
 def put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
   """Places an array that all processes have."""
-  here = np.asarray(leaf)
+  array = np.asarray(leaf)
   return jax.make_array_from_callback(
-    here.shape, sharding, lambda index: here[index]
+    array.shape, sharding, lambda index: array[index]
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A mesh, and where what lies on it.
+  """A mesh of devices with the rules of what lies where.
 
   Attributes:
-    mesh: of all devices, with the axes `AXES`.
+    mesh: mesh of all devices, with the axes `AXES`.
   """
 
   mesh: Mesh
 
   @classmethod
   def of(cls, spec: str, devices: list[jax.Device]) -> Layout:
-    """The layout of a config's `mesh` over some devices."""
+    """Returns the layout of a config's `mesh` over some devices."""
     shape = sizes(spec, len(devices))
     grid = np.array(devices).reshape(*shape.values())
     return cls(Mesh(grid, AXES))
 
   @property
   def parts(self) -> int:
-    """How many parts a batch is split into."""
+    """Number of parts that a batch is split into."""
     return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
   @property
   def simple(self) -> bool:
-    """Whether batches alone are split."""
+    """True if batches alone are split."""
     return self.parts == self.mesh.shape[DATA] == self.mesh.size
 
   @functools.cached_property
   def share(self) -> tuple[int, int]:
-    """Which part of a batch this process reads, and of how many.
+    """Index of the part of a batch that this process reads, and their number.
 
     Raises:
       UserError: if the axes cut through the devices of a process.
     """
-    here = jax.process_index()
+    process = jax.process_index()
     grid = self.mesh.devices.reshape(self.parts, -1)
-    own = [k for k, row in enumerate(grid) if any(_on(here, d) for d in row)]
-    count = len(own)
-    here_all = own == list(range(own[0], own[0] + count))
-    if self.parts % count or own[0] % count or not here_all or self._cuts():
+    parts = [
+      k for k, row in enumerate(grid) if any(_on(process, d) for d in row)
+    ]
+    first, count = parts[0], len(parts)
+    is_run = parts == list(range(first, first + count))
+    if self.parts % count or first % count or not is_run or self._cuts():
       raise UserError(
         f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
-        f"{here}: choose {SEQUENCE!r} and {MODEL!r} so that their product "
+        f"{process}: choose {SEQUENCE!r} and {MODEL!r} so that their product "
         "divides its devices, or is a multiple of them."
       )
-    return own[0] // count, self.parts // count
+    return first // count, self.parts // count
 
   def _cuts(self) -> bool:
-    """Whether any process has other parts of the batch than a whole share."""
+    """Returns True if a process would have a fraction of a share."""
     each = self.mesh.size // self.parts  # Devices that share rows.
     devices = self.mesh.size // jax.process_count()
     return bool(devices % each and each % devices)
@@ -140,33 +139,37 @@ class Layout:
       return jax.device_put(local, self.tokens(local))
     number, shares = self.share
 
-    def own(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-      first = number * len(x)  # Of the rows that are here.
+    def assemble(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+      first = number * len(x)  # Index of the first row of this process.
 
       def part(index: tuple[slice, ...]) -> np.ndarray:
         start, stop, _ = index[0].indices(len(x) * shares)
         return x[(slice(start - first, stop - first), *index[1:])]
 
-      whole = (len(x) * shares, *x.shape[1:])
-      return jax.make_array_from_callback(whole, sharding, part)
+      shape = (len(x) * shares, *x.shape[1:])
+      return jax.make_array_from_callback(shape, sharding, part)
 
-    return jax.tree.map(own, local, self.tokens(local))
+    return jax.tree.map(assemble, local, self.tokens(local))
 
   def whole(self) -> NamedSharding:
-    """Of what every device has."""
+    """Returns the sharding of what every device has."""
     return NamedSharding(self.mesh, PartitionSpec())
 
   def tokens(self, batch: Any) -> Any:
-    """Of every array of a batch: [b], [b, n], pairs [b, 2, n], or images."""
+    """Returns the sharding of the arrays of a batch.
 
-    def of(x: Any) -> NamedSharding:
+    Args:
+      batch: tree of arrays [b], [b, n], pairs [b, 2, n], or images.
+    """
+
+    def sharding(x: Any) -> NamedSharding:
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
       place = 2 if x.ndim == 3 else 1
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
         axes[place] = SEQUENCE
       return NamedSharding(self.mesh, PartitionSpec(*axes))
 
-    return jax.tree.map(of, batch)
+    return jax.tree.map(sharding, batch)
 
   def check_lengths(self, lengths: tuple[int, ...]) -> None:
     """Raises UserError for numbers of tokens that cannot be split evenly."""
@@ -180,7 +183,7 @@ class Layout:
       )
 
   def state(self, tree: Any) -> Any:
-    """The sharding of every leaf of a state, or of parameters, by `spec`."""
+    """Returns the sharding of every leaf of a state or of parameters."""
     return jax.tree_util.tree_map_with_path(
       lambda path, leaf: NamedSharding(self.mesh, self.spec(path, leaf.shape)),
       tree,
@@ -189,7 +192,7 @@ class Layout:
   def spec(
     self, path: tuple[Any, ...], shape: tuple[int, ...]
   ) -> PartitionSpec:
-    """The rules: which axes of an array lie over which of the mesh.
+    """Returns which axes of an array lie over which axes of the mesh.
 
     `model` splits the first axis of stacked orthogonal matrices [e, ..., d, d]
     and the last of other arrays of two axes and more; `fsdp` then the longest
@@ -197,8 +200,8 @@ class Layout:
     a vector or a scalar.
 
     Args:
-      path: of the array, as in `jax.tree_util`.
-      shape: of the array.
+      path: path of the array, as in `jax.tree_util`.
+      shape: shape of the array.
     """
     if len(shape) < 2:
       return PartitionSpec()
@@ -221,67 +224,66 @@ class Layout:
     """Puts every leaf of a state that all processes have where it belongs."""
     return jax.tree.map(put, state, self.state(state))
 
-  def prepared(self, params: Any, name: str) -> dict[str, Any]:
-    """`steps.prepared`; what lies over `fsdp` is gathered for the step.
+  def gather(self, params: Any) -> Any:
+    """Returns parameters as a step reads them: not split over `fsdp`.
 
     Else the compiler would have to split tokens as parameters are, and moves
     them back and forth.
-
-    Args:
-      params: a tree of parameters.
-      name: of the map.
     """
+    if self.mesh.shape[FSDP] == 1:
+      return params
 
-    def whole(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-      kept = [
+    def replicate(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+      axes = [
         axis if axis == MODEL else None for axis in self.spec(path, leaf.shape)
       ]
-      sharding = NamedSharding(self.mesh, PartitionSpec(*kept))
+      sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
       return jax.lax.with_sharding_constraint(leaf, sharding)
 
-    rotations = self.rotations(params, name)
-    if self.mesh.shape[FSDP] > 1:
-      params = jax.tree_util.tree_map_with_path(whole, params)
-    folded = fold(params, rotations, name)
-    return {"params": params, "rotations": rotations, FOLDED: folded}
+    return jax.tree_util.tree_map_with_path(replicate, params)
 
-  def rotations(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`orthogonal.rotations`; devices of `model` and `fsdp` share the work.
+  def rotations(
+    self, params: Mapping[str, Any], mapping: str, in_turn: frozenset[str]
+  ) -> dict[str, Any]:
+    """Returns `orthogonal.rotations`; devices of `model` and `fsdp` share them.
 
     Args:
       params: a tree of parameters.
-      name: of the map.
+      mapping: name of the orthogonal map.
+      in_turn: names of parameters whose stacked matrices every token meets one
+        after the other; others, such as experts, lie over `model`.
     """
     parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
-      return orthogonal.rotations(params, name)
+      return orthogonal.rotations(params, mapping)
 
-    def spread(mapping: Callable[[jax.Array], jax.Array]) -> Any:
+    def spread(function: Callable[[jax.Array], jax.Array]) -> Any:
       over = PartitionSpec((MODEL, FSDP))
       shared = jax.shard_map(
-        mapping, mesh=self.mesh, in_specs=over, out_specs=over
+        function, mesh=self.mesh, in_specs=over, out_specs=over
       )
 
       def mapped(a: jax.Array) -> jax.Array:
+        # Every device maps as many matrices; the last may map zeros.
         filled = jnp.pad(a, ((0, -len(a) % parts), (0, 0), (0, 0)))
         return shared(filled)[: len(a)]
 
       return mapped
 
-    found = orthogonal.rotations(params, name, spread=spread)
-    return jax.lax.with_sharding_constraint(found, self._experts(found))
-
-  def _experts(self, rotations: Any) -> Any:
-    def spec(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
-      in_turn = jax.tree_util.keystr(path[-1:], simple=True) in IN_TURN
-      if q.ndim > 2 and not in_turn and self._splits(q.shape[0], MODEL):
+    def sharding(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
+      name = jax.tree_util.keystr(path[-1:], simple=True)
+      is_stacked = q.ndim > 2 and name not in in_turn
+      if is_stacked and self._splits(q.shape[0], MODEL):
         return NamedSharding(self.mesh, PartitionSpec(MODEL))
       return self.whole()
 
-    return jax.tree_util.tree_map_with_path(spec, rotations)
+    matrices = orthogonal.rotations(params, mapping, spread=spread)
+    return jax.lax.with_sharding_constraint(
+      matrices, jax.tree_util.tree_map_with_path(sharding, matrices)
+    )
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A function traced with the mesh, which the models then know of."""
+    """Returns a function traced with the mesh, which models then know of."""
     if self.simple:
       return step
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
-import signal
 import sys
-import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,60 +15,17 @@ import jax
 
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
-from jaxformers.training import evaluate, processes, report, resume
+from jaxformers.training import compilers, disk, processes, resume, summary
 from jaxformers.training.checkpoint import Checkpoints, Restored
+from jaxformers.training.evaluate import Evaluator, add_sums, make_evaluator
+from jaxformers.training.preemption import STOP_SIGNALS, Preemption
 from jaxformers.training.progress import Progress
-from jaxformers.training.run import Memo, Run
+from jaxformers.training.run import Run, open_run, open_trained_run
+from jaxformers.training.state import LoopState
+from jaxformers.training.trainer import Trainer, begin
 from jaxformers.training.writers import Writers
 
 PROFILED = (10, 20)  # --profile traces the steps from the 10th to the 19th.
-# What ends a run after the step under way, and what it is called.
-STOPPING = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
-
-
-class Preemption:
-  """Notes SIGTERM and Ctrl-C, so that the loop can save and stop between steps.
-
-  A second Ctrl-C interrupts at once. Of several processes any may be sent
-  either signal, and all stop after the same step: JAX takes SIGTERM there and
-  tells the others.
-  """
-
-  def __init__(self) -> None:
-    self._noted = 0
-    self._together = jax.process_count() > 1
-    self._before: dict[int, Any] = {}
-
-  def asked(self, step: int) -> int:
-    """Returns the signal that asks to stop, or 0. Called after every step."""
-    if self._together:
-      return signal.SIGTERM if processes.asked_to_stop(step) else 0
-    return self._noted
-
-  def __enter__(self) -> Preemption:
-    # Python lets the main thread alone take signals; a notebook's may be none.
-    if threading.current_thread() is not threading.main_thread():
-      return self
-    signals = [signal.SIGINT] if self._together else list(STOPPING)
-    for number in signals:
-      # A shell has its background processes ignore Ctrl-C.
-      if signal.getsignal(number) is not signal.SIG_IGN:
-        self._before[number] = signal.signal(number, self._note)
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    for number, handler in self._before.items():
-      signal.signal(number, handler)
-
-  def _note(self, number: int, _: object) -> None:
-    if number == signal.SIGINT:
-      if self._noted == number:
-        raise KeyboardInterrupt
-      # Not print, which may be what was interrupted.
-      os.write(2, b"\nSaving after this step; Ctrl-C again stops at once.\n")
-      if self._together:
-        os.kill(os.getpid(), signal.SIGTERM)
-    self._noted = number
 
 
 def run(
@@ -83,136 +38,164 @@ def run(
   """Trains from the latest checkpoint, if any, to the end; scores the test.
 
   Args:
-    config: as `jaxformers.config.base` makes it.
-    workdir: for checkpoints, metrics and results; made if it is not there.
-    eval_only: restore the best checkpoint and score it, nothing else.
-    profile: write a trace of ten steps to `workdir`/profile.
+    config: config of the run, as `jaxformers.config.base` makes it.
+    workdir: folder for checkpoints, metrics and results; made if it is missing.
+    eval_only: True to score the best checkpoint, and do nothing else.
+    profile: True to write a trace of ten steps to `workdir`/profile.
 
   Returns:
     The content of `results.json`.
 
   Raises:
-    UserError: for a config that cannot be, or a workdir of another.
-    FloatingPointError: at the first loss that is not finite, naming the step.
+    UserError: for a config that cannot be trained, or a workdir of another.
+    DivergedError: at the first loss that is not finite, naming the step.
     BlockingIOError: if another run works in the workdir.
-    OSError: if the store was full, or away, for longer than the config waits;
-      what was saved before is untouched.
+    OSError: if the disk of the workdir is full or absent; what was saved before
+      is untouched.
     SystemExit: with 143 after SIGTERM, with 130 after Ctrl-C, when everything
       is saved.
     KeyboardInterrupt: at a second Ctrl-C, or at one outside training.
   """
   workdir = Path(workdir).absolute()
+  if eval_only:
+    return _score_again(config, workdir)
+  resume.check_writable(workdir)
   with contextlib.ExitStack() as stack:
-    if not eval_only:
-      resume.check_writable(workdir)
-      if processes.is_first():
-        stack.enter_context(resume.locked(workdir))
-    return _run(Run(config, workdir, eval_only=eval_only), eval_only, profile)
+    if processes.is_first():
+      stack.enter_context(resume.locked(workdir))
+    opened = open_run(config, workdir)
+    # A run that has ended is not run again.
+    if not profile:
+      results = _finished_results(opened)
+      if processes.broadcast_from_first(results is not None):
+        begin(opened)
+        return results or _finished_results(opened)
+    return _train_and_score(Trainer(opened), profile)
 
 
-def _run(this: Run, eval_only: bool, profile: bool) -> dict[str, Any]:
-  """Does what `run` says, in a workdir that no other run writes to."""
-  if not eval_only and not profile:
-    results = this.finished_results()
-    if processes.agreed(results is not None):
-      this.begin()
-      return results or this.finished_results()
-  about = this.task.description()
-  with Checkpoints(this.store, about, this.config) as checkpoints:
-    memo = Memo()
-    if not eval_only:
-      latest = checkpoints.restore_latest(this.state)
-      if latest is not None:
-        this.state, memo = latest[0], Memo(**latest[1])
-        this.carried_seconds = memo.wall_seconds
-      this.begin()
-      with Preemption() as preemption:
-        memo = _train(this, memo, checkpoints, preemption, profile)
-    best = checkpoints.restore_best(this.state)
-    memo = Memo(**best.memo) if eval_only else memo
-    return _finish(this, memo, best, eval_only)
+def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
+  """Trains in a workdir that no other run writes to, and scores the best."""
+  run = trainer.run
+  with run.checkpoints() as checkpoints:
+    # Go on from the latest checkpoint.
+    loop_state = LoopState()
+    latest = checkpoints.restore_latest(trainer.state)
+    if latest is not None:
+      trainer.state, loop_state = latest[0], LoopState(**latest[1])
+      trainer.carried_seconds = loop_state.wall_seconds
+    begin(run)
+    with Preemption() as preemption:
+      _train(trainer, loop_state, checkpoints, preemption, profile)
+    # Score the best one.
+    best = checkpoints.restore_best(trainer.state.without_optimizer())
+    scores = _score_test(run, best, trainer.evaluate)
+  results = summary.describe_results(
+    run,
+    scores,
+    best,
+    train_seconds=loop_state.train_seconds,
+    wall_seconds=trainer.wall_seconds(),
+  )
+  if processes.is_first():
+    with disk.saving("results.json", run.workdir):
+      workdirs.write(run.workdir, "results.json", results)
+  processes.wait_for_all("results")
+  return results
 
 
-def _finish(
-  this: Run, memo: Memo, best: Restored, eval_only: bool
+def _finished_results(run: Run) -> dict[str, Any] | None:
+  """Returns the content of `results.json` if the run has ended, or None."""
+  return resume.finished_results(
+    run.workdir, run.config, run.task.description()
+  )
+
+
+def _score_test(
+  run: Run, best: Restored, evaluate: Evaluator
 ) -> dict[str, Any]:
-  """Scores the test split with the best state and writes `results.json`."""
-  test = this.task.splits["test"]
+  """Returns the scores of the best state on the test split."""
+  test = run.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
-    scores = this.evaluate(
+    return evaluate(
       best.state.scored, test, lambda done: progress.update(done, 1)
     )
-  results = this.results(scores, best, memo)
-  if not eval_only and processes.is_first():
-    this.store.patiently(
-      "results.json",
-      lambda: workdirs.write(this.workdir, "results.json", results),
-    )
-  elif eval_only and (this.workdir / "results.json").exists():
-    # These are of the run, not of scoring again.
-    before = workdirs.read_results(this.workdir)
+
+
+def _score_again(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
+  """Scores the best checkpoint of a trained run; writes nothing."""
+  began = time.perf_counter()
+  # Parameters alone, on the devices that there are now.
+  run = open_trained_run(workdir, config)
+  layout = compilers.layout()
+  with run.checkpoints() as checkpoints:
+    best = checkpoints.restore_best(run.scored_template(layout))
+  scores = _score_test(run, best, make_evaluator(run, layout))
+  results = summary.describe_results(
+    run,
+    scores,
+    best,
+    train_seconds=best.loop_state["train_seconds"],
+    wall_seconds=time.perf_counter() - began,
+  )
+  # Times are those of the run, not of scoring it again.
+  if (workdir / "results.json").exists():
+    before = workdirs.read_results(workdir)
     kept = ("train_seconds", "wall_seconds", "metrics_records")
     results |= {key: before[key] for key in kept if key in before}
-  processes.wait("results")  # The first may wait for its store.
   return results
 
 
 def _train(
-  this: Run,
-  memo: Memo,
+  trainer: Trainer,
+  loop_state: LoopState,
   checkpoints: Checkpoints,
   preemption: Preemption,
   profile: bool,
-) -> Memo:
-  """Trains to the end, or to where patience ends; returns the last memo."""
-  c = this.config
-  start, total = int(jax.device_get(this.state.step)), c["total_steps"]
-  title = f"{c['model']['name']} on {this.task.name}"
+) -> None:
+  """Trains to the end, or to where patience ends; updates `loop_state`."""
+  c, workdir = trainer.run.config, trainer.run.workdir
+  start, total = int(jax.device_get(trainer.state.step)), c["total_steps"]
   if profile and total - start < PROFILED[1]:
     raise UserError(
       f"--profile needs {PROFILED[1]} steps, and {total - start} are left: "
       "raise config.total_steps, or choose a new --workdir."
     )
   if start == total:
-    return memo
+    return
+  title = f"{c['model']['name']} on {trainer.task.name}"
   with (
-    Writers(this.store, start, c) as writers,
+    Writers(workdir, start, c) as writers,
     Progress(total, start, title) as progress,
-    contextlib.closing(this.batches(start)) as batches,
+    contextlib.closing(trainer.batches(start)) as batches,
     contextlib.ExitStack() as trace,
   ):
-    loop = _Loop(this, memo, checkpoints, writers, progress)
-    if start:
-      progress.line(f"Going on from step {start} of {total}.")
-    if total <= (warmup := c["schedule"].get("warmup_steps", 0)):
-      progress.line(
-        f"Note: schedule.warmup_steps={warmup} is not less than total_steps="
-        f"{total}, so the whole run is warm-up. Set both, such "
-        f"as --config.schedule.warmup_steps={total // 10}."
-      )
+    # `batches` reads ahead in a thread, and `trace` holds an open profile.
+    loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
+    loop.announce(start)
     for step in range(start + 1, total + 1):
       if loop.stopped():
         progress.line(
-          f"Stopped early: no better for {memo.worse} evaluations. A greater "
-          "config.patience goes on."
+          f"Stopped early: no better for {loop_state.worse} evaluations. A "
+          "greater config.patience goes on."
         )
         break
       if profile and step == start + PROFILED[0]:
-        trace.enter_context(jax.profiler.trace(this.workdir / "profile"))
+        trace.enter_context(jax.profiler.trace(workdir / "profile"))
       loop.step(step, next(batches))
       if step == start + PROFILED[1] - 1:
-        loop.settle()
+        loop.settle()  # The trace holds the end of its last step.
         trace.close()
-      asked = preemption.asked(step)  # Once: it may change while we save.
-      loop.boundary(step, bool(asked))
-      if asked:
+      stop = preemption.stop_signal(step)  # Once: it may change while we save.
+      loop.boundary(step, bool(stop))
+      # The boundary has saved; a launcher or the user starts the run again.
+      if stop:
         checkpoints.wait()
         progress.line(
-          f"{STOPPING[asked]}: saved step {step}; run again to go on."
+          f"{STOP_SIGNALS[stop]}: saved step {step}; run again to go on."
         )
-        sys.exit(128 + asked)
-    memo.train_seconds += loop.unsaved_seconds()
-  return memo
+        sys.exit(128 + stop)
+    # Steps after the last checkpoint, where patience ended the run.
+    loop_state.train_seconds += loop.unsaved_seconds()
 
 
 class _Loop:
@@ -220,46 +203,61 @@ class _Loop:
 
   def __init__(
     self,
-    this: Run,
-    memo: Memo,
+    trainer: Trainer,
+    loop_state: LoopState,
     checkpoints: Checkpoints,
     writers: Writers,
     progress: Progress,
   ) -> None:
-    self.run, self.memo, self.checkpoints = this, memo, checkpoints
+    self.trainer, self.checkpoints = trainer, checkpoints
+    self.config, self.loop_state = trainer.run.config, loop_state
     self.writers, self.progress = writers, progress
+    self._metric = trainer.run.objective.metric
+    # Step that has been started but not read, and its sums.
     self._waiting: tuple[int, Any] | None = None
-    self._first = True
-    self._clocked = 0.0
+    self._is_first = True
+    self._saved_seconds = 0.0
+
+  def announce(self, start: int) -> None:
+    """Tells from where a run goes on, and of a schedule that is all warm-up."""
+    total = self.config["total_steps"]
+    if start:
+      self.progress.line(f"Going on from step {start} of {total}.")
+    warmup_steps = self.config["schedule"].get("warmup_steps", 0)
+    if total <= warmup_steps:
+      self.progress.line(
+        f"Note: schedule.warmup_steps={warmup_steps} is not less than "
+        f"total_steps={total}, so the whole run is warm-up. Set both, such "
+        f"as --config.schedule.warmup_steps={total // 10}."
+      )
 
   def stopped(self) -> bool:
     """Returns True if patience has ended."""
-    return 0 < self.run.config["patience"] <= self.memo.worse
+    return 0 < self.config["patience"] <= self.loop_state.worse
 
   def unsaved_seconds(self) -> float:
-    """Training time that is not in the memo yet."""
-    new = self.progress.clock.seconds - self._clocked
-    self._clocked = self.progress.clock.seconds
+    """Returns the training time since the last call."""
+    seconds = self.progress.clock.seconds
+    new, self._saved_seconds = seconds - self._saved_seconds, seconds
     return new
 
   def step(self, step: int, batch: Any) -> None:
     """Starts a step, and reads the sums of the one before meanwhile."""
-    this = self.run
-    processes.alive()
-    with jax.transfer_guard(self._guard()):
-      this.state, sums = this.train_step(this.state, batch)
+    trainer = self.trainer
+    processes.restart_stall_timer()
+    # Under jit no array moves by itself; pmap copies the state to its devices.
+    guard = "disallow" if self.config["parallel"] == "jit" else "allow"
+    with jax.transfer_guard(guard):
+      trainer.state, sums = trainer.train_step(trainer.state, batch)
+    # The device is at work on this step while the host reads the last sums.
     self.settle()
     self._waiting = (step, sums)
-    if self._first:  # It compiles, so it is waited for and not measured.
-      self._first = False
+    if self._is_first:  # It compiles, so it is waited for and not measured.
+      self._is_first = False
       self.settle()
       self.progress.line(
-        f"First step done {this.wall_seconds():.1f} s after the start."
+        f"First step done {trainer.wall_seconds():.1f} s after the start."
       )
-
-  def _guard(self) -> str:
-    # pmap copies the state to its devices itself.
-    return "disallow" if self.run.config["parallel"] == "jit" else "allow"
 
   def settle(self) -> None:
     """Waits for the last step and adds its sums, which must be finite."""
@@ -267,79 +265,86 @@ class _Loop:
       return
     step, sums = self._waiting
     self._waiting = None
-    self.memo.window = evaluate.add(self.memo.window, sums)
-    if not math.isfinite(self.memo.window["objective"]):
+    self.loop_state.window = add_sums(self.loop_state.window, sums)
+    # One term that is not finite makes its sum so.
+    if not math.isfinite(self.loop_state.window["objective"]):
       saved = self.checkpoints.steps()
       raise DivergedError(
         f"The loss of step {step} is not finite. The latest checkpoint is of "
         f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
         "clip gradients, or look at the data of that step."
       )
-    self.progress.update(step, self.run.config["batch_size"])
+    self.progress.update(step, self.config["batch_size"])
 
-  def boundary(self, step: int, preempted: bool) -> None:
+  def boundary(self, step: int, is_preempted: bool) -> None:
     """Logs, evaluates and saves where it is due after a step."""
-    c = self.run.config
-    last = step == c["total_steps"]
-    if step % c["log_steps"] == 0 or last:
+    c = self.config
+    is_last = step == c["total_steps"]
+    if step % c["log_steps"] == 0 or is_last:
       self._log(step)
+    # The last step is evaluated and saved whatever the intervals are.
     score = None
-    if step % c["eval_steps"] == 0 or last:
+    if step % c["eval_steps"] == 0 or is_last:
       score = self._evaluate(step)
-    if score is not None or step % c["checkpoint_steps"] == 0 or preempted:
+    is_due = step % c["checkpoint_steps"] == 0
+    if score is not None or is_due or is_preempted:
       self.settle()
       with self.progress.phase("saving"):
-        self.memo.train_seconds += self.unsaved_seconds()
-        self.memo.wall_seconds = self.run.wall_seconds()
-        memo = dataclasses.asdict(self.memo)
-        self.checkpoints.save(self.run.state, memo, score)
+        self.loop_state.train_seconds += self.unsaved_seconds()
+        self.loop_state.wall_seconds = self.trainer.wall_seconds()
+        # All that a run that goes on must know beside its state.
+        content = dataclasses.asdict(self.loop_state)
+        self.checkpoints.save(self.trainer.state, content, score)
 
   def _log(self, step: int) -> None:
+    """Writes the means over all steps since the last log line."""
     self.settle()
-    means = self.run.objective.means(self.memo.window)
-    self.memo.window = {}
-    c = self.run.config
-    clock = self.progress.clock
+    # A new window begins with the next step.
+    means = self.trainer.run.objective.means(self.loop_state.window)
+    self.loop_state.window = {}
+    batch_size = self.config["batch_size"]
     scalars = {
-      **{f"train/{key}": means[key] for key in means if key != "count"},
-      "learning_rate": float(self.run.schedule(step - 1)),
-      "examples_per_second": clock.rate() * c["batch_size"],
+      **_without_count("train", means),
+      # The rate of the update that led to this step.
+      "learning_rate": float(self.trainer.schedule(step - 1)),
+      "examples_per_second": self.progress.clock.rate() * batch_size,
     }
     self.writers.write(step, scalars)
     self.progress.line(
-      f"step {step}/{c['total_steps']}  {report.scores(means, self._metric())}"
-      f"  {self.progress.speed(step, c['batch_size'])}"
+      f"step {step}/{self.config['total_steps']}  "
+      f"{summary.format_scores(means, self._metric)}  "
+      f"{self.progress.speed(step, batch_size)}"
     )
-
-  def _metric(self) -> str:
-    return self.run.objective.metric
 
   def _evaluate(self, step: int) -> float:
+    """Scores the selection split; returns the score that selects."""
     self.settle()
-    this, memo = self.run, self.memo
-    name = this.task.selection
+    trainer, loop_state = self.trainer, self.loop_state
+    # The split called validation is the test split under some protocols.
+    name, split = trainer.task.selection, trainer.task.splits["validation"]
     with self.progress.phase(name):
-      # The split called validation is the test split under some protocols.
-      split = this.task.splits["validation"]
-      scores = this.evaluate(this.state.scored, split)
-    self.writers.write(
-      step,
-      {f"validation/{key}": scores[key] for key in scores if key != "count"},
-    )
+      scores = trainer.evaluate(trainer.state.scored, split)
+    self.writers.write(step, _without_count("validation", scores))
     if not math.isfinite(scores["loss"]):
       raise DivergedError(
         f"The {name} loss after step {step} is not finite; that step was not "
         f"saved. Whole checkpoints: {self.checkpoints.steps() or 'none'}."
       )
-    score = scores[this.config["select"]] * (1 if this.higher else -1)
-    better = not memo.best or score > memo.best["score"]
-    if better:
-      memo.best, memo.worse = {"step": step, "score": score}, 0
+    # Compare with the best so far, for patience.
+    score = trainer.run.selection_score(scores)
+    is_better = not loop_state.best or score > loop_state.best["score"]
+    if is_better:
+      loop_state.best, loop_state.worse = {"step": step, "score": score}, 0
     else:
-      memo.worse += 1
+      loop_state.worse += 1
     self.progress.line(
-      f"step {step}  {name} {report.scores(scores, self._metric())}, "
-      f"{scores['count']:,} {report.UNITS.get(self._metric(), 'examples')}"
-      + (" (best so far)" if better else "")
+      f"step {step}  {name} {summary.format_scores(scores, self._metric)}, "
+      f"{scores['count']:,} {summary.UNITS.get(self._metric, 'examples')}"
+      + (" (best so far)" if is_better else "")
     )
     return score
+
+
+def _without_count(prefix: str, means: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns means as scalars of a prefix, such as "train/loss"."""
+  return {f"{prefix}/{key}": means[key] for key in means if key != "count"}

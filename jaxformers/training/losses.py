@@ -1,4 +1,8 @@
-"""Losses of examples, as sums: nothing is divided before the end."""
+"""Losses and metrics, as sums over examples.
+
+Nothing is divided before the end, so that every example counts the same on any
+number of devices and in any number of parts.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ import numpy as np
 from jaxformers.errors import UserError
 from jaxformers.registry import Registry
 
-OBJECTIVES: Registry = Registry("objective")
-MANY = 100  # Classes, from which on the best five count, too.
+LOSSES: Registry = Registry("objective")
+MANY_CLASSES = 100  # From here on top-5 accuracy is counted, too.
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
@@ -23,16 +27,16 @@ Sums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What a kind of model is trained and scored by.
+  """Loss and metric of a kind of model, as functions of a batch.
 
   Attributes:
-    metric: the name of the score that its papers quote.
-    higher: whether more of it is better.
-    inputs: of a batch, what the model is called with.
-    sums: of the model's output, a batch, what was sown, and label smoothing,
-      the sum to minimise and the sums to report, among them `objective` (the
-      same), `loss` and `count`.
-    means: of sums over a whole split, plain numbers: `loss`, `count` and the
+    metric: name of the score that papers quote.
+    higher: True if a higher metric is better.
+    inputs: maps a batch to the arguments of the model.
+    sums: maps (output of the model, batch, sown losses, label smoothing) to the
+      sum to minimise, and to the sums to report: `objective` (the same),
+      `loss`, `count` and more.
+    means: maps sums over a split to plain numbers: `loss`, `count` and the
       metric. The one division.
   """
 
@@ -44,12 +48,12 @@ class Objective:
 
 
 def sown_losses(collection: Any, count: int) -> jax.Array:
-  """The sum of all losses that a model has sown -> float32 [count].
+  """Returns the sum of all losses that a model has sown, float32 [b].
 
   Args:
-    collection: the Linen collection `losses`; every leaf is [count], one value
-      an example, or for pairs [2 count], whose mean counts. May be empty.
-    count: b.
+    collection: Linen collection `losses`, which may be empty; every leaf is
+      [b], one value per example, or [2 b] for pairs, whose mean counts.
+    count: number of examples b.
   """
   total = jnp.zeros(count, jnp.float32)
   for leaf in jax.tree.leaves(collection):
@@ -58,44 +62,44 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
 
 
 def _summed(values: jax.Array, weights: jax.Array) -> jax.Array:
-  """The weighted sum; weight 0 silences even NaN."""
+  """Returns the weighted sum; weight 0 silences even NaN."""
   return jnp.where(weights > 0, weights * values, 0).sum()
 
 
 def classification(
   logits: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """Softmax cross-entropy and what else was sown, summed over real examples.
+  """Returns softmax cross-entropy and sown losses, summed over real examples.
 
   Args:
     logits: float32 [b, c].
     batch: `targets` int32 [b] and `weights` float32 [b], 0 for padding. Of
       images that are mixed of two, also `others` int32 [b], the class of the
       other, and `shares` float32 [b], the share of `targets`.
-    extra: float32 [b], added to the loss that is minimised.
-    smoothing: probability that the target spreads over all classes, in what is
-      minimised (Szegedy et al. 2016); `loss` is without.
+    extra: float32 [b], sown losses, added to the loss that is minimised.
+    smoothing: share of the target that is spread over all classes in the loss
+      that is minimised (Szegedy et al. 2016); `loss` has none.
 
   Returns:
-    The sum to minimise, and the sums `objective` (the same), `loss`
-    (cross-entropy alone), `correct` (of the target with the greater share),
-    `count`, and from a hundred classes on `correct_top5`: float32 scalars.
+    The sum to minimise, and the sums to report, float32 scalars: `objective`
+    (the same), `loss` (cross-entropy alone), `correct` (by the target with the
+    greater share), `count`, and from a hundred classes on `correct_top5`.
   """
   weights, targets = batch["weights"], batch["targets"]
   log_p = jax.nn.log_softmax(logits, axis=-1)
 
-  def cross_entropy(of: jax.Array) -> jax.Array:
-    return -jnp.take_along_axis(log_p, of[:, None], 1)[:, 0]
+  def cross_entropy(classes: jax.Array) -> jax.Array:
+    return -jnp.take_along_axis(log_p, classes[:, None], 1)[:, 0]
 
+  # Cross-entropy, shared by both classes of a mixed image.
   loss, truth = cross_entropy(targets), targets
   if "others" in batch:
     share, others = batch["shares"], batch["others"]
     loss = share * loss + (1 - share) * cross_entropy(others)
     truth = jnp.where(share >= 0.5, targets, others)
-  minimised = loss
-  if smoothing:
-    minimised = (1 - smoothing) * loss - smoothing * log_p.mean(-1)
-  objective = _summed(minimised, weights) + _summed(extra, weights)
+  smoothed = _smooth(loss, log_p, smoothing)
+  objective = _summed(smoothed, weights) + _summed(extra, weights)
+  # Accuracy.
   hit = logits.argmax(-1) == truth
   sums = {
     "objective": objective,
@@ -103,14 +107,31 @@ def classification(
     "correct": (weights * hit).sum(),
     "count": weights.sum(),
   }
-  if logits.shape[-1] >= MANY:
-    _, best = jax.lax.top_k(logits, 5)
-    sums["correct_top5"] = (weights * (best == truth[:, None]).any(-1)).sum()
+  if logits.shape[-1] >= MANY_CLASSES:
+    _, top5 = jax.lax.top_k(logits, 5)
+    sums["correct_top5"] = (weights * (top5 == truth[:, None]).any(-1)).sum()
   return objective, sums
 
 
+def _smooth(loss: jax.Array, log_p: jax.Array, smoothing: float) -> jax.Array:
+  """Returns the cross-entropy of targets of which a share is spread out.
+
+  Args:
+    loss: [...], cross-entropy of the targets alone.
+    log_p: [..., c], log-probabilities of all classes.
+    smoothing: share of the target that is spread over all classes.
+  """
+  if not smoothing:
+    return loss
+  return (1 - smoothing) * loss - smoothing * log_p.mean(-1)
+
+
 def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
-  """`loss`, `accuracy`, `count`; `accuracy_top5` where it was counted."""
+  """Returns `loss`, `accuracy`, `count`; `accuracy_top5` where it was counted.
+
+  Args:
+    total: sums of `classification` over a split.
+  """
   count = max(float(total["count"]), 1.0)
   means = {
     "loss": float(total["loss"]) / count,
@@ -125,20 +146,21 @@ def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
 def language(
   log_p: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """The negative log-likelihood of tokens, summed over those with weight.
+  """Returns the negative log-likelihood, summed over tokens with weight.
 
   Args:
-    log_p: of the targets, float32 [b, n].
+    log_p: log-probabilities of the targets, float32 [b, n].
     batch: `weights` float32 [b, n].
-    extra: float32 [b], added to the loss that is minimised, once a sequence.
-    smoothing: 0.
+    extra: float32 [b], sown losses, added to the loss that is minimised, once
+      per sequence.
+    smoothing: must be 0.
 
   Raises:
     UserError: for any smoothing.
   """
   if smoothing:
     raise UserError(
-      f"label_smoothing={smoothing} is for classes: leave it 0 with language "
+      f"label_smoothing={smoothing} is for classes: set it to 0 for language "
       "models."
     )
   weights = batch["weights"]
@@ -152,8 +174,13 @@ def language(
 
 
 def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
-  """`loss` in nats a token, `perplexity`, exp of it, and `count` of tokens."""
+  """Returns `loss` (nats per token), `perplexity` (its exp) and `count`.
+
+  Args:
+    total: sums of `language` over a split.
+  """
   loss = float(total["loss"]) / max(float(total["count"]), 1.0)
+  # The exp of more would overflow.
   perplexity = math.exp(loss) if loss < 700 else math.inf
   return {"loss": loss, "perplexity": perplexity, "count": int(total["count"])}
 
@@ -161,7 +188,7 @@ def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
 def segmentation(
   logits: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """Cross-entropy of pixels, and what mean IoU is counted from.
+  """Returns cross-entropy of pixels, and the areas that give mean IoU.
 
   Differs from Segmenter: the mean is over the counted pixels of each image and
   then over images, so that every image weighs the same; theirs is over all
@@ -171,34 +198,35 @@ def segmentation(
     logits: float32 [b, h, w, c].
     batch: `targets` int32 [b, h, w], -1 where a pixel is not to be counted, and
       `weights` float32 [b].
-    extra: float32 [b], added to the loss that is minimised.
+    extra: float32 [b], sown losses, added to the loss that is minimised.
     smoothing: as in `classification`.
 
   Returns:
-    As `classification`, where loss is the mean over an image's counted pixels
-    and `count` the images; and of every class, float32 [c], the pixels `hits`
-    (right), `predicted` and `labelled`, which are exact up to 2^24 a batch.
+    As `classification`, where the loss is the mean over an image's counted
+    pixels and `count` is the number of images; and the number of pixels of
+    every class, float32 [c]: `hits` (right), `predicted` and `labelled`. These
+    are exact up to 2^24 per batch.
   """
   weights, targets = batch["weights"], batch["targets"]
   counted = targets >= 0
   safe = jnp.where(counted, targets, 0)
   log_p = jax.nn.log_softmax(logits, axis=-1)
+  # Cross-entropy of every pixel, and its mean over each image.
   loss = -jnp.take_along_axis(log_p, safe[..., None], -1)[..., 0]
-  minimised = loss
-  if smoothing:
-    minimised = (1 - smoothing) * loss - smoothing * log_p.mean(-1)
-  pixels = jnp.maximum(counted.sum((1, 2)), 1)
+  num_pixels = jnp.maximum(counted.sum((1, 2)), 1)
 
-  def over(loss: jax.Array) -> jax.Array:
-    return jnp.where(counted, loss, 0).sum((1, 2)) / pixels
+  def mean_per_image(loss: jax.Array) -> jax.Array:
+    return jnp.where(counted, loss, 0).sum((1, 2)) / num_pixels
 
-  objective = _summed(over(minimised), weights) + _summed(extra, weights)
+  smoothed = mean_per_image(_smooth(loss, log_p, smoothing))
+  objective = _summed(smoothed, weights) + _summed(extra, weights)
+  # Areas, of images that are no padding.
   areas = confusion_areas(
     logits.argmax(-1), targets, logits.shape[-1], weights[:, None, None] > 0
   )
   return objective, {
     "objective": objective,
-    "loss": _summed(over(loss), weights),
+    "loss": _summed(mean_per_image(loss), weights),
     "count": weights.sum(),
     **areas,
   }
@@ -207,19 +235,20 @@ def segmentation(
 def confusion_areas(
   predicted: jax.Array, targets: jax.Array, classes: int, real: Any = True
 ) -> Sums:
-  """The pixels of every class, float32 [c]: `hits`, `predicted`, `labelled`.
+  """Returns pixels per class, float32 [c]: `hits`, `predicted`, `labelled`.
 
   Args:
-    predicted: int32 [...], classes.
+    predicted: int32 [...], predicted classes.
     targets: int32 [...], -1 where a pixel is not counted at all.
-    classes: c.
+    classes: number of classes c.
     real: [...], False where a pixel is not counted either.
   """
   counted = (targets >= 0) & real
 
-  def area(of: jax.Array, where: jax.Array) -> jax.Array:
-    place = jnp.where(where, of, classes).ravel()
-    return jnp.bincount(place, length=classes + 1)[:-1].astype(jnp.float32)
+  def area(labels: jax.Array, where: jax.Array) -> jax.Array:
+    # Pixels that do not count get a class after the last, which is cut off.
+    bins = jnp.where(where, labels, classes).ravel()
+    return jnp.bincount(bins, length=classes + 1)[:-1].astype(jnp.float32)
 
   return {
     "hits": area(targets, counted & (predicted == targets)),
@@ -229,11 +258,14 @@ def confusion_areas(
 
 
 def segmentation_means(total: Mapping[str, Any]) -> dict[str, Any]:
-  """`loss`, `mean_iou`, pixel `accuracy` and `count` of images.
+  """Returns `loss`, `mean_iou`, pixel `accuracy` and `count` of images.
 
   Intersection over union is that of the whole split, class by class; the mean
   is over the classes that a label or a prediction has, as in
   mmsegmentation, whose numbers the papers quote.
+
+  Args:
+    total: sums of `segmentation` over a split.
   """
   return {
     "loss": float(total["loss"]) / max(float(total["count"]), 1.0),
@@ -243,11 +275,16 @@ def segmentation_means(total: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlap(total: Mapping[str, Any]) -> dict[str, float]:
-  """`mean_iou` and pixel `accuracy` of sums of `confusion_areas`."""
+  """Returns `mean_iou` and pixel `accuracy`.
+
+  Args:
+    total: sums of `confusion_areas`.
+  """
   hits, predicted, labelled = (
     np.asarray(total[name], np.float64)
     for name in ("hits", "predicted", "labelled")
   )
+  # Intersection over union of the classes that occur.
   union = predicted + labelled - hits
   present = union > 0
   iou = hits[present] / union[present]
@@ -257,30 +294,20 @@ def overlap(total: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
-OBJECTIVES.register("classification")(
-  Objective(
-    "accuracy",
-    True,
-    lambda batch: (batch["inputs"],),
-    classification,
-    classification_means,
-  )
+def _inputs(batch: Batch) -> tuple[jax.Array, ...]:
+  return (batch["inputs"],)
+
+
+def _inputs_and_targets(batch: Batch) -> tuple[jax.Array, ...]:
+  return batch["inputs"], batch["targets"], batch["weights"]
+
+
+LOSSES.register("classification")(
+  Objective("accuracy", True, _inputs, classification, classification_means)
 )
-OBJECTIVES.register("language_model")(
-  Objective(
-    "perplexity",
-    False,
-    lambda batch: (batch["inputs"], batch["targets"], batch["weights"]),
-    language,
-    language_means,
-  )
+LOSSES.register("language_model")(
+  Objective("perplexity", False, _inputs_and_targets, language, language_means)
 )
-OBJECTIVES.register("segmentation")(
-  Objective(
-    "mean_iou",
-    True,
-    lambda batch: (batch["inputs"],),
-    segmentation,
-    segmentation_means,
-  )
+LOSSES.register("segmentation")(
+  Objective("mean_iou", True, _inputs, segmentation, segmentation_means)
 )

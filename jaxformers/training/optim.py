@@ -22,16 +22,18 @@ OPTIMIZERS: Registry = Registry("optimizer")
 
 @SCHEDULES.register("constant")
 def constant(learning_rate: float, warmup_steps: int = 0) -> optax.Schedule:
-  """learning_rate, after a linear rise from 0 over warmup_steps."""
+  """Returns a constant rate, after a linear rise from 0 over warmup_steps."""
   return lambda step: learning_rate * _warmup(step, warmup_steps)
 
 
 @SCHEDULES.register("rsqrt")
 def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
-  """LRA's constant * linear_warmup * rsqrt_decay for its text tasks.
+  """Returns LRA's schedule of text tasks, an inverse square root of the step.
 
-  learning_rate min(1, step / warmup) / sqrt(max(step, warmup)): the peak is
-  learning_rate / sqrt(warmup_steps), 1.58e-3 for ListOps.
+  The rate is learning_rate min(1, step / warmup) / sqrt(max(step, warmup)): its
+  peak is learning_rate / sqrt(warmup_steps), 1.58e-3 for ListOps.
+
+  Source: `constant * linear_warmup * rsqrt_decay` of LRA's code.
   """
   low = max(warmup_steps, 1)
   return lambda step: (
@@ -45,9 +47,12 @@ def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
 def cosine(
   learning_rate: float, warmup_steps: int, total_steps: int
 ) -> optax.Schedule:
-  """LRA's constant * linear_warmup * cosine_decay for its image tasks.
+  """Returns LRA's schedule of image tasks, a cosine after a warm-up.
 
-  A linear rise over warmup_steps, then half a cosine down to 0 at total_steps.
+  The rate rises linearly over warmup_steps, and falls with half a cosine to 0
+  at total_steps.
+
+  Source: `constant * linear_warmup * cosine_decay` of LRA's code.
   """
   rest = max(total_steps - warmup_steps, 1)
 
@@ -63,7 +68,9 @@ def cosine(
 def linear(
   learning_rate: float, warmup_steps: int, total_steps: int
 ) -> optax.Schedule:
-  """A linear rise over warmup_steps, then a linear decay to 0 at total_steps.
+  """Returns a linear rise over warmup_steps, and a linear decay to 0.
+
+  The rate is 0 at total_steps.
 
   Source: Devlin et al. 2019, https://arxiv.org/abs/1810.04805, appendix A.2.
   Differs from their code: the decay begins at the end of the rise, not at step
@@ -82,7 +89,7 @@ def linear(
 def polynomial(
   learning_rate: float, power: float, end: float, total_steps: int
 ) -> optax.Schedule:
-  """Segmenter's: (rate - end) (1 - step / total)^power + end."""
+  """Returns Segmenter's (rate - end) (1 - step / total)^power + end."""
   return optax.polynomial_schedule(learning_rate, end, power, total_steps)
 
 
@@ -90,10 +97,11 @@ def polynomial(
 def onecycle(
   learning_rate: float, warmup_steps: int, total_steps: int
 ) -> optax.Schedule:
-  """Skyformer's: PyTorch's OneCycleLR with linear annealing.
+  """Returns Skyformer's schedule: PyTorch's OneCycleLR, linear annealing.
 
-  From learning_rate / 25 up to learning_rate at step warmup_steps - 1, and
-  down to learning_rate / 250,000 at step total_steps - 1, both linearly.
+  The rate rises from learning_rate / 25 to learning_rate at step
+  warmup_steps - 1, and falls to learning_rate / 250,000 at step
+  total_steps - 1, both linearly.
   """
   return _triangle(
     warmup_steps,
@@ -105,10 +113,10 @@ def onecycle(
 
 
 def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
-  """The first beta that goes with `onecycle`: 0.95 to 0.85 and back.
+  """Returns Adam's first beta under `onecycle`: 0.95 to 0.85 and back.
 
-  Nobody chose it: cycle_momentum is OneCycleLR's default, so Skyformer's Adam
-  never runs at the 0.9 of its configuration.
+  It is a default of OneCycleLR (cycle_momentum), so that Skyformer's Adam never
+  runs at the 0.9 of its configuration.
   """
   return _triangle(warmup_steps, total_steps, low=0.95, high=0.85, end=0.95)
 
@@ -116,7 +124,9 @@ def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
 def _triangle(
   warmup_steps: int, total_steps: int, *, low: float, high: float, end: float
 ) -> optax.Schedule:
+  """Returns low at step 0, high at the end of the warm-up, end at the end."""
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
+  # Without a warm-up the schedule starts high.
   return lambda step: jnp.interp(
     _float(step),
     jnp.array([0.0, peak, max(last, peak + 1)], jnp.float32),
@@ -135,23 +145,21 @@ def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:
 
 
 def decayed(params: Any) -> Any:
-  """Which parameters weight decay shrinks: kernels and embeddings.
+  """Selects the parameters that weight decay shrinks: kernels and embeddings.
 
-  Not norms and scalars (fewer than two axes), biases, gates and positions (by
-  name), and not what rotations are of, whose size is an angle.
+  It leaves out norms and scalars (fewer than two axes), biases, gates and
+  positions (by name), and parameters of rotations, whose size is an angle.
 
   Returns:
     A tree of booleans of the structure of params.
   """
 
-  def shrinks(path: Any, leaf: Any) -> bool:
+  def is_decayed(path: Any, leaf: Any) -> bool:
     name = str(getattr(path[-1], "key", path[-1]))
-    kept = name.endswith(
-      ("bias", "gate", "positions")
-    ) or orthogonal.is_parameter(path)
-    return leaf.ndim > 1 and not kept
+    is_kept = name.endswith(("bias", "gate", "positions"))
+    return leaf.ndim > 1 and not is_kept and not orthogonal.is_parameter(path)
 
-  return jax.tree_util.tree_map_with_path(shrinks, params)
+  return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 @OPTIMIZERS.register("adam")
@@ -163,7 +171,8 @@ def adam(
   eps: float = 1e-8,
   weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
-  """Adam, with decoupled weight decay times the learning rate if any."""
+  """Returns Adam; its weight decay is decoupled, times the learning rate."""
+  # The state of a fixed b1 has no hyperparameters in it.
   if callable(b1):
     # Older versions of optax take a schedule for b1 only in this way.
     scale = optax.inject_hyperparams(
@@ -171,10 +180,7 @@ def adam(
     )(b1=b1, b2=b2, eps=eps)
   else:
     scale = optax.scale_by_adam(b1, b2, eps)
-  steps = [scale]
-  if weight_decay:
-    steps.append(optax.add_decayed_weights(weight_decay, mask=decayed))
-  return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+  return _with_decay([scale], weight_decay, schedule)
 
 
 @OPTIMIZERS.register("sgd")
@@ -184,10 +190,20 @@ def sgd(
   momentum: float = 0.0,
   weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
-  """Gradient descent, with decoupled weight decay times the learning rate."""
+  """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
+  return _with_decay(steps, weight_decay, schedule)
+
+
+def _with_decay(
+  steps: list[optax.GradientTransformation],
+  weight_decay: float,
+  schedule: optax.Schedule,
+) -> optax.GradientTransformation:
+  """Returns steps, decoupled weight decay if any, and the learning rate."""
+  # After the moments, so that they do not see the decay.
   if weight_decay:
-    steps.append(optax.add_decayed_weights(weight_decay, mask=decayed))
+    steps = [*steps, optax.add_decayed_weights(weight_decay, mask=decayed)]
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
@@ -199,36 +215,44 @@ def ends_with_run(name: str) -> bool:
 def build(
   optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """The optimiser and the schedule of `config.optimizer`, `config.schedule`.
-
-  Args:
-    optimizer: `name` in `OPTIMIZERS`, `clip_value` (each gradient's entries)
-      and `clip_norm` (all of them together), both 0 for none, `cycle_momentum`
-      (with the schedule "onecycle" only), and the optimiser's own options.
-    schedule: `name` in `SCHEDULES` and its own options.
-    total_steps: where the schedule ends.
+  """Returns the optimiser and the schedule of a config.
 
   Matrices that are kept orthogonal move on their group: see `riemannian`.
+
+  Args:
+    optimizer: section `config.optimizer`: `name` in `OPTIMIZERS`, `clip_value`
+      (each entry of the gradient) and `clip_norm` (all entries together), both
+      0 for none, `cycle_momentum` (with the schedule "onecycle" only), and
+      options of that optimiser.
+    schedule: section `config.schedule`: `name` in `SCHEDULES`, and options of
+      that schedule.
+    total_steps: last step of the run.
 
   Raises:
     UserError: for an unknown name or option.
   """
-  options = dict(schedule)
-  name = options.pop("name", "")
+  # Schedule.
+  rate_options = dict(schedule)
+  name = rate_options.pop("name", "")
   if ends_with_run(name):
-    options["total_steps"] = total_steps
-  rate = call(f"schedule {name!r}", SCHEDULES[name], options)
-  own = dict(optimizer)
-  kind = own.pop("name", "")
-  clip_value, clip_norm = own.pop("clip_value", 0), own.pop("clip_norm", 0)
-  if own.pop("cycle_momentum", False):
+    rate_options["total_steps"] = total_steps
+  rate = call(f"schedule {name!r}", SCHEDULES[name], rate_options)
+  # Optimiser.
+  options = dict(optimizer)
+  kind = options.pop("name", "")
+  clip_value = options.pop("clip_value", 0)
+  clip_norm = options.pop("clip_norm", 0)
+  if options.pop("cycle_momentum", False):
     if name != "onecycle":
       raise UserError(
-        f"cycle_momentum goes with the schedule 'onecycle', not {name!r}."
+        f"config.optimizer.cycle_momentum=true goes with the schedule "
+        f"'onecycle', not {name!r}: set it to false."
       )
-    own["b1"] = onecycle_momentum(options["warmup_steps"], total_steps)
+    warmup_steps = rate_options["warmup_steps"]
+    options["b1"] = onecycle_momentum(warmup_steps, total_steps)
   make = OPTIMIZERS[kind]
-  tx = call(f"optimizer {kind!r}", make, own | {"schedule": rate})
+  tx = call(f"optimizer {kind!r}", make, options | {"schedule": rate})
+  # Gradients are clipped before they are turned on the group.
   clips = []
   if clip_value:
     clips.append(optax.clip(clip_value))

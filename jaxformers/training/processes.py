@@ -30,18 +30,20 @@ VARIABLES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-  """Which processes train together.
+class Cluster:
+  """Processes that train together, and how long they wait for each other.
 
   Attributes:
-    coordinator: host:port of the first; "" to be found by JAX where a cluster
-      tells (Cloud TPU, Slurm, Open MPI, Kubernetes).
-    num_processes, process_id: how many, and which this one is; -1 likewise.
-    start_seconds: to wait for all to arrive.
-    silence_seconds: after which a process that says nothing counts as dead, and
-      all others end.
-    stall_seconds: after which a process ends itself that has not come to the
-      next step, and by that the others: one that hangs while its host lives.
+    coordinator: host:port of the first process; "" where JAX finds it by itself
+      (Cloud TPU, Slurm, Open MPI, Kubernetes).
+    num_processes: number of processes; -1 likewise.
+    process_id: index of this process, from 0; -1 likewise.
+    start_seconds: time to wait for all processes to arrive.
+    silence_seconds: time after which a silent process counts as dead, and all
+      others end.
+    stall_seconds: time after which a process that has not come to its next step
+      ends itself, and by that the others; for one that hangs while its host
+      lives. 0 for never.
   """
 
   coordinator: str = ""
@@ -52,51 +54,62 @@ class Group:
   stall_seconds: int = 1800
 
 
-def group(
-  environ: Mapping[str, str] = os.environ, **fields: int | str
-) -> Group:
-  """The group of flags, and of the environment where flags say nothing.
+def find_cluster(
+  environ: Mapping[str, str] = os.environ, **flags: int | str
+) -> Cluster:
+  """Returns the cluster of flags, and of the environment where they are unset.
+
+  Args:
+    environ: variables of the environment, of which `VARIABLES` are read.
+    **flags: fields of `Cluster`; "" and -1 are unset.
 
   Raises:
-    UserError: for a group that is named in part, or no number.
+    UserError: for a cluster that is named in part, or a value that is no
+      integer.
   """
-  given = {k: v for k, v in fields.items() if v not in ("", -1)}
+  # Flags come before variables of the environment.
+  fields = {k: v for k, v in flags.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
     value = environ.get(variable, "")
-    if name not in given and value:
-      given[name] = value if name == "coordinator" else _number(variable, value)
-  missing = [name for name in VARIABLES if name not in given]
+    if name not in fields and value:
+      is_text = name == "coordinator"
+      fields[name] = value if is_text else _to_integer(variable, value)
+  # All three are known, or none of them.
+  missing = [name for name in VARIABLES if name not in fields]
   if 0 < len(missing) < len(VARIABLES):
     raise UserError(
-      f"--{' --'.join(k for k in VARIABLES if k in given)} without "
+      f"--{' --'.join(k for k in VARIABLES if k in fields)} without "
       f"--{' --'.join(missing)}: give all three, or none of them where a "
       "cluster tells JAX."
     )
-  found = Group(**given)
-  if not missing and not 0 <= found.process_id < found.num_processes:
+  cluster = Cluster(**fields)
+  if not missing and not 0 <= cluster.process_id < cluster.num_processes:
     raise UserError(
-      f"--process_id={found.process_id} is not in 0 to "
-      f"{found.num_processes - 1}."
+      f"--process_id={cluster.process_id} is not in 0 to "
+      f"{cluster.num_processes - 1}: number the processes from 0."
     )
-  return found
+  return cluster
 
 
-def _number(variable: str, value: str) -> int:
+def _to_integer(variable: str, value: str) -> int:
   try:
     return int(value)
   except ValueError:
-    raise UserError(f"{variable}={value!r} is no number.") from None
+    raise UserError(
+      f"{variable}={value!r} is no number: set it to an integer."
+    ) from None
 
 
-# Reads what Python says last, and tells it to people when that is the end of a
-# process of several: JAX aborts it from a thread that no Python can stop.
+# Program of a small process beside each of several. It reads what Python says
+# last and explains it to people, because JAX may abort a process from a thread
+# that no Python code can stop.
 _WITNESS = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 name, stall = sys.argv[1:]
 said = sys.stdin.read()
-# JAX aborts from a thread that is not Python's; a fault of this process's own
-# has a current one.
+# JAX aborts from a thread that is not Python's; a fault of the process itself
+# has a current thread.
 if "Fatal Python error: Aborted" in said and "Current thread" not in said:
   said = (
     f"error: {name} was ended by JAX (status 134) because another process of "
@@ -113,62 +126,69 @@ sys.stderr.write(said and said.strip() + "\\n")
 
 
 class _Witness:
-  """A process of its own that tells how this one ended, if outside Python."""
+  """A process that tells how this one ended, where Python cannot.
 
-  def __init__(self, stall: int) -> None:
+  Args:
+    stall_seconds: time without a step after which this process ends; 0: never.
+  """
+
+  def __init__(self, stall_seconds: int) -> None:
     name = f"process {rank()} ({socket.gethostname()})"
-    self._stall = stall
+    self._stall_seconds = stall_seconds
     self._process = subprocess.Popen(
-      [sys.executable, "-S", "-c", _WITNESS, name, str(stall)],
+      [sys.executable, "-S", "-c", _WITNESS, name, str(stall_seconds)],
       stdin=subprocess.PIPE,
       start_new_session=True,  # It outlives a signal to all.
     )
+    # Python writes the stacks of a fatal error to the witness.
     faulthandler.enable(self._process.stdin)
 
-  def alive(self) -> None:
-    """Starts anew to count the seconds that this process hangs."""
-    if self._stall:
+  def restart_timer(self) -> None:
+    """Counts the seconds without a step from now on."""
+    if self._stall_seconds:
       faulthandler.dump_traceback_later(
-        self._stall, exit=True, file=self._process.stdin
+        self._stall_seconds, exit=True, file=self._process.stdin
       )
 
 
 _witness: _Witness | None = None
 
 
-def start(group: Group) -> None:
-  """Joins the others; before anything else of JAX.
+def start(cluster: Cluster) -> None:
+  """Joins the other processes; called before anything else of JAX.
 
   A process that dies, or whose host is silent for too long, ends the others as
-  well. One that fails must `leave`: at the end of Python it would wait for the
-  others. When JAX ends this process, a line on stderr says what that means.
+  well. One that fails must call `end_at_once`: at the end of Python it would
+  wait for the others. When JAX ends this process, a line on stderr says what
+  that means.
   """
   global _witness
-  known = group.num_processes > 0
+  is_named = cluster.num_processes > 0
   jax.distributed.initialize(
-    group.coordinator or None,
-    group.num_processes if known else None,
-    group.process_id if known else None,
-    initialization_timeout=group.start_seconds,
-    heartbeat_timeout_seconds=group.silence_seconds,
+    cluster.coordinator or None,
+    cluster.num_processes if is_named else None,
+    cluster.process_id if is_named else None,
+    initialization_timeout=cluster.start_seconds,
+    heartbeat_timeout_seconds=cluster.silence_seconds,
   )
+  # JAX now knows of all processes, and watches over them.
   if jax.process_count() > 1:
-    _witness = _Witness(group.stall_seconds)
+    _witness = _Witness(cluster.stall_seconds)
 
 
-def alive() -> None:
-  """Called at every step, the first time before the first: no hanging here."""
+def restart_stall_timer() -> None:
+  """Tells that this process does not hang. Called before every step."""
   if _witness:
-    _witness.alive()
+    _witness.restart_timer()
 
 
-def is_together() -> bool:
-  """Whether this process has joined others."""
+def has_peers() -> bool:
+  """Returns True if this process trains together with others."""
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
-# In what collectives on CPUs and GPUs say of a peer that is gone, and in what
-# the coordinator does.
+# Words of errors about a process that is gone: of collectives on CPUs and GPUs,
+# and of JAX's coordinator.
 _LOST = (
   "Gloo",
   "Connection closed by peer",
@@ -180,12 +200,13 @@ _LOST = (
 )
 
 
-def lost(error: BaseException) -> str:
-  """What to tell of an error if it says that another process is gone, or ""."""
+def explain_lost(error: BaseException) -> str:
+  """Returns a message for an error about a process that is gone, else ""."""
   text = str(error)
-  if not any(word in text for word in _LOST):
+  if not any(words in text for words in _LOST):
     return ""
   hint = ""
+  # Debian writes 127.0.1.1 into /etc/hosts for the name of a host.
   if "remote=[127." in text:
     hint = (
       " It was looked for at 127.0.0.1: on CPUs hosts find each other by their "
@@ -199,45 +220,58 @@ def lost(error: BaseException) -> str:
   )
 
 
-def leave(status: int) -> NoReturn:
+def end_at_once(status: int) -> NoReturn:
   """Ends this process at once, and by that the others."""
   sys.stdout.flush()
   sys.stderr.flush()
-  os._exit(status)
+  os._exit(status)  # A regular end would wait for the others.
 
 
 def rank() -> int:
-  """Which process this is, from 0."""
+  """Returns the index of this process, from 0."""
   return jax.process_index()
 
 
 def is_first() -> bool:
-  """Whether this process writes what people read."""
+  """Returns True if this process writes what people read."""
   return rank() == 0
 
 
-def agreed(flag: bool) -> bool:
-  """What the first process found, in all of them: files come and go."""
+def warn(message: str) -> None:
+  """Prints a message on stderr, once for all processes."""
+  if is_first():
+    print(message, file=sys.stderr)
+
+
+def broadcast_from_first(flag: bool) -> bool:
+  """Returns the flag of the first process in all of them.
+
+  For what is on disk: files come and go between two processes' looks.
+  """
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.broadcast_one_to_all(np.array(flag)))
 
 
-def all_agree(flag: bool) -> bool:
-  """Whether it is so in all of them."""
+def all_true(flag: bool) -> bool:
+  """Returns True if the flag is True in all processes."""
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).all())
 
 
-def wait(name: str) -> None:
-  """Returns when all processes have come here."""
+def wait_for_all(name: str) -> None:
+  """Returns when all processes have come here.
+
+  Args:
+    name: name of the place, the same in all processes.
+  """
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
-def asked_to_stop(step: int) -> bool:
-  """Whether all processes stop after this step, as one was sent SIGTERM.
+def is_stop_requested(step: int) -> bool:
+  """Returns True if all processes stop after a step, as one was sent SIGTERM.
 
   JAX tells the others, and they agree on a step. Called after every step.
   """

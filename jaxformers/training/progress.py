@@ -1,4 +1,4 @@
-"""How fast, and how long still: a bar on a terminal, plain lines elsewhere."""
+"""Speed and remaining time: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxformers.training import processes
 
 
 def duration(seconds: float) -> str:
-  """3671 as "1:01:11"."""
+  """Returns seconds as hours, minutes and seconds: 3671 as "1:01:11"."""
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 class Clock:
-  """Measures steps, and leaves compiling, evaluating and saving out.
+  """Measures steps, without compilation, evaluation and saving.
 
   Attributes:
-    steps: steps measured.
-    seconds: their time.
+    steps: number of steps measured.
+    seconds: time of these steps.
   """
 
   def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Clock:
     self._since = 0.0
 
   def tick(self) -> None:
-    """One more step is done. The first tick only starts the clock."""
+    """Counts a step that is done. The first tick only starts the clock."""
     now = time.perf_counter()
     if self._since:
       self.steps += 1
@@ -42,27 +42,33 @@ class Clock:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Leaves out what happens inside."""
+    """Leaves out the time of a block."""
+    # Move the start of the step under way by the time of the block.
     began = time.perf_counter()
     yield
     if self._since:
       self._since += time.perf_counter() - began
 
   def rate(self) -> float:
-    """Steps per second; 0 while nothing is measured."""
+    """Returns steps per second; 0 while nothing is measured."""
     return self.steps / self.seconds if self.seconds else 0.0
 
   def eta(self, steps: int) -> str:
-    """The time that some more steps will take, as text."""
+    """Returns the time that `steps` more steps will take, as text."""
     return duration(steps / self.rate()) if self.rate() else "?"
 
 
 class Progress:
-  """Shows where a run is on stderr.
+  """Shows the progress of a run on stderr.
 
   On a terminal a bar that stands still; elsewhere one line whenever something
   is logged, so that a log file stays readable. Of several processes the first
   alone shows anything.
+
+  Args:
+    total: last step.
+    step: step that the run starts from.
+    title: text before the bar.
   """
 
   def __init__(self, total: int, step: int, title: str) -> None:
@@ -87,15 +93,16 @@ class Progress:
     self._bar.close()
 
   def update(self, step: int, batch_size: int) -> None:
-    """A step is done."""
+    """Shows that a step is done."""
     self.clock.tick()
+    # The bar is drawn again at most ten times per second.
     self._bar.n = step
     if self.clock.rate():
       self._bar.set_postfix_str(self.speed(step, batch_size), refresh=False)
     self._bar.update(0)
 
   def speed(self, step: int, batch_size: int) -> str:
-    """Examples a second and the time still to go, as text."""
+    """Returns examples per second and the remaining time, as text."""
     rate = self.clock.rate() * batch_size
     return f"{rate:,.0f} examples/s, ETA {self.clock.eta(self._total - step)}"
 
@@ -108,7 +115,7 @@ class Progress:
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """Shows the name of what is not training, and keeps it off the clock."""
+    """Shows the name of a phase that is not training, and stops the clock."""
     with self.clock.paused():
       if self._is_terminal:
         self._bar.set_postfix_str(name, refresh=True)

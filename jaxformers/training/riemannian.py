@@ -21,7 +21,7 @@ from jaxformers.orthogonal.products import dot, reorthogonalize, transpose
 def riemannian(
   inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Runs an optimiser on the group where a leaf is named `*_orthogonal`.
+  """Returns an optimiser that keeps leaves named `*_orthogonal` orthogonal.
 
   For these leaves, q [..., d, d], the inner optimiser sees the gradient by a of
   q cayley(a) at a = 0, a strictly lower triangular matrix, and parameters of
@@ -33,7 +33,8 @@ def riemannian(
   max |q.T q - I| stays below 5e-6 in float32, however many there are.
 
   Args:
-    inner: any optimiser that treats leaves alike; its `params` must be given.
+    inner: any optimiser that treats leaves alike. The parameters must be given
+      to the `update` of the result.
   """
 
   def coordinates(params: Any) -> Any:
@@ -58,12 +59,14 @@ def riemannian(
         "argument."
       )
 
+    # Riemannian gradient: the part of q.T g that is tangent at the identity.
     def pull(path: Any, g: jax.Array, q: jax.Array) -> jax.Array:
       if not orthogonal.is_orthogonal(path):
         return g
       product = dot(transpose(q), g)
       return jnp.tril(product - transpose(product), -1)
 
+    # Retraction by the Cayley map, and correction of rounding.
     def move(path: Any, a: jax.Array, q: jax.Array) -> jax.Array:
       if not orthogonal.is_orthogonal(path):
         return a

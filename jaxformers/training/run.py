@@ -1,221 +1,164 @@
-"""One run: everything that its config names, built and checked."""
+"""A run: its checked config, its task, its model and its first state.
+
+Nothing is written here, and no optimiser is needed: `trainer` adds what
+training needs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import optax
 
 from jaxformers import config as configs
 from jaxformers import models, ranges, tasks, workdirs
-from jaxformers.data.engine.loader import Loader, pad_lengths, prefetch
+from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.errors import UserError
-from jaxformers.models import pretrained
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
-from jaxformers.training import (
-  evaluate,
-  optim,
-  parallel,
-  processes,
-  report,
-  resume,
-)
+from jaxformers.training import compilers, optim, resume
 from jaxformers.training import state as states
-from jaxformers.training.checkpoint import Restored
-from jaxformers.training.losses import OBJECTIVES
-from jaxformers.training.steps import train_step
-from jaxformers.training.store import Store
+from jaxformers.training.checkpoint import Checkpoints
+from jaxformers.training.layout import Layout
+from jaxformers.training.losses import LOSSES, Objective
 
 
-@dataclasses.dataclass
-class Memo:
-  """Memory of a run beside its state; plain JSON, saved with it.
-
-  Attributes:
-    window: sums since the last log line.
-    best: step and score of the best evaluation so far; {} before the first.
-    worse: evaluations since then.
-    train_seconds, wall_seconds: times of all processes that worked on the run,
-      up to the checkpoint.
-  """
-
-  window: dict[str, float] = dataclasses.field(default_factory=dict)
-  best: dict[str, float] = dataclasses.field(default_factory=dict)
-  worse: int = 0
-  train_seconds: float = 0.0
-  wall_seconds: float = 0.0
-
-
+@dataclasses.dataclass(frozen=True)
 class Run:
-  """One run of one seed: everything that its config names, built and checked.
+  """A run of one seed, as its config describes it.
 
   Attributes:
-    config: plain, as in `config.json`.
-    workdir: absolute.
-    store: store of the workdir.
-    task, model, state: from the config; state is that of step 0.
-    objective: objective of the model, which names the metric.
-    higher: whether more of what is selected by is better.
+    config: plain and complete, as in `config.json`.
+    workdir: absolute path of the folder of the run.
+    task: task with its splits.
+    model: model that is trained.
+    num_reference_params: number of parameters of the Transformer that
+      `config.reference` describes.
   """
 
-  def __init__(
-    self, config: Mapping[str, Any], workdir: Path, *, eval_only: bool = False
-  ) -> None:
-    self.config = configs.complete(config)
-    check_fields(self.config, eval_only=eval_only)
-    self.workdir = workdir
-    self.store = Store(workdir, self.config["store_seconds"])
-    self._began = time.perf_counter()
-    self.carried_seconds = 0.0
-    c = self.config
-    # What is evaluated lies on whatever devices there are.
-    self.layout = parallel.layout("" if eval_only else c["mesh"])
-    if eval_only:
-      resume.check_trained(workdir)
-      workdirs.read_config(workdir)
-    else:
-      _check_batch(c, self.layout.parts)
-    resume.check_config(workdir, c)
-    self.tx, self.schedule = optim.build(
-      c["optimizer"], c["schedule"], c["total_steps"]
-    )
-    for section in ("model", "reference"):
-      models.check(c[section], f"config.{section}")
-    self.task = tasks.get(**{"data_dir": c["data_dir"], **c["task"]})
-    self.model = _model(c["model"], self.task)
-    self.reference = models.size(_model(c["reference"], self.task))
-    self.objective = OBJECTIVES[self.model.objective]
-    metric = self.objective.metric
-    choose("field config.select", c["select"], (metric, "loss"))
-    self.higher = c["select"] == metric and self.objective.higher
-    create = functools.partial(
-      states.create, self.model, self.tx, averaged=c["ema_decay"] > 0
-    )
-    state = jax.jit(create, static_argnums=0)(c["seed"])
-    # A run that is taken up again has left them behind.
-    begun = processes.agreed(resume.has_checkpoints(workdir))
-    if c["pretrained"] and not eval_only and not begun:
-      params = pretrained.parameters(c["pretrained"], state.params)
-      average = state.average and jax.tree.map(jnp.copy, params)
-      state = state.replace(params=params, average=average)
-    self.state = self.layout.place(state)
-    self.train_step, self.place = parallel.compile_step(
-      c["parallel"],
-      functools.partial(
-        train_step,
-        model=self.model,
-        tx=self.tx,
-        seed=c["seed"],
-        accumulate=c["accumulate"],
-        smoothing=c["label_smoothing"],
-        ema_decay=c["ema_decay"],
-        prepare=self.layout.prepared,
-      ),
-      self.layout,
-      state=self.state,
-      donate=True,
-    )
-    lengths = pad_lengths(self.task.max_len, c["buckets"])
-    image = self.task.sizes().get("image")
-    self.layout.check_lengths(image[:1] if image else lengths)
-    self.evaluate = evaluate.Evaluator(
-      self.model, c["parallel"], c["eval_batch_size"], lengths, self.layout
-    )
-    self.loader = Loader(self.task.splits["train"], lengths, *self.layout.share)
-    self.order = self.loader.order(c["batch_size"], c["seed"])
+  config: dict[str, Any]
+  workdir: Path
+  task: Task
+  model: models.Model
+  num_reference_params: int
 
-  def begin(self) -> None:
-    """Writes the config and the vocabulary.
+  @property
+  def objective(self) -> Objective:
+    """Losses and metric of the model."""
+    return LOSSES[self.model.objective]
 
-    Called when everything could be built, and nothing in the workdir is of
-    another run.
-    """
-    if not processes.is_first():
-      return
-    workdir = self.workdir
-    workdir.mkdir(parents=True, exist_ok=True)
-    self.store.patiently(
-      "config.json", lambda: workdirs.write(workdir, "config.json", self.config)
-    )
-    self.store.patiently(
-      "the vocabulary", lambda: workdirs.write_vocabulary(workdir, self.task)
-    )
+  @property
+  def padded_lengths(self) -> tuple[int, ...]:
+    """Lengths that batches are padded to, ascending."""
+    return pad_lengths(self.task.max_len, self.config["buckets"])
 
-  def batches(self, start: int) -> Iterator[Any]:
-    """The batches of all steps from one on, counted from 0, on their devices.
+  def selection_score(self, scores: Mapping[str, Any]) -> float:
+    """Returns the score that selects a checkpoint; higher is better."""
+    select, objective = self.config["select"], self.objective
+    is_higher_better = select == objective.metric and objective.higher
+    return scores[select] if is_higher_better else -scores[select]
 
-    They are read and placed ahead, while the device is at work.
-    """
-
-    seed = self.config["seed"]
-
-    def make(step: int) -> Any:
-      return self.place(self.loader.batch(self.order(step), (seed, step)))
-
-    return prefetch(make, range(start, self.config["total_steps"]))
-
-  def finished_results(self) -> dict[str, Any] | None:
-    """Returns the content of `results.json` if this run has ended, or None."""
-    return resume.finished_results(
-      self.workdir, self.config, self.task.description()
-    )
-
-  def wall_seconds(self) -> float:
-    """Returns the time of this process and of those before it.
-
-    Of the latter, up to their last checkpoint.
-    """
-    return self.carried_seconds + time.perf_counter() - self._began
-
-  def results(
-    self, scores: Mapping[str, Any], best: Restored, memo: Memo
-  ) -> dict[str, Any]:
-    """The content of `results.json`.
+  def initial_state(
+    self, tx: optax.GradientTransformation | None = None
+  ) -> states.TrainState:
+    """Returns the state of step 0, before weights are loaded.
 
     Args:
-      scores: scores on the test split.
-      best: checkpoint that was scored.
-      memo: memory of the whole run.
+      tx: optimiser; None for a state without one.
     """
-    c, task = self.config, self.task
-    size = models.size(self.model)
-    return {
-      "task": task.name,
-      "protocol": task.protocol,
-      "selection": task.selection,
-      "model": c["model"]["name"],
-      "seed": c["seed"],
-      "metric": self.objective.metric,
-      **{key: value for key, value in scores.items() if key != "count"},
-      "examples": scores["count"],
-      "best_step": best.step,
-      "selection_score": best.score,
-      **({} if best.lost is None else {"damaged_best_step": best.lost}),
-      "baselines": task.baselines(),
-      "parameters": size,
-      "parameter_ratio": size / self.reference,
-      "metrics_records": len(workdirs.read_metrics(self.workdir)[0]),
-      "train_seconds": memo.train_seconds,
-      "wall_seconds": self.wall_seconds(),
-      "commit": report.commit(),
-      "hardware": report.hardware(),
-      "versions": report.versions(),
-      "data": dict(task.info),
-      "task_description": task.description(),
-      "max_len": task.max_len,
-      "config": c,
-    }
+    return jax.jit(self._create(tx), static_argnums=0)(self.config["seed"])
+
+  def scored_template(self, layout: Layout) -> states.TrainState:
+    """Returns shapes and placement of a state without an optimiser.
+
+    Args:
+      layout: devices on which the state is restored.
+    """
+    create = functools.partial(self._create(None), self.config["seed"])
+    shapes = jax.eval_shape(create)
+    return jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding
+      ),
+      shapes,
+      layout.state(shapes),
+    )
+
+  def _create(self, tx: optax.GradientTransformation | None) -> Any:
+    averaged = self.config["ema_decay"] > 0
+    return functools.partial(states.create, self.model, tx, averaged=averaged)
+
+  def checkpoints(self) -> Checkpoints:
+    """Opens the checkpoints of the run; see `Checkpoints`."""
+    return Checkpoints(self.workdir, self.task.description(), self.config)
 
 
-def _model(options: Mapping[str, Any], task: Task) -> models.Model:
-  return call("config.model", models.build, {**options, **task.sizes()})
+def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
+  """Opens a run for training.
+
+  All that can be checked without data is checked before data are prepared.
+
+  Args:
+    config: config of the run, as `jaxformers.config.base` makes it.
+    workdir: absolute path of the folder of the run; need not exist.
+
+  Raises:
+    UserError: for a config that cannot be trained, or for a workdir of a run of
+      another config.
+  """
+  c = configs.complete(config)
+  # Every field by itself.
+  check_fields(c)
+  # A batch splits evenly over devices and accumulated parts.
+  devices, parts = compilers.layout(c["mesh"]).parts, c["accumulate"]
+  over = f"{devices} device(s) in {parts} part(s) each"
+  compilers.check_batch("batch_size", c["batch_size"], devices * parts, over)
+  # Nothing in the workdir is of another config.
+  resume.check_workdir(workdir, c)
+  # Names and options of optimiser and schedule.
+  optim.build(c["optimizer"], c["schedule"], c["total_steps"])
+  return _build(c, workdir)
+
+
+def open_trained_run(
+  workdir: Path, config: Mapping[str, Any] | None = None
+) -> Run:
+  """Opens a run that has been trained, on whatever devices there are.
+
+  Args:
+    workdir: absolute path of the folder of the run.
+    config: config that the run must have; None for that of its `config.json`.
+
+  Raises:
+    UserError: if there is no run, if its `config.json` is of another program or
+      damaged, or if the run is of another config.
+  """
+  resume.check_trained(workdir)
+  saved = workdirs.read_config(workdir)
+  c = configs.complete(saved if config is None else config)
+  check_fields(c, eval_only=True)
+  resume.check_workdir(workdir, c)
+  return _build(c, workdir)
+
+
+def _build(config: dict[str, Any], workdir: Path) -> Run:
+  """Opens the data and builds the model of a checked config."""
+  # Wrong names are told before data are prepared, which may take long.
+  for section in ("model", "reference"):
+    models.check_names(config[section], f"config.{section}")
+  task = tasks.get(**{"data_dir": config["data_dir"], **config["task"]})
+  model, reference = (
+    call("config.model", models.build, {**config[section], **task.sizes()})
+    for section in ("model", "reference")
+  )
+  metric = LOSSES[model.objective].metric
+  choose("field config.select", config["select"], (metric, "loss"))
+  return Run(config, workdir, task, model, models.size(reference))
 
 
 def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
@@ -228,15 +171,20 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
       versions can still be scored.
   """
   if eval_only:
-    open_fields = {k: v for k, v in config.items() if k in configs.FREE}
-    return ranges.check(open_fields, "config")
+    fields = configs.RESUMABLE_FIELDS
+    return ranges.check(
+      {k: v for k, v in config.items() if k in fields}, "config"
+    )
   c = config
+  # Names, types and ranges of all fields.
   for field in c:
     choose("config field", field, configs.FIELDS)
   ranges.check(c, "config")
-  choose("parallel mode", c["parallel"], parallel.COMPILERS)
-  metrics = {objective.metric for objective in OBJECTIVES.values()}
+  # Choices.
+  choose("parallel mode", c["parallel"], compilers.COMPILERS)
+  metrics = {objective.metric for objective in LOSSES.values()}
   choose("field config.select", c["select"], sorted(metrics | {"loss"}))
+  # Fields that depend on each other.
   warmup_steps = c["schedule"].get("warmup_steps", 0)
   if warmup_steps > c["total_steps"]:
     raise UserError(
@@ -246,13 +194,7 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
     )
   if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
     raise UserError(
-      f"config.ema_decay={c['ema_decay']} with orthogonal_map='matrix': the "
-      "average of orthogonal matrices is none. Choose another map, or 0."
+      f"config.ema_decay={c['ema_decay']} does not go with "
+      "config.model.orthogonal_map='matrix', because the average of orthogonal "
+      "matrices is not orthogonal: choose another map, or ema_decay=0."
     )
-
-
-def _check_batch(config: Mapping[str, Any], devices: int) -> None:
-  accumulate = config["accumulate"]
-  what = f"{devices} device(s) in {accumulate} part(s) each"
-  size = config["batch_size"]
-  parallel.check_batch("batch_size", size, devices * accumulate, what)

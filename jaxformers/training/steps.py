@@ -7,28 +7,16 @@ compiler takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformers import orthogonal
 from jaxformers.models import Model
-from jaxformers.models.mixers.transject import FOLDED, fold
-from jaxformers.training.losses import OBJECTIVES, Batch, Sums, sown_losses
+from jaxformers.models.variables import Placement, make_variables
+from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
-
-
-def prepared(params: Any, name: str) -> dict[str, Any]:
-  """What a model is applied to: `params`, and all that is made of them alone.
-
-  That is the `rotations` of a map, and what Random-TransJect has `folded`.
-  """
-  rotations = orthogonal.rotations(params, name)
-  folded = fold(params, rotations, name)
-  return {"params": params, "rotations": rotations, FOLDED: folded}
 
 
 def _forward(
@@ -39,8 +27,8 @@ def _forward(
   model: Model,
   smoothing: float,
 ) -> tuple[jax.Array, Sums]:
-  """The sum to minimise over a batch, and the sums of its objective."""
-  objective = OBJECTIVES[model.objective]
+  """Returns the sum to minimise over a batch, and the sums of its objective."""
+  objective = LOSSES[model.objective]
   output, sown = model.apply(
     variables,
     *objective.inputs(batch),
@@ -60,14 +48,16 @@ def _gradients(
   model: Model,
   smoothing: float,
   accumulate: int,
-  prepare: Callable[[Any, str], dict[str, Any]],
+  placement: Placement | None,
 ) -> tuple[Any, Sums]:
-  """Summed gradients and metrics, the batch taken in `accumulate` parts.
+  """Returns summed gradients and metrics of a batch in `accumulate` parts.
 
   The orthogonal matrices are made once, before the parts, and their gradients
   carried back to the parameters once, after them.
   """
-  variables, pull = jax.vjp(lambda p: prepare(p, model.orthogonal_map), params)
+  variables, pull = jax.vjp(
+    lambda p: make_variables(model, p, placement), params
+  )
 
   def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
     grad = jax.grad(_forward, has_aux=True)
@@ -84,8 +74,8 @@ def _gradients(
     shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def add(total: Any, one: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-      return jax.tree.map(jnp.add, total, part(*one)), None
+    def add(total: Any, args: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+      return jax.tree.map(jnp.add, total, part(*args)), None
 
     (grads, sums), _ = jax.lax.scan(add, zeros, (parts, keys))
   return pull(grads)[0], sums
@@ -101,27 +91,29 @@ def train_step(
   accumulate: int = 1,
   smoothing: float = 0.0,
   ema_decay: float = 0.0,
-  prepare: Callable[[Any, str], dict[str, Any]] = prepared,
+  placement: Placement | None = None,
   axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
-  """One update from one batch.
+  """Returns the state after one update from one batch.
 
   Args:
-    state: of step t; dropout keys are a function of (seed, t).
+    state: state of step t; dropout keys are a function of (seed, t).
     batch: `inputs`, `targets` and `weights`; see the model's objective in
       `losses`.
     model: from `models.build`.
     tx: the optimiser.
-    seed: of the run.
+    seed: seed of the run.
     accumulate: number of parts the batch is taken in; must divide b.
-    smoothing: of labels.
-    ema_decay: of the average of parameters that is evaluated; 0 for none.
-    prepare: as `prepared`, of (parameters, map).
-    axis_name: of pmap, or None.
+    smoothing: share of the target that all classes get.
+    ema_decay: decay of the average of parameters that is evaluated; 0 for
+      none.
+    placement: where parameters lie on a mesh; None for one device.
+    axis_name: axis that pmap maps over, or None.
 
   Returns:
     The state of step t + 1, and the sums of the objective.
   """
+  # Dropout keys depend on seed, step and device.
   key = jax.random.fold_in(jax.random.key(seed), state.step)
   if axis_name is not None:
     key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
@@ -132,10 +124,11 @@ def train_step(
     model=model,
     smoothing=smoothing,
     accumulate=accumulate,
-    prepare=prepare,
+    placement=placement,
   )
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
+  # The only division: by all examples of the batch.
   count = jnp.maximum(sums["count"], 1)
   grads = jax.tree.map(lambda g: g / count, grads)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -153,15 +146,15 @@ def eval_step(
   model: Model,
   axis_name: str | None = None,
 ) -> Sums:
-  """The sums of the objective over one batch, without dropout.
+  """Returns the sums of the objective over one batch, without dropout.
 
   Args:
-    variables: of `prepared`, made once for the whole evaluation.
+    variables: from `make_variables`, made once for the whole evaluation.
     batch: as for `train_step`; examples of weight 0 do not count.
     model: from `models.build`.
-    axis_name: of pmap, or None.
+    axis_name: axis that pmap maps over, or None.
   """
-  objective = OBJECTIVES[model.objective]
+  objective = LOSSES[model.objective]
   output = model.apply(variables, *objective.inputs(batch), train=False)
   extra = jnp.zeros(len(batch["weights"]), jnp.float32)
   _, sums = objective.sums(output, batch, extra, 0.0)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxformers import durable, workdirs
 from jaxformers.errors import UserError
-from jaxformers.training import processes
-from jaxformers.training.store import Store
+from jaxformers.training import disk, processes
 
 
-def _require(module: str, extra: str) -> Any:
+def _import_optional(module: str, extra: str) -> Any:
+  """Imports the library of an extra of setup.cfg, or says how to install it."""
   try:
     return importlib.import_module(module)
   except ImportError:
@@ -26,18 +25,23 @@ def _require(module: str, extra: str) -> Any:
     ) from None
 
 
-def _cut(folder: Path, step: int) -> None:
-  """Leaves the records up to a step, in a file that is whole at any time.
+def _cut_metrics(workdir: Path, step: int) -> None:
+  """Leaves the records up to a step in a file that is whole at any time.
 
-  Lines that are damaged are left out, and told.
+  Damaged lines are left out, with a message.
   """
-  path = folder / "metrics.jsonl"
+  path = workdir / "metrics.jsonl"
   if step and not path.exists():
-    _tell(f"{path} is not there: the metrics up to step {step} are lost.")
+    processes.warn(
+      f"{path} is not there: the metrics up to step {step} are lost."
+    )
   path.touch()
-  records, damaged = workdirs.read_metrics(folder)
+  records, damaged = workdirs.read_metrics(workdir)
   if damaged:
-    _tell(f"{path}: damaged lines were left out ({_numbers(damaged)}).")
+    first = ", ".join(str(number) for number in damaged[:5])
+    more = ", ..." if len(damaged) > 5 else ""
+    processes.warn(f"{path}: damaged lines were left out ({first}{more}).")
+  # Write the other records anew, if the file holds anything else.
   lines = []
   for record in records:
     if record["step"] <= step:
@@ -48,38 +52,36 @@ def _cut(folder: Path, step: int) -> None:
     durable.write_text(path, text)
 
 
-def _numbers(lines: list[int]) -> str:
-  first = ", ".join(str(number) for number in lines[:5])
-  return first + (", ..." if len(lines) > 5 else "")
-
-
-def _tell(message: str) -> None:
-  print(message, file=sys.stderr)
-
-
 class Writers:
   """Writes scalars of a step to every place that the config names.
 
-  A run that is taken up again first cuts `metrics.jsonl` back to the step it
-  starts from, so no step stands there twice. Of several processes the first
-  alone writes.
+  A run that goes on first cuts `metrics.jsonl` back to the step it starts from,
+  so no step stands there twice. Of several processes the first alone writes.
+
+  Args:
+    workdir: workdir of the run.
+    step: step that the run starts from.
+    config: config of the run, of which `tensorboard` and `wandb` are read.
   """
 
   def __init__(
-    self, store: Store, step: int, config: Mapping[str, Any]
+    self, workdir: Path, step: int, config: Mapping[str, Any]
   ) -> None:
-    self._store, workdir = store, store.folder
+    self._workdir = workdir
     self._path = self._board = self._wandb = None
     if not processes.is_first():
       return
+    # A library that is missing is an error before anything is written.
     board = wandb = None
     if config["tensorboard"]:
-      board = _require("tensorboardX", "tensorboard")
+      board = _import_optional("tensorboardX", "tensorboard")
     if config["wandb"]:
-      wandb = _require("wandb", "wandb")
+      wandb = _import_optional("wandb", "wandb")
+    # Records after the step are computed again.
     path = workdir / "metrics.jsonl"
-    store.patiently(path.name, lambda: _cut(workdir, step))
-    self._path, self._end = path, path.stat().st_size
+    with disk.saving(path.name, workdir):
+      _cut_metrics(workdir, step)
+    self._path = path
     if board:
       self._board = board.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
@@ -105,24 +107,19 @@ class Writers:
     """Writes scalars, named like "train/loss".
 
     Raises:
-      OSError: if the store was in trouble for too long.
+      OSError: if the disk is full or absent.
     """
     if self._path:
       line = workdirs.metrics_line(step, scalars).encode()
-
-      def append() -> int:
-        # Not "ab", which would make the file anew where it is not; and from
-        # where the last whole line ends.
-        with self._path.open("r+b") as file:
-          file.truncate(self._end)
-          file.seek(self._end)
-          file.write(line)
-          file.flush()
-          os.fsync(file.fileno())
-        return len(line)
-
-      what = f"the metrics of step {step}"
-      self._end += self._store.patiently(what, append)
+      with (
+        disk.saving(f"Metrics of step {step}", self._workdir),
+        # Not "ab", which would make a file that is gone anew.
+        self._path.open("r+b") as file,
+      ):
+        file.seek(0, os.SEEK_END)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
     if self._board:
       for name, value in scalars.items():
         self._board.add_scalar(name, value, step)

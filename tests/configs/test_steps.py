@@ -1,5 +1,6 @@
 """Every config at size=tiny is prepared and trained for some steps."""
 
+import dataclasses
 import math
 
 import chex
@@ -7,20 +8,27 @@ import jax
 import pytest
 
 from jaxformers import config as c
+from jaxformers import tasks
 from jaxformers.analysis.evaluation import segmentation
+from jaxformers.data.sets import ag_news, imdb
 from jaxformers.training import loop
-from jaxformers.training.run import Run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer, begin
+from tests.data import archives as layouts
 from tests.data import scenes
 from tests.marks import long_except
 
 STEPS = 8
-# What keeps a test short; but for its depth the model is the config's own.
+# Options that keep a test short; the model is the config's, except for depth.
 GENERATED = {
-  "lra/listops": dict(num_train=200, num_validation=20, num_test=20),
+  "lra/listops": dict(
+    **dict(num_train=200, num_validation=20, num_test=20),
+    **dict(min_length=100, max_length=500),
+  ),
   "lra/pathfinder": dict(num_images=200),
   "lra/pathx": dict(num_images=20),
 }
-# One of each archive, which takes long to prepare.
+# Real archives, which take long to prepare: one of each layout.
 ARCHIVES = {
   "lra/text": ("aclImdb_v1.tar.gz", {}),
   "lra/retrieval": (
@@ -33,6 +41,18 @@ ARCHIVES = {
     dict(vocab_size=1_000, protocol="test_only"),
   ),
 }
+# Archives of the same layouts with few examples, by the number of each.
+SMALL_ARCHIVES = {
+  "lra/text": (layouts.imdb(20), {}),
+  "lra/retrieval": (
+    layouts.aan({"train": 60, "validation": 6, "test": 8}),
+    dict(num_train=60, num_validation=6, num_test=8),
+  ),
+  "short/ag_news": (
+    layouts.ag_news({"train": 10, "test": 20}),
+    dict(vocab_size=60, protocol="test_only"),
+  ),
+}
 
 
 def some_steps(name, folder, workdir, **options):
@@ -40,21 +60,28 @@ def some_steps(name, folder, workdir, **options):
   config.update(data_dir=str(folder), total_steps=STEPS)
   config.schedule.warmup_steps = 2
   config.batch_size = 2 if name == "lra/pathx" else 8
-  config.buckets = 1  # Every length is compiled.
-  config.model.num_layers = min(config.model.num_layers, 4)  # So is a layer.
+  config.buckets = 1  # Every length is compiled, and so is every layer.
+  config.model.num_layers = min(config.model.num_layers, 2)
   config.task.update(options)
-  this = Run(config, workdir)
-  this.begin()
+  run = Trainer(open_run(config, workdir))
+  begin(run.run)
   losses = []
-  for batch in this.batches(0):
-    this.state, sums = this.train_step(this.state, batch)
+  for batch in run.batches(0):
+    run.state, sums = run.train_step(run.state, batch)
     losses.append(float(sums["objective"]))
   assert len(losses) == STEPS
   assert all(math.isfinite(loss) for loss in losses)
-  assert int(this.state.step) == STEPS
+  assert int(run.state.step) == STEPS
   rows, *_ = jax.tree.leaves(batch["inputs"].shape)
   assert rows == config.batch_size
-  return this
+  return run
+
+
+def check_texts(name, run, workdir):
+  """A text of unknown origin is marked so, and its vocabulary is kept."""
+  assert run.task.info["authors_checksum"] is False
+  assert (workdir / "vocabulary.json").exists()
+  assert (workdir / "tokenizer.json").exists() == name.startswith("short")
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +102,14 @@ def test_a_language_model_of_a_folder(tmp_path, one_device):
   for name, words in (("train", 3_000), ("valid", 300), ("test", 300)):
     text = "\n".join(f"word {k * k % 97} and {k % 13}" for k in range(words))
     (tmp_path / "text" / f"{name}.txt").write_text(text)
-  this = some_steps(
+  run = some_steps(
     "lm/text",
     tmp_path / "data",
     tmp_path / "run",
     archive=str(tmp_path / "text"),
     vocab_size=300,
   )
-  assert this.task.info["authors_checksum"]
+  assert run.task.info["authors_checksum"]
   assert (tmp_path / "run" / "tokenizer.json").exists()
 
 
@@ -95,10 +122,10 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   config.update(data_dir=str(tmp_path), batch_size=2, eval_batch_size=2)
   config.update(total_steps=4, log_steps=2, eval_steps=2, checkpoint_steps=2)
   config.model.update(num_layers=2, d_model=24)
-  # A step sees what it would see in a run that was taken up there.
-  this = Run(config, tmp_path / "look")
-  *_, last = this.batches(0)
-  chex.assert_trees_all_equal(next(this.batches(3)), last)
+  # A step of a resumed run sees the same batch.
+  run = Trainer(open_run(config, tmp_path / "look"))
+  *_, last = run.batches(0)
+  chex.assert_trees_all_equal(next(run.batches(3)), last)
   results = loop.run(config, tmp_path / "run")
   assert 0 <= results["mean_iou"] <= 1
   assert results["metric"] == "mean_iou"
@@ -106,16 +133,37 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   lines = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert "validation/mean_iou" in lines
   trained = segmentation.trained.load(tmp_path / "run")
-  assert segmentation.measure(trained)["count"] == 3
+  assert segmentation.evaluate_segmenter(trained)["count"] == 3
 
 
-@pytest.mark.parametrize(
-  "name", long_except({*ARCHIVES} - {"vision/cifar10"}, sorted(ARCHIVES))
-)
-def test_from_an_archive(name, archives, prepared, tmp_path, one_device):
+@pytest.fixture
+def few(monkeypatch):
+  """Lets data sets expect the few examples of the small archives."""
+  monkeypatch.setattr(imdb, "PER_LABEL", 20)
+  monkeypatch.setattr(ag_news, "PER_LABEL", {"train": 10, "test": 20})
+  held_out = {"imdb": 8, "ag_news": 8, "test_only": 10}
+  monkeypatch.setattr(tasks.short, "HELD_OUT", held_out)
+  protocols = tasks.text.PROTOCOLS
+  protocol = dataclasses.replace(protocols["jaxformers"], held_out=8)
+  changed = protocols | {"jaxformers": protocol}
+  monkeypatch.setattr(tasks.text, "PROTOCOLS", changed)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL_ARCHIVES))
+def test_from_a_small_archive(name, few, tmp_path, one_device):
+  files, options = SMALL_ARCHIVES[name]
+  path = layouts.write_tar(tmp_path / "archive.tar.gz", files)
+  workdir = tmp_path / "run"
+  run = some_steps(
+    name, tmp_path / "data", workdir, archive=str(path), **options
+  )
+  check_texts(name, run, workdir)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(ARCHIVES))
+def test_from_a_real_archive(name, archives, prepared, tmp_path, one_device):
   file, options = ARCHIVES[name]
   options = {"archive": str(archives / file)} | options
-  this = some_steps(name, prepared, tmp_path, **options)
-  assert this.task.info["authors_checksum"] is False
-  assert (tmp_path / "vocabulary.json").exists()
-  assert (tmp_path / "tokenizer.json").exists() == name.startswith("short")
+  run = some_steps(name, prepared, tmp_path, **options)
+  check_texts(name, run, tmp_path)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,8 +12,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
-PACKED = "setup.cfg pyproject.toml README.md LICENSE jaxformers configs launch"
-RECORDER = """#!/usr/bin/env python3
+SOFTMAX = "jaxformers/models/mixers/softmax.py"
+# A file of each part that is installed, beside the launchers.
+PACKED = (
+  *("setup.cfg", "pyproject.toml", "README.md", "LICENSE"),
+  *("configs/lra/text.py", SOFTMAX),
+)
+# Without site packages it starts several times as fast.
+RECORDER = (
+  f"#!{sys.executable} -SE"
+  + """
 import json, os, sys
 with open(os.environ["RECORD"], "a") as file:
   json.dump(sys.argv, file)
@@ -22,6 +31,7 @@ if sys.argv[1:3] == ["apply", "-f"]:
 print(os.environ.get("SAYS", ""))
 sys.exit(int(os.environ.get("STATUS", "0")))
 """
+)
 
 
 @pytest.fixture
@@ -59,27 +69,44 @@ def run(tmp_path):
 POD = ("--name", "pod", "--zone", "z")
 
 
-def test_a_pod_from_creation_to_deletion(run):
+@pytest.fixture
+def unpacked(tmp_path):
+  """A folder like an unpacked archive: every part, but no git checkout."""
+  folder = tmp_path / "outer" / "unpacked"
+  for name in PACKED:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+  shutil.copytree(LAUNCH, folder / "launch")
+  return folder
+
+
+@pytest.fixture
+def pod(unpacked):
+  """Path of the launcher of pods in a folder of its own."""
+  return str(unpacked / "launch" / "tpu_pod.sh")
+
+
+def test_a_pod_from_creation_to_deletion(run, pod):
   head = ["gcloud", "compute", "tpus", "tpu-vm"]
-  _, (made,) = run("tpu_pod.sh", "create", *POD, "--type", "v4-32", "--spot")
+  _, (made,) = run(pod, "create", *POD, "--type", "v4-32", "--spot")
   assert made[:6] == [*head, "create", "pod"]
   assert made[made.index("--accelerator-type") + 1] == "v4-32"
   assert "--spot" in made
   assert made[-2:] == ["--zone", "z"]
-  _, (copied, installed) = run("tpu_pod.sh", "install", *POD)
+  _, (copied, installed) = run(pod, "install", *POD)
   assert copied[4] == "scp"
   assert "--worker=all" in copied
   assert "pip install --quiet -e '.[tpu]'" in installed[7]
-  _, (told,) = run("tpu_pod.sh", "prepare", *POD, "--", "listops")
-  assert "jaxformers.prepare listops" in told[7]
+  _, (told,) = run(pod, "prepare", *POD, "--", "listops")
+  assert "-m jaxformers prepare listops" in told[7]
   arguments = ("--config", "a.py:b=c", "--workdir", "/a b")
-  _, (started,) = run("tpu_pod.sh", "run", *POD, "--", *arguments)
+  _, (started,) = run(pod, "run", *POD, "--", *arguments)
   assert started[5:7] == ["pod", "--worker=all"]
   command = "jaxformers.main --distributed --config a.py:b=c --workdir /a\\ b"
   assert command in started[7]
-  _, (told,) = run("tpu_pod.sh", "stop", *POD)
+  _, (told,) = run(pod, "stop", *POD)
   assert told[6] == "--worker=0"
-  _, (gone,) = run("tpu_pod.sh", "delete", *POD, "--project", "p")
+  _, (gone,) = run(pod, "delete", *POD, "--project", "p")
   assert gone[4:] == [
     *("delete", "pod", "--quiet", "--zone", "z"),
     "--project",
@@ -87,27 +114,50 @@ def test_a_pod_from_creation_to_deletion(run):
   ]
 
 
-def test_an_unpacked_archive_is_installed_without_git(run, tmp_path):
-  folder = tmp_path / "outer" / "unpacked"
-  for name in PACKED.split():
-    copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-    folder.mkdir(parents=True, exist_ok=True)
-    copy(ROOT / name, folder / name)
-  cache = folder / "jaxformers" / "data" / "__pycache__"
-  cache.mkdir(exist_ok=True)
-  (cache / "stale.pyc").touch()
-  (folder / "runs").mkdir()
-  if shutil.which("git"):  # A repository around it is not its own.
-    subprocess.run(["git", "init", "-q", folder.parent], check=True)
-  script = folder / "launch" / "tpu_pod.sh"
+def git(*arguments):
+  if not shutil.which("git"):
+    pytest.skip("no git")
+  name = ("-c", "user.name=n", "-c", "user.email=e")
+  subprocess.run(["git", *name, *arguments], check=True)
+
+
+def installed_files(run, script, tmp_path):
+  """Runs the launcher: what it said, and the names of the files it copies."""
   ran, (copied, _) = run(script, "install", *POD, TMPDIR=str(tmp_path))
   assert ran.returncode == 0, ran.stderr
-  assert f"{folder} is no git checkout" in ran.stderr
   with tarfile.open(copied[5]) as archive:
-    names = archive.getnames()
-  assert {name.split("/")[0] for name in names} == {*PACKED.split()}
-  assert "jaxformers/models/mixers/softmax.py" in names
+    return ran.stderr, archive.getnames()
+
+
+@pytest.mark.parametrize("is_inside_a_repository", [False, True])
+def test_an_unpacked_archive_is_installed_without_git(
+  run, pod, unpacked, tmp_path, is_inside_a_repository
+):
+  cache = unpacked / "jaxformers" / "data" / "__pycache__"
+  cache.mkdir(parents=True)
+  (cache / "stale.pyc").touch()
+  (unpacked / "runs").mkdir()
+  if is_inside_a_repository:
+    git("init", "-q", unpacked.parent)
+  said, names = installed_files(run, pod, tmp_path)
+  assert f"{unpacked} is no git checkout" in said
+  parts = {name.split("/")[0] for name in PACKED} | {"launch"}
+  assert {name.split("/")[0] for name in names} == parts
+  assert SOFTMAX in names
   assert not [name for name in names if "__pycache__" in name]
+
+
+def test_of_a_checkout_what_is_committed_is_installed(
+  run, pod, unpacked, tmp_path
+):
+  git("init", "-q", unpacked)
+  git("-C", unpacked, "add", ".")
+  git("-C", unpacked, "commit", "-q", "-m", "Add all")
+  (unpacked / "jaxformers" / "draft.py").touch()
+  said, names = installed_files(run, pod, tmp_path)
+  assert said == ""
+  assert SOFTMAX in names
+  assert "jaxformers/draft.py" not in names
 
 
 @pytest.mark.parametrize(
@@ -117,9 +167,9 @@ def test_an_unpacked_archive_is_installed_without_git(run, tmp_path):
     ("PREEMPTED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
   ],
 )
-def test_a_pod_is_left_alone_or_made_anew(run, state, verbs):
+def test_a_pod_is_left_alone_or_made_anew(run, pod, state, verbs):
   ran, calls = run(
-    *("tpu_pod.sh", "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
+    *(pod, "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
     SAYS=state,
   )
   assert ran.returncode == 0, ran.stderr

@@ -180,12 +180,7 @@ def test_defaults_of_a_recipe_hold_where_a_mixer_has_the_option():
   """And has none of its own; what a config says of the mixer comes first."""
 
   def heads_of(name, **options):
-    return (
-      models.build(name, **SIZES, **options)
-      .encoder.keywords["block"]
-      .keywords["mixer"]
-      .keywords
-    )
+    return models.build(name, **SIZES, **options).config.mixer_options()
 
   shared = {"mixer_defaults": {"num_heads": 4, "dropout_rate": 0.1}}
   assert heads_of("transformer", **shared)["num_heads"] == 4

@@ -166,7 +166,7 @@ def build(num_layers, fidelity):
 def test_the_model_has_lambda_of_the_papers_vision_runs():
   kw = {"vocab_size": 9, "max_len": 9, "num_classes": 2, "d_model": 8}
   model = models.build("neutreno", num_layers=2, mixer={"num_heads": 2}, **kw)
-  block = model.encoder(parent=None).block(parent=None)
+  block = model.stacks()["encoder"]
   assert block.mixer(parent=None).fidelity == 0.6
 
 

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from jaxformers.models.attention import MIXERS, Attention
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.variants import MODELS, Variant
 
 

@@ -147,5 +147,5 @@ def test_a_prepared_set_of_several_texts_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(Pages, "names", ("title", "body"))
   made = Pages(data_dir=tmp_path / "sets", file_format="array_record")
   made.download_and_prepare()
-  with pytest.raises(ValueError, match="of text (body|title), "):
+  with pytest.raises(ValueError, match="and among them (body|title), "):
     load(tmp_path / "sets" / "pages" / "1.0.0", tmp_path)

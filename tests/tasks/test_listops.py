@@ -79,7 +79,7 @@ def test_lras_own_files(tmp_path):
     read.splits["train"].tokens, task.splits["train"].tokens
   )
   assert read.info["source"] == "tsv"
-  with pytest.raises(ValueError, match="settings of generated data"):
+  with pytest.raises(ValueError, match="settings for generated data"):
     load(tmp_path / "data", archive=str(tmp_path / "tsv"))
 
 

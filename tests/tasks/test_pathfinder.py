@@ -61,7 +61,7 @@ def test_lras_files(tmp_path):
     num_images=10,
   )
   assert task.info["source"] == "pathfinder32"
-  with pytest.raises(ValueError, match="seed=3 is of generated data"):
+  with pytest.raises(ValueError, match="seed=3 is for generated data"):
     load(str(tmp_path), archive=str(tmp_path), seed=3)
   with pytest.raises(ValueError, match="holds 10 .* instead of 11"):
     load(

@@ -8,9 +8,9 @@ from jaxformers.tasks import pixels
 @pytest.mark.parametrize(
   ("protocol", "inputs", "size"),
   [
-    (pixels.Protocol(), [1, 11, 256], 257),
-    (pixels.Protocol(pad_is_zero=True), [0, 10, 255], 256),
-    (pixels.Protocol(scale=(0.0, 255.0)), [0, 10 / 255, 1], 0),
+    (pixels.PixelProtocol(), [1, 11, 256], 257),
+    (pixels.PixelProtocol(pad_is_zero=True), [0, 10, 255], 256),
+    (pixels.PixelProtocol(scale=(0.0, 255.0)), [0, 10 / 255, 1], 0),
   ],
 )
 def test_what_a_pixel_becomes(protocol, inputs, size):

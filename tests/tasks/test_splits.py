@@ -61,3 +61,16 @@ def test_pytorchs_split_is_drawn_in_the_order_of_the_keys():
     "validation": [9],
     "test": [3, 7],
   }
+
+
+def test_validation_is_held_out_or_the_test_split():
+  train, test = numbered(20), numbered(6)
+  held_out = splits.with_validation({"train": train, "test": test}, 4)
+  assert {name: len(split) for name, split in held_out.items()} == {
+    "train": 16,
+    "test": 6,
+    "validation": 4,
+  }
+  same = splits.with_validation({"train": train, "test": test}, 0)
+  assert same["train"] is train
+  assert same["validation"] is same["test"] is test

@@ -11,7 +11,7 @@ from jaxformers import prepare, tasks
 from jaxformers.data.engine import builder, source
 from jaxformers.data.sets import cifar100
 from jaxformers.tasks import vision
-from jaxformers.training import report
+from jaxformers.training import summary
 from tests.data.archives import write_folder
 
 
@@ -92,7 +92,7 @@ def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
   assert json.loads(json.dumps(task.info)) == task.info
   sha256 = task.info["sha256"]
   assert sha256.startswith("listing-")
-  assert "not the authors' counts" in report.table(
+  assert "not the authors' counts" in summary.table(
     RESULTS | {"data": task.info}
   )
   assert "counts                not the authors'" in prepare.summary(task)
@@ -154,7 +154,9 @@ def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
 
 
 def test_what_images_cannot_be(tmp_path):
-  with pytest.raises(ValueError, match="has to be fetched by its user"):
+  with pytest.raises(
+    ValueError, match="imagenet2012 cannot be downloaded: fetch it"
+  ):
     tasks.get("imagenet2012", data_dir=str(tmp_path))
   with pytest.raises(ValueError, match=r"There is no folder .*train"):
     tasks.get("imagenet2012", data_dir=str(tmp_path), archive=str(tmp_path))

@@ -227,7 +227,7 @@ def test_docs_show_what_the_commands_print(capsys, monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
   text = (request.config.rootpath / "docs/depth.md").read_text()
   for module, name in ((b, "bounds"), (advise, "advise")):
-    command = f"    python -m jaxformers.theory.{name} "
+    command = f"    python -m jaxformers {name} "
     [line] = [x for x in text.splitlines() if x.startswith(command)]
     module.main(line.removeprefix(command).split())
     printed = capsys.readouterr().out.splitlines()

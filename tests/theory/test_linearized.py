@@ -9,7 +9,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks import BLOCKS
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.theory import bounds
 from jaxformers.theory import linearized as lin
 

@@ -12,10 +12,9 @@ import pytest
 
 from jaxformers import config as configs
 from jaxformers import workdirs
-from jaxformers.training import store
-from jaxformers.training.checkpoint import Checkpoints, checksums
+from jaxformers.training import checkpoint
+from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.state import TrainState
-from jaxformers.training.store import Store
 from tests.damages import KINDS, damage
 
 # tensorstore prints the reads that were under way when one of them failed.
@@ -33,11 +32,11 @@ def state(step, width=3):
   return TrainState(jnp.int32(step), {"w": value}, (value * 2,))
 
 
-def there(folder, seconds=0.0):
-  """The store of a run that has begun."""
+def there(folder):
+  """The workdir of a run that has begun."""
   folder.mkdir(exist_ok=True)
   (folder / "config.json").touch()
-  return Store(folder, seconds)
+  return folder
 
 
 def save(folder, *scores):
@@ -59,9 +58,9 @@ def data_files(folder, step):
 
 def test_the_latest_comes_back_bit_for_bit(tmp_path):
   save(tmp_path, None, 0.5)
-  found, memo = restored(tmp_path)
-  chex.assert_trees_all_equal(found, state(2))
-  assert memo == {"note": 2}
+  latest, loop_state = restored(tmp_path)
+  chex.assert_trees_all_equal(latest, state(2))
+  assert loop_state == {"note": 2}
 
 
 def test_nothing_to_restore(tmp_path):
@@ -90,8 +89,8 @@ def test_the_placement_is_that_of_the_example(tmp_path):
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     like = jax.device_put(state(0), whole)
-    found, _ = checkpoints.restore_latest(like)
-  assert found.params["w"].sharding == whole
+    latest, _ = checkpoints.restore_latest(like)
+  assert latest.params["w"].sharding == whole
 
 
 def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
@@ -100,8 +99,8 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
-  found, _ = restored(tmp_path)
-  assert found.step == 1
+  latest, _ = restored(tmp_path)
+  assert latest.step == 1
   assert "damaged" in capsys.readouterr().err
   # It is set aside, so that step 2 can be saved again.
   assert (tmp_path / "checkpoints" / "damaged-2").exists()
@@ -123,13 +122,13 @@ def test_no_damage_changes_what_is_restored(tmp_path, capsys, kind):
     shutil.copytree(tmp_path / "whole", folder)
     here = folder / "checkpoints" / "2"
     damage(here / name, kind, [here / other for other in names], rng)
-    with Checkpoints(Store(folder), ABOUT, CONFIG) as checkpoints:
+    with Checkpoints(folder, ABOUT, CONFIG) as checkpoints:
       best = checkpoints.restore_best(state(0))
-      found, memo = checkpoints.restore_latest(state(0))
+      latest, loop_state = checkpoints.restore_latest(state(0))
     told = capsys.readouterr().err
-    step = int(found.step)
-    chex.assert_trees_all_equal(found, state(step))
-    assert memo == {"note": step}
+    step = int(latest.step)
+    chex.assert_trees_all_equal(latest, state(step))
+    assert loop_state == {"note": step}
     assert (best.step, best.score) == ((1, 0.5) if step == 1 else (2, 0.9))
     assert ("damaged" in told) == (step == 1)
     shutil.rmtree(folder)
@@ -139,7 +138,7 @@ def test_a_best_whose_score_is_lost_is_told(tmp_path, capsys):
   """The latest is the best, and nothing but its own memory knows it."""
   save(tmp_path, 0.5, 0.9)
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
-  with Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints:
     best = checkpoints.restore_best(state(0))
   assert (best.step, best.lost) == (1, 2)
   assert "it may have been the best" in capsys.readouterr().err
@@ -149,7 +148,7 @@ def test_a_best_whose_score_is_lost_is_told(tmp_path, capsys):
   path.write_text(json.dumps(results))  # These know it, too.
   with (
     pytest.MonkeyPatch.context() as patch,
-    Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints,
+    Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints,
   ):
     patch.setattr(workdirs, "read_results", lambda folder: results)
     best = checkpoints.restore_best(state(0))
@@ -161,7 +160,7 @@ def test_a_checkpoint_in_the_place_of_another_is_damaged(tmp_path, capsys):
   folder = tmp_path / "checkpoints"
   shutil.rmtree(folder / "1")
   shutil.copytree(folder / "2", folder / "1")
-  with Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints:
+  with Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints:
     best = checkpoints.restore_best(state(0))
   assert (best.step, best.lost) == (2, 1)
   assert "it was saved at step 2" in capsys.readouterr().err
@@ -171,7 +170,7 @@ def test_what_to_do_without_a_best_that_is_whole(tmp_path):
   save(tmp_path, None, 0.5)
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
   with (
-    Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints,
+    Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints,
     pytest.raises(ValueError, match=r"steps \[2\].*goes on from step 1"),
   ):
     checkpoints.restore_best(state(0))
@@ -181,7 +180,7 @@ def test_a_step_may_be_damaged_twice(tmp_path):
   save(tmp_path, None, None)
   for _ in range(2):
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
-    with Checkpoints(Store(tmp_path), ABOUT, CONFIG) as checkpoints:
+    with Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints:
       assert checkpoints.restore_latest(state(0))[0].step == 1
       checkpoints.save(state(2), {})
   names = {p.name for p in (tmp_path / "checkpoints").iterdir()}
@@ -241,87 +240,129 @@ def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   save(tmp_path, None)
   checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
   monkeypatch.setattr(checkpoints._manager, "save", full)
-  with pytest.raises(OSError, match="is full.*what was before is untouched"):
+  with pytest.raises(
+    OSError, match="Step 2 was not saved in .*full.*before is untouched"
+  ):
     checkpoints.save(state(2), {})
   assert checkpoints.steps() == [1]
 
 
-@pytest.mark.parametrize("call", ["save", "wait_until_finished"])
-def test_what_fails_is_saved_when_the_store_is_well(
-  tmp_path, monkeypatch, capsys, call
-):
-  """At once or in the background, with the numbers that it had then."""
-  with Checkpoints(there(tmp_path, 60), ABOUT, CONFIG) as checkpoints:
-    checkpoints.save(state(1), {})
-    checkpoints.wait()
-    done, times = getattr(checkpoints._manager, call), []
-
-    def twice(*args, **kwargs):
-      times.append(1)
-      if len(times) <= 2:
-        full()
-      return done(*args, **kwargs)
-
-    monkeypatch.setattr(checkpoints._manager, call, twice)
-    monkeypatch.setattr(store.time, "sleep", lambda seconds: None)
-    checkpoints.save(state(2), {"note": 2}, 0.5)
-    checkpoints.wait()
-    assert checkpoints.steps() == [1, 2]
-    assert checkpoints.best_step() == 2
-  found, memo = restored(tmp_path)
-  chex.assert_trees_all_equal(found, state(2))
-  assert memo == {"note": 2}
-  assert capsys.readouterr().err.count("is full") == 1
-
-
-def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path, monkeypatch):
-  """And nothing is written where it was: that may be another disk."""
-  here, away = tmp_path / "run", tmp_path / "away"
-  here.mkdir()
-
-  def back(seconds):
-    assert not here.exists()
-    away.rename(here)
-
-  monkeypatch.setattr(store.time, "sleep", back)
-  with Checkpoints(there(here, 60), ABOUT, CONFIG) as checkpoints:
-    checkpoints.save(state(1), {})
-    checkpoints.wait()
-    here.rename(away)
-    checkpoints.save(state(2), {})
-  assert restored(here)[0].step == 2
-
-
-def test_what_was_saved_elsewhere_meanwhile_is_saved_again(
+def test_a_save_that_fails_in_the_background_is_told_by_the_next(
   tmp_path, monkeypatch
 ):
+  save(tmp_path, None)
+  checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
+  checkpoints.save(state(2), {})
+  checkpoints._manager.wait_until_finished()
+  monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
+  with pytest.raises(OSError, match="Step 2 was not saved.*disk is full"):
+    checkpoints.save(state(3), {})
+  assert restored(tmp_path)[0].step == 2
+
+
+def test_another_error_than_that_of_a_disk_passes(tmp_path, monkeypatch):
+  def wrong(*args, **kwargs):
+    raise ValueError("of another model")
+
+  checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
+  monkeypatch.setattr(checkpoints._manager, "save", wrong)
+  with pytest.raises(ValueError, match="^of another model$"):
+    checkpoints.save(state(2), {})
+
+
+def test_nothing_is_saved_where_a_workdir_was(tmp_path):
+  """A disk that is gone leaves its mount point, which is another disk."""
+  folder, away = tmp_path / "run", tmp_path / "away"
+  folder.mkdir()
+  checkpoints = Checkpoints(there(folder), ABOUT, CONFIG)
+  checkpoints.save(state(1), {})
+  checkpoints.wait()
+  folder.rename(away)
+  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
+    checkpoints.save(state(2), {})
+  assert not folder.exists()
+  away.rename(folder)
+  assert restored(folder)[0].step == 1
+
+
+def test_what_was_saved_elsewhere_is_not_saved(tmp_path, monkeypatch):
   """orbax makes the folders that it does not find."""
-  here, away = tmp_path / "run", tmp_path / "away"
-  here.mkdir()
+  folder, away = tmp_path / "run", tmp_path / "away"
+  folder.mkdir()
+  save(folder, 0.5)
+  checkpoints = Checkpoints(there(folder), ABOUT, CONFIG)
+  really_save = checkpoints._manager.save
 
-  def back(seconds):
-    shutil.rmtree(here)
-    away.rename(here)
+  def vanish(*args, **kwargs):
+    folder.rename(away)
+    return really_save(*args, **kwargs)
 
-  monkeypatch.setattr(store.time, "sleep", back)
-  with Checkpoints(there(here, 60), ABOUT, CONFIG) as checkpoints:
-    done = checkpoints._manager.save
-
-    def vanish(*args, **kwargs):
-      here.rename(away)
-      monkeypatch.setattr(checkpoints._manager, "save", done)
-      return done(*args, **kwargs)
-
-    monkeypatch.setattr(checkpoints._manager, "save", vanish)
-    checkpoints.save(state(1), {}, 0.5)
-  assert restored(here)[0].step == 1
+  monkeypatch.setattr(checkpoints._manager, "save", vanish)
+  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
+    checkpoints.save(state(2), {})
+    checkpoints.wait()
+  shutil.rmtree(folder)
+  away.rename(folder)
+  assert restored(folder)[0].step == 1
 
 
-def test_checksums_see_every_leaf():
-  one = checksums(state(1))
-  assert sorted(one) == [".opt_state[0]", ".params['w']", ".step"]
-  other = checksums(state(1).replace(step=jnp.int32(2)))
-  assert [key for key in one if one[key] != other[key]] == [".step"]
+def test_parameters_are_restored_without_the_optimizer(tmp_path):
+  save(tmp_path, 0.9, 0.5)
+  like = state(0).without_optimizer()
+  with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
+    best = checkpoints.restore_best(like)
+  assert (best.step, best.score, best.loop_state) == (1, 0.9, {"note": 1})
+  chex.assert_trees_all_equal(best.state, state(1).without_optimizer())
+
+
+def test_shapes_alone_say_what_is_restored(tmp_path):
+  save(tmp_path, 0.9)
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+  like = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+    state(0).without_optimizer(),
+  )
+  with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
+    restored_state = checkpoints.restore(1, like)[0]
+  chex.assert_trees_all_equal(restored_state, state(1).without_optimizer())
+  assert restored_state.params["w"].devices() == {jax.devices()[1]}
+
+
+def test_an_average_is_restored_and_asked_for(tmp_path):
+  averaged = state(1).replace(average={"w": jnp.ones(3)})
+  with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
+    checkpoints.save(averaged, {}, 0.5)
+    checkpoints.wait()
+    for like in (averaged, averaged.without_optimizer()):
+      chex.assert_trees_all_equal(checkpoints.restore(1, like)[0], like)
+    for like in (state(1), state(1).without_optimizer()):
+      with pytest.raises(ValueError, match=r"average/w is \[3\] in it"):
+        checkpoints.restore(1, like)
+
+
+@pytest.mark.parametrize("damaged", ["params", "opt_state"])
+def test_checksums_are_compared_of_what_is_read(tmp_path, capsys, damaged):
+  """Damage to the optimiser's state alone does not change a score."""
+  with pytest.MonkeyPatch.context() as patch:
+    real = checkpoint.checksums
+
+    def wrong(tree):
+      crc32 = real(tree)
+      name = next(key for key in crc32 if key.startswith(f".{damaged}"))
+      return crc32 | {name: crc32[name] ^ 1}
+
+    patch.setattr(checkpoint, "checksums", wrong)
+    save(tmp_path, 0.5)
+  for like in (state(0), state(0).without_optimizer()):
+    with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
+      if damaged == "params" or like.opt_state is not None:
+        with pytest.raises(ValueError, match="its checksums differ"):
+          checkpoints.restore(1, like)
+      else:
+        restored_state = checkpoints.restore(1, like)[0]
+        chex.assert_trees_all_equal(
+          restored_state, state(1).without_optimizer()
+        )
 
 
 def test_a_checkpoint_of_another_protocol_is_refused(tmp_path):

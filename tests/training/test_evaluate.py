@@ -4,7 +4,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.data.engine.packed import pack
-from jaxformers.training import evaluate, losses, parallel
+from jaxformers.training import compilers, evaluate, losses
 from tests import initial
 
 
@@ -33,17 +33,17 @@ def example():
   )
 
 
-@pytest.mark.parametrize("mode", sorted(parallel.COMPILERS))
+@pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
 @pytest.mark.parametrize("devices", [1, 3, 4])
 @pytest.mark.parametrize("batch_size", [5, 13, 16])
 def test_every_example_counts_once(
   example, monkeypatch, mode, devices, batch_size
 ):
-  monkeypatch.setattr(parallel, "devices", lambda: jax.devices()[:devices])
+  monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[:devices])
   model, params, split, want = example
   run = evaluate.Evaluator(model, mode, batch_size, (6,))
   done = []
-  scores = run(parallel.layout().place(params), split, done.append)
+  scores = run(compilers.layout().place(params), split, done.append)
   assert scores["count"] == 13
   assert scores["accuracy"] == want["accuracy"]
   assert scores["loss"] == pytest.approx(want["loss"], rel=1e-5)
@@ -52,11 +52,11 @@ def test_every_example_counts_once(
 
 
 def test_sums_are_divided_once():
-  total = evaluate.add({}, {"loss": 3.0, "correct": 1.0, "count": 2.0})
-  total = evaluate.add(total, {"loss": 1.0, "correct": 1.0, "count": 1.0})
+  total = evaluate.add_sums({}, {"loss": 3.0, "correct": 1.0, "count": 2.0})
+  total = evaluate.add_sums(total, {"loss": 1.0, "correct": 1.0, "count": 1.0})
   assert total == {"loss": 4.0, "correct": 2.0, "count": 3.0}
-  means = losses.OBJECTIVES["classification"].means(total)
+  means = losses.LOSSES["classification"].means(total)
   assert means == {"loss": 4 / 3, "accuracy": 2 / 3, "count": 3}
-  areas = evaluate.add({}, {"hits": np.array([1, 2])})
-  areas = evaluate.add(areas, {"hits": np.array([3, 4])})
+  areas = evaluate.add_sums({}, {"hits": np.array([1, 2])})
+  areas = evaluate.add_sums(areas, {"hits": np.array([3, 4])})
   assert areas == {"hits": [4.0, 6.0]}  # Plain, for it is saved as JSON.

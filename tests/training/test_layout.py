@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxformers import orthogonal
-from jaxformers.training import layout, parallel
+from jaxformers.training import compilers, layout
 from tests.training import examples
 
 
@@ -38,9 +38,9 @@ def test_meshes_of_four_devices(spec, want):
   ("spec", "message"),
   [
     ("data:3", "of 3 devices, and there are 4"),
-    ("rows:4", "'rows:4' is no axis with its size.*data, fsdp, sequence, m"),
-    ("data", "'data' is no axis with its size"),
-    ("data:0", "'data:0' is no axis"),
+    ("rows:4", "'rows:4' is not an axis and its size.*data, fsdp, sequence, m"),
+    ("data", "'data' is not an axis and its size"),
+    ("data:0", "'data:0' is not an axis"),
     ("data:1,data:4", "names the axis 'data' twice"),
   ],
 )
@@ -96,8 +96,8 @@ def trained(name, spec, count):
   """Two steps on so many devices under a mesh."""
   _, start, batch, step = setup(name)
   own = layout.Layout.of(spec, jax.devices()[:count])
-  step = functools.partial(step, prepare=own.prepared)
-  compiled, place = parallel.compile_step("jit", step, own, state=start)
+  step = functools.partial(step, placement=own)
+  compiled, place = compilers.compile_step("jit", step, own, state=start)
   now = own.place(start)
   for _ in range(2):
     now, sums = compiled(now, place(batch))
@@ -142,7 +142,9 @@ def test_every_device_maps_its_share():
   _, start, _, _ = setup("transject")
   own = layout.Layout.of("data:2,model:2", jax.devices())
   params = own.place(start.params)
-  found = jax.jit(functools.partial(own.rotations, name="cayley"))(params)
+  found = jax.jit(
+    functools.partial(own.rotations, mapping="cayley", in_turn=frozenset())
+  )(params)
   want = orthogonal.rotations(start.params, "cayley")
   chex.assert_trees_all_close(
     jax.device_get(found), jax.device_get(want), atol=1e-6
@@ -152,7 +154,9 @@ def test_every_device_maps_its_share():
   # Seven matrices over two devices: the eighth is nobody's.
   odd = {"u_skew": jnp.asarray(np.random.default_rng(0).normal(size=(7, 4, 4)))}
   chex.assert_trees_all_close(
-    jax.jit(functools.partial(own.rotations, name="cayley"))(odd),
+    jax.jit(
+      functools.partial(own.rotations, mapping="cayley", in_turn=frozenset())
+    )(odd),
     orthogonal.rotations(odd, "cayley"),
     atol=1e-6,
   )

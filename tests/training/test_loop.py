@@ -15,8 +15,8 @@ from jaxformers.models import MODELS
 from jaxformers.ranges import RANGES
 from jaxformers.training import evaluate, loop, steps
 from jaxformers.training.checkpoint import Checkpoints
-from jaxformers.training.run import Run
-from jaxformers.training.store import Store
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 from tests.marks import long_except
 
 TIMES = ("train_seconds", "wall_seconds")
@@ -48,7 +48,7 @@ def stop_at(monkeypatch, step, act):
 
 
 @pytest.fixture(scope="module")
-def whole(smoke, tmp_path_factory):
+def undisturbed(smoke, tmp_path_factory):
   """The results and the curve of a run that nothing stops.
 
   And after every of its steps, how many programs there are of it.
@@ -58,7 +58,7 @@ def whole(smoke, tmp_path_factory):
 
   def counted(self, now, batch):
     real(self, now, batch)
-    programs.append(self.run.train_step._cache_size())
+    programs.append(self.trainer.train_step._cache_size())
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(loop._Loop, "step", counted)
@@ -66,9 +66,9 @@ def whole(smoke, tmp_path_factory):
   return timeless(results), curve(workdir), programs
 
 
-def test_every_step_is_the_same_program(whole):
-  assert len(whole[2]) == 10
-  assert set(whole[2]) == {1}
+def test_every_step_is_the_same_program(undisturbed):
+  assert len(undisturbed[2]) == 10
+  assert set(undisturbed[2]) == {1}
 
 
 def test_what_a_step_would_fetch_by_itself_is_refused(
@@ -84,14 +84,14 @@ def test_what_a_step_would_fetch_by_itself_is_refused(
     loop.run(smoke(), tmp_path / "run")
 
 
-def test_every_step_is_logged_once(smoke, tmp_path, whole):
+def test_every_step_is_logged_once(smoke, tmp_path, undisturbed):
   """The mean over ten steps is the mean of five means over two."""
 
   def losses(lines):
     return [line["train/loss"] for line in lines if "train/loss" in line]
 
   loop.run(smoke(log_steps=10), tmp_path)
-  (once,), parts = losses(curve(tmp_path)), losses(whole[1])
+  (once,), parts = losses(curve(tmp_path)), losses(undisturbed[1])
   assert len(parts) == 5
   assert once == pytest.approx(np.mean(parts), rel=1e-6)
 
@@ -102,7 +102,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("step", long_except((3,), (3, 5, 8)))
 def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
-  smoke, tmp_path, monkeypatch, whole, step
+  smoke, tmp_path, monkeypatch, undisturbed, step
 ):
   def kill():
     raise Killed
@@ -116,7 +116,7 @@ def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
   assert timeless(loop.run(config, tmp_path / "run")) == want
   assert curve(tmp_path / "run") == curve(tmp_path / "want")
   # The configs differ in log_steps alone, which changes no number of the end.
-  assert want["accuracy"] == whole[0]["accuracy"]
+  assert want["accuracy"] == undisturbed[0]["accuracy"]
 
 
 @pytest.fixture
@@ -129,17 +129,17 @@ def hears_ctrl_c():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_run_goes_on_from_there(
-  smoke, tmp_path, monkeypatch, whole, number, hears_ctrl_c
+  smoke, tmp_path, monkeypatch, undisturbed, number, hears_ctrl_c
 ):
   with monkeypatch.context() as patch:
     stop_at(patch, 3, lambda: os.kill(os.getpid(), number))
     with pytest.raises(SystemExit) as exit_info:
       loop.run(smoke(), tmp_path / "run")
   assert exit_info.value.code == 128 + number
-  with Checkpoints(Store(tmp_path / "run"), {}, {}) as checkpoints:
+  with Checkpoints(tmp_path / "run", {}, {}) as checkpoints:
     assert checkpoints.steps() == [3]
-  assert timeless(loop.run(smoke(), tmp_path / "run")) == whole[0]
-  assert curve(tmp_path / "run") == whole[1]
+  assert timeless(loop.run(smoke(), tmp_path / "run")) == undisturbed[0]
+  assert curve(tmp_path / "run") == undisturbed[1]
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
@@ -191,16 +191,17 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_end(
 
   want = loop.run(make(10), tmp_path / "want")
   loop.run(make(5), tmp_path / "run")
-  found = loop.run(make(10), tmp_path / "run")
+  lengthened = loop.run(make(10), tmp_path / "run")
   # The end that was moved was logged, too.
-  assert found.pop("metrics_records") == want.pop("metrics_records") + 1
-  assert timeless(found) == timeless(want)
+  assert lengthened.pop("metrics_records") == want.pop("metrics_records") + 1
+  assert timeless(lengthened) == timeless(want)
   with pytest.raises(ValueError, match=r"total_steps: 10 -> 5"):
     loop.run(make(5), tmp_path / "run")
 
 
 def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):
   first = loop.run(smoke(), tmp_path)
+  monkeypatch.setattr(loop, "Trainer", lambda *_: pytest.fail("compiled"))
   monkeypatch.setattr(loop._Loop, "step", lambda *_: pytest.fail("trained"))
   monkeypatch.setattr(
     evaluate.Evaluator, "__call__", lambda *_: pytest.fail("scored")
@@ -243,21 +244,23 @@ def test_it_learns_what_the_first_token_tells(
   assert results["accuracy"] > results["baselines"]["majority class"] + 0.1
 
 
-def test_both_ways_of_compiling_agree(smoke, tmp_path, whole):
+def test_both_ways_of_compiling_agree(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(parallel="pmap"), tmp_path / "pmap")
-  assert whole[0]["accuracy"] == b["accuracy"]
-  assert whole[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
+  assert undisturbed[0]["accuracy"] == b["accuracy"]
+  assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
-def test_a_run_moves_from_mesh_to_mesh(smoke, tmp_path, monkeypatch, whole):
+def test_a_run_moves_from_mesh_to_mesh(
+  smoke, tmp_path, monkeypatch, undisturbed
+):
   """Begun with the experts spread, ended with the parameters spread."""
   with monkeypatch.context() as patch:
     stop_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
       loop.run(smoke(mesh="data:2,model:2"), tmp_path)
   b = loop.run(smoke(mesh="data:2,fsdp:2"), tmp_path)
-  assert whole[0]["accuracy"] == b["accuracy"]
-  assert whole[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
+  assert undisturbed[0]["accuracy"] == b["accuracy"]
+  assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
 def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
@@ -271,9 +274,9 @@ def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
     sums["objective"] = jax.numpy.where(bad, jax.numpy.nan, total)
     return total, sums
 
-  run = Run(smoke(), tmp_path / "look")
-  split = run.task.splits["train"]
-  sums = [split.labels[run.order(step)].sum() for step in range(10)]
+  trainer = Trainer(open_run(smoke(), tmp_path / "look"))
+  split = trainer.task.splits["train"]
+  sums = [split.labels[trainer.order(step)].sum() for step in range(10)]
   bad = next(s for s in range(6, 10) if sums[s] not in sums[:s])
   spoiled.targets = int(sums[bad])
   monkeypatch.setattr(steps, "_forward", spoiled)
@@ -298,7 +301,7 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
     with pytest.raises(FloatingPointError, match="step 1 is not finite"):
       loop.run(config, tmp_path)
   assert not (tmp_path / "results.json").exists()
-  with Checkpoints(Store(tmp_path), {}, {}) as checkpoints:
+  with Checkpoints(tmp_path, {}, {}) as checkpoints:
     assert checkpoints.steps() == []
 
 
@@ -352,7 +355,7 @@ def test_a_profile_is_a_trace(smoke, tmp_path):
     loop.run(smoke(), tmp_path / "short", profile=True)
 
 
-def test_another_seed_is_another_run(smoke, tmp_path, whole):
+def test_another_seed_is_another_run(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(seed=1), tmp_path)
-  assert whole[0]["loss"] != b["loss"]
+  assert undisturbed[0]["loss"] != b["loss"]
   assert not np.isnan(b["loss"])

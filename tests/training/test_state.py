@@ -12,13 +12,13 @@ def test_the_state_is_a_function_of_the_seed():
   tx, _ = optim.build(
     {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, 10
   )
-  one, two, other = (state.create(model, tx, seed) for seed in (0, 0, 1))
-  chex.assert_trees_all_equal(one, two)
+  first, again, other = (state.create(model, tx, seed) for seed in (0, 0, 1))
+  chex.assert_trees_all_equal(first, again)
   skew = other.params["encoder"]["layer_0"]["mixer"]["u_skew"]
   assert not jnp.array_equal(
-    skew, one.params["encoder"]["layer_0"]["mixer"]["u_skew"]
+    skew, first.params["encoder"]["layer_0"]["mixer"]["u_skew"]
   )
-  assert one.step == 0
-  assert one.step.dtype == jnp.int32
+  assert first.step == 0
+  assert first.step.dtype == jnp.int32
   # Losses sown while initialising are no parameters.
-  assert set(one.params) == {"encoder", "head"}
+  assert set(first.params) == {"encoder", "head"}

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxformers import orthogonal
-from jaxformers.training import losses, parallel, steps
-from jaxformers.training.run import Run
+from jaxformers.training import compilers, losses, steps
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
 from tests.marks import long_except
 from tests.training import examples
 
@@ -71,8 +72,8 @@ def test_parts_of_a_batch_stay_on_their_devices():
   """Every device works on its own rows of every part, and only sums travel."""
   _, start, batch, step = setup()
   step = functools.partial(step, accumulate=2)
-  layout = parallel.layout()
-  compiled, place = parallel.compile_step("jit", step, layout, state=start)
+  layout = compilers.layout()
+  compiled, place = compilers.compile_step("jit", step, layout, state=start)
   text = compiled.lower(layout.place(start), place(batch)).compile()
   text = text.as_text()
   assert "all-reduce" in text
@@ -86,8 +87,8 @@ def test_jit_and_pmap_agree_on_four_devices(name):
   _, start, batch, step = setup(name)
   results = []
   for mode in ("jit", "pmap"):
-    layout = parallel.layout()
-    compiled, place = parallel.compile_step(mode, step, layout, state=start)
+    layout = compilers.layout()
+    compiled, place = compilers.compile_step(mode, step, layout, state=start)
     now = layout.place(start)
     for _ in range(3):
       now, sums = compiled(now, place(batch))
@@ -154,11 +155,13 @@ def test_orthogonality_survives_training(dtype):
 
 
 def test_the_average_of_parameters_decays_exponentially(smoke, tmp_path):
-  this = Run(smoke(ema_decay=0.9), tmp_path)
-  want = jax.device_get(this.state.params)
-  chex.assert_trees_all_equal(this.state.average, want)
-  for _, batch in zip(range(3), this.batches(0), strict=False):
-    this.state, _ = this.train_step(this.state, batch)
-    want = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, want, this.state.params)
-  chex.assert_trees_all_close(this.state.average, want, atol=1e-6)
-  assert this.state.scored is this.state.average
+  trainer = Trainer(open_run(smoke(ema_decay=0.9), tmp_path))
+  want = jax.device_get(trainer.state.params)
+  chex.assert_trees_all_equal(trainer.state.average, want)
+  for _, batch in zip(range(3), trainer.batches(0), strict=False):
+    trainer.state, _ = trainer.train_step(trainer.state, batch)
+    want = jax.tree.map(
+      lambda a, p: 0.9 * a + 0.1 * p, want, trainer.state.params
+    )
+  chex.assert_trees_all_close(trainer.state.average, want, atol=1e-6)
+  assert trainer.state.scored is trainer.state.average

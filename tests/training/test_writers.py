@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-from jaxformers.training.store import Store
 from jaxformers.training.writers import Writers
 
 OFF = {"tensorboard": False, "wandb": False}
@@ -17,25 +16,25 @@ def steps(folder):
 
 
 def test_a_line_a_step(tmp_path):
-  with Writers(Store(tmp_path), 0, OFF) as writers:
+  with Writers(tmp_path, 0, OFF) as writers:
     writers.write(1, {"train/loss": 0.1})
     writers.write(2, {"train/loss": 0.2})
     assert steps(tmp_path) == [1, 2]  # Flushed: a killed run keeps them.
 
 
 def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
-  with Writers(Store(tmp_path), 0, OFF) as writers:
+  with Writers(tmp_path, 0, OFF) as writers:
     for step in (1, 2, 3):
       writers.write(step, {"x": 1.0})
   with (tmp_path / "metrics.jsonl").open("a") as file:
     file.write('{"step": 4, "x')  # Killed while it wrote.
-  with Writers(Store(tmp_path), 2, OFF) as writers:
+  with Writers(tmp_path, 2, OFF) as writers:
     writers.write(3, {"x": 2.0})
   assert steps(tmp_path) == [1, 2, 3]
 
 
 def test_damaged_lines_are_left_out_and_told(tmp_path, capsys):
-  with Writers(Store(tmp_path), 0, OFF) as writers:
+  with Writers(tmp_path, 0, OFF) as writers:
     for step in (1, 2, 3, 4, 5):
       writers.write(step, {"x": 0.25})
   path = tmp_path / "metrics.jsonl"
@@ -44,14 +43,14 @@ def test_damaged_lines_are_left_out_and_told(tmp_path, capsys):
   lines[2] = b"[3]\n"
   lines[3] = b"\xff\n"
   path.write_bytes(b"".join(lines))
-  with Writers(Store(tmp_path), 5, OFF) as writers:
+  with Writers(tmp_path, 5, OFF) as writers:
     writers.write(6, {"x": 2.0})
   assert steps(tmp_path) == [1, 5, 6]
   assert "damaged lines were left out (2, 3, 4)" in capsys.readouterr().err
 
 
 def test_metrics_that_are_gone_are_told(tmp_path, capsys):
-  with Writers(Store(tmp_path), 5, OFF) as writers:
+  with Writers(tmp_path, 5, OFF) as writers:
     writers.write(6, {"x": 2.0})
   assert steps(tmp_path) == [6]
   assert "the metrics up to step 5 are lost" in capsys.readouterr().err
@@ -62,7 +61,7 @@ def test_tensorboard_reads_what_is_written(tmp_path):
   loader = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator"
   )
-  with Writers(Store(tmp_path), 0, OFF | {"tensorboard": True}) as writers:
+  with Writers(tmp_path, 0, OFF | {"tensorboard": True}) as writers:
     writers.write(3, {"train/loss": 0.5})
   events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
   events.Reload()
@@ -85,7 +84,7 @@ def test_wandb_gets_the_scalars_of_one_run(tmp_path, monkeypatch):
   wandb = types.SimpleNamespace(init=init)
   monkeypatch.setitem(sys.modules, "wandb", wandb)
   for step in (1, 2):
-    with Writers(Store(tmp_path), step - 1, OFF | {"wandb": True}) as writers:
+    with Writers(tmp_path, step - 1, OFF | {"wandb": True}) as writers:
       writers.write(step, {"train/loss": 0.5})
   assert calls == [
     *((1, {"train/loss": 0.5}), "finish"),
@@ -108,4 +107,4 @@ def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
   monkeypatch.setattr("importlib.import_module", lambda name: without(name))
   message = rf"config.{extra} is on.*jaxformers\[{extra}\]"
   with pytest.raises(ValueError, match=message):
-    Writers(Store(tmp_path), 0, OFF | {extra: True})
+    Writers(tmp_path, 0, OFF | {extra: True})

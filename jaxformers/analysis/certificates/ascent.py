@@ -1,4 +1,4 @@
-"""The extremes of what an encoder does to distances, by gradient ascent."""
+"""Searches the extremes of an encoder's distances, by gradient ascent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import optax
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier
+from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.variables import make_variables
 
-Interval = tuple[float, float]
 # Distances within which the ascent looks for pairs, relative to the tokens'
 # root mean square norm: below, float32 would count its own rounding.
 _NEAR, _FAR = 1e-2, 1e2
@@ -31,14 +31,14 @@ def ascend(
   steps: int,
   rate: float = 0.05,
 ) -> jax.Array:
-  """The extreme of a ratio for every start, by Adam on its logarithm.
+  """Returns the extreme of a ratio for every start, by Adam on its logarithm.
 
   Args:
-    ratio: of a tree of points -> [...], one of each start.
-    start: the points.
-    sign: 1 for the greatest, -1 for the least.
-    steps: of Adam.
-    rate: its learning rate.
+    ratio: function from a tree of points to ratios [...], one for each start.
+    start: tree of points where the ascents begin.
+    sign: 1 for the greatest ratio, -1 for the least.
+    steps: number of steps of Adam.
+    rate: learning rate of Adam.
 
   Returns:
     The most extreme finite ratio on each way, of the shape of `ratio(start)`.
@@ -46,14 +46,15 @@ def ascend(
   tx = optax.adam(rate)
 
   def objective(points: Any) -> tuple[jax.Array, jax.Array]:
-    found = ratio(points)
-    return -sign * jnp.log(found).sum(), found
+    ratios = ratio(points)
+    return -sign * jnp.log(ratios).sum(), ratios
 
   def step(state: Any, _: None) -> tuple[Any, None]:
     points, moments, best = state
-    (_, found), grads = jax.value_and_grad(objective, has_aux=True)(points)
-    better = jnp.isfinite(found) & (sign * found > sign * best)
-    best = jnp.where(better, found, best)
+    (_, ratios), grads = jax.value_and_grad(objective, has_aux=True)(points)
+    # Ways are no monotone climbs: keep the best ratio of each.
+    better = jnp.isfinite(ratios) & (sign * ratios > sign * best)
+    best = jnp.where(better, ratios, best)
     updates, moments = tx.update(grads, moments)
     return (optax.apply_updates(points, updates), moments, best), None
 
@@ -66,7 +67,7 @@ def ascend(
 def _ends(
   points: dict[str, jax.Array], axes: tuple[int, ...], unit: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The two ends of segments by middle, direction and log-length."""
+  """Returns the two ends of segments by middle, direction and log-length."""
   direction = points["direction"]
   direction = direction / jnp.sqrt(
     jnp.square(direction).sum(axes, keepdims=True)
@@ -85,60 +86,72 @@ def adversarial(
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Interval]:
-  """The extreme factors from embedding to last layer that ascent finds.
+  """Searches the extreme factors of distances from embedding to last layer.
 
-  `tokens`: of pairs of one sample, all pairs of neighbours moved together,
-  wherever in R^d; `sequences`: of pairs of whole sequences under one mask. Half
-  of the ways start from segments a hundredth as long as tokens, and half from
-  ones as long as they are.
+  Half of the ways start from segments a hundredth as long as tokens, and half
+  from ones as long as tokens.
 
   Args:
-    model, params: any of `models.build`, in evaluation.
-    ids: [b, n] or [b, 2, n], where it starts.
-    steps: of each of the four ascents.
-    seed: of the directions.
+    model, params: model and parameters from `models.build`, in evaluation.
+    ids: samples to start from, [b, n] or [b, 2, n].
+    steps: number of steps of each of the four ascents.
+    seed: seed of the directions.
+
+  Returns:
+    `tokens`, for pairs of one sample, all pairs of neighbours moved together,
+    anywhere in R^d; and `sequences`, for pairs of whole sequences under one
+    mask.
+
+  Raises:
+    UserError: if no sample has two tokens beside each other.
   """
-  own = make_variables(model, params)
-  found = jax.jit(functools.partial(capture, model))(own, ids)
-  x, mask = found.hidden[0], found.mask
+  variables = make_variables(model, params)
+  captured = jax.jit(functools.partial(capture, model))(variables, ids)
+  x, mask = captured.hidden[0], captured.mask
   n = x.shape[1] // 2 * 2
   if n < 2:
-    raise UserError(f"Sequences of {x.shape[1]} token have no pairs.")
+    raise UserError(
+      f"Sequences of {x.shape[1]} token have no pairs: give longer ones."
+    )
   both = mask[:, 0:n:2] & mask[:, 1:n:2]
   if not both.any():
     raise UserError(
       "No sample has two tokens beside each other: there are no pairs to start "
       "from. Give longer samples."
     )
+  # Lengths are relative to the root mean square norm of tokens.
   root = jnp.sqrt(mask.sum(1).astype(x.dtype))[:, None, None]
   unit = jnp.sqrt(jnp.square(x).sum(-1).mean(where=mask))
   key = jax.random.key(seed)
 
-  def last(embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
-    hidden = capture(model, own, ids, embedded).hidden
+  def first_and_last(embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
+    hidden = capture(model, variables, ids, embedded).hidden
     return hidden[0], hidden[-1]
 
   def tokens(points: Any) -> jax.Array:
-    one, other = _ends(points, (-1,), unit)
-    moved = jnp.stack([one, other], 2).reshape((len(x), n, -1))
-    before, after = last(jnp.concatenate([moved, x[:, n:]], 1))
-    ratio = [
+    # Neighbours are the ends of a segment; a last odd token stays.
+    ends = jnp.stack(_ends(points, (-1,), unit), 2)
+    moved = ends.reshape((len(x), n, -1))
+    before, after = (
       jnp.linalg.norm(y[:, 0:n:2] - y[:, 1:n:2], axis=-1)
-      for y in (after, before)
-    ]
-    return jnp.where(both, ratio[0] / jnp.where(both, ratio[1], 1), 1)
+      for y in first_and_last(jnp.concatenate([moved, x[:, n:]], 1))
+    )
+    return jnp.where(both, after / jnp.where(both, before, 1), 1)
 
   def sequences(points: Any) -> jax.Array:
-    # One pair's noise must not be another's: padding keeps what it was.
-    one, other = _ends(points, (1, 2), unit * root)
-    ends = [last(jnp.where(mask[..., None], end, x)) for end in (one, other)]
-    ratio = [
+    # Padding stays as it is, so that it adds no noise to a pair.
+    ends = [
+      first_and_last(jnp.where(mask[..., None], end, x))
+      for end in _ends(points, (1, 2), unit * root)
+    ]
+    before, after = (
       jnp.sqrt(jnp.square(jnp.where(mask[..., None], a - b, 0)).sum((1, 2)))
       for a, b in zip(*ends, strict=True)
-    ]
-    return ratio[1] / ratio[0]
+    )
+    return after / before
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:
+    # Every other way starts from a short segment.
     near = jnp.arange(math.prod(lengths)).reshape(lengths) % 2 == 0
     return {
       "middle": middle,
@@ -155,6 +168,7 @@ def adversarial(
   for name, (ratio, start) in starts.items():
     run = jax.jit(functools.partial(ascend, ratio, steps=steps))
     low, high = (np.asarray(run(start, sign=s)) for s in (-1.0, 1.0))
+    # Pairs with padding have no ratio.
     if name == "tokens":
       low, high = low[np.asarray(both)], high[np.asarray(both)]
     results[name] = (float(low.min()), float(high.max()))

@@ -1,4 +1,4 @@
-r"""How far a trained encoder moves tokens apart: what is certain, what is seen.
+r"""Bounds and measures how far a trained encoder moves tokens apart.
 
 python -m jaxformers lipschitz runs/listops
 
@@ -11,10 +11,9 @@ equation 9) and the extremes that gradient ascent finds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,133 +22,102 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxformers import cli, trained
 from jaxformers.analysis.certificates.ascent import adversarial
-from jaxformers.analysis.certificates.inverse import form_of, rates
+from jaxformers.analysis.certificates.inverse import layers_in_float32
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32, reversible
-from jaxformers.models.mixers.transject import certified_constant
-from jaxformers.models.variables import make_variables
+from jaxformers.models import Classifier, in_float32
+from jaxformers.models.blocks.invertible import Interval, layers_of
+from jaxformers.models.variables import make_variables, of_stack
 
-Interval = tuple[float, float]
 KINDS = ("tokens", "sequences")
 
 
-def interval(mixture: float, feed_forward: float) -> Interval:
-  """What a layer can do to a distance -> (lowest, greatest) factor.
-
-  (1 - m)(1 - h) to (1 + m)(1 + h); the lowest is 0, which says nothing, if a
-  branch is not a contraction.
-
-  Args:
-    mixture: m, a Lipschitz constant of the first residual branch.
-    feed_forward: h, of the second.
-  """
-  lowest = max(0.0, 1 - mixture) * max(0.0, 1 - feed_forward)
-  return lowest, (1 + mixture) * (1 + feed_forward)
-
-
 def guaranteed(
-  model: Classifier, params: Any, sigma: Any, norms: Any
+  model: Classifier, params: Any, shared: Any, norms: Any
 ) -> list[dict[str, Any]]:
-  """The certificate of every layer, from its actual weights.
-
-  `tokens` bounds pairs of one sample, for which gate and Sigma are the same:
-  theorem 2 of the paper with measured norms. `sequences` bounds pairs of
-  sequences under one mask and one Sigma in the Frobenius norm. With the gating
-  "certified" that holds everywhere; with the paper's gate, whose part is
-  e |w| (1 + m) |X| / 2 times m, for sequences of at most the given norms.
+  """Returns the certificate of every layer, from its actual weights.
 
   Args:
-    model, params: of TransJect or Random-TransJect.
-    sigma: [b, d] or [1, d], what Sigma was on data.
-    norms: [l], the greatest Frobenius norm of a sample's tokens before each
-      layer.
+    model, params: model and parameters from `models.build`, with injective
+      layers.
+    shared: values that the layers shared on data; for TransJect Sigma, [b, d]
+      or [1, d].
+    norms: greatest Frobenius norm of a sample's tokens before each layer, [l].
 
   Returns:
-    For each layer a, `mixture` and `feed_forward` (Lipschitz constants of the
-    two branches), and the intervals `tokens` and `sequences`.
+    `InvertibleLayers.certificate` of each layer, with the intervals `tokens`
+    and `sequences`.
   """
-  form = form_of(model)
-  encoder = {k: v["encoder"] for k, v in make_variables(model, params).items()}
-  rows = []
-  for layer, norm in zip(reversible.layers(encoder, form), norms, strict=True):
-    mixture, feed_forward = rates(layer, sigma, form)
-    w = layer.experts.gate
-    if form.gating == "certified":
-      across = mixture * float(certified_constant(w))
-    else:
-      count = len(layer.experts.u)
-      gate = count * float(jnp.linalg.norm(w)) * (1 + mixture) * float(norm) / 2
-      across = mixture * (1 + gate)
-    rows.append(
-      {
-        "a": float(layer.experts.a),
-        "mixture": mixture,
-        "feed_forward": feed_forward,
-        "tokens": interval(mixture, feed_forward),
-        "sequences": interval(across, feed_forward),
-      }
-    )
-  return rows
+  layers = layers_in_float32(model)
+  variables = make_variables(model, params)
+  weights = layers.weights(of_stack(variables, "encoder"))
+  return [
+    layers.certificate(layer_weights, shared, float(norm))
+    for layer_weights, norm in zip(weights, norms, strict=True)
+  ]
 
 
 def product(intervals: list[Interval]) -> Interval:
-  """Of all layers: the product of the lowest and of the greatest factors."""
+  """Returns the interval of all layers, the product of their intervals."""
   lows, highs = zip(*intervals, strict=True)
   return math.prod(lows), math.prod(highs)
 
 
 def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """Pairs of different tokens of each sample -> int32 [b, count, 2].
+  """Draws pairs of different tokens of each sample, int32 [b, count, 2].
 
   Args:
     mask: [b, n], True at tokens; a sample with fewer than two gives [0, 0].
-    count: of pairs a sample, drawn with repetition.
-    seed: of the generator.
+    count: number of pairs a sample, drawn with repetition.
+    seed: seed of the generator.
   """
   rng = np.random.default_rng(seed)
   drawn = np.zeros((len(mask), count, 2), np.int32)
   for b, row in enumerate(mask):
+    # Draw among the tokens, never among padding.
     (places,) = np.nonzero(row)
     if len(places) > 1:
+      # An offset of at least 1 gives another token.
       first = rng.integers(len(places), size=count)
       other = (first + rng.integers(1, len(places), size=count)) % len(places)
       drawn[b] = np.stack([places[first], places[other]], 1)
   return drawn
 
 
-def distances(hidden: tuple[jax.Array, ...], chosen: jax.Array) -> jax.Array:
-  """|x_i^l - x_j^l| of chosen pairs -> [l + 1, b, count].
+def distances(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
+  """Returns |x_i^l - x_j^l| of pairs of tokens, [l + 1, b, count].
 
   Args:
-    hidden: of `capture.Capture`.
-    chosen: from `pairs`.
+    hidden: `hidden` of a `capture.Capture`.
+    places: result of `pairs`.
   """
 
-  def of(x: jax.Array) -> jax.Array:
-    one, other = (
-      jnp.take_along_axis(x, chosen[..., k, None], 1) for k in (0, 1)
+  def layer_distances(x: jax.Array) -> jax.Array:
+    first, second = (
+      jnp.take_along_axis(x, places[..., k, None], 1) for k in (0, 1)
     )
-    return jnp.linalg.norm(one - other, axis=-1)
+    return jnp.linalg.norm(first - second, axis=-1)
 
-  return jnp.stack([of(x) for x in hidden])
+  return jnp.stack([layer_distances(x) for x in hidden])
 
 
 def activation_factors(distances: np.ndarray) -> np.ndarray:
-  """|x_i^l - x_j^l| / |x_i^0 - x_j^0| -> float64 [l + 1, b, count].
+  """Returns |x_i^l - x_j^l| / |x_i^0 - x_j^0|, float64 [l + 1, b, count].
 
-  Source: TransJect, equation 9, before its two means. NaN where the embedded
-  tokens are equal.
+  NaN where the embedded tokens are equal.
+
+  Source: TransJect, equation 9, before its two means.
 
   Args:
-    distances: from the function of that name.
+    distances: result of the function `distances`.
   """
-  found = np.asarray(distances, np.float64)
-  return found / np.where(found[0] > 0, found[0], np.nan)
+  lengths = np.asarray(distances, np.float64)
+  return lengths / np.where(lengths[0] > 0, lengths[0], np.nan)
 
 
-def measure(
+def measure_factors(
   model: Classifier,
   params: Any,
   batches: list[np.ndarray],
@@ -157,59 +125,78 @@ def measure(
   count: int = 1_000,
   seed: int = 0,
 ) -> dict[str, Any]:
-  """Activation factors over data, batch by batch.
+  """Measures activation factors over data, batch by batch.
 
   Args:
-    model, params: any of `models.build`, in evaluation.
+    model, params: model and parameters from `models.build`, in evaluation.
     batches: ids, as the model takes them; nothing of a batch is kept.
-    count: of pairs of tokens a sample.
-    seed: of the pairs.
+    count: number of pairs of tokens a sample.
+    seed: seed of the pairs.
 
   Returns:
     `factors`, for the embedding and every layer the mean, least and greatest
     over all pairs of different embeddings; `norms`, the greatest Frobenius norm
-    of a sample's tokens there; `pairs`, their number; and Sigma, [k, d], or
-    None for models without one.
+    of a sample's tokens there; `pairs`, their number; and `shared`, the values
+    that injective layers shared, batches one after the other; None for others.
   """
-  own = make_variables(model, params)
-
-  @jax.jit
-  def of(ids: jax.Array, chosen: jax.Array) -> Any:
-    found = capture(model, own, ids)
-    tokens = [jnp.where(found.mask[..., None], x, 0) for x in found.hidden]
-    norms = jnp.stack([jnp.sqrt(jnp.square(x).sum((1, 2))) for x in tokens])
-    return distances(found.hidden, chosen), norms.max(1), found.sigma
-
+  observe = _observer(model, params)
   total = low = high = norms = 0.0
-  number, sigmas = 0, []
+  num_pairs, batches_shared = 0, []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
-    apart, largest, sigma = jax.device_get(
-      of(ids, jnp.asarray(pairs(mask, count, seed + k)))
-    )
+    places = jnp.asarray(pairs(mask, count, seed + k))
+    apart, largest, shared = jax.device_get(observe(ids, places))
+    # Leave out pairs of equal embeddings.
     factors = activation_factors(apart).reshape(len(apart), -1)
     factors = factors[:, np.isfinite(factors[0])]
     if not factors.size:
       continue
     total = total + factors.sum(1)
-    low = np.minimum(low, factors.min(1)) if number else factors.min(1)
-    high = np.maximum(high, factors.max(1)) if number else factors.max(1)
+    low = np.minimum(low, factors.min(1)) if num_pairs else factors.min(1)
+    high = np.maximum(high, factors.max(1)) if num_pairs else factors.max(1)
     norms = np.maximum(norms, largest)
-    number += factors.shape[1]
-    sigmas += [sigma] if sigma is not None else []
-  if not number:
+    num_pairs += factors.shape[1]
+    batches_shared.append(shared)
+  if not num_pairs:
     raise UserError(
       "The samples have no two different tokens: give longer ones, or more."
     )
   return {
     "factors": [
-      {"mean": float(m / number), "min": float(a), "max": float(b)}
+      {"mean": float(m / num_pairs), "min": float(a), "max": float(b)}
       for m, a, b in zip(total, low, high, strict=True)
     ],
     "norms": [float(norm) for norm in norms],
-    "pairs": number,
-    "sigma": np.concatenate(sigmas) if sigmas else None,
+    "pairs": num_pairs,
+    "shared": jax.tree.map(
+      lambda *leaves: np.concatenate(leaves), *batches_shared
+    ),
   }
+
+
+def _observer(model: Classifier, params: Any) -> Callable[..., Any]:
+  """Returns a compiled function from (ids, places) to a batch's statistics.
+
+  These are distances of pairs, the greatest norm of a sample after each layer,
+  and the values that injective layers shared, or None.
+  """
+  variables = make_variables(model, params)
+  encoder = of_stack(variables, "encoder")
+  layers = layers_of(model.stacks()["encoder"])
+
+  @jax.jit
+  def observe(ids: jax.Array, places: jax.Array) -> Any:
+    captured = capture(model, variables, ids)
+    hidden, mask = captured.hidden, captured.mask
+    # Norms of whole samples, without padding.
+    tokens = [jnp.where(mask[..., None], x, 0) for x in hidden]
+    norms = jnp.stack([jnp.sqrt(jnp.square(x).sum((1, 2))) for x in tokens])
+    shared = None
+    if layers is not None:
+      shared = layers.shared(encoder, hidden[0], mask).value
+    return distances(hidden, places), norms.max(1), shared
+
+  return observe
 
 
 def report(
@@ -221,136 +208,118 @@ def report(
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Any]:
-  """The certificate, where there is one, and what was measured; plain JSON.
+  """Returns the certificate if there is one, and the measurements, for JSON.
 
   Args:
-    model, params: any of `models.build`; looked at in float32 (see
-      `models.in_float32`), for rounding is no Lipschitz function.
+    model, params: model and parameters from `models.build`; computed in float32
+      (see `models.in_float32`), for rounding is no Lipschitz function.
     ids: samples, as the model takes them; the ascents start from the first
       `batch_size`.
     batch_size: samples at a time.
-    steps: of every ascent.
-    seed: of pairs and directions.
+    steps: number of steps of each ascent.
+    seed: seed of pairs and directions.
   """
   batches = [ids[k : k + batch_size] for k in range(0, len(ids), batch_size)]
   model = in_float32(model)
-  seen = measure(model, params, batches, seed=seed)
-  sigma = seen.pop("sigma")
+  measured = measure_factors(model, params, batches, seed=seed)
+  shared = measured.pop("shared")
+  # Certify each layer from its weights, where its form is known.
   rows: list[dict[str, Any]] = []
   total = None
-  if sigma is not None:
-    rows = guaranteed(model, params, sigma, seen["norms"][:-1])
+  if layers_of(model.stacks()["encoder"]) is not None:
+    rows = guaranteed(model, params, shared, measured["norms"][:-1])
+  if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
+  # Search for pairs that come near the bounds.
   extremes = adversarial(
     model, params, jnp.asarray(batches[0]), steps=steps, seed=seed
   )
+  sentences = _explain(model, total)
   return {
-    "guaranteed": {"layers": rows, "all": total, "says": _says(model, total)},
-    "measured": seen,
+    "guaranteed": {"layers": rows, "all": total, "says": sentences},
+    "measured": measured,
     "adversarial": extremes,
   }
 
 
-def _says(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
-  """What the certificate means, in sentences."""
+def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
+  """Returns the meaning of a certificate, in sentences."""
   if total is None:
     return ["This encoder has no certificate: what follows is measured."]
-  form = form_of(model)
+  layers = layers_in_float32(model)
   low, high = total["tokens"]
-  says = [
-    f"Two tokens of one sample: distances change by {low:.4g} to {high:.4g}."
-    if low > 0
-    else f"Two tokens of one sample: the lower bound is vacuous (0); distances "
-    f"grow by at most {high:.4g}."
-  ]
-  if form.gating == "certified":
-    where = "Two sequences under one mask"
+  if low > 0:
+    change = f"distances change by {low:.4g} to {high:.4g}."
   else:
-    where = (
-      "Two sequences under one mask, before every layer no larger than those "
-      "measured"
+    change = (
+      f"the lower bound is vacuous (0); distances grow by at most {high:.4g}."
     )
-  if form.sigma == "eigenvalues":
-    where += " and with one Sigma"
+  sentences = [f"Two tokens of one sample: {change}"]
   low, high = total["sequences"]
   if low > 0:
-    says.append(f"{where}: distances change by {low:.4g} to {high:.4g}.")
+    change = f"distances change by {low:.4g} to {high:.4g}."
   else:
-    says.append(
-      f"{where}: the lower bound is vacuous (0), so nothing keeps two of them "
-      f"apart; the upper bound is {high:.4g}."
+    change = (
+      "the lower bound is vacuous (0), so nothing keeps two of them apart; the "
+      f"upper bound is {high:.4g}."
     )
-    if form.gating == "paper":
-      says.append(
-        "The paper's gate depends on what it weighs; "
-        'model.mixer.gating="certified" has a bound.'
-      )
-  if form.sigma == "eigenvalues":
-    says.append(
-      "The ascent between sequences lets Sigma change with them, beyond this."
-    )
-  return says
+  sentences.append(f"{layers.scope()}: {change}")
+  return sentences + layers.remarks(bounded=low > 0)
 
 
-def table(found: dict[str, Any]) -> str:
-  """A report as text, a line for each layer."""
+def table(content: dict[str, Any]) -> str:
+  """Returns the result of `report` as text, a line for each layer."""
 
   def span(low: float, high: float) -> str:
     return f"[{low:.4g}, {high:.4g}]"
 
+  def line(label: str, intervals: Any) -> str:
+    spans = [span(*intervals[kind]) if intervals else "-" for kind in KINDS]
+    return f"{label:>5}  {spans[0]:18}  {spans[1]:18}"
+
+  guarantee, measured = content["guaranteed"], content["measured"]
   lines = ["layer  guaranteed, tokens  sequences           activation factor"]
-  rows = found["guaranteed"]["layers"]
-  factors = found["measured"]["factors"][1:]
-  for i, factor in enumerate(factors):
-    own = [span(*rows[i][kind]) if rows else "-" for kind in KINDS]
+  for i, factor in enumerate(measured["factors"][1:]):
+    intervals = guarantee["layers"][i] if guarantee["layers"] else None
+    extremes = span(factor["min"], factor["max"])
     lines.append(
-      f"{i + 1:5}  {own[0]:18}  {own[1]:18}  {factor['mean']:.4f} "
-      f"{span(factor['min'], factor['max'])}"
+      f"{line(str(i + 1), intervals)}  {factor['mean']:.4f} {extremes}"
     )
-  total = found["guaranteed"]["all"]
-  own = [span(*total[kind]) if total else "-" for kind in KINDS]
-  lines.append(f"  all  {own[0]:18}  {own[1]:18}")
-  own = [span(*found["adversarial"][kind]) for kind in KINDS]
-  lines.append(f"found  {own[0]:18}  {own[1]:18}  (by gradient ascent)")
+  ascents = line("found", content["adversarial"])
   return "\n".join(
-    lines
-    + [f"Activation factors: {found['measured']['pairs']} pairs of tokens."]
-    + found["guaranteed"]["says"]
+    [
+      *lines,
+      line("all", guarantee["all"]),
+      f"{ascents}  (by gradient ascent)",
+      f"Activation factors: {measured['pairs']} pairs of tokens.",
+      *guarantee["says"],
+    ]
   )
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument("--samples", default=32, help="number of test samples"),
+  cli.argument("--length", default=128, help="most tokens of a sample"),
+  cli.argument("--steps", default=200, help="steps of each ascent"),
+  cli.argument("--seed", default=0, help="seed of all that is drawn"),
+)
+def main(
+  workdir: str, samples: int, length: int, steps: int, seed: int
+) -> None:
   """Prints the table of a run and writes `lipschitz.json` into its workdir."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers lipschitz",
-    description="How far a trained encoder moves tokens apart: certificate, "
-    "activation factors, and what gradient ascent finds.",
-  )
-  parser.add_argument("workdir", help="of a run")
-  parser.add_argument("--samples", type=int, default=32, help="of the test")
-  parser.add_argument("--length", type=int, default=128, help="tokens at most")
-  parser.add_argument("--steps", type=int, default=200, help="of each ascent")
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args(argv)
-  # Only this command reads a run; the functions above are pure.
-  from jaxformers import trained
-
-  try:
-    run = trained.load(args.workdir)
-    found = report(
-      run.model,
-      run.params,
-      run.sample(args.samples, args.length, seed=args.seed),
-      steps=args.steps,
-      seed=args.seed,
-    )
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  found = {"step": run.step, **vars(args), **found}
-  path = Path(args.workdir) / "lipschitz.json"
-  path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+  run = trained.load(workdir)
+  ids = run.sample(samples, length, seed=seed)
+  content = {
+    "step": run.step,
+    **{"workdir": workdir, "samples": samples, "length": length},
+    **{"steps": steps, "seed": seed},
+    **report(run.model, run.params, ids, steps=steps, seed=seed),
+  }
+  path = Path(workdir) / "lipschitz.json"
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
-  print(table(found))
+  print(table(content))
   print(f"Written to {path}.")
 
 

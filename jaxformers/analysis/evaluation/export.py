@@ -1,24 +1,22 @@
-r"""A trained model as files that need nothing of this package.
+r"""Exports a trained model as files that need nothing of this package.
 
 python -m jaxformers export runs/text --out model
 
 Writes model.jax, the program (`jax.export`, for CPU, GPU and TPU), and
 model.safetensors, its arrays: orthogonal matrices as they are, with no map to
-compute. They are used by
+compute. To use them:
 
     program = jax.export.deserialize(bytearray(Path("model.jax").read_bytes()))
     arrays = safetensors.numpy.load_file("model.safetensors")
     logits = program.call(arrays, ids)
 
-Beside them lie model.json, which says what goes in and comes out, and the
+Beside them lie model.json, which describes inputs and outputs, and the
 vocabulary.json and tokenizer.json of the run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from jaxformers import orthogonal, workdirs
+from jaxformers import cli, orthogonal, trained, workdirs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
@@ -38,20 +36,21 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
-  """What the program takes, by name: parameters, and rotations of the others.
+  """Returns the program's arrays: plain parameters and orthogonal matrices.
 
   Args:
-    model: from `models.build`.
-    params: its parameters.
+    model: model from `models.build`.
+    params: parameters of the model.
 
   Returns:
     "params.encoder..." and "rotations.encoder...", C-contiguous.
   """
+  # Parameters behind a map go; make_variables has their matrices.
   plain = jax.tree_util.tree_map_with_path(
     lambda path, leaf: None if orthogonal.is_parameter(path) else leaf, params
   )
-  own = make_variables(model, params) | {"params": plain}
-  flat = flax.traverse_util.flatten_dict(own, sep=".")
+  variables = make_variables(model, params) | {"params": plain}
+  flat = flax.traverse_util.flatten_dict(variables, sep=".")
   return {
     name: np.asarray(leaf, order="C")
     for name, leaf in flat.items()
@@ -60,101 +59,104 @@ def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
 
 
 def program(
-  model: Model, own: dict[str, np.ndarray], length: int
+  model: Model, flat_arrays: dict[str, np.ndarray], length: int
 ) -> jax.export.Exported:
-  """The model in evaluation as a function of (arrays, inputs [b, ...]).
+  """Returns the model in evaluation as a function of (arrays, inputs [b, ...]).
 
   Args:
-    model: from `models.build`.
-    own: of `arrays`, for the shapes.
-    length: n of the inputs, which shorter ones are padded to; of no meaning for
-      images. The number of examples b is free.
+    model: model from `models.build`.
+    flat_arrays: result of `arrays`, for the shapes.
+    length: number n of tokens of the inputs, which shorter ones are padded to;
+      without meaning for images. The number of examples b is free.
   """
 
   def apply(flat: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    own = flax.traverse_util.unflatten_dict(flat, sep=".")
-    return model.apply(own, inputs, train=False)
+    variables = flax.traverse_util.unflatten_dict(flat, sep=".")
+    return model.apply(variables, inputs, train=False)
 
-  struct = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), own)
+  # The program knows shapes alone; b is a symbol.
+  shapes = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), flat_arrays
+  )
   example = model.example(length)
   shape = (*jax.export.symbolic_shape("b"), *example.shape[1:])
   export = jax.export.export(jax.jit(apply), platforms=PLATFORMS)
-  return export(struct, jax.ShapeDtypeStruct(shape, example.dtype))
+  return export(shapes, jax.ShapeDtypeStruct(shape, example.dtype))
 
 
-def write(run: Any, out: Path, length: int = 0) -> dict[str, Any]:
-  """Writes all files of a run; the content of model.json.
+def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
+  """Writes all files of a run.
 
   Args:
-    run: of `trained.load`.
-    out: a folder, made if it is not there.
-    length: of the inputs; 0 for the task's greatest.
+    run: result of `trained.load`.
+    out: folder, made if it is not there.
+    length: number of tokens of the inputs; 0 for the task's greatest.
+
+  Returns:
+    Content of model.json.
 
   Raises:
-    UserError: for a length that the task has not.
+    UserError: for a length out of the task's range.
   """
   task, model = run.task, run.model
   if not 0 <= length <= task.max_len:
-    raise UserError(f"--length={length} is not in 1 to {task.max_len}.")
+    raise UserError(
+      f"--length={length} is out of range: give 1 to {task.max_len}, or 0 for "
+      "the greatest."
+    )
   length = length or task.max_len
-  own = arrays(model, run.params)
-  made = program(model, own, length)
+  flat_arrays = arrays(model, run.params)
+  exported = program(model, flat_arrays, length)
   inputs = model.example(length)
+  # Describe inputs and outputs for users of other languages.
   content = {
     "model": run.config["model"],
     "task": task.description(),
     "step": run.step,
     "inputs": ["b", *inputs.shape[1:]],
     "dtype": str(inputs.dtype),
-    "platforms": list(made.platforms),
+    "platforms": list(exported.platforms),
     "jax": jax.__version__,
-    "numbers": int(sum(a.size for a in own.values())),
+    "numbers": int(sum(a.size for a in flat_arrays.values())),
   }
   out.mkdir(parents=True, exist_ok=True)
-  (out / "model.jax").write_bytes(made.serialize())
-  safetensors.numpy.save_file(own, out / "model.safetensors")
+  (out / "model.jax").write_bytes(exported.serialize())
+  safetensors.numpy.save_file(flat_arrays, out / "model.safetensors")
   (out / "model.json").write_text(json.dumps(content, indent=2) + "\n")
   workdirs.write_vocabulary(out, task)
   return content
 
 
-def check(run: Any, out: Path) -> float:
-  """How far the files are from the model on some of the test, at most."""
+def check(run: trained.Trained, out: Path) -> float:
+  """Returns the greatest error of the files' outputs on four test examples."""
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
-  own = safetensors.numpy.load_file(out / "model.safetensors")
+  flat_arrays = safetensors.numpy.load_file(out / "model.safetensors")
+  # The arrays come first, the inputs last.
   length = loaded.in_avals[-1].shape[-1]
   inputs = jnp.asarray(run.sample(4, length))
   variables = make_variables(run.model, run.params)
-  want = run.model.apply(variables, inputs, train=False)
-  found = np.asarray(loaded.call(own, inputs))
-  return float(np.abs(found - np.asarray(want)).max())
+  expected = run.model.apply(variables, inputs, train=False)
+  outputs = np.asarray(loaded.call(flat_arrays, inputs))
+  return float(np.abs(outputs - np.asarray(expected)).max())
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument("--out", type=Path, required=True, help="folder to write"),
+  cli.argument(
+    "--length",
+    default=0,
+    help="number of tokens of an input (default: the task's greatest)",
+  ),
+)
+def main(workdir: str, out: Path, length: int) -> None:
   """Writes the files and compares them with the model."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers export",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", type=Path)
-  parser.add_argument("--out", type=Path, required=True, help="a folder")
-  parser.add_argument(
-    "--length", type=int, default=0, help="of inputs; 0: the task's greatest"
-  )
-  args = parser.parse_args(argv)
-  # Only this command reads a run; the functions above are pure.
-  from jaxformers import trained
-
-  try:
-    run = trained.load(args.workdir)
-    content = write(run, args.out, args.length)
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+  run = trained.load(workdir)
+  content = write(run, out, length)
   print(
-    f"{args.out}: inputs {content['inputs']} {content['dtype']}, "
+    f"{out}: inputs {content['inputs']} {content['dtype']}, "
     f"{content['numbers']:,} numbers, for {', '.join(content['platforms'])};"
-    f" at most {check(run, args.out):.2g} from the model on four examples."
+    f" at most {check(run, out):.2g} from the model on four examples."
   )
 
 

@@ -1,9 +1,9 @@
-"""What every layer does to tokens, sample by sample, streamed over data.
+"""Statistics of every layer, sample by sample, streamed over data.
 
-Distributions where `lipschitz` and `smoothness` have means: activation factors
-and entropies of TransJect's figures 4 and 5, the weights of its experts (figure
-6), the distances of chosen pairs of tokens (figure 1). Numbers a sample are
-kept, and no activations.
+They are distributions where `lipschitz` and `smoothness` have means: activation
+factors and entropies of TransJect's figures 4 and 5, the weights of its experts
+(figure 6), the distances of chosen pairs of tokens (figure 1). A few numbers of
+each sample are kept, and no hidden states.
 """
 
 from __future__ import annotations
@@ -19,31 +19,27 @@ from tqdm import tqdm
 
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import entropy
-from jaxformers.analysis.tokens.capture import (
-  Capture,
-  capture,
-  parts,
-)
+from jaxformers.analysis.tokens.capture import Capture, capture, parts
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 
 
 class Layers(NamedTuple):
-  """Of s samples and L layers; the first of L + 1 is the embedding.
+  """Statistics of s samples in L layers; the first of L + 1 is the embedding.
 
   Attributes:
     factors: mean activation factor over pairs of tokens, [L + 1, s]; NaN where
       a sample has no two different tokens.
-    entropy: mean over tokens (or units), [L + 1, s], in nats; NaN where all
-      have equal values.
-    shape: the same at deviation 1.
-    finite: the share of tokens (or units) without equal values, [L + 1], mean
-      over the samples that have values enough; NaN if none has.
+    entropy: mean entropy over tokens (or units), [L + 1, s], in nats; NaN where
+      all have equal values.
+    shape: mean entropy at deviation 1, [L + 1, s].
+    finite: share of tokens (or units) without equal values, [L + 1], mean over
+      the samples that have values enough; NaN if none has.
     parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
       models without.
     gates: weights of the experts, [L, s, e]; None for other models.
-    values: how many an entropy is estimated from, [s].
+    values: number of values that an entropy is estimated from, [s].
   """
 
   factors: np.ndarray
@@ -55,7 +51,7 @@ class Layers(NamedTuple):
   values: np.ndarray
 
 
-def measure(
+def measure_layers(
   model: Model,
   params: Any,
   ids: np.ndarray,
@@ -66,130 +62,147 @@ def measure(
   estimator: str = "vasicek",
   seed: int = 0,
 ) -> Layers:
-  """All of it, a batch at a time.
+  """Returns the statistics of all samples, measured a batch at a time.
 
   Args:
-    model, params: any of `models.build`, in evaluation.
+    model, params: model and parameters from `models.build`, in evaluation.
     ids: samples, as the model takes them.
     batch_size: samples at a time; the last batch may be smaller.
-    pairs: of tokens a sample, for the activation factors.
-    axis, estimator: of the entropy, see `entropy.of_tokens`.
-    seed: of the pairs.
+    pairs: number of pairs of tokens a sample, for the activation factors.
+    axis, estimator: options of the entropy, see `entropy.of_tokens`.
+    seed: seed of the pairs.
   """
-  own = make_variables(model, params)
+  variables = make_variables(model, params)
   batches: list[Layers] = []
   for k in tqdm(range(0, len(ids), batch_size), "layers", disable=None):
     batch = jnp.asarray(ids[k : k + batch_size])
     mask = np.asarray(model.mask(batch))
-    chosen = lipschitz.pairs(mask, pairs, seed + k)
-    seen = jax.device_get(_of(model, own, batch, jnp.asarray(chosen)))
-    batches.append(_batch(*seen, axis, estimator))
-  sizes = [one.factors.shape[1] for one in batches]
+    places = jnp.asarray(lipschitz.pairs(mask, pairs, seed + k))
+    observed = jax.device_get(_observe(model, variables, batch, places))
+    batches.append(_measure_batch(*observed, axis, estimator))
 
-  def joined(name: str, place: int) -> Any:
-    values = [getattr(one, name) for one in batches]
-    return None if values[0] is None else np.concatenate(values, place)
+  def join(name: str, samples_axis: int) -> Any:
+    arrays = [getattr(batch, name) for batch in batches]
+    return None if arrays[0] is None else np.concatenate(arrays, samples_axis)
 
-  shares = np.ma.masked_invalid([one.finite for one in batches])
-  finite = np.ma.average(shares, 0, sizes).filled(math.nan)
+  # Batches count by their samples; those without values are left out.
+  sizes = [batch.factors.shape[1] for batch in batches]
+  shares = np.ma.masked_invalid([batch.finite for batch in batches])
   return Layers(
-    joined("factors", 1),
-    joined("entropy", 1),
-    joined("shape", 1),
-    finite,
-    joined("parts", 2),
-    joined("gates", 1),
-    joined("values", 0),
+    join("factors", 1),
+    join("entropy", 1),
+    join("shape", 1),
+    np.ma.average(shares, 0, sizes).filled(math.nan),
+    join("parts", 2),
+    join("gates", 1),
+    join("values", 0),
   )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _of(
-  model: Model, own: Any, ids: jax.Array, chosen: jax.Array
+def _observe(
+  model: Model, variables: Any, ids: jax.Array, places: jax.Array
 ) -> tuple[Capture, tuple[jax.Array, ...] | None, jax.Array]:
-  """Compiled once for a model, whatever its parameters."""
-  found = capture(model, own, ids)
-  apart = lipschitz.distances(found.hidden, chosen)
-  return found._replace(heads=()), parts(model, own, found), apart
+  """Returns the captured layers, their parts, and distances of pairs.
+
+  Compiled once for a model, whatever its parameters.
+  """
+  captured = capture(model, variables, ids)
+  pair_distances = lipschitz.distances(captured.hidden, places)
+  layer_parts = parts(model, variables, captured)
+  # Queries, keys and values are large, and not needed any more.
+  return captured._replace(heads=()), layer_parts, pair_distances
 
 
-def _batch(
-  found: Capture,
-  each: tuple[np.ndarray, ...] | None,
-  apart: np.ndarray,
+def _measure_batch(
+  captured: Capture,
+  layer_parts: tuple[np.ndarray, ...] | None,
+  pair_distances: np.ndarray,
   axis: str,
   estimator: str,
 ) -> Layers:
-  factors = lipschitz.activation_factors(apart)
-  hidden = [_by_sample(x, found.mask, axis, estimator) for x in found.hidden]
-  entropies, shapes, shares = (
-    np.array(rows) for rows in zip(*hidden, strict=True)
+  """Returns the statistics of one batch, on the host.
+
+  Args:
+    captured: layers of the batch.
+    layer_parts: result of `capture.parts`.
+    pair_distances: result of `lipschitz.distances`.
+    axis, estimator: options of the entropy.
+  """
+  mask = captured.mask
+  factors = lipschitz.activation_factors(pair_distances)
+  # Entropies of every layer, then of every head or expert.
+  summaries = [
+    _entropy_by_sample(x, mask, axis, estimator) for x in captured.hidden
+  ]
+  entropies, shapes, finite = (
+    np.array(rows) for rows in zip(*summaries, strict=True)
   )
   entropies_of_parts = None
-  if each is not None:
+  if layer_parts is not None:
     entropies_of_parts = np.array(
       [
         [
-          _by_sample(layer[:, p], found.mask, axis, estimator)[0]
+          _entropy_by_sample(layer[:, p], mask, axis, estimator)[0]
           for p in range(layer.shape[1])
         ]
-        for layer in each
+        for layer in layer_parts
       ]
     )
-  counts, width = found.mask.sum(1), found.hidden[0].shape[-1]
-  with np.errstate(invalid="ignore"):
-    mean = np.array([[_mean(row) for row in layer] for layer in factors])
+  # An entropy is of a token's units, or of a unit's tokens.
+  counts, width = mask.sum(1), captured.hidden[0].shape[-1]
+  gates = captured.gates
   return Layers(
-    mean,
+    np.array([[_finite_mean(row) for row in layer] for layer in factors]),
     entropies,
     shapes,
-    np.array([_mean(row) for row in shares]),
+    np.array([_finite_mean(row) for row in finite]),
     entropies_of_parts,
-    None if found.gates is None else np.asarray(found.gates, np.float64),
+    None if gates is None else np.asarray(gates, np.float64),
     counts if axis == "tokens" else np.full_like(counts, width),
   )
 
 
-def _mean(values: np.ndarray) -> float:
-  known = values[np.isfinite(values)]
-  return float(known.mean()) if len(known) else math.nan
+def _finite_mean(values: np.ndarray) -> float:
+  finite = values[np.isfinite(values)]
+  return float(finite.mean()) if len(finite) else math.nan
 
 
-def _by_sample(
+def _entropy_by_sample(
   x: np.ndarray, mask: np.ndarray, axis: str, estimator: str
 ) -> tuple[list[float], list[float], list[float]]:
-  """Mean entropy, mean shape and finite share of every sample."""
+  """Returns mean entropy, mean shape and finite share of every sample."""
   rows = []
-  for one, own in zip(x, mask, strict=True):
+  for tokens, sample_mask in zip(x, mask, strict=True):
     # Too few tokens or units have no entropy.
-    least = own.sum() if axis == "tokens" else x.shape[-1]
-    if not own.any() or least < entropy.LEAST:
+    count = sample_mask.sum() if axis == "tokens" else x.shape[-1]
+    if not sample_mask.any() or count < entropy.LEAST:
       rows.append((math.nan, math.nan, math.nan))
       continue
-    found = entropy.of_tokens(
-      one[None], own[None], axis=axis, estimator=estimator
+    estimates = entropy.of_tokens(
+      tokens[None], sample_mask[None], axis=axis, estimator=estimator
     )
-    means = entropy.summary(found)
+    means = entropy.summary(estimates)
     rows.append((means.entropy, means.shape, means.finite))
-  first, second, third = zip(*rows, strict=True)
-  return list(first), list(second), list(third)
+  entropies, shapes, finite = zip(*rows, strict=True)
+  return list(entropies), list(shapes), list(finite)
 
 
-def tokens(found: Capture) -> tuple[np.ndarray, np.ndarray]:
-  """The first sample between layers: float64 [L + 1, n, d] and its mask [n]."""
-  hidden = np.array([np.asarray(x[0], np.float64) for x in found.hidden])
-  return hidden, np.asarray(found.mask[0])
+def tokens(captured: Capture) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first sample: float64 [L + 1, n, d] and its mask [n]."""
+  hidden = [np.asarray(x[0], np.float64) for x in captured.hidden]
+  return np.array(hidden), np.asarray(captured.mask[0])
 
 
 def distances(
   hidden: np.ndarray, mask: np.ndarray, places: list[tuple[int, int]]
 ) -> dict[str, np.ndarray]:
-  """How far chosen pairs of tokens of one sample are, layer by layer.
+  """Returns distances of chosen pairs of tokens of a sample, layer by layer.
 
   Source: TransJect, figure 1.
 
   Args:
-    hidden, mask: of `tokens`.
+    hidden, mask: result of `tokens`.
     places: pairs of positions in the encoder's sequence.
 
   Returns:
@@ -198,18 +211,18 @@ def distances(
   Raises:
     UserError: for a position where there is no token.
   """
-  for pair in places:
-    for place in pair:
-      if not 0 <= place < len(mask) or not mask[place]:
-        raise UserError(
-          f"There is no token at position {place}: the sample has "
-          f"{int(mask.sum())}, counted from 0."
-        )
-  one, other = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
-  norms = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-  inner = (one * other).sum(-1)
+  for place in (place for pair in places for place in pair):
+    if not 0 <= place < len(mask) or not mask[place]:
+      raise UserError(
+        f"There is no token at position {place}: the sample has "
+        f"{int(mask.sum())}, counted from 0."
+      )
+  first, second = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
+  norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+  # A token of zeros has cosine 0.
+  inner = (first * second).sum(-1)
   return {
-    "euclidean": np.linalg.norm(one - other, axis=-1),
+    "euclidean": np.linalg.norm(first - second, axis=-1),
     "cosine": 1 - inner / np.where(norms > 0, norms, 1),
   }
 
@@ -217,15 +230,18 @@ def distances(
 def plane(
   hidden: np.ndarray, mask: np.ndarray, *, neighbours: int = 5
 ) -> np.ndarray:
-  """Tokens of every layer in a plane, by Isomap -> float64 [L + 1, k, 2].
+  """Returns the tokens of every layer in a plane, float64 [L + 1, k, 2].
 
-  Each layer for itself (Tenenbaum et al. 2000; TransJect, figure 7), turned,
-  mirrored and moved to lie as near the layer before as that lets it, and not
-  scaled: distances stay the layer's own.
+  Each layer has an Isomap of its own. It is turned and mirrored to lie as near
+  to the layer before as possible, and not scaled: distances stay those of the
+  layer.
+
+  Source: Isomap, Tenenbaum et al. 2000; TransJect, figure 7.
 
   Args:
-    hidden, mask: of `tokens`.
-    neighbours: of each token in the graph, at most one less than there are.
+    hidden, mask: result of `tokens`.
+    neighbours: number of neighbours of a token in the graph; at most one less
+      than there are tokens.
 
   Raises:
     UserError: for fewer than four tokens.
@@ -235,14 +251,17 @@ def plane(
   x = hidden[:, mask]
   count = x.shape[1]
   if count < 4:
-    raise UserError(f"{count} tokens: an Isomap of a sample takes four.")
-  found = []
+    raise UserError(
+      f"{count} tokens are too few for an Isomap: give a sample of at least 4"
+    )
+  planes: list[np.ndarray] = []
   for layer in x:
     isomap = Isomap(n_neighbors=min(neighbours, count - 1), n_components=2)
     y = isomap.fit_transform(layer)
     y = y - y.mean(0)
-    if found:
-      u, _, v = np.linalg.svd(y.T @ found[-1])
+    if planes:
+      # Turn to the layer before (orthogonal Procrustes).
+      u, _, v = np.linalg.svd(y.T @ planes[-1])
       y = y @ (u @ v)
-    found.append(y)
-  return np.array(found)
+    planes.append(y)
+  return np.array(planes)

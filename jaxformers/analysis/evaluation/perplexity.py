@@ -1,30 +1,28 @@
-r"""The perplexity of a language model under windows that move by a few tokens.
+r"""Scores a language model by windows that move by a few tokens.
 
 python -m jaxformers perplexity runs/wikitext --strides 1,256
 
 With a stride of 1 every token is predicted from as many tokens as the model was
 trained on (those of the first window from all before them), at the cost of a
-forward pass a token: the evaluation of NeuTRENO's table 3. Side by side, as
-while training, tokens at the start of a window have little before them.
+forward pass a token: the evaluation of NeuTRENO's table 3. With windows side by
+side, as in training, tokens at the start of a window have little before them.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformers import trained
+from jaxformers import cli, trained
 from jaxformers.data.engine.segments import Segments
 from jaxformers.errors import UserError
 from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.progress import Progress
 
 
-def measure(
+def measure_perplexity(
   run: trained.Trained,
   strides: Sequence[int],
   *,
@@ -32,13 +30,13 @@ def measure(
   tokens: int = 0,
   batch_size: int = 32,
 ) -> list[dict[str, Any]]:
-  """A row for each stride: `stride`, `perplexity`, `loss` and `count`.
+  """Returns `stride`, `perplexity`, `loss` and `count` for each stride.
 
   Args:
-    run: of a language model.
-    strides: 1 to the length of a window.
-    split: of the task.
-    tokens: how many from the start of the split are scored; 0 for all.
+    run: trained language model.
+    strides: tokens from one window to the next, 1 to the length of a window.
+    split: name of the task's split.
+    tokens: number of tokens scored, from the start of the split; 0 for all.
     batch_size: windows at a time.
 
   Raises:
@@ -47,59 +45,56 @@ def measure(
   source = run.task.splits[split]
   if not isinstance(source, Segments):
     raise UserError(
-      f"The task {run.task.name!r} has no text to be predicted: give the run "
-      "of a language model."
+      f"The task {run.task.name!r} has no text to predict: give the run of a "
+      "language model."
     )
+  # One token more than is scored: the first has nothing before it.
   scored = source.tokens[: tokens + 1] if tokens else source.tokens
   source = dataclasses.replace(source, tokens=scored, most=0)
-  parts = [dataclasses.replace(source, stride=stride) for stride in strides]
+  # Replacing checks the strides, all before the first is scored.
+  windows = [dataclasses.replace(source, stride=stride) for stride in strides]
+  # One evaluator for all strides compiles once.
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []
-  for stride, part in zip(strides, parts, strict=True):
-    with Progress(len(part), 0, f"stride {stride}") as progress:
+  for stride, segments in zip(strides, windows, strict=True):
+    with Progress(len(segments), 0, f"stride {stride}") as progress:
       scores = evaluate(
         run.params,
-        part,
+        segments,
         lambda done, progress=progress: progress.update(done, 1),
       )
     rows.append({"stride": stride, **scores})
   return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints a line a stride."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers perplexity",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", help="of a trained language model")
-  parser.add_argument(
-    "--strides", default="", help="a,b,...; default: 1 and a window's length"
-  )
-  parser.add_argument("--split", default="test", help="default: test")
-  parser.add_argument(
-    "--tokens", type=int, default=0, help="from the split's start; default: all"
-  )
-  parser.add_argument("--batch_size", type=int, default=32, help="default: 32")
-  parser.add_argument("--json", action="store_true", help="rows as JSON")
-  args = parser.parse_args(argv)
-  try:
-    run = trained.load(args.workdir)
-    strides = [int(one) for one in args.strides.split(",") if one]
-    rows = measure(
-      run,
-      strides or [1, run.task.max_len],
-      split=args.split,
-      tokens=args.tokens,
-      batch_size=args.batch_size,
-    )
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if args.json:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument(
+    "--strides",
+    default="",
+    help="distances between windows: 1,256 (default: 1 and a window's length)",
+  ),
+  cli.argument("--split", default="test", help="split of the task"),
+  cli.argument(
+    "--tokens",
+    default=0,
+    help="number of tokens from the start of the split (default: all)",
+  ),
+  cli.argument("--batch_size", default=32, help="windows at a time"),
+  cli.JSON,
+)
+def main(
+  workdir: str, strides: str, split: str, as_json: bool, **options: int
+) -> None:
+  """Prints a line for each stride."""
+  chosen = cli.numbers("strides", strides)
+  run = trained.load(workdir)
+  chosen = chosen or [1, run.task.max_len]
+  rows = measure_perplexity(run, chosen, split=split, **options)
+  if as_json:
     print(json.dumps(rows, indent=2))
     return
-  print(f"{run.config['model']['name']}, step {run.step}, {args.split}")
+  print(f"{run.config['model']['name']}, step {run.step}, {split}")
   for row in rows:
     print(
       f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "

@@ -1,21 +1,21 @@
-r"""How a classifier of images stands corruptions and unusual images.
+r"""Scores a classifier of images on corrupted and on unusual images.
 
 python -m jaxformers robustness runs/cifar10
 python -m jaxformers robustness runs/imagenet \
     --imagenet_c PATH/imagenet-c --imagenet_a PATH/imagenet-a \
     --imagenet_r PATH/imagenet-r
 
-Without a folder the run's own test images are corrupted here, and the mean
-error is printed; on ImageNet-C the mean corruption error (mCE): of every
-corruption the error over five severities, divided by AlexNet's, in percent
+Without a folder the run's test images are corrupted here, and the mean error is
+printed. On ImageNet-C the mean corruption error (mCE) is printed: the error of
+every corruption over five severities, divided by AlexNet's, in percent
 (Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261). ImageNet-A
-and -R (Hendrycks et al. 2021) have 200 classes, and only these are chosen from.
+and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import trained
+from jaxformers import cli, trained
 from jaxformers.data.images import corruptions, stores
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
 
-# Their table of AlexNet's errors, the mean over the severities.
+# AlexNet's error of each corruption, the mean over the severities
+# (Hendrycks and Dietterich 2019).
 ALEXNET = {
   "gaussian_noise": 0.886428,
   "shot_noise": 0.894468,
@@ -48,7 +49,7 @@ ALEXNET = {
   "pixelate": 0.717840,
   "jpeg_compression": 0.606500,
 }
-# Images that their authors ship; of ImageNet-C in each severity.
+# Numbers of images that their authors ship; for ImageNet-C in each severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
 Logits = Callable[[np.ndarray], np.ndarray]
 
@@ -61,13 +62,13 @@ def error(
   classes: np.ndarray | None = None,
   batch_size: int,
 ) -> float:
-  """The share of images whose class is not the one of the greatest logit.
+  """Returns the share of images whose greatest logit is of another class.
 
   Args:
-    logits: of normalised images [k, h, w, c] -> [k, classes].
-    images: all of them count.
-    change: of the pixels of image k, before it is normalised.
-    classes: which alone are chosen from; None for all.
+    logits: function from normalised images [k, h, w, c] to [k, classes].
+    images: images to classify.
+    change: function of (pixels, k) that corrupts image k, or None.
+    classes: classes to choose from; None for all.
     batch_size: images at a time.
   """
   wrong = 0
@@ -75,16 +76,20 @@ def error(
     places = np.arange(start, min(start + batch_size, len(images)))
     pixels = images.pixels(places)
     if change is not None:
-      both = zip(pixels, places.tolist(), strict=True)
-      pixels = np.stack([change(one, k) for one, k in both])
-    found = logits(images.normalised(pixels))
-    if classes is not None:
-      found = found[:, classes]
-      chosen = classes[found.argmax(-1)]
+      numbered = zip(pixels, places.tolist(), strict=True)
+      pixels = np.stack([change(image, k) for image, k in numbered])
+    scores = logits(images.normalised(pixels))
+    if classes is None:
+      predicted = scores.argmax(-1)
     else:
-      chosen = found.argmax(-1)
-    wrong += int((chosen != images.labels[places]).sum())
+      predicted = classes[scores[:, classes].argmax(-1)]
+    wrong += int((predicted != images.labels[places]).sum())
   return wrong / len(images)
+
+
+def _corrupt(pixels: np.ndarray, k: int, name: str, level: int) -> np.ndarray:
+  """Corrupts the pixels of image k, whose number draws the noise."""
+  return corruptions.corrupt(pixels, name, level, k)
 
 
 def corrupted(
@@ -94,17 +99,17 @@ def corrupted(
   count: int = 0,
   batch_size: int = 100,
 ) -> dict[str, Any]:
-  """Errors on the run's own test images, corrupted.
+  """Returns errors on the run's test images, corrupted here.
 
   Args:
-    run: of a classifier of images.
-    names: in `corruptions.CORRUPTIONS`; () for all.
-    count: how many images from the start of the test split; 0 for all.
+    run: trained classifier of images.
+    names: names in `corruptions.CORRUPTIONS`; () for all.
+    count: number of images from the start of the test split; 0 for all.
     batch_size: images at a time.
 
   Returns:
-    `clean`, an error; `errors`, for each corruption those of the severities 1
-    to 5; and `mean` of all of them.
+    `clean`, the error without corruption; `errors`, for each corruption those
+    of the severities 1 to 5; and their `mean`.
   """
   images = _test_images(run)
   images = images.select(np.arange(min(count or len(images), len(images))))
@@ -116,9 +121,7 @@ def corrupted(
       error(
         logits,
         images,
-        change=lambda x, k, name=name, level=level: corruptions.corrupt(
-          x, name, level, k
-        ),
+        change=functools.partial(_corrupt, name=name, level=level),
         batch_size=batch_size,
       )
       for level in corruptions.SEVERITIES
@@ -130,12 +133,12 @@ def corrupted(
 def imagenet_c(
   run: trained.Trained, folder: Path, *, batch_size: int = 100
 ) -> dict[str, Any]:
-  """Errors on ImageNet-C, and mCE in percent.
+  """Returns errors on ImageNet-C, and mCE in percent.
 
   Args:
-    run: of a classifier of ImageNet.
-    folder: with CORRUPTION/SEVERITY/CLASS/*.JPEG, all fifteen of them, or in
-      noise/, blur/, weather/ and digital/ as its authors pack them.
+    run: trained classifier of ImageNet.
+    folder: folder of CORRUPTION/SEVERITY/CLASS/*.JPEG, all fifteen corruptions,
+      or in noise/, blur/, weather/ and digital/ as its authors pack them.
     batch_size: images at a time.
 
   Returns:
@@ -144,29 +147,30 @@ def imagenet_c(
   Raises:
     UserError: for a folder that lacks any, naming them.
   """
-  found = {
+  folders = {
     path.name: path
     for path in [*folder.glob("*"), *folder.glob("*/*")]
     if path.name in ALEXNET
   }
+  # Name all that lacks before anything is scored.
   missing = [
     f"{name}/{level}"
     for name in ALEXNET
     for level in corruptions.SEVERITIES
-    if name not in found or not (found[name] / str(level)).is_dir()
+    if name not in folders or not (folders[name] / str(level)).is_dir()
   ]
   if missing:
     raise UserError(
       f"{folder} lacks {', '.join(missing[:5])}"
-      f"{' ...' if len(missing) > 5 else ''}: mCE is over fifteen corruptions "
-      "in five severities."
+      f"{' ...' if len(missing) > 5 else ''}: unpack all fifteen corruptions "
+      "in five severities, which mCE is over."
     )
   logits = run.apply(batch_size)
   errors = {
     name: [
       error(
         logits,
-        _folder(run, found[name] / str(level), "imagenet_c"),
+        _open_folder(run, folders[name] / str(level), "imagenet_c"),
         batch_size=batch_size,
       )
       for level in corruptions.SEVERITIES
@@ -177,10 +181,10 @@ def imagenet_c(
 
 
 def mce(errors: dict[str, list[float]]) -> float:
-  """Mean corruption error in percent, AlexNet having 100.
+  """Returns the mean corruption error in percent; AlexNet has 100.
 
   Args:
-    errors: of each of the fifteen corruptions, those of the severities.
+    errors: errors of the severities, for each of the fifteen corruptions.
   """
   return 100 * float(
     np.mean([np.mean(errors[name]) / ALEXNET[name] for name in ALEXNET])
@@ -190,15 +194,16 @@ def mce(errors: dict[str, list[float]]) -> float:
 def unusual(
   run: trained.Trained, folder: Path, name: str, *, batch_size: int = 100
 ) -> float:
-  """The accuracy on a folder CLASS/*.jpg, among the classes it has.
+  """Returns the accuracy on a folder CLASS/*.jpg, among the classes it has.
 
   Args:
-    run: a classifier of ImageNet.
-    folder: above the folders of classes.
-    name: "imagenet_a" or "imagenet_r", which tells how many images there are.
+    run: trained classifier of ImageNet.
+    folder: folder that holds the folders of classes.
+    name: "imagenet_a" or "imagenet_r", for the expected number of images.
     batch_size: images at a time.
   """
-  images = _folder(run, folder, name)
+  images = _open_folder(run, folder, name)
+  # ImageNet-A and -R have 200 of the 1,000 classes.
   classes = np.unique(images.labels)
   return 1 - error(
     run.apply(batch_size), images, classes=classes, batch_size=batch_size
@@ -209,20 +214,21 @@ def _test_images(run: trained.Trained) -> Images:
   images = run.task.splits["test"]
   if not isinstance(images, Images):
     raise UserError(
-      f"The task {run.task.name!r} has no images of classes: give the run of "
-      "such a task."
+      f"The task {run.task.name!r} does not classify images: give the run of a "
+      "classifier of images."
     )
   return images
 
 
-def _folder(run: trained.Trained, folder: Path, name: str) -> Images:
-  """The images of a folder, read as the run reads its own.
+def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
+  """Returns the images of a folder, to be read as the run reads its images.
 
-  Another number of images than that of the set `name` is told on stderr.
+  Warns on stderr if their number is not that of the set `name`.
   """
   if not folder.is_dir():
-    raise UserError(f"There is no folder {folder}.")
-  store = stores.folder(folder, run.task.classes)
+    raise UserError(f"There is no folder {folder}: give that of {name}.")
+  store = stores.open_folder(folder, run.task.classes)
+  # Published scores are of all images.
   if len(store) != COUNTS[name]:
     print(
       f"{folder} holds {len(store):,} images instead of the {COUNTS[name]:,} "
@@ -232,9 +238,10 @@ def _folder(run: trained.Trained, folder: Path, name: str) -> Images:
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)
 
 
-def _rows(found: dict[str, Any]) -> Iterator[str]:
-  for name, row in found.get("errors", {}).items():
-    yield f"  {name:<18} " + " ".join(f"{e:7.2%}" for e in row)
+def _lines(scores: dict[str, Any]) -> Iterator[str]:
+  """Yields the lines of the printed table."""
+  for name, errors in scores.get("errors", {}).items():
+    yield f"  {name:<18} " + " ".join(f"{error:7.2%}" for error in errors)
   titles = {
     "clean": "error, clean",
     "mean": "error, corrupted",
@@ -242,48 +249,55 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
     "imagenet_r": "accuracy, ImageNet-R",
   }
   for name, title in titles.items():
-    if name in found:
-      yield f"  {title:<20} {found[name]:7.2%}"
-  if "mce" in found:
-    yield f"  {'mCE':<20} {found['mce']:7.2f}"
+    if name in scores:
+      yield f"  {title:<20} {scores[name]:7.2%}"
+  if "mce" in scores:
+    yield f"  {'mCE':<20} {scores['mce']:7.2f}"
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints a table."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers robustness",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", help="of a trained classifier of images")
-  for name in ("imagenet_c", "imagenet_a", "imagenet_r"):
-    parser.add_argument(f"--{name}", type=Path, metavar="FOLDER")
-  parser.add_argument(
-    "--corruptions", default="", help="a,b,... of those applied; default: all"
-  )
-  parser.add_argument("--count", type=int, default=0, help="default: all")
-  parser.add_argument("--batch_size", type=int, default=100)
-  parser.add_argument("--json", action="store_true", help="as JSON")
-  args = parser.parse_args(argv)
-  size = args.batch_size
-  try:
-    run = trained.load(args.workdir)
-    found: dict[str, Any] = {}
-    if args.imagenet_c:
-      found |= imagenet_c(run, args.imagenet_c, batch_size=size)
-    for name in ("imagenet_a", "imagenet_r"):
-      if getattr(args, name):
-        found[name] = unusual(run, getattr(args, name), name, batch_size=size)
-    if not found:
-      names = [name for name in args.corruptions.split(",") if name]
-      found = corrupted(run, names, count=args.count, batch_size=size)
-  except ValueError as error_:
-    sys.exit(f"error: {error_}")
-  if args.json:
-    print(json.dumps(found, indent=2))
+@cli.command(
+  cli.WORKDIR,
+  *(
+    cli.argument(
+      f"--{name}", type=Path, metavar="FOLDER", help="folder of the set"
+    )
+    for name in COUNTS
+  ),
+  cli.argument(
+    "--corruptions",
+    default="",
+    help="corruptions of the test images: snow,fog (default: all)",
+  ),
+  cli.argument(
+    "--count", default=0, help="number of test images to corrupt (default: all)"
+  ),
+  cli.argument("--batch_size", default=100, help="images at a time"),
+  cli.JSON,
+)
+def main(
+  workdir: str,
+  corruptions: str,
+  count: int,
+  batch_size: int,
+  as_json: bool,
+  **folders: Path | None,
+) -> None:
+  """Prints the errors, of the folders that are given or of corrupted images."""
+  run = trained.load(workdir)
+  scores: dict[str, Any] = {}
+  for name, folder in folders.items():
+    if folder and name == "imagenet_c":
+      scores |= imagenet_c(run, folder, batch_size=batch_size)
+    elif folder:
+      scores[name] = unusual(run, folder, name, batch_size=batch_size)
+  if not scores:
+    names = cli.names(corruptions)
+    scores = corrupted(run, names, count=count, batch_size=batch_size)
+  if as_json:
+    print(json.dumps(scores, indent=2))
     return
   print(f"{run.config['model']['name']}, step {run.step}")
-  print("\n".join(_rows(found)))
+  print("\n".join(_lines(scores)))
 
 
 if __name__ == "__main__":

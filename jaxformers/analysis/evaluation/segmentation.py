@@ -1,4 +1,4 @@
-r"""Mean IoU of whole scenes, by windows that slide over them.
+r"""Scores a segmenter on whole scenes, by windows that slide over them.
 
 python -m jaxformers segmentation runs/ade20k
 python -m jaxformers segmentation runs/ade20k \
@@ -6,15 +6,13 @@ python -m jaxformers segmentation runs/ade20k \
 
 The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
 A scene that is smaller than a window at some scale is enlarged to the window's
-side, as in Segmenter's code. Scores are interpolated to every scene's own size
+side, as in Segmenter's code. Scores are interpolated to every scene's size
 and compared there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from jaxformers import trained
+from jaxformers import cli, trained
 from jaxformers.data.images.scenes import Scenes, short_side, windows
 from jaxformers.errors import UserError
 from jaxformers.training.losses import overlap
@@ -31,16 +29,18 @@ Score = Callable[[np.ndarray], np.ndarray]
 
 
 def interpolate(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """x [h, w, c], bilinearly -> float32 [size[0], size[1], c].
+  """Resizes x [h, w, c] bilinearly -> float32 [size[0], size[1], c].
 
-  Between the middles of pixels, and constant beyond the outermost, as in
-  PyTorch with align_corners=False.
+  Interpolates between the middles of pixels, and is constant beyond the
+  outermost, as in PyTorch with align_corners=False.
   """
   for axis, new in enumerate(size):
     old = x.shape[axis]
+    # Middles of the new pixels, in units of the old.
     at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, old - 1)
+    # Weight of the upper neighbour, along one axis.
     share = (at - low).astype(np.float32)
     share = share.reshape([-1 if k == axis else 1 for k in range(3)])
     x = (1 - share) * x.take(low, axis) + share * x.take(high, axis)
@@ -62,6 +62,7 @@ def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
   height, width = pixels.shape[:2]
   if height >= window[0] and width >= window[1]:
     return pixels
+  # Compare the ratios of the sides without a division.
   if window[0] * width >= window[1] * height:
     return interpolate(pixels, (window[0], width * window[0] // height))
   return interpolate(pixels, (height * window[1] // width, window[1]))
@@ -70,10 +71,11 @@ def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
 def sliding(
   score: Score, pixels: np.ndarray, window: tuple[int, int], stride: int
 ) -> np.ndarray:
-  """Scores of all pixels, the mean over the windows that see them.
+  """Returns the scores of all pixels, the mean over the windows around them.
 
   Args:
-    score: from windows [b, height, width, 3] to [b, height, width, c].
+    score: function from windows [b, height, width, 3] to scores
+      [b, height, width, c].
     pixels: [h, w, 3], normalised; smaller ones than a window are enlarged.
     window: (height, width).
     stride: pixels from one window to the next; the last stands at the end.
@@ -88,14 +90,13 @@ def sliding(
     for y in windows(height, window[0], stride)
     for x in windows(width, window[1], stride)
   ]
-  parts = np.stack(
-    [pixels[y : y + window[0], x : x + window[1]] for y, x in places]
-  )
-  scores = score(parts)
+  crops = [pixels[y : y + window[0], x : x + window[1]] for y, x in places]
+  scores = score(np.stack(crops))
+  # Add up the scores of each pixel, and count its windows.
   total = np.zeros((height, width, scores.shape[-1]), np.float32)
   seen = np.zeros((height, width, 1), np.float32)
-  for (y, x), part in zip(places, scores, strict=True):
-    total[y : y + window[0], x : x + window[1]] += part
+  for (y, x), window_scores in zip(places, scores, strict=True):
+    total[y : y + window[0], x : x + window[1]] += window_scores
     seen[y : y + window[0], x : x + window[1]] += 1
   return total / seen
 
@@ -109,17 +110,17 @@ def predict(
   flip: bool,
   stride: int,
 ) -> np.ndarray:
-  """The class of every pixel of a scene, int [h, w].
+  """Returns the class of every pixel of a scene, int [h, w].
 
-  The mean over scales and mirror images of the probabilities.
+  Probabilities are averaged over scales and mirror images.
 
   Args:
-    score: of windows; see `sliding`.
-    source: which the scene is of, for its window and normalisation.
+    score: function of windows, see `sliding`.
+    source: scenes of the split, for their window and normalisation.
     pixels: uint8 [h, w, 3].
-    scales: of the short side, 1 being a window's.
-    flip: whether mirror images count, too.
-    stride: of windows.
+    scales: lengths of the short side, 1 being that of a window.
+    flip: True to add mirror images.
+    stride: pixels from one window to the next.
   """
   window = source.shape[:2]
   height, width = pixels.shape[:2]
@@ -127,35 +128,42 @@ def predict(
   for scale in scales:
     size = short_side((width, height), scale * min(window))
     picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
-    seen = source.normalised(np.asarray(picture))
-    for mirrored in (False, True) if flip else (False,):
-      own = sliding(score, seen[:, ::-1] if mirrored else seen, window, stride)
-      own = interpolate(own[:, ::-1] if mirrored else own, (height, width))
-      own = np.exp(own - own.max(-1, keepdims=True))
-      total = total + own / own.sum(-1, keepdims=True)
+    scaled = source.normalised(np.asarray(picture))
+    for direction in (1, -1) if flip else (1,):
+      scores = sliding(score, scaled[:, ::direction], window, stride)
+      # Turn mirrored scores back, then take the softmax at the scene's size.
+      scores = interpolate(scores[:, ::direction], (height, width))
+      weights = np.exp(scores - scores.max(-1, keepdims=True))
+      total = total + weights / weights.sum(-1, keepdims=True)
   return total.argmax(-1)
 
 
-def areas(
+def count_areas(
   predicted: np.ndarray, labels: np.ndarray, classes: int
 ) -> dict[str, np.ndarray]:
-  """Pixels of every class: `hits`, `predicted`, `labelled`, int64 [c].
+  """Counts the pixels of every class: `hits`, `predicted`, `labelled`.
+
+  The sums of `losses.confusion_areas`, on the host: scenes have many shapes,
+  and a compiled function would be compiled for each.
 
   Args:
     predicted, labels: [h, w]; -1 in labels is not counted.
-    classes: c.
+    classes: number of classes c.
+
+  Returns:
+    Arrays int64 [c].
   """
-  there = labels >= 0
-  predicted, labels = predicted[there], labels[there]
-  count = {
+  is_labelled = labels >= 0
+  predicted, labels = predicted[is_labelled], labels[is_labelled]
+  pixels = {
     "hits": labels[predicted == labels],
     "predicted": predicted,
     "labelled": labels,
   }
-  return {k: np.bincount(v, minlength=classes) for k, v in count.items()}
+  return {k: np.bincount(v, minlength=classes) for k, v in pixels.items()}
 
 
-def measure(
+def evaluate_segmenter(
   run: trained.Trained,
   scales: Sequence[float] = (1.0,),
   *,
@@ -165,19 +173,19 @@ def measure(
   count: int = 0,
   batch_size: int = 8,
 ) -> dict[str, float]:
-  """`mean_iou`, pixel `accuracy` and `count` of a split.
+  """Returns `mean_iou`, pixel `accuracy` and `count` of a split.
 
   Args:
-    run: of a segmenter.
+    run: trained segmenter.
     scales, flip: see `predict`.
-    stride: of windows; 0 for 32 pixels less than a window, as in Segmenter.
-    split: of the task.
-    count: how many scenes from its start; 0 for all.
+    stride: pixels from one window to the next; 0 for 32 less than a window, as
+      in Segmenter.
+    split: name of the task's split.
+    count: number of scenes from its start; 0 for all.
     batch_size: windows at a time.
 
   Raises:
-    UserError: for a model of another kind, or a stride or scale that cannot
-      be.
+    UserError: for a model of another kind, or a stride or scale out of range.
   """
   source = run.task.splits[split]
   if not isinstance(source, Scenes):
@@ -188,59 +196,57 @@ def measure(
   stride = stride or max(side - 32, 1)
   if not 1 <= stride <= side or not all(scale > 0 for scale in scales):
     raise UserError(
-      f"stride={stride}, scales={tuple(scales)}: the stride is 1 to {side}, "
-      "the side of a window, and scales are positive."
+      f"stride={stride}, scales={tuple(scales)}: give a stride of 1 to {side}, "
+      "the side of a window, and positive scales."
     )
   score = run.apply(batch_size)
   total: dict[str, Any] = {}
+  # Sum areas over scenes: mean IoU is that of the whole split.
   scenes = range(min(count or len(source), len(source)))
   for k in tqdm(scenes, split, disable=None):
     pixels, labels = source.scene(k)
-    found = predict(score, source, pixels, scales, flip=flip, stride=stride)
-    for name, own_areas in areas(found, labels, source.num_classes).items():
-      total[name] = total.get(name, 0) + own_areas
+    predicted = predict(score, source, pixels, scales, flip=flip, stride=stride)
+    for name, area in count_areas(
+      predicted, labels, source.num_classes
+    ).items():
+      total[name] = total.get(name, 0) + area
   return {**overlap(total), "count": len(scenes)}
 
 
-def main(argv: list[str] | None = None) -> None:
+@cli.command(
+  cli.WORKDIR,
+  cli.argument(
+    "--scales", default="1", help="sizes of a scene, relative to the config's"
+  ),
+  cli.switch("--flip", help="add mirror images"),
+  cli.argument(
+    "--stride",
+    default=0,
+    help="pixels between windows (default: a window less 32)",
+  ),
+  cli.argument("--split", default="test", help="split of the task"),
+  cli.argument("--count", default=0, help="number of scenes (default: all)"),
+  cli.argument("--batch_size", default=8, help="windows at a time"),
+  cli.JSON,
+)
+def main(
+  workdir: str,
+  scales: str,
+  flip: bool,
+  split: str,
+  as_json: bool,
+  **options: int,
+) -> None:
   """Prints mean IoU and pixel accuracy."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers segmentation",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdir", help="of a trained segmenter")
-  parser.add_argument("--scales", default="1", help="a,b,...; default: 1")
-  parser.add_argument(
-    "--flip", action="store_true", help="take mirror images, too"
-  )
-  parser.add_argument(
-    "--stride", type=int, default=0, help="default: a window less 32 pixels"
-  )
-  parser.add_argument("--split", default="test", help="default: test")
-  parser.add_argument("--count", type=int, default=0, help="default: all")
-  parser.add_argument("--batch_size", type=int, default=8, help="default: 8")
-  parser.add_argument("--json", action="store_true", help="the row as JSON")
-  args = parser.parse_args(argv)
-  try:
-    run = trained.load(args.workdir)
-    row = measure(
-      run,
-      [float(scale) for scale in args.scales.split(",")],
-      flip=args.flip,
-      stride=args.stride,
-      split=args.split,
-      count=args.count,
-      batch_size=args.batch_size,
-    )
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if args.json:
+  sizes = cli.numbers("scales", scales, float)
+  run = trained.load(workdir)
+  row = evaluate_segmenter(run, sizes, flip=flip, split=split, **options)
+  if as_json:
     print(json.dumps(row, indent=2))
     return
-  how = f"scales {args.scales}" + (", mirrored, too" if args.flip else "")
+  protocol = f"scales {scales}" + (", mirrored, too" if flip else "")
   print(
-    f"{run.config['model']['name']}, step {run.step}, {args.split}, {how}\n"
+    f"{run.config['model']['name']}, step {run.step}, {split}, {protocol}\n"
     f"  mean IoU {row['mean_iou']:.2%}  pixel accuracy {row['accuracy']:.2%}  "
     f"{row['count']:,} scenes"
   )

@@ -1,4 +1,4 @@
-"""What is drawn of trained models: distances, entropies, tokens, attention."""
+"""Figures of trained models: distances, entropies, tokens, attention."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers import trained
 from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.page import texts
 from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import figures, plots
-from jaxformers.analysis.tables.runs import SIZES, Group, by_size
+from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
 from jaxformers.analysis.tokens import entropy, smoothness
 from jaxformers.analysis.tokens.capture import capture, num_tokens
+from jaxformers.errors import UserError
 from jaxformers.models.variables import make_variables
+
+MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
+QUANTITIES = ("factors", "entropy", "shape", "parts", "gates", "smooth")
+BOXES = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What is measured of every run.
+  """Options of the measurements of every run.
 
   Attributes:
-    samples: examples of the test split.
-    length: tokens of each at most.
-    estimator, axis: of the entropy.
+    samples: number of examples of the test split.
+    length: most tokens of an example.
+    estimator, axis: options of the entropy, see `entropy.of_tokens`.
     text: sentence for the figures of single tokens; "" for the paper's, or
       where that is no text of the task for the beginning of a test sample.
     named: tokens of it to name, or of letters words; () for the longest.
@@ -42,95 +48,122 @@ class Options:
 
 
 class Rows:
-  """Rows of all figures that need a trained model."""
+  """Rows of all figures that need a trained model.
+
+  Attributes:
+    of: rows of the figures over layers, by the names of `QUANTITIES`.
+    pairs, planes, maps: rows of the figures of single tokens.
+  """
 
   def __init__(self, options: Options) -> None:
     self.options = options
-    names = ("factors", "entropy", "shape", "parts", "gates", "smooth")
-    self.of: dict[str, list[figures.Row]] = {name: [] for name in names}
+    self.of: dict[str, list[figures.Row]] = {name: [] for name in QUANTITIES}
     self.pairs: list[figures.Row] = []
     self.planes: list[figures.Row] = []
     self.maps: list[figures.Row] = []
+    # Facts that captions state.
     self.values: list[int] = []
     self.finite = 1.0
     self.samples: set[int] = set()
     self.lengths: set[int] = set()
-    self.quoted: dict[str, str] = {}
+    self.quotes: dict[str, str] = {}
 
-  def model(self, label: str, seed: int, run: Any, start: bool) -> None:
-    """Distributions and curves of a run, and of its untrained start."""
-    o = self.options
-    ids = run.sample(o.samples, o.length)
+  def add_model(self, label: str, seed: int, run: Any, start: bool) -> None:
+    """Measures the layers of a run, and of its untrained start.
+
+    Args:
+      label: label of the run in the figures.
+      seed: seed of the run.
+      run: result of `trained.load`.
+      start: True to measure the untrained start as well.
+    """
+    options = self.options
+    # All states read the same samples.
+    ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
-    kw = {"axis": o.axis, "estimator": o.estimator}
     states = [(label, run.params)]
     if start and run.start is not None:
       states.append((label + figures.UNTRAINED, run.start))
     for name, params in states:
-      found = layers.measure(run.model, params, ids, **kw)
-      trained = name == label
-      self.finite = min(self.finite, float(np.nanmin(found.finite)))
-      self.samples.add(found.factors.shape[1])
-      self.values.append(int(np.median(found.values)))
+      statistics = layers.measure_layers(
+        run.model,
+        params,
+        ids,
+        axis=options.axis,
+        estimator=options.estimator,
+      )
+      self.finite = min(self.finite, float(np.nanmin(statistics.finite)))
+      self.samples.add(statistics.factors.shape[1])
+      self.values.append(int(np.median(statistics.values)))
       for key in ("factors", "entropy", "shape"):
-        self.of[key] += _long(name, seed, getattr(found, key))
-      if found.parts is not None and trained:
-        self.of["parts"] += [
-          (name, seed, layer + 1, part, k, value)
-          for (layer, part, k), value in np.ndenumerate(found.parts)
-        ]
-      if found.gates is not None and trained:
-        self.of["gates"] += [
-          (name, seed, layer + 1, k, expert, value)
-          for (layer, k, expert), value in np.ndenumerate(found.gates)
-        ]
-    smooth = smoothness.measure(run.model, run.params, ids)
-    self.of["smooth"] += smoothness.rows(label, seed, smooth)
+        self.of[key] += _enumerate(name, seed, getattr(statistics, key))
+      # Heads and experts are drawn after training alone.
+      if name == label and statistics.parts is not None:
+        self.of["parts"] += _enumerate(name, seed, statistics.parts, 1)
+      if name == label and statistics.gates is not None:
+        self.of["gates"] += _enumerate(name, seed, statistics.gates, 1)
+    # Smoothness of the trained model.
+    curves = smoothness.measure_curves(run.model, run.params, ids)
+    self.of["smooth"] += smoothness.rows(label, seed, curves)
 
-  def data(self) -> str:
+  def describe_data(self) -> str:
     """Returns how many samples, tokens and seeds there are, in words."""
+    # Count the seeds of each run, not of its untrained start.
     runs = {
       row[:2]
       for row in self.of["factors"]
       if not row[0].endswith(figures.UNTRAINED)
     }
-    seeds = [
-      sum(run == name for run, _ in runs) for name in {r for r, _ in runs}
-    ]
+    labels = [label for label, _ in runs]
+    seeds = [labels.count(label) for label in {*labels}]
     return figures.describe_data(self.samples, self.lengths, seeds)
 
-  def texts(self) -> str:
+  def describe_texts(self) -> str:
     """Returns the text that the single tokens are from, in words."""
-    by = figures.grouped([(text, label) for label, text in self.quoted.items()])
-    told = []
-    for text, own in by.items():
-      whose = ", ".join(row[1] for row in own)
-      told.append(text + (f" ({whose})" if len(by) > 1 else ""))
-    return f"Text: {'; '.join(told)}. One seed."
+    quotes = [(quote, label) for label, quote in self.quotes.items()]
+    # Runs of one task show the same text.
+    by_quote = figures.grouped(quotes)
+    described = []
+    for quote, rows in by_quote.items():
+      runs = ", ".join(label for _, label in rows)
+      described.append(quote + (f" ({runs})" if len(by_quote) > 1 else ""))
+    return f"Text: {'; '.join(described)}. One seed."
 
-  def tokens(self, label: str, run: Any) -> None:
-    """Single tokens of one text; ValueError if the task has no tokens."""
+  def add_tokens(self, label: str, run: Any) -> None:
+    """Measures single tokens of one text.
+
+    Args:
+      label: label of the run in the figures.
+      run: result of `trained.load`.
+
+    Raises:
+      UserError: if the task has no tokens.
+    """
     ids, names, words, quote = texts.example(
       run, self.options.text, self.options.length
     )
-    if run.model.num_inputs > 1:  # The same twice: the first is looked at.
-      ids = np.stack([ids] * run.model.num_inputs)
-    given = make_variables(run.model, run.params)
-    seen = capture(run.model, given, jnp.asarray(ids)[None])
-    hidden, mask = layers.tokens(seen)
-    if len(mask) > len(names):  # A token of the encoder's own stands first.
-      names, words = (["<cls>", *listed] for listed in (names, words))
-    chosen = texts.name_tokens(words, self.options.named)
-    around = layers.plane(hidden, mask)
-    self.quoted[label] = quote
-    there = np.flatnonzero(mask)
+    if (
+      run.model.config.num_inputs > 1
+    ):  # A pair of equal texts; the first is drawn.
+      ids = np.stack([ids] * run.model.config.num_inputs)
+    variables = make_variables(run.model, run.params)
+    captured = capture(run.model, variables, jnp.asarray(ids)[None])
+    hidden, mask = layers.tokens(captured)
+    if len(mask) > len(names):  # The encoder's own token stands first.
+      names, words = ["<cls>", *names], ["<cls>", *words]
+    named = texts.name_tokens(words, self.options.named)
+    planes = layers.plane(hidden, mask)
+    self.quotes[label] = quote
+    # Tokens in a plane, layer by layer.
+    places = np.flatnonzero(mask)
     self.planes += [
-      (label, layer, int(place), names[place], int(place in chosen), *point)
-      for layer, points in enumerate(around)
-      for place, point in zip(there, points.tolist(), strict=True)
+      (label, layer, int(place), names[place], int(place in named), *point)
+      for layer, points in enumerate(planes)
+      for place, point in zip(places, points.tolist(), strict=True)
     ]
-    places = list(itertools.combinations(chosen, 2))[:4]
-    apart = layers.distances(hidden, mask, places)
+    # Distances of pairs of the named tokens.
+    pairs = list(itertools.combinations(named, 2))[:MOST_PAIRS]
+    apart = layers.distances(hidden, mask, pairs)
     self.pairs += [
       (
         label,
@@ -138,196 +171,232 @@ class Rows:
         layer,
         *(float(apart[key][layer, k]) for key in ("euclidean", "cosine")),
       )
-      for k, (i, j) in enumerate(places)
+      for k, (i, j) in enumerate(pairs)
       for layer in range(len(hidden))
     ]
+    # Attention weights.
     causal = run.model.objective == "language_model"
-    for layer, weights in enumerate(smoothness.maps(seen, causal), 1):
+    for layer, weights in enumerate(smoothness.maps(captured, causal), 1):
       self.maps += [
         (label, layer, i, j, float(w)) for (i, j), w in np.ndenumerate(weights)
       ]
 
 
-def _long(label: str, seed: int, values: np.ndarray) -> list[figures.Row]:
+def _enumerate(
+  label: str, seed: int, values: np.ndarray, first_layer: int = 0
+) -> list[figures.Row]:
+  """Returns rows (label, seed, layer, *indices, value) of an array."""
   return [
-    (label, seed, layer, k, float(value))
-    for (layer, k), value in np.ndenumerate(values)
+    (label, seed, first_layer + layer, *indices, float(value))
+    for (layer, *indices), value in np.ndenumerate(values)
   ]
 
 
 def _correlations(rows: Rows) -> str:
-  """Of every run, over layers, samples and seeds, in words."""
+  """Returns the correlation of factor and entropy for each run, in words.
+
+  Over layers, samples and seeds, without the embedding.
+  """
   entropies = {row[:4]: row[4] for row in rows.of["entropy"]}
-  told = []
-  for label, own in figures.grouped(rows.of["factors"]).items():
+  described = []
+  for label, factors in figures.grouped(rows.of["factors"]).items():
     if label.endswith(figures.UNTRAINED):
       continue
-    both = np.array([(row[4], entropies[row[:4]]) for row in own if row[2]])
-    both = both[np.isfinite(both).all(1)]
-    if len(both) > 1 and (both.std(0) > 0).all():
-      told.append(f"{label} {np.corrcoef(both.T)[0, 1]:.2f}")
-  return ", ".join(told) or "none"
+    pairs = [(row[4], entropies[row[:4]]) for row in factors if row[2]]
+    values = np.array(pairs)
+    values = values[np.isfinite(values).all(1)]
+    # Without variance there is no correlation.
+    if len(values) > 1 and (values.std(0) > 0).all():
+      described.append(f"{label} {np.corrcoef(values.T)[0, 1]:.2f}")
+  return ", ".join(described) or "none"
 
 
-def _at_the_end(
-  found: Sequence[Group], rows: Rows, key: str
+def _last_layer(
+  groups: Sequence[SeedGroup], rows: Rows, key: str
 ) -> list[figures.Row]:
-  """A quantity of the last layer against sizes, a mean over samples a seed."""
-  measured = figures.grouped(rows.of[key])
-  made = []
-  for line, name, value, group in by_size(found):
-    for seed, own in figures.grouped(measured.get(group.label, ()), 1).items():
-      last = figures.grouped(own, 2)
-      mean, _ = figures.spread([row[4] for row in last[max(last)]])
-      made.append((line, seed, name, value, mean))
-  return made
+  """Returns the last layer's mean over samples, by size and seed."""
+  by_label = figures.grouped(rows.of[key])
+  means = []
+  for line, name, value, group in by_size(groups):
+    by_seed = figures.grouped(by_label.get(group.label, ()), 1)
+    for seed, seed_rows in by_seed.items():
+      by_layer = figures.grouped(seed_rows, 2)
+      mean, _ = figures.finite_spread(
+        [row[4] for row in by_layer[max(by_layer)]]
+      )
+      means.append((line, seed, name, value, mean))
+  return means
 
 
-def add(page: Page, found: Sequence[Group], options: Options) -> None:
-  """All figures that need checkpoints; what has none is noted."""
-  from jaxformers import trained
+def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
+  """Adds all figures that need checkpoints, and notes on runs without.
 
+  Args:
+    page: page to add to.
+    groups: result of `runs.group_by_recipe`.
+    options: options of the measurements.
+  """
   rows = Rows(options)
-  for group in found:
+  for group in groups:
+    # Single tokens and the untrained start are those of the first seed.
     first = True
-    for one in group.runs:
+    for record in group.runs:
       try:
-        run = trained.load(one.folder)
-      except (ValueError, OSError) as error:
-        page.notes.append(f"{one.folder}: no figures of its layers. {error}")
+        run = trained.load(record.folder)
+      except (UserError, OSError) as error:
+        page.notes.append(f"{record.folder}: no figures of its layers. {error}")
         continue
       if run.task.objective == "segmentation":
         page.notes.append(
-          f"{one.folder}: segmenters have no figures of layers."
+          f"{record.folder}: segmenters have no figures of layers."
         )
         continue
-      rows.model(group.label, one.seed, run, start=first)
+      rows.add_model(group.label, record.seed, run, start=first)
       if not first:
         continue
       first = False
       try:
-        rows.tokens(group.label, run)
-      except ValueError as error:
+        rows.add_tokens(group.label, run)
+      except UserError as error:
         page.notes.append(
           f"{group.label}: no figure of single tokens, {error}."
         )
-  _transject(page, found, rows, options)
-  _smooth(page, rows)
+  # Figures stand on the page in this order.
+  _add_distances(page, rows)
+  _add_entropies(page, rows)
+  _add_sizes(page, groups, rows)
+  _add_parts(page, rows)
+  _add_tokens(page, rows)
+  _add_smoothness(page, rows)
 
 
-def _transject(
-  page: Page, found: Sequence[Group], rows: Rows, options: Options
-) -> None:
-  o, section = options, "Distances and entropy"
-  data = rows.data()
-  boxes = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
+SECTION = "Distances and entropy"
+
+
+def _add_distances(page: Page, rows: Rows) -> None:
   page.add(
-    section,
+    SECTION,
     plots.over_layers(
       "activation_factors",
       "Activation factors",
       "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
-      f"that of the embedding (TransJect, equation 9). {data}; the "
-      f"untrained start of the first seed beside them. {boxes} Exactly 1 at "
-      "TransJect's start; near 1 for random rotations as well.",
+      "that of the embedding (TransJect, equation 9). "
+      f"{rows.describe_data()}; the untrained start of the first seed beside "
+      f"them. {BOXES} Exactly 1 at TransJect's start; near 1 for random "
+      "rotations as well.",
       rows.of["factors"],
       "activation factor",
       lines=((1.0, "distances kept"),),
       ratio=True,
     ),
   )
-  what = {
+
+
+def _add_entropies(page: Page, rows: Rows) -> None:
+  options = rows.options
+  values = {
     "units": "one token over its units",
     "tokens": "one unit over a sample's tokens",
-  }[o.axis]
-  note = (
-    f"Differential entropy of the values of {what}, by the estimator "
-    f"{o.estimator!r}, mean over a sample. {data}; the untrained start of the "
-    f"first seed beside them. {boxes} At least {100 * rows.finite:.0f} % of "
-    "what is averaged in a layer has an entropy (no ties, and values enough); "
-    "the rest is left out."
+  }[options.axis]
+  caption = (
+    f"Differential entropy of the values of {values}, by the estimator "
+    f"{options.estimator!r}, mean over a sample. {rows.describe_data()}; the "
+    f"untrained start of the first seed beside them. {BOXES} At least "
+    f"{100 * rows.finite:.0f} % of what is averaged in a layer has an entropy "
+    "(no ties, and values enough); the rest is left out."
   )
-  for key, title, quantity in (
-    ("entropy", "Entropy", "entropy, nats"),
-    ("shape", "Entropy at deviation 1", "entropy - log deviation, nats"),
-  ):
-    extra = (
-      f" Correlation with the activation factor: {_correlations(rows)}."
-      if key == "entropy"
-      else (
-        " Without the scale. No distribution has more than a normal one, "
-        f"{entropy.GAUSSIAN:.3f}; estimates from few values are lower, by how "
-        "much depends on the distribution. The lines are what the estimator "
-        "gives of as many normal values."
-      )
-    )
-    normal = [
-      (entropy.normal(count, o.estimator), f"normal, {count} values")
-      for count in dict.fromkeys(rows.values)
-      if count >= entropy.LEAST
-    ]
-    page.add(
-      section,
-      plots.over_layers(
-        key,
-        title,
-        note + extra,
-        rows.of[key],
-        quantity,
-        lines=tuple(normal) if key == "shape" else (),
-      ),
-    )
+  page.add(
+    SECTION,
+    plots.over_layers(
+      "entropy",
+      "Entropy",
+      f"{caption} Correlation with the activation factor: "
+      f"{_correlations(rows)}.",
+      rows.of["entropy"],
+      "entropy, nats",
+    ),
+  )
+  # Few values have a lower estimate: lines show that of normal values.
+  normal = [
+    (entropy.normal(count, options.estimator), f"normal, {count} values")
+    for count in dict.fromkeys(rows.values)
+    if count >= entropy.LEAST
+  ]
+  page.add(
+    SECTION,
+    plots.over_layers(
+      "shape",
+      "Entropy at deviation 1",
+      f"{caption} Without the scale. No distribution has more than a normal "
+      f"one, {entropy.GAUSSIAN:.3f}; estimates from few values are lower, by "
+      "how much depends on the distribution. The lines are what the estimator "
+      "gives of as many normal values.",
+      rows.of["shape"],
+      "entropy - log deviation, nats",
+      lines=tuple(normal),
+    ),
+  )
+
+
+def _add_sizes(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
   for key, quantity in (
     ("factors", "activation factor"),
     ("entropy", "entropy, nats"),
   ):
-    ends = _at_the_end(found, rows, key)
-    if ends:
+    # Without two sizes there is no figure.
+    means = _last_layer(groups, rows, key)
+    if means:
       page.add(
-        section,
+        SECTION,
         plots.against(
           f"{key}_sizes",
           f"{quantity.partition(',')[0].capitalize()} against sizes",
-          "Of the last layer, mean over samples, and over seeds with their "
+          "Means of the last layer over samples, and over seeds with their "
           "deviation; along a line nothing else differs (TransJect, figure "
-          f"5). {data}.",
-          ends,
+          f"5). {rows.describe_data()}.",
+          means,
           SIZES,
           quantity,
         ),
       )
+
+
+def _add_parts(page: Page, rows: Rows) -> None:
   page.add(
-    section,
+    SECTION,
     plots.parts(
       "parts",
       "Entropy of heads and experts",
-      "Of what every head puts out before the projection back, and of x + "
+      "Entropy of every head's output before the projection back, and of x + "
       "a F(x) of every expert (TransJect, figure 4b), by the estimator "
-      f"{o.estimator!r}. {data}. Experts share x, so they differ little; heads "
-      "have another scale than x.",
+      f"{rows.options.estimator!r}. {rows.describe_data()}. Experts share x, "
+      "so they differ little; heads have another scale than x.",
       rows.of["parts"],
     ),
   )
   if rows.of["gates"]:
     page.add(
-      section,
+      SECTION,
       plots.histogram(
         "experts",
         "Weights of the experts",
-        f"Of every sample and expert, by layer (TransJect, figure 6). {data}. "
-        "The dotted line is 1 / E, the weights at the start.",
+        "Weight of every sample and expert, by layer (TransJect, figure 6). "
+        f"{rows.describe_data()}. The dotted line is 1 / E, the weights at the "
+        "start.",
         rows.of["gates"],
         "weight of an expert",
       ),
     )
-  section = "Single tokens"
-  quoted = rows.texts()
+
+
+def _add_tokens(page: Page, rows: Rows) -> None:
+  section, text = "Single tokens", rows.describe_texts()
   page.add(
     section,
     plots.pairs(
       "pairs",
       "Distances of pairs of tokens",
-      f"Layer by layer (TransJect, figure 1). {quoted}",
+      f"Layer by layer (TransJect, figure 1). {text}",
       rows.pairs,
     ),
   )
@@ -337,21 +406,15 @@ def _transject(
       "isomap",
       "Tokens in a plane",
       "Isomap of every layer for itself, turned to lie near the one before; "
-      f"its width stands above it (TransJect, figure 7). {quoted}",
+      f"its width stands above it (TransJect, figure 7). {text}",
       rows.planes,
     ),
   )
 
 
-def _smooth(page: Page, rows: Rows) -> None:
+def _add_smoothness(page: Page, rows: Rows) -> None:
   section = "Over-smoothing"
-  page.add(
-    section,
-    smoothness.figure(
-      rows.of["smooth"],
-      rows.data(),
-    ),
-  )
+  page.add(section, smoothness.figure(rows.of["smooth"], rows.describe_data()))
   page.add(
     section,
     plots.maps(
@@ -359,7 +422,7 @@ def _smooth(page: Page, rows: Rows) -> None:
       "Attention maps",
       "softmax(q k / sqrt e), mean over heads: what softmax attention weighs, "
       "and other mixers with queries and keys would; models without keys are "
-      f"left out. {rows.texts()}",
+      f"left out. {rows.describe_texts()}",
       rows.maps,
     ),
   )

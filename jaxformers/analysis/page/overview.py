@@ -1,4 +1,4 @@
-"""What is drawn of runs without their models: curves, scores, speeds."""
+"""Figures and tables of runs without their models: curves, scores, speeds."""
 
 from __future__ import annotations
 
@@ -9,116 +9,137 @@ from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure
 from jaxformers.analysis.tables import depth
 from jaxformers.analysis.tables import results as tables
-from jaxformers.analysis.tables.runs import SIZES, Group, One, by_size, seeds
+from jaxformers.analysis.tables.runs import (
+  SIZES,
+  RunRecord,
+  SeedGroup,
+  by_size,
+  describe_seeds,
+)
+from jaxformers.tables import markdown_table
+
+MOST_PANELS = 6  # Quantities of the training curves that are drawn.
+SPEED_COLUMNS = (
+  *("run", "parameters", "x Transformer"),
+  *("examples/s in training", "on"),
+)
 
 
-def training(found: Sequence[Group]) -> Figure:
-  """Loss, and the score on the selection split, over steps."""
+def training(groups: Sequence[SeedGroup]) -> Figure:
+  """Returns the figure of losses and selection scores over steps."""
   rows = []
-  names: dict[str, str] = {}
-  for group in found:
-    for one in group.runs:
-      for line in one.metrics():
-        for key, value in line.items():
+  titles: dict[str, str] = {}
+  for group in groups:
+    for run in group.runs:
+      for record in run.metrics:
+        for key, value in record.items():
+          # Keys are SPLIT/METRIC; others, such as speeds, are no curves.
           split, slash, metric = key.partition("/")
           if not slash or value is None:
             continue
           unit = ", nats" if metric == "loss" else ""
-          names[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
-          rows.append((group.label, one.seed, key, line["step"], value))
-  wanted = sorted(names, key=lambda k: (not k.endswith("loss"), k))[:6]
-  kept = [row for row in rows if row[2] in wanted]
+          titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
+          rows.append((group.label, run.seed, key, record["step"], value))
+  # Losses come first.
+  drawn = sorted(titles, key=lambda k: (not k.endswith("loss"), k))
+  drawn = drawn[:MOST_PANELS]
   return plots.curves(
     "training",
     "Training curves",
     "Means over log_steps steps for train, over the whole split elsewhere; "
-    f"bands are one deviation over seeds ({seeds(found)}). Of more than six "
-    "quantities the first six are drawn.",
-    kept,
+    f"bands are one deviation over seeds ({describe_seeds(groups)}). Of more "
+    "than six quantities the first six are drawn.",
+    [row for row in rows if row[2] in drawn],
     "step",
-    {key: names[key] for key in wanted},
+    {key: titles[key] for key in drawn},
     markers=False,
   )
 
 
-def sizes(found: Sequence[Group]) -> Figure | None:
-  """Test score against depth, width and experts (TransJect, figure 3).
+def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns test scores against depth, width and experts.
 
-  None if no two runs of one model and task differ in them.
+  None if no two runs of one model and task differ in a size.
+
+  Source: TransJect, figure 3.
   """
-  found = [group for group in found if any(one.results for one in group.runs)]
-  metrics = [_score(one)[0] for g in found for one in g.runs if one.results]
+  groups = [g for g in groups if any(run.results for run in g.runs)]
+  metrics = [_score(run)[0] for g in groups for run in g.runs if run.results]
+  # One axis has one unit: the metric that most runs have.
   metric = max(metrics, key=metrics.count) if metrics else ""
   rows = [
-    (line, one.seed, name, value, _score(one)[1])
-    for line, name, value, group in by_size(found)
-    for one in group.runs
-    if one.results and _score(one)[0] == metric
+    (line, run.seed, name, value, _score(run)[1])
+    for line, name, value, group in by_size(groups)
+    for run in group.runs
+    if run.results and _score(run)[0] == metric
   ]
   if not rows:
     return None
   return plots.against(
     "sizes",
     "Score against the size of the model",
-    f"On test, mean and deviation over seeds ({seeds(found)}); along a line "
-    "nothing else differs.",
+    f"On test, mean and deviation over seeds ({describe_seeds(groups)}); along "
+    "a line nothing else differs.",
     rows,
     SIZES,
     metric,
   )
 
 
-def _score(one: One) -> tuple[str, float]:
-  metric = one.results.get("metric", "accuracy")
-  scale = 1 if metric in tables.LOWER else 100
-  return tables.TITLES[metric], scale * one.results[metric]
+def _score(run: RunRecord) -> tuple[str, float]:
+  """Returns the title of a run's metric, and its test score."""
+  metric = run.results.get("metric", "accuracy")
+  scale = 1 if metric in tables.LOWER_IS_BETTER else 100
+  return tables.TITLES[metric], scale * run.results[metric]
 
 
-def speeds(found: Sequence[Group]) -> str:
-  """Parameters and speed of every line (TransJect, table 3), in Markdown.
+def speeds(groups: Sequence[SeedGroup]) -> str:
+  """Returns a Markdown table of parameters and training speed.
 
-  Examples a second are the median over the logged stretches of all seeds; ""
+  Examples a second are the median over the logged stretches of all seeds. ""
   if no run has ended.
+
+  Source: TransJect, table 3.
   """
   lines = []
-  for group in found:
-    ended = [one for one in group.runs if one.results]
-    logged = [
-      line["examples_per_second"]
-      for one in ended
-      for line in one.metrics()
-      if "examples_per_second" in line
-    ]
+  for group in groups:
+    ended = [run for run in group.runs if run.results]
     if not ended:
       continue
-    r = ended[0].results
-    hardware = r.get("hardware", {})
-    where = f"{hardware.get('devices', '?')} {hardware.get('device_kind', '?')}"
-    cells = (
-      group.label,
-      f"{r['parameters']:,}",
-      f"{r['parameter_ratio']:.2f}",
-      f"{statistics.median(logged):.4g}" if logged else "",
-      where,
+    rates = [
+      record["examples_per_second"]
+      for run in ended
+      for record in run.metrics
+      if "examples_per_second" in record
+    ]
+    results = ended[0].results
+    hardware = results.get("hardware", {})
+    count, kind = (hardware.get(k, "?") for k in ("devices", "device_kind"))
+    lines.append(
+      (
+        group.label,
+        f"{results['parameters']:,}",
+        f"{results['parameter_ratio']:.2f}",
+        f"{statistics.median(rates):.4g}" if rates else "",
+        f"{count} {kind}",
+      )
     )
-    lines.append(f"| {' | '.join(cells)} |")
-  if not lines:
-    return ""
-  head = "| run | parameters | x Transformer | examples/s in training | on |"
-  return "\n".join([head, "| --- | --- | --- | --- | --- |", *lines])
+  return markdown_table(SPEED_COLUMNS, lines) if lines else ""
 
 
-def deep(found: Sequence[Group]) -> Figure | None:
-  """Loss against parameters per depth (Levine et al. 2020, figure 2).
+def depth_against_width(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns losses over parameters for each depth of language models.
 
   None if there are no language models of two depths.
+
+  Source: Levine et al. 2020, figure 2.
   """
-  runs = [
-    one.results
-    for group in found
-    for one in group.runs
-    if one.results.get("metric") == "perplexity"
+  results = [
+    run.results
+    for group in groups
+    for run in group.runs
+    if run.results.get("metric") == "perplexity"
   ]
-  if len({run["config"]["model"]["num_layers"] for run in runs}) < 2:
+  if len({r["config"]["model"]["num_layers"] for r in results}) < 2:
     return None
-  return depth.figure(depth.points(runs))
+  return depth.figure(depth.select_points(results))

@@ -19,14 +19,14 @@ from jaxformers.analysis.tables import results as tables
 
 @dataclasses.dataclass
 class Page:
-  """What is on the page.
+  """Contents of the page.
 
   Attributes:
-    figures: in the order of the page, by the title of their section.
-    notes: what is left out, and why.
-    rows: of the table of results.
-    speeds: parameters and speed of every line, see `speeds`.
-    papers: of `published.tables`: the papers' tables with our runs in them.
+    figures: figures in the order of the page, by the title of their section.
+    notes: sentences on what is left out, and why.
+    rows: rows of the table of results, see `results.summarise`.
+    speeds: Markdown table of parameters and speeds, see `overview.speeds`.
+    papers: the papers' tables with our runs, see `published.tables`.
   """
 
   figures: dict[str, list[Figure]] = dataclasses.field(default_factory=dict)
@@ -36,35 +36,41 @@ class Page:
   papers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, section: str, figure: Figure | None) -> None:
-    """Puts a figure at the end of a section; one without numbers is noted."""
+    """Adds a figure at the end of a section, or notes that it is empty."""
     if figure is None or not figure.rows:
       return
-    if all(_void(row[-1]) for row in figure.rows):
+    if all(_is_void(row[-1]) for row in figure.rows):
       self.notes.append(f"{figure.title}: there is no number to draw.")
       return
     self.figures.setdefault(section, []).append(figure)
 
 
-def _void(value: Any) -> bool:
+def _is_void(value: Any) -> bool:
   return isinstance(value, float) and not math.isfinite(value)
 
 
 def write(page: Page, out: Path) -> Path:
-  """index.html and the files of every figure; the path of the page."""
+  """Writes index.html and the files of every figure and table.
+
+  Returns:
+    Path of index.html.
+  """
+  # Figures first: the page embeds their SVG files.
   out.mkdir(parents=True, exist_ok=True)
-  for one in itertools.chain(*page.figures.values()):
-    one.write(out)
+  for figure in itertools.chain(*page.figures.values()):
+    figure.write(out)
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
-  for title, (tasks, own) in page.papers.items():
-    name = _file(title)
-    reasons = published.notes(own)
+  # The papers' tables, as Markdown and as LaTeX.
+  for title, (tasks, rows) in page.papers.items():
+    reasons = published.notes(rows)
     for kind, form, mark in (
       ("md", published.markdown, "\n"),
       ("tex", published.latex, "% "),
     ):
-      lines = [form(own, tasks), *(mark + reason for reason in reasons)]
-      (out / f"{name}.{kind}").write_text("\n".join(lines) + "\n")
+      lines = [form(rows, tasks), *(mark + reason for reason in reasons)]
+      path = out / f"{_table_name(title)}.{kind}"
+      path.write_text("\n".join(lines) + "\n")
   path = out / "index.html"
   path.write_text(_html(page, out), encoding="utf-8")
   return path
@@ -93,13 +99,16 @@ th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem .25rem 0;
 """
 
 
-def _html(page: Page, out: Path) -> str:
-  def text(value: object) -> str:
-    return html.escape(str(value))
+def _text(value: object) -> str:
+  return html.escape(str(value))
 
+
+def _html(page: Page, out: Path) -> str:
+  """Returns the page; its figures' SVG files are read from the folder."""
+  # Sections have the ids s0, s1, ... for the links.
   sections = ["Results", *page.figures, *(["Left out"] if page.notes else [])]
   links = "".join(
-    f'<a href="#s{k}">{text(name)}</a>' for k, name in enumerate(sections)
+    f'<a href="#s{k}">{_text(name)}</a>' for k, name in enumerate(sections)
   )
   parts = [
     '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -108,81 +117,87 @@ def _html(page: Page, out: Path) -> str:
     f"<title>jaxformers: report</title><style>{CSS}</style></head><body>",
     f"<h1>Report of runs</h1><nav>{links}</nav>",
     '<h2 id="s0">Results</h2>',
-    *_tables(page.rows),
-    *(_blocks(page.speeds) if page.speeds else ()),
-    *_papers(page.papers),
+    *_results_html(page.rows),
+    *(_tables_html(page.speeds) if page.speeds else ()),
+    *_papers_html(page.papers),
   ]
-  for k, (name, own) in enumerate(page.figures.items(), 1):
-    parts.append(f'<h2 id="s{k}">{text(name)}</h2>')
-    for one in own:
-      picture = (out / f"{one.name}.svg").read_bytes()
-      data = base64.b64encode(picture).decode()
-      files = ", ".join(
-        f'<a href="{one.name}.{kind}">{kind.upper()}</a>'
-        for kind in ("png", "svg", "csv")
-      )
-      wide = round(110 * one.size[0])  # Pixels: a little above its size.
-      parts.append(
-        f'<figure id="{one.name}"><h3>{text(one.title)}</h3>'
-        f'<img alt="{text(one.title)}" style="max-width:{wide}px" '
-        f'src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{text(one.caption)} {files}</figcaption></figure>"
-      )
+  for k, (name, figures) in enumerate(page.figures.items(), 1):
+    parts.append(f'<h2 id="s{k}">{_text(name)}</h2>')
+    parts += [_figure_html(figure, out) for figure in figures]
   if page.notes:
-    items = "".join(f"<li>{text(note)}</li>" for note in page.notes)
+    items = "".join(f"<li>{_text(note)}</li>" for note in page.notes)
     parts.append(f'<h2 id="s{len(sections) - 1}">Left out</h2><ul>{items}</ul>')
   return "\n".join([*parts, "</body></html>\n"])
 
 
-def _file(title: str) -> str:
-  """ "Table 1, ..." is kept in table_1."""
+def _figure_html(figure: Figure, out: Path) -> str:
+  """Returns a figure with its picture inside, and links to its files."""
+  picture = (out / f"{figure.name}.svg").read_bytes()
+  data = base64.b64encode(picture).decode()
+  # Pixels: a little above the size of the picture.
+  width = round(110 * figure.size[0])
+  return (
+    f'<figure id="{figure.name}"><h3>{_text(figure.title)}</h3>'
+    f'<img alt="{_text(figure.title)}" style="max-width:{width}px" '
+    f'src="data:image/svg+xml;base64,{data}">'
+    f"<figcaption>{_text(figure.caption)} "
+    f"{_links(figure.name, ('png', 'svg', 'csv'))}</figcaption></figure>"
+  )
+
+
+def _links(name: str, kinds: Sequence[str]) -> str:
+  return ", ".join(
+    f'<a href="{name}.{kind}">{kind.upper()}</a>' for kind in kinds
+  )
+
+
+def _table_name(title: str) -> str:
+  """Returns the name of a paper's table: "Table 1, ..." gives table_1."""
   return "table_" + re.sub(r"\D", "", title)
 
 
-def _papers(papers: Mapping[str, Any]) -> list[str]:
-  found = []
-  for title, (tasks, own) in papers.items():
-    name = _file(title)
-    files = ", ".join(
-      f'<a href="{name}.{kind}">{kind.upper()}</a>' for kind in ("md", "tex")
-    )
-    found += [
-      f"<h3>TransJect, {html.escape(title)}</h3>",
-      *_blocks(published.markdown(own, tasks)),
+def _papers_html(papers: Mapping[str, Any]) -> list[str]:
+  parts = []
+  for title, (tasks, rows) in papers.items():
+    parts += [
+      f"<h3>TransJect, {_text(title)}</h3>",
+      *_tables_html(published.markdown(rows, tasks)),
       "<p>Accuracy on test in percent; in brackets ours less theirs, in points "
       "and in standard errors of our seeds and of as many examples. Mind sizes "
-      f"and protocol. {files}</p>",
-      *(f"<p>{html.escape(reason)}</p>" for reason in published.notes(own)),
+      f"and protocol. {_links(_table_name(title), ('md', 'tex'))}</p>",
+      *(f"<p>{_text(reason)}</p>" for reason in published.notes(rows)),
     ]
-  return found
+  return parts
 
 
-def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _results_html(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   if not rows:
     return ["<p>No run has ended.</p>"]
   return [
-    *_blocks(tables.markdown(rows)),
+    *_tables_html(tables.markdown(rows)),
     "<p>Mean and sample deviation over seeds, on the test split, of the "
     "checkpoint chosen on the split that is named. Trivial: rules without a "
     "model.</p>",
   ]
 
 
-def _blocks(markdown: str) -> list[str]:
-  """Tables in Markdown as HTML."""
-  found = []
+def _tables_html(markdown: str) -> list[str]:
+  """Returns Markdown tables, with blank lines between them, as HTML."""
+  parts = []
   for block in markdown.split("\n\n"):
-    lines = [
-      [cell.strip() for cell in line.strip("|").split("|")]
+    # The second line of a Markdown table is its rule.
+    header, _, *body = [
+      [_text(cell.strip()) for cell in line.strip("|").split("|")]
       for line in block.splitlines()
     ]
-    head, body = lines[0], lines[2:]
-    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    out = [f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>']
-    for line in body:
-      cells = "".join(
-        f"<td>{html.escape(cell).replace('+-', '±')}</td>" for cell in line
-      )
-      out.append(f"<tr>{cells}</tr>")
-    found.append("".join([*out, "</tbody></table></div>"]))
-  return found
+    titles = "".join(f"<th>{cell}</th>" for cell in header)
+    lines = [
+      "".join(f"<td>{cell.replace('+-', '±')}</td>" for cell in line)
+      for line in body
+    ]
+    parts.append(
+      f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>'
+      + "".join(f"<tr>{line}</tr>" for line in lines)
+      + "</tbody></table></div>"
+    )
+  return parts

@@ -1,20 +1,20 @@
-r"""One page with the tables and figures of any runs.
+r"""Writes one page with the tables and figures of any runs.
 
 python -m jaxformers report runs/transject runs/local --out report
 
 Writes report/index.html, which needs no server and no network, and every figure
 beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it; runs
-that differ in the seed alone are one line with a deviation. What cannot be
-drawn is named on the page with the reason, and the rest is drawn.
+that differ in the seed alone are one line with a deviation. Figures that cannot
+be drawn are named on the page with the reason, and the others are drawn.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from jaxformers import cli
 from jaxformers.analysis.page import measured, overview
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import Page, write
@@ -29,98 +29,115 @@ from jaxformers.registry import choose
 def build(
   workdirs: Sequence[Path], options: Options, *, checkpoints: bool = True
 ) -> Page:
-  """The page of some folders.
+  """Returns the page of some folders.
 
   Args:
     workdirs: runs, or folders with runs below.
-    options: of the measurements.
-    checkpoints: whether models are loaded; without, tables and curves alone.
+    options: options of the measurements.
+    checkpoints: True to load models; False for tables and curves alone.
 
   Raises:
     UserError: if there is no run at all, with what is wrong.
   """
-  every, notes = runs.discover(workdirs)
-  if not every:
+  # Group the runs, and note what is left out.
+  records, notes = runs.discover(workdirs)
+  if not records:
     raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
-  found = runs.groups(every)
-  page = Page(notes=notes)
-  kept = [one for group in found for one in group.runs]
-  ended = [one.results for one in kept if one.results]
-  page.notes += [
-    f"{one.folder} is of a recipe and a seed that another run has, too."
-    for one in every
-    if not any(one is other for other in kept)
-  ]
-  page.notes += [
-    f"{one.folder} has no results.json: it has not ended, and is not in the "
-    "table."
-    for one in every
-    if not one.results
-  ]
-  page.notes += [
-    f"{one.folder}: {tables.describe_damage(one.results)}"
-    for one in kept
-    if "damaged_best_step" in one.results
-  ]
-  page.notes += [
-    f"{problem} Curves are drawn of the others."
-    for one in kept
-    if (problem := one.metrics_problem())
-  ]
+  groups = runs.group_by_recipe(records)
+  shown = [record for group in groups for record in group.runs]
+  ended = [record.results for record in shown if record.results]
+  page = Page(notes=notes + _notes(records, shown))
+  # Tables and curves need no model.
   page.rows = tables.summarise(ended)
-  page.speeds = overview.speeds(found)
+  page.speeds = overview.speeds(groups)
   page.papers = published.tables(ended)
-  page.add("Training", overview.training(found))
-  page.add("Training", overview.sizes(found))
+  page.add("Training", overview.training(groups))
+  page.add("Training", overview.sizes(groups))
   try:
-    page.add("Depth and width", overview.deep(found))
-  except ValueError as error:
+    page.add("Depth and width", overview.depth_against_width(groups))
+  except UserError as error:
     page.notes.append(f"No figure of depth against width: {error}")
   if checkpoints:
-    measured.add(page, found, options)
+    measured.add(page, groups, options)
   return page
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers report",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--out", type=Path, default=Path("report"))
-  parser.add_argument("--samples", type=int, default=32, help="of the test")
-  parser.add_argument("--length", type=int, default=512, help="tokens at most")
-  parser.add_argument(
-    "--estimator", default="vasicek", help=", ".join(entropy.ESTIMATORS)
-  )
-  parser.add_argument("--axis", default="units", help=", ".join(entropy.AXES))
-  parser.add_argument(
-    "--text", default="", help=f"to draw token by token; default {TEXT!r}"
-  )
-  parser.add_argument("--tokens", default="", help="words of it to name: a,b")
-  parser.add_argument(
-    "--no_checkpoints", action="store_true", help="tables and curves alone"
-  )
-  args = parser.parse_args(argv)
-  try:
-    choose("estimator", args.estimator, entropy.ESTIMATORS)
-    choose("axis", args.axis, entropy.AXES)
-    if args.samples < 1 or args.length < 1:
-      raise UserError(
-        f"--samples={args.samples} --length={args.length}: at least 1 each."
-      )
-    named = tuple(name for name in args.tokens.split(",") if name)
-    options = Options(
-      args.samples, args.length, args.estimator, args.axis, args.text, named
+def _notes(
+  records: Sequence[runs.RunRecord], shown: Sequence[runs.RunRecord]
+) -> list[str]:
+  """Returns a note for each run that is left out, damaged or not complete."""
+  duplicates = [
+    f"{record.folder} is of a recipe and a seed that another run has, too."
+    for record in records
+    if not any(record is other for other in shown)
+  ]
+  unfinished = [
+    f"{record.folder} has no results.json: it has not ended, and is not in the "
+    "table."
+    for record in records
+    if not record.results
+  ]
+  damaged = [
+    f"{record.folder}: {tables.describe_damage(record.results)}"
+    for record in shown
+    if "damaged_best_step" in record.results
+  ]
+  incomplete = [
+    f"{record.metrics_problem} Curves are drawn of the others."
+    for record in shown
+    if record.metrics_problem
+  ]
+  return [*duplicates, *unfinished, *damaged, *incomplete]
+
+
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument("--out", default=Path("report"), help="folder of the page"),
+  cli.argument("--samples", default=32, help="number of test samples"),
+  cli.argument("--length", default=512, help="most tokens of a sample"),
+  cli.argument(
+    "--estimator",
+    default="vasicek",
+    help=f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
+  ),
+  cli.argument(
+    "--axis",
+    default="units",
+    help=f"axis of the entropy: {', '.join(entropy.AXES)}",
+  ),
+  cli.argument(
+    "--text",
+    default="",
+    help=f"sentence to draw token by token (default: {TEXT!r})",
+  ),
+  cli.argument(
+    "--tokens", default="", help="words of it to name in the figures: a,b"
+  ),
+  cli.switch(
+    "--no_checkpoints",
+    help="load no models: tables and training curves only",
+  ),
+)
+def main(
+  workdirs: Sequence[Path],
+  out: Path,
+  tokens: str,
+  no_checkpoints: bool,
+  **measurement: Any,
+) -> None:
+  """Writes the page, and prints the table of results."""
+  options = Options(**measurement, named=tuple(cli.names(tokens)))
+  choose("estimator", options.estimator, entropy.ESTIMATORS)
+  choose("axis", options.axis, entropy.AXES)
+  if options.samples < 1 or options.length < 1:
+    raise UserError(
+      f"--samples={options.samples} --length={options.length}: give at least 1 "
+      "of each."
     )
-    # Before anything is measured.
-    args.out.mkdir(parents=True, exist_ok=True)
-    page = build(args.workdirs, options, checkpoints=not args.no_checkpoints)
-    path = write(page, args.out)
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+  # A folder that cannot be written ends the command before the measurements.
+  out.mkdir(parents=True, exist_ok=True)
+  page = build(workdirs, options, checkpoints=not no_checkpoints)
+  path = write(page, out)
   if page.rows:
     print(tables.markdown(page.rows))
   for note in page.notes:

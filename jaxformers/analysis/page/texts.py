@@ -1,4 +1,4 @@
-"""The text whose tokens are drawn one by one."""
+"""Text whose tokens are drawn one by one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _WORD = re.compile("[^\\s!-/:-@\\[-`{-~\ufffd]+")
 
 
 class Example(NamedTuple):
-  """The beginning of a text.
+  """Beginning of a text.
 
   Attributes:
-    ids: int32 [n], without padding.
-    names: what each id stands for. The first letter of a word has its word
+    ids: ids of n tokens, int32 [n], without padding.
+    names: readable token of each id. The first letter of a word has its word
       beside it: "t(errible)".
-    words: n candidates for `name_tokens`: the names, or of bytes and characters
+    words: n candidates for `name_tokens`: the names; for bytes and characters
       the word that begins with the token, or "".
     quote: the text, and how much of it is shown.
   """
@@ -44,19 +44,20 @@ def example(run: Any, text: str, length: int) -> Example:
   """Returns the beginning of a text, or of the first test sample.
 
   Args:
-    run: see `trained.load`.
-    text: text to read; "" for `TEXT`, or where its words are not in the task's
-      vocabulary for the first of the test samples.
-    length: tokens at most; more than `MOST_TOKENS` are never read.
+    run: result of `trained.load`.
+    text: text to read; "" for `TEXT`, or for the first test sample where the
+      task's vocabulary has not its words.
+    length: most tokens; more than `MOST_TOKENS` are never read.
 
   Raises:
-    UserError: for a task without tokens, or a text that is given and has fewer
-      than four in the task's vocabulary.
+    UserError: for a task without tokens, or for a `text` with fewer than four
+      tokens in the task's vocabulary.
   """
   task = run.task
   if task.image or not task.vocabulary:
     raise UserError(f"the inputs of {task.name} are no tokens")
   length = min(length, MOST_TOKENS)
+  # Read the text; the paper's sentence gives way to a sample if it is unknown.
   try:
     ids = task.encode(text or TEXT, length)
     total = len(task.encode(text or TEXT))
@@ -66,7 +67,7 @@ def example(run: Any, text: str, length: int) -> Example:
         f"{text or TEXT!r} has {num_known} tokens in the vocabulary of "
         f"{task.name}: give another with --text"
       )
-  except ValueError:
+  except UserError:
     if text:
       raise
     ids, whole_ids = (
@@ -80,10 +81,12 @@ def _named(ids: np.ndarray, total: int, vocabulary: Sequence[str]) -> Example:
   """Returns the example of the first ids of a text of `total` tokens."""
   names = [vocabulary[k] for k in ids]
   part = "all" if len(ids) == total else f"the first {len(ids)} of"
+  # Words and pieces are shown with spaces between them.
   if not spells_words(vocabulary):
     names = [readable(name) for name in names]
     quote = f"{' '.join(names)!r}, {part} {total} tokens"
     return Example(ids, names, names, quote)
+  # Letters are shown as a text; the first of a word has the word beside it.
   text, words = spell(names)
   names = [
     f"{word[0]}({word[1:]})" if word[1:] else readable(name)
@@ -100,7 +103,7 @@ def _without_padding(ids: np.ndarray) -> np.ndarray:
 
 
 def spells_words(vocabulary: Sequence[str]) -> bool:
-  """True for a vocabulary of bytes or characters, beside special tokens."""
+  """Returns True for bytes or characters, with or without special tokens."""
   names = [name for name in vocabulary if not re.fullmatch("<.+>", name)]
   return all(len(name) == 1 or _BYTE.fullmatch(name) for name in names)
 
@@ -109,11 +112,11 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
   """Reads bytes or characters as a text.
 
   Args:
-    names: n of a vocabulary of which `spells_words` is true.
+    names: n tokens of a vocabulary for which `spells_words` is true.
 
   Returns:
-    The text, with U+FFFD for special tokens; and n times the word whose first
-    letter the token is, or "".
+    The text, with U+FFFD for special tokens; and for each token the word that
+    begins with it, or "".
   """
   is_bytes = any(map(_BYTE.fullmatch, names))
 
@@ -136,7 +139,7 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def readable(name: str) -> str:
-  """A token as one reads it: a byte as its character, a piece without marks."""
+  """Returns a token for people: a byte as character, a piece without marks."""
   if _BYTE.fullmatch(name) and chr(int(name, 16)).isprintable():
     name = chr(int(name, 16))
   bare = name.removeprefix("\u0120").removeprefix("##").removesuffix("</w>")
@@ -144,15 +147,15 @@ def readable(name: str) -> str:
 
 
 def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
-  """Places of the tokens to name: the wanted ones, or the longest words.
+  """Returns the places of the wanted tokens, or of the four longest words.
 
   Args:
-    names: tokens, or of letters the words that begin with them; "" is never
+    names: tokens, or for letters the words that begin with them; "" is never
       named.
-    wanted: some of them.
+    wanted: tokens to name; () for the longest words.
 
   Raises:
-    UserError: for a wanted token that is not there.
+    UserError: for a wanted token that is not among the names.
   """
   for name in wanted:
     if name not in names:
@@ -160,6 +163,7 @@ def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
       raise UserError(f"the token {name!r} is not among {listed}")
   if wanted:
     return sorted({names.index(name) for name in wanted})
+  # Of equal words the first place counts.
   words = {
     name: k
     for k, name in reversed([*enumerate(names)])

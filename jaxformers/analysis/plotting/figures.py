@@ -1,8 +1,8 @@
 """Figures as data: rows that a CSV holds, and the picture drawn from them.
 
-Every figure says all that it shows by itself: what the axes are, in which unit,
-how many samples and seeds. Colours are Okabe and Ito's, which the colour-blind
-tell apart, and lines differ in dash and marker, too, for print.
+Every figure is complete without its page: axes with units, the number of
+samples and of seeds. Colours are Okabe and Ito's, which the colour-blind tell
+apart; lines differ in dash and marker as well, for print.
 """
 
 from __future__ import annotations
@@ -20,13 +20,8 @@ import numpy as np
 
 # Okabe and Ito 2008, black last.
 COLOURS = (
-  "#0072B2",
-  "#D55E00",
-  "#009E73",
-  "#CC79A7",
-  "#E69F00",
-  "#56B4E9",
-  "#000000",
+  *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
+  *("#E69F00", "#56B4E9", "#000000"),
 )
 MARKERS = "os^Dv<P"
 DASHES = ("-", "--", "-.", ":")
@@ -46,22 +41,22 @@ STYLE = {
 }
 
 LEAST_LETTERS = 8  # No label is wrapped to shorter lines.
-FEW = 20  # Points of a line that are marked in any case.
+MOST_MARKED = 20  # A line of more points may be drawn without markers.
 
 Row = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """A table, and how it is drawn.
+  """Table with a function that draws it.
 
   Attributes:
-    name: of its files, and where a page refers to it.
-    title: a line above it.
-    caption: what is seen, of how many samples and seeds, and what is not.
+    name: name of the files, and anchor on a page.
+    title: title above the picture.
+    caption: sentences on what is shown, with the number of samples and seeds.
     columns: names of the table's columns, with units.
-    rows: of the table.
-    paint: draws the rows on an empty figure of matplotlib.
+    rows: rows of the table.
+    paint: function that draws the rows on an empty figure of matplotlib.
     size: width and height in inches.
   """
 
@@ -74,7 +69,7 @@ class Figure:
   size: tuple[float, float] = (6.4, 3.4)
 
   def csv(self) -> str:
-    """The rows under their columns, as CSV."""
+    """Returns the rows under their columns, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(self.columns)
@@ -99,20 +94,21 @@ class Figure:
     with mpl.rc_context(STYLE):
       canvas = self.draw()
       out = io.BytesIO()
+      # No date, so that equal figures have equal files.
       metadata = {"Date": None} if kind == "svg" else {}
       canvas.savefig(out, format=kind, metadata=metadata)
     return out.getvalue()
 
   def write(self, folder: Path) -> list[Path]:
-    """NAME.csv, NAME.png and NAME.svg in a folder; their paths."""
+    """Writes NAME.csv, NAME.png and NAME.svg; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    paths = []
     for kind in ("csv", "png", "svg"):
       path = folder / f"{self.name}.{kind}"
       content = self.csv().encode() if kind == "csv" else self.picture(kind)
       path.write_bytes(content)
-      found.append(path)
-    return found
+      paths.append(path)
+    return paths
 
 
 def describe_data(
@@ -151,12 +147,14 @@ def fit_labels(canvas: Any) -> None:
   """
   from matplotlib.ticker import FixedLocator
 
+  # Fix the ticks of the first layout.
   canvas.draw_without_rendering()
   for axes in canvas.axes:
     for axis in (axes.xaxis, axes.yaxis):
       axis.set_major_locator(FixedLocator(axis.get_majorticklocs()))
+  # Wrap until all fits: a title of more lines leaves the axes less height.
   is_wrapped = True
-  while is_wrapped:  # A title of more lines leaves the axes less height.
+  while is_wrapped:
     canvas.draw_without_rendering()
     is_wrapped = False
     for axes in canvas.axes:
@@ -178,7 +176,7 @@ def fit_labels(canvas: Any) -> None:
 
 
 def style(number: int) -> dict[str, Any]:
-  """Colour, dash and marker of the number-th line."""
+  """Returns colour, dash and marker of the number-th line."""
   return {
     "color": COLOURS[number % len(COLOURS)],
     "linestyle": DASHES[number % len(DASHES)],
@@ -186,78 +184,91 @@ def style(number: int) -> dict[str, Any]:
   }
 
 
-def legend(
+def draw_legend(
   canvas: Any, *panels: Any, title: str = "", columns: int = 3
 ) -> None:
-  """One legend above all panels, if there is more than one entry."""
+  """Draws one legend above all panels, if there is more than one entry.
+
+  Args:
+    canvas: figure of matplotlib.
+    *panels: axes whose labels are listed, each once.
+    title: title of the legend.
+    columns: most columns.
+  """
   letters = int(13 * canvas.get_figwidth())  # As many fit beside one another.
-  found: dict[str, Any] = {}
+  entries: dict[str, Any] = {}
   for axes in panels:
     handles, labels = axes.get_legend_handles_labels()
     labels = [textwrap.fill(label, letters - 8) for label in labels]
-    found |= dict(zip(labels, handles, strict=True))
-  if len(found) > 1:
-    longest = max(len(row) for label in found for row in label.splitlines())
+    entries |= dict(zip(labels, handles, strict=True))
+  if len(entries) > 1:
+    longest = max(len(row) for label in entries for row in label.splitlines())
+    # As many columns as the longest label leaves room for.
     room = letters // (8 + longest)
     canvas.legend(
-      [*found.values()],
-      [*found],
+      [*entries.values()],
+      [*entries],
       loc="outside upper center",
-      ncols=max(1, min(len(found), columns, room)),
+      ncols=max(1, min(len(entries), columns, room)),
       title=title or None,
     )
 
 
 def literal(text: str) -> str:
-  """A label as it stands: no formula, and not hidden by a leading line.
+  """Returns a label that matplotlib shows as it stands, for narrow legends.
 
-  Lines have 24 letters at most: it is for legends beside the axes.
+  "$" starts no formula, "_" does not hide the label, and lines have 24 letters
+  at most.
   """
   text = textwrap.fill(text, 24).replace("$", r"\$")
   return f"\u200b{text}" if text.startswith("_") else text
 
 
 def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
-  """Rows by what stands in a column, in the order of their appearance."""
-  found: dict[Any, list[Row]] = {}
+  """Groups rows by a column, in the order of their appearance."""
+  groups: dict[Any, list[Row]] = {}
   for row in rows:
-    found.setdefault(row[place], []).append(row)
-  return found
+    groups.setdefault(row[place], []).append(row)
+  return groups
 
 
-def some(values: Sequence[Any], most: int) -> list[Any]:
-  """At most so many, evenly spaced, the first and the last among them."""
+def evenly_spaced(values: Sequence[Any], most: int) -> list[Any]:
+  """Returns at most so many values, the first and the last among them."""
   if not values:
     return []
   places = {round(k) for k in np.linspace(0, len(values) - 1, most)}
   return [values[k] for k in sorted(places)]
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-  """Mean and sample deviation of the finite values; NaN where there is none."""
-  known = [v for v in values if v is not None and math.isfinite(v)]
-  if not known:
+def finite_spread(values: Sequence[float]) -> tuple[float, float]:
+  """Returns mean and sample deviation of the finite values, NaN for none."""
+  finite = [v for v in values if v is not None and math.isfinite(v)]
+  if not finite:
     return math.nan, math.nan
-  deviation = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
-  return float(np.mean(known)), deviation
+  deviation = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
+  return float(np.mean(finite)), deviation
 
 
 def averaged(
   rows: Iterable[Row], place: int, value: int
 ) -> tuple[list[Any], list[float], list[float]]:
-  """Of what stands at each place: the places in order, means and deviations.
+  """Averages a column over the rows at each place.
 
   Args:
-    rows: of a table.
-    place, value: columns.
+    rows: rows of a table.
+    place: column that says where a row stands.
+    value: column that is averaged.
+
+  Returns:
+    The places in order, means and deviations.
   """
-  at = grouped(rows, place)
-  places = sorted(at)
-  found = [spread([row[value] for row in at[one]]) for one in places]
-  return places, [mean for mean, _ in found], [bar for _, bar in found]
+  by_place = grouped(rows, place)
+  places = sorted(by_place)
+  spreads = [finite_spread([row[value] for row in by_place[k]]) for k in places]
+  return places, [mean for mean, _ in spreads], [bar for _, bar in spreads]
 
 
-def error_bars(
+def draw_error_bars(
   axes: Any,
   x: Sequence[float],
   mean: Sequence[float],
@@ -265,12 +276,12 @@ def error_bars(
   number: int,
   label: str,
 ) -> None:
-  """A line with bars of one deviation, where there is one."""
-  bars = [0 if math.isnan(one) else one for one in deviation]
+  """Draws a line with bars of one deviation, where there is one."""
+  bars = [0 if math.isnan(bar) else bar for bar in deviation]
   axes.errorbar(x, mean, bars, capsize=3, label=label, **style(number))
 
 
-def line(
+def draw_line(
   axes: Any,
   x: Sequence[float],
   mean: Sequence[float],
@@ -283,13 +294,20 @@ def line(
   """Draws a line with a band of one deviation, where there is one.
 
   A single point has its value beside it, and a bar in place of the band.
+
+  Args:
+    axes: axes of matplotlib.
+    x, mean, deviation: points of the line; NaN where there is none.
+    number: number of the line, for its style.
+    label: label in the legend.
+    markers: False to leave out the markers of a line of many points.
   """
   x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
-  how = style(number)
+  look = style(number)
   points = np.flatnonzero(np.isfinite(mean))
-  if not markers and len(points) > FEW:
-    del how["marker"]
-  axes.plot(x, mean, label=label, **how)
+  if not markers and len(points) > MOST_MARKED:
+    del look["marker"]
+  axes.plot(x, mean, label=label, **look)
   if len(points) == 1:
     (k,) = points
     # Values of several lines stand on both sides.
@@ -301,65 +319,80 @@ def line(
       textcoords="offset points",
       ha=align,
       va="center",
-      color=how["color"],
+      color=look["color"],
     )
     if np.isfinite(deviation[k]):
       bar = deviation[k]
-      axes.errorbar(x[k], mean[k], bar, capsize=3, color=how["color"])
+      axes.errorbar(x[k], mean[k], bar, capsize=3, color=look["color"])
   elif np.isfinite(deviation).any():
+    # Several points: a band around the line.
     low, high = mean - deviation, mean + deviation
-    axes.fill_between(x, low, high, color=how["color"], alpha=0.2, linewidth=0)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 UNTRAINED = ", untrained"  # Ends the label of a run's start.
 
 
-def boxes(
+def draw_boxes(
   axes: Any, groups: Mapping[str, Mapping[Any, Sequence[float]]]
 ) -> None:
-  """Boxes of several groups side by side at every category.
+  """Draws boxes of several groups side by side at every category.
 
   A box has the quartiles and the median, whiskers the 5th and 95th percentile.
-  What was not trained has its run's colour and is not filled.
+  The untrained start of a run has the run's colour and is not filled.
 
   Args:
-    axes: of matplotlib.
-    groups: by label and category, values; those that are not finite are left
+    axes: axes of matplotlib.
+    groups: values by label and category; those that are not finite are left
       out.
   """
-  from matplotlib.colors import to_rgba
-
-  categories = list(dict.fromkeys(c for one in groups.values() for c in one))
+  categories = list(
+    dict.fromkeys(c for group in groups.values() for c in group)
+  )
   trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
-  for number, (label, one) in enumerate(groups.items()):
-    base = label.removesuffix(UNTRAINED)
-    place = trained.index(base) if base in trained else number
-    colour = COLOURS[place % len(COLOURS)]
-    filled = 0.35 if base == label else 0.0
+  for number, (label, group) in enumerate(groups.items()):
+    run = label.removesuffix(UNTRAINED)
+    # An untrained start shares the colour of its run.
+    place = trained.index(run) if run in trained else number
     offset = (number - (len(groups) - 1) / 2) * width
-    places, found = [], []
-    for k, category in enumerate(categories):
-      values = [v for v in one.get(category, ()) if math.isfinite(v)]
-      if values:
-        places.append(k + offset)
-        found.append(values)
-    if not found:
-      continue
-    dash = "-" if filled else (0, (2, 1))
-    face = to_rgba(colour, filled)
-    axes.boxplot(
-      found,
-      positions=places,
-      widths=0.8 * width,
-      whis=(5, 95),
-      showfliers=False,
-      patch_artist=True,
-      manage_ticks=False,
-      boxprops={"facecolor": face, "edgecolor": colour, "linestyle": dash},
-      medianprops={"color": colour, "linewidth": 2},
-      whiskerprops={"color": colour, "linestyle": dash},
-      capprops={"color": colour},
-    )
-    axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)
+    boxes = {
+      k + offset: values
+      for k, category in enumerate(categories)
+      if (values := [v for v in group.get(category, ()) if math.isfinite(v)])
+    }
+    if boxes:
+      colour = COLOURS[place % len(COLOURS)]
+      _draw_group(axes, boxes, colour, width, label, is_filled=run == label)
   axes.set_xticks(range(len(categories)), [str(c) for c in categories])
+
+
+def _draw_group(
+  axes: Any,
+  boxes: Mapping[float, Sequence[float]],
+  colour: str,
+  width: float,
+  label: str,
+  *,
+  is_filled: bool,
+) -> None:
+  """Draws boxes of one colour at their places, with an entry of the legend."""
+  from matplotlib.colors import to_rgba
+
+  dash = "-" if is_filled else (0, (2, 1))
+  face = to_rgba(colour, 0.35 if is_filled else 0.0)
+  axes.boxplot(
+    list(boxes.values()),
+    positions=list(boxes),
+    widths=0.8 * width,
+    whis=(5, 95),
+    showfliers=False,
+    patch_artist=True,
+    manage_ticks=False,
+    boxprops={"facecolor": face, "edgecolor": colour, "linestyle": dash},
+    medianprops={"color": colour, "linewidth": 2},
+    whiskerprops={"color": colour, "linestyle": dash},
+    capprops={"color": colour},
+  )
+  # Boxes have no legend: an empty line stands for them.
+  axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)

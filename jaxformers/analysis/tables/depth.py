@@ -1,55 +1,77 @@
-r"""Depth against width at equal parameters, from the runs of a sweep.
+r"""Compares depth with width at equal parameters, from the runs of a sweep.
 
 python -m jaxformers depth runs/figure2 --out figure2
 
-Of every depth and width the learning rate that was run with the most seeds
-counts, and of several the one with the best loss on the selection split; runs
-that differ in anything else are refused. Whether seeds tell two depths apart is
-said by Welch's t at 95 %, of each pair alone: among twenty pairs of equals one
-will seem to differ. The table and the picture have the test loss over
-12 L d^2, the parameters beside the embedding, as in figure 2 of Levine et al.
-2020 (https://arxiv.org/abs/2006.12467).
+For every depth and width the learning rate with the most seeds counts; of
+several, the one with the best loss on the selection split. Runs that differ in
+anything else are refused. Welch's t at 95 % decides whether seeds tell two
+depths apart, for each pair alone: among twenty pairs of equals one will seem to
+differ. The table and the picture have the test loss over 12 L d^2, the
+parameters beside the embedding, as in figure 2 of Levine et al. 2020
+(https://arxiv.org/abs/2006.12467).
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import scipy.stats
 
+from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.analysis.plotting.figures import (
   Figure,
+  Row,
   averaged,
-  error_bars,
+  draw_error_bars,
+  draw_legend,
   grouped,
-  legend,
 )
 from jaxformers.analysis.tables.results import plus_minus, read, spread
 from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 
-ALIKE = 0.1  # Numbers of parameters that differ by less are called equal.
+# Numbers of parameters that differ by a smaller share are called equal.
+SAME_SIZE = 0.1
+
+# Fields that may differ between runs that are compared: sizes, the rate, and
+# what changes no number.
+COMPARABLE_FIELDS = (
+  *configs.RESUMABLE_FIELDS,
+  "seed",
+  "model.num_layers",
+  "model.d_model",
+  "model.block.mlp_dim",
+  "model.embedding.",
+  "reference.",
+  "schedule.learning_rate",
+  "log_steps",
+  "checkpoint_steps",
+)
+
+Result = Mapping[str, Any]
+Seeds = Mapping[int, Result]
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """What one depth and width reached.
+  """Test loss of one depth and width over seeds.
 
   Attributes:
-    num_layers, d_model: L and d.
-    rate: the peak learning rate.
-    losses: on test, by seed, in nats a token.
-    tokens: that were trained on.
-    epochs: how often that is all of the text.
+    num_layers: depth L.
+    d_model: width d.
+    rate: peak learning rate.
+    losses: test loss of each seed, in nats a token.
+    tokens: number of tokens that were trained on.
+    epochs: number of times that these are the training text.
     better: a rate that scored better on fewer seeds; 0 if there is none.
   """
 
@@ -63,37 +85,21 @@ class Point:
 
   @property
   def parameters(self) -> int:
-    """12 L d^2."""
+    """Number of parameters beside the embedding, 12 L d^2."""
     return 12 * self.num_layers * self.d_model**2
 
   @property
   def mean(self) -> float:
-    """Over the seeds."""
+    """Mean loss over the seeds."""
     return spread(self.losses.values())[0]
 
   @property
   def deviation(self) -> float:
-    """Of a sample; NaN for one seed."""
+    """Sample deviation of the loss over seeds; NaN for one seed."""
     return spread(self.losses.values())[1]
 
 
-# What may differ between runs that are compared: sizes, the rate, and what
-# changes no number.
-FREE = (
-  *configs.FREE,
-  "seed",
-  "model.num_layers",
-  "model.d_model",
-  "model.block.mlp_dim",
-  "model.embedding.",
-  "reference.",
-  "schedule.learning_rate",
-  "log_steps",
-  "checkpoint_steps",
-)
-
-
-def _check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
+def _check_comparable(runs: Sequence[Result]) -> None:
   """Raises UserError if runs differ in more than sizes and learning rate."""
   values: dict[str, set[str]] = {}
   for run in runs:
@@ -101,92 +107,100 @@ def _check_alike(runs: Sequence[Mapping[str, Any]]) -> None:
       raise UserError(
         f"A run of {run['task']} has no loss a token: give language models."
       )
-    of = run["task_description"]
-    told = configs.flatten(run["config"]) | {
-      f"data of {k}": v for k, v in of.items()
-    }
-    for key, value in told.items():
-      if not key.startswith(FREE):
+    # Compare configs field by field, and the data by their digests.
+    task = run["task_description"].items()
+    fields = configs.flatten(run["config"])
+    fields |= {f"data of {key}": value for key, value in task}
+    for key, value in fields.items():
+      if not key.startswith(COMPARABLE_FIELDS):
         values.setdefault(key, set()).add(json.dumps(value, sort_keys=True))
-  differing = {k: v for k, v in values.items() if len(v) > 1}
+  differing = {key: texts for key, texts in values.items() if len(texts) > 1}
   if differing:
     listed = "\n  ".join(
-      f"{key}: {', '.join(sorted(found))}" for key, found in differing.items()
+      f"{key}: {', '.join(sorted(texts))}" for key, texts in differing.items()
     )
     raise UserError(
-      f"These runs cannot be compared, they differ in\n  {listed}"
+      f"These runs cannot be compared: choose runs that agree in\n  {listed}"
     )
 
 
-def points(runs: Iterable[Mapping[str, Any]]) -> list[Point]:
-  """One of every depth and width, in the order of depth and parameters.
+def select_points(runs: Iterable[Result]) -> list[Point]:
+  """Returns a point for every depth and width, at its tuned learning rate.
 
   Args:
-    runs: contents of `results.json`, of language models.
+    runs: contents of `results.json` of language models.
+
+  Returns:
+    Points in the order of depth and width.
 
   Raises:
     UserError: for other runs, or for runs that differ in more than sizes, seed
       and learning rate.
   """
   runs = list(runs)
-  _check_alike(runs)
-  groups: dict[tuple[int, int], dict[float, dict[int, Any]]] = {}
+  _check_comparable(runs)
+  # Group runs by shape, learning rate and seed.
+  by_shape: dict[tuple[int, int], dict[float, dict[int, Result]]] = {}
   for run in runs:
     model = run["config"]["model"]
     shape = (model["num_layers"], model["d_model"])
     rate = run["config"]["schedule"]["learning_rate"]
-    groups.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
-  found = []
-  for (depth, width), rates in sorted(groups.items()):
+    by_shape.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
+  return [
+    _select_point(*shape, rates) for shape, rates in sorted(by_shape.items())
+  ]
 
-    def score(rate: float, rates: Any = rates) -> float:
-      own = rates[rate].values()
-      return statistics.mean(one["selection_score"] for one in own)
 
-    most = max(len(own) for own in rates.values())
-    rate = max((r for r in rates if len(rates[r]) == most), key=score)
-    best = rates[rate]
+def _select_point(
+  num_layers: int, d_model: int, rates: Mapping[float, Seeds]
+) -> Point:
+  """Returns the point of one shape: most seeds first, then the best score."""
+  most = max(len(seeds) for seeds in rates.values())
+  rate = max(
+    (rate for rate, seeds in rates.items() if len(seeds) == most),
+    key=lambda rate: statistics.mean(
+      run["selection_score"] for run in rates[rate].values()
+    ),
+  )
+  best = rates[rate]
+  better = [other for other in rates if _scores_above(rates[other], best)]
+  # All runs of a point saw the same data.
+  first = next(iter(best.values()))
+  config = first["config"]
+  # Tokens of all steps, and how often they are the text.
+  batch_tokens = config["batch_size"] * config["task"]["max_len"]
+  tokens = config["total_steps"] * batch_tokens
+  examples = first["task_description"]["examples"]["train"]
+  return Point(
+    num_layers,
+    d_model,
+    rate,
+    {seed: run["loss"] for seed, run in best.items()},
+    tokens,
+    tokens / (examples * config["task"]["max_len"]),
+    better[0] if better else 0.0,
+  )
 
-    def above(other: float, best: Any = best, rates: Any = rates) -> bool:
-      """Whether a rate scored better on the seeds that both have."""
-      own = rates[other]
-      both = own.keys() & best.keys()
-      gaps = [
-        own[k]["selection_score"] - best[k]["selection_score"] for k in both
-      ]
-      return sum(gaps) > 0
 
-    better = next((other for other in rates if above(other)), 0.0)
-    one = next(iter(best.values()))
-    config = one["config"]
-    tokens = (
-      config["total_steps"] * config["batch_size"] * config["task"]["max_len"]
-    )
-    there = one["task_description"]["examples"]["train"]
-    found.append(
-      Point(
-        depth,
-        width,
-        rate,
-        {seed: own["loss"] for seed, own in best.items()},
-        tokens,
-        tokens / (there * config["task"]["max_len"]),
-        better,
-      )
-    )
-  return found
+def _scores_above(seeds: Seeds, best: Seeds) -> bool:
+  """True if runs scored better than the best ones on the seeds of both."""
+  gaps = [
+    seeds[seed]["selection_score"] - best[seed]["selection_score"]
+    for seed in seeds.keys() & best.keys()
+  ]
+  return sum(gaps) > 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """A deeper and a shallower network of as many parameters.
+  """A deeper and a shallower network with as many parameters.
 
   Attributes:
-    shallow, deep: the two.
-    gain: the loss of the shallow one less that of the deep one; above 0 depth
-      is better.
-    error: the standard error of the gain; NaN if either has one seed.
-    margin: half the 95 % interval of the gain, by Welch's t; NaN with it.
+    shallow: point of the network with fewer layers.
+    deep: point of the network with more layers.
+    gain: loss of `shallow` less that of `deep`; above 0 depth is better.
+    error: standard error of the gain; NaN if either has one seed.
+    margin: half the 95 % interval of the gain, by Welch's t; NaN with `error`.
   """
 
   shallow: Point
@@ -197,7 +211,7 @@ class Pair:
 
   @property
   def verdict(self) -> str:
-    """What the seeds allow to say at 95 %, of this pair alone."""
+    """Conclusion that the seeds allow at 95 %, of this pair alone."""
     if math.isnan(self.error):
       return "one seed: no verdict"
     if abs(self.gain) <= self.margin:
@@ -205,153 +219,161 @@ class Pair:
     return "deeper is better" if self.gain > 0 else "wider is better"
 
 
-def pairs(found: Sequence[Point]) -> list[Pair]:
-  """All of nearly equal parameters and different depth."""
-  made = []
-  for one, other in itertools.combinations(found, 2):
-    alike = abs(math.log(one.parameters / other.parameters)) < ALIKE
-    if one.num_layers == other.num_layers or not alike:
+def pairs(points: Sequence[Point]) -> list[Pair]:
+  """Returns the pairs of nearly equal parameters and different depth."""
+  compared = []
+  for pair in itertools.combinations(points, 2):
+    shallow, deep = sorted(pair, key=lambda point: point.num_layers)
+    ratio = abs(math.log(shallow.parameters / deep.parameters))
+    if shallow.num_layers == deep.num_layers or ratio >= SAME_SIZE:
       continue
-    shallow, deep = sorted((one, other), key=lambda point: point.num_layers)
     error, margin = _welch(shallow, deep)
-    made.append(Pair(shallow, deep, shallow.mean - deep.mean, error, margin))
-  ranks = {id(p): k for k, own in enumerate(_by_size(found)) for p in own}
+    gain = shallow.mean - deep.mean
+    compared.append(Pair(shallow, deep, gain, error, margin))
+  # Sort by size, then by depth.
+  rank = {id(p): k for k, size in enumerate(_by_size(points)) for p in size}
   return sorted(
-    made,
+    compared,
     key=lambda pair: (
-      ranks[id(pair.shallow)],
+      rank[id(pair.shallow)],
       pair.shallow.num_layers,
       pair.deep.num_layers,
     ),
   )
 
 
-def _welch(one: Point, other: Point) -> tuple[float, float]:
-  """The standard error of a difference of means, and half its 95 % interval."""
-  parts = [p.deviation**2 / len(p.losses) for p in (one, other)]
-  if not sum(parts) > 0:  # One seed, or seeds that do not differ.
-    return math.sqrt(sum(parts)), math.sqrt(sum(parts))
-  freedom = sum(parts) ** 2 / sum(
-    part**2 / (len(p.losses) - 1)
-    for part, p in zip(parts, (one, other), strict=True)
+def _welch(first: Point, second: Point) -> tuple[float, float]:
+  """Returns the standard error of a difference of means, and the margin.
+
+  Source: Welch 1947; the margin is half the 95 % interval.
+  """
+  points = (first, second)
+  variances = [p.deviation**2 / len(p.losses) for p in points]
+  error = math.sqrt(sum(variances))
+  if not sum(variances) > 0:  # One seed, or seeds that do not differ.
+    return error, error
+  # Degrees of freedom by Welch and Satterthwaite.
+  freedom = sum(variances) ** 2 / sum(
+    variance**2 / (len(p.losses) - 1)
+    for variance, p in zip(variances, points, strict=True)
   )
-  error = math.sqrt(sum(parts))
   return error, float(scipy.stats.t.ppf(0.975, freedom)) * error
 
 
-def _by_size(found: Sequence[Point]) -> list[list[Point]]:
-  """Points of nearly equal parameters together, the smallest first."""
+def _by_size(points: Sequence[Point]) -> list[list[Point]]:
+  """Groups points of nearly equal parameters, the smallest first."""
   sizes: list[list[Point]] = []
-  for point in sorted(found, key=lambda p: p.parameters):
-    near = sizes and point.parameters / sizes[-1][0].parameters < 1 + ALIKE
-    if near:
+  for point in sorted(points, key=lambda p: p.parameters):
+    smallest = sizes[-1][0].parameters if sizes else 0
+    if smallest and point.parameters / smallest < 1 + SAME_SIZE:
       sizes[-1].append(point)
     else:
       sizes.append([point])
-  return [sorted(own, key=lambda p: p.num_layers) for own in sizes]
+  return [sorted(size, key=lambda p: p.num_layers) for size in sizes]
 
 
-def markdown(found: Sequence[Point]) -> str:
-  """The points and their pairs as two tables in Markdown."""
+POINT_COLUMNS = (
+  *("parameters, M", "L", "d"),
+  *("learning rate", "seeds", "test loss, nats"),
+)
+PAIR_COLUMNS = (
+  *("parameters, M", "L against L", "gain of depth, nats"),
+  *("95 % of one pair", ""),
+)
+
+
+def markdown(points: Sequence[Point]) -> str:
+  """Returns the points and their pairs as two tables in Markdown."""
   lines = [
-    "| parameters, M | L | d | learning rate | seeds | test loss, nats |",
-    "| --- | --- | --- | --- | --- | --- |",
+    (
+      *(f"{p.parameters / 1e6:.2f}", p.num_layers, p.d_model, f"{p.rate:g}"),
+      " ".join(str(seed) for seed in sorted(p.losses)),
+      plus_minus(p.mean, p.deviation, 4),
+    )
+    for size in _by_size(points)
+    for p in size
   ]
-  lines += [
-    f"| {p.parameters / 1e6:.2f} | {p.num_layers} | {p.d_model} | {p.rate:g} | "
-    f"{' '.join(str(seed) for seed in sorted(p.losses))} | "
-    f"{plus_minus(p.mean, p.deviation, 4)} |"
-    for own in _by_size(found)
-    for p in own
-  ]
-  lines += ["", f"{found[0].tokens:,} tokens, {found[0].epochs:.2g} epochs."]
-  lines += [
+  text = [markdown_table(POINT_COLUMNS, lines)]
+  text += ["", f"{points[0].tokens:,} tokens, {points[0].epochs:.2g} epochs."]
+  text += [
     f"L = {p.num_layers}, d = {p.d_model}: learning rate {p.better:g} scored "
     "better on the selection split, on the seeds that it has."
-    for p in found
+    for p in points
     if p.better
   ]
-  made = pairs(found)
-  if made:
-    lines += [
-      "",
-      "| parameters, M | L against L | gain of depth, nats | 95 % of one pair |"
-      " |",
-      "| --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-      f"| {pair.shallow.parameters / 1e6:.2f} | {pair.shallow.num_layers}, "
-      f"{pair.deep.num_layers} | {plus_minus(pair.gain, pair.error, 4)} | "
-      f"+- {pair.margin:.4f} | {pair.verdict} |"
-      for pair in made
-    ]
-  return "\n".join(lines)
+  compared = [
+    (
+      f"{pair.shallow.parameters / 1e6:.2f}",
+      f"{pair.shallow.num_layers}, {pair.deep.num_layers}",
+      plus_minus(pair.gain, pair.error, 4),
+      f"+- {pair.margin:.4f}",
+      pair.verdict,
+    )
+    for pair in pairs(points)
+  ]
+  if compared:
+    text += ["", markdown_table(PAIR_COLUMNS, compared)]
+  return "\n".join(text)
 
 
-def figure(found: Sequence[Point]) -> Figure:
-  """Loss over parameters, a line for each depth; bars are deviations.
+def _paint(ticks: Sequence[float], canvas: Any, rows: Sequence[Row]) -> None:
+  """Draws a line for each depth over the number of parameters."""
+  axes = canvas.subplots()
+  lines = grouped(rows)
+  for number, (label, line_rows) in enumerate(lines.items()):
+    parameters, means, bars = averaged(line_rows, 4, 5)
+    # Lines are shifted, so that bars at equal parameters can be told apart.
+    shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
+    shifted = [count * shift for count in parameters]
+    draw_error_bars(axes, shifted, means, bars, number, label)
+  axes.set_xscale("log")
+  axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
+  axes.minorticks_off()
+  axes.set_xlabel("parameters without embedding, 12 L d²")
+  axes.set_ylabel("test loss, nats a token")
+  draw_legend(canvas, axes)
+
+
+def figure(points: Sequence[Point]) -> Figure:
+  """Returns the loss over parameters, a line for each depth.
 
   Args:
-    found: of `points`.
+    points: result of `select_points`.
   """
   rows = [
     (f"{p.num_layers} layers", seed, p.d_model, p.rate, p.parameters, loss)
-    for p in found
+    for p in points
     for seed, loss in sorted(p.losses.items())
   ]
-
-  def paint(canvas: Any, rows: Sequence[tuple[Any, ...]]) -> None:
-    axes = canvas.subplots()
-    lines = grouped(rows)
-    for number, (label, own) in enumerate(lines.items()):
-      places, means, bars = averaged(own, 4, 5)
-      # Beside one another, so that bars at equal parameters can be told apart.
-      shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
-      beside = [parameters * shift for parameters in places]
-      error_bars(axes, beside, means, bars, number, label)
-    sizes = [own[0].parameters for own in _by_size(found)]
-    axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{size / 1e6:.2g} M" for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel("parameters without embedding, 12 L d²")
-    axes.set_ylabel("test loss, nats a token")
-    legend(canvas, axes)
-
-  seeds = sorted({len(p.losses) for p in found})
+  ticks = [size[0].parameters for size in _by_size(points)]
+  seeds = sorted({len(p.losses) for p in points})
   return Figure(
     "depth",
     "Depth against width",
     "Test loss of decoders of several depths over 12 L d^2, at the learning "
     "rate tuned on the selection split; bars are one deviation over "
     f"{' or '.join(str(n) for n in seeds)} seeds, "
-    f"{found[0].tokens:,} tokens trained on, {found[0].epochs:.2g} epochs "
+    f"{points[0].tokens:,} tokens trained on, {points[0].epochs:.2g} epochs "
     "(Levine et al. 2020, figure 2).",
     ("depth", "seed", "d", "learning rate", "12 L d^2", "test loss, nats"),
     rows,
-    paint,
+    functools.partial(_paint, ticks),
     (6, 4),
   )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """Prints the tables, and draws if asked; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers depth",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--out", default="", help="OUT.png, .svg and .csv")
-  args = parser.parse_args(argv)
-  try:
-    found = points(read(args.workdirs))
-    print(markdown(found))
-    if args.out:
-      out = Path(args.out)
-      dataclasses.replace(figure(found), name=out.name).write(out.parent)
-      print(f"Written to {out}.png, .svg and .csv.")
-  except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument("--out", default="", help="write OUT.png, OUT.svg and OUT.csv"),
+)
+def main(workdirs: Sequence[Path], out: str) -> None:
+  """Prints the tables, and draws them if asked."""
+  points = select_points(read(workdirs))
+  print(markdown(points))
+  if out:
+    path = Path(out)
+    dataclasses.replace(figure(points), name=path.name).write(path.parent)
+    print(f"Written to {path}.png, .svg and .csv.")
 
 
 if __name__ == "__main__":

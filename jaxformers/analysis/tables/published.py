@@ -1,26 +1,27 @@
-r"""TransJect's tables 1 and 2 with our runs beside what they print.
+r"""Prints TransJect's tables 1 and 2 with our runs beside the paper's.
 
 python -m jaxformers published runs/* [--latex]
 
-Theirs are accuracies without deviation, some of them taken from Tay et al.
-2021 (table 1) and Chen et al. 2021 (table 2). A difference is given
+The paper's numbers are accuracies without deviation, some of them taken from
+Tay et al. 2021 (table 1) and Chen et al. 2021 (table 2). A difference is given
 in standard errors: of our mean over seeds, and of a share of so many test
 examples, for either side. Runs of another size or protocol than the paper's are
-shown for what they are: the label has layers, width and protocol. A score on
-other test examples than the paper's, such as easier images or a stand-in for an
+shown as they are: the label has layers, width and protocol. A score on other
+test examples than the paper's, such as easier images or a stand-in for an
 archive, has a star instead of a difference, and the reason below the table.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxformers import cli
 from jaxformers.analysis.tables import results
+from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 
 SHORT = ("imdb", "ag_news")
 LONG = ("listops", "text", "retrieval", "pathfinder", "image")
@@ -33,7 +34,7 @@ NAMES = {
   "pathfinder": "Pathfinder",
   "image": "Image",
 }
-# Test examples of the data sets as published.
+# Number of test examples of the data sets as published.
 EXAMPLES = {
   "imdb": 25_000,
   "ag_news": 7_600,
@@ -43,7 +44,7 @@ EXAMPLES = {
   "pathfinder": 20_000,
   "image": 10_000,
 }
-# Options of a task that make another task of it, with their published values.
+# Options that make another task of a task, with their published values.
 OPTIONS = {
   "listops": {
     "min_length": 500,
@@ -56,18 +57,19 @@ OPTIONS = {
   },
   "pathfinder": {"difficulty": "hard", "resolution": 32},
 }
-# Tokens that the published models read of an example; lra's code reads 1,000.
+# Tokens of an example that the published models read.
 LENGTHS = {
   "imdb": 512,
   "ag_news": 512,
   "text": 4_000,
   "retrieval": 4_000,
 }
+LRA_TEXT_LENGTH = 1_000  # Tokens of Text that LRA's own code reads.
 # Protocols that leave out what a task is about.
-UNLIKE = {
+INCOMPARABLE_PROTOCOLS = {
   ("listops", "skyformer"): "without closing brackets the tree is not there",
 }
-# By our names of models; in percent, in the order of the tasks.
+# Accuracies in percent by our names of models, in the order of the tasks.
 TABLE_1 = {
   "transformer": (81.3, 88.8),
   "transformer_rezero": (83.4, 89.6),
@@ -97,11 +99,11 @@ TABLES = {
 }
 
 
-class Ours(NamedTuple):
-  """Seeds of one recipe.
+class Score(NamedTuple):
+  """Accuracy of one recipe over its seeds.
 
   Attributes:
-    mean, deviation: in percent; the deviation is NaN for one seed.
+    mean, deviation: accuracy in percent; the deviation of one seed is NaN.
     seeds: number of seeds.
     examples: number of test examples.
     mismatch: why this does not compare with the paper's number; "" if it does.
@@ -113,52 +115,57 @@ class Ours(NamedTuple):
   examples: int
   mismatch: str = ""
 
-  def difference(self, theirs: float) -> tuple[float, float]:
-    """Ours less theirs in points, and in standard errors.
+  def difference(self, printed: float) -> tuple[float, float]:
+    """Returns our mean less the paper's, in points and in standard errors.
 
     Both are shares of `examples`; ours also varies over seeds. One seed has no
     deviation, and then the error is of the examples alone.
+
+    Args:
+      printed: accuracy of the paper in percent.
     """
-    seeds = 0.0
+    over_seeds = 0.0
     if self.seeds > 1:
-      seeds = self.deviation**2 / self.seeds
-    shares = sum(p * (100 - p) for p in (self.mean, theirs)) / self.examples
-    error = math.sqrt(seeds + shares)
-    gap = self.mean - theirs
+      over_seeds = self.deviation**2 / self.seeds
+    # Binomial variance of both shares.
+    shares = sum(p * (100 - p) for p in (self.mean, printed)) / self.examples
+    error = math.sqrt(over_seeds + shares)
+    gap = self.mean - printed
     return gap, gap / error if error else math.copysign(math.inf, gap)
 
 
 class Row(NamedTuple):
-  """A model under one recipe.
+  """Scores of a model under one recipe.
 
   Attributes:
-    model: its name.
-    label: layers, width and protocol of ours; "" for the paper's alone.
-    theirs: by task, in percent; {} for a model that they have not.
-    ours: by task.
+    model: name of the model.
+    label: layers, width and protocol of our runs; "" if we have none.
+    theirs: the paper's accuracies by task, in percent; {} if it has none.
+    ours: our scores by task.
   """
 
   model: str
   label: str
   theirs: Mapping[str, float]
-  ours: Mapping[str, Ours]
+  ours: Mapping[str, Score]
 
 
 def mismatch(run: Mapping[str, Any]) -> str:
   """Returns why a run's test inputs are not the paper's; "" if they are.
 
   Args:
-    run: content of a `results.json`, of a task in `EXAMPLES`.
+    run: content of a `results.json` of a task in `EXAMPLES`.
   """
-  task = run["task"]
-  reasons = [UNLIKE.get((task, run["protocol"]), "")]
+  task, protocol = run["task"], run["protocol"]
+  reasons = [INCOMPARABLE_PROTOCOLS.get((task, protocol), "")]
   if run["examples"] != EXAMPLES[task]:
     reasons.append(f"{run['examples']:,} test examples, not {EXAMPLES[task]:,}")
   length = LENGTHS.get(task, 0)
-  if (task, run["protocol"]) == ("text", "lra"):
-    length = 1_000
+  if (task, protocol) == ("text", "lra"):
+    length = LRA_TEXT_LENGTH
   if run["max_len"] < length:
     reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
+  # An option that the config lacks counts as the published one.
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"
@@ -173,59 +180,73 @@ def rows(
   tasks: Sequence[str],
   theirs: Mapping[str, Sequence[float]],
 ) -> list[Row]:
-  """The table's models in its order, then those it has not.
+  """Returns the table's models in its order, then those it has not.
 
   A recipe of ours is a row; on several tasks it is one row if layers, width and
   protocol agree.
 
   Args:
     runs: contents of `results.json`; those of other tasks are left out.
-    tasks: of the table.
-    theirs: of the table.
+    tasks: tasks of the table.
+    theirs: the paper's accuracies by model, in the order of the tasks.
   """
-  groups: dict[tuple[str, str, str, str], dict[int, Mapping[str, Any]]] = {}
+  scores = _scores(runs, tasks)
+  table_rows = []
+  for model in dict.fromkeys([*theirs, *(key[0] for key in scores)]):
+    printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
+    # A model that we have not run stands alone.
+    of_model = [
+      Row(model, label, printed, cells)
+      for (name, label, _), cells in scores.items()
+      if name == model
+    ]
+    table_rows += of_model or [Row(model, "", printed, {})]
+  return table_rows
+
+
+def _scores(
+  runs: Sequence[Mapping[str, Any]], tasks: Sequence[str]
+) -> dict[tuple[str, str, int], dict[str, Score]]:
+  """Returns scores by (model, label, number) and task."""
+  # Gather the seeds of each recipe.
+  recipes: dict[tuple[str, str, str, str], dict[int, Mapping[str, Any]]] = {}
   for run in runs:
     if run["task"] in tasks and run.get("metric", "accuracy") == "accuracy":
       model = run["config"]["model"]
       label = f"L={model['num_layers']} d={model['d_model']}, "
       label += run["protocol"]
       key = (run["model"], label, run["task"], results.recipe(run))
-      groups.setdefault(key, {})[run["seed"]] = run
-  found: dict[tuple[str, str, int], dict[str, Ours]] = {}
-  for (model, label, task, _), seeds in groups.items():
+      recipes.setdefault(key, {})[run["seed"]] = run
+  scores: dict[tuple[str, str, int], dict[str, Score]] = {}
+  for (model, label, task, _), seeds in recipes.items():
     # A second recipe of the same sizes stands in a row of its own.
     number = 0
-    while task in found.get((model, label, number), {}):
+    while task in scores.get((model, label, number), {}):
       number += 1
-    cells = found.setdefault((model, label, number), {})
-    scores = [100 * run["accuracy"] for run in seeds.values()]
+    accuracies = [100 * run["accuracy"] for run in seeds.values()]
     first = next(iter(seeds.values()))
-    cells[task] = Ours(
-      *results.spread(scores), len(scores), first["examples"], mismatch(first)
+    scores.setdefault((model, label, number), {})[task] = Score(
+      *results.spread(accuracies),
+      len(accuracies),
+      first["examples"],
+      mismatch(first),
     )
-  made = []
-  for model in dict.fromkeys([*theirs, *(key[0] for key in found)]):
-    printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
-    own_rows = {key: own for key, own in found.items() if key[0] == model}
-    for (_, label, _), own in own_rows.items():
-      made.append(Row(model, label, printed, own))
-    if not own_rows:
-      made.append(Row(model, "", printed, {}))
-  return made
+  return scores
 
 
 def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
-  """Theirs, and ours with the difference."""
+  """Returns the paper's accuracy, and ours with the difference."""
   theirs = row.theirs.get(task)
-  own = row.ours.get(task)
+  ours = row.ours.get(task)
   printed = "" if theirs is None else f"{theirs:.1f}"
-  if own is None:
+  if ours is None:
     return printed, ""
-  text = results.plus_minus(own.mean, own.deviation, 1, plus)
-  if own.mismatch:
+  text = results.plus_minus(ours.mean, ours.deviation, 1, plus)
+  # A star instead of a difference where inputs differ.
+  if ours.mismatch:
     text += " *"
   elif theirs is not None:
-    gap, errors = own.difference(theirs)
+    gap, errors = ours.difference(theirs)
     text += f" ({gap:+.1f}, {abs(errors):.1f} s.e.)"
   return printed, text
 
@@ -241,7 +262,7 @@ def _head(tasks: Sequence[str]) -> list[str]:
 
 
 def _lines(
-  found: Sequence[Row], tasks: Sequence[str], plus: str
+  table_rows: Sequence[Row], tasks: Sequence[str], plus: str
 ) -> list[list[str]]:
   return [
     [
@@ -249,19 +270,17 @@ def _lines(
       row.label,
       *(cell for task in tasks for cell in _cells(row, task, plus)),
     ]
-    for row in found
+    for row in table_rows
   ]
 
 
-def markdown(found: Sequence[Row], tasks: Sequence[str]) -> str:
-  """The rows as a table in Markdown."""
-  lines = [_head(tasks), ["---"] * (2 + 2 * len(tasks))]
-  lines += _lines(found, tasks, "+-")
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def markdown(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
+  """Returns the rows as a table in Markdown."""
+  return markdown_table(_head(tasks), _lines(table_rows, tasks, "+-"))
 
 
-def latex(found: Sequence[Row], tasks: Sequence[str]) -> str:
-  """The rows as a LaTeX tabular; needs the package booktabs."""
+def latex(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
+  """Returns the rows as a LaTeX tabular, which needs the package booktabs."""
 
   def escaped(text: str) -> str:
     return text.replace("_", r"\_").replace("%", r"\%")
@@ -274,15 +293,15 @@ def latex(found: Sequence[Row], tasks: Sequence[str]) -> str:
   ]
   lines += [
     " & ".join(escaped(cell) for cell in cells) + r" \\"
-    for cells in _lines(found, tasks, r"$\pm$")
+    for cells in _lines(table_rows, tasks, r"$\pm$")
   ]
   return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def notes(found: Sequence[Row]) -> list[str]:
+def notes(table_rows: Sequence[Row]) -> list[str]:
   """Returns a line for each reason of a star: task, models and the reason."""
   models: dict[tuple[str, str], list[str]] = {}
-  for row in found:
+  for row in table_rows:
     for task, cell in row.ours.items():
       if cell.mismatch:
         models.setdefault((task, cell.mismatch), []).append(row.model)
@@ -295,38 +314,38 @@ def notes(found: Sequence[Row]) -> list[str]:
 def tables(
   runs: Sequence[Mapping[str, Any]],
 ) -> dict[str, tuple[Sequence[str], list[Row]]]:
-  """The tables of which any run is, by title: tasks and rows."""
-  found = {}
+  """Returns tasks and rows of the tables that any run is of, by title."""
+  filled = {}
   for title, (tasks, theirs) in TABLES.items():
-    own = rows(runs, tasks, theirs)
-    if any(row.ours for row in own):
-      found[title] = (tasks, own)
-  return found
+    table_rows = rows(runs, tasks, theirs)
+    if any(row.ours for row in table_rows):
+      filled[title] = (tasks, table_rows)
+  return filled
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers published",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+@cli.command(
+  cli.WORKDIRS,
+  cli.switch(
+    "--latex",
+    dest="use_latex",
+    help="print LaTeX tabulars",
+  ),
+)
+def main(workdirs: Sequence[Path], use_latex: bool) -> None:
+  """Prints the papers' tables of which any run is."""
+  filled = tables(results.read(workdirs))
+  if not filled:
+    names = ", ".join((*SHORT, *LONG))
+    raise UserError(
+      f"no run is of a task of the papers' tables: train one of {names}."
+    )
+  form, mark, comment = (
+    (latex, "%", "% ") if use_latex else (markdown, "##", "")
   )
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  parser.add_argument("--latex", action="store_true")
-  args = parser.parse_args(argv)
-  try:
-    found = tables(results.read(args.workdirs))
-  except ValueError as error:
-    sys.exit(f"error: {error}")
-  if not found:
-    tasks = ", ".join((*SHORT, *LONG))
-    sys.exit(f"error: no run is of a task of the papers' tables: {tasks}.")
-  form = latex if args.latex else markdown
-  for title, (tasks, own) in found.items():
-    mark = "%" if args.latex else "##"
-    print(f"{mark} {title}\n\n{form(own, tasks)}\n")
-    for note in notes(own):
-      print("% " * args.latex + note)
+  for title, (tasks, table_rows) in filled.items():
+    print(f"{mark} {title}\n\n{form(table_rows, tasks)}\n")
+    for note in notes(table_rows):
+      print(comment + note)
     print()
 
 

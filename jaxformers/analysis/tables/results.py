@@ -1,11 +1,12 @@
-r"""Mean and deviation over seeds of many runs, as one table.
+r"""Prints mean and deviation over seeds of many runs, as one table.
 
 python -m jaxformers results runs/*
+
+Runs that differ in the seed alone are one row.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -14,27 +15,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxformers import cli, workdirs
 from jaxformers import config as configs
-from jaxformers import workdirs
 from jaxformers.errors import UserError
+from jaxformers.tables import markdown_table
 
 COLUMNS = (
-  "task",
-  "protocol",
-  "model",
-  "config",
-  "score",
-  "seeds",
-  "parameters",
-  "x Transformer",
-  "trivial",
-  "chosen on",
-  "train s",
+  *("task", "protocol", "model", "config", "score", "seeds", "parameters"),
+  *("x Transformer", "trivial", "chosen on", "train s"),
 )
 
-# Of which less is better. What a metric is called in a table; shares are in
-# percent.
-LOWER = ("perplexity",)
+LOWER_IS_BETTER = ("perplexity",)
+# Names of metrics in a table; shares are in percent.
 TITLES = {
   "accuracy": "accuracy %",
   "mean_iou": "mean IoU %",
@@ -43,7 +35,7 @@ TITLES = {
 
 
 def files(folder: Path, name: str) -> list[Path]:
-  """The files of a name in a folder and below, but for those of checkpoints."""
+  """Returns the files of a name in a folder and below, without checkpoints."""
   return sorted(
     path
     for path in folder.rglob(name)
@@ -54,13 +46,14 @@ def files(folder: Path, name: str) -> list[Path]:
 def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """Returns the `results.json` in each folder and below.
 
-  What cannot be read is left out, and named on stderr with the reason.
+  Files that cannot be read are left out, and named on stderr with the reason.
 
   Raises:
     UserError: if nothing is left; names every reason.
   """
   results, problems = [], []
   for folder in folders:
+    # A folder without results is a problem, not an error.
     paths = files(folder, "results.json")
     if not paths:
       problems.append(
@@ -70,7 +63,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
     for path in paths:
       try:
         content = workdirs.read_results(path.parent)
-      except ValueError as error:
+      except UserError as error:
         problems.append(str(error))
         continue
       results.append(content)
@@ -92,15 +85,18 @@ def describe_damage(result: Mapping[str, Any]) -> str:
 
 
 def recipe(result: Mapping[str, Any]) -> str:
-  """All of a config that must agree for runs to be seeds of one another."""
+  """Returns what runs must share to be seeds of one another, as JSON."""
   flat = configs.flatten(result["config"])
-  kept = {k: v for k, v in flat.items() if k not in (*configs.FREE, "seed")}
-  of = result.get("task_description")
-  return json.dumps([kept, of], sort_keys=True)
+  fixed = {
+    k: v
+    for k, v in flat.items()
+    if k not in (*configs.RESUMABLE_FIELDS, "seed")
+  }
+  return json.dumps([fixed, result.get("task_description")], sort_keys=True)
 
 
 def spread(values: Collection[float]) -> tuple[float, float]:
-  """Mean and sample deviation, which is NaN for one value."""
+  """Returns mean and sample deviation; the deviation of one value is NaN."""
   if len(values) < 2:
     return statistics.mean(values), math.nan
   return statistics.mean(values), statistics.stdev(values)
@@ -109,14 +105,14 @@ def spread(values: Collection[float]) -> tuple[float, float]:
 def plus_minus(
   mean: float, deviation: float, digits: int = 2, sign: str = "+-"
 ) -> str:
-  """ "1.23 +- 0.45", or the mean alone where there is no deviation."""
+  """Returns "1.23 +- 0.45", or the mean alone if there is no deviation."""
   if math.isnan(deviation):
     return f"{mean:.{digits}f}"
   return f"{mean:.{digits}f} {sign} {deviation:.{digits}f}"
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """One row for every recipe, over its seeds.
+  """Returns one row for every recipe, over its seeds.
 
   Args:
     results: contents of `results.json`. Runs that differ in anything but the
@@ -127,41 +123,42 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     deviation), in percent but for perplexities, the sample standard deviation,
     NaN for one seed.
   """
-  groups: dict[str, dict[int, Mapping[str, Any]]] = {}
+  # Later results of the same seed replace earlier ones.
+  by_recipe: dict[str, dict[int, Mapping[str, Any]]] = {}
   for result in results:
-    groups.setdefault(recipe(result), {})[result["seed"]] = result
+    by_recipe.setdefault(recipe(result), {})[result["seed"]] = result
   rows = []
-  for seeds in groups.values():
-    runs = list(seeds.values())
-    one = runs[0]
-    metric = one.get("metric", "accuracy")
-    scale = 1 if metric in LOWER else 100
-    scores = [scale * run[metric] for run in runs]
-    model = one["config"]["model"]
+  for by_seed in by_recipe.values():
+    runs = list(by_seed.values())
+    first = runs[0]
+    metric = first.get("metric", "accuracy")
+    scale = 1 if metric in LOWER_IS_BETTER else 100
+    model = first["config"]["model"]
     rows.append(
       {
-        "task": one["task"],
-        "protocol": protocol(one),
-        "model": one["model"],
+        "task": first["task"],
+        "protocol": describe_protocol(first),
+        "model": first["model"],
         "config": f"L={model['num_layers']} d={model['d_model']}",
         "metric": metric,
-        "score": spread(scores),
-        "seeds": " ".join(str(seed) for seed in sorted(seeds)),
-        "parameters": one["parameters"],
-        "x Transformer": one["parameter_ratio"],
-        "trivial": {k: scale * v for k, v in one["baselines"].items()},
-        "chosen on": one["selection"],
+        "score": spread([scale * run[metric] for run in runs]),
+        "seeds": " ".join(str(seed) for seed in sorted(by_seed)),
+        "parameters": first["parameters"],
+        "x Transformer": first["parameter_ratio"],
+        "trivial": {k: scale * v for k, v in first["baselines"].items()},
+        "chosen on": first["selection"],
         "train s": statistics.mean(run["train_seconds"] for run in runs),
       }
     )
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
 
 
-def protocol(result: Mapping[str, Any]) -> str:
-  """Protocol and length, and whether the data are not the authors' own."""
-  own = result["data"].get("authors_checksum", True)
+def describe_protocol(result: Mapping[str, Any]) -> str:
+  """Returns protocol and length, and whether the archive is another one."""
+  is_original = result["data"].get("authors_checksum", True)
   length = f", {result['max_len']} long" if result["max_len"] else ""
-  return result["protocol"] + length + ("" if own else ", another archive")
+  archive = "" if is_original else ", another archive"
+  return result["protocol"] + length + archive
 
 
 def _cell(column: str, value: Any) -> str:
@@ -177,32 +174,27 @@ def _cell(column: str, value: Any) -> str:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """The rows as Markdown, a table for each metric."""
+  """Returns the rows of `summarise` as Markdown, a table for each metric."""
   tables = []
+  # Metrics are in the order of their first row.
   for metric in dict.fromkeys(row["metric"] for row in rows):
     title = TITLES[metric]
     trivial = "trivial %" if title.endswith("%") else "trivial"
-    heads = {"score": title, "trivial": trivial}
-    lines = [[heads.get(name, name) for name in COLUMNS]]
-    lines.append(["---"] * len(COLUMNS))
-    lines += [
+    titles = {"score": title, "trivial": trivial}
+    header = [titles.get(name, name) for name in COLUMNS]
+    lines = [
       [_cell(name, row[name]) for name in COLUMNS]
       for row in rows
       if row["metric"] == metric
     ]
-    tables.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    tables.append(markdown_table(header, lines))
   return "\n\n".join(tables)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  """The command line; a mistake ends in one message."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR")
-  args = parser.parse_args(argv)
-  try:
-    print(markdown(summarise(read(args.workdirs))))
-  except ValueError as error:
-    sys.exit(f"error: {error}")
+@cli.command(cli.WORKDIRS)
+def main(workdirs: Sequence[Path]) -> None:
+  """Prints the table of the runs below some folders."""
+  print(markdown(summarise(read(workdirs))))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Which runs lie in some folders, what tells them apart, what they share."""
+"""Runs read from folders, grouped by recipe and labelled by what differs."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,28 @@ from jaxformers import models, workdirs
 from jaxformers.analysis.tables import results as tables
 from jaxformers.errors import UserError
 
-# What a label leaves out: it says nothing of a model, or all have it.
-SILENT = (*configs.FREE, "reference.", "seed")
+# Fields that a label leaves out: they say nothing of the model.
+UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
 
 SIZES = {
   "num_layers": "layers",
   "d_model": "width d",
   "num_experts": "experts",
 }
+# Options that follow from the sizes.
+DERIVED_OPTIONS = ("mlp_dim", "scale", "init_std")
+
+FlatConfig = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class One:
-  """A run.
+class RunRecord:
+  """Files of one run.
 
   Attributes:
-    folder: its workdir.
-    config: as in `config.json`.
-    results: as in `results.json`; {} if it has not ended.
+    folder: workdir of the run.
+    config: content of `config.json`.
+    results: content of `results.json`; {} for a run that has not ended.
   """
 
   folder: Path
@@ -38,92 +43,97 @@ class One:
 
   @property
   def seed(self) -> int:
-    """Of the run."""
+    """Seed of the config."""
     return int(self.config["seed"])
 
-  def metrics(self) -> list[dict[str, Any]]:
-    """The records of `metrics.jsonl` that are not damaged."""
-    try:
-      return workdirs.read_metrics(self.folder)[0]
-    except ValueError:
-      return []  # `metrics_problem` says why.
-
-  def metrics_problem(self) -> str:
-    """Returns what is wrong with `metrics.jsonl`; "" for nothing."""
+  @functools.cached_property
+  def _metrics_file(self) -> tuple[list[dict[str, Any]], str]:
+    """Undamaged records of `metrics.jsonl`, and what is wrong with the file."""
+    path = self.folder / "metrics.jsonl"
     try:
       records, damaged = workdirs.read_metrics(self.folder)
-    except ValueError as error:
-      return str(error)
-    path = self.folder / "metrics.jsonl"
+    except UserError as error:
+      return [], str(error)
     if damaged:
-      return f"{path}: lines {damaged} are damaged."
+      return records, f"{path}: lines {damaged} are damaged."
     # Results of older versions have no number of records.
     expected = self.results.get("metrics_records", len(records))
     if len(records) != expected:
-      return f"{path} holds {len(records)} records instead of {expected}."
-    return ""
+      held = f"{path} holds {len(records)} records"
+      return records, f"{held} instead of {expected}."
+    return records, ""
+
+  @property
+  def metrics(self) -> list[dict[str, Any]]:
+    """Records of `metrics.jsonl` that are not damaged."""
+    return self._metrics_file[0]
+
+  @property
+  def metrics_problem(self) -> str:
+    """Problem of `metrics.jsonl` as a sentence; "" for none."""
+    return self._metrics_file[1]
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class SeedGroup:
   """Runs that differ in the seed alone.
 
   Attributes:
-    label: what tells it from the others.
-    runs: in the order of their seeds.
+    label: text that tells the group from the others.
+    runs: records in the order of their seeds.
   """
 
   label: str
-  runs: tuple[One, ...]
+  runs: tuple[RunRecord, ...]
 
   @property
   def config(self) -> Mapping[str, Any]:
-    """Of the first."""
+    """Config of the first run."""
     return self.runs[0].config
 
 
-def discover(folders: Iterable[Path]) -> tuple[list[One], list[str]]:
-  """Returns the runs in folders and below, and what is wrong with the rest."""
-  found: dict[Path, One] = {}
+def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
+  """Returns the runs in folders and below, and notes on unreadable ones."""
+  records: dict[Path, RunRecord] = {}
   notes = []
-  for workdir in folders:
-    paths = sorted(
+  for top in folders:
+    workdirs_below = sorted(
       {
         path.parent
         for name in ("config", "results")
-        for path in tables.files(workdir, f"{name}.json")
+        for path in tables.files(top, f"{name}.json")
       }
     )
-    own = []
-    for folder in paths:
+    num_read = 0
+    for folder in workdirs_below:
       try:
-        own.append(_read(folder))
-      except ValueError as error:
+        records[folder.resolve()] = _read_run(folder)
+        num_read += 1
+      except UserError as error:
         notes.append(str(error))
-    if not own:
-      notes.append(f"{workdir}: there is no run in it or below it.")
-    found |= {one.folder.resolve(): one for one in own}
-  return list(found.values()), notes
+    if not num_read:
+      notes.append(f"{top}: there is no run in it or below it.")
+  return list(records.values()), notes
 
 
-def _read(folder: Path) -> One:
+def _read_run(folder: Path) -> RunRecord:
   results: dict[str, Any] = {}
   if (folder / "results.json").exists():
     results = workdirs.read_results(folder)
     workdirs.check_config(folder, "results.json", results["config"])
-  if (folder / "config.json").exists():
-    config = workdirs.read_config(folder)
-    if results:
-      _check_same(folder, config, results["config"])
-    return One(folder, config, results)
-  return One(folder, results["config"], results)
+  if not (folder / "config.json").exists():
+    return RunRecord(folder, results["config"], results)
+  config = workdirs.read_config(folder)
+  if results:
+    _check_same_config(folder, config, results["config"])
+  return RunRecord(folder, config, results)
 
 
-def _check_same(
+def _check_same_config(
   folder: Path, config: Mapping[str, Any], scored: Mapping[str, Any]
 ) -> None:
   """Raises UserError if results are of another config than `config.json`."""
-  # A run that goes on has results of fewer steps or of less patience.
+  # A run that was continued has results of fewer steps or of less patience.
   now = models.resolve_defaults(configs.complete(config))
   grown = {key: now[key] for key in ("total_steps", "patience")}
   before = models.resolve_defaults(configs.complete({**scored, **grown}))
@@ -132,119 +142,141 @@ def _check_same(
     raise UserError(
       f"{folder}: config.json is not that of results.json ("
       + ", ".join(differing[:3])
-      + "). Remove the one that is of another run, and run the training "
+      + "). Remove the file that is of another run, and run the training "
       "command again."
     )
 
 
-def groups(runs: Sequence[One]) -> list[Group]:
-  """Runs by recipe; labels name the model and what else differs.
+def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
+  """Groups runs that differ in the seed alone, and labels the groups.
 
-  Of two with one recipe and one seed the one that has ended counts, or else the
-  first. What data a run that has not ended is of is not known: it counts to the
-  others of its config.
+  Of two runs with one recipe and one seed the one that has ended counts, or
+  else the first. The data of a run that has not ended are unknown: it joins the
+  group of the ended runs with its config.
   """
-  by: dict[str, dict[int, One]] = {}
-  known: dict[str, str] = {}
-  for one in sorted(runs, key=lambda one: not one.results):
-    own = {"config": one.config}
-    config = tables.recipe(own)
-    about = one.results.get("task_description")
-    key = tables.recipe({**own, "task_description": about})
-    if not one.results:
-      key = known.get(config, key)
-    known.setdefault(config, key)
-    by.setdefault(key, {}).setdefault(one.seed, one)
-  recipes = [tuple(v for _, v in sorted(own.items())) for own in by.values()]
-  flat = [
-    {
-      k: v
-      for k, v in configs.flatten(own[0].config).items()
-      if not k.startswith(SILENT)
-    }
-    for own in recipes
+  by_recipe: dict[str, dict[int, RunRecord]] = {}
+  recipe_of_config: dict[str, str] = {}
+  # Ended runs come first, so that the others can join them.
+  for record in sorted(runs, key=lambda record: not record.results):
+    content = {"config": record.config}
+    config = tables.recipe(content)
+    data = record.results.get("task_description")
+    recipe = tables.recipe({**content, "task_description": data})
+    if not record.results:
+      recipe = recipe_of_config.get(config, recipe)
+    recipe_of_config.setdefault(config, recipe)
+    by_recipe.setdefault(recipe, {}).setdefault(record.seed, record)
+  groups = [
+    tuple(record for _, record in sorted(by_seed.items()))
+    for by_seed in by_recipe.values()
   ]
-  several = len({own["task.name"] for own in flat}) > 1
-
-  def names(own: Mapping[str, Any], count: int) -> str:
-    """The model, and so many of what differs from runs of it, sizes first."""
-    name = str(own["model.name"])
-    if several:
-      name = f"{own['task.name']} {name}"
-    rest = [
-      other
-      for other in flat
-      if (other["model.name"], other["task.name"])
-      == (own["model.name"], own["task.name"])
-    ]
-    keys = [k for k in own if len({str(o.get(k)) for o in rest}) > 1]
-    keys.sort(key=lambda k: (not k.startswith("model."), k))
-    told = [f"{k.rpartition('.')[2]}={own[k]}" for k in keys[:count]]
-    return ", ".join([name, *told])
-
-  labels = [names(own, 3) for own in flat]
-  twice = {label for label in labels if labels.count(label) > 1}
-  for k, own in enumerate(flat):
-    if labels[k] in twice:
-      labels[k] = names(own, len(own))
-  twice = {label for label in labels if labels.count(label) > 1}
-  for k, label in enumerate(labels):  # They differ in what is silent.
-    if label in twice:
-      labels[k] = f"{label} ({recipes[k][0].folder})"
-  return [Group(label, own) for label, own in zip(labels, recipes, strict=True)]
+  return [
+    SeedGroup(label, records)
+    for label, records in zip(_labels(groups), groups, strict=True)
+  ]
 
 
-def seeds(found: Sequence[Group]) -> str:
-  """How many seeds lines are of, in words."""
-  counts = {len(group.runs) for group in found}
+def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
+  """Returns a label for each group: the model, and what else differs."""
+  flat = [_flatten_labelled(records[0].config) for records in groups]
+  # Start with three fields, and add all of them where labels coincide.
+  labels = [_label(config, flat, most=3) for config in flat]
+  for k in _repeated(labels):
+    labels[k] = _label(flat[k], flat, most=len(flat[k]))
+  # Groups that differ in unlabelled fields alone are told by their folder.
+  for k in _repeated(labels):
+    labels[k] = f"{labels[k]} ({groups[k][0].folder})"
+  return labels
+
+
+def _flatten_labelled(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a config that a label may name, by dotted name."""
+  fields = configs.flatten(config).items()
+  return {k: v for k, v in fields if not k.startswith(UNLABELLED_FIELDS)}
+
+
+def _label(config: FlatConfig, others: Sequence[FlatConfig], most: int) -> str:
+  """Returns the model and its first `most` differing fields, sizes first."""
+  model, task = config["model.name"], config["task.name"]
+  several_tasks = len({other["task.name"] for other in others}) > 1
+  name = f"{task} {model}" if several_tasks else str(model)
+  of_model = [
+    other
+    for other in others
+    if (other["model.name"], other["task.name"]) == (model, task)
+  ]
+  keys = _differing_keys(config, of_model)
+  keys.sort(key=lambda key: (not key.startswith("model."), key))
+  return ", ".join([name, *_assignments(config, keys[:most])])
+
+
+def _differing_keys(
+  config: FlatConfig, others: Sequence[FlatConfig]
+) -> list[str]:
+  """Returns the fields of a config that have several values in the others."""
+  return [k for k in config if len({str(o.get(k)) for o in others}) > 1]
+
+
+def _assignments(config: FlatConfig, keys: Iterable[str]) -> list[str]:
+  return [f"{key.rpartition('.')[2]}={config[key]}" for key in keys]
+
+
+def _repeated(labels: Sequence[str]) -> list[int]:
+  """Returns the places of labels that occur more than once."""
+  return [k for k, label in enumerate(labels) if labels.count(label) > 1]
+
+
+def describe_seeds(groups: Sequence[SeedGroup]) -> str:
+  """Returns how many seeds each group has, in words."""
+  counts = {len(group.runs) for group in groups}
   few, many = min(counts), max(counts)
   if many == 1:
     return "one seed: no deviation"
   return f"{few} seeds" if few == many else f"{few} to {many} seeds"
 
 
-def by_size(found: Sequence[Group]) -> Iterator[tuple[str, str, int, Group]]:
-  """(line, size, value, run) where along a line a size alone differs."""
-  for (task, model), own in _by_model(found).items():
-    for name in SIZES:
-      lines: dict[str, list[tuple[int, Group]]] = {}
-      for group in own:
+def by_size(
+  groups: Sequence[SeedGroup],
+) -> Iterator[tuple[str, str, int, SeedGroup]]:
+  """Yields (line, size, value, group); along a line one size alone differs."""
+  for (task, model), of_model in _by_model(groups).items():
+    for size in SIZES:
+      lines: dict[str, list[tuple[int, SeedGroup]]] = {}
+      for group in of_model:
         shape = _sizes(group.config)
-        if name in shape:
-          rest = ", ".join(f"{k}={v}" for k, v in shape.items() if k != name)
-          key = f"{task} {model} ({rest}){_others(group, own)}"
-          lines.setdefault(key, []).append((shape[name], group))
-      for key, places in lines.items():
-        if len({value for value, _ in places}) > 1:
-          yield from ((key, name, value, group) for value, group in places)
+        if size in shape:
+          fixed = ", ".join(f"{k}={v}" for k, v in shape.items() if k != size)
+          line = f"{task} {model} ({fixed}){_other_options(group, of_model)}"
+          lines.setdefault(line, []).append((shape[size], group))
+      for line, points in lines.items():
+        # A line of one value shows nothing.
+        if len({value for value, _ in points}) > 1:
+          yield from ((line, size, value, group) for value, group in points)
 
 
-def _others(group: Group, own: Sequence[Group]) -> str:
-  """What differs between runs of a model beside its sizes; "" for nothing."""
-  flat = [configs.flatten(other.config) for other in own]
-  mine = configs.flatten(group.config)
-  sized = (*SIZES, "mlp_dim", "scale", "init_std")
+def _other_options(group: SeedGroup, of_model: Sequence[SeedGroup]) -> str:
+  """Returns what differs between runs of a model beside its sizes, or ""."""
+  config = _flatten_labelled(group.config)
+  others = [configs.flatten(other.config) for other in of_model]
   keys = [
-    k
-    for k in mine
-    if not k.startswith(SILENT)
-    and k.rpartition(".")[2] not in sized
-    and len({str(f.get(k)) for f in flat}) > 1
+    key
+    for key in _differing_keys(config, others)
+    if key.rpartition(".")[2] not in (*SIZES, *DERIVED_OPTIONS)
   ]
-  return "".join(f", {k.rpartition('.')[2]}={mine[k]}" for k in sorted(keys))
+  return "".join(f", {text}" for text in _assignments(config, sorted(keys)))
 
 
 def _by_model(
-  found: Sequence[Group],
-) -> dict[tuple[str, str], list[Group]]:
-  by: dict[tuple[str, str], list[Group]] = {}
-  for group in found:
+  groups: Sequence[SeedGroup],
+) -> dict[tuple[str, str], list[SeedGroup]]:
+  by_model: dict[tuple[str, str], list[SeedGroup]] = {}
+  for group in groups:
     key = (group.config["task"]["name"], group.config["model"]["name"])
-    by.setdefault(key, []).append(group)
-  return by
+    by_model.setdefault(key, []).append(group)
+  return by_model
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
   model = config["model"]
-  known = {**model, **model.get("mixer", {})}
-  return {name: known[name] for name in SIZES if name in known}
+  options = {**model, **model.get("mixer", {})}
+  return {name: options[name] for name in SIZES if name in options}

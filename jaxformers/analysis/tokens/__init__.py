@@ -1,1 +1,1 @@
-"""What layers do to tokens: states, entropy, smoothness."""
+"""Hidden states of layers, their entropy and their smoothness."""

@@ -1,4 +1,4 @@
-"""What a model does layer by layer, as a pure function of its embedding."""
+"""Hidden states of a model, layer by layer, as a function of its embedding."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.models import Model, reversible
-from jaxformers.models.mixers.transject import expert_outputs
+from jaxformers.models import Model
+from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.variables import of_stack
 
 HEADS = ("query", "key", "value")
 
 
 class Capture(NamedTuple):
-  """One forward pass.
+  """Hidden states of one forward pass.
 
   Attributes:
-    hidden: the embedded tokens and the output of every layer, float32
-      [b, n, d] each, before the LayerNorm that may end the encoder.
+    hidden: embedded tokens and the output of every layer, float32 [b, n, d]
+      each, before the LayerNorm that may end the encoder.
     mask: [b, n], True at tokens.
-    gates: of TransJect, the weights of the experts, float32 [l, b, e]; None
-      for other models.
-    sigma: of TransJect, float32 [b, d], or [1, d] if shared; None for others.
-    heads: of every layer `query`, `key` and `value`, and `attended`, what the
-      heads put out before the projection back, [b, h, n, e] each, as far as its
-      mixer has them.
+    gates: weights of TransJect's experts, float32 [l, b, e]; None for other
+      models.
+    sigma: TransJect's Sigma, float32 [b, d], or [1, d] if shared; None for
+      other models.
+    heads: `query`, `key`, `value` and `attended` (the output of the heads
+      before the projection back) of every layer, [b, h, n, e] each, as far as
+      its mixer has them.
   """
 
   hidden: tuple[jax.Array, ...]
@@ -41,11 +43,11 @@ def num_tokens(model: Model, ids: np.ndarray) -> int:
   """Returns how many tokens the longest sample has, without one of `cls`.
 
   Args:
-    model: from `models.build`.
+    model: model from `models.build`.
     ids: samples, as the model takes them.
   """
   tokens = np.asarray(model.mask(ids)).sum(-1)
-  return int(tokens.max()) - bool(getattr(model, "cls", False))
+  return int(tokens.max()) - model.config.cls
 
 
 def capture(
@@ -54,13 +56,13 @@ def capture(
   ids: jax.Array,
   embedded: jax.Array | None = None,
 ) -> Capture:
-  """Everything between the layers, in evaluation.
+  """Returns the hidden states between layers, in evaluation.
 
   Products are at the full precision of the compute type, on accelerators too.
 
   Args:
-    model: from `models.build`.
-    variables: of `models.variables.make_variables`.
+    model: model from `models.build`.
+    variables: result of `models.variables.make_variables`.
     ids: [b, n] or [b, 2, n], as the model takes them. The two sequences of a
       pair count as samples of their own.
     embedded: float32 [b, n, d] to put in the place of the embedded tokens, or
@@ -75,67 +77,66 @@ def capture(
     return state["intermediates"]["encoder"]
 
   if embedded is None:
-    found = run()
+    sown = run()
   else:
-    own = jax.lax.stop_gradient(run()["hidden"][0])
-    # What is added back rounds: the sum is `embedded` to one unit in the last
-    # place, and `hidden[0]` says exactly what it was.
-    found = run(
-      perturbations={"encoder": {"embedded": embedded.astype(own.dtype) - own}}
-    )
+    # Perturb the embedding by the difference. The sum rounds: it is `embedded`
+    # to one unit in the last place, and `hidden[0]` has its exact value.
+    start = jax.lax.stop_gradient(run()["hidden"][0])
+    change = embedded.astype(start.dtype) - start
+    sown = run(perturbations={"encoder": {"embedded": change}})
   mask = model.mask(ids)
-  layers = [found[k] for k in sorted(found, key=_number) if "layer_" in k]
-  gates = [one["mixer"]["gate"][0] for one in layers if "gate" in one["mixer"]]
-  gates = gates or list(found.get("gate", ()))
-  sigma = found.get("sigma", (None,))[0]
+  layers = [sown[k] for k in sorted(sown, key=_layer_number) if "layer_" in k]
+  # A loop over layers sows in the encoder, other layers in themselves.
+  gates = [layer["gate"][0] for layer in layers if "gate" in layer]
+  gates = gates or list(sown.get("gate", ()))
+  sigma = sown.get("sigma", (None,))[0]
   if sigma is None and gates:
-    sigma = found["layer_0"]["mixer"]["sigma"][0]
-  hidden = tuple(found["hidden"])
-  heads = tuple(_heads(one["mixer"]) for one in layers)
+    sigma = sown["layer_0"]["mixer"]["sigma"][0]
+  hidden = tuple(sown["hidden"])
+  # A layer whose mixer has no heads sows nothing for it.
+  heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
   return Capture(
     hidden, mask, jnp.stack(gates) if gates else None, sigma, heads
   )
 
 
 def _heads(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
-  found = dict(sown.get("projected", ({},))[0])
+  heads = dict(sown.get("projected", ({},))[0])
   if "attended" in sown:
-    found["attended"] = sown["attended"][0]
-  return found
+    heads["attended"] = sown["attended"][0]
+  return heads
 
 
 def parts(
-  model: Model, variables: Any, found: Capture
+  model: Model, variables: Any, captured: Capture
 ) -> tuple[jax.Array, ...] | None:
-  """What every head or expert of every layer makes of the tokens.
+  """Returns the outputs of every head or expert of every layer.
 
   Args:
-    model, variables: as for `capture`.
-    found: of `capture`.
+    model, variables: arguments of `capture`.
+    captured: result of `capture`.
 
   Returns:
-    Of every layer what its heads put out, before the projection back,
-    [b, h, n, e]; or x + a F_e(x) of TransJect's experts, [b, e, n, d]; None for
-    other models.
+    For every layer the outputs of its heads before the projection back,
+    [b, h, n, e]; or those of its experts, [b, e, n, d], see
+    `InvertibleLayers.parts`; None for other models.
   """
-  if found.gates is None:
-    attended = [heads.get("attended") for heads in found.heads]
-    whole = bool(attended) and all(one is not None for one in attended)
-    return tuple(attended) if whole else None
-  block = model.encoder(parent=None).block(parent=None)
-  if not reversible.has_form(block):
+  if captured.gates is None:
+    attended = [heads.get("attended") for heads in captured.heads]
+    complete = bool(attended) and all(heads is not None for heads in attended)
+    return tuple(attended) if complete else None
+  layers = layers_of(model.stacks()["encoder"])
+  if layers is None:
     return None
-  form = reversible.form(block)
-  own = {name: tree["encoder"] for name, tree in variables.items()}
-  inputs = found.hidden[:-1]
-  made = []
-  for x, layer in zip(inputs, reversible.layers(own, form), strict=True):
-    experts = layer.experts
-    with jax.default_matmul_precision("highest"):
-      f = expert_outputs(x, experts, found.sigma)
-    made.append(jnp.stack([x + experts.a * one for one in f], 1))
-  return tuple(made)
+  encoder = of_stack(variables, "encoder")
+  with jax.default_matmul_precision("highest"):
+    return tuple(
+      layers.parts(weights, x, captured.sigma)
+      for x, weights in zip(
+        captured.hidden[:-1], layers.weights(encoder), strict=True
+      )
+    )
 
 
-def _number(name: str) -> int:
+def _layer_number(name: str) -> int:
   return int(name.removeprefix("layer_")) if name.startswith("layer_") else -1

@@ -2,10 +2,10 @@
 
 TransJect's equation 10 takes an activation for a density: it has no value where
 activations are negative, as a third to a half of them are, and its two sides
-differ. What can be meant is the differential entropy of one token's values over
-its units, or of one unit's over tokens, estimated from the sample; it is in
-nats, and adds log c if activations are multiplied by c, so that models of
-different scales are compared by `shape`, the entropy less log sigma.
+differ. It can mean the differential entropy of one token's values over its
+units, or of one unit's over tokens, estimated from the sample. The entropy is
+in nats, and grows by log c if activations are multiplied by c. Models of
+different scales are therefore compared by `shape`, the entropy less log sigma.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from jaxformers.registry import Registry, choose
 
 ESTIMATORS: Registry = Registry("estimator of entropy")
 AXES = ("units", "tokens")
-LEAST = 8  # Values that an entropy is estimated from.
+LEAST = 8  # Least number of values that an entropy is estimated from.
 
-# Of N(0, sigma^2), less log sigma.
+# Entropy of N(0, sigma^2), less log sigma.
 GAUSSIAN = 0.5 * math.log(2 * math.pi * math.e)
 
 
@@ -46,15 +46,18 @@ ESTIMATORS.register("ebrahimi")(_spacings("ebrahimi"))
 
 @ESTIMATORS.register("nearest")
 def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
-  """By the distance to the k-th nearest (Kozachenko and Leonenko 1987).
+  """Estimates the entropy by the distance eps_k to the k-th neighbour.
 
   psi(n) - psi(k) + log 2 + E log eps_k, in one dimension.
 
+  Source: Kozachenko and Leonenko 1987.
+
   Args:
     values: float64 [..., n], n > k.
-    k: which neighbour.
+    k: number of the neighbour, from 1.
   """
   n = values.shape[-1]
+  # Sort, and pad with infinities at both ends.
   ordered = np.sort(values, -1)
   padded = np.concatenate(
     [
@@ -64,7 +67,7 @@ def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
     ],
     -1,
   )
-  # In one dimension the k nearest are among k on either side.
+  # In one dimension the k nearest are among k on either side in order.
   gaps = np.stack(
     [
       np.abs(padded[..., j : j + n] - ordered)
@@ -74,38 +77,40 @@ def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
   )
   with np.errstate(divide="ignore"):
     logs = np.log(np.partition(gaps, k - 1, -1)[..., k - 1])
+  # The estimate of Kozachenko and Leonenko in one dimension.
   constant = scipy.special.digamma(n) - scipy.special.digamma(k) + math.log(2)
   return constant + logs.mean(-1)
 
 
 @ESTIMATORS.register("kde")
 def kde(values: np.ndarray) -> np.ndarray:
-  """-E log p, p a Gaussian kernel density without the point itself.
+  """Estimates -E log p, p a Gaussian kernel density of the other points.
 
-  Of Scott's bandwidth, sigma n^(-1/5). Takes n^2 kernels, a row at a time.
+  The bandwidth is Scott's, sigma n^(-1/5). Takes n^2 kernels, a row at a time.
 
   Args:
     values: float64 [..., n].
   """
   n = values.shape[-1]
   flat = values.reshape(-1, n)
-  found = np.empty(len(flat))
+  entropies = np.empty(len(flat))
   for row, x in enumerate(flat):
     width = x.std(ddof=1) * n ** (-1 / 5)
-    if not width:
-      found[row] = -np.inf
+    if not width:  # All values are equal.
+      entropies[row] = -np.inf
       continue
+    # Log densities of all pairs of points.
     exponent = -0.5 * np.square((x[:, None] - x) / width)
-    np.fill_diagonal(exponent, -np.inf)
+    np.fill_diagonal(exponent, -np.inf)  # Leave the point itself out.
     log_p = scipy.special.logsumexp(exponent, 1)
     constant = math.log((n - 1) * width * math.sqrt(2 * math.pi))
-    found[row] = constant - log_p.mean()
-  return found.reshape(values.shape[:-1])
+    entropies[row] = constant - log_p.mean()
+  return entropies.reshape(values.shape[:-1])
 
 
 @ESTIMATORS.register("gaussian")
 def gaussian(values: np.ndarray) -> np.ndarray:
-  """log(2 pi e sigma^2) / 2: the entropy if it were normal, and no less.
+  """Returns log(2 pi e sigma^2) / 2, the entropy of a normal distribution.
 
   A control: no distribution of that variance has more.
 
@@ -117,10 +122,10 @@ def gaussian(values: np.ndarray) -> np.ndarray:
 
 
 class Entropy(NamedTuple):
-  """Of many samples, [...] each.
+  """Entropies of many samples, [...] each.
 
   Attributes:
-    entropy: in nats; -inf where values are equal.
+    entropy: entropy in nats; -inf where values are equal.
     log_scale: log of the standard deviation.
   """
 
@@ -129,20 +134,20 @@ class Entropy(NamedTuple):
 
   @property
   def shape(self) -> np.ndarray:
-    """The entropy at deviation 1, which no scale changes."""
+    """Entropy at deviation 1, which no scale changes."""
     with np.errstate(invalid="ignore"):
       return self.entropy - self.log_scale
 
 
 def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
-  """Of samples along the last axis.
+  """Estimates the entropy of samples along the last axis.
 
   Args:
-    values: real [..., n]; equal values are what they are: no noise is added.
-    estimator: in `ESTIMATORS`.
+    values: real [..., n]; no noise is added to equal values.
+    estimator: name in `ESTIMATORS`.
 
   Raises:
-    UserError: for fewer than eight values, or an estimator that there is not.
+    UserError: for fewer than eight values, or an unknown estimator.
   """
   values = np.asarray(values, np.float64)
   if values.shape[-1] < LEAST:
@@ -158,29 +163,30 @@ def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
 
 @functools.cache
 def normal(count: int, estimator: str = "vasicek") -> float:
-  """What an estimator gives of so many values of N(0, 1), in the mean.
+  """Returns the mean estimate of samples of N(0, 1), at deviation 1.
 
-  At deviation 1, where no distribution has more than the true `GAUSSIAN`; few
-  values give less. Those of another distribution may be estimated with another
-  bias, and a little higher. The mean of samples that are drawn, to about 0.002.
+  No distribution has more than `GAUSSIAN`, and few values give less. Samples of
+  another distribution may be estimated with another bias, and a little higher.
+  The mean is over random samples, exact to about 0.002.
 
   Args:
-    count: of the values of one sample.
-    estimator: in `ESTIMATORS`.
+    count: number of values of one sample.
+    estimator: name in `ESTIMATORS`.
   """
+  # As many values in all, whatever the size of a sample.
   rows = max(16, 2**17 // count)
   values = np.random.default_rng(0).normal(size=(rows, count))
   return float(entropy(values, estimator).shape.mean())
 
 
 class Summary(NamedTuple):
-  """Of one layer.
+  """Means over the entropies of one layer.
 
   Attributes:
-    entropy: the mean of the finite ones, in nats.
-    shape: the mean at deviation 1.
-    finite: the share that is finite: without equal values.
-    count: how many there were.
+    entropy: mean of the finite entropies, in nats.
+    shape: mean of the finite entropies at deviation 1.
+    finite: share of finite entropies, those of samples without equal values.
+    count: number of entropies.
   """
 
   entropy: float
@@ -196,44 +202,47 @@ def of_tokens(
   axis: str = "units",
   estimator: str = "vasicek",
 ) -> Entropy:
-  """The entropy of activations, without padding.
+  """Estimates the entropy of a layer's activations, without padding.
 
   Args:
-    x: [b, n, d], of one layer.
+    x: activations, [b, n, d].
     mask: [b, n], True at tokens.
-    axis: "units", of the d values of every token; "tokens", of every unit over
+    axis: "units" for the d values of every token; "tokens" for every unit over
       the tokens of each sample that has at least eight.
-    estimator: in `ESTIMATORS`.
+    estimator: name in `ESTIMATORS`.
 
   Returns:
     Arrays [k]: k tokens; or d for each sample, one after the other.
+
+  Raises:
+    UserError: for an unknown name, or if no sample has eight tokens.
   """
   choose("axis", axis, AXES)
   x, mask = np.asarray(x, np.float64), np.asarray(mask, bool)
   if axis == "units":
     return entropy(x[mask], estimator)
   parts = [
-    entropy(row[own].T, estimator)
-    for row, own in zip(x, mask, strict=True)
-    if own.sum() >= LEAST
+    entropy(tokens[sample_mask].T, estimator)
+    for tokens, sample_mask in zip(x, mask, strict=True)
+    if sample_mask.sum() >= LEAST
   ]
   if not parts:
     raise UserError(
       'axis="tokens" needs a sample of at least eight tokens: give longer '
       'ones, or choose "units".'
     )
-  return Entropy(*(np.concatenate(found) for found in zip(*parts, strict=True)))
+  return Entropy(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def summary(found: Entropy) -> Summary:
-  """Means over what is finite; NaN if nothing is."""
-  finite = np.isfinite(found.entropy) & np.isfinite(found.log_scale)
+def summary(estimates: Entropy) -> Summary:
+  """Returns means over the finite entropies; NaN if there is none."""
+  finite = np.isfinite(estimates.entropy) & np.isfinite(estimates.log_scale)
   count = int(finite.size)
   if not finite.any():
     return Summary(math.nan, math.nan, 0.0, count)
   return Summary(
-    float(found.entropy[finite].mean()),
-    float(found.shape[finite].mean()),
+    float(estimates.entropy[finite].mean()),
+    float(estimates.shape[finite].mean()),
     float(finite.mean()),
     count,
   )

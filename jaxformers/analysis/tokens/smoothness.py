@@ -1,19 +1,18 @@
-r"""How alike tokens become: over-smoothing, and the functional behind it.
+r"""Measures how alike tokens become: over-smoothing, and its functional.
 
 python -m jaxformers smoothness runs/transformer runs/neutreno \
     --out smoothness
 
-Pure functions of arrays, and the command that draws them for trained models.
+The functions are pure; the command draws them for trained models.
 Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
 of equations are the paper's.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxformers import cli, trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row
 from jaxformers.analysis.tokens.capture import (
@@ -38,7 +38,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """The mean cosine of all pairs of different tokens of a sample -> [b].
+  """Returns the mean cosine of pairs of different tokens of a sample, [b].
 
   (|sum_i u_i|^2 - n) / (n (n - 1)) with u_i the tokens at length one, in
   O(n d) instead of O(n^2 d). NaN for fewer than two tokens. A token of zeros
@@ -50,14 +50,16 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
     x: [b, n, d].
     mask: [b, n], True at tokens.
   """
+  # Scale tokens to length one; padding and zeros stay zero.
   length = jnp.linalg.norm(x, axis=-1, keepdims=True)
   unit = jnp.where(
     mask[..., None] & (length > 0), x / jnp.where(length > 0, length, 1), 0
   )
   count = mask.sum(1).astype(x.dtype)
-  own = jnp.square(unit).sum((1, 2))
   pairs = count * (count - 1)
-  total = jnp.square(unit.sum(1)).sum(-1) - own
+  # Take each token's cosine with itself from the sum over all pairs.
+  squares = jnp.square(unit).sum((1, 2))
+  total = jnp.square(unit.sum(1)).sum(-1) - squares
   return jnp.where(pairs > 0, total / jnp.where(pairs > 0, pairs, 1), jnp.nan)
 
 
@@ -68,15 +70,17 @@ def attention_weights(
   causal: bool = False,
   diagonal: bool = True,
 ) -> jax.Array:
-  """softmax(q k.T / sqrt(e)) over the tokens -> [..., n, n] (equation 2).
+  """Returns softmax(q k.T / sqrt(e)) over the tokens, [..., n, n].
 
   A row that sees no token is zero.
 
+  Source: equation 2.
+
   Args:
-    q, k: [..., n, e].
-    mask: [..., n], True at tokens; their number of axes is that of q less one.
-    causal: whether no token sees a later one.
-    diagonal: whether a token sees itself.
+    q, k: queries and keys, [..., n, e].
+    mask: [..., n], True at tokens; it has one axis less than q.
+    causal: True if no token sees a later one.
+    diagonal: False if no token sees itself.
   """
   scores = _scores(q, k)
   seen = _seen(mask, causal, diagonal)
@@ -114,6 +118,7 @@ def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
   Differences stay as they are. Where tokens are nearly alike, float32 keeps
   them only without what all tokens share.
   """
+  # Weigh tokens by how much the graph uses them.
   share = jnp.abs(weights).sum(-1) + jnp.abs(weights).sum(-2)
   total = share.sum(-1, keepdims=True)
   share = share / jnp.where(total > 0, total, 1)
@@ -122,7 +127,7 @@ def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
-  """J = 1/2 sum_ij w_ij |v_i - v_j|^2, how rough v is on a graph -> [...].
+  """Returns J = 1/2 sum_ij w_ij |v_i - v_j|^2, the roughness of v, [...].
 
   Source: equation 6, its integral as a sum. The paper leaves the normalisation
   open: weights = exp(k_i . k_j / sqrt e) / n^2 is dominated by the keys' norms
@@ -130,11 +135,12 @@ def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
   weights over n.
 
   Args:
-    v: [..., n, e].
-    weights: [..., n, n], not negative.
+    v: values of the tokens, [..., n, e].
+    weights: weights w of the graph, [..., n, n], not negative.
   """
   weights = _off_diagonal(weights)
   v = _centre(v, weights)
+  # |v_i - v_j|^2 = |v_i|^2 + |v_j|^2 - 2 v_i . v_j, without [n, n, e].
   square = jnp.square(v).sum(-1)
   cross = jnp.einsum(
     "...nm,...ne,...me->...", weights, v, v, precision=_HIGHEST
@@ -146,7 +152,7 @@ def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
 def log_functional_kernel(
   v: jax.Array, k: jax.Array, mask: jax.Array, causal: bool = False
 ) -> jax.Array:
-  """log J under the weights exp(k_i . k_j / sqrt e) / n^2 -> [...].
+  """Returns log J under the weights exp(k_i . k_j / sqrt e) / n^2, [...].
 
   The weights themselves overflow float32 from |k|^2 = 88 sqrt e on, so the
   greatest is taken out before they are made. -inf for fewer than two tokens.
@@ -154,9 +160,9 @@ def log_functional_kernel(
   Source: equations 6 and 11; n is the number of tokens of the sample.
 
   Args:
-    v, k: [..., n, e].
+    v, k: values and keys, [..., n, e].
     mask: [..., n], True at tokens.
-    causal: whether no token sees a later one.
+    causal: True if no token sees a later one.
   """
   seen = _seen(mask, causal, diagonal=False) & mask[..., None]
   scores = jnp.where(seen, _scores(k, k), -jnp.inf)
@@ -168,9 +174,11 @@ def log_functional_kernel(
 
 
 def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
-  """The gradient of `functional` by v -> [..., n, e].
+  """Returns the gradient of `functional` by v, [..., n, e].
 
-  sum_j (v_i - v_j) (w_ij + w_ji), equation 8.
+  sum_j (v_i - v_j) (w_ij + w_ji).
+
+  Source: equation 8.
   """
   both = weights + jnp.swapaxes(weights, -1, -2)
   return _slope(v, both)
@@ -190,16 +198,18 @@ def step(
   fidelity: jax.Array | float = 0.0,
   first: jax.Array | None = None,
 ) -> jax.Array:
-  """One Euler step of the gradient flow, each token at its own step size.
+  """Takes one Euler step of the gradient flow, with a step size for each token.
 
   A u + lambda (f - u) with A the rows of w + w.T at sum one: attention, and
-  with lambda NeuTRENO's (equations 10, 12 and 22).
+  with lambda NeuTRENO's.
+
+  Source: equations 10, 12 and 22.
 
   Args:
-    u: [..., n, e].
-    weights: [..., n, n], not negative, k of equation 6.
-    fidelity: lambda.
-    first: f, [..., n, e]; needed with a fidelity.
+    u: tokens, [..., n, e].
+    weights: weights k of equation 6, [..., n, n], not negative.
+    fidelity: weight lambda of the fidelity term.
+    first: values f of the first layer, [..., n, e]; needed with a fidelity.
   """
   both = weights + jnp.swapaxes(weights, -1, -2)
   both = both / both.sum(-1, keepdims=True)
@@ -214,32 +224,37 @@ def flow(
   fidelity: jax.Array | float = 0.0,
   first: jax.Array | None = None,
 ) -> jax.Array:
-  """The gradient flow at a time, integrated in closed form -> [..., n, e].
+  """Returns the gradient flow at a time, in closed form, [..., n, e].
 
-  du/dt = -grad E(u), with grad E of `gradient` and lambda (u - f) (equations 9
-  and 21): towards the mean of all tokens, which it reaches where `weights`
-  joins all of them, or with a fidelity towards the minimum of E. E never rises
-  along it, at any time. (The eigenvectors of the Laplacian do the integration;
-  exact but for rounding.)
+  du/dt = -grad E(u), with grad E of `gradient` and lambda (u - f). The flow
+  goes to the mean of all tokens, which it reaches where `weights` joins all of
+  them; with a fidelity it goes to the minimum of E. E never rises along it. The
+  eigenvectors of the Laplacian do the integration, exact but for rounding.
+
+  Source: equations 9 and 21.
 
   Args:
-    u: at time 0, [..., n, e].
-    weights: [..., n, n], not negative, k of equation 6.
-    time: not negative, of one shape for all or [...].
-    fidelity: lambda.
-    first: f, [..., n, e]; needed with a fidelity.
+    u: tokens at time 0, [..., n, e].
+    weights: weights k of equation 6, [..., n, n], not negative.
+    time: time of the flow, not negative; a scalar or [...].
+    fidelity: weight lambda of the fidelity term.
+    first: values f of the first layer, [..., n, e]; needed with a fidelity.
 
   Raises:
     UserError: for a fidelity without `first`.
   """
-  plain = isinstance(fidelity, (int, float)) and not fidelity
-  if first is None and not plain:
-    raise UserError(f"fidelity={fidelity} needs `first`, what it is to.")
+  has_no_fidelity = isinstance(fidelity, (int, float)) and not fidelity
+  if first is None and not has_no_fidelity:
+    raise UserError(
+      f"fidelity={fidelity} draws tokens towards `first`: give `first`."
+    )
+  # Decompose the graph's Laplacian.
   both = weights + jnp.swapaxes(weights, -1, -2)
   eye = jnp.eye(both.shape[-1], dtype=both.dtype)
   laplacian = both.sum(-1)[..., None] * eye - both
   rates, basis = jnp.linalg.eigh(laplacian)
   rates = jnp.maximum(rates, 0) + fidelity
+  # Each coordinate decays at its rate from its start to its end.
   decay = jnp.exp(-rates * jnp.asarray(time)[..., None])[..., None]
   into = jnp.swapaxes(basis, -1, -2)
   product = functools.partial(jnp.matmul, precision=_HIGHEST)
@@ -252,23 +267,26 @@ def flow(
 
 
 def gradient_cosine(
-  v: jax.Array, one: jax.Array, other: jax.Array, mask: jax.Array
+  v: jax.Array, a: jax.Array, b: jax.Array, mask: jax.Array
 ) -> jax.Array:
-  """The cosine of v - A v and v - B v, averaged over tokens -> [...].
+  """Returns the cosine of v - A v and v - B v, averaged over tokens, [...].
 
-  How near asymmetric attention comes to the gradient of J that symmetric
-  attention follows (appendix E.1, table 4). Only the direction of a slope
-  matters, so each row of the weights is first divided by its greatest entry
-  beside the diagonal. Tokens without a slope, such as the first of a causal
-  sequence, are left out; NaN where all are.
+  It says how near asymmetric attention comes to the gradient of J, which
+  symmetric attention follows. Only the direction of a slope matters, so each
+  row of the weights is first divided by its greatest entry beside the diagonal.
+  Tokens without a slope, such as the first of a causal sequence, are left out;
+  NaN where all are.
+
+  Source: appendix E.1, table 4.
 
   Args:
-    v: [..., n, e].
-    one, other: weights A and B, [..., n, n]; their diagonals play no part.
+    v: values of the tokens, [..., n, e].
+    a, b: weights A and B, [..., n, n]; their diagonals play no part.
     mask: [..., n], True at tokens.
   """
+  # Slopes of both attentions, at length one.
   directions = []
-  for weights in (one, other):
+  for weights in (a, b):
     weights = _off_diagonal(weights)
     greatest = jnp.abs(weights).max(-1, keepdims=True)
     slope = _slope(v, weights / jnp.where(greatest > 0, greatest, 1))
@@ -280,12 +298,12 @@ def gradient_cosine(
 
 
 def head_redundancy(before: jax.Array, after: jax.Array) -> jax.Array:
-  """The cosine of two layers' attention matrices, head by head -> [...].
+  """Returns the cosine of two layers' attention, head by head, [...].
 
   Source: appendix G.2.
 
   Args:
-    before, after: [..., n, n].
+    before, after: attention matrices, [..., n, n].
   """
   inner = (before * after).sum((-1, -2))
   norms = [jnp.sqrt(jnp.square(w).sum((-1, -2))) for w in (before, after)]
@@ -293,14 +311,17 @@ def head_redundancy(before: jax.Array, after: jax.Array) -> jax.Array:
 
 
 def stationary(scores: jax.Array) -> jax.Array:
-  """The stationary distribution of symmetric attention's random walk.
+  """Returns the stationary distribution of symmetric attention, [..., n].
 
-  pi_j = sum_i exp(s_ij) / sum_il exp(s_il) for symmetric s -> [..., n]
-  (equation 19). A^m v tends to sum_j pi_j v_j at every token (equation 20).
+  pi_j = sum_i exp(s_ij) / sum_il exp(s_il) for symmetric s. A^m v tends to
+  sum_j pi_j v_j at every token.
+
+  Source: equations 19 and 20.
 
   Args:
-    scores: [..., n, n], symmetric; -inf where there is no token.
+    scores: scores s, [..., n, n], symmetric; -inf where there is no token.
   """
+  # Sums of rows in logarithms, so that nothing overflows.
   log = jax.nn.logsumexp(scores, -1)
   return jax.nn.softmax(log, -1)
 
@@ -308,16 +329,18 @@ def stationary(scores: jax.Array) -> jax.Array:
 def limit(
   weights: jax.Array, fidelity: jax.Array | float, first: jax.Array
 ) -> jax.Array:
-  """Where u <- A u + lambda (f - u) goes with A fixed -> [..., n, e].
+  """Returns the limit of u <- A u + lambda (f - u) with A fixed, [..., n, e].
 
-  lambda ((1 + lambda) I - A)^-1 f, which is constant over tokens only if f is
-  (proposition 1). It goes there if all eigenvalues mu of A have
-  |mu - lambda| < 1, so not for lambda above about 1.
+  lambda ((1 + lambda) I - A)^-1 f, which is constant over tokens only if f is.
+  The iteration converges if all eigenvalues mu of A have |mu - lambda| < 1, so
+  not for lambda above about 1.
+
+  Source: proposition 1.
 
   Args:
-    weights: A, [..., n, n], rows of sum one.
-    fidelity: lambda, positive.
-    first: f, [..., n, e].
+    weights: attention A, [..., n, n], rows of sum one.
+    fidelity: weight lambda of the fidelity term, positive.
+    first: values f of the first layer, [..., n, e].
   """
   eye = jnp.eye(weights.shape[-1], dtype=weights.dtype)
   return fidelity * jnp.linalg.solve((1 + fidelity) * eye - weights, first)
@@ -330,18 +353,18 @@ CURVES = {
   "gradient_cosine": "cosine of attention's and J's slope",
   "head_redundancy": "cosine of attention with the layer before",
 }
-# A sample of one token has none of these.
+# Quantities that a sample of one token has not.
 NEEDS_PAIRS = ("similarity", "gradient_cosine")
-# The layer that a curve begins with, where it is not 1.
-FIRST = {"similarity": 0, "head_redundancy": 2}
+# First layer of a curve, where it is not 1.
+FIRST_LAYER = {"similarity": 0, "head_redundancy": 2}
 
 
-def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
-  """Every quantity of every layer, averaged over samples and heads.
+def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
+  """Returns every quantity of every layer, averaged over samples and heads.
 
   Args:
-    found: of `capture`.
-    causal: whether no token sees a later one, in attention and in J.
+    captured: result of `capture`.
+    causal: True if no token sees a later one, in attention and in J.
 
   Returns:
     `similarity` [l + 1], of the embedding and of every layer's output; and for
@@ -353,35 +376,53 @@ def curves(found: Capture, causal: bool = False) -> dict[str, jax.Array]:
     neither similarity nor slope, and is left out of these means; they are NaN
     where all samples are.
   """
-  alike = [cosine_similarity(x, found.mask) for x in found.hidden]
-  result = {"similarity": jnp.stack([jnp.nanmean(a) for a in alike])}
-  if not all({"key", "value"} <= {*heads} for heads in found.heads):
+  similarity = [cosine_similarity(x, captured.mask) for x in captured.hidden]
+  result = {"similarity": jnp.stack([jnp.nanmean(s) for s in similarity])}
+  if not all({"key", "value"} <= {*heads} for heads in captured.heads):
     return result
-  mask = found.mask[:, None]
-  both = _seen(mask, causal) & mask[..., None]
-  count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
-  rows: dict[str, list[jax.Array]] = {}
+  by_layer: dict[str, list[jax.Array]] = {}
   before = None
-  for heads in found.heads:
-    # Where queries are not projected apart they are the keys.
-    heads = {"query": heads["key"], **heads}
-    q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
-    tokens = jnp.broadcast_to(mask, v.shape[:-1])
-    slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
-    symmetric = jnp.where(both, attention_weights(k, k, mask, causal), 0)
-    logs = log_functional_kernel(v, k, tokens, causal)
-    weights = jnp.where(both, attention_weights(q, k, mask, causal), 0)
-    own = {
-      "functional": functional(v, symmetric / count[..., None, None]).mean(),
-      "functional_kernel": _log10_mean(logs),
-      "gradient_cosine": jnp.nanmean(gradient_cosine(v, *slopes, tokens)),
-    }
+  for heads in captured.heads:
+    quantities, weights = _of_heads(heads, captured.mask[:, None], causal)
     if before is not None:
-      own["head_redundancy"] = head_redundancy(before, weights).mean()
+      redundancy = head_redundancy(before, weights)
+      quantities["head_redundancy"] = redundancy.mean()
     before = weights
-    for name, value in own.items():
-      rows.setdefault(name, []).append(value)
-  return result | {name: jnp.stack(values) for name, values in rows.items()}
+    for name, value in quantities.items():
+      by_layer.setdefault(name, []).append(value)
+  return result | {name: jnp.stack(v) for name, v in by_layer.items()}
+
+
+def _of_heads(
+  heads: Mapping[str, jax.Array], mask: jax.Array, causal: bool
+) -> tuple[dict[str, jax.Array], jax.Array]:
+  """Returns the quantities of a layer's heads, and its attention weights.
+
+  Args:
+    heads: `key`, `value` and perhaps `query`, [b, h, n, e].
+    mask: [b, 1, n], True at tokens.
+    causal: True if no token sees a later one.
+  """
+  # Where queries are not projected apart they are the keys.
+  heads = {"query": heads["key"], **heads}
+  q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
+  tokens = jnp.broadcast_to(mask, v.shape[:-1])
+  pairs = _seen(mask, causal) & mask[..., None]
+  count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
+  # J with row-stochastic weights, and with the exp kernel.
+  symmetric = jnp.where(pairs, attention_weights(k, k, mask, causal), 0)
+  rough = functional(v, symmetric / count[..., None, None])
+  logs = log_functional_kernel(v, k, tokens, causal)
+  # Slopes of attention with queries, and with keys in their place.
+  slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
+  cosine = gradient_cosine(v, *slopes, tokens)
+  quantities = {
+    "functional": rough.mean(),
+    "functional_kernel": _log10_mean(logs),
+    "gradient_cosine": jnp.nanmean(cosine),
+  }
+  weights = jnp.where(pairs, attention_weights(q, k, mask, causal), 0)
+  return quantities, weights
 
 
 def _log10_mean(logs: jax.Array) -> jax.Array:
@@ -389,47 +430,50 @@ def _log10_mean(logs: jax.Array) -> jax.Array:
   return (jax.nn.logsumexp(logs) - math.log(logs.size)) / math.log(10)
 
 
-def maps(found: Capture, causal: bool = False) -> list[np.ndarray]:
-  """softmax(q k.T / sqrt e) of every layer, the first sample, mean over heads.
+def maps(captured: Capture, causal: bool = False) -> list[np.ndarray]:
+  """Returns softmax(q k.T / sqrt e) of the first sample, averaged over heads.
 
-  What softmax attention weighs; of other mixers what it would.
+  These are the weights of softmax attention; of another mixer, those that it
+  would have.
 
   Args:
-    found: of `capture`.
-    causal: whether no token sees a later one.
+    captured: result of `capture`.
+    causal: True if no token sees a later one.
 
   Returns:
     [n, n] for each layer that has queries or keys; [] if none has.
   """
-  rows = []
-  for heads in found.heads:
+  matrices = []
+  for heads in captured.heads:
     if "key" not in heads:
       continue
     k = heads["key"][:1].astype(jnp.float32)
     q = heads.get("query", heads["key"])[:1].astype(jnp.float32)
-    weights = attention_weights(q, k, found.mask[:1, None], causal)
-    rows.append(np.asarray(weights[0].mean(0)))
-  return rows
+    weights = attention_weights(q, k, captured.mask[:1, None], causal)
+    matrices.append(np.asarray(weights[0].mean(0)))
+  return matrices
 
 
-def measure(
+def measure_curves(
   model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
 ) -> dict[str, list[float]]:
-  """`curves` averaged over samples, a batch at a time.
+  """Returns `curves` averaged over samples, measured a batch at a time.
 
   Args:
-    model, params: any of `models.build`, in evaluation.
+    model, params: model and parameters from `models.build`, in evaluation.
     ids: samples, as the model takes them.
-    batch_size: samples at a time; a rest that does not fill a batch is a batch.
+    batch_size: samples at a time; the last batch may be smaller.
   """
-  own = make_variables(model, params)
+  variables = make_variables(model, params)
   measured: dict[str, list[np.ndarray]] = {}
   counts: dict[str, list[int]] = {}
   for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
-    part = jnp.asarray(ids[k : k + batch_size])
-    pairs = int((np.asarray(model.mask(part)).sum(1) > 1).sum())
-    for name, values in jax.device_get(_of(model, own, part)).items():
-      count = pairs if name in NEEDS_PAIRS else len(part)
+    batch = jnp.asarray(ids[k : k + batch_size])
+    # Batches count by the samples that have the quantity.
+    num_pairs = int((np.asarray(model.mask(batch)).sum(1) > 1).sum())
+    values_by_name = jax.device_get(_batch_curves(model, variables, batch))
+    for name, values in values_by_name.items():
+      count = num_pairs if name in NEEDS_PAIRS else len(batch)
       if count:
         measured.setdefault(name, []).append(np.asarray(values, float))
         counts.setdefault(name, []).append(count)
@@ -442,7 +486,8 @@ def measure(
 def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
   """Returns the mean over batches of values [batches, l] -> [l]."""
   shares = counts[:, None] / counts.sum()
-  if name == "functional_kernel":  # The mean of J, not of its logarithm.
+  if name == "functional_kernel":
+    # Average J, not its logarithm; the greatest is taken out first.
     top = values.max(0)
     top = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):
@@ -451,21 +496,28 @@ def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _of(model: Model, own: Any, ids: jax.Array) -> dict[str, jax.Array]:
-  """Compiled once for a model, whatever its parameters."""
+def _batch_curves(
+  model: Model, variables: Any, ids: jax.Array
+) -> dict[str, jax.Array]:
+  """Returns the curves of a batch; compiled once for a model."""
   causal = model.objective == "language_model"
-  return curves(capture(model, own, ids), causal)
+  return curves(capture(model, variables, ids), causal)
 
 
-def rows(label: str, seed: int, found: dict[str, list[float]]) -> list[Row]:
-  """What `measure` found of a run, as rows of `plots.curves`.
+def rows(label: str, seed: int, measured: dict[str, list[float]]) -> list[Row]:
+  """Returns the curves of a run as rows of `plots.curves`.
+
+  Args:
+    label: label of the run.
+    seed: seed of the run.
+    measured: result of `measure_curves`.
 
   Returns:
     (label, seed, quantity, layer, value); layer 0 is the embedding.
   """
   return [
-    (label, seed, name, FIRST.get(name, 1) + k, value)
-    for name, values in found.items()
+    (label, seed, name, FIRST_LAYER.get(name, 1) + k, value)
+    for name, values in measured.items()
     for k, value in enumerate(values)
   ]
 
@@ -487,8 +539,8 @@ def figure(
   """Returns a figure of every quantity over layers, with bands over seeds.
 
   Args:
-    curve_rows: what `rows` returns, of several runs and seeds.
-    data: samples and seeds in words, which begin the caption.
+    curve_rows: results of `rows` for several runs and seeds.
+    data: sentence on samples and seeds, which begins the caption.
     name: name of the figure's files.
   """
   return plots.curves(
@@ -504,12 +556,13 @@ def figure(
 def text(curve_rows: list[Row]) -> str:
   """Returns a table for every run: a column a layer, a line a quantity.
 
-  Means over seeds, and below them the sample deviations if there are several.
-  A layer without the quantity has "-".
+  Lines are means over seeds, with the sample deviations below if there are
+  several. A layer without the quantity has "-".
   """
   lines = []
   for run, rows_of_run in figures.grouped(curve_rows).items():
     layers = sorted({row[3] for row in rows_of_run})
+    # Fill the table with text.
     table = [["layer (0: embedding)", *map(str, layers)]]
     by_name = figures.grouped(rows_of_run, 2)
     for name in filter(by_name.get, CURVES):
@@ -520,6 +573,7 @@ def text(curve_rows: list[Row]) -> str:
       table.append([CURVES[name], *(_cell(mean, 4) for mean, _ in cells)])
       if not all(map(math.isnan, deviations)):
         table.append(["  +-", *(_cell(bar, 2) for _, bar in cells)])
+    # Pad the columns to one width.
     first = max(len(line[0]) for line in table)
     width = max(len(cell) for line in table for cell in line[1:])
     lines += ["", run]
@@ -535,52 +589,41 @@ def _cell(value: float, digits: int) -> str:
 
 
 def seeds_of(workdir: Path) -> list[Path]:
-  """The workdirs of a run's seeds, seed_0 and so on; itself if it has none."""
+  """Returns the workdirs of seeds, seed_0 and so on, or the workdir itself."""
   return sorted(workdir.glob("seed_*")) or [workdir]
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Prints a table of some runs, and writes CSV and a picture if asked."""
-  parser = argparse.ArgumentParser(
-    prog="python -m jaxformers smoothness",
-    description="How alike tokens become from layer to layer.",
-  )
-  parser.add_argument(
-    "workdirs", nargs="+", type=Path, help="of runs, or of runs of many seeds"
-  )
-  parser.add_argument("--samples", type=int, default=64, help="of the test")
-  parser.add_argument("--length", type=int, default=512, help="tokens at most")
-  parser.add_argument(
-    "--out", default="", help="OUT.csv, OUT.png and OUT.svg are written"
-  )
-  args = parser.parse_args(argv)
-  # Only this command reads runs; the functions above are pure.
-  from jaxformers import trained
-
-  found: list[Row] = []
-  counts, samples, lengths = set(), set(), set()
-  try:
-    for workdir in args.workdirs:
-      folders = seeds_of(workdir)
-      counts.add(len(folders))
-      for seed, folder in enumerate(folders):
-        run = trained.load(folder)
-        ids = run.sample(args.samples, args.length)
-        samples.add(len(ids))
-        lengths.add(num_tokens(run.model, ids))
-        measured = measure(run.model, run.params, ids)
-        found += rows(str(workdir), seed, measured)
-  except ValueError as error:
-    sys.exit(f"error: {error}")
+@cli.command(
+  cli.WORKDIRS,
+  cli.argument("--samples", default=64, help="number of test samples"),
+  cli.argument("--length", default=512, help="most tokens of a sample"),
+  cli.argument("--out", default="", help="write OUT.csv, OUT.png and OUT.svg"),
+)
+def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
+  """Prints a table for each run, and draws the figure if asked."""
+  curve_rows: list[Row] = []
+  seeds, sizes, lengths = set(), set(), set()
+  for workdir in workdirs:
+    # Seeds of one run share its line.
+    folders = seeds_of(workdir)
+    seeds.add(len(folders))
+    for seed, folder in enumerate(folders):
+      run = trained.load(folder)
+      ids = run.sample(samples, length)
+      sizes.add(len(ids))
+      lengths.add(num_tokens(run.model, ids))
+      measured = measure_curves(run.model, run.params, ids)
+      curve_rows += rows(str(workdir), seed, measured)
+  # Print the table and the caption, and draw if asked.
   picture = figure(
-    found,
-    figures.describe_data(samples, lengths, counts),
-    Path(args.out or "smoothness").name,
+    curve_rows,
+    figures.describe_data(sizes, lengths, seeds),
+    Path(out or "smoothness").name,
   )
-  print(f"{text(found)}\n\n{picture.caption}")
-  if args.out:
-    picture.write(Path(args.out).parent)
-    print(f"\nWritten to {args.out}.csv, .png and .svg.")
+  print(f"{text(curve_rows)}\n\n{picture.caption}")
+  if out:
+    picture.write(Path(out).parent)
+    print(f"\nWritten to {out}.csv, .png and .svg.")
 
 
 if __name__ == "__main__":

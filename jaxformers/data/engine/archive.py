@@ -1,9 +1,9 @@
 """Archives as their authors ship them, read without unpacking to disk.
 
-An archive is a tar (plain, gzip, bzip2 or xz, told by its content), a folder,
-or a single file. Nothing of it is ever written, so nothing can be left behind;
-members that would not stay inside a folder are refused all the same, for such
-an archive was made to harm.
+An archive is a tar (plain, gzip, bzip2 or xz, recognised by its content), a
+folder, or a single file. Nothing is written, so nothing can be left behind;
+members that would lead out of a folder are refused all the same, because such
+an archive was made to do harm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tqdm
 
@@ -24,20 +24,22 @@ from jaxformers.data.engine import tar
 from jaxformers.errors import UserError
 from jaxformers.paths import expand
 
+Place = TypeVar("Place")
+
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
-  """The local archive: the given one, or where archives are looked for.
+  """Returns the path of a local archive, or None if there is none.
 
-  Looks for the names in $JAXFORMERS_DATA_ARCHIVES and then in
-  `data_dir`/downloads/manual.
+  Without `archive`, the names are looked for in $JAXFORMERS_DATA_ARCHIVES and
+  then in `data_dir`/downloads/manual.
 
   Args:
-    names: of files or folders, in order of preference.
-    archive: what the user gave; "" to look.
-    data_dir: where prepared data stands.
+    names: names of files or folders, in order of preference.
+    archive: path that the user chose; "" to look for the names.
+    data_dir: folder of prepared data.
 
   Raises:
-    UserError: if one is given and is not there.
+    UserError: if the user chose a path that does not exist.
   """
   names = tuple(names)
   if archive:
@@ -48,6 +50,7 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
         "or leave the archive out to look for it and to download it."
       )
     return path
+  # Look in the user's folder first.
   folders = [data_dir / "downloads" / "manual"]
   if os.environ.get("JAXFORMERS_DATA_ARCHIVES"):
     folders.insert(0, Path(os.environ["JAXFORMERS_DATA_ARCHIVES"]))
@@ -56,10 +59,10 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
 
 
 def checksum(path: Path) -> str:
-  """SHA-256 of a file; of a folder, "listing-" and that of names and sizes.
+  """Returns the SHA-256 of a file; for a folder, "listing-" and another one.
 
-  A release may be a folder of many gigabytes, and this is asked for at the
-  start of every run that names it.
+  The SHA-256 of a folder is that of names and sizes: a release may be a folder
+  of many gigabytes, and every run that names it asks for this at its start.
   """
   if path.is_file():
     status = path.stat()
@@ -73,8 +76,12 @@ def checksum(path: Path) -> str:
 
 @functools.cache
 def _file_checksum(path: Path, size: int, modified: int) -> str:
-  """Once a process: preparing asks for it before and after."""
-  del size, modified  # They tell whether it is still the same file.
+  """Returns the SHA-256 of a file, read once a process.
+
+  Preparing asks for it before and after. Size and time of change are arguments
+  so that a file that has changed is read again.
+  """
+  del size, modified
   with path.open("rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -87,25 +94,27 @@ def members(
 ) -> Iterator[tuple[str, bytes]]:
   """Yields (name, content) of every wanted file of an archive, in its order.
 
-  Take nothing for sound before the iterator has ended: only then is the archive
-  read to its end, and its checksum compared.
+  Keep nothing before the iterator has ended: only then is the archive read to
+  its end, and its checksum compared.
 
   Args:
     path: a tar, a folder, or a single file.
-    max_bytes: what the whole archive may hold, unpacked; more is a bomb.
-    wanted: by name; the others are passed over.
+    max_bytes: largest allowed size of all content, unpacked.
+    wanted: returns True for the name of a file to read.
 
   Raises:
-    UserError: for an archive that is damaged, cut short, is none, holds two
-      files of a name, a member or a link that leads out of it, or more than
-      max_bytes.
+    UserError: for an archive that is damaged, truncated or of another kind,
+      that holds two files of a name, a member or a link that leads out of it,
+      or more than max_bytes.
   """
   if path.is_dir():
     yield from _folder(path, max_bytes, wanted)
     return
+  # Yield every file once; two of a name would be two contents of one thing.
   names: set[str] = set()
   try:
     for name, content in _file_members(path, max_bytes, wanted):
+      # "a/./b" and "a/b" are one name.
       plain_name = posixpath.normpath(name)
       if plain_name in names:
         raise UserError(
@@ -115,7 +124,7 @@ def members(
       names.add(plain_name)
       yield name, content
   except tar.TooLargeError:
-    raise _bomb(path) from None
+    raise _too_large(path) from None
   except tar.DAMAGE as e:
     raise UserError(
       f"{path} cannot be read to its end ({e}): it is damaged, truncated or no "
@@ -123,23 +132,47 @@ def members(
     ) from e
 
 
+def placed_members(
+  path: Path, place: Callable[[str], Place | None], *, max_bytes: int
+) -> Iterator[tuple[Place, str, bytes]]:
+  """Yields (place, name, content) of every file that has a place.
+
+  Args:
+    path: a tar, a folder, or a single file.
+    place: function from the name of a file to what it holds, such as its split;
+      None for files that are not read.
+    max_bytes: largest allowed size of all content, unpacked.
+
+  Raises:
+    UserError: as `members`.
+  """
+
+  def has_place(name: str) -> bool:
+    return place(name) is not None
+
+  for name, content in members(path, max_bytes=max_bytes, wanted=has_place):
+    yield place(name), name, content
+
+
 def _file_members(
   path: Path, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
   """Yields (name, content) of the wanted files of a tar, or the file itself."""
   with path.open("rb") as raw:
+    # Decide by the content: the file may have any name.
     is_tar = tar.is_tar(raw.read(tar.BLOCK))
     raw.seek(0)
     if not is_tar:
       yield from _single(path, raw, max_bytes, wanted)
       return
+    # Read the tar as a stream; the bar shows the bytes of the file.
     with tqdm.tqdm(
       total=path.stat().st_size,
       desc=path.name,
       unit="B",
       unit_scale=True,
       file=sys.stderr,
-      disable=None,  # Where nobody watches.
+      disable=None,  # No bar where stderr is no terminal.
     ) as bar:
       for member in tar.read_members(
         raw,
@@ -151,9 +184,9 @@ def _file_members(
       bar.update(raw.tell() - bar.n)
 
 
-def _bomb(path: Path) -> ValueError:
-  return ValueError(
-    f"{path} unpacks to more than the data set it should be: it was refused, "
+def _too_large(path: Path) -> UserError:
+  return UserError(
+    f"{path} unpacks to more bytes than its data set has: it was refused, "
     "nothing was kept of it. Fetch it again from its authors."
   )
 
@@ -161,13 +194,14 @@ def _bomb(path: Path) -> ValueError:
 def _is_wanted(
   path: Path, member: tarfile.TarInfo, wanted: Callable[[str], bool]
 ) -> bool:
-  """True if a member is a wanted file.
+  """Returns True if a member is a wanted file.
 
   Raises:
     UserError: for a member that would do harm, or a wanted one whose content
       is elsewhere.
   """
   name = member.name
+  # Refuse names, and targets of links, that lead out of the archive.
   target = name
   if member.issym():
     target = posixpath.join(posixpath.dirname(name), member.linkname)
@@ -180,27 +214,43 @@ def _is_wanted(
         f"{path} holds {name!r}, which leads out of it ({place!r}): it was "
         "refused, nothing was kept of it. Fetch it again from its authors."
       )
-  odd = member.ischr() or member.isblk() or member.isfifo()
-  # The holes of a sparse file would come out of nothing.
-  if odd or member.type == tarfile.GNUTYPE_SPARSE:
+  # Refuse devices, and sparse files, whose holes would come out of nothing.
+  is_device = member.ischr() or member.isblk() or member.isfifo()
+  if is_device or member.type == tarfile.GNUTYPE_SPARSE:
     raise UserError(
       f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
       "was kept of it. Fetch it again from its authors."
     )
+  # Refuse links in the place of files that are read.
   if (member.issym() or member.islnk()) and wanted(name):
     raise UserError(
-      f"{path} holds {name!r} as a link to {member.linkname!r} alone: give the "
+      f"{path} holds {name!r} only as a link to {member.linkname!r}: give the "
       "unpacked folder, or pack it again with the files themselves (GNU tar: "
       "--hard-dereference --dereference)."
     )
   return member.isfile() and wanted(name)
 
 
+def refusal(archive: Path, name: str, problem: str) -> UserError:
+  """Returns the error for a file of an archive that cannot be used.
+
+  Args:
+    archive: path of the archive.
+    name: name of the file in it.
+    problem: what the file is, to follow "which is".
+  """
+  return UserError(
+    f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
+    "was kept of it."
+  )
+
+
 def _single(
   path: Path, raw: Any, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
+  """Yields the file itself, if it is one of the files of its data set."""
   if path.stat().st_size > max_bytes:
-    raise _bomb(path)
+    raise _too_large(path)
   if not wanted(path.name):
     raise tarfile.ReadError(
       f"{path.name} is neither a tar nor one of its files"
@@ -215,6 +265,7 @@ def _files(folder: Path) -> list[Path]:
 def _folder(
   folder: Path, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
+  """Yields (name, content) of the wanted files of an unpacked archive."""
   left, root = max_bytes, folder.resolve()
   for file in tqdm.tqdm(
     _files(folder), folder.name, unit="file", file=sys.stderr, disable=None
@@ -222,12 +273,13 @@ def _folder(
     name = file.relative_to(folder).as_posix()
     if not wanted(name):
       continue
+    # Refuse links to other folders, and more bytes than the set has.
     if not file.resolve().is_relative_to(root):
       raise UserError(
-        f"{folder} holds {name!r}, a link that leads out of it: it was "
-        "refused. Put the file itself there."
+        f"{folder} holds {name!r}, a link that leads out of it: replace the "
+        "link by the file itself."
       )
     left -= file.stat().st_size
     if left < 0:
-      raise _bomb(folder)
+      raise _too_large(folder)
     yield name, file.read_bytes()

@@ -1,7 +1,7 @@
-"""Sources as tensorflow-datasets builders, prepared to array_record.
+"""Writes and reads array_record files with tensorflow-datasets.
 
-The stock builders need TensorFlow to unpack their archives; these do not.
-Imported only to prepare data: tensorflow-datasets is slow to import.
+The stock builders need TensorFlow to unpack their archives; `SourceBuilder`
+does not. Import this module lazily: tensorflow-datasets takes a second.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FORMAT = "array_record"
 
 
 class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """The builder of one source; `builder_class` makes its subclass.
+  """Builder of one source; `builder_class` makes its subclass.
 
   Attributes:
     source: the data set.
-    archive: of it, or None to download it.
+    archive: path of its archive, or None to download it.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -48,6 +48,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     )
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    # Download where there is no local archive; generated data have no URL.
     archive = self.archive
     if archive is None and self.source.url:
       archive = Path(dl_manager.download(self.source.url))
@@ -57,13 +58,15 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     }
 
   def _generate_examples(self, rows: Any) -> Any:
-    pictures = [
+    # Yield every example once, with its images as files.
+    image_names = [
       name
       for name, feature in self.info.features.items()
       if isinstance(feature, tfds.features.Image)
     ]
     keys: set[str | int] = set()
     for key, example in rows:
+      # Refuse duplicates here, to name the archive and the remedy.
       if key in keys:
         raise UserError(
           f"{self.archive or self.name} holds the example {key!r} twice: give "
@@ -71,24 +74,25 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
           "of it."
         )
       keys.add(key)
-      # Arrays would be encoded by TensorFlow, pictures are by Pillow; what is
-      # encoded already, as bytes, is kept as it is.
+      # Encode arrays by Pillow, for tensorflow-datasets would use TensorFlow;
+      # images that are files already, as bytes, stay as they are.
       encoded = {
         name: _png(example[name])
-        for name in pictures
+        for name in image_names
         if isinstance(example[name], np.ndarray)
       }
       yield key, {**example, **encoded}
 
 
 def _png(pixels: np.ndarray) -> bytes:
-  """[height, width, channels] as PNG, packed for speed and not for size."""
+  """Returns pixels [height, width, channels] as PNG, compressed for speed."""
   file = io.BytesIO()
   Image.fromarray(np.squeeze(pixels)).save(file, "PNG", compress_level=1)
   return file.getvalue()
 
 
 def _feature(kind: Any) -> Any:
+  """Returns the feature of tensorflow-datasets for one of a `Source`."""
   if kind is bytes:
     return tfds.features.Text()
   if kind is np.uint8:
@@ -101,13 +105,15 @@ def _feature(kind: Any) -> Any:
 
 
 def builder_class(source: Source) -> type[SourceBuilder]:
-  """The builder of a source, under its name."""
+  """Returns the builder of a source, named after it."""
+  # tensorflow-datasets compares a download with its size and checksum.
   fields: dict[str, Any] = {"source": source, "name": source.name}
   if source.url:
     info = tfds.download.checksums.UrlInfo(
       size=source.size, checksum=source.sha256, filename=source.archives[0]
     )
     fields["url_infos"] = {source.url: info}
+  # Make the subclass without registering it: another source may share a name.
   title = "".join(word.capitalize() for word in source.name.split("_"))
   return types.new_class(
     title,
@@ -122,14 +128,20 @@ def prepare(
 ) -> None:
   """Writes a source into folder/NAME/VERSION.
 
+  Args:
+    source: the data set.
+    archive: path of its archive, or None to download or generate it.
+    folder: folder of the array_record files.
+    downloads: folder of downloaded archives.
+
   Raises:
-    UserError: for an archive that is not what it should be, or a download
-      that fails or has another checksum than the authors', naming what would
-      do.
+    UserError: for an archive with other content than expected, or a download
+      that fails or has another checksum than the authors', with the remedy.
   """
+  # Write the files without the messages of tensorflow-datasets.
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
   builder.archive = archive
-  tfds.disable_progress_bar()  # Ours tells more.
+  tfds.disable_progress_bar()  # The bar of `archive.members` says more.
   failures = (
     tfds.core.download.download_manager.NonMatchingChecksumError,
     tfds.core.download.util.DownloadError,
@@ -142,18 +154,19 @@ def prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False),
       )
   except failures as error:
+    # Other errors than those of a download keep their own message.
     if archive is not None or not source.url:
       raise
     name = source.archives[0]
     raise UserError(
-      f"{source.url} could not be had whole ({error}): run again, or fetch "
+      f"{source.url} could not be downloaded ({error}): run again, or fetch "
       f"{name} elsewhere and pass --archive PATH/{name} (prepare) or "
       f"--config.task.archive=PATH/{name}."
     ) from error
 
 
 def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
-  """The splits that `prepare` wrote, by random access."""
+  """Returns the splits that `prepare` wrote, by random access."""
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
   decoders = _decoders(source, builder.info.features, folder)
   return {
@@ -164,11 +177,11 @@ def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
 
 @tfds.decode.make_decoder()
 def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
-  """Decodes an image; tensorflow-datasets would accept any format."""
+  """Decodes a JPEG or PNG; tensorflow-datasets would accept any format."""
   height, width, channels = feature.shape
   picture = pictures.decode(
     content,
-    lambda reason: ValueError(
+    lambda reason: UserError(
       f"{folder} holds an image that is {reason}. Delete it, and prepare it "
       "again."
     ),
@@ -181,7 +194,7 @@ def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
 def _decoders(
   source: Source, features: Mapping[str, Any], folder: Path
 ) -> dict[str, Any] | None:
-  """Returns decoders of the images of a set: bytes stay files."""
+  """Returns decoders of the images of a set: features of bytes stay files."""
   images = {
     name: kind
     for name, kind in source.features.items()
@@ -195,10 +208,10 @@ def _decoders(
 
 
 def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-  """Encoded images that a stock builder has prepared, and their classes.
+  """Returns encoded images that a stock builder has prepared, and classes.
 
   Args:
-    folder: where its dataset_info.json stands, such as imagenet2012/5.1.0.
+    folder: folder of dataset_info.json, such as imagenet2012/5.1.0.
 
   Returns:
     The splits, by random access, `image` being bytes; and the names of classes.
@@ -207,6 +220,7 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     UserError: for another format than array_record, no images with labels, or
       metadata that cannot be read; see `metadata.open_directory`.
   """
+  # Require an image and a label with names of classes.
   builder = metadata.open_directory(folder)
   _check_format(builder, folder)
   features = dict(builder.info.features.items())
@@ -214,9 +228,10 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
   is_image = isinstance(features.get("image"), tfds.features.Image)
   if names is None or not is_image:
     raise UserError(
-      f"{folder} has the features {sorted(features)}, and no `image` or no "
-      "`label` with names of classes: give the directory of a set of images."
+      f"{folder} has the features {sorted(features)}, not `image` and `label` "
+      "with names of classes: give the directory of a set of images."
     )
+  # Keep images encoded: they are decoded in batches.
   raw = {"image": tfds.decode.SkipDecoding()}
   splits = {
     name: builder.as_data_source(name, decoders=raw)
@@ -226,16 +241,17 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
-  """The texts of every split that a stock builder has prepared.
+  """Returns the texts of every split that a stock builder has prepared.
 
-  Those of the feature `text`, or of the only text there is in an example.
+  They are those of the feature `text`, or of the only text of an example.
 
   Args:
-    folder: where its dataset_info.json stands, such as wiki40b/en/1.3.0.
+    folder: folder of dataset_info.json, such as wiki40b/en/1.3.0.
 
   Raises:
     UserError: for another format than array_record, or no such feature.
   """
+  # Find the one feature of text.
   builder = metadata.open_directory(folder)
   _check_format(builder, folder)
   features = builder.info.features
@@ -247,11 +263,11 @@ def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
   if "text" in names:
     names = ["text"]
   if len(names) != 1:
-    found = ", ".join(names) or "none of text"
+    texts_named = ", ".join(names) or "no text"
     raise UserError(
-      f"{folder} has the features {sorted(features)}, of text {found}: give "
-      "the directory of a set with one text an example, or with one called "
-      "text."
+      f"{folder} has the features {sorted(features)}, and among them "
+      f"{texts_named}: give the directory of a set with one text an example, "
+      "or with one called text."
     )
 
   def texts(split: str) -> Iterator[bytes]:
@@ -265,17 +281,17 @@ def _check_format(builder: Any, folder: Path) -> None:
   suffix = builder.info.file_format.file_suffix
   if suffix != FORMAT:
     raise UserError(
-      f"{folder} is in {suffix}, which needs TensorFlow to be read: prepare it "
+      f"{folder} is in {suffix}, which only TensorFlow can read: prepare it "
       f"again with file_format={FORMAT!r}."
     )
 
 
 def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
-  """The splits of a directory that a stock builder has prepared.
+  """Returns the splits of a directory that a stock builder has prepared.
 
   Args:
-    source: what it should hold; its counts and class names are verified.
-    folder: where its dataset_info.json stands.
+    source: expected data set; its counts and class names are verified.
+    folder: folder of dataset_info.json.
 
   Raises:
     UserError: for other features, classes or counts, or another format than
@@ -283,22 +299,24 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
   """
   if not source.counts:
     raise UserError(
-      f"{folder} is a directory of tensorflow-datasets, and {source.name} is "
-      f"read from {' or '.join(source.archives)} alone."
+      f"{folder} is a directory of tensorflow-datasets, but {source.name} is "
+      f"read only from {' or '.join(source.archives)}: give one of these."
     )
   builder = metadata.open_directory(folder)
   _check_format(builder, folder)
-  found: Mapping[str, Any] = builder.info.features
+  # Compare features and class names. Some stock builders have no `id`.
+  features = dict(builder.info.features.items())
   for name, kind in source.features.items():
-    names = getattr(found[name], "names", None) if name in found else None
-    if name == "id" and name not in found:
+    if name == "id" and name not in features:
       continue
-    if name not in found or (name == "label" and names != list(kind)):
+    classes = getattr(features.get(name), "names", None)
+    if name not in features or (name == "label" and classes != list(kind)):
       raise UserError(
-        f"{folder} has the features {dict(found)} and not those of "
+        f"{folder} has the features {features} and not those of "
         f"{source.name}, {dict(source.features)}: give the directory of "
         f"{source.name}."
       )
+  # Compare the number of examples of every split.
   sizes = {
     name: split.num_examples for name, split in builder.info.splits.items()
   }
@@ -308,7 +326,8 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
         f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
         f"instead of {count:,}: prepare it again."
       )
-  decoders = _decoders(source, found, folder)
+  # Open the splits that the source has; a stock builder may have more.
+  decoders = _decoders(source, features, folder)
   return {
     name: builder.as_data_source(name, decoders=decoders)
     for name in source.counts

@@ -1,7 +1,7 @@
-"""Digests by which damaged data is told from what was written.
+"""Digests that tell damaged data from what was written.
 
-A sealed folder has a record, a JSON file with the digests of all its other
-files and one of itself. They are XXH3 hashes of 128 bits: they detect
+A sealed folder has a record: a JSON file with the digests of all other files
+and one of its own content. Digests are XXH3 hashes of 128 bits: they detect
 accidents, such as flipped bits and cut files, and do not protect from forgery.
 """
 
@@ -22,7 +22,7 @@ BLOCK = 1 << 20  # Bytes read at a time; larger blocks leave the CPU's cache.
 
 
 def of_file(path: Path) -> str:
-  """Digest of a file's bytes, 32 hexadecimal digits."""
+  """Returns the digest of a file's bytes, 32 hexadecimal digits."""
   digest = xxhash.xxh3_128()
   block = memoryview(bytearray(BLOCK))
   with path.open("rb", buffering=0) as file:
@@ -32,9 +32,10 @@ def of_file(path: Path) -> str:
 
 
 def of_array(array: np.ndarray) -> str:
-  """The digest that a file has to which `np.save` writes an array."""
+  """Returns the digest of the file that `np.save` would write for an array."""
   digest = xxhash.xxh3_128()
   array = np.ascontiguousarray(array)
+  # Hash NumPy's header, with type and shape, and then the data.
   header = np.lib.format.header_data_from_array_1_0(array)
   np.lib.format.write_array_header_1_0(_Writer(digest), header)
   digest.update(array.data if array.size else b"")
@@ -42,14 +43,14 @@ def of_array(array: np.ndarray) -> str:
 
 
 class _Writer:
-  """Hands what is written to a digest."""
+  """A file that passes what is written to a digest."""
 
   def __init__(self, digest: Any) -> None:
     self.write = digest.update
 
 
 def of_parts(*parts: str | np.ndarray) -> str:
-  """Digest of texts and arrays, their types and their shapes."""
+  """Returns one digest of texts and arrays, with their types and shapes."""
   digests = [
     part if isinstance(part, str) else of_array(part) for part in parts
   ]
@@ -57,6 +58,7 @@ def of_parts(*parts: str | np.ndarray) -> str:
 
 
 def _of_json(content: Any) -> str:
+  # Sorted keys: the order of a dictionary must not change its digest.
   text = json.dumps(content, sort_keys=True)
   return xxhash.xxh3_128_hexdigest(text.encode())
 
@@ -65,22 +67,28 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
   """Writes the record of a folder that is otherwise complete.
 
   Args:
-    folder: no file of it may change afterwards.
-    name: name of the record.
-    content: what the record holds beside `digests`, from the names of all other
-      files to their digests, and `digest`, of all the rest of the record.
+    folder: folder whose files never change afterwards.
+    name: file name of the record.
+    content: what the record holds beside `digests`, a mapping from the names
+      of all other files to their digests, and `digest`, that of the record's
+      other fields.
   """
-  digests = {
+  files = {
     path.relative_to(folder).as_posix(): of_file(path)
     for path in sorted(folder.rglob("*"))
     if path.is_file()
   }
-  record = json.loads(json.dumps({**content, "digests": digests}))
+  # Digest the content as it will be read: JSON turns tuples into lists.
+  record = json.loads(json.dumps({**content, "digests": files}))
   durable.write_json(folder / name, {**record, "digest": _of_json(record)})
 
 
 def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
   """Reads all files of a sealed folder, and compares them with their digests.
+
+  Args:
+    folder: folder that `seal` has sealed.
+    name: file name of its record.
 
   Returns:
     The content that was given to `seal`, and the digests of the files.
@@ -88,27 +96,35 @@ def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
   Raises:
     UserError: for a missing or damaged file, with the remedy.
   """
+  # Verify the record first: the digests of the other files are in it.
   try:
     record = _read(folder / name)
   except ValueError as error:
-    raise _damaged(folder, name, f"is not readable ({error})") from None
+    raise _damaged(folder, name, f"cannot be read ({error})") from None
   except _MISSING as error:
     raise _damaged(folder, name, f"is missing ({error.strerror})") from None
   if record.pop("digest", None) != _of_json(record) or "digests" not in record:
     raise _damaged(folder, name, "differs from its digest")
+  # Then verify every file.
   files = record.pop("digests")
   for other, digest in files.items():
     try:
-      differs = of_file(folder / other) != digest
+      is_intact = of_file(folder / other) == digest
     except _MISSING as error:
       raise _damaged(folder, other, f"is missing ({error.strerror})") from None
-    if differs:
+    if not is_intact:
       raise _damaged(folder, other, "differs from its digest")
   return record, files
 
 
 def is_older(folder: Path, name: str, field: str) -> bool:
-  """True if the record has a field, and is of a version without digests."""
+  """Returns True for a folder of a version that wrote no digests.
+
+  Args:
+    folder: folder of the record.
+    name: file name of the record.
+    field: field that every record has; a file without it is none.
+  """
   try:
     fields = _read(folder / name).keys()
   except (ValueError, *_MISSING):
@@ -116,7 +132,8 @@ def is_older(folder: Path, name: str, field: str) -> bool:
   return field in fields and not {"digest", "digests"} & fields
 
 
-# Other errors, such as of a file system that is away, are no damage.
+# Errors of a damaged folder. Others, such as those of a file system that does
+# not answer, are no damage and are not caught.
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -130,8 +147,8 @@ def _read(path: Path) -> dict[str, Any]:
   return record
 
 
-def _damaged(folder: Path, name: str, what: str) -> ValueError:
-  return ValueError(
-    f"Prepared data is damaged: {folder / name} {what}. Remove {folder} and "
-    "run again: it is prepared anew."
+def _damaged(folder: Path, name: str, problem: str) -> UserError:
+  return UserError(
+    f"Prepared data are damaged: {folder / name} {problem}. Remove {folder} "
+    "and run again: the data are prepared again."
   )

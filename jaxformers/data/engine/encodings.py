@@ -16,51 +16,69 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import (
-  decoders,
-  models,
-  normalizers,
-  pre_tokenizers,
-  trainers,
-)
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxformers import paths
-from jaxformers.data.engine.source import Encoding, Example
+from jaxformers.data.engine.source import Encode, Encoding, Example
 from jaxformers.errors import UserError
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ALPHABET = 1_000  # Characters that a trained vocabulary has at most.
+ALPHABET = 1_000  # Most characters that a trained vocabulary has.
 BYTES = (PAD, *(f"0x{value:02x}" for value in range(256)))
+
+Ids = Callable[[str], np.ndarray]
+Fitted = tuple[Encode, dict[str, Any]]
+
+
+def _hash(content: bytes) -> int:
+  return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
 def text_key(*fields: str) -> Callable[[Example], int]:
-  """A hash of some fields: equal texts are known by the same number."""
-
-  def key(example: Example) -> int:
-    text = b"\0".join(example[field] for field in fields)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-
-  return key
+  """Returns a hash function of fields: equal texts have equal keys."""
+  return lambda example: _hash(b"\0".join(example[field] for field in fields))
 
 
 def id_key(example: Example) -> int:
-  """The number that an `id` such as b"train_00042" ends with."""
+  """Returns the number that an `id` such as b"train_00042" ends with."""
   return int(example["id"].rpartition(b"_")[2])
 
 
-def of_bytes(*fields: str) -> Encoding:
-  """UTF-8 bytes as they stand, one sequence a field; id byte + 1 by `shift`."""
+def _text(example: Example, field: str) -> str:
+  return example[field].decode(errors="replace")
+
+
+def _each_field(ids: Ids, fields: Sequence[str]) -> Encode:
+  """Returns a function that encodes every field as a sequence."""
 
   def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
     for example in examples:
-      yield [np.frombuffer(example[field], np.uint8) for field in fields]
+      yield [ids(_text(example, field)) for field in fields]
 
-  return Encoding("bytes", lambda train: (encode, {}), text_key(*fields))
+  return encode
+
+
+def _without_fit(
+  name: str,
+  rows: Callable[[Example], Sequence[np.ndarray]],
+  key: Callable[[Example], int],
+) -> Encoding:
+  """Returns the encoding of a function that needs no training split."""
+  return Encoding(name, lambda train: (lambda many: map(rows, many), {}), key)
+
+
+def of_bytes(*fields: str) -> Encoding:
+  """Encodes UTF-8 bytes unchanged, one sequence a field; `shift` adds 1."""
+
+  def rows(example: Example) -> Sequence[np.ndarray]:
+    return [np.frombuffer(example[field], np.uint8) for field in fields]
+
+  return _without_fit("bytes", rows, text_key(*fields))
 
 
 def characters(*fields: str, min_count: int, first: int) -> Encoding:
-  """Unicode characters, one sequence a field.
+  """Encodes Unicode characters, one sequence a field.
 
   The vocabulary is <pad>, <unk>, <eos> and every character that occurs at least
   min_count times among the first so many characters of the training split's
@@ -71,67 +89,65 @@ def characters(*fields: str, min_count: int, first: int) -> Encoding:
   text is cut before it is counted.
   """
 
-  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+  def fit(train: Iterator[Example]) -> Fitted:
+    # Count characters of the training split, and sort the frequent ones.
     counts: Counter[str] = Counter()
     for example in train:
       for field in fields:
-        counts.update(example[field].decode(errors="replace")[:first])
-    known = sorted(
+        counts.update(_text(example, field)[:first])
+    frequent = sorted(
       (c for c, n in counts.items() if n >= min_count),
       key=lambda c: (-counts[c], c),
     )
-    vocabulary = [PAD, UNKNOWN, END, *known]
-    ids = character_ids(vocabulary)
-
-    def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      for example in examples:
-        yield [ids(example[field].decode(errors="replace")) for field in fields]
-
+    vocabulary = [PAD, UNKNOWN, END, *frequent]
+    encode = _each_field(character_ids(vocabulary), fields)
     return encode, {"vocabulary": vocabulary}
 
-  return Encoding(
-    f"characters{min_count}-{first}", fit, text_key(*fields), dtype=np.uint16
-  )
+  name = f"characters{min_count}-{first}"
+  return Encoding(name, fit, text_key(*fields), dtype=np.uint16)
 
 
 def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
-  """Lower-case word pieces as BERT's, the fields joined by a space.
+  """Encodes lower-case word pieces as BERT does, fields joined by a space.
 
   No [CLS] and no [SEP] are added. The tokenizer is kept in `info.json` as
   `tokenizer`, in the format of Hugging Face's `tokenizers`.
 
   Args:
-    fields: whose texts become one sequence.
+    fields: names of the fields, whose texts become one sequence.
     vocabulary: path of a `vocab.txt` as BERT's, one piece a line; "" trains
       one on the training split.
-    size: of the vocabulary that is trained, special tokens included.
+    size: size of the vocabulary that is trained, special tokens included.
 
   Raises:
-    UserError: for a vocabulary that is not there or no vocabulary.
+    UserError: for a vocabulary file that is missing or damaged, or a size out
+      of range.
   """
+  # Name the encoding after the file's content, or after the size.
   if vocabulary:
     path = paths.expand(vocabulary)
-    given = _given(path)
+    published = _read_vocabulary(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     name = f"wordpiece-{digest}"
   else:
     if not len(SPECIAL) + 2 <= size <= 1 << 16:
       raise UserError(
-        f"vocab_size={size}: a vocabulary of word pieces has "
-        f"{len(SPECIAL) + 2} to {1 << 16:,}, such as 8000; or give a vocab.txt."
+        f"vocab_size={size} is out of range: choose {len(SPECIAL) + 2} to "
+        f"{1 << 16:,} word pieces, such as 8000, or give a vocab.txt."
       )
-    given, name = None, f"wordpiece-{size}"
+    published, name = None, f"wordpiece-{size}"
 
-  def text(example: Example) -> str:
-    return " ".join(example[f].decode(errors="replace") for f in fields)
+  def joined(example: Example) -> str:
+    return " ".join(_text(example, field) for field in fields)
 
-  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
-    tokenizer = given or _trained((text(one) for one in train), size)
+  def fit(train: Iterator[Example]) -> Fitted:
+    # Use the published vocabulary, or train one on the training split.
+    tokenizer = published or _train_pieces(map(joined, train), size)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      texts = [text(example) for example in examples]
-      for one in tokenizer.encode_batch(texts, add_special_tokens=False):
-        yield [np.array(one.ids, np.uint16)]
+      texts = [joined(example) for example in examples]
+      for row in tokenizer.encode_batch(texts, add_special_tokens=False):
+        yield [np.array(row.ids, np.uint16)]
 
     return encode, {"tokenizer": tokenizer.to_str()}
 
@@ -139,16 +155,16 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
 
 
 def words(*fields: str, size: int = 0) -> Encoding:
-  """Words between white space, <eos> at the end of every line.
+  """Encodes words between white space, with <eos> at the end of every line.
 
   An empty line is an <eos> of its own, as the published perplexities on
   WikiText count. The vocabulary is <pad> and then the words of the training
   split, the most frequent first and equally frequent ones by code point; it is
-  kept in `info.json` as `vocabulary`. Others are <unk>.
+  kept in `info.json` as `vocabulary`. Other words are <unk>.
 
   Args:
-    fields: whose texts become one sequence each.
-    size: of the vocabulary at most, <pad> included; 0 for all words.
+    fields: names of the fields, whose texts become one sequence each.
+    size: largest size of the vocabulary, <pad> included; 0 for all words.
 
   Raises:
     UserError: for a size under 4.
@@ -156,27 +172,23 @@ def words(*fields: str, size: int = 0) -> Encoding:
   if size and size < 4:
     raise UserError(f"vocab_size={size}: choose at least 4, or 0 for all.")
 
-  def rank(counts: Counter[str]) -> Callable[[str], tuple[int, str]]:
-    return lambda word: (-counts[word], word)
-
-  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+  def fit(train: Iterator[Example]) -> Fitted:
+    # Count the words of the training split; every line has an <eos>.
     counts: Counter[str] = Counter()
     for example in train:
       for field in fields:
-        for line in _lines(example[field].decode(errors="replace")):
+        for line in _lines(_text(example, field)):
           counts.update(line.split())
           counts[END] += 1
-    # Both are in the vocabulary, however rare they are.
+
+    def rank(word: str) -> tuple[int, str]:
+      return -counts[word], word
+
+    # Keep <unk> and <eos> however rare they are.
     most = size - 3 if size else len(counts)
-    order = sorted(counts.keys() - {UNKNOWN, END}, key=rank(counts))
-    known = sorted([*order[:most], UNKNOWN, END], key=rank(counts))
-    vocabulary = [PAD, *known]
-    ids = word_ids(vocabulary)
-
-    def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      for example in examples:
-        yield [ids(example[field].decode(errors="replace")) for field in fields]
-
+    frequent = sorted(counts.keys() - {UNKNOWN, END}, key=rank)[:most]
+    vocabulary = [PAD, *sorted([*frequent, UNKNOWN, END], key=rank)]
+    encode = _each_field(word_ids(vocabulary), fields)
     return encode, {"vocabulary": vocabulary}
 
   name = f"words-{size}" if size else "words"
@@ -184,7 +196,7 @@ def words(*fields: str, size: int = 0) -> Encoding:
 
 
 def byte_pairs(*fields: str, size: int) -> Encoding:
-  """Pieces of a byte-pair encoding of bytes as GPT-2's, <eos> after each text.
+  """Encodes byte pairs as GPT-2 does, with <eos> after each text.
 
   Trained on the training split by Hugging Face's `tokenizers`, and kept in
   `info.json` as `tokenizer`. Ids are <pad>, <eos>, the 256 bytes, and merges
@@ -194,21 +206,23 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
   2019 for bytes.
 
   Args:
-    fields: whose texts become one sequence each.
-    size: of the vocabulary, <pad> and <eos> included.
+    fields: names of the fields, whose texts become one sequence each.
+    size: size of the vocabulary, <pad> and <eos> included.
 
   Raises:
     UserError: for a size without room for the bytes or above 65,536.
   """
   if not 258 < size <= 1 << 16:
     raise UserError(
-      f"vocab_size={size}: byte pairs need 259 to {1 << 16:,}, such as 8000."
+      f"vocab_size={size} is out of range: byte pairs need 259 to "
+      f"{1 << 16:,}, such as 8000."
     )
 
-  def text(example: Example, field: str) -> str:
-    return example[field].decode(errors="replace")
+  def texts_of(examples: Iterable[Example]) -> Iterator[str]:
+    return (_text(example, field) for example in examples for field in fields)
 
-  def fit(train: Iterator[Example]) -> tuple[Any, dict[str, Any]]:
+  def fit(train: Iterator[Example]) -> Fitted:
+    # Train merges of bytes, the smallest ids for <pad>, <eos> and the bytes.
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -218,16 +232,16 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
       initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
       show_progress=False,
     )
-    texts = (text(one, field) for one in train for field in fields)
-    tokenizer.train_from_iterator(texts, trainer)
-    # Special to the trainer alone: in a text "<eos>" is five characters.
+    tokenizer.train_from_iterator(texts_of(train), trainer)
+    # Only the trainer treats <eos> as special: in a text "<eos>" is five
+    # characters.
     plain = _without_special(tokenizer)
     end = np.array([tokenizer.token_to_id(END)], np.uint16)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      texts = [text(one, field) for one in examples for field in fields]
-      found = plain.encode_batch(texts, add_special_tokens=False)
-      rows = [np.append(np.array(one.ids, np.uint16), end) for one in found]
+      texts = [*texts_of(examples)]
+      encoded = plain.encode_batch(texts, add_special_tokens=False)
+      rows = [np.append(np.array(row.ids, np.uint16), end) for row in encoded]
       for at in range(0, len(rows), len(fields)):
         yield rows[at : at + len(fields)]
 
@@ -237,33 +251,37 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
 
 
 def _without_special(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-  """The same pieces and ids, none of which is found in a text as it stands."""
+  """Returns a tokenizer of the same ids that never matches special tokens."""
   content = json.loads(tokenizer.to_str())
   content["added_tokens"] = []
   return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def _given(path: Path) -> tokenizers.Tokenizer:
+def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a `vocab.txt` as BERT's."""
   if not path.is_file():
     raise UserError(
       f"There is no vocabulary {path}: give the path of a vocab.txt, or leave "
       "task.vocabulary empty to train one."
     )
+  # The number of a line is the id of its piece, and 0 is padding.
   pieces = path.read_text(encoding="utf-8").splitlines()
   if not pieces or pieces[0] != "[PAD]" or "[UNK]" not in pieces:
     raise UserError(
-      f"{path} is no vocabulary of word pieces: [PAD] must be its first line "
-      "and [UNK] among the others."
+      f"{path} is no vocabulary of word pieces: give a vocab.txt whose first "
+      "line is [PAD] and that has a line [UNK]."
     )
+  # Ids are stored in 16 bits, and no piece may have two.
   if not len(set(pieces)) == len(pieces) <= 1 << 16:
     raise UserError(
       f"{path} holds {len(pieces):,} pieces, {len(set(pieces)):,} different "
-      f"ones: they must be distinct and at most {1 << 16:,}."
+      f"ones: give a vocab.txt of distinct pieces, at most {1 << 16:,}."
     )
-  return _tokenizer({piece: i for i, piece in enumerate(pieces)})
+  return _piece_tokenizer({piece: i for i, piece in enumerate(pieces)})
 
 
-def _tokenizer(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+def _piece_tokenizer(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+  """Returns BERT's lower-case tokenizer of word pieces."""
   model = models.WordPiece(
     vocabulary, unk_token="[UNK]", max_input_chars_per_word=100
   )
@@ -273,98 +291,101 @@ def _tokenizer(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
   return tokenizer
 
 
-def _trained(texts: Iterable[str], size: int) -> tokenizers.Tokenizer:
-  """A tokenizer of word pieces that depends on the texts alone.
+def _train_pieces(texts: Iterable[str], size: int) -> tokenizers.Tokenizer:
+  """Trains a tokenizer of word pieces that depends on the texts alone.
 
   The trainer numbers the pieces "##c" of one character as it meets them in a
-  hash map, whose order differs from process to process, and decides between
+  hash map, whose order differs from process to process, and breaks ties between
   equally frequent pairs by these numbers. So we number them before it does.
   """
   texts = list(texts)
-  clean, split = normalizers.BertNormalizer(lowercase=True), _tokenizer({})
+  # Count the characters as the trainer will see them, without white space.
+  normalizer = normalizers.BertNormalizer(lowercase=True)
   counts: Counter[str] = Counter()
-  for one in texts:
-    counts.update(clean.normalize_str(one))
+  for text in texts:
+    counts.update(normalizer.normalize_str(text))
   for space in [c for c in counts if c.isspace()]:
     del counts[space]
+  # Choose the most frequent; a third of the vocabulary is enough for them.
   alphabet = sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET]
-  # More than a third of the vocabulary for single characters helps nobody.
   alphabet = sorted(alphabet[: max((size - len(SPECIAL)) // 3, 1)])
-  inner = [f"##{c}" for c in alphabet]
+  # Name "##c" as special tokens, which are numbered first and in order.
+  continuations = [f"##{c}" for c in alphabet]
   trainer = trainers.WordPieceTrainer(
     vocab_size=size,
-    special_tokens=[*SPECIAL, *inner],
+    special_tokens=[*SPECIAL, *continuations],
     initial_alphabet=alphabet,
     limit_alphabet=len(alphabet),
     show_progress=False,
   )
-  split.train_from_iterator(texts, trainer)
-  # A tokenizer of its own, for which "##c" in a text is nothing special.
-  return _tokenizer(split.get_vocab())
+  trained = _piece_tokenizer({})
+  trained.train_from_iterator(texts, trainer)
+  # A new tokenizer, for which "##c" in a text is nothing special.
+  return _piece_tokenizer(trained.get_vocab())
 
 
 def _lines(text: str) -> list[str]:
-  found = text.split("\n")
-  return found[:-1] if not found[-1].strip() else found
-
-
-Ids = Callable[[str], np.ndarray]
+  lines = text.split("\n")
+  return lines[:-1] if not lines[-1].strip() else lines
 
 
 def byte_ids(text: str) -> np.ndarray:
-  """Ids of a text under `BYTES`, each byte and one."""
+  """Returns the ids of a text under `BYTES`: each byte plus one."""
   return np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1
 
 
 def character_ids(vocabulary: Sequence[str]) -> Ids:
-  """A function: the ids of a text under the vocabulary of `characters`."""
+  """Returns a function from text to ids under a vocabulary of `characters`."""
   ids = {c: i for i, c in enumerate(vocabulary) if i > 2}
   return lambda text: np.array([ids.get(c, 1) for c in text], np.uint16)
 
 
 def word_ids(vocabulary: Sequence[str]) -> Ids:
-  """A function: the ids of a text under the vocabulary of `words`."""
+  """Returns a function from a text to ids under a vocabulary of `words`."""
+  # Words outside of the vocabulary are <unk>, and every line has an <eos>.
   ids = {word: i for i, word in enumerate(vocabulary)}
   unknown, end = ids[UNKNOWN], ids[END]
 
   def encode(text: str) -> np.ndarray:
-    found: list[int] = []
+    encoded: list[int] = []
     for line in _lines(text):
-      found += [ids.get(word, unknown) for word in line.split()]
-      found.append(end)
-    return np.array(found, np.uint32)
+      encoded += [ids.get(word, unknown) for word in line.split()]
+      encoded.append(end)
+    return np.array(encoded, np.uint32)
 
   return encode
 
 
 def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:
-  """A function: the ids of a text under a tokenizer that `info.json` keeps.
+  """Returns a function from a text to ids under a tokenizer of `info.json`.
 
   Args:
-    tokenizer: of `word_pieces` or `byte_pairs`.
-    end: whether <eos> stands after it, as after the texts of `byte_pairs`.
+    tokenizer: tokenizer of `word_pieces` or `byte_pairs`, as JSON.
+    end: True to append <eos>, as to the texts of `byte_pairs`.
   """
-  own = tokenizers.Tokenizer.from_str(tokenizer)
-  last = [own.token_to_id(END)] if end else []
+  loaded = tokenizers.Tokenizer.from_str(tokenizer)
+  last = [loaded.token_to_id(END)] if end else []
 
   def encode(text: str) -> np.ndarray:
-    found = own.encode(text, add_special_tokens=False)
-    return np.array([*found.ids, *last], np.uint16)
+    encoded = loaded.encode(text, add_special_tokens=False)
+    return np.array([*encoded.ids, *last], np.uint16)
 
   return encode
 
 
 def pieces(tokenizer: str) -> tuple[str, ...]:
-  """The vocabulary of a tokenizer that `info.json` keeps, by id."""
+  """Returns the vocabulary of a tokenizer of `info.json`, by id."""
   vocabulary = tokenizers.Tokenizer.from_str(tokenizer).get_vocab()
   return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
 
 
 def grey_itu(image: np.ndarray) -> np.ndarray:
-  """uint8 [..., 3] -> uint8 [...] with Pillow's weights and rounding.
+  """Turns colours grey with Pillow's weights and rounding.
 
   ITU-R 601: 0.299 red, 0.587 green, 0.114 blue, in 16-bit integers, half up.
   S4, S5 and Mega read CIFAR-10 by it.
+
+  Shapes: uint8 [..., 3] -> uint8 [...].
   """
   weights = np.array([19_595, 38_470, 7_471], np.uint32)
   total = image.astype(np.uint32) @ weights + 0x8000
@@ -372,11 +393,13 @@ def grey_itu(image: np.ndarray) -> np.ndarray:
 
 
 def grey_tf(image: np.ndarray) -> np.ndarray:
-  """uint8 [..., 3] -> uint8 [...] as `tf.image.rgb_to_grayscale` has it.
+  """Turns colours grey as `tf.image.rgb_to_grayscale` does.
 
   0.2989 red, 0.587 green, 0.114 blue on values over 255, in float32, then
   times 255.5 and cut. LRA and Skyformer read CIFAR-10 by it; it differs from
   `grey_itu` by one at most.
+
+  Shapes: uint8 [..., 3] -> uint8 [...].
   """
   weights = np.array([0.2989, 0.587, 0.114], np.float32)
   real = image.astype(np.float32) * np.float32(1 / 255) @ weights
@@ -384,39 +407,22 @@ def grey_tf(image: np.ndarray) -> np.ndarray:
 
 
 def grey(name: str, convert: Callable[[np.ndarray], np.ndarray]) -> Encoding:
-  """Pixels in raster order, made grey by a function; ids by `shift`."""
-
-  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-    for example in examples:
-      yield [convert(example["image"]).ravel()]
-
-  return Encoding(name, lambda train: (encode, {}), id_key)
+  """Encodes pixels in raster order, made grey by a function."""
+  return _without_fit(name, lambda e: [convert(e["image"]).ravel()], id_key)
 
 
 def pixels() -> Encoding:
-  """Pixels row by row with their channels last, as they stand."""
-
-  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-    for example in examples:
-      yield [example["image"].ravel()]
-
-  return Encoding("pixels", lambda train: (encode, {}), id_key)
+  """Encodes pixels row by row with their channels last, unchanged."""
+  return _without_fit("pixels", lambda e: [e["image"].ravel()], id_key)
 
 
 def files(*fields: str) -> Encoding:
-  """The bytes of some fields as they stand: files, and nothing is a token."""
+  """Encodes the bytes of fields unchanged: files, which are no tokens."""
   return dataclasses.replace(of_bytes(*fields), name="files")
 
 
 def ids() -> Encoding:
-  """The field `ids` as it stands; an example is known by its ids."""
-
-  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-    for example in examples:
-      yield [example["ids"]]
-
-  def key(example: Example) -> int:
-    digest = hashlib.blake2b(example["ids"].tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-  return Encoding("ids", lambda train: (encode, {}), key)
+  """Encodes the field `ids` unchanged; the key is a hash of the ids."""
+  return _without_fit(
+    "ids", lambda e: [e["ids"]], lambda e: _hash(e["ids"].tobytes())
+  )

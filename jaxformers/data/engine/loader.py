@@ -1,10 +1,10 @@
-"""Which examples a step sees: pure functions of the seed and the step.
+"""Batches of a step: pure functions of the seed and the step.
 
 Sequences differ in length, and a batch is as long as its longest. With several
 `pad_lengths` the examples of a window of steps are sorted by length before they
 are dealt to its batches, and the batches shuffled: every example is still seen
-once an epoch, and a batch is padded to the smallest of a few lengths that will
-do, so that nothing is compiled more often than there are lengths.
+once an epoch, and a batch is padded to the smallest of a few lengths that fits,
+so that no more shapes are compiled than there are lengths.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ WINDOW = 16  # Steps whose examples are sorted by length together.
 
 
 def pad_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
-  """`buckets` lengths up to max_len, equally far apart, ascending.
+  """Returns `buckets` lengths up to max_len, equally far apart, ascending.
 
-  (0,) where max_len is 0: of images, which have no length.
+  (0,) where max_len is 0: images have no length.
 
   Raises:
     UserError: for fewer than one bucket.
   """
   if buckets < 1:
-    raise UserError(f"buckets={buckets}: it must be at least 1.")
+    raise UserError(f"buckets={buckets} is not positive: choose 1 or more.")
   steps = max(min(buckets, max_len), 1)
   return tuple(-(-max_len * k // steps) for k in range(1, steps + 1))
 
 
 def fitting(longest: int, lengths: tuple[int, ...]) -> int:
-  """The smallest of some lengths that is not under `longest`; else the last."""
+  """Returns the smallest length that is at least `longest`, else the last."""
   return next((n for n in lengths if n >= longest), lengths[-1])
 
 
 class TrainOrder:
-  """Epoch after epoch of all examples, each in an order of its own.
+  """Order of training: epochs of all examples, each shuffled differently.
 
-  `order(step)` is the batch of a step whatever was asked before, so a run that
-  is taken up again sees what it would have seen.
+  `order(step)` does not depend on earlier calls, so a run that resumes sees
+  the batches that it would have seen.
 
   Attributes:
     size: number of examples.
     batch_size: examples a step, also across the end of an epoch.
-    seed: of the run.
-    lengths: of every example [size], to batch those of like length together;
-      None where all are padded alike.
-    repeats: how often an example stands in a batch, or in two that follow each
-      other; that many epochs are as long as one without.
+    seed: seed of the run.
+    lengths: length of every example [size], to batch examples of similar
+      length together; None where all are padded alike.
+    repeats: how often an example occurs in a batch, or in two that follow each
+      other; so many epochs are as long as one without repeats.
   """
 
   def __init__(
@@ -66,7 +66,9 @@ class TrainOrder:
     repeats: int = 1,
   ) -> None:
     if not size:
-      raise UserError("The training split is empty: there is no order of it.")
+      raise UserError(
+        "The training split is empty: give data with training examples."
+      )
     self.size, self.batch_size, self.seed = size, batch_size, seed
     self.lengths, self.repeats = lengths, repeats
     self._epochs: dict[int, np.ndarray] = {}
@@ -76,33 +78,35 @@ class TrainOrder:
     def draw() -> np.ndarray:
       return np.random.default_rng([self.seed, epoch]).permutation(self.size)
 
-    return _remember(self._epochs, epoch, draw)
+    return _cached(self._epochs, epoch, draw)
 
   def _stream(self, places: np.ndarray) -> np.ndarray:
-    """The examples at some places of the endless row of epochs."""
+    """Returns the examples at places of the endless sequence of epochs."""
     epochs, within = np.divmod(places // self.repeats, self.size)
     return np.concatenate(
       [self._epoch(int(e))[within[epochs == e]] for e in np.unique(epochs)]
     )
 
   def _window(self, window: int) -> np.ndarray:
-    """The batches of a window of steps, [WINDOW, batch_size]."""
+    """Returns the batches of a window of steps, [WINDOW, batch_size]."""
 
     def deal() -> np.ndarray:
       total = WINDOW * self.batch_size
       examples = self._stream(window * total + np.arange(total))
+      # Sort by length, cut into batches, and shuffle the batches.
       examples = examples[np.argsort(self.lengths[examples], kind="stable")]
       rng = np.random.default_rng([self.seed, 1, window])
       return examples.reshape(WINDOW, -1)[rng.permutation(WINDOW)]
 
-    return _remember(self._windows, window, deal)
+    return _cached(self._windows, window, deal)
 
   def __call__(self, step: int) -> np.ndarray:
-    """The examples of a step, counted from 0 -> int64 [batch_size]."""
+    """Returns the examples of a step, counted from 0, int64 [batch_size]."""
     if self.lengths is None:
       places = step * self.batch_size + np.arange(self.batch_size)
       examples = self._stream(places)
-      if self.repeats > 1:  # Neighbours, which may be mixed, are others.
+      if self.repeats > 1:
+        # Mixup pairs neighbours: they must not be copies of one example.
         rng = np.random.default_rng([self.seed, 4, step])
         examples = rng.permutation(examples)
       return examples
@@ -110,26 +114,26 @@ class TrainOrder:
     return self._window(window)[within]
 
 
-def _remember(
-  known: dict[int, np.ndarray], key: int, make: Callable[[], np.ndarray]
+def _cached(
+  cache: dict[int, np.ndarray], key: int, make: Callable[[], np.ndarray]
 ) -> np.ndarray:
-  """known[key], made if need be; memory for two, not for all."""
-  if key not in known:
-    while len(known) > 1:
-      known.pop(min(known))
-    known[key] = make()
-  return known[key]
+  """Returns cache[key], made if it is missing; keeps the two latest."""
+  if key not in cache:
+    while len(cache) > 1:
+      cache.pop(min(cache))
+    cache[key] = make()
+  return cache[key]
 
 
 class Loader:
-  """Batches of a split by step, and all of it once.
+  """Batches of a split: those of a training step, or every example once.
 
   Attributes:
     split: the examples.
-    lengths: that batches are padded to, ascending; sequences are cut to the
-      last.
-    process, num_processes: which rows of every batch are read: process p of k
-      reads the p-th k-th of it. All know the order of all.
+    lengths: lengths that batches are padded to, ascending; sequences are cut
+      to the last.
+    process, num_processes: rows of every batch that are read: process p of k
+      reads the p-th k-th of it. All processes know the order of all examples.
   """
 
   def __init__(
@@ -145,35 +149,37 @@ class Loader:
     self._longest = split.lengths()
 
   def order(self, batch_size: int, seed: int) -> TrainOrder:
-    """The order of training."""
-    several = len(self.lengths) > 1
-    longest = self._longest if several else None
+    """Returns the order of training."""
+    has_buckets = len(self.lengths) > 1
+    longest = self._longest if has_buckets else None
     return TrainOrder(len(self.split), batch_size, seed, longest, self._repeats)
 
   def batch(
     self, indices: np.ndarray, key: tuple[int, int] | None = None
   ) -> dict[str, np.ndarray]:
-    """This process's rows of the batch of some indices, all of weight one.
+    """Returns this process's rows of a batch, all of weight one.
 
     Args:
-      indices: of the whole batch.
+      indices: examples of the batch of all processes.
       key: (seed, step) of augmentation; None for none.
 
     Returns:
-      What the split's `batch` does, `inputs` and `targets` among it, with b the
-      rows of this process and n one of `lengths`; and weights float32 [b], or
-      [b, n] where a split weighs tokens.
+      The fields of the split's `batch`, `inputs` and `targets` among them, with
+      b the rows of this process and n one of `lengths`; and weights float32
+      [b], or [b, n] where a split weighs tokens.
     """
     return self._rows(indices, np.ones(len(indices), np.float32), key)
 
   def all(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Every example once, short ones first, in batches of one size.
+    """Yields every example once, short ones first, in batches of one size.
 
     The last batch is filled up with its first example at weight zero.
     """
+    # Sort by length, so that few batches are padded to the longest.
     order = np.arange(len(self.split))
     if len(self.lengths) > 1:
       order = np.argsort(self._longest, kind="stable")
+    # Yield batches of one size; only the last one has weights of zero.
     for start in range(0, len(order), batch_size):
       indices = order[start : start + batch_size]
       missing = batch_size - len(indices)
@@ -188,13 +194,14 @@ class Loader:
     weights: np.ndarray,
     key: tuple[int, int] | None = None,
   ) -> dict[str, np.ndarray]:
+    # Every process pads to the longest sequence of all, so shapes agree.
     length = fitting(int(self._longest[indices].max()), self.lengths)
-    own = len(indices) // self.num_processes
-    mine = slice(self.process * own, (self.process + 1) * own)
-    of_rows = None if key is None else (*key, mine.start)
-    batch = self.split.batch(indices[mine], length, of_rows)
-    weights = weights[mine]
-    if "weights" in batch:  # Of tokens.
+    count = len(indices) // self.num_processes
+    rows = slice(self.process * count, (self.process + 1) * count)
+    row_key = None if key is None else (*key, rows.start)
+    batch = self.split.batch(indices[rows], length, row_key)
+    weights = weights[rows]
+    if "weights" in batch:  # The split weighs tokens, not only examples.
       weights = batch["weights"] * weights[:, None]
     return batch | {"weights": weights}
 
@@ -202,17 +209,18 @@ class Loader:
 def prefetch(
   make: Callable[[Any], Any], keys: Iterator[Any], ahead: int = 2
 ) -> Iterator[Any]:
-  """Yields make(key) for every key, made in a thread before it is asked for.
+  """Yields make(key) for every key, computed ahead in a thread.
 
   Args:
-    make: what takes time: reading a batch, and placing it on its devices.
-    keys: in order.
-    ahead: how many are made, or being made, before they are asked for.
+    make: slow function: reads a batch, and places it on its devices.
+    keys: arguments of `make`, in order.
+    ahead: number of results that are computed before they are asked for.
   """
   keys = iter(keys)
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
     waiting: collections.deque[Any] = collections.deque()
     try:
+      # Keep `ahead` results under way, and yield the oldest.
       for key in keys:
         waiting.append(pool.submit(make, key))
         if len(waiting) > ahead:
@@ -220,5 +228,6 @@ def prefetch(
       while waiting:
         yield waiting.popleft().result()
     finally:
+      # The caller may have stopped early, or `make` has raised.
       for job in waiting:
         job.cancel()

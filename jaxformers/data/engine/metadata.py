@@ -1,7 +1,8 @@
-"""Directories that tensorflow-datasets has prepared, opened without their code.
+"""Opens directories that tensorflow-datasets has prepared, and runs no code.
 
-Its `builder_from_directory` imports whatever modules `features.json` names. The
-names are therefore compared with its own features before it reads the file.
+`tfds.builder_from_directory` imports any module that `features.json` names. The
+names are therefore compared with the features of tensorflow-datasets before it
+reads the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 from google.protobuf import json_format
+
+from jaxformers.errors import UserError
 
 FILES = ("dataset_info.json", "features.json")
 MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.
@@ -42,14 +45,16 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
   """Returns the builder of a directory, which has a dictionary of features.
 
   Args:
-    folder: where its dataset_info.json stands.
+    folder: folder of dataset_info.json.
 
   Raises:
     UserError: if a file is no JSON of the right types, or names a class that
       is no feature of tensorflow-datasets.
   """
+  # Refuse foreign classes before tensorflow-datasets could import them.
   for name in FILES:
     check(folder / name)
+  # Read the metadata; whatever is wrong in it becomes one error.
   try:
     builder = tfds.builder_from_directory(folder)
     sizes = [split.num_examples for split in builder.info.splits.values()]
@@ -69,13 +74,14 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
 
 
 def check(path: Path) -> None:
-  """Refuses a file that tensorflow-datasets would import foreign code for.
+  """Refuses a file that would make tensorflow-datasets import other code.
 
   Raises:
     UserError: for broken JSON, or a class that is not a feature of
       tensorflow-datasets, at any depth.
   """
   try:
+    # A file larger than any real one could fill the memory.
     is_small = path.stat().st_size <= MAX_BYTES
     content = json.loads(path.read_text()) if is_small else None
     names = _class_names(content) if isinstance(content, dict) else None
@@ -83,6 +89,7 @@ def check(path: Path) -> None:
     raise _error(path, str(error)) from None
   if names is None:
     raise _error(path, f"it holds no dictionary of at most {MAX_BYTES:,} bytes")
+  # Compare the classes with the features of tensorflow-datasets.
   foreign = sorted(names - feature_classes())
   if foreign:
     raise _error(
@@ -107,26 +114,27 @@ def feature_classes() -> frozenset[str]:
 
 
 def _class_names(node: Any) -> set[str]:
-  """Returns the names of classes at any depth, in JSON within strings, too."""
+  """Returns the names of classes at any depth, also in JSON in strings."""
   if isinstance(node, list):
     return set().union(*map(_class_names, node))
   if not isinstance(node, dict):
     return set()
   keys = [*CLASS_KEYS, *(["type"] if "content" in node else [])]
-  # Nothing else than a string is imported: a feature may be called "type".
+  # Only strings are imported; a feature called "type" has a dictionary here.
   names = {node[key] for key in keys if isinstance(node.get(key), str)}
   for key, value in node.items():
     if key in JSON_KEYS and isinstance(value, str):
       try:
         value = json.loads(value)
       except ValueError:
-        continue  # A text; tensorflow-datasets refuses it as well.
+        continue  # Plain text, which tensorflow-datasets refuses as well.
     names |= _class_names(value)
   return names
 
 
-def _error(path: Path, reason: str) -> ValueError:
-  return ValueError(
+def _error(path: Path, reason: str) -> UserError:
+  """Returns the error for a file that cannot be used, with the remedy."""
+  return UserError(
     f"{path} cannot be read ({reason}): give a directory that "
     "tensorflow-datasets has prepared, or prepare it again with "
     'file_format="array_record".'

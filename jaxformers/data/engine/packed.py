@@ -2,15 +2,14 @@
 
 A `Packed` split is a folder with `tokens.npy` (all sequences end to end, in the
 smallest type that holds them), `offsets.npy`, `labels.npy` and `keys.npy`. It
-is written beside its place and renamed, so a folder that exists is whole. The
-digests of all files are kept, and compared whenever the folder is opened.
+is written beside its final place and renamed, so a folder that exists is
+complete. The digests of all files are kept, and compared whenever the folder is
+opened.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,23 +30,23 @@ RECORD = "info.json"
 class Packed:
   """A split, and how its stored integers become what a model reads.
 
-  Sequence k is tokens[starts[k]:stops[k]] + shift; example i has the sequences
-  num_inputs * i and those that follow it.
+  Sequence k is tokens[starts[k]:stops[k]] + shift; example i has num_inputs
+  sequences, from number num_inputs * i on.
 
   Attributes:
     tokens: [total], any integer type.
     starts, stops: int64 [num_inputs * count].
     labels: int32 [count].
-    keys: uint64 [count], what an example is known by whatever its tokens are: a
+    keys: uint64 [count], identifies an example whatever its tokens are: a
       number, or a hash of its text.
     shift: added to every token read: 1 keeps id 0 for padding.
-    num_inputs: sequences of an example: 2 for pairs.
+    num_inputs: number of sequences of an example: 2 for pairs.
     start: id that opens every sequence; 0 for none.
     end: id that closes every sequence, also one that is cut; 0 for none.
     scale: (mean, deviation) by which tokens become real numbers, float32; None
       for ids.
     content: digest of all tokens; "" to compute it when `digest` is called.
-      Whoever replaces `tokens` replaces it, too.
+      Code that replaces `tokens` must replace it, too.
   """
 
   tokens: np.ndarray
@@ -66,38 +65,38 @@ class Packed:
     return len(self.labels)
 
   def __getitem__(self, k: int) -> np.ndarray:
-    """The ids of sequence k, without `start` and `end`, int32 [length]."""
+    """Returns the ids of sequence k without marks, int32 [length]."""
     tokens = self.tokens[self.starts[k] : self.stops[k]]
     return tokens.astype(np.int32) + self.shift
 
   def lengths(self) -> np.ndarray:
-    """The tokens of the longest sequence of each example, int64 [count]."""
-    lengths = (self.stops - self.starts).reshape(-1, self.num_inputs)
+    """Returns tokens of the longest sequence of each example, int64 [count]."""
+    lengths = self.sizes.reshape(-1, self.num_inputs)
     return lengths.max(1, initial=0) + bool(self.start) + bool(self.end)
 
   @property
   def sizes(self) -> np.ndarray:
-    """The stored tokens of every sequence, int64 [num_inputs * count]."""
+    """Number of stored tokens of every sequence, int64 [num_inputs * count]."""
     return self.stops - self.starts
 
   def raw(self, k: int) -> np.ndarray:
-    """Sequence k as it is stored, without `shift`."""
+    """Returns sequence k as it is stored, without `shift`."""
     return self.tokens[self.starts[k] : self.stops[k]].view(np.ndarray)
 
   def digest(self) -> str:
-    """Digest of all tokens, sequences, labels and keys."""
+    """Returns the digest of all tokens, sequences, labels and keys."""
     content = self.content or digests.of_array(self.tokens)
     arrays = (self.starts, self.stops, self.labels, self.keys)
     return digests.of_parts(content, str(self.num_inputs), *arrays)
 
   def reading(self) -> dict[str, Any]:
-    """How stored integers become what a model reads, as plain JSON."""
+    """Returns how integers become what a model reads, as plain JSON."""
     scale = self.scale and list(self.scale)
-    opens = {"start_id": self.start} if self.start else {}
-    return {"first_id": self.shift, **opens, "end_id": self.end, "scale": scale}
+    start = {"start_id": self.start} if self.start else {}
+    return {"first_id": self.shift, **start, "end_id": self.end, "scale": scale}
 
   def select(self, indices: Any) -> Packed:
-    """The split of some examples, in their order; nothing is copied.
+    """Returns a split of some examples, in their order, without copying tokens.
 
     Args:
       indices: integers [k], or a slice.
@@ -119,12 +118,12 @@ class Packed:
     max_len: int,
     key: tuple[int, int, int] | None = None,
   ) -> dict[str, np.ndarray]:
-    """The examples of some indices, cut and padded with 0 on the right.
+    """Returns a batch of examples, cut and padded with 0 on the right.
 
     Args:
       indices: integers [b] within the split.
-      max_len: n.
-      key: of augmentation, which there is none of sequences.
+      max_len: n, tokens of every row of the batch.
+      key: ignored; sequences are not augmented.
 
     Returns:
       inputs [b, n], or [b, num_inputs, n] for more than one; int32, or float32
@@ -133,11 +132,13 @@ class Packed:
     del key
     rows = _rows(self, indices)
     inputs = np.zeros((len(rows), max_len), np.int32)
+    # Cut, leaving room for the marks that open and close a sequence.
     starts = self.starts[rows]
     first = int(bool(self.start))
-    cut = max_len - first - bool(self.end)
-    stops = np.minimum(self.stops[rows], starts + cut)
-    tokens = self.tokens.view(np.ndarray)  # Slicing a memmap itself is slow.
+    room = max_len - first - bool(self.end)
+    stops = np.minimum(self.stops[rows], starts + room)
+    # Copy row by row; slicing a memmap itself is slow.
+    tokens = self.tokens.view(np.ndarray)
     for row, start, stop in zip(
       inputs, starts.tolist(), stops.tolist(), strict=True
     ):
@@ -149,6 +150,7 @@ class Packed:
         row[0] = self.start
       if self.end:
         row[last] = self.end
+    # Turn integers into real numbers, and rows into pairs, where asked to.
     if self.scale is not None:
       mean, deviation = self.scale
       inputs = ((inputs - mean) / deviation).astype(np.float32)
@@ -158,7 +160,7 @@ class Packed:
 
 
 def _rows(packed: Packed, indices: np.ndarray) -> np.ndarray:
-  """The sequences of some examples."""
+  """Returns the numbers of the sequences of some examples."""
   k = packed.num_inputs
   return (np.asarray(indices)[:, None] * k + np.arange(k)).ravel()
 
@@ -176,12 +178,13 @@ def pack(
 
 
 def drop(packed: Packed, token: int) -> Packed:
-  """The same split without one token, wherever it stands."""
-  kept = np.asarray(packed.tokens) != token - packed.shift
-  before = np.concatenate([[0], np.cumsum(kept)])
+  """Returns the same split without one token, wherever it occurs."""
+  is_kept = np.asarray(packed.tokens) != token - packed.shift
+  # Number of kept tokens before each place: the new place of what starts there.
+  before = np.concatenate([[0], np.cumsum(is_kept)])
   return dataclasses.replace(
     packed,
-    tokens=packed.tokens[kept],
+    tokens=packed.tokens[is_kept],
     starts=before[packed.starts],
     stops=before[packed.stops],
     content="",
@@ -195,13 +198,14 @@ def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
   """Writes a split as its rows come; memory does not grow with the tokens.
 
   Args:
-    folder: made here.
+    folder: folder to make.
     rows: (sequences, label, key) of every example.
-    dtype: of the tokens.
+    dtype: integer type of the tokens.
   """
   folder.mkdir()
   lengths, labels, keys = [0], [], []
   with (folder / "tokens.npy").open("wb") as file:
+    # Leave room for the header, whose length is known only at the end.
     _header(file, 0, dtype)
     for sequences, label, key in rows:
       for sequence in sequences:
@@ -209,6 +213,7 @@ def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
         lengths.append(len(sequence))
       labels.append(label)
       keys.append(key)
+    # Write the header again, with the length.
     file.seek(0)
     _header(file, sum(lengths), dtype)
   save(folder / "offsets.npy", np.cumsum(lengths, dtype=np.int64))
@@ -224,20 +229,21 @@ def save(path: Path, array: np.ndarray) -> None:
 
 
 def _header(file: Any, total: int, dtype: Any) -> None:
-  # NumPy leaves room in it for a length that is known only at the end.
+  # NumPy pads the header, so that a larger `total` fits in the same bytes.
   description = np.lib.format.dtype_to_descr(np.dtype(dtype))
   np.lib.format.write_array_header_1_0(
     file, {"descr": description, "fortran_order": False, "shape": (total,)}
   )
 
 
-def load(folder: Path, content: str = "") -> Packed:
-  """Opens a split that `write` has written, memory-mapped, read-only.
+def open_split(folder: Path, content: str = "") -> Packed:
+  """Opens a split that `write` has written, memory-mapped and read-only.
 
   Args:
     folder: folder of the split, whose files are not verified.
-    content: see `Packed`.
+    content: digest of its tokens; see `Packed`.
   """
+  # Map the tokens; read the small arrays, which every batch looks up.
   tokens = np.load(folder / "tokens.npy", mmap_mode="r")
   offsets, labels, keys = (
     np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
@@ -259,67 +265,78 @@ def stage(
   make: Callable[[Path], None],
   is_older: Callable[[Path], bool] = lambda folder: False,
 ) -> None:
-  """Makes a folder whole or not at all, once, whoever else wants it.
+  """Makes a folder once, completely or not at all, under a lock.
 
-  Processes that want the same folder wait for the one that makes it. What one
-  that was killed has left is removed by the next. All content is on the disk
-  before the folder is there.
+  Other processes that need the same folder wait for the one that makes it. The
+  remains of a process that was killed are removed by the next. All content is
+  on the disk before the folder has its name.
 
   Args:
-    folder: what is wanted; nothing happens if it is there.
+    folder: folder to make; nothing happens if it exists.
     make: fills the empty folder that it is given.
-    is_older: True for a folder that an older version has made. It is made
-      again, and the older one is removed once the new one is complete.
+    is_older: returns True for a folder of an older version. The folder is made
+      again, and the older one removed once the new one is complete.
 
   Raises:
     UserError: if the folder's parent cannot be written, or is full.
   """
-  if folder.is_symlink() and not folder.exists():
-    raise UserError(
-      f"{folder} is a link to {folder.readlink()}, which is not there: remove "
-      "the link and run again, or mend it."
-    )
-  if folder.exists():
-    if not is_older(folder):
-      return
-    print(
-      f"{folder} is of an older version, which wrote no digests: it is made "
-      "again.",
-      file=sys.stderr,
-    )
+  if not _is_missing(folder, is_older):
+    return
   staged = folder.parent / f".staged-{folder.name}"
+  # Wait for other processes that make the same folder.
   try:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder.parent / f".{folder.name}.lock")
     _acquire(lock, folder.name)
   except OSError as error:
     raise UserError(
-      f"{folder.parent} cannot be written ({error.strerror}): {_ELSEWHERE}"
+      f"{folder.parent} cannot be written ({error.strerror}): {_OTHER_FOLDER}"
     ) from None
+  # Look again: another process may have made it in the meantime.
   try:
     if not folder.exists() or is_older(folder):
       shutil.rmtree(staged, ignore_errors=True)
       staged.mkdir()
       make(staged)
-      _put(staged, folder)
+      _replace(staged, folder)
   except Exception as error:
-    reason = _full(error)
+    reason = durable.full_disk_reason(error)
     if reason is None:
       raise
+    # Free the space before the message says how much there is.
     shutil.rmtree(staged, ignore_errors=True)
-    raise UserError(_no_room(folder, reason)) from None
+    raise UserError(_full_disk_message(folder, reason)) from None
   finally:
     shutil.rmtree(staged, ignore_errors=True)
     lock.release()
 
 
-_ELSEWHERE = (
+def _is_missing(folder: Path, is_older: Callable[[Path], bool]) -> bool:
+  """Returns True if a folder has to be made; announces it for an older one."""
+  # A dangling link would make every later step fail with another error.
+  if folder.is_symlink() and not folder.exists():
+    raise UserError(
+      f"{folder} is a link to {folder.readlink()}, which does not exist: "
+      "remove the link and run again, or correct it."
+    )
+  if folder.exists():
+    if not is_older(folder):
+      return False
+    print(
+      f"{folder} was written by an older version, without digests: it is made "
+      "again.",
+      file=sys.stderr,
+    )
+  return True
+
+
+_OTHER_FOLDER = (
   "pass --data_dir, --config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
 )
 
 
-def _put(staged: Path, folder: Path) -> None:
-  """Renames a folder into its place, where an older one may be."""
+def _replace(staged: Path, folder: Path) -> None:
+  """Renames a staged folder into place; an older folder there is removed."""
   older = folder.parent / f".older-{folder.name}"
   shutil.rmtree(older, ignore_errors=True)
   if folder.exists():
@@ -333,33 +350,12 @@ def _put(staged: Path, folder: Path) -> None:
   shutil.rmtree(older, ignore_errors=True)
 
 
-# What the operating system says of a file that cannot grow.
-_FULL = {
-  errno.ENOSPC: "the disk is full",
-  errno.EDQUOT: "the disk quota is used up",
-  errno.EFBIG: "the file size limit is reached, see ulimit -f",
-}
-
-
-def _full(error: BaseException) -> str | None:
-  """Returns what there is too little of, or None for another error."""
-  for number, reason in _FULL.items():
-    # The writers of array_record have the text alone.
-    if getattr(error, "errno", None) == number or (
-      os.strerror(number) in str(error)
-    ):
-      return reason
-  hidden = None if error.__suppress_context__ else error.__context__
-  cause = error.__cause__ or hidden
-  return None if cause is None else _full(cause)
-
-
-def _no_room(folder: Path, reason: str) -> str:
+def _full_disk_message(folder: Path, reason: str) -> str:
   free = shutil.disk_usage(folder.parent).free / 1e6
   return (
-    f"{folder} cannot be written: {reason} (without it {free:,.1f} MB are "
-    "free, and nothing of it was kept). Make room and run again, or choose "
-    f"another place: {_ELSEWHERE}"
+    f"{folder} cannot be written: {reason} ({free:,.1f} MB are free now that "
+    "the incomplete folder is removed). Make room and run again, or choose "
+    f"another place: {_OTHER_FOLDER}"
   )
 
 
@@ -372,19 +368,18 @@ def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
 
 
 def build(
-  folder: Path,
-  make: Callable[[Path], Mapping[str, Any]],
+  folder: Path, make: Callable[[Path], Mapping[str, Any]]
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
-  """Opens the splits under a folder, making them first where there are none.
+  """Opens the splits in a folder, and makes them first where it is missing.
 
   All files are read and compared with their digests. A folder of an older
   version, which has no digests, is made again.
 
   Args:
-    folder: where they stand, one folder a split beside `info.json`.
+    folder: folder of the splits, one folder a split beside `info.json`.
     make: writes the splits into the folder that it is given, by `write`, and
-      returns a description (source, checksum) that goes to `info.json`; called
-      only if `folder` is not there. Whatever it raises leaves nothing behind.
+      returns a description (source, checksum) for `info.json`; called only if
+      `folder` is missing. An exception in it leaves nothing behind.
 
   Returns:
     The splits, memory-mapped, and the description.
@@ -397,12 +392,12 @@ def build(
     print(f"Packing {folder.name}, once ...", file=sys.stderr, flush=True)
     info = dict(make(staged))
     names = sorted(path.name for path in staged.iterdir() if path.is_dir())
-    info["splits"] = {name: len(load(staged / name)) for name in names}
+    info["splits"] = {name: len(open_split(staged / name)) for name in names}
     digests.seal(staged, RECORD, info)
 
   stage(folder, fill, lambda folder: digests.is_older(folder, RECORD, "splits"))
   info, files = digests.verify(folder, RECORD)
   return {
-    name: load(folder / name, files[f"{name}/tokens.npy"])
+    name: open_split(folder / name, files[f"{name}/tokens.npy"])
     for name in info["splits"]
   }, info

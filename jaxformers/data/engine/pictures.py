@@ -1,4 +1,4 @@
-"""JPEG and PNG files to pixels: the only place where a file is decoded.
+"""JPEG and PNG files to pixels: the only module that decodes an image file.
 
 Files come from archives of others. Pillow by itself reads forty formats, some
 of them by starting a program (Ghostscript for EPS), and allocates what a header
@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 
 from PIL import Image, JpegImagePlugin, PngImagePlugin
 
+from jaxformers.errors import UserError
+
 MAX_PIXELS = 100_000_000  # ImageNet's largest image has less than 70 million.
 
-# Pillow's own readers, which `Image.open` would choose among: called directly
-# they try no other format, and leave the size to the check below.
+# Pillow's readers, which `Image.open` would choose among: called directly they
+# try no other format, and leave the size to the check below.
 _READERS = {
   "JPEG": (b"\xff\xd8\xff", JpegImagePlugin.JpegImageFile),
   "PNG": (b"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile),
@@ -38,7 +40,7 @@ _DAMAGED = (
 )
 _WARNINGS = re.compile(r"PIL\.")
 
-Refuse = Callable[[str], ValueError]
+Refuse = Callable[[str], UserError]
 
 
 def decode(
@@ -57,16 +59,17 @@ def decode(
   Args:
     content: bytes of the file.
     refuse: makes the error from the reason, which follows "is" or "which is".
-    formats: those that the source has, of "JPEG" and "PNG".
+    formats: formats of the source's files, a choice from "JPEG" and "PNG".
     mode: "RGB" converts any file to colours; "L" refuses files that are not
       stored in grey, because a conversion would change labels or grey levels.
     size: (width, height) that the image must have; None for any.
-    max_pixels: width times height at most.
+    max_pixels: largest allowed width times height.
 
   Raises:
     UserError: made by `refuse`, for a file of another format, size or mode, or
       one that is damaged or truncated.
   """
+  # Choose the reader by the first bytes, never by the name of the file.
   reader = None
   for name in formats:
     signature, plugin = _READERS[name]
@@ -77,6 +80,7 @@ def decode(
   _silence()
   try:
     with reader(io.BytesIO(content)) as picture:
+      # The header is read now, the pixels are not.
       reason = _mismatch(picture, mode, size, max_pixels)
       if not reason:
         # Transparency is not used, and a damaged one cannot be converted.
@@ -92,7 +96,7 @@ def decode(
 
 
 def _silence() -> None:
-  """Ignores Pillow's warnings, as of a damaged EXIF block beside the pixels.
+  """Ignores Pillow's warnings, such as one for a damaged EXIF block.
 
   `warnings.catch_warnings` would do it for one call, but not among threads.
   """
@@ -102,10 +106,7 @@ def _silence() -> None:
 
 
 def _mismatch(
-  picture: Image.Image,
-  mode: str,
-  size: tuple[int, int] | None,
-  max_pixels: int,
+  picture: Image.Image, mode: str, size: tuple[int, int] | None, max_pixels: int
 ) -> str:
   """Returns why a header is refused, or ""."""
   width, height = picture.size

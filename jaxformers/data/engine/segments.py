@@ -25,9 +25,9 @@ class Segments:
   Attributes:
     tokens: the stream, any integer type.
     length: n, tokens of a window.
-    stride: 1 to n.
+    stride: tokens between the starts of two windows, 1 to n.
     shift: added to every token read: 1 keeps id 0 for padding.
-    most: so many of the windows, evenly spaced from the first on; 0 for all.
+    most: number of windows to keep, evenly spaced from the first on; 0 for all.
 
   Raises:
     UserError: for a stride or a number of windows out of range, or fewer than
@@ -42,11 +42,13 @@ class Segments:
 
   def __post_init__(self) -> None:
     if self.most < 0:
-      raise UserError(f"most={self.most}: it is not negative; 0 is all.")
+      raise UserError(
+        f"most={self.most} is negative: give a number of windows, or 0 for all."
+      )
     if not 1 <= self.stride <= self.length:
       raise UserError(
         f"stride={self.stride} is not in 1 to {self.length}, the tokens of a "
-        "window: between the windows tokens would be left out."
+        "window: a larger stride would skip tokens between the windows."
       )
     if len(self.tokens) < 2:
       raise UserError(
@@ -56,7 +58,7 @@ class Segments:
 
   @property
   def windows(self) -> int:
-    """How many the stream has."""
+    """Number of windows of the whole stream."""
     predicted = len(self.tokens) - 1
     return 1 + max(0, -(-(predicted - self.length) // self.stride))
 
@@ -64,26 +66,27 @@ class Segments:
     return min(self.most or self.windows, self.windows)
 
   def lengths(self) -> np.ndarray:
-    """n for every window: all are padded alike."""
+    """Returns n for every window: all are padded alike."""
     return np.full(len(self), self.length, np.int64)
 
   def reading(self) -> dict[str, Any]:
-    """How the stream is cut, as plain JSON."""
+    """Returns how the stream is cut, as plain JSON."""
     return {"first_id": self.shift, "length": self.length}
 
   def _numbers(self, indices: np.ndarray) -> np.ndarray:
-    """Which windows of the stream some of the split are."""
+    """Returns the numbers in the stream of windows of the split."""
     return np.asarray(indices, np.int64) * self.windows // len(self)
 
   def predicted(self) -> np.ndarray:
-    """The places in the stream that windows predict, int64, in order."""
+    """Returns the places of the stream that are predicted, int64, in order."""
     ends = self._numbers(np.arange(len(self))) * self.stride + self.length + 1
-    own = ends[:, None] + np.arange(-self.stride, 0)
-    places = np.concatenate([np.arange(1, self.length + 1), own[1:].ravel()])
+    # The first window predicts all its places, a later one its last `stride`.
+    last = ends[:, None] + np.arange(-self.stride, 0)
+    places = np.concatenate([np.arange(1, self.length + 1), last[1:].ravel()])
     return places[places < len(self.tokens)]
 
   def digest(self) -> str:
-    """Digest of all tokens."""
+    """Returns the digest of all tokens."""
     return digests.of_array(self.tokens)
 
   def batch(
@@ -92,37 +95,38 @@ class Segments:
     max_len: int = 0,
     key: tuple[int, int, int] | None = None,
   ) -> dict[str, np.ndarray]:
-    """Some windows.
+    """Returns a batch of windows.
 
     Args:
       indices: integers [b] within the split.
-      max_len: of no meaning; windows are of one length.
-      key: of augmentation, which there is none of text.
+      max_len: ignored; all windows have one length.
+      key: ignored; text is not augmented.
 
     Returns:
       inputs and targets, int32 [b, n], the targets one token on; and weights,
       float32 [b, n], 1 at the targets that this window predicts.
     """
     del max_len, key
+    # Read n + 1 tokens of each window, with zeros beyond the end of the stream.
     numbers = self._numbers(indices)
-    starts = numbers * self.stride
-    places = starts[:, None] + np.arange(self.length + 1)
-    there = places < len(self.tokens)
-    found = self.tokens[np.where(there, places, 0)].astype(np.int32)
-    found = np.where(there, found + self.shift, 0)
-    own = np.arange(self.length) >= self.length - self.stride
-    first = numbers[:, None] == 0
-    weights = there[:, 1:] & (own | first)
+    places = numbers[:, None] * self.stride + np.arange(self.length + 1)
+    is_inside = places < len(self.tokens)
+    tokens = self.tokens[np.where(is_inside, places, 0)].astype(np.int32)
+    tokens = np.where(is_inside, tokens + self.shift, 0)
+    # Weigh the targets that no earlier window predicts.
+    is_new = np.arange(self.length) >= self.length - self.stride
+    is_first = numbers[:, None] == 0
+    weights = is_inside[:, 1:] & (is_new | is_first)
     return {
-      "inputs": found[:, :-1] * there[:, 1:],
-      "targets": found[:, 1:],
+      "inputs": tokens[:, :-1] * is_inside[:, 1:],
+      "targets": tokens[:, 1:],
       "weights": weights.astype(np.float32),
     }
 
 
 def stream(packed: Packed) -> np.ndarray:
-  """All sequences of a split end to end; nothing is copied if they are so."""
-  whole = len(packed.tokens) == int(packed.sizes.sum())
-  if whole and (packed.starts[1:] == packed.stops[:-1]).all():
+  """Returns all sequences end to end; copies them only if they lie apart."""
+  is_complete = len(packed.tokens) == int(packed.sizes.sum())
+  if is_complete and (packed.starts[1:] == packed.stops[:-1]).all():
     return packed.tokens
   return np.concatenate([packed.raw(k) for k in range(len(packed.starts))])

@@ -1,8 +1,8 @@
 """Tar archives, plain or compressed, read as a stream and to their end.
 
-Python's tarfile ends silently at a damaged header and leaves what follows its
-end marker unread, so that a gzip's checksum is never compared. Nothing here
-ends before the last byte of the file. Headers are parsed by tarfile, one block
+Python's tarfile stops silently at a damaged header and leaves what follows the
+end mark unread, so that a gzip's checksum is never compared. This reader always
+reads to the last byte of the file. Headers are parsed by tarfile, one block
 each; their extensions are read in a loop and are limited in size and number.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block";
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 BLOCK = 512
-RECORD = 20 * BLOCK  # Tars are padded to a multiple of it.
+RECORD = 20 * BLOCK  # Tars are padded to a multiple of a record.
 ZEROS = bytes(BLOCK)
 CHUNK = 1 << 18  # Bytes of a compressed file that are read at a time.
 BUFFER = 1 << 20  # Bytes that are decompressed at a time.
@@ -51,17 +51,17 @@ class _Gzip:
 
   @property
   def eof(self) -> bool:
-    """True once the trailer was read, and is that of the content."""
+    """True once the trailer was read and agrees with the content."""
     return self._inflate.eof
 
   @property
   def unused_data(self) -> bytes:
-    """The bytes that were given beyond the trailer."""
+    """Bytes of the input behind the trailer."""
     return self._inflate.unused_data
 
   @property
   def needs_input(self) -> bool:
-    """True if all that was given has been decompressed."""
+    """True if all input has been decompressed."""
     return not self._inflate.unconsumed_tail
 
   def decompress(self, content: bytes, max_length: int) -> bytes:
@@ -81,14 +81,16 @@ DECOMPRESSORS: dict[bytes, Callable[[], Any]] = {
 
 
 def is_tar(start: bytes) -> bool:
-  """True if a file that begins so is a tar, plain or compressed.
+  """Returns True for the first bytes of a tar, plain or compressed.
 
   Args:
-    start: the first `BLOCK` bytes, or all of a shorter file.
+    start: the first `BLOCK` bytes of the file, fewer for a shorter file.
   """
   if start.startswith(tuple(DECOMPRESSORS)) or start[257:262] == b"ustar":
     return True
-  try:  # Tars before POSIX have no name of their format, but a checksum.
+  # Tars from before POSIX do not name their format; their headers have a
+  # checksum, which tarfile verifies.
+  try:
     tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
   except tarfile.HeaderError:
     return False
@@ -96,17 +98,18 @@ def is_tar(start: bytes) -> bool:
 
 
 class Stream(io.RawIOBase):
-  """The content of a file, decompressed as its first bytes tell.
+  """Content of a file, decompressed by the format of its first bytes.
 
-  The checksums of every compressed stream are verified at its end. Zeros may
+  The checksum of every compressed stream is verified at its end. Zeros may
   follow it, as on tapes, or another stream, as parallel compressors write.
 
   Args:
     raw: the file, opened in binary mode at its beginning.
-    max_bytes: bytes that it may decompress to.
+    max_bytes: largest allowed size of the decompressed content.
   """
 
   def __init__(self, raw: Any, max_bytes: int) -> None:
+    # The first bytes tell the format; they are input as well.
     start = raw.read(CHUNK)
     self._raw, self._input, self._left = raw, start, max_bytes
     self._magic = next((m for m in DECOMPRESSORS if start.startswith(m)), b"")
@@ -126,6 +129,7 @@ class Stream(io.RawIOBase):
       EOFError: if a compressed stream has no end.
       OSError, zlib.error, lzma.LZMAError: for damaged content.
     """
+    # Ask for one byte more than is allowed, to see if there is one.
     size = min(len(buffer), self._left + 1)
     content = self._decompress(size) if self.is_compressed else self._take(size)
     self._left -= len(content)
@@ -141,9 +145,12 @@ class Stream(io.RawIOBase):
     return content[:size]
 
   def _decompress(self, size: int) -> bytes:
+    """Returns 1 to `size` decompressed bytes, or b"" at the end of the file."""
     while True:
+      # Continue with the next compressed stream, if there is one.
       if self._decompressor.eof and not self._next_stream():
         return b""
+      # Read more of the file once the decompressor has used up its input.
       if self._decompressor.needs_input and not self._input:
         self._input = self._raw.read(CHUNK)
         is_end = not self._input
@@ -157,12 +164,14 @@ class Stream(io.RawIOBase):
         raise EOFError("the compressed stream has no end")
 
   def _next_stream(self) -> bool:
-    """Starts on what follows a stream; False at the end of the file."""
+    """Starts on the stream that follows; returns False if none does."""
+    # Skip zeros.
     rest = self._decompressor.unused_data.lstrip(b"\0")
     while not rest and (more := self._raw.read(CHUNK)):
       rest = more.lstrip(b"\0")
     if not rest:
       return False
+    # Require another stream of the same format.
     rest += self._raw.read(len(self._magic))
     if not rest.startswith(self._magic):
       raise tarfile.ReadError("other data follow its compressed stream")
@@ -172,30 +181,29 @@ class Stream(io.RawIOBase):
 
 
 def read_members(
-  raw: Any,
-  *,
-  max_bytes: int,
-  wanted: Callable[[tarfile.TarInfo], bool],
+  raw: Any, *, max_bytes: int, wanted: Callable[[tarfile.TarInfo], bool]
 ) -> Iterator[tuple[str, bytes]]:
   """Yields (name, content) of every wanted file of a tar, in its order.
 
-  What is yielded is sound only once the iterator has ended: the checksum of a
+  Trust the content only once the iterator has ended: the checksum of a
   compressed file is its last bytes.
 
   Args:
     raw: the file, opened in binary mode at its beginning.
-    max_bytes: bytes that it may decompress to.
-    wanted: called for every member; may raise.
+    max_bytes: largest allowed size of the decompressed content.
+    wanted: returns True for a member to read; called for all, and may raise.
 
   Raises:
     TooLargeError: for more than `max_bytes`.
     tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError: for a
       damaged archive; see `DAMAGE`.
   """
+  # Read header after header; pax headers may hold for all that follow.
   stream = Stream(raw, max_bytes)
   reader = _Reader(stream, max_bytes)
   global_fields: dict[bytes, bytes] = {}
   while (member := _next_member(reader, global_fields)) is not None:
+    # Links and folders have no content, whatever size their header claims.
     is_stored = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
     size = member.size if is_stored else 0
     reader.name = member.name
@@ -203,12 +211,12 @@ def read_members(
       yield member.name, reader.read_content(size)
     else:
       reader.skip(size)
-    reader.skip(-size % BLOCK)
+    reader.skip(-size % BLOCK)  # The padding to a full block.
   _check_end(reader, stream.is_compressed)
 
 
 class _Reader:
-  """Reads exact numbers of bytes of a stream.
+  """Reads exact numbers of bytes from a stream.
 
   Attributes:
     position: bytes read so far.
@@ -222,20 +230,29 @@ class _Reader:
     self.name = ""
 
   def read_some(self, size: int = BUFFER) -> bytes:
-    """Returns at most `size` bytes, fewer only at the end."""
+    """Returns `size` bytes, fewer only at the end."""
     content = self._stream.read(size)
     self.position += len(content)
     return content
 
   def read_exactly(self, size: int, what: str) -> bytes:
-    """Returns `size` bytes, which are small enough for the memory."""
+    """Returns `size` bytes, at once: `size` must be small.
+
+    Args:
+      size: number of bytes.
+      what: part of the archive that they are, for the message.
+    """
     content = self.read_some(size)
     if len(content) < size:
       raise self.error(f"ends in the middle of {what}")
     return content
 
   def read_content(self, size: int) -> bytes:
-    """Returns the content of a member, whatever size its header claims."""
+    """Returns the content of a member.
+
+    A damaged header may claim any size, so large content is read in chunks: no
+    more memory is used than the file has bytes.
+    """
     if size <= BUFFER:
       return self.read_exactly(size, repr(self.name))
     content = io.BytesIO()
@@ -244,7 +261,7 @@ class _Reader:
     return content.getvalue()
 
   def skip(self, size: int) -> None:
-    """Passes over content or padding."""
+    """Skips content or padding."""
     for _ in self._chunks(size):
       pass
 
@@ -257,7 +274,7 @@ class _Reader:
       yield chunk
 
   def error(self, problem: str) -> tarfile.ReadError:
-    """Returns the error for a problem, with the place where it is."""
+    """Returns the error for a problem, with its place in the archive."""
     place = f" after {self.name!r}" if self.name else ""
     return tarfile.ReadError(f"it {problem}{place}, byte {self.position:,}")
 
@@ -273,11 +290,13 @@ def _next_member(
       if fields:
         raise reader.error("has an extension without a member")
       return None
+    # Extensions come before the member whose fields they replace.
     if member.type in LONG_NAMES:
       content = _read_extension(reader, member)
       fields[LONG_NAMES[member.type]] = content.partition(b"\0")[0]
     elif member.type in PAX_TYPES:
       content = _read_extension(reader, member)
+      # Global fields hold for all members that follow, others for the next.
       is_global = member.type == tarfile.XGLTYPE
       (global_fields if is_global else fields).update(_fields(reader, content))
     else:
@@ -301,6 +320,7 @@ def _read_header(reader: _Reader) -> tarfile.TarInfo | None:
 
 
 def _read_extension(reader: _Reader, member: tarfile.TarInfo) -> bytes:
+  """Returns the content of an extension, a long name or a pax header."""
   if member.size > MAX_EXTENSION:
     raise reader.error(
       f"has an extension of a header of {member.size:,} bytes (at most "
@@ -314,6 +334,7 @@ def _fields(reader: _Reader, content: bytes) -> dict[bytes, bytes]:
   """Returns the fields of a pax header, records of "LENGTH KEY=VALUE\\n"."""
   fields, start = {}, 0
   while start < len(content):
+    # LENGTH counts the whole record, its own digits and the line end included.
     record = PAX_RECORD.match(content, start)
     stop = start + int(record[1]) if record else 0
     is_sound = record and record.end() < stop <= len(content)
@@ -327,11 +348,18 @@ def _fields(reader: _Reader, content: bytes) -> dict[bytes, bytes]:
 def _apply(
   reader: _Reader, member: tarfile.TarInfo, fields: dict[bytes, bytes]
 ) -> None:
-  """Replaces name, target and size of a member by those of its extensions."""
+  """Replaces name, target and size of a member by those of its extensions.
+
+  Args:
+    reader: reader of the archive, for messages.
+    member: header to change.
+    fields: fields of the extensions, global ones included.
+  """
   for key, attribute in ((b"path", "name"), (b"linkpath", "linkname")):
     if key in fields:
       value = fields[key].decode("utf-8", "surrogateescape")
       setattr(member, attribute, value.rstrip("/"))
+  # Sizes of 8 GB and more do not fit into a plain header.
   if b"size" in fields:
     if not re.fullmatch(rb"\d{1,18}", fields[b"size"]):
       raise reader.error(f"has a pax header with the size {fields[b'size']!r}")
@@ -342,13 +370,14 @@ def _apply(
 
 
 def _check_end(reader: _Reader, is_compressed: bool) -> None:
-  """Reads to the end: a second block of zeros, and then nothing but zeros.
+  """Reads to the end, and raises for more than zeros behind the end mark.
 
   POSIX leaves the rest of the last record undefined. In a compressed file,
   whose checksum excludes damage, anything but another header is accepted there.
   """
   if reader.read_exactly(BLOCK, "its end mark") != ZEROS:
     raise reader.error("has an end mark of one block instead of two")
+  # Check the rest of the last record, then whatever follows it.
   rest = reader.read_some(-reader.position % RECORD)
   if rest.strip(b"\0") and (not is_compressed or b"ustar" in rest):
     raise reader.error("has other data than zeros behind its end mark")

@@ -1,4 +1,4 @@
-"""ListOps: nested operations on digits, generated.
+"""Generates ListOps: nested operations on digits.
 
 The distribution is that of LRA's generator: a node at depth 1 to max_depth - 1
 is an operation with probability 1/4, with 2 to max_args arguments and one of
@@ -6,10 +6,10 @@ four operators, otherwise a digit; at max_depth it is a digit. A tree is kept if
 its length in tokens (an operation counts its operator, its arguments and its
 closing bracket) lies strictly between min_length and max_length, once.
 
-Instead of one tree at a time, a block of trees grows level by level as flat
-arrays, with the children of a node next to each other: sizes and values are
-sums over segments from the deepest level up, places in the text from the root
-down.
+A block of trees grows level by level as flat arrays, instead of one tree at a
+time. The children of a node are next to each other, so sizes and values are
+reductions over segments from the deepest level up (`_sizes`, `_values`), and
+places in the text follow from the root down (`_write`).
 
 Source: Nangia and Bowman 2018, https://arxiv.org/abs/1804.06028, with LRA's
 settings.
@@ -42,17 +42,17 @@ FIRST_DIGIT = IDS["0"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is generated. The defaults are LRA's; the seed is ours.
+  """Settings of a data set. The defaults are LRA's; the seed is ours.
 
   Attributes:
-    seed: of the whole data set.
-    num_train, num_validation, num_test: examples of each split.
+    seed: seed of the whole data set.
+    num_train, num_validation, num_test: number of examples of each split.
     max_depth: deepest level of a tree; the root is at 1.
-    max_args: greatest number of arguments.
-    min_length, max_length: a tree's tokens lie strictly between.
-    test_min_length, test_max_length: the same for the test split alone, to see
-      how a model generalises; 0 for those of training.
-    operators: which of MIN, MAX, MED and SM there are.
+    max_args: largest number of arguments of an operation.
+    min_length, max_length: the number of tokens lies strictly between.
+    test_min_length, test_max_length: the same for the test split alone, to
+      measure how a model generalises; 0 for those of training.
+    operators: names of the operators, from MIN, MAX, MED and SM.
   """
 
   seed: int = 0
@@ -68,51 +68,57 @@ class Settings:
   operators: str = "MIN MAX MED SM"
 
   def __post_init__(self) -> None:
-    """Raises UserError where no tree could be made."""
+    """Raises UserError for settings under which no tree exists."""
     if self.max_args < 2 or self.max_depth < 2:
       raise UserError(
-        f"max_args={self.max_args}, max_depth={self.max_depth}: both must be "
-        "at least 2."
+        f"max_args={self.max_args}, max_depth={self.max_depth}: choose at "
+        "least 2 for both."
       )
     if min(self.num_train, self.num_validation, self.num_test) < 1:
       raise UserError(
         f"num_train={self.num_train}, num_validation={self.num_validation}, "
-        f"num_test={self.num_test}: every split needs an example."
+        f"num_test={self.num_test}: choose at least 1 for every split."
       )
-    for one in (self, self.for_test()):
-      if one.max_length - one.min_length < 2 or one.max_length < 5:
-        raise UserError(
-          f"No tree is longer than {one.min_length} and shorter than "
-          f"{one.max_length} tokens: widen min_length and max_length, or "
-          "test_min_length and test_max_length."
-        )
+    # The smallest tree is an operation on two digits: 4 tokens.
+    if self.max_length - self.min_length < 2 or self.max_length < 5:
+      raise UserError(
+        f"No tree is longer than {self.min_length} and shorter than "
+        f"{self.max_length} tokens: widen min_length and max_length, or "
+        "test_min_length and test_max_length."
+      )
+    self.for_test()  # Checks the lengths of the test split.
     if not self.operators.split():
-      raise UserError("operators is empty: name some of MIN, MAX, MED, SM.")
+      raise UserError("operators is empty: choose from MIN, MAX, MED and SM.")
     for operator in self.operators.split():
       choose("operator", f"[{operator}", OPERATORS)
 
   def for_test(self) -> Settings:
-    """The settings by which the test split is drawn."""
+    """Returns the settings of the test split."""
+    # Without other lengths, the same object: `generate` shares its stream.
     lengths = (
       self.test_min_length or self.min_length,
       self.test_max_length or self.max_length,
     )
     if lengths == (self.min_length, self.max_length):
       return self
-    # Not by `replace`, which would check the copy by checking a copy of it.
-    copy = object.__new__(Settings)
-    copy.__dict__.update(
-      self.__dict__, min_length=lengths[0], max_length=lengths[1]
+    return dataclasses.replace(
+      self,
+      min_length=lengths[0],
+      max_length=lengths[1],
+      test_min_length=0,
+      test_max_length=0,
     )
-    return copy
 
 
 @dataclasses.dataclass
 class _Level:
-  """The nodes of one depth of a block of trees, trees and siblings in order.
+  """Nodes of one depth of a block of trees, trees and siblings in order.
 
-  tree [k]: index of the tree. operator [k]: 0 to 3, or -1 for a digit.
-  digit [k]. children [j]: number of arguments of each of the j operations.
+  Attributes:
+    tree: [k], index of the tree of each node.
+    operator: [k], 0 to 3, or -1 for a digit.
+    digit: [k], value of each digit.
+    children: [j], number of arguments of each of the j operations.
   """
 
   tree: np.ndarray
@@ -122,15 +128,15 @@ class _Level:
 
   @property
   def inner(self) -> np.ndarray:
-    """Which nodes are operations, bool [k]."""
+    """Mask of the nodes that are operations, bool [k]."""
     return self.operator >= 0
 
   def starts(self) -> np.ndarray:
-    """Where the arguments of each operation start in the next level."""
+    """Returns where the arguments of each operation start in the next level."""
     return np.cumsum(self.children) - self.children
 
   def keep(self, kept: np.ndarray) -> _Level:
-    """The nodes of some trees only. kept: bool [trees]."""
+    """Returns the nodes of the kept trees; kept is bool [trees]."""
     nodes = kept[self.tree]
     children = self.children[nodes[self.inner]]
     return _Level(
@@ -141,27 +147,38 @@ class _Level:
 def _grow(
   rng: np.random.Generator, count: int, settings: Settings
 ) -> list[_Level]:
-  """Trees whose root is an operation, without those that are surely too long.
+  """Grows trees whose root is an operation, without those that get too long.
 
   A digit at the root would be rejected for its length, so leaving it out does
-  not change what is kept.
+  not change which trees are kept.
+
+  Args:
+    rng: draws operators, digits and numbers of arguments.
+    count: number of roots.
+    settings: depth, arguments, lengths and operators.
+
+  Returns:
+    The levels from the root down, of the trees that are not too long yet.
   """
   tree, levels = np.arange(count), []
-  known = [OPERATORS.index(f"[{o}") for o in settings.operators.split()]
+  operators = [OPERATORS.index(f"[{o}") for o in settings.operators.split()]
   size = np.zeros(count, np.int64)
   for depth in range(1, settings.max_depth + 1):
+    # Draw the nodes of this depth: operations, digits, numbers of arguments.
     inner = rng.random(len(tree)) <= 0.25
     if depth == 1:
       inner[:] = True
     elif depth == settings.max_depth:
       inner[:] = False
-    drawn = rng.integers(0, len(known), len(tree))
-    operator = np.where(inner, np.array(known)[drawn], -1)
+    drawn = rng.integers(0, len(operators), len(tree))
+    operator = np.where(inner, np.array(operators)[drawn], -1)
     digit = rng.integers(0, 10, len(tree))
     children = rng.integers(2, settings.max_args + 1, int(inner.sum()))
     levels.append(_Level(tree, operator, digit, children))
+    # Count tokens: a digit is one, an operation two with its bracket.
     size += np.bincount(tree, 1 + inner, count).astype(np.int64)
-    short = size < settings.max_length  # The others grow no further.
+    # Give the operations of trees that may still be kept their arguments.
+    short = size < settings.max_length
     parents = tree[inner]
     grows = short[parents]
     tree = np.repeat(parents[grows], children[grows])
@@ -171,12 +188,12 @@ def _grow(
 
 
 def _sizes(levels: list[_Level]) -> list[np.ndarray]:
-  """The number of tokens under every node, level by level."""
+  """Returns the number of tokens under every node, level by level."""
   sizes: list[np.ndarray] = []
   below = np.zeros(0, np.int64)
   for level in reversed(levels):
     size = np.ones(len(level.tree), np.int64)
-    if len(level.children):
+    if len(level.children):  # Two for the operator and its bracket.
       size[level.inner] = 2 + np.add.reduceat(below, level.starts())
     sizes.append(size)
     below = size
@@ -184,15 +201,17 @@ def _sizes(levels: list[_Level]) -> list[np.ndarray]:
 
 
 def _values(levels: list[_Level]) -> np.ndarray:
-  """The value of every tree, 0 to 9, in the order of the trees."""
+  """Returns the value of every tree, 0 to 9, in the order of the trees."""
   below = np.zeros(0, np.int64)
   for level in reversed(levels):
     value = level.digit.copy()
     if len(level.children):
       starts, counts = level.starts(), level.children
+      # Sort the arguments of each operation, for the median.
       owner = np.repeat(np.arange(len(counts)), counts)
       ordered = np.sort(owner * 10 + below) % 10
       low, high = starts + (counts - 1) // 2, starts + counts // 2
+      # Apply all four operators, and choose the one of each node.
       choices = (
         np.minimum.reduceat(below, starts),
         np.maximum.reduceat(below, starts),
@@ -205,15 +224,22 @@ def _values(levels: list[_Level]) -> np.ndarray:
 
 
 def _write(levels: list[_Level], sizes: list[np.ndarray]) -> np.ndarray:
-  """The ids of all trees end to end, uint8."""
+  """Returns the ids of all trees end to end, uint8.
+
+  Args:
+    levels: nodes of the trees, from the root down.
+    sizes: numbers of tokens under them; see `_sizes`.
+  """
   text = np.zeros(int(sizes[0].sum()), np.uint8)
   place = np.cumsum(sizes[0]) - sizes[0]
   for depth, level in enumerate(levels):
+    # Write operators and digits at the place of their node, then brackets.
     token = np.where(level.inner, level.operator + 1, level.digit + FIRST_DIGIT)
     text[place] = token
     opened = place[level.inner]
     text[opened + sizes[depth][level.inner] - 1] = END
     if len(level.children):
+      # Place each argument behind its operator and the siblings before it.
       below = sizes[depth + 1]
       before = np.cumsum(below) - below
       first = np.repeat(before[level.starts()], level.children)
@@ -224,33 +250,43 @@ def _write(levels: list[_Level], sizes: list[np.ndarray]) -> np.ndarray:
 def trees(
   settings: Settings, block: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The accepted trees of one block: a function of (seed, block) alone.
+  """Generates the accepted trees of a block: a function of (seed, block).
+
+  Args:
+    settings: settings of the data set.
+    block: number of the block.
 
   Returns:
     ids uint8 [total], offsets int64 [count + 1] and values int64 [count].
   """
   rng = np.random.default_rng([settings.seed, block])
   levels = _grow(rng, ROOTS, settings)
+  # Keep the trees of allowed lengths.
   size = np.zeros(ROOTS, np.int64)
   size[levels[0].tree] = _sizes(levels)[0]
   kept = (size > settings.min_length) & (size < settings.max_length)
   levels = [level.keep(kept) for level in levels]
   levels = [level for level in levels if len(level.tree)]
   if not levels:
-    nothing = np.zeros(0, np.int64)
-    return nothing.astype(np.uint8), np.zeros(1, np.int64), nothing
+    empty = np.zeros(0, np.int64)
+    return empty.astype(np.uint8), np.zeros(1, np.int64), empty
+  # Write the trees that remain, and compute their values.
   sizes = _sizes(levels)
   offsets = np.concatenate([[0], np.cumsum(sizes[0])])
   return _write(levels, sizes), offsets, _values(levels)
 
 
 def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
-  """All blocks in order, made ahead by threads: NumPy lets them run at once."""
+  """Yields all blocks in order, generated ahead by threads.
+
+  NumPy releases the interpreter's lock, so the threads run at once.
+  """
   workers = os.cpu_count() or 1
   with concurrent.futures.ThreadPoolExecutor(workers) as pool:
     ahead = collections.deque(
       pool.submit(trees, settings, block) for block in range(2 * workers)
     )
+    # Ask for another block whenever one is taken.
     for block in itertools.count(len(ahead)):
       yield ahead.popleft().result()
       ahead.append(pool.submit(trees, settings, block))
@@ -259,10 +295,19 @@ def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
 def _distinct(
   settings: Settings, seen: set[bytes]
 ) -> Iterator[tuple[np.ndarray, int]]:
-  """Every accepted tree with its value, none twice, in a fixed order."""
-  barren = 0
+  """Yields every accepted tree with its value, none twice, in a fixed order.
+
+  Args:
+    settings: settings of the data set.
+    seen: hashes of the trees so far; grows.
+
+  Raises:
+    UserError: if a hundred blocks in a row hold no new tree.
+  """
+  barren = 0  # Blocks without a new tree since the last one.
   for ids, offsets, values in _blocks(settings):
     fresh = 0
+    # Yield the trees whose hash is new, in the order of the block.
     for start, stop, value in zip(offsets, offsets[1:], values, strict=False):
       tree = ids[start:stop]
       digest = hashlib.blake2b(tree.tobytes(), digest_size=16).digest()
@@ -279,21 +324,23 @@ def _distinct(
 
 
 def generate(settings: Settings) -> dict[str, Packed]:
-  """The three splits, disjoint: no tree occurs twice in the whole data set.
+  """Generates three disjoint splits: no tree occurs twice in the data set.
 
   The test split comes first, then validation, then train, from one stream: a
-  smaller training set is the start of a larger one and leaves the others as
-  they are.
+  smaller training set is the start of a larger one, and the other splits do not
+  depend on its size.
   """
   seen: set[bytes] = set()
   stream = _distinct(settings, seen)
-  testing = settings.for_test()
-  apart = stream if testing is settings else _distinct(testing, seen)
+  # Other lengths in the test split need a stream of their own.
+  for_test = settings.for_test()
+  test = stream if for_test is settings else _distinct(for_test, seen)
   plan = {
-    "test": (apart, settings.num_test),
+    "test": (test, settings.num_test),
     "validation": (stream, settings.num_validation),
     "train": (stream, settings.num_train),
   }
+  # Draw the splits in this order from the streams.
   splits = {}
   for name, (source, count) in plan.items():
     rows = [next(source) for _ in range(count)]

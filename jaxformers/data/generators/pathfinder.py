@@ -1,7 +1,7 @@
-"""Pathfinder: do two discs lie on the same dashed snake?, what is generated.
+"""Settings of Pathfinder: do two discs lie on the same dashed snake?
 
-The generator is `snakes`, apart because Numba takes half a second to import and
-most runs find their images made.
+The generator is in `snakes`, because Numba takes half a second to import and
+most runs read images that exist already.
 
 Source: Linsley et al. 2018, https://arxiv.org/abs/1805.08315, and their
 generator (github.com/drewlinsley/pathfinder, snakes.py and snakes2.py) with the
@@ -15,23 +15,23 @@ import dataclasses
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
 
-# Paddles of a target snake, as LRA's folders are named.
+# Number of paddles of a target snake, by the names of LRA's levels.
 DIFFICULTIES = {"easy": 6, "intermediate": 9, "hard": 14}
-CHUNK = 1_000  # Images that are made, and kept, together.
+CHUNK = 1_000  # Images that are generated and saved together.
 
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-  """What LRA sets for one resolution; lengths in pixels.
+  """Sizes that LRA chose for one resolution; lengths in pixels.
 
   Attributes:
-    padding: of the border that snakes keep clear of.
+    padding: width of the border that snakes keep clear of.
     margins: free space around a paddle; one is drawn for every image.
-    paddle_length, thickness: of a paddle.
-    marker_radius: of a disc.
-    seed_distance: of the tails of the two snakes.
+    paddle_length, thickness: size of a paddle.
+    marker_radius: radius of a disc.
+    seed_distance: distance of the tails of the two snakes.
     continuity: weight of keeping the direction.
-    distractor_paddles: in all distractors together, before rounding.
+    distractor_paddles: number of paddles in all distractors, before rounding.
     target, distractor: contrast of their paddles; a disc has 1.
   """
 
@@ -57,14 +57,14 @@ GEOMETRIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is generated.
+  """Settings of a data set.
 
   Attributes:
-    resolution: 32, 64, 128 or 256 pixels a side.
+    resolution: pixels a side: 32, 64, 128 or 256.
     difficulty: "easy", "intermediate" or "hard".
-    num_images: 200,000 in LRA.
-    seed: of the whole data set; image i is a function of (settings, i) without
-      num_images.
+    num_images: number of images; 200,000 in LRA.
+    seed: seed of the whole data set; image i depends on i and the settings
+      other than num_images.
   """
 
   resolution: int = 32
@@ -73,7 +73,7 @@ class Settings:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    """Raises UserError for what there is not."""
+    """Raises UserError for values out of range."""
     choose("difficulty", self.difficulty, DIFFICULTIES)
     if self.resolution not in GEOMETRIES:
       raise UserError(
@@ -81,12 +81,11 @@ class Settings:
       )
     if self.num_images < 10:
       raise UserError(
-        f"num_images={self.num_images}: at least 10 are needed for three "
-        "splits."
+        f"num_images={self.num_images}: choose at least 10, for three splits."
       )
 
 
 def distractor_counts(resolution: int, difficulty: str) -> tuple[int, int]:
-  """(number of distractors, paddles of each)."""
+  """Returns the number of distractors, and the paddles of each."""
   length = DIFFICULTIES[difficulty] // 3
   return GEOMETRIES[resolution].distractor_paddles // length, length

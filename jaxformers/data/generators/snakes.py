@@ -1,16 +1,29 @@
-"""The generator of Pathfinder's images.
+"""Generator of Pathfinder's images.
 
-Two snakes of `contour_length` paddles grow at the same time from tails that
-are `seed_distance` apart, then shorter distractors where there is room; a disc
-marks one end of one of the two, another the far end of the same snake (label
+Two snakes of `contour` paddles grow at the same time from tails that are
+`seed_distance` apart, then shorter distractors where there is room. A disc
+marks the tail of one snake, another disc the far end of the same snake (label
 1) or of the other (label 0).
 
-A paddle is drawn at antialias times the size and resampled, as is the region
-around it that no other may enter. Both depend on its orientation alone, so
-they are drawn once for every orientation (`Sprites`); what is left, the walk,
-is compiled by Numba. Pixels are computed as in the original; its random numbers
-are not, so images differ and their distribution does not
+A paddle is drawn at `ANTIALIAS` times its size and resampled, and so is the
+region around it that no other paddle may enter. Both depend on the orientation
+alone, so they are drawn once for every orientation (`Sprites`). The random walk
+that places them is compiled by Numba. Pixels are computed as in the original,
+but from other random numbers: images differ, their distribution does not
 (`tests/data/generators/test_snakes.py` compares).
+
+The steps of an image, each a function below:
+
+1. `_two_snakes` places both first paddles (`_two_seeds`) and lets the snakes
+   grow in turn (`_grow`, which chooses the next paddle by `_extend`).
+2. `_distractors` places shorter snakes where there is room.
+3. `_image` paints all of them and the two discs, and scales to 0 to 255.
+
+Compiled functions take these arrays: `mask` uint8 [size, size], what paddles
+keep clear, 255 for entirely; `image` float32 [size, size]; `sprites` and
+`numbers`, see `Sprites` and `Numbers`; `last` int64 [5], the latest paddle of a
+snake: its sprite, y and x of its tail end, and y and x of its pivot, around
+which the next paddle turns.
 
 Source: see `pathfinder`.
 """
@@ -41,27 +54,35 @@ from jaxformers.data.generators.pathfinder import (
 PADDLE_TRIALS = 3  # Candidates for the next paddle before a snake fails.
 SNAKE_TRIALS = 5  # Attempts at each distractor.
 LEAST_ROOM = 0.01  # Share of free pixels below which no distractor is tried.
-FREE = 76  # A mask up to 0.3 of 255 counts as free,
-CROSSING = 459  # and one of 1.8 in sum as two paddles that cross.
-GUESSES = 64  # At a free place, before all are listed.
-ANTIALIAS = 2
+FREE = 76  # Masks up to 0.3 of 255 count as free.
+CROSSING = 459  # Masks that add up to 1.8 of 255 count as crossing paddles.
+GUESSES = 64  # Random places that are tried before all free ones are listed.
+ANTIALIAS = 2  # Factor at which paddles and discs are drawn.
 
 
 class Sprites(NamedTuple):
-  """Everything that depends on geometry and margin alone.
+  """Arrays that depend on resolution and margin alone.
 
   Orientations 0 to 359 are those of first paddles, in degrees from -180, drawn
-  from their tail; the k others lead to the k places that a next paddle can
-  have its head at, drawn from the head back.
+  from their tail. The k others lead to the k places where the head of a next
+  paddle can be, and are drawn from the head back.
 
-  paddle [360 + k, w, w] float32: brightness. region [360 + k, w, w] uint8: what
-  it keeps clear, 255 for wholly, nothing outside box [360 + k, 4] (first and
-  one past the last row, first and one past the last column). place [k, 2]: head
-  relative to the pivot (y, x), and turn [k] its angle. room [360, m, 2]: pixels
-  that must be free around a first paddle's tail, of which the first rooms [360]
-  count, none for an orientation that is never taken. tails [360, t, 2]: places
-  for the tail of the first snake, of which the first num_tails [360]
-  count. near [o, 2]: the disc of radius margin. disc [v, v] float32: a marker.
+  Attributes:
+    paddle: float32 [360 + k, w, w], brightness of a paddle.
+    region: uint8 [360 + k, w, w], pixels that a paddle keeps clear, 255 for
+      entirely; zero outside of its box.
+    box: int64 [360 + k, 4], first row, one past the last row, first column, and
+      one past the last column.
+    place: int64 [k, 2], (y, x) of the head relative to the pivot.
+    turn: float64 [k], angle of that place.
+    room: int64 [360, m, 2], pixels around the tail of a first paddle that must
+      be free, of which the first `rooms` count.
+    rooms: int64 [360], 0 for an orientation that is never taken.
+    tails: int64 [360, t, 2], places for the tail of the first snake, of which
+      the first `num_tails` count.
+    num_tails: int64 [360].
+    near: int64 [o, 2], disc of radius margin.
+    disc: float32 [v, v], brightness of a marker.
   """
 
   paddle: np.ndarray
@@ -78,7 +99,20 @@ class Sprites(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """The settings of one image, for compiled code."""
+  """Settings of one image, for compiled code.
+
+  Attributes:
+    size: pixels a side.
+    padding: width of the border that snakes keep clear of.
+    margin: free pixels around a paddle.
+    length: length of a paddle.
+    seed_distance: distance of the tails of the two snakes.
+    continuity: weight of keeping the direction.
+    contour: number of paddles of a target snake.
+    distractors: largest number of distractors.
+    distractor_length: number of paddles of a distractor.
+    target, distractor: contrast of their paddles.
+  """
 
   size: int
   padding: int
@@ -94,12 +128,14 @@ class Numbers(NamedTuple):
 
 
 def _disc(radius: float) -> np.ndarray:
+  """Returns a filled disc, bool [2 radius + 1, 2 radius + 1]."""
   reach = int(radius)
   y, x = np.ogrid[-reach : reach + 1, -reach : reach + 1]
   return x**2 + y**2 <= radius**2
 
 
 def _translate(y: float, x: float, angle: float, far: float) -> tuple[int, int]:
+  """Returns the pixel at a distance in the direction of an angle."""
   return (
     math.ceil(y + far * math.sin(angle)),
     math.ceil(x + far * math.cos(angle)),
@@ -107,7 +143,7 @@ def _translate(y: float, x: float, angle: float, far: float) -> tuple[int, int]:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Compiles by Numba, and keeps the result where it can be kept."""
+  """Compiles a function by Numba, and caches it on disk if possible."""
   try:
     return numba.njit(cache=True, nogil=True)(function)
   except RuntimeError:  # Neither the package's folder nor a home is writable.
@@ -120,7 +156,17 @@ _compiled_translate = compiled(_translate)
 def _draw(
   geometry: Geometry, margin: int, angle: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """A paddle from the middle of a square outwards, and what it keeps clear."""
+  """Draws a paddle from the middle of a square outwards, and its region.
+
+  Args:
+    geometry: sizes of the resolution.
+    margin: free pixels around a paddle.
+    angle: direction of the paddle.
+
+  Returns:
+    The paddle, and the region that it keeps clear, both uint8 [w, w].
+  """
+  # Draw the line enlarged, in a square that holds it in all directions.
   reach = geometry.paddle_length + math.ceil(geometry.thickness) + margin
   centre = reach * ANTIALIAS
   blown = Image.new("L", (2 * centre + 1, 2 * centre + 1))
@@ -128,23 +174,30 @@ def _draw(
   width = round(geometry.thickness * ANTIALIAS)
   ImageDraw.Draw(blown).line([(centre, centre), (x, y)], 255, width)
   line = np.asarray(blown)
+  # Widen the line by the margin.
   clear = ndimage.binary_dilation(line > 0, _disc(margin * ANTIALIAS))
+  # Shrink both to their size.
   return _resize(line, 2 * reach + 1), _resize(clear * 255, 2 * reach + 1)
 
 
 def _resize(blown: np.ndarray, side: int) -> np.ndarray:
+  """Resamples to side x side pixels, as the original does."""
   image = Image.fromarray(blown.astype(np.uint8))
   return np.asarray(image.resize((side, side), Image.Resampling.LANCZOS))
 
 
 def _bounds(region: np.ndarray) -> np.ndarray:
-  """First and one past the last row, then column, that are not zero."""
+  """Returns the box of all pixels that are not zero; see `Sprites.box`."""
   rows, columns = (np.nonzero(region.any(axis))[0] for axis in (1, 0))
   return np.array([rows[0], rows[-1] + 1, columns[0], columns[-1] + 1])
 
 
 def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-  """Lists of places of many lengths -> [count, longest, 2] and the lengths."""
+  """Pads lists of places to one array [count, longest, 2]; also their lengths.
+
+  Args:
+    rows: places (y, x) of each list, int64 [length, 2].
+  """
   table = np.zeros((len(rows), max(map(len, rows)), 2), np.int64)
   for places, row in zip(table, rows, strict=True):
     places[: len(row)] = row
@@ -152,12 +205,15 @@ def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reaches_every_corner(offsets: np.ndarray) -> bool:
-  """Whether a first paddle can be placed at all.
+  """Returns True if the original could place a first paddle at all.
 
   In a corner of the image, where every pixel of the room may lie outside, the
   original's dilation yields minus infinity, and then it finds no free place
-  anywhere. That is most orientations at 32 pixels, and the reason why few
-  distractors are drawn there.
+  anywhere. This excludes most orientations at 32 pixels, and is the reason why
+  few distractors are drawn there.
+
+  Args:
+    offsets: pixels of the room relative to the tail, int64 [m, 2].
   """
   return all(
     ((offsets * sign) >= 0).all(1).any()
@@ -165,59 +221,90 @@ def _reaches_every_corner(offsets: np.ndarray) -> bool:
   )
 
 
+def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
+  """Returns the pixels that must be free around the tail of a first paddle.
+
+  Args:
+    regions: uint8 [360, w, w], what first paddles keep clear.
+    far: largest offset that counts.
+
+  Returns:
+    For each orientation int64 [m, 2], empty for one that is never taken.
+  """
+  # The original sets the structuring element one pixel off its centre.
+  centre = regions.shape[1] // 2 - 1
+  rooms = []
+  for region in regions:
+    # Take the pixels that the paddle keeps clear entirely.
+    offsets = np.argwhere(region == 255) - centre
+    offsets = offsets[(np.abs(offsets) <= far).all(1)]
+    rooms.append(offsets if _reaches_every_corner(offsets) else offsets[:0])
+  return rooms
+
+
+def _tails(rooms: list[np.ndarray], size: int, border: int) -> list[np.ndarray]:
+  """Returns places for the tail of the first snake, for each orientation.
+
+  Args:
+    rooms: see `_rooms`.
+    size: pixels a side.
+    border: width of the border that the room of a tail keeps clear of.
+  """
+  # Try every pixel, and keep those whose room lies within the border.
+  pixels = np.argwhere(np.ones((size, size), bool))
+  tails = []
+  for offsets in rooms:
+    touched = pixels[:, None] + offsets[None]
+    is_inside = (touched >= border) & (touched < size - border)
+    places = pixels[is_inside.all((1, 2))]
+    tails.append(places if len(offsets) else places[:0])
+  return tails
+
+
+def _marker(radius: float) -> np.ndarray:
+  """Draws the disc that marks an end of a snake, float32 [v, v]."""
+  reach = math.ceil(radius) + 3  # Lanczos reaches three pixels.
+  side = (2 * reach + 1) * ANTIALIAS
+  y, x = np.ogrid[:side, :side]
+  centre = reach * ANTIALIAS
+  blown = (y - centre) ** 2 + (x - centre) ** 2 <= (radius * ANTIALIAS) ** 2
+  return _resize(blown * 255, 2 * reach + 1).astype(np.float32) / 255
+
+
 @functools.cache
 def sprites(resolution: int, margin: int) -> Sprites:
   """Draws everything that is drawn more than once; tenths of a second."""
   geometry = GEOMETRIES[resolution]
-  degrees = np.deg2rad(np.arange(-180, 180))
   far = geometry.paddle_length + margin
-  # Pixels on a circle around the pivot, none twice.
+  # List the pixels on a circle around the pivot, none twice.
   around = np.deg2rad(np.arange(0, 360, 360 / (2 * far * np.pi)))
   circle = np.stack([far * np.sin(around), far * np.cos(around)], axis=1)
   place = np.unique(np.floor(circle).astype(np.int64), axis=0)
   turn = np.arctan2(place[:, 0], place[:, 1])
+  # Draw first paddles from the tail, and next paddles from the head back.
+  degrees = np.deg2rad(np.arange(-180, 180))
   back = np.where(turn < 0, turn + np.pi, turn - np.pi)
-  drawn = [_draw(geometry, margin, a) for a in (*degrees, *back)]
-  paddle = np.stack([one for one, _ in drawn]).astype(np.float32) / 255
-  region = np.stack([two for _, two in drawn])
-  # The original sets the structuring element one pixel off its centre.
-  reach = region.shape[1] // 2
-  room = []
-  for one in region[:360]:
-    y, x = np.nonzero(one == 255)
-    shifted = np.stack([y, x], axis=1) - reach + 1
-    shifted = shifted[(np.abs(shifted) <= far).all(1)]
-    room.append(shifted if _reaches_every_corner(shifted) else shifted[:0])
-  border = 2 * geometry.seed_distance
-  pixels = np.argwhere(np.ones((resolution, resolution), bool))
-  tails = []
-  for offsets in room:
-    touched = pixels[:, None] + offsets[None]
-    free = (touched >= border) & (touched < resolution - border)
-    tails.append(pixels[free.all((1, 2))][: len(pixels) * bool(len(offsets))])
-  room_table, rooms = _padded(room)
-  tail_table, num_tails = _padded(tails)
-  near = np.argwhere(_disc(margin)) - margin
-  v = math.ceil(geometry.marker_radius) + 3  # Lanczos reaches three pixels.
-  side = (2 * v + 1) * ANTIALIAS
-  y, x = np.ogrid[:side, :side]
-  centre = v * ANTIALIAS
-  blown = (y - centre) ** 2 + (x - centre) ** 2 <= (
-    geometry.marker_radius * ANTIALIAS
-  ) ** 2
-  disc = _resize(blown * 255, 2 * v + 1).astype(np.float32) / 255
+  drawn = [_draw(geometry, margin, angle) for angle in (*degrees, *back)]
+  paddles, regions = (np.stack(images) for images in zip(*drawn, strict=True))
+  # List where first paddles can be.
+  rooms = _rooms(regions[:360], far)
+  room, num_rooms = _padded(rooms)
+  tail, num_tails = _padded(
+    _tails(rooms, resolution, 2 * geometry.seed_distance)
+  )
+  # Keep the box of each region: outside of it there is nothing to compare.
   return Sprites(
-    paddle,
-    region,
-    np.stack([_bounds(one) for one in region]),
-    place,
-    turn,
-    room_table,
-    rooms,
-    tail_table,
-    num_tails,
-    near,
-    disc,
+    paddle=paddles.astype(np.float32) / 255,
+    region=regions,
+    box=np.stack([_bounds(region) for region in regions]),
+    place=place,
+    turn=turn,
+    room=room,
+    rooms=num_rooms,
+    tails=tail,
+    num_tails=num_tails,
+    near=np.argwhere(_disc(margin)) - margin,
+    disc=_marker(geometry.marker_radius),
   )
 
 
@@ -225,7 +312,16 @@ def sprites(resolution: int, margin: int) -> Sprites:
 def _stamp(
   out: Any, sprite: Any, box: Any, y: int, x: int, scale: float
 ) -> None:
-  """out = max(out, scale * sprite), centred at (y, x), cut at the border."""
+  """Sets out to max(out, scale * sprite), with the sprite centred at (y, x).
+
+  Args:
+    out: image or mask, changed in place; the sprite is cut at its border.
+    sprite: [w, w].
+    box: rows and columns of the sprite that are not zero; see `Sprites.box`.
+    y, x: place of the sprite's centre.
+    scale: factor of the sprite.
+  """
+  # Visit the part of the box that lies inside of the image.
   top, left = y - sprite.shape[0] // 2, x - sprite.shape[0] // 2
   size = out.shape[0]
   for i in range(max(box[0], -top), min(box[1], size - top)):
@@ -237,6 +333,8 @@ def _stamp(
 
 @compiled
 def _crosses(mask: Any, region: Any, box: Any, y: int, x: int) -> bool:
+  """Returns True if a region centred at (y, x) meets what is masked."""
+  # Visit the part of the box that lies inside of the image.
   top, left = y - region.shape[0] // 2, x - region.shape[0] // 2
   size = mask.shape[0]
   for i in range(max(box[0], -top), min(box[1], size - top)):
@@ -252,186 +350,242 @@ def _inside(y: int, x: int, size: int) -> bool:
 
 
 @compiled
+def _weigh_turns(
+  mask: Any, y: int, x: int, angle: float, sprites: Any, numbers: Any
+) -> Any:
+  """Returns the weight of every place of the next head, float64 [k].
+
+  A place weighs more the straighter the snake goes on, and less the more of the
+  disc around it is taken; beyond a right angle it weighs nothing.
+  """
+  size = numbers.size
+  weights = np.zeros(len(sprites.turn))
+  for k in range(len(sprites.turn)):
+    head_y, head_x = y + sprites.place[k, 0], x + sprites.place[k, 1]
+    if not _inside(head_y, head_x, size):
+      continue
+    # Compare the direction with that of the last paddle.
+    delta = abs(sprites.turn[k] - angle)
+    delta = min(delta, 2 * math.pi - delta) * numbers.continuity
+    if delta >= math.pi / 2:
+      continue
+    # Find the most that is taken near the head.
+    taken = 0
+    for o in range(len(sprites.near)):
+      by, bx = head_y + sprites.near[o, 0], head_x + sprites.near[o, 1]
+      if _inside(by, bx, size) and mask[by, bx] > taken:
+        taken = mask[by, bx]
+    weights[k] = math.cos(delta) ** 2 * (1 - taken / 255)
+  return weights
+
+
+@compiled
 def _extend(
-  rng: Any, mask: Any, y: int, x: int, angle: float, s: Any, n: Any
+  rng: Any, mask: Any, last: Any, angle: float, sprites: Any, numbers: Any
 ) -> tuple[int, int, int]:
   """Chooses the next paddle of a snake.
 
   Args:
     rng: NumPy's generator.
-    mask: uint8 [size, size], what is taken.
-    y, x: pivot of the last paddle.
-    angle: of the last paddle.
-    s: `Sprites`.
-    n: `Numbers`.
+    mask: what is taken.
+    last: latest paddle of the snake.
+    angle: direction of that paddle.
+    sprites: see `Sprites`.
+    numbers: see `Numbers`.
 
   Returns:
     (k, y, x): the k-th place, and the new pivot; k = -1 if there is none.
   """
-  y, x = _compiled_translate(y, x, angle, float(n.length + 2 * n.margin))
-  weights = np.zeros(len(s.turn))
-  for k in range(len(s.turn)):
-    at_y, at_x = y + s.place[k, 0], x + s.place[k, 1]
-    if not _inside(at_y, at_x, n.size):
-      continue
-    delta = abs(s.turn[k] - angle)
-    delta = min(delta, 2 * math.pi - delta) * n.continuity
-    if delta >= math.pi / 2:
-      continue
-    taken = 0
-    for o in range(len(s.near)):
-      by, bx = at_y + s.near[o, 0], at_x + s.near[o, 1]
-      if _inside(by, bx, n.size) and mask[by, bx] > taken:
-        taken = mask[by, bx]
-    weights[k] = math.cos(delta) ** 2 * (1 - taken / 255)
+  # Move the pivot by a paddle and the margins at both of its ends.
+  far = float(numbers.length + 2 * numbers.margin)
+  y, x = _compiled_translate(last[3], last[4], angle, far)
+  # Fail if no place is free in the directions ahead.
+  weights = _weigh_turns(mask, y, x, angle, sprites, numbers)
   total = weights.sum()
   if total < 1e-4:
     return -1, y, x
   for _ in range(PADDLE_TRIALS):
+    # Draw a place by its weight.
     left = rng.random() * total
     k = 0
     while k < len(weights) - 1 and left >= weights[k]:
       left -= weights[k]
       k += 1
-    at_y, at_x = y + s.place[k, 0], x + s.place[k, 1]
-    if not _crosses(mask, s.region[360 + k], s.box[360 + k], at_y, at_x):
+    # Take it unless the paddle crosses another.
+    head_y, head_x = y + sprites.place[k, 0], x + sprites.place[k, 1]
+    region, box = sprites.region[360 + k], sprites.box[360 + k]
+    if not _crosses(mask, region, box, head_y, head_x):
       return k, y, x
   return -1, y, x
 
 
 @compiled
-def _pivot(y: int, x: int, degree: int, n: Any) -> tuple[bool, int, int, float]:
-  """Where the first paddle of a snake, with its tail at (y, x), turns."""
+def _pivot(y: int, x: int, degree: int, numbers: Any) -> tuple[bool, int, int]:
+  """Returns the pivot of a first paddle with its tail at (y, x).
+
+  Returns:
+    (inside, y, x): True if head and pivot lie in the image, and the pivot.
+  """
+  # Go from the tail to the head, and back by a paddle and a margin.
   angle = (degree - 180) * math.pi / 180
   back = angle + math.pi if angle < 0 else angle - math.pi
-  hy, hx = _compiled_translate(y, x, angle, float(n.length))
-  py, px = _compiled_translate(hy, hx, back, float(n.length + n.margin))
-  good = _inside(hy, hx, n.size) and _inside(py, px, n.size)
-  return good, py, px, angle
+  head_y, head_x = _compiled_translate(y, x, angle, float(numbers.length))
+  pivot_y, pivot_x = _compiled_translate(
+    head_y, head_x, back, float(numbers.length + numbers.margin)
+  )
+  inside = _inside(head_y, head_x, numbers.size) and _inside(
+    pivot_y, pivot_x, numbers.size
+  )
+  return inside, pivot_y, pivot_x
 
 
 @compiled
-def _two_seeds(rng: Any, s: Any, n: Any, state: Any) -> bool:
-  """Places the first paddle of both snakes.
+def _two_seeds(rng: Any, sprites: Any, numbers: Any, state: Any) -> bool:
+  """Places the first paddle of both snakes; returns False if it fails.
 
-  state: int64 [2, 5], for each the sprite, y and x of its last paddle, and y
-  and x of its last pivot.
+  Args:
+    rng: NumPy's generator.
+    sprites: see `Sprites`.
+    numbers: see `Numbers`.
+    state: int64 [2, 5], written here: `last` of each snake.
   """
-  found = False
+  # Place the first snake at a tail that has room.
+  inside = False
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
-    if s.num_tails[degree] == 0:
+    if sprites.num_tails[degree] == 0:
       return False
-    tail = s.tails[degree, rng.integers(0, s.num_tails[degree])]
-    found, py, px, _angle = _pivot(tail[0], tail[1], degree, n)
-    if found:
-      state[0] = (degree, tail[0], tail[1], py, px)
+    tail = sprites.tails[degree, rng.integers(0, sprites.num_tails[degree])]
+    inside, pivot_y, pivot_x = _pivot(tail[0], tail[1], degree, numbers)
+    if inside:
+      state[0] = (degree, tail[0], tail[1], pivot_y, pivot_x)
       break
-  if not found:
+  if not inside:
     return False
+  # Place the second one in a random direction from it.
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     direction = rng.integers(0, 360) * math.pi / 180
-    y = round(state[0, 1] + n.seed_distance * math.sin(direction))
-    x = round(state[0, 2] + n.seed_distance * math.cos(direction))
-    found, py, px, _angle = _pivot(y, x, degree, n)
-    if found:
-      state[1] = (degree, y, x, py, px)
+    y = round(state[0, 1] + numbers.seed_distance * math.sin(direction))
+    x = round(state[0, 2] + numbers.seed_distance * math.cos(direction))
+    inside, pivot_y, pivot_x = _pivot(y, x, degree, numbers)
+    if inside:
+      state[1] = (degree, y, x, pivot_y, pivot_x)
       return True
   return False
 
 
 @compiled
-def _angle_of(sprite: int, s: Any) -> float:
+def _angle_of(sprite: int, sprites: Any) -> float:
   if sprite < 360:
     return (sprite - 180) * math.pi / 180
-  return s.turn[sprite - 360]
+  return sprites.turn[sprite - 360]
 
 
 @compiled
-def _grow(rng: Any, mask: Any, last: Any, s: Any, n: Any) -> bool:
-  """Adds a paddle to the snake whose last one is `last`, a row of `state`."""
-  angle = _angle_of(last[0], s)
-  k, py, px = _extend(rng, mask, last[3], last[4], angle, s, n)
+def _grow(rng: Any, mask: Any, last: Any, sprites: Any, numbers: Any) -> bool:
+  """Adds a paddle to a snake and updates `last`; returns False if it fails."""
+  angle = _angle_of(last[0], sprites)
+  k, pivot_y, pivot_x = _extend(rng, mask, last, angle, sprites, numbers)
   if k < 0:
     return False
-  _take(mask, last, s)
+  # Mask the paddle before only now: the next one begins within its region.
+  _take(mask, last, sprites)
   last[0] = 360 + k
-  last[1], last[2] = py + s.place[k, 0], px + s.place[k, 1]
-  last[3], last[4] = py, px
+  last[1] = pivot_y + sprites.place[k, 0]
+  last[2] = pivot_x + sprites.place[k, 1]
+  last[3], last[4] = pivot_y, pivot_x
   return True
 
 
 @compiled
-def _take(mask: Any, paddle: Any, s: Any) -> None:
+def _take(mask: Any, paddle: Any, sprites: Any) -> None:
   """Masks what a paddle (sprite, y, x, ...) keeps clear."""
   k = paddle[0]
-  _stamp(mask, s.region[k], s.box[k], paddle[1], paddle[2], 1)
+  _stamp(mask, sprites.region[k], sprites.box[k], paddle[1], paddle[2], 1)
 
 
 @compiled
-def _paint(image: Any, paddles: Any, contrast: float, s: Any) -> None:
+def _paint(image: Any, paddles: Any, contrast: float, sprites: Any) -> None:
   """Draws a snake: paddles [m, 3], each (sprite, y, x)."""
-  side = s.paddle.shape[1]
+  side = sprites.paddle.shape[1]
   box = np.array((0, side, 0, side))
   for k, y, x in paddles:
-    _stamp(image, s.paddle[k], box, y, x, contrast)
+    _stamp(image, sprites.paddle[k], box, y, x, contrast)
 
 
 @compiled
-def _two_snakes(rng: Any, mask: Any, paddles: Any, s: Any, n: Any) -> bool:
-  """Lays out both snakes, or fails half-way.
+def _two_snakes(
+  rng: Any, mask: Any, paddles: Any, sprites: Any, numbers: Any
+) -> bool:
+  """Places both snakes; returns False if one of them cannot grow.
 
-  paddles: int64 [2, contour, 3], (sprite, y, x) of each.
+  Args:
+    rng: NumPy's generator.
+    mask: written here: what the snakes keep clear.
+    paddles: int64 [2, contour, 3], written here: (sprite, y, x) of each.
+    sprites: see `Sprites`.
+    numbers: see `Numbers`.
   """
   state = np.zeros((2, 5), np.int64)
-  if not _two_seeds(rng, s, n, state):
+  if not _two_seeds(rng, sprites, numbers, state):
     return False
+  # Mask the border.
+  inner = slice(numbers.padding, numbers.size - numbers.padding)
   mask[:] = 255
-  mask[n.padding : n.size - n.padding, n.padding : n.size - n.padding] = 0
+  mask[inner, inner] = 0
+  # Let both grow in turn.
   paddles[:, 0] = state[:, :3]
-  for paddle in range(1, n.contour):
+  for paddle in range(1, numbers.contour):
     for snake in range(2):
-      if not _grow(rng, mask, state[snake], s, n):
+      if not _grow(rng, mask, state[snake], sprites, numbers):
         return False
       paddles[snake, paddle] = state[snake, :3]
   # Of the last two paddles the original keeps clear of the second alone.
-  _take(mask, state[1], s)
+  _take(mask, state[1], sprites)
   return True
 
 
 @compiled
-def _has_room(mask: Any, degree: int, y: int, x: int, s: Any) -> bool:
-  """Whether a first paddle with its tail at (y, x) has its room to itself."""
+def _has_room(mask: Any, degree: int, y: int, x: int, sprites: Any) -> bool:
+  """Returns True if a first paddle with its tail at (y, x) has free room."""
   size = mask.shape[0]
-  for o in range(s.rooms[degree]):
-    by, bx = y + s.room[degree, o, 0], x + s.room[degree, o, 1]
+  for o in range(sprites.rooms[degree]):
+    by = y + sprites.room[degree, o, 0]
+    bx = x + sprites.room[degree, o, 1]
     if _inside(by, bx, size):
-      edge = by == 0 or bx == 0 or by == size - 1 or bx == size - 1
-      if edge or mask[by, bx] > FREE:
+      is_edge = by == 0 or bx == 0 or by == size - 1 or bx == size - 1
+      if is_edge or mask[by, bx] > FREE:
         return False
   return True
 
 
 @compiled
 def _free_tail(
-  rng: Any, mask: Any, degree: int, free: Any, s: Any
+  rng: Any, mask: Any, degree: int, free: Any, sprites: Any
 ) -> tuple[int, int]:
-  """One of the places where a first paddle has room, (-1, -1) if none has.
+  """Returns a random place where a first paddle has room, else (-1, -1).
 
-  All are equally likely. They are listed only if guessing does not find one.
+  All places are equally likely. They are listed only if guessing fails.
 
-  free: int64 [size * size, 2], room to list them in.
+  Args:
+    rng: NumPy's generator.
+    mask: what is taken.
+    degree: orientation of the paddle.
+    free: int64 [size * size, 2], memory to list the places in.
+    sprites: see `Sprites`.
   """
   size = mask.shape[0]
+  # Guess: cheap while much is free.
   for _ in range(GUESSES):
     y, x = rng.integers(0, size), rng.integers(0, size)
-    if _has_room(mask, degree, y, x, s):
+    if _has_room(mask, degree, y, x, sprites):
       return y, x
+  # List all free places, and draw one.
   count = 0
   for y in range(size):
     for x in range(size):
-      if _has_room(mask, degree, y, x, s):
+      if _has_room(mask, degree, y, x, sprites):
         free[count, 0], free[count, 1] = y, x
         count += 1
   if count == 0:
@@ -441,87 +595,103 @@ def _free_tail(
 
 
 @compiled
-def _seed(rng: Any, mask: Any, free: Any, s: Any, n: Any, last: Any) -> bool:
-  """Chooses the first paddle of a distractor where there is room for it."""
+def _seed(
+  rng: Any, mask: Any, free: Any, sprites: Any, numbers: Any, last: Any
+) -> bool:
+  """Places the first paddle of a distractor; returns False if none fits."""
+  # Give up where hardly any pixel is free.
   if (mask <= FREE).sum() < LEAST_ROOM * mask.size:
     return False
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
-    if s.rooms[degree] == 0:
+    if sprites.rooms[degree] == 0:
       return False
-    y, x = _free_tail(rng, mask, degree, free, s)
+    # Place its tail, and keep it if head and pivot lie in the image.
+    y, x = _free_tail(rng, mask, degree, free, sprites)
     if y < 0:
       return False
-    found, py, px, _angle = _pivot(y, x, degree, n)
-    if found:
-      last[0], last[1], last[2], last[3], last[4] = degree, y, x, py, px
+    inside, pivot_y, pivot_x = _pivot(y, x, degree, numbers)
+    if inside:
+      last[0], last[1], last[2] = degree, y, x
+      last[3], last[4] = pivot_y, pivot_x
       return True
   return False
 
 
 @compiled
-def _distractors(rng: Any, image: Any, mask: Any, s: Any, n: Any) -> int:
+def _distractors(
+  rng: Any, image: Any, mask: Any, sprites: Any, numbers: Any
+) -> int:
   """Draws as many distractors as find room; returns their number."""
-  free = np.empty((n.size * n.size, 2), np.int64)
+  free = np.empty((numbers.size * numbers.size, 2), np.int64)
   last = np.zeros(5, np.int64)
-  paddles = np.zeros((n.distractor_length, 3), np.int64)
+  paddles = np.zeros((numbers.distractor_length, 3), np.int64)
   drawn = 0
-  for _ in range(n.distractors):
+  for _ in range(numbers.distractors):
     for _ in range(SNAKE_TRIALS):
-      if not _seed(rng, mask, free, s, n, last):
+      if not _seed(rng, mask, free, sprites, numbers, last):
         continue
+      # Grow on a copy of the mask: an attempt may fail half-way.
       taken = mask.copy()
       paddles[0] = last[:3]
-      whole = True
-      for paddle in range(1, n.distractor_length):
-        if not _grow(rng, taken, last, s, n):
-          whole = False
+      is_complete = True
+      for paddle in range(1, numbers.distractor_length):
+        if not _grow(rng, taken, last, sprites, numbers):
+          is_complete = False
           break
         paddles[paddle] = last[:3]
-      if whole:
-        _take(taken, last, s)
+      # Keep the attempt: its mask, and its paddles in the image.
+      if is_complete:
+        _take(taken, last, sprites)
         mask[:] = taken
-        _paint(image, paddles, n.distractor, s)
+        _paint(image, paddles, numbers.distractor, sprites)
         drawn += 1
         break
   return drawn
 
 
 @compiled
-def _image(rng: Any, s: Any, n: Any) -> Any:
-  """The fields of a `Sample` without its margin."""
+def _image(rng: Any, sprites: Any, numbers: Any) -> Any:
+  """Returns the fields of a `Sample` without its margin."""
   label = rng.integers(0, 2)
-  image = np.zeros((n.size, n.size), np.float32)
-  mask = np.zeros((n.size, n.size), np.uint8)
-  paddles = np.zeros((2, n.contour, 3), np.int64)
+  image = np.zeros((numbers.size, numbers.size), np.float32)
+  mask = np.zeros((numbers.size, numbers.size), np.uint8)
+  # Place both snakes, from the start until an attempt succeeds.
+  paddles = np.zeros((2, numbers.contour, 3), np.int64)
   restarts = 0
-  while not _two_snakes(rng, mask, paddles, s, n):
+  while not _two_snakes(rng, mask, paddles, sprites, numbers):
     restarts += 1
   for snake in range(2):
-    _paint(image, paddles[snake], n.target, s)
-  drawn = _distractors(rng, image, mask, s, n)
+    _paint(image, paddles[snake], numbers.target, sprites)
+  drawn = _distractors(rng, image, mask, sprites, numbers)
+  # Mark a tail, and the far end of the same snake or of the other.
   path = paddles[:, :, 1:].copy()
   marked = rng.integers(0, 2)
   other = marked if label == 1 else 1 - marked
-  side = s.disc.shape[0]
+  side = sprites.disc.shape[0]
   box = np.array((0, side, 0, side))
-  _stamp(image, s.disc, box, path[marked, 0, 0], path[marked, 0, 1], 1.0)
-  _stamp(image, s.disc, box, path[other, -1, 0], path[other, -1, 1], 1.0)
+  for end in (path[marked, 0], path[other, -1]):
+    _stamp(image, sprites.disc, box, end[0], end[1], 1.0)
+  # Scale brightness to 0 to 255.
   low, high = image.min(), image.max()
-  pixels = np.empty((n.size, n.size), np.uint8)
-  for y in range(n.size):
-    for x in range(n.size):
+  pixels = np.empty((numbers.size, numbers.size), np.uint8)
+  for y in range(numbers.size):
+    for x in range(numbers.size):
       pixels[y, x] = int((image[y, x] - low) * (255.0 / (high - low)) + 0.5)
   return pixels, label, path, marked, drawn, restarts
 
 
 class Sample(NamedTuple):
-  """One image and how it came about.
+  """One image and how it was generated.
 
-  pixels uint8 [size, size]. label 1 if the discs lie on the same snake. path
-  int64 [2, contour_length, 2], places (y, x) of the two snakes' paddles.
-  marked: whose tail has a disc. distractors: number drawn. restarts: attempts
-  at the two snakes that failed. margin: between paddles.
+  Attributes:
+    pixels: uint8 [size, size].
+    label: 1 if the discs lie on the same snake, else 0.
+    path: int64 [2, contour, 2], places (y, x) of the two snakes' paddles.
+    marked: number of the snake whose tail has a disc.
+    distractors: number of distractors that were drawn.
+    restarts: number of failed attempts at the two snakes.
+    margin: free pixels around a paddle.
   """
 
   pixels: np.ndarray
@@ -533,19 +703,22 @@ class Sample(NamedTuple):
   margin: int
 
   def discs(self) -> np.ndarray:
-    """(y, x) of the two discs, int64 [2, 2]."""
+    """Returns (y, x) of the two discs, int64 [2, 2]."""
     other = self.marked if self.label else 1 - self.marked
     return np.stack([self.path[self.marked, 0], self.path[other, -1]])
 
 
 def sample(settings: Settings, index: int) -> Sample:
-  """The image of an index: a function of it and of the settings alone."""
+  """Returns the image of an index: a function of it and of the settings."""
+  # Seed a generator from everything that the image depends on.
   geometry = GEOMETRIES[settings.resolution]
   contour = DIFFICULTIES[settings.difficulty]
   entropy = [settings.seed, settings.resolution, contour, index]
   rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+  # Draw the margin here: it decides which sprites are needed.
   margin = geometry.margins[int(rng.integers(0, len(geometry.margins)))]
   count, length = distractor_counts(settings.resolution, settings.difficulty)
+  # Hand the settings over as plain numbers, which Numba compiles.
   numbers = Numbers(
     size=settings.resolution,
     padding=geometry.padding,
@@ -564,24 +737,30 @@ def sample(settings: Settings, index: int) -> Sample:
 
 
 def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
-  """The images from `start` on, at most CHUNK.
+  """Generates the images from `start` on, at most CHUNK.
+
+  Args:
+    settings: settings of the data set.
+    start: index of the first image.
 
   Returns:
     pixels uint8 [k, size, size] and labels uint8 [k].
   """
   indices = range(start, min(start + CHUNK, settings.num_images))
-  made = [sample(settings, index) for index in indices]
-  pixels = np.stack([one.pixels for one in made])
-  return pixels, np.array([one.label for one in made], np.uint8)
+  samples = [sample(settings, index) for index in indices]
+  pixels = np.stack([drawn.pixels for drawn in samples])
+  return pixels, np.array([drawn.label for drawn in samples], np.uint8)
 
 
 def chunks(settings: Settings, starts: list[int]) -> Iterator[tuple[int, Any]]:
-  """(start, chunk) as they get done, made on all cores at once."""
+  """Yields (start, chunk) as they are finished, generated on all cores."""
+  # Threads run at once: compiled code holds no lock.
   workers = os.cpu_count() or 1
   pool = concurrent.futures.ThreadPoolExecutor(workers)
   try:
     jobs = {pool.submit(chunk, settings, start): start for start in starts}
     for job in concurrent.futures.as_completed(jobs):
       yield jobs.pop(job), job.result()
-  finally:  # Whoever asked may be gone: what was not begun is left.
+  finally:
+    # The caller may have stopped early: start no more chunks.
     pool.shutdown(cancel_futures=True)

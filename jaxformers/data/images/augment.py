@@ -1,10 +1,10 @@
 """DeiT's augmentation of images, on the host, as pure functions of a generator.
 
-Touvron et al. 2021, https://arxiv.org/abs/2012.12877, table 9, as their code
-has it through timm: crops and flips, RandAugment "rand-m9-mstd0.5-inc1", random
-erasing of pixels, mixup and cutmix. Pillow changes the pixels; what is ours is
-the policy, for timm's draws from global generators, and a run that is taken up
-again could not see the same images.
+Touvron et al. 2021, https://arxiv.org/abs/2012.12877, table 9, as in their code
+and timm: crops and flips, RandAugment "rand-m9-mstd0.5-inc1", random erasing of
+pixels, mixup and cutmix. Pillow changes the pixels; the policy is written here,
+because timm draws from global generators, so that a run that resumes would not
+see the same images.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from jaxformers.errors import UserError
 
-BICUBIC = Image.Resampling.BICUBIC  # As DeiT has it for all of them.
-MEAN_COLOUR = (124, 116, 104)  # Of ImageNet.
+BICUBIC = Image.Resampling.BICUBIC  # DeiT uses it for every operation.
+MEAN_COLOUR = (124, 116, 104)  # Mean of ImageNet.
 Rng = np.random.Generator
 
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-  """What is done to training images; the defaults do nothing.
+  """Settings of the augmentation of training images; the defaults do nothing.
 
   Attributes:
     crop: "pad" shifts by up to 4 pixels over a black border, "resized" takes
       a part of 8 to 100 % of the area with sides 3:4 to 4:3, "" the middle.
-    flip: whether half of the images are mirrored.
-    randaugment: magnitude, 0 to 10, of two operations drawn of fifteen, each
-      done to half of the images; 0 for none. DeiT: 9.
-    color_jitter: brightness, contrast and saturation change by factors of up to
-      1 -+ this; 0 for none. Not together with randaugment: DeiT's code leaves
-      it out then.
-    erase: share of images of which a box becomes noise. DeiT: 0.25.
+    flip: True to mirror half of the images.
+    randaugment: magnitude, 0 to 10, of two operations drawn from fifteen, each
+      applied to half of the images; 0 for none. DeiT: 9.
+    color_jitter: largest relative change of brightness, contrast and
+      saturation; 0 for none. Not together with randaugment, where DeiT's code
+      skips it.
+    erase: share of images in which a box becomes noise. DeiT: 0.25.
     mixup: alpha of the Beta distribution of two images' shares; 0 for none.
       DeiT: 0.8.
-    cutmix: the same of the area of a box that comes from another image; with
-      both, either is done to half of the batches. DeiT: 1.0.
-    repeats: how often an image stands in a batch, augmented apart (Hoffer et
-      al. 2020). DeiT: 3.
+    cutmix: alpha for the area of a box that comes from another image; 0 for
+      none. With both, each is applied to half of the batches. DeiT: 1.0.
+    repeats: how often an image occurs in a batch, augmented differently (Hoffer
+      et al. 2020). DeiT: 3.
 
   Raises:
-    UserError: for what is out of range.
+    UserError: for a value out of range.
   """
 
   crop: str = ""
@@ -62,32 +62,37 @@ class Augment:
       raise UserError(
         f'augment.crop={self.crop!r}: choose "pad", "resized" or "".'
       )
+    # Compare every number with its range.
     highest = {"randaugment": 10, "color_jitter": 1, "erase": 1}
     for name in ("randaugment", "color_jitter", "erase", "mixup", "cutmix"):
       value, most = getattr(self, name), highest.get(name, math.inf)
       if not 0 <= value <= most:
-        raise UserError(f"augment.{name}={value} is not in [0, {most}].")
+        raise UserError(
+          f"augment.{name}={value} is not in [0, {most}]: choose a value in it."
+        )
+    # DeiT's code drops the jitter silently here.
     if self.randaugment and self.color_jitter:
       raise UserError(
-        "augment.randaugment and augment.color_jitter are not done together: "
+        "augment.randaugment and augment.color_jitter cannot be combined: "
         "leave one of them 0."
       )
     if self.repeats < 1:
-      raise UserError(f"augment.repeats={self.repeats}: it is at least 1.")
+      raise UserError(f"augment.repeats={self.repeats}: choose 1 or more.")
 
 
 def image(
   picture: Image.Image, size: tuple[int, int], how: Augment, rng: Rng
 ) -> Image.Image:
-  """Crops, flips and distorts one picture.
+  """Crops, flips and distorts a picture.
 
   Args:
-    picture: RGB, of any size.
+    picture: image in RGB and of any size.
     size: (height, width) of the result.
-    how: of which crop, flip, randaugment and color_jitter are done here.
-    rng: draws what is random.
+    how: settings; crop, flip, randaugment and color_jitter apply here.
+    rng: generator of all random draws.
   """
   height, width = size
+  # Crop to the size.
   if how.crop == "resized":
     box = _part(picture, rng)
     picture = picture.resize((width, height), BICUBIC, box)
@@ -98,32 +103,40 @@ def image(
     picture = padded.crop((x, y, x + width, y + height))
   else:
     picture = fit(picture, size)
+  # Mirror, and change shapes and colours.
   if how.flip and rng.random() < 0.5:
     picture = ImageOps.mirror(picture)
   if how.randaugment:
     picture = randaugment(picture, how.randaugment, rng)
-  for enhance in (
-    (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-    if how.color_jitter
-    else ()
-  ):
-    factor = rng.uniform(1 - how.color_jitter, 1 + how.color_jitter)
-    picture = enhance(picture).enhance(factor)
+  if how.color_jitter:
+    for enhance in (
+      ImageEnhance.Brightness,
+      ImageEnhance.Contrast,
+      ImageEnhance.Color,
+    ):
+      factor = rng.uniform(1 - how.color_jitter, 1 + how.color_jitter)
+      picture = enhance(picture).enhance(factor)
   return picture
 
 
 def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-  """The middle of a picture, as in evaluation: 7/8 of its short side, bicubic.
+  """Returns the middle of a picture: 7/8 of its short side, bicubic.
 
-  A picture that has the size already stays as it is.
+  Evaluation sees images so. A picture that has the size already is returned
+  unchanged.
+
+  Args:
+    picture: image of any size.
+    size: (height, width) of the result.
   """
   height, width = size
   if picture.size == (width, height):
     return picture
+  # Resize so that the crop is 7/8 of the short side, and crop the middle.
   scale = max(height, width) * 8 / 7 / min(picture.size)
   resized = [
-    max(round(side * scale), own)
-    for side, own in zip(picture.size, (width, height), strict=True)
+    max(round(side * scale), least)
+    for side, least in zip(picture.size, (width, height), strict=True)
   ]
   picture = picture.resize(tuple(resized), BICUBIC)
   x, y = (resized[0] - width) // 2, (resized[1] - height) // 2
@@ -131,7 +144,8 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
-  """A box of 8 to 100 % of the area and sides 3:4 to 4:3; else the middle."""
+  """Draws a box of 8 to 100 % of the area and sides 3:4 to 4:3."""
+  # Draw area and ratio until a box fits, ten times at most.
   width, height = picture.size
   for _ in range(10):
     area = width * height * rng.uniform(0.08, 1.0)
@@ -140,6 +154,7 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
     if 0 < w <= width and 0 < h <= height:
       x, y = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
       return x, y, x + w, y + h
+  # No box fits: take the largest one in the middle, as torchvision does.
   side = min(width, height * 4 / 3), min(height, width * 4 / 3)
   x, y = (width - side[0]) / 2, (height - side[1]) / 2
   return x, y, x + side[0], y + side[1]
@@ -147,11 +162,7 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
 
 def _affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
   return picture.transform(
-    picture.size,
-    Image.Transform.AFFINE,
-    matrix,
-    BICUBIC,
-    fillcolor=MEAN_COLOUR,
+    picture.size, Image.Transform.AFFINE, matrix, BICUBIC, fillcolor=MEAN_COLOUR
   )
 
 
@@ -207,7 +218,7 @@ def _solarize_add(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
   return picture.point(table * 3)
 
 
-# Of timm's set "increasing": a larger magnitude makes all of them stronger.
+# timm's set "increasing": a larger magnitude makes every operation stronger.
 OPERATIONS: dict[str, Callable[[Image.Image, float, Rng], Image.Image]] = {
   "autocontrast": lambda picture, share, rng: ImageOps.autocontrast(picture),
   "equalize": lambda picture, share, rng: ImageOps.equalize(picture),
@@ -230,29 +241,31 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, Rng], Image.Image]] = {
 def randaugment(
   picture: Image.Image, magnitude: float, rng: Rng
 ) -> Image.Image:
-  """Two operations of fifteen, each done to half of the pictures.
+  """Applies two random operations, each with probability one half.
 
-  Source: Cubuk et al. 2020, https://arxiv.org/abs/1909.13719, in timm's form
-  with magnitudes normal around the given one, deviation 0.5.
+  Source: Cubuk et al. 2020, https://arxiv.org/abs/1909.13719, in timm's form:
+  magnitudes are normal around `magnitude`, with deviation 0.5.
   """
-  names = list(OPERATIONS)
-  for which in rng.integers(0, len(names), 2).tolist():
+  # Draw two operations, which may be the same.
+  operations = list(OPERATIONS.values())
+  for number in rng.integers(0, len(operations), 2).tolist():
     if rng.random() < 0.5:
-      own = min(max(rng.normal(magnitude, 0.5), 0.0), 10.0)
-      picture = OPERATIONS[names[which]](picture, own / 10, rng)
+      drawn = min(max(rng.normal(magnitude, 0.5), 0.0), 10.0)
+      picture = operations[number](picture, drawn / 10, rng)
   return picture
 
 
 def erase(pixels: np.ndarray, rng: Rng) -> None:
   """Fills a box of one image with normal noise, in place.
 
-  Of 2 to 33 % of the area and sides 0.3 to 3.3 (Zhong et al. 2020, in timm's
-  form).
+  The box has 2 to 33 % of the area and sides 0.3 to 3.3 (Zhong et al. 2020, in
+  timm's form).
 
   Args:
     pixels: float32 [height, width, c], normalised.
     rng: draws the box and the noise.
   """
+  # Draw area and ratio until a box fits; after ten draws nothing is erased.
   height, width, channels = pixels.shape
   for _ in range(10):
     area = height * width * rng.uniform(0.02, 1 / 3)
@@ -271,24 +284,28 @@ def mix(
   """Mixes the images of a batch in pairs of neighbours, all in one way.
 
   Sources: Zhang et al. 2018, https://arxiv.org/abs/1710.09412; Yun et al. 2019,
-  https://arxiv.org/abs/1905.04899. In pairs of neighbours, and not of first and
-  last as in timm, so that hosts that hold a part of the batch need no other.
+  https://arxiv.org/abs/1905.04899.
+
+  Differs from timm: it pairs the first image with the last. Pairs of neighbours
+  let every host mix its part of the batch alone.
 
   Args:
     images: float32 [b, height, width, c].
     targets: int32 [b].
-    how: of which mixup and cutmix are done here.
-    rng: draws once for the whole batch.
+    how: settings; mixup and cutmix apply here.
+    rng: generator; draws once for the whole batch.
 
   Returns:
     `inputs`, `targets`, `others` (the class of the other image) and `shares`
-    (of the target), float32 [b].
+    (share of the target), float32 [b].
   """
+  # Pair neighbours; an odd last image is paired with itself.
   partner = np.arange(len(images)) ^ 1
-  partner[partner == len(images)] = len(images) - 1  # The odd one out.
+  partner[partner == len(images)] = len(images) - 1
   cut = how.cutmix > 0 and (not how.mixup or rng.random() < 0.5)
   share = rng.beta(*[how.cutmix if cut else how.mixup] * 2)
   if cut:
+    # Copy a box of the area 1 - share, cut at the border, from the partner.
     height, width = images.shape[1:3]
     side = math.sqrt(1 - share)
     y, x = rng.integers(height), rng.integers(width)
@@ -297,6 +314,7 @@ def mix(
     columns = slice(max(x - w, 0), min(x + w, width))
     mixed = images.copy()
     mixed[:, rows, columns] = images[partner, rows, columns]
+    # Weigh the classes by the area that was really copied.
     boxed = (rows.stop - rows.start) * (columns.stop - columns.start)
     share = 1 - boxed / (height * width)
   else:

@@ -1,12 +1,15 @@
 """Corruptions of images in five severities, at the strengths of CIFAR-10-C.
 
-Source: Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261. Of
-their fifteen fourteen: frost lies on photographs of ice that are the authors'.
-Where theirs calls ImageMagick (motion blur, snow) the blur here is a line of
-normal weights, so numbers do not compare with those on CIFAR-10-C itself.
+Source: Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261.
 
-A corruption is a function of pixels in [0, 1], float64 [h, w, 3], a severity
-from 0 to 4 and a generator, to pixels whose range is cut by `corrupt`.
+Differs from them: fourteen corruptions of their fifteen, because frost needs
+photographs of ice that are the authors'. Where their code calls ImageMagick
+(motion blur, snow) the blur here is a line of normal weights, so numbers do not
+compare with those on CIFAR-10-C itself.
+
+A corruption is a function of pixels in [0, 1], float64 [h, w, 3], a level from
+0 to 4 and a generator. It returns pixels that `corrupt` clips to [0, 1]. Tables
+in it hold the authors' strengths, one a level.
 """
 
 from __future__ import annotations
@@ -33,41 +36,41 @@ Corruption = Callable[[np.ndarray, int, Rng], np.ndarray]
 def corrupt(
   pixels: np.ndarray, name: str, severity: int, seed: int = 0
 ) -> np.ndarray:
-  """An image, corrupted: uint8 [h, w, 3] -> uint8 [h, w, 3].
+  """Corrupts an image: uint8 [h, w, 3] -> uint8 [h, w, 3].
 
   Args:
-    pixels: of one image.
-    name: in `CORRUPTIONS`.
-    severity: 1 to 5.
-    seed: what is random is a function of it, the name and the severity.
+    pixels: pixels of one image.
+    name: name in `CORRUPTIONS`.
+    severity: strength from 1 to 5.
+    seed: seed of random draws, together with the name and the severity.
 
   Raises:
     UserError: for an unknown name or severity.
   """
   choose("corruption", name, CORRUPTIONS)
   if severity not in SEVERITIES:
-    raise UserError(f"severity={severity} is not in 1 to 5.")
+    raise UserError(f"severity={severity}: choose one from 1 to 5.")
   rng = np.random.default_rng([seed, severity, zlib.crc32(name.encode())])
-  found = CORRUPTIONS[name](pixels / 255.0, severity - 1, rng)
-  return np.round(np.clip(found, 0, 1) * 255).astype(np.uint8)
+  corrupted = CORRUPTIONS[name](pixels / 255.0, severity - 1, rng)
+  return np.round(np.clip(corrupted, 0, 1) * 255).astype(np.uint8)
 
 
 @CORRUPTIONS.register("gaussian_noise")
 def gaussian_noise(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Normal noise on every value."""
+  """Adds normal noise to every value."""
   return x + rng.normal(0, (0.04, 0.06, 0.08, 0.09, 0.10)[level], x.shape)
 
 
 @CORRUPTIONS.register("shot_noise")
 def shot_noise(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Poisson noise, as of few photons."""
+  """Draws every value from a Poisson distribution, as of few photons."""
   photons = (500, 250, 100, 75, 50)[level]
   return rng.poisson(x * photons) / photons
 
 
 @CORRUPTIONS.register("impulse_noise")
 def impulse_noise(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Salt and pepper."""
+  """Sets random values to 0 or 1, salt and pepper."""
   share = (0.01, 0.02, 0.03, 0.05, 0.07)[level]
   hit = rng.random(x.shape) < share
   return np.where(hit, rng.integers(0, 2, x.shape), x)
@@ -79,7 +82,7 @@ def _blurred(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 @CORRUPTIONS.register("defocus_blur")
 def defocus_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """A disc, its edge smoothed."""
+  """Blurs by a disc with a smoothed edge."""
   del rng
   radius, smooth = (
     (0.3, 0.4),
@@ -96,10 +99,10 @@ def defocus_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("glass_blur")
 def glass_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Pixels taken from up and to the left of them, between two normal blurs.
+  """Takes pixels from above and to the left, between two normal blurs.
 
-  Meant to change places with them; in the authors' code, and so in CIFAR-10-C,
-  one is copied over the other.
+  The paper means pixels to change places; in the authors' code, and so in
+  CIFAR-10-C, one is copied over the other.
   """
   sigma, most, times = (
     (0.05, 1, 1),
@@ -108,6 +111,7 @@ def glass_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
     (0.25, 1, 2),
     (0.4, 1, 2),
   )[level]
+  # Blur, copy pixels over their neighbours, and blur again.
   x = ndimage.gaussian_filter(x, (sigma, sigma, 0))
   rows, columns = np.indices(x.shape[:2])
   for _ in range(times):
@@ -117,7 +121,7 @@ def glass_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 
 def _line(radius: int, sigma: float, angle: float) -> np.ndarray:
-  """A line from the middle outwards, of normal weights, as a kernel."""
+  """Returns a kernel: a line from the middle outwards, of normal weights."""
   size = 2 * radius + 1
   kernel = np.zeros((size, size))
   for step in np.arange(0, radius, 0.25):
@@ -129,13 +133,14 @@ def _line(radius: int, sigma: float, angle: float) -> np.ndarray:
 
 @CORRUPTIONS.register("motion_blur")
 def motion_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Along a line at -45 to 45 degrees."""
+  """Blurs along a line at -45 to 45 degrees."""
   radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[level]
   return _blurred(x, _line(radius, sigma, rng.uniform(-45, 45)))
 
 
 def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
-  """The middle, enlarged bilinearly to the size of the whole."""
+  """Enlarges the middle bilinearly to the size of the image."""
+  # Read at places that are nearer to the middle by the factor.
   height, width = x.shape[:2]
   rows, columns = (
     np.clip((np.arange(n) - (n - 1) / 2) / factor + (n - 1) / 2, 0, n - 1)
@@ -150,7 +155,7 @@ def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
 
 @CORRUPTIONS.register("zoom_blur")
 def zoom_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """The mean of the image and enlargements of its middle."""
+  """Averages the image and enlargements of its middle."""
   del rng
   most = (1.06, 1.11, 1.16, 1.21, 1.26)[level]
   factors = np.arange(1, most, 0.01)
@@ -159,7 +164,7 @@ def zoom_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("snow")
 def snow(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Flakes that fall aslant, over a whitened image."""
+  """Adds flakes that fall aslant over a whitened image."""
   mean, deviation, zoom, least, radius, sigma, share = (
     (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95),
     (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9),
@@ -167,32 +172,39 @@ def snow(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
     (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85),
     (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
   )[level]
+  # Draw flakes: the largest values of noise, blurred along a falling line.
   flakes = _zoomed(rng.normal(mean, deviation, x.shape[:2])[..., None], zoom)
   flakes = np.where(flakes < least, 0, flakes)
   angle = rng.uniform(-135, -45)
   flakes = np.clip(_blurred(flakes, _line(radius, sigma, angle)), 0, 1)
+  # Whiten the image, and add the flakes from two sides.
   grey = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
   white = np.maximum(x, grey * 1.5 + 0.5)
   return share * x + (1 - share) * white + flakes + np.rot90(flakes, 2)
 
 
 def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
-  """A cloud by the diamond-square method, in [0, 1] -> float64 [size, size].
+  """Draws a cloud by the diamond-square method, in [0, 1].
 
   Args:
-    size: a power of two.
-    decay: by how much its roughness falls from a scale to the next.
-    rng: draws it.
+    size: pixels a side, a power of two.
+    decay: factor by which the roughness falls from a scale to the next.
+    rng: generator of the noise.
+
+  Returns:
+    float64 [size, size].
   """
   cloud = np.zeros((size, size))
   step, rough = size, 1.0
   while step >= 2:
     half = step // 2
+    # Diamond step: the middle of a square is the mean of its corners.
     corners = cloud[::step, ::step]
     total = corners + np.roll(corners, -1, 0)
     total = total + np.roll(total, -1, 1)
     noise = rng.uniform(-rough, rough, (3, *corners.shape))
     cloud[half::step, half::step] = total / 4 + noise[0]
+    # Square step: the middle of an edge is the mean of its four neighbours.
     middles = cloud[half::step, half::step]
     along = middles + np.roll(middles, 1, 0)
     across = middles + np.roll(middles, 1, 1)
@@ -209,10 +221,11 @@ def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("fog")
 def fog(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """A cloud in front of the image."""
+  """Adds a cloud in front of the image."""
   thick, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[
     level
   ]
+  # Draw a square cloud, and cut it to the image.
   height, width = x.shape[:2]
   size = 1 << (max(height, width) - 1).bit_length()
   cloud = plasma(size, decay, rng)[:height, :width, None]
@@ -221,9 +234,10 @@ def fog(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("brightness")
 def brightness(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Brighter, at the same hue and saturation."""
+  """Brightens the image, at the same hue and saturation."""
   del rng
   added = (0.05, 0.1, 0.15, 0.2, 0.3)[level]
+  # Raise the value of HSV, which is the largest channel.
   top = x.max(-1, keepdims=True)
   bright = np.minimum(top + added, 1)
   return np.where(top > 0, x * bright / np.where(top > 0, top, 1), bright)
@@ -231,7 +245,7 @@ def brightness(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("contrast")
 def contrast(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Nearer to the mean colour."""
+  """Moves all pixels towards the mean colour."""
   del rng
   share = (0.75, 0.5, 0.4, 0.3, 0.15)[level]
   mean = x.mean((0, 1), keepdims=True)
@@ -240,7 +254,7 @@ def contrast(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("elastic_transform")
 def elastic_transform(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Sheared and turned a little, then moved by a smooth field."""
+  """Shears and turns the image a little, then moves it by a smooth field."""
   side = min(x.shape[:2])
   strength, smooth, affine = (
     (0.0, 0.0, 0.08),
@@ -249,15 +263,17 @@ def elastic_transform(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
     (0.1, 0.04, 0.05),
     (0.1, 0.03, 0.03),
   )[level]
+  # Draw an affine map by moving three corners of a square in the middle.
   height, width = x.shape[:2]
   middle = np.array([height, width]) // 2
   third = side // 3
   corners = middle + third * np.array([[1, 1], [1, -1], [-1, -1]])
   moved = corners + rng.uniform(-affine, affine, (3, 2)) * side
-  # The affine map that takes the moved corners back.
+  # Solve for the map that takes the moved corners back.
   back = np.linalg.solve(np.c_[moved, np.ones(3)], corners)
   grid = np.stack(np.mgrid[:height, :width].astype(float), -1)
   places = grid @ back[:2] + back[2]
+  # Move every place by a smooth random field.
   if strength:
     field = rng.uniform(-1, 1, (2, height, width))
     for axis in range(2):
@@ -265,6 +281,7 @@ def elastic_transform(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
         field[axis], smooth * side, mode="reflect", truncate=3
       )
       places[..., axis] += strength * side * moved_by
+  # Read the image at these places.
   channels = [
     ndimage.map_coordinates(
       x[..., c], [places[..., 0], places[..., 1]], order=1, mode="reflect"
@@ -280,7 +297,7 @@ def _picture(x: np.ndarray) -> Image.Image:
 
 @CORRUPTIONS.register("pixelate")
 def pixelate(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Made smaller, and larger again."""
+  """Makes the image smaller, and larger again."""
   del rng
   share = (0.95, 0.9, 0.85, 0.75, 0.65)[level]
   height, width = x.shape[:2]
@@ -293,9 +310,9 @@ def pixelate(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
 
 @CORRUPTIONS.register("jpeg_compression")
 def jpeg_compression(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
-  """Saved as a JPEG of low quality."""
+  """Saves the image as a JPEG of low quality."""
   del rng
   file = io.BytesIO()
   _picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[level])
-  decoded = pictures.decode(file.getvalue(), ValueError, formats=("JPEG",))
+  decoded = pictures.decode(file.getvalue(), UserError, formats=("JPEG",))
   return np.asarray(decoded) / 255.0

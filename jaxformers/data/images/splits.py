@@ -1,4 +1,4 @@
-"""Splits of images in colour, as a model of patches reads them."""
+"""Splits of images in colour, for models that read patches."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from jaxformers.data.engine import pictures
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.images import augment
 from jaxformers.data.images.augment import Augment
-from jaxformers.data.images.stores import Store
+from jaxformers.data.images.stores import ImageStore
+from jaxformers.errors import UserError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 Key = tuple[int, int, int]
 
-
-_NONE = Augment()
+_NO_AUGMENT = Augment()
 
 
 @functools.cache
 def pool() -> concurrent.futures.ThreadPoolExecutor:
-  """Threads that decode, as many as there are cores."""
+  """Returns the threads that decode images, as many as there are cores."""
   return concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-  """What splits of pictures share, whatever is said of them.
+  """Base of splits of images, with classes or with annotations.
 
   Attributes:
-    packed: the stored bytes; a `Packed` or a `Store`.
+    packed: the stored bytes.
     shape: (height, width, channels) of what a model reads.
-    mean, deviation: of the channels, of values in [0, 1].
+    mean, deviation: statistics of each channel, of values in [0, 1].
   """
 
-  packed: Packed | Store
+  packed: Packed | ImageStore
   shape: tuple[int, int, int]
   mean: tuple[float, ...] = dataclasses.field(default=IMAGENET[0], kw_only=True)
   deviation: tuple[float, ...] = dataclasses.field(
@@ -55,19 +55,19 @@ class Pictures:
 
   @property
   def keys(self) -> np.ndarray:
-    """uint64 [count]."""
+    """Numbers that identify the examples, uint64 [count]."""
     return self.packed.keys
 
   def lengths(self) -> np.ndarray:
-    """Zeros [count]: what a model reads is of one size."""
+    """Returns zeros [count]: images are of one size, and have no length."""
     return np.zeros(len(self), np.int64)
 
   def digest(self) -> str:
-    """Digest of what is stored; see `Packed.digest` and `Store.digest`."""
+    """Returns the digest of the data; see `Packed` and `ImageStore`."""
     return self.packed.digest()
 
   def reading(self) -> dict[str, Any]:
-    """How bytes become numbers, as plain JSON."""
+    """Returns how bytes become numbers, as plain JSON."""
     return {
       "shape": list(self.shape),
       "mean": list(self.mean),
@@ -75,15 +75,15 @@ class Pictures:
     }
 
   def select(self, indices: Any) -> Self:
-    """The split of some pictures, in their order."""
+    """Returns a split of some images, in their order."""
     return dataclasses.replace(self, packed=self.packed.select(indices))
 
   def decoded(self, row: int, **options: Any) -> Image.Image:
     """Decodes the file that is stored in a row.
 
     Args:
-      row: of `packed.raw`; a split of pairs of files has two rows an example.
-      **options: of `pictures.decode`.
+      row: argument of `packed.raw`; a split of pairs has two rows an example.
+      **options: keyword arguments of `pictures.decode`.
 
     Raises:
       UserError: for a file that cannot be read, with its place and the remedy.
@@ -92,26 +92,27 @@ class Pictures:
     return pictures.decode(self.packed.raw(row).tobytes(), refuse, **options)
 
   def normalised(self, pixels: np.ndarray) -> np.ndarray:
-    """Pixels of 0 to 255 as a model reads them, float32."""
+    """Returns pixels of 0 to 255 as a model reads them, float32."""
     mean, deviation = np.float32(self.mean), np.float32(self.deviation)
     return (pixels.astype(np.float32) / 255 - mean) / deviation
 
 
-def _refusal(packed: Packed | Store, row: int, reason: str) -> ValueError:
+def _refusal(packed: Packed | ImageStore, row: int, reason: str) -> UserError:
   """Returns the error of a stored file that cannot be read."""
-  if isinstance(packed, Store):
+  if isinstance(packed, ImageStore):
     return packed.refusal(row, reason)
+  # Only a memory-mapped array has a file.
   filename = getattr(packed.tokens, "filename", None)
   if filename is None:
-    return ValueError(f"File {row} of a split in memory is {reason}.")
+    return UserError(f"File {row} of a split in memory is {reason}.")
+  # Find the row in the folder: a selection numbers its rows differently.
   folder = Path(filename).parent
-  # A selection has other rows than the folder.
   offsets = np.load(folder / "offsets.npy")
-  same = offsets[:-1] == packed.starts[row]
-  same &= offsets[1:] == packed.stops[row]
-  file = int(np.flatnonzero(same)[0])
+  is_same = offsets[:-1] == packed.starts[row]
+  is_same &= offsets[1:] == packed.stops[row]
+  file = int(np.flatnonzero(is_same)[0])
   example, part = divmod(file, packed.num_inputs)
-  return ValueError(
+  return UserError(
     f"{folder}: file {part + 1} of {packed.num_inputs} of example {example} is "
     f"{reason}. Delete {folder.parent} and run again; if the message stays, "
     f"delete the data set's folder in {folder.parents[2] / 'tfds'} as well."
@@ -126,57 +127,59 @@ class Images(Pictures):
   JPEG or PNG file.
 
   Attributes:
-    encoded: whether files are stored, of any size.
-    augment: what is done to training images.
+    encoded: True if JPEG or PNG files are stored, of any size.
+    augment: augmentation of training images.
 
   The others are those of `Pictures`.
   """
 
   encoded: bool = False
-  augment: Augment = _NONE
+  augment: Augment = _NO_AUGMENT
 
   @property
   def labels(self) -> np.ndarray:
-    """int32 [count]."""
+    """Classes, int32 [count]."""
     return self.packed.labels
 
   @property
   def repeats(self) -> int:
-    """How often an image stands in a batch of training."""
+    """How often an image occurs in a batch of training."""
     return self.augment.repeats
 
   def pixels(self, indices: np.ndarray) -> np.ndarray:
-    """Images as in evaluation, uint8 [b, height, width, c]."""
+    """Returns images as in evaluation, uint8 [b, height, width, c]."""
 
-    def one(k: int) -> np.ndarray:
+    def middle(k: int) -> np.ndarray:
       return np.asarray(augment.fit(self._open(k), self.shape[:2]))
 
-    return np.stack(list(self._each(one, [int(k) for k in indices])))
+    return np.stack(list(self._each(middle, [int(k) for k in indices])))
 
   def batch(
     self, indices: np.ndarray, max_len: int = 0, key: Key | None = None
   ) -> dict[str, np.ndarray]:
-    """The images of some indices, normalised.
+    """Returns a batch of images, normalised.
 
     Args:
       indices: integers [b] within the split.
-      max_len: of no meaning.
-      key: (seed, step, number of the first row) for training images, which then
-        are augmented, a function of it alone; None for evaluation.
+      max_len: ignored; images have one size.
+      key: (seed, step, number of the first row), from which the augmentation
+        of training images is drawn; None for evaluation.
 
     Returns:
       inputs float32 [b, height, width, c], targets int32 [b]; under mixup or
       cutmix what `augment.mix` returns.
     """
     del max_len
+    # Evaluate on the middles of the images.
     targets = self.labels[indices]
     if key is None:
       inputs = self.normalised(self.pixels(indices))
       return {"inputs": inputs, "targets": targets}
+    # Augment every row by a generator of its own, then mix the whole batch.
     seed, step, first = key
     how = self.augment
 
-    def one(row: int) -> np.ndarray:
+    def augmented(row: int) -> np.ndarray:
       rng = np.random.default_rng([seed, 2, step, first + row])
       picture = self._open(int(indices[row]))
       picture = augment.image(picture, self.shape[:2], how, rng)
@@ -185,7 +188,7 @@ class Images(Pictures):
         augment.erase(pixels, rng)
       return pixels
 
-    inputs = np.stack(list(self._each(one, range(len(indices)))))
+    inputs = np.stack(list(self._each(augmented, range(len(indices)))))
     if how.mixup or how.cutmix:
       rng = np.random.default_rng([seed, 3, step])
       return augment.mix(inputs, targets, how, rng)
@@ -200,5 +203,5 @@ class Images(Pictures):
   def _each(
     self, make: Callable[[int], np.ndarray], rows: Iterable[int]
   ) -> Iterable[np.ndarray]:
-    # Threads, where decoding is most of the work and holds no lock.
+    # Use threads for files: decoding is most of the work and holds no lock.
     return pool().map(make, rows) if self.encoded else map(make, rows)

@@ -1,7 +1,7 @@
-"""Encoded images where they lie: in folders by class, or prepared by tfds.
+"""Encoded images read in place: in folders by class, or prepared by tfds.
 
-For data sets that are too large to be kept twice. A store is read like a
-`Packed` of files: `raw(k)`, `labels`, `keys`, `select`.
+For data sets that are too large to be stored twice. A store has the interface
+of a `Packed` of files: `raw(k)`, `labels`, `keys`, `select`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ENDINGS = (".jpeg", ".jpg", ".png")
 
 
 @dataclasses.dataclass(frozen=True)
-class Store(abc.ABC):
-  """Some images, each a JPEG or PNG file.
+class ImageStore(abc.ABC):
+  """Images as JPEG or PNG files.
 
   Attributes:
     labels: int32 [count].
     keys: uint64 [count], hashes of names, or numbers.
-    content: what else tells these images from others, "" for nothing.
+    content: text that tells these images from others, for the digest.
   """
 
   labels: np.ndarray
@@ -41,54 +41,54 @@ class Store(abc.ABC):
 
   @abc.abstractmethod
   def raw(self, k: int) -> np.ndarray:
-    """The bytes of image k, uint8."""
+    """Returns the bytes of image k, uint8."""
 
   @abc.abstractmethod
-  def refusal(self, k: int, reason: str) -> ValueError:
-    """Returns the error of an image that cannot be read: place and remedy."""
+  def refusal(self, k: int, reason: str) -> UserError:
+    """Returns the error of an image that cannot be read, with the remedy."""
 
   def __getitem__(self, k: int) -> np.ndarray:
     return self.raw(k)
 
   def digest(self) -> str:
-    """Digest of all labels and keys, and of `content`.
+    """Returns the digest of all labels, keys and `content`.
 
-    The images themselves are not read, for they may be millions of files: one
-    that is changed in place is not noticed. A key in a `Folder` is a hash of
-    the file's name, so other names or another number of files are.
+    The images themselves are not read, because they may be millions of files:
+    an image that changes in place is not noticed. Keys of an `ImageFolder` are
+    hashes of file names, so other names or another number of files are.
     """
     return digests.of_parts(self.content, self.labels, self.keys)
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder(Store):
-  """Images in folders that are called as their class.
+class ImageFolder(ImageStore):
+  """Images in folders that are named after their class.
 
   Attributes:
-    root: above the folders.
-    names: of the files, seen from there, [count].
+    root: folder of the folders.
+    names: paths of the files below `root`, [count].
   """
 
   root: Path
   names: np.ndarray
 
   def raw(self, k: int) -> np.ndarray:
-    """The bytes of image k, uint8."""
+    """Returns the bytes of image k, uint8."""
     # Not np.fromfile, which returns less than the file when a disk fails.
     return np.frombuffer(self._path(k).read_bytes(), np.uint8)
 
-  def refusal(self, k: int, reason: str) -> ValueError:
+  def refusal(self, k: int, reason: str) -> UserError:
     """Returns the error of an image that cannot be read, with its path."""
-    return ValueError(
-      f"{self._path(k)} is {reason}. Fetch the file again, or take it out of "
+    return UserError(
+      f"{self._path(k)} is {reason}. Fetch the file again, or remove it from "
       "the folder."
     )
 
   def _path(self, k: int) -> Path:
     return self.root / str(self.names[k])
 
-  def select(self, indices: Any) -> Folder:
-    """Some images, in their order."""
+  def select(self, indices: Any) -> ImageFolder:
+    """Returns a store of some images, in their order."""
     return dataclasses.replace(
       self,
       labels=self.labels[indices],
@@ -98,12 +98,12 @@ class Folder(Store):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared(Store):
+class PreparedImages(ImageStore):
   """Images that tensorflow-datasets has prepared in array_record.
 
   Attributes:
     examples: a data source of `image`, not decoded, and `label`.
-    places: of the images in it, [count].
+    places: indices of the images in `examples`, [count].
     origin: folder and split of the data source, for messages.
   """
 
@@ -112,19 +112,19 @@ class Prepared(Store):
   origin: str = dataclasses.field(default="", kw_only=True)
 
   def raw(self, k: int) -> np.ndarray:
-    """The bytes of image k, uint8."""
+    """Returns the bytes of image k, uint8."""
     image = self.examples[int(self.places[k])]["image"]
     return np.frombuffer(image, np.uint8)
 
-  def refusal(self, k: int, reason: str) -> ValueError:
+  def refusal(self, k: int, reason: str) -> UserError:
     """Returns the error of an image that cannot be read, with its number."""
-    return ValueError(
+    return UserError(
       f"The image of example {int(self.places[k])} of {self.origin or 'a set'} "
       f"is {reason}. Prepare the set again with tensorflow-datasets."
     )
 
-  def select(self, indices: Any) -> Prepared:
-    """Some images, in their order."""
+  def select(self, indices: Any) -> PreparedImages:
+    """Returns a store of some images, in their order."""
     return dataclasses.replace(
       self,
       labels=self.labels[indices],
@@ -138,25 +138,30 @@ def _hash(name: str) -> int:
   return int.from_bytes(digest, "big")
 
 
-def classes_of(root: Path) -> tuple[str, ...]:
-  """The names of the folders in a folder, in order."""
+def list_classes(root: Path) -> tuple[str, ...]:
+  """Returns the names of the folders in a folder, in order."""
   return tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
 
 
-def folder(root: Path, classes: Sequence[str]) -> Folder:
-  """The images of root/CLASS/**, labelled by the place of CLASS in `classes`.
+def open_folder(root: Path, classes: Sequence[str]) -> ImageFolder:
+  """Lists the images of root/CLASS/**, labelled by CLASS.
+
+  Args:
+    root: folder of the classes' folders.
+    classes: names of the classes; a label is a place in it.
 
   Raises:
-    UserError: for a folder of no known class, or without images.
+    UserError: for a folder that is no class, or no images.
   """
+  # List all files by class, in the order of their names.
   numbers = {name: number for number, name in enumerate(classes)}
   names, labels = [], []
-  for name in classes_of(root):
+  for name in list_classes(root):
     if name not in numbers:
       raise UserError(
-        f"{root} has a folder {name!r}, which is no class of "
-        f"{classes[0]!r} to {classes[-1]!r}: give the folder right above the "
-        "classes."
+        f"{root} has a folder {name!r}, which is none of the classes "
+        f"{classes[0]!r} to {classes[-1]!r}: give the folder that holds the "
+        "classes' folders and no others."
       )
     for path in sorted((root / name).rglob("*")):
       if path.suffix.lower() in ENDINGS:
@@ -164,22 +169,23 @@ def folder(root: Path, classes: Sequence[str]) -> Folder:
         labels.append(numbers[name])
   if not names:
     raise UserError(
-      f"{root} holds no {'/'.join(ENDINGS)} files in folders that are called "
-      "as their class."
+      f"{root} holds no {'/'.join(ENDINGS)} files in folders: give a folder "
+      "with one folder of images for each class."
     )
+  # Identify an image by its name: its content is not read.
   keys = np.array([_hash(name) for name in names], np.uint64)
-  return Folder(np.array(labels, np.int32), keys, root, np.array(names))
+  return ImageFolder(np.array(labels, np.int32), keys, root, np.array(names))
 
 
-def prepared(
+def open_prepared(
   examples: Sequence[Any], cache: Path, content: str = "", *, origin: str = ""
-) -> Prepared:
-  """The images of a data source; their labels are read once, to a file.
+) -> PreparedImages:
+  """Returns the images of a data source; caches their labels in a file.
 
   Args:
-    examples: see `Prepared`.
-    cache: a folder that is made for the labels, with their digest.
-    content: see `Store`.
+    examples: data source; see `PreparedImages`.
+    cache: folder to make for the labels and their digest.
+    content: text for the digest; see `ImageStore`.
     origin: folder and split of the data source, for messages.
 
   Raises:
@@ -187,23 +193,25 @@ def prepared(
   """
 
   def make(staged: Path) -> None:
+    # Read every example once, a thousand at a time.
     labels = np.zeros(len(examples), np.int32)
     bar = tqdm.trange(0, len(labels), 1_000, desc="labels", disable=None)
     for start in bar:
       rows = range(start, min(start + 1_000, len(labels)))
-      found = examples.__getitems__(rows)
-      labels[start : start + 1_000] = [one["label"] for one in found]
+      chunk = examples.__getitems__(rows)
+      labels[start : start + 1_000] = [example["label"] for example in chunk]
     packed.save(staged / "labels.npy", labels)
     digests.seal(staged, packed.RECORD, {})
 
   def is_older(folder: Path) -> bool:
     return not (folder / packed.RECORD).exists()
 
+  # Open the labels; the key of an image is its number.
   packed.stage(cache, make, is_older)
   digests.verify(cache, packed.RECORD)
   labels = np.load(cache / "labels.npy")
   places = np.arange(len(labels))
   keys = places.astype(np.uint64)
-  return Prepared(
+  return PreparedImages(
     labels, keys, examples, places, content=content, origin=origin
   )

@@ -1,4 +1,4 @@
-"""LRA's pairs of papers from the ACL Anthology Network, as its TSV files."""
+"""Pairs of papers of the ACL Anthology Network, as LRA's TSV files."""
 
 from __future__ import annotations
 
@@ -18,38 +18,34 @@ FILES = {
   "new_aan_pairs.test.tsv": "test",
 }
 COUNTS = {"train": 147_086, "validation": 18_090, "test": 17_437}
-MAX_BYTES = 1 << 35  # The whole of LRA's release unpacks to 18.6 GB.
+MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 
 
 def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: name.rpartition("/")[2] in FILES,
+  """Yields (split, key, example); the key is the number of the line."""
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = FILES[name.rpartition("/")[2]]
-    # Lines end with \n alone, and nothing is quoted: a text may hold either.
+    # Split at \n alone and unquote nothing: texts hold \r and quotes.
     for number, ended in enumerate(io.BytesIO(content), 1):
       line = ended.removesuffix(b"\n")
       if not line:
         continue
+      # A line is a label, two ids and two texts.
       fields = line.split(b"\t")
       if len(fields) != 5 or fields[0] not in (b"0.0", b"1.0"):
         raise UserError(
           f"{archive}, {name}, line {number}: expected a label 0.0 or 1.0, two "
-          f"ids and two texts between tabs, found {line[:60]!r}... Fetch it "
-          "again; nothing was kept of it."
+          f"ids and two texts between tabs, but found {line[:60]!r}... Fetch "
+          "it again; nothing was kept of it."
         )
+      example = {"text1": fields[3], "text2": fields[4]}
       label = LABELS[fields[0] == b"1.0"]
-      yield (
-        split,
-        f"{number:06d}",
-        {
-          "text1": fields[3],
-          "text2": fields[4],
-          "label": label,
-        },
-      )
+      yield split, f"{number:06d}", {**example, "label": label}
+
+
+def _split(name: str) -> str | None:
+  return FILES.get(name.rpartition("/")[2])
 
 
 def source(
@@ -57,30 +53,23 @@ def source(
   num_validation: int = COUNTS["validation"],
   num_test: int = COUNTS["test"],
 ) -> Source:
-  """The pairs of three TSV files with a known number of lines.
+  """Returns the source of three TSV files with known numbers of lines.
 
   Args:
-    num_train, num_validation, num_test: pairs that there must be, LRA's unless
-      a stand-in of its format is meant.
+    num_train, num_validation, num_test: number of pairs of each split; other
+      numbers than LRA's are for a stand-in of the same format.
   """
-  counts = {
-    "train": num_train,
-    "validation": num_validation,
-    "test": num_test,
-  }
+  counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
     expected = {split: {None: count} for split, count in counts.items()}
-    try:
-      return collect(_pairs(archive), archive, expected)
-    except ValueError as error:
-      if "examples under" not in str(error):
-        raise
-      raise UserError(
-        f"{error} If this number of pairs is meant, say so by num_train, "
-        "num_validation and num_test of the task."
-      ) from None
+    advice = (
+      "If this number of pairs is meant, set num_train, num_validation and "
+      "num_test of the task to it."
+    )
+    return collect(_pairs(archive), archive, expected, advice)
 
+  # A stand-in has a folder of its own, named after its counts.
   return Source(
     name="aan_pairs",
     features={"text1": bytes, "text2": bytes, "label": LABELS},
@@ -88,7 +77,7 @@ def source(
     settings={} if counts == COUNTS else counts,
     archives=("lra_release.gz", "lra_release", "retrieval_pairs.tar.xz"),
     local_only=(
-      "cannot be downloaded by itself: LRA's release of 7.7 GB holds it, "
+      "cannot be downloaded alone: LRA's release of 7.7 GB holds it, "
       "https://storage.googleapis.com/long-range-arena/lra_release.gz"
     ),
     shuffled=False,

@@ -1,12 +1,13 @@
 """ADE20K in the 150 classes of its scene-parsing challenge (Zhou et al. 2017).
 
 20,210 training images and 2,000 more, which are called validation by their
-authors, test by tensorflow-datasets (`scene_parse150`), and are what papers
-quote. ADEChallengeData2016.zip has to be unpacked by its user.
+authors and test by tensorflow-datasets (`scene_parse150`); papers quote the
+latter. The user has to unpack ADEChallengeData2016.zip.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ MAX_BYTES = 1 << 33
 
 
 def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The files of both splits: `image`, a JPEG, and `annotation`, a PNG."""
+  """Returns the files of both splits: `image`, JPEG, and `annotation`, PNG."""
+  # Gather the two files of every scene.
   scenes: dict[tuple[str, str], dict[str, bytes]] = {}
-  for name, content in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  for (split, key, kind), _, content in archives.placed_members(
+    archive, _place, max_bytes=MAX_BYTES
   ):
-    split, key, kind = _place(name)
     files = scenes.setdefault((split, key), {})
     if kind in files:
       raise UserError(
@@ -39,12 +40,13 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
         "ADEChallengeData2016 with nothing but its own files in it."
       )
     files[kind] = content
+  # Refuse scenes with one file alone.
   splits: dict[str, list[Keyed]] = {name: [] for name in FOLDERS}
   for (split, key), example in sorted(scenes.items()):
     if len(example) < 2:
       raise UserError(
-        f"{archive} has the {next(iter(example))} of {key!r} alone: it is not "
-        "what it should be. Unpack it again; nothing was kept of it."
+        f"{archive} has only the {next(iter(example))} of {key!r}: it is "
+        "incomplete. Unpack it again; nothing was kept of it."
       )
     splits[split].append((key, {"id": key, **example}))
   return splits
@@ -52,21 +54,15 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
 
 def _check(archive: Path, split: str, key: str, example: Any) -> None:
   """Refuses a scene whose files cannot be decoded or differ in size."""
-
-  def refuse(name: str, reason: str) -> ValueError:
-    return ValueError(
-      f"{archive} holds {name!r}, which is {reason}. Unpack it again; nothing "
-      "was kept of it."
-    )
-
-  folder = FOLDERS[split]
+  # Decode both; every pixel of the image needs a label of its own.
+  place = f"{FOLDERS[split]}/{key}"
+  refuse = functools.partial(archives.refusal, archive)
   image = pictures.decode(
-    example["image"],
-    lambda reason: refuse(f"images/{folder}/{key}.jpg", reason),
+    example["image"], functools.partial(refuse, f"images/{place}.jpg")
   )
   pictures.decode(
     example["annotation"],
-    lambda reason: refuse(f"annotations/{folder}/{key}.png", reason),
+    functools.partial(refuse, f"annotations/{place}.png"),
     formats=("PNG",),
     mode="L",
     size=image.size,
@@ -74,7 +70,8 @@ def _check(archive: Path, split: str, key: str, example: Any) -> None:
 
 
 def _place(name: str) -> tuple[str, str, str] | None:
-  """(split, key, field) of a file's path; None for whatever else there is."""
+  """Returns (split, key, field) of a file's path; None for other files."""
+  # Files are images/training/NAME.jpg and the like, below any folder.
   parts = name.split("/")
   if len(parts) < 3:
     return None
@@ -89,25 +86,27 @@ def _place(name: str) -> tuple[str, str, str] | None:
 def source(
   num_train: int = COUNTS["train"], num_test: int = COUNTS["test"]
 ) -> Source:
-  """The scenes of a folder with a known number of them.
+  """Returns the source of a folder with known numbers of scenes.
 
   Args:
-    num_train: number of scenes in training/; the authors' unless a part of
-      their set, or another set in its layout, is meant.
+    num_train: number of scenes in training/; other numbers than the authors'
+      are for a part of their set, or another set in its layout.
     num_test: number of scenes in validation/.
   """
   counts = {"train": num_train, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    # Compare counts first: a part of the set must not pass for all of it.
     splits = _examples(archive)
     if {name: len(rows) for name, rows in splits.items()} != counts:
       raise UserError(
         f"{archive} holds {len(splits['train']):,} training and "
         f"{len(splits['test']):,} validation scenes instead of {num_train:,} "
         f"and {num_test:,}: give the folder ADEChallengeData2016, with images/ "
-        "and annotations/ in it. If a part of it is meant, say so by num_train "
-        "and num_test of the task. Nothing was kept of it."
+        "and annotations/ in it. If a part of it is meant, set num_train and "
+        "num_test of the task to it. Nothing was kept of it."
       )
+    # Decode every file once, so that no run meets a damaged one.
     for split, rows in splits.items():
       checks = pool().map(lambda row, s=split: _check(archive, s, *row), rows)
       title = f"checking {split}"

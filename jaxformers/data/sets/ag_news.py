@@ -20,64 +20,61 @@ MAX_BYTES = 1 << 28  # The authors' archive unpacks to 31 MB.
 
 def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   """Yields (split, key, example); keys are those of the stock builder."""
-  names = {f"{split}.csv": split for split in PER_LABEL}
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: name.rpartition("/")[2] in names,
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = names[name.rpartition("/")[2]]
+    # The key is the number of the row, as in the stock builder.
     for key, row in enumerate(_rows(archive, name, content)):
       if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
         raise UserError(
           f"{archive}, {name}, row {key + 1}: expected a class from 1 to 4, a "
-          f"title and a description, found {str(row)[:80]}. Fetch it again."
+          f"title and a description, but found {str(row)[:80]}. Fetch it again."
         )
       label = LABELS[int(row[0]) - 1]
-      title, description = row[1].encode(), row[2].encode()
-      yield (
-        split,
-        key,
-        {
-          "title": title,
-          "description": description,
-          "label": label,
-        },
-      )
+      texts = {"title": row[1].encode(), "description": row[2].encode()}
+      yield split, key, {**texts, "label": label}
+
+
+def _split(name: str) -> str | None:
+  stem, _, ending = name.rpartition("/")[2].partition(".")
+  return stem if ending == "csv" and stem in PER_LABEL else None
 
 
 def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
+  """Yields the rows of a CSV file."""
   try:
     yield from csv.reader(io.StringIO(content.decode(), newline=""))
   except (csv.Error, UnicodeDecodeError) as error:
     raise UserError(
-      f"{archive}, {name} is no file of AG's News ({error}). Fetch it again; "
-      "nothing was kept of it."
+      f"{archive}, {name} is no CSV file of AG's News ({error}). Fetch it "
+      "again; nothing was kept of it."
     ) from None
 
 
 def read(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The articles of both splits: `title`, `description` and `label`.
+  """Reads the articles of both splits: `title`, `description` and `label`.
 
   Raises:
-    UserError: for an archive that is cut short or holds other counts; for one
-      without train.csv, naming what can be done with it.
+    UserError: for an archive that is truncated or holds other counts, or has no
+      train.csv.
   """
-  splits = _both(archive)
+  splits = _read_files(archive)
   if not splits["train"]:
     raise UserError(
-      f"{archive} holds test.csv and no train.csv: fetch ag_news_csv.tar.gz, "
-      "or choose the protocol test_only, which holds a part of test.csv out."
+      f"{archive} holds test.csv but no train.csv: fetch ag_news_csv.tar.gz, "
+      "or choose the protocol test_only, which splits test.csv."
     )
   return splits
 
 
 def read_test(archive: Path | None) -> dict[str, list[Keyed]]:
-  """As `read`, but of the test split alone."""
-  return {"test": _both(archive)["test"]}
+  """Reads the articles of test.csv alone; errors are those of `read`."""
+  return {"test": _read_files(archive)["test"]}
 
 
-def _both(archive: Path) -> dict[str, list[Keyed]]:
+def _read_files(archive: Path) -> dict[str, list[Keyed]]:
+  """Returns the rows of test.csv and, if the archive has it, of train.csv."""
+  # Require all articles of the files that the archive has.
   rows = list(_articles(archive))
   expected = {
     split: dict.fromkeys(LABELS, count)
@@ -101,7 +98,7 @@ SOURCE = Source(
   counts={"train": 120_000, "test": 7_600},
   homepage="http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
 )
-# The same articles, of which nothing but test.csv is needed.
+# The same articles, for archives that hold test.csv alone.
 TEST_SOURCE = dataclasses.replace(
   SOURCE, name="ag_news_test", read=read_test, counts={"test": 7_600}
 )

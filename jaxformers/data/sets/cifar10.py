@@ -12,19 +12,10 @@ import numpy as np
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import pictures
 from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.errors import UserError
 
-LABELS = (
-  "airplane",
-  "automobile",
-  "bird",
-  "cat",
-  "deer",
-  "dog",
-  "frog",
-  "horse",
-  "ship",
-  "truck",
-)
+_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
+LABELS = tuple(_NAMES.split())
 PER_LABEL = {"train": 5_000, "test": 1_000}
 MAX_BYTES = 1 << 29  # The authors' archives unpack to 0.19 GB.
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -46,12 +37,14 @@ def _images(
     if parts[-1] in BATCHES:
       raise pickle_error(archive, name, SOURCE)
     stem = parts[-1].removesuffix(".bin")
+    # A picture, in the folder of its class.
     if stem not in BATCHES:
       split, label = parts[-3:-1]
       image = _decode(archive, name, content)
       yield split, name, _example(split, seen[split], image, label)
       seen[split] += 1
       continue
+    # A batch of 10,000 images.
     images, labels = _read_binary(archive, name, content)
     batch = BATCHES.index(stem)
     split, start = ("train", batch * 10_000) if batch < 5 else ("test", 0)
@@ -69,62 +62,52 @@ def _is_wanted(name: str) -> bool:
   parts = name.split("/")
   if parts[-1].removesuffix(".bin") in BATCHES:
     return True
-  picture = parts[-1].endswith((".png", ".jpg", ".jpeg"))
-  return picture and len(parts) > 2 and parts[-3] in PER_LABEL
+  is_picture = parts[-1].endswith((".png", ".jpg", ".jpeg"))
+  return is_picture and len(parts) > 2 and parts[-3] in PER_LABEL
 
 
 def planes(data: np.ndarray) -> np.ndarray:
-  """[k, 3072], red, green and blue one after the other -> [k, 32, 32, 3]."""
+  """Turns planes of red, green and blue [k, 3072] into [k, 32, 32, 3]."""
   return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
 def _read_binary(
   archive: Path, name: str, content: bytes
-) -> tuple[np.ndarray, list[int]]:
-  """One byte of label and 3072 of image, 10,000 times."""
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns images and labels: one byte and 3,072 bytes, 10,000 times."""
   if len(content) != 10_000 * 3_073:
-    raise _broken(archive, name, f"{len(content):,} bytes long")
+    raise archives.refusal(archive, name, f"{len(content):,} bytes long")
   rows = np.frombuffer(content, np.uint8).reshape(-1, 3_073)
-  return planes(rows[:, 1:]), _checked(archive, name, rows[:, 0].tolist())
+  if rows[:, 0].max() > 9:
+    raise archives.refusal(archive, name, "a batch with labels beyond 9")
+  return planes(rows[:, 1:]), rows[:, 0]
 
 
 def _decode(archive: Path, name: str, content: bytes) -> np.ndarray:
   """Returns a JPEG or PNG file as uint8 [32, 32, 3]."""
-  refuse = functools.partial(_broken, archive, name)
+  refuse = functools.partial(archives.refusal, archive, name)
   return np.asarray(pictures.decode(content, refuse, size=(32, 32)))
 
 
-def _checked(archive: Path, name: str, labels: list[int]) -> list[int]:
-  if not all(label in range(10) for label in labels):
-    raise _broken(archive, name, "with labels beyond 9")
-  return labels
-
-
-def pickle_error(archive: Path, name: str, source: Source) -> ValueError:
+def pickle_error(archive: Path, name: str, source: Source) -> UserError:
   """Returns the error for a batch of the authors' archive for Python."""
   binary = source.archives[0]
-  return ValueError(
-    f"{archive} holds {name!r}, a pickle, which could run any code if it were "
+  return UserError(
+    f"{archive} holds {name!r}, a pickle, which could run any code when it is "
     f"read: fetch {binary} from {source.url} and pass --archive PATH/{binary} "
     f"(prepare) or --config.task.archive=PATH/{binary}."
   )
 
 
-def _broken(archive: Path, name: str, what: str) -> ValueError:
-  return ValueError(
-    f"{archive} holds {name!r}, which is {what}: it is not CIFAR-10. Fetch it "
-    "again; nothing was kept of it."
-  )
-
-
 def read(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The images of both splits: `id`, `image`, uint8 [32, 32, 3], and `label`.
+  """Reads both splits: `id`, `image`, uint8 [32, 32, 3], and `label`.
 
-  Reads the authors' binary archive, and folders {train,test}/CLASS/*.{png,jpg}
-  as an archive or unpacked.
+  Args:
+    archive: path of the authors' binary archive, or of folders
+      {train,test}/CLASS/*.{png,jpg}, packed or unpacked.
 
   Raises:
-    UserError: for an archive that is cut short or holds other counts, and for
+    UserError: for an archive that is truncated or holds other counts, and for
       the authors' archive for Python, which is made of pickles.
   """
   expected = {

@@ -12,127 +12,37 @@ from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, collect
 from jaxformers.data.sets.cifar10 import pickle_error, planes
 
-LABELS = (
-  "apple",
-  "aquarium_fish",
-  "baby",
-  "bear",
-  "beaver",
-  "bed",
-  "bee",
-  "beetle",
-  "bicycle",
-  "bottle",
-  "bowl",
-  "boy",
-  "bridge",
-  "bus",
-  "butterfly",
-  "camel",
-  "can",
-  "castle",
-  "caterpillar",
-  "cattle",
-  "chair",
-  "chimpanzee",
-  "clock",
-  "cloud",
-  "cockroach",
-  "couch",
-  "crab",
-  "crocodile",
-  "cup",
-  "dinosaur",
-  "dolphin",
-  "elephant",
-  "flatfish",
-  "forest",
-  "fox",
-  "girl",
-  "hamster",
-  "house",
-  "kangaroo",
-  "keyboard",
-  "lamp",
-  "lawn_mower",
-  "leopard",
-  "lion",
-  "lizard",
-  "lobster",
-  "man",
-  "maple_tree",
-  "motorcycle",
-  "mountain",
-  "mouse",
-  "mushroom",
-  "oak_tree",
-  "orange",
-  "orchid",
-  "otter",
-  "palm_tree",
-  "pear",
-  "pickup_truck",
-  "pine_tree",
-  "plain",
-  "plate",
-  "poppy",
-  "porcupine",
-  "possum",
-  "rabbit",
-  "raccoon",
-  "ray",
-  "road",
-  "rocket",
-  "rose",
-  "sea",
-  "seal",
-  "shark",
-  "shrew",
-  "skunk",
-  "skyscraper",
-  "snail",
-  "snake",
-  "spider",
-  "squirrel",
-  "streetcar",
-  "sunflower",
-  "sweet_pepper",
-  "table",
-  "tank",
-  "telephone",
-  "television",
-  "tiger",
-  "tractor",
-  "train",
-  "trout",
-  "tulip",
-  "turtle",
-  "wardrobe",
-  "whale",
-  "willow_tree",
-  "wolf",
-  "woman",
-  "worm",
-)
+_NAMES = """
+  apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
+  bridge bus butterfly camel can castle caterpillar cattle chair chimpanzee
+  clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+  flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+  leopard lion lizard lobster man maple_tree motorcycle mountain mouse
+  mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
+  plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea
+  seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+  sunflower sweet_pepper table tank telephone television tiger tractor train
+  trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+LABELS = tuple(_NAMES.split())
 PER_LABEL = {"train": 500, "test": 100}
 ROW = 2 + 3_072  # Coarse label, fine label, image.
 MAX_BYTES = 1 << 29
 
 
-def _images(
-  archive: Path,
-) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-  for name, content in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=lambda name: _split(name) is not None
+def _images(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+  """Yields (split, key, example) from the binary batches."""
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = _split(name)
     if not name.endswith(".bin"):
       raise pickle_error(archive, name, SOURCE)
+    # Refuse what cannot be rows of labels and planes.
     if len(content) % ROW:
-      raise _broken(archive, name, f"{len(content):,} bytes long")
+      raise archives.refusal(archive, name, f"{len(content):,} bytes long")
     rows = np.frombuffer(content, np.uint8).reshape(-1, ROW)
     if len(rows) and rows[:, 1].max() >= len(LABELS):
-      raise _broken(archive, name, "with labels beyond 99")
+      raise archives.refusal(archive, name, "a batch with labels beyond 99")
     images = planes(rows[:, 2:])
     for i, (label, image) in enumerate(zip(rows[:, 1], images, strict=True)):
       example = {"id": f"{split}_{i:05d}", "image": image}
@@ -140,25 +50,19 @@ def _images(
 
 
 def _split(name: str) -> str | None:
-  """The split of a batch, binary or for Python; None for any other file."""
+  """Returns the split of a batch, binary or pickled; None for other files."""
   stem = name.rpartition("/")[2].removesuffix(".bin")
   return stem if stem in PER_LABEL else None
 
 
-def _broken(archive: Path, name: str, what: str) -> ValueError:
-  return ValueError(
-    f"{archive} holds {name!r}, which is {what}: it is not CIFAR-100. Fetch it "
-    "again; nothing was kept of it."
-  )
-
-
 def read(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The images of both splits: `id`, `image`, uint8 [32, 32, 3], and `label`.
+  """Reads both splits: `id`, `image`, uint8 [32, 32, 3], and fine `label`.
 
-  Reads the authors' binary archive, or its folder; fine labels.
+  Args:
+    archive: path of the authors' binary archive, or of its folder.
 
   Raises:
-    UserError: for an archive that is cut short or holds other counts, and for
+    UserError: for an archive that is truncated or holds other counts, and for
       the authors' archive for Python, which is made of pickles.
   """
   expected = {

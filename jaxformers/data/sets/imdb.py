@@ -16,29 +16,28 @@ MAX_BYTES = 1 << 30  # The authors' archive unpacks to 0.4 GB.
 
 def _reviews(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
   """Yields (split, key, example); keys are those of the stock builder."""
-  for name, text in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=lambda name: _place(name) is not None
+  for (split, label), name, text in archives.placed_members(
+    archive, _place, max_bytes=MAX_BYTES
   ):
-    split, label = _place(name)
     yield split, name, {"text": text, "label": label}
 
 
 def _place(name: str) -> tuple[str, str] | None:
-  """(split, label) of a review's path; None for whatever else there is."""
+  """Returns (split, label) of a review's path; None for other files."""
+  # Reviews are train/pos/0_9.txt and the like, below any folder.
   parts = name.split("/")
   if len(parts) < 3 or not name.endswith(".txt"):
     return None
   split, label = parts[-3:-1]
-  return (
-    (split, label) if split in ("train", "test") and label in LABELS else None
-  )
+  is_review = split in ("train", "test") and label in LABELS
+  return (split, label) if is_review else None
 
 
 def read(archive: Path | None) -> dict[str, list[Keyed]]:
-  """The reviews of an archive: `text`, their bytes, and `label`.
+  """Reads the reviews of an archive: `text`, their bytes, and `label`.
 
   Raises:
-    UserError: for an archive that is cut short or holds other counts.
+    UserError: for an archive that is truncated or holds other counts.
   """
   per_label = dict.fromkeys(LABELS, PER_LABEL)
   expected = {"train": per_label, "test": per_label}

@@ -23,17 +23,18 @@ FILES = {
   f"basic_{short}.tsv": name for name, short in listops_text.FILES.items()
 }
 COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}
-MAX_BYTES = 1 << 35  # The whole of LRA's release unpacks to 18.6 GB.
+MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 
 
 def generated(settings: listops.Settings) -> Source:
-  """The expressions of some settings, generated."""
+  """Returns the source of generated expressions."""
 
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
     return {
       name: _rows(split) for name, split in listops.generate(settings).items()
     }
 
+  # Settings are many, so a digest of them names the folder.
   text = json.dumps(dataclasses.asdict(settings), sort_keys=True)
   digest = blake2b(text.encode(), digest_size=6).hexdigest()
   return Source(
@@ -57,20 +58,20 @@ def released(
   num_validation: int = COUNTS["validation"],
   num_test: int = COUNTS["test"],
 ) -> Source:
-  """The expressions of LRA's `basic_{train,val,test}.tsv`.
+  """Returns the source of LRA's `basic_{train,val,test}.tsv`.
 
   Every label is checked against its expression.
+
+  Args:
+    num_train, num_validation, num_test: number of expressions of each split.
   """
-  counts = {
-    "train": num_train,
-    "validation": num_validation,
-    "test": num_test,
-  }
+  counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
     expected = {split: {None: count} for split, count in counts.items()}
     return collect(_released(archive), archive, expected)
 
+  # Another number of expressions has a folder of its own.
   return Source(
     name="listops",
     features=FEATURES,
@@ -82,16 +83,19 @@ def released(
   )
 
 
+def _split(name: str) -> str | None:
+  return FILES.get(name.rpartition("/")[2])
+
+
 def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: name.rpartition("/")[2] in FILES,
+  """Yields (split, key, example); the key is the number of the line."""
+  for split, name, content in archives.placed_members(
+    archive, _split, max_bytes=MAX_BYTES
   ):
-    split = FILES[name.rpartition("/")[2]]
-    # Other bytes than UTF-8 become a token that `parse` refuses.
+    # Bytes that are not UTF-8 become a token that `parse` refuses.
     lines = content.decode(errors="backslashreplace").splitlines()
     for number, line in enumerate(lines, 1):
+      # Skip the header; every other line is an expression and its value.
       if number == 1 and line.split() == ["Source", "Target"]:
         continue
       try:

@@ -6,6 +6,7 @@ LRA ships every level as a folder of `imgs/K/sample_N.png` and
 
 from __future__ import annotations
 
+import functools
 import io
 import shutil
 import sys
@@ -30,16 +31,16 @@ FOLDERS = {
   "hard": "curv_contour_length_14",
 }
 LABELS = ("different", "same")  # Snakes on which the discs lie.
-MAX_BYTES = 1 << 35  # The whole of LRA's release unpacks to 18.6 GB.
+MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 
 
 def generated(settings: Settings, folder: Path) -> Source:
-  """The images of some settings, generated.
+  """Returns the source of generated images.
 
   Args:
-    settings: which.
-    folder: for chunks of images that are done, so that a generation that was
-      stopped goes on where it was; they are removed at its end.
+    settings: settings of the data set.
+    folder: folder for finished chunks of images, so that a generation that was
+      stopped resumes; they are removed at its end.
   """
 
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
@@ -66,9 +67,11 @@ def _features(resolution: int) -> dict[str, Any]:
 
 
 def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
+  """Generates the chunks that a folder lacks, and yields all images."""
   from jaxformers.data.generators import snakes  # Numba takes half a second.
 
   work.mkdir(parents=True, exist_ok=True)
+  # Generate missing chunks, in whatever order they are finished.
   starts = range(0, settings.num_images, CHUNK)
   missing = [start for start in starts if not _chunk(work, start).exists()]
   with tqdm.tqdm(
@@ -82,8 +85,8 @@ def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
     for start, (pixels, labels) in snakes.chunks(settings, missing):
       _write_chunk(_chunk(work, start), pixels, labels)
       bar.update(len(labels))
+  # Read them in order. A chunk that is damaged is generated again.
   for start in starts:
-    # A chunk that was damaged since it was written is generated again.
     chunk = _read_chunk(_chunk(work, start)) or snakes.chunk(settings, start)
     for i, (image, label) in enumerate(zip(*chunk, strict=True)):
       index = start + i
@@ -97,6 +100,7 @@ def _chunk(work: Path, start: int) -> Path:
 
 def _write_chunk(path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
   """Writes a chunk with its digest, completely or not at all."""
+  # Write under another name, so that a chunk that exists is complete.
   staged = path.with_name(f".{path.name}.staged")
   digest = digests.of_parts(pixels, labels)
   try:
@@ -113,21 +117,22 @@ def _read_chunk(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     with path.open("rb") as file, np.load(file) as arrays:
       pixels, labels = arrays["pixels"], arrays["labels"]
       is_intact = str(arrays["digest"]) == digests.of_parts(pixels, labels)
-  except Exception:  # A damaged archive raises whatever its reader meets.
+  except Exception:  # A damaged file makes its readers raise anything.
     return None
   return (pixels, labels) if is_intact else None
 
 
 def released(resolution: int, difficulty: str, num_images: int) -> Source:
-  """The images of one level of LRA's release.
+  """Returns the source of one level of LRA's release.
 
   Args:
-    resolution, difficulty: which.
-    num_images: how many there must be; one empty file, which LRA passes over
-      too, is allowed.
+    resolution, difficulty: level of the release.
+    num_images: number of images; one empty file, which LRA skips too, is
+      allowed.
   """
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
+    # LRA's release has one empty file at most.
     rows = list(_released(archive, resolution, difficulty))
     empty = sum(1 for row in rows if row is None)
     expected = {difficulty: {None: num_images - min(empty, 1)}}
@@ -146,10 +151,11 @@ def released(resolution: int, difficulty: str, num_images: int) -> Source:
 def _released(
   archive: Path, resolution: int, difficulty: str
 ) -> Iterator[tuple[str, str, Mapping[str, Any]] | None]:
-  """Yields rows in the order of the metadata, None for an empty picture.
+  """Yields (split, key, example) in the order of the metadata.
 
-  Keys are those of LRA's own builder.
+  Keys are those of LRA's builder. An empty picture is None.
   """
+  # Read all files of the level: pictures come in any order.
   files: dict[str, bytes] = {}
   metadata: dict[str, bytes] = {}
   for name, content in archives.members(
@@ -162,6 +168,7 @@ def _released(
       files[place] = content
     else:
       metadata[place] = content
+  # Match every row of the metadata with its picture.
   index = 0
   for place in sorted(metadata, key=_number):
     content = metadata[place]
@@ -171,28 +178,23 @@ def _released(
       if name not in files or label not in ("0", "1"):
         raise UserError(
           f"{archive}, {place}, row {number}: no picture {name!r} with a label "
-          f"0 or 1 (found {label!r}). Fetch it again; nothing was kept of it."
+          f"0 or 1, but the label {label!r}. Fetch it again; nothing was kept "
+          "of it."
         )
+      # Skip the one empty file of the release.
       picture = files[name]
       if not picture:
         yield None
         continue
       _check(archive, name, picture, resolution)
-      key = f"{folder}_{file}_{number}"
-      yield (
-        difficulty,
-        key,
-        {
-          "id": str(index),
-          "image": picture,
-          "label": LABELS[int(label)],
-        },
-      )
+      example = {"id": str(index), "image": picture}
+      label = LABELS[int(label)]
+      yield difficulty, f"{folder}_{file}_{number}", {**example, "label": label}
       index += 1
 
 
 def _number(place: str) -> tuple[int, str]:
-  """metadata/12.npy comes after metadata/9.npy."""
+  """Returns a sort key: metadata/12.npy comes after metadata/9.npy."""
   stem = place.rpartition("/")[2].removesuffix(".npy")
   return (int(stem) if stem.isdigit() else -1), stem
 
@@ -200,23 +202,23 @@ def _number(place: str) -> tuple[int, str]:
 def _is_wanted(
   archive: Path, name: str, resolution: int, difficulty: str
 ) -> bool:
-  """Whether a path belongs to the level; the archive may be inside of it."""
+  """Returns True for a file of the level; the archive may be a part of it."""
   folder = (archive.name,) if archive.is_dir() else ()
   parts = ("", "", *folder, *name.split("/"))
-  picture = parts[-3] == "imgs" and name.endswith(".png")
-  if not picture and not (parts[-2] == "metadata" and name.endswith(".npy")):
+  is_picture = parts[-3] == "imgs" and name.endswith(".png")
+  is_metadata = parts[-2] == "metadata" and name.endswith(".npy")
+  if not is_picture and not is_metadata:
     return False
-  known = {f"pathfinder{size}" for size in pathfinder.GEOMETRIES}
+  # Compare the names of the folders above with those of the level.
+  all_sizes = {f"pathfinder{size}" for size in pathfinder.GEOMETRIES}
   levels = [part for part in parts if part in FOLDERS.values()]
-  sizes = [part for part in parts if part in known]
-  return levels == [FOLDERS[difficulty]] and sizes in (
-    [],
-    [f"pathfinder{resolution}"],
-  )
+  sizes = [part for part in parts if part in all_sizes]
+  is_size = sizes in ([], [f"pathfinder{resolution}"])
+  return levels == [FOLDERS[difficulty]] and is_size
 
 
 def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
-  """Metadata as LRA ships it (text) or as its generator writes it (NumPy)."""
+  """Parses metadata: text, as LRA ships it, or NumPy, as its generator does."""
   try:
     if content.startswith(b"\x93NUMPY"):
       table = np.load(io.BytesIO(content), allow_pickle=False)
@@ -224,30 +226,18 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
     else:
       rows = [line.split(" ") for line in content.decode().splitlines()]
   except (ValueError, EOFError, MemoryError) as error:
-    raise UserError(
-      f"{archive} holds {place!r}, which is no metadata ({error}). Fetch it "
-      "again; nothing was kept of it."
-    ) from None
+    raise archives.refusal(archive, place, f"no metadata ({error})") from None
   if any(len(row) < 4 for row in rows):
-    raise UserError(
-      f"{archive} holds {place!r}, which has rows of fewer than four fields. "
-      "Fetch it again; nothing was kept of it."
-    )
+    problem = "metadata with rows of fewer than four fields"
+    raise archives.refusal(archive, place, problem)
   return rows
 
 
 def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
-  """Refuses a file that is no whole grey PNG of the resolution."""
-
-  def refuse(reason: str) -> ValueError:
-    return ValueError(
-      f"{archive} holds {name!r}, which is {reason}. Fetch it again; nothing "
-      "was kept of it."
-    )
-
+  """Refuses a file that is no complete grey PNG of the resolution."""
   pictures.decode(
     picture,
-    refuse,
+    functools.partial(archives.refusal, archive, name),
     formats=("PNG",),
     mode="L",
     size=(resolution, resolution),
@@ -257,22 +247,28 @@ def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
 def export(settings: Settings, folder: Path) -> None:
   """Writes generated images in LRA's layout, 1,000 to a subfolder.
 
-  folder/pathfinderN/LEVEL/imgs/K/sample_M.png and metadata/K.npy, which is text
-  of one line an image: sub-path, file, index, label, continuity, paddles of a
-  target and of a distractor, paddle length and thickness, margin, number of
-  paddle contrasts.
+  Files are folder/pathfinderN/LEVEL/imgs/K/sample_M.png and metadata/K.npy,
+  which is text of one line an image: sub-path, file, index, label, continuity,
+  paddles of a target and of a distractor, paddle length and thickness, margin,
+  number of paddle contrasts.
+
+  Args:
+    settings: settings of the data set.
+    folder: folder of the export.
 
   Raises:
-    UserError: if the level is there already.
+    UserError: if the level exists already.
     OSError: if it cannot be written; nothing is left of it.
   """
+  # Refuse to mix two exports in one folder.
   level = (
     folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
   )
   if level.exists():
     raise UserError(
-      f"{level} is there already: delete it, or export to another folder."
+      f"{level} exists already: delete it, or export to another folder."
     )
+  # Write under another name, so that a level that exists is complete.
   level.parent.mkdir(parents=True, exist_ok=True)
   staged = level.with_name(f".{level.name}.staged")
   try:
@@ -291,32 +287,36 @@ def _write_level(settings: Settings, level: Path) -> None:
   _, length = pathfinder.distractor_counts(
     settings.resolution, settings.difficulty
   )
-  shutil.rmtree(level, ignore_errors=True)  # Of an export that was killed.
+  # Remove the remains of an export that was killed.
+  shutil.rmtree(level, ignore_errors=True)
   (level / "metadata").mkdir(parents=True)
   for index in tqdm.trange(
     settings.num_images, desc="exporting", file=sys.stderr, disable=None
   ):
+    # Begin a subfolder at every thousandth image.
     k, m = divmod(index, CHUNK)
     if m == 0:
       lines: list[str] = []
       (level / "imgs" / str(k)).mkdir(parents=True, exist_ok=True)
-    made = snakes.sample(settings, index)
+    # Write the image, and remember its line of metadata.
+    drawn = snakes.sample(settings, index)
     file = f"sample_{m}.png"
-    Image.fromarray(made.pixels).save(level / "imgs" / str(k) / file)
+    Image.fromarray(drawn.pixels).save(level / "imgs" / str(k) / file)
     fields = (
       f"imgs/{k}",
       file,
       m,
-      made.label,
+      drawn.label,
       geometry.continuity,
       contour,
       length,
       geometry.paddle_length,
       geometry.thickness,
-      made.margin,
+      drawn.margin,
       1,
     )
     lines.append(" ".join(str(field) for field in fields))
+    # Write the lines of a subfolder after its last image.
     if m == CHUNK - 1 or index == settings.num_images - 1:
       text = "".join(f"{line}\n" for line in lines)
       (level / "metadata" / f"{k}.npy").write_text(text)

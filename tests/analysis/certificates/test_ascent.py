@@ -22,10 +22,10 @@ def build(name, alpha=2.0, num_layers=2, **mixer):
   )
   params = initial.params(model, IDS, 1)
   for i in range(num_layers):
-    own = params["encoder"][f"layer_{i}"]
-    if "residual" in own:
-      own["residual"]["alpha"] = jnp.float32(alpha)
-      own["mixer"]["gate"] = 300 * own["mixer"]["gate"]
+    layer = params["encoder"][f"layer_{i}"]
+    if "residual" in layer:
+      layer["residual"]["alpha"] = jnp.float32(alpha)
+      layer["mixer"]["gate"] = 300 * layer["mixer"]["gate"]
   return model, params
 
 
@@ -49,33 +49,33 @@ def test_the_extreme_is_that_of_the_whole_way():
     return 2 + jnp.sin(x)
 
   start = jnp.linspace(-3, 3, 9)
-  found = [
+  extremes = [
     ascend(ratio, start, sign=1.0, steps=k, rate=2.0) for k in (1, 7, 40)
   ]
-  assert (found[0] == ratio(start)).all()
-  assert (found[1] >= found[0]).all()
-  assert (found[2] >= found[1]).all()
+  assert (extremes[0] == ratio(start)).all()
+  assert (extremes[1] >= extremes[0]).all()
+  assert (extremes[2] >= extremes[1]).all()
 
 
 def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   a = np.tanh(2.0) / 2
   low, high = (1 - a) ** 4, (1 + a) ** 4
   model, params = build("random_transject", gating="certified")
-  found = adversarial(model, params, IDS, steps=60)
+  extremes = adversarial(model, params, IDS, steps=60)
   for kind in ("tokens", "sequences"):
-    assert low <= found[kind][0] < found[kind][1] <= high
-  assert found["tokens"][1] > 1.2  # And it did look for them.
+    assert low <= extremes[kind][0] < extremes[kind][1] <= high
+  assert extremes["tokens"][1] > 1.2  # And it did look for them.
   model, params = build("random_transject")
-  found = adversarial(model, params, IDS, steps=60)
-  assert low <= found["tokens"][0] < found["tokens"][1] <= high
-  assert found["sequences"][1] > high
+  extremes = adversarial(model, params, IDS, steps=60)
+  assert low <= extremes["tokens"][0] < extremes["tokens"][1] <= high
+  assert extremes["sequences"][1] > high
 
 
 def test_any_encoder_can_be_searched():
   model, params = build("transformer", num_heads=2)
-  found = adversarial(model, params, IDS, steps=20)
-  assert found["tokens"][0] < 1 < found["tokens"][1]
-  assert np.isfinite(found["sequences"]).all()
+  extremes = adversarial(model, params, IDS, steps=20)
+  assert extremes["tokens"][0] < 1 < extremes["tokens"][1]
+  assert np.isfinite(extremes["sequences"]).all()
 
 
 def test_one_token_has_no_pairs():

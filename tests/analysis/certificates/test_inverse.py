@@ -34,10 +34,10 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   ids = model.example()
   params = initial.params(model, ids)
   for i in range(num_layers):
-    own = params["encoder"][f"layer_{i}"]
-    own["residual"]["alpha"] = jnp.float32(alpha)
-    own["bias"] = jax.random.normal(jax.random.key(i), own["bias"].shape)
-    own["mixer"]["gate"] = 10 * own["mixer"]["gate"]
+    layer = params["encoder"][f"layer_{i}"]
+    layer["residual"]["alpha"] = jnp.float32(alpha)
+    layer["bias"] = jax.random.normal(jax.random.key(i), layer["bias"].shape)
+    layer["mixer"]["gate"] = 10 * layer["mixer"]["gate"]
   return model, params
 
 
@@ -49,9 +49,9 @@ def test_every_token_of_real_text_comes_back(num_layers):
   x = inverse.inverse(model, params, hidden[-1], side)
   error = jnp.abs(x - hidden[0]).max() / jnp.abs(hidden[0]).max()
   assert float(error) <= 2e-6
-  found, positions = inverse.tokens(model, params, x)
+  recovered, positions = inverse.tokens(model, params, x)
   mask = np.asarray(text() > 0)
-  np.testing.assert_array_equal(found[mask], np.asarray(text())[mask])
+  np.testing.assert_array_equal(recovered[mask], np.asarray(text())[mask])
   np.testing.assert_array_equal(
     positions, np.broadcast_to(np.arange(256), (2, 256))
   )
@@ -74,8 +74,8 @@ def test_real_numbers_and_a_token_in_front_come_back():
   values = jax.random.normal(jax.random.key(0), (2, 9))
   hidden, side = inverse.forward(model, params, values)
   x = inverse.inverse(model, params, hidden[-1], side)
-  found, positions = inverse.tokens(model, params, x)
-  np.testing.assert_allclose(found, values, atol=1e-5)
+  recovered, positions = inverse.tokens(model, params, x)
+  np.testing.assert_allclose(recovered, values, atol=1e-5)
   np.testing.assert_array_equal(positions, [range(9)] * 2)
 
 
@@ -83,20 +83,19 @@ def test_rates_are_measured_on_the_weights():
   model, params = build(2)
   encoder = make_variables(model, params)
   encoder = {kind: tree["encoder"] for kind, tree in encoder.items()}
-  form = inverse.form_of(model)
-  layer = inverse.reversible.layers(encoder, form)[0]
+  layers = inverse.layers_in_float32(model)
+  layer = layers.weights(encoder)[0]
   a = np.tanh(2.0) / 2
-  np.testing.assert_allclose(
-    inverse.rates(layer, jnp.ones((1, 32)), form), [a, a], rtol=1e-5
-  )
+  constants = layers.constants(layer, jnp.ones((1, 32)))
+  assert list(constants) == ["mixture", "feed_forward"]
+  np.testing.assert_allclose(list(constants.values()), [a, a], rtol=1e-5)
   stretched = layer._replace(
     experts=layer.experts._replace(v=layer.experts.v.at[1].multiply(3.0)),
-    w=layer.w.at[0].multiply(0.5),
+    feed_forward=layer.feed_forward.at[0].multiply(0.5),
   )
+  constants = layers.constants(stretched, -0.5 * jnp.ones((1, 32)))
   np.testing.assert_allclose(
-    inverse.rates(stretched, -0.5 * jnp.ones((1, 32)), form),
-    [1.5 * a, 0.5 * a],
-    rtol=1e-5,
+    list(constants.values()), [1.5 * a, 0.5 * a], rtol=1e-5
   )
 
 
@@ -105,12 +104,12 @@ def test_the_rate_of_the_certified_gate_is_divided_by_its_constant():
     1, "random_transject", alpha=20.0, mixer={"gating": "certified"}
   )
   encoder = {k: v["encoder"] for k, v in make_variables(model, params).items()}
-  form = inverse.form_of(model)
-  layer = inverse.reversible.layers(encoder, form)[0]
+  layers = inverse.layers_in_float32(model)
+  layer = layers.weights(encoder)[0]
   w = params["encoder"]["layer_0"]["mixer"]["gate"]
   c = 1 + np.sqrt(4) * np.linalg.norm(w - w.mean(0)) / 2
-  mixture, feed_forward = inverse.rates(layer, jnp.ones((1, 32)), form)
-  np.testing.assert_allclose([mixture, feed_forward], [1 / c, 1], rtol=1e-5)
+  constants = layers.constants(layer, jnp.ones((1, 32)))
+  np.testing.assert_allclose(list(constants.values()), [1 / c, 1], rtol=1e-5)
 
 
 def test_half_precision_is_sent_to_float32():
@@ -129,11 +128,10 @@ def test_a_large_token_does_not_end_the_work_on_others():
   model, params = build(2)
   hidden, side = inverse.forward(model, params, text())
   embedded = hidden[0].at[0, 3].multiply(1e4)
-  found = inverse.capture(
-    model, make_variables(model, params), text(), embedded
-  )
-  side = inverse.Side(found.mask, found.gates, found.sigma)
-  x = inverse.inverse(model, params, found.hidden[-1], side)
+  variables = make_variables(model, params)
+  captured = inverse.capture(model, variables, text(), embedded)
+  side = inverse.side_of(model, variables, captured)
+  x = inverse.inverse(model, params, captured.hidden[-1], side)
   others = np.asarray(side.mask).copy()
   others[0, 3] = False
   np.testing.assert_allclose(
@@ -152,7 +150,7 @@ def test_a_layer_that_contracts_too_weakly_is_refused():
     inverse.inverse(model, params, hidden[-1], side, max_steps=50)
   x = inverse.inverse(model, params, hidden[-1], side)
   chex.assert_trees_all_close(x, hidden[0], atol=1e-4)
-  doubled = side._replace(sigma=2 * side.sigma)
+  doubled = side._replace(shared=2 * side.shared)
   with pytest.raises(ValueError, match="no inverse is guaranteed"):
     inverse.inverse(model, params, hidden[-1], doubled)
 

@@ -9,6 +9,7 @@ import pytest
 from jaxformers import models, trained
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
+from jaxformers.models.transject.layer import interval
 from jaxformers.models.variables import make_variables
 from tests import initial
 
@@ -27,16 +28,16 @@ def build(name="transject", alpha=2.0, **mixer):
   )
   params = initial.params(model, IDS, 1)
   for i in range(2):
-    own = params["encoder"][f"layer_{i}"]
-    if "residual" in own:
-      own["residual"]["alpha"] = jnp.float32(alpha * (i + 1))
+    layer = params["encoder"][f"layer_{i}"]
+    if "residual" in layer:
+      layer["residual"]["alpha"] = jnp.float32(alpha * (i + 1))
   return model, params
 
 
 def test_an_interval_is_vacuous_where_a_branch_is_no_contraction():
-  assert lipschitz.interval(0.5, 0.25) == (0.375, 1.875)
-  assert lipschitz.interval(1.5, 0.25) == (0.0, 3.125)
-  assert lipschitz.interval(1.5, 1.5) == (0.0, 6.25)
+  assert interval(0.5, 0.25) == (0.375, 1.875)
+  assert interval(1.5, 0.25) == (0.0, 3.125)
+  assert interval(1.5, 1.5) == (0.0, 6.25)
   assert lipschitz.product([(0.5, 2.0), (0.5, 3.0)]) == (0.25, 6.0)
 
 
@@ -52,9 +53,7 @@ def test_the_certificate_of_orthogonal_weights_is_that_of_the_paper():
     w = np.linalg.norm(params["encoder"][f"layer_{i}"]["mixer"]["gate"])
     norm = 10.0 * (i + 1)
     across = a * (1 + w * (1 + a) * norm)
-    np.testing.assert_allclose(
-      row["sequences"], lipschitz.interval(across, a), rtol=1e-4
-    )
+    np.testing.assert_allclose(row["sequences"], interval(across, a), rtol=1e-4)
 
 
 def test_the_certificate_follows_the_weights_and_not_what_they_should_be():
@@ -79,12 +78,12 @@ def test_the_certified_gate_has_a_bound_without_norms():
 
 def test_pairs_are_different_tokens_of_a_sample():
   mask = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 1], [1, 0, 1, 0, 0]], bool)
-  found = lipschitz.pairs(mask, 200, seed=0)
-  assert found.shape == (3, 200, 2)
-  assert (found[0, :, 0] != found[0, :, 1]).all()
-  assert {*found[0].ravel().tolist()} == {0, 1, 3, 4}
-  assert {*map(tuple, found[2].tolist())} == {(0, 2), (2, 0)}
-  assert not found[1].any()
+  places = lipschitz.pairs(mask, 200, seed=0)
+  assert places.shape == (3, 200, 2)
+  assert (places[0, :, 0] != places[0, :, 1]).all()
+  assert {*places[0].ravel().tolist()} == {0, 1, 3, 4}
+  assert {*map(tuple, places[2].tolist())} == {(0, 2), (2, 0)}
+  assert not places[1].any()
 
 
 def test_activation_factors_are_ratios_to_the_embedding():
@@ -92,15 +91,17 @@ def test_activation_factors_are_ratios_to_the_embedding():
   chosen = jnp.asarray([[[0, 1], [1, 2]]])
   apart = lipschitz.distances((x, 2 * x, x / 5), chosen)
   np.testing.assert_allclose(apart[:, 0, 0], [5, 10, 1], rtol=1e-6)
-  found = lipschitz.activation_factors(apart)
-  np.testing.assert_allclose(found[:, 0, 0], [1, 2, 0.2], rtol=1e-6)
-  assert np.isnan(found[:, 0, 1]).all()
+  factors = lipschitz.activation_factors(apart)
+  np.testing.assert_allclose(factors[:, 0, 0], [1, 2, 0.2], rtol=1e-6)
+  assert np.isnan(factors[:, 0, 1]).all()
 
 
 def test_measured_factors_are_those_of_all_batches_and_no_padding():
   model, params = build()
   ids = np.asarray(IDS)
-  seen = lipschitz.measure(model, params, [ids[:2], ids[2:]], count=5_000)
+  seen = lipschitz.measure_factors(
+    model, params, [ids[:2], ids[2:]], count=5_000
+  )
   assert seen["pairs"] == 15_000
   hidden = capture(model, make_variables(model, params), IDS).hidden
   low, high, total = [], [], []
@@ -118,13 +119,13 @@ def test_measured_factors_are_those_of_all_batches_and_no_padding():
   assert last["mean"] == pytest.approx(np.mean(total), rel=0.02)
   # The sample with padding alone: its padding must not count.
   padded = hidden[1][1, :6]
-  seen = lipschitz.measure(model, params, [ids[1:2]])
+  seen = lipschitz.measure_factors(model, params, [ids[1:2]])
   assert seen["norms"][1] == pytest.approx(np.linalg.norm(padded), rel=1e-4)
 
 
 def test_at_the_start_every_factor_is_one():
   model, params = build(alpha=0.0)
-  seen = lipschitz.measure(model, params, [np.asarray(IDS)])
+  seen = lipschitz.measure_factors(model, params, [np.asarray(IDS)])
   for factor in seen["factors"]:
     assert factor == {"mean": 1.0, "min": 1.0, "max": 1.0}
 
@@ -132,27 +133,27 @@ def test_at_the_start_every_factor_is_one():
 def test_tokens_that_do_not_differ():
   model, params = build()
   with pytest.raises(ValueError, match="no two different tokens"):
-    lipschitz.measure(model, params, [np.ones((2, 1), np.int32)])
+    lipschitz.measure_factors(model, params, [np.ones((2, 1), np.int32)])
 
 
 def test_measured_lies_within_guaranteed():
   model, params = build()
-  found = lipschitz.report(model, params, np.asarray(IDS), steps=40)
-  low, high = found["guaranteed"]["all"]["tokens"]
-  for kind in (found["measured"]["factors"][-1],):
+  content = lipschitz.report(model, params, np.asarray(IDS), steps=40)
+  low, high = content["guaranteed"]["all"]["tokens"]
+  for kind in (content["measured"]["factors"][-1],):
     assert low <= kind["min"] <= kind["max"] <= high
-  assert low <= found["adversarial"]["tokens"][0]
-  assert found["adversarial"]["tokens"][1] <= high
-  assert any("vacuous" in says for says in found["guaranteed"]["says"])
+  assert low <= content["adversarial"]["tokens"][0]
+  assert content["adversarial"]["tokens"][1] <= high
+  assert any("vacuous" in says for says in content["guaranteed"]["says"])
 
 
 @pytest.mark.long
 def test_other_encoders_have_the_measured_part():
   model, params = build("local", block_size=3, num_heads=2)
-  found = lipschitz.report(model, params, np.asarray(IDS), steps=2)
-  assert found["guaranteed"]["all"] is None
-  assert "has no certificate" in lipschitz.table(found)
-  assert len(found["measured"]["factors"]) == 3
+  content = lipschitz.report(model, params, np.asarray(IDS), steps=2)
+  assert content["guaranteed"]["all"] is None
+  assert "has no certificate" in lipschitz.table(content)
+  assert len(content["measured"]["factors"]) == 3
 
 
 def test_the_command(monkeypatch, tmp_path, capsys):
@@ -175,8 +176,8 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   printed = capsys.readouterr().out
   assert "with one Sigma" in printed
   assert "transject at step" in printed
-  found = json.loads((tmp_path / "lipschitz.json").read_text())
-  assert len(found["measured"]["factors"]) == 3
-  assert found["samples"] == 4
+  content = json.loads((tmp_path / "lipschitz.json").read_text())
+  assert len(content["measured"]["factors"]) == 3
+  assert content["samples"] == 4
   with pytest.raises(SystemExit, match="There is no run in"):
     lipschitz.main([str(tmp_path / "nothing")])

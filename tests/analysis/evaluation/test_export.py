@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformers.analysis.evaluation import export, trained
+from jaxformers import trained
+from jaxformers.analysis.evaluation import export
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
 
@@ -42,11 +43,11 @@ def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
     make_variables(run.model, run.params), jnp.asarray(ids), train=False
   )
   np.testing.assert_allclose(np.load(out / "logits.npy"), want, atol=1e-5)
-  own = safetensors.numpy.load_file(out / "model.safetensors")
+  arrays = safetensors.numpy.load_file(out / "model.safetensors")
   assert not [
-    name for name in own if name.startswith("params") and "skew" in name
+    name for name in arrays if name.startswith("params") and "skew" in name
   ]
-  q = own["rotations.encoder.layer_0.mixer.u_skew"]
+  q = arrays["rotations.encoder.layer_0.mixer.u_skew"]
   eye = np.broadcast_to(np.eye(16), q.shape)
   np.testing.assert_allclose(q @ q.swapaxes(1, 2), eye, atol=1e-5)
   with pytest.raises(ValueError, match="--length=61 is not in 1 to"):

@@ -1,4 +1,4 @@
-"""What layers do to tokens, sample by sample."""
+"""Statistics of layers, sample by sample."""
 
 import functools
 import math
@@ -13,8 +13,8 @@ import scipy.stats
 from jaxformers import models
 from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.tokens.capture import capture, parts
-from jaxformers.config import TRANSJECTS
 from jaxformers.models.variables import make_variables
+from jaxformers.recipes.shared import TRANSJECTS
 from tests import initial
 from tests.models.mixers.oracle import small_sizes
 
@@ -43,43 +43,45 @@ def build(name, alpha=None):
   params = initial.params(model, jnp.asarray(IDS), 1)
   if alpha is not None:
     for k in range(2):
-      own = params["encoder"][f"layer_{k}"]["residual"]
-      own["alpha"] = jnp.float32(alpha)
+      residual = params["encoder"][f"layer_{k}"]["residual"]
+      residual["alpha"] = jnp.float32(alpha)
   return model, params
 
 
 @pytest.mark.parametrize("axis", ["units", "tokens"])
 def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
   model, params = build("transformer")
-  found = layers.measure(model, params, IDS, batch_size=2, axis=axis)
-  whole = layers.measure(model, params, IDS, batch_size=5, axis=axis)
+  statistics = layers.measure_layers(
+    model, params, IDS, batch_size=2, axis=axis
+  )
+  at_once = layers.measure_layers(model, params, IDS, batch_size=5, axis=axis)
   values = [16] * 5 if axis == "units" else [12, 6, 1, 12, 12]
-  np.testing.assert_array_equal(found.values, values)
+  np.testing.assert_array_equal(statistics.values, values)
   for name in ("entropy", "shape", "finite", "parts"):
     np.testing.assert_allclose(
-      getattr(found, name), getattr(whole, name), atol=1e-4
+      getattr(statistics, name), getattr(at_once, name), atol=1e-4
     )
-  given = make_variables(model, params)
-  seen = capture(model, given, jnp.asarray(IDS))
+  variables = make_variables(model, params)
+  seen = capture(model, variables, jnp.asarray(IDS))
   x, mask = np.asarray(seen.hidden[1], np.float64), np.asarray(seen.mask)
   for k in range(5):
-    own = x[k, mask[k]]
+    tokens = x[k, mask[k]]
     if axis == "tokens":
-      if len(own) < 8:
-        assert math.isnan(found.entropy[1, k])
+      if len(tokens) < 8:
+        assert math.isnan(statistics.entropy[1, k])
         continue
-      own = own.T
-    want = scipy.stats.differential_entropy(own, axis=-1, method="vasicek")
-    assert found.entropy[1, k] == pytest.approx(want.mean(), abs=1e-4)
-    shape = (want - np.log(own.std(-1, ddof=1))).mean()
-    assert found.shape[1, k] == pytest.approx(shape, abs=1e-4)
-  heads = np.asarray(parts(model, given, seen)[0], np.float64)
-  assert found.parts.shape == (2, 2, 5)
+      tokens = tokens.T
+    want = scipy.stats.differential_entropy(tokens, axis=-1, method="vasicek")
+    assert statistics.entropy[1, k] == pytest.approx(want.mean(), abs=1e-4)
+    shape = (want - np.log(tokens.std(-1, ddof=1))).mean()
+    assert statistics.shape[1, k] == pytest.approx(shape, abs=1e-4)
+  heads = np.asarray(parts(model, variables, seen)[0], np.float64)
+  assert statistics.parts.shape == (2, 2, 5)
   if axis == "units":
     want = scipy.stats.differential_entropy(
       heads[0, 1], axis=-1, method="vasicek"
     )
-    assert found.parts[0, 1, 0] == pytest.approx(want.mean(), abs=1e-4)
+    assert statistics.parts[0, 1, 0] == pytest.approx(want.mean(), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
@@ -88,28 +90,28 @@ def test_every_model_can_be_looked_at(name):
   mixer = small_sizes(models.MODELS[name].mixer)
   model = make(name, head_dim=8, mixer=mixer)
   shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
-  found, each, apart = jax.eval_shape(
-    lambda params, *rest: layers._of(
+  captured, each, apart = jax.eval_shape(
+    lambda params, *rest: layers._observe(
       model, make_variables(model, params), *rest
     ),
     models.shapes(model),
     *shapes,
   )
-  assert len(found.hidden) == 3
+  assert len(captured.hidden) == 3
   assert apart.shape == (3, 5, 9)
-  assert (found.gates is None) == (name not in TRANSJECTS)
+  assert (captured.gates is None) == (name not in TRANSJECTS)
   if each is not None:
-    assert [one.shape[:3] for one in each] == [(5, each[0].shape[1], 12)] * 2
+    assert [part.shape[:3] for part in each] == [(5, each[0].shape[1], 12)] * 2
 
 
 def test_factors_are_ratios_of_distances():
   model, params = build("transformer")
-  found = layers.measure(model, params, IDS, pairs=400)
+  statistics = layers.measure_layers(model, params, IDS, pairs=400)
   x, mask = (
     np.stack(
       [
-        np.asarray(one[0])
-        for one in capture(
+        np.asarray(layer[0])
+        for layer in capture(
           model, make_variables(model, params), jnp.asarray(IDS[:1])
         ).hidden
       ]
@@ -119,21 +121,27 @@ def test_factors_are_ratios_of_distances():
   apart = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
   upper = np.triu_indices(mask.sum(), 1)
   factors = apart[:, *upper] / apart[0][upper]
-  np.testing.assert_allclose(found.factors[:, 0], factors.mean(1), rtol=0.05)
-  np.testing.assert_array_equal(found.factors[0, [0, 1, 3, 4]], 1)
-  assert np.isnan(found.factors[:, 2]).all()  # One token makes no pair.
+  np.testing.assert_allclose(
+    statistics.factors[:, 0], factors.mean(1), rtol=0.05
+  )
+  np.testing.assert_array_equal(statistics.factors[0, [0, 1, 3, 4]], 1)
+  assert np.isnan(statistics.factors[:, 2]).all()  # One token makes no pair.
 
 
 def test_at_the_start_transject_moves_nothing():
   """Factors are 1 exactly, and gates 1 / E."""
   model, params = build("transject")
-  found = layers.measure(model, params, IDS)
-  np.testing.assert_array_equal(found.factors[:, [0, 1, 3, 4]], 1)
-  np.testing.assert_allclose(found.gates, 0.5, atol=1e-6)
-  np.testing.assert_allclose(found.entropy[2], found.entropy[0], atol=1e-6)
-  np.testing.assert_allclose(found.parts[1, 0], found.entropy[1], atol=1e-6)
+  statistics = layers.measure_layers(model, params, IDS)
+  np.testing.assert_array_equal(statistics.factors[:, [0, 1, 3, 4]], 1)
+  np.testing.assert_allclose(statistics.gates, 0.5, atol=1e-6)
+  np.testing.assert_allclose(
+    statistics.entropy[2], statistics.entropy[0], atol=1e-6
+  )
+  np.testing.assert_allclose(
+    statistics.parts[1, 0], statistics.entropy[1], atol=1e-6
+  )
   model, params = build("transject", 1.0)
-  later = layers.measure(model, params, IDS)
+  later = layers.measure_layers(model, params, IDS)
   assert (later.factors[1:, [0, 1, 3, 4]] != 1).all()
   assert later.gates.shape == (2, 5, 2)
 
@@ -146,13 +154,13 @@ def tokens(model, params, ids):
 def test_distances_of_chosen_pairs():
   model, params = build("transformer")
   x, mask = tokens(model, params, IDS[0])
-  found = layers.distances(x, mask, [(0, 3), (2, 1)])
+  apart = layers.distances(x, mask, [(0, 3), (2, 1)])
   np.testing.assert_allclose(
-    found["euclidean"][:, 1], np.linalg.norm(x[:, 2] - x[:, 1], axis=-1)
+    apart["euclidean"][:, 1], np.linalg.norm(x[:, 2] - x[:, 1], axis=-1)
   )
   for k in range(3):
     want = scipy.spatial.distance.cosine(x[k, 0], x[k, 3])
-    assert found["cosine"][k, 0] == pytest.approx(want)
+    assert apart["cosine"][k, 0] == pytest.approx(want)
   with pytest.raises(ValueError, match="no token at position 7"):
     layers.distances(*tokens(model, params, IDS[1]), [(0, 7)])
 
@@ -164,10 +172,10 @@ def test_an_isomap_of_a_plane_is_the_plane():
   flat = rng.uniform(size=(60, 2))
   turns = np.linalg.qr(rng.normal(size=(2, 8, 8)))[0][:, :2]
   hidden, mask = flat @ turns, np.ones(60, bool)
-  found = layers.plane(hidden, mask, neighbours=59)
+  planes = layers.plane(hidden, mask, neighbours=59)
   want = flat - flat.mean(0)
-  for layer in found:
+  for layer in planes:
     np.testing.assert_allclose(layer @ layer.T, want @ want.T, atol=1e-8)
-  np.testing.assert_allclose(found[1], found[0], atol=1e-8)
+  np.testing.assert_allclose(planes[1], planes[0], atol=1e-8)
   with pytest.raises(ValueError, match="3 tokens"):
     layers.plane(hidden[:, :3], mask[:3])

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models
-from jaxformers.analysis.evaluation import perplexity, trained
+from jaxformers import models, trained
+from jaxformers.analysis.evaluation import perplexity
 from jaxformers.data.engine.segments import Segments
 from tests import initial
 
@@ -41,18 +41,18 @@ def run():
 
 
 def test_each_token_from_the_window_before_it(run):
-  rows = perplexity.measure(run, [1, 4], batch_size=4)
+  rows = perplexity.measure_perplexity(run, [1, 4], batch_size=4)
   assert [row["stride"] for row in rows] == [1, 4]
   # Of one length, for what stands behind a token is not seen.
   before = [TOKENS[max(at - 6, 0) : at] for at in range(1, 23)]
-  ids = jnp.stack([jnp.pad(own, (0, 6 - len(own))) for own in before])
+  ids = jnp.stack([jnp.pad(window, (0, 6 - len(window))) for window in before])
   log_p = run.model.apply({"params": run.params}, ids, train=False)
-  ends = np.array([len(own) - 1 for own in before])
+  ends = np.array([len(window) - 1 for window in before])
   total = -float(log_p[np.arange(22), ends, TOKENS[1:]].sum())
   assert rows[0]["count"] == rows[1]["count"] == 22
   assert rows[0]["perplexity"] == pytest.approx(math.exp(total / 22), rel=1e-4)
   assert rows[1]["perplexity"] != pytest.approx(rows[0]["perplexity"])
-  few = perplexity.measure(run, [1], tokens=5)
+  few = perplexity.measure_perplexity(run, [1], tokens=5)
   assert few[0]["count"] == 5
 
 
@@ -70,3 +70,8 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(trained, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
     perplexity.main([str(tmp_path)])
+
+
+def test_strides_are_integers(tmp_path):
+  with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
+    perplexity.main([str(tmp_path), "--strides=1,a"])

@@ -47,18 +47,18 @@ def run():
 
 
 def test_errors_of_corrupted_images(run):
-  found = r.corrupted(run, batch_size=7)
-  assert found["clean"] == 0
-  assert set(found["errors"]) == set(corruptions.CORRUPTIONS)
-  assert all(len(row) == 5 for row in found["errors"].values())
-  assert found["errors"]["pixelate"] == [0] * 5
-  assert found["errors"]["brightness"][4] > found["errors"]["brightness"][0]
-  every = np.concatenate([row for row in found["errors"].values()])
-  assert found["mean"] == pytest.approx(every.mean())
+  scores = r.corrupted(run, batch_size=7)
+  assert scores["clean"] == 0
+  assert set(scores["errors"]) == set(corruptions.CORRUPTIONS)
+  assert all(len(row) == 5 for row in scores["errors"].values())
+  assert scores["errors"]["pixelate"] == [0] * 5
+  assert scores["errors"]["brightness"][4] > scores["errors"]["brightness"][0]
+  every = np.concatenate([row for row in scores["errors"].values()])
+  assert scores["mean"] == pytest.approx(every.mean())
   # 0.3 brighter: those of 0.0 to 0.3 and of 0.4 to 0.7 are taken for others.
   bright = np.digitize(np.minimum(VALUES / 255 + 0.3, 1), [0.3, 0.7])
   want = (bright != np.digitize(VALUES / 255, [0.3, 0.7])).mean()
-  assert found["errors"]["brightness"][4] == pytest.approx(want, abs=0.04)
+  assert scores["errors"]["brightness"][4] == pytest.approx(want, abs=0.04)
   few = r.corrupted(run, ["contrast"], count=4)
   assert list(few["errors"]) == ["contrast"]
 
@@ -87,10 +87,10 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
       files[f"{folder}/n00/a.JPEG"] = jpeg(value)
       files[f"{folder}/n02/b.JPEG"] = jpeg(240)
   root = write_folder(tmp_path / "c", files)
-  found = r.imagenet_c(run, root)
-  assert found["errors"]["fog"] == [0, 0, 0, 0.5, 0.5]
+  scores = r.imagenet_c(run, root)
+  assert scores["errors"]["fog"] == [0, 0, 0, 0.5, 0.5]
   want = 100 * np.mean([0.2 / error for error in r.ALEXNET.values()])
-  assert found["mce"] == pytest.approx(want)
+  assert scores["mce"] == pytest.approx(want)
   for path in (root / "fog" / "5").rglob("*.JPEG"):
     path.unlink()
   (root / "snow" / "2").rename(root / "snow" / "6")

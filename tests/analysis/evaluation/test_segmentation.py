@@ -39,8 +39,8 @@ def run(tmp_path_factory):
 
 def test_windows_that_agree_with_the_whole():
   pixels = np.random.default_rng(0).normal(size=(23, 31, 3)).astype(np.float32)
-  found = s.sliding(lambda x: 2 * x, pixels, (8, 10), 5)
-  np.testing.assert_allclose(found, 2 * pixels, rtol=1e-6)
+  scores = s.sliding(lambda x: 2 * x, pixels, (8, 10), 5)
+  np.testing.assert_allclose(scores, 2 * pixels, rtol=1e-6)
   small = s.sliding(lambda x: 2 * x, pixels[:5, :6], (8, 10), 5)
   want = 2 * s.interpolate(pixels[:5, :6], (8, 10))
   np.testing.assert_allclose(small, want, rtol=1e-6)
@@ -90,8 +90,8 @@ def test_where_windows_differ_their_mean_counts():
   def score(parts):
     return np.stack([np.full((4, 4, 1), next(numbers)) for _ in parts])
 
-  found = s.sliding(score, np.zeros((4, 6, 3)), (4, 4), 2)
-  assert found[0, :, 0].tolist() == [1, 1, 1.5, 1.5, 2, 2]
+  scores = s.sliding(score, np.zeros((4, 6, 3)), (4, 4), 2)
+  assert scores[0, :, 0].tolist() == [1, 1, 1.5, 1.5, 2, 2]
 
 
 def test_interpolation_is_that_of_jax():
@@ -113,23 +113,25 @@ def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
   for k in range(3):
     pixels, labels = source.scene(k)
     for flip in (False, True):
-      found = s.predict(colours, source, pixels, (1.0,), flip=flip, stride=9)
-      assert found.shape == labels.shape
+      predicted = s.predict(
+        colours, source, pixels, (1.0,), flip=flip, stride=9
+      )
+      assert predicted.shape == labels.shape
       there = labels >= 0
-      assert (found == labels)[there].mean() > 0.85
-    own = s.areas(found, labels, 150)
-    assert own["labelled"].sum() == there.sum()
-    total = {k: total.get(k, 0) + v for k, v in own.items()}
+      assert (predicted == labels)[there].mean() > 0.85
+    scene = s.count_areas(predicted, labels, 150)
+    assert scene["labelled"].sum() == there.sum()
+    total = {k: total.get(k, 0) + v for k, v in scene.items()}
   assert (total["labelled"][:2] > 0).all()
   assert (total["labelled"][2:] == 0).all()
 
 
 def test_measuring_a_model(run):
-  single = s.measure(run, batch_size=3)
+  single = s.evaluate_segmenter(run, batch_size=3)
   assert single["count"] == 3
   assert 0 <= single["mean_iou"] <= 1
-  assert s.measure(run, batch_size=2) == pytest.approx(single)
-  several = s.measure(run, (0.5, 1.5), flip=True, stride=5, count=2)
+  assert s.evaluate_segmenter(run, batch_size=2) == pytest.approx(single)
+  several = s.evaluate_segmenter(run, (0.5, 1.5), flip=True, stride=5, count=2)
   assert several["count"] == 2
 
 
@@ -145,3 +147,8 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(trained, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
     s.main([str(tmp_path)])
+
+
+def test_scales_are_numbers(tmp_path):
+  with pytest.raises(SystemExit, match="--scales=1,big: give numbers"):
+    s.main([str(tmp_path), "--scales=1,big"])

@@ -1,4 +1,4 @@
-"""What is drawn of trained models."""
+"""Rows of the figures of trained models."""
 
 import types
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxformers import models
 from jaxformers.analysis.page import measured
-from jaxformers.analysis.tables.runs import One, groups
+from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
 
 
 def test_data_are_described_by_what_was_read():
@@ -22,30 +22,30 @@ def test_data_are_described_by_what_was_read():
     model=model, params=params, start=None, sample=lambda count, length: ids
   )
   rows = measured.Rows(measured.Options(samples=32, length=512))
-  rows.model("one", 0, run, start=False)
-  assert rows.data() == "2 test samples of at most 5 tokens, 1 seed"
+  rows.add_model("one", 0, run, start=False)
+  assert rows.describe_data() == "2 test samples of at most 5 tokens, 1 seed"
 
 
 def test_what_is_measured_of_the_last_layer_against_sizes():
-  def one(seed, num_layers):
+  def record(seed, num_layers):
     model = {"name": "local", "num_layers": num_layers, "d_model": 8}
     config = {"seed": seed, "task": {"name": "text"}, "model": model}
-    return One(Path("run"), config, {})
+    return RunRecord(Path("run"), config, {})
 
-  found = groups([one(0, 1), one(1, 1), one(0, 2)])
+  groups = group_by_recipe([record(0, 1), record(1, 1), record(0, 2)])
   rows = measured.Rows(measured.Options())
-  few, many = (group.label for group in found)
+  few, many = (group.label for group in groups)
   rows.of["factors"] = [
     *((few, seed, 1, k, 2.0 + seed + k) for seed in (0, 1) for k in (0, 2)),
     *((many, 0, layer, k, 10.0 * layer) for layer in (0, 1, 2) for k in (0, 1)),
   ]
   line = "text local (d_model=8)"
-  assert measured._at_the_end(found, rows, "factors") == [
+  assert measured._last_layer(groups, rows, "factors") == [
     (line, 0, "num_layers", 1, 3.0),
     (line, 1, "num_layers", 1, 4.0),
     (line, 0, "num_layers", 2, 20.0),
   ]
-  assert measured._at_the_end(found[:1], rows, "factors") == []
+  assert measured._last_layer(groups[:1], rows, "factors") == []
   # Over layers, without the embedding; where nothing varies there is none.
   rows.of["entropy"] = [(*row[:4], -row[4]) for row in rows.of["factors"]]
   assert measured._correlations(rows) == f"{few} -1.00, {many} -1.00"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from jaxformers.analysis.page import overview
-from jaxformers.analysis.tables.runs import One, groups
+from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
 
 
 def test_scores_against_sizes():
@@ -15,32 +15,34 @@ def test_scores_against_sizes():
       "model": {"name": "local", "num_layers": 2, "d_model": d_model},
     }
     results = {"accuracy": accuracy, "config": config}
-    return One(Path("run"), config, results)
+    return RunRecord(Path("run"), config, results)
 
   runs = [one(0, 8, 0.5), one(1, 8, 0.6), one(0, 16, 0.7)]
-  figure = overview.sizes(groups(runs))
+  figure = overview.sizes(group_by_recipe(runs))
   assert {row[0] for row in figure.rows} == {"text local (num_layers=2)"}
   assert [row[2:] for row in figure.rows] == [
     ("d_model", 8, 50.0),
     ("d_model", 8, 60.0),
     ("d_model", 16, 70.0),
   ]
-  assert overview.sizes(groups(runs[:2])) is None
+  assert overview.sizes(group_by_recipe(runs[:2])) is None
   # Another learning rate is another line.
   other = one(0, 16, 0.9)
   changed = {**other.config, "schedule": {"learning_rate": 2}}
   runs = [
     *(
-      One(r.folder, {**r.config, "schedule": {"learning_rate": 1}}, r.results)
+      RunRecord(
+        r.folder, {**r.config, "schedule": {"learning_rate": 1}}, r.results
+      )
       for r in runs
     ),
-    One(other.folder, changed, other.results),
+    RunRecord(other.folder, changed, other.results),
   ]
-  figure = overview.sizes(groups(runs))
+  figure = overview.sizes(group_by_recipe(runs))
   assert {row[0] for row in figure.rows} == {
     "text local (num_layers=2), learning_rate=1"
   }
-  assert overview.deep(groups(runs)) is None
+  assert overview.depth_against_width(group_by_recipe(runs)) is None
 
 
 def test_speeds_are_medians_over_what_was_logged(tmp_path):
@@ -55,8 +57,8 @@ def test_speeds_are_medians_over_what_was_logged(tmp_path):
     config = {"seed": seed, "task": {"name": "t"}, "model": {"name": "m"}}
     hardware = {"devices": 2, "device_kind": "cpu"}
     ended = {"parameters": 1_234, "parameter_ratio": 0.5, "hardware": hardware}
-    runs.append(One(folder, config, ended))
-  (group,) = groups(runs)
+    runs.append(RunRecord(folder, config, ended))
+  (group,) = group_by_recipe(runs)
   text = overview.speeds([group])
   assert text.endswith("| m | 1,234 | 0.50 | 5 | 2 cpu |")
   assert overview.speeds([]) == ""

@@ -1,4 +1,4 @@
-"""What comes onto the page."""
+"""The page and its tables."""
 
 import re
 import shutil
@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from jaxformers.analysis.page import page as pages
 from jaxformers.analysis.page.page import Page
-from jaxformers.analysis.page.page import page as pages
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.tables import published
 
@@ -32,7 +32,7 @@ def widest_table():
       model,
       "L=2 d=64, jaxformers, 2000 long",
       dict(zip(published.LONG, theirs, strict=True)),
-      {task: published.Ours(41.7, 0.7, 2, 2_000) for task in published.LONG},
+      {task: published.Score(41.7, 0.7, 2, 2_000) for task in published.LONG},
     )
     for model, theirs in published.TABLE_2.items()
   ]
@@ -42,7 +42,7 @@ def widest_table():
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize(("width", "fits"), [(1600, True), (400, False)])
 def test_a_wide_table_is_not_cut(width, fits, tmp_path):
-  """It takes the width of the window, and scrolls where that is too small."""
+  """A table takes the width of the window, and scrolls in a smaller one."""
   path = pages.write(widest_table(), tmp_path)
   script = """<script>addEventListener("load", () => {
     const box = document.querySelector(".scroll");
@@ -68,7 +68,7 @@ def test_a_wide_table_is_not_cut(width, fits, tmp_path):
 
 
 def test_tables_may_be_wider_than_text():
-  """As the test above, where there is no browser."""
+  """Checks the style sheet, where there is no browser."""
   assert "body > * { max-width: 64rem;" in pages.CSS
   (rule,) = re.findall(r"\.scroll \{(.*?)\}", pages.CSS, re.S)
   assert "overflow-x: auto" in rule

@@ -26,9 +26,11 @@ def workdir(smoke, tmp_path_factory):
   """Two seeds of TransJect, a Transformer, and a run that has not ended."""
   folder = tmp_path_factory.mktemp("runs")
   for seed in (0, 1):
-    own = folder / "transject" / f"seed_{seed}"
-    results = loop.run(smoke(seed=seed), own)
-    workdirs.write(own, "results.json", {**results, "accuracy": seed / 10})
+    seed_folder = folder / "transject" / f"seed_{seed}"
+    results = loop.run(smoke(seed=seed), seed_folder)
+    workdirs.write(
+      seed_folder, "results.json", {**results, "accuracy": seed / 10}
+    )
   loop.run(smoke("transformer"), folder / "transformer")
   begun = folder / "begun"
   begun.mkdir()
@@ -54,35 +56,41 @@ def out(page, tmp_path_factory):
 
 
 def test_figures_of_both_models(page):
-  found = {one.name: one for own in page.figures.values() for one in own}
-  assert {*found} == {
+  by_name = {
+    figure.name: figure
+    for section in page.figures.values()
+    for figure in section
+  }
+  assert {*by_name} == {
     *("training", "activation_factors", "entropy", "shape", "parts"),
     *("experts", "pairs", "isomap", "smoothness", "attention"),
     *("factors_sizes", "entropy_sizes"),
   }
-  runs = {row[0] for row in found["entropy"].rows}
+  runs = {row[0] for row in by_name["entropy"].rows}
   assert runs == {
     *("transject", "transject, untrained"),
     *("transformer, d_model=16", "transformer, d_model=16, untrained"),
   }
-  assert {row[1] for row in found["activation_factors"].rows} == {0, 1}
-  assert {row[0] for row in found["experts"].rows} == {"transject"}
+  assert {row[1] for row in by_name["activation_factors"].rows} == {0, 1}
+  assert {row[0] for row in by_name["experts"].rows} == {"transject"}
   # The embedding and both layers, four samples.
-  rows = [r for r in found["entropy"].rows if r[:2] == ("transject", 0)]
+  rows = [r for r in by_name["entropy"].rows if r[:2] == ("transject", 0)]
   assert len(rows) == 3 * 4
   named = [
-    r for r in found["isomap"].rows if r[4] and r[:2] == ("transject", 0)
+    r for r in by_name["isomap"].rows if r[4] and r[:2] == ("transject", 0)
   ]
   assert len(named) == 4
 
 
 def test_no_label_of_a_figure_is_clipped(page):
-  for one in (one for own in page.figures.values() for one in own):
-    canvas = one.draw()
+  for figure in (
+    figure for section in page.figures.values() for figure in section
+  ):
+    canvas = figure.draw()
     box, (width, height) = canvas.get_tightbbox(), canvas.get_size_inches()
-    assert min(box.x0, box.y0) >= 0, one.name
-    assert box.x1 <= width, one.name
-    assert box.y1 <= height, one.name
+    assert min(box.x0, box.y0) >= 0, figure.name
+    assert box.x1 <= width, figure.name
+    assert box.y1 <= height, figure.name
 
 
 def test_what_is_left_out_is_said(page, workdir):
@@ -99,14 +107,18 @@ def test_what_is_left_out_is_said(page, workdir):
 
 def test_the_page_is_whole_without_a_network(page, out):
   text = (out / "index.html").read_text()
-  for one in (one for own in page.figures.values() for one in own):
-    assert f'id="{one.name}"' in text
-    assert html.escape(one.caption) in text
+  for figure in (
+    figure for section in page.figures.values() for figure in section
+  ):
+    assert f'id="{figure.name}"' in text
+    assert html.escape(figure.caption) in text
     for kind in ("png", "svg", "csv"):
-      assert f'href="{one.name}.{kind}"' in text
-      assert (out / f"{one.name}.{kind}").stat().st_size > 100
-    rows = list(csv.reader((out / f"{one.name}.csv").read_text().splitlines()))
-    assert len(rows) == 1 + len(one.rows)
+      assert f'href="{figure.name}.{kind}"' in text
+      assert (out / f"{figure.name}.{kind}").stat().st_size > 100
+    rows = list(
+      csv.reader((out / f"{figure.name}.csv").read_text().splitlines())
+    )
+    assert len(rows) == 1 + len(figure.rows)
   assert not re.search(r'(src|href)="(https?:)?//', text)
   for note in page.notes:
     assert html.escape(note) in text

@@ -11,10 +11,12 @@ from jaxformers.data.engine import encodings
 
 def test_a_text_is_read_as_its_task_reads_it():
   def task(vocabulary, **fields):
-    own = {name: k for k, name in enumerate(vocabulary)}
+    ids_by_word = {name: k for k, name in enumerate(vocabulary)}
 
     def encode(text, length=99):
-      return np.array([own.get(word, 1) for word in text.split()])[:length]
+      return np.array([ids_by_word.get(word, 1) for word in text.split()])[
+        :length
+      ]
 
     about = {"name": "t", "image": (), "encode": encode, "max_len": 6}
     return types.SimpleNamespace(**about | fields, vocabulary=vocabulary)

@@ -1,4 +1,4 @@
-"""What all figures share: colours, boxes, means."""
+"""Parts of all figures: colours, boxes, means."""
 
 import math
 
@@ -12,7 +12,7 @@ def test_a_box_has_the_quartiles_of_what_is_finite():
 
   axes = Figure().subplots()
   values = [1.0, 2.0, 3.0, 4.0, 5.0, math.nan, math.inf]
-  f.boxes(axes, {"one": {0: values, 1: [math.nan]}, "two": {1: [7.0]}})
+  f.draw_boxes(axes, {"one": {0: values, 1: [math.nan]}, "two": {1: [7.0]}})
   (box, _) = axes.patches
   heights = box.get_path().vertices[:, 1]
   assert (heights.min(), heights.max()) == (2, 4)
@@ -22,20 +22,22 @@ def test_a_box_has_the_quartiles_of_what_is_finite():
 def test_lines_differ_in_more_than_colour():
   seen = {tuple(sorted(f.style(k).items())) for k in range(12)}
   assert len(seen) == 12
-  assert f.some(range(10), 4) == [0, 3, 6, 9]
-  assert f.some([5], 4) == [5]
+  assert f.evenly_spaced(range(10), 4) == [0, 3, 6, 9]
+  assert f.evenly_spaced([5], 4) == [5]
 
 
 def test_data_in_words():
-  one = f.describe_data([8], [200], [1])
-  assert one == "8 test samples of at most 200 tokens, 1 seed"
-  two = f.describe_data([13, 8], [200, 50, 200], [3, 1])
-  assert two == "8 or 13 test samples of at most 50 or 200 tokens, 1 to 3 seeds"
+  single = f.describe_data([8], [200], [1])
+  assert single == "8 test samples of at most 200 tokens, 1 seed"
+  several = f.describe_data([13, 8], [200, 50, 200], [3, 1])
+  assert (
+    several == "8 or 13 test samples of at most 50 or 200 tokens, 1 to 3 seeds"
+  )
 
 
 def test_means_are_of_what_is_there():
-  assert f.spread([2.0, None, math.nan]) == (
+  assert f.finite_spread([2.0, None, math.nan]) == (
     2.0,
     pytest.approx(math.nan, nan_ok=True),
   )
-  assert all(math.isnan(v) for v in f.spread([]))
+  assert all(math.isnan(v) for v in f.finite_spread([]))

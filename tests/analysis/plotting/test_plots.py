@@ -86,17 +86,17 @@ EVERY = {
 
 @pytest.mark.parametrize("kind", sorted(EVERY))
 def test_every_figure_is_a_table_and_pictures(kind, tmp_path):
-  one = EVERY[kind]()
-  paths = one.write(tmp_path / "deep" / "folder")
+  figure = EVERY[kind]()
+  paths = figure.write(tmp_path / "deep" / "folder")
   assert [path.suffix for path in paths] == [".csv", ".png", ".svg"]
   rows = list(csv.reader(io.StringIO(paths[0].read_text())))
-  assert tuple(rows[0]) == one.columns
-  assert len(rows) == 1 + len(one.rows)
-  assert {len(row) for row in rows} == {len(one.columns)}
+  assert tuple(rows[0]) == figure.columns
+  assert len(rows) == 1 + len(figure.rows)
+  assert {len(row) for row in rows} == {len(figure.columns)}
   assert paths[1].read_bytes().startswith(b"\x89PNG")
   ET.fromstring(paths[2].read_bytes())
   # The same again, to the byte: a page can be compared with an older one.
-  assert one.picture("svg") == paths[2].read_bytes()
+  assert figure.picture("svg") == paths[2].read_bytes()
 
 
 def drawn(figure):

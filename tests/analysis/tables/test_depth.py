@@ -54,25 +54,25 @@ def grid():
   }
   return [
     run(*shape, seed, loss)
-    for shape, found in losses.items()
-    for seed, loss in enumerate(found)
+    for shape, by_seed in losses.items()
+    for seed, loss in enumerate(by_seed)
   ]
 
 
 def test_depths_of_equal_parameters_are_set_against_each_other():
-  found = depth.points(grid())
-  assert [(p.num_layers, p.d_model) for p in found] == [
+  points = depth.select_points(grid())
+  assert [(p.num_layers, p.d_model) for p in points] == [
     (6, 128),
     (6, 256),
     (12, 90),
     (12, 180),
   ]
-  assert found[0].parameters == 12 * 6 * 128**2
-  assert found[0].tokens == 320
-  assert found[0].epochs == 2
-  assert found[0].mean == pytest.approx(5.1)
-  assert found[0].deviation == pytest.approx(0.1)
-  small, large = depth.pairs(found)
+  assert points[0].parameters == 12 * 6 * 128**2
+  assert points[0].tokens == 320
+  assert points[0].epochs == 2
+  assert points[0].mean == pytest.approx(5.1)
+  assert points[0].deviation == pytest.approx(0.1)
+  small, large = depth.pairs(points)
   assert small.gain == pytest.approx(5.1 - 5.35 / 3 - 10 / 3)
   assert small.verdict == "not told apart"
   assert large.gain == pytest.approx(0.2)
@@ -80,11 +80,11 @@ def test_depths_of_equal_parameters_are_set_against_each_other():
   # Four degrees of freedom for equal deviations.
   assert large.margin == pytest.approx(2.7764 * large.error, rel=1e-4)
   assert large.verdict == "deeper is better"
-  samples = [list(found[k].losses.values()) for k in (0, 2)]
+  samples = [list(points[k].losses.values()) for k in (0, 2)]
   welch = scipy.stats.ttest_ind(*samples, equal_var=False)
   interval = welch.confidence_interval(0.95)
   assert small.gain + small.margin == pytest.approx(interval.high)
-  text = depth.markdown(found)
+  text = depth.markdown(points)
   assert "| 4.72 | 6, 12 | 0.2000 +- 0.0082 | +- 0.0227 | deeper is" in text
   assert "320 tokens, 2 epochs." in text
 
@@ -100,56 +100,61 @@ def test_the_tuned_rate_counts():
     run(12, 90, 2, 5.6, rate=3e-3),
     run(12, 90, 2, 5.6, rate=3e-3),  # Found twice, counted once.
   ]
-  found = {(p.num_layers, p.d_model): p for p in depth.points(others + grid())}
-  assert found[6, 128].rate == 1e-3
-  assert found[12, 90].rate == 1e-3
-  assert len(found[12, 90].losses) == 3
-  assert (found[6, 128].better, found[12, 90].better) == (3e-3, 0)
-  assert found[6, 256].better == 0
-  text = depth.markdown(list(found.values()))
+  points = {
+    (p.num_layers, p.d_model): p for p in depth.select_points(others + grid())
+  }
+  assert points[6, 128].rate == 1e-3
+  assert points[12, 90].rate == 1e-3
+  assert len(points[12, 90].losses) == 3
+  assert (points[6, 128].better, points[12, 90].better) == (3e-3, 0)
+  assert points[6, 256].better == 0
+  text = depth.markdown(list(points.values()))
   assert "d = 128: learning rate 0.003 scored better" in text
 
 
 def test_wider_can_be_better_and_one_seed_is_none():
   runs = [run(6, 128, s, 4 + s / 100) for s in (0, 1)]
   runs += [run(12, 90, s, 5.5 + s / 100) for s in (0, 1)]
-  (pair,) = depth.pairs(depth.points(runs))
+  (pair,) = depth.pairs(depth.select_points(runs))
   assert pair.verdict == "wider is better"
-  (pair,) = depth.pairs(depth.points(runs[:1] + runs[2:]))
+  (pair,) = depth.pairs(depth.select_points(runs[:1] + runs[2:]))
   assert "one seed" in pair.verdict
-  assert depth.pairs(depth.points([run(6, 128, 0, 1), run(6, 132, 0, 1)])) == []
+  assert (
+    depth.pairs(depth.select_points([run(6, 128, 0, 1), run(6, 132, 0, 1)]))
+    == []
+  )
 
 
 def test_what_cannot_be_compared():
   with pytest.raises(ValueError, match=r"compared.*\n  total_steps: 10, 20"):
-    depth.points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
+    depth.select_points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
   other = run(24, 64, 0, 5.0)
   other["task_description"]["data"] = {"test": "4567"}
   with pytest.raises(ValueError, match="data of data: .*0123.*4567"):
-    depth.points([*grid(), other])
+    depth.select_points([*grid(), other])
   with pytest.raises(ValueError, match="run of listops"):
-    depth.points([{"task": "listops", "metric": "accuracy"}])
+    depth.select_points([{"task": "listops", "metric": "accuracy"}])
 
 
 def test_nearly_equal_sizes_are_one_place():
   """12 x 12 x 256^2 is 1.2 % more than what stands beside it."""
   shapes = ((6, 360), (12, 256), (24, 180))
-  found = depth.points([run(*shape, 0, 5.0) for shape in shapes])
+  points = depth.select_points([run(*shape, 0, 5.0) for shape in shapes])
   rows = [
-    line for line in depth.markdown(found).splitlines() if "| 0 |" in line
+    line for line in depth.markdown(points).splitlines() if "| 0 |" in line
   ]
   assert [row.split("|")[2].strip() for row in rows] == ["6", "12", "24"]
   pairs = [
-    (p.shallow.num_layers, p.deep.num_layers) for p in depth.pairs(found)
+    (p.shallow.num_layers, p.deep.num_layers) for p in depth.pairs(points)
   ]
   assert pairs == [(6, 12), (6, 24), (12, 24)]
 
 
 def test_the_command(tmp_path, capsys):
-  for number, one in enumerate(grid()):
+  for number, result in enumerate(grid()):
     folder = tmp_path / "runs" / f"cell_{number % 3}" / f"rate/seed_{number}"
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps(one))
+    (folder / "results.json").write_text(json.dumps(result))
   depth.main([str(tmp_path / "runs"), "--out", str(tmp_path / "figure")])
   assert "| 1.18 | 6 | 128 | 0.001 | 0 1 2 | 5.1000 +- 0.1000 |" in (
     capsys.readouterr().out

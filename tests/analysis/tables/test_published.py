@@ -39,13 +39,13 @@ def test_the_tables_are_of_our_models():
 
 
 def test_a_difference_is_in_standard_errors_of_seeds_and_examples():
-  own = p.Ours(40.0, 1.2, 3, 2_000)
-  gap, errors = own.difference(38.0)
+  score = p.Score(40.0, 1.2, 3, 2_000)
+  gap, errors = score.difference(38.0)
   assert gap == 2
   want = math.sqrt(1.2**2 / 3 + (40 * 60 + 38 * 62) / 2_000)
   assert errors == pytest.approx(2 / want)
-  one = p.Ours(40.0, math.nan, 1, 2_000)
-  assert one.difference(42.0)[1] == pytest.approx(
+  one_seed = p.Score(40.0, math.nan, 1, 2_000)
+  assert one_seed.difference(42.0)[1] == pytest.approx(
     -2 / math.sqrt((40 * 60 + 42 * 58) / 2_000)
   )
 
@@ -60,29 +60,29 @@ def test_rows_are_theirs_with_ours_beside_them():
     run("imdb", "local", 0, 0.8),
     run("listops", "transject", 5, 9.0) | {"metric": "perplexity"},
   ]
-  found = p.rows(runs, p.LONG, p.TABLE_2)
-  assert [row.model for row in found[:3]] == [*p.TABLE_2][:3]
-  assert all(not row.ours for row in found[:3])
-  own = [row for row in found if row.model == "transject"]
-  assert [row.label for row in own] == [
+  table_rows = p.rows(runs, p.LONG, p.TABLE_2)
+  assert [row.model for row in table_rows[:3]] == [*p.TABLE_2][:3]
+  assert all(not row.ours for row in table_rows[:3])
+  ours = [row for row in table_rows if row.model == "transject"]
+  assert [row.label for row in ours] == [
     "L=2 d=64, jaxformers",
     "L=2 d=64, jaxformers",
     "L=2 d=512, jaxformers",
   ]
-  assert own[0].ours["listops"].mean == pytest.approx(41)
-  assert own[0].ours["listops"].deviation == pytest.approx(2**0.5)
-  assert {*own[0].ours} == {"listops", "text"}
-  assert own[1].ours["listops"].mean == pytest.approx(20)
-  assert found[-1].model == "local"
-  assert found[-1].theirs == {}
-  text = p.markdown(found, p.LONG)
+  assert ours[0].ours["listops"].mean == pytest.approx(41)
+  assert ours[0].ours["listops"].deviation == pytest.approx(2**0.5)
+  assert {*ours[0].ours} == {"listops", "text"}
+  assert ours[1].ours["listops"].mean == pytest.approx(20)
+  assert table_rows[-1].model == "local"
+  assert table_rows[-1].theirs == {}
+  text = p.markdown(table_rows, p.LONG)
   assert "| transject | L=2 d=64, jaxformers | 42.2 | 41.0 +- 1.4 (-1." in text
   assert "| 35.0 |" in text
   assert {line.count("|") for line in text.splitlines()} == {13}
   alone = run("listops", "transject", 0, 0.4) | {"protocol": "test_only"}
   shown = p.markdown(p.rows([alone], p.LONG, p.TABLE_2), p.LONG)
   assert "| L=2 d=64, test_only | 42.2 | 40.0 (-2.2" in shown
-  table = p.latex(found, p.LONG)
+  table = p.latex(table_rows, p.LONG)
   assert r"random\_transject &" in table
   assert r"41.0 $\pm$ 1.4 (-1.2" in table
   assert {line.count("&") for line in table.splitlines()[4:-2]} == {11}
@@ -111,11 +111,11 @@ def test_scores_on_other_test_examples_have_no_difference(
   tasks, theirs = (
     (p.SHORT, p.TABLE_1) if task in p.SHORT else (p.LONG, p.TABLE_2)
   )
-  found = p.rows([other], tasks, theirs)
-  text = p.markdown(found, tasks)
+  table = p.rows([other], tasks, theirs)
+  text = p.markdown(table, tasks)
   assert "80.0 *" in text
   assert "s.e." not in text
-  (note,) = p.notes(found)
+  (note,) = p.notes(table)
   assert note.startswith(f"* {p.NAMES[task]} (transject): ")
   assert reason in note
 
@@ -129,10 +129,10 @@ def test_lengths_of_tasks_do_not_split_a_row():
       ("image", 1_024, {}),
     )
   ]
-  found = p.rows(runs, p.LONG, p.TABLE_2)
-  (own,) = [row for row in found if row.model == "transject"]
-  assert {*own.ours} == {"listops", "text", "image"}
-  assert p.notes(found) == []
+  table = p.rows(runs, p.LONG, p.TABLE_2)
+  (row_of_ours,) = [row for row in table if row.model == "transject"]
+  assert {*row_of_ours.ours} == {"listops", "text", "image"}
+  assert p.notes(table) == []
 
 
 def test_the_command(tmp_path, capsys):

@@ -50,12 +50,12 @@ def test_every_metric_has_a_table(tmp_path):
   content["baselines"] = {"unigram": 654.19}
   (tmp_path / "b" / "results.json").write_text(json.dumps(content))
   rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
-  one, two = results.markdown(rows).split("\n\n")
-  assert "| accuracy % |" in one
-  assert "majority class 17.5" in one
-  assert "| perplexity |" in two
-  assert "| 33.15 |" in two
-  assert "unigram 654.2" in two
+  first, second = results.markdown(rows).split("\n\n")
+  assert "| accuracy % |" in first
+  assert "majority class 17.5" in first
+  assert "| perplexity |" in second
+  assert "| 33.15 |" in second
+  assert "unigram 654.2" in second
 
 
 def test_the_same_seed_counts_once(tmp_path):

@@ -1,4 +1,4 @@
-"""Which runs there are, and what they are called."""
+"""Runs in folders, and their labels."""
 
 import shutil
 from pathlib import Path
@@ -10,53 +10,55 @@ from jaxformers.analysis.tables import runs
 
 
 def test_labels_say_what_differs():
-  def one(name, seed=0, **config):
+  def record(name, seed=0, **config):
     model = {"name": "local", "num_layers": 2} | config
     content = {"seed": seed, "task": {"name": name}, "model": model}
-    return runs.One(Path(f"runs/{len(config)}"), content, {})
+    return runs.RunRecord(Path(f"runs/{len(config)}"), content, {})
 
-  given = [one("text"), one("text", 1), one("text", num_layers=4)]
-  found = runs.groups(given)
-  labels = [g.label for g in found]
+  records = [record("text"), record("text", 1), record("text", num_layers=4)]
+  groups = runs.group_by_recipe(records)
+  labels = [g.label for g in groups]
   assert labels == ["local, num_layers=2", "local, num_layers=4"]
-  assert [len(g.runs) for g in found] == [2, 1]
-  labels = [g.label for g in runs.groups([one("text"), one("image")])]
+  assert [len(g.runs) for g in groups] == [2, 1]
+  labels = [
+    g.label for g in runs.group_by_recipe([record("text"), record("image")])
+  ]
   assert labels == ["text local", "image local"]
 
 
 def test_every_recipe_has_a_label_of_its_own():
   """Also those that differ in more than three fields, all of seed_0."""
 
-  def one(rate, depth, width, mlp_dim, folder="seed_0"):
+  def record(rate, depth, width, mlp_dim, folder="seed_0"):
     model = {"name": "local", "num_layers": depth, "d_model": width}
     model["block"] = {"mlp_dim": mlp_dim}
     config = {"seed": 0, "task": {"name": "text"}, "model": model}
     config["schedule"] = {"learning_rate": rate}
-    return runs.One(Path(folder), config, {})
+    return runs.RunRecord(Path(folder), config, {})
 
-  given = [
-    one(rate, depth, width, 4 * width)
+  records = [
+    record(rate, depth, width, 4 * width)
     for rate in (1, 2)
     for depth in (2, 4)
     for width in (8, 16)
   ]
-  labels = [group.label for group in runs.groups(given)]
+  labels = [group.label for group in runs.group_by_recipe(records)]
   assert len({*labels}) == 8
   assert "local, mlp_dim=32, d_model=8, num_layers=2, learning_rate=1" in labels
   # Of other data, which only the results know.
   data = [{"task_description": {"data": k}} for k in (1, 2)]
-  first = one(1, 2, 8, 32)
-  given = [
-    runs.One(Path(f"run_{k}"), first.config, found)
-    for k, found in enumerate(data)
+  first = record(1, 2, 8, 32)
+  records = [
+    runs.RunRecord(Path(f"run_{k}"), first.config, groups)
+    for k, groups in enumerate(data)
   ]
-  labels = [group.label for group in runs.groups(given)]
+  labels = [group.label for group in runs.group_by_recipe(records)]
   assert labels == ["local (run_0)", "local (run_1)"]
   # What has not ended counts to the others of its config.
-  begun = runs.One(Path("run_2"), {**first.config, "seed": 2}, {})
-  twice = runs.One(Path("run_3"), first.config, {})
-  found = runs.groups([begun, twice, given[0]])
-  assert [[one.folder.name for one in g.runs] for g in found] == [
+  begun = runs.RunRecord(Path("run_2"), {**first.config, "seed": 2}, {})
+  twice = runs.RunRecord(Path("run_3"), first.config, {})
+  groups = runs.group_by_recipe([begun, twice, records[0]])
+  assert [[record.folder.name for record in g.runs] for g in groups] == [
     ["run_0", "run_2"]
   ]
 
@@ -75,8 +77,8 @@ def test_every_recipe_has_a_label_of_its_own():
 def test_what_is_no_run_is_named(name, content, message, tmp_path):
   (tmp_path / "checkpoints" / "one").mkdir(parents=True)
   (tmp_path / "checkpoints" / "one" / f"{name}.json").write_text(content)
-  found, notes = runs.discover([tmp_path / "checkpoints"])
-  assert not found
+  records, notes = runs.discover([tmp_path / "checkpoints"])
+  assert not records
   assert message in "\n".join(notes)
   assert "is no run of this package" in "\n".join(notes)
   # Beside a checkpoint of a run there may be files of these names.
@@ -89,17 +91,32 @@ def test_a_curve_that_is_not_whole_is_told(tmp_path):
   path = tmp_path / "metrics.jsonl"
   lines = [workdirs.metrics_line(step, {"x": 0.5}) for step in (1, 2)]
   path.write_text("".join(lines))
-  one = runs.One(tmp_path, {}, {"metrics_records": 2})
-  assert one.metrics_problem() == ""
+
+  def record():
+    return runs.RunRecord(tmp_path, {}, {"metrics_records": 2})
+
+  assert record().metrics_problem == ""
   path.write_text(lines[0])
-  assert one.metrics_problem() == f"{path} holds 1 records instead of 2."
+  assert record().metrics_problem == f"{path} holds 1 records instead of 2."
   path.write_text(lines[0] + lines[1].replace("0.5", "0.6"))
-  assert one.metrics_problem() == f"{path}: lines [2] are damaged."
+  assert record().metrics_problem == f"{path}: lines [2] are damaged."
   path.unlink()
-  assert one.metrics_problem() == f"{path} holds 0 records instead of 2."
+  assert record().metrics_problem == f"{path} holds 0 records instead of 2."
   path.mkdir()
-  assert f"{path} cannot be read" in one.metrics_problem()
-  assert one.metrics() == []
+  assert f"{path} cannot be read" in record().metrics_problem
+  assert record().metrics == []
+
+
+def test_curves_are_read_once(tmp_path, monkeypatch):
+  reads = []
+  read = workdirs.read_metrics
+  monkeypatch.setattr(
+    workdirs, "read_metrics", lambda path: reads.append(path) or read(path)
+  )
+  record = runs.RunRecord(tmp_path, {}, {})
+  assert (record.metrics, record.metrics_problem) == ([], "")
+  assert record.metrics == []
+  assert reads == [tmp_path]
 
 
 def test_results_of_another_config_are_left_out_and_named(tmp_path):
@@ -111,8 +128,8 @@ def test_results_of_another_config_are_left_out_and_named(tmp_path):
     workdirs.write(tmp_path / name, "config.json", config)
     workdirs.write(tmp_path / name, "results.json", result(name, config))
   shutil.copy(tmp_path / "b" / "config.json", tmp_path / "a")
-  every, notes = runs.discover([tmp_path])
-  assert [one.folder.name for one in every] == ["b"]
+  records, notes = runs.discover([tmp_path])
+  assert [record.folder.name for record in records] == ["b"]
   assert "config.json is not that of results.json (task.name:" in notes[0]
 
 

@@ -30,9 +30,9 @@ NORMAL = [
 def test_a_normal_sample(n, estimator, want, tolerance):
   rows = {64: 200, 512: 100, 4096: 20}[n] // (10 if estimator == "kde" else 1)
   x = np.random.default_rng(1).normal(size=(rows, n))
-  found = e.entropy(x, estimator)
-  spread = 3 * found.entropy.std() / math.sqrt(rows)
-  assert abs(found.entropy.mean() - want) < max(tolerance, spread)
+  estimate = e.entropy(x, estimator)
+  spread = 3 * estimate.entropy.std() / math.sqrt(rows)
+  assert abs(estimate.entropy.mean() - want) < max(tolerance, spread)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_what_few_normal_values_would_give(n, estimator, want):
 @pytest.mark.parametrize("estimator", sorted(e.ESTIMATORS))
 def test_scale_adds_its_logarithm_and_place_nothing(estimator):
   x = np.random.default_rng(0).gamma(2.0, size=(3, 100))
-  one, other = e.entropy(x, estimator), e.entropy(7 * x - 50, estimator)
+  plain, scaled = e.entropy(x, estimator), e.entropy(7 * x - 50, estimator)
   np.testing.assert_allclose(
-    other.entropy - one.entropy, math.log(7), atol=1e-9
+    scaled.entropy - plain.entropy, math.log(7), atol=1e-9
   )
-  np.testing.assert_allclose(one.shape, other.shape, atol=1e-9)
-  np.testing.assert_allclose(one.log_scale, np.log(x.std(-1, ddof=1)))
+  np.testing.assert_allclose(plain.shape, scaled.shape, atol=1e-9)
+  np.testing.assert_allclose(plain.log_scale, np.log(x.std(-1, ddof=1)))
 
 
 @pytest.mark.parametrize("estimator", ["ebrahimi", "kde", "nearest", "vasicek"])
@@ -92,12 +92,12 @@ def test_the_kernel_density_is_scipys_without_the_point():
 @pytest.mark.parametrize("estimator", sorted(e.ESTIMATORS))
 def test_equal_values_are_minus_infinity_and_are_left_out(estimator):
   rows = np.stack([np.ones(40), np.random.default_rng(0).normal(size=40)])
-  found = e.entropy(rows, estimator)
-  assert found.entropy[0] == -np.inf
-  means = e.summary(found)
+  estimates = e.entropy(rows, estimator)
+  assert estimates.entropy[0] == -np.inf
+  means = e.summary(estimates)
   assert means.finite == 0.5
   assert means.count == 2
-  assert means.entropy == pytest.approx(found.entropy[1])
+  assert means.entropy == pytest.approx(estimates.entropy[1])
   assert math.isnan(e.summary(e.entropy(rows[:1], estimator)).shape)
 
 
@@ -106,15 +106,15 @@ def test_padding_is_not_read(axis):
   rng = np.random.default_rng(0)
   x = rng.normal(size=(3, 20, 16))
   mask = np.arange(20) < np.array([[20], [9], [3]])
-  found = e.of_tokens(x, mask, axis=axis)
+  estimates = e.of_tokens(x, mask, axis=axis)
   other = e.of_tokens(np.where(mask[..., None], x, 1e9), mask, axis=axis)
-  np.testing.assert_array_equal(found.entropy, other.entropy)
+  np.testing.assert_array_equal(estimates.entropy, other.entropy)
   # 32 tokens; or 16 units of the two samples with eight tokens.
-  assert found.entropy.shape == (32,)
+  assert estimates.entropy.shape == (32,)
   want = e.entropy(x[1, :9].T if axis == "tokens" else x[1, :9])
   start = 16 if axis == "tokens" else 20
   np.testing.assert_allclose(
-    found.entropy[start : start + len(want.entropy)], want.entropy
+    estimates.entropy[start : start + len(want.entropy)], want.entropy
   )
 
 

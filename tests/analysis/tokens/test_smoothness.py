@@ -37,16 +37,16 @@ def rows(w):
 def test_similarity_is_the_mean_cosine_of_all_pairs_of_tokens():
   x = normal(0, 3, 7, 5).at[0, 2].set(0)
   mask = jnp.arange(7)[None] < jnp.array([[7], [4], [1]])
-  found = s.cosine_similarity(x, mask)
+  similarity = s.cosine_similarity(x, mask)
   for b, n in enumerate([7, 4]):
     unit = np.asarray(x[b, :n])
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-99)
     cosines = (unit @ unit.T)[~np.eye(n, dtype=bool)]
-    np.testing.assert_allclose(found[b], cosines.mean(), atol=1e-12)
-  assert np.isnan(found[2])
+    np.testing.assert_allclose(similarity[b], cosines.mean(), atol=1e-12)
+  assert np.isnan(similarity[2])
   alike = jnp.broadcast_to(normal(1, 1, 1, 5), (1, 6, 5))
-  one = s.cosine_similarity(alike, jnp.ones((1, 6), bool))
-  np.testing.assert_allclose(one, 1, atol=1e-12)
+  of_equals = s.cosine_similarity(alike, jnp.ones((1, 6), bool))
+  np.testing.assert_allclose(of_equals, 1, atol=1e-12)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -121,15 +121,15 @@ def test_the_flow_is_the_integral_of_the_gradient(fidelity):
     now = jnp.asarray(flat).reshape(6, 3)
     return np.ravel(-s.gradient(now, w) + fidelity * (first - now))
 
-  found = scipy.integrate.solve_ivp(
+  solved = scipy.integrate.solve_ivp(
     slope, (0, 0.3), np.ravel(u), rtol=1e-11, atol=1e-11
   ).y[:, -1]
-  given = {"fidelity": fidelity, "first": first} if fidelity else {}
+  options = {"fidelity": fidelity, "first": first} if fidelity else {}
   np.testing.assert_allclose(
-    s.flow(u, w, 0.3, **given), found.reshape(6, 3), atol=1e-8
+    s.flow(u, w, 0.3, **options), solved.reshape(6, 3), atol=1e-8
   )
-  np.testing.assert_allclose(s.flow(u, w, 0.0, **given), u, atol=1e-12)
-  end = s.flow(u, w, 1e6, **given)
+  np.testing.assert_allclose(s.flow(u, w, 0.0, **options), u, atol=1e-12)
+  end = s.flow(u, w, 1e6, **options)
   want = -s.gradient(end, w) + fidelity * (first - end)
   np.testing.assert_allclose(want, 0, atol=1e-10)
   constant = jnp.ptp(end, axis=0).max() < 1e-8
@@ -137,7 +137,7 @@ def test_the_flow_is_the_integral_of_the_gradient(fidelity):
 
 
 def test_a_fidelity_is_to_something():
-  with pytest.raises(ValueError, match=r"fidelity=0.4 needs `first`"):
+  with pytest.raises(ValueError, match=r"fidelity=0.4 .*: give `first`"):
     s.flow(normal(0, 6, 3), weights(2, 6), 1.0, 0.4)
 
 
@@ -158,10 +158,10 @@ def test_energy_never_rises_along_the_flow():
 
 def test_a_causal_token_is_like_those_before_it():
   q, k = normal(0, 5, 4), normal(1, 5, 4)
-  found = s.attention_weights(q, k, jnp.ones(5, bool), causal=True)
-  np.testing.assert_allclose(found, np.tril(found), atol=0)
+  causal_weights = s.attention_weights(q, k, jnp.ones(5, bool), causal=True)
+  np.testing.assert_allclose(causal_weights, np.tril(causal_weights), atol=0)
   want = s.attention_weights(q[:3], k[:3], jnp.ones(3, bool))[2]
-  np.testing.assert_allclose(found[2, :3], want, atol=1e-12)
+  np.testing.assert_allclose(causal_weights[2, :3], want, atol=1e-12)
 
 
 def test_the_cosine_of_gradients():
@@ -174,8 +174,8 @@ def test_the_cosine_of_gradients():
   )
   # Of some tokens alone.
   mixed = jnp.where(jnp.arange(6)[:, None] < 2, other, a)
-  found = s.gradient_cosine(v, a, mixed, jnp.arange(6) < 3)
-  np.testing.assert_allclose(found, -1 / 3, atol=1e-12)
+  cosine = s.gradient_cosine(v, a, mixed, jnp.arange(6) < 3)
+  np.testing.assert_allclose(cosine, -1 / 3, atol=1e-12)
 
 
 def long_keys(length):
@@ -215,13 +215,13 @@ def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
     a, b = (
       s.attention_weights(x, k, mask, causal, diagonal=False) for x in (q, k)
     )
-    found = s.gradient_cosine(v, a, b, mask)
-    np.testing.assert_allclose(found, want, atol=1e-4)
+    cosine = s.gradient_cosine(v, a, b, mask)
+    np.testing.assert_allclose(cosine, want, atol=1e-4)
     np.testing.assert_allclose(s.gradient_cosine(v, b, b, mask), 1, atol=1e-6)
     if length <= 20:  # Farther apart, weights beside the diagonal underflow.
       a, b = (s.attention_weights(x, k, mask, causal) for x in (q, k))
-      found = s.gradient_cosine(v, a, b, mask)
-      np.testing.assert_allclose(found, want, atol=1e-4)
+      cosine = s.gradient_cosine(v, a, b, mask)
+      np.testing.assert_allclose(cosine, want, atol=1e-4)
 
 
 @pytest.mark.parametrize("spread", [1e-2, 1e-4])
@@ -238,8 +238,8 @@ def test_tokens_that_are_nearly_alike(spread):
     np.testing.assert_allclose(s.functional(v, a), want, rtol=1e-4)
     mask = jnp.ones(197, bool)
     a, b = (s.attention_weights(x, k, mask) for x in (q, k))
-    found = s.gradient_cosine(v, a, b, mask)
-    np.testing.assert_allclose(found, cosine, atol=1e-4)
+    measured = s.gradient_cosine(v, a, b, mask)
+    np.testing.assert_allclose(measured, cosine, atol=1e-4)
 
 
 def test_tokens_without_a_slope_are_left_out():
@@ -264,8 +264,8 @@ def test_the_functional_of_long_keys_does_not_overflow(length):
   np.testing.assert_allclose(want, float(exact), rtol=1e-12)
   with jax.enable_x64(False):
     k, v = (jnp.asarray(np.float32(x)) for x in (k, v))
-    found = s.log_functional_kernel(v, k, mask)
-  np.testing.assert_allclose(found, want, rtol=1e-5)
+    logs = s.log_functional_kernel(v, k, mask)
+  np.testing.assert_allclose(logs, want, rtol=1e-5)
   alone = s.log_functional_kernel(v, k, jnp.arange(197) < 1)
   assert alone == -np.inf
 
@@ -305,9 +305,9 @@ def build(name, **options):
 def test_curves_of_a_model():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
-    found = s.measure(model, params, ids, batch_size=2)
-    assert set(found) == set(s.CURVES)
-    lengths = [len(found[name]) for name in s.CURVES]
+    measured = s.measure_curves(model, params, ids, batch_size=2)
+    assert set(measured) == set(s.CURVES)
+    lengths = [len(measured[name]) for name in s.CURVES]
     assert lengths == [4, 3, 3, 3, 2]
     seen = capture(model, make_variables(model, params), jnp.asarray(ids))
   for k, x in enumerate(seen.hidden):
@@ -316,16 +316,16 @@ def test_curves_of_a_model():
       for b, n in enumerate([9, 6, 9])
     ]
     np.testing.assert_allclose(
-      found["similarity"][k], np.mean(alike), rtol=1e-4
+      measured["similarity"][k], np.mean(alike), rtol=1e-4
     )
   k, v = (seen.heads[1][x][1, :, :6] for x in ("key", "value"))
-  one = s.measure(model, params, ids[1:2])
+  single = s.measure_curves(model, params, ids[1:2])
   w = s.attention_weights(k, k, jnp.ones((2, 6), bool))
   want = s.functional(v, w / 6).mean()
-  np.testing.assert_allclose(one["functional"][1], want, rtol=1e-4)
+  np.testing.assert_allclose(single["functional"][1], want, rtol=1e-4)
   logs = s.log_functional_kernel(v, k, jnp.ones((2, 6), bool))
   want = np.log10(np.exp(logs).mean())
-  np.testing.assert_allclose(one["functional_kernel"][1], want, rtol=1e-4)
+  np.testing.assert_allclose(single["functional_kernel"][1], want, rtol=1e-4)
 
 
 def test_batches_are_averaged_by_their_samples():
@@ -339,7 +339,7 @@ def test_batches_are_averaged_by_their_samples():
 
 def test_models_without_heads_have_a_similarity():
   with jax.enable_x64(False):
-    assert set(s.measure(*build("transject"))) == {"similarity"}
+    assert set(s.measure_curves(*build("transject"))) == {"similarity"}
 
 
 def test_the_command(monkeypatch, tmp_path, capsys):
@@ -389,10 +389,10 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert list(alike.values()) == pytest.approx([1] * 3)
     assert values(runs[0], 0, "functional") != values(runs[0], 1, "functional")
     assert not values("transject", 1, "similarity")
-    one, other = (values(runs[0], k, "functional")[2] for k in (0, 1))
+    first, second = (values(runs[0], k, "functional")[2] for k in (0, 1))
     line = printed[printed.index("J of the values, per token") :].split("\n")
-    assert line[0].split()[-2] == f"{(one + other) / 2:.4g}"
-    assert line[1].split()[-2] == f"{abs(one - other) / 2**0.5:.2g}"
+    assert line[0].split()[-2] == f"{(first + second) / 2:.4g}"
+    assert line[1].split()[-2] == f"{abs(first - second) / 2**0.5:.2g}"
     for suffix in (".png", ".svg"):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):
@@ -400,15 +400,15 @@ def test_the_command(monkeypatch, tmp_path, capsys):
 
 
 def test_the_text_is_a_table_with_a_column_for_each_layer():
-  found = []
+  table_rows = []
   for seed in (0, 1):
     curves = {  # Not in the order of the panels.
       "functional": [1234.5 + seed, 2.0],
       "head_redundancy": [0.5],
       "similarity": [0.1, 0.25, 0.123456],
     }
-    found += s.rows("run", seed, curves)
-  _, run, head, *lines = s.text(found).split("\n")
+    table_rows += s.rows("run", seed, curves)
+  _, run, head, *lines = s.text(table_rows).split("\n")
   assert run == "run"
   assert head.split()[-3:] == ["0", "1", "2"]
   assert {len(line) for line in lines} == {len(head)}
@@ -419,12 +419,12 @@ def test_the_text_is_a_table_with_a_column_for_each_layer():
     *(["-", "-", "0.5"], ["-", "-", "0"]),
   ]
   # One seed has no deviation.
-  assert "+-" not in s.text(found[: len(found) // 2])
+  assert "+-" not in s.text(table_rows[: len(table_rows) // 2])
 
 
 def test_the_figure_says_what_j_is():
-  found = s.rows("run", 0, {"similarity": [0.1, 0.2], "functional": [3.0]})
-  caption = s.figure(found, "8 test samples").caption
+  table_rows = s.rows("run", 0, {"similarity": [0.1, 0.2], "functional": [3.0]})
+  caption = s.figure(table_rows, "8 test samples").caption
   assert caption.startswith("8 test samples; ")
   assert "J = 1/2 sum_ij w_ij |v_i - v_j|^2" in caption
   assert "NeuTRENO, equation 6" in caption
@@ -436,9 +436,9 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
     ids = np.array(ids)[:3]
     short = np.zeros_like(ids[:1])
     short[0, 0] = ids[0, 0]
-    want = s.measure(model, params, ids)
+    want = s.measure_curves(model, params, ids)
     ids = np.concatenate([ids, short])
     for batch_size in (3, 4):
-      found = s.measure(model, params, ids, batch_size)
+      measured = s.measure_curves(model, params, ids, batch_size)
       for name in s.NEEDS_PAIRS:
-        np.testing.assert_allclose(found[name], want[name], rtol=1e-5)
+        np.testing.assert_allclose(measured[name], want[name], rtol=1e-5)

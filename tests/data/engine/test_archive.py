@@ -81,7 +81,7 @@ def test_a_link_is_passed_over_unless_its_content_is_wanted(
   links = [("a/b/link", target, kind)]
   path = write_tar(tmp_path / "a.tar.gz", FILES, links)
   assert read(path, wanted=lambda name: name != "a/b/link") == FILES
-  with pytest.raises(ValueError, match="'a/b/link' as a link to .* alone"):
+  with pytest.raises(ValueError, match="'a/b/link' only as a link to"):
     read(path)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from jaxformers.data.engine import builder, source
+from jaxformers.data.engine import builder, preparation, source
 from jaxformers.data.sets import imdb
 from tests.data.archives import imdb as reviews
 from tests.data.archives import write_tar
@@ -92,13 +92,13 @@ def test_by_the_network(tmp_path, few, monkeypatch):
       sha256=sha256,
       size=path.stat().st_size,
     )
-    examples, info = source.open_examples(remote, tmp_path / "data")
+    examples, info = preparation.open_examples(remote, tmp_path / "data")
     assert (info["source"], info["authors_checksum"]) == (remote.url, True)
     assert len(examples["train"]) == len(examples["test"]) == 6
     # Something else under the same address is refused, and nothing kept.
     bad = dataclasses.replace(remote, sha256="0" * 64)
     with pytest.raises(ValueError, match=r"wrong checksum[\s\S]*task.archive"):
-      source.open_examples(bad, tmp_path / "other")
+      preparation.open_examples(bad, tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*.array_record*"))
     server.shutdown()
 
@@ -136,7 +136,9 @@ def stock(folder, classes=("neg", "pos"), file_format="array_record"):
 def test_a_directory_of_a_stock_builder_is_read(tmp_path):
   folder = stock(tmp_path / "stock")
   two = dataclasses.replace(imdb.SOURCE, counts={"train": 1, "test": 1})
-  examples, info = source.open_examples(two, tmp_path / "data", str(folder))
+  examples, info = preparation.open_examples(
+    two, tmp_path / "data", str(folder)
+  )
   assert {name: len(split) for name, split in examples.items()} == {
     "train": 1,
     "test": 1,
@@ -148,13 +150,15 @@ def test_a_directory_of_a_stock_builder_is_read(tmp_path):
 def test_a_stock_directory_of_something_else_is_refused(tmp_path):
   folder = stock(tmp_path / "stock", classes=("bad", "good"))
   with pytest.raises(ValueError, match="not those of imdb_reviews"):
-    source.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))
+    preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))
   right = stock(tmp_path / "right")
   with pytest.raises(ValueError, match="holds 1 examples .*25,000"):
-    source.open_examples(imdb.SOURCE, tmp_path / "data", str(right))
+    preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(right))
   text = (folder / "dataset_info.json").read_text()
   (folder / "dataset_info.json").write_text(
     text.replace('"array_record"', '"tfrecord"')
   )
-  with pytest.raises(ValueError, match="needs TensorFlow.*array_record"):
-    source.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))
+  with pytest.raises(
+    ValueError, match="only TensorFlow can read.*array_record"
+  ):
+    preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))

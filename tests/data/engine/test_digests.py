@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import digests, source
+from jaxformers.data.engine import digests, preparation, source
 from tests.damages import KINDS, damage
 
 
@@ -48,7 +48,7 @@ ENCODE = source.Encoding(
 
 def content(data_dir):
   """Returns what a task reads of the splits, in a form that compares."""
-  splits, info = source.pack(toy(), ENCODE, data_dir=data_dir)
+  splits, info = preparation.open_splits(toy(), ENCODE, data_dir=data_dir)
   return info, {
     name: (
       [split[k].tolist() for k in range(len(split.starts))],

@@ -129,9 +129,9 @@ def test_berts_own_vocabulary(archives):
 @pytest.mark.parametrize(
   ("pieces", "message"),
   [
-    (["a", "b"], "must be its first line"),
-    (["[PAD]", "a"], "must be its first line"),
-    (["[PAD]", "[UNK]", "a", "a"], "must be distinct"),
+    (["a", "b"], r"whose first line is \[PAD\]"),
+    (["[PAD]", "a"], r"whose first line is \[PAD\]"),
+    (["[PAD]", "[UNK]", "a", "a"], "of distinct pieces"),
   ],
 )
 def test_wrong_vocabularies(tmp_path, pieces, message):

@@ -188,7 +188,7 @@ def test_labels_without_classes_are_refused(folder):
     features["label"] = features["text"]
 
   edit(folder / "features.json", change)
-  with pytest.raises(ValueError, match="no `label` with names"):
+  with pytest.raises(ValueError, match="not `image` and `label` with names"):
     builder.open_images(folder)
 
 

@@ -104,7 +104,7 @@ def test_what_is_written_is_what_is_read(tmp_path, dtype):
   rng = np.random.default_rng(0)
   rows = [rng.integers(0, 200, n).astype(dtype) for n in (0, 5, 1_000, 0)]
   make(tmp_path, rows, dtype)
-  split = packed.load(tmp_path / "train")
+  split = packed.open_split(tmp_path / "train")
   assert split.tokens.dtype == dtype
   for i, row in enumerate(rows):
     np.testing.assert_array_equal(split[i], row)
@@ -112,7 +112,7 @@ def test_what_is_written_is_what_is_read(tmp_path, dtype):
 
 def test_pairs_are_written_together(tmp_path):
   packed.write(tmp_path / "train", [(ROWS[:2], 1, 0), (ROWS[1:], 0, 1)])
-  split = packed.load(tmp_path / "train")
+  split = packed.open_split(tmp_path / "train")
   assert (len(split), split.num_inputs) == (2, 2)
   assert split[3].tolist() == [4, 4, 9, 1]
 

@@ -137,7 +137,10 @@ def test_the_first_tree_of_seed_zero_never_changes():
   ("settings", "message"),
   [
     (dict(max_args=1), "max_args=1"),
-    (dict(num_validation=0), "num_validation=0.*needs an example"),
+    (
+      dict(num_validation=0),
+      "num_validation=0.*choose at least 1 for every split",
+    ),
     (dict(min_length=10, max_length=11), "No tree is longer than 10"),
   ],
 )

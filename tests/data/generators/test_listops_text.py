@@ -61,9 +61,9 @@ def test_files_open_with_lras_header(tmp_path):
     ("( [MAX 2 ) ] )", r"Expected.*a tab"),
     ("( [MAX 2 ) ] )\t12", r"Expected.*digit"),
     ("\t5", "Expected.*found"),
-    ("] ] 3\t3", "A bracket closes nothing"),
-    ("[MAX 2\t2", "It is not one expression"),
-    ("[MAX 2 3 ]\t2", "The expression is 3, its label 2"),
+    ("] ] 3\t3", "A bracket closes no operation"),
+    ("[MAX 2\t2", "is not one expression"),
+    ("[MAX 2 3 ]\t2", "has the value 3, not 2"),
     ("( [AVG 2 ) ] )\t2", r"'\[AVG' is no ListOps token"),
   ],
 )

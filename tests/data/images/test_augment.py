@@ -170,5 +170,5 @@ def test_either_of_the_two_is_done_to_half_of_the_batches():
 def test_what_cannot_be_done(field, value):
   with pytest.raises(ValueError, match=rf"augment.{field}={value!r}"):
     Augment(**{field: value})
-  with pytest.raises(ValueError, match="not done together"):
+  with pytest.raises(ValueError, match="cannot be combined"):
     Augment(randaugment=9.0, color_jitter=0.4)

@@ -117,7 +117,7 @@ def test_annotations_that_do_not_fit(tmp_path, no_program, annotation, reason):
   folder = tmp_path / "packed" / "toy" / "train"
   folder.parent.mkdir(parents=True)
   packed.write(folder, ((rows[k : k + 2], 0, k) for k in (0, 2, 4)))
-  stored = packed.load(folder).select(np.array([2, 0]))
+  stored = packed.open_split(folder).select(np.array([2, 0]))
   source = s.Scenes(stored, (16, 16, 3), 5)
   assert source.scene(1)[0].shape == (24, 32, 3)
   message = f"{folder}: file 2 of 2 of example 2 is .*{reason}"

@@ -122,7 +122,7 @@ def test_a_damaged_file_is_named(tmp_path, no_program, file, reason):
   files = [pictures.picture(), b"", b"", file, pictures.picture("JPEG")]
   rows = (([np.frombuffer(f, np.uint8)], 0, k) for k, f in enumerate(files))
   packed.write(tmp_path / "train", rows)
-  stored = packed.load(tmp_path / "train").select(np.array([4, 3]))
+  stored = packed.open_split(tmp_path / "train").select(np.array([4, 3]))
   train = Images(stored, (6, 8, 3), encoded=True, augment=Augment(flip=True))
   assert train.pixels(np.array([0])).shape == (1, 6, 8, 3)
   number = 3 if file else "[13]"

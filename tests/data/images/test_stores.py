@@ -29,9 +29,9 @@ def root(tmp_path):
 
 
 def test_images_in_folders_of_their_classes(root):
-  classes = stores.classes_of(root)
+  classes = stores.list_classes(root)
   assert classes == ("n01", "n02", "n03")
-  store = stores.folder(root, classes)
+  store = stores.open_folder(root, classes)
   assert store.labels.tolist() == [0, 1, 1, 2, 2, 2]
   assert len(set(store.keys.tolist())) == 6
   split = Images(store, (16, 16, 3), True, mean=(0,) * 3, deviation=(1,) * 3)
@@ -43,20 +43,20 @@ def test_images_in_folders_of_their_classes(root):
   np.testing.assert_allclose(few.pixels(np.array([0])), 181, atol=1)
   assert few.digest() != split.digest()
   (root / "n02" / "0.JPEG").rename(root / "n02" / "7.JPEG")
-  assert stores.folder(root, classes).digest() != store.digest()
+  assert stores.open_folder(root, classes).digest() != store.digest()
   (root / "n02" / "7.JPEG").rename(root / "n02" / "0.JPEG")
-  assert stores.folder(root, classes).digest() == store.digest()
+  assert stores.open_folder(root, classes).digest() == store.digest()
   # A part of the classes keeps their numbers.
-  some = stores.folder(root, ("n00", "n01", "n02", "n03"))
+  some = stores.open_folder(root, ("n00", "n01", "n02", "n03"))
   assert some.labels.min() == 1
 
 
 def test_what_are_no_classes(root, tmp_path):
-  with pytest.raises(ValueError, match="'n02', which is no class"):
-    stores.folder(root, ("n01", "n03"))
+  with pytest.raises(ValueError, match="'n02', which is none of the classes"):
+    stores.open_folder(root, ("n01", "n03"))
   (tmp_path / "empty" / "n01").mkdir(parents=True)
   with pytest.raises(ValueError, match=r"holds no .jpeg"):
-    stores.folder(tmp_path / "empty", ("n01",))
+    stores.open_folder(tmp_path / "empty", ("n01",))
 
 
 def test_labels_of_prepared_images_are_read_once(tmp_path):
@@ -69,15 +69,15 @@ def test_labels_of_prepared_images_are_read_once(tmp_path):
 
   examples = Examples({"image": jpeg(k), "label": k % 3} for k in range(7))
   for _ in range(2):
-    store = stores.prepared(examples, tmp_path / "labels")
+    store = stores.open_prepared(examples, tmp_path / "labels")
     assert store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
   assert Examples.asked == 7
   # Damaged labels are refused, those of an older version are read again.
   np.save(tmp_path / "labels" / "labels.npy", np.zeros(7, np.int32))
   with pytest.raises(ValueError, match=f"Remove {tmp_path / 'labels'} and run"):
-    stores.prepared(examples, tmp_path / "labels")
+    stores.open_prepared(examples, tmp_path / "labels")
   (tmp_path / "labels" / "info.json").unlink()
-  again = stores.prepared(examples, tmp_path / "labels", "other")
+  again = stores.open_prepared(examples, tmp_path / "labels", "other")
   assert again.labels.tolist() == store.labels.tolist()
   assert Examples.asked == 14
   assert again.digest() != store.digest()
@@ -88,7 +88,7 @@ def test_labels_of_prepared_images_are_read_once(tmp_path):
 @pytest.mark.parametrize("content", [pictures.EPS, jpeg(9)[:-40], b""])
 def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
   (root / "n02" / "1.JPEG").write_bytes(content)
-  store = stores.folder(root, stores.classes_of(root))
+  store = stores.open_folder(root, stores.list_classes(root))
   split = Images(store, (16, 16, 3), True)
   with pytest.raises(ValueError, match=r"n02/1.JPEG is .*Fetch the file again"):
     split.pixels(np.array([1, 2]))
@@ -98,7 +98,7 @@ def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
       return [self[k] for k in rows]
 
   examples = Examples({"image": x, "label": 0} for x in (jpeg(1), content))
-  store = stores.prepared(
+  store = stores.open_prepared(
     examples, tmp_path / "labels", origin="PATH, split 'test'"
   )
   split = Images(store.select(np.array([1])), (16, 16, 3), True)

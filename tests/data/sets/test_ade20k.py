@@ -31,7 +31,7 @@ def test_images_and_annotations_go_together(tmp_path):
 def test_what_is_not_whole(tmp_path):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")
   with pytest.raises(
-    ValueError, match="12 training and 3 .* of 20,210 and 2,000.*by num_train"
+    ValueError, match="12 training and 3 .* of 20,210 and 2,000.*set num_train"
   ):
     ade20k.source().read(folder)
   annotations = folder / "annotations" / "training"

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import encodings
-from jaxformers.data.engine import source as s
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.data.sets import listops as f
 from tests.data.archives import write_folder, write_tar
@@ -12,7 +11,9 @@ SETTINGS = listops.Settings(min_length=5, max_length=60, **SMALL)
 
 
 def pack(source, folder, archive=""):
-  return s.pack(source, encodings.ids(), data_dir=folder, archive=archive)
+  return preparation.open_splits(
+    source, encodings.ids(), data_dir=folder, archive=archive
+  )
 
 
 def test_generated_and_written_as_lra_are_the_same(tmp_path):
@@ -54,8 +55,8 @@ def test_the_files_are_found_in_the_whole_release(tmp_path):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    (b"[MAX 2 3 ]\t2", "The expression is 3, its label 2"),
-    (b"[MAX 2 3\t3", "not one expression|closes nothing"),
+    (b"[MAX 2 3 ]\t2", "has the value 3, not 2"),
+    (b"[MAX 2 3\t3", "not one expression|closes no operation"),
     (b"[MOX 2 3 ]\t3", "'.MOX' is no ListOps token"),
     (b"[MAX 2 3 ]", "a tab and a digit"),
     (b"[MAX 2 \xff ]\t3", "xff. is no ListOps token"),

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers.data.engine import encodings
-from jaxformers.data.engine import source as s
+from jaxformers.data.engine import encodings, preparation
 from jaxformers.data.generators import pathfinder, snakes
 from jaxformers.data.sets import pathfinder as f
 from tests.data.archives import write_folder, write_tar
@@ -17,7 +16,9 @@ SETTINGS = pathfinder.Settings(num_images=12, difficulty="easy")
 
 
 def pack(source, folder, archive=""):
-  return s.pack(source, ENCODING, data_dir=folder, archive=archive)
+  return preparation.open_splits(
+    source, ENCODING, data_dir=folder, archive=archive
+  )
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_the_archive_may_have_any_name(tmp_path, name):
 
 def test_what_is_exported_is_not_written_over(tmp_path):
   f.export(SETTINGS, tmp_path)
-  with pytest.raises(ValueError, match="is there already: delete it"):
+  with pytest.raises(ValueError, match="exists already: delete it"):
     f.export(SETTINGS, tmp_path)
 
 
@@ -193,7 +194,7 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
     ({"imgs/0/sample_1.png": EPS}, "no PNG file"),
     ({"imgs/0/sample_1.png": picture()[:50]}, "damaged or truncated"),
     ({"metadata/0.npy": b"imgs/0 sample_9.png 0 1\n"}, "no picture"),
-    ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "found '2'"),
+    ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "but the label '2'"),
     ({"metadata/0.npy": b"imgs/0\n"}, "fewer than four"),
     ({"metadata/0.npy": b"\xff\xfe"}, "no metadata"),
     ({"metadata/0.npy": b"\x93NUMPYjunk"}, "no metadata"),

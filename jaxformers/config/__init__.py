@@ -1,0 +1,74 @@
+"""Configs are plain data: what a config file imports, and what reads one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from jaxformers.config.arguments import (
+  check_overrides,
+  parse_arg,
+  set_options,
+  take_options,
+)
+from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, Field, base
+from jaxformers.config.files import (
+  complete,
+  describe,
+  differences,
+  flatten,
+  load,
+  plain,
+)
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+
+__all__ = [
+  "FIELDS",
+  "RESUMABLE_FIELDS",
+  "Field",
+  "UserError",
+  "base",
+  "check_overrides",
+  "choose",
+  "complete",
+  "describe",
+  "differences",
+  "flatten",
+  "load",
+  "parse_arg",
+  "plain",
+  "set_options",
+  "take_options",
+]
+
+# Config files of users import these names from here, where they used to be.
+_MOVED = {
+  "DEITS": "vision.DEITS",
+  "LRA_SIZES": "lra.SIZES",
+  "SIZES": "shared.SIZES",
+  "TRANSJECTS": "shared.TRANSJECTS",
+  "VASWANIS_ADAM": "shared.VASWANI_ADAM",
+  "WITHOUT_FEED_FORWARD": "shared.ATTENTION_ONLY",
+  "augmentation": "vision.augmentation",
+  "cifar": "vision.cifar",
+  "deit_schedule": "vision.deit_schedule",
+  "is_tiny": "shared.is_tiny",
+  "language_models": "language.models",
+  "lra_models": "lra.models",
+  "short_models": "short.models",
+  "short_schedule": "short.schedule",
+  "skyformer_schedule": "lra.skyformer_schedule",
+  "tiny_rate": "shared.tiny_rate",
+  "tiny_schedule": "shared.tiny_schedule",
+  "vision_models": "vision.models",
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MOVED:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  # Recipes build on this package, so they can only be imported on demand.
+  module, _, attribute = _MOVED[name].partition(".")
+  recipe = importlib.import_module(f"jaxformers.recipes.{module}")
+  return getattr(recipe, attribute)

@@ -1,0 +1,126 @@
+"""Arguments of a config file and overrides of its fields, as text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxformers.errors import UserError
+from jaxformers.registry import unknown
+
+# Sections in which a command may set options that the config does not list.
+OPTION_SECTIONS = (["model", "mixer"], ["model", "block"])
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
+  """Parses the string argument "key=value,key=value" of a config file.
+
+  Args:
+    arg: text after the colon of `--config=file.py:...`; may be None.
+    **defaults: every valid key with its default value, whose type is the type
+      of the key's values.
+
+  Returns:
+    The defaults, overridden by the argument.
+
+  Raises:
+    UserError: for an unknown key, a key that is repeated or without a value,
+      or a value of another type.
+  """
+  values: dict[str, Any] = {}
+  for item in filter(None, (arg or "").split(",")):
+    key, equals, text = (part.strip() for part in item.partition("="))
+    if key not in defaults:
+      raise unknown("config argument", key, defaults)
+    if not equals or not text:
+      raise UserError(
+        f"The config argument {item!r} has no value: write {key}=VALUE."
+      )
+    if key in values:
+      raise UserError(f"The config argument {key} is given twice: remove one.")
+    values[key] = _convert(key, text, type(defaults[key]))
+  return ConfigDict(defaults | values)
+
+
+def _convert(key: str, text: str, kind: type) -> Any:
+  """Returns the value that text stands for; UserError if of another type."""
+  try:
+    return BOOLEANS[text.lower()] if kind is bool else kind(text)
+  except (KeyError, ValueError):
+    raise UserError(
+      f"The config argument {key}={text!r} is not of type {kind.__name__}."
+    ) from None
+
+
+def check_overrides(config: ConfigDict, argv: list[str]) -> None:
+  """Raises UserError for a flag `--config.x.y=` that names an unknown field.
+
+  ml_collections rejects it too, but names neither the section nor the choices.
+  """
+  for path in _override_paths(argv):
+    section: Any = config
+    for depth, key in enumerate(path):
+      if not isinstance(section, ConfigDict) or key not in section:
+        where = ".".join(("config", *path[:depth]))
+        choices = section if isinstance(section, ConfigDict) else ()
+        raise unknown(f"key of {where}:", key, choices)
+      section = section[key]
+
+
+def take_options(
+  config: ConfigDict, argv: list[str]
+) -> tuple[list[str], dict[str, Any]]:
+  """Removes options of mixer and block that the config does not list from argv.
+
+  A config lists the options that its published numbers depend on.
+  `models.build` knows all options, and rejects the others.
+
+  Returns:
+    The other arguments; and the options by path, such as
+    {"model.mixer.causal": True}, read as Python values where possible and as
+    text otherwise.
+  """
+  rest, options = [], {}
+  for arg in argv:
+    (path,) = list(_override_paths([arg])) or [[]]
+    name, _, text = arg.partition("=")
+    is_option = len(path) == 3 and path[:2] in OPTION_SECTIONS
+    if not is_option or path[2] in config.model.get(path[1], {}):
+      rest.append(arg)
+    elif name.lstrip("-").startswith("no"):
+      options[".".join(path)] = False
+    else:
+      options[".".join(path)] = _parse_value(text or "True")
+  return rest, options
+
+
+def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
+  """Sets the options from `take_options`, adding sections where needed."""
+  with config.unlocked():
+    for path in options:
+      section = path.split(".")[1]
+      if section not in config.model:
+        config.model[section] = ConfigDict()
+    config.update_from_flattened_dict(dict(options))
+
+
+def _parse_value(text: str) -> Any:
+  if text in ("true", "false"):
+    return text == "true"
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
+
+
+def _override_paths(argv: list[str]) -> Iterator[list[str]]:
+  """Yields ["x", "y"] for each argument such as `--config.x.y=value`."""
+  for arg in argv:
+    name = arg.lstrip("-").partition("=")[0]
+    name = name.removeprefix("no") if name.startswith("noconfig.") else name
+    if arg.startswith("-") and name.startswith("config."):
+      yield name.split(".")[1:]

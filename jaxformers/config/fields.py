@@ -1,0 +1,82 @@
+"""Fields that every run has, with their defaults."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxformers.registry import unknown
+
+# Fields of older versions, without effect: runs of these versions resume.
+REMOVED_FIELDS = ("store_seconds",)
+
+# Fields that may differ when a run resumes, because they change no number.
+# Other data behind a path would: a checkpoint also keeps a digest of its data.
+RESUMABLE_FIELDS = (
+  "data_dir",
+  "mesh",
+  "task.archive",
+  "task.vocabulary",
+  "tensorboard",
+  "wandb",
+  *REMOVED_FIELDS,
+)
+
+
+class Field(NamedTuple):
+  """Default value of a field, and its description."""
+
+  default: Any
+  help: str
+
+
+FIELDS = {
+  "seed": Field(0, "seed of parameters, order of examples and dropout"),
+  "pretrained": Field("", "folder of safetensors to start from"),
+  "task": Field({}, "name, protocol and options of the task"),
+  "model": Field({}, "name and options of jaxformers.models.build"),
+  "reference": Field({}, "Transformer for the comparison of parameters"),
+  "optimizer": Field({"name": "adam"}, "name and options of the optimiser"),
+  "schedule": Field(
+    {"name": "constant", "learning_rate": 1e-3},
+    "name and options of the learning rate",
+  ),
+  "batch_size": Field(32, "examples per step, over all devices"),
+  "accumulate": Field(1, "microbatches per batch, to save memory"),
+  "label_smoothing": Field(0.0, "share of the target spread over all classes"),
+  "ema_decay": Field(
+    0.0, "decay of the average of parameters that is scored; 0: none"
+  ),
+  "eval_batch_size": Field(32, "examples per evaluation batch"),
+  "buckets": Field(1, "number of lengths that batches are padded to"),
+  "total_steps": Field(1000, "step at which the run ends"),
+  "log_steps": Field(50, "steps between two log lines"),
+  "eval_steps": Field(500, "steps between two evaluations"),
+  "checkpoint_steps": Field(500, "steps between two checkpoints"),
+  "select": Field("accuracy", "score that selects the best checkpoint"),
+  "patience": Field(
+    0, "evaluations without improvement before the run stops; 0: never"
+  ),
+  "parallel": Field("jit", "jit over a mesh, or pmap"),
+  "mesh": Field("", "devices by axis, data:2,sequence:4; empty: all for data"),
+  "data_dir": Field(
+    "", "folder of data; empty: $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers"
+  ),
+  "tensorboard": Field(False, "also write TensorBoard files"),
+  "wandb": Field(False, "also log to Weights & Biases"),
+}
+
+
+def base(**fields: Any) -> ConfigDict:
+  """Returns the `FIELDS` of every run, with the given values.
+
+  Raises:
+    UserError: for an unknown field.
+  """
+  config = {name: field.default for name, field in FIELDS.items()}
+  for key, value in fields.items():
+    if key not in config:
+      raise unknown("config field", key, config)
+    config[key] = value
+  return ConfigDict(config)

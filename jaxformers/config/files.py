@@ -1,0 +1,113 @@
+"""Configs as files and as plain dictionaries: load, compare, describe."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxformers import ranges
+from jaxformers.config.fields import (
+  FIELDS,
+  REMOVED_FIELDS,
+  RESUMABLE_FIELDS,
+  base,
+)
+from jaxformers.errors import UserError
+
+
+def load(spec: str) -> ConfigDict:
+  """Returns the config of "path/to/file.py:key=value", as `--config` takes it.
+
+  Raises:
+    UserError: for a file that does not exist or an argument it does not take.
+  """
+  path, _, arg = spec.partition(":")
+  if not Path(path).is_file():
+    raise UserError(
+      f"There is no config file {path!r} in {Path.cwd()}: give a path such as "
+      "configs/lra/listops.py."
+    )
+  module = importlib.util.module_from_spec(
+    importlib.util.spec_from_file_location(Path(path).stem, path)
+  )
+  module.__spec__.loader.exec_module(module)
+  return module.get_config(arg or None)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns {"model.d_model": 64} for {"model": {"d_model": 64}}.
+
+  An empty section {} remains as a value.
+  """
+  flat = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping) and value:
+      flat |= flatten(value, f"{prefix}{key}.")
+    else:
+      flat[f"{prefix}{key}"] = value
+  return flat
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a config as JSON reads it: dictionaries, lists and scalars."""
+  if isinstance(config, ConfigDict):
+    config = config.copy_and_resolve_references().to_dict()
+  return json.loads(json.dumps(config))
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a plain config with defaults for fields that it does not have.
+
+  A config that an older version wrote lacks the fields that were added since;
+  `REMOVED_FIELDS` of such a config are left out.
+  """
+  completed = plain(base()) | plain(config)
+  return {k: v for k, v in completed.items() if k not in REMOVED_FIELDS}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """Returns a line "key: old -> new" for each field in which configs differ.
+
+  `RESUMABLE_FIELDS` are not compared.
+  """
+  before, after = flatten(old), flatten(new)
+  absent = object()
+  return [
+    f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
+    for key in sorted(before.keys() | after.keys())
+    if key not in RESUMABLE_FIELDS
+    and before.get(key, absent) != after.get(key, absent)
+  ]
+
+
+def describe(config: ConfigDict) -> str:
+  """Returns every field of a config with its value, one per line.
+
+  The fields of a section follow its line, indented, and are named as
+  `--config.SECTION.FIELD=VALUE` sets them.
+  """
+  lines = []
+  for name, value in plain(config).items():
+    comment = f"  # {FIELDS[name].help}" if name in FIELDS else ""
+    if not isinstance(value, dict):
+      lines.append(f"  {name}={json.dumps(value)}{comment}{_interval(name)}")
+      continue
+    lines.append(f"  {name}:{comment}")
+    lines += [
+      f"    {name}.{key}={json.dumps(inner)}{_interval(f'{name}.{key}', '  #')}"
+      for key, inner in flatten(value).items()
+    ]
+  return "\n".join(lines)
+
+
+def _interval(path: str, before: str = ";") -> str:
+  """Returns the interval of a numeric field for `describe`; "" for others."""
+  allowed = ranges.find(path)
+  return (
+    f"{before} in {allowed.interval}" if allowed and allowed.interval else ""
+  )

@@ -1,0 +1,220 @@
+"""Prepares a `Source` once, and opens its examples and its tokens.
+
+A tensorflow-datasets builder writes array_record files under DATA_DIR/tfds;
+from them come the memory-mapped tokens under DATA_DIR/packed, which training
+reads. tensorflow-datasets takes a second to import, so `builder` is imported
+only where something has to be prepared or array_record files are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tqdm
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine import digests, packed
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.source import Encoding, Example, Source
+from jaxformers.errors import UserError
+
+RECORD = "source.json"
+CHUNK = 1_000  # Examples that are read and encoded together.
+
+
+def open_splits(
+  source: Source, encoding: Encoding, *, data_dir: Path, archive: str = ""
+) -> tuple[dict[str, Packed], dict[str, Any]]:
+  """Opens the splits of a source as tokens; prepares and packs them if needed.
+
+  Args:
+    source: the data set.
+    encoding: how its examples become tokens.
+    data_dir: folder of prepared data.
+    archive: path of the archive, an unpacked folder, or a directory that a
+      stock tensorflow-datasets builder has prepared in array_record; "" takes
+      prepared data, else looks for the archive, else downloads it.
+
+  Returns:
+    The splits, and where they come from: `source`, `sha256` and
+    `authors_checksum`, False for an archive that differs from the authors'.
+
+  Raises:
+    UserError: if there is neither an archive nor a network, with the remedies;
+      for an archive with other content than expected; for another archive than
+      the one that the prepared data come from.
+  """
+
+  def make(staged: Path) -> Mapping[str, Any]:
+    examples, info = open_examples(source, data_dir, archive)
+    # Fit the vocabulary, if any, to the training split alone.
+    train = examples["train" if "train" in examples else next(iter(examples))]
+    encode, extra = encoding.fit(
+      example for chunk in _chunks(train, "reading") for example in chunk
+    )
+
+    def rows(split: str) -> Iterator[packed.Row]:
+      for chunk in _chunks(examples[split], f"packing {source.name}/{split}"):
+        for example, row in zip(chunk, encode(chunk), strict=True):
+          yield row, example.get("label", 0), encoding.key(example)
+
+    # Write every split as it is encoded; nothing is held in memory.
+    for split in examples:
+      packed.write(staged / split, rows(split), encoding.dtype)
+    return info | extra
+
+  folder = data_dir / "packed" / f"{source.key}-{encoding.name}"
+  splits, info = packed.build(folder, make)
+  _require_same_archive(source, folder, info, archive)
+  return splits, info
+
+
+def open_examples(
+  source: Source, data_dir: Path, archive: str = ""
+) -> tuple[dict[str, Sequence[Example]], dict[str, Any]]:
+  """Opens the splits of a source by random access; prepares them if needed.
+
+  Files that were prepared here are compared with their digests; those of a
+  stock builder or of an older version have none.
+
+  Arguments, description and errors are those of `open_splits`.
+  """
+  # Read a directory of a stock builder in place.
+  local = archives.find(source.archives, archive, data_dir)
+  may_be_stock = local is not None and not source.is_users
+  if may_be_stock and (local / "dataset_info.json").is_file():
+    from jaxformers.data.engine import builder
+
+    info = _describe(source, local)
+    return builder.open_stock(source, local), info
+  # Prepare array_record files, once, and verify them at every start.
+  folder = data_dir / "tfds" / source.key
+  packed.stage(folder, lambda staged: _prepare(source, local, data_dir, staged))
+  source.finish()
+  info = _verified_info(folder)
+  _require_same_archive(source, folder, info, archive)
+  from jaxformers.data.engine import builder
+
+  return builder.open_prepared(source, folder), info
+
+
+def _verified_info(folder: Path) -> dict[str, Any]:
+  """Returns where prepared examples come from, after verifying all files."""
+  if not digests.is_older(folder, RECORD, "source"):
+    return digests.verify(folder, RECORD)[0]
+  print(
+    f"{folder} was written by an older version, without digests: only its "
+    "records are verified, by their own checksums. Remove it to prepare it "
+    "again.",
+    file=sys.stderr,
+  )
+  return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+
+
+def _prepare(
+  source: Source, local: Path | None, data_dir: Path, staged: Path
+) -> None:
+  """Writes the array_record files of a source into an empty folder."""
+  # Without an archive, fail early if it cannot be downloaded.
+  if local is None and source.archives:
+    if not source.url:
+      raise UserError(
+        f"{source.name} is not here and {source.local_only}. Pass the path of "
+        f"{' or '.join(source.archives)} with --archive (prepare) or "
+        "--config.task.archive."
+      )
+    _require_network(source)
+  from jaxformers.data.engine import builder
+
+  # Say where the examples come from.
+  print(f"Preparing {source.key}, once ...", file=sys.stderr, flush=True)
+  info = _describe(source, local)
+  if not info.get("authors_checksum", True):
+    print(
+      f"{info['source']} has another checksum than the authors' archive: it "
+      "is read only if it has the number of examples that the task expects.",
+      file=sys.stderr,
+    )
+  # Write the examples, and seal the folder with their digests.
+  builder.prepare(source, local, staged, data_dir / "downloads")
+  digests.seal(staged, RECORD, info)
+
+
+def _describe(source: Source, local: Path | None) -> dict[str, Any]:
+  """Returns where the examples come from, for `source.json`."""
+  if not source.archives:
+    return {"source": "generated", "settings": dict(source.settings)}
+  sha256 = archives.checksum(local) if local else source.sha256
+  is_authors = sha256 in (source.sha256, *source.also)
+  return {
+    "source": local.name if local else source.url,
+    "sha256": sha256,
+    "authors_checksum": source.is_users or is_authors,
+  }
+
+
+def _require_same_archive(
+  source: Source, folder: Path, info: Mapping[str, Any], archive: str
+) -> None:
+  """Raises UserError if data were prepared from another archive than named."""
+  if not archive or not source.archives:
+    return
+  path = archives.find(source.archives, archive, folder)
+  if archives.checksum(path) != info["sha256"]:
+    raise UserError(
+      f"{folder} was prepared from another archive ({info['source']}, SHA-256 "
+      f"{info['sha256'][:12]}...) than {path}: leave the archive out to use "
+      f"the folder, delete the folder, or choose another data directory."
+    )
+
+
+def _chunks(
+  examples: Sequence[Example], title: str
+) -> Iterator[Sequence[Example]]:
+  """Yields all examples in order, in lists of `CHUNK`, with a progress bar."""
+  with tqdm.tqdm(
+    total=len(examples), desc=title, file=sys.stderr, disable=None
+  ) as bar:
+    for start in range(0, len(examples), CHUNK):
+      indices = range(start, min(start + CHUNK, len(examples)))
+      yield examples.__getitems__(indices)
+      bar.update(len(indices))
+
+
+def _require_network(source: Source) -> None:
+  """Fails within seconds; the download itself would retry for minutes."""
+  if any(key.lower().endswith("_proxy") for key in os.environ):
+    return  # The download may go where a plain connection cannot.
+  # Connect to the host and port of the archive, and hang up.
+  url = urllib.parse.urlsplit(source.url)
+  port = url.port or {"http": 80, "https": 443}[url.scheme]
+  outcome: list[OSError | None] = []
+
+  def connect() -> None:
+    try:
+      socket.create_connection((url.hostname, port), timeout=5).close()
+      outcome.append(None)
+    except OSError as error:
+      outcome.append(error)
+
+  # In a thread: looking a name up may take longer than the time-out above.
+  thread = threading.Thread(target=connect, daemon=True)
+  thread.start()
+  thread.join(8)
+  if outcome != [None]:
+    reason = outcome[0] if outcome else "no answer in 8 s"
+    name = source.archives[0]
+    raise UserError(
+      f"{source.name} is not here, and {url.hostname} does not answer "
+      f"({reason}): run once with a network, or fetch {name} elsewhere and "
+      f"pass --archive PATH/{name} (prepare) or "
+      f"--config.task.archive=PATH/{name}."
+    )

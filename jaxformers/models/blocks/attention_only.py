@@ -1,0 +1,45 @@
+"""The block of the depth-efficiency papers: attention alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+
+from jaxformers.models.attention import dropout_layer
+from jaxformers.models.blocks.contract import BLOCKS
+
+
+@BLOCKS.register("attention_only")
+class AttentionOnly(nn.Module):
+  """mixer(x), or x + mixer(x): no normalisation, no feed-forward.
+
+  Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equations 3 and
+  4, whose network is this with the mixer `linearized`.
+
+  Attributes:
+    mixer: makes the mixer; called with a name.
+    num_layers: number of layers of the encoder; not used here.
+    layer: index of this layer, from 0; not used here.
+    residual: True to add x.
+    dropout_rate: dropout after the mixer, in training.
+  """
+
+  concatenate_positions: ClassVar[bool] = False
+  final_norm: ClassVar[bool] = False
+
+  mixer: Callable[..., nn.Module]
+  num_layers: int
+  layer: int = 0
+  residual: bool = False
+  dropout_rate: float = 0.0
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    y, carry = self.mixer(name="mixer")(x, mask=mask, carry=carry, train=train)
+    y = dropout_layer(self.dropout_rate, train)(y).astype(x.dtype)
+    return (x + y if self.residual else y), carry

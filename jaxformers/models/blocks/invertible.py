@@ -1,0 +1,337 @@
+"""The contract of layers that can be undone, and training that undoes them.
+
+A block whose layers are injective offers them as pure functions of their
+weights: forward, inverse and certificate (`InvertibleLayers`). Reversible
+training, `analysis.certificates` and the property tests need nothing else, so
+they work for every block that has the method `invertible`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.blocks.fixed_point import MAX_STEPS
+
+# Ways to have what the backward pass needs, besides storing it.
+LOOPED = ("recomputed", "reversible")
+Interval = tuple[float, float]
+
+
+class Shared(NamedTuple):
+  """Quantities of a batch that all layers share, made once from its embedding.
+
+  Attributes:
+    value: pytree of float arrays, such as TransJect's Sigma; None if nothing.
+    sown: arrays for Linen's collections, {"losses": {"name": array}}.
+  """
+
+  value: Any
+  sown: Mapping[str, Mapping[str, jax.Array]]
+
+
+class InvertibleLayers(abc.ABC):
+  """All layers of an encoder as pure functions; hashable, without arrays.
+
+  A layer maps x [b, n, d] to y [b, n, d]. `weights` is any pytree of arrays,
+  of the same structure in every layer; `shared` is `Shared.value`; `side` is
+  what the inverse needs beside y, such as the gate's weights.
+
+  Attributes:
+    num_layers: number of layers.
+    dtype: compute type; x and y are float32 or wider.
+    side_name: name under which modules sow `side` into `intermediates`.
+  """
+
+  side_name: ClassVar[str] = "side"
+
+  num_layers: int
+  dtype: Any
+
+  @abc.abstractmethod
+  def weights(self, variables: Mapping[str, Any]) -> list[Any]:
+    """Returns the weights of every layer.
+
+    Args:
+      variables: collections of the encoder, as `make_variables` has them;
+        what is missing beside `params` is made of these.
+    """
+
+  @abc.abstractmethod
+  def shared(
+    self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
+  ) -> Shared:
+    """Returns what the layers share, from the embedded tokens x [b, n, d]."""
+
+  @abc.abstractmethod
+  def forward(
+    self,
+    weights: Any,
+    x: jax.Array,
+    shared: Any,
+    mask: jax.Array,
+    side: Any = None,
+  ) -> tuple[jax.Array, Any]:
+    """Returns y and `side`, which is not computed again where it is given."""
+
+  @abc.abstractmethod
+  def inverse(
+    self,
+    weights: Any,
+    y: jax.Array,
+    shared: Any,
+    mask: jax.Array,
+    side: Any,
+    *,
+    constants: Mapping[str, Any] | None = None,
+    max_steps: int = MAX_STEPS,
+  ) -> jax.Array:
+    """Returns x, right at tokens.
+
+    Args:
+      weights, y, shared, mask, side: as for `forward`.
+      constants: as `constants` has them; None for what exact weights have.
+      max_steps: limit of each iteration, if the inverse is one.
+    """
+
+  def constants(self, weights: Any, shared: Any) -> dict[str, float]:
+    """Returns Lipschitz constants of the branches that iteration undoes.
+
+    In float64, from the actual weights; {} for an inverse without iteration.
+    """
+    del weights, shared
+    return {}
+
+  def certificate(
+    self, weights: Any, shared: Any, norm: float
+  ) -> dict[str, Any]:
+    """Returns what is guaranteed of one layer; {} if nothing is.
+
+    `tokens` and `sequences` are intervals: the factors by which the distance of
+    two tokens of one sample, and of two sequences under one mask, may change.
+    Other entries are the numbers that they come from.
+
+    Args:
+      weights, shared: as for `forward`.
+      norm: greatest Frobenius norm of a sample before the layer.
+    """
+    del weights, shared, norm
+    return {}
+
+  def scope(self) -> str:
+    """Returns the pairs that `sequences` speaks of, as a noun phrase."""
+    return "Two sequences under one mask"
+
+  def remarks(self, *, bounded: bool) -> list[str]:
+    """Returns sentences that a reader of the certificate needs.
+
+    Args:
+      bounded: True if the lower bound for sequences is above 0.
+    """
+    del bounded
+    return []
+
+  def parts(self, weights: Any, x: jax.Array, shared: Any) -> jax.Array | None:
+    """Returns what each expert makes of x, [b, e, n, d]; None without."""
+    del weights, x, shared
+    return None
+
+
+def layers_of(block: Any) -> InvertibleLayers | None:
+  """Returns the layers of which an unbound block is one, or None."""
+  offer = getattr(block, "invertible", None)
+  return offer() if offer else None
+
+
+def require_layers(block: Any) -> InvertibleLayers:
+  """Returns `layers_of(block)`.
+
+  Raises:
+    UserError: if the block has none.
+  """
+  layers = layers_of(block)
+  if layers is None:
+    raise UserError(
+      f"{type(block).__name__} layers cannot be run backwards: that needs "
+      "injective layers, such as those of the models transject and "
+      "random_transject."
+    )
+  return layers
+
+
+# At the full precision of float32, on accelerators too, where less is the
+# default: a branch that rounds is a step function, and steps are not undone.
+# Half precision rounds alike forwards and backwards.
+_precise = functools.partial(jax.default_matmul_precision, "highest")
+
+
+def forward(
+  layers: InvertibleLayers, weights: Any, x: jax.Array, *rest: Any
+) -> tuple[jax.Array, Any]:
+  """Returns `layers.forward(weights, x, *rest)` at full precision."""
+  with _precise():
+    return layers.forward(weights, x, *rest)
+
+
+def inverse(
+  layers: InvertibleLayers, weights: Any, y: jax.Array, *rest: Any, **how: Any
+) -> jax.Array:
+  """Returns `layers.inverse(weights, y, *rest)` at full precision."""
+  with _precise():
+    return layers.inverse(weights, y, *rest, **how)
+
+
+class Outputs(NamedTuple):
+  """Result of a loop over layers.
+
+  Attributes:
+    y: [b, n, d], the output of the last layer.
+    hidden: the outputs of all layers, [l, b, n, d]; None if not asked for.
+    sides: sides of all layers, with an axis of layers in front; None
+      likewise.
+  """
+
+  y: jax.Array
+  hidden: jax.Array | None = None
+  sides: Any = None
+
+
+def run_layers(
+  layers: InvertibleLayers,
+  variables: Mapping[str, Any],
+  x: jax.Array,
+  mask: jax.Array,
+  *,
+  memory: str,
+  keep_hidden: bool,
+) -> tuple[Outputs, Shared]:
+  """Runs all layers as one loop, whose backward pass stores no activations.
+
+  Args:
+    layers: the layers.
+    variables: collections of the encoder.
+    x: [b, n, d], embedded tokens.
+    mask: [b, n], True at tokens.
+    memory: "recomputed" or "reversible".
+    keep_hidden: True to return what is between the layers; its gradient then
+      stores everything.
+  """
+  shared = layers.shared(variables, x, mask)
+  stacked = jax.tree.map(
+    lambda *leaves: jnp.stack(leaves), *layers.weights(variables)
+  )
+  args = (layers, stacked, x, shared.value, mask)
+  if keep_hidden:
+    return stored(*args), shared
+  run = reversible if memory == "reversible" else recomputed
+  return Outputs(run(*args)), shared
+
+
+def stored(
+  layers: InvertibleLayers,
+  stacked: Any,
+  x: jax.Array,
+  shared: Any,
+  mask: jax.Array,
+) -> Outputs:
+  """Runs all layers in order, and keeps what is between them.
+
+  Args:
+    layers: the layers.
+    stacked: weights of all layers, with an axis of layers in front.
+    x, shared, mask: as for `InvertibleLayers.forward`.
+  """
+
+  def step(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
+    y, side = forward(layers, weights, x, shared, mask)
+    return y, (y, side)
+
+  y, (hidden, sides) = jax.lax.scan(step, x, stacked)
+  return Outputs(y, hidden, sides)
+
+
+def recomputed(
+  layers: InvertibleLayers,
+  stacked: Any,
+  x: jax.Array,
+  shared: Any,
+  mask: jax.Array,
+) -> jax.Array:
+  """Returns the output of the last layer; arguments are those of `stored`.
+
+  Its gradient keeps the input of every layer, and runs the layer again.
+  """
+
+  # In a loop nothing merges the second run with the first.
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def step(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+    return forward(layers, weights, x, shared, mask)[0], None
+
+  return jax.lax.scan(step, x, stacked)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def reversible(
+  layers: InvertibleLayers,
+  stacked: Any,
+  x: jax.Array,
+  shared: Any,
+  mask: jax.Array,
+) -> jax.Array:
+  """Returns the output of the last layer; arguments are those of `stored`.
+
+  Its gradient keeps that output and what the inverse needs beside it, and
+  undoes one layer after the other. The gradient of the undone input is rounding
+  away from that of the true one: in half precision, the rounding of the
+  branches.
+  """
+  return _reversible_forward(layers, stacked, x, shared, mask)[0]
+
+
+def _reversible_forward(
+  layers: InvertibleLayers,
+  stacked: Any,
+  x: jax.Array,
+  shared: Any,
+  mask: jax.Array,
+) -> tuple[jax.Array, Any]:
+  def step(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
+    return forward(layers, weights, x, shared, mask)
+
+  y, sides = jax.lax.scan(step, x, stacked)
+  return y, (stacked, shared, mask, y, sides)
+
+
+def _reversible_backward(
+  layers: InvertibleLayers, kept: Any, g: jax.Array
+) -> tuple[Any, ...]:
+  stacked, shared, mask, y, sides = kept
+
+  def step(carry: Any, layer: tuple[Any, Any]) -> tuple[Any, Any]:
+    y, g, g_shared = carry
+    weights, side = layer
+    # Undo the layer, then run it forwards from its input for the gradient.
+    x = inverse(layers, weights, y, shared, mask, side)
+    _, pull = jax.vjp(
+      lambda x, weights, shared: forward(layers, weights, x, shared, mask)[0],
+      x,
+      weights,
+      shared,
+    )
+    g, g_weights, more = pull(g)
+    return (x, g, jax.tree.map(jnp.add, g_shared, more)), g_weights
+
+  start = (y, g, jax.tree.map(jnp.zeros_like, shared))
+  (_, g, g_shared), g_stacked = jax.lax.scan(
+    step, start, (stacked, sides), reverse=True
+  )
+  return g_stacked, g, g_shared, None
+
+
+reversible.defvjp(_reversible_forward, _reversible_backward)

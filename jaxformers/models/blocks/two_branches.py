@@ -1,0 +1,159 @@
+"""Blocks with a mixer and a free feed-forward: Pre-LN, Post-LN and ReZero."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.activations import ACTIVATIONS
+from jaxformers.models.attention import dropout_layer, kernel_init
+from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.registry import choose
+
+
+class TwoBranches(nn.Module):
+  """x + r mixer(norm x), then x + r W2 GELU(W1 norm x), r = 1 and a LayerNorm.
+
+  The form that blocks with a free feed-forward share; dropout on each branch.
+
+  Attributes:
+    mixer: makes the mixer; called with a name.
+    num_layers: number L of layers of the encoder.
+    layer: index of this layer, from 0.
+    mlp_dim: width of the feed-forward.
+    activation: activation of the feed-forward, "gelu" or "relu".
+    dropout_rate: dropout after the mixer, inside and after the feed-forward.
+    drop_path_rate: share of samples of which the last layer drops a branch in
+      training; the first drops none, and those between rise linearly
+      (stochastic depth, Huang et al. 2016, as in DeiT).
+    norm_epsilon: epsilon of every LayerNorm.
+    init_std: standard deviation of the feed-forward's kernels at the start; 0
+      for Xavier's.
+    dtype: compute type; parameters and LayerNorm are float32.
+  """
+
+  concatenate_positions: ClassVar[bool] = False
+
+  mixer: Callable[..., nn.Module]
+  num_layers: int
+  layer: int = 0
+  mlp_dim: int = 128
+  activation: str = "gelu"
+  dropout_rate: float = 0.0
+  drop_path_rate: float = 0.0
+  norm_epsilon: float = 1e-5
+  init_std: float = 0.0
+  dtype: Any = jnp.float32
+
+  def scale(self) -> jax.Array | float:
+    """Returns r, the weight of both branches."""
+    return 1.0
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns the input of a branch: the LayerNorm of x."""
+    return layer_norm(x, name, self.norm_epsilon)
+
+  def end(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns x after a branch was added to it."""
+    del name
+    return x
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    dropout = dropout_layer(self.dropout_rate, train)
+    path = self._drop_path(train)
+    dense = functools.partial(
+      nn.Dense, kernel_init=kernel_init(self.init_std), dtype=self.dtype
+    )
+    activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
+    r = self.scale()
+    # Add the mixer's branch.
+    y = self.norm(x, "norm_mixer")
+    y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
+    x = self.end(x + r * path(dropout(y)).astype(x.dtype), "norm_mixer")
+    # Add the feed-forward's branch.
+    y = dense(self.mlp_dim, name="up")(self.norm(x, "norm_mlp"))
+    y = dense(x.shape[-1], name="down")(dropout(activation(y)))
+    y = path(dropout(y)).astype(x.dtype)
+    return self.end(x + r * y, "norm_mlp"), carry
+
+  def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
+    """Drops a branch of some samples as a whole, and scales the others."""
+    if not 0 <= self.drop_path_rate < 1:
+      raise UserError(
+        f"drop_path_rate={self.drop_path_rate} is not in [0, 1): it is the "
+        "share of samples of which the last layer drops a branch."
+      )
+    rate = self.drop_path_rate * self.layer / max(self.num_layers - 1, 1)
+    return nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
+
+
+@BLOCKS.register("pre_norm")
+class PreNorm(TwoBranches):
+  """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
+
+  Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
+  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form).
+
+  Attributes:
+    norm_first: False for LN(x + mixer(x)) and LN(x + W2 GELU(W1 x)), the
+      Transformer as it was first published (Vaswani et al. 2017) and BERT's.
+
+  The others are those of `TwoBranches`.
+  """
+
+  norm_first: bool = True
+
+  @property
+  def final_norm(self) -> bool:
+    """True if a LayerNorm ends the encoder: if none has yet."""
+    return self.norm_first
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns the LayerNorm of x, or x itself."""
+    return super().norm(x, name) if self.norm_first else x
+
+  def end(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns x, or its LayerNorm."""
+    return x if self.norm_first else super().norm(x, name)
+
+
+@BLOCKS.register("rezero")
+class ReZero(TwoBranches):
+  """x + r mixer(x), then x + r W2 GELU(W1 x); r is a scalar that starts at 0.
+
+  Source: Bachlechner et al. 2021, https://arxiv.org/abs/2003.04887, equation 9:
+  no LayerNorm, one r for both branches of a layer. The baseline in TransJect's
+  code keeps all of Pre-LN's (`use_norm`). Differs from it: a LayerNorm there
+  divides by the unbiased deviation plus 1e-6, here by the root of the variance
+  plus 1e-5.
+
+  Attributes:
+    use_norm: True for a LayerNorm before each branch and one at the end of
+      the encoder.
+
+  The others are those of `TwoBranches`.
+  """
+
+  use_norm: bool = False
+
+  @property
+  def final_norm(self) -> bool:
+    """True if a LayerNorm ends the encoder."""
+    return self.use_norm
+
+  def scale(self) -> jax.Array:
+    """Returns r, a parameter of the layer."""
+    return self.param("residual", nn.initializers.zeros, ())
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns x itself, unless `use_norm`."""
+    return super().norm(x, name) if self.use_norm else x

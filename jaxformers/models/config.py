@@ -1,0 +1,391 @@
+"""The configuration of a model: typed, frozen, and checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from flax.core import FrozenDict
+
+from jaxformers import orthogonal, ranges
+from jaxformers.errors import UserError
+from jaxformers.models import attention, heads
+from jaxformers.models.activations import ACTIVATIONS
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.invertible import LOOPED
+from jaxformers.models.embedding import (
+  POSITIONS,
+  Embedding,
+  check_width,
+  num_patches,
+)
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.registry import check_options, choose, unknown
+
+DTYPES = ("float32", "bfloat16")
+# What the backward pass reads: see `ModelConfig.activations`.
+MEMORY_MODES = ("stored", *LOOPED)
+SECTIONS = ("mixer", "mixer_defaults", "block", "embedding", "head")
+# Options that classifiers alone have, at their defaults.
+PLAIN_HEAD = {
+  "head_dim": 0,
+  "head_layers": 1,
+  "head_init_std": 0.0,
+  "head_dropout_rate": 0.0,
+}
+# Options whose values are names: what they are called, and the choices.
+CHOICES = {
+  "orthogonal_map": ("orthogonal map", orthogonal.MAPS),
+  "activations": ("activations", MEMORY_MODES),
+  "dtype": ("dtype", DTYPES),
+  "pool": ("pool", heads.POOLS),
+  "positions": ("positions", POSITIONS),
+  "head_activation": ("activation", ACTIVATIONS),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Everything that defines a model: sizes of the task and `config.model`.
+
+  A model keeps its config as `model.config`; another dtype or memory mode is
+  `dataclasses.replace(model.config, dtype="bfloat16")`.
+
+  Attributes:
+    name: in `MODELS`.
+    d_model: width d.
+    num_layers: number of layers of the encoder, at least 1.
+    vocab_size: number of token ids, padding (0) included; 0 if tokens are real
+      numbers or patches; from the task.
+    max_len: greatest number of tokens, without meaning for images; from the
+      task.
+    num_classes: number of logits, without meaning for language models; from
+      the task.
+    objective: "classification", "language_model" or "segmentation"; from the
+      task.
+    image: (height, width, channels), or () for sequences; from the task.
+    num_inputs: 2 for pairs; from the task.
+    padded_len: divisor of the pool "padded_mean", 0 for max_len; from the task.
+    patch_size: side of the patches that images are cut to; 0 for sequences.
+    pool, head_dim, head_layers, head_activation, head_init_std,
+      head_dropout_rate, interaction: see `heads.ClassifierHead`; for
+      classification. The pool "cls" puts a token in front, for segmentation
+      too.
+    positions: "sinusoid", "sinusoid_2d" or "learned".
+    dropout_rate: dropout after the embedding.
+    dtype: "float32" or "bfloat16", the compute type; parameters are float32.
+    orthogonal_map: in `orthogonal.MAPS`: "cayley", "expm", "householder", or
+      "matrix", for which the optimiser keeps the matrices orthogonal.
+    activations: what the backward pass reads: "stored" activations; the
+      layers' inputs alone, "recomputed"; or for injective layers the encoder's
+      output alone, "reversible", whose memory does not grow with num_layers.
+      See `Encoder`.
+    mixer: options of the mixer.
+    mixer_defaults: values that a recipe has for every mixer: attributes of
+      `Attention`, such as num_heads and dropout_rate. They hold where the mixer
+      has the option, sets no default of its own, and `mixer` says nothing.
+    block: options of the block.
+    embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
+      `Embedding`.
+    head: for a language model `tied` and `dropout_rate`, see `LanguageModel`;
+      for the decoder of a segmenter `num_layers` (2), `dropout_rate` (0.1, on
+      the branches) and `mixer_defaults` that differ from the encoder's.
+
+  Raises:
+    UserError: for an unknown name or option, naming the choices; for an option
+      out of its range; for options that do not go together.
+  """
+
+  name: str
+  d_model: int
+  num_layers: int
+  vocab_size: int
+  max_len: int
+  num_classes: int
+  objective: str = "classification"
+  image: tuple[int, ...] = ()
+  num_inputs: int = 1
+  padded_len: int = 0
+  patch_size: int = 0
+  pool: str = "mean"
+  head_dim: int = 0
+  head_layers: int = 1
+  head_activation: str = "relu"
+  head_init_std: float = 0.0
+  head_dropout_rate: float = 0.0
+  interaction: str = ""
+  positions: str = "sinusoid"
+  dropout_rate: float = 0.0
+  dtype: str = "float32"
+  orthogonal_map: str = "cayley"
+  activations: str = "stored"
+  mixer: Mapping[str, Any] = FrozenDict()
+  mixer_defaults: Mapping[str, Any] = FrozenDict()
+  block: Mapping[str, Any] = FrozenDict()
+  embedding: Mapping[str, Any] = FrozenDict()
+  head: Mapping[str, Any] = FrozenDict()
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, "image", tuple(self.image))
+    for section in SECTIONS:
+      options = getattr(self, section) or {}
+      object.__setattr__(self, section, FrozenDict(_hashable(options)))
+    self._check()
+
+  @property
+  def variant(self) -> Variant:
+    """Mixer and block that the name stands for."""
+    return MODELS[self.name]
+
+  @property
+  def cls(self) -> bool:
+    """True if the encoder puts a token of its own in front."""
+    return self.pool == "cls"
+
+  @property
+  def real(self) -> bool:
+    """True if tokens are real numbers."""
+    return self.vocab_size == 0 and not self.image
+
+  @property
+  def num_tokens(self) -> int:
+    """Greatest number of tokens or patches, without a token in front."""
+    if self.image:
+      return num_patches(self.image, self.patch_size)
+    return self.max_len
+
+  def mixer_options(self, *differing: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the mixer's options, with the defaults of variant and recipe.
+
+    Args:
+      *differing: defaults that replace those of `mixer_defaults`.
+    """
+    shared = dict(self.mixer_defaults)
+    for defaults in differing:
+      shared |= defaults
+    options = complete_mixer(self.variant, self.mixer, shared)
+    if self.objective == "language_model":
+      return {"causal": True} | options
+    return options
+
+  def _check(self) -> None:
+    options = {field: getattr(self, field) for field in FIELDS}
+    ranges.check(options)
+    check_names(options)
+    heads.check(
+      self.pool,
+      self.head_activation,
+      self.interaction,
+      self.num_inputs,
+      (self.head_dim, self.head_layers),
+    )
+    check_section("embedding", "embedding", Embedding, self.embedding)
+    self._check_objective()
+    self._check_pool()
+    for option in self.head:
+      choose("option of head", option, HEAD_OPTIONS[self.objective])
+    if self.objective == "language_model":
+      self._check_causal()
+
+  def _check_causal(self) -> None:
+    """Raises UserError for a mixer that sees what the model predicts."""
+    variant, options = self.variant, self.mixer_options()
+    kind = f"mixer {variant.mixer!r}"
+    make = MIXERS[variant.mixer]
+    check_section("mixer", kind, make, options, variant.fixed)
+    if not options["causal"]:
+      raise UserError(
+        "A language model with mixer.causal=False sees what it predicts: "
+        "leave the option out."
+      )
+
+  def _check_objective(self) -> None:
+    """Raises UserError for inputs and options that the objective has not."""
+    choose("objective", self.objective, OBJECTIVES)
+    if self.patch_size and not self.image:
+      raise UserError(
+        f"patch_size={self.patch_size} is for images, and this task has "
+        "sequences: leave it 0."
+      )
+    if self.objective == "classification" and self.head:
+      raise UserError(
+        f"head={dict(self.head)} is for language models and segmenters: a "
+        f"classifier has pool, {', '.join(PLAIN_HEAD)}, head_activation and "
+        "interaction."
+      )
+    if self.max_len < 1 and not self.image:
+      raise UserError(
+        f"max_len={self.max_len}: a sequence has at least one token."
+      )
+    if self.num_classes < 1 and self.objective != "language_model":
+      raise UserError(
+        f"num_classes={self.num_classes}: choose at least one class."
+      )
+    if self.objective == "segmentation" and not self.image:
+      raise UserError("Segmentation takes images, and this task has sequences.")
+    if self.objective == "language_model" and self.image:
+      raise UserError(
+        "Language models take sequences, and this task has images."
+      )
+
+  def _check_pool(self) -> None:
+    """Raises UserError for what only a classifier has; "mean" is no choice."""
+    pools = {"language_model": ("mean",), "segmentation": ("mean", "cls")}
+    if self.objective not in pools:
+      return
+    options = {name: getattr(self, name) for name in PLAIN_HEAD}
+    if self.pool not in pools[self.objective] or options != PLAIN_HEAD:
+      options = {"pool": self.pool, **options}
+      values = ", ".join(f"{key}={value!r}" for key, value in options.items())
+      raise UserError(
+        f"{values} are of classifiers: leave them out for a language model; a "
+        'segmenter takes pool="cls" for a token in front.'
+      )
+
+
+OBJECTIVES = ("classification", "language_model", "segmentation")
+FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
+
+
+def _hashable(value: Any) -> Any:
+  """Returns a copy of plain data with tuples in place of lists."""
+  if isinstance(value, Mapping):
+    return {key: _hashable(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return tuple(_hashable(item) for item in value)
+  return value
+
+
+def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
+  """Raises UserError for a name that no model has, before there are sizes.
+
+  Checks what does not depend on the task: names of options, mixer and block,
+  and the choices of a few of them. `ModelConfig` checks the rest.
+
+  Args:
+    options: fields of `ModelConfig`, those of the task left out or not.
+    kind: what the options are, for the message.
+  """
+  check_options(kind, ModelConfig, options)
+  variant = MODELS[options.get("name", "")]
+  for option, (what, choices) in CHOICES.items():
+    if option in options:
+      choose(what, options[option], choices)
+  if missing := {"d_model", "num_layers"} - options.keys():
+    raise UserError(f"{kind} needs {', '.join(sorted(missing))}: set both.")
+  mixer, block, shared = (
+    options.get(name) or {} for name in ("mixer", "block", "mixer_defaults")
+  )
+  mixer = complete_mixer(variant, mixer, shared)
+  if variant.mixer:
+    make = MIXERS[variant.mixer]
+    kind = f"mixer {variant.mixer!r}"
+    check_section("mixer", kind, make, mixer, variant.fixed)
+    module = make(**mixer, **variant.fixed)
+    if isinstance(module, attention.Attention):
+      attention.check_heads(module.num_heads, options["d_model"])
+  elif mixer:
+    raise UserError(
+      f"The model {options['name']!r} has no mixer: leave mixer={mixer} out."
+    )
+  kind = f"block {variant.block!r}"
+  check_section("block", kind, BLOCKS[variant.block], block)
+  concatenate = BLOCKS[variant.block].concatenate_positions
+  check_width(options["d_model"], concatenate=concatenate)
+
+
+def complete_mixer(
+  variant: Variant, mixer: Mapping[str, Any], shared: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the mixer's options, completed by its variant's and by shared ones.
+
+  Raises:
+    UserError: for a shared option that no mixer of heads has.
+  """
+  for option in shared:
+    choose("option of mixer_defaults", option, attention.shared_options())
+  taken = taken_defaults(variant, shared)
+  taken = {k: v for k, v in taken.items() if k not in variant.fixed}
+  return {**taken, **variant.defaults, **mixer}
+
+
+def taken_defaults(
+  variant: Variant, shared: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the defaults that a mixer has as options and does not set."""
+  make = MIXERS[variant.mixer] if variant.mixer else None
+  options, fixed = getattr(make, "options", ()), getattr(make, "defaults", {})
+  return {k: v for k, v in shared.items() if k in options and k not in fixed}
+
+
+# Fields that the encoder sets and no config does, by the kind of module.
+WIRING = frozenset(
+  {"parent", "name", "dtype", "orthogonal_map", "max_len", "d_model"}
+)
+HIDDEN = {
+  "mixer": WIRING | {"residual"},
+  "block": WIRING | {"mixer", "num_layers", "layer"},
+  "embedding": WIRING
+  | {"vocab_size", "positions", "cls", "patch_size", "concatenate"},
+}
+HEAD_OPTIONS = {
+  "language_model": ("tied", "dropout_rate"),
+  "segmentation": ("num_layers", "dropout_rate", "mixer_defaults"),
+}
+
+
+def field_names(make: Any) -> list[str]:
+  """Returns the names of all fields of a mixer, a block or another module."""
+  options = getattr(make, "options", None)
+  return list(options or [field.name for field in dataclasses.fields(make)])
+
+
+def check_section(
+  section: str,
+  kind: str,
+  make: Any,
+  options: Mapping[str, Any],
+  fixed: Mapping[str, Any] = FrozenDict(),
+) -> None:
+  """Raises UserError for an option that a module has not, listing its choices.
+
+  Args:
+    section: in `HIDDEN`.
+    kind: what the options belong to, for the message.
+    make: class or factory of the module.
+    options: what a config says.
+    fixed: options that the variant sets.
+  """
+  hidden = HIDDEN[section] | fixed.keys()
+  choices = [name for name in field_names(make) if name not in hidden]
+  for option in options:
+    if option == "causal" and option not in choices:
+      raise UserError(
+        f"{kind} has no causal form. Mixers that have one: "
+        f"{', '.join(causal_mixers())}."
+      )
+    if option not in choices:
+      raise unknown(f"option of {kind}", option, choices)
+
+
+def causal_mixers() -> list[str]:
+  """Returns the names of the mixers in which no token need see a later one."""
+  return [n for n in MIXERS if "causal" in getattr(MIXERS[n], "options", ())]
+
+
+def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a run's config with `mixer_defaults` as options of the mixer.
+
+  Two configs of the same models are equal then, whichever way they say it.
+  """
+  resolved = dict(config)
+  for section in ("model", "reference"):
+    options = dict(config.get(section, {}))
+    if options.get("name") in MODELS:
+      shared = options.pop("mixer_defaults", {})
+      taken = taken_defaults(MODELS[options["name"]], shared)
+      options["mixer"] = {**taken, **options.get("mixer", {})}
+      resolved[section] = options
+  return resolved

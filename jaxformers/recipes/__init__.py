@@ -1,0 +1,1 @@
+"""Sizes and schedules of published code, which the files in `configs/` use."""

@@ -1,0 +1,121 @@
+"""Encoders and schedules that several recipes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxformers.registry import choose
+
+SIZES = ("paper", "tiny")
+# Models with TransJect's layers, whose sizes the papers' tables give apart.
+TRANSJECTS = ("transject", "random_transject")
+# Models whose layer is attention without a feed-forward.
+ATTENTION_ONLY = ("linearized",)
+
+# Adam of "Attention is all you need", without its schedule.
+VASWANI_ADAM = {
+  "name": "adam",
+  "b2": 0.98,
+  "eps": 1e-9,
+  "clip_value": 0.0,
+  "weight_decay": 0.0,
+  "cycle_momentum": False,
+}
+
+
+def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
+  """Returns True for size "tiny", which trains in minutes on two cores.
+
+  Raises:
+    UserError: for a size that is not in `sizes`.
+  """
+  return choose("size", size, sizes) == "tiny"
+
+
+def transformer(
+  name: str, shared: dict[str, Any], num_heads: int, mlp_dim: int
+) -> dict[str, Any]:
+  """Returns an encoder in the Transformer's form, with dropout 0.1.
+
+  Args:
+    name: name of the model.
+    shared: fields outside mixer and block.
+    num_heads: attention heads of a layer.
+    mlp_dim: hidden units of the feed-forward.
+  """
+  return {
+    "name": name,
+    **shared,
+    "mixer": {},
+    "mixer_defaults": {"num_heads": num_heads, "dropout_rate": 0.1},
+    "block": block(name, mlp_dim=mlp_dim, dropout_rate=0.1),
+  }
+
+
+def block(name: str, **fields: Any) -> dict[str, Any]:
+  """Returns the fields of a Transformer's block, or of attention alone."""
+  if name not in ATTENTION_ONLY:
+    return fields
+  return {"residual": True, "dropout_rate": fields["dropout_rate"]}
+
+
+def with_reference(
+  name: str,
+  make_transformer: Callable[[str], dict[str, Any]],
+  transject: dict[str, Any],
+) -> dict[str, Any]:
+  """Returns the fields `model` and `reference` for `base`.
+
+  Args:
+    name: name of the model.
+    make_transformer: returns the encoder in the Transformer's form of a name.
+    transject: fields of the model if it is one of `TRANSJECTS`.
+  """
+  if name in TRANSJECTS:
+    model = {"name": name, **transject}
+  else:
+    model = make_transformer(name)
+  return {"model": model, "reference": make_transformer("transformer")}
+
+
+def tiny_rate(model: str, learning_rate: float) -> float:
+  """Returns TransJect's learning rate at size=tiny, or 1e-3 for other models.
+
+  Softmax attention without a long warm-up stays at chance from 5e-3 on.
+  """
+  return learning_rate if model in TRANSJECTS else 1e-3
+
+
+def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
+  """Returns a schedule of minutes on two cores: Adam, one ramp up and down.
+
+  The result is for `update`; `seed` and the task are not part of it.
+  """
+  return {
+    "optimizer": dict(VASWANI_ADAM),
+    "schedule": {
+      "name": "onecycle",
+      "learning_rate": learning_rate,
+      "warmup_steps": total_steps // 10,
+    },
+    "total_steps": total_steps,
+    "log_steps": 50,
+    "eval_steps": 300,
+    "checkpoint_steps": 100,
+  }
+
+
+def tiny_fields(
+  model: str, *, learning_rate: float, total_steps: int, **fields: Any
+) -> dict[str, Any]:
+  """Returns the fields of a run at size=tiny, for `update`.
+
+  Args:
+    model: name of the model.
+    learning_rate: learning rate of TransJect; others have 1e-3.
+    total_steps: length of the run.
+    **fields: fields that differ from those of `tiny_schedule`.
+  """
+  rate = tiny_rate(model, learning_rate)
+  return tiny_schedule(rate, total_steps) | fields

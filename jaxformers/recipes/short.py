@@ -1,0 +1,127 @@
+"""Short texts: sizes and training of TransJect's table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxformers.config import base, parse_arg
+from jaxformers.recipes import shared
+from jaxformers.registry import choose
+
+
+def make_config(
+  arg: str | None,
+  name: str,
+  *,
+  num_train: Mapping[str, int],
+  tiny: Mapping[str, Any],
+) -> ConfigDict:
+  """Returns the config of a short text task: model, size, protocol and seed.
+
+  Args:
+    arg: string argument of the config file.
+    name: name of the task.
+    num_train: examples of the training split, by protocol.
+    tiny: fields at size=tiny, as keywords of `tiny_fields`.
+
+  Raises:
+    UserError: for an unknown argument, size or protocol.
+  """
+  args = parse_arg(
+    arg, model="transject", size="paper", protocol="jaxformers", seed=0
+  )
+  is_tiny = shared.is_tiny(args.size)
+  protocol = choose("protocol", args.protocol, num_train)
+  config = base(
+    seed=args.seed,
+    task={
+      "name": name,
+      "protocol": protocol,
+      "archive": "",
+      "vocabulary": "",  # A vocab.txt like BERT's; "" trains a vocabulary.
+      "vocab_size": 30_522,  # Size of the vocabulary that is trained.
+      "max_len": 512,
+      "special_tokens": False,
+    },
+    **models(args.model, tiny=is_tiny),
+    eval_batch_size=100,
+    buckets=4,
+    select="loss" if protocol == "paper" else "accuracy",
+    **schedule(num_train[protocol]),
+  )
+  if is_tiny:
+    fields = shared.tiny_fields(args.model, learning_rate=3e-3, **tiny)
+    config.update(fields, patience=0)
+  return config
+
+
+def models(name: str, *, tiny: bool) -> dict[str, Any]:
+  """Returns a model at the sizes of TransJect's short-text table.
+
+  L = 6, d = 512, mean pooling; E = 4 experts, or 8 heads and a feed-forward of
+  2048 for all others (the Transformer: 18.9 M parameters without embedding).
+
+  Args:
+    name: name of the model.
+    tiny: True for L = 2, d = 64, E = 2 experts or heads, with dropout of the
+      embedding.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  common = {
+    "d_model": 64 if tiny else 512,
+    "num_layers": 2 if tiny else 6,
+    "positions": "sinusoid",
+    "dropout_rate": 0.2 if tiny else 0.1,
+    "pool": "mean",
+    "head_dim": 0,
+    "dtype": "float32",
+    "activations": "stored",
+  }
+  transject = {
+    **common,
+    "dropout_rate": 0.2 if tiny else 0.0,
+    "orthogonal_map": "cayley",
+    "mixer": {"num_experts": 2 if tiny else 4},
+  }
+  make_transformer = functools.partial(
+    shared.transformer,
+    shared=common,
+    num_heads=2 if tiny else 8,
+    mlp_dim=128 if tiny else 2_048,
+  )
+  return shared.with_reference(name, make_transformer, transject)
+
+
+def schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
+  """Returns TransJect's training on short text: 30 epochs, patience of 4.
+
+  Adam, 5e-4, beta (0.9, 0.98), eps 1e-9; an evaluation after each epoch.
+
+  Args:
+    examples: number of examples of the training split.
+    batch_size: examples per step, 32 in the paper.
+
+  Returns:
+    Fields for `base`.
+  """
+  epoch = -(-examples // batch_size)
+  return {
+    "optimizer": dict(shared.VASWANI_ADAM),
+    "schedule": {
+      "name": "constant",
+      "learning_rate": 5e-4,
+      "warmup_steps": 0,
+    },
+    "batch_size": batch_size,
+    "total_steps": 30 * epoch,
+    "log_steps": 100,
+    "eval_steps": epoch,
+    "checkpoint_steps": epoch,
+    "patience": 4,
+  }

@@ -1,0 +1,161 @@
+"""Images: sizes, augmentation and training of DeiT (Touvron et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxformers.config import base, parse_arg
+from jaxformers.recipes import shared
+from jaxformers.registry import choose
+
+# Width and number of heads of each DeiT.
+DEITS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+
+
+def augmentation(crop: str, strength: str = "deit") -> dict[str, Any]:
+  """Returns the augmentation of training images, for `data.images.augment`.
+
+  Args:
+    crop: "pad" for images of 32 x 32, "resized" for larger ones.
+    strength: "deit" for everything in DeiT's table 9; or "light" for crops and
+      flips.
+  """
+  deit = choose("strength", strength, ("deit", "light")) == "deit"
+  return {
+    "crop": crop,
+    "flip": True,
+    "randaugment": 9.0 if deit else 0.0,
+    "color_jitter": 0.0,
+    "erase": 0.25 if deit else 0.0,
+    "mixup": 0.8 if deit else 0.0,
+    "cutmix": 1.0 if deit else 0.0,
+    "repeats": 3 if deit else 1,
+  }
+
+
+def models(
+  name: str, *, patch_size: int, deit: str = "tiny", tiny: bool = False
+) -> dict[str, Any]:
+  """Returns a model at the sizes of DeiT (Touvron et al. 2021, table 1).
+
+  Twelve layers, a class token, learned positions, feed-forwards of 4 d, drop
+  path 0.1; kernels, including those of a classifier's head, class token and
+  positions from a normal of 0.02. TransJect has other layers, positions and
+  head.
+
+  Args:
+    name: name of the model.
+    patch_size: side of the patches: 16 for 224 x 224, 4 for 32 x 32.
+    deit: "tiny", "small" or "base".
+    tiny: True for twelve layers of d = 64 with two heads, for two cores; no
+      drop path, and the default initialisation of the head.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  d_model, num_heads = DEITS[choose("deit", deit, DEITS)]
+  if tiny:
+    d_model, num_heads = 64, 2
+  common = {
+    "d_model": d_model,
+    "num_layers": 12,
+    "patch_size": patch_size,
+    "positions": "learned",
+    "dropout_rate": 0.0,
+    "pool": "cls",
+    "head_dim": 0,
+    "dtype": "float32",
+    "activations": "stored",
+  }
+  transject = {
+    **common,
+    "orthogonal_map": "cayley",
+    "mixer": {"num_experts": 2 if tiny else 4},
+  }
+
+  def make_transformer(name: str) -> dict[str, Any]:
+    return {
+      "name": name,
+      **common,
+      "head_init_std": 0.0 if tiny else 0.02,
+      "mixer": {},
+      "mixer_defaults": {"num_heads": num_heads, "init_std": 0.02},
+      "block": shared.block(
+        name,
+        mlp_dim=(2 if tiny else 4) * d_model,
+        dropout_rate=0.0,
+        drop_path_rate=0.0 if tiny else 0.1,
+        norm_epsilon=1e-6,
+        init_std=0.02,
+      ),
+    }
+
+  return shared.with_reference(name, make_transformer, transject)
+
+
+def deit_schedule(
+  examples: int, *, batch_size: int, epochs: int, rate: float = 5e-4
+) -> dict[str, Any]:
+  """Returns DeiT's training: AdamW, five epochs up, then a cosine down.
+
+  Weight decay 0.05; the learning rate is `rate` times batch_size / 512; label
+  smoothing 0.1. An epoch is as long as without repeated augmentation. Differs
+  from theirs: the cosine ends at 0, not at 1e-5, and the warm-up starts there.
+
+  Args:
+    examples: number of examples of the training split.
+    batch_size: examples per step over all devices, 1024 in the paper.
+    epochs: length of the run, 300 in the paper.
+    rate: learning rate at a batch of 512.
+
+  Returns:
+    Fields for `base`.
+  """
+  epoch = -(-examples // batch_size)
+  return {
+    "optimizer": {"name": "adam", "b2": 0.999, "weight_decay": 0.05},
+    "schedule": {
+      "name": "cosine",
+      "learning_rate": rate * batch_size / 512,
+      "warmup_steps": min(5, epochs - 1) * epoch,
+    },
+    "batch_size": batch_size,
+    "eval_batch_size": 100,
+    "label_smoothing": 0.1,
+    "total_steps": epochs * epoch,
+    "log_steps": 100,
+    "eval_steps": epoch,
+    "checkpoint_steps": epoch,
+  }
+
+
+def cifar(task: str, arg: str | None) -> ConfigDict:
+  """Returns the config of a small DeiT on CIFAR.
+
+  Args:
+    task: "cifar10" or "cifar100".
+    arg: argument of the config file: model=NAME, size=paper|tiny, seed=0.
+  """
+  args = parse_arg(arg, model="transformer", size="paper", seed=0)
+  tiny = shared.is_tiny(args.size)
+  # 45,000 training images.
+  schedule = deit_schedule(45_000, batch_size=1_024, epochs=300)
+  if tiny:
+    # Ten to fourteen minutes on two cores: 703 steps an epoch.
+    schedule = deit_schedule(45_000, batch_size=64, epochs=4)
+    schedule["schedule"] |= {"learning_rate": 2e-3, "warmup_steps": 200}
+    steps = {"total_steps": 2_816, "eval_steps": 703, "checkpoint_steps": 703}
+    schedule |= {"label_smoothing": 0.0} | steps
+  return base(
+    seed=args.seed,
+    task={
+      "name": task,
+      "protocol": "jaxformers",
+      "archive": "",
+      "augment": augmentation("pad", "light" if tiny else "deit"),
+    },
+    **models(args.model, patch_size=4, tiny=tiny),
+    **schedule,
+  )

@@ -1,0 +1,1 @@
+"""Grids of training runs, which `launch/sweep.py` starts."""

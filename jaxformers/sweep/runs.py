@@ -1,0 +1,244 @@
+"""Runs of a grid in a workdir: their configs, their results, and tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxformers import config as configs
+from jaxformers import models, tasks
+from jaxformers.errors import UserError
+from jaxformers.sweep import commands
+from jaxformers.sweep.grid import Axis, Cell
+from jaxformers.training import resume
+from jaxformers.training.run import check_fields
+
+MAIN = (sys.executable, "-m", "jaxformers.main")
+
+
+class Sweep:
+  """Runs of a grid in a workdir, one at a time.
+
+  Attributes:
+    workdir: folder that holds the workdirs of all runs.
+    overrides: arguments that go to every run.
+    failed: exit status, or the reason, of each run without results, by folder.
+  """
+
+  def __init__(self, workdir: Path, overrides: Sequence[str]) -> None:
+    self.workdir = workdir
+    self.overrides = list(overrides)
+    self.failed: dict[str, int | str] = {}
+    self._descriptions: dict[str, Any] = {}
+
+  def load_config(self, cell: Cell, seed: int) -> dict[str, Any]:
+    """Returns the config of a run as `jaxformers.main` reads it.
+
+    Raises:
+      UserError: for an argument or a field that the config does not have.
+    """
+    loaded = configs.load(cell.spec)
+    rest, options = configs.take_options(loaded, self.overrides)
+    configs.check_overrides(loaded, rest)
+    # Flags of their own, since those of the process are parsed once.
+    values = flags.FlagValues()
+    argv = ["sweep", *rest]
+    with _replace_argv(argv):  # Where ml_collections looks for overrides.
+      try:
+        config_flags.DEFINE_config_dict("config", loaded, flag_values=values)
+        values(argv)
+      except (flags.Error, TypeError, KeyError) as error:
+        raise UserError(str(error)) from None
+    config = values.config
+    configs.set_options(config, options)
+    config.seed = seed
+    return configs.complete(config)
+
+  def describe_task(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the description of a config's task, which results depend on.
+
+    Opens the task, and prepares its data if necessary.
+
+    Raises:
+      UserError: for data that are not available.
+    """
+    options = dict(config["task"], data_dir=config["data_dir"])
+    key = json.dumps(options, sort_keys=True, default=str)
+    if key not in self._descriptions:
+      description = tasks.get(**options).description()
+      self._descriptions[key] = json.loads(json.dumps(description))
+    return self._descriptions[key]
+
+  def read_results(self, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """Returns the results of a run, or None if it has none.
+
+    Raises:
+      UserError: for results of another config, or of other data.
+    """
+    folder, config = self.folder(cell, seed), self.load_config(cell, seed)
+    if not (folder / "results.json").exists():
+      return None  # Without preparing its data.
+    description = self.describe_task(config)
+    return resume.finished_results(folder, config, description)
+
+  def check(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
+    """Raises UserError for a run that could not start, or that is listed twice.
+
+    Results of finished runs are read, which checks them against their configs.
+    """
+    if len({*seeds}) < len(seeds) or min(seeds) < 0:
+      raise UserError(
+        f"--seeds={','.join(map(str, seeds))}: give seeds that differ and are "
+        "not negative."
+      )
+    # Check all configs before any data are prepared.
+    cell_configs = [self.load_config(cell, seeds[0]) for cell in cells]
+    for config in cell_configs:
+      check_fields(config)
+      for section in ("model", "reference"):
+        models.check_names(config[section], f"config.{section}")
+    # Refuse cells with equal configs or folders; then prepare the data.
+    seen: dict[str, Cell] = {}
+    for cell, config in zip(cells, cell_configs, strict=True):
+      for key in (json.dumps(config, sort_keys=True), str(cell.folder)):
+        if key in seen:
+          raise UserError(
+            f"{seen[key].spec} and {cell.spec} are one run: list every run "
+            "once, and do not fix by --config.FIELD=VALUE what the grid varies."
+          )
+        seen[key] = cell
+      self.describe_task(config)
+      for seed in seeds:
+        self.read_results(cell, seed)
+
+  def run(self, cell: Cell, seed: int) -> dict[str, Any] | None:
+    """Returns the results of a run, which is trained first if it has none.
+
+    A run that fails returns None and is added to `failed`.
+    """
+    results = self.read_results(cell, seed)
+    if results is None:
+      status = self.train(cell, seed)
+      results = self.read_results(cell, seed)
+      if results is None:
+        self.failed[str(self.folder(cell, seed))] = status
+    return results
+
+  def train(self, cell: Cell, seed: int) -> int | str:
+    """Trains and scores; returns the exit status, or why there is none."""
+    folder = self.folder(cell, seed)
+    print(f"\n== {cell.spec} seed {seed} -> {folder}", flush=True)
+    return commands.call(self.command(cell, seed))
+
+  def submit(self, pairs: Sequence[tuple[Cell, int]]) -> None:
+    """Announces (cell, seed) of the next runs, to start them at once."""
+
+  def command(self, cell: Cell, seed: int) -> list[str]:
+    """Returns the command of a run."""
+    return [
+      *MAIN,
+      *("--config", cell.spec, f"--workdir={self.folder(cell, seed)}"),
+      *(f"--config.seed={seed}", *self.overrides),
+    ]
+
+  def tune(self, cell: Cell, axis: Axis, seed: int) -> Cell | None:
+    """Returns the cell with the best value of an axis; None if all fail."""
+    key, values = axis
+    scores: dict[str, float] = {}  # Higher is better: a loss is negated.
+    before = dict(self.failed)
+    select = ""
+    for value in values:
+      results = self.run(cell.extended(key, value), seed)
+      if results is not None:
+        scores[value] = results["selection_score"]
+        select = results["config"]["select"]
+    if not scores:
+      return None
+    # A value that diverges is a result of tuning, not a failure of the sweep.
+    left_out, self.failed = self.failed.keys() - before.keys(), before
+    best = max(scores, key=scores.__getitem__)
+    listed = ", ".join(f"{value}: {abs(x):.4f}" for value, x in scores.items())
+    print(f"\n== {cell.spec}: {key}={best}, by {select}: {listed}", flush=True)
+    for folder in sorted(left_out):
+      print(f"   Without results, and left out: {folder}")
+    if best in find_ends(values):
+      print(f"   {best} is at the end of the values: try more of {key}.")
+    return cell.extended(key, best)
+
+  def folder(self, cell: Cell, seed: int) -> Path:
+    """Returns the workdir of a run."""
+    return self.workdir / cell.folder / f"seed_{seed}"
+
+
+def find_ends(values: Sequence[str]) -> tuple[str, ...]:
+  """Returns the least and greatest of several numbers; () for other values."""
+  try:
+    ordered = sorted(values, key=float)
+  except ValueError:
+    return ()
+  return (ordered[0], ordered[-1]) if len(ordered) > 1 else ()
+
+
+@contextlib.contextmanager
+def _replace_argv(argv: list[str]) -> Iterator[None]:
+  before, sys.argv = sys.argv, argv
+  try:
+    yield
+  finally:
+    sys.argv = before
+
+
+def run_grid(
+  sweep: Sweep,
+  cells: Sequence[Cell],
+  tuned: Axis | None,
+  seeds: Sequence[int],
+  dry_run: bool = False,
+) -> list[dict[str, Any]]:
+  """Runs all cells of a grid with all seeds.
+
+  Args:
+    sweep: starts the runs.
+    cells: result of `grid.expand`.
+    tuned: axis whose best value is chosen under the first seed, or None.
+    seeds: seeds of every cell.
+    dry_run: True prints the commands of runs without results and runs nothing;
+      with an axis to tune, those of the first seed.
+
+  Returns:
+    The results, of the chosen values alone.
+
+  Raises:
+    UserError: before the first run, see `Sweep.check`.
+  """
+  candidates = list(cells)
+  if tuned:
+    key, values = tuned
+    candidates = [
+      cell.extended(key, value) for cell in cells for value in values
+    ]
+  sweep.check(candidates, seeds)
+  if dry_run:
+    for cell in candidates:
+      for seed in seeds[:1] if tuned else seeds:
+        if sweep.read_results(cell, seed) is None:
+          print(shlex.join(sweep.command(cell, seed)))
+    return []
+  # Choose the best value of each cell under the first seed.
+  chosen: list[Cell | None] = candidates
+  if tuned:
+    sweep.submit([(cell, seeds[0]) for cell in candidates])
+    chosen = [sweep.tune(cell, tuned, seeds[0]) for cell in cells]
+  # Run the cells with all seeds.
+  pairs = [(cell, seed) for cell in chosen if cell for seed in seeds]
+  sweep.submit(pairs)
+  results = [sweep.run(cell, seed) for cell, seed in pairs]
+  return [result for result in results if result is not None]

@@ -1,0 +1,180 @@
+"""Runs of a grid as jobs of Slurm, which submitit submits as one array."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformers import durable
+from jaxformers.errors import UserError
+from jaxformers.sweep.commands import SECONDS_TO_SAVE, Job
+from jaxformers.sweep.grid import Cell
+from jaxformers.sweep.runs import Sweep
+
+MAX_REQUEUES = 20  # How often a job may reach its time limit and continue.
+DEFAULTS = {
+  "job_name": "jaxformers",
+  "time": 24 * 60,
+  "ntasks_per_node": 1,
+  "setup": ["export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"],
+}
+
+
+def parse_parameters(text: str) -> dict[str, int | str]:
+  """Returns {KEY: VALUE} of "KEY=VALUE,KEY=VALUE", with numbers as integers.
+
+  Raises:
+    UserError: for any other text.
+  """
+  parameters: dict[str, int | str] = {}
+  for item in text.split(",") if text else ():
+    key, equals, value = item.partition("=")
+    if not key or not equals or not value:
+      raise UserError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
+    if not value.isprintable():  # A line break would add a line to the script.
+      raise UserError(f"--slurm {key}={value!r}: give a printable value.")
+    is_number = value.isascii() and value.isdigit()
+    parameters[key] = int(value) if is_number else value
+  return parameters
+
+
+def _check_parameters(parameters: Mapping[str, int | str]) -> None:
+  for name in ("nodes", "time"):
+    if not isinstance(parameters.get(name, 1), int):
+      raise UserError(
+        f"--slurm {name}={parameters[name]}: give a number"
+        + (" of minutes." if name == "time" else ".")
+      )
+  if parameters.get("ntasks_per_node", 1) != 1:
+    raise UserError(
+      f"--slurm ntasks_per_node={parameters['ntasks_per_node']}: remove it, "
+      "since a run is one process a node, which uses all of its devices."
+    )
+
+
+def _make_executor(folder: Path, parameters: Mapping[str, int | str]) -> Any:
+  """Returns submitit's executor, whose scripts and logs are in a folder."""
+  try:
+    import submitit
+  except ImportError:
+    raise UserError(
+      "--slurm needs submitit: run pip install 'jaxformers[slurm]'."
+    ) from None
+  try:
+    executor = submitit.SlurmExecutor(
+      folder / "%j", max_num_timeout=MAX_REQUEUES
+    )
+    executor.update_parameters(
+      **DEFAULTS | parameters, signal_delay_s=SECONDS_TO_SAVE + 20
+    )
+  except (RuntimeError, ValueError) as error:
+    raise UserError(f"--slurm: {error}") from None
+  return executor
+
+
+class SlurmSweep(Sweep):
+  """Runs of a grid in a workdir, all at once as jobs of Slurm."""
+
+  def __init__(
+    self,
+    workdir: Path,
+    overrides: Sequence[str],
+    parameters: Mapping[str, int | str],
+  ) -> None:
+    """Prepares to submit jobs.
+
+    Args:
+      workdir: folder that holds the workdirs of all runs.
+      overrides: arguments that go to every run.
+      parameters: parameters of the jobs, from `parse_parameters`.
+
+    Raises:
+      UserError: for unknown parameters, or without Slurm.
+    """
+    super().__init__(workdir.absolute(), overrides)
+    _check_parameters(parameters)
+    folder = self.workdir / "slurm"
+    self._executor = _make_executor(folder, parameters)
+    self._nodes = int(parameters.get("nodes", 1))
+    self._ids_path = folder / "jobs.json"  # Id of the latest job, by workdir.
+    self._jobs: dict[str, Any] = {}
+
+  def command(self, cell: Cell, seed: int) -> list[str]:
+    """Returns the command of a run; on several nodes its processes join."""
+    distributed = ["--distributed"] if self._nodes > 1 else []
+    return [*super().command(cell, seed), *distributed]
+
+  def submit(self, pairs: Sequence[tuple[Cell, int]]) -> None:
+    """Submits the runs that have no results and are not queued yet."""
+    ids = {}
+    if self._ids_path.exists():
+      ids = json.loads(self._ids_path.read_text(encoding="utf-8"))
+    # Find jobs that an earlier sweep submitted, and runs that have none.
+    new: dict[str, Job] = {}
+    num_queued = 0
+    for cell, seed in pairs:
+      folder = str(self.folder(cell, seed))
+      if folder in self._jobs or self.read_results(cell, seed) is not None:
+        continue
+      job = self._find_job(ids[folder]) if folder in ids else None
+      if job is None:
+        new[folder] = Job(self.command(cell, seed))
+      else:
+        self._jobs[folder] = job
+        num_queued += 1
+    # Submit the new jobs as one array, and remember their ids.
+    if new:
+      with self._executor.batch():
+        jobs = {
+          folder: self._executor.submit(job) for folder, job in new.items()
+        }
+      self._jobs |= jobs
+      ids |= {folder: job.job_id for folder, job in jobs.items()}
+      durable.write_json(self._ids_path, ids)
+    if num_queued or new:
+      print(
+        f"{len(new)} jobs submitted, {num_queued} were queued before; their "
+        f"logs are in {self._ids_path.parent}. Jobs continue when the sweep is "
+        "stopped.",
+        flush=True,
+      )
+
+  def _find_job(self, job_id: str) -> Any | None:
+    """Returns the job of an id, or None if it has ended or Slurm lost it."""
+    job = self._executor.job_class(
+      self._executor.folder, job_id, list(range(self._nodes))
+    )
+    is_done = job.done(force_check=True)
+    return None if is_done or not _is_queued(job.job_id) else job
+
+  def train(self, cell: Cell, seed: int) -> int | str:
+    """Waits for the job of a run; returns its status, or why there is none."""
+    job = self._jobs[str(self.folder(cell, seed))]
+    try:
+      status = next(filter(None, job.results()), 0)
+      # A shared file system may show the results with a delay.
+      for _ in range(60):
+        if status or self.read_results(cell, seed) is not None:
+          return status
+        time.sleep(1)
+      return f"job {job.job_id} ended with 0 and left no results"
+    except Exception as error:  # The job may raise any kind.
+      last = str(error).strip().splitlines()[-1:]
+      return f"job {job.job_id} {job.state}: {''.join(last)}"
+
+
+def _is_queued(job_id: str) -> bool:
+  """Returns True if Slurm knows a job, or if it cannot be asked."""
+  try:
+    done = subprocess.run(
+      ["squeue", "--noheader", "--jobs", job_id],
+      capture_output=True,
+      check=False,
+    )
+  except OSError:
+    return True
+  return bool(done.stdout.strip())

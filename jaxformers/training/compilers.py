@@ -1,0 +1,127 @@
+"""Two ways to compile the same pure steps: jit over a mesh, or pmap."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxformers.errors import UserError
+from jaxformers.registry import Registry, choose
+from jaxformers.training.layout import DATA, Layout
+
+COMPILERS: Registry = Registry("parallel mode")
+
+
+def check_batch(name: str, size: int, parts: int, over: str) -> None:
+  """Raises UserError if a batch does not split into equal parts.
+
+  Args:
+    name: field of the config that has the size.
+    size: examples of a batch.
+    parts: number of equal parts.
+    over: what the batch is split over, for the message.
+  """
+  if size < 1 or size % parts:
+    below = size // parts * parts
+    nearest = f"{below} or {below + parts}" if below else f"{parts}"
+    raise UserError(
+      f"{name}={size} does not split evenly over {over}: choose a multiple "
+      f"of {parts}, such as {nearest}."
+    )
+
+
+def devices() -> list[jax.Device]:
+  """Returns the devices of a run: all that are visible."""
+  return jax.devices()
+
+
+def layout(spec: str = "") -> Layout:
+  """Returns the layout of a config's `mesh` over all devices."""
+  return Layout.of(spec, devices())
+
+
+@COMPILERS.register("jit")
+def compile_jit(
+  step: Callable[..., Any],
+  layout: Layout,
+  *,
+  state: Any = None,
+  donate: bool = False,
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+  """Compiles step(state, batch) by jit, everything where a layout has it.
+
+  Args:
+    step: takes `axis_name` as keyword; None here, the compiler adds the sums.
+    layout: placement of the state and the batch.
+    state: state that the step takes, and returns with its sums, for its shapes;
+      None for a step that returns sums alone, and whose first argument stays
+      where it is.
+    donate: True to give the first argument's memory to the result.
+
+  Returns:
+    The compiled step, and a function that places a host batch for it.
+  """
+  everywhere = layout.whole()
+  placed = None if state is None else layout.state(state)
+  compiled = jax.jit(
+    layout.traced(step),
+    in_shardings=(placed, None),  # A batch lies where it was placed.
+    out_shardings=everywhere if state is None else (placed, everywhere),
+    donate_argnums=(0,) if donate else (),
+  )
+  return compiled, layout.batch
+
+
+@COMPILERS.register("pmap")
+def compile_pmap(
+  step: Callable[..., Any],
+  layout: Layout,
+  *,
+  state: Any = None,
+  donate: bool = False,
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+  """Compiles step(state, batch) by pmap; the state stays unreplicated.
+
+  Arguments and results are those of `compile_jit`, so checkpoints are the same
+  in both modes. Nothing is donated: pmap copies the state to the devices.
+
+  Raises:
+    UserError: for a layout that splits more than batches, or for several
+      processes.
+  """
+  del state, donate
+  if not layout.simple or jax.process_count() > 1:
+    raise UserError(
+      'config.parallel="pmap" splits batches alone, over the devices of one '
+      'process: leave config.mesh empty, or choose parallel="jit".'
+    )
+  # The state goes to every device, and one copy of it comes back.
+  num_devices = layout.mesh.size
+  compiled = jax.pmap(
+    functools.partial(step, axis_name=DATA),
+    axis_name=DATA,
+    devices=layout.mesh.devices.ravel().tolist(),
+    in_axes=(None, 0),
+    out_axes=None,
+  )
+
+  def place(batch: Any) -> Any:
+    # pmap maps over a first axis of devices.
+    split = jax.tree.map(
+      lambda x: x.reshape((num_devices, -1, *x.shape[1:])), batch
+    )
+    return layout.batch(split)
+
+  return compiled, place
+
+
+def compile_step(
+  mode: str, step: Callable[..., Any], layout: Layout, **options: Any
+) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+  """Compiles by "jit" or "pmap"; see `compile_jit`."""
+  return COMPILERS[choose("parallel mode", mode, COMPILERS)](
+    step, layout, **options
+  )

@@ -1,0 +1,87 @@
+"""Errors of the disk, or the mounted file system, that holds a workdir.
+
+A run does not wait for its disk: it ends with one message, and the same command
+goes on from the latest checkpoint once the disk is well again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxformers import durable
+from jaxformers.training import processes
+
+_AWAY = (
+  errno.EIO,
+  errno.ESTALE,
+  errno.EACCES,
+  errno.EROFS,
+  errno.ENODEV,
+  errno.ENOTCONN,
+  errno.ETIMEDOUT,
+  errno.EHOSTDOWN,
+)
+# How libraries quote these errors, and what file servers answer.
+_QUOTED = {
+  "Input/output error": errno.EIO,
+  "Stale file handle": errno.ESTALE,
+  "ermission denied": errno.EACCES,
+  "PERMISSION_DENIED": errno.EACCES,
+  "UNAVAILABLE": errno.EIO,
+  "DEADLINE_EXCEEDED": errno.ETIMEDOUT,
+}
+
+
+def error_number(error: BaseException) -> int:
+  """Returns the `errno` of a full or absent disk; 0 for any other error."""
+  number = getattr(error, "errno", None)
+  if durable.full_disk_reason(error):
+    return number or errno.ENOSPC
+  if number in _AWAY:
+    return int(number)
+  text = str(error)
+  return next((code for words, code in _QUOTED.items() if words in text), 0)
+
+
+def holds_run(workdir: Path) -> bool:
+  """Returns True if a folder is the workdir of a run that has begun.
+
+  A host that has lost a shared file system finds an empty folder in its place,
+  in which orbax would go on as if nothing had happened.
+  """
+  try:
+    return (workdir / "config.json").exists()
+  except OSError:  # Some file systems raise when they do not answer.
+    return False
+
+
+@contextlib.contextmanager
+def saving(content: str, workdir: Path) -> Iterator[None]:
+  """Runs a block that writes to a workdir.
+
+  Args:
+    content: what the block saves; a message begins with it.
+    workdir: workdir of the run.
+
+  Raises:
+    OSError: if the disk is full or absent, with its `errno`. All other errors
+      of the block pass.
+  """
+  try:
+    yield
+  except Exception as error:
+    number = error_number(error)
+    if isinstance(error, FileNotFoundError) and not holds_run(workdir):
+      number = errno.EIO
+    if not number or processes.explain_lost(error):
+      raise
+    problem = durable.full_disk_reason(error) or "the disk does not answer"
+    first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    raise OSError(
+      number,
+      f"{content} was not saved in {workdir}: {problem} ({first_line}). "
+      "Everything saved before is untouched",
+    ) from error

@@ -1,0 +1,60 @@
+"""SIGTERM and Ctrl-C, which end a run after the step under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import jax
+
+from jaxformers.training import processes
+
+# Signals that end a run after the step under way, and their names for people.
+STOP_SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+
+
+class Preemption:
+  """Notes SIGTERM and Ctrl-C, so that the loop can save and stop between steps.
+
+  A second Ctrl-C interrupts at once. Of several processes any may be sent
+  either signal, and all stop after the same step: JAX takes SIGTERM there and
+  tells the others.
+  """
+
+  def __init__(self) -> None:
+    self._noted = 0  # Signal that has come, if any.
+    self._has_peers = jax.process_count() > 1
+    self._handlers: dict[int, Any] = {}
+
+  def stop_signal(self, step: int) -> int:
+    """Returns the signal that asks to stop, or 0. Called after every step."""
+    if self._has_peers:
+      return signal.SIGTERM if processes.is_stop_requested(step) else 0
+    return self._noted
+
+  def __enter__(self) -> Preemption:
+    # Python lets the main thread alone take signals; a notebook's may be none.
+    if threading.current_thread() is not threading.main_thread():
+      return self
+    signals = [signal.SIGINT] if self._has_peers else list(STOP_SIGNALS)
+    for number in signals:
+      # A shell has its background processes ignore Ctrl-C.
+      if signal.getsignal(number) is not signal.SIG_IGN:
+        self._handlers[number] = signal.signal(number, self._note)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._handlers.items():
+      signal.signal(number, handler)
+
+  def _note(self, number: int, _: object) -> None:
+    if number == signal.SIGINT:
+      if self._noted == number:
+        raise KeyboardInterrupt
+      # Not print, which may be what was interrupted.
+      os.write(2, b"\nSaving after this step; Ctrl-C again stops at once.\n")
+      if self._has_peers:
+        os.kill(os.getpid(), signal.SIGTERM)
+    self._noted = number

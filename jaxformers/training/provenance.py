@@ -1,0 +1,65 @@
+"""Where the numbers of a run come from: code, hardware and libraries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxformers
+
+
+def commit() -> str:
+  """Returns the git commit of the code, or its version outside a checkout.
+
+  "+changes" follows the commit if tracked files differ from it.
+  """
+  folder = Path(__file__).parent
+
+  def git(*command: str) -> str:
+    return subprocess.run(
+      ["git", "-C", str(folder), *command],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  try:
+    # An installed package may lie inside somebody else's repository.
+    git("ls-files", "--error-unmatch", __file__)
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+  except (OSError, subprocess.CalledProcessError):
+    return f"version {jaxformers.__version__}"
+
+
+def hardware() -> dict[str, Any]:
+  """Returns the devices, the processor and its number of cores."""
+  devices = jax.devices()
+  # Linux alone names the model of the processor.
+  info = Path("/proc/cpuinfo")
+  text = info.read_text() if info.exists() else ""
+  model = re.search(r"^model name\s*:(.*)$", text, re.M)
+  processor = model[1].strip() if model else ""
+  return {
+    "devices": len(devices),
+    "device_kind": devices[0].device_kind,
+    "platform": devices[0].platform,
+    "processor": processor or platform.processor() or platform.machine(),
+    "cores": os.cpu_count(),
+  }
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of the libraries that numbers depend on."""
+  names = ("jax", "jaxlib", "flax", "optax", "numpy")
+  return {name: metadata.version(name) for name in names} | {
+    "python": platform.python_version(),
+    "jaxformers": jaxformers.__version__,
+  }

@@ -1,0 +1,77 @@
+import pytest
+
+from jaxformers import config as c
+
+
+def test_the_argument_is_typed_by_its_defaults():
+  arg = c.parse_arg(
+    "model=softmax, depth=3,rate=1e-3,wide=true",
+    model="x",
+    depth=1,
+    rate=0.1,
+    wide=False,
+  )
+  assert arg.to_dict() == {
+    "model": "softmax",
+    "depth": 3,
+    "rate": 1e-3,
+    "wide": True,
+  }
+  assert c.parse_arg(None, seed=4).seed == 4
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("sede=1", "Unknown config argument 'sede'.*'seed'.*Choices: seed, wide"),
+    ("seed", "has no value"),
+    ("seed=", "has no value"),
+    ("seed=one", "seed='one' is not of type int"),
+    ("seed=1,seed=1", "argument seed is given twice"),
+    ("wide=maybe", "wide='maybe' is not of type bool"),
+  ],
+)
+def test_a_wrong_argument_raises(text, message):
+  with pytest.raises(ValueError, match=message):
+    c.parse_arg(text, seed=0, wide=False)
+
+
+def test_an_unknown_override_names_its_section_and_choices():
+  config = c.base(model={"d_model": 8})
+  c.check_overrides(config, ["x", "--config.model.d_model=3", "--config=a.py"])
+  c.check_overrides(config, ["--noconfig.tensorboard"])
+  with pytest.raises(ValueError, match=r"config.model: 'dmodel'.*'d_model'"):
+    c.check_overrides(config, ["--config.model.dmodel=3"])
+  with pytest.raises(ValueError, match="Choices: none"):
+    c.check_overrides(config, ["--config.seed.x=3"])
+
+
+def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():
+  config = c.base(model={"name": "local", "mixer": {"num_heads": 2}})
+  argv = [
+    "main",
+    "--config=a.py",
+    "--config.model.mixer.num_heads=4",
+    "--config.model.mixer.block_size=32",
+    "--config.model.mixer.causal",
+    "--noconfig.model.mixer.use_bias",
+    "--config.model.block.kind=[1, 2]",
+    "--config.model.mixer.gating=certified",
+    "--config.model.d_model=3",
+  ]
+  rest, options = c.take_options(config, argv)
+  assert rest == [argv[i] for i in (0, 1, 2, 8)]
+  assert options == {
+    "model.mixer.block_size": 32,
+    "model.mixer.causal": True,
+    "model.mixer.use_bias": False,
+    "model.block.kind": [1, 2],
+    "model.mixer.gating": "certified",
+  }
+
+
+def test_options_may_be_of_a_section_that_the_config_leaves_out():
+  config = c.base(model={"name": "transject"})
+  c.set_options(config, {"model.block.foo": 1, "model.mixer.bar": True})
+  assert config.model.block.foo == 1
+  assert config.model.mixer.bar is True

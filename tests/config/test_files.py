@@ -1,0 +1,61 @@
+import json
+
+import pytest
+
+from jaxformers import config as c
+
+
+def test_a_config_survives_json():
+  config = c.base(task={"name": "listops", "sizes": (1, 2)})
+  plain = c.plain(config)
+  assert plain == json.loads(json.dumps(plain))
+  assert plain["task"]["sizes"] == [1, 2]
+
+
+def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
+  old = c.plain(c.base(model={"d_model": 8, "mixer": {"num_heads": 2}}))
+  new = c.plain(
+    c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere")
+  )
+  found = c.differences(old, new)
+  assert found[0] == "model.d_model: 8 -> 16"
+  assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in found)
+  assert not any("data_dir" in line for line in found)
+  assert c.differences(old, old) == []
+
+
+def test_a_missing_config_file():
+  with pytest.raises(ValueError, match=r"no config file 'configs/nil.py'"):
+    c.load("configs/nil.py:a=1")
+
+
+def test_a_description_names_fields_values_and_ranges():
+  lines = c.describe(c.base(task={"name": "x", "max_len": 3})).splitlines()
+  assert "  seed=0  # seed of parameters, order of examples and dropout" in (
+    line.partition(";")[0] for line in lines
+  )
+  at = lines.index("  task:  # name, protocol and options of the task")
+  assert lines[at + 1 : at + 3] == [
+    "    task.max_len=3  # in [0, 2^24]",
+    '    task.name="x"',
+  ]
+
+
+def test_config_files_of_users_find_what_moved_to_the_recipes():
+  fields = c.base(
+    **c.lra_models(
+      "transject",
+      pools={"jaxformers": "max"},
+      protocol="jaxformers",
+      size="tiny",
+      matched={"jaxformers": 80},
+    ),
+    **c.skyformer_schedule(1e-4, warmup_steps=10),
+  )
+  assert fields.model.d_model == 32
+  fields.update(c.tiny_schedule(c.tiny_rate("transject", 5e-3), 100))
+  assert fields.schedule.learning_rate == 5e-3
+  for name in c._MOVED:
+    assert getattr(c, name) is not None
+  with pytest.raises(AttributeError, match="nothing"):
+    c.nothing  # noqa: B018

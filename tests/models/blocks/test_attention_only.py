@@ -1,0 +1,22 @@
+"""The block of attention alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_it_is_the_mixer_and_what_it_is_added_to(residual):
+  x = jax.random.normal(jax.random.key(0), (2, 6, 8))
+  kw = {"mask": jnp.ones((2, 6), bool), "carry": None, "train": False}
+  block = BLOCKS["attention_only"](
+    MIXERS["linearized"], num_layers=1, residual=residual
+  )
+  params = block.init(jax.random.key(1), x, **kw)["params"]
+  mixed, _ = MIXERS["linearized"]().apply({"params": params["mixer"]}, x, **kw)
+  y, _ = block.apply({"params": params}, x, **kw)
+  np.testing.assert_allclose(y, mixed + residual * x, atol=1e-6)

@@ -1,0 +1,32 @@
+"""What must hold for every registered block."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+
+MIXER_OF = {
+  "attention_only": "linearized",
+  "pre_norm": "softmax",
+  "rezero": "softmax",
+  "injective": "transject",
+}
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
+  block = BLOCKS[name](MIXERS[MIXER_OF[name]], num_layers=2)
+  x = jax.random.normal(jax.random.key(0), (2, 6, 8))
+  mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
+  kw = {"mask": mask, "carry": None, "train": False}
+  params = block.init(jax.random.key(1), x, **kw)["params"]
+  params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
+  y, z = (
+    block.apply({"params": params}, jnp.where(mask[..., None], x, pad), **kw)[0]
+    for pad in (0.0, 50.0)
+  )
+  chex.assert_equal_shape([x, y])
+  chex.assert_trees_all_close(y[1, :4], z[1, :4], atol=1e-5)

@@ -1,0 +1,64 @@
+import functools
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+
+
+@pytest.mark.parametrize("use_norm", [False, True])
+def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
+  """x + r F(x), one r for both branches, with no LayerNorm unless asked."""
+  block = BLOCKS["rezero"](
+    MIXERS["softmax"], num_layers=1, mlp_dim=6, use_norm=use_norm
+  )
+  x = jax.random.normal(jax.random.key(0), (1, 3, 4))
+  kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
+  params = block.init(jax.random.key(1), x, **kw)["params"]
+  y, _ = block.apply({"params": params}, x, **kw)
+  chex.assert_trees_all_equal(x, y)
+  assert ("norm_mlp" in params) == use_norm
+  params |= {"residual": jnp.float32(0.3)}
+  norm = lambda x: x  # noqa: E731
+  if use_norm:
+    norm = functools.partial(jax.nn.standardize, epsilon=1e-5)
+  mixer = MIXERS["softmax"]()
+  y, _ = mixer.apply({"params": params["mixer"]}, norm(x), **kw)
+  want = x + 0.3 * y
+  up, down = params["up"], params["down"]
+  y = jax.nn.gelu(norm(want) @ up["kernel"] + up["bias"], approximate=False)
+  want = want + 0.3 * (y @ down["kernel"] + down["bias"])
+  got, _ = block.apply({"params": params}, x, **kw)
+  chex.assert_trees_all_close(got, want, atol=1e-5)
+
+
+def test_dropout_acts_in_training_only():
+  block = BLOCKS["pre_norm"](MIXERS["softmax"], num_layers=1, dropout_rate=0.5)
+  x = jax.random.normal(jax.random.key(0), (1, 3, 4))
+  kw = {"mask": jnp.ones((1, 3), bool), "carry": None}
+  variables = block.init(jax.random.key(0), x, **kw, train=False)
+  rngs = {"dropout": jax.random.key(1)}
+  still = block.apply(variables, x, **kw, train=False)[0]
+  moved = block.apply(variables, x, **kw, train=True, rngs=rngs)[0]
+  assert not np.allclose(still, moved)
+
+
+def test_layer_norm_beside_that_of_transjects_baselines():
+  """Theirs divides by the unbiased deviation plus 1e-6 (docs/mixers.md)."""
+  x = np.array([[[1.0, 2.0, 5.0, 9.0]]])
+
+  class Norm(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return layer_norm(x, "norm")
+
+  y, _ = Norm().init_with_output(jax.random.key(0), jnp.asarray(x, jnp.float32))
+  centred = x - x.mean()
+  np.testing.assert_allclose(y, centred / np.sqrt(x.var() + 1e-5), rtol=1e-5)
+  theirs = centred / (x.std(ddof=1) + 1e-6)
+  np.testing.assert_allclose(y / theirs, np.sqrt(4 / 3), rtol=1e-4)

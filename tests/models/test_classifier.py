@@ -1,0 +1,34 @@
+"""Classifiers: what the config says of pool and head."""
+
+import jax.numpy as jnp
+import pytest
+
+from jaxformers import models
+from tests import initial
+
+SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=1)
+
+
+def test_the_head_is_that_of_the_config():
+  model = models.build(
+    "transformer", **SIZES, head_dim=6, head_layers=2, pool="max"
+  )
+  head = models.shapes(model)["head"]
+  assert head["hidden"]["kernel"].shape == (8, 6)
+  assert head["hidden_1"]["kernel"].shape == (6, 3)
+  assert head["logits"]["kernel"].shape == (3, 3)
+
+
+@pytest.mark.parametrize("padded_len", [0, 16])
+def test_a_padded_mean_divides_by_the_length_of_the_task(padded_len):
+  """A head without hidden layers is linear in what the pool gives."""
+  model = models.build(
+    "transformer", **SIZES, pool="padded_mean", padded_len=padded_len
+  )
+  ids = jnp.ones((1, 4), jnp.int32)
+  params = initial.params(model, ids)
+  mean = models.build("transformer", **SIZES)
+  share = 4 / (padded_len or 8)
+  padded = model.apply({"params": params}, ids, train=False)
+  whole = mean.apply({"params": params}, ids, train=False)
+  assert jnp.allclose(padded, share * whole, atol=1e-6)

@@ -1,0 +1,71 @@
+"""The configuration of a model, kept on the model."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformers import models
+from jaxformers.models.config import FIELDS, ModelConfig
+from tests import initial
+
+SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=2)
+IDS = jnp.ones((2, 5), jnp.int32)
+
+
+def test_a_model_keeps_its_config():
+  config = ModelConfig("transformer", **SIZES, mixer={"num_heads": 4})
+  model = models.from_config(config)
+  assert model.config is config
+  assert model == models.build("transformer", **SIZES, mixer={"num_heads": 4})
+
+
+def test_another_dtype_is_one_field_replaced():
+  half = models.build("transject", **SIZES, dtype="bfloat16")
+  single = models.from_config(dataclasses.replace(half.config, dtype="float32"))
+  assert single == models.in_float32(half)
+  assert single == models.build("transject", **SIZES)
+  chex.assert_trees_all_equal_shapes(models.shapes(half), models.shapes(single))
+
+
+def test_a_replaced_field_is_checked():
+  config = models.build("transformer", **SIZES).config
+  with pytest.raises(ValueError, match="dtype 'float16'"):
+    dataclasses.replace(config, dtype="float16")
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    config.d_model = 16
+
+
+def test_lists_of_a_config_file_are_hashable():
+  config = ModelConfig(
+    "transformer", **SIZES, embedding={"cutoffs": [5, 10], "div_value": 2}
+  )
+  assert hash(config) == hash(dataclasses.replace(config))
+  assert config.embedding["cutoffs"] == (5, 10)
+
+
+def test_names_are_checked_before_there_are_sizes():
+  models.check_names({"name": "transformer", "d_model": 8, "num_layers": 1})
+  with pytest.raises(ValueError, match=r"needs num_layers"):
+    models.check_names({"name": "transformer", "d_model": 8})
+  with pytest.raises(ValueError, match="option of config.model 'd_modl'"):
+    models.check_names({"name": "transformer", "d_modl": 8})
+
+
+def test_memory_modes_have_the_same_parameters_and_outputs():
+  stored = models.build("transject", **SIZES)
+  params = initial.params(stored, IDS)
+  for activations in ("recomputed", "reversible"):
+    config = dataclasses.replace(stored.config, activations=activations)
+    model = models.from_config(config)
+    chex.assert_trees_all_close(
+      jax.jit(lambda m=model: m.apply({"params": params}, IDS, train=False))(),
+      stored.apply({"params": params}, IDS, train=False),
+      atol=1e-5,
+    )
+
+
+def test_fields_are_arguments_of_build():
+  assert {"name", "d_model", "mixer", "activations"} <= {*FIELDS}

@@ -1,0 +1,34 @@
+"""What classifiers, language models and segmenters share."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+
+SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=1)
+
+
+@pytest.mark.parametrize("objective", ["classification", "language_model"])
+def test_the_mask_is_where_ids_are(objective):
+  model = models.build("transformer", **SIZES, objective=objective)
+  ids = jnp.array([[3, 4, 0], [1, 0, 0]])
+  np.testing.assert_array_equal(model.mask(ids), ids > 0)
+
+
+def test_the_mask_of_pairs_and_of_a_token_in_front():
+  pairs = jnp.array([[[3, 0], [4, 5]]])
+  model = models.build(
+    "transformer", **SIZES, num_inputs=2, interaction="concat", pool="cls"
+  )
+  want = [[True, True, False], [True, True, True]]
+  np.testing.assert_array_equal(model.mask(pairs), want)
+  assert model.example(4).shape == (1, 2, 4)
+
+
+def test_stacks_are_by_their_parameters():
+  image = {"image": (8, 8, 3), "patch_size": 4, "vocab_size": 0, "max_len": 0}
+  options = SIZES | image
+  model = models.build("transformer", **options, objective="segmentation")
+  params = models.shapes(model)
+  assert {*model.stacks()} == {"encoder", "decoder"} == {*params}

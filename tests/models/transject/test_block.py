@@ -1,0 +1,120 @@
+"""The modules that own TransJect's parameters."""
+
+import functools
+
+import chex
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+
+
+def normal(seed, *shape):
+  return jax.random.normal(jax.random.key(seed), shape)
+
+
+@functools.cache  # Compiled once for all examples of a property.
+def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
+  return models.build(
+    "transject",
+    vocab_size=30,
+    max_len=24,
+    num_classes=2,
+    d_model=d,
+    num_layers=num_layers,
+    mixer={"num_experts": num_experts, "sigma": sigma, "gating": gating},
+  )
+
+
+@functools.cache
+def compiled(model):
+  """The model's init and its apply, which returns hidden states too."""
+  kw = {"train": False}
+  apply = functools.partial(model.apply, mutable=["intermediates"], **kw)
+  return jax.jit(functools.partial(model.init, **kw)), jax.jit(apply)
+
+
+def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
+  """A model, its parameters with every |tanh r| = alpha, and ids."""
+  model = build(num_layers, num_experts, d, **mixer)
+  ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
+  params = compiled(model)[0](jax.random.key(seed), ids)["params"]
+  flat = flax.traverse_util.flatten_dict(params)
+  for path, leaf in flat.items():
+    if path[-1] == "alpha":
+      flat[path] = jnp.full_like(leaf, np.arctanh(alpha))
+    elif path[-1] == "bias" and leaf.shape == (2, d):
+      flat[path] = normal(seed, 2, d)
+  return model, flax.traverse_util.unflatten_dict(flat), ids
+
+
+@pytest.mark.parametrize(
+  ("num_experts", "paper"), [(1, 6_616_844), (8, 28_679_948)]
+)
+def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
+  """The authors' classes less the biases of U, V and eigenvectors and gate."""
+  model = models.build(
+    "transject",
+    vocab_size=185,
+    max_len=4096,
+    num_classes=2,
+    d_model=512,
+    num_layers=6,
+    mixer={"num_experts": num_experts},
+  )
+  head = 512 * 2 + 2
+  biases = 6 * num_experts * 2 * 512 + 512 + 6
+  assert models.size(model) - head == paper - biases
+
+
+def test_the_eigenvalues_are_made_once_and_carried():
+  _, params, _ = encoder(3, 2, 0.5)
+  has = [
+    "basis_skew" in params["encoder"][f"layer_{i}"]["mixer"] for i in range(3)
+  ]
+  assert has == [True, False, False]
+
+
+def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
+  model = models.build(
+    "random_transject",
+    vocab_size=9,
+    max_len=9,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+  )
+  ids = jnp.ones((1, 5), jnp.int32)
+  variables = model.init(jax.random.key(0), ids, train=False)
+  assert "losses" not in variables
+  assert variables["params"]["encoder"]["layer_0"]["mixer"]["sigma"].shape == (
+    8,
+  )
+
+
+def test_an_unknown_sigma():
+  with pytest.raises(ValueError, match="sigma 'noise'.*eigenvalues, learned"):
+    encoder(1, 1, 0.5, sigma="noise")
+
+
+def test_an_unknown_gating():
+  with pytest.raises(ValueError, match="gating 'soft'.*certified.*paper"):
+    build(2, 2, 8, gating="soft")
+
+
+def test_the_injective_block_shares_one_alpha_with_its_mixer():
+  block = BLOCKS["injective"](
+    functools.partial(MIXERS["transject"], num_experts=1), num_layers=2
+  )
+  x = jnp.ones((1, 3, 4))
+  kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
+  params = block.init(jax.random.key(0), x, **kw)["params"]
+  assert params["residual"]["alpha"].shape == ()
+  assert "residual" not in params["mixer"]
+  y, _ = block.apply({"params": params}, x, **kw)
+  chex.assert_trees_all_equal(x, y)

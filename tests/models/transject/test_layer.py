@@ -1,0 +1,408 @@
+"""TransJect's pieces, and what the paper promises of the whole."""
+
+import functools
+
+import chex
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import models, orthogonal
+from jaxformers.analysis.tokens.capture import capture
+from jaxformers.models.attention import masked_mean
+from jaxformers.models.blocks import invertible
+from jaxformers.models.transject import layer as t
+from jaxformers.models.variables import DERIVED, make_variables
+from tests import initial
+from tests.marks import long_except
+
+SMALL = {"num_experts": 2}
+
+
+def normal(seed, *shape):
+  return jax.random.normal(jax.random.key(seed), shape)
+
+
+def prefix(lengths, n):
+  return jnp.arange(n)[None] < jnp.asarray(lengths)[:, None]
+
+
+@functools.cache  # Compiled once for all examples of a property.
+def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
+  return models.build(
+    "transject",
+    vocab_size=30,
+    max_len=24,
+    num_classes=2,
+    d_model=d,
+    num_layers=num_layers,
+    mixer={"num_experts": num_experts, "sigma": sigma, "gating": gating},
+  )
+
+
+@functools.cache
+def compiled(model):
+  """The model's init and its apply, which returns hidden states too."""
+  kw = {"train": False}
+  apply = functools.partial(model.apply, mutable=["intermediates"], **kw)
+  return jax.jit(functools.partial(model.init, **kw)), jax.jit(apply)
+
+
+def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
+  """A model, its parameters with every |tanh r| = alpha, and ids."""
+  model = build(num_layers, num_experts, d, **mixer)
+  ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
+  params = compiled(model)[0](jax.random.key(seed), ids)["params"]
+  flat = flax.traverse_util.flatten_dict(params)
+  for path, leaf in flat.items():
+    if path[-1] == "alpha":
+      flat[path] = jnp.full_like(leaf, np.arctanh(alpha))
+    elif path[-1] == "bias" and leaf.shape == (2, d):
+      flat[path] = normal(seed, 2, d)
+  return model, flax.traverse_util.unflatten_dict(flat), ids
+
+
+def scales(params, num_layers):
+  """The actual a_l of every layer."""
+  layers = params["encoder"]
+  return np.array(
+    [
+      t.residual_weight(layers[f"layer_{i}"]["residual"]["alpha"]) / num_layers
+      for i in range(num_layers)
+    ],
+    np.float64,
+  )
+
+
+def hidden(model, params, ids):
+  _, state = compiled(model)[1]({"params": params}, ids)
+  return state["intermediates"]["encoder"]["hidden"]
+
+
+def test_the_residual_weight_is_in_0_1_and_starts_at_0_with_a_slope():
+  r = jnp.array([-100.0, -9.0, -1.0, 0.0, 0.5, 9.0, 100.0])
+  alpha = t.residual_weight(r)
+  assert (alpha >= 0).all()
+  assert (alpha < 1).all()
+  assert t.residual_weight(jnp.zeros(())) == 0
+  assert jax.grad(t.residual_weight)(0.0) == pytest.approx(1, abs=1e-5)
+  assert jax.grad(t.residual_weight)(-1e-3) == pytest.approx(-1, abs=1e-5)
+
+
+@pytest.mark.parametrize("n", [3, 20])  # Fewer tokens than channels, and more.
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
+  x, u, v = normal(0, 2, n, 6), normal(1, 3, 6, 6), normal(2, 3, 6, 6)
+  sigma = jax.random.uniform(jax.random.key(3), (1 if shared else 2, 6))
+  known = t.folded(u, sigma, v) if shared and n == 3 else None
+  experts = t.Experts(u, v, jnp.ones(6), jnp.ones(()), known)
+  f = t.expert_outputs(x, experts, sigma)
+  for e in range(3):
+    for b in range(2):
+      s = np.diag(np.asarray(sigma[0 if shared else b], np.float64))
+      y = np.asarray(x[b], np.float64) @ u[e] @ s @ v[e]
+      want = np.where(y > 0, y, np.expm1(np.minimum(y, 0)))
+      np.testing.assert_allclose(f[e][b], want, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+  "activations", long_except(("stored",), ("stored", "reversible"))
+)
+def test_what_is_folded_once_is_what_every_call_folds(activations):
+  model = models.build(
+    "random_transject",
+    vocab_size=30,
+    max_len=24,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+    activations=activations,
+  )
+  ids = jax.random.randint(jax.random.key(0), (3, 12), 1, 30)
+  params = initial.params(model, ids)
+  for i in range(2):
+    params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(0.7)
+
+  def loss(params, prepare):
+    return jnp.square(model.apply(prepare(params), ids, train=False)).sum()
+
+  grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+  once = grad(params, lambda p: make_variables(model, p))
+  chex.assert_trees_all_close(
+    once, grad(params, lambda p: {"params": p}), atol=1e-5
+  )
+  variables = make_variables(model, params)
+  assert variables[DERIVED]["encoder"].keys() == {"layer_0", "layer_1"}
+  known = jax.tree.map(jnp.zeros_like, variables[DERIVED])
+  other = model.apply(variables | {DERIVED: known}, ids, train=False)
+  assert jnp.abs(other - model.apply(variables, ids, train=False)).max() > 1e-3
+
+
+def test_nothing_is_folded_where_samples_have_a_sigma_of_their_own():
+  model, params, _ = encoder(2, 3, 0.5)
+  assert make_variables(model, params)[DERIVED] == {"encoder": {}}
+
+
+def test_a_large_batch_makes_no_array_of_d_cubed():
+  """U V of a pair of channels, which a product of three in one call makes."""
+  b, n, d = 9, 7, 5
+
+  def loss(u, sigma, v, x):
+    experts = t.Experts(u, v, jnp.ones(d), jnp.ones(()))
+    return sum(y.sum() for y in t.expert_outputs(x, experts, sigma))
+
+  shapes = [(2, d, d), (b, d), (2, d, d), (b, n, d)]
+  args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  text = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2, 3)))(*args))
+  assert f"f32[{b},{d},{d}]" in text
+  assert f"f32[{d},{d},{d}]" not in text
+
+
+def test_alpha_zero_is_the_identity():
+  model, params, ids = encoder(3, 4, 0.0)
+  first, *layers = hidden(model, params, ids)
+  for layer in layers:
+    chex.assert_trees_all_equal(layer, first)
+
+
+@given(
+  seed=st.integers(0, 50),
+  sizes=st.sampled_from([(1, 1), (3, 3)]),
+  alpha=st.floats(0.05, 0.98),
+)
+def test_token_pairs_stay_within_the_bounds(seed, sizes, alpha):
+  num_layers, num_experts = sizes
+  model, params, ids = encoder(num_layers, num_experts, alpha, seed)
+  states = hidden(model, params, ids)
+
+  def distances(x):
+    x = np.asarray(x, np.float64)
+    return np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+
+  pairs = ~np.eye(12, dtype=bool)
+  start, end = distances(states[0])[:, pairs], distances(states[-1])[:, pairs]
+  a = scales(params, num_layers)
+  assert (a > 0).all()
+  assert (a < 1 / num_layers).all()
+  low, high = np.prod((1 - a) ** 2), np.prod((1 + a) ** 2)
+  assert (start > 0).all()
+  assert (end >= low * start * (1 - 1e-5)).all()
+  assert (end <= high * start * (1 + 1e-5)).all()
+
+
+@given(alpha=st.floats(0.1, 0.99), num_layers=st.integers(1, 4))
+def test_the_upper_bound_is_attained(alpha, num_layers):
+  """All matrices the identity, no bias, positive tokens: x grows by (1+a)^2."""
+  a = alpha / num_layers
+  x = np.abs(normal(0, 1, 5, 6)) + 1
+  eye = jnp.eye(6)[None]
+  y = x
+  for _ in range(num_layers):
+    experts = t.Experts(eye, eye, jnp.ones(6), jnp.float32(a))
+    (f,) = t.expert_outputs(jnp.asarray(y), experts, jnp.ones((1, 6)))
+    y = y + a * f
+    y = y + a * models.blocks.orthogonal_feed_forward(
+      y, jnp.repeat(eye, 2, 0), jnp.zeros((2, 6))
+    )
+  np.testing.assert_allclose(y, x * (1 + a) ** (2 * num_layers), rtol=2e-6)
+
+
+def test_one_expert_and_learned_sigma_mix_no_tokens():
+  model = models.build(
+    "random_transject",
+    vocab_size=30,
+    max_len=9,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+    mixer={"num_experts": 1},
+  )
+  ids = jnp.arange(1, 10)[None]
+  params = initial.params(model, ids)
+  for i in range(2):
+    params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(1.0)
+  before = hidden(model, params, ids)[-1]
+  after = hidden(model, params, ids.at[0, 3].set(29))[-1]
+  moved = np.any(np.asarray(before != after), axis=-1)[0]
+  assert moved.tolist() == [i == 3 for i in range(9)]
+
+
+def turn(angle):
+  c, s = np.cos(angle), np.sin(angle)
+  return [[c, s], [-s, c]]
+
+
+def two_experts(x, w, gating):
+  """x + a sum_e lambda_e ELU(x U_e), U_e a turn by 0 and by 90 degrees."""
+  u = jnp.asarray([turn(0.0), turn(np.pi / 2)])
+  v, sigma = jnp.stack([jnp.eye(2)] * 2), jnp.ones((1, 2))
+  experts = t.Experts(u, v, jnp.asarray(w), jnp.asarray(0.45))
+  x = jnp.asarray(x)[:, None]  # A token a sample.
+  y, _ = t.mixture(
+    x, experts, sigma, jnp.ones((len(x), 1), bool), gating=gating
+  )
+  return np.asarray(x + y)[:, 0]
+
+
+def test_the_gate_of_the_paper_lets_different_inputs_collide():
+  """Three inputs, further apart than 3, that one layer maps to one output."""
+  with jax.enable_x64(True):
+    w = [2.83, 2.83]
+    x = np.array([[20.0, 0.0], [22.057552, -5.422975], [16.929031, 3.078293]])
+    y = two_experts(x, w, "paper")[0]
+    # From six digits to all of them.
+    x[1:] = [
+      scipy.optimize.fsolve(
+        lambda x: two_experts(x[None], w, "paper")[0] - y, one, xtol=1e-12
+      )
+      for one in x[1:]
+    ]
+    assert min(np.linalg.norm(x[i] - x[i - 1]) for i in range(3)) > 3
+    # float32 is what the gate computes in.
+    np.testing.assert_allclose(
+      two_experts(x, w, "paper"), y[None].repeat(3, 0), atol=1e-4
+    )
+    w = np.array([[2.83, 2.83], [-2.83, 2.83]])
+    apart = two_experts(x, w, "certified")
+    for i in range(3):
+      start, end = (np.linalg.norm(z[i] - z[i - 1]) for z in (x, apart))
+      assert end >= (1 - 0.45) * start
+
+
+@functools.cache
+def certified(num_layers, num_experts):
+  """A forward pass from embedded tokens: what they were, and the end."""
+  model = build(num_layers, num_experts, 8, sigma="learned", gating="certified")
+
+  def run(params, embedded, ids):
+    own = make_variables(model, params)
+    found = capture(model, own, ids, embedded)
+    return found.hidden[0], found.hidden[-1]
+
+  return jax.jit(run)
+
+
+@given(
+  seed=st.integers(0, 99),
+  sizes=st.sampled_from([(1, 4), (3, 2)]),
+  alpha=st.floats(0.05, 0.98),
+  gate=st.floats(1.0, 100.0),
+  size=st.floats(0.1, 100.0),
+  turn=st.floats(0.5, 20.0),
+  length=st.integers(1, 12),
+)
+def test_sequences_stay_within_the_bounds_of_the_certified_gate(
+  seed, sizes, alpha, gate, size, turn, length
+):
+  num_layers, num_experts = sizes
+  run = certified(num_layers, num_experts)
+  _, params, ids = encoder(
+    num_layers, num_experts, alpha, seed, sigma="learned", gating="certified"
+  )
+  for i in range(num_layers):
+    mixer = params["encoder"][f"layer_{i}"]["mixer"]
+    mixer["gate"] = gate * normal(i, *mixer["gate"].shape)
+  ids = jnp.where(prefix([length], 12), ids, 0)
+  mask = ids > 0
+  x = size * normal(seed, 2, 12, 8)
+  # Where the first gate is undecided, and about as far as it takes to decide.
+  h = masked_mean(x, mask)[0]
+  mixer = params["encoder"]["layer_0"]["mixer"]
+  mixer["gate"] -= jnp.outer(mixer["gate"] @ h, h) / (h @ h)
+  other = x + size * turn / gate * normal(seed + 1, 2, 12, 8)
+  ends = [run(params, one, ids) for one in (x, other)]
+  before, after = (
+    np.sqrt(
+      np.square(np.where(mask[..., None], np.float64(a) - b, 0)).sum((1, 2))
+    )
+    for a, b in zip(*ends, strict=True)
+  )
+  a = scales(params, num_layers)
+  slack = 1e-4  # A hundredth of the tokens' size, in float32.
+  assert (after >= np.prod((1 - a) ** 2) * before * (1 - slack)).all()
+  assert (after <= np.prod((1 + a) ** 2) * before * (1 + slack)).all()
+
+
+def test_a_stochastic_matrix_can_stretch_by_the_root_of_its_size():
+  """Corollary 1 takes eigenvalues; what stretches is the singular value."""
+  attention = np.zeros((100, 100))
+  attention[:, 0] = 1  # Every token looks at the first.
+  assert np.abs(np.linalg.eigvals(attention)).max() == pytest.approx(1)
+  assert np.linalg.norm(attention, 2) == pytest.approx(10)
+
+
+def test_many_activations_are_negative():
+  """So the logarithm in the paper's entropy, equation 10, does not exist."""
+  model, params, ids = encoder(2, 2, 0.5, d=32)
+  for x in hidden(model, params, ids):
+    assert 0.25 < np.mean(np.asarray(x) < 0) < 0.6
+
+
+def test_the_feed_forward_is_the_formula():
+  x = jax.random.normal(jax.random.key(0), (1, 5, 4))
+  w = jax.random.normal(jax.random.key(1), (2, 4, 4))
+  b = jax.random.normal(jax.random.key(2), (2, 4))
+  y = np.asarray(x, np.float64)
+  for i in range(2):
+    y = y @ np.asarray(w[i], np.float64) + np.asarray(b[i], np.float64)
+    y = np.where(y > 0, y, np.expm1(np.minimum(y, 0)))
+  np.testing.assert_allclose(t.orthogonal_feed_forward(x, w, b), y, atol=1e-5)
+
+
+def drawn(rng, *shape):
+  return jnp.asarray(rng.normal(size=shape))
+
+
+@given(
+  seed=st.integers(0, 99),
+  num_layers=st.sampled_from([2, 6]),
+  alpha=st.floats(0.0, 0.99),
+  tokens=st.lists(st.integers(1, 7), min_size=2, max_size=2),
+)
+@pytest.mark.parametrize(
+  "dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)]
+)
+def test_undoing_a_layer_gives_its_input(
+  dtype, seed, num_layers, alpha, tokens
+):
+  x64 = dtype == "float64"
+  with jax.enable_x64(x64):
+    rng = np.random.default_rng(seed)
+    d, count = 6, 3
+    # The gate is float32 whatever the type is; it is given on the way back.
+    experts = t.Experts(
+      orthogonal.expm(drawn(rng, count, d, d)),
+      orthogonal.expm(drawn(rng, count, d, d)),
+      5 * drawn(rng, d),
+      jnp.asarray(alpha / num_layers),
+    )
+    w = orthogonal.expm(drawn(rng, 2, d, d))
+    weights = t.Weights(experts, w, drawn(rng, 2, d))
+    weights = jax.tree.map(lambda a: a.astype(dtype), weights)
+    layers = t.TransJectLayers(
+      num_layers, "paper", "learned", 0.0, "cayley", jnp.dtype(dtype)
+    )
+    x = drawn(rng, 2, 7, d).astype(dtype)
+    sigma = jnp.asarray(rng.uniform(size=(2, d))).astype(dtype)
+    mask = jnp.arange(7)[None] < jnp.asarray(tokens)[:, None]
+    y, side = jitted("forward", layers)(weights, x, sigma, mask)
+    back = jitted("inverse", layers)(weights, y, sigma, mask, side)
+    scale = float(jnp.abs(y).max())
+    error = float(jnp.abs(back - x).max())
+    assert error <= (1e-12 if x64 else 2e-6) * scale
+    # Fewer steps than the limit are enough.
+    early = jitted("inverse", layers, max_steps=60 if x64 else 30)
+    chex.assert_trees_all_equal(early(weights, y, sigma, mask, side), back)
+    if alpha > 0.01:
+      assert float(jnp.abs(back - y).max()) > error
+
+
+@functools.cache
+def jitted(name, layers, **how):
+  function = getattr(invertible, name)
+  return jax.jit(functools.partial(function, layers, **how))

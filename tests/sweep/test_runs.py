@@ -1,0 +1,154 @@
+"""Runs of a grid: what is run, what is not run again, and what is refused."""
+
+import os
+import sys
+
+import pytest
+
+from jaxformers.sweep.runs import Sweep, find_ends
+from launch import sweep
+
+SPEC = "configs/lra/listops.py:size=tiny"
+
+
+def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
+  sweep.main([*argv, "--grid=model=transject,local"])
+  assert len(runs.commands) == 4
+  sweep.main([*argv, "--grid=model=transject,local,sparse"])
+  assert [spec.rpartition("=")[2] for spec, _ in runs.commands[4:]] == [
+    "sparse",
+    "sparse",
+  ]
+  assert capsys.readouterr().out.count("| 50.00 +- 0.00 | 0 1 |") == 2 + 3
+
+
+def test_results_of_another_config_are_not_taken(runs, tmp_path):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  argv.append("--config.schedule.warmup_steps=2")
+  sweep.main([*argv, "--config.total_steps=5"])
+  with pytest.raises(SystemExit, match="json.:\n  total_steps: 5 -> 6"):
+    sweep.main([*argv, "--config.total_steps=6", "--seeds=1,0"])
+  assert len(runs.commands) == 1
+  sweep.main([*argv, "--config.total_steps=5", "--config.data_dir=elsewhere"])
+  assert len(runs.commands) == 1
+
+
+def test_results_of_other_data_are_not_taken(runs, tmp_path):
+  argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
+  sweep.main([*argv, "--config.task.archive=one"])
+  with pytest.raises(SystemExit, match="protocol:\n  data: 'one' -> 'two'"):
+    sweep.main([*argv, "--config.task.archive=two"])
+  assert len(runs.commands) == 1
+
+
+def test_data_that_cannot_be_had_are_found_before_anything_runs(tmp_path):
+  argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
+  with pytest.raises(SystemExit, match="error: A language model needs a text"):
+    sweep.main(argv)
+  with pytest.raises(SystemExit, match="There is no .*nowhere"):
+    sweep.main([*argv, "--config.task.archive=nowhere"])
+
+
+def test_tuning_looks_at_the_selection_split_and_the_first_seed(
+  runs, tmp_path, capsys
+):
+  models = ("transject", "local", "sparse")
+  for model, score in zip(models, (0.4, 0.6, 0.5), strict=True):
+    runs.scores[f"{SPEC},model={model}", 3] = score
+    runs.scores[f"{SPEC},model={model}", 4] = 1 - score
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=3,4"]
+  sweep.main([*argv, f"--tune=model={','.join(models)}"])
+  assert runs.commands == [
+    *((f"{SPEC},model={model}", 3) for model in models),
+    (f"{SPEC},model=local", 4),
+  ]
+  said = capsys.readouterr().out
+  assert "model=local, by accuracy: transject: 0.4000, local: 0.6" in said
+  assert "at the end" not in said
+  assert "| 50.00 +- 14.14 | 3 4 |" in said
+  # The score of a loss is below 0.
+  for model, loss in zip(models, (0.4, 0.6, 0.5), strict=True):
+    runs.scores[f"{SPEC},model={model}", 3] = -loss
+  sweep.main(
+    [
+      *("--config", SPEC, f"--workdir={tmp_path / 'loss'}", "--seeds=3"),
+      *("--config.select=loss", f"--tune=model={','.join(models)}"),
+    ]
+  )
+  said = capsys.readouterr().out
+  assert "model=transject, by loss: transject: 0.4000, loc" in said
+
+
+def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
+  runs.broken[f"{SPEC},model=local"] = 1
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  with pytest.raises(SystemExit, match=r"failed.*\n.*model=local.seed_0: 1"):
+    sweep.main([*argv, "--grid=model=local,sparse"])
+  assert len(runs.commands) == 2
+  assert "| 50.00 | 0 |" in capsys.readouterr().out
+  # Of what is tuned, the others are left to choose from; that is no failure.
+  sweep.main([*argv, "--tune=model=local,sparse", "--seeds=0,1"])
+  assert runs.commands[-1] == (f"{SPEC},model=sparse", 1)
+  assert "left out: " in capsys.readouterr().out
+  with pytest.raises(SystemExit, match="failed"):
+    sweep.main([*argv, "--tune=model=local"])
+
+
+def test_the_end_of_what_was_tried():
+  assert find_ends(("2e-3", "5e-4", "1e-3")) == ("5e-4", "2e-3")
+  assert find_ends(("local", "1")) == find_ends(("1e-3",)) == ()
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["--grid=model"], "no axis of a grid"),
+    (["--grid=model=local,"], "no axis of a grid"),
+    (["--grid=model=local,local"], "twice"),
+    (["--grid=model=local", "--tune=model=sparse"], "model is an axis twice"),
+    (["--grid=size=paper"], "size stands in .* and in the grid"),
+    (["--config", f"{SPEC},size=paper"], "size stands in .* twice"),
+    (["--config", f"{SPEC},seed=1"], "give --seeds"),
+    (["--config", SPEC], "are one run"),
+    (["--grid=model=local,sparse", "--config.model.name=local"], "one run"),
+    (["--seeds=0,0"], "seeds that differ"),
+    (["--seeds=0,-1"], "not negative"),
+    (["--grid=seed=1"], "give --seeds"),
+    (["--config.seed=1"], "give --seeds"),
+    (["--seeds=a"], "--seeds=a"),
+    (["--grid=modle=local"], "Did you mean 'model'"),
+    (["--grid=protocol=local"], "Unknown protocol 'local'"),
+    (["--config.totl_steps=1"], "Did you mean 'total_steps'"),
+    (["--config.total_steps=x"], "total_steps"),
+    (["--total_steps=1"], "no option of a sweep"),
+  ],
+)
+def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):
+  with pytest.raises(SystemExit, match=message):
+    sweep.main(["--config", SPEC, f"--workdir={tmp_path}", *argv])
+  assert not runs.commands
+
+
+def test_ctrl_c_in_the_preparation_says_one_line(
+  runs, tmp_path, monkeypatch, capsys
+):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Sweep, "describe_task", interrupted)
+  monkeypatch.setattr(os, "_exit", sys.exit)
+  with pytest.raises(SystemExit, match="^130$"):
+    sweep.main(["--config", SPEC, f"--workdir={tmp_path}"])
+  said = capsys.readouterr().err.strip()
+  assert said.startswith("Interrupted. Run the same command again")
+  assert "\n" not in said
+
+
+def test_a_dry_run_prints_what_has_no_results(runs, tmp_path, capsys):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
+  sweep.main([*argv, "--dry_run", "--grid=model=local,sparse"])
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 4
+  assert lines[0].endswith("model=local/seed_0 --config.seed=0")
+  assert not runs.commands

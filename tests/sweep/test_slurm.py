@@ -1,0 +1,74 @@
+"""Runs of a grid as jobs, of programs that stand for Slurm's."""
+
+import json
+
+import pytest
+
+from jaxformers.sweep.slurm import SlurmSweep
+from launch import sweep
+
+SPEC = "configs/lra/listops.py:size=tiny"
+
+
+def test_slurm_runs_a_grid_as_an_array(slurm, tmp_path, capsys):
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--seeds=0,1"]
+  argv += ["--slurm", "partition=gpu,time=60"]
+  sweep.main([*argv, "--grid=model=transject,local"])
+  text = slurm.read_text()
+  assert "#SBATCH --array=0-3%4" in text
+  assert "#SBATCH --partition=gpu" in text
+  assert "#SBATCH --time=60" in text
+  said = capsys.readouterr().out
+  assert "4 jobs submitted, 0 were queued before" in said
+  assert said.count("| 50.00 +- 0.00 | 0 1 |") == 2
+  # What has results is not submitted again, and what fails is named.
+  with pytest.raises(SystemExit, match=r"model=sparse.seed_0: 1\n.*seed_1: 1"):
+    sweep.main([*argv, "--grid=model=transject,sparse"])
+  assert "#SBATCH --array=0-1%2" in slurm.read_text()
+
+
+def test_a_job_that_is_queued_is_waited_for(slurm, tmp_path, monkeypatch):
+  """By the next sweep, too."""
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--slurm"]
+  with monkeypatch.context() as patch:
+    patch.setattr(SlurmSweep, "train", lambda *_: exit(130))
+    with pytest.raises(SystemExit, match="130"):
+      sweep.main(argv)
+  sweep.main(argv)
+  assert slurm.read_text().count("#!/bin/bash") == 1
+
+
+def test_a_job_that_slurm_has_lost_is_submitted_again(
+  slurm, tmp_path, monkeypatch
+):
+  folder = tmp_path / "runs"
+  argv = ["--config", SPEC, f"--workdir={folder}", "--slurm"]
+  (folder / "slurm").mkdir(parents=True)
+  run = str(folder / "lra_listops" / "size=tiny" / "seed_0")
+  (folder / "slurm" / "jobs.json").write_text(json.dumps({run: "3"}))
+  monkeypatch.setenv("GONE", "yes")
+  sweep.main(argv)
+  assert slurm.read_text().count("#!/bin/bash") == 1
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ("time", "'time' is not KEY=VALUE"),
+    ("partition=a\n#SBATCH --wrap=x", "give a printable value"),
+    ("tiem=1", "--slurm: Unav.*tiem"),
+    ("time=12:00:00", "time=12:00:00: give a number of minutes"),
+    ("nodes=2-4", "nodes=2-4: give a number"),
+    ("ntasks_per_node=8", "one process a node"),
+  ],
+)
+def test_what_slurm_does_not_take(slurm, tmp_path, given, message):
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}"]
+  with pytest.raises(SystemExit, match=message):
+    sweep.main([*argv, f"--slurm={given}"])
+
+
+def test_without_slurm(runs, tmp_path, monkeypatch):
+  monkeypatch.setenv("PATH", "")
+  with pytest.raises(SystemExit, match="--slurm: .*srun"):
+    sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--slurm"])

@@ -1,0 +1,67 @@
+"""Errors of a disk: which are told in one message, and which pass."""
+
+import errno
+
+import pytest
+
+from jaxformers.training import disk
+
+
+def test_which_errors_are_of_a_disk():
+  assert disk.error_number(OSError(errno.ENOSPC, "")) == errno.ENOSPC
+  assert disk.error_number(ValueError("... UNAVAILABLE: later")) == errno.EIO
+  assert disk.error_number(PermissionError(errno.EACCES, "")) == errno.EACCES
+  assert not disk.error_number(FileNotFoundError(errno.ENOENT, ""))
+  assert not disk.error_number(ValueError("of another model"))
+
+
+@pytest.mark.parametrize(
+  ("error", "number", "problem"),
+  [
+    (
+      *(OSError(errno.ESTALE, "Stale file handle"), errno.ESTALE),
+      "the disk does not answer",
+    ),
+    (
+      ValueError("... No space left on device"),
+      errno.ENOSPC,
+      "the disk is full",
+    ),
+    (
+      OSError(errno.EDQUOT, "Quota exceeded"),
+      errno.EDQUOT,
+      "the disk quota is",
+    ),
+  ],
+)
+def test_an_error_of_the_disk_names_folder_and_content(
+  tmp_path, error, number, problem
+):
+  message = f"Step 1 was not saved in {tmp_path}: {problem} .*before is untouch"
+  with (
+    pytest.raises(OSError, match=message) as raised,
+    disk.saving("Step 1", tmp_path),
+  ):
+    raise error
+  assert raised.value.errno == number
+
+
+def test_another_error_passes(tmp_path):
+  (tmp_path / "config.json").touch()
+  for error in (ValueError("of another model"), FileNotFoundError(2, "file")):
+    with (
+      pytest.raises(type(error)) as raised,
+      disk.saving("Step 1", tmp_path),
+    ):
+      raise error
+    assert raised.value is error
+
+
+def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
+  assert not disk.holds_run(tmp_path)
+  with (
+    pytest.raises(OSError, match="does not answer") as raised,
+    disk.saving("Step 1", tmp_path),
+  ):
+    (tmp_path / "metrics.jsonl").open("r+b")
+  assert raised.value.errno == errno.EIO

@@ -1,0 +1,72 @@
+"""Training of a run: its first state, its batches and its files."""
+
+import json
+from pathlib import Path
+
+import chex
+import jax
+import pytest
+
+from jaxformers.training import loop, trainer
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
+
+
+def trainer_of(config, workdir):
+  return Trainer(open_run(config, workdir))
+
+
+def test_buckets_change_no_number(smoke, tmp_path):
+  """Batches are shorter and dealt anew; the scores of a state are the same."""
+  padded = trainer_of(smoke(), tmp_path / "one")
+  bucketed = trainer_of(smoke(buckets=2), tmp_path / "two")
+  split = padded.task.splits["test"]
+  a, b = (t.evaluate(t.state.params, split) for t in (padded, bucketed))
+  assert (a["accuracy"], a["count"]) == (b["accuracy"], b["count"])
+  assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+  longest = bucketed.task.max_len
+  lengths = {next(bucketed.batches(k))["inputs"].shape[1] for k in range(4)}
+  assert lengths <= {-(-longest // 2), longest}
+
+
+def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
+  def parameters(folder, start):
+    assert folder == "weights"
+    return jax.tree.map(lambda leaf: leaf + 1, start)
+
+  plain = trainer_of(smoke(), tmp_path / "plain")
+  monkeypatch.setattr(trainer.pretrained, "parameters", parameters)
+  config = smoke(pretrained="weights", ema_decay=0.5)
+  begun = trainer_of(config, tmp_path / "begun")
+  for params in (begun.state.params, begun.state.average):
+    chex.assert_trees_all_equal(
+      params, jax.tree.map(lambda leaf: leaf + 1, plain.state.params)
+    )
+  assert plain.state.average is None
+
+
+def test_a_run_taken_up_again_needs_no_pretrained_weights(
+  smoke, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(trainer.pretrained, "parameters", lambda _, start: start)
+  want = loop.run(smoke(pretrained="weights", total_steps=5), tmp_path)
+  monkeypatch.undo()  # And "weights" is nowhere.
+  (tmp_path / "results.json").unlink()
+  again = loop.run(smoke(pretrained="weights", total_steps=5), tmp_path)
+  assert again["accuracy"] == want["accuracy"]
+
+
+def test_pretrained_weights_of_another_model(smoke, tmp_path):
+  weights = Path(__file__).parents[1] / "models" / "pretrained" / "bert"
+  with pytest.raises(ValueError, match="has 3 heads and the model 2"):
+    trainer_of(smoke("transformer", pretrained=str(weights)), tmp_path)
+
+
+def test_the_vocabulary_lies_beside_the_checkpoints(smoke, tmp_path):
+  results = loop.run(smoke(), tmp_path)
+  saved = json.loads((tmp_path / "vocabulary.json").read_text())
+  assert saved["tokens"][:3] == ["<pad>", "[MIN", "[MAX"]
+  assert len(saved["tokens"]) == saved["vocab_size"] == 16
+  del saved["tokens"], saved["digest"]
+  assert saved == results["task_description"]
+  assert saved["protocol"] == "jaxformers"
