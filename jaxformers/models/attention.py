@@ -510,7 +510,7 @@ def attention(
     mixer.options = (*heads.options, *_settable_attributes(heads.tools))
     mixer.defaults = defaults
     mixer.growth = growth
-    mixer.__doc__ = attend.__doc__
+    mixer.__doc__, mixer.__module__ = attend.__doc__, attend.__module__
     MIXERS.register(name)(mixer)
     return attend
 

@@ -95,11 +95,11 @@ def reformer(
   Source: Kitaev et al. 2020, https://arxiv.org/abs/2001.04451, section 2 and
   equations 3 to 8. Hugging Face's code, which Skyformer ran, attends across
   buckets (`same_bucket=False`) and counts a key once for every round that
-  reaches it (`correct_duplicates=False`). Equals softmax attention with one
-  bucket and shared queries and keys. Differs from both: the first chunk has no
-  chunk before it, there the last one; the number of buckets follows max_len
-  and padding is sorted behind the tokens, so that it changes nothing. No causal
-  form: later tokens decide where chunks end.
+  reaches it (`correct_duplicates=False`). Differs from paper and code: the
+  first chunk has no chunk before it, there the last one; the number of buckets
+  follows max_len and padding is sorted behind the tokens, so that it changes
+  nothing. No causal form: later tokens decide where chunks end. Equals softmax
+  attention with one bucket and shared queries and keys.
 
   Shapes: q, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens. `draw`
   gives "rotations": [h, e, num_hashes, num_buckets / 2]; for many buckets the
@@ -149,10 +149,11 @@ def reformer(
   reached = _reached(buckets, chunks, same_bucket)
   is_round = jnp.tile(jnp.eye(num_hashes, dtype=bool), (h, 1))
   seen = seen & (reached & is_round[None, :, None, None, None]).any(-1)
-  # Divide by the number of rounds that reach a key.
+  # Divide the weight of a key by the number of rounds that reach it.
   if correct_duplicates:
     duplicates = jnp.maximum(reached.sum(-1), 1).astype(scores.dtype)
     scores = scores - jnp.log(duplicates)
+  # Lower the score of a token for itself. Positions start at 1: 0 is padding.
   position = jnp.broadcast_to(jnp.arange(1, n + 1)[None, None], (b, h, n))
   position = cut(position)
   is_itself = position[..., None] == _with_previous(position)[..., None, :]

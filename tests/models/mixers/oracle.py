@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.models.attention import MIXERS
+
 B, H, N, E = 2, 2, 12, 4
 
 
@@ -17,7 +19,8 @@ def small_sizes(mixer):
 
   They are `SMALL` of the mixer's own tests; {} if these have none.
   """
-  name = f"tests.models.mixers.test_{mixer}"
+  package, _, name = MIXERS[mixer].__module__.rpartition(".")
+  name = f"{package.replace('jaxformers', 'tests', 1)}.test_{name}"
   if importlib.util.find_spec(name) is None:
     return {}
   return getattr(importlib.import_module(name), "SMALL", {})

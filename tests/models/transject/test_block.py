@@ -13,6 +13,8 @@ from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 
+SMALL = {"num_experts": 2}
+
 
 def normal(seed, *shape):
   return jax.random.normal(jax.random.key(seed), shape)

@@ -21,8 +21,6 @@ from jaxformers.models.variables import DERIVED, make_variables
 from tests import initial
 from tests.marks import long_except
 
-SMALL = {"num_experts": 2}
-
 
 def normal(seed, *shape):
   return jax.random.normal(jax.random.key(seed), shape)
