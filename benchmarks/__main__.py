@@ -1,12 +1,12 @@
-r"""Every table of docs/performance.md: what is fast, and beside what.
+r"""All tables of docs/performance.md: speed and memory beside PyTorch.
 
 pip install -e '.[bench]' && python -m benchmarks --out performance.json
 
 Prints Markdown, and writes JSON with hardware and versions for
 `benchmarks.compare`. All calls of a row take turns in every round, on as many
-threads; tables show medians, and ratios are medians of a round's ratios.
-Compilation is apart. About an hour on two cores; `python -m benchmarks.speed`
-makes the tables of that module alone, as does --tables speed.
+threads; tables show medians, and ratios are medians of the rounds' ratios.
+Compilation is not counted. About an hour on two cores; `python -m
+benchmarks.speed` makes the tables of that module alone, as does --tables speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(tables: str, rounds: int, out: str) -> None:
     for title, rows in module.tables(rounds).items():
       results[title] = rows
       print(f"\n{title}\n\n{table(rows)}", flush=True)
-      save(results, out)  # What is measured is kept, whatever follows.
+      save(results, out)  # Kept even if a later table fails.
 
 
 if __name__ == "__main__":

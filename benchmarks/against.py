@@ -1,9 +1,10 @@
-"""How much faster than a Transformer TransJect answers, by length.
+"""Speed of TransJect's inference beside Transformers, by length.
 
 TransJect with one expert beside our Transformer and PyTorch's encoder, whose
 attention is `scaled_dot_product_attention`: L = 6, d = 512, 8 heads, d_ff =
 2048, float32, orthogonal matrices at hand; the paper's figures (Table 3) beside
-ours. And how time and memory grow with the length, as fitted exponents.
+ours. A second table has the growth of time and memory with the length, as
+fitted exponents.
 """
 
 from __future__ import annotations
@@ -11,20 +12,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import jax
-
+from benchmarks import ours
 from benchmarks.__main__ import main
-from benchmarks.speed import (
-  D,
-  batch_of,
-  build,
-  infer,
-  step_of,
-  torch_infer,
-  train,
-)
-from benchmarks.timing import exponent, interleaved, median, ratio, threads
-from jaxformers.training import compilers
+from benchmarks.timing import exponent, interleaved, median, ratio
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
 PAPER = {1_024: 5.0, 2_048: 9.6, 3_072: 12.8, 4_096: 26.3}
@@ -32,29 +22,27 @@ GROWTH = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
 def speed_ups(rounds: int) -> list[dict[str, Any]]:
-  """Inference at every length of the paper's, one sample."""
-  import torch
+  """Times inference of one sample at every length in the paper."""
+  from benchmarks import rivals  # PyTorch is an extra.
 
-  from benchmarks import rivals
-
-  torch.set_num_threads(threads())
-  torch.backends.mha.set_fastpath_enabled(False)
   rows = []
   for n in PAPER:
-    own = build("transject", n, num_layers=LAYERS, mixer={"num_experts": 1})
-    other = build(
+    transject = ours.build(
+      "transject", n, num_layers=LAYERS, mixer={"num_experts": 1}
+    )
+    transformer = ours.build(
       "transformer",
       n,
       num_layers=LAYERS,
       mixer={"num_heads": HEADS},
       block={"mlp_dim": MLP_DIM},
     )
-    theirs = rivals.Transformer(n, D, LAYERS, HEADS, MLP_DIM)
+    pytorch = rivals.Transformer(n, ours.D, LAYERS, HEADS, MLP_DIM)
     seconds = interleaved(
       {
-        "TransJect": infer(own, 1, n),
-        "Transformer": infer(other, 1, n),
-        "PyTorch": torch_infer(theirs, 1, n),
+        "TransJect": ours.infer(transject, 1, n),
+        "Transformer": ours.infer(transformer, 1, n),
+        "PyTorch": rivals.infer(pytorch, 1, n),
       },
       rounds,
     )
@@ -70,39 +58,31 @@ def speed_ups(rounds: int) -> list[dict[str, Any]]:
   return rows
 
 
-def planned(model: Any, batch: int, length: int, parts: int = 1) -> int:
-  """Bytes that the compiler plans for a train step beside its state."""
-  step, layout, create = step_of(model, parts)
-  start = jax.eval_shape(create)
-  rows = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch_of(batch, length)
-  )
-  run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
-  program = run.lower(start, rows).compile()
-  return program.memory_analysis().temp_size_in_bytes
-
-
 def growth(rounds: int) -> list[dict[str, Any]]:
-  """Seconds and bytes by length, and their exponents; one sample."""
+  """Measures seconds and bytes of one sample by length, and fits exponents."""
   rows = []
   for name in ("transject", "random_transject"):
+    # Time all lengths in turns.
     calls = {}
     for n in GROWTH:
-      model = build(name, n)
-      calls[f"train step {n}"] = train(model, 1, n)
-      calls[f"inference {n}"] = infer(model, 1, n)
+      model = ours.build(name, n)
+      calls[f"train step {n}"] = ours.train(model, 1, n)
+      calls[f"inference {n}"] = ours.infer(model, 1, n)
     seconds = interleaved(calls, rounds)
-    found = {
-      what: [median(seconds, f"{what} {n}") for n in GROWTH]
-      for what in ("train step", "inference")
+    # Fit an exponent to each quantity.
+    figures = {
+      quantity: [median(seconds, f"{quantity} {n}") for n in GROWTH]
+      for quantity in ("train step", "inference")
     }
-    found["memory"] = [float(planned(build(name, n), 1, n)) for n in GROWTH]
-    for what, values in found.items():
-      scale, unit = (1e-6, "MB") if what == "memory" else (1.0, "s")
+    figures["memory"] = [
+      float(ours.planned_bytes(ours.build(name, n), 1, n)) for n in GROWTH
+    ]
+    for quantity, values in figures.items():
+      scale, unit = (1e-6, "MB") if quantity == "memory" else (1.0, "s")
       rows.append(
         {
           "model": name,
-          "of": f"{what}, {unit}",
+          "of": f"{quantity}, {unit}",
           **{
             f"n = {n}": scale * v for n, v in zip(GROWTH, values, strict=True)
           },
@@ -113,7 +93,7 @@ def growth(rounds: int) -> list[dict[str, Any]]:
 
 
 def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
-  """Speed-ups and growth."""
+  """Measures speed-ups and growth."""
   return {"against Transformers": speed_ups(rounds), "growth": growth(rounds)}
 
 

@@ -1,12 +1,12 @@
-r"""What became slower or larger since a baseline.
+r"""Comparison of figures with a baseline: what became slower or larger.
 
 python -m benchmarks --out now.json && python -m benchmarks.compare now.json
 
-Judges what does not depend on how busy the machine was: ratios of a round,
-planned bytes and exponents. One that is worse than the baseline's by more than
---allowed, 0.15 of it, is shown, and the exit status is 1. Seconds are judged
-with --seconds, for two files of one quiet machine. --baseline names another
-file than benchmarks/baseline.json.
+Compares the figures that do not depend on how busy the machine was: ratios of a
+round, planned bytes and exponents. A figure that is worse than the baseline's
+by more than --allowed (0.15, a share of it) is printed, and the exit status is
+1. --seconds compares seconds as well, for two files of one quiet machine.
+--baseline names another file than benchmarks/baseline.json.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jaxformers import cli
 from jaxformers.errors import UserError
 
 BASELINE = Path(__file__).with_name("baseline.json")
-# By the first word of a column: whether more is better.
-JUDGED = {
+# True where more is better, by the first word of a column.
+MORE_IS_BETTER = {
   "times": True,
   "of": True,
   "exponent": False,
@@ -31,29 +31,29 @@ JUDGED = {
   "share": False,
 }
 SECONDS = ("s", "ms")
-SAME = ("n", "batch")  # Numbers that say which row it is.
-APART = ("hardware", "versions")
+KEYS = ("n", "batch")  # Columns of numbers that identify a row.
+NO_TABLES = ("hardware", "versions")
 
 
 def name_of(row: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-  """What tells a row from the others of its table."""
+  """Returns the columns that identify a row of a table, with their values."""
   return tuple(
     (key, value)
     for key, value in row.items()
-    if key in SAME or isinstance(value, str)
+    if key in KEYS or isinstance(value, str)
   )
 
 
 def more_is_better(column: str, *, seconds: bool) -> bool | None:
-  """Whether more is better in a column; None if it is not judged.
+  """Returns True if more is better in a column; None if it is not compared.
 
   Args:
-    column: its title.
-    seconds: whether durations are judged.
+    column: title of the column.
+    seconds: True compares durations.
   """
   words = column.split()
-  if words[0] in JUDGED:
-    return JUDGED[words[0]]
+  if words[0] in MORE_IS_BETTER:
+    return MORE_IS_BETTER[words[0]]
   if seconds and (words[0] in SECONDS or words[-1] in SECONDS):
     return False
   return None
@@ -66,35 +66,34 @@ def compare(
   allowed: float,
   seconds: bool = False,
 ) -> list[dict[str, Any]]:
-  """What is worse in `now`, and what of its tables the baseline lacks.
+  """Returns a row for each figure that is worse, and for each new row.
 
   Args:
-    before, now: as `benchmarks.data.save` writes them.
-    allowed: by what share of the baseline's a figure may be worse.
-    seconds: whether durations are judged as well.
-
-  Returns:
-    A row for each figure that is worse, and for each row that is new.
+    before: baseline, as `benchmarks.data.save` writes it.
+    now: figures to compare, in the same form.
+    allowed: share of the baseline's figure by which a figure may be worse.
+    seconds: True compares durations as well.
   """
-  found = []
+  report = []
   for title, rows in now.items():
-    if title in APART:
+    if title in NO_TABLES:
       continue
-    known = {name_of(row): row for row in before.get(title, [])}
+    baseline = {name_of(row): row for row in before.get(title, [])}
     for row in rows:
       name = name_of(row)
       label = ", ".join(str(value) for _, value in name)
-      if name not in known:
-        found.append({"table": title, "row": label, "figure": "a new row"})
+      if name not in baseline:
+        report.append({"table": title, "row": label, "figure": "a new row"})
         continue
+      # Compare the figures of a row that the baseline has as well.
       for column, value in row.items():
         better = more_is_better(column, seconds=seconds)
-        old = known[name].get(column)
+        old = baseline[name].get(column)
         if better is None or not isinstance(value, float) or not old:
           continue
         worse = (old - value if better else value - old) / old
         if worse > allowed:
-          found.append(
+          report.append(
             {
               "table": title,
               "row": label,
@@ -104,13 +103,13 @@ def compare(
               "worse by": f"{worse:.0%}",
             }
           )
-  return found
+  return report
 
 
 def _read(path: Path) -> dict[str, Any]:
   if not path.is_file():
     raise UserError(
-      f"{path} is no file: python -m benchmarks --out {path} makes it."
+      f"{path} is no file: python -m benchmarks --out {path} writes it."
     )
   return json.loads(path.read_text())
 
@@ -121,14 +120,14 @@ def _read(path: Path) -> dict[str, Any]:
   cli.argument(
     "--allowed", default=0.15, help="share by which a figure may be worse"
   ),
-  cli.switch("--seconds", help="judge seconds, too"),
+  cli.switch("--seconds", help="compare seconds as well"),
 )
 def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
   """Prints what became worse; the exit status is 1 if anything did."""
   before, after = _read(baseline), _read(now)
   if before["hardware"] != after["hardware"]:
     print(
-      f"Of other hardware: {before['hardware']}, now {after['hardware']}.\n"
+      f"The hardware differs: {before['hardware']}, now {after['hardware']}.\n"
     )
   worse = compare(before, after, allowed=allowed, seconds=seconds)
   print(table(worse) if worse else "Nothing became worse.")

@@ -1,11 +1,11 @@
-r"""How fast data is made and read, and what is reached without a model.
+r"""Speed of generators and loader, and scores without a model.
 
 python -m benchmarks.data --archives PATH --out data.json
 
-Prints Markdown tables: the generators beside what the originals need, the
-loader beside plain NumPy indexing (interleaved, median of several rounds) with
-the memory before and after many batches, and, where the archives are, how long
-preparing them takes and the trivial baselines on them.
+Prints Markdown tables: the generators beside the originals, the loader beside
+plain NumPy indexing (interleaved, median of several rounds) with the memory
+before and after many batches, and, given archives, the time to prepare them and
+the trivial baselines on them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from jaxformers.data.generators import listops, pathfinder, snakes
 from jaxformers.tables import markdown_table
 from jaxformers.training import provenance
 
-# Seconds an image of 32 pixels, and minutes for 100,000 expressions, that the
-# original generators take on one core.
+# Seconds that the original generators take on one core: for an image of 32
+# pixels, and for 100,000 expressions.
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
 ROUNDS = 7
@@ -49,12 +49,13 @@ ARCHIVES = {
 
 
 def pathfinder_speed() -> list[dict[str, Any]]:
-  """Milliseconds an image on one core, by resolution and difficulty."""
+  """Times an image on one core, by resolution and difficulty."""
   rows = []
   for resolution in pathfinder.GEOMETRIES:
     for difficulty in pathfinder.DIFFICULTIES:
       settings = pathfinder.Settings(resolution, difficulty)
-      snakes.sample(settings, 0)  # Compiles.
+      # Compile, and make what images share.
+      snakes.sample(settings, 0)
       for margin in pathfinder.GEOMETRIES[resolution].margins:
         snakes.sprites(resolution, margin)
       count = 300 if resolution == 32 else 40
@@ -74,7 +75,7 @@ def pathfinder_speed() -> list[dict[str, Any]]:
 
 
 def listops_speed() -> list[dict[str, Any]]:
-  """Seconds for LRA's 100,000 expressions, on all cores."""
+  """Times LRA's 100,000 expressions on all cores."""
   began = time.perf_counter()
   listops.generate(listops.Settings())
   spent = time.perf_counter() - began
@@ -88,8 +89,8 @@ def listops_speed() -> list[dict[str, Any]]:
   ]
 
 
-def memory() -> float:
-  """Resident memory of this process in MiB, files that are mapped apart."""
+def resident_memory() -> float:
+  """Returns MiB of this process in memory, without memory-mapped files."""
   status = Path("/proc/self/status")
   if not status.exists():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -102,7 +103,7 @@ def memory() -> float:
 
 
 def loader_speed(batches: int) -> list[dict[str, Any]]:
-  """Batches of 32 x 4096 a second: the loader, and NumPy on a matrix."""
+  """Times batches of 32 x 4096: the loader, and NumPy on a matrix."""
   rng = np.random.default_rng(0)
   count, length, size = 25_000, 4_096, 32
   lengths = rng.integers(1_000, 4_097, count)
@@ -113,6 +114,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
     )
     packed.write(Path(folder) / "train", rows)
     split = packed.open_split(Path(folder) / "train")
+    # Time both, in turns.
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
@@ -128,10 +130,11 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
         for step in range(number * steps, (number + 1) * steps):
           read(step)
         rates[name].append(steps / (time.perf_counter() - began))
-    before = memory()
+    # Look for memory that grows with the number of batches.
+    before = resident_memory()
     for step in range(batches):
       loader.batch(order(step))
-    after = memory()
+    after = resident_memory()
   grown = {f"MiB after 0 and {batches:,} batches": f"{before:.0f}, {after:.0f}"}
   return [
     {"what": name, "batches/s": statistics.median(rate)}
@@ -141,7 +144,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
 
 
 def archive_figures(archives: Path) -> list[dict[str, Any]]:
-  """Preparing and the trivial baselines, where the archives are."""
+  """Times the preparation of archives, and scores trivial baselines on them."""
   rows = []
   with tempfile.TemporaryDirectory() as folder:
     for name, (file, options) in ARCHIVES.items():

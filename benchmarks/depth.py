@@ -1,4 +1,4 @@
-r"""What depth costs TransJect, and what it does to it.
+r"""Cost of depth for TransJect, and its effect on tokens.
 
 python -m benchmarks.depth --out depth.json
 
@@ -12,7 +12,6 @@ of 50 to 250 tokens, with activation factors and entropy before and after.
 from __future__ import annotations
 
 import functools
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -23,11 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from benchmarks import training
 from benchmarks.data import OUT, save, table
 from benchmarks.timing import interleaved, median
-from benchmarks.training import TASK
 from jaxformers import cli, models, orthogonal
-from jaxformers import config as configs
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.variables import make_variables
@@ -40,8 +38,8 @@ BATCH, LENGTH, WIDTH = 16, 512, 64
 LONGEST_UNROLLED = 24  # Layers of "stored": beyond, compiling takes minutes.
 
 
-def gradient(kind: str, depth: int) -> tuple[Any, Any]:
-  """The gradient of TransJect's loss by its parameters, and parameters."""
+def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
+  """Returns the gradient of a loss of TransJect, and parameters for it."""
   model = models.build(
     "transject",
     vocab_size=257,
@@ -49,22 +47,24 @@ def gradient(kind: str, depth: int) -> tuple[Any, Any]:
     num_classes=2,
     d_model=WIDTH,
     num_layers=depth,
-    activations=kind,
+    memory=kind,
     mixer={"num_experts": 4},
   )
 
   def loss(params: Any, ids: jax.Array) -> jax.Array:
     rotations = orthogonal.rotations(params, model.orthogonal_map)
-    own = {"params": params, "rotations": rotations}
-    logits, _ = model.apply(own, ids, train=True, mutable=["losses"])
+    variables = {"params": params, "rotations": rotations}
+    logits, _ = model.apply(variables, ids, train=True, mutable=["losses"])
     return jnp.square(logits).mean()
 
+  # Draw parameters by their shapes.
   shapes = models.shapes(model)
   leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
   keys = jax.random.split(jax.random.key(0), len(leaves))
   params = tree.unflatten(
     [
-      # Far from the start, where a layer is the identity and undone at once.
+      # At the start a layer is the identity, and is inverted at once: begin
+      # far from it.
       jnp.full(leaf.shape, 1.0)
       if path[-1].key == "alpha"
       else jax.random.normal(key, leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
@@ -74,14 +74,15 @@ def gradient(kind: str, depth: int) -> tuple[Any, Any]:
   return jax.jit(jax.grad(loss)), params
 
 
-def memory(rounds: int) -> list[dict[str, Any]]:
-  """Seconds and bytes of a gradient, all ways in turn in every round."""
+def measure_memory(rounds: int) -> list[dict[str, Any]]:
+  """Measures seconds and bytes of a gradient, by depth and activations."""
   rows, runs = [], []
   for depth in DEPTHS:
     for kind in KINDS:
       if kind == "stored" and depth > LONGEST_UNROLLED:
         continue
-      grad, params = gradient(kind, depth)
+      # Compile half a batch and a batch: the difference is activations.
+      grad, params = make_gradient(kind, depth)
       scratch, seconds = [], 0.0
       for batch in (BATCH // 2, BATCH):
         ids = jnp.ones((batch, LENGTH), jnp.int32)
@@ -93,13 +94,14 @@ def memory(rounds: int) -> list[dict[str, Any]]:
       rows.append(
         {
           "L": depth,
-          "activations": kind,
+          "memory": kind,
           "MB": 2 * (scratch[1] - scratch[0]) / 1e6,
           "MB of scratch": scratch[1] / 1e6,
           "compile s": seconds,
         }
       )
       runs.append(functools.partial(compiled, params, ids))
+  # Time all programs in turns.
   calls = {
     str(at): lambda run=run: jax.block_until_ready(run())
     for at, run in enumerate(runs)
@@ -110,16 +112,18 @@ def memory(rounds: int) -> list[dict[str, Any]]:
   return rows
 
 
-def state(run: Trainer, params: Any, ids: np.ndarray) -> dict[str, Any]:
-  """Activation factors and entropy of the last layer's tokens.
+def measure_tokens(
+  run: Trainer, params: Any, ids: np.ndarray
+) -> dict[str, Any]:
+  """Measures activation factors and entropy of the last layer's tokens.
 
   The entropy is Vasicek's estimate of a token's over its units, divided by
   their deviation (nats), averaged over tokens; 1.42 for a Gaussian.
   """
-  seen = lipschitz.measure_factors(run.model, params, [ids])
+  factors = lipschitz.measure_factors(run.model, params, [ids])["factors"]
   variables = make_variables(run.model, params)
-  found = capture(run.model, variables, jnp.asarray(ids))
-  mask = np.asarray(found.mask)
+  captured = capture(run.model, variables, jnp.asarray(ids))
+  mask = np.asarray(captured.mask)
 
   def entropy(x: jax.Array) -> float:
     tokens = np.asarray(x)[mask].astype(np.float64)
@@ -129,42 +133,32 @@ def state(run: Trainer, params: Any, ids: np.ndarray) -> dict[str, Any]:
     )
     return float(estimate[np.isfinite(estimate)].mean())
 
-  last = seen["factors"][-1]
+  last = factors[-1]
   return {
     "factor": last["mean"],
     "least": last["min"],
     "greatest": last["max"],
-    "entropy in": entropy(found.hidden[0]),
-    "entropy out": entropy(found.hidden[-1]),
+    "entropy in": entropy(captured.hidden[0]),
+    "entropy out": entropy(captured.hidden[-1]),
   }
 
 
-def train(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
-  """A row before training, and one after."""
-  config = configs.load("configs/lra/listops.py:size=tiny,model=transject")
-  config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
-  config.update(buckets=1)
-  config.schedule.warmup_steps = steps // 10
-  config.task.update(TASK)
-  config.model.update(num_layers=depth, activations="reversible")
+def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
+  """Trains at one depth; returns a row before training, and one after."""
+  config = training.make_config(
+    "transject", steps, folder, num_layers=depth, memory="reversible"
+  )
   with tempfile.TemporaryDirectory() as workdir:
     run = Trainer(open_run(config, Path(workdir)))
     ids = run.task.splits["test"].batch(np.arange(8), 250)["inputs"]
-    rows = [
-      {"L": depth, "step": 0, "loss": "", **state(run, run.state.params, ids)}
-    ]
-    losses = []
-    for batch in run.batches(0):
-      run.state, sums = run.train_step(run.state, batch)
-      losses.append(float(sums["loss"]) / float(sums["count"]))
-    tenth = max(1, steps // 10)
-    first, last = (
-      statistics.mean(x) for x in (losses[:tenth], losses[-tenth:])
-    )
-    rows[0]["loss"] = first
-    after = state(run, run.state.params, ids)
-    rows.append({"L": depth, "step": steps, "loss": last, **after})
-  return rows
+    before = measure_tokens(run, run.state.params, ids)
+    losses, _ = training.train_to_end(run)
+    after = measure_tokens(run, run.state.params, ids)
+  first, last = training.average_tenths(losses)
+  return [
+    {"L": depth, "step": 0, "loss": first, **before},
+    {"L": depth, "step": steps, "loss": last, **after},
+  ]
 
 
 @cli.command(
@@ -177,12 +171,12 @@ def main(rounds: int, steps: int, out: str, data_dir: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   result: dict[str, Any] = {}
   if rounds:
-    result["memory"] = memory(rounds)
+    result["memory"] = measure_memory(rounds)
     print(table(result["memory"]), flush=True)
   if steps:
     with tempfile.TemporaryDirectory() as folder:
       data = Path(data_dir or folder)
-      rows = [row for d in DEPTHS for row in train(d, steps, data)]
+      rows = [row for d in DEPTHS for row in train_depth(d, steps, data)]
     result["training"] = rows
     print(f"\n{table(result['training'])}", flush=True)
   save(result, out)

@@ -1,4 +1,4 @@
-r"""What every encoder costs, beside softmax attention in PyTorch and JAX.
+r"""Cost of every encoder, beside softmax attention in PyTorch and JAX.
 
 python -m benchmarks.encoders --out encoders.json
 
@@ -12,23 +12,20 @@ the length, as fitted exponents. PyTorch comes with the extra `bench`.
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from benchmarks import ours
 from benchmarks.data import OUT, save, table
 from benchmarks.timing import (
+  Call,
   exponent,
   in_a_process,
   interleaved,
   median,
-  threads,
 )
 from jaxformers import cli, models
 from jaxformers.models import MIXERS, MODELS
@@ -38,11 +35,12 @@ ROUNDS = 7
 BATCH = 4
 LENGTHS = (1_024, 2_048, 4_096)
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
-SIZES = {"vocab_size": 257, "num_classes": 2}
+SIZES = {"vocab_size": ours.VOCABULARY, "num_classes": ours.CLASSES}
+PYTORCH = "PyTorch, softmax"
 
 
 def register_library() -> None:
-  """Adds JAX's own softmax attention to the models, once."""
+  """Registers JAX's softmax attention as a model, unless it already is."""
   name = "dot_product_attention"
   if name in MODELS:
     return
@@ -58,8 +56,8 @@ def register_library() -> None:
   MODELS.register(name)(models.Variant(name, "pre_norm"))
 
 
-def encoder(name: str, n: int) -> models.Classifier:
-  """A model of Skyformer's size for n tokens; TransJect with E = 4, d = 80."""
+def make_encoder(name: str, n: int) -> models.Classifier:
+  """Builds Skyformer's size for n tokens; for TransJect E = 4, d = 80."""
   options = {"d_model": 64, "positions": "learned"}
   if MODELS[name].block == "injective":
     options = {"d_model": 80}
@@ -68,139 +66,60 @@ def encoder(name: str, n: int) -> models.Classifier:
   )
 
 
-def programs(
-  name: str, n: int, batch: int
-) -> tuple[Callable[[], Any], Callable[[], Any], int]:
-  """Forward pass and train step on n tokens, and the step's planned bytes."""
-  model = encoder(name, n)
+def compile_programs(name: str, n: int, batch: int) -> dict[str, ours.Program]:
+  """Compiles the forward pass and train step of a model on n tokens."""
   rng = np.random.default_rng(0)
-  ids = jnp.asarray(rng.integers(1, 257, size=(batch, n)))
-  targets = jnp.asarray(rng.integers(0, 2, size=batch))
-  init = jax.jit(functools.partial(model.init, train=False))
-  params = init(jax.random.key(0), model.example())["params"]
-  tx = optax.adam(1e-4)
-
-  def forward(params: Any) -> jax.Array:
-    return model.apply({"params": params}, ids, train=False)
-
-  def loss(params: Any, key: jax.Array) -> jax.Array:
-    logits = model.apply(
-      {"params": params}, ids, train=True, rngs={"random": key}
-    )
-    return optax.softmax_cross_entropy_with_integer_labels(
-      logits, targets
-    ).mean()
-
-  def step(params: Any, state: Any, key: jax.Array) -> Any:
-    updates, state = tx.update(jax.grad(loss)(params, key), state)
-    return optax.apply_updates(params, updates), state
-
-  state, key = tx.init(params), jax.random.key(1)
-  ahead = jax.jit(forward).lower(params).compile()
-  train = jax.jit(step).lower(params, state, key).compile()
-  planned = train.memory_analysis().temp_size_in_bytes
-  return (
-    lambda: jax.block_until_ready(ahead(params)),
-    lambda: jax.block_until_ready(train(params, state, key)),
-    planned,
+  return ours.compile_passes(
+    make_encoder(name, n),
+    jnp.asarray(rng.integers(1, 257, size=(batch, n))),
+    jnp.asarray(rng.integers(0, 2, size=batch)),
+    learning_rate=ours.LEARNING_RATE,
+    train=True,
   )
 
 
-def in_pytorch(
-  n: int, batch: int
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
-  """The same Transformer as a user would write it in PyTorch."""
+def pytorch_calls(n: int, batch: int) -> dict[str, Call]:
+  """Returns the calls "forward" and "step" of a Transformer in PyTorch."""
   import torch
-  from torch import nn
-  from torch.nn import functional
 
-  class Layer(nn.Module):
-    def __init__(self) -> None:
-      super().__init__()
-      self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
-      self.heads = nn.Linear(64, 192)
-      self.out = nn.Linear(64, 64)
-      self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
-
-    def forward(self, x: Any, mask: Any) -> Any:
-      parts = self.heads(self.norms[0](x)).chunk(3, -1)
-      q, k, v = (a.unflatten(-1, (2, 32)).transpose(1, 2) for a in parts)
-      scores = q @ k.transpose(-1, -2) / 32**0.5
-      scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
-      y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
-      x = x + self.out(y)
-      return x + self.down(functional.gelu(self.up(self.norms[1](x))))
-
-  class Transformer(nn.Module):
-    def __init__(self) -> None:
-      super().__init__()
-      self.tokens, self.places = nn.Embedding(257, 64), nn.Embedding(n, 64)
-      self.layers = nn.ModuleList(Layer() for _ in range(2))
-      self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 2)
-
-    def forward(self, ids: Any) -> Any:
-      mask = ids > 0
-      x = self.tokens(ids) + self.places.weight
-      for layer in self.layers:
-        x = layer(x, mask)
-      x = self.norm(x) * mask[..., None]
-      return self.head(x.sum(1) / mask.sum(1)[:, None])
+  from benchmarks import rivals  # PyTorch is an extra.
 
   torch.manual_seed(0)
-  torch.set_num_threads(threads())
-  model = Transformer()
-  ids = torch.randint(1, 257, (batch, n))
-  targets = torch.randint(0, 2, (batch,))
-  optimizer = torch.optim.Adam(model.parameters(), 1e-4)
-
-  def forward() -> None:
-    with torch.no_grad():
-      model(ids)
-
-  def step() -> None:
-    optimizer.zero_grad()
-    functional.cross_entropy(model(ids), targets).backward()
-    optimizer.step()
-
-  return forward, step
+  return {
+    "forward": rivals.infer(rivals.PlainTransformer(n), batch, n),
+    "step": rivals.train(rivals.PlainTransformer(n), batch, n),
+  }
 
 
-def peak() -> int:
-  """The most bytes that this process had in memory so far (Linux)."""
-  # Not getrusage: a child starts there from the peak of its parent.
-  with open("/proc/self/status") as file:
-    (line,) = (line for line in file if line.startswith("VmHWM"))
-  return 1024 * int(line.split()[1])
-
-
-def _pytorch_memory(n: int) -> int:
-  """Bytes that a train step adds to a process of its own."""
+def pytorch_memory(n: int) -> int:
+  """Returns the bytes that a train step adds to a process of its own."""
   code = (
-    "from benchmarks.encoders import in_pytorch, peak\n"
-    f"in_pytorch(16, {BATCH})[1]()\n"
-    "before = peak()\n"
-    f"in_pytorch({n}, {BATCH})[1]()\n"
-    "print(peak() - before)"
+    "from benchmarks.encoders import peak_memory, pytorch_calls\n"
+    f"pytorch_calls(16, {BATCH})['step']()\n"
+    "before = peak_memory()\n"
+    f"pytorch_calls({n}, {BATCH})['step']()\n"
+    "print(peak_memory() - before)"
   )
   return int(in_a_process(code))
 
 
 def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
-  """Seconds and bytes of every model and PyTorch, one row a model."""
-  rows = {name: {"model": name} for name in (*names, "PyTorch, softmax")}
+  """Measures seconds and bytes of every model and PyTorch, a row each."""
+  rows = {name: {"model": name} for name in (*names, PYTORCH)}
   for n in lengths:
-    ready: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
+    # Compile all models, and take the memory of their steps.
+    calls: dict[str, dict[str, Call]] = {}
     for name in names:
-      forward, step, planned = programs(name, n, BATCH)
-      ready[name] = (forward, step)
-      rows[name][f"MB {n}"] = planned / 1e6
-    ready["PyTorch, softmax"] = in_pytorch(n, BATCH)
-    rows["PyTorch, softmax"][f"MB {n}"] = _pytorch_memory(n) / 1e6
-    for what, at in (("forward", 0), ("step", 1)):
-      calls = {name: both[at] for name, both in ready.items()}
-      seconds = interleaved(calls, ROUNDS)
-      for name in ready:
-        rows[name][f"{what} {n}"] = median(seconds, name)
+      programs = compile_programs(name, n, BATCH)
+      calls[name] = {key: program.call for key, program in programs.items()}
+      rows[name][f"MB {n}"] = programs["step"].planned_bytes / 1e6
+    calls[PYTORCH] = pytorch_calls(n, BATCH)
+    rows[PYTORCH][f"MB {n}"] = pytorch_memory(n) / 1e6
+    # Time them in turns.
+    for key in ("forward", "step"):
+      seconds = interleaved({k: both[key] for k, both in calls.items()}, ROUNDS)
+      for name in calls:
+        rows[name][f"{key} {n}"] = median(seconds, name)
     print(f"{n} tokens done", file=sys.stderr)
   return list(rows.values())
 
@@ -212,22 +131,22 @@ def _is_dense(name: str) -> bool:
 
 
 def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
-  """Exponents of time (forward) and memory (train step) in n, one sample."""
+  """Fits exponents of time (forward) and memory (train step), one sample."""
   rows = []
   for name in names:
-    own = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
+    feasible = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
     seconds, planned = [], []
-    for n in own:
-      forward, _, memory = programs(name, n, 1)
-      times = interleaved({name: forward}, ROUNDS)
+    for n in feasible:
+      programs = compile_programs(name, n, 1)
+      times = interleaved({name: programs["forward"].call}, ROUNDS)
       seconds.append(median(times, name))
-      planned.append(memory)
+      planned.append(programs["step"].planned_bytes)
     rows.append(
       {
         "model": name,
-        "longest": own[-1],
-        "exponent of time": exponent(own, seconds),
-        "exponent of memory": exponent(own, planned),
+        "longest": feasible[-1],
+        "exponent of time": exponent(feasible, seconds),
+        "exponent of memory": exponent(feasible, planned),
         "seconds at the longest": seconds[-1],
         "MB at the longest": planned[-1] / 1e6,
       }

@@ -1,10 +1,10 @@
-"""What a train step holds in memory, and what orthogonal maps take of it.
+"""Memory of a train step, and the share of the orthogonal maps in its time.
 
 The paper's Text setting, 4,096 tokens in batches of 32: bytes that the compiler
-plans beside the state, by what the backward pass takes and by the parts that a
-batch is taken in; and of one setting, what a process of its own had in memory
-at most. Against depth, with the reversible backward pass. And the time of all
-maps of a step with their gradient beside the whole step.
+plans beside the state, by stored activations and by the number of microbatches;
+for one setting, the peak memory of a process. Memory against depth, with the
+reversible backward pass. The time of all maps of a step with their gradient,
+beside the whole step.
 """
 
 from __future__ import annotations
@@ -12,87 +12,87 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from benchmarks import ours
 from benchmarks.__main__ import main
-from benchmarks.against import planned
-from benchmarks.orthogonal import COUNT, drawn, ours
-from benchmarks.speed import EXPERTS, LAYERS, D, build, train
+from benchmarks.orthogonal import COUNT, draw_matrices, make_calls
 from benchmarks.timing import in_a_process, interleaved, median, ratio
 from jaxformers import orthogonal
 
-TEXT = (32, 4_096)  # Batch and tokens.
+TEXT = (32, 4_096)  # Rows of a batch, and tokens.
 ACTIVATIONS = ("stored", "recomputed", "reversible")
 PARTS = (1, 8, 32)
 DEPTHS = (2, 4, 8, 16, 32)
-PAPER = (32, 2_048)  # What a paper-size step is.
+PAPER = (32, 2_048)  # Rows and tokens of a step at the paper's size.
 PEAK = """
-from benchmarks import speed
-from benchmarks.encoders import peak
-speed.train(speed.build("transject", {n}), {b}, {n}, {b})()
-print(peak() / 2**30)
+from benchmarks import ours, timing
+ours.train(ours.build("transject", {n}), {b}, {n}, {b})()
+print(timing.peak_memory() / 2**30)
 """
 
 
-def sized(activations: str, dtype: str, layers: int = LAYERS) -> dict[str, Any]:
-  """Options of TransJect."""
+def transject_options(
+  activations: str, dtype: str, layers: int = ours.LAYERS
+) -> dict[str, Any]:
+  """Returns options of TransJect for `ours.build`."""
   return {
     "num_layers": layers,
-    "mixer": {"num_experts": EXPERTS},
-    "activations": activations,
+    "mixer": {"num_experts": ours.EXPERTS},
+    "memory": activations,
     "dtype": dtype,
   }
 
 
 def text() -> list[dict[str, Any]]:
-  """GiB of the paper's Text setting, by how it is held."""
+  """Plans GiB of the paper's Text setting, by type, activations and parts."""
   batch, n = TEXT
   rows = []
   for dtype in ("float32", "bfloat16"):
     for activations in ACTIVATIONS:
-      model = build("transject", n, **sized(activations, dtype))
+      options = transject_options(activations, dtype)
+      model = ours.build("transject", n, **options)
       row: dict[str, Any] = {"type": dtype, "activations": activations}
       for parts in PARTS:
-        held = planned(model, batch, n, parts)
-        row[f"GiB, accumulate={parts}"] = held / 2**30
+        planned = ours.planned_bytes(model, batch, n, parts)
+        row[f"GiB, accumulate={parts}"] = planned / 2**30
       rows.append(row)
-  whole = in_a_process(PEAK.format(b=batch, n=n))
+  # For comparison, the peak of a process that trains.
+  peak = in_a_process(PEAK.format(b=batch, n=n))
   rows.append(
     {
       "type": "float32",
       "activations": "stored, all of a process",
-      f"GiB, accumulate={batch}": float(whole),
+      f"GiB, accumulate={batch}": float(peak),
     }
   )
   return rows
 
 
 def depth() -> list[dict[str, Any]]:
-  """MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
+  """Plans MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
   rows = []
   for activations in ACTIVATIONS:
     row: dict[str, Any] = {"activations": activations}
     for layers in DEPTHS:
-      model = build(
-        "transject",
-        4_096,
-        d_model=64,
-        **sized(activations, "float32", layers),
-      )
-      row[f"MB, L = {layers}"] = planned(model, 4, 4_096) / 1e6
+      options = transject_options(activations, "float32", layers)
+      model = ours.build("transject", 4_096, d_model=64, **options)
+      planned = ours.planned_bytes(model, 4, 4_096)
+      row[f"MB, L = {layers}"] = planned / 1e6
     rows.append(row)
   return rows
 
 
 def maps(rounds: int) -> list[dict[str, Any]]:
-  """Seconds of all maps of a step and their gradient, beside the step."""
+  """Times all maps of a step with their gradient, beside the step."""
   batch, n = PAPER
-  a, w = drawn(D)
-  calls = {"train step": train(build("transject", n), batch, n)}
-  calls |= {name: ours(name, a, w)["step"] for name in orthogonal.MAPS}
+  a, w = draw_matrices(ours.D)
+  model = ours.build("transject", n)
+  calls = {"train step": ours.train(model, batch, n)}
+  calls |= {name: make_calls(name, a, w)["step"] for name in orthogonal.MAPS}
   seconds = interleaved(calls, rounds)
   return [
     {
       "map": name,
-      "matrices": f"{COUNT} of d = {D}",
+      "matrices": f"{COUNT} of d = {ours.D}",
       "s": median(seconds, name),
       "share of a step of 32 x 2048": 1 / ratio(seconds, "train step", name),
     }
@@ -101,7 +101,7 @@ def maps(rounds: int) -> list[dict[str, Any]]:
 
 
 def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
-  """Memory, and what maps take."""
+  """Measures memory, and the share of the orthogonal maps."""
   return {
     "memory of Text": text(),
     "memory by depth": depth(),

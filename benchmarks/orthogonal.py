@@ -1,4 +1,4 @@
-r"""What orthogonal maps cost and lose, beside PyTorch's parametrisations.
+r"""Cost and accuracy of orthogonal maps, beside PyTorch's parametrisations.
 
 python -m benchmarks.orthogonal --out orthogonal.json
 
@@ -32,40 +32,47 @@ TORCH_MAPS = {
 }
 
 
-def ours(
+def make_calls(
   name: str, a: np.ndarray, w: np.ndarray
 ) -> dict[str, Callable[[], Any]]:
-  """The map, and the map with its gradient, as functions that wait."""
+  """Returns calls of a map alone, and of the map with its gradient.
+
+  Args:
+    name: key of `orthogonal.MAPS`.
+    a: [k, d, d], free matrices.
+    w: [k, d, d], weights of the entries of the maps in a sum.
+  """
   mapping = orthogonal.MAPS[name]
   if name == "matrix":
     a = np.asarray(orthogonal.cayley(jnp.asarray(a)))
-  given, weights = jnp.asarray(a), jnp.asarray(w)
+  free, weights = jnp.asarray(a), jnp.asarray(w)
   forward = jax.jit(mapping)
   both = jax.jit(jax.value_and_grad(lambda a, w: (mapping(a) * w).sum()))
   return {
-    "forward": lambda: jax.block_until_ready(forward(given)),
-    "step": lambda: jax.block_until_ready(both(given, weights)),
+    "forward": lambda: jax.block_until_ready(forward(free)),
+    "step": lambda: jax.block_until_ready(both(free, weights)),
   }
 
 
-def in_pytorch(
+def make_pytorch_calls(
   name: str, a: np.ndarray, w: np.ndarray
 ) -> dict[str, Callable[[], Any]]:
-  """The same in PyTorch, one module a matrix."""
+  """Returns the calls of `make_calls` in PyTorch, with one module a matrix."""
   import torch
   from torch.nn.utils import parametrizations
 
   torch.set_num_threads(threads())
   layers, d = [], a.shape[-1]
-  for one in a:
-    layer = torch.nn.Linear(len(one), len(one), bias=False)
+  for free in a:
+    # A module for each matrix, as a user has it.
+    layer = torch.nn.Linear(d, d, bias=False)
     parametrizations.orthogonal(
       layer, orthogonal_map=TORCH_MAPS[name], use_trivialization=False
     )
     with torch.no_grad():
-      if name == "householder":  # Its signs stand on the diagonal.
-        one = np.tril(one, -1) + np.eye(d, dtype=one.dtype)
-      layer.parametrizations.weight.original.copy_(torch.from_numpy(one))
+      if name == "householder":  # The diagonal holds the signs.
+        free = np.tril(free, -1) + np.eye(d, dtype=free.dtype)
+      layer.parametrizations.weight.original.copy_(torch.from_numpy(free))
     layers.append(layer)
   weights = torch.from_numpy(w)
 
@@ -75,8 +82,8 @@ def in_pytorch(
 
   def step() -> None:
     total = sum(
-      (layer.weight * one).sum()
-      for layer, one in zip(layers, weights, strict=True)
+      (layer.weight * weight).sum()
+      for layer, weight in zip(layers, weights, strict=True)
     )
     total.backward()
     for layer in layers:
@@ -85,24 +92,28 @@ def in_pytorch(
   return {"forward": forward, "step": step}
 
 
-def drawn(d: int) -> tuple[np.ndarray, np.ndarray]:
-  """Free matrices of the size that models start at, and weights of Q."""
+def draw_matrices(d: int) -> tuple[np.ndarray, np.ndarray]:
+  """Draws free matrices of the size that models start at, and weights of Q."""
   rng = np.random.default_rng(0)
   a = rng.normal(size=(COUNT, d, d), scale=1.5 / d**0.5).astype(np.float32)
   return a, rng.normal(size=a.shape).astype(np.float32)
 
 
-def measure(d: int, rounds: int) -> list[dict[str, Any]]:
-  """A row for each map: seconds and the defect, at one size."""
-  a, w = drawn(d)
-  runs = {f"ours: {name}": ours(name, a, w) for name in orthogonal.MAPS}
-  runs |= {f"PyTorch: {name}": in_pytorch(name, a, w) for name in TORCH_MAPS}
+def measure_maps(d: int, rounds: int) -> list[dict[str, Any]]:
+  """Measures seconds and the defect of each map at one size, a row each."""
+  a, w = draw_matrices(d)
+  runs = {f"ours: {name}": make_calls(name, a, w) for name in orthogonal.MAPS}
+  runs |= {
+    f"PyTorch: {name}": make_pytorch_calls(name, a, w) for name in TORCH_MAPS
+  }
+  # Time all maps in turns.
   calls = {
     f"{name} {part}": run
     for name, parts in runs.items()
     for part, run in parts.items()
   }
   seconds = interleaved(calls, rounds)
+  # Compute the defect in double precision.
   rows = []
   for name, parts in runs.items():
     q = np.asarray(parts["forward"]()).astype(np.float64)
@@ -119,8 +130,8 @@ def measure(d: int, rounds: int) -> list[dict[str, Any]]:
   return rows
 
 
-def norms(d: int) -> list[dict[str, Any]]:
-  """The defect in float32 as the parameters grow."""
+def measure_norms(d: int) -> list[dict[str, Any]]:
+  """Measures the defect in float32 as the parameters grow."""
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
   rows = []
   for name in ("cayley", "expm", "householder"):
@@ -132,15 +143,16 @@ def norms(d: int) -> list[dict[str, Any]]:
   return rows
 
 
-def many(steps: int, d: int) -> list[dict[str, Any]]:
-  """The defect after many steps of Adam, which must end."""
+def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
+  """Measures the defect after many steps of Adam."""
   from jaxformers.training import optim
 
   rows = []
   for name in orthogonal.MAPS:
+    # Start at the matrices that models start at.
     leaf = orthogonal.parameter_name("u", name)
     a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
-    start = {leaf: orthogonal.cayley(a) if name == "matrix" else a}
+    params = {leaf: orthogonal.cayley(a) if name == "matrix" else a}
     tx, _ = optim.build(
       {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
     )
@@ -151,6 +163,7 @@ def many(steps: int, d: int) -> list[dict[str, Any]]:
     ) -> Any:
       def loss(params: Any) -> jax.Array:
         (q,) = orthogonal.rotations(params, name).values()
+        # Another random gradient in each step.
         noise = jax.random.normal(jax.random.key(k), q.shape)
         return (q * noise).mean()
 
@@ -158,11 +171,11 @@ def many(steps: int, d: int) -> list[dict[str, Any]]:
       updates, state = tx.update(grads, state, params)
       return jax.tree.map(jnp.add, params, updates), state
 
-    params, state = start, tx.init(start)
+    state = tx.init(params)
     began = time.perf_counter()
     for k in range(steps):
       params, state = step(params, state, k)
-      if k % 32 == 0:
+      if k % 32 == 0:  # A long queue of steps would fill the memory.
         jax.block_until_ready(params)
     (q,) = orthogonal.rotations(params, name).values()
     rows.append(
@@ -190,9 +203,9 @@ def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   sides = cli.numbers("sizes", sizes)
   result: dict[str, Any] = {"cost": [], "norms": []}
   for d in sides:
-    result["cost"] += measure(d, rounds)
-    result["norms"] += norms(d)
-  result["many"] = many(steps, min(sides)) if steps else []
+    result["cost"] += measure_maps(d, rounds)
+    result["norms"] += measure_norms(d)
+  result["many"] = measure_drift(steps, min(sides)) if steps else []
   for name, rows in result.items():
     print(f"\n{name}\n\n{table(rows) if rows else ''}", flush=True)
   save(result, out)

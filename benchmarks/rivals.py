@@ -1,10 +1,11 @@
 """PyTorch models that ours are timed against, written from the papers.
 
-`TransJect` is what a user writes: a module for every part, the default of
+`TransJect` is what a user writes: a module for every part, and the default of
 `torch.nn.utils.parametrizations.orthogonal` for every matrix. `FastTransJect`
 has all of our algebra: Cayley maps, U diag(Sigma) V folded, experts side by
 side. `Transformer` is `torch.nn.TransformerEncoder`, whose attention is
-`scaled_dot_product_attention`. All take ids [b, n] to logits [b, 2].
+`scaled_dot_product_attention`. `PlainTransformer` is one of Skyformer's size as
+a user writes it. All map ids [b, n] to logits [b, 2] and an auxiliary loss.
 """
 
 from __future__ import annotations
@@ -16,26 +17,28 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from benchmarks.speed import CLASSES, VOCABULARY
+from benchmarks import ours
+from benchmarks.ours import CLASSES, VOCABULARY
+from benchmarks.timing import Call, threads
 
 
 def sinusoids(length: int, d: int) -> torch.Tensor:
-  """Positions, [length, d]."""
+  """Returns sinusoidal positions [length, d]."""
   rates = torch.exp(torch.arange(0, d, 2) * (-math.log(10_000.0) / d))
   angles = torch.arange(length)[:, None] * rates[None]
   return torch.stack([angles.sin(), angles.cos()], -1).reshape(length, d)
 
 
 def rotation(d: int) -> nn.Module:
-  """A product with an orthogonal matrix."""
+  """Returns a linear layer with an orthogonal matrix."""
   return parametrizations.orthogonal(nn.Linear(d, d, bias=False))
 
 
-def grown(model: nn.Module) -> None:
-  """Gives the free matrices of `rotation` the size that our models start at.
+def grow(model: nn.Module) -> None:
+  """Scales the free matrices of `rotation` to the size that ours start at.
 
-  Theirs start at zero and grow in training, and there PyTorch's exponential is
-  cheapest: its number of squarings follows the norm.
+  PyTorch's start at zero, where its exponential is cheapest, and grow in
+  training: the number of squarings follows the norm.
   """
   for module in model.modules():
     if parametrize.is_parametrized(module, "weight"):
@@ -44,7 +47,7 @@ def grown(model: nn.Module) -> None:
 
 
 class Embedding(nn.Module):
-  """Tokens beside positions, [b, n] -> [b, n, d]."""
+  """Concatenates tokens and positions, [b, n] -> [b, n, d]."""
 
   def __init__(self, length: int, d: int) -> None:
     super().__init__()
@@ -52,20 +55,20 @@ class Embedding(nn.Module):
     self.register_buffer("positions", sinusoids(length, d // 2))
 
   def forward(self, ids: torch.Tensor) -> torch.Tensor:
-    """As the class says."""
+    """Embeds ids [b, n]."""
     positions = self.positions.expand(len(ids), -1, -1)
     return torch.cat([self.tokens(ids), positions], -1)
 
 
 class Expert(nn.Module):
-  """ELU(x U diag(sigma) V)."""
+  """An expert, ELU(x U diag(sigma) V)."""
 
   def __init__(self, d: int) -> None:
     super().__init__()
     self.u, self.v = rotation(d), rotation(d)
 
   def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """x [b, n, d], sigma [b, 1, d]."""
+    """Maps x [b, n, d] with sigma [b, 1, d] -> [b, n, d]."""
     return F.elu(self.v(self.u(x) * sigma))
 
 
@@ -82,13 +85,14 @@ class Layer(nn.Module):
     self.bias = nn.Parameter(torch.zeros(2, d))
 
   def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """x [b, n, d], sigma [b, 1, d]."""
+    """Maps x [b, n, d] with sigma [b, 1, d] -> [b, n, d]."""
     a = self.alpha.tanh() / self.layers
-    f = [expert(x, sigma) for expert in self.experts]
-    pooled = torch.stack([(x + a * one).amax(1) for one in f], 1)
+    # Weigh experts by what each would give, pooled by the maximum.
+    outputs = [expert(x, sigma) for expert in self.experts]
+    pooled = torch.stack([(x + a * y).amax(1) for y in outputs], 1)
     weights = self.gate(pooled).softmax(1)
-    mixed = sum(weights[:, e, None] * one for e, one in enumerate(f))
-    x = x + a * mixed
+    x = x + a * sum(weights[:, e, None] * y for e, y in enumerate(outputs))
+    # Feed forward.
     y = F.elu(self.first(x) + self.bias[0])
     return x + a * F.elu(self.second(y) + self.bias[1])
 
@@ -96,7 +100,7 @@ class Layer(nn.Module):
 def eigenvalues(
   x: torch.Tensor, basis: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-  """Sigma [b, 1, d] and the reconstruction error."""
+  """Returns Sigma [b, 1, d] and the reconstruction error."""
   gram = x.mT @ x / x.shape[1]
   values = torch.diagonal(basis.T @ gram @ basis, dim1=-2, dim2=-1)
   sigma = values / values.amax(1, keepdim=True)
@@ -105,7 +109,7 @@ def eigenvalues(
 
 
 class TransJect(nn.Module):
-  """The model as a user writes it; learned: Random-TransJect."""
+  """TransJect as a user writes it; Random-TransJect if learned."""
 
   def __init__(
     self, length: int, d: int, experts: int, layers: int, learned: bool
@@ -118,7 +122,7 @@ class TransJect(nn.Module):
     self.head = nn.Linear(d, CLASSES)
 
   def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits, and what else is minimised."""
+    """Returns logits and the auxiliary loss."""
     x = self.embedding(ids)
     error = torch.zeros(())
     if self.sigma is None:
@@ -131,18 +135,18 @@ class TransJect(nn.Module):
 
 
 def cayley(a: torch.Tensor) -> torch.Tensor:
-  """Rotations of free matrices [k, d, d]: 2 (I - S)^-1 - I.
+  """Returns the rotations 2 (I - S)^-1 - I of free matrices [k, d, d].
 
   One after the other: PyTorch's batched inverse fails on CPUs at d = 512.
   """
   eye = torch.eye(a.shape[-1])
   return torch.stack(
-    [2 * torch.linalg.inv(eye - (one - one.T) / 2) - eye for one in a]
+    [2 * torch.linalg.inv(eye - (free - free.T) / 2) - eye for free in a]
   )
 
 
 class FastTransJect(nn.Module):
-  """The same with our algebra."""
+  """TransJect with our algebra, for the same logits."""
 
   def __init__(
     self, length: int, d: int, experts: int, layers: int, learned: bool
@@ -160,15 +164,16 @@ class FastTransJect(nn.Module):
     self.kept: torch.Tensor | None = None
 
   def rotations(self) -> torch.Tensor:
-    """All matrices by one call, or those that are kept for inference."""
+    """Returns all matrices, or those that are kept for inference."""
     return cayley(self.skew) if self.kept is None else self.kept
 
   def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits, and what else is minimised."""
+    """Returns logits and the auxiliary loss."""
     x = self.embedding(ids)
     b, n, d = x.shape
     q = self.rotations()
     error = torch.zeros(())
+    # Eigenvalues as column sums, and the error as a difference of norms.
     if self.sigma is None:
       fixed = x.detach()
       values = (x @ q[-1]).square().mean(1)
@@ -183,6 +188,7 @@ class FastTransJect(nn.Module):
       u, v = q[at : at + e], q[at + e : at + 2 * e]
       w, at = q[at + 2 * e : at + 2 * e + 2], at + 2 * e + 2
       a = self.alpha[layer].tanh() / self.layers
+      # Experts, side by side; with many tokens, fold the matrices first.
       if n > d:
         folded = (u[None] * sigma[:, None, None]) @ v  # [b or 1, e, d, d]
         sides = folded.permute(0, 2, 1, 3).reshape(-1, d, e * d)
@@ -191,9 +197,11 @@ class FastTransJect(nn.Module):
       else:
         y = torch.einsum("bni,eij->benj", x, u) * sigma[:, None, None]
         f = F.elu(y @ v).transpose(1, 2)
+      # Weigh experts by what each would give, pooled by the maximum.
       pooled = (x[:, :, None] + a * f).amax(1)
       weights = (pooled @ self.gate[layer]).softmax(1)
       x = x + a * (weights[:, None, None] @ f)[:, :, 0]
+      # Feed forward.
       y = F.elu(x @ w[0] + self.bias[layer, 0])
       x = x + a * F.elu(y @ w[1] + self.bias[layer, 1])
     return self.head(x.mean(1)), error
@@ -202,14 +210,15 @@ class FastTransJect(nn.Module):
 class Transformer(nn.Module):
   """`torch.nn.TransformerEncoder`, normalised first.
 
-  `mha.set_fastpath_enabled(False)` before inference: PyTorch's own fast path
-  leaves `scaled_dot_product_attention` out, and is slower on CPUs.
+  Turns PyTorch's fast path off, which does not use
+  `scaled_dot_product_attention` and is slower on CPUs.
   """
 
   def __init__(
     self, length: int, d: int, layers: int, heads: int, mlp_dim: int
   ) -> None:
     super().__init__()
+    torch.backends.mha.set_fastpath_enabled(False)
     self.embedding = Embedding(length, d)
     layer = nn.TransformerEncoderLayer(
       d,
@@ -226,6 +235,100 @@ class Transformer(nn.Module):
     self.head = nn.Linear(d, CLASSES)
 
   def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits, and zero."""
+    """Returns logits, and zero."""
     x = self.encoder(self.embedding(ids))
     return self.head(x.mean(1)), torch.zeros(())
+
+
+class PlainLayer(nn.Module):
+  """A Transformer's layer of d = 64 with two heads, normalised first."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
+    self.heads = nn.Linear(64, 192)
+    self.out = nn.Linear(64, 64)
+    self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+  def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Maps x [b, n, 64], with mask [b, n] True at tokens."""
+    parts = self.heads(self.norms[0](x)).chunk(3, -1)
+    q, k, v = (a.unflatten(-1, (2, 32)).transpose(1, 2) for a in parts)
+    scores = q @ k.transpose(-1, -2) / 32**0.5
+    scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
+    y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+    x = x + self.out(y)
+    return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+class PlainTransformer(nn.Module):
+  """A Transformer of Skyformer's size, as a user writes it."""
+
+  def __init__(self, length: int) -> None:
+    super().__init__()
+    self.tokens = nn.Embedding(VOCABULARY, 64)
+    self.places = nn.Embedding(length, 64)
+    self.layers = nn.ModuleList(PlainLayer() for _ in range(2))
+    self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, CLASSES)
+
+  def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns logits, and zero."""
+    mask = ids > 0
+    x = self.tokens(ids) + self.places.weight
+    for layer in self.layers:
+      x = layer(x, mask)
+    x = self.norm(x) * mask[..., None]
+    return self.head(x.sum(1) / mask.sum(1)[:, None]), torch.zeros(())
+
+
+def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:
+  """Returns the rivals of a TransJect, by their title in the tables."""
+  torch.manual_seed(0)
+  is_learned = name == "random_transject"
+  sizes = (length, ours.D, ours.EXPERTS, ours.LAYERS, is_learned)
+  models = {
+    "user": TransJect(*sizes),
+    "our algebra": FastTransJect(*sizes),
+  }
+  if training:
+    models["first steps"] = TransJect(*sizes)
+  grow(models["user"])
+  return models
+
+
+def train(model: nn.Module, batch: int, length: int) -> Call:
+  """Returns a call that trains for one step: forward, backward, Adam."""
+  torch.set_num_threads(threads())
+  inputs = torch.from_numpy(ours.random_ids(batch, length)).long()
+  targets = torch.zeros(batch, dtype=torch.long)
+  optimizer = torch.optim.Adam(model.parameters(), lr=ours.LEARNING_RATE)
+
+  def step() -> None:
+    optimizer.zero_grad(set_to_none=True)
+    logits, error = model(inputs)
+    (F.cross_entropy(logits, targets) + 1e-3 * error).backward()
+    optimizer.step()
+
+  return step
+
+
+def infer(model: nn.Module, batch: int, length: int) -> Call:
+  """Returns a call of the forward pass, with orthogonal matrices at hand.
+
+  The model cannot be trained afterwards: its parametrisations are removed.
+  """
+  torch.set_num_threads(threads())
+  inputs = torch.from_numpy(ours.random_ids(batch, length)).long()
+  model.eval()
+  with torch.no_grad():
+    for module in model.modules():
+      if parametrize.is_parametrized(module, "weight"):
+        parametrize.remove_parametrizations(module, "weight")
+    if hasattr(model, "rotations"):
+      model.kept = model.rotations()
+
+  def forward() -> None:
+    with torch.inference_mode():
+      model(inputs)
+
+  return forward

@@ -1,16 +1,16 @@
-r"""What a train step costs each of 1 to 512 devices, and what would bound it.
+r"""Cost of a train step on each of 1 to 512 devices, and its bound.
 
 python -m benchmarks.scaling --out scaling.json
 
 Compiles the step of a config for meshes of simulated devices and runs nothing:
-FLOPs, bytes read and written and memory are what XLA counts for one device, and
-what is exchanged is read off the compiled program. Under `strong` the batch
-stays as it is, and beyond one row a device sequences are split; under `weak`
+FLOPs, bytes read and written and memory are XLA's counts for one device, and
+the exchanged bytes are read off the compiled program. Under `strong` the batch
+is constant, and beyond one row per device sequences are split; under `weak`
 every device has that batch; `meshes` are other ways to use eight devices.
 
-The three times are those of one device at the peak rates of `--device`, none of
-which is reached, so they say what bounds a step and not how long it takes. It
-was compiled for CPUs, whose programs fuse less: bytes are an upper bound.
+The three times are those of one device at the peak rates of `--device`. No
+device reaches them, so they say what bounds a step and not how long it takes.
+Programs are compiled for CPUs, which fuse less: bytes are an upper bound.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout
 
 COUNT = 512
-# Of Text: bytes and what stands beside them, two classes.
+# Sizes of Text: 256 bytes and padding, two classes.
 SIZES = {"vocab_size": 257, "num_classes": 2}
 MESHES = ("data:8", "fsdp:8", "data:2,model:4", "sequence:8", "data:4,fsdp:2")
 
@@ -42,10 +42,10 @@ class Device:
   """Peak rates of a device, from its data sheet.
 
   Attributes:
-    flops: a second, of float32 products as JAX takes them by default: TF32 on
-      GPUs, bfloat16 on TPUs.
-    memory: bytes a second.
-    network: bytes a second that a device sends to those near it.
+    flops: FLOPs per second in float32 products as JAX computes them by default:
+      TF32 on GPUs, bfloat16 on TPUs.
+    memory: bytes per second that it reads and writes.
+    network: bytes per second that it sends to its neighbours.
   """
 
   flops: float
@@ -59,6 +59,7 @@ DEVICES = {
   "tpu_v5e": Device(197e12, 0.82e12, 100e9),
 }
 
+# Bytes of an element, by XLA's name of its type.
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
 _SIZES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _COLLECTIVE = re.compile(
@@ -68,37 +69,47 @@ _COLLECTIVE = re.compile(
 
 
 def collectives(program: str) -> dict[str, tuple[int, float]]:
-  """What a device sends, by kind: (how often, bytes), of a compiled program.
+  """Returns (count, bytes) of what a device sends, by kind of collective.
 
-  Bytes are those of a ring: of an all-reduce twice (g - 1) / g of the array,
-  where g devices take part, of the others once, of a permutation all of it.
+  Bytes are those of a ring of g devices: an all-reduce sends (g - 1) / g of the
+  array twice, a permutation sends all of it, and the others (g - 1) / g once.
+
+  Args:
+    program: text of a compiled program.
   """
-  found: dict[str, tuple[int, float]] = {}
+  totals: dict[str, tuple[int, float]] = {}
   for line in program.splitlines():
     match = _COLLECTIVE.search(line)
     if match is None:
       continue
+    # Bytes of all arrays that the collective returns.
     size = sum(
       _SIZES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(","))))
       for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
     )
+    # The part of them that a device sends.
     kind, group = match["kind"], group_size(line)
     share = (group - 1) / group
     factor = {
       "all-reduce": 2 * share,
       "collective-permute": 1.0,
-      "reduce-scatter": group * share,  # The array is a share of what is sent.
+      "reduce-scatter": group * share,  # The program shows one part of it.
     }.get(kind, share)
-    times, sent = found.get(kind, (0, 0.0))
-    found[kind] = (times + 1, sent + factor * size)
-  return found
+    times, sent = totals.get(kind, (0, 0.0))
+    totals[kind] = (times + 1, sent + factor * size)
+  return totals
 
 
 def group_size(line: str) -> int:
-  """How many devices take part in a collective of a program.
+  """Returns the number of devices that take part in a collective.
+
+  XLA has four notations of groups: pairs, lists, an array, and a mesh.
+
+  Args:
+    line: line of the collective in a compiled program.
 
   Raises:
-    ValueError: for a notation that is not known.
+    ValueError: for another notation.
   """
   if "collective-permute" in line:
     return 2
@@ -115,14 +126,16 @@ def group_size(line: str) -> int:
   raise ValueError(f"No groups of devices found in {line.strip()[:200]}")
 
 
-def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
-  """The train step of a config for so many devices, compiled.
+def compile_step(
+  spec: str, mesh: str, count: int, batch: int, length: int
+) -> Any:
+  """Compiles the train step of a config for several devices.
 
   Args:
-    spec: of a config, "path.py:key=value".
-    mesh: as `config.mesh`.
-    count: of devices.
-    batch: rows, of all devices.
+    spec: config, as "path.py:key=value".
+    mesh: mesh, as `config.mesh`.
+    count: number of devices.
+    batch: rows of a batch, over all devices.
     length: tokens of a row.
   """
   config = configs.plain(configs.load(spec))
@@ -130,6 +143,7 @@ def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
   tx, _ = optim.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )
+  # Shapes alone, split over the mesh.
   layout = Layout.of(mesh, jax.devices()[:count])
   start = jax.eval_shape(functools.partial(state.create, model, tx), 0)
   rows = {
@@ -152,10 +166,11 @@ def compiled(spec: str, mesh: str, count: int, batch: int, length: int) -> Any:
 
 
 def row(program: Any, device: Device) -> dict[str, Any]:
-  """What a compiled step costs a device, and what bounds it there."""
+  """Returns the cost of a compiled step on a device and its bound, as a row."""
   costs, memory = program.cost_analysis(), program.memory_analysis()
   sent = collectives(program.as_text())
   total = sum(size for _, size in sent.values())
+  # Times at peak rates, of which the longest bounds the step.
   seconds = {
     "products": costs["flops"] / device.flops,
     "memory": costs["bytes accessed"] / device.memory,
@@ -174,23 +189,23 @@ def row(program: Any, device: Device) -> dict[str, Any]:
 
 
 def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
-  """(kind, mesh, devices, batch) of every row.
+  """Returns (kind, mesh, devices, batch) of every row of the table.
 
   Args:
-    batch: rows.
-    length: tokens, which are split where there are more devices than rows.
+    batch: rows of a batch.
+    length: tokens of a row, split where there are more devices than rows.
   """
   counts = [2**k for k in range(COUNT.bit_length())]
-  found = []
+  rows = []
   for count in counts:
     data = math.gcd(batch, count)
     if length % (count // data) == 0:
-      found.append(
+      rows.append(
         ("strong", f"data:{data},sequence:{count // data}", count, batch)
       )
-  found += [("weak", f"data:{count}", count, batch * count) for count in counts]
-  found += [("meshes", mesh, 8, batch) for mesh in MESHES]
-  return found
+  rows += [("weak", f"data:{count}", count, batch * count) for count in counts]
+  rows += [("meshes", mesh, 8, batch) for mesh in MESHES]
+  return rows
 
 
 @cli.command(
@@ -214,7 +229,7 @@ def main(
   for kind, mesh, count, size in plans(batch, length):
     if count > most:
       continue
-    program = compiled(config, mesh, count, size, length)
+    program = compile_step(config, mesh, count, size, length)
     counted = row(program, peaks)
     alone = rows[0]["TFLOP"] if rows else counted["TFLOP"]
     share = alone * size / batch / (count * counted["TFLOP"])

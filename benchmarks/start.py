@@ -1,9 +1,9 @@
-"""How long it takes to begin, and whether a step ever waits for its batch.
+"""Time until the first step, and time that steps wait for their batches.
 
-Imports, each in a process of its own; the first step of a small run, from the
-start of the process, with nothing cached and with data and compiled programs
-cached; and how long the steps of a run waited for what the loader makes, beside
-how fast the loader is where nothing else runs.
+Imports, each in its own process; the first step of a small run, counted from
+the start of the process, with and without cached data and compiled programs;
+and the time that the steps of a run waited for the loader, beside the speed of
+the loader alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 50
 
 
 def imports(rounds: int) -> list[dict[str, Any]]:
-  """Seconds of processes that import and end."""
+  """Times processes that import a module and end."""
   calls = {
     name: functools.partial(in_a_process, code)
     for name, code in IMPORTS.items()
@@ -57,13 +57,14 @@ def imports(rounds: int) -> list[dict[str, Any]]:
 
 
 def until_first_step(folder: Path) -> float:
-  """Seconds from the start of a process to its first step.
+  """Returns seconds from the start of a process to its first step.
 
   Args:
-    folder: where it keeps data and compiled programs.
+    folder: folder of its data and compiled programs.
   """
   command = [sys.executable, "-m", "jaxformers.main", f"--config={CONFIG}"]
   command += [f"--config.task.{key}={value}" for key, value in TASK.items()]
+  # Start a run, read its log until the first step, and kill it.
   with tempfile.TemporaryDirectory() as workdir:
     command += [f"--workdir={workdir}", f"--config.data_dir={folder}/data"]
     began = time.perf_counter()
@@ -82,7 +83,7 @@ def until_first_step(folder: Path) -> float:
 
 
 def first_steps(rounds: int) -> list[dict[str, Any]]:
-  """Seconds to the first step, with and without what is cached."""
+  """Times the first step, without and with cached data and programs."""
   with tempfile.TemporaryDirectory() as folder:
     cold = until_first_step(Path(folder))
     warm = [until_first_step(Path(folder)) for _ in range(rounds)]
@@ -92,23 +93,25 @@ def first_steps(rounds: int) -> list[dict[str, Any]]:
   ]
 
 
-def waiting() -> list[dict[str, Any]]:
-  """Milliseconds that steps took and that they waited for their batch."""
+def measure_waiting() -> list[dict[str, Any]]:
+  """Measures the milliseconds of steps, and of waiting for their batches."""
   config = configs.load(CONFIG)
   config.task.update(TASK)
   with tempfile.TemporaryDirectory() as folder:
     config.data_dir = f"{folder}/data"
     run = Trainer(open_run(config, Path(folder) / "run"))
     batches = run.batches(0)
-    waited, whole = [], []
+    # Train, and note how long each step waited.
+    waited, total = [], []
     for _ in range(STEPS):
       began = time.perf_counter()
       batch = next(batches)
       waited.append(time.perf_counter() - began)
       run.state, sums = run.train_step(run.state, batch)
       jax.block_until_ready(sums)
-      whole.append(time.perf_counter() - began)
+      total.append(time.perf_counter() - began)
     batches.close()
+    # Read batches without training.
     alone = run.batches(0)
     next(alone)
     began = time.perf_counter()
@@ -116,24 +119,24 @@ def waiting() -> list[dict[str, Any]]:
       jax.block_until_ready(next(alone))
     spent = time.perf_counter() - began
     alone.close()
-  del waited[:5], whole[:5]  # Compilation, and what was ready before.
+  del waited[:5], total[:5]  # Compilation, and batches that were ready.
   return [
     {
       "config": CONFIG,
-      "ms a step": 1e3 * statistics.median(whole),
+      "ms a step": 1e3 * statistics.median(total),
       "ms waited for a batch": 1e3 * statistics.median(waited),
-      "share of all steps": sum(waited) / sum(whole),
+      "share of all steps": sum(waited) / sum(total),
       "ms a batch, loader alone": 1e3 * spent / STEPS,
     }
   ]
 
 
 def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
-  """Start-up and input."""
+  """Measures start-up and input."""
   return {
     "import": imports(rounds),
     "first step": first_steps(min(rounds, 5)),
-    "input": waiting(),
+    "input": measure_waiting(),
   }
 
 

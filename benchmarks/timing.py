@@ -1,4 +1,4 @@
-"""What all tables of speed share: calls that take turns, and their ratios."""
+"""Measurements that all tables share: calls that take turns, and ratios."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Seconds = Mapping[str, list[float]]
 
 
 def interleaved(calls: Mapping[str, Call], rounds: int) -> Seconds:
-  """Seconds of every call in every round; the first round is not counted.
+  """Returns seconds of every call in every round but the first, a warm-up.
 
-  Each call takes its turn in every round, so that what else the machine does
-  meets all alike.
+  Each call takes its turn in every round, so that other work of the machine
+  disturbs all calls alike.
   """
   seconds: dict[str, list[float]] = {name: [] for name in calls}
   for number in range(rounds + 1):
@@ -35,21 +35,24 @@ def interleaved(calls: Mapping[str, Call], rounds: int) -> Seconds:
 
 
 def median(seconds: Seconds, name: str) -> float:
-  """Of a call's seconds."""
+  """Returns the median seconds of a call."""
   return statistics.median(seconds[name])
 
 
 def ratio(seconds: Seconds, slow: str, fast: str) -> float:
-  """How many times as fast one is as another: the median over the rounds."""
+  """Returns how many times as fast a call is as a slow one.
+
+  The ratio is the median over the rounds of each round's ratio.
+  """
   pairs = zip(seconds[slow], seconds[fast], strict=True)
   return statistics.median(a / b for a, b in pairs)
 
 
 def product() -> tuple[Call, float]:
-  """Float32 products that run at the machine's rate, and their FLOPs.
+  """Returns a call of float32 products at the machine's rate, and its FLOPs.
 
-  Four of 4096 x 1024 with 1024 x 1024, one after the other in one program, so
-  that no memory is asked for in between.
+  Four products of 4096 x 1024 with 1024 x 1024, one after the other in one
+  program, so that no memory is allocated in between.
   """
   x, w = jnp.ones((4096, 1024)), jnp.full((1024, 1024), 1 / 1024)
   run = jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: x @ w, x))
@@ -57,16 +60,25 @@ def product() -> tuple[Call, float]:
 
 
 def threads() -> int:
-  """As many as this process may use, for JAX and PyTorch alike."""
+  """Returns the number of threads for JAX and PyTorch alike."""
   return len(os.sched_getaffinity(0))
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-  """Of the power of the size that fits the values best."""
+  """Returns the power of the size that fits the values best."""
+  # The slope of a line through logarithms.
   return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def in_a_process(code: str) -> str:
-  """What Python prints that runs `code` in a process of its own."""
+  """Returns what `code` prints in a process of its own."""
   run = [sys.executable, "-c", code]
   return subprocess.run(run, check=True, capture_output=True, text=True).stdout
+
+
+def peak_memory() -> int:
+  """Returns the most bytes that this process has had in memory (Linux)."""
+  # Not getrusage: a child starts there from the peak of its parent.
+  with open("/proc/self/status") as file:
+    (line,) = (line for line in file if line.startswith("VmHWM"))
+  return 1024 * int(line.split()[1])

@@ -1,11 +1,11 @@
-r"""Whether every model trains: a few hundred steps of each, in both types.
+r"""Training of every model for a few hundred steps, in both types.
 
 python -m benchmarks.training --steps 200 --out training.json
 
 Prints the mean training loss of the first and of the last tenth of the steps on
 ListOps at size=tiny, with expressions of 50 to 250 tokens so that two cores
-reach an end, and how long a step took. The classes are not equally frequent:
-their entropy is what a model has that knows nothing of the tokens.
+suffice, and the time of a step. The classes are not equally frequent: their
+entropy is the loss of a model that ignores the tokens.
 """
 
 from __future__ import annotations
@@ -37,29 +37,53 @@ TASK = {
 DTYPES = ("float32", "bfloat16")
 
 
-def train(name: str, dtype: str, steps: int, folder: Path) -> dict[str, Any]:
-  """The losses of one model, as a row."""
+def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
+  """Returns the config of a short run on ListOps.
+
+  Args:
+    name: name of the model.
+    steps: length of the run.
+    folder: where the expressions are generated.
+    **model: options of the model.
+  """
   config = configs.load(f"configs/lra/listops.py:size=tiny,model={name}")
   config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
   config.update(buckets=1)
   config.schedule.warmup_steps = steps // 10
   config.task.update(TASK)
-  config.model.dtype = dtype
+  config.model.update(model)
+  return config
+
+
+def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
+  """Trains to the end of a run; returns loss and seconds of each step."""
+  losses, seconds = [], []
+  for batch in run.batches(0):
+    began = time.perf_counter()
+    run.state, sums = run.train_step(run.state, batch)
+    losses.append(float(sums["loss"]) / float(sums["count"]))
+    seconds.append(time.perf_counter() - began)
+  return losses, seconds
+
+
+def average_tenths(losses: list[float]) -> tuple[float, float]:
+  """Returns the mean of the first and of the last tenth of the losses."""
+  tenth = max(1, len(losses) // 10)
+  return statistics.mean(losses[:tenth]), statistics.mean(losses[-tenth:])
+
+
+def train_model(
+  name: str, dtype: str, steps: int, folder: Path
+) -> dict[str, Any]:
+  """Trains a model and returns its losses as a row."""
+  config = make_config(name, steps, folder, dtype=dtype)
   with tempfile.TemporaryDirectory() as workdir:
     run = Trainer(open_run(config, Path(workdir)))
-    losses, seconds = [], []
-    for batch in run.batches(0):
-      began = time.perf_counter()
-      run.state, sums = run.train_step(run.state, batch)
-      losses.append(float(sums["loss"]) / float(sums["count"]))
-      seconds.append(time.perf_counter() - began)
+    losses, seconds = train_to_end(run)
+  # Entropy of the classes: the loss without knowledge of the tokens.
   labels = np.bincount(run.task.splits["train"].labels)
   share = labels / labels.sum()
-  tenth = max(1, steps // 10)
-  first, last = (
-    statistics.mean(losses[:tenth]),
-    statistics.mean(losses[-tenth:]),
-  )
+  first, last = average_tenths(losses)
   return {
     "model": name,
     "type": dtype,
@@ -83,7 +107,7 @@ def main(models: str, steps: int, out: str) -> None:
   with tempfile.TemporaryDirectory() as folder:
     for name in cli.names(models) or sorted(MODELS):
       for dtype in DTYPES:
-        rows.append(train(name, dtype, steps, Path(folder)))
+        rows.append(train_model(name, dtype, steps, Path(folder)))
         print(rows[-1], file=sys.stderr)
   print(table(rows))
   save({"training": rows}, out)

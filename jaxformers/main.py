@@ -126,7 +126,7 @@ def _run(seeds: list[int]) -> None:
     ]
     for (config, _), seed in zip(jobs, seeds, strict=True):
       config.seed = seed
-  for config, folder in jobs:
+  for config, folder in jobs:  # One after the other.
     results = loop.run(
       config, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
     )
@@ -166,6 +166,7 @@ def _end(error: Exception) -> None:
   status = FAILURE if message is None else MISTAKE
   if _is_transient(error):
     status = RETRY
+  # Several processes: tell the launcher whether starting again may help.
   if processes.has_peers():
     if lost := processes.explain_lost(error):
       status, message = RETRY, f"error: {lost}"
@@ -205,6 +206,7 @@ def _parse(argv: list[str]) -> list[str]:
     if {"--help", "--helpfull", "-help", "-h"} & {*argv}:
       print(_help(spec))
       sys.exit(0)
+    # Check overrides before ml_collections does, for a better message.
     if spec is not None:
       config = configs.load(spec)
       argv, options = configs.take_options(config, argv)

@@ -1,8 +1,8 @@
-"""The range of every field of a config, and the one check of them.
+"""The ranges of all fields of a config, and the function that checks them.
 
-A field has one spelling in the whole package, so that one table by name holds
-all of them: those of a run, and the options of models, mixers, blocks, tasks,
-optimisers and schedules.
+A field has one spelling in the whole package, so one table by name holds all
+ranges: those of a run, and those of the options of models, mixers, blocks,
+tasks, optimisers and schedules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxformers.errors import UserError
 
-# What a value of each kind may be instead: NumPy's numbers, and paths.
+# Types that a value of a kind may have, such as numbers of NumPy and paths.
 _TYPES: dict[type, Any] = {
   int: numbers.Integral,
   float: numbers.Real,
@@ -35,9 +35,9 @@ class Range:
   """The values that a field can take.
 
   Attributes:
-    kind: int, float (which takes integers, too), bool, str or dict.
+    kind: int, float (which accepts integers), bool, str or dict.
     interval: lowest and highest number, such as "[0, 1)"; a parenthesis
-      leaves the end out, and 2^31 is a power; "" for no numbers.
+      excludes the end, and 2^31 is a power; "" if the values are no numbers.
     is_list: True for a list of such values.
   """
 
@@ -46,20 +46,21 @@ class Range:
   is_list: bool = False
 
   def __str__(self) -> str:
+    """Describes the values in words."""
     place = f" in {self.interval}" if self.interval else ""
     return ("a list, each " if self.is_list else "") + self.noun + place
 
   @property
   def noun(self) -> str:
-    """The kind in words."""
+    """Kind of the values in words."""
     return _NOUNS[self.kind]
 
   def check(self, path: str, value: Any) -> None:
     """Raises UserError for a value out of range or of another type.
 
     Args:
-      path: name of the field with its sections, "config.optimizer.b2".
-      value: what the config has there.
+      path: name of the field with its sections, such as "config.optimizer.b2".
+      value: value of the field.
     """
     if self.is_list and not isinstance(value, list | tuple):
       raise UserError(f"{path}={value!r} is not of type list: give {self}.")
@@ -76,13 +77,13 @@ class Range:
   def _is_kind(self, value: Any) -> bool:
     if self.kind is dict:
       return _is_section(value)
-    # Python counts True as an integer.
-    is_other = isinstance(value, bool) and self.kind is not bool
-    return isinstance(value, _TYPES.get(self.kind, self.kind)) and not is_other
+    if isinstance(value, bool):  # For Python, True is also an integer.
+      return self.kind is bool
+    return isinstance(value, _TYPES.get(self.kind, self.kind))
 
   def _is_inside(self, value: Any) -> bool:
     low, high = (_number(end) for end in self.interval[1:-1].split(","))
-    # Comparisons with NaN are False, and infinity is no number of an interval.
+    # NaN fails every comparison, and infinity is outside of every interval.
     above = low < value or (self.interval[0] == "[" and low == value)
     below = value < high or (self.interval[-1] == "]" and value == high)
     return above and below
@@ -93,7 +94,7 @@ def _is_section(value: Any) -> bool:
 
 
 def _number(text: str) -> float:
-  """The number of "0.5" or of the power "2^31"."""
+  """Returns the number that "0.5" or the power "2^31" stands for."""
   base, _, exponent = text.strip().partition("^")
   return int(base) ** int(exponent) if exponent else float(base)
 
@@ -101,11 +102,12 @@ def _number(text: str) -> float:
 def check(options: Mapping[str, Any], section: str = "") -> None:
   """Raises UserError for the first field that is out of its range.
 
-  Fields that `RANGES` has not are left to whoever reads them.
+  Fields that are not in `RANGES` are not checked.
 
   Args:
-    options: fields and their values, sections among them.
-    section: path of the options, such as "config.model"; "" for arguments.
+    options: values of fields, and sections of fields.
+    section: path of the options, such as "config.model"; "" for arguments of a
+      function.
   """
   for name, value in options.items():
     path = f"{section}.{name}" if section else name
@@ -117,7 +119,11 @@ def check(options: Mapping[str, Any], section: str = "") -> None:
 
 
 def find(path: str) -> Range | None:
-  """Returns the range of a field: of its section if that has its own."""
+  """Returns the range of a field, or None; the section's range goes first.
+
+  Args:
+    path: name of the field with its sections.
+  """
   *_, section, name = ("", *path.split("."))
   return RANGES.get(f"{section}.{name}", RANGES.get(name))
 
@@ -131,7 +137,7 @@ _FEW, _FEW_OR_NONE = Range(int, "[1, 1000]"), Range(int, "[0, 1000]")
 _SHARE, _NOT_NEGATIVE = Range(float, "[0, 1)"), Range(float, "[0, 1000]")
 _POSITIVE = Range(float, "(0, 1000]")
 
-# By name, or by "section.name" where a section differs from the others.
+# By name of the field, or by "section.name" where a section has another range.
 RANGES: dict[str, Range] = {
   # Sections.
   **dict.fromkeys(
@@ -148,7 +154,7 @@ RANGES: dict[str, Range] = {
       *("archive", "protocol", "vocabulary", "operators", "difficulty"),
       *("tokens", "crop", "objective", "pool", "head_activation"),
       *("interaction", "positions", "dtype", "orthogonal_map"),
-      *("activations", "activation", "gating", "sigma", "kind"),
+      *("memory", "activation", "gating", "sigma", "kind"),
       *("inverse_init",),
     ),
     _TEXT,
@@ -236,7 +242,8 @@ RANGES: dict[str, Range] = {
   "epsilon": Range(float, "[0, 1]"),
   "num_hashes": _FEW,
   "num_buckets": _WIDTH_OR_NONE,
-  # Tasks. A length of 0 is the protocol's, a vocabulary of 0 the text's.
+  # Tasks. A length of 0 stands for the protocol's, a vocabulary of 0 for all
+  # words of the text.
   "num_train": _COUNT,
   "num_validation": _COUNT,
   "num_test": _COUNT,

@@ -1,4 +1,4 @@
-"""Names for things that a config can choose, with errors that list them."""
+"""Registries of names that a config can choose, and errors that list them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from jaxformers.errors import UserError
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
-  """The error for a name that is not one of the choices, for the caller.
+  """Returns the error to raise for a name that is not one of the choices.
 
   Args:
-    kind: what is being chosen, in the singular ("model", "config key").
-    name: what was given.
-    choices: what could have been given.
+    kind: noun for the choices, in the singular ("model", "config key").
+    name: unknown name.
+    choices: valid names.
   """
   choices = sorted(str(choice) for choice in choices)
+  # The closest choice is most likely what was meant.
   close = difflib.get_close_matches(str(name), choices, n=1)
   hint = f" Did you mean {close[0]!r}?" if close else ""
   listed = ", ".join(choices) or "none"
@@ -26,7 +27,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
 
 
 def choose(kind: str, name: str, choices: Iterable[str]) -> str:
-  """Returns name if it is one of the choices; UserError lists them if not."""
+  """Returns the name; raises UserError if it is not one of the choices."""
   choices = list(choices)
   if name not in choices:
     raise unknown(kind, name, choices)
@@ -36,12 +37,15 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
 def call(
   kind: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Any:
-  """Calls `function(**options)`; a wrong or a missing option is a UserError.
+  """Returns `function(**options)`.
 
   Args:
-    kind: what the options belong to, for the message ("mixer 'softmax'").
-    function: a function or a class, whose keyword arguments are the choices.
-    options: the keyword arguments.
+    kind: owner of the options in the message ("mixer 'softmax'").
+    function: function or class, whose keyword arguments are the choices.
+    options: keyword arguments.
+
+  Raises:
+    UserError: for an unknown or a missing option.
   """
   check_options(kind, function, options)
   missing = [
@@ -52,15 +56,16 @@ def call(
     and name not in options
   ]
   if missing:
-    raise UserError(f"{kind} needs {', '.join(missing)}: set a value of each.")
+    raise UserError(f"{kind} needs {', '.join(missing)}: set each of them.")
   return function(**options)
 
 
 def check_options(
   kind: str, function: Callable[..., Any], options: Iterable[str]
 ) -> None:
-  """Raises UserError for an option that `function` has not; see `call`."""
+  """Raises UserError for an option that a function does not take."""
   accepted = inspect.signature(function).parameters
+  # A function that takes any keyword checks its options itself.
   if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
     return
   for option in options:
@@ -69,14 +74,14 @@ def check_options(
 
 
 class Registry(Mapping[str, Any]):
-  """A read-only mapping from names to things, filled by a decorator."""
+  """Read-only mapping from names to entries, which a decorator adds."""
 
   def __init__(self, kind: str) -> None:
     self.kind = kind
     self._entries: dict[str, Any] = {}
 
   def register(self, name: str) -> Callable[[Any], Any]:
-    """A decorator that files what it decorates under a name, once."""
+    """Returns a decorator that adds an entry under a name."""
 
     def add(entry: Any) -> Any:
       if name in self._entries:

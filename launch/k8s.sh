@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run on Kubernetes hosts as one JobSet.
+# Runs training on several Kubernetes hosts as one JobSet.
 #
 #   launch/k8s.sh apply --name NAME --image IMAGE --hosts 4 --claim VOLUME \
 #       -- --config ... --workdir /shared/runs/NAME
@@ -11,13 +11,14 @@ usage() {
   cat >&2 <<TEXT
 usage: launch/k8s.sh ACTION --name NAME [options] [-- ARGUMENTS]
   ACTION      apply, watch or delete
-  --image     made of launch/Dockerfile
-  --hosts     pods; 1
-  --claim     a volume that all can write, for data and checkpoints: /shared
-  --resource  of a host; nvidia.com/gpu
-  --devices   of a host; 8
-  --dry_run   prints what would be applied
-  ARGUMENTS   of python -m jaxformers.main
+  --image     image, built from launch/Dockerfile
+  --hosts     number of pods; default 1
+  --claim     claim of a volume for data and checkpoints that all pods can write;
+              it is mounted at /shared
+  --resource  kind of accelerator; default nvidia.com/gpu
+  --devices   accelerators per host; default 8
+  --dry_run   print the JobSet and apply nothing
+  ARGUMENTS   arguments of python -m jaxformers.main
 TEXT
   exit 2
 }
@@ -41,9 +42,9 @@ while (($#)); do
 done
 [[ $name ]] || usage
 
-# What is filled into the YAML text can mean nothing else there.
+# Refuses values that would have another meaning inside the YAML text.
 must() { # OPTION VALUE PATTERN DESCRIPTION
-  local LC_ALL=C  # Elsewhere a-z may have capitals in it.
+  local LC_ALL=C  # In other locales a-z may include capitals.
   if [[ ! $2 =~ ^$3$ ]]; then
     echo "launch/k8s.sh: $1 '$2': give $4." >&2
     exit 2

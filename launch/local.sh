@@ -4,24 +4,25 @@
 #   launch/local.sh 2 -- python -m jaxformers.main --config ... --workdir ...
 #
 # Every process finds the others by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-# and JAX_PROCESS_ID. When one dies all are ended and started again, and go on
-# from the latest whole checkpoint. SIGTERM, SIGHUP and Ctrl-C let them save
-# first. None is left behind when this script is killed.
+# and JAX_PROCESS_ID. When one dies, all are ended and started again, and resume
+# from the latest complete checkpoint. After status 2, a mistake of the user,
+# nothing is started again. SIGTERM, SIGHUP and Ctrl-C let the processes save
+# first. No process is left behind when this script is killed.
 set -uo pipefail
 
 usage() {
   cat >&2 <<TEXT
 usage: launch/local.sh N [--devices D] [--restarts K] [--grace S] [--dry_run] -- COMMAND
-  N           processes
-  --devices   CPU devices of each (virtual), where there is no accelerator
-  --restarts  after a process has died; 3
-  --grace     seconds that the others have to end by themselves; 10
-  --dry_run   prints the commands and runs nothing
+  N           number of processes
+  --devices   virtual CPU devices of each process, without an accelerator
+  --restarts  how often all start again after a process has died; default 3
+  --grace     seconds that the others have to end by themselves; default 10
+  --dry_run   print the commands and run nothing
 TEXT
   exit 2
 }
 
-# Arithmetic in bash runs commands that stand in a text: only digits get there.
+# Bash arithmetic runs commands inside a text: let only digits through.
 number() { # OPTION VALUE LEAST
   local LC_ALL=C
   if [[ ! $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || (($2 < $3)); then
@@ -54,11 +55,11 @@ free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-HOLD=120  # Seconds that all have to save after SIGTERM.
+HOLD=120  # Seconds that processes have to save after SIGTERM.
 
-# Ends the ranks when this script is gone, even by SIGKILL. Reads lines: PID of a
-# rank that starts, -PID of one that has ended. Only the script, and a rank until
-# it runs the command, hold the other end of the pipe.
+# Ends the ranks when this script is gone, even by SIGKILL. Reads lines: PID when a
+# rank starts, -PID when it has ended. The other end of the pipe is held by the
+# script, and by a rank until it runs the command: the loop ends with the script.
 guard() {
   trap '' HUP INT QUIT TERM
   local -A ranks=()
@@ -95,7 +96,7 @@ start() {
       continue
     fi
     (
-      trap '' HUP  # A terminal that closes tells all; this script tells one.
+      trap '' HUP  # A closing terminal signals all; this script signals one.
       echo "$BASHPID" >&"$lifeline"
       exec {lifeline}>&-
       export JAX_COORDINATOR_ADDRESS=127.0.0.1:$port JAX_NUM_PROCESSES=$count
@@ -109,12 +110,13 @@ start() {
 asked='' told=''
 stop() { asked=yes told=''; }
 trap stop TERM INT HUP
-trap : PIPE  # Without the guard all goes on.
+trap : PIPE  # Continue without the guard if it has died.
 
-# The status of the first process that fails; 0 if none does.
+# Waits for all processes; returns the status of the first that fails, or 0.
 watch() {
   local left=$count status worst=0 deadline=''
   while ((left)); do
+    # Collect the processes that have ended.
     local pid alive=()
     for pid in "${pids[@]}"; do
       [[ ${ended[$pid]:-} ]] && continue
@@ -134,9 +136,10 @@ watch() {
     done
     left=${#alive[@]}
     ((left)) || break
+    # Pass a signal on, and end the others when a process has failed.
     if [[ $asked && ! $told ]]; then
       told=yes
-      # JAX tells the others, and all save after the same step.
+      # JAX informs the others, and all save after the same step.
       kill -TERM "${alive[0]}" 2>/dev/null
     fi
     if [[ $deadline ]] && ((SECONDS >= deadline)); then
@@ -158,7 +161,7 @@ for ((attempt = 0; ; attempt++)); do
   watch
   status=$?
   ((status == 0)) && exit 0
-  # Asked to end, or a mistake of the user's, which nothing mends by itself.
+  # Told to end; or status 2, a mistake of the user that a restart would repeat.
   [[ $asked ]] && exit "$status"
   ((status == 2)) && exit "$status"
   if ((attempt >= restarts)); then

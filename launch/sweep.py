@@ -122,8 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sweep, finished = _sweep(args, overrides)
   except KeyboardInterrupt:
     interrupts.leave("runs with results are not repeated.")
-  except (ValueError, OSError) as error:
+  except (UserError, OSError) as error:
     sys.exit(f"error: {error}")
+  # Print the table of finished runs, then those that failed.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)))
   if sweep.failed:

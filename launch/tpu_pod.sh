@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Cloud TPU pod from its creation to its end, every step on all its hosts.
+# Creates, installs, runs and deletes a Cloud TPU pod, on all of its hosts.
 #
 #   launch/tpu_pod.sh create  --name NAME --zone ZONE --type v4-32
 #   launch/tpu_pod.sh install --name NAME --zone ZONE
@@ -14,13 +14,13 @@ usage() {
   cat >&2 <<TEXT
 usage: launch/tpu_pod.sh ACTION --name NAME --zone ZONE [options] [-- ARGUMENTS]
   ACTION      create, install, prepare, run, watch, stop, resume or delete
-  --project   of Google Cloud; gcloud's own otherwise
+  --project   project of Google Cloud; default: gcloud's
   --type      accelerator type, such as v4-32; for create and resume
-  --version   of the TPU software; tpu-ubuntu2204-base
-  --spot      a pod that may be taken away at any time, for less
-  --dry_run   prints the commands and runs nothing
-  ARGUMENTS   of prepare: python -m jaxformers prepare ARGUMENTS
-              of run and resume: python -m jaxformers.main ARGUMENTS
+  --version   version of the TPU software; default tpu-ubuntu2204-base
+  --spot      a cheaper pod, which may be taken away at any time
+  --dry_run   print the commands and run nothing
+  ARGUMENTS   for prepare: python -m jaxformers prepare ARGUMENTS
+              for run and resume: python -m jaxformers.main ARGUMENTS
 TEXT
   exit 2
 }
@@ -30,9 +30,9 @@ case $action in
   create | install | prepare | run | watch | stop | resume | delete) shift ;;
   *) usage ;;
 esac
-# What begins with - would be an option of gcloud.
+# Refuses values that begin with -: gcloud would take them for options.
 plain() { # OPTION VALUE
-  local LC_ALL=C  # Elsewhere a-z may have capitals in it.
+  local LC_ALL=C  # In other locales a-z may include capitals.
   if [[ ! $2 =~ ^[a-z0-9]([a-z0-9.:-]*[a-z0-9])?$ ]]; then
     echo "launch/tpu_pod.sh: $1 '$2': give a-z, 0-9, and . : - between them." >&2
     exit 2
@@ -88,9 +88,10 @@ install() {
   local packed=(setup.cfg pyproject.toml README.md LICENSE jaxformers configs launch)
   here=$(cd "$(dirname "$0")/.." && pwd)
   tarball=$(mktemp -d)/jaxformers.tar.gz
-  # A repository around an unpacked archive does not track setup.cfg.
+  # An unpacked archive may lie inside another repository, which does not track
+  # its setup.cfg.
   if git -C "$here" ls-files --error-unmatch setup.cfg >/dev/null 2>&1; then
-    # What is committed, and nothing else, is what runs.
+    # Install what is committed, and nothing else.
     git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
   else
     echo "launch/tpu_pod.sh: $here is no git checkout: installing its files as they are." >&2
@@ -106,7 +107,7 @@ quoted() {
 
 run() {
   (($#)) || usage
-  # The shell that starts it ends, and it goes on.
+  # The run continues after the shell that starts it has ended.
   on all "cd jaxformers && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") > run.log 2>&1 & echo \$! > run.pid)"
 }
 
@@ -121,7 +122,7 @@ resume() {
   [[ $dry_run ]] || now=$(state)
   case $now in
     READY)
-      # A run that lives is left alone. The hosts expand it.
+      # Leave a live run alone. The hosts expand the command.
       # shellcheck disable=SC2016
       if on 0 'kill -0 "$(cat jaxformers/run.pid)" 2>/dev/null'; then
         [[ $dry_run ]] || exit 0
@@ -152,7 +153,7 @@ case $action in
     ;;
   run) run "$@" ;;
   stop)
-    # One is told, and all save after the same step.
+    # JAX informs the other hosts, and all save after the same step.
     # shellcheck disable=SC2016
     on 0 'kill -TERM "$(cat jaxformers/run.pid)"'
     ;;

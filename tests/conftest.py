@@ -1,5 +1,8 @@
 """Four virtual CPU devices for every test, and data for seconds."""
 
+# First of all: importing it closes the handlers of logs that exist by then.
+import submitit  # noqa: F401, I001
+
 import gc
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What several files of tests share: marks, and XLA's flags."""
+"""Marks and flags of XLA that several files of tests share."""
 
 from importlib import metadata
 
@@ -14,8 +14,8 @@ FAST_COMPILE = (
 
 
 def long_except(short, values):
-  """The values of a parameter, all for --long but the short ones."""
+  """Returns the values of a parameter; all but the short ones need --long."""
   return [
-    one if one in short else pytest.param(one, marks=pytest.mark.long)
-    for one in values
+    value if value in short else pytest.param(value, marks=pytest.mark.long)
+    for value in values
   ]

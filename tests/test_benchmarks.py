@@ -1,5 +1,7 @@
-"""Benchmarks are not run as tests; that they can be is."""
+"""Benchmarks can be run, on models of seconds; their speed is not tested."""
 
+import ast
+import graphlib
 import json
 import runpy
 import sys
@@ -12,7 +14,6 @@ import pytest
 
 from benchmarks import (
   __main__,
-  against,
   compare,
   data,
   depth,
@@ -20,6 +21,7 @@ from benchmarks import (
   fidelity,
   memory,
   orthogonal,
+  ours,
   scaling,
   speed,
   start,
@@ -30,9 +32,10 @@ from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.variables import make_variables
 from tests import initial
+from tests.marks import long_except
 
 # Modules that other benchmarks import, and that are no commands.
-LIBRARIES = ("__init__", "rivals", "timing")
+LIBRARIES = ("__init__", "ours", "rivals", "timing")
 COMMANDS = sorted(
   path
   for path in Path(__main__.__file__).parent.glob("*.py")
@@ -85,9 +88,9 @@ def test_the_librarys_attention_is_softmax():
     x = jnp.asarray(rng.normal(size=(2, 9, 8)), jnp.float32)
     mask = jnp.arange(9)[None] < jnp.array([[9], [4]])
     kw = {"mask": mask, "carry": None, "train": False}
-    own, other = MIXERS["softmax"](), MIXERS["dot_product_attention"]()
-    variables = own.init(jax.random.key(0), x, **kw)
-    y, z = (m.apply(variables, x, **kw)[0] for m in (own, other))
+    softmax, library = MIXERS["softmax"](), MIXERS["dot_product_attention"]()
+    variables = softmax.init(jax.random.key(0), x, **kw)
+    y, z = (m.apply(variables, x, **kw)[0] for m in (softmax, library))
     np.testing.assert_allclose(y[0], z[0], atol=1e-5)
     np.testing.assert_allclose(y[1, :4], z[1, :4], atol=1e-5)
   finally:
@@ -102,7 +105,7 @@ def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
   small = {"num_train": 200, "num_validation": 20, "num_test": 20}
   small |= {"min_length": 20, "max_length": 40}
   monkeypatch.setattr(training, "TASK", small)
-  row = training.train("local", "float32", 4, tmp_path)
+  row = training.train_model("local", "float32", 4, tmp_path)
   assert row["all finite"]
   assert 1 < row["entropy of classes"] < np.log(10)
 
@@ -112,8 +115,8 @@ def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
   monkeypatch.chdir(request.config.rootpath)
   small = {"num_train": 200, "num_validation": 20, "num_test": 20}
   small |= {"min_length": 20, "max_length": 40}
-  monkeypatch.setattr(depth, "TASK", small)
-  before, after = depth.train(2, 2, tmp_path)
+  monkeypatch.setattr(training, "TASK", small)
+  before, after = depth.train_depth(2, 2, tmp_path)
   assert before["factor"] == before["least"] == before["greatest"] == 1
   assert after["greatest"] > 1
   assert before["entropy in"] == before["entropy out"] != after["entropy out"]
@@ -122,7 +125,7 @@ def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
 def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
   monkeypatch.setattr(orthogonal, "COUNT", 2)
   monkeypatch.setattr(orthogonal, "TORCH_MAPS", {})  # Not a test dependency.
-  rows = orthogonal.measure(8, 1) + orthogonal.many(3, 8)
+  rows = orthogonal.measure_maps(8, 1) + orthogonal.measure_drift(3, 8)
   assert {row["map"].removeprefix("ours: ") for row in rows} == {
     "cayley",
     "expm",
@@ -134,7 +137,7 @@ def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
 
 @pytest.mark.long
 def test_the_cost_of_the_term_is_a_ratio():
-  rows = fidelity.measure(size=32, batch=1, layers=2, rounds=1)
+  rows = fidelity.measure_cost(size=32, batch=1, layers=2, rounds=1)
   assert [row["what"] for row in rows] == ["forward", "step"]
   for row in rows:
     assert row["time"] == pytest.approx(
@@ -179,18 +182,18 @@ def test_calls_take_turns_and_the_first_round_does_not_count():
   calls = {name: lambda name=name: turns.append(name) for name in "ab"}
   seconds = timing.interleaved(calls, 2)
   assert turns == ["a", "b"] * 3
-  assert [len(own) for own in seconds.values()] == [2, 2]
-  # Of the ratios of rounds, not of the medians.
+  assert [len(rounds) for rounds in seconds.values()] == [2, 2]
+  # The median of the ratios, not the ratio of the medians.
   seconds = {"slow": [2.0, 9.0, 8.0], "fast": [1.0, 3.0, 1.0]}
   assert timing.ratio(seconds, "slow", "fast") == 3
 
 
 @pytest.fixture
 def small(monkeypatch):
-  """Models of seconds, and no PyTorch."""
-  monkeypatch.setattr(speed, "D", 8)
+  """Models of seconds, without PyTorch."""
+  monkeypatch.setattr(ours, "D", 8)
   monkeypatch.setattr(speed, "TOKENS", 32)
-  monkeypatch.setattr(speed, "rivals", lambda *_, **__: {})
+  monkeypatch.setattr(speed, "rival_calls", lambda *_, **__: {})
   monkeypatch.setattr(speed, "product", lambda: (lambda: None, 1.0))
 
 
@@ -210,34 +213,40 @@ def test_speed_is_a_row(training):
 
 
 def rotations_in_order(turned, name):
-  """As `FastTransJect` has them: of each layer U, V and the feed-forward."""
-  found = []
+  """The order in `FastTransJect`: U, V and feed-forward of each layer."""
+  rotations = []
   for layer in ("layer_0", "layer_1"):
-    own = turned["encoder"][layer]
-    found += [own["mixer"]["u_skew"], own["mixer"]["v_skew"]]
-    found.append(own["feed_forward_skew"])
+    parts = turned["encoder"][layer]
+    rotations += [parts["mixer"]["u_skew"], parts["mixer"]["v_skew"]]
+    rotations.append(parts["feed_forward_skew"])
   if name == "transject":
-    found.append(turned["encoder"]["layer_0"]["mixer"]["basis_skew"][None])
-  return np.concatenate(found)
+    rotations.append(turned["encoder"]["layer_0"]["mixer"]["basis_skew"][None])
+  return np.concatenate(rotations)
 
 
-@pytest.mark.parametrize("name", speed.MODELS)
-@pytest.mark.parametrize("n", [6, 24])  # Fewer tokens than channels, and more.
-def test_the_rivals_are_the_same_model(name, n):
+@pytest.mark.parametrize(
+  "case",  # Fewer tokens than channels, and more.
+  long_except(
+    {("transject", 24), ("random_transject", 6)},
+    [(name, n) for name in speed.MODELS for n in (6, 24)],
+  ),
+)
+def test_the_rivals_are_the_same_model(case):
+  name, n = case
   torch = pytest.importorskip("torch")
   from torch.nn.utils import parametrize
 
   from benchmarks import rivals
 
-  model = speed.build(
+  model = ours.build(
     name, n, d_model=16, num_layers=2, mixer={"num_experts": 3}
   )
-  ids = speed.ids(2, n)
+  ids = ours.random_ids(2, n)
   params = initial.params(model, jnp.asarray(ids))
   for i in range(2):
-    own = params["encoder"][f"layer_{i}"]
-    own["residual"]["alpha"] = jnp.float32(0.4 + i)
-    own["bias"] = jax.random.normal(jax.random.key(i), (2, 16))
+    layer = params["encoder"][f"layer_{i}"]
+    layer["residual"]["alpha"] = jnp.float32(0.4 + i)
+    layer["bias"] = jax.random.normal(jax.random.key(i), (2, 16))
   variables = make_variables(model, params)
   want = model.apply(variables, jnp.asarray(ids), train=False)
   q = torch.tensor(rotations_in_order(variables["rotations"], name))
@@ -249,49 +258,60 @@ def test_the_rivals_are_the_same_model(name, n):
   with torch.no_grad():
     fast.kept = q
     for i, layer in enumerate(user.stack):
-      own = params["encoder"][f"layer_{i}"]
+      trained = params["encoder"][f"layer_{i}"]
       u, v, w = q[8 * i : 8 * i + 8].split((3, 3, 2))
       for e, expert in enumerate(layer.experts):
         expert.u.weight.copy_(u[e].T)
         expert.v.weight.copy_(v[e].T)
       layer.first.weight.copy_(w[0].T)
       layer.second.weight.copy_(w[1].T)
-      for one in (layer.alpha, fast.alpha[i]):
-        one.copy_(torch.tensor(float(own["residual"]["alpha"])))
-      gate = torch.tensor(np.asarray(own["mixer"]["gate"]))
+      for alpha in (layer.alpha, fast.alpha[i]):
+        alpha.copy_(torch.tensor(float(trained["residual"]["alpha"])))
+      gate = torch.tensor(np.asarray(trained["mixer"]["gate"]))
       layer.gate.weight.copy_(gate[None])
       fast.gate[i] = gate
-      layer.bias.copy_(torch.tensor(np.asarray(own["bias"])))
+      layer.bias.copy_(torch.tensor(np.asarray(trained["bias"])))
       fast.bias[i] = layer.bias
-    for one in (fast, user):
+    for rival in (fast, user):
       tokens = np.asarray(params["encoder"]["embedding"]["tokens"]["embedding"])
-      one.embedding.tokens.weight.copy_(torch.tensor(tokens))
+      rival.embedding.tokens.weight.copy_(torch.tensor(tokens))
       logits = params["head"]["logits"]
-      one.head.weight.copy_(torch.tensor(np.asarray(logits["kernel"]).T))
-      one.head.bias.copy_(torch.tensor(np.asarray(logits["bias"])))
-      if one.sigma is not None:
+      rival.head.weight.copy_(torch.tensor(np.asarray(logits["kernel"]).T))
+      rival.head.bias.copy_(torch.tensor(np.asarray(logits["bias"])))
+      if rival.sigma is not None:
         sigma = params["encoder"]["layer_0"]["mixer"]["sigma"]
-        one.sigma.copy_(torch.tensor(np.asarray(sigma)))
+        rival.sigma.copy_(torch.tensor(np.asarray(sigma)))
     if name == "transject":
       user.basis.weight.copy_(q[-1])
-    for one in (fast, user):
-      found, _ = one(torch.tensor(ids).long())
-      np.testing.assert_allclose(found.numpy(), want, atol=2e-4)
+    for rival in (fast, user):
+      logits, _ = rival(torch.tensor(ids).long())
+      np.testing.assert_allclose(logits.numpy(), want, atol=2e-4)
+
+
+def test_rivals_are_timed_as_ours_are(monkeypatch):
+  pytest.importorskip("torch")
+  from benchmarks import rivals
+
+  monkeypatch.setattr(ours, "D", 8)
+  calls = speed.rival_calls("transject", 2, 6, training=True)
+  assert calls.keys() == {"user", "our algebra", "first steps"}
+  models_of_inference = rivals.make("random_transject", 6, training=False)
+  calls |= {k: rivals.infer(m, 2, 6) for k, m in models_of_inference.items()}
+  calls |= encoders.pytorch_calls(6, 2)
+  for call in calls.values():
+    call()
 
 
 @pytest.mark.long
 def test_memory_is_planned_by_what_is_kept():
-  held, undone = (
-    against.planned(
-      speed.build(
-        "transject", 64, d_model=8, **memory.sized(kind, "float32", 6)
-      ),
-      4,
-      64,
+  stored, reversible = (
+    ours.planned_bytes(ours.build("transject", 64, d_model=8, **options), 4, 64)
+    for options in (
+      memory.transject_options(kind, "float32", 6)
+      for kind in ("stored", "reversible")
     )
-    for kind in ("stored", "reversible")
   )
-  assert 0 < undone < held
+  assert 0 < reversible < stored
   assert timing.exponent((1, 2, 4), [3.0, 12.0, 48.0]) == pytest.approx(2)
 
 
@@ -327,15 +347,15 @@ def test_what_became_worse():
   now["speed"][1] |= {"times user": 3.0, "of the rate": 0.9, "s": 2.0}
   now["memory"][0] |= {"MB, L = 2": 12.0, "exponent": 1.05}
   now["speed"].append({"model": "c", "n": 8, "times user": 1.0})
-  found = compare.compare(before, now, allowed=0.1)
-  assert [(row["row"], row["figure"]) for row in found] == [
+  worse = compare.compare(before, now, allowed=0.1)
+  assert [(row["row"], row["figure"]) for row in worse] == [
     ("b, 8", "times user"),
     ("c, 8", "a new row"),
     ("memory, MB", "MB, L = 2"),
   ]
-  assert found[0]["worse by"] == "25%"
-  found = compare.compare(before, now, allowed=0.1, seconds=True)
-  assert ("b, 8", "s") in [(row["row"], row["figure"]) for row in found]
+  assert worse[0]["worse by"] == "25%"
+  worse = compare.compare(before, now, allowed=0.1, seconds=True)
+  assert ("b, 8", "s") in [(row["row"], row["figure"]) for row in worse]
 
 
 def test_a_comparison_says_by_its_status_what_it_found(
@@ -354,3 +374,21 @@ def test_a_comparison_says_by_its_status_what_it_found(
   monkeypatch.setattr(sys, "argv", ["", missing, f"--baseline={old}"])
   with pytest.raises(SystemExit, match=r"none.json is no file: python -m"):
     compare.main()
+
+
+def test_no_module_imports_one_that_imports_it():
+  """Also within functions: PyTorch is imported only where it is needed."""
+  folder = Path(__main__.__file__).parent
+  graph = {
+    path.stem: {
+      alias.name if node.module == "benchmarks" else node.module.split(".")[-1]
+      for node in ast.walk(ast.parse(path.read_text()))
+      if isinstance(node, ast.ImportFrom)
+      and (node.module or "").startswith("benchmarks")
+      for alias in node.names
+    }
+    for path in folder.glob("*.py")
+  }
+  assert graph["speed"] >= {"ours", "rivals"}
+  sorter = graphlib.TopologicalSorter(graph)
+  sorter.prepare()  # Raises CycleError.

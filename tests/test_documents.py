@@ -18,7 +18,6 @@ from pathlib import Path
 
 import jax
 import pytest
-import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
 
 from jaxformers import cli, main, models, registry
 from jaxformers import config as configs

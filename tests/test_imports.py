@@ -165,7 +165,7 @@ def test_every_module_has_a_twin_that_tests_it(path):
     if relative.parent == Path("models"):
       assert (ROOT / "tests/models/test_models.py").exists()
     return
-  # The files in configs/ are what recipes are for, and what their tests load.
+  # Recipes are tested by the files in configs/ that use them.
   folder = "configs" if relative.parent == Path("recipes") else relative.parent
   assert (ROOT / "tests" / folder / f"test_{relative.name}").exists()
 
@@ -175,7 +175,7 @@ def test_everything_public_has_a_docstring_and_types():
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), path
     classes = [n for n in tree.body if isinstance(n, ast.ClassDef)]
-    methods = [node for one in classes for node in one.body]
+    methods = [node for class_ in classes for node in class_.body]
     for node in tree.body + methods:
       if isinstance(node, ast.FunctionDef | ast.ClassDef):
         public = not node.name.startswith("_")
@@ -184,5 +184,5 @@ def test_everything_public_has_a_docstring_and_types():
       if isinstance(node, ast.FunctionDef):
         assert node.returns is not None, f"{path}: {node.name} -> ?"
         for argument in node.args.args + node.args.kwonlyargs:
-          known = argument.annotation or argument.arg in ("self", "cls")
-          assert known, f"{path}: {node.name}({argument.arg}: ?)"
+          is_typed = argument.annotation or argument.arg in ("self", "cls")
+          assert is_typed, f"{path}: {node.name}({argument.arg}: ?)"

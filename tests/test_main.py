@@ -1,4 +1,4 @@
-"""The command line: a process of its own each time."""
+"""The command line of training, each time in its own process."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
   finished, command, tmp_path
 ):
   """SIGKILL, again and again, also while a checkpoint is being written."""
-  whole, _, seconds = finished
+  undisturbed, _, seconds = finished
   done = True
   rng, kills, workdir, round_ = random.Random(0), 0, tmp_path / "0", 0
   while kills < KILLS or not done:
@@ -155,7 +155,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
       process.wait()
       kills, done = kills + 1, False
     if done:
-      assert results(workdir) == results(whole)
+      assert results(workdir) == results(undisturbed)
       lines = (workdir / "metrics.jsonl").read_text().splitlines()
       steps = [json.loads(line)["step"] for line in lines]
       assert steps == sorted(steps)
@@ -169,8 +169,8 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
 def test_of_two_runs_in_one_workdir_the_second_stops(
   finished, command, tmp_path
 ):
-  """Whenever it is started; what the first computes is its own."""
-  whole, _, seconds = finished
+  """The second run may start at any time; the first is not disturbed."""
+  undisturbed, _, seconds = finished
   rng = random.Random(0)
   for round_ in range(PAIRS):
     workdir, said, processes = tmp_path / str(round_), [], []
@@ -199,7 +199,7 @@ def test_of_two_runs_in_one_workdir_the_second_stops(
     assert re.search("is in use by|belongs to a run of another", said[0])
     assert results(workdir)["seed"] == ended[0]
     if ended == [0]:
-      assert results(workdir) == results(whole)
+      assert results(workdir) == results(undisturbed)
 
 
 # Tests in the background of a shell ignore Ctrl-C, and what they start, too.
@@ -223,7 +223,10 @@ def start_session(command):
 
 @pytest.mark.parametrize(
   ("number", "status", "name"),
-  [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")],
+  [
+    (signal.SIGTERM, 143, "SIGTERM"),
+    pytest.param(signal.SIGINT, 130, "Ctrl-C", marks=pytest.mark.long),
+  ],
 )
 def test_a_signal_ends_with_its_status_and_a_checkpoint(
   finished, command, tmp_path, number, status, name
@@ -241,7 +244,7 @@ def test_a_signal_ends_with_its_status_and_a_checkpoint(
 
 
 def test_ctrl_c_before_training_says_one_line(command, tmp_path):
-  """While data are generated, or whatever comes before the first step."""
+  """The signal comes while data are generated."""
   data = tmp_path / "data"
   fields = {"task.num_train": 500_000, "task.max_length": 2_000}
   process = start_session(
@@ -282,7 +285,7 @@ def test_help_shows_flags_and_fields():
 
 @pytest.mark.parametrize("home", long_except({False}, [True, False]))
 def test_without_a_home_directory_no_program_is_kept(tmp_path, home):
-  """As a user whom /etc/passwd has not, in a container."""
+  """In a container a user may be missing from /etc/passwd."""
   code = (
     "import jax, os, pwd\n"
     "def unknown(_): raise KeyError\n"
@@ -364,7 +367,9 @@ def test_several_seeds(finished, command, tmp_path):
     ([], ":model=lstm", "model 'lstm'"),
     ([], ":sise=tiny", "config argument 'sise'.*'size'"),
     (["--seeds=one"], "", "--seeds=one: give integers"),
-    (["--config.batch_size=0"], "", "batch_size=0"),
+    pytest.param(
+      *(["--config.batch_size=0"], "", "batch_size=0"), marks=pytest.mark.long
+    ),
     (
       ["--config.schedule.learning_rate=nan"],
       "",

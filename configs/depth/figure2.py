@@ -22,6 +22,7 @@ length=256 (tokens of a window), batch=64 (windows), seed=0.
 from jaxformers import config as c
 from jaxformers.recipes import language
 
+# Widths by depth; those in a column have nearly equal parameters.
 WIDTHS = {
   6: (128, 176, 256, 360, 512, 724),
   12: (90, 124, 180, 256, 362, 512),
@@ -40,6 +41,7 @@ def get_config(arg=None):
     batch=64,
     seed=0,
   )
+  # Look up the width, and check the arguments.
   widths = WIDTHS[c.choose("depth", arg.depth, WIDTHS)]
   d = widths[c.choose("size", arg.size, range(1, len(widths) + 1)) - 1]
   if arg.length < 1 or arg.batch < 1 or arg.rate < 0:
@@ -47,6 +49,7 @@ def get_config(arg=None):
       f"length={arg.length}, batch={arg.batch}, rate={arg.rate:g}: give a "
       "length and a batch of at least 1, and a rate that is not negative."
     )
+  # Leave out infinity, which cannot be rounded.
   steps = 0
   if arg.tokens < 1e15:
     steps = round(arg.tokens / (arg.length * arg.batch))
@@ -84,6 +87,7 @@ def get_config(arg=None):
     eval_steps=2 * tenth,
     checkpoint_steps=tenth,
   )
+  # The text is read once, so nothing can be memorised.
   for model in (config.model, config.reference):
     model.dropout_rate = model.block.dropout_rate = 0.0
     model.mixer_defaults.dropout_rate = 0.0

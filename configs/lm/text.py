@@ -49,7 +49,7 @@ def get_config(arg=None):
     eval_steps=2_000,
     checkpoint_steps=2_000,
   )
-  if tiny:
+  if tiny:  # Ten minutes on two cores.
     config.update(total_steps=2_000, eval_steps=1_000, checkpoint_steps=500)
     config.schedule.update(learning_rate=6e-3, warmup_steps=200)
   return config

@@ -56,6 +56,7 @@ def get_config(arg=None):
     eval_steps=4_000,
     checkpoint_steps=4_000,
   )
+  # Options of the authors' script that `language.models` has otherwise.
   for model in (config.model, config.reference):
     # Cutoffs count <pad>, which is id 0.
     model.embedding = {
@@ -66,6 +67,6 @@ def get_config(arg=None):
     model.block.update(activation="relu", init_std=0.02, norm_first=False)
     model.head.dropout_rate = 0.1
     model.mixer_defaults.update(use_bias=False, init_std=0.02, dropout_rate=0.0)
-  if arg.model == "neutreno":
+  if arg.model == "neutreno":  # lambda of table 3.
     config.model.mixer.fidelity = 0.4
   return config

@@ -19,6 +19,7 @@ The vocabulary is trained on the training split. For BERT's, as in the paper:
 
 from jaxformers.recipes import short
 
+# Examples of the training split, by protocol.
 NUM_TRAIN = {"jaxformers": 108_000, "paper": 120_000, "test_only": 5_600}
 
 

@@ -18,6 +18,7 @@ Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
 
 from jaxformers import config as c
 
+# Examples of the training split.
 NUM_TRAIN = {"imdb": 22_500, "ag_news": 108_000}
 
 
@@ -25,6 +26,7 @@ def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", task="imdb", seed=0)
   task = c.choose("task", arg.task, NUM_TRAIN)
   epoch = -(-NUM_TRAIN[task] // 32)
+  # BERT-base: normalised after each block, and a tanh layer on the first token.
   model = {
     "name": arg.model,
     "d_model": 768,
@@ -37,7 +39,7 @@ def get_config(arg=None):
     "head_init_std": 0.02,
     "head_dropout_rate": 0.1,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
     "embedding": {"norm_epsilon": 1e-12},
     "mixer": {},
     "mixer_defaults": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},

@@ -19,6 +19,7 @@ The vocabulary is trained on the training split. For BERT's, as in the paper:
 
 from jaxformers.recipes import short
 
+# Examples of the training split, by protocol.
 NUM_TRAIN = {"jaxformers": 22_500, "paper": 25_000}
 
 

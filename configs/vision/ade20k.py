@@ -30,6 +30,7 @@ def get_config(arg=None):
   )
   protocol = c.choose("protocol", arg.protocol, NUM_TRAIN)
   epoch = NUM_TRAIN[protocol] // 8
+  # DeiT's encoder, with Segmenter's decoder of two layers.
   models = vision.models(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
     model.pop("head_init_std", None)  # Only classifiers take it.

@@ -36,6 +36,7 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
     key, equals, text = (part.strip() for part in item.partition("="))
     if key not in defaults:
       raise unknown("config argument", key, defaults)
+    # "key" and "key=" are refused, so that no value is silently empty.
     if not equals or not text:
       raise UserError(
         f"The config argument {item!r} has no value: write {key}=VALUE."
@@ -62,6 +63,7 @@ def check_overrides(config: ConfigDict, argv: list[str]) -> None:
   ml_collections rejects it too, but names neither the section nor the choices.
   """
   for path in _override_paths(argv):
+    # Walk down the sections that the flag names.
     section: Any = config
     for depth, key in enumerate(path):
       if not isinstance(section, ConfigDict) or key not in section:
@@ -86,9 +88,11 @@ def take_options(
   """
   rest, options = [], {}
   for arg in argv:
+    # An option is model.mixer.NAME or model.block.NAME.
     (path,) = list(_override_paths([arg])) or [[]]
     name, _, text = arg.partition("=")
     is_option = len(path) == 3 and path[:2] in OPTION_SECTIONS
+    # ml_collections sets the options that the config lists.
     if not is_option or path[2] in config.model.get(path[1], {}):
       rest.append(arg)
     elif name.lstrip("-").startswith("no"):
@@ -112,7 +116,7 @@ def _parse_value(text: str) -> Any:
   if text in ("true", "false"):
     return text == "true"
   try:
-    return ast.literal_eval(text)
+    return ast.literal_eval(text)  # Numbers, lists and quoted text.
   except (ValueError, SyntaxError):
     return text
 

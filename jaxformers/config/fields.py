@@ -11,6 +11,9 @@ from jaxformers.registry import unknown
 # Fields of older versions, without effect: runs of these versions resume.
 REMOVED_FIELDS = ("store_seconds",)
 
+# Options of models that older versions named otherwise: old name, new name.
+RENAMED_OPTIONS = {"activations": "memory"}
+
 # Fields that may differ when a run resumes, because they change no number.
 # Other data behind a path would: a checkpoint also keeps a digest of its data.
 RESUMABLE_FIELDS = (

@@ -14,6 +14,7 @@ from jaxformers import ranges
 from jaxformers.config.fields import (
   FIELDS,
   REMOVED_FIELDS,
+  RENAMED_OPTIONS,
   RESUMABLE_FIELDS,
   base,
 )
@@ -32,6 +33,7 @@ def load(spec: str) -> ConfigDict:
       f"There is no config file {path!r} in {Path.cwd()}: give a path such as "
       "configs/lra/listops.py."
     )
+  # Run the file as a module of its own, which is not importable elsewhere.
   module = importlib.util.module_from_spec(
     importlib.util.spec_from_file_location(Path(path).stem, path)
   )
@@ -64,9 +66,15 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a plain config with defaults for fields that it does not have.
 
   A config that an older version wrote lacks the fields that were added since;
-  `REMOVED_FIELDS` of such a config are left out.
+  `REMOVED_FIELDS` of such a config are left out, and `RENAMED_OPTIONS` of its
+  models have their new names.
   """
   completed = plain(base()) | plain(config)
+  for section in ("model", "reference"):
+    completed[section] = {
+      RENAMED_OPTIONS.get(option, option): value
+      for option, value in completed[section].items()
+    }
   return {k: v for k, v in completed.items() if k not in REMOVED_FIELDS}
 
 
@@ -76,7 +84,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   `RESUMABLE_FIELDS` are not compared.
   """
   before, after = flatten(old), flatten(new)
-  absent = object()
+  absent = object()  # Differs from every value, None included.
   return [
     f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
     for key in sorted(before.keys() | after.keys())
@@ -95,8 +103,10 @@ def describe(config: ConfigDict) -> str:
   for name, value in plain(config).items():
     comment = f"  # {FIELDS[name].help}" if name in FIELDS else ""
     if not isinstance(value, dict):
+      # A field of the run.
       lines.append(f"  {name}={json.dumps(value)}{comment}{_interval(name)}")
       continue
+    # A section, with its fields below.
     lines.append(f"  {name}:{comment}")
     lines += [
       f"    {name}.{key}={json.dumps(inner)}{_interval(f'{name}.{key}', '  #')}"

@@ -25,7 +25,7 @@ from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import check_options, choose, unknown
 
 DTYPES = ("float32", "bfloat16")
-# What the backward pass reads: see `ModelConfig.activations`.
+# What the backward pass reads: see `ModelConfig.memory`.
 MEMORY_MODES = ("stored", *LOOPED)
 SECTIONS = ("mixer", "mixer_defaults", "block", "embedding", "head")
 # Options that classifiers alone have, at their defaults.
@@ -38,7 +38,7 @@ PLAIN_HEAD = {
 # Options whose values are names: what they are called, and the choices.
 CHOICES = {
   "orthogonal_map": ("orthogonal map", orthogonal.MAPS),
-  "activations": ("activations", MEMORY_MODES),
+  "memory": ("memory mode", MEMORY_MODES),
   "dtype": ("dtype", DTYPES),
   "pool": ("pool", heads.POOLS),
   "positions": ("positions", POSITIONS),
@@ -78,7 +78,7 @@ class ModelConfig:
     dtype: "float32" or "bfloat16", the compute type; parameters are float32.
     orthogonal_map: in `orthogonal.MAPS`: "cayley", "expm", "householder", or
       "matrix", for which the optimiser keeps the matrices orthogonal.
-    activations: what the backward pass reads: "stored" activations; the
+    memory: what the backward pass reads: "stored" activations; the
       layers' inputs alone, "recomputed"; or for injective layers the encoder's
       output alone, "reversible", whose memory does not grow with num_layers.
       See `Encoder`.
@@ -120,7 +120,7 @@ class ModelConfig:
   dropout_rate: float = 0.0
   dtype: str = "float32"
   orthogonal_map: str = "cayley"
-  activations: str = "stored"
+  memory: str = "stored"
   mixer: Mapping[str, Any] = FrozenDict()
   mixer_defaults: Mapping[str, Any] = FrozenDict()
   block: Mapping[str, Any] = FrozenDict()

@@ -28,7 +28,7 @@ class Encoder(nn.Module):
       enter and whether a LayerNorm ends the encoder.
     num_layers: L.
     dropout_rate: after the embedding, in training.
-    activations: what the backward pass takes: "stored", what the forward pass
+    memory: what the backward pass takes: "stored", what the forward pass
       left; "recomputed", the layers' inputs alone; "reversible", the encoder's
       output alone, see `invertible.reversible`. (Unless the layers are
       injective, XLA on CPUs stores what it would recompute all the same.)
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
   block: Callable[..., nn.Module]
   num_layers: int
   dropout_rate: float
-  activations: str = "stored"
+  memory: str = "stored"
 
   @nn.compact
   def __call__(
@@ -60,7 +60,7 @@ class Encoder(nn.Module):
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
     layers = invertible.layers_of(kind)
-    looped = layers is not None and self.activations in invertible.LOOPED
+    looped = layers is not None and self.memory in invertible.LOOPED
     if looped and not self.is_initializing():
       return self._looped(layers, x, mask)
 
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
     ) -> tuple[jax.Array, Any]:
       return block(x, mask=mask, carry=carry, train=train)
 
-    if self.activations == "recomputed":
+    if self.memory == "recomputed":
       call = nn.remat(call)
     carry = None
     for block in blocks:
@@ -90,7 +90,7 @@ class Encoder(nn.Module):
       self.variables,
       x,
       mask,
-      memory=self.activations,
+      memory=self.memory,
       keep_hidden=keep_hidden,
     )
     for collection, arrays in shared.sown.items():

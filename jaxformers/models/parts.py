@@ -101,7 +101,7 @@ def encoder(config: ModelConfig) -> Make:
     block=encoder_block(config),
     num_layers=config.num_layers,
     dropout_rate=config.dropout_rate,
-    activations=config.activations,
+    memory=config.memory,
   )
 
 
@@ -110,10 +110,10 @@ def check(config: ModelConfig) -> None:
 
   Raises:
     UserError: for an option of the mixer out of its range; for
-      activations="reversible" where layers cannot be undone.
+      memory="reversible" where layers cannot be undone.
   """
   length = config.num_tokens + config.cls
-  if config.activations == "reversible":
+  if config.memory == "reversible":
     _check_reversible(config)
   check_mixer(config, mixer(config, length), length)
 
@@ -131,12 +131,12 @@ def check_mixer(config: ModelConfig, make_mixer: Make | None, n: int) -> None:
 def _check_reversible(config: ModelConfig) -> None:
   if layers_of(encoder_block(config)(parent=None)) is None:
     raise UserError(
-      'activations="reversible" needs layers that can be undone: those of '
+      'memory="reversible" needs layers that can be undone: those of '
       'transject and random_transject. For other models choose "recomputed".'
     )
   if config.num_layers < 2:
     raise UserError(
-      f'activations="reversible" with num_layers={config.num_layers}: alpha / '
+      f'memory="reversible" with num_layers={config.num_layers}: alpha / '
       "L may come near to 1, and undoing a layer would take forever. Choose at "
       'least 2 layers, or "recomputed".'
     )

@@ -32,7 +32,7 @@ def models(
     "positions": positions,
     "dropout_rate": 0.1,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
     "embedding": {"scale": d_model**0.5, "init_std": d_model**-0.5},
     "head": {"tied": True},
   }

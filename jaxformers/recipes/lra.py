@@ -119,10 +119,11 @@ def models(
   pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
   head = {"head_dim": 0 if protocol == "s4" else 128} | head
+  # TransJect and the others differ in width, positions, dropout and pooling.
   common = {
     "num_layers": 2,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
     **head,
   }
   transject = {

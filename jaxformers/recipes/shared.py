@@ -72,6 +72,7 @@ def with_reference(
     make_transformer: returns the encoder in the Transformer's form of a name.
     transject: fields of the model if it is one of `TRANSJECTS`.
   """
+  # The reference is always the Transformer, whatever the model.
   if name in TRANSJECTS:
     model = {"name": name, **transject}
   else:

@@ -53,7 +53,7 @@ def make_config(
     select="loss" if protocol == "paper" else "accuracy",
     **schedule(num_train[protocol]),
   )
-  if is_tiny:
+  if is_tiny:  # Minutes on two cores, to the last step.
     fields = shared.tiny_fields(args.model, learning_rate=3e-3, **tiny)
     config.update(fields, patience=0)
   return config
@@ -73,6 +73,7 @@ def models(name: str, *, tiny: bool) -> dict[str, Any]:
   Returns:
     The fields `model` and `reference` for `base`.
   """
+  # Fields of all models, then those that TransJect has otherwise.
   common = {
     "d_model": 64 if tiny else 512,
     "num_layers": 2 if tiny else 6,
@@ -81,7 +82,7 @@ def models(name: str, *, tiny: bool) -> dict[str, Any]:
     "pool": "mean",
     "head_dim": 0,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
   }
   transject = {
     **common,

@@ -58,6 +58,7 @@ def models(
   d_model, num_heads = DEITS[choose("deit", deit, DEITS)]
   if tiny:
     d_model, num_heads = 64, 2
+  # Fields of all models, then those that TransJect has otherwise.
   common = {
     "d_model": d_model,
     "num_layers": 12,
@@ -67,7 +68,7 @@ def models(
     "pool": "cls",
     "head_dim": 0,
     "dtype": "float32",
-    "activations": "stored",
+    "memory": "stored",
   }
   transject = {
     **common,

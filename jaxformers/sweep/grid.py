@@ -76,6 +76,7 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
       raise UserError(f"{key} is an axis twice: list its values in one axis.")
   if "seed" in keys:
     raise UserError("seed is no axis: give --seeds, so that they are averaged.")
+  # Combine the arguments of each config with all combinations of the grid.
   choices = [[(key, value) for value in values] for key, values in axes]
   cells = []
   for spec in specs:
@@ -95,6 +96,7 @@ def _parse_fixed(
   axes = [parse_axis(item) for item in text.split(",") if item]
   fixed = tuple((key, value) for key, (value,) in axes)
   for key, _ in fixed:
+    # An argument of the config must not be varied by the grid as well.
     if [*grid_keys, *(name for name, _ in fixed)].count(key) > 1:
       raise UserError(f"{key} stands in {spec} and in the grid, or twice.")
     if key == "seed":

@@ -17,10 +17,10 @@ def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
   new = c.plain(
     c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere")
   )
-  found = c.differences(old, new)
-  assert found[0] == "model.d_model: 8 -> 16"
-  assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in found)
-  assert not any("data_dir" in line for line in found)
+  lines = c.differences(old, new)
+  assert lines[0] == "model.d_model: 8 -> 16"
+  assert any("model.mixer.num_heads: 2 -> 'absent'" in line for line in lines)
+  assert not any("data_dir" in line for line in lines)
   assert c.differences(old, old) == []
 
 
@@ -59,3 +59,12 @@ def test_config_files_of_users_find_what_moved_to_the_recipes():
     assert getattr(c, name) is not None
   with pytest.raises(AttributeError, match="nothing"):
     c.nothing  # noqa: B018
+
+
+def test_older_names_of_options_are_read():
+  model = {"name": "transject", "d_model": 8}
+  older = {"model": model | {"activations": "reversible"}, "reference": model}
+  completed = c.complete(older)
+  assert completed["model"] == model | {"memory": "reversible"}
+  newer = {"model": model | {"memory": "reversible"}, "reference": model}
+  assert c.differences(completed, c.complete(newer)) == []

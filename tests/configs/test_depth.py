@@ -60,8 +60,8 @@ def test_training_follows_the_tokens():
   assert config.schedule.learning_rate == pytest.approx(0.1 / 128)
   assert c.load("configs/depth/figure2.py").total_steps == 61_035
   assert config.select == "loss"
-  known = tasks.TASKS["language"].__kwdefaults__
-  assert {*config.task} - {"name"} == known.keys() - {"data_dir"}
+  accepted = tasks.TASKS["language"].__kwdefaults__
+  assert {*config.task} - {"name"} == accepted.keys() - {"data_dir"}
   optim.build(c.plain(config)["optimizer"], c.plain(config)["schedule"], 977)
   rate = c.load("configs/depth/figure2.py:rate=2e-3").schedule.learning_rate
   assert rate == pytest.approx(2e-3)

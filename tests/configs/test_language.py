@@ -34,8 +34,8 @@ def test_parameters(spec):
   assert models.size(model) == GOLDEN[spec]
   assert models.build(**config["reference"], **sizes)
   optim.build(config["optimizer"], config["schedule"], config["total_steps"])
-  known = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
-  assert config["task"].keys() == known.keys() - {"data_dir"}
+  accepted = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
+  assert config["task"].keys() == accepted.keys() - {"data_dir"}
 
 
 def test_fine_tuning_is_berts():

@@ -1,4 +1,4 @@
-"""Every config of configs/lra, with every model and size, builds a model."""
+"""Configs of configs/lra build a model, for every model and size."""
 
 import pytest
 
@@ -16,7 +16,7 @@ SIZES = {
   "pathx": dict(vocab_size=257, max_len=16_384, num_classes=2),
 }
 PROTOCOLS = ("jaxformers", "lra", "skyformer", "s4")
-# Parameters by config, model and size: a change here changes what is compared.
+# Parameters by config, model and size. A change here changes the comparison.
 GOLDEN = {
   ("listops", "transject", "paper"): 5_579_148,
   ("listops", "transject", "tiny"): 19_276,
@@ -92,8 +92,8 @@ def test_parameters_of_every_model(task, model, size):
   optim.build(config["optimizer"], config["schedule"], config["total_steps"])
 
 
-# What a protocol has otherwise. Under s4 image and both Pathfinders are real
-# numbers, and the characters of Text and Retrieval depend on the archive.
+# Sizes that differ under a protocol. Under s4 image and both Pathfinders are
+# real numbers, and the characters of Text and Retrieval depend on the archive.
 READINGS = {
   ("listops", "skyformer"): dict(vocab_size=15),
   ("listops", "s4"): dict(vocab_size=18, max_len=2_048),
@@ -146,16 +146,16 @@ def test_every_protocol_has_its_head(task, protocol, model):
   )
   assert config["task"]["protocol"] == protocol
   options = config["model"]
-  # TransJect takes the maximum, but for Text; the papers' Transformer the mean.
-  own = "max" if model == "transject" and task != "text" else "mean"
+  # TransJect pools the maximum except on Text, and other models the mean.
+  is_maximum = model == "transject" and task != "text"
   pool = {
-    "jaxformers": own,
+    "jaxformers": "max" if is_maximum else "mean",
     "lra": "cls",
     "skyformer": "padded_mean",
     "s4": "mean",
   }[protocol]
   if protocol == "lra":
-    # No token of its own in the dual encoder; a mean on Pathfinder.
+    # The dual encoder has no class token, and Pathfinder pools a mean.
     others = dict(retrieval="first", pathfinder="all_mean", pathx="all_mean")
     pool = others.get(task, pool)
   if protocol == "s4" and task != "retrieval":
@@ -170,9 +170,9 @@ def test_every_protocol_has_its_head(task, protocol, model):
 @pytest.mark.parametrize("task", sorted(SIZES))
 def test_every_option_of_a_task_is_one(task):
   options = c.plain(c.load(f"configs/lra/{task}.py"))["task"]
-  known = tasks.TASKS[options.pop("name")].__kwdefaults__
-  assert options.keys() <= known.keys() - {"data_dir"}
-  assert options.keys() >= known.keys() - {"data_dir"}
+  accepted = tasks.TASKS[options.pop("name")].__kwdefaults__
+  assert options.keys() <= accepted.keys() - {"data_dir"}
+  assert options.keys() >= accepted.keys() - {"data_dir"}
 
 
 @pytest.mark.parametrize("task", sorted(SIZES))

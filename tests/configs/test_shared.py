@@ -1,4 +1,4 @@
-"""What recipes say of models agrees with the registry of models."""
+"""Recipes agree with the registry of models."""
 
 import pytest
 

@@ -81,8 +81,8 @@ def test_a_wrong_argument_raises(arg):
 @pytest.mark.parametrize("task", sorted(CLASSES))
 def test_every_option_of_a_task_is_one(task):
   options = c.plain(c.load(f"configs/short/{task}.py"))["task"]
-  known = tasks.TASKS[options.pop("name")].__kwdefaults__
-  assert options.keys() == known.keys() - {"data_dir"}
+  accepted = tasks.TASKS[options.pop("name")].__kwdefaults__
+  assert options.keys() == accepted.keys() - {"data_dir"}
 
 
 def test_every_docstring_opens_with_a_command_that_names_the_file():

@@ -47,8 +47,8 @@ def test_parameters(spec):
   assert models.build(**config["reference"], **sizes)
   optim.build(config["optimizer"], config["schedule"], config["total_steps"])
   Augment(**config["task"].get("augment", {}))
-  known = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
-  assert config["task"].keys() == known.keys() - {"data_dir"}
+  accepted = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
+  assert config["task"].keys() == accepted.keys() - {"data_dir"}
 
 
 def test_training_is_deits():
@@ -66,7 +66,7 @@ def test_training_is_deits():
 
 @pytest.mark.parametrize("name", ["transformer", "neutreno"])
 def test_deit_starts_at_a_deviation_of_002(name):
-  """As timm's VisionTransformer, whose patches are a convolution of PyTorch."""
+  """Initial values are those of timm, except for patches."""
   config = c.plain(c.load(f"configs/vision/imagenet.py:model={name}"))
   config["model"]["num_layers"] = 1
   sizes = dict(vocab_size=0, max_len=0) | SIZES["imagenet"]

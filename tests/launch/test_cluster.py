@@ -1,4 +1,4 @@
-"""Runs of several real processes: their numbers, and what may befall them.
+"""Runs of several real processes: their numbers, and their failures.
 
 All but the first take minutes and run on request:
 
@@ -130,7 +130,7 @@ def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
 def test_when_one_is_killed_the_other_ends_with_a_message(
   alone, data, tmp_path
 ):
-  """Within moments, though it was saving together with it."""
+  """The other process ends within moments, even during a save."""
   script = str(ROOT / "launch" / "local.sh")
   with subprocess.Popen(
     [script, "2", "--", *command(tmp_path, data)],
@@ -152,12 +152,11 @@ def test_when_one_is_killed_the_other_ends_with_a_message(
 
 
 def children(pid):
-  """Of a launcher: the processes of a run, in the order of their start."""
+  """Returns the processes of a run that a launcher started, in order."""
   path = Path(f"/proc/{pid}/task/{pid}/children")
-  found = [int(child) for child in path.read_text().split()]
   return [
     child
-    for child in found
+    for child in map(int, path.read_text().split())
     if b"jaxformers.main" in Path(f"/proc/{child}/cmdline").read_bytes()
   ]
 
@@ -180,9 +179,9 @@ def test_curves_do_not_depend_on_processes_and_devices(
   alone, data, tmp_path, count, devices, mesh
 ):
   launch(count, devices, *command(tmp_path, data, f"--config.mesh={mesh}"))
-  found = worst(alone, tmp_path)
-  print(f"{count} x {devices} {mesh or 'data:8'}: {found:.1e}")
-  assert found < 1e-5
+  difference = worst(alone, tmp_path)
+  print(f"{count} x {devices} {mesh or 'data:8'}: {difference:.1e}")
+  assert difference < 1e-5
 
 
 @pytest.mark.long
@@ -207,7 +206,7 @@ def test_a_run_of_eight_devices_goes_on_with_fewer(
 
 
 class Launched:
-  """A launcher of four processes, and what it has said so far."""
+  """A launcher of four processes, and its output so far."""
 
   def __init__(self, log, arguments):
     self.path = log
@@ -226,7 +225,7 @@ class Launched:
     return self.path.read_text()
 
   def until(self, condition):
-    """Waits until it is so; False if the run ended before."""
+    """Waits until a condition on the output holds; False if the run ends."""
     while not condition(self.text()):
       if self.process.poll() is not None:
         return False
@@ -243,8 +242,8 @@ def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
   """Processes are killed, asked to end, and suspended, at random."""
   steps = {"total_steps": 40 * EVENTS, "log_steps": 5, "checkpoint_steps": 7}
   steps |= {"eval_steps": 60}
-  whole, chaos = tmp_path / "whole", tmp_path / "chaos"
-  launch(4, 1, *command(whole, data, **steps))
+  undisturbed, chaos = tmp_path / "undisturbed", tmp_path / "chaos"
+  launch(4, 1, *command(undisturbed, data, **steps))
   rng, told = random.Random(0), []
   launched = Launched(tmp_path / "log", command(chaos, data, **steps))
   while len(told) < EVENTS:
@@ -257,16 +256,16 @@ def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
     assert launched.process.poll() is None, "It has ended before all events."
     with contextlib.suppress(OSError, IndexError):
       kind = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-      one = rng.randrange(4)
-      os.kill(children(launched.process.pid)[one], kind)
-      told.append((kind.name, one))
+      index = rng.randrange(4)
+      os.kill(children(launched.process.pid)[index], kind)
+      told.append((kind.name, index))
       launched.until(lambda text: restarts(text) >= len(told))
   assert launched.process.wait(600) == 0, launched.text()[-3000:]
   print(f"{len(told)} events: {told}")
   print(f"{restarts(launched.text())} restarts")
   assert restarts(launched.text()) >= EVENTS
-  assert curve(chaos) == curve(whole)
-  assert results(chaos) == results(whole)
+  assert curve(chaos) == curve(undisturbed)
+  assert results(chaos) == results(undisturbed)
 
 
 def restarts(text):
@@ -293,9 +292,9 @@ def hosts(tmp_path):
   ip("link", "set", "jfbridge", "up")
   names = "127.0.0.1 localhost\n10.77.0.1 jf0\n10.77.0.2 jf1\n"
   for k in (0, 1):
-    own = Path(f"/etc/netns/jf{k}")
-    own.mkdir(parents=True)
-    (own / "hosts").write_text(names)
+    folder = Path(f"/etc/netns/jf{k}")
+    folder.mkdir(parents=True)
+    (folder / "hosts").write_text(names)
     ip("netns", "add", f"jf{k}")
     ip(
       "link",

@@ -31,11 +31,11 @@ def test_every_process_knows_its_place(tmp_path):
     "('JAX_NUM_PROCESSES', 'JAX_COORDINATOR_ADDRESS', 'XLA_FLAGS')))"
   )
   assert run("3", "--devices", "2", code=code).returncode == 0
-  found = {p.name: p.read_text().split() for p in tmp_path.iterdir()}
-  assert sorted(found) == ["0", "1", "2"]
-  assert len({tuple(words) for words in found.values()}) == 1
-  assert found["0"][0] == "3"
-  assert found["0"][-1] == "--xla_force_host_platform_device_count=2"
+  environments = {p.name: p.read_text().split() for p in tmp_path.iterdir()}
+  assert sorted(environments) == ["0", "1", "2"]
+  assert len({tuple(words) for words in environments.values()}) == 1
+  assert environments["0"][0] == "3"
+  assert environments["0"][-1] == "--xla_force_host_platform_device_count=2"
 
 
 def test_a_dry_run_prints_and_runs_nothing(tmp_path):
@@ -183,7 +183,7 @@ def test_a_terminal_that_closes_lets_them_save(tmp_path, ranks, number):
 
 
 def test_a_signal_goes_to_a_process_and_ends_all(tmp_path):
-  """As JAX has it: the first is told, and the others end with it."""
+  """JAX passes a signal on: only the first process gets it from the script."""
   code = (
     "import os, pathlib, signal, sys, time\n"
     f"told = pathlib.Path('{tmp_path}/told')\n"

@@ -1,4 +1,4 @@
-"""The launchers of clusters, against programs that record their arguments."""
+"""Launchers of clusters call the right programs, with the right arguments."""
 
 import json
 import os
@@ -46,13 +46,11 @@ def run(tmp_path):
 
   def call(script, *arguments, **variables):
     record.unlink(missing_ok=True)
-    found = os.environ | {
-      "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-      "RECORD": str(record),
-    }
+    variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    variables["RECORD"] = str(record)
     ran = subprocess.run(
       [str(LAUNCH / script), *arguments],
-      env=found | variables,
+      env=os.environ | variables,
       capture_output=True,
       text=True,
       timeout=60,
@@ -88,11 +86,11 @@ def pod(unpacked):
 
 def test_a_pod_from_creation_to_deletion(run, pod):
   head = ["gcloud", "compute", "tpus", "tpu-vm"]
-  _, (made,) = run(pod, "create", *POD, "--type", "v4-32", "--spot")
-  assert made[:6] == [*head, "create", "pod"]
-  assert made[made.index("--accelerator-type") + 1] == "v4-32"
-  assert "--spot" in made
-  assert made[-2:] == ["--zone", "z"]
+  _, (created,) = run(pod, "create", *POD, "--type", "v4-32", "--spot")
+  assert created[:6] == [*head, "create", "pod"]
+  assert created[created.index("--accelerator-type") + 1] == "v4-32"
+  assert "--spot" in created
+  assert created[-2:] == ["--zone", "z"]
   _, (copied, installed) = run(pod, "install", *POD)
   assert copied[4] == "scp"
   assert "--worker=all" in copied
@@ -214,8 +212,8 @@ def test_a_job_of_slurm_queues_again_if_it_wants_to_go_on(
 
 
 def test_a_jobset_is_filled_in(run):
-  own = ("--name", "n", "--image", "i:1", "--hosts", "4", "--claim", "c")
-  ran, calls = run("k8s.sh", "apply", *own, "--", "--config", 'a "b"')
+  options = ("--name", "n", "--image", "i:1", "--hosts", "4", "--claim", "c")
+  ran, calls = run("k8s.sh", "apply", *options, "--", "--config", 'a "b"')
   assert ran.returncode == 0, ran.stderr
   assert calls == [["kubectl", "apply", "-f", "-"]]
   text = Path(f"{run.record}.yaml").read_text()
@@ -223,7 +221,9 @@ def test_a_jobset_is_filled_in(run):
   assert 'args: ["--config", "a \\"b\\""]' in text
   assert "completions: 4" in text
   assert 'value: "n-run-0-0.n:8476"' in text
-  dry, calls = run("k8s.sh", "apply", *own, "--dry_run", "--", "--config", "a")
+  dry, calls = run(
+    "k8s.sh", "apply", *options, "--dry_run", "--", "--config", "a"
+  )
   assert not calls
   assert dry.stdout.startswith("# A JobSet")
 
@@ -231,13 +231,13 @@ def test_a_jobset_is_filled_in(run):
 def test_names_that_yaml_would_take_for_values_stay_names(run):
   yaml = pytest.importorskip("yaml")
   options = {"name": "null", "image": "1.5", "claim": "1e3", "resource": "on"}
-  own = [part for k, v in options.items() for part in (f"--{k}", v)]
+  flags = [part for k, v in options.items() for part in (f"--{k}", v)]
   arguments = ["--config", "a: {b} # c\nd", "\u00e9\U0001f600", "$(x) `y` 'z"]
-  ran, _ = run("k8s.sh", "apply", *own, "--dry_run", "--", *arguments)
+  ran, _ = run("k8s.sh", "apply", *flags, "--dry_run", "--", *arguments)
   assert ran.returncode == 0, ran.stderr
-  found = yaml.safe_load(ran.stdout)
-  assert found["metadata"]["name"] == "null"
-  (job,) = found["spec"]["replicatedJobs"]
+  parsed = yaml.safe_load(ran.stdout)
+  assert parsed["metadata"]["name"] == "null"
+  (job,) = parsed["spec"]["replicatedJobs"]
   pod = job["template"]["spec"]["template"]["spec"]
   (container,) = pod["containers"]
   assert container["image"] == "1.5"
@@ -267,9 +267,9 @@ def test_names_that_yaml_would_take_for_values_stay_names(run):
   ],
 )
 def test_what_kubernetes_does_not_take_is_refused(run, option, value):
-  own = {"--name": "n", "--image": "i", "--claim": "c", option: value}
-  options = [part for pair in own.items() for part in pair]
-  ran, calls = run("k8s.sh", "apply", *options, "--", "--config", "a")
+  options = {"--name": "n", "--image": "i", "--claim": "c", option: value}
+  flags = [part for pair in options.items() for part in pair]
+  ran, calls = run("k8s.sh", "apply", *flags, "--", "--config", "a")
   assert ran.returncode == 2
   assert f"launch/k8s.sh: {option} '{value}': give " in ran.stderr
   assert not calls

@@ -57,8 +57,8 @@ def test_names_are_checked_before_there_are_sizes():
 def test_memory_modes_have_the_same_parameters_and_outputs():
   stored = models.build("transject", **SIZES)
   params = initial.params(stored, IDS)
-  for activations in ("recomputed", "reversible"):
-    config = dataclasses.replace(stored.config, activations=activations)
+  for memory in ("recomputed", "reversible"):
+    config = dataclasses.replace(stored.config, memory=memory)
     model = models.from_config(config)
     chex.assert_trees_all_close(
       jax.jit(lambda m=model: m.apply({"params": params}, IDS, train=False))(),
@@ -68,4 +68,4 @@ def test_memory_modes_have_the_same_parameters_and_outputs():
 
 
 def test_fields_are_arguments_of_build():
-  assert {"name", "d_model", "mixer", "activations"} <= {*FIELDS}
+  assert {"name", "d_model", "mixer", "memory"} <= {*FIELDS}

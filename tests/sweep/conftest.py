@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import submitit  # noqa: F401  Not in a test: it closes the logs of absl.
 
 from jaxformers.sweep import commands, grid
 from jaxformers.sweep import runs as runs_module
@@ -21,7 +20,7 @@ def at_the_root(monkeypatch, request):
 
 
 class Runs:
-  """Stands for `jaxformers.main`: takes the command, leaves results behind."""
+  """Stands for `jaxformers.main`: notes the command and writes results."""
 
   def __init__(self):
     self.commands, self.scores, self.broken = [], {}, {}
@@ -43,7 +42,7 @@ class Runs:
 
 
 def content(spec, options, score=0.5):
-  """Of the results of a run, with what goes to every run after its seed."""
+  """Returns results of a run; its options are the seed and the overrides."""
   seed = int(options[0].removeprefix("--config.seed="))
   sweep = Sweep(Path(), options[1:])
   (cell,) = grid.expand([spec], [])
@@ -120,7 +119,7 @@ folder.mkdir(parents=True)
 
 @pytest.fixture
 def slurm(runs, monkeypatch, tmp_path):
-  """Programs that stand for Slurm's; the path of what they were given."""
+  """Programs that stand for Slurm's; returns the path of submitted scripts."""
   folder = tmp_path / "bin"
   folder.mkdir()
   for name, code in FAKES.items():

@@ -40,7 +40,7 @@ time.sleep(60)
 def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
   tmp_path, number, saves
 ):
-  """And the sweep waits for a run that saves first; not all of a run does."""
+  """The sweep waits for a run that saves, and for one that does not."""
   (tmp_path / "run.py").write_text(
     RUN if saves else RUN.replace("signal.signal", "#")
   )
@@ -65,14 +65,14 @@ def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
 
 def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
   (tmp_path / "run.py").write_text(RUN)
-  task = commands.Job([sys.executable, str(tmp_path / "run.py")])
+  job = commands.Job([sys.executable, str(tmp_path / "run.py")])
   monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
 
-  def up(*_):
-    found.append(task.checkpoint())
+  def time_is_up(*_):
+    submissions.append(job.checkpoint())
 
-  found = []
-  before = signal.signal(signal.SIGUSR2, up)
+  submissions = []
+  before = signal.signal(signal.SIGUSR2, time_is_up)
   code = (
     "import os, pathlib, signal, time\n"
     f"while not pathlib.Path({str(tmp_path / 'began')!r}).exists(): "
@@ -80,11 +80,11 @@ def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
     f"os.kill({os.getpid()}, signal.SIGUSR2)"
   )
   with subprocess.Popen([sys.executable, "-c", code]):
-    assert task() == 143
+    assert job() == 143
   signal.signal(signal.SIGUSR2, before)
   assert (tmp_path / "saved").exists()
   assert (tmp_path / "began").read_text() == "0,1,2"  # Its devices.
-  assert found[0].function.command == task.command
+  assert submissions[0].function.command == job.command
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])

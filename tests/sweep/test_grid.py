@@ -7,14 +7,14 @@ SPEC = "configs/lra/listops.py:size=tiny"
 
 def test_a_grid_is_every_combination():
   axes = [("model", ("transject", "local")), ("protocol", ("lra",))]
-  found = grid.expand([SPEC, "configs/lra/text.py"], axes)
-  assert [cell.spec for cell in found] == [
+  cells = grid.expand([SPEC, "configs/lra/text.py"], axes)
+  assert [cell.spec for cell in cells] == [
     "configs/lra/listops.py:size=tiny,model=transject,protocol=lra",
     "configs/lra/listops.py:size=tiny,model=local,protocol=lra",
     "configs/lra/text.py:model=transject,protocol=lra",
     "configs/lra/text.py:model=local,protocol=lra",
   ]
-  assert len({cell.folder for cell in found}) == 4
+  assert len({cell.folder for cell in cells}) == 4
 
 
 def test_a_cell_names_its_config_and_its_folder():

@@ -52,7 +52,7 @@ def test_a_job_that_slurm_has_lost_is_submitted_again(
 
 
 @pytest.mark.parametrize(
-  ("given", "message"),
+  ("text", "message"),
   [
     ("time", "'time' is not KEY=VALUE"),
     ("partition=a\n#SBATCH --wrap=x", "give a printable value"),
@@ -62,10 +62,10 @@ def test_a_job_that_slurm_has_lost_is_submitted_again(
     ("ntasks_per_node=8", "one process a node"),
   ],
 )
-def test_what_slurm_does_not_take(slurm, tmp_path, given, message):
+def test_what_slurm_does_not_take(slurm, tmp_path, text, message):
   argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}"]
   with pytest.raises(SystemExit, match=message):
-    sweep.main([*argv, f"--slurm={given}"])
+    sweep.main([*argv, f"--slurm={text}"])
 
 
 def test_without_slurm(runs, tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ def test_matrices_are_orthogonal_after_a_run_in_bfloat16(smoke, tmp_path):
   fields = {
     "model.dtype": "bfloat16",
     "model.orthogonal_map": "matrix",
-    "model.activations": "reversible",
+    "model.memory": "reversible",
     "schedule.learning_rate": 1e-2,
   }
   results = loop.run(smoke(total_steps=5, **fields), tmp_path)

@@ -39,7 +39,7 @@ def init(model, ids=IDS):
 
 @pytest.mark.parametrize("activations", ["stored", "reversible"])
 def test_what_transject_does_layer_by_layer(activations):
-  model = build("transject", activations=activations)
+  model = build("transject", memory=activations)
   captured = capture(model, make_variables(model, init(model)), IDS)
   chex.assert_shape(captured.hidden, (2, 9, 8))
   assert len(captured.hidden) == 3
@@ -86,7 +86,7 @@ def test_the_sequences_of_a_pair_are_samples():
 @pytest.mark.parametrize("activations", ["stored", "reversible"])
 def test_experts_mix_to_the_layer(activations):
   """x + a sum_e lambda_e F_e(x) from the experts, then the feed-forward."""
-  model = build("transject", activations=activations)
+  model = build("transject", memory=activations)
   params = init(model)
   variables = make_variables(model, params)
   captured = capture(model, variables, IDS)

@@ -42,7 +42,7 @@ def build(name, activations, gating="paper", **options):
     vocab_size=30,
     max_len=512,
     num_classes=3,
-    activations=activations,
+    memory=activations,
     mixer={} if name == "transformer" else mixer,
     **options,
   )
@@ -188,7 +188,7 @@ def test_what_cannot_be_run_backwards():
     build("transformer", "reversible")
   with pytest.raises(ValueError, match=r"num_layers=1.*at least"):
     build("transject", "reversible", num_layers=1)
-  with pytest.raises(ValueError, match=r"activations 'kept'.*recomputed"):
+  with pytest.raises(ValueError, match=r"memory mode 'kept'.*recomputed"):
     build("transject", "kept")
   with pytest.raises(ValueError, match=r"PreNorm.*transject"):
     invertible.require_layers(PreNorm(None, 2))
@@ -262,7 +262,7 @@ def scale(monkeypatch):
       num_classes=3,
       d_model=8,
       num_layers=3,
-      activations=activations,
+      memory=activations,
     )
 
   return build

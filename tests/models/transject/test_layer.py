@@ -119,7 +119,7 @@ def test_what_is_folded_once_is_what_every_call_folds(activations):
     num_classes=2,
     d_model=8,
     num_layers=2,
-    activations=activations,
+    memory=activations,
   )
   ids = jax.random.randint(jax.random.key(0), (3, 12), 1, 30)
   params = initial.params(model, ids)

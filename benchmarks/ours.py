@@ -1,0 +1,184 @@
+"""Models of this package as calls to time; sizes that PyTorch's share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.timing import Call
+from jaxformers import models
+from jaxformers.models.variables import make_variables
+from jaxformers.training import compilers, optim, state, steps
+from jaxformers.training.layout import Layout
+
+LAYERS, EXPERTS, D = 2, 4, 512
+VOCABULARY, CLASSES = 257, 2
+LEARNING_RATE = 1e-4  # The time does not depend on it.
+
+
+def random_ids(batch: int, length: int) -> np.ndarray:
+  """Returns random tokens [batch, length], none of them padding."""
+  rng = np.random.default_rng(0)
+  return rng.integers(1, VOCABULARY, (batch, length)).astype(np.int32)
+
+
+def build(name: str, length: int, **options: Any) -> models.Model:
+  """Returns a classifier; without options, TransJect of the sizes above."""
+  if not options:
+    options = {"num_layers": LAYERS, "mixer": {"num_experts": EXPERTS}}
+  return models.build(
+    name,
+    vocab_size=VOCABULARY,
+    num_classes=CLASSES,
+    max_len=length,
+    **{"d_model": D, **options},
+  )
+
+
+def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
+  """Returns a batch in the loader's form."""
+  return {
+    "inputs": random_ids(batch, length),
+    "targets": np.zeros(batch, np.int32),
+    "weights": np.ones(batch, np.float32),
+  }
+
+
+def make_step(model: models.Model, accumulate: int) -> Any:
+  """Returns a train step to compile, its layout, and its initial state."""
+  tx, _ = optim.build(
+    {"name": "adam"}, {"name": "constant", "learning_rate": LEARNING_RATE}, 10
+  )
+  step = functools.partial(
+    steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate
+  )
+  layout = Layout.of("", jax.devices()[:1])
+  return step, layout, functools.partial(state.create, model, tx, 0)
+
+
+def train(
+  model: models.Model, batch: int, length: int, accumulate: int = 0
+) -> Call:
+  """Returns a call that trains for one step.
+
+  Args:
+    model: result of `build`.
+    batch: rows of a batch.
+    length: tokens of a row.
+    accumulate: number of microbatches; 0 for one row each.
+  """
+  step, layout, create = make_step(model, accumulate or batch)
+  # Each call continues from the state that the call before left.
+  current = layout.place(create())
+  run, place = compilers.compile_step(
+    "jit", step, layout, state=current, donate=True
+  )
+  rows = place(make_batch(batch, length))
+
+  def call() -> None:
+    nonlocal current
+    current, sums = run(current, rows)
+    jax.block_until_ready((current, sums))
+
+  return call
+
+
+def infer(model: models.Model, batch: int, length: int) -> Call:
+  """Returns a call of the forward pass, with orthogonal matrices at hand."""
+  inputs = jnp.asarray(random_ids(batch, length))
+  # Two tokens suffice for the shapes of parameters.
+  init = jax.jit(functools.partial(model.init, train=False))
+  params = init(jax.random.key(0), inputs[:1, :2])["params"]
+  # Map the orthogonal matrices once, as an evaluation does.
+  prepare = functools.partial(make_variables, model)
+  variables = jax.jit(prepare)(params)
+  run = jax.jit(functools.partial(model.apply, train=False))
+  return lambda: run(variables, inputs).block_until_ready()
+
+
+def planned_bytes(
+  model: models.Model, batch: int, length: int, accumulate: int = 1
+) -> int:
+  """Returns the bytes that a train step takes beside its state, as compiled."""
+  step, layout, create = make_step(model, accumulate)
+  # Compile on shapes: nothing is allocated.
+  initial = jax.eval_shape(create)
+  rows = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(batch, length)
+  )
+  run, _ = compilers.compile_step(
+    "jit", step, layout, state=initial, donate=True
+  )
+  program = run.lower(initial, rows).compile()
+  return program.memory_analysis().temp_size_in_bytes
+
+
+class Program(NamedTuple):
+  """A compiled program, a call of it, and the bytes that it takes."""
+
+  call: Callable[[], Any]
+  planned_bytes: int
+
+
+def compile_passes(
+  model: models.Model,
+  inputs: jax.Array,
+  labels: jax.Array,
+  *,
+  learning_rate: float,
+  train: bool,
+) -> dict[str, Program]:
+  """Compiles a forward pass, and a plain train step without the trainer.
+
+  The step is forward, backward and Adam, from parameters alone: orthogonal
+  matrices are made where the model uses them.
+
+  Args:
+    model: any classifier.
+    inputs: batch of inputs.
+    labels: class of each row.
+    learning_rate: learning rate of Adam.
+    train: True draws dropout in the train step.
+
+  Returns:
+    The programs "forward" and "step".
+  """
+  init = jax.jit(functools.partial(model.init, train=False))
+  params = init(jax.random.key(0), model.example())["params"]
+  tx = optax.adam(learning_rate)
+
+  def forward(params: Any) -> jax.Array:
+    return model.apply({"params": params}, inputs, train=False)
+
+  def loss(params: Any, key: jax.Array) -> jax.Array:
+    rngs = {"random": key} if train else None
+    logits = model.apply({"params": params}, inputs, train=train, rngs=rngs)
+    return optax.softmax_cross_entropy_with_integer_labels(
+      logits, labels
+    ).mean()
+
+  def step(params: Any, moments: Any, key: jax.Array) -> Any:
+    updates, moments = tx.update(jax.grad(loss)(params, key), moments)
+    return optax.apply_updates(params, updates), moments
+
+  # Compile both, and keep calls that wait for the results.
+  arguments = {
+    "forward": (params,),
+    "step": (params, tx.init(params), jax.random.key(1)),
+  }
+  programs = {}
+  for name, function in (("forward", forward), ("step", step)):
+    compiled = jax.jit(function).lower(*arguments[name]).compile()
+    programs[name] = Program(
+      lambda run=compiled, args=arguments[name]: jax.block_until_ready(
+        run(*args)
+      ),
+      compiled.memory_analysis().temp_size_in_bytes,
+    )
+  return programs
