@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
+from jaxformers import orthogonal
 from jaxformers.models import Classifier, shapes, size
-from jaxformers.models.variables import make_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,12 @@ def count_cost(model: Classifier, length: int) -> Cost:
   like = model.example(length)
   tokens = jax.ShapeDtypeStruct(like.shape, like.dtype)
   params = shapes(model)
-  variables = jax.eval_shape(functools.partial(make_variables, model), params)
+  # Rotations are inputs, so that their maps do not count. Products that a step
+  # derives from them are not, so that the layers are counted as the paper's.
+  rotations = jax.eval_shape(
+    functools.partial(orthogonal.rotations, name=model.orthogonal_map), params
+  )
+  variables = {"params": params, "rotations": rotations}
 
   def forward(variables: Any, tokens: jax.Array) -> jax.Array:
     return model.apply(variables, tokens, train=False)
