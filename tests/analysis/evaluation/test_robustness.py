@@ -24,6 +24,9 @@ class Bright:
 
   orthogonal_map = "cayley"
 
+  def stacks(self):
+    return {}
+
   def apply(self, variables, x, train):
     middle = x[:, 4, 4, :1]
     return -abs(middle - np.array([[0.1, 0.5, 0.9]]))
