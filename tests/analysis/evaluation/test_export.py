@@ -50,7 +50,7 @@ def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
   q = arrays["rotations.encoder.layer_0.mixer.u_skew"]
   eye = np.broadcast_to(np.eye(16), q.shape)
   np.testing.assert_allclose(q @ q.swapaxes(1, 2), eye, atol=1e-5)
-  with pytest.raises(ValueError, match="--length=61 is not in 1 to"):
+  with pytest.raises(ValueError, match="--length=61 is out of range: give"):
     export.write(run, out, 61)
 
 

@@ -24,6 +24,9 @@ class Bright:
 
   orthogonal_map = "cayley"
 
+  def stacks(self):
+    return {}
+
   def apply(self, variables, x, train):
     middle = x[:, 4, 4, :1]
     return -abs(middle - np.array([[0.1, 0.5, 0.9]]))
@@ -94,7 +97,7 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   for path in (root / "fog" / "5").rglob("*.JPEG"):
     path.unlink()
   (root / "snow" / "2").rename(root / "snow" / "6")
-  with pytest.raises(ValueError, match="lacks snow/2: mCE is over fifteen"):
+  with pytest.raises(ValueError, match="lacks snow/2: unpack all fifteen"):
     r.imagenet_c(run, root)
 
 
