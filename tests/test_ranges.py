@@ -18,8 +18,8 @@ from jaxformers.data.images.augment import Augment
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Attention, shared_options
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.config import HEAD_OPTIONS
 from jaxformers.models.embedding import Embedding
-from jaxformers.models.language import LanguageModel
 from jaxformers.training import compilers, optim, run
 from tests.models.mixers.oracle import small_sizes
 
@@ -45,6 +45,9 @@ KINDS_OF_INPUT = (
 )
 SECTIONS = {"mixer", "mixer_defaults", "block", "embedding", "head"}
 
+# Options of the head of a language model, with values that they may have.
+HEAD = dict(zip(HEAD_OPTIONS["language_model"], (True, 0.0), strict=True))
+
 
 def parameters(function):
   """Options of a function, or fields of a Linen module, with their defaults."""
@@ -69,7 +72,7 @@ def mixer_options(mixer):
 def sections():
   """All options that a config can set: (path of the section, options)."""
   yield "config", {k: field.default for k, field in configs.FIELDS.items()}
-  yield "config.model", parameters(models.build)
+  yield "config.model", parameters(models.ModelConfig)
   for mixer in models.MIXERS.values():
     yield "config.model.mixer", mixer_options(mixer)
   shared = parameters(Attention)
@@ -80,7 +83,7 @@ def sections():
   for block in BLOCKS.values():
     yield "config.model.block", parameters(block)
   yield "config.model.embedding", parameters(Embedding)
-  yield "config.model.head", parameters(LanguageModel)
+  yield "config.model.head", HEAD
   for optimizer in optim.OPTIMIZERS.values():
     yield "config.optimizer", parameters(optimizer) | SHARED
   for schedule in optim.SCHEDULES.values():
@@ -206,10 +209,12 @@ def model_fields(name):
     "mixer": mixer_options(models.MIXERS[variant.mixer]),
     "block": parameters(BLOCKS[variant.block]),
     "embedding": parameters(Embedding),
-    "head": parameters(LanguageModel),
+    "head": HEAD,
     "mixer_defaults": shared_options(),
   }
-  paths = [option for option in parameters(models.build) if option != "name"]
+  paths = [
+    option for option in parameters(models.ModelConfig) if option != "name"
+  ]
   return paths + [
     f"{section}.{option}"
     for section, options in inner.items()

@@ -128,6 +128,11 @@ class ModelConfig:
   head: Mapping[str, Any] = FrozenDict()
 
   def __post_init__(self) -> None:
+    options = {field: getattr(self, field) for field in FIELDS}
+    ranges.check(
+      {k: v for k, v in options.items() if k not in SECTIONS or v is not None}
+    )
+    # Plain data of a config become hashable, as Linen and jit need them.
     object.__setattr__(self, "image", tuple(self.image))
     for section in SECTIONS:
       options = getattr(self, section) or {}
@@ -171,9 +176,7 @@ class ModelConfig:
     return options
 
   def _check(self) -> None:
-    options = {field: getattr(self, field) for field in FIELDS}
-    ranges.check(options)
-    check_names(options)
+    check_names({field: getattr(self, field) for field in FIELDS})
     heads.check(
       self.pool,
       self.head_activation,
