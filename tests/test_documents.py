@@ -500,7 +500,7 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
   [
     (name_of(page), number)
     for page in PAGES
-    if name_of(page) not in EXAMPLE_PAGES
+    if name_of(page) not in (*EXAMPLE_PAGES, BLOCK_PAGE)
     for number in range(len(blocks(page)))
   ],
 )
