@@ -19,7 +19,6 @@ from jaxformers.errors import UserError
 from jaxformers.models.attention import Attention, shared_options
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.embedding import Embedding
-from jaxformers.models.language import LanguageModel
 from jaxformers.training import compilers, optim, run
 from tests.models.mixers.oracle import small_sizes
 
@@ -35,6 +34,8 @@ WIRING = {
   *("parent", "mixer", "layer", "encoder", "cls", "concatenate", "schedule"),
   *("total_steps", "max_len", "num_layers", "dtype", "orthogonal_map"),
 }
+# Options of the head of a language model, which have no signature.
+HEAD = {"tied": True, "dropout_rate": 0.0}
 # Options that `optim.build` takes for every optimiser.
 SHARED = {"clip_value": 0.0, "clip_norm": 0.0, "cycle_momentum": False}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
@@ -69,7 +70,7 @@ def mixer_options(mixer):
 def sections():
   """All options that a config can set: (path of the section, options)."""
   yield "config", {k: field.default for k, field in configs.FIELDS.items()}
-  yield "config.model", parameters(models.build)
+  yield "config.model", parameters(models.ModelConfig)
   for mixer in models.MIXERS.values():
     yield "config.model.mixer", mixer_options(mixer)
   shared = parameters(Attention)
@@ -80,7 +81,7 @@ def sections():
   for block in BLOCKS.values():
     yield "config.model.block", parameters(block)
   yield "config.model.embedding", parameters(Embedding)
-  yield "config.model.head", parameters(LanguageModel)
+  yield "config.model.head", HEAD
   for optimizer in optim.OPTIMIZERS.values():
     yield "config.optimizer", parameters(optimizer) | SHARED
   for schedule in optim.SCHEDULES.values():
@@ -206,10 +207,10 @@ def model_fields(name):
     "mixer": mixer_options(models.MIXERS[variant.mixer]),
     "block": parameters(BLOCKS[variant.block]),
     "embedding": parameters(Embedding),
-    "head": parameters(LanguageModel),
+    "head": HEAD,
     "mixer_defaults": shared_options(),
   }
-  paths = [option for option in parameters(models.build) if option != "name"]
+  paths = [path for path in parameters(models.ModelConfig) if path != "name"]
   return paths + [
     f"{section}.{option}"
     for section, options in inner.items()
