@@ -35,6 +35,8 @@ WIRING = {
   *("parent", "mixer", "layer", "encoder", "cls", "concatenate", "schedule"),
   *("total_steps", "max_len", "num_layers", "dtype", "orthogonal_map"),
 }
+# Options of the head of a language model, which have no signature.
+HEAD = {"tied": True, "dropout_rate": 0.0}
 # Options that `optim.build` takes for every optimiser.
 SHARED = {"clip_value": 0.0, "clip_norm": 0.0, "cycle_momentum": False}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
@@ -212,9 +214,7 @@ def model_fields(name):
     "head": HEAD,
     "mixer_defaults": shared_options(),
   }
-  paths = [
-    option for option in parameters(models.ModelConfig) if option != "name"
-  ]
+  paths = [path for path in parameters(models.ModelConfig) if path != "name"]
   return paths + [
     f"{section}.{option}"
     for section, options in inner.items()

@@ -128,15 +128,15 @@ class ModelConfig:
   head: Mapping[str, Any] = FrozenDict()
 
   def __post_init__(self) -> None:
+    # Check the types before values are converted; None is an empty section.
     options = {field: getattr(self, field) for field in FIELDS}
-    ranges.check(
-      {k: v for k, v in options.items() if k not in SECTIONS or v is not None}
-    )
-    # Plain data of a config become hashable, as Linen and jit need them.
+    for section in SECTIONS:
+      options[section] = {} if options[section] is None else options[section]
+    ranges.check(options)
     object.__setattr__(self, "image", tuple(self.image))
     for section in SECTIONS:
-      options = getattr(self, section) or {}
-      object.__setattr__(self, section, FrozenDict(_hashable(options)))
+      section_options = options[section]
+      object.__setattr__(self, section, FrozenDict(_hashable(section_options)))
     self._check()
 
   @property
