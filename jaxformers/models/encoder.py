@@ -1,4 +1,4 @@
-"""The one encoder: embedding, layers; mixer and block differ."""
+"""The encoder of every model: an embedding, and layers of one block."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Encoder(nn.Module):
   `perturbations`, {"encoder": {"embedded": [b, n, d]}}, which is added to it.
 
   Attributes:
-    embedding: makes the `Embedding`; called with a name, and whether positions
-      stand beside the tokens.
-    block: makes a block; called with a name. Its class says how positions
-      enter and whether a LayerNorm ends the encoder.
-    num_layers: L.
-    dropout_rate: after the embedding, in training.
-    memory: what the backward pass takes: "stored", what the forward pass
-      left; "recomputed", the layers' inputs alone; "reversible", the encoder's
-      output alone, see `invertible.reversible`. (Unless the layers are
-      injective, XLA on CPUs stores what it would recompute all the same.)
+    embedding: makes the `Embedding`; called with a name, and with
+      `concatenate=True` where positions have channels of their own.
+    block: makes a block; called with a name and the index of the layer. Its
+      class says how positions enter and whether a LayerNorm ends the encoder.
+    num_layers: number of layers.
+    dropout_rate: dropout after the embedding, in training.
+    memory: what the backward pass reads: "stored", all activations;
+      "recomputed", the layers' inputs alone; "reversible", the encoder's output
+      alone, see `invertible.reversible`. (Unless the layers are injective, XLA
+      on CPUs stores what it would recompute all the same.)
 
   Between the layers x is float32 whatever the compute type is: the small steps
   of a ReZero start would be lost in half precision.
@@ -47,7 +47,13 @@ class Encoder(nn.Module):
   def __call__(
     self, ids: jax.Array, *, mask: jax.Array, train: bool
   ) -> jax.Array:
-    """ids [b, n]; mask of what comes out, so [b, n + 1] with `cls`."""
+    """Returns the last layer's output, after the norm that may follow it.
+
+    Args:
+      ids: [b, n].
+      mask: mask of the output, so [b, n + 1] with a token in front.
+      train: True in training.
+    """
     blocks = [
       self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
     ]
@@ -55,6 +61,7 @@ class Encoder(nn.Module):
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
+    # Embed; `perturb` lets an analysis move the embedding.
     x = whole_tokens(embed(ids))
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
@@ -71,6 +78,7 @@ class Encoder(nn.Module):
 
     if self.memory == "recomputed":
       call = nn.remat(call)
+    # Apply the layers; the first one makes what is carried to the others.
     carry = None
     for block in blocks:
       x, carry = call(block, x, mask, carry)

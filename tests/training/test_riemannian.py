@@ -80,7 +80,9 @@ def test_an_optimiser_that_asks_for_more_gets_it():
   tx = riemannian(optax.contrib.reduce_on_plateau())
   params = {"u_orthogonal": rotations(0, 4)}
   grads = jax.tree.map(jnp.ones_like, params)
-  tx.update(grads, tx.init(params), params, value=jnp.float32(1.0))
+  value = jnp.float32(0.5)
+  _, state = tx.update(grads, tx.init(params), params, value=value)
+  assert state.best_value == value
 
 
 def test_without_parameters():
