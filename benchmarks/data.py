@@ -90,7 +90,10 @@ def listops_speed() -> list[dict[str, Any]]:
 
 
 def resident_memory() -> float:
-  """Returns MiB of this process in memory, without memory-mapped files."""
+  """Returns MiB of this process in memory, without memory-mapped files.
+
+  Without /proc it is the peak, files included.
+  """
   status = Path("/proc/self/status")
   if not status.exists():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -533,7 +533,7 @@ def shared_options() -> list[str]:
 
 
 def _settable_attributes(tools: Iterable[str]) -> list[str]:
-  """Returns the attributes of `Attention` that a function with tools has."""
+  """Returns the attributes that a config can set for a mixer with tools."""
   hidden = set()
   if "dropout" not in tools:
     hidden |= {"dropout_rate"}

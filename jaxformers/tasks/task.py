@@ -177,7 +177,7 @@ def _first(split: Packed) -> np.ndarray:
 
 
 def histograms(split: Packed, size: int) -> np.ndarray:
-  """Counts how often each id below size occurs, relative to the length.
+  """Returns the share of each id among the tokens; ids are below `size`.
 
   Args:
     split: sequences.
@@ -280,7 +280,7 @@ def regression(
   Args:
     x, z: features of train and test [count, features]; standardised by train.
     labels, test_labels: classes of train and test [count].
-    penalty: weight of the L2 norm of the weights.
+    penalty: weight of half the squared L2 norm of the weights.
   """
   # Drop features that are constant in train.
   mean, deviation = x.mean(0), x.std(0)

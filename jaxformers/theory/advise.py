@@ -92,7 +92,7 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   narrowest = limits[name]
   layers, rounded = _round_sizes(params, min(d_model, narrowest), narrowest)
   if abs(parameters(layers, rounded) / params - 1) > _tolerance(params):
-    raise UserError(_refuse_bottleneck(params, int(narrowest), name))
+    raise UserError(_bottleneck_message(params, int(narrowest), name))
   bottleneck = int(min(rounded, narrowest))
   is_fitted = FITTED[0] <= layers <= FITTED[1]
   return Advice(depth, d_model, layers, rounded, bottleneck, is_fitted)
@@ -116,7 +116,9 @@ def _round_width(d_model: float, widest: float) -> int:
 def _round_sizes(
   params: float, d_model: float, widest: float
 ) -> tuple[int, int]:
-  """Returns whole layers and heads whose parameters come closest to `params`.
+  """Returns (layers, width) whose parameters come closest to `params`.
+
+  The width is a multiple of the width of a head.
 
   Prefers sizes that the fit calls balanced, if they are within the tolerance.
 
@@ -148,7 +150,7 @@ def _tolerance(params: float) -> float:
   return 0.05 if params >= 1e7 else 0.1
 
 
-def _refuse_bottleneck(params: float, narrowest: int, name: str) -> str:
+def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
   """Returns the message for a bottleneck that would need over 96 layers."""
   # Count the parameters of 96 layers of the bottleneck's width.
   d_model = _round_width(narrowest, narrowest)

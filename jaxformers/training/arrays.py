@@ -35,7 +35,7 @@ def fetch_to_host(tree: Any) -> Any:
 def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
   """Returns a function that puts an array on every device.
 
-  It is cached, so that it is compiled once per shape.
+  It is cached, so that it is compiled once per mesh and shape.
   """
   return jax.jit(lambda x: x, out_shardings=jax.NamedSharding(mesh, jax.P()))
 

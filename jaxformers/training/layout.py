@@ -159,7 +159,8 @@ class Layout:
     """Returns the sharding of the arrays of a batch.
 
     Args:
-      batch: tree of arrays [b], [b, n], pairs [b, 2, n], or images.
+      batch: tree of arrays [b], [b, n], pairs [b, 2, n], or images
+        [b, height, width, c], whose rows are split over `sequence`.
     """
 
     def sharding(x: Any) -> NamedSharding:
@@ -227,8 +228,8 @@ class Layout:
   def gather(self, params: Any) -> Any:
     """Returns parameters as a step reads them: not split over `fsdp`.
 
-    Else the compiler would have to split tokens as parameters are, and moves
-    them back and forth.
+    Otherwise the compiler reshards the tokens at every product, to match the
+    parameters.
     """
     if self.mesh.shape[FSDP] == 1:
       return params
@@ -245,13 +246,16 @@ class Layout:
   def rotations(
     self, params: Mapping[str, Any], mapping: str, in_turn: frozenset[str]
   ) -> dict[str, Any]:
-    """Returns `orthogonal.rotations`; devices of `model` and `fsdp` share them.
+    """Returns `orthogonal.rotations`, computed by all devices together.
+
+    Each device of the axes `model` and `fsdp` maps a part of the matrices.
 
     Args:
       params: a tree of parameters.
       mapping: name of the orthogonal map.
-      in_turn: names of parameters whose stacked matrices every token meets one
-        after the other; others, such as experts, lie over `model`.
+      in_turn: names of parameters whose stacked matrices are applied one after
+        the other, and are on every device; others, such as experts, are split
+        over `model`.
     """
     parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
@@ -283,7 +287,7 @@ class Layout:
     )
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function traced with the mesh, which models then know of."""
+    """Returns a function whose models can ask for the mesh when traced."""
     if self.simple:
       return step
 

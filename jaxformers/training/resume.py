@@ -228,9 +228,9 @@ def _differences(
 def finished_results(
   workdir: Path, config: Mapping[str, Any], description: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-  """Returns the results of a run with exactly this config, or None.
+  """Returns the results of a finished run, or None if training continues.
 
-  Results of fewer steps, or of less patience, are of a run that goes on.
+  It continues if there are none, or if they have fewer steps or less patience.
 
   Args:
     workdir: workdir of the run.

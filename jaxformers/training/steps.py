@@ -1,8 +1,8 @@
 """One training step and one evaluation step: pure functions.
 
-What is static is keyword-only and bound once by `parallel`. Under pmap
-`axis_name` names the axis over which sums are taken; under jit over a mesh the
-compiler takes them.
+Static arguments are keyword-only; `trainer` binds them and `compilers` compiles
+the step, once. Under pmap `axis_name` names the axis over which sums are taken;
+under jit over a mesh the compiler takes them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ class Page:
   papers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, section: str, figure: Figure | None) -> None:
-    """Adds a figure at the end of a section, or notes that it is empty."""
+    """Adds a figure at the end of a section.
+
+    Skips None and figures without rows; notes those without a finite number.
+    """
     if figure is None or not figure.rows:
       return
     if all(_is_void(row[-1]) for row in figure.rows):

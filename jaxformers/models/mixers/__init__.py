@@ -1,4 +1,7 @@
-"""Mixers, one file each; importing this package registers them all."""
+"""Mixers, one file each, and their helpers; importing it registers them all.
+
+TransJect's mixer is in `models/transject`.
+"""
 
 import importlib
 import pkgutil
