@@ -99,6 +99,7 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
     module: name of the module, as in `__name__`.
     *arguments: arguments of the command.
   """
+  # Usage shows the subcommand, as a user types it.
   subcommands = {path: name for name, path in SUBCOMMANDS.items()}
   # `python -m` names the module "__main__"; its spec has the real path.
   spec = sys.modules[module].__spec__
@@ -107,6 +108,7 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
     path = spec.name.removesuffix(".__main__")
     target = f"jaxformers {subcommands[path]}" if path in subcommands else path
     program = f"python -m {target}"
+  # Keep the line breaks of the docstring and its examples.
   command_parser = argparse.ArgumentParser(
     prog=program,
     description=sys.modules[module].__doc__,
@@ -139,6 +141,7 @@ def command(
   ) -> Callable[[Sequence[str] | None], None]:
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
+      # Build the parser at the call, so that an import does no work.
       build = make_parser or functools.partial(
         parser, function.__module__, *arguments
       )
@@ -149,6 +152,7 @@ def command(
         if not on_interrupt:
           raise
         interrupts.leave(on_interrupt)
+      # Mistakes of the user end in one line; bugs keep their traceback.
       except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
 

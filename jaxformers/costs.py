@@ -56,6 +56,7 @@ def parse_sizes(text: str) -> dict[str, Any]:
       raise UserError(f"--sizes {item}: write {name}=NUMBER.")
     else:
       sizes[name] = int(value)
+  # A language model predicts ids, and has no classes.
   if sizes.get("objective") == "language_model":
     sizes.setdefault("num_classes", 0)
   if missing := [name for name in NUMBERS[:3] if name not in sizes]:
@@ -115,6 +116,7 @@ def table(costs: list[dict[str, Any]]) -> str:
   """Returns the rows of `rows` as a Markdown table."""
   lines = []
   for row in costs:
+    # A model that cannot be built has the reason instead of numbers.
     if "error" in row:
       lines.append((row["model"], row["error"], *[""] * 5))
       continue
@@ -137,6 +139,7 @@ def catalogue() -> str:
   lines = []
   for name in sorted(MODELS):
     variant = MODELS[name]
+    # List the options that define the variant, and its defaults.
     options = {**variant.fixed, **variant.defaults}
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
     mixer = f"{variant.mixer} ({listed})" if listed else variant.mixer
@@ -167,6 +170,7 @@ def main(config: str, models: str, sizes: str, as_json: bool) -> None:
   if as_json:
     print(json.dumps(costs, indent=2))
     return
+  # Costs are of one example: name its length, or its size.
   example = f"example of {task_sizes['max_len']:,} tokens"
   if task_sizes.get("image"):
     example = "image of {} x {} pixels".format(*task_sizes["image"])

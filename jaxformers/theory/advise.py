@@ -91,6 +91,7 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   name = min(limits, key=lambda key: limits[key])
   narrowest = limits[name]
   layers, rounded = _round_sizes(params, min(d_model, narrowest), narrowest)
+  # At this width, 96 layers may have too few parameters.
   if abs(parameters(layers, rounded) / params - 1) > _tolerance(params):
     raise UserError(_bottleneck_message(params, int(narrowest), name))
   bottleneck = int(min(rounded, narrowest))
@@ -131,6 +132,7 @@ def _round_sizes(
   rounded = _round_width(d_model, widest)
   sizes = [(round(params / parameters(1, rounded)), rounded)]
   depth = params / parameters(1, d_model)
+  # Try the depth below and above, each with its best width.
   for layers in (math.floor(depth), math.ceil(depth)):
     ideal = math.sqrt(params / parameters(max(layers, 1), 1))
     sizes.append((layers, _round_width(ideal, widest)))
@@ -222,6 +224,7 @@ def report(
   # Name the bottleneck, if there is one.
   narrow = {"vocabulary": vocab, "rank of the embedding": rank}
   if vocab or rank:
+    # The smaller bound counts; 0 stands for none.
     least, name = min((n, name) for name, n in narrow.items() if n)
     is_tight = least < advice.d_model
     lines.append(
@@ -242,6 +245,7 @@ def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
   depth, d_model = sizes.num_layers, sizes.d_model
   # Place the config by the fit at its depth.
   kind, share = place(depth, d_model)
+  # The fit counts feed-forward layers of width 4 d.
   is_usual = sizes.mlp_dim == 4 * d_model
   lines = [
     f"the config: {depth} layers of {d_model} channels, "

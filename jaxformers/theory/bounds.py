@@ -127,6 +127,7 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
+  # Compare integers; capping the exponent keeps them small.
   if 3 ** min(depth, _floor(d) + 1) < d:
     raise UserError(
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}, where "
@@ -318,6 +319,7 @@ def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   lines = []
   for shallow in range(1, num_layers):
     log10, advantage = width_needed(shallow, num_layers, d_model, num_heads)
+    # float64 ends at 1.8e308: print greater widths by exponent.
     width = f"{10**log10:.1e}" if log10 < 300 else f"10^{log10:,.0f}"
     lines.append(
       f"at L = {shallow} it takes "

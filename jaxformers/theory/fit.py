@@ -12,6 +12,7 @@ import math
 
 from jaxformers.errors import UserError
 
+# Line that gives the natural logarithm of d for L layers.
 INTERCEPT, SLOPE = 5.039, 0.0555
 FITTED = (6, 48)  # Fewest and most layers of the networks of the fit.
 DEEPEST = 2 * FITTED[1]  # Most layers that are recommended.
@@ -97,6 +98,7 @@ def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
     log3_d: threshold of the theory, log_3 d.
   """
   layers = depth(d_model)
+  # Continued lines begin below the values of the report.
   indent = 21 * " "
   basis = "measured" if FITTED[0] <= layers <= FITTED[1] else "extrapolated"
   fitted = [

@@ -143,6 +143,7 @@ def draw_weights(setting: Setting, seed: int) -> Weights:
   s = setting
   width = s.d_model // s.num_heads
   shape = (s.num_layers, s.num_heads)
+  # W_Q, W_K and W_V are [L, H, d / H, d], and W_O is [L, H, d, d / H].
   q, k, v = (
     rng.integers(0, PRIME, (*shape, width, s.d_model)) for _ in range(3)
   )
@@ -213,6 +214,7 @@ def _mod(x: Any) -> Any:
   # 2^31 is 1 modulo 2^31 - 1, so the high bits add to the low ones.
   x = (x & PRIME) + (x >> 31)
   x = (x & PRIME) + (x >> 31)
+  # Two rounds leave at most p + 2.
   return x - PRIME if x >= PRIME else x
 
 
@@ -223,6 +225,7 @@ def _multiply(a: Any, b: Any, out: Any) -> None:
     for j in range(d):
       total = 0
       for k in range(d):
+        # A sum with one product of 62 bits stays below 2^63.
         total = _mod(total + a[i, k] * b[k, j])
       out[i, j] = total
 
@@ -262,6 +265,7 @@ def _output(
   # Compute one channel of the last layer.
   total = y[channel] if residual else 0
   for head in range(heads):
+    # Apply the factors of T to y: T itself would cost more.
     z = _apply(s, _apply(scores[depth - 1, head], y))
     for j in range(d):
       total = _mod(total + values[depth - 1, head, channel, j] * z[j])
@@ -327,6 +331,7 @@ def _eliminate(m: Any) -> Any:
     scale = _inverse(m[rank, column])
     for row in numba.prange(rank + 1, rows):
       factor = PRIME - _mod(m[row, column] * scale)
+      # A factor of p is 0: the row has no entry in this column.
       if factor < PRIME:
         for k in range(column, columns):
           m[row, k] = _mod(m[row, k] + factor * m[rank, k])
@@ -398,6 +403,7 @@ def numerical(
     y = a[:, None, first.index(s.position)]
   else:
     y = b[None, :, second.index(s.position)]
+  # Each pair of points has a Gram matrix: [points, points, d, d].
   gram = (a.swapaxes(1, 2) @ a)[:, None] + (b.swapaxes(1, 2) @ b)[None]
   y = np.broadcast_to(y, (points, points, s.d_model))
   # Apply the layers.

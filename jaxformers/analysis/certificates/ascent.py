@@ -58,6 +58,7 @@ def ascend(
     updates, moments = tx.update(grads, moments)
     return (optax.apply_updates(points, updates), moments, best), None
 
+  # Begin with the worst value, which any finite ratio improves.
   shape = jax.eval_shape(ratio, start)
   best = jnp.full(shape.shape, -sign * jnp.inf, shape.dtype)
   state = (start, tx.init(start), best)
@@ -108,6 +109,7 @@ def adversarial(
   variables = make_variables(model, params)
   captured = jax.jit(functools.partial(capture, model))(variables, ids)
   x, mask = captured.hidden[0], captured.mask
+  # The pairs are the tokens (0, 1), (2, 3) and so on.
   n = x.shape[1] // 2 * 2
   if n < 2:
     raise UserError(
@@ -136,6 +138,7 @@ def adversarial(
       jnp.linalg.norm(y[:, 0:n:2] - y[:, 1:n:2], axis=-1)
       for y in first_and_last(jnp.concatenate([moved, x[:, n:]], 1))
     )
+    # Pairs with padding get the ratio 1, whose logarithm adds nothing.
     return jnp.where(both, after / jnp.where(both, before, 1), 1)
 
   def sequences(points: Any) -> jax.Array:
@@ -159,6 +162,7 @@ def adversarial(
       "log_length": jnp.where(near, math.log(_NEAR), 0.0).astype(x.dtype),
     }
 
+  # Start around the samples: at the middles of pairs, or at sequences.
   middle = (x[:, 0:n:2] + x[:, 1:n:2]) / 2
   starts = {
     "tokens": (tokens, points(middle, (*middle.shape[:2], 1))),

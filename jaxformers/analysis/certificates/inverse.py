@@ -79,6 +79,7 @@ def side_of(model: Classifier, variables: Any, captured: Capture) -> Side:
   encoder = of_stack(variables, "encoder")
   hidden, mask = captured.hidden, captured.mask
   shared = layers.shared(encoder, hidden[0], mask).value
+  # Compute each layer's side output again, from the layer's input.
   sides = tuple(
     invertible.forward(layers, weights, x, shared, mask)[1]
     for weights, x in zip(layers.weights(encoder), hidden[:-1], strict=True)
@@ -116,6 +117,7 @@ def inverse(
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
   weights = layers.weights(of_stack(variables, "encoder"))
+  # Layers count from 1: undo the layers `top` to 1.
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
@@ -197,6 +199,7 @@ def tokens(
   # Positions are compared with those of an empty sequence.
   empty = embedding.apply({"params": embedding_params}, blank)
   places = np.asarray(empty)[0, first:, half:]
+  # The second half of the channels gives the positions.
   x = np.asarray(x)[:, first:]
   positions = _nearest(x[..., half:], places)
   if model.config.real:
@@ -241,6 +244,7 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
 
 @functools.cache
 def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
+  # Layers are hashable, so that calls for one model share the compilation.
   undo = functools.partial(invertible.inverse, layers, max_steps=max_steps)
   return jax.jit(undo), jax.jit(functools.partial(invertible.forward, layers))
 
@@ -255,6 +259,7 @@ def main(workdir: str, samples: int, length: int) -> None:
   run = trained.load(workdir)
   ids = jnp.asarray(run.sample(samples, length))
   model = in_float32(run.model)
+  # Recover the tokens from the last layer and the side information alone.
   hidden, side = forward(model, run.params, ids)
   x = inverse(model, run.params, hidden[-1], side)
   recovered, positions = tokens(model, run.params, x)

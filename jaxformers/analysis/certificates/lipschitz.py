@@ -114,6 +114,7 @@ def activation_factors(distances: np.ndarray) -> np.ndarray:
     distances: result of the function `distances`.
   """
   lengths = np.asarray(distances, np.float64)
+  # NaN marks pairs of equal embeddings; callers leave them out.
   return lengths / np.where(lengths[0] > 0, lengths[0], np.nan)
 
 
@@ -140,11 +141,13 @@ def measure_factors(
     that injective layers shared, batches one after the other; None for others.
   """
   observe = _observer(model, params)
+  # Sums and extremes over all pairs so far, [l + 1] each.
   total = low = high = norms = 0.0
   num_pairs, batches_shared = 0, []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
     places = jnp.asarray(pairs(mask, count, seed + k))
+    # Distances are [l + 1, b, count], norms [l + 1].
     apart, largest, shared = jax.device_get(observe(ids, places))
     # Leave out pairs of equal embeddings.
     factors = activation_factors(apart).reshape(len(apart), -1)
@@ -152,6 +155,7 @@ def measure_factors(
     if not factors.size:
       continue
     total = total + factors.sum(1)
+    # The first batch that has pairs sets the extremes.
     low = np.minimum(low, factors.min(1)) if num_pairs else factors.min(1)
     high = np.maximum(high, factors.max(1)) if num_pairs else factors.max(1)
     norms = np.maximum(norms, largest)
@@ -227,7 +231,9 @@ def report(
   rows: list[dict[str, Any]] = []
   total = None
   if layers_of(model.stacks()["encoder"]) is not None:
+    # The last norm is of the encoder's output, which enters no layer.
     rows = guaranteed(model, params, shared, measured["norms"][:-1])
+  # One layer without a certificate leaves the encoder without one.
   if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
   # Search for pairs that come near the bounds.
@@ -247,6 +253,7 @@ def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   if total is None:
     return ["This encoder has no certificate: what follows is measured."]
   layers = layers_in_float32(model)
+  # Describe pairs of tokens first, then pairs of sequences.
   low, high = total["tokens"]
   if low > 0:
     change = f"distances change by {low:.4g} to {high:.4g}."
@@ -279,12 +286,14 @@ def table(content: dict[str, Any]) -> str:
 
   guarantee, measured = content["guaranteed"], content["measured"]
   lines = ["layer  guaranteed, tokens  sequences           activation factor"]
+  # Skip the embedding, whose factor is 1.
   for i, factor in enumerate(measured["factors"][1:]):
     intervals = guarantee["layers"][i] if guarantee["layers"] else None
     extremes = span(factor["min"], factor["max"])
     lines.append(
       f"{line(str(i + 1), intervals)}  {factor['mean']:.4f} {extremes}"
     )
+  # End with the whole encoder: what is found, and what is guaranteed.
   ascents = line("found", content["adversarial"])
   return "\n".join(
     [

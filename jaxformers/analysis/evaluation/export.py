@@ -51,6 +51,7 @@ def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
   )
   variables = make_variables(model, params) | {"params": plain}
   flat = flax.traverse_util.flatten_dict(variables, sep=".")
+  # The safetensors format needs C-contiguous arrays.
   return {
     name: np.asarray(leaf, order="C")
     for name, leaf in flat.items()
@@ -129,6 +130,7 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
 
 def check(run: trained.Trained, out: Path) -> float:
   """Returns the greatest error of the files' outputs on four test examples."""
+  # Read the files back, as a user's program does.
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
   flat_arrays = safetensors.numpy.load_file(out / "model.safetensors")
   # The arrays come first, the inputs last.

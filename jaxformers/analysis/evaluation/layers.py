@@ -77,7 +77,9 @@ def measure_layers(
   for k in tqdm(range(0, len(ids), batch_size), "layers", disable=None):
     batch = jnp.asarray(ids[k : k + batch_size])
     mask = np.asarray(model.mask(batch))
+    # Every batch draws pairs by a seed of its own.
     places = jnp.asarray(lipschitz.pairs(mask, pairs, seed + k))
+    # Fetch a batch at a time: entropies are estimated on the host.
     observed = jax.device_get(_observe(model, variables, batch, places))
     batches.append(_measure_batch(*observed, axis, estimator))
 
@@ -130,6 +132,7 @@ def _measure_batch(
     axis, estimator: options of the entropy.
   """
   mask = captured.mask
+  # Factors are [L + 1, b, pairs], NaN where embeddings are equal.
   factors = lipschitz.activation_factors(pair_distances)
   # Entropies of every layer, then of every head or expert.
   summaries = [
@@ -139,6 +142,7 @@ def _measure_batch(
     np.array(rows) for rows in zip(*summaries, strict=True)
   )
   entropies_of_parts = None
+  # A layer's parts are [b, p, n, e]: estimate them one by one.
   if layer_parts is not None:
     entropies_of_parts = np.array(
       [
@@ -217,6 +221,7 @@ def distances(
         f"There is no token at position {place}: the sample has "
         f"{int(mask.sum())}, counted from 0."
       )
+  # Both tokens of each pair, [L + 1, pairs, d].
   first, second = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
   norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
   # A token of zeros has cosine 0.

@@ -89,6 +89,7 @@ def main(
   """Prints a line for each stride."""
   chosen = cli.numbers("strides", strides)
   run = trained.load(workdir)
+  # Compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
   rows = measure_perplexity(run, chosen, split=split, **options)
   if as_json:

@@ -75,10 +75,12 @@ def error(
   for start in range(0, len(images), batch_size):
     places = np.arange(start, min(start + batch_size, len(images)))
     pixels = images.pixels(places)
+    # Images are corrupted by their number, whatever the batch size.
     if change is not None:
       numbered = zip(pixels, places.tolist(), strict=True)
       pixels = np.stack([change(image, k) for image, k in numbered])
     scores = logits(images.normalised(pixels))
+    # Predict among all classes, or among those of the set alone.
     if classes is None:
       predicted = scores.argmax(-1)
     else:
@@ -147,6 +149,7 @@ def imagenet_c(
   Raises:
     UserError: for a folder that lacks any, naming them.
   """
+  # Corruptions lie in the folder, or in its groups.
   folders = {
     path.name: path
     for path in [*folder.glob("*"), *folder.glob("*/*")]
@@ -166,6 +169,7 @@ def imagenet_c(
       "in five severities, which mCE is over."
     )
   logits = run.apply(batch_size)
+  # Score every severity of every corruption.
   errors = {
     name: [
       error(
@@ -235,6 +239,7 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
       f"of {name}: its score compares with no published one.",
       file=sys.stderr,
     )
+  # Keep the run's preprocessing, and replace the images alone.
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)
 
 
@@ -290,6 +295,7 @@ def main(
       scores |= imagenet_c(run, folder, batch_size=batch_size)
     elif folder:
       scores[name] = unusual(run, folder, name, batch_size=batch_size)
+  # Without a folder, corrupt the run's own test images.
   if not scores:
     names = cli.names(corruptions)
     scores = corrupted(run, names, count=count, batch_size=batch_size)

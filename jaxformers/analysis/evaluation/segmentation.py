@@ -85,6 +85,7 @@ def sliding(
   """
   pixels = enlarge(pixels, window)
   height, width = pixels.shape[:2]
+  # Cut all windows, row by row, and score them together.
   places = [
     (y, x)
     for y in windows(height, window[0], stride)
@@ -126,6 +127,7 @@ def predict(
   height, width = pixels.shape[:2]
   total: Any = 0.0
   for scale in scales:
+    # The short side gets the length of `scale` windows.
     size = short_side((width, height), scale * min(window))
     picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
     scaled = source.normalised(np.asarray(picture))
@@ -153,6 +155,7 @@ def count_areas(
   Returns:
     Arrays int64 [c].
   """
+  # Predictions for unlabelled pixels do not count either.
   is_labelled = labels >= 0
   predicted, labels = predicted[is_labelled], labels[is_labelled]
   pixels = {
@@ -194,6 +197,7 @@ def evaluate_segmenter(
     )
   side = min(source.shape[:2])
   stride = stride or max(side - 32, 1)
+  # A stride above the side would leave pixels without a score.
   if not 1 <= stride <= side or not all(scale > 0 for scale in scales):
     raise UserError(
       f"stride={stride}, scales={tuple(scales)}: give a stride of 1 to {side}, "

@@ -81,6 +81,7 @@ class Rows:
     # All states read the same samples.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
+    # The untrained start is a run of its own in the figures.
     states = [(label, run.params)]
     if start and run.start is not None:
       states.append((label + figures.UNTRAINED, run.start))
@@ -92,6 +93,7 @@ class Rows:
         axis=options.axis,
         estimator=options.estimator,
       )
+      # Collect the facts that captions state.
       self.finite = min(self.finite, float(np.nanmin(statistics.finite)))
       self.samples.add(statistics.factors.shape[1])
       self.values.append(int(np.median(statistics.values)))
@@ -142,10 +144,10 @@ class Rows:
     ids, names, words, quote = texts.example(
       run, self.options.text, self.options.length
     )
-    if (
-      run.model.config.num_inputs > 1
-    ):  # A pair of equal texts; the first is drawn.
+    # A model of pairs reads the text twice, and the first is drawn.
+    if run.model.config.num_inputs > 1:
       ids = np.stack([ids] * run.model.config.num_inputs)
+    # Capture the hidden states of this one text.
     variables = make_variables(run.model, run.params)
     captured = capture(run.model, variables, jnp.asarray(ids)[None])
     hidden, mask = layers.tokens(captured)
@@ -155,6 +157,7 @@ class Rows:
     planes = layers.plane(hidden, mask)
     self.quotes[label] = quote
     # Tokens in a plane, layer by layer.
+    # `plane` leaves out padding: its k-th point is the k-th token.
     places = np.flatnonzero(mask)
     self.planes += [
       (label, layer, int(place), names[place], int(place in named), *point)
@@ -197,6 +200,7 @@ def _correlations(rows: Rows) -> str:
 
   Over layers, samples and seeds, without the embedding.
   """
+  # Factor and entropy belong together by (label, seed, layer, sample).
   entropies = {row[:4]: row[4] for row in rows.of["entropy"]}
   described = []
   for label, factors in figures.grouped(rows.of["factors"]).items():
@@ -215,6 +219,7 @@ def _last_layer(
   groups: Sequence[SeedGroup], rows: Rows, key: str
 ) -> list[figures.Row]:
   """Returns the last layer's mean over samples, by size and seed."""
+  # Rows are (label, seed, layer, sample, value).
   by_label = figures.grouped(rows.of[key])
   means = []
   for line, name, value, group in by_size(groups):
@@ -241,6 +246,7 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
     # Single tokens and the untrained start are those of the first seed.
     first = True
     for record in group.runs:
+      # A run that cannot be loaded is noted, and the others are drawn.
       try:
         run = trained.load(record.folder)
       except (UserError, OSError) as error:
@@ -374,6 +380,7 @@ def _add_parts(page: Page, rows: Rows) -> None:
       rows.of["parts"],
     ),
   )
+  # Only models with experts have gates.
   if rows.of["gates"]:
     page.add(
       SECTION,

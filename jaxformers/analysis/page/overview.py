@@ -27,6 +27,7 @@ SPEED_COLUMNS = (
 
 def training(groups: Sequence[SeedGroup]) -> Figure:
   """Returns the figure of losses and selection scores over steps."""
+  # Each metric of a split at a step is a row of the figure.
   rows = []
   titles: dict[str, str] = {}
   for group in groups:
@@ -112,6 +113,7 @@ def speeds(groups: Sequence[SeedGroup]) -> str:
       for record in run.metrics
       if "examples_per_second" in record
     ]
+    # Sizes and hardware are those of the first seed.
     results = ended[0].results
     hardware = results.get("hardware", {})
     count, kind = (hardware.get(k, "?") for k in ("devices", "device_kind"))
@@ -140,6 +142,7 @@ def depth_against_width(groups: Sequence[SeedGroup]) -> Figure | None:
     for run in group.runs
     if run.results.get("metric") == "perplexity"
   ]
+  # One depth alone has nothing to be compared with.
   if len({r["config"]["model"]["num_layers"] for r in results}) < 2:
     return None
   return depth.figure(depth.select_points(results))

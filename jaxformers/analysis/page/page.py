@@ -42,6 +42,7 @@ class Page:
     """
     if figure is None or not figure.rows:
       return
+    # The last column of a figure's table is the number that is drawn.
     if all(_is_void(row[-1]) for row in figure.rows):
       self.notes.append(f"{figure.title}: there is no number to draw.")
       return
@@ -124,6 +125,7 @@ def _html(page: Page, out: Path) -> str:
     *(_tables_html(page.speeds) if page.speeds else ()),
     *_papers_html(page.papers),
   ]
+  # Section 0 holds the results, so the figures count from 1.
   for k, (name, figures) in enumerate(page.figures.items(), 1):
     parts.append(f'<h2 id="s{k}">{_text(name)}</h2>')
     parts += [_figure_html(figure, out) for figure in figures]
@@ -136,6 +138,7 @@ def _html(page: Page, out: Path) -> str:
 def _figure_html(figure: Figure, out: Path) -> str:
   """Returns a figure with its picture inside, and links to its files."""
   picture = (out / f"{figure.name}.svg").read_bytes()
+  # Embed the picture, so that the page shows it without another file.
   data = base64.b64encode(picture).decode()
   # Pixels: a little above the size of the picture.
   width = round(110 * figure.size[0])
@@ -194,6 +197,7 @@ def _tables_html(markdown: str) -> list[str]:
       for line in block.splitlines()
     ]
     titles = "".join(f"<th>{cell}</th>" for cell in header)
+    # Markdown has "+-" in ASCII; the page has the sign.
     lines = [
       "".join(f"<td>{cell.replace('+-', '±')}</td>" for cell in line)
       for line in body

@@ -53,10 +53,12 @@ def build(
   page.papers = published.tables(ended)
   page.add("Training", overview.training(groups))
   page.add("Training", overview.sizes(groups))
+  # Runs that cannot be compared cost this figure alone.
   try:
     page.add("Depth and width", overview.depth_against_width(groups))
   except UserError as error:
     page.notes.append(f"No figure of depth against width: {error}")
+  # Only the figures of layers load models.
   if checkpoints:
     measured.add(page, groups, options)
   return page
@@ -66,6 +68,7 @@ def _notes(
   records: Sequence[runs.RunRecord], shown: Sequence[runs.RunRecord]
 ) -> list[str]:
   """Returns a note for each run that is left out, damaged or not complete."""
+  # A record outside of all groups gave way to another of its seed.
   duplicates = [
     f"{record.folder} is of a recipe and a seed that another run has, too."
     for record in records

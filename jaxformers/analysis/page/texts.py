@@ -60,6 +60,7 @@ def example(run: Any, text: str, length: int) -> Example:
   # Read the text; the paper's sentence gives way to a sample if it is unknown.
   try:
     ids = task.encode(text or TEXT, length)
+    # The quotation also says how long the whole text is.
     total = len(task.encode(text or TEXT))
     num_known = sum(task.vocabulary[k] not in UNKNOWN for k in ids)
     if num_known < 4:
@@ -123,8 +124,10 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
   def decode(text: str) -> str:
     if not is_bytes:
       return text
+    # Letters are bytes as Latin-1; together they are UTF-8.
     return text.encode("latin-1", "replace").decode(errors="replace")
 
+  # Take one letter a token: places in the text are those of tokens.
   letters = [
     chr(int(name, 16))
     if _BYTE.fullmatch(name)
@@ -169,6 +172,7 @@ def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
     for k, name in reversed([*enumerate(names)])
     if re.fullmatch(r"\w+", name)
   }
+  # With too few words take any tokens; their places keep keys unique.
   if len(words) < 4:
     words = {f"{name} {k}": k for k, name in enumerate(names) if name}
   return sorted(sorted(words.values(), key=lambda k: -len(names[k]))[:4])

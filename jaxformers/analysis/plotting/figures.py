@@ -158,6 +158,7 @@ def fit_labels(canvas: Any) -> None:
     canvas.draw_without_rendering()
     is_wrapped = False
     for axes in canvas.axes:
+      # The vertical label is turned, and runs along the height.
       room = axes.get_window_extent()
       for label, length in (
         (axes.title, room.width),
@@ -166,6 +167,7 @@ def fit_labels(canvas: Any) -> None:
       ):
         extent = label.get_window_extent()
         needed = extent.height if label is axes.yaxis.label else extent.width
+        # Find how many letters of the longest line have room.
         lines = label.get_text().splitlines()
         longest = max(map(len, lines), default=0)
         most = int(longest * length / needed) if needed else longest
@@ -200,6 +202,7 @@ def draw_legend(
   for axes in panels:
     handles, labels = axes.get_legend_handles_labels()
     labels = [textwrap.fill(label, letters - 8) for label in labels]
+    # A label that several panels have is listed once.
     entries |= dict(zip(labels, handles, strict=True))
   if len(entries) > 1:
     longest = max(len(row) for label in entries for row in label.splitlines())
@@ -236,6 +239,7 @@ def evenly_spaced(values: Sequence[Any], most: int) -> list[Any]:
   """Returns at most so many values, the first and the last among them."""
   if not values:
     return []
+  # Rounding can hit a place twice: keep it once.
   places = {round(k) for k in np.linspace(0, len(values) - 1, most)}
   return [values[k] for k in sorted(places)]
 
@@ -305,6 +309,7 @@ def draw_line(
   x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
   look = style(number)
   points = np.flatnonzero(np.isfinite(mean))
+  # Markers of many points would hide the line.
   if not markers and len(points) > MOST_MARKED:
     del look["marker"]
   axes.plot(x, mean, label=label, **look)
@@ -355,6 +360,7 @@ def draw_boxes(
     run = label.removesuffix(UNTRAINED)
     # An untrained start shares the colour of its run.
     place = trained.index(run) if run in trained else number
+    # The boxes of a category stand side by side around its place.
     offset = (number - (len(groups) - 1) / 2) * width
     boxes = {
       k + offset: values

@@ -54,6 +54,7 @@ def over_layers(
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes = canvas.subplots()
+    # Gather the values of all seeds and samples at each layer.
     groups: dict[str, dict[Any, list[float]]] = {}
     for run, _, layer, _, value in rows:
       groups.setdefault(run, {}).setdefault(layer, []).append(value)
@@ -64,6 +65,7 @@ def over_layers(
       axes.axhline(value, color="0.3", linestyle=dash, lw=1, label=label)
     axes.set_xlabel("layer (0: embedding)")
     axes.set_ylabel(quantity)
+    # A logarithmic axis suits ratios that differ much.
     finite = [row[-1] for row in rows if math.isfinite(row[-1])]
     if ratio and finite and max(finite) > WIDE_RANGE * min(finite) > 0:
       axes.set_yscale("log")
@@ -89,6 +91,7 @@ def parts(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
     panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     by_run = grouped(rows).items()
     for panel, (run, run_rows) in zip(panels, by_run, strict=True):
+      # Every head or expert has a box at each layer.
       groups: dict[str, dict[Any, list[float]]] = {}
       for _, _, layer, part, _, value in run_rows:
         groups.setdefault(f"{part + 1}", {}).setdefault(layer, []).append(value)
@@ -175,10 +178,12 @@ def histogram(
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
     panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     by_run = grouped(rows)
+    # Experts count from 0: E is the greatest number plus 1.
     equal = {
       run: 1 / (1 + max(row[4] for row in run_rows))
       for run, run_rows in by_run.items()
     }
+    # Panels share their bins, so that they compare.
     edges = _bin_edges([row[5] for row in rows], list(equal.values()))
     for panel, run in zip(panels, runs, strict=True):
       by_layer = grouped(by_run[run], 2)
@@ -210,6 +215,7 @@ def _bin_edges(values: Sequence[float], marked: Sequence[float]) -> np.ndarray:
   low, high = min(*values, *marked), max(*values, *marked)
   pad = max(0.05 * (high - low), 0.02)
   width = (high - low + 2 * pad) / NUM_BINS
+  # Shift edges by half a width: the marked value is mid-bin.
   first = math.floor((low - pad - marked[0]) / width) - 0.5
   count = math.ceil((high + pad - marked[0]) / width - first) + 1
   return marked[0] + width * (first + np.arange(count + 1))
@@ -237,6 +243,7 @@ def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
             label=literal(pair),
             **style(number),
           )
+        # Where all distances are 0, the axis goes to 1.
         axes.set_ylim(0, 1.1 * max(r[3 + k] for r in run_rows) or 1)
         axes.set_ylabel(distance)
         axes.set_xlabel("layer (0: embedding)")
@@ -271,6 +278,7 @@ def _grid(
   by_run = grouped(rows)
   panels = canvas.subplots(len(drawn), _num_columns(drawn), squeeze=False)
   for across, (run, layers) in zip(panels, drawn.items(), strict=True):
+    # A run may have fewer layers to draw than another.
     for unused in across[len(layers) :]:
       unused.remove()
     by_layer = grouped(by_run[run], 1)
@@ -294,6 +302,7 @@ def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
 
   def paint(canvas: Any, rows: Sequence[Row]) -> None:
     for run, layers in _grid(canvas, rows, drawn):
+      # The same tokens are named in every layer: read the first.
       names = {row[2]: row[3] for row in layers[0][2] if row[4]}
       for layer, axes, points in layers:
         # Each panel has its own scale, which stands above it.
@@ -334,6 +343,7 @@ def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
       for layer, axes, weights in layers:
         axes.grid(visible=False)
         axes.set_title(f"{run}, layer {layer}")
+        # Build the matrix [queries, keys] from its rows.
         shape = [1 + max(row[k] for row in weights) for k in (2, 3)]
         image = np.zeros(shape)
         for _, _, query, key, weight in weights:

@@ -163,6 +163,7 @@ def _select_point(
     ),
   )
   best = rates[rate]
+  # Note rates that scored better on the seeds that they share with it.
   better = [other for other in rates if _scores_above(rates[other], best)]
   # All runs of a point saw the same data.
   first = next(iter(best.values()))
@@ -188,6 +189,7 @@ def _scores_above(seeds: Seeds, best: Seeds) -> bool:
     seeds[seed]["selection_score"] - best[seed]["selection_score"]
     for seed in seeds.keys() & best.keys()
   ]
+  # Without a shared seed the sum is 0, and the rate is not called better.
   return sum(gaps) > 0
 
 
@@ -224,6 +226,7 @@ def pairs(points: Sequence[Point]) -> list[Pair]:
   compared = []
   for pair in itertools.combinations(points, 2):
     shallow, deep = sorted(pair, key=lambda point: point.num_layers)
+    # For sizes that are nearly equal this is the share that they differ by.
     ratio = abs(math.log(shallow.parameters / deep.parameters))
     if shallow.num_layers == deep.num_layers or ratio >= SAME_SIZE:
       continue
@@ -264,6 +267,7 @@ def _by_size(points: Sequence[Point]) -> list[list[Point]]:
   """Groups points of nearly equal parameters, the smallest first."""
   sizes: list[list[Point]] = []
   for point in sorted(points, key=lambda p: p.parameters):
+    # A group reaches to `SAME_SIZE` above its smallest point.
     smallest = sizes[-1][0].parameters if sizes else 0
     if smallest and point.parameters / smallest < 1 + SAME_SIZE:
       sizes[-1].append(point)
@@ -301,6 +305,7 @@ def markdown(points: Sequence[Point]) -> str:
     for p in points
     if p.better
   ]
+  # Compare the pairs of equal size and different depth.
   compared = [
     (
       f"{pair.shallow.parameters / 1e6:.2f}",
@@ -345,6 +350,7 @@ def figure(points: Sequence[Point]) -> Figure:
     for p in points
     for seed, loss in sorted(p.losses.items())
   ]
+  # Ticks stand at the smallest network of each size.
   ticks = [size[0].parameters for size in _by_size(points)]
   seeds = sorted({len(p.losses) for p in points})
   return Figure(

@@ -124,6 +124,7 @@ class Score(NamedTuple):
     Args:
       printed: accuracy of the paper in percent.
     """
+    # Variance of our mean over seeds.
     over_seeds = 0.0
     if self.seeds > 1:
       over_seeds = self.deviation**2 / self.seeds
@@ -158,6 +159,7 @@ def mismatch(run: Mapping[str, Any]) -> str:
   """
   task, protocol = run["task"], run["protocol"]
   reasons = [INCOMPARABLE_PROTOCOLS.get((task, protocol), "")]
+  # Compare the number of test examples and their length.
   if run["examples"] != EXAMPLES[task]:
     reasons.append(f"{run['examples']:,} test examples, not {EXAMPLES[task]:,}")
   length = LENGTHS.get(task, 0)
@@ -193,6 +195,7 @@ def rows(
   scores = _scores(runs, tasks)
   table_rows = []
   for model in dict.fromkeys([*theirs, *(key[0] for key in scores)]):
+    # A model that is not in the paper has no printed accuracies.
     printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
     # A model that we have not run stands alone.
     of_model = [
@@ -224,6 +227,7 @@ def _scores(
     while task in scores.get((model, label, number), {}):
       number += 1
     accuracies = [100 * run["accuracy"] for run in seeds.values()]
+    # Seeds of a recipe share protocol and test examples.
     first = next(iter(seeds.values()))
     scores.setdefault((model, label, number), {})[task] = Score(
       *results.spread(accuracies),
@@ -285,6 +289,7 @@ def latex(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
   def escaped(text: str) -> str:
     return text.replace("_", r"\_").replace("%", r"\%")
 
+  # Each task has two columns: the paper's, and ours.
   lines = [
     rf"\begin{{tabular}}{{ll{'rl' * len(tasks)}}}",
     r"\toprule",
@@ -300,6 +305,7 @@ def latex(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
 
 def notes(table_rows: Sequence[Row]) -> list[str]:
   """Returns a line for each reason of a star: task, models and the reason."""
+  # Models with the same reason share a line.
   models: dict[tuple[str, str], list[str]] = {}
   for row in table_rows:
     for task, cell in row.ours.items():
@@ -339,6 +345,7 @@ def main(workdirs: Sequence[Path], use_latex: bool) -> None:
     raise UserError(
       f"no run is of a task of the papers' tables: train one of {names}."
     )
+  # Titles and notes are comments in LaTeX.
   form, mark, comment = (
     (latex, "%", "% ") if use_latex else (markdown, "##", "")
   )

@@ -67,6 +67,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
         problems.append(str(error))
         continue
       results.append(content)
+      # A score of another checkpoint than the best counts, with a note.
       if "damaged_best_step" in content:
         print(f"Note: {path}: {describe_damage(content)}", file=sys.stderr)
   if not results:
@@ -87,6 +88,7 @@ def describe_damage(result: Mapping[str, Any]) -> str:
 def recipe(result: Mapping[str, Any]) -> str:
   """Returns what runs must share to be seeds of one another, as JSON."""
   flat = configs.flatten(result["config"])
+  # Leave out the seed, and fields that change no number.
   fixed = {
     k: v
     for k, v in flat.items()
@@ -130,8 +132,10 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   rows = []
   for by_seed in by_recipe.values():
     runs = list(by_seed.values())
+    # Seeds of a recipe share their config and their data.
     first = runs[0]
     metric = first.get("metric", "accuracy")
+    # Shares are shown in percent, perplexities as they are.
     scale = 1 if metric in LOWER_IS_BETTER else 100
     model = first["config"]["model"]
     rows.append(

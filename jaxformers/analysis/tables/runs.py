@@ -97,6 +97,7 @@ def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
   records: dict[Path, RunRecord] = {}
   notes = []
   for top in folders:
+    # A workdir holds config.json, results.json or both.
     workdirs_below = sorted(
       {
         path.parent
@@ -107,6 +108,7 @@ def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
     num_read = 0
     for folder in workdirs_below:
       try:
+        # A run that is named twice counts once.
         records[folder.resolve()] = _read_run(folder)
         num_read += 1
       except UserError as error:
@@ -121,6 +123,7 @@ def _read_run(folder: Path) -> RunRecord:
   if (folder / "results.json").exists():
     results = workdirs.read_results(folder)
     workdirs.check_config(folder, "results.json", results["config"])
+  # Results hold the config of their run as well.
   if not (folder / "config.json").exists():
     return RunRecord(folder, results["config"], results)
   config = workdirs.read_config(folder)
@@ -200,6 +203,7 @@ def _label(config: FlatConfig, others: Sequence[FlatConfig], most: int) -> str:
   model, task = config["model.name"], config["task.name"]
   several_tasks = len({other["task.name"] for other in others}) > 1
   name = f"{task} {model}" if several_tasks else str(model)
+  # Name what differs between runs of this model and task alone.
   of_model = [
     other
     for other in others
@@ -242,6 +246,7 @@ def by_size(
   for (task, model), of_model in _by_model(groups).items():
     for size in SIZES:
       lines: dict[str, list[tuple[int, SeedGroup]]] = {}
+      # A line fixes the other sizes, and all other options.
       for group in of_model:
         shape = _sizes(group.config)
         if size in shape:
@@ -278,5 +283,6 @@ def _by_model(
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
   model = config["model"]
+  # The number of experts is an option of the mixer.
   options = {**model, **model.get("mixer", {})}
   return {name: options[name] for name in SIZES if name in options}

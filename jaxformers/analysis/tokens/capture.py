@@ -85,11 +85,13 @@ def capture(
     change = embedded.astype(start.dtype) - start
     sown = run(perturbations={"encoder": {"embedded": change}})
   mask = model.mask(ids)
+  # Order layers by number: as text, layer_10 is before layer_2.
   layers = [sown[k] for k in sorted(sown, key=_layer_number) if "layer_" in k]
   # A loop over layers sows in the encoder, other layers in themselves.
   gates = [layer["gate"][0] for layer in layers if "gate" in layer]
   gates = gates or list(sown.get("gate", ()))
   sigma = sown.get("sigma", (None,))[0]
+  # Without a loop, the first layer's mixer sows Sigma.
   if sigma is None and gates:
     sigma = sown["layer_0"]["mixer"]["sigma"][0]
   hidden = tuple(sown["hidden"])
@@ -121,6 +123,7 @@ def parts(
     [b, h, n, e]; or those of its experts, [b, e, n, d], see
     `InvertibleLayers.parts`; None for other models.
   """
+  # Models without experts have heads, if every layer sows them.
   if captured.gates is None:
     attended = [heads.get("attended") for heads in captured.heads]
     complete = bool(attended) and all(heads is not None for heads in attended)

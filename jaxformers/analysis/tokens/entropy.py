@@ -221,6 +221,7 @@ def of_tokens(
   x, mask = np.asarray(x, np.float64), np.asarray(mask, bool)
   if axis == "units":
     return entropy(x[mask], estimator)
+  # Transpose to [d, tokens]: a unit's values are those over tokens.
   parts = [
     entropy(tokens[sample_mask].T, estimator)
     for tokens, sample_mask in zip(x, mask, strict=True)

@@ -84,6 +84,7 @@ def attention_weights(
   """
   scores = _scores(q, k)
   seen = _seen(mask, causal, diagonal)
+  # A finite score keeps gradients of rows without tokens finite, too.
   lowest = jnp.finfo(scores.dtype).min
   return jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores, lowest)), 0)
 
@@ -165,6 +166,7 @@ def log_functional_kernel(
     causal: True if no token sees a later one.
   """
   seen = _seen(mask, causal, diagonal=False) & mask[..., None]
+  # Divide all weights by the greatest, and add its logarithm at the end.
   scores = jnp.where(seen, _scores(k, k), -jnp.inf)
   top = scores.max((-1, -2))
   top = jnp.where(jnp.isfinite(top), top, 0)
@@ -211,6 +213,7 @@ def step(
     fidelity: weight lambda of the fidelity term.
     first: values f of the first layer, [..., n, e]; needed with a fidelity.
   """
+  # Make the weights symmetric, and then each row's sum one.
   both = weights + jnp.swapaxes(weights, -1, -2)
   both = both / both.sum(-1, keepdims=True)
   after = jnp.einsum("...nm,...me->...ne", both, u, precision=_HIGHEST)
@@ -378,6 +381,7 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
   """
   similarity = [cosine_similarity(x, captured.mask) for x in captured.hidden]
   result = {"similarity": jnp.stack([jnp.nanmean(s) for s in similarity])}
+  # All other quantities need keys and values in every layer.
   if not all({"key", "value"} <= {*heads} for heads in captured.heads):
     return result
   by_layer: dict[str, list[jax.Array]] = {}
