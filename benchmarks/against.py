@@ -17,7 +17,9 @@ from benchmarks.__main__ import main
 from benchmarks.timing import exponent, interleaved, median, ratio
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
+# Speed-up over the Transformer in the paper's Table 3, by length.
 PAPER = {1_024: 5.0, 2_048: 9.6, 3_072: 12.8, 4_096: 26.3}
+# Lengths through whose figures the exponents are fitted.
 GROWTH = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
@@ -27,6 +29,7 @@ def speed_ups(rounds: int) -> list[dict[str, Any]]:
 
   rows = []
   for n in PAPER:
+    # Build the three encoders at one size, and time them in turns.
     transject = ours.build(
       "transject", n, num_layers=LAYERS, mixer={"num_experts": 1}
     )
@@ -74,10 +77,12 @@ def growth(rounds: int) -> list[dict[str, Any]]:
       quantity: [median(seconds, f"{quantity} {n}") for n in GROWTH]
       for quantity in ("train step", "inference")
     }
+    # Memory is planned by the compiler: nothing runs.
     figures["memory"] = [
       float(ours.planned_bytes(ours.build(name, n), 1, n)) for n in GROWTH
     ]
     for quantity, values in figures.items():
+      # A row for each quantity: its figure at each length, and the exponent.
       scale, unit = (1e-6, "MB") if quantity == "memory" else (1.0, "s")
       rows.append(
         {

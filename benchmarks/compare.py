@@ -91,6 +91,7 @@ def compare(
         old = baseline[name].get(column)
         if better is None or not isinstance(value, float) or not old:
           continue
+        # The change as a share of the baseline, positive if for the worse.
         worse = (old - value if better else value - old) / old
         if worse > allowed:
           report.append(
@@ -131,6 +132,7 @@ def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
     )
   worse = compare(before, after, allowed=allowed, seconds=seconds)
   print(table(worse) if worse else "Nothing became worse.")
+  # A row that the baseline lacks is listed, but is no failure.
   sys.exit(any("worse by" in row for row in worse))
 
 

@@ -58,6 +58,7 @@ def pathfinder_speed() -> list[dict[str, Any]]:
       snakes.sample(settings, 0)
       for margin in pathfinder.GEOMETRIES[resolution].margins:
         snakes.sprites(resolution, margin)
+      # Larger images take longer, so fewer of them are timed.
       count = 300 if resolution == 32 else 40
       began = time.perf_counter()
       for index in range(count):
@@ -96,6 +97,7 @@ def resident_memory() -> float:
   """
   status = Path("/proc/self/status")
   if not status.exists():
+    # Only Linux has the file: elsewhere return the peak.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
   lines = dict(
     line.split(":", 1)
@@ -111,6 +113,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
   count, length, size = 25_000, 4_096, 32
   lengths = rng.integers(1_000, 4_097, count)
   with tempfile.TemporaryDirectory() as folder:
+    # Write a split of rows of 1,000 to 4,096 bytes.
     rows = (
       ([rng.integers(0, 256, n).astype(np.uint8)], 0, i)
       for i, n in enumerate(lengths)
@@ -130,6 +133,7 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
     for number in range(ROUNDS):
       for name, read in readers.items():
         began = time.perf_counter()
+        # Every round reads other steps, which were not read before.
         for step in range(number * steps, (number + 1) * steps):
           read(step)
         rates[name].append(steps / (time.perf_counter() - began))
@@ -151,6 +155,7 @@ def archive_figures(archives: Path) -> list[dict[str, Any]]:
   rows = []
   with tempfile.TemporaryDirectory() as folder:
     for name, (file, options) in ARCHIVES.items():
+      # Archives that are not at hand have no row.
       if not (archives / file).exists():
         continue
       options = {"data_dir": folder, "archive": str(archives / file)} | options
@@ -186,6 +191,7 @@ OUT = cli.argument("--out", default="", help="write the tables there as JSON")
 def save(results: dict[str, Any], path: str | Path | None) -> None:
   """Writes results as JSON, with hardware and versions; no path, no file."""
   versions = provenance.versions()
+  # PyTorch is an extra, and may be absent.
   with contextlib.suppress(metadata.PackageNotFoundError):
     versions["torch"] = metadata.version("torch")
   results = results | {"hardware": provenance.hardware(), "versions": versions}

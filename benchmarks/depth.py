@@ -90,6 +90,7 @@ def measure_memory(rounds: int) -> list[dict[str, Any]]:
         compiled = grad.lower(params, ids).compile()
         seconds = time.perf_counter() - began
         scratch.append(compiled.memory_analysis().temp_size_in_bytes)
+      # The last program is that of the whole batch: keep it, to be timed.
       ids = jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 1, 257)
       rows.append(
         {
@@ -131,6 +132,7 @@ def measure_tokens(
     estimate = scipy.stats.differential_entropy(
       tokens, axis=1, method="vasicek"
     )
+    # The estimate of a token with many equal units is -inf: leave it out.
     return float(estimate[np.isfinite(estimate)].mean())
 
   last = factors[-1]
@@ -150,6 +152,7 @@ def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
   )
   with tempfile.TemporaryDirectory() as workdir:
     run = Trainer(open_run(config, Path(workdir)))
+    # Measure the same eight expressions before and after training.
     ids = run.task.splits["test"].batch(np.arange(8), 250)["inputs"]
     before = measure_tokens(run, run.state.params, ids)
     losses, _ = training.train_to_end(run)

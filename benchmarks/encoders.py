@@ -49,6 +49,7 @@ def register_library() -> None:
   def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, *, mask: jax.Array
   ) -> jax.Array:
+    # JAX's function takes and returns [b, n, h, e], ours [b, h, n, e].
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
     y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None])
     return jnp.swapaxes(y, 1, 2)
@@ -93,6 +94,7 @@ def pytorch_calls(n: int, batch: int) -> dict[str, Call]:
 
 def pytorch_memory(n: int) -> int:
   """Returns the bytes that a train step adds to a process of its own."""
+  # A step on 16 tokens first: memory of the libraries is not counted.
   code = (
     "from benchmarks.encoders import peak_memory, pytorch_calls\n"
     f"pytorch_calls(16, {BATCH})['step']()\n"
@@ -134,6 +136,7 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   """Fits exponents of time (forward) and memory (train step), one sample."""
   rows = []
   for name in names:
+    # Beyond 4,096 tokens, skip models that keep an array of n^2.
     feasible = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
     seconds, planned = [], []
     for n in feasible:

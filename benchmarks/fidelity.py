@@ -30,6 +30,7 @@ def _compile(
 ) -> dict[str, ours.Program]:
   """Compiles the forward pass and train step of a DeiT."""
   options = vision.models(name, patch_size=16)["model"] | {"num_layers": layers}
+  # A classifier of images has neither a vocabulary nor a length of text.
   model = models.build(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)
   )

@@ -23,6 +23,7 @@ ACTIVATIONS = ("stored", "recomputed", "reversible")
 PARTS = (1, 8, 32)
 DEPTHS = (2, 4, 8, 16, 32)
 PAPER = (32, 2_048)  # Rows and tokens of a step at the paper's size.
+# Trains one step with a row in each microbatch; prints GiB at the peak.
 PEAK = """
 from benchmarks import ours, timing
 ours.train(ours.build("transject", {n}), {b}, {n}, {b})()
@@ -94,6 +95,7 @@ def maps(rounds: int) -> list[dict[str, Any]]:
       "map": name,
       "matrices": f"{COUNT} of d = {ours.D}",
       "s": median(seconds, name),
+      # `ratio` divides the step by the map; the share is its inverse.
       "share of a step of 32 x 2048": 1 / ratio(seconds, "train step", name),
     }
     for name in orthogonal.MAPS

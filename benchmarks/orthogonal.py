@@ -43,6 +43,7 @@ def make_calls(
     w: [k, d, d], weights of the entries of the maps in a sum.
   """
   mapping = orthogonal.MAPS[name]
+  # The map "matrix" takes matrices that are orthogonal already.
   if name == "matrix":
     a = np.asarray(orthogonal.cayley(jnp.asarray(a)))
   free, weights = jnp.asarray(a), jnp.asarray(w)
@@ -78,6 +79,7 @@ def make_pytorch_calls(
 
   def forward() -> Any:
     with torch.no_grad():
+      # Reading a weight computes its map.
       return np.stack([layer.weight.numpy() for layer in layers])
 
   def step() -> None:
@@ -86,6 +88,7 @@ def make_pytorch_calls(
       for layer, weight in zip(layers, weights, strict=True)
     )
     total.backward()
+    # Remove gradients, which the next call would add to.
     for layer in layers:
       layer.parametrizations.weight.original.grad = None
 
@@ -157,6 +160,7 @@ def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
       {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
     )
 
+    # The defaults bind this map and optimiser, not those of the last turn.
     @jax.jit
     def step(
       params: Any, state: Any, k: Any, name: str = name, tx: Any = tx

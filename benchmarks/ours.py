@@ -175,6 +175,7 @@ def compile_passes(
   programs = {}
   for name, function in (("forward", forward), ("step", step)):
     compiled = jax.jit(function).lower(*arguments[name]).compile()
+    # Defaults of the lambda bind this program, not that of the last turn.
     programs[name] = Program(
       lambda run=compiled, args=arguments[name]: jax.block_until_ready(
         run(*args)

@@ -26,6 +26,7 @@ def sinusoids(length: int, d: int) -> torch.Tensor:
   """Returns sinusoidal positions [length, d]."""
   rates = torch.exp(torch.arange(0, d, 2) * (-math.log(10_000.0) / d))
   angles = torch.arange(length)[:, None] * rates[None]
+  # Sines and cosines alternate: [length, d / 2, 2] -> [length, d].
   return torch.stack([angles.sin(), angles.cos()], -1).reshape(length, d)
 
 
@@ -101,6 +102,7 @@ def eigenvalues(
   x: torch.Tensor, basis: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
   """Returns Sigma [b, 1, d] and the reconstruction error."""
+  # Gram matrix of each row [b, d, d]; its values in the basis [b, d].
   gram = x.mT @ x / x.shape[1]
   values = torch.diagonal(basis.T @ gram @ basis, dim1=-2, dim2=-1)
   sigma = values / values.amax(1, keepdim=True)
@@ -126,6 +128,7 @@ class TransJect(nn.Module):
     x = self.embedding(ids)
     error = torch.zeros(())
     if self.sigma is None:
+      # Sigma of the tokens, which all layers share.
       sigma, error = eigenvalues(x, self.basis.weight)
     else:
       sigma = (self.sigma / self.sigma.abs().max())[None, None]
@@ -154,6 +157,8 @@ class FastTransJect(nn.Module):
     super().__init__()
     self.count, self.layers = experts, layers
     self.embedding = Embedding(length, d)
+    # Matrices of a layer: U of all experts, V of all experts, and two of the
+    # feed-forward. The last one of all is the basis of the eigenvalues.
     matrices = layers * (2 * experts + 2) + 1
     self.skew = nn.Parameter(torch.randn(matrices, d, d) / d**0.5)
     self.alpha = nn.Parameter(torch.full((layers,), 0.5))
@@ -185,6 +190,7 @@ class FastTransJect(nn.Module):
       sigma = (self.sigma / self.sigma.abs().max())[None]
     e, at = self.count, 0
     for layer in range(self.layers):
+      # Take the layer's matrices: u and v [e, d, d], w [2, d, d].
       u, v = q[at : at + e], q[at + e : at + 2 * e]
       w, at = q[at + 2 * e : at + 2 * e + 2], at + 2 * e + 2
       a = self.alpha[layer].tanh() / self.layers
@@ -192,12 +198,14 @@ class FastTransJect(nn.Module):
       if n > d:
         folded = (u[None] * sigma[:, None, None]) @ v  # [b or 1, e, d, d]
         sides = folded.permute(0, 2, 1, 3).reshape(-1, d, e * d)
+        # A learned Sigma is the same for all rows: make one large product.
         y = x @ sides if len(sides) > 1 else x @ sides[0]
         f = F.elu(y).reshape(b, n, e, d)
       else:
         y = torch.einsum("bni,eij->benj", x, u) * sigma[:, None, None]
         f = F.elu(y @ v).transpose(1, 2)
       # Weigh experts by what each would give, pooled by the maximum.
+      # Shapes: f [b, n, e, d], pooled [b, e, d], weights [b, e].
       pooled = (x[:, :, None] + a * f).amax(1)
       weights = (pooled @ self.gate[layer]).softmax(1)
       x = x + a * (weights[:, None, None] @ f)[:, :, 0]
@@ -252,11 +260,14 @@ class PlainLayer(nn.Module):
 
   def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Maps x [b, n, 64], with mask [b, n] True at tokens."""
+    # Queries, keys and values of two heads of width 32, [b, h, n, e].
     parts = self.heads(self.norms[0](x)).chunk(3, -1)
     q, k, v = (a.unflatten(-1, (2, 32)).transpose(1, 2) for a in parts)
+    # Attend to tokens alone: a padded key gets the weight 0.
     scores = q @ k.transpose(-1, -2) / 32**0.5
     scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
     y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+    # Add the attention to x, then the feed-forward.
     x = x + self.out(y)
     return x + self.down(F.gelu(self.up(self.norms[1](x))))
 
@@ -277,6 +288,7 @@ class PlainTransformer(nn.Module):
     x = self.tokens(ids) + self.places.weight
     for layer in self.layers:
       x = layer(x, mask)
+    # Pool by the mean over tokens, without padding.
     x = self.norm(x) * mask[..., None]
     return self.head(x.sum(1) / mask.sum(1)[:, None]), torch.zeros(())
 
@@ -290,6 +302,7 @@ def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:
     "user": TransJect(*sizes),
     "our algebra": FastTransJect(*sizes),
   }
+  # This one is not grown: it has the free matrices of the first steps.
   if training:
     models["first steps"] = TransJect(*sizes)
   grow(models["user"])
@@ -320,6 +333,7 @@ def infer(model: nn.Module, batch: int, length: int) -> Call:
   torch.set_num_threads(threads())
   inputs = torch.from_numpy(ours.random_ids(batch, length)).long()
   model.eval()
+  # Compute every orthogonal matrix once, and keep it.
   with torch.no_grad():
     for module in model.modules():
       if parametrize.is_parametrized(module, "weight"):

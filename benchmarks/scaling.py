@@ -111,12 +111,16 @@ def group_size(line: str) -> int:
   Raises:
     ValueError: for another notation.
   """
+  # Pairs: a permutation has a sender and a receiver.
   if "collective-permute" in line:
     return 2
+  # Lists of devices, {{0,1},{2,3}}: count those of the first list.
   if match := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
     return len(match[1].split(","))
+  # An array, [groups,devices]<=[...]: take its second side.
   if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", line):
     return int(match[2])
+  # A mesh with sizes of its axes: multiply those that take part.
   if match := re.search(
     r"replica_groups=\w+\[([^\]]*)\][^{]* \{([^}]*)\}", line
   ):
@@ -198,6 +202,7 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   counts = [2**k for k in range(COUNT.bit_length())]
   rows = []
   for count in counts:
+    # Split rows as far as they go, and tokens over the devices left.
     data = math.gcd(batch, count)
     if length % (count // data) == 0:
       rows.append(
@@ -222,6 +227,7 @@ def main(
   config: str, length: int, batch: int, most: int, device: str, out: str
 ) -> None:
   """Prints the table, and writes it as JSON if asked."""
+  # Simulate the devices, which must be set before JAX starts.
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", COUNT)
   peaks = DEVICES[choose("device", device, DEVICES)]
@@ -231,6 +237,7 @@ def main(
       continue
     program = compile_step(config, mesh, count, size, length)
     counted = row(program, peaks)
+    # The first row has one device: relate its work to that of all devices.
     alone = rows[0]["TFLOP"] if rows else counted["TFLOP"]
     share = alone * size / batch / (count * counted["TFLOP"])
     rows.append(

@@ -27,6 +27,7 @@ TOKENS = 4_096  # Tokens of a step, in batches of one row and more: 1 to 2 s.
 
 def flops(tokens: int, *, training: bool) -> float:
   """Returns the FLOPs of the model as the paper writes it."""
+  # 2 E + 2 matrices: d^2 multiplications and d^2 additions each.
   products = 4 * ours.EXPERTS + 4
   forward = tokens * ours.LAYERS * products * ours.D**2
   return forward * (3.0 if training else 1.0)
@@ -49,6 +50,7 @@ def row(
   name: str, length: int, rounds: int, *, training: bool
 ) -> dict[str, Any]:
   """Times a model of ours beside the rivals, at one length."""
+  # Every length has the same number of tokens in a step.
   batch = max(1, TOKENS // length)
   call, product_flops = product()
   model = ours.build(name, length)

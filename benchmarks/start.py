@@ -45,6 +45,7 @@ def imports(rounds: int) -> list[dict[str, Any]]:
     for name, code in IMPORTS.items()
   }
   seconds = interleaved(calls, rounds)
+  # Every process also takes the time in which Python starts and ends.
   bare = median(seconds, "Python")
   return [
     {
@@ -74,6 +75,7 @@ def until_first_step(folder: Path) -> float:
       text=True,
       env=os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"},
     ) as process:
+      # The log of a run goes to stderr.
       for line in process.stderr or ():
         if FIRST in line:
           spent = time.perf_counter() - began
@@ -85,6 +87,7 @@ def until_first_step(folder: Path) -> float:
 def first_steps(rounds: int) -> list[dict[str, Any]]:
   """Times the first step, without and with cached data and programs."""
   with tempfile.TemporaryDirectory() as folder:
+    # The first process fills the caches that the others read.
     cold = until_first_step(Path(folder))
     warm = [until_first_step(Path(folder)) for _ in range(rounds)]
   return [

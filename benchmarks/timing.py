@@ -29,6 +29,7 @@ def interleaved(calls: Mapping[str, Call], rounds: int) -> Seconds:
     for name, call in calls.items():
       began = time.perf_counter()
       call()
+      # Round 0 compiles and fills caches, and is not counted.
       if number:
         seconds[name].append(time.perf_counter() - began)
   return seconds

@@ -48,6 +48,7 @@ def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
   """
   config = configs.load(f"configs/lra/listops.py:size=tiny,model={name}")
   config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
+  # One length of batches, so that the step is compiled once.
   config.update(buckets=1)
   config.schedule.warmup_steps = steps // 10
   config.task.update(TASK)
@@ -61,6 +62,7 @@ def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
   for batch in run.batches(0):
     began = time.perf_counter()
     run.state, sums = run.train_step(run.state, batch)
+    # Reading the loss waits for the step, which is timed.
     losses.append(float(sums["loss"]) / float(sums["count"]))
     seconds.append(time.perf_counter() - began)
   return losses, seconds
@@ -108,6 +110,7 @@ def main(models: str, steps: int, out: str) -> None:
     for name in cli.names(models) or sorted(MODELS):
       for dtype in DTYPES:
         rows.append(train_model(name, dtype, steps, Path(folder)))
+        # Show progress: the table is printed at the end.
         print(rows[-1], file=sys.stderr)
   print(table(rows))
   save({"training": rows}, out)

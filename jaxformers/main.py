@@ -96,6 +96,7 @@ def _prepare_jax() -> None:
     with contextlib.suppress(ValueError):
       cache = paths.expand("~/.cache/jaxformers/xla")
       jax.config.update("jax_compilation_cache_dir", str(cache))
+  # Keep small programs too: a run compiles many of them at its start.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
@@ -118,6 +119,7 @@ def _run(seeds: list[int]) -> None:
   from jaxformers.training import loop, processes, summary
 
   workdir = Path(_WORKDIR.value)
+  # A job is a config and its workdir; each seed has a copy of the config.
   jobs = [(_CONFIG.value, workdir)]
   if seeds:
     jobs = [
@@ -201,6 +203,7 @@ def main(_: list[str]) -> None:
 def _parse(argv: list[str]) -> list[str]:
   """Parses flags; a mistake ends in one message before JAX is imported."""
   try:
+    # Find the config before flags are parsed: --help lists its fields.
     spec = _find_spec(argv)
     options: dict[str, Any] = {}
     if {"--help", "--helpfull", "-help", "-h"} & {*argv}:
@@ -257,6 +260,7 @@ def _help(spec: str | None) -> str:
 
 def _find_spec(argv: list[str]) -> str | None:
   """Returns the value of --config, or None."""
+  # absl accepts `--config PATH` and `--config=PATH`, with one dash or two.
   for arg, following in zip(argv, [*argv[1:], ""], strict=True):
     if arg in ("--config", "-config"):
       return following

@@ -124,11 +124,13 @@ def find(path: str) -> Range | None:
   Args:
     path: name of the field with its sections.
   """
+  # The added "" is the section of a path without sections.
   *_, section, name = ("", *path.split("."))
   return RANGES.get(f"{section}.{name}", RANGES.get(name))
 
 
 # Seeds and counts are int32 in JAX.
+# Kinds that end in OR_NONE allow 0, which has a meaning of its own.
 _SEED, _FLAG, _TEXT = Range(int, "[0, 2^31)"), Range(bool), Range(str)
 _SECTION, _COUNT = Range(dict), Range(int, "[1, 2^31)")
 _COUNT_OR_NONE = Range(int, "[0, 2^31)")

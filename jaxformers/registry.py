@@ -28,6 +28,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
 
 def choose(kind: str, name: str, choices: Iterable[str]) -> str:
   """Returns the name; raises UserError if it is not one of the choices."""
+  # An iterator could be read only once.
   choices = list(choices)
   if name not in choices:
     raise unknown(kind, name, choices)
@@ -48,6 +49,7 @@ def call(
     UserError: for an unknown or a missing option.
   """
   check_options(kind, function, options)
+  # Find required options first: Python's TypeError is no message for users.
   missing = [
     name
     for name, parameter in inspect.signature(function).parameters.items()
@@ -97,6 +99,7 @@ class Registry(Mapping[str, Any]):
     return self._entries[name]
 
   def __contains__(self, name: object) -> bool:
+    # Mapping's own test expects a KeyError of __getitem__.
     return name in self._entries
 
   def __iter__(self) -> Iterator[str]:

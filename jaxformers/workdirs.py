@@ -36,6 +36,7 @@ RESULTS_FIELDS = {
   "config.model.num_layers": int,
   "config.model.d_model": int,
 }
+# Fields of a config that are sections of fields.
 CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
 
 
@@ -96,6 +97,7 @@ def read_results(folder: Path) -> dict[str, Any]:
   """
   results = _read(folder, "results.json")
   _check_types(folder, "results.json", results, RESULTS_FIELDS)
+  # Results of older versions name no metric: it was accuracy.
   metric = results.get("metric", "accuracy")
   _check_types(folder, "results.json", results, {metric: (int, float)})
   return results
@@ -110,6 +112,7 @@ def check_config(folder: Path, name: str, config: Any) -> None:
     config: its content.
   """
   _check_types(folder, name, config, CONFIG_FIELDS)
+  # Configs of older versions may lack a section.
   sections = {key: Mapping for key in CONFIG_SECTIONS if key in config}
   _check_types(folder, name, config, sections)
 
@@ -117,6 +120,7 @@ def check_config(folder: Path, name: str, config: Any) -> None:
 def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
   """Returns a line of `metrics.jsonl`; its last field is a checksum."""
   line = json.dumps({"step": step, **scalars})
+  # Insert the checksum before the brace that ends the line.
   return f'{line[:-1]}, "crc32": {zlib.crc32(line.encode())}}}\n'
 
 
@@ -158,6 +162,7 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
     record = json.loads(line)
   except (ValueError, RecursionError):  # Also for text that is not UTF-8.
     return None
+  # A record has a step, and every field of it is a number or null.
   if not isinstance(record, dict) or not isinstance(record.get("step"), int):
     return None
   if not all(isinstance(v, int | float | None) for v in record.values()):

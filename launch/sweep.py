@@ -44,6 +44,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
+  # Which runs: configs, workdir, axes and seeds.
   parser.add_argument(
     "--config",
     action="append",
@@ -69,6 +70,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   parser.add_argument("--seeds", default="0", help="such as 0,1,2")
   parser.add_argument(
     "--slurm",
+    # `--slurm` alone is "", and None stands for runs on this machine.
     nargs="?",
     const="",
     metavar="KEY=VALUE,...",
@@ -77,6 +79,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   parser.add_argument(
     "--dry_run", action="store_true", help="print the commands, run nothing"
   )
+  # Arguments that are not listed above go to every run.
   return parser.parse_known_args(argv)
 
 
@@ -87,6 +90,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         f"{argument!r} is no option of a sweep: --help lists them. Fields of "
         "runs are set by --config.FIELD=VALUE."
       )
+    # A seed for all runs would make those of a cell equal.
     if argument.startswith("--config.seed"):
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
 
@@ -107,6 +111,7 @@ def _sweep(
   axes = [grid.parse_axis(text) for text in args.grid]
   tuned = grid.parse_axis(args.tune) if args.tune else None
   grid.expand(args.config, [*axes, *([tuned] if tuned else [])])  # Checks them.
+  # Runs start here one at a time, or on Slurm all at once.
   if args.slurm is None:
     sweep = Sweep(args.workdir, overrides)
   else:

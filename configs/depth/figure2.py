@@ -58,6 +58,7 @@ def get_config(arg=None):
       f"tokens={arg.tokens:g} is less than one batch of {arg.batch} windows of "
       f"{arg.length} tokens, or no number: give a number such as 1e9."
     )
+  # Warm-up and checkpoints take a tenth of the run, evaluations a fifth.
   tenth = max(steps // 10, 1)
   config = c.base(
     seed=arg.seed,

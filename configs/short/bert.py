@@ -25,6 +25,7 @@ NUM_TRAIN = {"imdb": 22_500, "ag_news": 108_000}
 def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", task="imdb", seed=0)
   task = c.choose("task", arg.task, NUM_TRAIN)
+  # Steps of an epoch in batches of 32, rounded up.
   epoch = -(-NUM_TRAIN[task] // 32)
   # BERT-base: normalised after each block, and a tanh layer on the first token.
   model = {

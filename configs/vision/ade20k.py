@@ -29,6 +29,7 @@ def get_config(arg=None):
     arg, model="transformer", protocol="jaxformers", deit="tiny", seed=0
   )
   protocol = c.choose("protocol", arg.protocol, NUM_TRAIN)
+  # Steps of an epoch in batches of 8, rounded down.
   epoch = NUM_TRAIN[protocol] // 8
   # DeiT's encoder, with Segmenter's decoder of two layers.
   models = vision.models(arg.model, patch_size=16, deit=arg.deit)

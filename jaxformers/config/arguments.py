@@ -43,6 +43,7 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
       )
     if key in values:
       raise UserError(f"The config argument {key} is given twice: remove one.")
+    # The default has the type: with a default of 0.0, rate=1 is 1.0.
     values[key] = _convert(key, text, type(defaults[key]))
   return ConfigDict(defaults | values)
 
@@ -50,6 +51,7 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
 def _convert(key: str, text: str, kind: type) -> Any:
   """Returns the value that text stands for; UserError if of another type."""
   try:
+    # bool("false") would be True.
     return BOOLEANS[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError):
     raise UserError(
@@ -95,6 +97,7 @@ def take_options(
     # ml_collections sets the options that the config lists.
     if not is_option or path[2] in config.model.get(path[1], {}):
       rest.append(arg)
+    # `--noconfig.x` stands for False, and `--config.x` alone for True.
     elif name.lstrip("-").startswith("no"):
       options[".".join(path)] = False
     else:
@@ -104,6 +107,7 @@ def take_options(
 
 def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
   """Sets the options from `take_options`, adding sections where needed."""
+  # The config of a flag is locked: it refuses fields that it does not have.
   with config.unlocked():
     for path in options:
       section = path.split(".")[1]
@@ -113,6 +117,7 @@ def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
 
 
 def _parse_value(text: str) -> Any:
+  # Commands write booleans in lower case, which Python does not read.
   if text in ("true", "false"):
     return text == "true"
   try:

@@ -35,6 +35,7 @@ class Field(NamedTuple):
 
 
 FIELDS = {
+  # Start of the run, and the sections of its data, model and training.
   "seed": Field(0, "seed of parameters, order of examples and dropout"),
   "pretrained": Field("", "folder of safetensors to start from"),
   "task": Field({}, "name, protocol and options of the task"),
@@ -45,6 +46,7 @@ FIELDS = {
     {"name": "constant", "learning_rate": 1e-3},
     "name and options of the learning rate",
   ),
+  # Batches, loss and average of a train step; batches of an evaluation.
   "batch_size": Field(32, "examples per step, over all devices"),
   "accumulate": Field(1, "microbatches per batch, to save memory"),
   "label_smoothing": Field(0.0, "share of the target spread over all classes"),
@@ -53,6 +55,7 @@ FIELDS = {
   ),
   "eval_batch_size": Field(32, "examples per evaluation batch"),
   "buckets": Field(1, "number of lengths that batches are padded to"),
+  # Length of the run, and when it logs, evaluates and saves.
   "total_steps": Field(1000, "step at which the run ends"),
   "log_steps": Field(50, "steps between two log lines"),
   "eval_steps": Field(500, "steps between two evaluations"),
@@ -61,6 +64,7 @@ FIELDS = {
   "patience": Field(
     0, "evaluations without improvement before the run stops; 0: never"
   ),
+  # Devices, the folder of data, and further logs.
   "parallel": Field("jit", "jit over a mesh, or pmap"),
   "mesh": Field("", "devices by axis, data:2,sequence:4; empty: all for data"),
   "data_dir": Field(

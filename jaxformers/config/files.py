@@ -59,6 +59,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a config as JSON reads it: dictionaries, lists and scalars."""
   if isinstance(config, ConfigDict):
     config = config.copy_and_resolve_references().to_dict()
+  # Through JSON: tuples become lists, as in the files of a run.
   return json.loads(json.dumps(config))
 
 
@@ -69,6 +70,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
   `REMOVED_FIELDS` of such a config are left out, and `RENAMED_OPTIONS` of its
   models have their new names.
   """
+  # A section of the config replaces the whole default of that section.
   completed = plain(base()) | plain(config)
   for section in ("model", "reference"):
     completed[section] = {

@@ -36,6 +36,7 @@ def models(
     "embedding": {"scale": d_model**0.5, "init_std": d_model**-0.5},
     "head": {"tied": True},
   }
+  # The reference is the Transformer at the sizes of the model.
   return {
     field: shared.transformer(model, common, num_heads, mlp_dim)
     for field, model in (("model", name), ("reference", "transformer"))

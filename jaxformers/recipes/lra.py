@@ -80,6 +80,7 @@ def make_config(
     **fields,
     **skyformer_schedule(learning_rate, warmup_steps),
   )
+  # Replace Skyformer's schedule by that of size=tiny.
   if args.tiny:
     config.update(shared.tiny_fields(args.model, **tiny))
   return config
@@ -135,6 +136,7 @@ def models(
     "orthogonal_map": "cayley",
     "mixer": {"num_experts": 2 if tiny else 4},
   }
+  # These are the sizes of Skyformer's comparison.
   others = {
     **common,
     "d_model": 64,

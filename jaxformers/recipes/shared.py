@@ -48,6 +48,7 @@ def transformer(
     "name": name,
     **shared,
     "mixer": {},
+    # Defaults, not options: a mixer that has one head keeps it.
     "mixer_defaults": {"num_heads": num_heads, "dropout_rate": 0.1},
     "block": block(name, mlp_dim=mlp_dim, dropout_rate=0.1),
   }
@@ -57,6 +58,7 @@ def block(name: str, **fields: Any) -> dict[str, Any]:
   """Returns the fields of a Transformer's block, or of attention alone."""
   if name not in ATTENTION_ONLY:
     return fields
+  # The block of attention alone has neither mlp_dim nor norms.
   return {"residual": True, "dropout_rate": fields["dropout_rate"]}
 
 

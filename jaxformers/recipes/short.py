@@ -49,6 +49,7 @@ def make_config(
     },
     **models(args.model, tiny=is_tiny),
     eval_batch_size=100,
+    # Most texts are far shorter than max_len: pad to one of four lengths.
     buckets=4,
     select="loss" if protocol == "paper" else "accuracy",
     **schedule(num_train[protocol]),
@@ -111,6 +112,7 @@ def schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
   Returns:
     Fields for `base`.
   """
+  # Steps of an epoch, rounded up.
   epoch = -(-examples // batch_size)
   return {
     "optimizer": dict(shared.VASWANI_ADAM),

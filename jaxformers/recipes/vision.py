@@ -27,6 +27,7 @@ def augmentation(crop: str, strength: str = "deit") -> dict[str, Any]:
     "crop": crop,
     "flip": True,
     "randaugment": 9.0 if deit else 0.0,
+    # DeiT's code (timm) leaves colour jitter out beside RandAugment.
     "color_jitter": 0.0,
     "erase": 0.25 if deit else 0.0,
     "mixup": 0.8 if deit else 0.0,
@@ -80,6 +81,7 @@ def models(
     return {
       "name": name,
       **common,
+      # 0 stands for the default initialisation of the head.
       "head_init_std": 0.0 if tiny else 0.02,
       "mixer": {},
       "mixer_defaults": {"num_heads": num_heads, "init_std": 0.02},
@@ -114,12 +116,14 @@ def deit_schedule(
   Returns:
     Fields for `base`.
   """
+  # Steps of an epoch, rounded up.
   epoch = -(-examples // batch_size)
   return {
     "optimizer": {"name": "adam", "b2": 0.999, "weight_decay": 0.05},
     "schedule": {
       "name": "cosine",
       "learning_rate": rate * batch_size / 512,
+      # A run of five epochs or fewer keeps its last one for the cosine.
       "warmup_steps": min(5, epochs - 1) * epoch,
     },
     "batch_size": batch_size,

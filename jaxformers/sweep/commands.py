@@ -32,6 +32,7 @@ def call(command: Sequence[str]) -> int:
   SIGTERM or SIGHUP to this process ends both: the command first, which saves.
   """
   is_ending = False
+  # The starter needs no site packages: -S saves the time to find them.
   start = [sys.executable, "-S", "-c", _START, str(os.getpid())]
   with subprocess.Popen([*start, *command]) as process:
 
@@ -40,6 +41,7 @@ def call(command: Sequence[str]) -> int:
       is_ending = True
       process.terminate()
 
+    # Pass signals on to the command, and restore the handlers at its end.
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As under nohup.
       numbers.append(signal.SIGHUP)
@@ -73,6 +75,7 @@ class Job:
       env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(int(count))))
     # Slurm may send the signal of the time limit to the command as well.
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # A process inherits that a signal is ignored, but not a handler.
     self._process = subprocess.Popen(self.command, env=env)
     signal.signal(signal.SIGUSR2, before)
     return self._process.wait()
@@ -83,6 +86,7 @@ class Job:
 
     self._process.terminate()
     # This method interrupts `wait`, which cannot be called again inside it.
+    # WNOWAIT leaves the status to `wait`, and WNOHANG returns at once.
     ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
     deadline = time.monotonic() + SECONDS_TO_SAVE
     while os.waitid(os.P_PID, self._process.pid, ended) is None:

@@ -38,6 +38,7 @@ class Cell:
   def folder(self) -> Path:
     """Folder of its runs, such as lra_text/model=transject,size=tiny."""
     path = Path(self.path)
+    # A config in the working directory has no name of a parent.
     name = "_".join(part for part in (path.parent.name, path.stem) if part)
     return Path(name, self._arguments_text())
 
@@ -93,6 +94,7 @@ def _parse_fixed(
   spec: str, text: str, grid_keys: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
   """Returns the arguments that a config has in all cells, as (key, value)."""
+  # No item contains a comma, so each axis has exactly one value.
   axes = [parse_axis(item) for item in text.split(",") if item]
   fixed = tuple((key, value) for key, (value,) in axes)
   for key, _ in fixed:

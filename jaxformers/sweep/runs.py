@@ -46,6 +46,7 @@ class Sweep:
       UserError: for an argument or a field that the config does not have.
     """
     loaded = configs.load(cell.spec)
+    # Read the overrides as `jaxformers.main` does.
     rest, options = configs.take_options(loaded, self.overrides)
     configs.check_overrides(loaded, rest)
     # Flags of their own, since those of the process are parsed once.
@@ -57,6 +58,7 @@ class Sweep:
         values(argv)
       except (flags.Error, TypeError, KeyError) as error:
         raise UserError(str(error)) from None
+    # Add options that the config does not list, and set the seed.
     config = values.config
     configs.set_options(config, options)
     config.seed = seed
@@ -70,6 +72,7 @@ class Sweep:
     Raises:
       UserError: for data that are not available.
     """
+    # Runs that differ in model or seed share the description of their task.
     options = dict(config["task"], data_dir=config["data_dir"])
     key = json.dumps(options, sort_keys=True, default=str)
     if key not in self._descriptions:
@@ -127,6 +130,7 @@ class Sweep:
     results = self.read_results(cell, seed)
     if results is None:
       status = self.train(cell, seed)
+      # The results decide whether a run is done, not its exit status.
       results = self.read_results(cell, seed)
       if results is None:
         self.failed[str(self.folder(cell, seed))] = status
@@ -155,6 +159,7 @@ class Sweep:
     scores: dict[str, float] = {}  # Higher is better: a loss is negated.
     before = dict(self.failed)
     select = ""
+    # Run every value under the seed, and collect the scores.
     for value in values:
       results = self.run(cell.extended(key, value), seed)
       if results is not None:
@@ -164,6 +169,7 @@ class Sweep:
       return None
     # A value that diverges is a result of tuning, not a failure of the sweep.
     left_out, self.failed = self.failed.keys() - before.keys(), before
+    # Choose the best value and report all; `abs` undoes a loss's negation.
     best = max(scores, key=scores.__getitem__)
     listed = ", ".join(f"{value}: {abs(x):.4f}" for value, x in scores.items())
     print(f"\n== {cell.spec}: {key}={best}, by {select}: {listed}", flush=True)
@@ -219,6 +225,7 @@ def run_grid(
   Raises:
     UserError: before the first run, see `Sweep.check`.
   """
+  # Check all runs that may be started, with every value to tune.
   candidates = list(cells)
   if tuned:
     key, values = tuned
@@ -228,6 +235,7 @@ def run_grid(
   sweep.check(candidates, seeds)
   if dry_run:
     for cell in candidates:
+      # Which value the other seeds get is only known after tuning.
       for seed in seeds[:1] if tuned else seeds:
         if sweep.read_results(cell, seed) is None:
           print(shlex.join(sweep.command(cell, seed)))

@@ -20,6 +20,7 @@ DEFAULTS = {
   "job_name": "jaxformers",
   "time": 24 * 60,
   "ntasks_per_node": 1,
+  # Since Slurm 22.05, srun does not inherit sbatch's --cpus-per-task.
   "setup": ["export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"],
 }
 
@@ -68,6 +69,7 @@ def _make_executor(folder: Path, parameters: Mapping[str, int | str]) -> Any:
     executor = submitit.SlurmExecutor(
       folder / "%j", max_num_timeout=MAX_REQUEUES
     )
+    # The signal before the time limit leaves time to save, with a margin.
     executor.update_parameters(
       **DEFAULTS | parameters, signal_delay_s=SECONDS_TO_SAVE + 20
     )
@@ -95,6 +97,7 @@ class SlurmSweep(Sweep):
     Raises:
       UserError: for unknown parameters, or without Slurm.
     """
+    # A job need not start in the folder from which it was submitted.
     super().__init__(workdir.absolute(), overrides)
     _check_parameters(parameters)
     folder = self.workdir / "slurm"
@@ -145,16 +148,19 @@ class SlurmSweep(Sweep):
 
   def _find_job(self, job_id: str) -> Any | None:
     """Returns the job of an id, or None if it has ended or Slurm lost it."""
+    # The tasks of a job are numbered, one for each node.
     job = self._executor.job_class(
       self._executor.folder, job_id, list(range(self._nodes))
     )
     is_done = job.done(force_check=True)
+    # submitit may not notice that Slurm lost a job: ask Slurm as well.
     return None if is_done or not _is_queued(job.job_id) else job
 
   def train(self, cell: Cell, seed: int) -> int | str:
     """Waits for the job of a run; returns its status, or why there is none."""
     job = self._jobs[str(self.folder(cell, seed))]
     try:
+      # Each node returns a status; the first that is not 0 counts.
       status = next(filter(None, job.results()), 0)
       # A shared file system may show the results with a delay.
       for _ in range(60):
@@ -176,5 +182,6 @@ def _is_queued(job_id: str) -> bool:
       check=False,
     )
   except OSError:
+    # A job that may still run must not be started twice.
     return True
   return bool(done.stdout.strip())
