@@ -344,7 +344,7 @@ def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
     # The width is an exact integer: 3^beta d.
     depth, _, beta = surpassing(num_layers, d_model, num_heads)
     higher = f"{depth} layers of {3**beta * d_model:,} channels have"
-  except ValueError:
+  except UserError:
     higher = "the bounds show no shallower network that has"
   return [f"  corollary 2        {higher} a higher rank"]
 
