@@ -42,5 +42,5 @@ def test_keys_of_all_blocks_and_of_one_share_a_softmax():
 
 
 def test_a_block_has_tokens():
-  with pytest.raises(ValueError, match="block_size=0: a block has at least"):
+  with pytest.raises(ValueError, match="block_size=0 is below 1"):
     blocked.check_size("block_size", 0)
