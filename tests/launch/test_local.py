@@ -135,7 +135,11 @@ def ranks(tmp_path):
 
   def start(script, kind):
     command = (str(script), "2", "--", sys.executable, "-c", RANK)
+    # A shell's background, where tests may run, ignores Ctrl-C; a script that
+    # starts so cannot undo it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([*command, str(tmp_path), kind])
+    signal.signal(signal.SIGINT, before)
     started.append(process)
     while not all((tmp_path / name).exists() for name in "01"):
       assert process.poll() is None

@@ -37,7 +37,7 @@ def test_meshes_of_four_devices(spec, want):
 @pytest.mark.parametrize(
   ("spec", "message"),
   [
-    ("data:3", "of 3 devices, and there are 4"),
+    ("data:3", "needs 3 devices, and there are 4"),
     ("rows:4", "'rows:4' is not an axis and its size.*data, fsdp, sequence, m"),
     ("data", "'data' is not an axis and its size"),
     ("data:0", "'data:0' is not an axis"),

@@ -179,9 +179,7 @@ def test_a_warm_up_as_long_as_the_run_is_said(smoke, tmp_path, capsys):
   assert "schedule.warmup_steps=4 is not less than total_steps=4" in said
 
 
-def test_a_run_is_lengthened_where_its_schedule_does_not_end(
-  smoke, tmp_path, whole
-):
+def test_a_run_is_lengthened_where_its_schedule_does_not_end(smoke, tmp_path):
   schedule = {"name": "constant", "learning_rate": 1e-2, "warmup_steps": 4}
 
   def make(steps):

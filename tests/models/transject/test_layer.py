@@ -204,7 +204,7 @@ def test_the_upper_bound_is_attained(alpha, num_layers):
     experts = t.Experts(eye, eye, jnp.ones(6), jnp.float32(a))
     (f,) = t.expert_outputs(jnp.asarray(y), experts, jnp.ones((1, 6)))
     y = y + a * f
-    y = y + a * models.blocks.orthogonal_feed_forward(
+    y = y + a * t.orthogonal_feed_forward(
       y, jnp.repeat(eye, 2, 0), jnp.zeros((2, 6))
     )
   np.testing.assert_allclose(y, x * (1 + a) ** (2 * num_layers), rtol=2e-6)
