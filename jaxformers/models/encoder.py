@@ -48,10 +48,12 @@ class Encoder(nn.Module):
     self, ids: jax.Array, *, mask: jax.Array, train: bool
   ) -> jax.Array:
     """ids [b, n]; mask of what comes out, so [b, n + 1] with `cls`."""
+    # Make all blocks; the first one tells how to embed and how to end.
     blocks = [
       self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
     ]
     kind = blocks[0]
+    # Embed the tokens.
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
@@ -59,6 +61,8 @@ class Encoder(nn.Module):
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
+    # Run injective layers as one loop. Initialization calls the modules, which
+    # own the parameters.
     layers = invertible.layers_of(kind)
     looped = layers is not None and self.memory in invertible.LOOPED
     if looped and not self.is_initializing():
@@ -71,6 +75,7 @@ class Encoder(nn.Module):
 
     if self.memory == "recomputed":
       call = nn.remat(call)
+    # Apply the layers in order, handing the carry on.
     carry = None
     for block in blocks:
       x, carry = call(block, x, mask, carry)
@@ -93,6 +98,7 @@ class Encoder(nn.Module):
       memory=self.memory,
       keep_hidden=keep_hidden,
     )
+    # Sow what the modules would have sown.
     for collection, arrays in shared.sown.items():
       for name, array in arrays.items():
         self.sow(collection, name, array)
