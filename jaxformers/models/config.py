@@ -278,6 +278,7 @@ def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
       choose(what, options[option], choices)
   if missing := {"d_model", "num_layers"} - options.keys():
     raise UserError(f"{kind} needs {', '.join(sorted(missing))}: set both.")
+  # Check the options of mixer and block by name.
   mixer, block, shared = (
     options.get(name) or {} for name in ("mixer", "block", "mixer_defaults")
   )
@@ -318,6 +319,7 @@ def taken_defaults(
   variant: Variant, shared: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns the defaults that a mixer has as options and does not set."""
+  # Keep what the mixer can set and its registration leaves open.
   make = MIXERS[variant.mixer] if variant.mixer else None
   options, fixed = getattr(make, "options", ()), getattr(make, "defaults", {})
   return {k: v for k, v in shared.items() if k in options and k not in fixed}
@@ -383,6 +385,7 @@ def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Two configs of the same models are equal then, whichever way they say it.
   """
+  # Move the shared defaults into the options of both models.
   resolved = dict(config)
   for section in ("model", "reference"):
     options = dict(config.get(section, {}))

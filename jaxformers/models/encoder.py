@@ -58,6 +58,7 @@ class Encoder(nn.Module):
       self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
     ]
     kind = blocks[0]
+    # Embed the tokens.
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
@@ -66,6 +67,8 @@ class Encoder(nn.Module):
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
+    # Run injective layers as one loop. Initialization calls the modules, which
+    # own the parameters.
     layers = invertible.layers_of(kind)
     looped = layers is not None and self.memory in invertible.LOOPED
     if looped and not self.is_initializing():
@@ -101,6 +104,7 @@ class Encoder(nn.Module):
       memory=self.memory,
       keep_hidden=keep_hidden,
     )
+    # Sow what the modules would have sown.
     for collection, arrays in shared.sown.items():
       for name, array in arrays.items():
         self.sow(collection, name, array)

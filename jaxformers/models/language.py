@@ -49,10 +49,12 @@ class LanguageModel(Model):
     rate = self.config.head.get("dropout_rate", 0.0)
     x = dropout_layer(rate, train)(x)
     softmax = self._softmax()
+    # Without targets, return log p of all ids.
     if targets is None:
       return adaptive.log_probabilities(softmax, x)
     if weights is None:
       weights = jnp.ones(targets.shape)
+    # Treat the tokens of all sequences as one list.
     flat = (x.reshape(-1, x.shape[-1]), targets.ravel(), weights.ravel())
     return adaptive.log_likelihood(softmax, *flat).reshape(targets.shape)
 
@@ -62,6 +64,7 @@ class LanguageModel(Model):
     cutoffs = tuple(embedding.get("cutoffs", ()))
     div_value = embedding.get("div_value", 1)
     tied = config.head.get("tied", True)
+    # Find the size of the shortlist and of each cluster.
     bounds = edges(config.vocab_size, cutoffs)
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
     embedded: Any = self.variables["params"]["encoder"]["embedding"]["tokens"]
@@ -81,6 +84,7 @@ class LanguageModel(Model):
         tables.append(embedded[name])
         projections.append(embedded.get(f"project_{i}"))
       biases.append(self.param(f"bias_{i}", zeros, (size,)))
+    # The shortlist has one entry for each of k clusters.
     k = len(cutoffs)
     return Softmax(
       tuple(tables),

@@ -122,6 +122,7 @@ def check_mixer(config: ModelConfig, make_mixer: Make | None, n: int) -> None:
   """Traces a mixer on n tokens."""
   if make_mixer is None:
     return
+  # Trace shapes alone: nothing is computed.
   x = jax.ShapeDtypeStruct((1, n, config.d_model), jnp.dtype(config.dtype))
   mask = jax.ShapeDtypeStruct((1, n), bool)
   init = functools.partial(make_mixer().init, carry=None, train=False)

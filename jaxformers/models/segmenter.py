@@ -47,15 +47,18 @@ class MaskTransformer(nn.Module):
   def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
     b, n, d = x.shape
     init = nn.initializers.normal(0.02)
+    # Append a learned vector for each class to the patches.
     x = nn.Dense(d, kernel_init=init, name="project")(x)
     classes = self.param("classes", init, (self.num_classes, d))
     classes = jnp.broadcast_to(classes[None], (b, self.num_classes, d))
     x = jnp.concatenate([x, classes.astype(x.dtype)], 1)
+    # Let patches and classes attend to each other; none is padding.
     mask = jnp.ones(x.shape[:2], bool)
     carry: Any = None
     for i in range(self.num_layers):
       block = self.block(name=f"layer_{i}", layer=i)
       x, carry = block(x, mask=mask, carry=carry, train=train)
+    # Score by the cosine of patch and class, after a linear map of each.
     x = layer_norm(x, "norm")
     init = nn.initializers.normal(d**-0.5)
     patches = x[:, :n] @ self.param("project_patches", init, (d, d))
@@ -106,7 +109,9 @@ class Segmenter(Model):
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
     config = self.config
     encoder = parts.encoder(config)(name="encoder")
+    # Encode the patches.
     x = encoder(images, mask=self.mask(images), train=train)
+    # Score every patch; the decoder does not read the class token.
     decoder = MaskTransformer(
       block=decoder_block(config),
       num_layers=config.head.get("num_layers", DECODER["num_layers"]),
@@ -114,6 +119,7 @@ class Segmenter(Model):
       name="decoder",
     )
     x = decoder(x[:, int(config.cls) :], train=train)
+    # Lay the patches on their grid, and enlarge it to the image.
     height, width, _ = config.image
     rows, columns = height // config.patch_size, width // config.patch_size
     x = x.reshape(len(x), rows, columns, -1)

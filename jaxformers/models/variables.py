@@ -51,6 +51,7 @@ def make_variables(
     `params`; `rotations`, the orthogonal matrices that a map makes of them; and
     `derived`, the products that blocks make of both.
   """
+  # Make the orthogonal matrices, where they lie on the mesh.
   blocks = model.stacks()
   mapping = model.orthogonal_map
   if placement is None:
@@ -63,6 +64,7 @@ def make_variables(
     )
     rotations = placement.rotations(params, mapping, in_turn)
     params = placement.gather(params)
+  # Make the products that blocks declare.
   derived = {}
   for stack, block in blocks.items():
     if derive := getattr(block, "derive", None):

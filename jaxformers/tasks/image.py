@@ -51,6 +51,7 @@ def load_image(
     splits |= torch_random(splits["train"], {"validation": 0.1})
   else:
     splits |= slices(splits["train"], {"train": 90, "validation": 10})
+  # Tokens and vocabulary are those of the protocol.
   return Task(
     name="image",
     protocol=protocol,

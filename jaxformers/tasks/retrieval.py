@@ -60,6 +60,7 @@ def load_retrieval(
   )
   # The head combines the two sequences of a pair; see the config.
   splits, vocabulary, tokenize = with_ids(splits, info)
+  # Every example has two sequences, and a baseline that compares them.
   return Task(
     name="retrieval",
     protocol=protocol,

@@ -32,6 +32,7 @@ def hold_out(train: Split, count: int) -> dict[str, Split]:
     raise UserError(
       f"{count:,} examples cannot be held out of {len(train):,}: choose fewer."
     )
+  # Divide by key; both parts keep the order of the examples.
   order = np.argsort(train.keys, kind="stable")
   lower, highest = np.sort(order[:-count]), np.sort(order[-count:])
   return {"train": train.select(lower), "validation": train.select(highest)}
@@ -78,6 +79,7 @@ def torch_random(
     held: names of the parts after `train`, and their shares, rounded down.
     seed: seed of PyTorch's generator.
   """
+  # Permute the examples in the order of the authors' files.
   by_key = np.argsort(packed.keys, kind="stable")
   order = by_key[torch_permutation(len(packed), seed)]
   counts = {name: int(len(packed) * share) for name, share in held.items()}

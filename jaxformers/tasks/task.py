@@ -233,6 +233,7 @@ def histogram_similarity(task: Task) -> float:
     return (a * b).sum(1) / np.maximum(norms, 1e-12)
 
   train, test = task.splits["train"], task.splits["test"]
+  # Sort the pairs of train by cosine.
   train_cosines = cosines(train)
   order = np.argsort(train_cosines)
   labels = train.labels[order]
@@ -240,6 +241,7 @@ def histogram_similarity(task: Task) -> float:
   zeros_below = np.concatenate([[0], np.cumsum(labels == 0)])
   ones_above = np.concatenate([np.cumsum((labels == 1)[::-1])[::-1], [0]])
   k = int((zeros_below + ones_above).argmax())
+  # Pairs above the cosine before the k-th are of class 1.
   threshold = np.concatenate([[-np.inf], train_cosines[order]])[k]
   return float(np.mean((cosines(test) > threshold) == test.labels))
 

@@ -150,6 +150,7 @@ class Checkpoints:
       OSError: if the disk is full or absent.
       DivergedError: if a number is not finite; nothing is saved then.
     """
+    # Refuse a state that is not finite, before anything is written.
     state_on_host = fetch_to_host(state)
     step = int(state_on_host.step)
     self._check_finite(step, state_on_host)
@@ -223,6 +224,7 @@ class Checkpoints:
       Exception: whatever else keeps one from being read: no memory, no
         permission, a disk that does not answer. The checkpoints stay.
     """
+    # Try the newest first.
     damaged = []
     for step in reversed(self.steps()):
       try:

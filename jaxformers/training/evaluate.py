@@ -79,6 +79,7 @@ class Evaluator:
     variables = self._prepared(params)
     total: dict[str, Any] = {}
     waiting: Any = None
+    # Sum over all batches; each process reads its share of the rows.
     loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):

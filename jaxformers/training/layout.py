@@ -41,6 +41,7 @@ def sizes(spec: str, count: int) -> dict[str, int]:
     UserError: for an axis that there is not, or sizes whose product is not the
       number of devices.
   """
+  # Read axes and sizes one by one.
   shape: dict[str, int] = {}
   if not spec:
     return dict.fromkeys(AXES, 1) | {DATA: count}
@@ -112,12 +113,14 @@ class Layout:
     Raises:
       UserError: if the axes cut through the devices of a process.
     """
+    # Find the parts of a batch that have a row on this process.
     process = jax.process_index()
     grid = self.mesh.devices.reshape(self.parts, -1)
     parts = [
       k for k, row in enumerate(grid) if any(_on(process, d) for d in row)
     ]
     first, count = parts[0], len(parts)
+    # Parts must be consecutive, and all processes must have as many.
     is_run = parts == list(range(first, first + count))
     if self.parts % count or first % count or not is_run or self._cuts():
       raise UserError(
@@ -207,10 +210,12 @@ class Layout:
     if len(shape) < 2:
       return PartitionSpec()
     axes: list[str | None] = [None] * len(shape)
+    # Split one axis over `model`: the experts, or else the columns.
     stacked = orthogonal.is_parameter(path)
     place = 0 if stacked else len(shape) - 1
     if (not stacked or len(shape) > 2) and self._splits(shape[place], MODEL):
       axes[place] = MODEL
+    # Split the longest axis that is left over `fsdp`.
     for place in sorted(range(len(shape)), key=lambda k: -shape[k]):
       if axes[place] is None and self._splits(shape[place], FSDP):
         axes[place] = FSDP

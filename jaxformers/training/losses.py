@@ -163,6 +163,7 @@ def language(
       f"label_smoothing={smoothing} is for classes: set it to 0 for language "
       "models."
     )
+  # Sum over tokens; a sequence with any weight counts its sown losses once.
   weights = batch["weights"]
   loss = _summed(-log_p, weights)
   objective = loss + _summed(extra, weights.max(1))
@@ -208,6 +209,7 @@ def segmentation(
     are exact up to 2^24 per batch.
   """
   weights, targets = batch["weights"], batch["targets"]
+  # Replace labels that are not counted by a class that exists.
   counted = targets >= 0
   safe = jnp.where(counted, targets, 0)
   log_p = jax.nn.log_softmax(logits, axis=-1)

@@ -125,6 +125,7 @@ def _triangle(
   warmup_steps: int, total_steps: int, *, low: float, high: float, end: float
 ) -> optax.Schedule:
   """Returns low at step 0, high at the end of the warm-up, end at the end."""
+  # Keep the three steps ascending, as interpolation needs them.
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
   # Without a warm-up the schedule starts high.
   return lambda step: jnp.interp(

@@ -72,6 +72,7 @@ def riemannian(
         return a
       return reorthogonalize(dot(q, orthogonal.cayley(a))) - q
 
+    # Update in coordinates around q, and return differences of q.
     walk = jax.tree_util.tree_map_with_path
     updates, state = inner.update(
       walk(pull, grads, params), state, coordinates(params), **extra

@@ -138,6 +138,7 @@ def open_trained_run(
     UserError: if there is no run, if its `config.json` is of another program or
       damaged, or if the run is of another config.
   """
+  # Check the config against the run in the workdir, then open the data.
   resume.check_trained(workdir)
   saved = workdirs.read_config(workdir)
   c = configs.complete(saved if config is None else config)

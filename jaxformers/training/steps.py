@@ -55,6 +55,7 @@ def _gradients(
   The orthogonal matrices are made once, before the parts, and their gradients
   carried back to the parameters once, after them.
   """
+  # Make the variables of the model, and keep the way back to parameters.
   variables, pull = jax.vjp(
     lambda p: make_variables(model, p, placement), params
   )
@@ -70,6 +71,7 @@ def _gradients(
     parts = jax.tree.map(
       lambda x: x.reshape((-1, accumulate, *x.shape[1:])).swapaxes(0, 1), batch
     )
+    # Sum gradients and metrics over the parts, in a loop that holds one.
     keys = jax.random.split(key, accumulate)
     shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -131,6 +133,7 @@ def train_step(
   # The only division: by all examples of the batch.
   count = jnp.maximum(sums["count"], 1)
   grads = jax.tree.map(lambda g: g / count, grads)
+  # Update the parameters and their average.
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   average = None

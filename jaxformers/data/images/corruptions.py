@@ -91,6 +91,7 @@ def defocus_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
     (1.0, 0.2),
     (1.5, 0.1),
   )[level]
+  # Draw the disc on a grid of 17 x 17 pixels, and smooth its edge.
   at = np.arange(-8, 9)
   disc = (at[:, None] ** 2 + at[None] ** 2 <= radius**2).astype(float)
   kernel = ndimage.gaussian_filter(disc / disc.sum(), smooth, radius=1)
@@ -124,6 +125,7 @@ def _line(radius: int, sigma: float, angle: float) -> np.ndarray:
   """Returns a kernel: a line from the middle outwards, of normal weights."""
   size = 2 * radius + 1
   kernel = np.zeros((size, size))
+  # Add the weights at quarter pixels along the line.
   for step in np.arange(0, radius, 0.25):
     y = radius + step * np.sin(np.deg2rad(angle))
     x = radius + step * np.cos(np.deg2rad(angle))
@@ -215,6 +217,7 @@ def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
       across + corners + np.roll(corners, -1, 0)
     ) / 4 + noise[2]
     step, rough = half, rough / decay
+  # Stretch the values to [0, 1].
   cloud -= cloud.min()
   return cloud / cloud.max()
 

@@ -77,6 +77,7 @@ def _read_binary(
   """Returns images and labels: one byte and 3,072 bytes, 10,000 times."""
   if len(content) != 10_000 * 3_073:
     raise archives.refusal(archive, name, f"{len(content):,} bytes long")
+  # A row is the label and then the planes of the image.
   rows = np.frombuffer(content, np.uint8).reshape(-1, 3_073)
   if rows[:, 0].max() > 9:
     raise archives.refusal(archive, name, "a batch with labels beyond 9")

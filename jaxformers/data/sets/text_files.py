@@ -50,6 +50,7 @@ def split_of(name: str) -> str | None:
 def pieces(text: bytes, size: int = PIECE) -> Iterator[bytes]:
   """Cuts a text into parts of complete lines, of about `size` bytes."""
   start = 0
+  # Cut at the first end of a line after `size` bytes.
   while len(text) - start > size:
     end = text.find(b"\n", start + size)
     if end < 0:

@@ -43,6 +43,7 @@ def solve(
   Returns:
     x, and the number of steps.
   """
+  # Find the precision: rounding of y, or of the branch where it is coarser.
   eps = jnp.finfo(y.dtype).eps
   rate = jnp.maximum(jnp.asarray(rate, y.dtype), eps)
   unit = jnp.maximum(eps, rate * jnp.finfo(dtype or y.dtype).eps)
@@ -56,6 +57,7 @@ def solve(
 
   def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
     count, x, last_step, done = state
+    # Take a step of the iteration, and measure it for each token.
     following = y - branch(x).astype(y.dtype)
     step = jnp.linalg.norm(following - x, axis=-1)
     size = jnp.linalg.norm(following, axis=-1)
@@ -63,6 +65,7 @@ def solve(
     done |= (step <= allowed * size) | ~(step < last_step)
     return count + 1, following, step, done
 
+  # Start at x = y, with all padding done.
   start = (
     jnp.zeros((), jnp.int32),
     y,

@@ -222,6 +222,7 @@ def run_layers(
     keep_hidden: True to return what is between the layers; its gradient then
       stores everything.
   """
+  # Make once what all layers share, and stack weights to loop over layers.
   shared = layers.shared(variables, x, mask)
   stacked = jax.tree.map(
     lambda *leaves: jnp.stack(leaves), *layers.weights(variables)
@@ -304,6 +305,7 @@ def _reversible_forward(
   def step(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
     return forward(layers, weights, x, shared, mask)
 
+  # Keep the output and the sides alone; inputs are found by the inverse.
   y, sides = jax.lax.scan(step, x, stacked)
   return y, (stacked, shared, mask, y, sides)
 
@@ -324,9 +326,11 @@ def _reversible_backward(
       weights,
       shared,
     )
+    # All layers add to the gradient of what they share.
     g, g_weights, more = pull(g)
     return (x, g, jax.tree.map(jnp.add, g_shared, more)), g_weights
 
+  # Loop from the last layer to the first.
   start = (y, g, jax.tree.map(jnp.zeros_like, shared))
   (_, g, g_shared), g_stacked = jax.lax.scan(
     step, start, (stacked, sides), reverse=True

@@ -96,6 +96,7 @@ class TransJect(nn.Module):
         f"num_experts={self.num_experts}: at least one is needed."
       )
     shape = (self.num_experts, d, d)
+    # Parameters: residual scale, rotations of all experts, and the gate.
     a = (self.residual or ResidualScale(1, name="residual"))()
     u = rotation(self, "u", shape, self.orthogonal_map)
     v = rotation(self, "v", shape, self.orthogonal_map)
@@ -104,6 +105,7 @@ class TransJect(nn.Module):
     else:  # Small, for the layer is divided by what grows with it.
       init = nn.initializers.normal(0.1 * d**-0.5)
       w = self.param("gate", init, (self.num_experts, d))
+    # The first layer makes Sigma; the later ones receive it as the carry.
     sigma = self._first_sigma(x, mask) if carry is None else carry
     return Experts(u, v, w, a, self.get_variable(DERIVED, "folded")), sigma
 
@@ -137,6 +139,7 @@ class TransJect(nn.Module):
     else:
       basis = rotation(self, "basis", (d, d), self.orthogonal_map)
       sigma, error = eigenvalues(x, basis, mask)
+    # Report Sigma and its error in the collections of the model.
     for collection, arrays in self.layers(1).sown(sigma, error).sown.items():
       for name, array in arrays.items():
         self.sow(collection, name, array)
@@ -179,11 +182,13 @@ class Injective(nn.Module):
   ) -> tuple[jax.Array, Any]:
     del train
     d = x.shape[-1]
+    # Mixture and feed-forward share one residual scale.
     residual = ResidualScale(self.num_layers, name="residual")
     mixer = self.mixer(name="mixer", residual=residual)
     experts, sigma = mixer.weights(x, mask, carry)
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
+    # Apply the layer as the same pure function that the inverse undoes.
     layers = mixer.layers(self.num_layers)
     y, side = layers.forward(Weights(experts, w, bias), x, sigma, mask)
     self.sow("intermediates", layers.side_name, side)

@@ -45,6 +45,7 @@ def gate(
     w: float32 [d].
     mask: [b, n], True at tokens.
   """
+  # Pool x + a f_e of every expert over the tokens: [b, e, d].
   a = a.astype(x.dtype)
   pooled = _stacked(lambda output: masked_max(x + a * output, mask), f)
   pooled = pooled.astype(jnp.float32)
@@ -65,8 +66,10 @@ def certified_gate(x: jax.Array, w: jax.Array, mask: jax.Array) -> jax.Array:
     w: float32 [e, d].
     mask: [b, n], True at tokens.
   """
+  # Padding adds nothing to the sums over tokens.
   x = jnp.where(mask[..., None], x.astype(jnp.float32), 0)
   count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
+  # Divide the mean token by the root mean square norm: [b, d].
   square = jnp.square(x).sum((1, 2)) / count
   h = x.sum(1) / (count * jnp.sqrt(square + 1e-12))[:, None]
   return jax.nn.softmax(jnp.matmul(h, w.T, precision=HIGHEST), axis=-1)
@@ -83,5 +86,6 @@ def certified_constant(w: jax.Array) -> jax.Array:
   Args:
     w: float32 [e, d].
   """
+  # A softmax does not change when all its logits move alike.
   w = w - w.mean(0, keepdims=True)
   return 1 + jnp.sqrt(len(w) * (jnp.square(w).sum() + 1e-12)) / 2

@@ -117,6 +117,7 @@ def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
 
   def output(matrices: tuple[Any, Any, Any]) -> jax.Array:
     u, v, u_sigma_v = matrices
+    # Choose the cheapest order of the products.
     if u_sigma_v is not None:
       y = product(x, u_sigma_v.astype(x.dtype))
     elif n > d:
@@ -131,6 +132,7 @@ def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
       y = product(y, v.astype(x.dtype))
     return elu(y)
 
+  # Map over the experts at once where they lie on several devices.
   stacked = experts.u, experts.v, experts.folded
   if experts_are_spread():
     return jax.vmap(output)(stacked)
@@ -163,7 +165,9 @@ def mixture(
     [b, n, d] in the type of x, and lambda.
   """
   a = experts.a
+  # Apply every expert to the tokens.
   f = expert_outputs(x, experts, sigma)
+  # Weigh the experts; the inverse gives the weights of the forward pass.
   if weights is None:
     if len(experts.u) == 1:  # A softmax of one.
       weights = jnp.ones((x.shape[0], 1), jnp.float32)
@@ -173,9 +177,11 @@ def mixture(
       weights = gate(x, f, a, experts.gate, mask)
   if gating == "certified":
     a = a / certified_constant(experts.gate)
+  # Sum the outputs by a lambda: one factor for each sample and expert.
   scaled = (a * weights).astype(x.dtype)
   if not isinstance(f, list):
     return jnp.einsum("be,ebnd->bnd", scaled, f), weights
+  # Broadcast over tokens and channels: [b, e, 1, 1].
   scaled = scaled[:, :, None, None]
   return sum(scaled[:, e] * output for e, output in enumerate(f)), weights
 
@@ -195,6 +201,7 @@ def orthogonal_feed_forward(
   Returns:
     [b, n, d] in the type of x.
   """
+  # An orthogonal map keeps distances, and ELU expands none.
   for matrix, b in zip(w.astype(x.dtype), bias.astype(x.dtype), strict=True):
     x = elu(product(x, matrix) + b[None, None])
   return x
@@ -220,6 +227,7 @@ def fold(
   first = params["layer_0"]["mixer"]
   if "sigma" not in first:
     return {}
+  # The first layer owns Sigma; all others share it.
   sigma = learned_sigma(first["sigma"])
   mixers = {
     name: tree["mixer"]
@@ -333,6 +341,7 @@ class TransJectLayers(InvertibleLayers):
     side: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the layer's output and the experts' weights."""
+    # Add the mixture, then the feed-forward of the result.
     y, side = self._mixture(weights, x, shared, mask, side)
     x = whole_tokens(x + y.astype(x.dtype))
     return x + self._feed_forward(weights, x), side
@@ -383,12 +392,14 @@ class TransJectLayers(InvertibleLayers):
         "feed_forward": weights.experts.a,
       }
     stop = {"mask": mask, "max_steps": max_steps, "dtype": self.dtype}
+    # Undo the feed-forward, which was added last.
     middle, _ = solve(
       y,
       lambda x: self._feed_forward(weights, x),
       constants["feed_forward"],
       **stop,
     )
+    # Undo the mixture, with the experts' weights of the forward pass.
     x, _ = solve(
       middle,
       lambda x: self._mixture(weights, x, shared, mask, side)[0],
@@ -403,6 +414,7 @@ class TransJectLayers(InvertibleLayers):
     a max_e |U_e| |Sigma| |V_e| for the mixture with its weights given (a / c
     with the certified gate), and a |W_1| |W_2| for the feed-forward.
     """
+    # Spectral norms: u and v [e], w [2].
     u, v, w = (
       np.linalg.norm(np.asarray(matrices, np.float64), 2, (-2, -1))
       for matrices in (
@@ -412,6 +424,7 @@ class TransJectLayers(InvertibleLayers):
       )
     )
     largest = float(np.abs(np.asarray(shared, np.float64)).max())
+    # ELU is 1-Lipschitz, so the norms of the matrices multiply.
     rate = float(self.mixing_rate(weights))
     return {
       "mixture": rate * largest * float((u * v).max()),
@@ -434,6 +447,7 @@ class TransJectLayers(InvertibleLayers):
     if self.gating == "certified":
       across = mixture * float(certified_constant(w))
     else:
+      # Bound how far the gate moves between sequences of at most this norm.
       count = len(weights.experts.u)
       moved = count * float(jnp.linalg.norm(w)) * (1 + mixture) * norm / 2
       across = mixture * (1 + moved)
@@ -470,6 +484,7 @@ class TransJectLayers(InvertibleLayers):
 
   def parts(self, weights: Weights, x: jax.Array, shared: Any) -> jax.Array:
     """Returns x + a F_e(x) of every expert, [b, e, n, d]."""
+    # Expert e alone, without the gate.
     experts = weights.experts
     outputs = expert_outputs(x, experts, shared)
     return jnp.stack([x + experts.a * output for output in outputs], 1)

@@ -42,8 +42,10 @@ def eigenvalues(
     Sigma, float32 [b, d] in [0, 1] with maximum 1 (0 for a sample without
     tokens), and the squared Frobenius reconstruction error, float32 [b].
   """
+  # Padding adds nothing to the sums over tokens.
   x = jnp.where(mask[..., None], x.astype(jnp.float32), 0)
   count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
+  # Project x.T x on the basis, and divide by the number of tokens.
   values, error = _diagonal(x, basis)
   values = values / count[:, None]
   # By place, as in `masked_max`.
@@ -83,6 +85,7 @@ def _diagonal_jvp(
   primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> Any:
   (x, basis), (dx, dbasis) = primals, tangents
+  # Compute the diagonal and its derivatives by x and by the basis, [b, d].
   gram = _gram(x, x)
   if x.shape[1] > x.shape[2]:
     # From x.T x, which the error needs anyway: one product of all tokens
@@ -99,6 +102,8 @@ def _diagonal_jvp(
     values = jnp.square(y).sum(1)
     by_basis = 2 * (y * product(x, dbasis, HIGHEST)).sum(1)
     by_x = 2 * (y * product(dx, basis, HIGHEST)).sum(1)
+  # The norm of the matrix is fixed under a rotation of the basis, so that
+  # the error changes by the diagonal alone.
   change = by_x + by_basis, -2 * (values * by_basis).sum(1)
   return (values, _rest(gram, values)), change
 
