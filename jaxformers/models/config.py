@@ -161,6 +161,11 @@ class ModelConfig:
       return num_patches(self.image, self.patch_size)
     return self.max_len
 
+  @property
+  def encoder_len(self) -> int:
+    """Greatest number of tokens in the encoder, one in front included."""
+    return self.num_tokens + self.cls
+
   def mixer_options(self, *differing: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mixer's options, with the defaults of variant and recipe.
 

@@ -58,11 +58,10 @@ class Encoder(nn.Module):
       self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
     ]
     kind = blocks[0]
-    # Embed the tokens.
+    # Embed the tokens; `perturb` lets an analysis move the embedding.
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
-    # Embed; `perturb` lets an analysis move the embedding.
     x = whole_tokens(embed(ids))
     x = dropout_layer(self.dropout_rate, train)(x)
     x = self.perturb("embedded", x)
@@ -105,9 +104,7 @@ class Encoder(nn.Module):
       keep_hidden=keep_hidden,
     )
     # Sow what the modules would have sown.
-    for collection, arrays in shared.sown.items():
-      for name, array in arrays.items():
-        self.sow(collection, name, array)
+    shared.sow(self)
     if keep_hidden:
       for hidden in outputs.hidden:
         self.sow("intermediates", "hidden", hidden)

@@ -55,7 +55,7 @@ class Model(nn.Module):
     """
     config = self.config
     if config.image:
-      return jnp.ones((len(ids), config.num_tokens + config.cls), bool)
+      return jnp.ones((len(ids), config.encoder_len), bool)
     ids = ids.reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
     if config.cls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,8 +20,20 @@ from jaxformers.models.encoder import Encoder
 Make = functools.partial[Any]
 
 
-def _bind(make: Any, wiring: dict[str, Any], **options: Any) -> Make:
+def _bind(
+  make: Any,
+  config: ModelConfig,
+  length: int,
+  options: Mapping[str, Any],
+  **wiring: Any,
+) -> Make:
   """Binds options, and of the wiring what the module has a field for."""
+  wiring = {
+    "dtype": jnp.dtype(config.dtype),
+    "orthogonal_map": config.orthogonal_map,
+    "max_len": length,
+    **wiring,
+  }
   fields = field_names(make)
   return functools.partial(
     make, **options, **{k: v for k, v in wiring.items() if k in fields}
@@ -40,14 +53,9 @@ def mixer(
   variant = config.variant
   if not variant.mixer:
     return None
-  wiring = {
-    "dtype": jnp.dtype(config.dtype),
-    "orthogonal_map": config.orthogonal_map,
-    "max_len": length,
-    **variant.fixed,
-  }
   options = config.mixer_options() if options is None else options
-  return _bind(MIXERS[variant.mixer], wiring, **options)
+  make = MIXERS[variant.mixer]
+  return _bind(make, config, length, options, **variant.fixed)
 
 
 def block(
@@ -66,20 +74,19 @@ def block(
     num_layers: number of layers of the stack.
     **changes: options of the block that differ from the config's.
   """
-  wiring = {
-    "dtype": jnp.dtype(config.dtype),
-    "orthogonal_map": config.orthogonal_map,
-    "max_len": length,
-    "mixer": make_mixer,
-    "num_layers": num_layers,
-  }
-  options = {**config.block, **changes}
-  return _bind(BLOCKS[config.variant.block], wiring, **options)
+  return _bind(
+    BLOCKS[config.variant.block],
+    config,
+    length,
+    {**config.block, **changes},
+    mixer=make_mixer,
+    num_layers=num_layers,
+  )
 
 
 def encoder_block(config: ModelConfig) -> Make:
   """Returns what makes a layer of the encoder."""
-  length = config.num_tokens + config.cls
+  length = config.encoder_len
   return block(config, mixer(config, length), length, config.num_layers)
 
 
@@ -112,7 +119,7 @@ def check(config: ModelConfig) -> None:
     UserError: for an option of the mixer out of its range; for
       memory="reversible" where layers cannot be undone.
   """
-  length = config.num_tokens + config.cls
+  length = config.encoder_len
   if config.memory == "reversible":
     _check_reversible(config)
   check_mixer(config, mixer(config, length), length)

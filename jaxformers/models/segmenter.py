@@ -70,9 +70,19 @@ class MaskTransformer(nn.Module):
 DECODER = {"num_layers": 2, "dropout_rate": 0.1}
 
 
+def decoder_options(config: ModelConfig) -> dict[str, Any]:
+  """Returns `ModelConfig.head`, completed by `DECODER`."""
+  return {**DECODER, **config.head}
+
+
+def decoder_len(config: ModelConfig) -> int:
+  """Returns the number of patches and classes together."""
+  return config.num_tokens + config.num_classes
+
+
 def decoder_block(config: ModelConfig) -> parts.Make:
   """Returns what makes a layer of the decoder: no drop path, own dropout."""
-  head = {**DECODER, **config.head}
+  head = decoder_options(config)
   fields = field_names(BLOCKS[config.variant.block])
   changes = {
     "drop_path_rate": 0.0,
@@ -82,7 +92,7 @@ def decoder_block(config: ModelConfig) -> parts.Make:
   return parts.block(
     config,
     decoder_mixer(config),
-    config.num_tokens + config.num_classes,
+    decoder_len(config),
     head["num_layers"],
     **changes,
   )
@@ -91,7 +101,7 @@ def decoder_block(config: ModelConfig) -> parts.Make:
 def decoder_mixer(config: ModelConfig) -> parts.Make | None:
   """Returns what makes the mixer of the decoder, over patches and classes."""
   options = config.mixer_options(config.head.get("mixer_defaults", {}))
-  return parts.mixer(config, config.num_tokens + config.num_classes, options)
+  return parts.mixer(config, decoder_len(config), options)
 
 
 class Segmenter(Model):
@@ -114,7 +124,7 @@ class Segmenter(Model):
     # Score every patch; the decoder does not read the class token.
     decoder = MaskTransformer(
       block=decoder_block(config),
-      num_layers=config.head.get("num_layers", DECODER["num_layers"]),
+      num_layers=decoder_options(config)["num_layers"],
       num_classes=config.num_classes,
       name="decoder",
     )
@@ -139,5 +149,4 @@ class Segmenter(Model):
     """Raises UserError for options that a trace of the layers refuses."""
     super().check()
     config = self.config
-    length = config.num_tokens + config.num_classes
-    parts.check_mixer(config, decoder_mixer(config), length)
+    parts.check_mixer(config, decoder_mixer(config), decoder_len(config))

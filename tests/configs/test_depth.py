@@ -11,11 +11,6 @@ from tests.marks import long_except
 SIZES = (1.18, 2.23, 4.72, 9.33, 18.9, 37.7)
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
-
-
 @pytest.mark.parametrize("size", long_except((1,), range(1, 7)))
 def test_depths_have_equal_parameters(size):
   for depth in (6, 12, 24):

@@ -21,11 +21,6 @@ GOLDEN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
-
-
 @pytest.mark.parametrize("spec", sorted(GOLDEN))
 def test_parameters(spec):
   config = c.plain(c.load(f"configs/{spec}"))

@@ -79,11 +79,6 @@ OTHER_SIZE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
-
-
 @pytest.mark.parametrize(("task", "model", "size"), sorted(GOLDEN))
 def test_parameters_of_every_model(task, model, size):
   config = c.plain(c.load(f"configs/lra/{task}.py:model={model},size={size}"))

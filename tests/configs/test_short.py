@@ -23,11 +23,6 @@ GOLDEN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
-
-
 @pytest.mark.parametrize(("task", "model", "size"), sorted(GOLDEN))
 def test_parameters_of_every_model(task, model, size):
   config = c.plain(c.load(f"configs/short/{task}.py:model={model},size={size}"))

@@ -84,11 +84,6 @@ def check_texts(name, run, workdir):
   assert (workdir / "tokenizer.json").exists() == name.startswith("short")
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch, request):
-  monkeypatch.chdir(request.config.rootpath)
-
-
 @pytest.mark.parametrize(
   "name",
   long_except(("lra/listops",), GENERATED),

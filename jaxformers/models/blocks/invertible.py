@@ -13,6 +13,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -34,6 +35,12 @@ class Shared(NamedTuple):
 
   value: Any
   sown: Mapping[str, Mapping[str, jax.Array]]
+
+  def sow(self, module: nn.Module) -> None:
+    """Puts `sown` into the collections of a module, inside its call."""
+    for collection, arrays in self.sown.items():
+      for name, array in arrays.items():
+        module.sow(collection, name, array)
 
 
 class InvertibleLayers(abc.ABC):

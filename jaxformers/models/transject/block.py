@@ -140,9 +140,7 @@ class TransJect(nn.Module):
       basis = rotation(self, "basis", (d, d), self.orthogonal_map)
       sigma, error = eigenvalues(x, basis, mask)
     # Report Sigma and its error in the collections of the model.
-    for collection, arrays in self.layers(1).sown(sigma, error).sown.items():
-      for name, array in arrays.items():
-        self.sow(collection, name, array)
+    self.layers(1).sown(sigma, error).sow(self)
     return sigma
 
 

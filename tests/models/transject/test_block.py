@@ -3,56 +3,16 @@
 import functools
 
 import chex
-import flax
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from tests.models.transject.examples import build, encoder
 
 SMALL = {"num_experts": 2}
-
-
-def normal(seed, *shape):
-  return jax.random.normal(jax.random.key(seed), shape)
-
-
-@functools.cache  # Compiled once for all examples of a property.
-def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
-  return models.build(
-    "transject",
-    vocab_size=30,
-    max_len=24,
-    num_classes=2,
-    d_model=d,
-    num_layers=num_layers,
-    mixer={"num_experts": num_experts, "sigma": sigma, "gating": gating},
-  )
-
-
-@functools.cache
-def compiled(model):
-  """The model's init and its apply, which returns hidden states too."""
-  kw = {"train": False}
-  apply = functools.partial(model.apply, mutable=["intermediates"], **kw)
-  return jax.jit(functools.partial(model.init, **kw)), jax.jit(apply)
-
-
-def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
-  """A model, its parameters with every |tanh r| = alpha, and ids."""
-  model = build(num_layers, num_experts, d, **mixer)
-  ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
-  params = compiled(model)[0](jax.random.key(seed), ids)["params"]
-  flat = flax.traverse_util.flatten_dict(params)
-  for path, leaf in flat.items():
-    if path[-1] == "alpha":
-      flat[path] = jnp.full_like(leaf, np.arctanh(alpha))
-    elif path[-1] == "bias" and leaf.shape == (2, d):
-      flat[path] = normal(seed, 2, d)
-  return model, flax.traverse_util.unflatten_dict(flat), ids
 
 
 @pytest.mark.parametrize(

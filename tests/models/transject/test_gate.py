@@ -6,14 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.models.transject import gate as gates
-
-
-def normal(seed, *shape):
-  return jax.random.normal(jax.random.key(seed), shape)
-
-
-def prefix(lengths, n):
-  return jnp.arange(n)[None] < jnp.asarray(lengths)[:, None]
+from tests.models.transject.examples import normal, prefix
 
 
 def test_the_gate_is_a_convex_combination_of_masked_maxima():

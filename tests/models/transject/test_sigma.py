@@ -8,14 +8,7 @@ import pytest
 
 from jaxformers import orthogonal
 from jaxformers.models.transject import sigma as sigmas
-
-
-def normal(seed, *shape):
-  return jax.random.normal(jax.random.key(seed), shape)
-
-
-def prefix(lengths, n):
-  return jnp.arange(n)[None] < jnp.asarray(lengths)[:, None]
+from tests.models.transject.examples import normal, prefix
 
 
 def test_sigma_is_the_least_squares_diagonal_over_its_maximum():
