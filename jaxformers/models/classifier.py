@@ -5,10 +5,9 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 
-from jaxformers.models import parts
 from jaxformers.models.config import ModelConfig
 from jaxformers.models.heads import ClassifierHead
-from jaxformers.models.model import Model
+from jaxformers.models.model import Model, bind_encoder
 
 
 def head(config: ModelConfig) -> ClassifierHead:
@@ -40,6 +39,6 @@ class Classifier(Model):
     if self.config.num_inputs > 1:
       ids = ids.reshape(-1, ids.shape[-1])
     mask = self.mask(ids)
-    encoder = parts.encoder(self.config)(name="encoder")
+    encoder = bind_encoder(self.config)(name="encoder")
     x = encoder(ids, mask=mask, train=train)
     return head(self.config)(x, mask, train=train)

@@ -9,10 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models import adaptive, parts
+from jaxformers.models import adaptive
 from jaxformers.models.adaptive import Softmax, edges
 from jaxformers.models.attention import dropout_layer
-from jaxformers.models.model import Model
+from jaxformers.models.model import Model, bind_encoder
 
 
 class LanguageModel(Model):
@@ -44,7 +44,7 @@ class LanguageModel(Model):
 
     Where `weights` [b, n] is 0, log p of a target is not needed and is 0.
     """
-    encoder = parts.encoder(self.config)(name="encoder")
+    encoder = bind_encoder(self.config)(name="encoder")
     x = encoder(ids, mask=self.mask(ids), train=train)
     rate = self.config.head.get("dropout_rate", 0.0)
     x = dropout_layer(rate, train)(x)

@@ -1,15 +1,146 @@
-"""The base class of classifiers, language models and segmenters."""
+"""The base class of classifiers, language models and segmenters.
+
+`bind_encoder`, `bind_block` and `bind_mixer` bind the options of a config to
+the modules that every model has.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models import parts
-from jaxformers.models.config import ModelConfig
+from jaxformers.errors import UserError
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.config import ModelConfig, field_names
+from jaxformers.models.embedding import Embedding
+from jaxformers.models.encoder import Encoder
+
+Make = functools.partial[Any]
+
+
+def _bind(
+  make: Any,
+  config: ModelConfig,
+  length: int,
+  options: Mapping[str, Any],
+  **wiring: Any,
+) -> Make:
+  """Binds options, and of the wiring what the module has a field for."""
+  wiring = {
+    "dtype": jnp.dtype(config.dtype),
+    "orthogonal_map": config.orthogonal_map,
+    "max_len": length,
+    **wiring,
+  }
+  fields = field_names(make)
+  return functools.partial(
+    make, **options, **{k: v for k, v in wiring.items() if k in fields}
+  )
+
+
+def bind_mixer(
+  config: ModelConfig, length: int, options: dict[str, Any] | None = None
+) -> Make | None:
+  """Binds the options of a layer's mixer; None for blocks without one.
+
+  Args:
+    config: configuration of the model.
+    length: greatest number of tokens, one in front included.
+    options: options of the mixer; those of the config if None.
+  """
+  variant = config.variant
+  if not variant.mixer:
+    return None
+  options = config.mixer_options() if options is None else options
+  make = MIXERS[variant.mixer]
+  return _bind(make, config, length, options, **variant.fixed)
+
+
+def bind_block(
+  config: ModelConfig,
+  mixer: Make | None,
+  length: int,
+  num_layers: int,
+  **changes: Any,
+) -> Make:
+  """Binds the options of a layer.
+
+  Args:
+    config: configuration of the model.
+    mixer: result of `bind_mixer`.
+    length: greatest number of tokens, one in front included.
+    num_layers: number of layers of the stack.
+    **changes: options of the block that differ from the config's.
+  """
+  return _bind(
+    BLOCKS[config.variant.block],
+    config,
+    length,
+    {**config.block, **changes},
+    mixer=mixer,
+    num_layers=num_layers,
+  )
+
+
+def bind_encoder_block(config: ModelConfig) -> Make:
+  """Binds the options of a layer of the encoder."""
+  length = config.encoder_len
+  mixer = bind_mixer(config, length)
+  return bind_block(config, mixer, length, config.num_layers)
+
+
+def bind_encoder(config: ModelConfig) -> Make:
+  """Binds the options of the encoder."""
+  embedding = functools.partial(
+    Embedding,
+    vocab_size=config.vocab_size,
+    max_len=config.num_tokens,
+    d_model=config.d_model,
+    positions=config.positions,
+    cls=config.cls,
+    patch_size=config.patch_size,
+    **config.embedding,
+  )
+  return functools.partial(
+    Encoder,
+    embedding=embedding,
+    block=bind_encoder_block(config),
+    num_layers=config.num_layers,
+    dropout_rate=config.dropout_rate,
+    memory=config.memory,
+  )
+
+
+def check_mixer(config: ModelConfig, mixer: Make | None, n: int) -> None:
+  """Traces a mixer on n tokens."""
+  if mixer is None:
+    return
+  # Trace shapes alone: nothing is computed.
+  x = jax.ShapeDtypeStruct((1, n, config.d_model), jnp.dtype(config.dtype))
+  mask = jax.ShapeDtypeStruct((1, n), bool)
+  init = functools.partial(mixer().init, carry=None, train=False)
+  jax.eval_shape(lambda x, mask: init(jax.random.key(0), x, mask=mask), x, mask)
+
+
+def _check_reversible(config: ModelConfig) -> None:
+  if layers_of(bind_encoder_block(config)(parent=None)) is None:
+    raise UserError(
+      'memory="reversible" needs layers that can be undone: those of '
+      'transject and random_transject. For other models choose "recomputed".'
+    )
+  if config.num_layers < 2:
+    raise UserError(
+      f'memory="reversible" with num_layers={config.num_layers}: alpha / '
+      "L may come near to 1, and undoing a layer would take forever. Choose at "
+      'least 2 layers, or "recomputed".'
+    )
 
 
 class Model(nn.Module):
@@ -36,12 +167,20 @@ class Model(nn.Module):
   @nn.nowrap
   def stacks(self) -> dict[str, nn.Module]:
     """Returns an unbound block of each stack of layers, by its parameters."""
-    return {"encoder": parts.encoder_block(self.config)(parent=None)}
+    return {"encoder": bind_encoder_block(self.config)(parent=None)}
 
   @nn.nowrap
   def check(self) -> None:
-    """Raises UserError for options that a trace of the layers refuses."""
-    parts.check(self.config)
+    """Traces the mixer on its longest input, so that wrong options raise here.
+
+    Raises:
+      UserError: for an option of the mixer out of its range; for
+        memory="reversible" where layers cannot be undone.
+    """
+    config, length = self.config, self.config.encoder_len
+    if config.memory == "reversible":
+      _check_reversible(config)
+    check_mixer(config, bind_mixer(config, length), length)
 
   @nn.nowrap
   def mask(self, ids: jax.Array) -> jax.Array:

@@ -13,10 +13,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models import parts
 from jaxformers.models.blocks.contract import BLOCKS, layer_norm
 from jaxformers.models.config import ModelConfig, field_names
-from jaxformers.models.model import Model
+from jaxformers.models.model import (
+  Make,
+  Model,
+  bind_block,
+  bind_encoder,
+  bind_mixer,
+  check_mixer,
+)
 
 
 def unit(x: jax.Array) -> jax.Array:
@@ -80,7 +86,7 @@ def decoder_len(config: ModelConfig) -> int:
   return config.num_tokens + config.num_classes
 
 
-def decoder_block(config: ModelConfig) -> parts.Make:
+def decoder_block(config: ModelConfig) -> Make:
   """Returns what makes a layer of the decoder: no drop path, own dropout."""
   head = decoder_options(config)
   fields = field_names(BLOCKS[config.variant.block])
@@ -89,7 +95,7 @@ def decoder_block(config: ModelConfig) -> parts.Make:
     "dropout_rate": head["dropout_rate"],
   }
   changes = {name: rate for name, rate in changes.items() if name in fields}
-  return parts.block(
+  return bind_block(
     config,
     decoder_mixer(config),
     decoder_len(config),
@@ -98,10 +104,10 @@ def decoder_block(config: ModelConfig) -> parts.Make:
   )
 
 
-def decoder_mixer(config: ModelConfig) -> parts.Make | None:
+def decoder_mixer(config: ModelConfig) -> Make | None:
   """Returns what makes the mixer of the decoder, over patches and classes."""
   options = config.mixer_options(config.head.get("mixer_defaults", {}))
-  return parts.mixer(config, decoder_len(config), options)
+  return bind_mixer(config, decoder_len(config), options)
 
 
 class Segmenter(Model):
@@ -118,7 +124,7 @@ class Segmenter(Model):
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
     config = self.config
-    encoder = parts.encoder(config)(name="encoder")
+    encoder = bind_encoder(config)(name="encoder")
     # Encode the patches.
     x = encoder(images, mask=self.mask(images), train=train)
     # Score every patch; the decoder does not read the class token.
@@ -149,4 +155,4 @@ class Segmenter(Model):
     """Raises UserError for options that a trace of the layers refuses."""
     super().check()
     config = self.config
-    parts.check_mixer(config, decoder_mixer(config), decoder_len(config))
+    check_mixer(config, decoder_mixer(config), decoder_len(config))

@@ -1,7 +1,7 @@
 """Orthogonal matrices from unconstrained arrays, and back.
 
-`maps` holds the maps, pure functions on [..., d, d]; `tree` applies one of them
-to all parameters of a model; `convert` inverts the maps.
+`maps` holds the maps, for one array or all parameters of a model; `convert`
+inverts them.
 """
 
 from jaxformers.orthogonal.convert import parameters
@@ -11,16 +11,14 @@ from jaxformers.orthogonal.maps import (
   expm,
   householder,
   initializer,
-  matrix,
-  orthogonality_defect,
-  skew,
-)
-from jaxformers.orthogonal.tree import (
   is_orthogonal,
   is_parameter,
   is_skew,
+  matrix,
+  orthogonality_defect,
   parameter_name,
   rotations,
+  skew,
 )
 
 __all__ = [

@@ -1,21 +1,28 @@
-"""Maps from unconstrained arrays to rotations: pure functions on [..., d, d].
+"""Maps from unconstrained arrays to rotations, of one array or a whole model.
 
-Each map has the signature `map(a, base=None)`, reads the strict lower triangle
-of a and gives the identity at a = 0. A base (a "trivialisation", Lezcano-Casado
-2019, https://arxiv.org/abs/1909.09501) multiplies the result from the left, so
-that a = 0 gives the base. All maps are products at full precision, whatever the
-compute type of the model, and their gradients reuse the inverse or the products
-of the forward pass. docs/orthogonal.md compares range, cost and accuracy.
+A map is a pure function on [..., d, d] with the signature `map(a, base=None)`,
+reads the strict lower triangle of a and gives the identity at a = 0. A base (a
+"trivialisation", Lezcano-Casado 2019, https://arxiv.org/abs/1909.09501)
+multiplies the result from the left, so that a = 0 gives the base. All maps are
+products at full precision, whatever the compute type of the model, and their
+gradients reuse the inverse or the products of the forward pass.
+docs/orthogonal.md compares range, cost and accuracy.
+
+A module stores an array under a name that ends in `_skew`, or in `_orthogonal`
+for the map "matrix" (see `parameter_name`). `rotations` maps the arrays of a
+whole model, by one batched call for each size.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxformers.orthogonal.exponential import exponential
 from jaxformers.orthogonal.products import (
   dot,
   eye_like,
@@ -26,6 +33,8 @@ from jaxformers.orthogonal.products import (
 from jaxformers.registry import Registry
 
 MAPS: Registry = Registry("orthogonal map")
+SKEW = "_skew"
+ORTHOGONAL = "_orthogonal"
 
 
 def skew(a: jax.Array) -> jax.Array:
@@ -92,7 +101,7 @@ def expm(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
     of the type times the norm of s; where that leaves no digit, the result is
     NaN. There is no forward-mode differentiation.
   """
-  return _times_base(base, _exponential(skew(a)))
+  return _times_base(base, exponential(skew(a)))
 
 
 @MAPS.register("householder")
@@ -139,97 +148,6 @@ def matrix(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
   return _times_base(base, reorthogonalize(a))
 
 
-# sum_j x^j / j! up to j = 12 is (B2 + A) A + B1 with A = B3 + B4^2 and cubic
-# polynomials B1 to B4. This takes four products with those for x^2 and x^3, and
-# blocks of powers take five. The form is that of Bader, Blanes and Casas 2019,
-# https://doi.org/10.3390/math7121174; of the values with A(0) = 0 these are the
-# best conditioned.
-TAYLOR = (
-  (1.0, 0.4132975346132395, -0.25133290860040347, -0.038195415527404554),  # B1
-  (5.89, 1.1101040205465922, 0.01936796491052117, 0.012703490213112725),  # B2
-  (0.0, 0.09960992621167408, 0.08972840645506701, 0.005299482825022883),  # B3
-  (0.0, 0.1318106101383018, 0.02027855540589259, 0.006759518468630864),  # B4
-)
-
-
-def _powers(s: jax.Array) -> tuple[jax.Array, ...]:
-  s2 = dot(s, s)
-  return s, s2, dot(s, s2)
-
-
-def _taylor(powers: tuple[jax.Array, ...]) -> jax.Array:
-  s, s2, s3 = powers
-  b1, b2, b3, b4 = (
-    c[0] * eye_like(s) + c[1] * s + c[2] * s2 + c[3] * s3 for c in TAYLOR
-  )
-  a = b3 + dot(b4, b4)
-  return b1 + dot(b2 + a, a)
-
-
-def _squarings(powers: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-  """Returns the number of squarings, and the matrices that have no result.
-
-  The polynomial is exact for all matrices after as many halvings. True marks
-  matrices [..., 1, 1] that are not finite, or so large that no digit of their
-  angles is right; they do not count.
-  """
-  s, s2, s3 = powers
-  # s is normal, so its norm is the k-th root of the norm of s^k, which any norm
-  # bounds. The Frobenius norm counts every eigenvalue twice.
-  frobenius = jnp.sqrt(jnp.square(s3).sum((-1, -2)) / 2)
-  bound = jnp.minimum(
-    jnp.cbrt(jnp.minimum(frobenius, jnp.abs(s3).sum(-1).max(-1))),
-    jnp.sqrt(jnp.abs(s2).sum(-1).max(-1)),
-  )
-  # Halve until the first term left out is below the rounding of 1.
-  eps = float(jnp.finfo(s.dtype).eps)
-  lost = ~(bound * eps < 0.1)
-  bound = jnp.where(lost, 0, bound).max(initial=0)
-  ratio = bound / (eps / 2 * math.factorial(13)) ** (1 / 13)
-  count = jnp.ceil(jnp.log2(jnp.maximum(ratio, 1))).astype(jnp.int32)
-  return count, lost[..., None, None]
-
-
-@jax.custom_vjp
-def _exponential(s: jax.Array) -> jax.Array:
-  return _exponential_forward(s)[0]
-
-
-def _exponential_forward(s: jax.Array) -> tuple[jax.Array, Any]:
-  powers, pull_powers = jax.vjp(_powers, s)
-  count, lost = _squarings(powers)
-  # Apply the polynomial to s / 2^count, then square count times.
-  scale = jnp.exp2(-count.astype(s.dtype))
-  scaled = tuple(p * scale**j for j, p in enumerate(powers, 1))
-  x, pull_taylor = jax.vjp(_taylor, scaled)
-  q = jax.lax.fori_loop(0, count, lambda _, x: dot(x, x), x)
-  # Every squaring doubles the rounding error. Up to three need no correction.
-  q = jax.lax.cond(count > 3, reorthogonalize, lambda q: q, q)
-  q = jnp.where(lost, jnp.nan, q)
-  return q, (x, count, scale, pull_taylor, pull_powers)
-
-
-def _exponential_backward(residuals: Any, g: jax.Array) -> tuple[jax.Array]:
-  x, count, scale, pull_taylor, pull_powers = residuals
-
-  def adjoint(x: jax.Array, g: jax.Array) -> jax.Array:
-    return dot(transpose(x), g) + dot(g, transpose(x))
-
-  def halve(_: Any, both: tuple[Any, Any]) -> tuple[Any, Any]:
-    x, g = dot(both[0], both[0]), both[1]
-    return x, adjoint(x, g)
-
-  # The adjoints of the squarings commute, because all x do. So they run in the
-  # order of the forward pass, which computes x again and keeps nothing.
-  g = jax.lax.cond(count > 0, adjoint, lambda x, g: g, x, g)
-  _, g = jax.lax.fori_loop(1, count, halve, (x, g))
-  (scaled,) = pull_taylor(g)
-  return pull_powers(tuple(p * scale**j for j, p in enumerate(scaled, 1)))
-
-
-_exponential.defvjp(_exponential_forward, _exponential_backward)
-
-
 def initializer(
   key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
 ) -> jax.Array:
@@ -240,3 +158,97 @@ def initializer(
   normals nearly all eigenvalues of a Cayley map at d = 512 would be near -1.
   """
   return 1.5 / math.sqrt(shape[-1]) * jax.random.normal(key, shape, dtype)
+
+
+def parameter_name(name: str, mapping: str) -> str:
+  """Returns the name of the parameter that holds orthogonal matrices.
+
+  Under the map "matrix" it is `name`_orthogonal: the parameter holds the
+  matrices, which the optimiser must keep orthogonal (`training.riemannian`).
+  Under other maps it is `name`_skew, which any optimiser can change.
+
+  Args:
+    name: name of the matrices.
+    mapping: name of the map, in `MAPS`.
+  """
+  return name + (ORTHOGONAL if mapping == "matrix" else SKEW)
+
+
+def _last(path: tuple[Any, ...]) -> str:
+  return str(getattr(path[-1], "key", path[-1]))
+
+
+def is_skew(path: tuple[Any, ...]) -> bool:
+  """True if a path of `jax.tree_util` names unconstrained parameters."""
+  return _last(path).endswith(SKEW)
+
+
+def is_orthogonal(path: tuple[Any, ...]) -> bool:
+  """True if a path of `jax.tree_util` names matrices kept orthogonal."""
+  return _last(path).endswith(ORTHOGONAL)
+
+
+def is_parameter(path: tuple[Any, ...]) -> bool:
+  """True if a path of `jax.tree_util` names parameters of rotations."""
+  return is_skew(path) or is_orthogonal(path)
+
+
+def _at_least_float32(a: jax.Array) -> jax.Array:
+  return a.astype(jnp.promote_types(a.dtype, jnp.float32))
+
+
+Map = Callable[[jax.Array], jax.Array]
+
+
+def rotations(
+  params: Mapping[str, Any],
+  name: str,
+  bases: Mapping[str, Any] | None = None,
+  *,
+  spread: Callable[[Map], Map] = lambda mapping: mapping,
+) -> dict[str, Any]:
+  """Returns the orthogonal matrices of a model, one batched call for each size.
+
+  Args:
+    params: tree of parameters; leaves named `*_skew` or `*_orthogonal` have the
+      shape [..., d, d].
+    name: name of the map, in `MAPS`.
+    bases: rotations to start from, in a tree like the result, or None for
+      identities; a result is its base times the mapped parameter.
+    spread: function of the map [k, d, d] -> [k, d, d] that returns one which
+      distributes the k matrices over devices.
+
+  Returns:
+    Linen collection `rotations`: the tree of these leaves alone, each mapped to
+    rotations in float32 or wider; {} if there are none.
+  """
+  # Find the parameters of orthogonal matrices.
+  mapping = spread(MAPS[name])
+  flattened = jax.tree_util.tree_flatten_with_path(params)[0]
+  leaves = [(path, leaf) for path, leaf in flattened if is_parameter(path)]
+  # Map all matrices of one size in one call.
+  mapped: dict[tuple[Any, ...], jax.Array] = {}
+  for d in sorted({leaf.shape[-1] for _, leaf in leaves}):
+    group = [(path, leaf) for path, leaf in leaves if leaf.shape[-1] == d]
+    flat = [_at_least_float32(leaf).reshape((-1, d, d)) for _, leaf in group]
+    stacked = mapping(jnp.concatenate(flat))
+    start = 0
+    for (path, leaf), part in zip(group, flat, strict=True):
+      stop = start + len(part)
+      mapped[path] = stacked[start:stop].reshape(leaf.shape)
+      start = stop
+  # Put the results into a tree with the paths of the parameters.
+  tree: dict[str, Any] = {}
+  for path, matrices in mapped.items():
+    node = tree
+    for entry in path[:-1]:
+      node = node.setdefault(entry.key, {})
+    node[path[-1].key] = matrices
+  # Multiply by the bases.
+  if bases is None:
+    return tree
+  return jax.tree.map(
+    lambda base, q: dot(base, q),
+    dict(bases),
+    tree,
+  )

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from jaxformers.models import Classifier, ModelConfig
+from jaxformers.models.model import bind_encoder_block
 
-SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=1)
+SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=2)
 
 
 @pytest.mark.parametrize("objective", ["classification", "language_model"])
@@ -32,3 +34,30 @@ def test_stacks_are_by_their_parameters():
   model = models.build("transformer", **options, objective="segmentation")
   params = models.shapes(model)
   assert {*model.stacks()} == {"encoder", "decoder"} == {*params}
+
+
+def test_options_reach_mixer_and_block():
+  config = ModelConfig(
+    "transformer",
+    **SIZES,
+    mixer={"num_heads": 4},
+    block={"mlp_dim": 24},
+    dtype="bfloat16",
+  )
+  block = bind_encoder_block(config)(parent=None)
+  assert (block.mlp_dim, block.num_layers) == (24, 2)
+  assert block.dtype == block.mixer(parent=None).dtype == "bfloat16"
+  assert block.mixer(parent=None).num_heads == 4
+
+
+def test_the_longest_input_is_traced():
+  config = ModelConfig("linformer", **SIZES, mixer={"rank": 9})
+  with pytest.raises(ValueError, match=r"rank=9.*max_len=8"):
+    Classifier(config).check()
+  with pytest.raises(ValueError, match="rank=9"):
+    models.build("linformer", **SIZES, mixer={"rank": 9})
+
+
+def test_a_token_in_front_counts():
+  config = ModelConfig("linformer", **SIZES, mixer={"rank": 9}, pool="cls")
+  Classifier(config).check()

@@ -21,12 +21,13 @@ import numpy as np
 from jaxformers import cli, trained
 from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32, parts
+from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.invertible import (
   InvertibleLayers,
   require_layers,
 )
+from jaxformers.models.model import bind_encoder
 from jaxformers.models.variables import make_variables, of_stack
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
@@ -184,7 +185,7 @@ def tokens(
     int32 [b, n] positions. Without the token that an encoder puts in front.
   """
   layers_in_float32(model)
-  encoder = parts.encoder(model.config)(parent=None)
+  encoder = bind_encoder(model.config)(parent=None)
   embedding_params = params["encoder"]["embedding"]
   half = x.shape[-1] // 2
   embedding = encoder.embedding(concatenate=True)
