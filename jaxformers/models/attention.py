@@ -59,8 +59,8 @@ def _masked_max_jvp(
 ) -> tuple[jax.Array, jax.Array]:
   (x, mask), (dx, _) = primals, tangents
   # Differentiate through the position of the maximum. The gradient of `max`
-  # compares x with its maximum, and finds no token if the compiler computes x
-  # a second time with another rounding.
+  # would compare x with its maximum, and vanish where the compiler computes x
+  # twice with different rounding.
   position = _first_argmax(_fill_padding(x, mask))
 
   def take(x: jax.Array) -> jax.Array:
@@ -192,7 +192,7 @@ class Attention(nn.Module):
 
   Attributes:
     attend: function of heads; see `attention`.
-    heads: signature of `attend`.
+    signature: arguments that `attend` takes.
     options: values for the options of `attend`.
     num_heads: number of heads h; must divide d.
     use_bias: True for projections with biases (Skyformer: yes; LRA: no).
@@ -205,7 +205,7 @@ class Attention(nn.Module):
       every layer after the first; v0 are the values of the first layer, head
       by head, before the projection back (NeuTRENO, Nguyen et al. 2023,
       https://arxiv.org/abs/2312.00751, definition 1). 0 leaves the term out.
-      The iteration behind the term diverges from about 1 on.
+      Layers that repeat the term diverge for lambda of about 1 and more.
     fidelity_schedule: factors of lambda in the second layer and those after it;
       the last factor holds for all later layers. () for 1 everywhere.
     learn_fidelity: True to learn lambda in each layer, starting at `fidelity`.
@@ -217,16 +217,16 @@ class Attention(nn.Module):
       Xavier's initializer.
     dropout_rate: dropout rate of the attention weights.
     seed: seed of the arrays that `attend` draws; independent of the run's seed.
-    redraw: True to draw new arrays in every training step (in each accumulated
-      part, and under pmap on each device), from the stream "random".
-      Evaluation always draws from `seed`.
+    redraw: True to draw new arrays in every training step, from the stream of
+      keys "random"; each accumulated part, and under pmap each device, draws
+      its own. Evaluation always draws from `seed`.
     max_len: greatest number of tokens; 0 for no limit.
     orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
 
   attend: Callable[..., Any]
-  heads: HeadsSignature
+  signature: HeadsSignature
   options: Any
   num_heads: int = 2
   use_bias: bool = True
@@ -251,9 +251,9 @@ class Attention(nn.Module):
     n, d = x.shape[1:]
     self._check_options(n, d)
     # Project to queries, keys and values; symmetric queries are the keys.
-    names = [_PROJECTIONS[name] for name in self.heads.inputs]
+    names = [_PROJECTIONS[name] for name in self.signature.inputs]
     if self.symmetric:
-      names[self.heads.inputs.index("q")] = "key"
+      names[self.signature.inputs.index("q")] = "key"
     inputs = {name: self._project(x, name) for name in dict.fromkeys(names)}
     self.sow("intermediates", "projected", inputs)
     # Attend. A fidelity term wraps the carry of the function of heads.
@@ -283,13 +283,15 @@ class Attention(nn.Module):
         f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
         "raise max_len or cut the sequence."
       )
-    missing = {"q", "k"} - {*self.heads.inputs} if self.symmetric else set()
+    missing = {"q", "k"} - {*self.signature.inputs} if self.symmetric else set()
     if missing:
       raise UserError(
         "symmetric=True shares the projection of queries and keys, but this "
         f"mixer has no {' and no '.join(sorted(missing))}: leave it out."
       )
-    if (self.fidelity or self.learn_fidelity) and "v" not in self.heads.inputs:
+    if (
+      self.fidelity or self.learn_fidelity
+    ) and "v" not in self.signature.inputs:
       raise UserError(
         f"fidelity={self.fidelity} adds values of the first layer, but this "
         "mixer has no values: leave it out."
@@ -320,7 +322,7 @@ class Attention(nn.Module):
       "project": functools.partial(self._project, x),
       "max_len": self.max_len or x.shape[1],
     }
-    tools = {name: tools[name] for name in self.heads.tools}
+    tools = {name: tools[name] for name in self.signature.tools}
     y = self.attend(*heads, **tools, **self.options)
     if (self.seed or self.redraw) and not drawn:
       raise UserError(
@@ -380,7 +382,10 @@ class Attention(nn.Module):
     return jnp.swapaxes(y, 1, 2)
 
   def _dropout(self, train: bool) -> Callable[..., jax.Array]:
-    """Returns dropout of attention weights; loops number calls with `part`."""
+    """Returns a function that drops attention weights.
+
+    A mixer that calls it in a loop passes the number of the turn as `part`.
+    """
     layer = dropout_layer(self.dropout_rate, train)
     if not train or not self.dropout_rate:
       return lambda weights, part=None: weights
@@ -401,7 +406,9 @@ class Attention(nn.Module):
     *,
     train: bool,
   ) -> jax.Array:
-    """Returns the array of the collection `random`, or else `make(key)`.
+    """Returns a random array: the caller's if it gives one, or else drawn.
+
+    The caller gives arrays in the Linen collection `random`.
 
     Args:
       drawn: list to which the name is added.
@@ -451,8 +458,8 @@ class Attention(nn.Module):
   ) -> jax.Array:
     """Draws from the seed and the path of this layer, whatever the batch."""
     path = zlib.crc32("/".join((*self.path, name)).encode())
-    # A step is traced under a transfer guard, which watches its batches. The
-    # seed may go to the device: it does so once, with the program.
+    # Training forbids implicit transfers to the device, to find batches that
+    # were not placed. The transfer of the seed happens once, while tracing.
     with (
       jax.transfer_guard("allow"),
       jax.ensure_compile_time_eval()
@@ -498,16 +505,18 @@ def attention(
   """
 
   def register(attend: Callable[..., Any]) -> Callable[..., Any]:
-    heads = _read_signature(attend)
+    signature = _read_signature(attend)
 
     def mixer(**values: Any) -> Attention:
       _check_ranges(values)
       options = {
-        key: values.pop(key, heads.options[key]) for key in heads.options
+        key: values.pop(key, default)
+        for key, default in signature.options.items()
       }
-      return Attention(attend, heads, options, **(defaults | values))
+      return Attention(attend, signature, options, **(defaults | values))
 
-    mixer.options = (*heads.options, *_settable_attributes(heads.tools))
+    settable = _settable_attributes(signature.tools)
+    mixer.options = (*signature.options, *settable)
     mixer.defaults = defaults
     mixer.growth = growth
     mixer.__doc__, mixer.__module__ = attend.__doc__, attend.__module__
@@ -524,7 +533,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
 
 
 # Attributes of `Attention` that the registration sets.
-_NOT_OPTIONS = {"attend", "heads", "options", "parent", "name"}
+_NOT_OPTIONS = {"attend", "signature", "options", "parent", "name"}
 
 
 def shared_options() -> list[str]:
