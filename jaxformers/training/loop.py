@@ -47,9 +47,9 @@ def run(
     The content of `results.json`.
 
   Raises:
-    UserError: for a config that cannot be trained, or a workdir of another.
+    UserError: for a config that cannot be trained, a workdir of another, or
+      one in which another run works.
     DivergedError: at the first loss that is not finite, naming the step.
-    BlockingIOError: if another run works in the workdir.
     OSError: if the disk of the workdir is full or absent; what was saved before
       is untouched.
     SystemExit: with 143 after SIGTERM, with 130 after Ctrl-C, when everything

@@ -91,15 +91,15 @@ def locked(workdir: Path) -> Iterator[None]:
   Called by the first of several processes.
 
   Raises:
-    BlockingIOError: if another process holds the lock; it names host, process
-      and since when.
+    UserError: if another process holds the lock; it names host, process and
+      since when.
   """
   lock = filelock.FileLock(workdir / ".lock", timeout=0)
   holder = workdir / ".lock.json"
   try:
     lock.acquire()
   except filelock.Timeout:
-    raise BlockingIOError(
+    raise UserError(
       f"The workdir {workdir} is in use by {_holder(holder)}: wait until that "
       "run has ended, or choose another --workdir."
     ) from None

@@ -12,6 +12,7 @@ import pytest
 
 from jaxformers import config as configs
 from jaxformers import ranges, trained, workdirs
+from jaxformers.errors import UserError
 from jaxformers.training import loop, resume
 
 
@@ -213,7 +214,7 @@ def test_a_second_run_stops_at_once_and_a_dead_one_holds_nothing(
   before = sorted(tmp_path.rglob("*"))
   message = f"in use by process {holder.pid} on .* since 20"
   began = time.monotonic()
-  with pytest.raises(BlockingIOError, match=message):
+  with pytest.raises(UserError, match=message):
     loop.run(smoke(), tmp_path)
   assert time.monotonic() - began < 5
   assert sorted(tmp_path.rglob("*")) == before
