@@ -366,7 +366,7 @@ class TransJectLayers(InvertibleLayers):
     return weights.experts.a * y.astype(x.dtype)
 
   def mixing_rate(self, weights: Weights) -> jax.Array:
-    """Returns what the mixture is multiplied by: a, or a / c if certified."""
+    """Returns the rate of the mixture: a, or a / c if certified."""
     if self.gating == "certified":
       return weights.experts.a / certified_constant(weights.experts.gate)
     return weights.experts.a
@@ -483,8 +483,8 @@ class TransJectLayers(InvertibleLayers):
     return remarks
 
   def parts(self, weights: Weights, x: jax.Array, shared: Any) -> jax.Array:
-    """Returns x + a F_e(x) of every expert, [b, e, n, d]."""
+    """Returns x + r F_e(x) of every expert, r the rate -> [b, e, n, d]."""
     # Expert e alone, without the gate.
-    experts = weights.experts
-    outputs = expert_outputs(x, experts, shared)
-    return jnp.stack([x + experts.a * output for output in outputs], 1)
+    rate = self.mixing_rate(weights)
+    outputs = expert_outputs(x, weights.experts, shared)
+    return jnp.stack([x + rate * output for output in outputs], 1)

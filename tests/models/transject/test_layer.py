@@ -16,7 +16,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import masked_mean
 from jaxformers.models.blocks import invertible
 from jaxformers.models.transject import layer as t
-from jaxformers.models.variables import DERIVED, make_variables
+from jaxformers.models.variables import DERIVED, make_variables, of_stack
 from tests import initial
 from tests.marks import long_except
 from tests.models.transject.examples import (
@@ -367,3 +367,19 @@ def test_undoing_a_layer_gives_its_input(
 def jitted(name, layers, **how):
   function = getattr(invertible, name)
   return jax.jit(functools.partial(function, layers, **how))
+
+
+@pytest.mark.parametrize("gating", ["paper", "certified"])
+def test_the_gate_averages_the_parts_to_the_mixture(gating):
+  model, params, ids = encoder(1, 3, 0.5, gating=gating)
+  variables = make_variables(model, params)
+  layers = invertible.layers_of(model.stacks()["encoder"])
+  (weights,) = layers.weights(of_stack(variables, "encoder"))
+  captured = capture(model, params, ids)
+  x, sigma, gate = captured.hidden[0], captured.sigma, captured.gates[0]
+  mixed, _ = t.mixture(
+    x, weights.experts, sigma, ids > 0, gating=gating, weights=gate
+  )
+  parts = layers.parts(weights, x, sigma)
+  average = jnp.einsum("be,bend->bnd", gate, parts)
+  chex.assert_trees_all_close(average, x + mixed, atol=1e-5)
