@@ -375,7 +375,7 @@ def test_the_gate_averages_the_parts_to_the_mixture(gating):
   variables = make_variables(model, params)
   layers = invertible.layers_of(model.stacks()["encoder"])
   (weights,) = layers.weights(of_stack(variables, "encoder"))
-  captured = capture(model, params, ids)
+  captured = capture(model, variables, ids)
   x, sigma, gate = captured.hidden[0], captured.sigma, captured.gates[0]
   mixed, _ = t.mixture(
     x, weights.experts, sigma, ids > 0, gating=gating, weights=gate
