@@ -1,19 +1,50 @@
-"""Activation functions by name, and ELU with a gradient from its output."""
+"""Activation functions by name, with gradients that CPUs compute fast."""
 
 from __future__ import annotations
 
-import functools
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-ACTIVATIONS = {
-  "gelu": functools.partial(nn.gelu, approximate=False),
-  "gelu_tanh": nn.gelu,  # GELU's approximation by tanh.
-  "relu": nn.relu,
-  "tanh": nn.tanh,
-}
+
+def _wide(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+@jax.custom_jvp
+def gelu(x: jax.Array) -> jax.Array:
+  """Returns x Phi(x), with the normal distribution function Phi.
+
+  The forward pass keeps the slope, Phi(x) + x Phi'(x), and no other array. XLA
+  on CPUs would compute the error function again for every product that reads
+  the result. As in PyTorch, Phi is right to half a unit in the last place of 1.
+
+  Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415, the
+  exact form.
+  """
+  precise = _wide(x)
+  return (precise * _distribution(precise)).astype(x.dtype)
+
+
+@gelu.defjvp
+def _gelu_jvp(
+  x: tuple[jax.Array], dx: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  precise = _wide(x[0])
+  below = _distribution(precise)
+  slope = below + precise * jnp.exp(-jnp.square(precise) / 2) / _SQRT_2_PI
+  dtype = x[0].dtype
+  return (precise * below).astype(dtype), slope.astype(dtype) * dx[0]
+
+
+_SQRT_2_PI = math.sqrt(2 * math.pi)
+
+
+def _distribution(x: jax.Array) -> jax.Array:
+  """Returns Phi(x), the probability of a normal number below x."""
+  return (1 + jax.lax.erf(x / math.sqrt(2))) / 2
 
 
 @jax.custom_jvp
@@ -27,7 +58,7 @@ def elu(x: jax.Array) -> jax.Array:
   unit of the result, at two to three times the cost on CPUs; the callers add
   the result to numbers of order 1.
   """
-  precise = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  precise = _wide(x)
   low = jnp.exp(jnp.minimum(precise, 0)) - 1
   return jnp.where(precise > 0, precise, low).astype(x.dtype)
 
@@ -38,3 +69,11 @@ def _elu_jvp(
 ) -> tuple[jax.Array, jax.Array]:
   y = elu(*x)
   return y, dx[0] * (1 + jnp.minimum(y, 0))
+
+
+ACTIVATIONS = {
+  "gelu": gelu,
+  "gelu_tanh": nn.gelu,  # GELU's approximation by tanh.
+  "relu": nn.relu,
+  "tanh": nn.tanh,
+}

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from jaxformers import ranges
 from jaxformers.errors import UserError
+from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import rotation
 from jaxformers.registry import Registry, choose
 
@@ -272,6 +273,7 @@ class Attention(nn.Module):
       use_bias=self.use_bias,
       kernel_init=kernel_init(self.init_std),
       dtype=self.dtype,
+      dot_general=dot_general,
       name="out",
     )(jnp.swapaxes(y, 1, 2))
     return self._scale_features(y, mask) if self.feat_scale else y, carry
@@ -369,12 +371,13 @@ class Attention(nn.Module):
         use_bias=self.use_bias,
         kernel_init=kernel_init(self.init_std),
         dtype=self.dtype,
+        dot_general=dot_general,
         name=name,
       )(x)
       return jnp.swapaxes(y, 1, 2)
     # Rotate all channels, then cut them into heads.
     w = rotation(self, name, (d, d), self.orthogonal_map)
-    y = x.astype(self.dtype) @ w.astype(self.dtype)
+    y = product(x.astype(self.dtype), w.astype(self.dtype))
     y = y.reshape(*x.shape[:2], *shape)
     if self.use_bias:
       bias = self.param(f"{name}_bias", nn.initializers.zeros, shape)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 MODEL = "model"  # The axis over which experts lie.
@@ -27,15 +27,38 @@ def _tokens_are_split() -> bool:
 
 
 def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
-  """Returns x [b, n, d] times w [d, k] -> [b, n, k], samples as one matrix.
+  """Returns x [b, n, d] times w [d, k] -> [b, n, k], samples as one matrix."""
+  return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), precision)
 
-  Otherwise XLA on CPUs transposes the gradient of x for that of w. Tokens that
-  are split over devices stay apart: they would change places.
+
+def dot_general(
+  x: jax.Array, w: jax.Array, dimensions: Any, *options: Any, **named: Any
+) -> jax.Array:
+  """Returns `jax.lax.dot_general` of tokens and a kernel, as a matrix product.
+
+  The tokens of all samples are the rows of one matrix: XLA on CPUs transposes
+  the gradient of an array with two batch axes, and not that of a matrix. Tokens
+  that are split over devices stay apart: they would change places. Linen's
+  layers take this function as their `dot_general`.
+
+  Args:
+    x: tokens; its last axes are multiplied with the first axes of w.
+    w: kernel.
+    dimensions, *options, **named: arguments of `jax.lax.dot_general`.
   """
-  if _tokens_are_split():
-    return jnp.matmul(x, w, precision=precision)
-  y = jnp.matmul(x.reshape(-1, x.shape[-1]), w, precision=precision)
-  return y.reshape(*x.shape[:-1], w.shape[-1])
+  (axes, _), (batch, _) = dimensions
+  if batch or _tokens_are_split():
+    return jax.lax.dot_general(x, w, dimensions, *options, **named)
+  rows, columns = x.shape[: axes[0]], w.shape[len(axes) :]
+  size = math.prod(w.shape[: len(axes)])
+  y = jax.lax.dot_general(
+    x.reshape(-1, size),
+    w.reshape(size, -1),
+    (((1,), (0,)), ((), ())),
+    *options,
+    **named,
+  )
+  return y.reshape(*rows, *columns)
 
 
 def whole_tokens(x: jax.Array) -> jax.Array:

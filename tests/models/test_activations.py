@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
-from jaxformers.models.activations import elu
+from jaxformers.models.activations import elu, gelu
 
 
 def test_elu_is_its_formula_and_its_gradient():
@@ -22,19 +23,29 @@ def test_elu_is_its_formula_and_its_gradient():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_rounded_once(dtype):
+@pytest.mark.parametrize("function", [elu, gelu])
+def test_half_precision_is_rounded_once(function, dtype):
   x = jnp.linspace(-3, 3, 301).astype(dtype)
-  y = elu(x)
+  y = function(x)
   assert y.dtype == dtype
-  want = jnp.expm1(jnp.minimum(x.astype(jnp.float32), 0))
-  want = jnp.where(x > 0, x.astype(jnp.float32), want).astype(dtype)
+  want = function(x.astype(jnp.float32)).astype(dtype)
   np.testing.assert_array_equal(y, want)
+  assert jax.grad(function)(x[0]).dtype == dtype
 
 
-def test_only_what_elu_puts_out_is_kept_for_its_gradient():
-  kept = jax.tree.leaves(jax.vjp(elu, jnp.linspace(-1, 1, 7))[1])
-  arrays = [a for a in kept if a.shape == (7,)]
-  (slope,) = arrays
-  np.testing.assert_allclose(
-    slope, 1 + np.minimum(elu(jnp.linspace(-1, 1, 7)), 0)
-  )
+@pytest.mark.parametrize("function", [elu, gelu])
+def test_only_the_slope_is_kept_for_a_gradient(function):
+  x = jnp.linspace(-1, 1, 7)
+  kept = jax.tree.leaves(jax.vjp(function, x)[1])
+  (slope,) = [a for a in kept if a.shape == (7,)]
+  np.testing.assert_allclose(slope, jax.vmap(jax.grad(function))(x))
+
+
+def test_gelu_is_its_formula_and_its_gradient():
+  x = np.linspace(-40, 40, 4001)
+  y, pull = jax.vjp(gelu, jnp.asarray(x, jnp.float32))
+  np.testing.assert_allclose(y, x * scipy.stats.norm.cdf(x), atol=2e-6)
+  (g,) = pull(jnp.ones_like(y))
+  slope = scipy.stats.norm.cdf(x) + x * scipy.stats.norm.pdf(x)
+  np.testing.assert_allclose(g, slope, atol=2e-6)
+  assert np.isnan(gelu(jnp.float32(jnp.nan)))

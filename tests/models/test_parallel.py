@@ -3,11 +3,13 @@
 import chex
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers.models.parallel import (
   MODEL,
   SEQUENCE,
+  dot_general,
   experts_are_spread,
   product,
 )
@@ -46,3 +48,21 @@ def test_tokens_that_are_split_stay_where_they_are():
       name in program.as_text() for name in ("all-gather", "all-to-all")
     )
     chex.assert_trees_all_close(program(placed, w), x @ w, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("x", "w", "axes"),
+  [
+    ((2, 3, 4), (4, 5), ((2,), (0,))),
+    ((2, 3, 4), (4, 5, 6), ((2,), (0,))),
+    ((2, 3, 4, 5), (4, 5, 6), ((2, 3), (0, 1))),
+  ],
+)
+def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
+  x, w = (jax.random.normal(jax.random.key(len(s)), s) for s in (x, w))
+  dimensions = (axes, ((), ()))
+  want = jax.lax.dot_general(x, w, dimensions)
+  chex.assert_trees_all_close(dot_general(x, w, dimensions), want, atol=1e-5)
+  program = jax.jit(lambda x, w: dot_general(x, w, dimensions)).lower(x, w)
+  (line,) = [s for s in program.as_text().splitlines() if "dot_general" in s]
+  assert "tensor<6x" in line  # Two samples of three tokens.

@@ -14,6 +14,7 @@ from jaxformers.errors import UserError
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import dropout_layer, kernel_init
 from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.models.parallel import dot_general
 from jaxformers.registry import choose
 
 
@@ -71,7 +72,10 @@ class TwoBranches(nn.Module):
     dropout = dropout_layer(self.dropout_rate, train)
     path = self._drop_path(train)
     dense = functools.partial(
-      nn.Dense, kernel_init=kernel_init(self.init_std), dtype=self.dtype
+      nn.Dense,
+      kernel_init=kernel_init(self.init_std),
+      dtype=self.dtype,
+      dot_general=dot_general,
     )
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
