@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,11 @@ def argument(*flags: str, **options: Any) -> Argument:
   return Argument(flags, options)
 
 
+def option(name: str, default: Any, text: str) -> Argument:
+  """Declares --NAME with a default, which gives its type, and its help."""
+  return argument(f"--{name}", default=default, help=text)
+
+
 def switch(flag: str, **options: Any) -> Argument:
   """Declares a flag without a value, which is False unless it is given."""
   return Argument((flag,), {"action": "store_true", **options})
@@ -67,6 +73,11 @@ WORKDIRS = argument(
   help="folder of a run, or a folder with runs below it",
 )
 JSON = switch("--json", dest="as_json", help="print JSON")
+
+
+def show(content: Any, lines: Iterable[str], as_json: bool) -> None:
+  """Prints the result of a command as JSON, or else the lines about it."""
+  print(json.dumps(content, indent=2) if as_json else "\n".join(lines))
 
 
 def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:

@@ -21,6 +21,8 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.errors import UserError
@@ -43,17 +45,17 @@ class Advice:
   """Recommended sizes of a network with a given number of parameters.
 
   Attributes:
-    num_layers, d_model: sizes by the fit, not rounded.
-    layers, width: sizes to build. Heads divide the width: heads of 64, below
-      512 of 32, below 256 of 16.
+    fit_depth, fit_width: number of layers and width by the fit, not rounded.
+    num_layers, d_model: number of layers and width to build. Heads divide the
+      width: heads of 64, below 512 of 32, below 256 of 16.
     bottleneck: smallest of width, vocabulary and rank of the embedding.
-    fitted: True if the fit has networks of `layers` layers.
+    fitted: True if the fit has networks of `num_layers` layers.
   """
 
-  num_layers: float
-  d_model: float
-  layers: int
-  width: int
+  fit_depth: float
+  fit_width: float
+  num_layers: int
+  d_model: int
   bottleneck: int
   fitted: bool
 
@@ -62,8 +64,8 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   """Recommends a depth and a width for a number of parameters.
 
   12 L d^2 of the recommended network is within 10 % of `params`, and within 5 %
-  from 1e7 on. A vocabulary or rank below the fit's width reduces the width to
-  it, and the parameters go into depth.
+  from 1e7 on. A vocabulary or rank below the fit's width takes the place of
+  that width, and more layers make up for the parameters.
 
   Args:
     params: number of parameters, without embedding.
@@ -78,25 +80,25 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
     raise UserError(f"vocab={vocab}, rank={rank}: give 0 (no bound) or more.")
   # Find the sizes of the fit.
   depth = depth_of(params)
-  d_model = width(depth)
+  fit_width = width(depth)
   if depth > DEEPEST:
     most = math.floor(parameters(DEEPEST, width(DEEPEST)))
     raise UserError(
-      f"params={params:,.0f}: the fit has {depth:.0f} layers of {d_model:,.0f} "
-      f"channels for them, and nothing is recommended beyond {DEEPEST} layers, "
-      f"twice the deepest network of the fit. Give --params {most} or less."
+      f"params={params:,.0f}: the fit has {depth:.0f} layers of "
+      f"{fit_width:,.0f} channels for them, and nothing is recommended beyond "
+      f"{DEEPEST} layers, twice the deepest network of the fit. Give --params "
+      f"{most} or less."
     )
   # Reduce the width to the bottleneck, and round to whole heads and layers.
   limits = {"vocab": vocab or math.inf, "rank": rank or math.inf}
-  name = min(limits, key=lambda key: limits[key])
-  narrowest = limits[name]
-  layers, rounded = _round_sizes(params, min(d_model, narrowest), narrowest)
+  name, narrowest = min(limits.items(), key=lambda item: item[1])
+  sizes = _round_sizes(params, min(fit_width, narrowest), narrowest)
   # At this width, 96 layers may have too few parameters.
-  if abs(parameters(layers, rounded) / params - 1) > _tolerance(params):
+  if _is_off(params, sizes):
     raise UserError(_bottleneck_message(params, int(narrowest), name))
-  bottleneck = int(min(rounded, narrowest))
-  is_fitted = FITTED[0] <= layers <= FITTED[1]
-  return Advice(depth, d_model, layers, rounded, bottleneck, is_fitted)
+  bottleneck = int(min(sizes[1], narrowest))
+  is_fitted = FITTED[0] <= sizes[0] <= FITTED[1]
+  return Advice(depth, fit_width, *sizes, bottleneck, is_fitted)
 
 
 def _head_width(d_model: float) -> int:
@@ -117,39 +119,37 @@ def _round_width(d_model: float, widest: float) -> int:
 def _round_sizes(
   params: float, d_model: float, widest: float
 ) -> tuple[int, int]:
-  """Returns (layers, width) whose parameters come closest to `params`.
+  """Returns (num_layers, d_model) whose parameters come closest to `params`.
 
-  The width is a multiple of the width of a head.
-
-  Prefers sizes that the fit calls balanced, if they are within the tolerance.
+  The width is a multiple of the width of a head. Sizes that the fit calls
+  balanced come first, if they are within the tolerance.
 
   Args:
     params: number of parameters.
     d_model: width to round.
     widest: upper bound of the width.
   """
-  # Round the width first, or else the depth.
+  # Round the width first, and take the depth that it needs.
   rounded = _round_width(d_model, widest)
   sizes = [(round(params / parameters(1, rounded)), rounded)]
+  # Or round the depth down and up, each with its best width.
   depth = params / parameters(1, d_model)
-  # Try the depth below and above, each with its best width.
-  for layers in (math.floor(depth), math.ceil(depth)):
-    ideal = math.sqrt(params / parameters(max(layers, 1), 1))
-    sizes.append((layers, _round_width(ideal, widest)))
-  # Keep between 1 and 96 layers.
-  sizes = [(min(max(n, 1), DEEPEST), wide) for n, wide in sizes]
+  for num_layers in (math.floor(depth), math.ceil(depth)):
+    ideal = math.sqrt(params / parameters(max(num_layers, 1), 1))
+    sizes.append((num_layers, _round_width(ideal, widest)))
 
-  # Prefer sizes in the tolerance that the fit calls balanced.
   def cost(pair: tuple[int, int]) -> tuple[bool, float]:
-    off = abs(parameters(*pair) / params - 1)
-    return off > _tolerance(params) or place(*pair)[0] != "balanced", off
+    is_second = _is_off(params, pair) or place(*pair)[0] != "balanced"
+    return is_second, abs(parameters(*pair) / params - 1)
 
-  return min(sizes, key=cost)
+  # Keep between 1 and 96 layers.
+  return min(((min(max(n, 1), DEEPEST), d) for n, d in sizes), key=cost)
 
 
-def _tolerance(params: float) -> float:
-  """Returns the share of `params` by which the network may differ."""
-  return 0.05 if params >= 1e7 else 0.1
+def _is_off(params: float, sizes: tuple[int, int]) -> bool:
+  """Returns True if the parameters of a network are not near `params`."""
+  tolerance = 0.05 if params >= 1e7 else 0.1
+  return abs(parameters(*sizes) / params - 1) > tolerance
 
 
 def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
@@ -210,55 +210,50 @@ def report(
     sizes: sizes of the config to compare, or None.
   """
   advice = advise(params, vocab, rank)
-  built = parameters(advice.layers, advice.width)
-  beyond = f"\n{'':21}{EXTRAPOLATED}"
+  layers, d_model = advice.num_layers, advice.d_model
+  built = parameters(layers, d_model)
   lines = [
     f"{params:,.0f} parameters without embedding:",
-    f"  the fit            L = {advice.num_layers:.1f}, "
-    f"d = {advice.d_model:.0f}",
-    f"  to build           {advice.layers} layers of {advice.width} channels, "
-    f"{built / 1e6:,.1f} M parameters ({built / params - 1:+.1%})"
-    + ("" if advice.fitted else beyond),
-    *explain_thresholds(advice.width, bounds.threshold(advice.width)),
+    f"  the fit            L = {advice.fit_depth:.1f}, "
+    f"d = {advice.fit_width:.0f}",
+    f"  to build           {layers} layers of {d_model} channels, "
+    f"{built / 1e6:,.1f} M parameters ({built / params - 1:+.1%})",
+    *([] if advice.fitted else [f"{'':21}{EXTRAPOLATED}"]),
+    *explain_thresholds(d_model, bounds.threshold(d_model)),
   ]
-  # Name the bottleneck, if there is one.
-  narrow = {"vocabulary": vocab, "rank of the embedding": rank}
-  if vocab or rank:
-    # The smaller bound counts; 0 stands for none.
-    least, name = min((n, name) for name, n in narrow.items() if n)
-    is_tight = least < advice.d_model
-    lines.append(
-      f"  bottleneck         {name} {least:,}: "
-      + (
-        f"below the fit's width, so depth instead: "
-        f"d = {advice.width},\n                     "
-        "and more layers than the fit has for that width"
-        if is_tight
-        else "above the width, no bound"
-      )
-    )
-  return lines + (_compare(sizes, narrow) if sizes else [])
+  # Name the bottleneck: the smaller bound counts, and 0 stands for none.
+  bottlenecks = {"vocabulary": vocab, "rank of the embedding": rank}
+  bottlenecks = {name: n for name, n in bottlenecks.items() if n}
+  if bottlenecks:
+    name, least = min(bottlenecks.items(), key=lambda item: (item[1], item[0]))
+    lines.append(f"  bottleneck         {name} {least:,}: ")
+    if least < advice.fit_width:
+      lines[-1] += f"below the fit's width, so depth instead: d = {d_model},"
+      lines.append(f"{'':21}and more layers than the fit has for that width")
+    else:
+      lines[-1] += "above the width, no bound"
+  return lines + (_compare(sizes, bottlenecks) if sizes else [])
 
 
-def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
+def _compare(sizes: Sizes, bottlenecks: dict[str, int]) -> list[str]:
   """Returns the lines that compare a config with the fit and the bounds."""
   depth, d_model = sizes.num_layers, sizes.d_model
   # Place the config by the fit at its depth.
   kind, share = place(depth, d_model)
   # The fit counts feed-forward layers of width 4 d.
   is_usual = sizes.mlp_dim == 4 * d_model
-  lines = [
+  return [
     f"the config: {depth} layers of {d_model} channels, "
     f"{sizes.parameters / 1e6:,.1f} M parameters"
     + ("" if is_usual else " (its layers have not the fit's form of 12 d^2)"),
     f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
     f"that: {VERDICTS[kind]}",
-  ]
-  return lines + [
-    f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
-    "wider one adds nothing"
-    for name, n in narrow.items()
-    if n and n < d_model
+    *(
+      f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
+      "wider one adds nothing"
+      for name, n in bottlenecks.items()
+      if n < d_model
+    ),
   ]
 
 
@@ -273,25 +268,17 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   from matplotlib.figure import Figure
 
   # Draw the curves: the fit, and widths of as many parameters.
-  deepest = max(
-    advice.num_layers, advice.layers, sizes.num_layers if sizes else 0
-  )
-  most = max(60, 1.15 * deepest)
-  depths = [1 + k * (most - 1) / 200 for k in range(201)]
+  drawn = [advice.fit_depth, advice.num_layers]
+  drawn += [sizes.num_layers] if sizes else []
+  depths = np.linspace(1, max(60, 1.15 * max(drawn)), 201)
+  total = parameters(advice.fit_depth, advice.fit_width)
   figure = Figure(figsize=(6, 4.2), layout="constrained")
   axes = figure.subplots()
   axes.plot(depths, [width(x) for x in depths], label="fit of d over L")
-  axes.plot(
-    depths,
-    [
-      math.sqrt(parameters(advice.num_layers, advice.d_model) / 12 / x)
-      for x in depths
-    ],
-    "--",
-    label="as many parameters",
-  )
+  same = np.sqrt(total / 12 / depths)
+  axes.plot(depths, same, "--", label="as many parameters")
   # Mark the networks.
-  axes.plot(advice.layers, advice.width, "o", label="to build")
+  axes.plot(advice.num_layers, advice.d_model, "o", label="to build")
   if sizes:
     axes.plot(sizes.num_layers, sizes.d_model, "s", label="the config")
   axes.axvspan(*FITTED, alpha=0.08, label="depths of the fit")
@@ -301,8 +288,7 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   ticks = [2**k for k in range(20) if low < 2**k < high]
   axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
   axes.minorticks_off()
-  axes.set_xlabel("layers")
-  axes.set_ylabel("width d")
+  axes.set(xlabel="layers", ylabel="width d")
   axes.grid(alpha=0.3)
   axes.legend()
   figure.savefig(path, dpi=150)
@@ -315,18 +301,18 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
     required=True,
     help="number of parameters without the embedding, such as 125e6",
   ),
-  cli.argument(
-    "--vocab",
-    default=0,
-    help="size of the vocabulary, which bounds the width (default: no bound)",
+  cli.option(
+    "vocab",
+    0,
+    "size of the vocabulary, which bounds the width (default: no bound)",
   ),
-  cli.argument(
-    "--rank",
-    default=0,
-    help="rank of the embedding, which bounds the width (default: no bound)",
+  cli.option(
+    "rank",
+    0,
+    "rank of the embedding, which bounds the width (default: no bound)",
   ),
-  cli.argument("--config", default="", help="path.py:key=value,..."),
-  cli.argument("--out", default="", help="write OUT.png and OUT.svg"),
+  cli.option("config", "", "path.py:key=value,..."),
+  cli.option("out", "", "write OUT.png and OUT.svg"),
 )
 def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
   """Prints the advice, and draws it if asked."""

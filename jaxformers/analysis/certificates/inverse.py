@@ -251,8 +251,8 @@ def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument("--samples", default=32, help="number of test samples"),
-  cli.argument("--length", default=512, help="most tokens of a sample"),
+  cli.option("samples", 32, "number of test samples"),
+  cli.option("length", 512, "most tokens of a sample"),
 )
 def main(workdir: str, samples: int, length: int) -> None:
   """Prints how much of some test samples comes back from the last layer."""

@@ -308,10 +308,10 @@ def table(content: dict[str, Any]) -> str:
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument("--samples", default=32, help="number of test samples"),
-  cli.argument("--length", default=128, help="most tokens of a sample"),
-  cli.argument("--steps", default=200, help="steps of each ascent"),
-  cli.argument("--seed", default=0, help="seed of all that is drawn"),
+  cli.option("samples", 32, "number of test samples"),
+  cli.option("length", 128, "most tokens of a sample"),
+  cli.option("steps", 200, "steps of each ascent"),
+  cli.option("seed", 0, "seed of all that is drawn"),
 )
 def main(
   workdir: str, samples: int, length: int, steps: int, seed: int

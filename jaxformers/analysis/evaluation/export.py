@@ -145,10 +145,8 @@ def check(run: trained.Trained, out: Path) -> float:
 @cli.command(
   cli.WORKDIR,
   cli.argument("--out", type=Path, required=True, help="folder to write"),
-  cli.argument(
-    "--length",
-    default=0,
-    help="number of tokens of an input (default: the task's greatest)",
+  cli.option(
+    "length", 0, "number of tokens of an input (default: the task's greatest)"
   ),
 )
 def main(workdir: str, out: Path, length: int) -> None:

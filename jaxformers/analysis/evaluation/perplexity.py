@@ -69,18 +69,16 @@ def measure_perplexity(
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument(
-    "--strides",
-    default="",
-    help="distances between windows: 1,256 (default: 1 and a window's length)",
+  cli.option(
+    "strides",
+    "",
+    "distances between windows: 1,256 (default: 1 and a window's length)",
   ),
-  cli.argument("--split", default="test", help="split of the task"),
-  cli.argument(
-    "--tokens",
-    default=0,
-    help="number of tokens from the start of the split (default: all)",
+  cli.option("split", "test", "split of the task"),
+  cli.option(
+    "tokens", 0, "number of tokens from the start of the split (default: all)"
   ),
-  cli.argument("--batch_size", default=32, help="windows at a time"),
+  cli.option("batch_size", 32, "windows at a time"),
   cli.JSON,
 )
 def main(

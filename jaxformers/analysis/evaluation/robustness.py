@@ -268,15 +268,11 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
     )
     for name in COUNTS
   ),
-  cli.argument(
-    "--corruptions",
-    default="",
-    help="corruptions of the test images: snow,fog (default: all)",
+  cli.option(
+    "corruptions", "", "corruptions of the test images: snow,fog (default: all)"
   ),
-  cli.argument(
-    "--count", default=0, help="number of test images to corrupt (default: all)"
-  ),
-  cli.argument("--batch_size", default=100, help="images at a time"),
+  cli.option("count", 0, "number of test images to corrupt (default: all)"),
+  cli.option("batch_size", 100, "images at a time"),
   cli.JSON,
 )
 def main(

@@ -219,18 +219,12 @@ def evaluate_segmenter(
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument(
-    "--scales", default="1", help="sizes of a scene, relative to the config's"
-  ),
+  cli.option("scales", "1", "sizes of a scene, relative to the config's"),
   cli.switch("--flip", help="add mirror images"),
-  cli.argument(
-    "--stride",
-    default=0,
-    help="pixels between windows (default: a window less 32)",
-  ),
-  cli.argument("--split", default="test", help="split of the task"),
-  cli.argument("--count", default=0, help="number of scenes (default: all)"),
-  cli.argument("--batch_size", default=8, help="windows at a time"),
+  cli.option("stride", 0, "pixels between windows (default: a window less 32)"),
+  cli.option("split", "test", "split of the task"),
+  cli.option("count", 0, "number of scenes (default: all)"),
+  cli.option("batch_size", 8, "windows at a time"),
   cli.JSON,
 )
 def main(

@@ -95,27 +95,21 @@ def _notes(
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument("--out", default=Path("report"), help="folder of the page"),
-  cli.argument("--samples", default=32, help="number of test samples"),
-  cli.argument("--length", default=512, help="most tokens of a sample"),
-  cli.argument(
-    "--estimator",
-    default="vasicek",
-    help=f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
+  cli.option("out", Path("report"), "folder of the page"),
+  cli.option("samples", 32, "number of test samples"),
+  cli.option("length", 512, "most tokens of a sample"),
+  cli.option(
+    "estimator",
+    "vasicek",
+    f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
   ),
-  cli.argument(
-    "--axis",
-    default="units",
-    help=f"axis of the entropy: {', '.join(entropy.AXES)}",
+  cli.option(
+    "axis", "units", f"axis of the entropy: {', '.join(entropy.AXES)}"
   ),
-  cli.argument(
-    "--text",
-    default="",
-    help=f"sentence to draw token by token (default: {TEXT!r})",
+  cli.option(
+    "text", "", f"sentence to draw token by token (default: {TEXT!r})"
   ),
-  cli.argument(
-    "--tokens", default="", help="words of it to name in the figures: a,b"
-  ),
+  cli.option("tokens", "", "words of it to name in the figures: a,b"),
   cli.switch(
     "--no_checkpoints",
     help="load no models: tables and training curves only",

@@ -370,7 +370,7 @@ def figure(points: Sequence[Point]) -> Figure:
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument("--out", default="", help="write OUT.png, OUT.svg and OUT.csv"),
+  cli.option("out", "", "write OUT.png, OUT.svg and OUT.csv"),
 )
 def main(workdirs: Sequence[Path], out: str) -> None:
   """Prints the tables, and draws them if asked."""

@@ -599,9 +599,9 @@ def seeds_of(workdir: Path) -> list[Path]:
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument("--samples", default=64, help="number of test samples"),
-  cli.argument("--length", default=512, help="most tokens of a sample"),
-  cli.argument("--out", default="", help="write OUT.csv, OUT.png and OUT.svg"),
+  cli.option("samples", 64, "number of test samples"),
+  cli.option("length", 512, "most tokens of a sample"),
+  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
 )
 def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
   """Prints a table for each run, and draws the figure if asked."""
