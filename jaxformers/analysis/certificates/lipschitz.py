@@ -223,7 +223,7 @@ def report(
     steps: number of steps of each ascent.
     seed: seed of pairs and directions.
   """
-  batches = [ids[k : k + batch_size] for k in range(0, len(ids), batch_size)]
+  batches = np.split(ids, range(batch_size, len(ids), batch_size))
   model = in_float32(model)
   measured = measure_factors(model, params, batches, seed=seed)
   shared = measured.pop("shared")
