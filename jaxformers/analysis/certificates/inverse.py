@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import cli, trained
-from jaxformers.analysis.tokens.capture import Capture, capture
+from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32, parts
 from jaxformers.models.blocks import invertible
@@ -49,7 +49,10 @@ class Side(NamedTuple):
 
 
 def forward(
-  model: Classifier, params: Any, ids: jax.Array
+  model: Classifier,
+  params: Any,
+  ids: jax.Array,
+  embedded: jax.Array | None = None,
 ) -> tuple[tuple[jax.Array, ...], Side]:
   """Returns embedded tokens, all layers' outputs, and what undoes them.
 
@@ -57,34 +60,22 @@ def forward(
     model: model from `models.build`, with injective layers.
     params: parameters of the model.
     ids: [b, n], or [b, 2, n] for pairs.
+    embedded: tokens that replace the embedded ones, see `capture`.
 
   Raises:
     UserError: for another model, or one that computes in half precision.
   """
-  layers_in_float32(model)
-  variables = make_variables(model, params)
-  captured = capture(model, variables, ids)
-  return captured.hidden, side_of(model, variables, captured)
-
-
-def side_of(model: Classifier, variables: Any, captured: Capture) -> Side:
-  """Returns what undoes the layers of a forward pass.
-
-  Args:
-    model: from `models.build`, with injective layers.
-    variables: from `make_variables`.
-    captured: result of `capture`.
-  """
   layers = layers_in_float32(model)
+  variables = make_variables(model, params)
+  hidden, mask, *_ = capture(model, variables, ids, embedded)
   encoder = of_stack(variables, "encoder")
-  hidden, mask = captured.hidden, captured.mask
   shared = layers.shared(encoder, hidden[0], mask).value
   # Compute each layer's side output again, from the layer's input.
   sides = tuple(
     invertible.forward(layers, weights, x, shared, mask)[1]
     for weights, x in zip(layers.weights(encoder), hidden[:-1], strict=True)
   )
-  return Side(mask, sides, shared)
+  return hidden, Side(mask, sides, shared)
 
 
 def inverse(
@@ -122,22 +113,22 @@ def inverse(
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
   undo, again = _compiled(layers, max_steps)
+  eps = float(jnp.finfo(y.dtype).eps)
   # Undo the layers from the last to the first.
   for i in reversed(range(top)):
     constants = layers.constants(weights[i], side.shared)
-    _check_contraction(i, constants, max_steps, jnp.finfo(y.dtype).eps)
+    _check_contraction(i, constants, max_steps, eps)
     # Parameters may be rounded beyond what was measured in float64.
     below_one = {
       name: jnp.asarray(min(constant, 1 - 1e-7), y.dtype)
       for name, constant in constants.items()
     }
-    x = undo(
-      weights[i], y, side.shared, side.mask, side.sides[i], constants=below_one
-    )
+    context = (side.shared, side.mask, side.sides[i])
+    x = undo(weights[i], y, *context, constants=below_one)
     # Apply the layer again, to see that the result is its input.
-    back, _ = again(weights[i], x, side.shared, side.mask, side.sides[i])
+    back, _ = again(weights[i], x, *context)
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
-    if not off < 100 * float(jnp.finfo(y.dtype).eps):
+    if not off < 100 * eps:
       raise UserError(
         f"Layer {i + 1} could not be undone: its result leads back to y only "
         f"to {off:.1g} of the greatest entry. Give finite values and "
@@ -152,17 +143,15 @@ def _check_contraction(
 ) -> None:
   for name, bound in constants.items():
     # The error falls by the constant in every step.
-    needed = math.inf
-    if bound < 1:
-      needed = math.log(eps) / math.log(max(bound, eps))
+    rate = math.log(max(bound, eps))
+    needed = math.log(eps) / rate if rate < 0 else math.inf
     if needed > max_steps:
       raise UserError(
         f"The {name.replace('_', '-')} of layer {i + 1} contracts too weakly "
         f"to be undone: its Lipschitz constant is {bound:.6g}, which needs "
-        f"{needed:.4g} steps, "
-        f"more than max_steps={max_steps}. A constant below 1 can be undone "
-        "with more; at 1 and above no inverse is guaranteed (more layers make "
-        "alpha / L smaller)."
+        f"{needed:.4g} steps, more than max_steps={max_steps}. A constant "
+        "below 1 can be undone with more; at 1 and above no inverse is "
+        "guaranteed (more layers make alpha / L smaller)."
       )
 
 
@@ -218,10 +207,8 @@ def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
   table = np.asarray(table, np.float64)
   # |x - t|^2 = |x|^2 + |t|^2 - 2 x . t, sample by sample for memory.
   lengths = np.square(table).sum(1)
-  rows = [
-    (lengths - 2 * np.asarray(sample, np.float64) @ table.T).argmin(1)
-    for sample in x
-  ]
+  x = np.asarray(x, np.float64)
+  rows = [(lengths - 2 * sample @ table.T).argmin(1) for sample in x]
   return np.stack(rows).astype(np.int32)
 
 

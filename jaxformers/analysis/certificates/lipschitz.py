@@ -130,7 +130,7 @@ def measure_factors(
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
-    batches: ids, as the model takes them; nothing of a batch is kept.
+    batches: ids, as the model takes them; no hidden state is kept.
     count: number of pairs of tokens a sample.
     seed: seed of the pairs.
 
@@ -141,40 +141,32 @@ def measure_factors(
     that injective layers shared, batches one after the other; None for others.
   """
   observe = _observer(model, params)
-  # Sums and extremes over all pairs so far, [l + 1] each.
-  total = low = high = norms = 0.0
-  num_pairs, batches_shared = 0, []
+  all_factors, all_norms, all_shared = [], [], []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
     places = jnp.asarray(pairs(mask, count, seed + k))
     # Distances are [l + 1, b, count], norms [l + 1].
-    apart, largest, shared = jax.device_get(observe(ids, places))
+    apart, norms, shared = jax.device_get(observe(ids, places))
     # Leave out pairs of equal embeddings.
     factors = activation_factors(apart).reshape(len(apart), -1)
     factors = factors[:, np.isfinite(factors[0])]
-    if not factors.size:
-      continue
-    total = total + factors.sum(1)
-    # The first batch that has pairs sets the extremes.
-    low = np.minimum(low, factors.min(1)) if num_pairs else factors.min(1)
-    high = np.maximum(high, factors.max(1)) if num_pairs else factors.max(1)
-    norms = np.maximum(norms, largest)
-    num_pairs += factors.shape[1]
-    batches_shared.append(shared)
-  if not num_pairs:
+    if factors.size:
+      all_factors.append(factors)
+      all_norms.append(norms)
+      all_shared.append(shared)
+  if not all_factors:
     raise UserError(
       "The samples have no two different tokens: give longer ones, or more."
     )
+  joined = np.concatenate(all_factors, 1)
   return {
     "factors": [
-      {"mean": float(m / num_pairs), "min": float(a), "max": float(b)}
-      for m, a, b in zip(total, low, high, strict=True)
+      {"mean": float(f.mean()), "min": float(f.min()), "max": float(f.max())}
+      for f in joined
     ],
-    "norms": [float(norm) for norm in norms],
-    "pairs": num_pairs,
-    "shared": jax.tree.map(
-      lambda *leaves: np.concatenate(leaves), *batches_shared
-    ),
+    "norms": np.max(all_norms, 0).tolist(),
+    "pairs": joined.shape[1],
+    "shared": jax.tree.map(lambda *x: np.concatenate(x), *all_shared),
   }
 
 
@@ -253,25 +245,21 @@ def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   if total is None:
     return ["This encoder has no certificate: what follows is measured."]
   layers = layers_in_float32(model)
-  # Describe pairs of tokens first, then pairs of sequences.
-  low, high = total["tokens"]
-  if low > 0:
+  vacuous = {
+    "tokens": "; distances grow by at most {:.4g}.",
+    "sequences": ", so nothing keeps two of them apart; the upper bound is "
+    "{:.4g}.",
+  }
+  sentences = []
+  for kind, pair in zip(
+    KINDS, ("Two tokens of one sample", layers.scope()), strict=True
+  ):
+    low, high = total[kind]
     change = f"distances change by {low:.4g} to {high:.4g}."
-  else:
-    change = (
-      f"the lower bound is vacuous (0); distances grow by at most {high:.4g}."
-    )
-  sentences = [f"Two tokens of one sample: {change}"]
-  low, high = total["sequences"]
-  if low > 0:
-    change = f"distances change by {low:.4g} to {high:.4g}."
-  else:
-    change = (
-      "the lower bound is vacuous (0), so nothing keeps two of them apart; the "
-      f"upper bound is {high:.4g}."
-    )
-  sentences.append(f"{layers.scope()}: {change}")
-  return sentences + layers.remarks(bounded=low > 0)
+    if not low > 0:
+      change = "the lower bound is vacuous (0)" + vacuous[kind].format(high)
+    sentences.append(f"{pair}: {change}")
+  return sentences + layers.remarks(bounded=total["sequences"][0] > 0)
 
 
 def table(content: dict[str, Any]) -> str:
@@ -288,22 +276,17 @@ def table(content: dict[str, Any]) -> str:
   lines = ["layer  guaranteed, tokens  sequences           activation factor"]
   # Skip the embedding, whose factor is 1.
   for i, factor in enumerate(measured["factors"][1:]):
-    intervals = guarantee["layers"][i] if guarantee["layers"] else None
+    label = line(str(i + 1), (guarantee["layers"] or {i: None})[i])
     extremes = span(factor["min"], factor["max"])
-    lines.append(
-      f"{line(str(i + 1), intervals)}  {factor['mean']:.4f} {extremes}"
-    )
-  # End with the whole encoder: what is found, and what is guaranteed.
-  ascents = line("found", content["adversarial"])
-  return "\n".join(
-    [
-      *lines,
-      line("all", guarantee["all"]),
-      f"{ascents}  (by gradient ascent)",
-      f"Activation factors: {measured['pairs']} pairs of tokens.",
-      *guarantee["says"],
-    ]
-  )
+    lines.append(f"{label}  {factor['mean']:.4f} {extremes}")
+  # End with the whole encoder: the guaranteed and the measured extremes.
+  lines += [
+    line("all", guarantee["all"]),
+    f"{line('found', content['adversarial'])}  (by gradient ascent)",
+    f"Activation factors: {measured['pairs']} pairs of tokens.",
+    *guarantee["says"],
+  ]
+  return "\n".join(lines)
 
 
 @cli.command(
@@ -319,12 +302,9 @@ def main(
   """Prints the table of a run and writes `lipschitz.json` into its workdir."""
   run = trained.load(workdir)
   ids = run.sample(samples, length, seed=seed)
-  content = {
-    "step": run.step,
-    **{"workdir": workdir, "samples": samples, "length": length},
-    **{"steps": steps, "seed": seed},
-    **report(run.model, run.params, ids, steps=steps, seed=seed),
-  }
+  content = {"step": run.step, "workdir": workdir, "samples": samples}
+  content |= {"length": length, "steps": steps, "seed": seed}
+  content |= report(run.model, run.params, ids, steps=steps, seed=seed)
   path = Path(workdir) / "lipschitz.json"
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")

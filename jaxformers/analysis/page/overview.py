@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from jaxformers.analysis.plotting import plots
-from jaxformers.analysis.plotting.figures import Figure
+from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import depth
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tables.runs import (
@@ -41,20 +41,17 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
           unit = ", nats" if metric == "loss" else ""
           titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
           rows.append((group.label, run.seed, key, record["step"], value))
-  # Losses come first.
-  drawn = sorted(titles, key=lambda k: (not k.endswith("loss"), k))
-  drawn = drawn[:MOST_PANELS]
-  return plots.curves(
-    "training",
-    "Training curves",
+  caption = (
     "Means over log_steps steps for train, over the whole split elsewhere; "
     f"bands are one deviation over seeds ({describe_seeds(groups)}). Of more "
-    "than six quantities the first six are drawn.",
-    [row for row in rows if row[2] in drawn],
-    "step",
-    {key: titles[key] for key in drawn},
-    markers=False,
+    "than six quantities the first six are drawn."
   )
+  # Losses come first.
+  drawn = sorted(titles, key=lambda k: (not k.endswith("loss"), k))
+  panels = {key: titles[key] for key in drawn[:MOST_PANELS]}
+  rows = [row for row in rows if row[2] in panels]
+  texts = Texts("training", "Training curves", caption)
+  return plots.curves(texts, rows, "step", panels, markers=False)
 
 
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
@@ -76,15 +73,12 @@ def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
   ]
   if not rows:
     return None
-  return plots.against(
-    "sizes",
-    "Score against the size of the model",
+  caption = (
     f"On test, mean and deviation over seeds ({describe_seeds(groups)}); along "
-    "a line nothing else differs.",
-    rows,
-    SIZES,
-    metric,
+    "a line nothing else differs."
   )
+  texts = Texts("sizes", "Score against the size of the model", caption)
+  return plots.against(texts, rows, SIZES, metric)
 
 
 def _score(run: RunRecord) -> tuple[str, float]:
@@ -117,15 +111,9 @@ def speeds(groups: Sequence[SeedGroup]) -> str:
     results = ended[0].results
     hardware = results.get("hardware", {})
     count, kind = (hardware.get(k, "?") for k in ("devices", "device_kind"))
-    lines.append(
-      (
-        group.label,
-        f"{results['parameters']:,}",
-        f"{results['parameter_ratio']:.2f}",
-        f"{statistics.median(rates):.4g}" if rates else "",
-        f"{count} {kind}",
-      )
-    )
+    sizes = (f"{results['parameters']:,}", f"{results['parameter_ratio']:.2f}")
+    speed = f"{statistics.median(rates):.4g}" if rates else ""
+    lines.append((group.label, *sizes, speed, f"{count} {kind}"))
   return markdown_table(SPEED_COLUMNS, lines) if lines else ""
 
 

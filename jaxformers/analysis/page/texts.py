@@ -119,26 +119,26 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
     The text, with U+FFFD for special tokens; and for each token the word that
     begins with it, or "".
   """
-  is_bytes = any(map(_BYTE.fullmatch, names))
-
-  def decode(text: str) -> str:
-    if not is_bytes:
-      return text
-    # Letters are bytes as Latin-1; together they are UTF-8.
-    return text.encode("latin-1", "replace").decode(errors="replace")
-
   # Take one letter a token: places in the text are those of tokens.
-  letters = [
+  text = "".join(
     chr(int(name, 16))
     if _BYTE.fullmatch(name)
     else (name if len(name) == 1 else "\ufffd")
     for name in names
-  ]
-  text = "".join(letters)
+  )
   words = [""] * len(names)
   for match in _WORD.finditer(text):
-    words[match.start()] = decode(match[0])
-  return decode(text), words
+    words[match.start()] = match[0]
+  if any(map(_BYTE.fullmatch, names)):
+    return _decode(text), list(map(_decode, words))
+  return text, words
+
+
+def _decode(text: str) -> str:
+  """Returns a text whose letters are bytes of UTF-8 as Latin-1, decoded."""
+  # Special tokens, U+FFFD, are no bytes.
+  parts = (part.encode("latin-1", "replace") for part in text.split("\ufffd"))
+  return "\ufffd".join(part.decode(errors="replace") for part in parts)
 
 
 def readable(name: str) -> str:
