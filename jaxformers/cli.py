@@ -110,15 +110,12 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
     module: name of the module, as in `__name__`.
     *arguments: arguments of the command.
   """
-  # Usage shows the subcommand, as a user types it.
-  subcommands = {path: name for name, path in SUBCOMMANDS.items()}
   # `python -m` names the module "__main__"; its spec has the real path.
   spec = sys.modules[module].__spec__
-  program = None
-  if spec:
-    path = spec.name.removesuffix(".__main__")
-    target = f"jaxformers {subcommands[path]}" if path in subcommands else path
-    program = f"python -m {target}"
+  path = spec.name.removesuffix(".__main__") if spec else ""
+  # Usage shows the subcommand, as a user types it.
+  targets = {path: f"jaxformers {name}" for name, path in SUBCOMMANDS.items()}
+  program = f"python -m {targets.get(path, path)}" if spec else None
   # Keep the line breaks of the docstring and its examples.
   command_parser = argparse.ArgumentParser(
     prog=program,
@@ -153,9 +150,7 @@ def command(
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
-      build = make_parser or functools.partial(
-        parser, function.__module__, *arguments
-      )
+      build = make_parser or (lambda: parser(function.__module__, *arguments))
       options = vars(build().parse_args(argv))
       try:
         function(**options)

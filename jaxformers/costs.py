@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 from jaxformers import cli, tasks
@@ -28,27 +29,27 @@ from jaxformers.tables import markdown_table
 
 # Most parameters over the Transformer's (Long Range Arena, section 3).
 MOST_PARAMETERS = 1.10
+Fields = dict[str, Any]
 NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")
 SIZES = (*NUMBERS, "objective", "image")
 
 
-def parse_sizes(text: str) -> dict[str, Any]:
+def parse_sizes(text: str) -> Fields:
   """Returns the sizes of a task from "name=value,...".
 
   Raises:
     UserError: for an unknown name, a wrong value, or a size that is missing.
   """
-  sizes: dict[str, Any] = {}
+  sizes: Fields = {}
   for item in text.split(","):
     name, _, value = item.partition("=")
     choose("size of a task", name, SIZES)
     if name == "image":
-      sides = value.split("x")
-      if len(sides) != 3 or not all(side.isdigit() for side in sides):
+      if not re.fullmatch(r"\d+x\d+x\d+", value):
         raise UserError(f"--sizes {item}: write image=224x224x3.")
       # Images have neither a vocabulary nor a length.
-      sizes["image"] = tuple(map(int, sides))
-      sizes |= {"vocab_size": 0, "max_len": 0}
+      image = tuple(map(int, value.split("x")))
+      sizes |= {"image": image, "vocab_size": 0, "max_len": 0}
     elif name == "objective":
       sizes[name] = value
     elif not value.isdigit():
@@ -63,15 +64,13 @@ def parse_sizes(text: str) -> dict[str, Any]:
   return sizes
 
 
-def open_task_sizes(spec: str) -> dict[str, Any]:
+def open_task_sizes(spec: str) -> Fields:
   """Returns the sizes of a config's task, whose data it opens."""
   config = configs.plain(configs.load(spec))
   return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
 
 
-def rows(
-  spec: str, names: list[str], sizes: dict[str, Any]
-) -> list[dict[str, Any]]:
+def rows(spec: str, names: list[str], sizes: Fields) -> list[Fields]:
   """Returns the cost of each model, and its parameters over the Transformer's.
 
   A model that cannot have these sizes has a row with the reason.
@@ -105,7 +104,7 @@ COLUMNS = (
 )
 
 
-def table(costs: list[dict[str, Any]]) -> str:
+def table(costs: list[Fields]) -> str:
   """Returns the rows of `rows` as a Markdown table."""
   lines = [
     # A model that cannot be built has the reason instead of numbers.

@@ -6,12 +6,13 @@ python -m jaxformers advise --params 125e6 --vocab 32000 \
 
 The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
 arXiv 2006.12467: log d = 5.039 + 0.0555 L, from decoders of 6 to 48 layers with
-12 L d^2 parameters beside the embedding. The recommended network has the given
-number of parameters within 10 %, from 10 M on within 5 %, and 96 layers at
-most.
+12 L d^2 parameters beside the embedding. The recommended network has at most 96
+layers. Its parameters differ from the given number by less than 10 %, and from
+10 M on by less than 5 %.
 
-The vocabulary bounds the rank of the embedding. A width above that rank adds
-nothing that the theory counts (arXiv 2105.03928): depth is the better use then.
+The rank of the embedding is at most the size of the vocabulary. By the theory,
+a width above that rank is wasted (arXiv 2105.03928), and more layers are the
+better use of the parameters.
 """
 
 from __future__ import annotations
@@ -26,18 +27,7 @@ import numpy as np
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.errors import UserError
-from jaxformers.theory import bounds
-from jaxformers.theory.fit import (
-  DEEPEST,
-  EXTRAPOLATED,
-  FITTED,
-  VERDICTS,
-  depth_of,
-  explain_thresholds,
-  parameters,
-  place,
-  width,
-)
+from jaxformers.theory import bounds, fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +53,9 @@ class Advice:
 def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   """Recommends a depth and a width for a number of parameters.
 
-  12 L d^2 of the recommended network is within 10 % of `params`, and within 5 %
-  from 1e7 on. A vocabulary or rank below the fit's width takes the place of
-  that width, and more layers make up for the parameters.
+  The number of parameters, 12 L d^2, is within 10 % of `params`, and within 5 %
+  from 1e7 on. Where the vocabulary or the rank is below the fit's width, it is
+  the width, and the network has more layers instead.
 
   Args:
     params: number of parameters, without embedding.
@@ -79,15 +69,15 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   if vocab < 0 or rank < 0:
     raise UserError(f"vocab={vocab}, rank={rank}: give 0 (no bound) or more.")
   # Find the sizes of the fit.
-  depth = depth_of(params)
-  fit_width = width(depth)
-  if depth > DEEPEST:
-    most = math.floor(parameters(DEEPEST, width(DEEPEST)))
+  depth = fit.depth_of(params)
+  fit_width = fit.width(depth)
+  if depth > fit.DEEPEST:
+    most = math.floor(fit.parameters(fit.DEEPEST, fit.width(fit.DEEPEST)))
     raise UserError(
       f"params={params:,.0f}: the fit has {depth:.0f} layers of "
       f"{fit_width:,.0f} channels for them, and nothing is recommended beyond "
-      f"{DEEPEST} layers, twice the deepest network of the fit. Give --params "
-      f"{most} or less."
+      f"{fit.DEEPEST} layers, twice the deepest network of the fit. Give "
+      f"--params {most} or less."
     )
   # Reduce the width to the bottleneck, and round to whole heads and layers.
   limits = {"vocab": vocab or math.inf, "rank": rank or math.inf}
@@ -97,7 +87,7 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   if _is_off(params, sizes):
     raise UserError(_bottleneck_message(params, int(narrowest), name))
   bottleneck = int(min(sizes[1], narrowest))
-  is_fitted = FITTED[0] <= sizes[0] <= FITTED[1]
+  is_fitted = fit.FITTED[0] <= sizes[0] <= fit.FITTED[1]
   return Advice(depth, fit_width, *sizes, bottleneck, is_fitted)
 
 
@@ -116,9 +106,7 @@ def _round_width(d_model: float, widest: float) -> int:
   return heads * head or int(widest)
 
 
-def _round_sizes(
-  params: float, d_model: float, widest: float
-) -> tuple[int, int]:
+def _round_sizes(params: float, width: float, widest: float) -> tuple[int, int]:
   """Returns (num_layers, d_model) whose parameters come closest to `params`.
 
   The width is a multiple of the width of a head. Sizes that the fit calls
@@ -126,47 +114,47 @@ def _round_sizes(
 
   Args:
     params: number of parameters.
-    d_model: width to round.
+    width: width to round.
     widest: upper bound of the width.
   """
   # Round the width first, and take the depth that it needs.
-  rounded = _round_width(d_model, widest)
-  sizes = [(round(params / parameters(1, rounded)), rounded)]
+  rounded = _round_width(width, widest)
+  sizes = [(round(params / fit.parameters(1, rounded)), rounded)]
   # Or round the depth down and up, each with its best width.
-  depth = params / parameters(1, d_model)
+  depth = params / fit.parameters(1, width)
   for num_layers in (math.floor(depth), math.ceil(depth)):
-    ideal = math.sqrt(params / parameters(max(num_layers, 1), 1))
+    ideal = math.sqrt(params / fit.parameters(max(num_layers, 1), 1))
     sizes.append((num_layers, _round_width(ideal, widest)))
 
   def cost(pair: tuple[int, int]) -> tuple[bool, float]:
-    is_second = _is_off(params, pair) or place(*pair)[0] != "balanced"
-    return is_second, abs(parameters(*pair) / params - 1)
+    is_second = _is_off(params, pair) or fit.place(*pair)[0] != "balanced"
+    return is_second, abs(fit.parameters(*pair) / params - 1)
 
   # Keep between 1 and 96 layers.
-  return min(((min(max(n, 1), DEEPEST), d) for n, d in sizes), key=cost)
+  return min(((min(max(n, 1), fit.DEEPEST), d) for n, d in sizes), key=cost)
 
 
 def _is_off(params: float, sizes: tuple[int, int]) -> bool:
   """Returns True if the parameters of a network are not near `params`."""
   tolerance = 0.05 if params >= 1e7 else 0.1
-  return abs(parameters(*sizes) / params - 1) > tolerance
+  return abs(fit.parameters(*sizes) / params - 1) > tolerance
 
 
 def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
   """Returns the message for a bottleneck that would need over 96 layers."""
   # Count the parameters of 96 layers of the bottleneck's width.
   d_model = _round_width(narrowest, narrowest)
-  most = parameters(DEEPEST, d_model)
+  most = fit.parameters(fit.DEEPEST, d_model)
   # Find the least width of whole heads for which 96 layers suffice.
-  ideal = math.sqrt(params / parameters(DEEPEST, 1))
+  ideal = math.sqrt(params / fit.parameters(fit.DEEPEST, 1))
   least = math.ceil(ideal / _head_width(ideal)) * _head_width(ideal)
   remedy = f"--{name} {least} or more"
-  if most >= parameters(1, width(1)):
+  if most >= fit.parameters(1, fit.width(1)):
     remedy += f", or --params {most} or less"
   return (
     f"params={params:,.0f}: {name}={narrowest:,} bounds the useful width to "
-    f"{d_model:,}, and {DEEPEST} layers of it, the most layers recommended, "
-    f"have {most:,} parameters. Give {remedy}."
+    f"{d_model:,}, and {fit.DEEPEST} layers of it, the most layers "
+    f"recommended, have {most:,} parameters. Give {remedy}."
   )
 
 
@@ -175,7 +163,7 @@ class Sizes(NamedTuple):
 
   Attributes:
     num_layers, d_model: depth and width.
-    mlp_dim: width of the feed-forward layer; 0 for layers of another form.
+    mlp_dim: width of the feed-forward layer; 0 if the config has none.
   """
 
   num_layers: int
@@ -186,10 +174,10 @@ class Sizes(NamedTuple):
   def parameters(self) -> float:
     """Number of entries of the layers' kernels, L (4 d^2 + 2 d mlp_dim).
 
-    Layers of another form count as those of the fit, 12 L d^2.
+    Without `mlp_dim` it is that of the fit, 12 L d^2.
     """
     if not self.mlp_dim:
-      return parameters(self.num_layers, self.d_model)
+      return fit.parameters(self.num_layers, self.d_model)
     d = self.d_model
     return self.num_layers * (4 * d * d + 2 * d * self.mlp_dim)
 
@@ -211,15 +199,15 @@ def report(
   """
   advice = advise(params, vocab, rank)
   layers, d_model = advice.num_layers, advice.d_model
-  built = parameters(layers, d_model)
+  built = fit.parameters(layers, d_model)
   lines = [
     f"{params:,.0f} parameters without embedding:",
     f"  the fit            L = {advice.fit_depth:.1f}, "
     f"d = {advice.fit_width:.0f}",
     f"  to build           {layers} layers of {d_model} channels, "
     f"{built / 1e6:,.1f} M parameters ({built / params - 1:+.1%})",
-    *([] if advice.fitted else [f"{'':21}{EXTRAPOLATED}"]),
-    *explain_thresholds(d_model, bounds.threshold(d_model)),
+    *([] if advice.fitted else [f"{'':21}{fit.EXTRAPOLATED}"]),
+    *fit.explain_thresholds(d_model, bounds.threshold(d_model)),
   ]
   # Name the bottleneck: the smaller bound counts, and 0 stands for none.
   bottlenecks = {"vocabulary": vocab, "rank of the embedding": rank}
@@ -239,15 +227,15 @@ def _compare(sizes: Sizes, bottlenecks: dict[str, int]) -> list[str]:
   """Returns the lines that compare a config with the fit and the bounds."""
   depth, d_model = sizes.num_layers, sizes.d_model
   # Place the config by the fit at its depth.
-  kind, share = place(depth, d_model)
+  kind, share = fit.place(depth, d_model)
   # The fit counts feed-forward layers of width 4 d.
   is_usual = sizes.mlp_dim == 4 * d_model
   return [
     f"the config: {depth} layers of {d_model} channels, "
     f"{sizes.parameters / 1e6:,.1f} M parameters"
     + ("" if is_usual else " (its layers have not the fit's form of 12 d^2)"),
-    f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
-    f"that: {VERDICTS[kind]}",
+    f"  fit at that depth  d = {fit.width(depth):.0f}; it has {share:.2f} "
+    f"times that: {fit.VERDICTS[kind]}",
     *(
       f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
       "wider one adds nothing"
@@ -271,17 +259,17 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   drawn = [advice.fit_depth, advice.num_layers]
   drawn += [sizes.num_layers] if sizes else []
   depths = np.linspace(1, max(60, 1.15 * max(drawn)), 201)
-  total = parameters(advice.fit_depth, advice.fit_width)
+  total = fit.parameters(advice.fit_depth, advice.fit_width)
   figure = Figure(figsize=(6, 4.2), layout="constrained")
   axes = figure.subplots()
-  axes.plot(depths, [width(x) for x in depths], label="fit of d over L")
+  axes.plot(depths, [fit.width(x) for x in depths], label="fit of d over L")
   same = np.sqrt(total / 12 / depths)
   axes.plot(depths, same, "--", label="as many parameters")
   # Mark the networks.
   axes.plot(advice.num_layers, advice.d_model, "o", label="to build")
   if sizes:
     axes.plot(sizes.num_layers, sizes.d_model, "s", label="the config")
-  axes.axvspan(*FITTED, alpha=0.08, label="depths of the fit")
+  axes.axvspan(*fit.FITTED, alpha=0.08, label="depths of the fit")
   # Label the axes, widths by powers of two.
   axes.set_yscale("log")
   low, high = axes.get_ylim()

@@ -75,11 +75,9 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   Raises:
     UserError: for less than one layer or head, or H >= d.
   """
-  _check(num_layers, d_model, num_heads)
   # Compare integers: log_3 of a power of 3 may be rounded.
-  if num_layers <= _floor(d_model):
-    return theorem_1(num_layers, d_model, num_heads)
-  return theorem_2(num_layers, d_model, num_heads)
+  theorem = theorem_1 if num_layers <= _floor(d_model) else theorem_2
+  return theorem(num_layers, d_model, num_heads)
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
@@ -127,8 +125,8 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
-  # Compare integers; capping the exponent keeps them small.
-  if 3 ** min(depth, _floor(d) + 1) < d:
+  # Compare integers: log_3 of a power of 3 may be rounded.
+  if depth <= _floor(d) and 3**depth < d:
     raise UserError(
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}, where "
       "theorem 2 does not hold: use `theorem_1`."

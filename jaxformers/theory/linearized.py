@@ -37,19 +37,17 @@ def maps(params: Any, scale: float = 1.0) -> Weights:
   return Weights(jnp.stack(values), jnp.stack(scores))
 
 
-def literal(
-  x: jax.Array, weights: Weights, residual: bool = False
-) -> jax.Array:
+def literal(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
   """Applies equation 3 token by token: x [n, d] -> [n, d].
 
   y_i = sum_j sum_h (x_j . W_K.T W_Q x_i) W_O W_V x_j, layer after layer.
 
   Args:
     x: tokens, [n, d].
-    weights: weights of the network.
+    maps: weights of the network.
     residual: True if every layer adds its input.
   """
-  for values, scores in zip(*weights, strict=True):
+  for values, scores in zip(*maps, strict=True):
     pairs = _einsum("jc,hcd,id->hij", x, scores, x)
     y = _einsum("hij,hdc,jc->id", pairs, values, x)
     # Add the input under a residual connection.
@@ -58,7 +56,7 @@ def literal(
 
 
 def polynomial(
-  gram: jax.Array, weights: Weights, residual: bool = False
+  gram: jax.Array, maps: Weights, residual: bool = False
 ) -> jax.Array:
   """Returns P(S) [d, d]: the output of the network is P(S) x.
 
@@ -69,13 +67,13 @@ def polynomial(
 
   Args:
     gram: Gram matrix S_1, [d, d].
-    weights: weights of the network.
+    maps: weights of the network.
     residual: True if every layer adds its input.
   """
   # Multiply the T_l, and update the Gram matrix after each.
   eye = jnp.eye(len(gram), dtype=gram.dtype)
   total = eye
-  for values, scores in zip(*weights, strict=True):
+  for values, scores in zip(*maps, strict=True):
     t = _einsum("hij,jk,hkl->il", values, gram, scores)
     t = t + eye if residual else t
     total = _matmul(t, total)
@@ -83,10 +81,8 @@ def polynomial(
   return total
 
 
-def compact(
-  x: jax.Array, weights: Weights, residual: bool = False
-) -> jax.Array:
+def compact(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
   """Applies the network by `polynomial`: x [n, d] -> [n, d], as `literal`."""
   gram = _matmul(x.T, x)
-  total = polynomial(gram, weights, residual)
+  total = polynomial(gram, maps, residual)
   return _matmul(x, total.T)

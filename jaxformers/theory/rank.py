@@ -61,7 +61,7 @@ class Setting:
     num_heads: number of heads H, a divisor of d.
     num_tokens: number of tokens N.
     residual: True if every layer adds its input.
-    input_rank: rank of the subspace of the tokens, as of a vocabulary or an
+    input_rank: rank of the tokens' subspace, as of a vocabulary or an
       embedding of that rank; 0 for d.
     part: tokens of the first group; () for the first half of them.
     position: token whose output is measured.
@@ -142,7 +142,7 @@ def draw_weights(setting: Setting, seed: int) -> Weights:
   into = (*shape, width, s.d_model)
   q, k, v = (rng.integers(0, PRIME, into) for _ in range(3))
   o = rng.integers(0, PRIME, (*shape, s.d_model, width))
-  return Weights(_product(o, v), _product(k.swapaxes(-1, -2), q))
+  return Weights(_product(o, v), _product(k.mT, q))
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -193,7 +193,7 @@ def grid(
   else:
     x = b[None, :, second.index(setting.position)]
   x = np.broadcast_to(x, (len(a), len(b), setting.d_model))
-  gram_a, gram_b = (_product(y.swapaxes(1, 2), y) for y in (a, b))
+  gram_a, gram_b = (_product(y.mT, y) for y in (a, b))
   return _grid(gram_a, gram_b, x, weights, setting.residual, setting.channel)
 
 
@@ -209,11 +209,11 @@ def _mod(x: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _add_product(a: Any, b: Any, out: Any) -> None:
-  d = len(a)
-  for i in range(d):
-    for j in range(d):
+  """Adds a @ b to `out`, modulo p."""
+  for i in range(a.shape[0]):
+    for j in range(b.shape[1]):
       total = out[i, j]
-      for k in range(d):
+      for k in range(b.shape[0]):
         # A sum with one product of 62 bits stays below 2^63.
         total = _mod(total + a[i, k] * b[k, j])
       out[i, j] = total
@@ -221,20 +221,17 @@ def _add_product(a: Any, b: Any, out: Any) -> None:
 
 @numba.njit(nogil=True)
 def _apply(a: Any, x: Any) -> Any:
-  y = np.zeros(len(a), np.int64)
-  for i in range(len(a)):
-    for j in range(len(x)):
-      y[i] = _mod(y[i] + a[i, j] * x[j])
+  """Returns a @ x for a column x, modulo p."""
+  y = np.zeros((a.shape[0], 1), np.int64)
+  _add_product(a, x, y)
   return y
 
 
 @numba.njit(nogil=True)
-def _output(
-  gram: Any, x: Any, weights: Any, residual: Any, channel: Any
-) -> Any:
+def _entry(gram: Any, x: Any, weights: Any, residual: Any, channel: Any) -> Any:
   values, scores = weights
   depth, heads, d, _ = scores.shape
-  s, y = gram.copy(), x.copy()
+  s, y = gram.copy(), x.copy().reshape(d, 1)
   left, t = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
   for layer in range(depth - 1):
     # T = sum_h W_O W_V S W_K.T W_Q, plus I under a residual connection.
@@ -251,12 +248,12 @@ def _output(
     s[:] = 0
     _add_product(left, t.T, s)
   # Compute one channel of the last layer.
-  total = y[channel] if residual else 0
+  total = y[channel, 0] if residual else 0
   for head in range(heads):
     # Apply the factors of T to y: T itself would cost more.
     z = _apply(s, _apply(scores[depth - 1, head], y))
-    for j in range(d):
-      total = _mod(total + values[depth - 1, head, channel, j] * z[j])
+    row = values[depth - 1, head, channel : channel + 1]
+    total = _mod(total + _apply(row, z)[0, 0])
   return total
 
 
@@ -270,7 +267,7 @@ def _grid(
     for t in range(columns):
       # The Gram matrix of all tokens is the sum of those of the groups.
       gram = (gram_a[s] + gram_b[t]) % PRIME
-      y[s, t] = _output(gram, x[s, t], weights, residual, channel)
+      y[s, t] = _entry(gram, x[s, t], weights, residual, channel)
   return y
 
 
@@ -413,13 +410,9 @@ def _format_bounds(setting: Setting) -> str:
   cli.option("d_model", "2,3,4", "widths d; 4 at L = 3 takes minutes"),
   cli.option("num_heads", "1", "numbers H of heads"),
   cli.option("num_tokens", "2", "even numbers N of tokens"),
-  cli.option(
-    "input_rank", 0, "rank of the subspace of the tokens (default: d)"
-  ),
+  cli.option("input_rank", 0, "rank of the tokens' subspace (default: d)"),
   cli.switch("--residual", help="add its input to every layer"),
-  cli.option(
-    "part", "", "tokens of the first group: 0,2 (default: the first half)"
-  ),
+  cli.option("part", "", "tokens of one group: 0,2 (default: the first half)"),
   cli.option("position", 0, "token whose output is looked at"),
   cli.option("max_points", 2_048, "largest side of a grid"),
   cli.option("seed", 0, "seed of the weights"),

@@ -30,7 +30,7 @@ def test_depths_of_numbers_of_parameters(params):
   found = a.advise(params)
   assert found.fit_depth == pytest.approx(depth, abs=0.25)
   assert found.fit_width == pytest.approx(width, abs=1)
-  assert a.parameters(found.num_layers, found.d_model) == pytest.approx(
+  assert fit.parameters(found.num_layers, found.d_model) == pytest.approx(
     params, rel=0.1 if params < 1e7 else 0.05
   )
   assert found.fitted == (6 <= found.num_layers <= 48)
@@ -41,7 +41,7 @@ def test_a_bottleneck_turns_width_into_depth():
   free, bound = a.advise(3e7), a.advise(3e7, vocab=256)
   assert bound.d_model == bound.bottleneck == 256
   assert bound.num_layers > 1.5 * free.num_layers
-  assert a.parameters(bound.num_layers, bound.d_model) == pytest.approx(
+  assert fit.parameters(bound.num_layers, bound.d_model) == pytest.approx(
     3e7, rel=0.02
   )
   assert a.advise(3e7, vocab=32_000) == free
@@ -73,7 +73,7 @@ def test_the_network_to_build_has_the_parameters_asked_for(params, vocab, rank):
     if most:
       a.advise(float(most), vocab, rank)
     return
-  error = a.parameters(sizes.num_layers, sizes.d_model) / params - 1
+  error = fit.parameters(sizes.num_layers, sizes.d_model) / params - 1
   assert abs(error) <= (0.05 if params >= 1e7 else 0.1)
   assert sizes.num_layers <= 96
   assert sizes.d_model <= min(vocab or math.inf, rank or math.inf)

@@ -131,7 +131,7 @@ def test_the_grid_is_the_compact_form(residual):
     x = jnp.asarray(x)
     weights = r.Weights(*(jnp.asarray(w, jnp.float64) for w in weights))
     form = functools.partial(
-      linearized.compact, weights=weights, residual=residual
+      linearized.compact, maps=weights, residual=residual
     )
     want = np.asarray(jax.vmap(jax.vmap(form))(x))[..., 1, 1]
   assert want.max() < r.PRIME

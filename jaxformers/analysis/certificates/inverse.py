@@ -9,7 +9,6 @@ gives, `num_layers` times `num_experts` and d numbers a sample.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,10 +22,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32, parts
 from jaxformers.models.blocks import invertible
-from jaxformers.models.blocks.invertible import (
-  InvertibleLayers,
-  require_layers,
-)
+from jaxformers.models.blocks.invertible import InvertibleLayers, require_layers
 from jaxformers.models.variables import make_variables, of_stack
 
 MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
@@ -112,7 +108,6 @@ def inverse(
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
-  undo, again = _compiled(layers, max_steps)
   eps = float(jnp.finfo(y.dtype).eps)
   # Undo the layers from the last to the first.
   for i in reversed(range(top)):
@@ -124,9 +119,11 @@ def inverse(
       for name, constant in constants.items()
     }
     context = (side.shared, side.mask, side.sides[i])
-    x = undo(weights[i], y, *context, constants=below_one)
+    x = _undo(
+      layers, weights[i], y, *context, constants=below_one, max_steps=max_steps
+    )
     # Apply the layer again, to see that the result is its input.
-    back, _ = again(weights[i], x, *context)
+    back, _ = _apply(layers, weights[i], x, *context)
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
     if not off < 100 * eps:
       raise UserError(
@@ -136,6 +133,11 @@ def inverse(
       )
     y = x
   return y
+
+
+# Layers are hashable, so that calls for one model share the compilation.
+_undo = jax.jit(invertible.inverse, static_argnames=("layers", "max_steps"))
+_apply = jax.jit(invertible.forward, static_argnames="layers")
 
 
 def _check_contraction(
@@ -189,17 +191,16 @@ def tokens(
   empty = embedding.apply({"params": embedding_params}, blank)
   places = np.asarray(empty)[0, first:, half:]
   # The second half of the channels gives the positions.
-  x = np.asarray(x)[:, first:]
-  positions = _nearest(x[..., half:], places)
+  content, place = np.split(np.asarray(x)[:, first:], [half], -1)
+  positions = _nearest(place, places)
   if model.config.real:
     # Invert x = value * kernel + bias in the direction of the kernel.
-    values = embedding_params["values"]
-    kernel, bias = (np.asarray(values[k]) for k in ("kernel", "bias"))
-    direction = kernel[0] / np.square(kernel[0]).sum()
-    return (x[..., :half] - bias) @ direction, positions
+    values = jax.device_get(embedding_params["values"])
+    direction = values["kernel"][0] / np.square(values["kernel"][0]).sum()
+    return (content - values["bias"]) @ direction, positions
   # Ids are the nearest rows of the embedding.
   table = np.asarray(embedding_params["tokens"]["embedding"])
-  return _nearest(x[..., :half], table * embedding.scale), positions
+  return _nearest(content, table * embedding.scale), positions
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -227,13 +228,6 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
       "float32. Give `models.in_float32(model)`."
     )
   return layers
-
-
-@functools.cache
-def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
-  # Layers are hashable, so that calls for one model share the compilation.
-  undo = functools.partial(invertible.inverse, layers, max_steps=max_steps)
-  return jax.jit(undo), jax.jit(functools.partial(invertible.forward, layers))
 
 
 @cli.command(

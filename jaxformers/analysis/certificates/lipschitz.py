@@ -11,9 +11,9 @@ equation 9) and the extremes that gradient ascent finds.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ def guaranteed(
 
 def product(intervals: list[Interval]) -> Interval:
   """Returns the interval of all layers, the product of their intervals."""
-  lows, highs = zip(*intervals, strict=True)
-  return math.prod(lows), math.prod(highs)
+  low, high = map(math.prod, zip(*intervals, strict=True))
+  return low, high
 
 
 def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -94,13 +94,12 @@ def distances(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
     places: result of `pairs`.
   """
 
-  def layer_distances(x: jax.Array) -> jax.Array:
-    first, second = (
-      jnp.take_along_axis(x, places[..., k, None], 1) for k in (0, 1)
-    )
-    return jnp.linalg.norm(first - second, axis=-1)
-
-  return jnp.stack([layer_distances(x) for x in hidden])
+  first, second = places[..., 0, None], places[..., 1, None]
+  differences = [
+    jnp.take_along_axis(x, first, 1) - jnp.take_along_axis(x, second, 1)
+    for x in hidden
+  ]
+  return jnp.linalg.norm(jnp.stack(differences), axis=-1)
 
 
 def activation_factors(distances: np.ndarray) -> np.ndarray:
@@ -140,13 +139,15 @@ def measure_factors(
     of a sample's tokens there; `pairs`, their number; and `shared`, the values
     that injective layers shared, batches one after the other; None for others.
   """
-  observe = _observer(model, params)
+  variables = make_variables(model, params)
   all_factors, all_norms, all_shared = [], [], []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
     places = jnp.asarray(pairs(mask, count, seed + k))
     # Distances are [l + 1, b, count], norms [l + 1].
-    apart, norms, shared = jax.device_get(observe(ids, places))
+    apart, norms, shared = jax.device_get(
+      _observe(model, variables, ids, places)
+    )
     # Leave out pairs of equal embeddings.
     factors = activation_factors(apart).reshape(len(apart), -1)
     factors = factors[:, np.isfinite(factors[0])]
@@ -170,29 +171,26 @@ def measure_factors(
   }
 
 
-def _observer(model: Classifier, params: Any) -> Callable[..., Any]:
-  """Returns a compiled function from (ids, places) to a batch's statistics.
+@functools.partial(jax.jit, static_argnums=0)
+def _observe(
+  model: Classifier, variables: Any, ids: jax.Array, places: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
+  """Returns distances of pairs, greatest norms, and what the layers shared.
 
-  These are distances of pairs, the greatest norm of a sample after each layer,
-  and the values that injective layers shared, or None.
+  The norms are those of a sample after each layer. Only injective layers share
+  values; it is None for others. Compiled once for a model.
   """
-  variables = make_variables(model, params)
-  encoder = of_stack(variables, "encoder")
+  captured = capture(model, variables, ids)
+  hidden, mask = captured.hidden, captured.mask
+  # Norms of whole samples, without padding.
+  tokens = jnp.where(mask[..., None], jnp.stack(hidden), 0)
+  norms = jnp.sqrt(jnp.square(tokens).sum((2, 3)))
+  shared = None
   layers = layers_of(model.stacks()["encoder"])
-
-  @jax.jit
-  def observe(ids: jax.Array, places: jax.Array) -> Any:
-    captured = capture(model, variables, ids)
-    hidden, mask = captured.hidden, captured.mask
-    # Norms of whole samples, without padding.
-    tokens = [jnp.where(mask[..., None], x, 0) for x in hidden]
-    norms = jnp.stack([jnp.sqrt(jnp.square(x).sum((1, 2))) for x in tokens])
-    shared = None
-    if layers is not None:
-      shared = layers.shared(encoder, hidden[0], mask).value
-    return distances(hidden, places), norms.max(1), shared
-
-  return observe
+  if layers is not None:
+    encoder = of_stack(variables, "encoder")
+    shared = layers.shared(encoder, hidden[0], mask).value
+  return distances(hidden, places), norms.max(1), shared
 
 
 def report(
@@ -220,8 +218,7 @@ def report(
   measured = measure_factors(model, params, batches, seed=seed)
   shared = measured.pop("shared")
   # Certify each layer from its weights, where its form is known.
-  rows: list[dict[str, Any]] = []
-  total = None
+  rows, total = [], None
   if layers_of(model.stacks()["encoder"]) is not None:
     # The last norm is of the encoder's output, which enters no layer.
     rows = guaranteed(model, params, shared, measured["norms"][:-1])
@@ -229,12 +226,12 @@ def report(
   if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
   # Search for pairs that come near the bounds.
-  extremes = adversarial(
-    model, params, jnp.asarray(batches[0]), steps=steps, seed=seed
-  )
+  first = jnp.asarray(batches[0])
+  extremes = adversarial(model, params, first, steps=steps, seed=seed)
   sentences = _explain(model, total)
+  guarantee = {"layers": rows, "all": total, "says": sentences}
   return {
-    "guaranteed": {"layers": rows, "all": total, "says": sentences},
+    "guaranteed": guarantee,
     "measured": measured,
     "adversarial": extremes,
   }
@@ -246,19 +243,17 @@ def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
     return ["This encoder has no certificate: what follows is measured."]
   layers = layers_in_float32(model)
   vacuous = {
-    "tokens": "; distances grow by at most {:.4g}.",
-    "sequences": ", so nothing keeps two of them apart; the upper bound is "
-    "{:.4g}.",
+    "tokens": "; distances grow by at most",
+    "sequences": ", so nothing keeps two of them apart; the upper bound is",
   }
   sentences = []
-  for kind, pair in zip(
-    KINDS, ("Two tokens of one sample", layers.scope()), strict=True
-  ):
+  nouns = {"tokens": "Two tokens of one sample", "sequences": layers.scope()}
+  for kind, noun in nouns.items():
     low, high = total[kind]
     change = f"distances change by {low:.4g} to {high:.4g}."
     if not low > 0:
-      change = "the lower bound is vacuous (0)" + vacuous[kind].format(high)
-    sentences.append(f"{pair}: {change}")
+      change = f"the lower bound is vacuous (0){vacuous[kind]} {high:.4g}."
+    sentences.append(f"{noun}: {change}")
   return sentences + layers.remarks(bounded=total["sequences"][0] > 0)
 
 
@@ -296,15 +291,13 @@ def table(content: dict[str, Any]) -> str:
   cli.option("steps", 200, "steps of each ascent"),
   cli.option("seed", 0, "seed of all that is drawn"),
 )
-def main(
-  workdir: str, samples: int, length: int, steps: int, seed: int
-) -> None:
+def main(workdir: str, samples: int, length: int, **search: int) -> None:
   """Prints the table of a run and writes `lipschitz.json` into its workdir."""
   run = trained.load(workdir)
-  ids = run.sample(samples, length, seed=seed)
+  ids = run.sample(samples, length, seed=search["seed"])
   content = {"step": run.step, "workdir": workdir, "samples": samples}
-  content |= {"length": length, "steps": steps, "seed": seed}
-  content |= report(run.model, run.params, ids, steps=steps, seed=seed)
+  content |= {"length": length, **search}
+  content |= report(run.model, run.params, ids, **search)
   path = Path(workdir) / "lipschitz.json"
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")

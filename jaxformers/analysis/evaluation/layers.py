@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +73,7 @@ def measure_layers(
     seed: seed of the pairs.
   """
   variables = make_variables(model, params)
+  estimation = {"axis": axis, "estimator": estimator}
   measured = []
   for k, batch in enumerate(batches(ids, batch_size, "layers")):
     mask = np.asarray(model.mask(batch))
@@ -79,7 +81,7 @@ def measure_layers(
     places = lipschitz.pairs(mask, pairs, seed + k * batch_size)
     # Fetch a batch at a time: entropies are estimated on the host.
     observed = jax.device_get(_observe(model, variables, batch, places))
-    measured.append(_measure_batch(*observed, axis, estimator))
+    measured.append(_measure_batch(*observed, estimation))
   factors, entropies, shapes, finite, each_part, gates, values = zip(
     *measured, strict=True
   )
@@ -116,8 +118,7 @@ def _measure_batch(
   captured: Capture,
   layer_parts: tuple[np.ndarray, ...] | None,
   pair_distances: np.ndarray,
-  axis: str,
-  estimator: str,
+  estimation: Mapping[str, str],
 ) -> Layers:
   """Returns the statistics of one batch, on the host.
 
@@ -125,12 +126,10 @@ def _measure_batch(
     captured: layers of the batch.
     layer_parts: result of `capture.parts`.
     pair_distances: result of `lipschitz.distances`.
-    axis, estimator: options of the entropy.
+    estimation: `axis` and `estimator` of the entropy.
   """
   mask, gates = captured.mask, captured.gates
-  estimate = functools.partial(
-    _entropy_by_sample, mask=mask, axis=axis, estimator=estimator
-  )
+  estimate = functools.partial(_entropy_by_sample, mask=mask, **estimation)
   # Entropies of every layer, then of every head or expert: parts are
   # [b, p, n, e].
   entropies, shapes, finite = np.stack(list(map(estimate, captured.hidden)), 1)
@@ -152,7 +151,7 @@ def _measure_batch(
     _finite_mean(finite),
     entropies_of_parts,
     None if gates is None else np.asarray(gates, np.float64),
-    counts if axis == "tokens" else np.full_like(counts, width),
+    counts if estimation["axis"] == "tokens" else np.full_like(counts, width),
   )
 
 
@@ -201,7 +200,7 @@ def distances(
     UserError: for a position where there is no token.
   """
   for place in itertools.chain(*places):
-    if not 0 <= place < len(mask) or not mask[place]:
+    if place not in np.flatnonzero(mask):
       raise UserError(
         f"There is no token at position {place}: the sample has "
         f"{int(mask.sum())}, counted from 0."

@@ -79,16 +79,16 @@ def measure_perplexity(
   cli.option("batch_size", 32, "windows at a time"),
   cli.JSON,
 )
-def main(
-  workdir: str, strides: str, split: str, as_json: bool, **options: int
-) -> None:
+def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   """Prints a line for each stride."""
   chosen = cli.numbers("strides", strides)
   run = trained.load(workdir)
   # Compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
-  rows = measure_perplexity(run, chosen, split=split, **options)
-  lines = [f"{run.config['model']['name']}, step {run.step}, {split}"]
+  rows = measure_perplexity(run, chosen, **options)
+  lines = [
+    f"{run.config['model']['name']}, step {run.step}, {options['split']}"
+  ]
   lines += [
     f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "
     f"loss {row['loss']:.4f}  {row['count']:,} tokens"

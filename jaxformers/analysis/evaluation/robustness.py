@@ -52,6 +52,12 @@ ALEXNET = {
 }
 # Numbers of images that their authors ship; for ImageNet-C in each severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
+TITLES = {
+  "clean": "error, clean",
+  "mean": "error, corrupted",
+  "imagenet_a": "accuracy, ImageNet-A",
+  "imagenet_r": "accuracy, ImageNet-R",
+}
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
@@ -140,11 +146,8 @@ def imagenet_c(
     UserError: for a folder that lacks any, naming them.
   """
   # Corruptions lie in the folder, or in its groups.
-  folders = {
-    path.name: path
-    for path in [*folder.glob("*"), *folder.glob("*/*")]
-    if path.name in ALEXNET
-  }
+  paths = [*folder.glob("*"), *folder.glob("*/*")]
+  folders = {path.name: path for path in paths if path.name in ALEXNET}
   # Name all that lacks before anything is scored.
   missing = [
     f"{name}/{level}"
@@ -152,10 +155,10 @@ def imagenet_c(
     if name not in folders or not (folders[name] / str(level)).is_dir()
   ]
   if missing:
+    listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
     raise UserError(
-      f"{folder} lacks {', '.join(missing[:5])}"
-      f"{' ...' if len(missing) > 5 else ''}: unpack all fifteen corruptions "
-      "in five severities, which mCE is over."
+      f"{folder} lacks {listed}: unpack all fifteen corruptions in five "
+      "severities, which mCE is over."
     )
   logits = run.apply(batch_size)
 
@@ -231,13 +234,7 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
   """Yields the lines of the printed table."""
   for name, errors in scores.get("errors", {}).items():
     yield f"  {name:<18} " + " ".join(f"{error:7.2%}" for error in errors)
-  titles = {
-    "clean": "error, clean",
-    "mean": "error, corrupted",
-    "imagenet_a": "accuracy, ImageNet-A",
-    "imagenet_r": "accuracy, ImageNet-R",
-  }
-  for name, title in titles.items():
+  for name, title in TITLES.items():
     if name in scores:
       yield f"  {title:<20} {scores[name]:7.2%}"
   if "mce" in scores:
@@ -247,9 +244,7 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
 @cli.command(
   cli.WORKDIR,
   *(
-    cli.argument(
-      f"--{k}", type=Path, metavar="FOLDER", help="folder of the set"
-    )
+    cli.argument(f"--{k}", type=Path, metavar="FOLDER", help="folder of a set")
     for k in COUNTS
   ),
   cli.option(

@@ -220,13 +220,12 @@ def evaluate_segmenter(
   cli.option("batch_size", 8, "windows at a time"),
   cli.JSON,
 )
-def main(
-  workdir: str, scales: str, split: str, as_json: bool, **options: int
-) -> None:
+def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   """Prints mean IoU and pixel accuracy."""
   sizes = cli.numbers("scales", scales, float)
   run = trained.load(workdir)
-  row = evaluate_segmenter(run, sizes, split=split, **options)
+  row = evaluate_segmenter(run, sizes, **options)
+  split = options["split"]
   mirrored = ", mirrored, too" if options["flip"] else ""
   lines = (
     f"{run.config['model']['name']}, step {run.step}, {split}, scales {scales}"

@@ -121,13 +121,11 @@ class Rows:
   def describe_texts(self) -> str:
     """Returns the text that the single tokens are from, in words."""
     # Runs of one task show the same text.
-    labels = {
-      quote: ", ".join(label for _, label in rows)
-      for quote, rows in grouped(self.quotes).items()
-    }
-    quotes = list(labels)
-    if len(labels) > 1:
-      quotes = [f"{quote} ({runs})" for quote, runs in labels.items()]
+    quotes = []
+    by_quote = grouped(self.quotes)
+    for quote, rows in by_quote.items():
+      runs = ", ".join(label for _, label in rows)
+      quotes.append(f"{quote} ({runs})" if len(by_quote) > 1 else quote)
     return f"Text: {'; '.join(quotes)}. One seed."
 
   def add_tokens(self, label: str, run: Any) -> None:
@@ -140,9 +138,9 @@ class Rows:
     Raises:
       UserError: if the task has no tokens.
     """
-    ids, names, words, quote = texts.example(
-      run, self.options.text, self.options.length
-    )
+    options = self.options
+    example = texts.example(run, options.text, options.length)
+    ids, names, words, quote = example
     # A model of pairs reads the text twice, and the first is drawn.
     if run.model.config.num_inputs > 1:
       ids = np.stack([ids] * run.model.config.num_inputs)
@@ -152,7 +150,7 @@ class Rows:
     hidden, mask = layers.tokens(captured)
     if len(mask) > len(names):  # The encoder's own token stands first.
       names, words = ["<cls>", *names], ["<cls>", *words]
-    named = texts.name_tokens(words, self.options.named)
+    named = texts.name_tokens(words, options.named)
     planes = layers.plane(hidden, mask)
     self.quotes.append((quote, label))
     # `plane` leaves out padding: its k-th point is the k-th token.
@@ -229,13 +227,10 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
       # A run that cannot be loaded is noted, and the others are drawn.
       try:
         run = trained.load(record.folder)
+        if run.task.objective == "segmentation":
+          raise UserError("Segmenters have none.")
       except (UserError, OSError) as error:
         page.notes.append(f"{record.folder}: no figures of its layers. {error}")
-        continue
-      if run.task.objective == "segmentation":
-        page.notes.append(
-          f"{record.folder}: segmenters have no figures of layers."
-        )
         continue
       rows.add_model(group.label, record.seed, run, start=first)
       if not first:
@@ -244,21 +239,16 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
       try:
         rows.add_tokens(group.label, run)
       except UserError as error:
-        page.notes.append(
-          f"{group.label}: no figure of single tokens, {error}."
-        )
+        note = f"{group.label}: no figure of single tokens, {error}."
+        page.notes.append(note)
   # The page skips figures without rows.
-  sections = {
-    "Distances and entropy": [
-      *_of_layers(rows),
-      *_of_sizes(groups, rows),
-      *_of_parts(rows),
-    ],
-    "Single tokens": _of_tokens(rows),
-    "Over-smoothing": _of_smoothness(rows),
-  }
-  for section, drawn in sections.items():
-    for figure in drawn:
+  layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)
+  for section, section_figures in (
+    ("Distances and entropy", layer_figures),
+    ("Single tokens", _of_tokens(rows)),
+    ("Over-smoothing", _of_smoothness(rows)),
+  ):
+    for figure in section_figures:
       page.add(section, figure)
 
 
@@ -374,11 +364,10 @@ def _of_tokens(rows: Rows) -> list[Figure]:
     f"width stands above it (TransJect, figure 7). {text}"
   )
   pairs = Texts("pairs", "Distances of pairs of tokens", distances)
+  isomap = Texts("isomap", "Tokens in a plane", planes)
   return [
     plots.pairs(pairs, rows.of["pairs"]),
-    plots.planes(
-      Texts("isomap", "Tokens in a plane", planes), rows.of["planes"]
-    ),
+    plots.planes(isomap, rows.of["planes"]),
   ]
 
 

@@ -69,28 +69,24 @@ def _notes(
 ) -> list[str]:
   """Returns a note for each run that is left out, damaged or not complete."""
   # A record outside of all groups gave way to another of its seed.
-  duplicates = [
+  notes = [
     f"{record.folder} is of a recipe and a seed that another run has, too."
     for record in records
     if not any(record is other for other in shown)
   ]
-  unfinished = [
+  notes += [
     f"{record.folder} has no results.json: it has not ended, and is not in the "
     "table."
     for record in records
     if not record.results
   ]
-  damaged = [
-    f"{record.folder}: {tables.describe_damage(record.results)}"
-    for record in shown
-    if "damaged_best_step" in record.results
-  ]
-  incomplete = [
-    f"{record.metrics_problem} Curves are drawn of the others."
-    for record in shown
-    if record.metrics_problem
-  ]
-  return [*duplicates, *unfinished, *damaged, *incomplete]
+  for record in shown:
+    if "damaged_best_step" in record.results:
+      damage = tables.describe_damage(record.results)
+      notes.append(f"{record.folder}: {damage}")
+    if record.metrics_problem:
+      notes.append(f"{record.metrics_problem} Curves are drawn of the others.")
+  return notes
 
 
 @cli.command(
@@ -103,16 +99,11 @@ def _notes(
     "vasicek",
     f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
   ),
-  cli.option(
-    "axis", "units", f"axis of the entropy: {', '.join(entropy.AXES)}"
-  ),
-  cli.option(
-    "text", "", f"sentence to draw token by token (default: {TEXT!r})"
-  ),
+  cli.option("axis", "units", f"axis of entropy: {', '.join(entropy.AXES)}"),
+  cli.option("text", "", f"text to draw token by token (default: {TEXT!r})"),
   cli.option("tokens", "", "words of it to name in the figures: a,b"),
   cli.switch(
-    "--no_checkpoints",
-    help="load no models: tables and training curves only",
+    "--no_checkpoints", help="load no models: tables and training curves only"
   ),
 )
 def main(

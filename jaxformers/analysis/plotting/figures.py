@@ -119,10 +119,10 @@ class Figure:
 def describe_data(
   samples: Iterable[int], tokens: Iterable[int], seeds: Collection[int]
 ) -> str:
-  """Returns what a figure is drawn from, in words.
+  """Returns the number of samples, tokens and seeds of a figure, in words.
 
-  "32 test samples of at most 50 or 200 tokens, 1 to 3 seeds", where the lengths
-  or the seeds of runs differ.
+  Runs may differ in them: "32 test samples of at most 50 or 200 tokens, 1 to 3
+  seeds".
 
   Args:
     samples: number of examples of each run.
@@ -187,24 +187,22 @@ def style(number: int) -> dict[str, Any]:
   }
 
 
-def draw_legend(
-  fig: Any, *panels: Any, title: str = "", columns: int = 3
-) -> None:
+def draw_legend(fig: Any, *panels: Any, title: str = "", cols: int = 3) -> None:
   """Draws one legend above all panels, if there is more than one entry.
 
   Args:
     fig: figure of matplotlib.
     *panels: axes whose labels are listed, each once.
     title: title of the legend.
-    columns: most columns.
+    cols: most columns.
   """
   letters = int(13 * fig.get_figwidth())  # Letters that fit beside one another.
-  entries: dict[str, Any] = {}
-  for axes in panels:
-    handles, labels = axes.get_legend_handles_labels()
-    labels = [textwrap.fill(label, letters - 8) for label in labels]
-    # A label that several panels have is listed once.
-    entries |= dict(zip(labels, handles, strict=True))
+  # A label that several panels have is listed once.
+  entries = {
+    textwrap.fill(label, letters - 8): handle
+    for axes in panels
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+  }
   if len(entries) > 1:
     longest = max(len(row) for label in entries for row in label.splitlines())
     # As many columns as the longest label leaves room for.
@@ -213,7 +211,7 @@ def draw_legend(
       entries.values(),
       entries.keys(),
       loc="outside upper center",
-      ncols=max(1, min(len(entries), columns, room)),
+      ncols=max(1, min(len(entries), cols, room)),
       title=title or None,
     )
 
@@ -238,11 +236,9 @@ def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
 
 def evenly_spaced(values: Sequence[Any], most: int) -> list[Any]:
   """Returns at most so many values, the first and the last among them."""
-  if not values:
-    return []
   # Rounding can hit a place twice: keep it once.
-  places = {round(k) for k in np.linspace(0, len(values) - 1, most)}
-  return [values[k] for k in sorted(places)]
+  places = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))
+  return [values[k] for k in places]
 
 
 def finite_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -309,18 +305,11 @@ def draw_line(
     (k,) = finite
     # Values of several lines stand on both sides.
     side, align = ((8, "left"), (-8, "right"))[number % 2]
-    axes.annotate(
-      f"{mean[k]:.4g}",
-      (x[k], mean[k]),
-      (side, 0),
-      textcoords="offset points",
-      ha=align,
-      va="center",
-      color=look["color"],
-    )
+    place = {"textcoords": "offset points", "ha": align, "va": "center"}
+    point, text = (x[k], mean[k]), f"{mean[k]:.4g}"
+    axes.annotate(text, point, (side, 0), color=look["color"], **place)
     if np.isfinite(deviation[k]):
-      bar = deviation[k]
-      axes.errorbar(x[k], mean[k], bar, capsize=3, color=look["color"])
+      axes.errorbar(*point, deviation[k], capsize=3, color=look["color"])
   elif np.isfinite(deviation).any():
     # Several points: a band around the line.
     band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
@@ -330,9 +319,7 @@ def draw_line(
 UNTRAINED = ", untrained"  # Ends the label of a run's start.
 
 
-def draw_boxes(
-  axes: Any, groups: Mapping[str, Mapping[Any, Sequence[float]]]
-) -> None:
+def draw_boxes(axes: Any, groups: Mapping[str, dict[Any, list[float]]]) -> None:
   """Draws boxes of several groups side by side at every category.
 
   A box has the quartiles and the median, whiskers the 5th and 95th percentile.
@@ -345,9 +332,7 @@ def draw_boxes(
   """
   from matplotlib.colors import to_rgba
 
-  categories = list(
-    dict.fromkeys(c for group in groups.values() for c in group)
-  )
+  categories = list(dict.fromkeys(c for g in groups.values() for c in g))
   trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
   for number, (label, group) in enumerate(groups.items()):

@@ -8,21 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.analysis.plotting.figures import (
-  DASHES,
-  Figure,
-  Row,
-  Texts,
-  averaged,
-  draw_boxes,
-  draw_error_bars,
-  draw_legend,
-  draw_line,
-  evenly_spaced,
-  grouped,
-  literal,
-  style,
-)
+from jaxformers.analysis.plotting import figures
+from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 
 # Ratio of greatest to least value from which an axis is logarithmic.
 WIDE_RANGE = 5
@@ -53,10 +40,10 @@ def over_layers(
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes = fig.subplots()
-    draw_boxes(axes, _values_by(rows, 0, 2))
+    figures.draw_boxes(axes, _values_by(rows, 0, 2))
     # Mark the given values.
     for k, (value, label) in enumerate(lines):
-      dash = DASHES[1 + k % 3]
+      dash = figures.DASHES[1 + k % 3]
       axes.axhline(value, color="0.3", linestyle=dash, lw=1, label=label)
     axes.set(xlabel="layer (0: embedding)", ylabel=quantity)
     # A logarithmic axis suits ratios that differ much.
@@ -66,7 +53,7 @@ def over_layers(
       axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
       axes.yaxis.set_minor_locator(NullLocator())
-    draw_legend(fig, axes)
+    figures.draw_legend(fig, axes)
 
   columns = ("run", "seed", "layer", "sample", quantity)
   return Figure(*texts, columns, rows, paint)
@@ -98,11 +85,11 @@ def parts(texts: Texts, rows: Sequence[Row]) -> Figure:
     for panel, run_rows in panels:
       # Every head or expert has a box at each layer.
       by_part = _values_by(run_rows, 3, 2)
-      draw_boxes(panel, {f"{part + 1}": v for part, v in by_part.items()})
+      figures.draw_boxes(panel, {f"{k + 1}": v for k, v in by_part.items()})
       panel.set_xlabel("layer")
     panels[0][0].set_ylabel("entropy, nats")
     axes = (panel for panel, _ in panels)
-    draw_legend(fig, *axes, title="head or expert", columns=8)
+    figures.draw_legend(fig, *axes, title="head or expert", cols=8)
 
   columns = ("run", "seed", "layer", "part", "sample", "entropy, nats")
   return Figure(*texts, columns, rows, paint, _panel_size(rows, 3.4))
@@ -154,15 +141,15 @@ def curves(
       # Runs have one style in all panels.
       for number, run in enumerate(grouped(rows)):
         if run in by_run:
-          points = averaged(by_run[run], 3, 4)
-          draw_line(panel, points, number, run, markers=markers)
+          points = figures.averaged(by_run[run], 3, 4)
+          figures.draw_line(panel, points, number, run, markers=markers)
       panel.set(xlabel=x, ylabel=panels[key])
       if markers:  # A few places, each of which is there or not.
         places = sorted({row[3] for row in by_quantity[key]})
-        panel.set_xticks(evenly_spaced(places, MOST_TICKS))
+        panel.set_xticks(figures.evenly_spaced(places, MOST_TICKS))
         if len(places) == 1:
           panel.set_xlim(places[0] - 1, places[0] + 1)
-    draw_legend(fig, *axes[: len(drawn)])
+    figures.draw_legend(fig, *axes[: len(drawn)])
 
   columns = ("run", "seed", "quantity", x, "value")
   width = 3.4 * num_columns if num_columns > 1 else 6.4
@@ -189,7 +176,7 @@ def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
     for (panel, run_rows), weight in zip(panels, equal, strict=True):
       by_layer = grouped(run_rows, 2)
       for number, (layer, layer_rows) in enumerate(by_layer.items()):
-        look = {k: style(number)[k] for k in ("color", "linestyle")}
+        look = {k: figures.style(number)[k] for k in ("color", "linestyle")}
         values = [row[5] for row in layer_rows]
         shares = np.full(len(values), 100 / len(values))
         step = {"histtype": "step", "linewidth": 1.5, **look}
@@ -199,7 +186,7 @@ def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
       panel.axvline(weight, color="0.3", lw=1, linestyle=":")
       panel.set_xlabel(quantity)
     panels[0][0].set_ylabel("share of samples and experts, %")
-    draw_legend(fig, *(panel for panel, _ in panels))
+    figures.draw_legend(fig, *(panel for panel, _ in panels))
 
   columns = ("run", "seed", "layer", "sample", "expert", quantity)
   return Figure(*texts, columns, rows, paint, _panel_size(rows, 3.2))
@@ -233,7 +220,7 @@ def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
       for k, (axes, distance) in enumerate(zip(row, titles, strict=True)):
         for number, (pair, pair_rows) in enumerate(by_pair.items()):
           x, y = ([r[column] for r in pair_rows] for column in (2, 3 + k))
-          axes.plot(x, y, label=literal(pair), **style(number))
+          axes.plot(x, y, label=figures.literal(pair), **figures.style(number))
         # Where all distances are 0, the axis goes to 1.
         axes.set_ylim(0, 1.1 * max(r[3 + k] for r in run_rows) or 1)
         axes.set(xlabel="layer (0: embedding)", ylabel=distance, title=run)
@@ -246,36 +233,39 @@ def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
   return Figure(*texts, columns, rows, paint, size)
 
 
-def _drawn_layers(rows: Iterable[Row]) -> dict[Any, list[Any]]:
-  """Returns the layers to draw of every run: first, last and some between."""
-  return {
-    run: evenly_spaced(sorted(grouped(run_rows, 1)), MOST_LAYERS)
-    for run, run_rows in grouped(rows).items()
-  }
+def _drawn_layers(rows: Iterable[Row]) -> dict[Any, dict[Any, list[Row]]]:
+  """Returns rows by run and layer: of the first, the last and some between.
+
+  Args:
+    rows: (run, layer, ...).
+  """
+  drawn = {}
+  for run, run_rows in grouped(rows).items():
+    by_layer = grouped(run_rows, 1)
+    layers = figures.evenly_spaced(sorted(by_layer), MOST_LAYERS)
+    drawn[run] = {layer: by_layer[layer] for layer in layers}
+  return drawn
 
 
 def _grid(
-  fig: Any, rows: Iterable[Row], drawn: Mapping[Any, Sequence[Any]]
+  fig: Any, rows: Iterable[Row]
 ) -> Iterator[tuple[Any, list[tuple[Any, Any, list[Row]]]]]:
   """Yields each run with (layer, axes, rows) of its drawn layers.
 
   Args:
     fig: figure of matplotlib, which gets a row of panels for each run.
     rows: (run, layer, ...).
-    drawn: result of `_drawn_layers`.
   """
-  by_run = grouped(rows)
+  drawn = _drawn_layers(rows)
   panels = fig.subplots(len(drawn), _num_columns(drawn), squeeze=False)
   for across, (run, layers) in zip(panels, drawn.items(), strict=True):
     # A run may have fewer layers to draw than another.
     for unused in across[len(layers) :]:
       unused.remove()
-    by_layer = grouped(by_run[run], 1)
-    cells = zip(layers, across, strict=False)
-    yield run, [(layer, axes, by_layer[layer]) for layer, axes in cells]
+    yield run, list(zip(layers, across, layers.values(), strict=False))
 
 
-def _num_columns(drawn: Mapping[Any, Sequence[Any]]) -> int:
+def _num_columns(drawn: Mapping[Any, Mapping[Any, Any]]) -> int:
   return max(map(len, drawn.values()), default=1)
 
 
@@ -290,7 +280,7 @@ def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
   drawn = _drawn_layers(rows)
 
   def paint(fig: Any, rows: Sequence[Row]) -> None:
-    for run, layers in _grid(fig, rows, drawn):
+    for run, layers in _grid(fig, rows):
       # The same tokens are named in every layer: read the first.
       names = {row[2]: row[3] for row in layers[0][2] if row[4]}
       for layer, axes, points in layers:
@@ -307,8 +297,8 @@ def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
         by_place = {p[2]: p for p in points}
         for number, (token_place, token) in enumerate(names.items()):
           if point := by_place.get(token_place):
-            look = style(number) | {"linestyle": "", "markersize": 6}
-            axes.plot(*point[5:7], label=literal(token), **look)
+            look = figures.style(number) | {"linestyle": "", "markersize": 6}
+            axes.plot(*point[5:], label=figures.literal(token), **look)
       # Every run has a legend: its tokens may be others.
       layers[-1][1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
@@ -327,7 +317,7 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
   drawn = _drawn_layers(rows)
 
   def paint(fig: Any, rows: Sequence[Row]) -> None:
-    for run, layers in _grid(fig, rows, drawn):
+    for run, layers in _grid(fig, rows):
       for layer, axes, weights in layers:
         axes.grid(visible=False)
         # Build the matrix [queries, keys] from its rows.
@@ -347,10 +337,7 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
 
 
 def against(
-  texts: Texts,
-  rows: Sequence[Row],
-  axes_of: Mapping[str, str],
-  quantity: str,
+  texts: Texts, rows: Sequence[Row], axes_of: Mapping[str, str], quantity: str
 ) -> Figure:
   """Returns a score against sizes of the model, a panel for each size.
 
@@ -371,12 +358,12 @@ def against(
       # Models have one style in all panels.
       for number, model in enumerate(grouped(rows)):
         if model in by_model:
-          points = averaged(by_model[model], 3, 4)
-          draw_error_bars(panel, points, number, model)
+          points = figures.averaged(by_model[model], 3, 4)
+          figures.draw_error_bars(panel, points, number, model)
       panel.set_xlabel(axes_of[size])
       panel.set_xticks(sorted({row[3] for row in by_size[size]}))
     panels[0].set_ylabel(quantity)
-    draw_legend(fig, *panels)
+    figures.draw_legend(fig, *panels)
 
   columns = ("model", "seed", "size", "value", quantity)
   size = (max(2.6 * len(by_size), 4.8), 3.2)

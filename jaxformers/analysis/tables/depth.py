@@ -28,14 +28,7 @@ import scipy.stats
 
 from jaxformers import cli
 from jaxformers import config as configs
-from jaxformers.analysis.plotting.figures import (
-  Figure,
-  Row,
-  averaged,
-  draw_error_bars,
-  draw_legend,
-  grouped,
-)
+from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.tables.results import Result, plus_minus, read, spread
 from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table
@@ -46,16 +39,9 @@ SAME_SIZE = 0.1
 # Fields that may differ between runs that are compared: sizes, the rate, and
 # what changes no number.
 COMPARABLE_FIELDS = (
-  *configs.RESUMABLE_FIELDS,
-  "seed",
-  "model.num_layers",
-  "model.d_model",
-  "model.block.mlp_dim",
-  "model.embedding.",
-  "reference.",
-  "schedule.learning_rate",
-  "log_steps",
-  "checkpoint_steps",
+  *(*configs.RESUMABLE_FIELDS, "seed", "log_steps", "checkpoint_steps"),
+  *("model.num_layers", "model.d_model", "model.block.mlp_dim"),
+  *("model.embedding.", "reference.", "schedule.learning_rate"),
 )
 
 Seeds = Mapping[int, Result]
@@ -141,15 +127,13 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
   runs = list(runs)
   _check_comparable(runs)
   # Group runs by shape, learning rate and seed.
-  shapes: dict[tuple[int, int], dict[float, dict[int, Result]]] = {}
+  grid: dict[tuple[int, int], dict[float, dict[int, Result]]] = {}
   for run in runs:
     model = run["config"]["model"]
     shape = (model["num_layers"], model["d_model"])
     rate = run["config"]["schedule"]["learning_rate"]
-    shapes.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
-  return [
-    _select_point(*shape, rates) for shape, rates in sorted(shapes.items())
-  ]
+    grid.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
+  return [_select_point(*shape, rates) for shape, rates in sorted(grid.items())]
 
 
 def _select_point(
@@ -301,25 +285,25 @@ def markdown(points: Sequence[Point]) -> str:
   return "\n".join(text)
 
 
-def _paint(ticks: Sequence[float], fig: Any, rows: Sequence[Row]) -> None:
+def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
   """Draws a line for each depth over the number of parameters."""
   axes = fig.subplots()
-  lines = grouped(rows)
+  lines = figures.grouped(rows)
   for number, (label, line_rows) in enumerate(lines.items()):
-    points = averaged(line_rows, 4, 5)
+    points = figures.averaged(line_rows, 4, 5)
     # Lines are shifted, so that bars at equal parameters can be told apart.
     shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
     shifted = points._replace(x=[count * shift for count in points.x])
-    draw_error_bars(axes, shifted, number, label)
+    figures.draw_error_bars(axes, shifted, number, label)
   axes.set_xscale("log")
   axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
   axes.minorticks_off()
   axes.set_xlabel("parameters without embedding, 12 L d²")
   axes.set_ylabel("test loss, nats a token")
-  draw_legend(fig, axes)
+  figures.draw_legend(fig, axes)
 
 
-def figure(points: Sequence[Point]) -> Figure:
+def figure(points: Sequence[Point]) -> figures.Figure:
   """Returns the loss over parameters, a line for each depth.
 
   Args:
@@ -333,7 +317,7 @@ def figure(points: Sequence[Point]) -> Figure:
   # Ticks stand at the smallest network of each size.
   ticks = [size[0].parameters for size in _by_size(points)]
   seeds = sorted({len(p.losses) for p in points})
-  return Figure(
+  return figures.Figure(
     "depth",
     "Depth against width",
     "Test loss of decoders of several depths over 12 L d^2, at the learning "
@@ -348,10 +332,7 @@ def figure(points: Sequence[Point]) -> Figure:
   )
 
 
-@cli.command(
-  cli.WORKDIRS,
-  cli.option("out", "", "write OUT.png, OUT.svg and OUT.csv"),
-)
+@cli.command(cli.WORKDIRS, cli.option("out", "", "write OUT.png, .svg, .csv"))
 def main(workdirs: Sequence[Path], out: str) -> None:
   """Prints the tables, and draws them if asked."""
   points = select_points(read(workdirs))

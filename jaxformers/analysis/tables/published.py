@@ -64,7 +64,7 @@ SHORT, LONG = (*TEST_SETS,)[:2], (*TEST_SETS,)[2:]
 LRA_TEXT_LENGTH = 1_000  # Number of tokens of Text that LRA's own code reads.
 # Protocols under which a task is another one, with the reason.
 INCOMPARABLE_PROTOCOLS = {
-  ("listops", "skyformer"): "without closing brackets the tree is not there",
+  ("listops", "skyformer"): "without closing brackets the tree is not there"
 }
 # Accuracies in percent by our names of models, in the order of the tasks.
 TABLE_1 = {
@@ -141,7 +141,7 @@ class Row(NamedTuple):
   model: str
   label: str
   theirs: Mapping[str, float]
-  ours: Mapping[str, Score]
+  ours: dict[str, Score]
 
 
 def mismatch(run: Result) -> str:
@@ -151,22 +151,20 @@ def mismatch(run: Result) -> str:
     run: content of a `results.json` of a task in `TEST_SETS`.
   """
   task, protocol = run["task"], run["protocol"]
-  published = TEST_SETS[task]
+  paper = TEST_SETS[task]
   reasons = [INCOMPARABLE_PROTOCOLS.get((task, protocol), "")]
   # Compare the number of test examples and their length.
-  if run["examples"] != published.examples:
-    reasons.append(
-      f"{run['examples']:,} test examples, not {published.examples:,}"
-    )
+  if run["examples"] != paper.examples:
+    reasons.append(f"{run['examples']:,} test examples, not {paper.examples:,}")
   is_lra_text = (task, protocol) == ("text", "lra")
-  length = LRA_TEXT_LENGTH if is_lra_text else published.length
+  length = LRA_TEXT_LENGTH if is_lra_text else paper.length
   if run["max_len"] < length:
     reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
   # An option that the config lacks counts as the published one.
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"
-    for name, value in published.options.items()
+    for name, value in paper.options.items()
     if options.get(name, value) != value
   ]
   return "; ".join(filter(None, reasons))
@@ -187,41 +185,30 @@ def rows(
     tasks: tasks of the table.
     theirs: the paper's accuracies by model, in the order of the tasks.
   """
-  scores = _scores(runs, tasks)
-  table_rows = []
-  for model in dict.fromkeys([*theirs, *(key[0] for key in scores)]):
-    # A model that is not in the paper has no printed accuracies.
-    printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
-    of_model = [
-      Row(model, label, printed, cells)
-      for (name, label, _), cells in scores.items()
-      if name == model
-    ]
-    # A model that we have not run has a row, too.
-    table_rows += of_model or [Row(model, "", printed, {})]
-  return table_rows
-
-
-def _scores(
-  runs: Sequence[Result], tasks: Sequence[str]
-) -> dict[tuple[str, str, int], dict[str, Score]]:
-  """Returns scores by (model, label, number) and task."""
   scored = [r for r in runs if r.get("metric", "accuracy") == "accuracy"]
-  scores: dict[tuple[str, str, int], dict[str, Score]] = {}
+  table_rows: dict[str, list[Row]] = {model: [] for model in theirs}
   for task in tasks:
     for by_seed in results.by_seed(r for r in scored if r["task"] == task):
       # Seeds of a recipe share protocol and test examples.
       first, *_ = seeds = list(by_seed.values())
       label = f"{results.describe_size(first)}, {first['protocol']}"
+      of_model = table_rows.setdefault(first["model"], [])
       # A second recipe of the same sizes stands in a row of its own.
-      number = 0
-      while task in scores.get((first["model"], label, number), {}):
-        number += 1
+      free = (r for r in of_model if r.label == label and task not in r.ours)
+      row = next(free, None)
+      if row is None:
+        row = Row(first["model"], label, {}, {})
+        of_model.append(row)
       mean, deviation = results.spread([100 * r["accuracy"] for r in seeds])
-      scores.setdefault((first["model"], label, number), {})[task] = Score(
+      row.ours[task] = Score(
         mean, deviation, len(seeds), first["examples"], mismatch(first)
       )
-  return scores
+  # A model that we have not run has a row, too.
+  return [
+    row._replace(theirs=dict(zip(tasks, theirs.get(model, ()), strict=False)))
+    for model, of_model in table_rows.items()
+    for row in of_model or [Row(model, "", {}, {})]
+  ]
 
 
 def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
@@ -313,9 +300,9 @@ def main(workdirs: Sequence[Path], use_latex: bool) -> None:
       f"{', '.join(TEST_SETS)}."
     )
   # Titles and notes are comments in LaTeX.
-  form, mark, comment = (
-    (latex, "%", "% ") if use_latex else (markdown, "##", "")
-  )
+  form, mark, comment = markdown, "##", ""
+  if use_latex:
+    form, mark, comment = latex, "%", "% "
   for title, (tasks, table_rows) in filled.items():
     print(f"{mark} {title}\n\n{form(table_rows, tasks)}\n")
     print("".join(f"{comment}{note}\n" for note in notes(table_rows)))

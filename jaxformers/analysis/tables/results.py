@@ -65,14 +65,13 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
       )
     for path in paths:
       try:
-        content = workdirs.read_results(path.parent)
+        results.append(workdirs.read_results(path.parent))
+        # A score of another checkpoint than the best counts, with a note.
+        if "damaged_best_step" in results[-1]:
+          note = describe_damage(results[-1])
+          print(f"Note: {path}: {note}", file=sys.stderr)
       except UserError as error:
         problems.append(str(error))
-        continue
-      results.append(content)
-      # A score of another checkpoint than the best counts, with a note.
-      if "damaged_best_step" in content:
-        print(f"Note: {path}: {describe_damage(content)}", file=sys.stderr)
   if not results:
     raise UserError("\n".join(problems))
   for problem in problems:
@@ -115,9 +114,8 @@ def plus_minus(
   mean: float, deviation: float, digits: int = 2, sign: str = "+-"
 ) -> str:
   """Returns "1.23 +- 0.45", or the mean alone if there is no deviation."""
-  if math.isnan(deviation):
-    return f"{mean:.{digits}f}"
-  return f"{mean:.{digits}f} {sign} {deviation:.{digits}f}"
+  bar = "" if math.isnan(deviation) else f" {sign} {deviation:.{digits}f}"
+  return f"{mean:.{digits}f}{bar}"
 
 
 def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -190,11 +188,8 @@ def markdown(rows: Sequence[Result]) -> str:
     trivial = "trivial %" if title.endswith("%") else "trivial"
     titles = {"score": title, "trivial": trivial}
     header = [titles.get(name, name) for name in COLUMNS]
-    lines = [
-      [_cell(name, row[name]) for name in COLUMNS]
-      for row in rows
-      if row["metric"] == metric
-    ]
+    of_metric = (row for row in rows if row["metric"] == metric)
+    lines = ([_cell(name, row[name]) for name in COLUMNS] for row in of_metric)
     tables.append(markdown_table(header, lines))
   return "\n\n".join(tables)
 

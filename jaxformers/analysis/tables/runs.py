@@ -21,7 +21,7 @@ SIZES = {"num_layers": "layers", "d_model": "width d", "num_experts": "experts"}
 # Options that follow from the sizes.
 DERIVED_OPTIONS = ("mlp_dim", "scale", "init_std")
 
-FlatConfig = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _flatten_labelled(config: Mapping[str, Any]) -> dict[str, Any]:
   return {k: v for k, v in fields if not k.startswith(UNLABELLED_FIELDS)}
 
 
-def _label(config: FlatConfig, others: Sequence[FlatConfig], most: int) -> str:
+def _label(config: Fields, others: Sequence[Fields], most: int) -> str:
   """Returns the model and its first `most` differing fields, sizes first."""
   model, task = config["model.name"], config["task.name"]
   several_tasks = len({other["task.name"] for other in others}) > 1
@@ -199,14 +199,12 @@ def _label(config: FlatConfig, others: Sequence[FlatConfig], most: int) -> str:
   return ", ".join([name, *_assignments(config, keys[:most])])
 
 
-def _differing_keys(
-  config: FlatConfig, others: Sequence[FlatConfig]
-) -> list[str]:
+def _differing_keys(config: Fields, others: Sequence[Fields]) -> list[str]:
   """Returns the fields of a config that have several values in the others."""
   return [k for k in config if len({str(o.get(k)) for o in others}) > 1]
 
 
-def _assignments(config: FlatConfig, keys: Iterable[str]) -> list[str]:
+def _assignments(config: Fields, keys: Iterable[str]) -> list[str]:
   return [f"{key.rpartition('.')[2]}={config[key]}" for key in keys]
 
 

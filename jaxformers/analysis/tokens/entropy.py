@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -30,18 +29,15 @@ LEAST = 8  # Least number of values that an entropy is estimated from.
 GAUSSIAN = 0.5 * math.log(2 * math.pi * math.e)
 
 
-def _spacings(method: str) -> Callable[[np.ndarray], np.ndarray]:
-  def estimate(values: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):  # Ties have log 0.
-      return scipy.stats.differential_entropy(values, axis=-1, method=method)
-
-  return estimate
+def _spacings(values: np.ndarray, method: str) -> np.ndarray:
+  with np.errstate(divide="ignore"):  # Ties have log 0.
+    return scipy.stats.differential_entropy(values, axis=-1, method=method)
 
 
 # Spacings of order statistics (Vasicek 1976), and with the correction at the
 # ends of the sample (Ebrahimi et al. 1994); the window is sqrt(n) + 1/2.
-ESTIMATORS.register("vasicek")(_spacings("vasicek"))
-ESTIMATORS.register("ebrahimi")(_spacings("ebrahimi"))
+for _method in ("vasicek", "ebrahimi"):
+  ESTIMATORS.register(_method)(functools.partial(_spacings, method=_method))
 
 
 @ESTIMATORS.register("nearest")

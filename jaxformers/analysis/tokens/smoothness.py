@@ -11,26 +11,22 @@ of equations are the paper's.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from jaxformers import cli, trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
-from jaxformers.analysis.tokens.capture import (
-  HEADS,
-  Capture,
-  batches,
-  capture,
-  num_tokens,
-)
+from jaxformers.analysis.tokens import capture as captures
+from jaxformers.analysis.tokens.capture import Capture
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
@@ -67,10 +63,6 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
 def _divisor(x: jax.Array) -> jax.Array:
   """Returns x where it is positive, and 1 elsewhere."""
   return jnp.where(x > 0, x, 1)
-
-
-def _transpose(x: jax.Array) -> jax.Array:
-  return jnp.swapaxes(x, -1, -2)
 
 
 def attention_weights(
@@ -188,7 +180,7 @@ def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
 
   Source: equation 8.
   """
-  return _slope(v, weights + _transpose(weights))
+  return _slope(v, weights + weights.mT)
 
 
 def _slope(v: jax.Array, weights: jax.Array) -> jax.Array:
@@ -219,7 +211,7 @@ def step(
     first: values f of the first layer, [..., n, e]; needed with a fidelity.
   """
   # Make the weights symmetric, and then each row's sum one.
-  both = weights + _transpose(weights)
+  both = weights + weights.mT
   both = both / both.sum(-1, keepdims=True)
   after = _einsum("...nm,...me->...ne", both, u)
   return after if first is None else after + fidelity * (first - u)
@@ -253,17 +245,15 @@ def flow(
   """
   has_no_fidelity = isinstance(fidelity, (int, float)) and not fidelity
   if first is None and not has_no_fidelity:
-    raise UserError(
-      f"fidelity={fidelity} draws tokens towards `first`: give `first`."
-    )
+    raise UserError(f"fidelity={fidelity} pulls towards `first`: give `first`.")
   # Decompose the graph's Laplacian.
-  both = weights + _transpose(weights)
+  both = weights + weights.mT
   eye = jnp.eye(both.shape[-1], dtype=both.dtype)
   rates, basis = jnp.linalg.eigh(both.sum(-1)[..., None] * eye - both)
   rates = jnp.maximum(rates, 0) + fidelity
   # Each coordinate decays at its rate from its start to its end.
   decay = jnp.exp(-rates * jnp.asarray(time)[..., None])[..., None]
-  into = _transpose(basis)
+  into = basis.mT
   end = jnp.zeros_like(u)
   if first is not None:
     share = jnp.where(rates > 0, fidelity / _divisor(rates), 0)
@@ -391,9 +381,7 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
     *(_of_heads(heads, mask, causal) for heads in captured.heads), strict=True
   )
   result |= jax.tree.map(lambda *values: jnp.stack(values), *quantities)
-  redundancy = [
-    head_redundancy(a, b).mean() for a, b in itertools.pairwise(weights)
-  ]
+  redundancy = [head_redundancy(a, b).mean() for a, b in pairwise(weights)]
   # A single layer has none before it.
   if redundancy:
     result["head_redundancy"] = jnp.stack(redundancy)
@@ -412,7 +400,7 @@ def _of_heads(
   """
   # Where queries are not projected apart they are the keys.
   heads = {"query": heads["key"], **heads}
-  q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
+  q, k, v = (heads[name].astype(jnp.float32) for name in captures.HEADS)
   tokens = jnp.broadcast_to(mask, v.shape[:-1])
   pairs = _seen(mask, causal) & mask[..., None]
   count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
@@ -420,21 +408,17 @@ def _of_heads(
   symmetric = jnp.where(pairs, attention_weights(k, k, mask, causal), 0)
   rough = functional(v, symmetric / count[..., None, None])
   logs = log_functional_kernel(v, k, tokens, causal)
+  log_mean = jax.nn.logsumexp(logs) - math.log(logs.size)
   # Slopes of attention with queries, and with keys in their place.
   slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
   cosine = gradient_cosine(v, *slopes, tokens)
   quantities = {
     "functional": rough.mean(),
-    "functional_kernel": _log10_mean(logs),
+    "functional_kernel": log_mean / math.log(10),
     "gradient_cosine": jnp.nanmean(cosine),
   }
   weights = jnp.where(pairs, attention_weights(q, k, mask, causal), 0)
   return quantities, weights
-
-
-def _log10_mean(logs: jax.Array) -> jax.Array:
-  """Returns log10 of the mean of numbers whose natural logarithms are given."""
-  return (jax.nn.logsumexp(logs) - math.log(logs.size)) / math.log(10)
 
 
 def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
@@ -454,7 +438,7 @@ def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
   matrices = {}
   for layer, heads in enumerate(captured.heads, 1):
     if "key" in heads:
-      q, k = (heads.get(name, heads["key"])[:1] for name in HEADS[:2])
+      q, k = (heads.get(name, heads["key"])[:1] for name in captures.HEADS[:2])
       q, k = q.astype(jnp.float32), k.astype(jnp.float32)
       weights = attention_weights(q, k, captured.mask[:1, None], causal)
       matrices[layer] = np.asarray(weights[0].mean(0))
@@ -474,7 +458,7 @@ def measure_curves(
   variables = make_variables(model, params)
   # Values of each batch, with the number of its samples that have them.
   measured: dict[str, list[tuple[np.ndarray, int]]] = {}
-  for batch in batches(ids, batch_size, "smoothness"):
+  for batch in captures.batches(ids, batch_size, "smoothness"):
     num_pairs = int((np.asarray(model.mask(batch)).sum(1) > 1).sum())
     values_by_name = jax.device_get(_batch_curves(model, variables, batch))
     for name, values in values_by_name.items():
@@ -492,11 +476,9 @@ def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
   """Returns the mean over batches of values [batches, l] -> [l]."""
   shares = counts[:, None] / counts.sum()
   if name == "functional_kernel":
-    # Average J, not its logarithm; the greatest is taken out first.
-    top = values.max(0)
-    top = np.where(np.isfinite(top), top, 0)
-    with np.errstate(divide="ignore"):
-      return top + np.log10((shares * 10 ** (values - top)).sum(0))
+    # Average J, not its logarithm.
+    logs = scipy.special.logsumexp(values * math.log(10), 0, b=shares)
+    return logs / math.log(10)
   return (shares * values).sum(0)
 
 
@@ -506,7 +488,7 @@ def _batch_curves(
 ) -> dict[str, jax.Array]:
   """Returns the curves of a batch; compiled once for a model."""
   causal = model.objective == "language_model"
-  return curves(capture(model, variables, ids), causal)
+  return curves(captures.capture(model, variables, ids), causal)
 
 
 def rows(label: str, seed: int, measured: dict[str, list[float]]) -> list[Row]:
@@ -572,24 +554,18 @@ def text(curve_rows: list[Row]) -> str:
       if not all(map(math.isnan, bars.values())):
         table.append(["  +-", *(_cell(bars, k, 2) for k in layers)])
     # Pad the columns to one width.
-    first = max(len(line[0]) for line in table)
-    width = max(len(cell) for line in table for cell in line[1:])
+    first = max(len(title) for title, *_ in table)
+    width = max(len(cell) for _, *cells in table for cell in cells)
     lines += ["", run]
-    lines += [
-      f"  {line[0]:<{first}}" + "".join(f"  {c:>{width}}" for c in line[1:])
-      for line in table
-    ]
+    for title, *cells in table:
+      padded = "".join(f"  {cell:>{width}}" for cell in cells)
+      lines.append(f"  {title:<{first}}{padded}")
   return "\n".join(lines)
 
 
 def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
   value = values.get(layer, math.nan)
   return "-" if math.isnan(value) else f"{value:.{digits}g}"
-
-
-def seeds_of(workdir: Path) -> list[Path]:
-  """Returns the workdirs of seeds, seed_0 and so on, or the workdir itself."""
-  return sorted(workdir.glob("seed_*")) or [workdir]
 
 
 @cli.command(
@@ -603,22 +579,19 @@ def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
   curve_rows: list[Row] = []
   seeds, sizes, lengths = set(), set(), set()
   for workdir in workdirs:
-    # Seeds of one run share its line.
-    folders = seeds_of(workdir)
+    # Seeds of one run, in seed_0 and so on, share its line.
+    folders = sorted(workdir.glob("seed_*")) or [workdir]
     seeds.add(len(folders))
     for seed, folder in enumerate(folders):
       run = trained.load(folder)
       ids = run.sample(samples, length)
       sizes.add(len(ids))
-      lengths.add(num_tokens(run.model, ids))
+      lengths.add(captures.num_tokens(run.model, ids))
       measured = measure_curves(run.model, run.params, ids)
       curve_rows += rows(str(workdir), seed, measured)
   # Print the table and the caption, and draw if asked.
-  picture = figure(
-    curve_rows,
-    figures.describe_data(sizes, lengths, seeds),
-    Path(out or "smoothness").name,
-  )
+  data = figures.describe_data(sizes, lengths, seeds)
+  picture = figure(curve_rows, data, Path(out or "smoothness").name)
   print(f"{text(curve_rows)}\n\n{picture.caption}")
   if out:
     picture.write(Path(out).parent)
