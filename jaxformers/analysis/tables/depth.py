@@ -14,7 +14,6 @@ parameters beside the embedding, as in figure 2 of Levine et al. 2020
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import itertools
 import json
@@ -303,11 +302,12 @@ def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
   figures.draw_legend(fig, axes)
 
 
-def figure(points: Sequence[Point]) -> figures.Figure:
+def figure(points: Sequence[Point], name: str = "depth") -> figures.Figure:
   """Returns the loss over parameters, a line for each depth.
 
   Args:
     points: result of `select_points`.
+    name: name of the figure's files.
   """
   rows = [
     (f"{p.num_layers} layers", seed, p.d_model, p.rate, p.parameters, loss)
@@ -318,13 +318,13 @@ def figure(points: Sequence[Point]) -> figures.Figure:
   ticks = [size[0].parameters for size in _by_size(points)]
   seeds = sorted({len(p.losses) for p in points})
   return figures.Figure(
-    "depth",
+    name,
     "Depth against width",
     "Test loss of decoders of several depths over 12 L d^2, at the learning "
     "rate tuned on the selection split; bars are one deviation over "
-    f"{' or '.join(str(n) for n in seeds)} seeds, "
-    f"{points[0].tokens:,} tokens trained on, {points[0].epochs:.2g} epochs "
-    "(Levine et al. 2020, figure 2).",
+    f"{' or '.join(map(str, seeds))} seeds, {points[0].tokens:,} tokens "
+    f"trained on, {points[0].epochs:.2g} epochs (Levine et al. 2020, figure "
+    "2).",
     ("depth", "seed", "d", "learning rate", "12 L d^2", "test loss, nats"),
     rows,
     functools.partial(_paint, ticks),
@@ -339,7 +339,7 @@ def main(workdirs: Sequence[Path], out: str) -> None:
   print(markdown(points))
   if out:
     path = Path(out)
-    dataclasses.replace(figure(points), name=path.name).write(path.parent)
+    figure(points, path.name).write(path.parent)
     print(f"Written to {path}.png, .svg and .csv.")
 
 

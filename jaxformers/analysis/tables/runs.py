@@ -134,10 +134,9 @@ def _check_same_config(
   differing = configs.differences(before, now)
   if differing:
     raise UserError(
-      f"{folder}: config.json is not that of results.json ("
-      + ", ".join(differing[:3])
-      + "). Remove the file that is of another run, and run the training "
-      "command again."
+      f"{folder}: config.json is not that of results.json "
+      f"({', '.join(differing[:3])}). Remove the file that is of another run, "
+      "and run the training command again."
     )
 
 
