@@ -22,8 +22,6 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.errors import UserError
@@ -253,6 +251,7 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
     advice: result of `advise`.
     sizes: sizes of the config to compare, or None.
   """
+  import numpy as np
   from matplotlib.figure import Figure
 
   # Draw the curves: the fit, and widths of as many parameters.

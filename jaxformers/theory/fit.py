@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-import scipy.special
-
 from jaxformers.errors import UserError
 
 # Line that gives the natural logarithm of d for L layers.
@@ -45,7 +43,7 @@ def parameters(num_layers: float, d_model: float) -> float:
 
 
 def depth_of(params: float) -> float:
-  """Returns the depth of the fit for a number of parameters.
+  """Returns the depth of the fit for a number of parameters, by bisection.
 
   Raises:
     UserError: for fewer parameters than one layer of the fit has, and for more
@@ -53,7 +51,9 @@ def depth_of(params: float) -> float:
   """
   if not math.isfinite(params):
     raise UserError(f"params={params}: give a number such as 125e6.")
-  least, most = (parameters(x, width(x)) for x in (1, 5_000))
+  # Bracket the depth: parameters grow with it.
+  low, high = 1.0, 5_000.0
+  least, most = (parameters(x, width(x)) for x in (low, high))
   if params < least:
     raise UserError(
       f"params={params:,.0f}: one layer of the fit has {least:,.0f} "
@@ -64,9 +64,12 @@ def depth_of(params: float) -> float:
       f"params={params:.1e} is more than 5,000 layers of the fit have: give "
       f"{most:.1e} or less."
     )
-  # Lambert's function W solves params = 12 L exp(2 (5.039 + 0.0555 L)) for L.
-  scaled = params * SLOPE / 6 * math.exp(-2 * INTERCEPT)
-  return float(scipy.special.lambertw(scaled).real) / (2 * SLOPE)
+  # Halve the bracket until float64 has no number between.
+  for _ in range(80):
+    middle = (low + high) / 2
+    is_below = parameters(middle, width(middle)) < params
+    low, high = (middle, high) if is_below else (low, middle)
+  return (low + high) / 2
 
 
 def place(num_layers: int, d_model: int) -> tuple[str, float]:

@@ -48,20 +48,17 @@ def ascend(
     ratios = ratio(points)
     return -sign * jnp.log(ratios).sum(), ratios
 
-  def step(state: Any, _: None) -> tuple[Any, None]:
-    points, moments, best = state
+  def step(state: Any, _: None) -> tuple[Any, jax.Array]:
+    points, moments = state
     (_, ratios), grads = jax.value_and_grad(objective, has_aux=True)(points)
-    # Ways are no monotone climbs: keep the best ratio of each.
-    better = jnp.isfinite(ratios) & (sign * ratios > sign * best)
-    best = jnp.where(better, ratios, best)
     updates, moments = tx.update(grads, moments)
-    return (optax.apply_updates(points, updates), moments, best), None
+    return (optax.apply_updates(points, updates), moments), ratios
 
-  # Begin with the worst value, which any finite ratio improves.
-  shape = jax.eval_shape(ratio, start)
-  best = jnp.full(shape.shape, -sign * jnp.inf, shape.dtype)
-  state = (start, tx.init(start), best)
-  return jax.lax.scan(step, state, None, length=steps)[0][2]
+  start = (start, tx.init(start))
+  _, ratios = jax.lax.scan(step, start, None, length=steps)
+  # Ways are no monotone climbs: take the best finite ratio of each.
+  finite = jnp.where(jnp.isfinite(ratios), sign * ratios, -jnp.inf)
+  return sign * finite.max(0)
 
 
 def _ends(

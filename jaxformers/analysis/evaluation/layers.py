@@ -60,7 +60,6 @@ def measure_layers(
   pairs: int = 200,
   axis: str = "units",
   estimator: str = "vasicek",
-  seed: int = 0,
 ) -> Layers:
   """Returns the statistics of all samples, measured a batch at a time.
 
@@ -70,7 +69,6 @@ def measure_layers(
     batch_size: samples at a time; the last batch may be smaller.
     pairs: number of pairs of tokens a sample, for the activation factors.
     axis, estimator: options of the entropy, see `entropy.of_tokens`.
-    seed: seed of the pairs.
   """
   variables = make_variables(model, params)
   estimation = {"axis": axis, "estimator": estimator}
@@ -78,13 +76,12 @@ def measure_layers(
   for k, batch in enumerate(batches(ids, batch_size, "layers")):
     mask = np.asarray(model.mask(batch))
     # Every batch draws pairs by a seed of its own.
-    places = lipschitz.pairs(mask, pairs, seed + k * batch_size)
+    places = lipschitz.pairs(mask, pairs, seed=k * batch_size)
     # Fetch a batch at a time: entropies are estimated on the host.
     observed = jax.device_get(_observe(model, variables, batch, places))
     measured.append(_measure_batch(*observed, estimation))
-  factors, entropies, shapes, finite, each_part, gates, values = zip(
-    *measured, strict=True
-  )
+  fields = zip(*measured, strict=True)
+  factors, entropies, shapes, finite, each_part, gates, values = fields
   # Batches count by their samples; those without values are left out.
   sizes = [batch.shape[1] for batch in factors]
   shares = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)

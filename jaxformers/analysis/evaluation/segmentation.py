@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.special
 from PIL import Image
 from tqdm import tqdm
 
@@ -134,7 +133,8 @@ def predict(
       scores = sliding(score, scaled[:, ::direction], window, stride)
       # Turn mirrored scores back, then take the softmax at the scene's size.
       scores = interpolate(scores[:, ::direction], size)
-      total = total + scipy.special.softmax(scores, -1)
+      weights = np.exp(scores - scores.max(-1, keepdims=True))
+      total = total + weights / weights.sum(-1, keepdims=True)
   return total.argmax(-1)
 
 

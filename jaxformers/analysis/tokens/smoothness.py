@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 
 from jaxformers import cli, trained
 from jaxformers.analysis.plotting import figures, plots
@@ -476,9 +475,11 @@ def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
   """Returns the mean over batches of values [batches, l] -> [l]."""
   shares = counts[:, None] / counts.sum()
   if name == "functional_kernel":
-    # Average J, not its logarithm.
-    logs = scipy.special.logsumexp(values * math.log(10), 0, b=shares)
-    return logs / math.log(10)
+    # Average J, not its logarithm; the greatest is taken out first.
+    top = values.max(0)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+      return top + np.log10((shares * 10 ** (values - top)).sum(0))
   return (shares * values).sum(0)
 
 
