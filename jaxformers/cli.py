@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,11 @@ def argument(*flags: str, **options: Any) -> Argument:
   return Argument(flags, options)
 
 
+def option(name: str, default: Any, text: str) -> Argument:
+  """Declares --NAME with a default, which gives its type, and its help."""
+  return argument(f"--{name}", default=default, help=text)
+
+
 def switch(flag: str, **options: Any) -> Argument:
   """Declares a flag without a value, which is False unless it is given."""
   return Argument((flag,), {"action": "store_true", **options})
@@ -67,6 +73,11 @@ WORKDIRS = argument(
   help="folder of a run, or a folder with runs below it",
 )
 JSON = switch("--json", dest="as_json", help="print JSON")
+
+
+def show(content: Any, lines: Iterable[str], as_json: bool) -> None:
+  """Prints the result of a command as JSON, or else the lines about it."""
+  print(json.dumps(content, indent=2) if as_json else "\n".join(lines))
 
 
 def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:
@@ -99,15 +110,12 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
     module: name of the module, as in `__name__`.
     *arguments: arguments of the command.
   """
-  # Usage shows the subcommand, as a user types it.
-  subcommands = {path: name for name, path in SUBCOMMANDS.items()}
   # `python -m` names the module "__main__"; its spec has the real path.
   spec = sys.modules[module].__spec__
-  program = None
-  if spec:
-    path = spec.name.removesuffix(".__main__")
-    target = f"jaxformers {subcommands[path]}" if path in subcommands else path
-    program = f"python -m {target}"
+  path = spec.name.removesuffix(".__main__") if spec else ""
+  # Usage shows the subcommand, as a user types it.
+  targets = {path: f"jaxformers {name}" for name, path in SUBCOMMANDS.items()}
+  program = f"python -m {targets.get(path, path)}" if spec else None
   # Keep the line breaks of the docstring and its examples.
   command_parser = argparse.ArgumentParser(
     prog=program,
@@ -142,9 +150,7 @@ def command(
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
-      build = make_parser or functools.partial(
-        parser, function.__module__, *arguments
-      )
+      build = make_parser or (lambda: parser(function.__module__, *arguments))
       options = vars(build().parse_args(argv))
       try:
         function(**options)

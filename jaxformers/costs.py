@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
+import re
 from typing import Any
 
 from jaxformers import cli, tasks
@@ -29,27 +29,27 @@ from jaxformers.tables import markdown_table
 
 # Most parameters over the Transformer's (Long Range Arena, section 3).
 MOST_PARAMETERS = 1.10
+Fields = dict[str, Any]
 NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")
 SIZES = (*NUMBERS, "objective", "image")
 
 
-def parse_sizes(text: str) -> dict[str, Any]:
+def parse_sizes(text: str) -> Fields:
   """Returns the sizes of a task from "name=value,...".
 
   Raises:
     UserError: for an unknown name, a wrong value, or a size that is missing.
   """
-  sizes: dict[str, Any] = {}
+  sizes: Fields = {}
   for item in text.split(","):
     name, _, value = item.partition("=")
     choose("size of a task", name, SIZES)
     if name == "image":
-      sides = value.split("x")
-      if len(sides) != 3 or not all(side.isdigit() for side in sides):
+      if not re.fullmatch(r"\d+x\d+x\d+", value):
         raise UserError(f"--sizes {item}: write image=224x224x3.")
       # Images have neither a vocabulary nor a length.
-      sizes["image"] = tuple(map(int, sides))
-      sizes |= {"vocab_size": 0, "max_len": 0}
+      image = tuple(map(int, value.split("x")))
+      sizes |= {"image": image, "vocab_size": 0, "max_len": 0}
     elif name == "objective":
       sizes[name] = value
     elif not value.isdigit():
@@ -64,15 +64,13 @@ def parse_sizes(text: str) -> dict[str, Any]:
   return sizes
 
 
-def open_task_sizes(spec: str) -> dict[str, Any]:
+def open_task_sizes(spec: str) -> Fields:
   """Returns the sizes of a config's task, whose data it opens."""
   config = configs.plain(configs.load(spec))
   return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
 
 
-def rows(
-  spec: str, names: list[str], sizes: dict[str, Any]
-) -> list[dict[str, Any]]:
+def rows(spec: str, names: list[str], sizes: Fields) -> list[Fields]:
   """Returns the cost of each model, and its parameters over the Transformer's.
 
   A model that cannot have these sizes has a row with the reason.
@@ -94,51 +92,42 @@ def rows(
       costs.append({"model": name, "error": str(error)})
       continue
     # Compare with the Transformer of the same config.
-    reference = build(**config["reference"], **sizes)
     row = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
-    share = row["parameters"] / cost.size(reference)
+    share = row["parameters"] / cost.size(build(**config["reference"], **sizes))
     costs.append({"model": name, **row, "relative": share})
   return costs
 
 
 COLUMNS = (
-  "model",
-  "parameters",
-  "of Transformer's",
-  "at most 10 % more",
-  "GFLOP, products",
-  "GFLOP, other",
-  "MB kept",
+  *("model", "parameters", "of Transformer's", "at most 10 % more"),
+  *("GFLOP, products", "GFLOP, other", "MB kept"),
 )
 
 
-def table(costs: list[dict[str, Any]]) -> str:
+def table(costs: list[Fields]) -> str:
   """Returns the rows of `rows` as a Markdown table."""
-  lines = []
-  for row in costs:
+  lines = [
     # A model that cannot be built has the reason instead of numbers.
-    if "error" in row:
-      lines.append((row["model"], row["error"], *[""] * 5))
-      continue
-    lines.append(
-      (
-        row["model"],
-        f"{row['parameters']:,}",
-        f"{row['relative']:.2f}",
-        "yes" if row["relative"] <= MOST_PARAMETERS else "NO",
-        f"{row['flops'] / 1e9:.3f}",
-        f"{row['elementwise'] / 1e9:.3f}",
-        f"{row['activations'] / 1e6:.1f}",
-      )
+    (row["model"], row["error"], *[""] * 5)
+    if "error" in row
+    else (
+      row["model"],
+      f"{row['parameters']:,}",
+      f"{row['relative']:.2f}",
+      "yes" if row["relative"] <= MOST_PARAMETERS else "NO",
+      f"{row['flops'] / 1e9:.3f}",
+      f"{row['elementwise'] / 1e9:.3f}",
+      f"{row['activations'] / 1e6:.1f}",
     )
+    for row in costs
+  ]
   return markdown_table(COLUMNS, lines, right=(1, 2, 4, 5, 6))
 
 
 def catalogue() -> str:
   """Returns the names of all models with mixer, block and a line on each."""
   lines = []
-  for name in sorted(MODELS):
-    variant = MODELS[name]
+  for name, variant in sorted(MODELS.items()):
     # List the options that define the variant, and its defaults.
     options = {**variant.fixed, **variant.defaults}
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
@@ -149,9 +138,9 @@ def catalogue() -> str:
 
 
 @cli.command(
-  cli.argument("--config", default="", help="path.py:key=value,..."),
-  cli.argument("--models", default="", help="names: a,b (default: all)"),
-  cli.argument("--sizes", default="", help="sizes of the task, see above"),
+  cli.option("config", "", "path.py:key=value,..."),
+  cli.option("models", "", "names: a,b (default: all)"),
+  cli.option("sizes", "", "sizes of the task, see above"),
   cli.JSON,
 )
 def main(config: str, models: str, sizes: str, as_json: bool) -> None:
@@ -167,18 +156,15 @@ def main(config: str, models: str, sizes: str, as_json: bool) -> None:
   # Data are opened only if no sizes are given.
   task_sizes = parse_sizes(sizes) if sizes else open_task_sizes(config)
   costs = rows(config, names, task_sizes)
-  if as_json:
-    print(json.dumps(costs, indent=2))
-    return
   # Costs are of one example: name its length, or its size.
   example = f"example of {task_sizes['max_len']:,} tokens"
   if task_sizes.get("image"):
     example = "image of {} x {} pixels".format(*task_sizes["image"])
-  print(
+  text = (
     f"One {example}: operations of a forward pass, in matrix products and in "
     "all other\narithmetic, and what it keeps for the backward pass.\n"
   )
-  print(table(costs))
+  cli.show(costs, (text, table(costs)), as_json)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ python -m jaxformers advise --params 125e6 --vocab 32000 \
 
 The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
 arXiv 2006.12467: log d = 5.039 + 0.0555 L, from decoders of 6 to 48 layers with
-12 L d^2 parameters beside the embedding. The recommended network has the given
-number of parameters within 10 %, from 10 M on within 5 %, and 96 layers at
-most.
+12 L d^2 parameters beside the embedding. The recommended network has at most 96
+layers. Its parameters differ from the given number by less than 10 %, and from
+10 M on by less than 5 %.
 
-The vocabulary bounds the rank of the embedding. A width above that rank adds
-nothing that the theory counts (arXiv 2105.03928): depth is the better use then.
+The rank of the embedding is at most the size of the vocabulary. By the theory,
+a width above that rank is wasted (arXiv 2105.03928), and more layers are the
+better use of the parameters.
 """
 
 from __future__ import annotations
@@ -24,18 +25,7 @@ from typing import NamedTuple
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.errors import UserError
-from jaxformers.theory import bounds
-from jaxformers.theory.fit import (
-  DEEPEST,
-  EXTRAPOLATED,
-  FITTED,
-  VERDICTS,
-  depth_of,
-  explain_thresholds,
-  parameters,
-  place,
-  width,
-)
+from jaxformers.theory import bounds, fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +33,17 @@ class Advice:
   """Recommended sizes of a network with a given number of parameters.
 
   Attributes:
-    num_layers, d_model: sizes by the fit, not rounded.
-    layers, width: sizes to build. Heads divide the width: heads of 64, below
-      512 of 32, below 256 of 16.
+    fit_depth, fit_width: number of layers and width by the fit, not rounded.
+    num_layers, d_model: number of layers and width to build. Heads divide the
+      width: heads of 64, below 512 of 32, below 256 of 16.
     bottleneck: smallest of width, vocabulary and rank of the embedding.
-    fitted: True if the fit has networks of `layers` layers.
+    fitted: True if the fit has networks of `num_layers` layers.
   """
 
-  num_layers: float
-  d_model: float
-  layers: int
-  width: int
+  fit_depth: float
+  fit_width: float
+  num_layers: int
+  d_model: int
   bottleneck: int
   fitted: bool
 
@@ -61,9 +51,9 @@ class Advice:
 def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   """Recommends a depth and a width for a number of parameters.
 
-  12 L d^2 of the recommended network is within 10 % of `params`, and within 5 %
-  from 1e7 on. A vocabulary or rank below the fit's width reduces the width to
-  it, and the parameters go into depth.
+  The number of parameters, 12 L d^2, is within 10 % of `params`, and within 5 %
+  from 1e7 on. Where the vocabulary or the rank is below the fit's width, it is
+  the width, and the network has more layers instead.
 
   Args:
     params: number of parameters, without embedding.
@@ -77,26 +67,26 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   if vocab < 0 or rank < 0:
     raise UserError(f"vocab={vocab}, rank={rank}: give 0 (no bound) or more.")
   # Find the sizes of the fit.
-  depth = depth_of(params)
-  d_model = width(depth)
-  if depth > DEEPEST:
-    most = math.floor(parameters(DEEPEST, width(DEEPEST)))
+  depth = fit.depth_of(params)
+  fit_width = fit.width(depth)
+  if depth > fit.DEEPEST:
+    most = math.floor(fit.parameters(fit.DEEPEST, fit.width(fit.DEEPEST)))
     raise UserError(
-      f"params={params:,.0f}: the fit has {depth:.0f} layers of {d_model:,.0f} "
-      f"channels for them, and nothing is recommended beyond {DEEPEST} layers, "
-      f"twice the deepest network of the fit. Give --params {most} or less."
+      f"params={params:,.0f}: the fit has {depth:.0f} layers of "
+      f"{fit_width:,.0f} channels for them, and nothing is recommended beyond "
+      f"{fit.DEEPEST} layers, twice the deepest network of the fit. Give "
+      f"--params {most} or less."
     )
   # Reduce the width to the bottleneck, and round to whole heads and layers.
   limits = {"vocab": vocab or math.inf, "rank": rank or math.inf}
-  name = min(limits, key=lambda key: limits[key])
-  narrowest = limits[name]
-  layers, rounded = _round_sizes(params, min(d_model, narrowest), narrowest)
+  name, narrowest = min(limits.items(), key=lambda item: item[1])
+  sizes = _round_sizes(params, min(fit_width, narrowest), narrowest)
   # At this width, 96 layers may have too few parameters.
-  if abs(parameters(layers, rounded) / params - 1) > _tolerance(params):
+  if _is_off(params, sizes):
     raise UserError(_bottleneck_message(params, int(narrowest), name))
-  bottleneck = int(min(rounded, narrowest))
-  is_fitted = FITTED[0] <= layers <= FITTED[1]
-  return Advice(depth, d_model, layers, rounded, bottleneck, is_fitted)
+  bottleneck = int(min(sizes[1], narrowest))
+  is_fitted = fit.FITTED[0] <= sizes[0] <= fit.FITTED[1]
+  return Advice(depth, fit_width, *sizes, bottleneck, is_fitted)
 
 
 def _head_width(d_model: float) -> int:
@@ -114,59 +104,55 @@ def _round_width(d_model: float, widest: float) -> int:
   return heads * head or int(widest)
 
 
-def _round_sizes(
-  params: float, d_model: float, widest: float
-) -> tuple[int, int]:
-  """Returns (layers, width) whose parameters come closest to `params`.
+def _round_sizes(params: float, width: float, widest: float) -> tuple[int, int]:
+  """Returns (num_layers, d_model) whose parameters come closest to `params`.
 
-  The width is a multiple of the width of a head.
-
-  Prefers sizes that the fit calls balanced, if they are within the tolerance.
+  The width is a multiple of the width of a head. Sizes that the fit calls
+  balanced come first, if they are within the tolerance.
 
   Args:
     params: number of parameters.
-    d_model: width to round.
+    width: width to round.
     widest: upper bound of the width.
   """
-  # Round the width first, or else the depth.
-  rounded = _round_width(d_model, widest)
-  sizes = [(round(params / parameters(1, rounded)), rounded)]
-  depth = params / parameters(1, d_model)
-  # Try the depth below and above, each with its best width.
-  for layers in (math.floor(depth), math.ceil(depth)):
-    ideal = math.sqrt(params / parameters(max(layers, 1), 1))
-    sizes.append((layers, _round_width(ideal, widest)))
-  # Keep between 1 and 96 layers.
-  sizes = [(min(max(n, 1), DEEPEST), wide) for n, wide in sizes]
+  # Round the width first, and take the depth that it needs.
+  rounded = _round_width(width, widest)
+  sizes = [(round(params / fit.parameters(1, rounded)), rounded)]
+  # Or round the depth down and up, each with its best width.
+  depth = params / fit.parameters(1, width)
+  for num_layers in (math.floor(depth), math.ceil(depth)):
+    ideal = math.sqrt(params / fit.parameters(max(num_layers, 1), 1))
+    sizes.append((num_layers, _round_width(ideal, widest)))
 
-  # Prefer sizes in the tolerance that the fit calls balanced.
   def cost(pair: tuple[int, int]) -> tuple[bool, float]:
-    off = abs(parameters(*pair) / params - 1)
-    return off > _tolerance(params) or place(*pair)[0] != "balanced", off
+    is_second = _is_off(params, pair) or fit.place(*pair)[0] != "balanced"
+    return is_second, abs(fit.parameters(*pair) / params - 1)
 
-  return min(sizes, key=cost)
+  # Keep between 1 and 96 layers.
+  return min(((min(max(n, 1), fit.DEEPEST), d) for n, d in sizes), key=cost)
 
 
-def _tolerance(params: float) -> float:
-  """Returns the share of `params` by which the network may differ."""
-  return 0.05 if params >= 1e7 else 0.1
+def _is_off(params: float, sizes: tuple[int, int]) -> bool:
+  """Returns True if the parameters of a network are not near `params`."""
+  tolerance = 0.05 if params >= 1e7 else 0.1
+  return abs(fit.parameters(*sizes) / params - 1) > tolerance
 
 
 def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
   """Returns the message for a bottleneck that would need over 96 layers."""
   # Count the parameters of 96 layers of the bottleneck's width.
   d_model = _round_width(narrowest, narrowest)
-  most = parameters(DEEPEST, d_model)
+  most = fit.parameters(fit.DEEPEST, d_model)
   # Find the least width of whole heads for which 96 layers suffice.
-  ideal = math.sqrt(params / parameters(DEEPEST, 1))
+  ideal = math.sqrt(params / fit.parameters(fit.DEEPEST, 1))
   least = math.ceil(ideal / _head_width(ideal)) * _head_width(ideal)
   remedy = f"--{name} {least} or more"
-  if most >= parameters(1, width(1)):
+  if most >= fit.parameters(1, fit.width(1)):
     remedy += f", or --params {most} or less"
   return (
     f"params={params:,.0f}: {name}={narrowest:,} bounds the useful width to "
-    f"{d_model:,}, and {DEEPEST} layers of it, the most layers recommended, "
-    f"have {most:,} parameters. Give {remedy}."
+    f"{d_model:,}, and {fit.DEEPEST} layers of it, the most layers "
+    f"recommended, have {most:,} parameters. Give {remedy}."
   )
 
 
@@ -175,7 +161,7 @@ class Sizes(NamedTuple):
 
   Attributes:
     num_layers, d_model: depth and width.
-    mlp_dim: width of the feed-forward layer; 0 for layers of another form.
+    mlp_dim: width of the feed-forward layer; 0 if the config has none.
   """
 
   num_layers: int
@@ -186,10 +172,10 @@ class Sizes(NamedTuple):
   def parameters(self) -> float:
     """Number of entries of the layers' kernels, L (4 d^2 + 2 d mlp_dim).
 
-    Layers of another form count as those of the fit, 12 L d^2.
+    Without `mlp_dim` it is that of the fit, 12 L d^2.
     """
     if not self.mlp_dim:
-      return parameters(self.num_layers, self.d_model)
+      return fit.parameters(self.num_layers, self.d_model)
     d = self.d_model
     return self.num_layers * (4 * d * d + 2 * d * self.mlp_dim)
 
@@ -210,55 +196,50 @@ def report(
     sizes: sizes of the config to compare, or None.
   """
   advice = advise(params, vocab, rank)
-  built = parameters(advice.layers, advice.width)
-  beyond = f"\n{'':21}{EXTRAPOLATED}"
+  layers, d_model = advice.num_layers, advice.d_model
+  built = fit.parameters(layers, d_model)
   lines = [
     f"{params:,.0f} parameters without embedding:",
-    f"  the fit            L = {advice.num_layers:.1f}, "
-    f"d = {advice.d_model:.0f}",
-    f"  to build           {advice.layers} layers of {advice.width} channels, "
-    f"{built / 1e6:,.1f} M parameters ({built / params - 1:+.1%})"
-    + ("" if advice.fitted else beyond),
-    *explain_thresholds(advice.width, bounds.threshold(advice.width)),
+    f"  the fit            L = {advice.fit_depth:.1f}, "
+    f"d = {advice.fit_width:.0f}",
+    f"  to build           {layers} layers of {d_model} channels, "
+    f"{built / 1e6:,.1f} M parameters ({built / params - 1:+.1%})",
+    *([] if advice.fitted else [f"{'':21}{fit.EXTRAPOLATED}"]),
+    *fit.explain_thresholds(d_model, bounds.threshold(d_model)),
   ]
-  # Name the bottleneck, if there is one.
-  narrow = {"vocabulary": vocab, "rank of the embedding": rank}
-  if vocab or rank:
-    # The smaller bound counts; 0 stands for none.
-    least, name = min((n, name) for name, n in narrow.items() if n)
-    is_tight = least < advice.d_model
-    lines.append(
-      f"  bottleneck         {name} {least:,}: "
-      + (
-        f"below the fit's width, so depth instead: "
-        f"d = {advice.width},\n                     "
-        "and more layers than the fit has for that width"
-        if is_tight
-        else "above the width, no bound"
-      )
-    )
-  return lines + (_compare(sizes, narrow) if sizes else [])
+  # Name the bottleneck: the smaller bound counts, and 0 stands for none.
+  bottlenecks = {"vocabulary": vocab, "rank of the embedding": rank}
+  bottlenecks = {name: n for name, n in bottlenecks.items() if n}
+  if bottlenecks:
+    name, least = min(bottlenecks.items(), key=lambda item: (item[1], item[0]))
+    lines.append(f"  bottleneck         {name} {least:,}: ")
+    if least < advice.fit_width:
+      lines[-1] += f"below the fit's width, so depth instead: d = {d_model},"
+      lines.append(f"{'':21}and more layers than the fit has for that width")
+    else:
+      lines[-1] += "above the width, no bound"
+  return lines + (_compare(sizes, bottlenecks) if sizes else [])
 
 
-def _compare(sizes: Sizes, narrow: dict[str, int]) -> list[str]:
+def _compare(sizes: Sizes, bottlenecks: dict[str, int]) -> list[str]:
   """Returns the lines that compare a config with the fit and the bounds."""
   depth, d_model = sizes.num_layers, sizes.d_model
   # Place the config by the fit at its depth.
-  kind, share = place(depth, d_model)
+  kind, share = fit.place(depth, d_model)
   # The fit counts feed-forward layers of width 4 d.
   is_usual = sizes.mlp_dim == 4 * d_model
-  lines = [
+  return [
     f"the config: {depth} layers of {d_model} channels, "
     f"{sizes.parameters / 1e6:,.1f} M parameters"
     + ("" if is_usual else " (its layers have not the fit's form of 12 d^2)"),
-    f"  fit at that depth  d = {width(depth):.0f}; it has {share:.2f} times "
-    f"that: {VERDICTS[kind]}",
-  ]
-  return lines + [
-    f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
-    "wider one adds nothing"
-    for name, n in narrow.items()
-    if n and n < d_model
+    f"  fit at that depth  d = {fit.width(depth):.0f}; it has {share:.2f} "
+    f"times that: {fit.VERDICTS[kind]}",
+    *(
+      f"  bottleneck         {name} {n:,}, below its {d_model} channels: a "
+      "wider one adds nothing"
+      for name, n in bottlenecks.items()
+      if n < d_model
+    ),
   ]
 
 
@@ -270,39 +251,31 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
     advice: result of `advise`.
     sizes: sizes of the config to compare, or None.
   """
+  import numpy as np
   from matplotlib.figure import Figure
 
   # Draw the curves: the fit, and widths of as many parameters.
-  deepest = max(
-    advice.num_layers, advice.layers, sizes.num_layers if sizes else 0
-  )
-  most = max(60, 1.15 * deepest)
-  depths = [1 + k * (most - 1) / 200 for k in range(201)]
+  drawn = [advice.fit_depth, advice.num_layers]
+  drawn += [sizes.num_layers] if sizes else []
+  depths = np.linspace(1, max(60, 1.15 * max(drawn)), 201)
+  total = fit.parameters(advice.fit_depth, advice.fit_width)
   figure = Figure(figsize=(6, 4.2), layout="constrained")
   axes = figure.subplots()
-  axes.plot(depths, [width(x) for x in depths], label="fit of d over L")
-  axes.plot(
-    depths,
-    [
-      math.sqrt(parameters(advice.num_layers, advice.d_model) / 12 / x)
-      for x in depths
-    ],
-    "--",
-    label="as many parameters",
-  )
+  axes.plot(depths, [fit.width(x) for x in depths], label="fit of d over L")
+  same = np.sqrt(total / 12 / depths)
+  axes.plot(depths, same, "--", label="as many parameters")
   # Mark the networks.
-  axes.plot(advice.layers, advice.width, "o", label="to build")
+  axes.plot(advice.num_layers, advice.d_model, "o", label="to build")
   if sizes:
     axes.plot(sizes.num_layers, sizes.d_model, "s", label="the config")
-  axes.axvspan(*FITTED, alpha=0.08, label="depths of the fit")
+  axes.axvspan(*fit.FITTED, alpha=0.08, label="depths of the fit")
   # Label the axes, widths by powers of two.
   axes.set_yscale("log")
   low, high = axes.get_ylim()
   ticks = [2**k for k in range(20) if low < 2**k < high]
   axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
   axes.minorticks_off()
-  axes.set_xlabel("layers")
-  axes.set_ylabel("width d")
+  axes.set(xlabel="layers", ylabel="width d")
   axes.grid(alpha=0.3)
   axes.legend()
   figure.savefig(path, dpi=150)
@@ -315,18 +288,18 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
     required=True,
     help="number of parameters without the embedding, such as 125e6",
   ),
-  cli.argument(
-    "--vocab",
-    default=0,
-    help="size of the vocabulary, which bounds the width (default: no bound)",
+  cli.option(
+    "vocab",
+    0,
+    "size of the vocabulary, which bounds the width (default: no bound)",
   ),
-  cli.argument(
-    "--rank",
-    default=0,
-    help="rank of the embedding, which bounds the width (default: no bound)",
+  cli.option(
+    "rank",
+    0,
+    "rank of the embedding, which bounds the width (default: no bound)",
   ),
-  cli.argument("--config", default="", help="path.py:key=value,..."),
-  cli.argument("--out", default="", help="write OUT.png and OUT.svg"),
+  cli.option("config", "", "path.py:key=value,..."),
+  cli.option("out", "", "write OUT.png and OUT.svg"),
 )
 def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
   """Prints the advice, and draws it if asked."""

@@ -57,7 +57,7 @@ def degree(num_layers: int) -> int:
   input's Gram matrix S. In the entries of the input it has the degree
   2 C + 1 = 3^L.
   """
-  _check_layers(num_layers)
+  check_layers(num_layers)
   return (3**num_layers - 1) // 2
 
 
@@ -75,11 +75,9 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   Raises:
     UserError: for less than one layer or head, or H >= d.
   """
-  _check(num_layers, d_model, num_heads)
   # Compare integers: log_3 of a power of 3 may be rounded.
-  if num_layers <= _floor(d_model):
-    return theorem_1(num_layers, d_model, num_heads)
-  return theorem_2(num_layers, d_model, num_heads)
+  theorem = theorem_1 if num_layers <= _floor(d_model) else theorem_2
+  return theorem(num_layers, d_model, num_heads)
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
@@ -127,8 +125,8 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
-  # Compare integers; capping the exponent keeps them small.
-  if 3 ** min(depth, _floor(d) + 1) < d:
+  # Compare integers: log_3 of a power of 3 may be rounded.
+  if depth <= _floor(d) and 3**depth < d:
     raise UserError(
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}, where "
       "theorem 2 does not hold: use `theorem_1`."
@@ -182,8 +180,8 @@ def width_needed(
     )
   # Set the shallow network's upper bound equal to the lower bound.
   exponent = deep.lower / degree(shallow) * LOG3
-  # Solve for log w = log(e^x - H); H is negligible, and e^x infinite, for large
-  # x.
+  # Solve for log w = log(e^x - H). For large x, e^x is infinite and H
+  # negligible.
   log = exponent
   if exponent < 600:
     wide = math.exp(exponent) - num_heads
@@ -251,7 +249,7 @@ def _floor(d_model: int) -> int:
 
 
 def _check(num_layers: int, d_model: int, num_heads: int) -> None:
-  _check_layers(num_layers)
+  check_layers(num_layers)
   # H need not divide d: the paper's example has 1000 channels and 16 heads.
   if num_heads < 1 or d_model - num_heads <= 0:
     raise UserError(
@@ -260,7 +258,8 @@ def _check(num_layers: int, d_model: int, num_heads: int) -> None:
     )
 
 
-def _check_layers(num_layers: int) -> None:
+def check_layers(num_layers: int) -> None:
+  """Raises UserError for fewer layers than one."""
   if num_layers < 1:
     raise UserError(f"num_layers={num_layers} is below 1: give 1 or more.")
 
@@ -289,7 +288,7 @@ def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
     f"log_3 d = {threshold(d_model):.2f}",
     f"  theorem {theorem}          {lower:,.1f} <= log_3 of the separation "
     f"rank <= {upper:,.1f}",
-    *_note_negative(lower),
+    *([f"{'':21}(a negative lower bound says nothing)"] if lower < 0 else []),
     *corollary(num_layers, d_model, num_heads),
     *fit.explain_thresholds(d_model, threshold(d_model)),
   ]
@@ -310,10 +309,6 @@ def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   ]
 
 
-def _note_negative(lower: float) -> list[str]:
-  return [f"{'':21}(a negative lower bound says nothing)"] if lower < 0 else []
-
-
 def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   """Returns the widths that shallower networks need for the same rank."""
   lines = []
@@ -321,21 +316,15 @@ def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
     log10, advantage = width_needed(shallow, num_layers, d_model, num_heads)
     # float64 ends at 1.8e308: print greater widths by exponent.
     width = f"{10**log10:.1e}" if log10 < 300 else f"10^{log10:,.0f}"
-    lines.append(
-      f"at L = {shallow} it takes "
-      + (
-        f"{width} channels for this rank"
-        if advantage
-        else "no more channels: nothing is proven"
-      )
-    )
+    result = f"{width} channels for this rank"
+    if not advantage:
+      result = "no more channels: nothing is proven"
+    lines.append(f"at L = {shallow} it takes {result}")
     # Deeper networks need even less width: nothing more is proven.
     if not advantage:
       break
-  lines = lines or ["there is no shallower network"]
-  return [
-    f"  {'' if k else 'corollary 1':19}{line}" for k, line in enumerate(lines)
-  ]
+  first, *others = lines or ["there is no shallower network"]
+  return [f"  corollary 1        {first}", *(f"{'':21}{x}" for x in others)]
 
 
 def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:

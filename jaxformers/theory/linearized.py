@@ -6,27 +6,20 @@ Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equations 3 and 4
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxformers.theory.rank import Weights
+
 _HIGHEST = jax.lax.Precision.HIGHEST
+_einsum = functools.partial(jnp.einsum, precision=_HIGHEST)
+_matmul = functools.partial(jnp.matmul, precision=_HIGHEST)
 
 
-class Maps(NamedTuple):
-  """Products of the weights of a network, [layers, heads, d, d] each.
-
-  Attributes:
-    values: W_O W_V.
-    scores: W_K.T W_Q.
-  """
-
-  values: jax.Array
-  scores: jax.Array
-
-
-def maps(params: Any, scale: float = 1.0) -> Maps:
+def maps(params: Any, scale: float = 1.0) -> Weights:
   """Returns the products of the weights of a model `linearized`.
 
   Args:
@@ -39,13 +32,12 @@ def maps(params: Any, scale: float = 1.0) -> Maps:
     q, key, v = (mixer[name]["kernel"] for name in ("query", "key", "value"))
     # Kernels multiply x from the left: [d, h, e], and [h, e, d] for the output.
     out = mixer["out"]["kernel"]
-    values.append(jnp.einsum("hed,che->hdc", out, v, precision=_HIGHEST))
-    product = jnp.einsum("dhe,che->hdc", key, q, precision=_HIGHEST)
-    scores.append(scale * product)
-  return Maps(jnp.stack(values), jnp.stack(scores))
+    values.append(_einsum("hed,che->hdc", out, v))
+    scores.append(scale * _einsum("dhe,che->hdc", key, q))
+  return Weights(jnp.stack(values), jnp.stack(scores))
 
 
-def literal(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
+def literal(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
   """Applies equation 3 token by token: x [n, d] -> [n, d].
 
   y_i = sum_j sum_h (x_j . W_K.T W_Q x_i) W_O W_V x_j, layer after layer.
@@ -56,15 +48,15 @@ def literal(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
     residual: True if every layer adds its input.
   """
   for values, scores in zip(*maps, strict=True):
-    weights = jnp.einsum("jc,hcd,id->hij", x, scores, x, precision=_HIGHEST)
-    y = jnp.einsum("hij,hdc,jc->id", weights, values, x, precision=_HIGHEST)
+    pairs = _einsum("jc,hcd,id->hij", x, scores, x)
+    y = _einsum("hij,hdc,jc->id", pairs, values, x)
     # Add the input under a residual connection.
     x = x + y if residual else y
   return x
 
 
 def polynomial(
-  gram: jax.Array, maps: Maps, residual: bool = False
+  gram: jax.Array, maps: Weights, residual: bool = False
 ) -> jax.Array:
   """Returns P(S) [d, d]: the output of the network is P(S) x.
 
@@ -82,17 +74,15 @@ def polynomial(
   eye = jnp.eye(len(gram), dtype=gram.dtype)
   total = eye
   for values, scores in zip(*maps, strict=True):
-    t = jnp.einsum("hij,jk,hkl->il", values, gram, scores, precision=_HIGHEST)
+    t = _einsum("hij,jk,hkl->il", values, gram, scores)
     t = t + eye if residual else t
-    total = jnp.matmul(t, total, precision=_HIGHEST)
-    gram = jnp.matmul(
-      jnp.matmul(t, gram, precision=_HIGHEST), t.T, precision=_HIGHEST
-    )
+    total = _matmul(t, total)
+    gram = _matmul(_matmul(t, gram), t.T)
   return total
 
 
-def compact(x: jax.Array, maps: Maps, residual: bool = False) -> jax.Array:
+def compact(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
   """Applies the network by `polynomial`: x [n, d] -> [n, d], as `literal`."""
-  gram = jnp.matmul(x.T, x, precision=_HIGHEST)
+  gram = _matmul(x.T, x)
   total = polynomial(gram, maps, residual)
-  return jnp.matmul(x, total.T, precision=_HIGHEST)
+  return _matmul(x, total.T)

@@ -6,8 +6,12 @@ The separation rank of a function of two groups of tokens is the rank of its
 grid matrix [y(a_s, b_t)] at generic points, if there are more points than the
 rank. Weights and tokens are drawn from the integers modulo p = 2^31 - 1, so the
 rank is exact: the rank over the rationals differs with a probability of about
-degree times rank over p (Schwartz and Zippel). Floating point gives the same up
-to two layers. At three the spectrum has no gap to cut at, see `numerical`.
+degree times rank over p (Schwartz and Zippel).
+
+In float64 at normal weights, the same rank is the number of singular values
+above 1e-10 of the largest, for up to two layers. At three there is no gap to
+cut at: d = 2 and N = 4 have the rank 232, but over three seeds 23 to 48
+singular values above 1e-8, 40 to 69 above 1e-10 and 66 to 96 above 1e-12.
 
 The network is equation 3 of Levine et al. 2020 (arXiv 2006.12467) in its
 compact form: with the Gram matrix S_1 of the tokens,
@@ -43,8 +47,8 @@ class Weights(NamedTuple):
     scores: W_K.T W_Q.
   """
 
-  values: np.ndarray
-  scores: np.ndarray
+  values: Any
+  scores: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Setting:
     num_heads: number of heads H, a divisor of d.
     num_tokens: number of tokens N.
     residual: True if every layer adds its input.
-    input_rank: rank of the subspace of the tokens, as of a vocabulary or an
+    input_rank: rank of the tokens' subspace, as of a vocabulary or an
       embedding of that rank; 0 for d.
     part: tokens of the first group; () for the first half of them.
     position: token whose output is measured.
@@ -78,30 +82,13 @@ class Setting:
   channel: int = 0
 
   def __post_init__(self) -> None:
-    n, d = self.num_tokens, self.d_model
-    if self.num_layers < 1:
-      raise UserError(
-        f"num_layers={self.num_layers} is below 1: give 1 or more."
-      )
+    n, d, part = self.num_tokens, self.d_model, {*self.part}
+    bounds.check_layers(self.num_layers)
     if d < 1 or self.num_heads < 1 or d % self.num_heads:
       raise UserError(
         f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
         "number of heads that does."
       )
-    self._check_part()
-    for name, last in (
-      ("position", n - 1),
-      ("channel", d - 1),
-      ("input_rank", d),
-    ):
-      if not 0 <= getattr(self, name) <= last:
-        raise UserError(
-          f"{name}={getattr(self, name)} is not in 0 to {last}: give a number "
-          "in that range."
-        )
-
-  def _check_part(self) -> None:
-    n, part = self.num_tokens, {*self.part}
     if n < 2:
       raise UserError(f"num_tokens={n} is below 2: give a token to each group.")
     if not part and n % 2:
@@ -109,11 +96,20 @@ class Setting:
         f"num_tokens={n} is odd, so it has no balanced partition: choose an "
         "even number, or give `part`."
       )
-    is_subset = part <= {*range(n)} and len(part) == len(self.part)
-    if not is_subset or len(part) == n:
+    if not part < {*range(n)} or len(part) < len(self.part):
       raise UserError(
         f"part={self.part}: give distinct tokens of 0 to {n - 1}, and not all."
       )
+    for name, last in {
+      "position": n - 1,
+      "channel": d - 1,
+      "input_rank": d,
+    }.items():
+      if not 0 <= getattr(self, name) <= last:
+        raise UserError(
+          f"{name}={getattr(self, name)} is not in 0 to {last}: give a number "
+          "in that range."
+        )
 
   @property
   def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -140,15 +136,13 @@ class Rank(NamedTuple):
 def draw_weights(setting: Setting, seed: int) -> Weights:
   """Draws uniform weights modulo p, int64."""
   rng = np.random.default_rng([seed, 0])
-  s = setting
-  width = s.d_model // s.num_heads
+  s, width = setting, setting.d_model // setting.num_heads
   shape = (s.num_layers, s.num_heads)
   # W_Q, W_K and W_V are [L, H, d / H, d], and W_O is [L, H, d, d / H].
-  q, k, v = (
-    rng.integers(0, PRIME, (*shape, width, s.d_model)) for _ in range(3)
-  )
+  into = (*shape, width, s.d_model)
+  q, k, v = (rng.integers(0, PRIME, into) for _ in range(3))
   o = rng.integers(0, PRIME, (*shape, s.d_model, width))
-  return Weights(_product(o, v), _product(k.swapaxes(-1, -2), q))
+  return Weights(_product(o, v), _product(k.mT, q))
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -193,19 +187,14 @@ def grid(
     int64 [points of a, points of b].
   """
   first, second = setting.groups
-  # Find the group of the token whose output is measured.
-  is_first = setting.position in first
-  points, group = (a, first) if is_first else (b, second)
-  return _grid(
-    _product(a.swapaxes(1, 2), a),
-    _product(b.swapaxes(1, 2), b),
-    points[:, group.index(setting.position)],
-    is_first,
-    weights.values,
-    weights.scores,
-    setting.residual,
-    setting.channel,
-  )
+  # Take the token whose output is measured, for every pair of points.
+  if setting.position in first:
+    x = a[:, None, first.index(setting.position)]
+  else:
+    x = b[None, :, second.index(setting.position)]
+  x = np.broadcast_to(x, (len(a), len(b), setting.d_model))
+  gram_a, gram_b = (_product(y.mT, y) for y in (a, b))
+  return _grid(gram_a, gram_b, x, weights, setting.residual, setting.channel)
 
 
 @numba.njit(nogil=True, inline="always")
@@ -219,12 +208,12 @@ def _mod(x: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _multiply(a: Any, b: Any, out: Any) -> None:
-  d = len(a)
-  for i in range(d):
-    for j in range(d):
-      total = 0
-      for k in range(d):
+def _add_product(a: Any, b: Any, out: Any) -> None:
+  """Adds a @ b to `out`, modulo p."""
+  for i in range(a.shape[0]):
+    for j in range(b.shape[1]):
+      total = out[i, j]
+      for k in range(b.shape[0]):
         # A sum with one product of 62 bits stays below 2^63.
         total = _mod(total + a[i, k] * b[k, j])
       out[i, j] = total
@@ -232,56 +221,45 @@ def _multiply(a: Any, b: Any, out: Any) -> None:
 
 @numba.njit(nogil=True)
 def _apply(a: Any, x: Any) -> Any:
-  y = np.zeros(len(a), np.int64)
-  for i in range(len(a)):
-    for j in range(len(x)):
-      y[i] = _mod(y[i] + a[i, j] * x[j])
+  """Returns a @ x for a column x, modulo p."""
+  y = np.zeros((a.shape[0], 1), np.int64)
+  _add_product(a, x, y)
   return y
 
 
 @numba.njit(nogil=True)
-def _output(
-  gram: Any, x: Any, values: Any, scores: Any, residual: Any, channel: Any
-) -> Any:
-  depth, heads, d = scores.shape[0], scores.shape[1], scores.shape[2]
-  s, y = gram.copy(), x.copy()
-  left, product = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
+def _entry(gram: Any, x: Any, weights: Any, residual: Any, channel: Any) -> Any:
+  values, scores = weights
+  depth, heads, d, _ = scores.shape
+  s, y = gram.copy(), x.copy().reshape(d, 1)
+  left, t = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
   for layer in range(depth - 1):
     # T = sum_h W_O W_V S W_K.T W_Q, plus I under a residual connection.
-    t = np.zeros((d, d), np.int64)
+    t[:] = 0
+    np.fill_diagonal(t, 1 if residual else 0)
     for head in range(heads):
-      _multiply(values[layer, head], s, left)
-      _multiply(left, scores[layer, head], product)
-      for i in range(d):
-        for j in range(d):
-          t[i, j] = _mod(t[i, j] + product[i, j])
-    if residual:
-      for i in range(d):
-        t[i, i] = _mod(t[i, i] + 1)
+      left[:] = 0
+      _add_product(values[layer, head], s, left)
+      _add_product(left, scores[layer, head], t)
     # y <- T y, S <- T S T.T.
     y = _apply(t, y)
-    _multiply(t, s, left)
-    _multiply(left, t.T, s)
+    left[:] = 0
+    _add_product(t, s, left)
+    s[:] = 0
+    _add_product(left, t.T, s)
   # Compute one channel of the last layer.
-  total = y[channel] if residual else 0
+  total = y[channel, 0] if residual else 0
   for head in range(heads):
     # Apply the factors of T to y: T itself would cost more.
     z = _apply(s, _apply(scores[depth - 1, head], y))
-    for j in range(d):
-      total = _mod(total + values[depth - 1, head, channel, j] * z[j])
+    row = values[depth - 1, head, channel : channel + 1]
+    total = _mod(total + _apply(row, z)[0, 0])
   return total
 
 
 @numba.njit(parallel=True)
 def _grid(
-  gram_a: Any,
-  gram_b: Any,
-  x: Any,
-  is_first: Any,
-  values: Any,
-  scores: Any,
-  residual: Any,
-  channel: Any,
+  gram_a: Any, gram_b: Any, x: Any, weights: Any, residual: Any, channel: Any
 ) -> Any:
   rows, columns = len(gram_a), len(gram_b)
   y = np.empty((rows, columns), np.int64)
@@ -289,56 +267,42 @@ def _grid(
     for t in range(columns):
       # The Gram matrix of all tokens is the sum of those of the groups.
       gram = (gram_a[s] + gram_b[t]) % PRIME
-      token = x[s] if is_first else x[t]
-      y[s, t] = _output(gram, token, values, scores, residual, channel)
+      y[s, t] = _entry(gram, x[s, t], weights, residual, channel)
   return y
 
 
 def modular_rank(matrix: np.ndarray) -> int:
   """Returns the rank of an integer matrix [m, n] modulo p, by elimination."""
-  return int(_eliminate(np.ascontiguousarray(matrix % PRIME, np.int64)))
-
-
-@numba.njit(nogil=True)
-def _inverse(a: Any) -> Any:
-  """Returns 1 / a modulo p as a^(p - 2), by Fermat's little theorem."""
-  # Square and multiply.
-  result, exponent = 1, PRIME - 2
-  while exponent:
-    if exponent & 1:
-      result = result * a % PRIME
-    a = a * a % PRIME
-    exponent >>= 1
-  return result
+  m = np.ascontiguousarray(matrix % PRIME, np.int64)
+  rank = 0
+  for column in range(m.shape[1]):
+    # Find the first row that has an entry in this column.
+    nonzero = np.flatnonzero(m[rank:, column])
+    if nonzero.size:
+      # Swap it to the top, and eliminate the column from the rows below.
+      pivot = rank + nonzero[0]
+      m[[rank, pivot]] = m[[pivot, rank]]
+      _eliminate(m, rank, column, pow(int(m[rank, column]), -1, PRIME))
+      rank += 1
+  return rank
 
 
 @numba.njit(parallel=True)
-def _eliminate(m: Any) -> Any:
-  rows, columns = m.shape
-  rank = 0
-  for column in range(columns):
-    # Find a row with an entry in this column.
-    pivot = -1
-    for row in range(rank, rows):
-      if m[row, column]:
-        pivot = row
-        break
-    if pivot < 0:
-      continue
-    # Swap it to the top, and eliminate the column from the rows below.
-    for k in range(column, columns):
-      m[rank, k], m[pivot, k] = m[pivot, k], m[rank, k]
-    scale = _inverse(m[rank, column])
-    for row in numba.prange(rank + 1, rows):
-      factor = PRIME - _mod(m[row, column] * scale)
-      # A factor of p is 0: the row has no entry in this column.
-      if factor < PRIME:
-        for k in range(column, columns):
-          m[row, k] = _mod(m[row, k] + factor * m[rank, k])
-    rank += 1
-    if rank == rows:
-      break
-  return rank
+def _eliminate(m: Any, top: Any, column: Any, inverse: Any) -> None:
+  """Subtracts multiples of row `top` that clear a column below it.
+
+  Args:
+    m: matrix modulo p, changed in place.
+    top: number of the row.
+    column: first column that is not clear yet.
+    inverse: 1 / m[top, column] modulo p.
+  """
+  for row in numba.prange(top + 1, len(m)):
+    factor = PRIME - _mod(m[row, column] * inverse)
+    # A factor of p is 0: the row has no entry in this column.
+    if factor < PRIME:
+      for k in range(column, m.shape[1]):
+        m[row, k] = _mod(m[row, k] + factor * m[top, k])
 
 
 def measure_rank(
@@ -366,59 +330,6 @@ def measure_rank(
     if rank < points or points == max_points:
       return Rank(rank, rank < points, points)
     points = min(2 * points, max_points)
-
-
-def numerical(
-  setting: Setting, points: int, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-  """Computes the grid in float64 at normal weights, and its singular values.
-
-  For L <= 2 the rank is the number of singular values above 1e-10 of the
-  largest. At L = 3 there is no gap: d = 2 and N = 4 have the rank 232, but over
-  three seeds 23 to 48 singular values above 1e-8, 40 to 69 above 1e-10 and 66
-  to 96 above 1e-12.
-
-  Args:
-    setting: network, partition and entry of the output.
-    points: number of points of each group.
-    seed: seed of weights and points.
-
-  Returns:
-    float64 [points, points], and [points] relative to the largest.
-  """
-  s = setting
-  rng = np.random.default_rng([seed, 9])
-  width = s.d_model // s.num_heads
-  shape = (s.num_layers, s.num_heads)
-  # Draw normal weights and tokens.
-  q, k, v = (rng.normal(size=(*shape, width, s.d_model)) for _ in range(3))
-  o = rng.normal(size=(*shape, s.d_model, width))
-  values, scores = o @ v, k.swapaxes(-1, -2) @ q
-  r = s.input_rank or s.d_model
-  basis = rng.normal(size=(r, s.d_model)) if s.input_rank else np.eye(r)
-  a, b = (rng.normal(size=(points, len(g), r)) @ basis for g in s.groups)
-  # Take the token to measure, and the Gram matrices, of all pairs of points.
-  first, second = s.groups
-  if s.position in first:
-    y = a[:, None, first.index(s.position)]
-  else:
-    y = b[None, :, second.index(s.position)]
-  # Each pair of points has a Gram matrix: [points, points, d, d].
-  gram = (a.swapaxes(1, 2) @ a)[:, None] + (b.swapaxes(1, 2) @ b)[None]
-  y = np.broadcast_to(y, (points, points, s.d_model))
-  # Apply the layers.
-  for layer in range(s.num_layers):
-    t = sum(
-      values[layer, h] @ gram @ scores[layer, h] for h in range(s.num_heads)
-    )
-    if s.residual:
-      t = t + np.eye(s.d_model)
-    y = np.einsum("stij,stj->sti", t, y)
-    gram = t @ gram @ t.swapaxes(-1, -2)
-  # Scale the grid, so that no singular value overflows.
-  matrix = y[..., s.channel]
-  singular = np.linalg.svd(matrix / np.abs(matrix).max(), compute_uv=False)
-  return matrix, singular / singular[0]
 
 
 def closed_form(setting: Setting) -> int | None:
@@ -468,16 +379,13 @@ def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
   """
   rows = []
   for s in settings:
-    # Mark ranks that are lower bounds.
     result = measure_rank(s, seed, max_points)
-    cells = (
-      *(s.num_layers, s.d_model, s.num_heads, s.num_tokens),
-      f"{'' if result.exact else '>= '}{result.rank:,}",
-      closed_form(s) or "",
-      f"{bounds.log3(result.rank):.2f}",
-      _format_bounds(s),
-    )
-    rows.append(cells)
+    # Mark ranks that are lower bounds.
+    sign = "" if result.exact else ">= "
+    sizes = (s.num_layers, s.d_model, s.num_heads, s.num_tokens)
+    log = f"{bounds.log3(result.rank):.2f}"
+    rank = f"{sign}{result.rank:,}"
+    rows.append((*sizes, rank, closed_form(s) or "", log, _format_bounds(s)))
   return markdown_table(TITLES, rows)
 
 
@@ -498,46 +406,25 @@ def _format_bounds(setting: Setting) -> str:
 
 
 @cli.command(
-  cli.argument("--num_layers", default="2", help="depths L: 1,2"),
-  cli.argument(
-    "--d_model", default="2,3,4", help="widths d; 4 at L = 3 takes minutes"
-  ),
-  cli.argument("--num_heads", default="1", help="numbers H of heads"),
-  cli.argument("--num_tokens", default="2", help="even numbers N of tokens"),
-  cli.argument(
-    "--input_rank",
-    default=0,
-    help="rank of the subspace of the tokens (default: d)",
-  ),
+  cli.option("num_layers", "2", "depths L: 1,2"),
+  cli.option("d_model", "2,3,4", "widths d; 4 at L = 3 takes minutes"),
+  cli.option("num_heads", "1", "numbers H of heads"),
+  cli.option("num_tokens", "2", "even numbers N of tokens"),
+  cli.option("input_rank", 0, "rank of the tokens' subspace (default: d)"),
   cli.switch("--residual", help="add its input to every layer"),
-  cli.argument(
-    "--part",
-    default="",
-    help="tokens of the first group: 0,2 (default: the first half)",
-  ),
-  cli.argument("--position", default=0, help="token whose output is looked at"),
-  cli.argument("--max_points", default=2_048, help="largest side of a grid"),
-  cli.argument("--seed", default=0, help="seed of the weights"),
+  cli.option("part", "", "tokens of one group: 0,2 (default: the first half)"),
+  cli.option("position", 0, "token whose output is looked at"),
+  cli.option("max_points", 2_048, "largest side of a grid"),
+  cli.option("seed", 0, "seed of the weights"),
 )
-def main(
-  num_layers: str,
-  d_model: str,
-  num_heads: str,
-  num_tokens: str,
-  part: str,
-  max_points: int,
-  seed: int,
-  **options: Any,
-) -> None:
+def main(part: str, max_points: int, seed: int, **options: Any) -> None:
   """Prints the ranks of all combinations of sizes."""
-  sizes = itertools.product(
-    cli.numbers("num_layers", num_layers),
-    cli.numbers("d_model", d_model),
-    cli.numbers("num_heads", num_heads),
-    cli.numbers("num_tokens", num_tokens),
-  )
+  names = ("num_layers", "d_model", "num_heads", "num_tokens")
+  sizes = [cli.numbers(name, options.pop(name)) for name in names]
   group = tuple(cli.numbers("part", part))
-  settings = [Setting(*each, part=group, **options) for each in sizes]
+  settings = [
+    Setting(*each, part=group, **options) for each in itertools.product(*sizes)
+  ]
   print(table(settings, max_points, seed))
 
 

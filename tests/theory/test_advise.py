@@ -28,23 +28,25 @@ DEPTHS = {
 def test_depths_of_numbers_of_parameters(params):
   depth, width = DEPTHS[params]
   found = a.advise(params)
-  assert found.num_layers == pytest.approx(depth, abs=0.25)
-  assert found.d_model == pytest.approx(width, abs=1)
-  assert a.parameters(found.layers, found.width) == pytest.approx(
+  assert found.fit_depth == pytest.approx(depth, abs=0.25)
+  assert found.fit_width == pytest.approx(width, abs=1)
+  assert fit.parameters(found.num_layers, found.d_model) == pytest.approx(
     params, rel=0.1 if params < 1e7 else 0.05
   )
-  assert found.fitted == (6 <= found.layers <= 48)
-  assert found.layers <= 96
+  assert found.fitted == (6 <= found.num_layers <= 48)
+  assert found.num_layers <= 96
 
 
 def test_a_bottleneck_turns_width_into_depth():
   free, bound = a.advise(3e7), a.advise(3e7, vocab=256)
-  assert bound.width == bound.bottleneck == 256
-  assert bound.layers > 1.5 * free.layers
-  assert a.parameters(bound.layers, bound.width) == pytest.approx(3e7, rel=0.02)
+  assert bound.d_model == bound.bottleneck == 256
+  assert bound.num_layers > 1.5 * free.num_layers
+  assert fit.parameters(bound.num_layers, bound.d_model) == pytest.approx(
+    3e7, rel=0.02
+  )
   assert a.advise(3e7, vocab=32_000) == free
   low = a.advise(1e7, vocab=32_000, rank=100)
-  assert (low.layers, low.width, low.bottleneck) == (90, 96, 96)
+  assert (low.num_layers, low.d_model, low.bottleneck) == (90, 96, 96)
 
 
 @given(
@@ -71,10 +73,10 @@ def test_the_network_to_build_has_the_parameters_asked_for(params, vocab, rank):
     if most:
       a.advise(float(most), vocab, rank)
     return
-  error = a.parameters(sizes.layers, sizes.width) / params - 1
+  error = fit.parameters(sizes.num_layers, sizes.d_model) / params - 1
   assert abs(error) <= (0.05 if params >= 1e7 else 0.1)
-  assert sizes.layers <= 96
-  assert sizes.width <= min(vocab or math.inf, rank or math.inf)
+  assert sizes.num_layers <= 96
+  assert sizes.d_model <= min(vocab or math.inf, rank or math.inf)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_size_that_96_layers_do_not_have_is_refused(arguments, message):
 
 def test_the_largest_size_that_is_not_refused():
   sizes = a.advise(1164432361964)
-  assert sizes.layers == 96
+  assert sizes.num_layers == 96
   assert not sizes.fitted
 
 
@@ -187,6 +189,6 @@ def test_what_is_recommended_fits_the_fit_and_the_bottleneck(params, vocab):
   except ValueError as error:
     assert f"vocab={vocab:,} bounds" in str(error)
     return
-  assert not vocab or advice.width <= vocab
+  assert not vocab or advice.d_model <= vocab
   if not vocab:
-    assert fit.place(advice.layers, advice.width)[0] == "balanced"
+    assert fit.place(advice.num_layers, advice.d_model)[0] == "balanced"

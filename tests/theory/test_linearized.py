@@ -12,6 +12,7 @@ from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.theory import bounds
 from jaxformers.theory import linearized as lin
+from jaxformers.theory.rank import Weights
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def float64():
 def draw(depth, heads, d, seed=0):
   rng = np.random.default_rng(seed)
   shape = (2, depth, heads, d, d)
-  return lin.Maps(*jnp.asarray(0.3 * rng.normal(size=shape)))
+  return Weights(*jnp.asarray(0.3 * rng.normal(size=shape)))
 
 
 @pytest.mark.parametrize("residual", [False, True])

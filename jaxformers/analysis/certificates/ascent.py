@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxformers.analysis.tokens.capture import capture
@@ -49,20 +48,17 @@ def ascend(
     ratios = ratio(points)
     return -sign * jnp.log(ratios).sum(), ratios
 
-  def step(state: Any, _: None) -> tuple[Any, None]:
-    points, moments, best = state
+  def step(state: Any, _: None) -> tuple[Any, jax.Array]:
+    points, moments = state
     (_, ratios), grads = jax.value_and_grad(objective, has_aux=True)(points)
-    # Ways are no monotone climbs: keep the best ratio of each.
-    better = jnp.isfinite(ratios) & (sign * ratios > sign * best)
-    best = jnp.where(better, ratios, best)
     updates, moments = tx.update(grads, moments)
-    return (optax.apply_updates(points, updates), moments, best), None
+    return (optax.apply_updates(points, updates), moments), ratios
 
-  # Begin with the worst value, which any finite ratio improves.
-  shape = jax.eval_shape(ratio, start)
-  best = jnp.full(shape.shape, -sign * jnp.inf, shape.dtype)
-  state = (start, tx.init(start), best)
-  return jax.lax.scan(step, state, None, length=steps)[0][2]
+  start = (start, tx.init(start))
+  _, ratios = jax.lax.scan(step, start, None, length=steps)
+  # Ways are no monotone climbs: take the best finite ratio of each.
+  finite = jnp.where(jnp.isfinite(ratios), sign * ratios, -jnp.inf)
+  return sign * finite.max(0)
 
 
 def _ends(
@@ -70,12 +66,10 @@ def _ends(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the two ends of segments by middle, direction and log-length."""
   direction = points["direction"]
-  direction = direction / jnp.sqrt(
-    jnp.square(direction).sum(axes, keepdims=True)
-  )
+  norm = jnp.sqrt(jnp.square(direction).sum(axes, keepdims=True))
   low, high = math.log(_NEAR), math.log(_FAR)
   length = unit * jnp.exp(jnp.clip(points["log_length"], low, high))
-  half = length / 2 * direction
+  half = length / 2 * direction / norm
   return points["middle"] + half, points["middle"] - half
 
 
@@ -111,10 +105,6 @@ def adversarial(
   x, mask = captured.hidden[0], captured.mask
   # The pairs are the tokens (0, 1), (2, 3) and so on.
   n = x.shape[1] // 2 * 2
-  if n < 2:
-    raise UserError(
-      f"Sequences of {x.shape[1]} token have no pairs: give longer ones."
-    )
   both = mask[:, 0:n:2] & mask[:, 1:n:2]
   if not both.any():
     raise UserError(
@@ -165,15 +155,13 @@ def adversarial(
   # Start around the samples: at the middles of pairs, or at sequences.
   middle = (x[:, 0:n:2] + x[:, 1:n:2]) / 2
   starts = {
-    "tokens": (tokens, points(middle, (*middle.shape[:2], 1))),
-    "sequences": (sequences, points(x, (len(x), 1, 1))),
+    # Pairs with padding have no ratio.
+    "tokens": (tokens, points(middle, (*middle.shape[:2], 1)), both),
+    "sequences": (sequences, points(x, (len(x), 1, 1)), ...),
   }
   results = {}
-  for name, (ratio, start) in starts.items():
+  for name, (ratio, start, chosen) in starts.items():
     run = jax.jit(functools.partial(ascend, ratio, steps=steps))
-    low, high = (np.asarray(run(start, sign=s)) for s in (-1.0, 1.0))
-    # Pairs with padding have no ratio.
-    if name == "tokens":
-      low, high = low[np.asarray(both)], high[np.asarray(both)]
+    low, high = (run(start, sign=sign)[chosen] for sign in (-1.0, 1.0))
     results[name] = (float(low.min()), float(high.max()))
   return results

@@ -9,7 +9,6 @@ gives, `num_layers` times `num_experts` and d numbers a sample.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,14 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import cli, trained
-from jaxformers.analysis.tokens.capture import Capture, capture
+from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks import invertible
-from jaxformers.models.blocks.invertible import (
-  InvertibleLayers,
-  require_layers,
-)
+from jaxformers.models.blocks.invertible import InvertibleLayers, require_layers
 from jaxformers.models.model import bind_encoder
 from jaxformers.models.variables import make_variables, of_stack
 
@@ -50,7 +46,10 @@ class Side(NamedTuple):
 
 
 def forward(
-  model: Classifier, params: Any, ids: jax.Array
+  model: Classifier,
+  params: Any,
+  ids: jax.Array,
+  embedded: jax.Array | None = None,
 ) -> tuple[tuple[jax.Array, ...], Side]:
   """Returns embedded tokens, all layers' outputs, and what undoes them.
 
@@ -58,34 +57,22 @@ def forward(
     model: model from `models.build`, with injective layers.
     params: parameters of the model.
     ids: [b, n], or [b, 2, n] for pairs.
+    embedded: tokens that replace the embedded ones, see `capture`.
 
   Raises:
     UserError: for another model, or one that computes in half precision.
   """
-  layers_in_float32(model)
-  variables = make_variables(model, params)
-  captured = capture(model, variables, ids)
-  return captured.hidden, side_of(model, variables, captured)
-
-
-def side_of(model: Classifier, variables: Any, captured: Capture) -> Side:
-  """Returns what undoes the layers of a forward pass.
-
-  Args:
-    model: from `models.build`, with injective layers.
-    variables: from `make_variables`.
-    captured: result of `capture`.
-  """
   layers = layers_in_float32(model)
+  variables = make_variables(model, params)
+  hidden, mask, *_ = capture(model, variables, ids, embedded)
   encoder = of_stack(variables, "encoder")
-  hidden, mask = captured.hidden, captured.mask
   shared = layers.shared(encoder, hidden[0], mask).value
   # Compute each layer's side output again, from the layer's input.
   sides = tuple(
     invertible.forward(layers, weights, x, shared, mask)[1]
     for weights, x in zip(layers.weights(encoder), hidden[:-1], strict=True)
   )
-  return Side(mask, sides, shared)
+  return hidden, Side(mask, sides, shared)
 
 
 def inverse(
@@ -122,23 +109,24 @@ def inverse(
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
-  undo, again = _compiled(layers, max_steps)
+  eps = float(jnp.finfo(y.dtype).eps)
   # Undo the layers from the last to the first.
   for i in reversed(range(top)):
     constants = layers.constants(weights[i], side.shared)
-    _check_contraction(i, constants, max_steps, jnp.finfo(y.dtype).eps)
+    _check_contraction(i, constants, max_steps, eps)
     # Parameters may be rounded beyond what was measured in float64.
     below_one = {
       name: jnp.asarray(min(constant, 1 - 1e-7), y.dtype)
       for name, constant in constants.items()
     }
-    x = undo(
-      weights[i], y, side.shared, side.mask, side.sides[i], constants=below_one
+    context = (side.shared, side.mask, side.sides[i])
+    x = _undo(
+      layers, weights[i], y, *context, constants=below_one, max_steps=max_steps
     )
     # Apply the layer again, to see that the result is its input.
-    back, _ = again(weights[i], x, side.shared, side.mask, side.sides[i])
+    back, _ = _apply(layers, weights[i], x, *context)
     off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
-    if not off < 100 * float(jnp.finfo(y.dtype).eps):
+    if not off < 100 * eps:
       raise UserError(
         f"Layer {i + 1} could not be undone: its result leads back to y only "
         f"to {off:.1g} of the greatest entry. Give finite values and "
@@ -148,22 +136,25 @@ def inverse(
   return y
 
 
+# Layers are hashable, so that calls for one model share the compilation.
+_undo = jax.jit(invertible.inverse, static_argnames=("layers", "max_steps"))
+_apply = jax.jit(invertible.forward, static_argnames="layers")
+
+
 def _check_contraction(
   i: int, constants: Mapping[str, float], max_steps: int, eps: float
 ) -> None:
   for name, bound in constants.items():
     # The error falls by the constant in every step.
-    needed = math.inf
-    if bound < 1:
-      needed = math.log(eps) / math.log(max(bound, eps))
+    rate = math.log(max(bound, eps))
+    needed = math.log(eps) / rate if rate < 0 else math.inf
     if needed > max_steps:
       raise UserError(
         f"The {name.replace('_', '-')} of layer {i + 1} contracts too weakly "
         f"to be undone: its Lipschitz constant is {bound:.6g}, which needs "
-        f"{needed:.4g} steps, "
-        f"more than max_steps={max_steps}. A constant below 1 can be undone "
-        "with more; at 1 and above no inverse is guaranteed (more layers make "
-        "alpha / L smaller)."
+        f"{needed:.4g} steps, more than max_steps={max_steps}. A constant "
+        "below 1 can be undone with more; at 1 and above no inverse is "
+        "guaranteed (more layers make alpha / L smaller)."
       )
 
 
@@ -201,17 +192,16 @@ def tokens(
   empty = embedding.apply({"params": embedding_params}, blank)
   places = np.asarray(empty)[0, first:, half:]
   # The second half of the channels gives the positions.
-  x = np.asarray(x)[:, first:]
-  positions = _nearest(x[..., half:], places)
+  content, place = np.split(np.asarray(x)[:, first:], [half], -1)
+  positions = _nearest(place, places)
   if model.config.real:
     # Invert x = value * kernel + bias in the direction of the kernel.
-    values = embedding_params["values"]
-    kernel, bias = (np.asarray(values[k]) for k in ("kernel", "bias"))
-    direction = kernel[0] / np.square(kernel[0]).sum()
-    return (x[..., :half] - bias) @ direction, positions
+    values = jax.device_get(embedding_params["values"])
+    direction = values["kernel"][0] / np.square(values["kernel"][0]).sum()
+    return (content - values["bias"]) @ direction, positions
   # Ids are the nearest rows of the embedding.
   table = np.asarray(embedding_params["tokens"]["embedding"])
-  return _nearest(x[..., :half], table * embedding.scale), positions
+  return _nearest(content, table * embedding.scale), positions
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -219,10 +209,8 @@ def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
   table = np.asarray(table, np.float64)
   # |x - t|^2 = |x|^2 + |t|^2 - 2 x . t, sample by sample for memory.
   lengths = np.square(table).sum(1)
-  rows = [
-    (lengths - 2 * np.asarray(sample, np.float64) @ table.T).argmin(1)
-    for sample in x
-  ]
+  x = np.asarray(x, np.float64)
+  rows = [(lengths - 2 * sample @ table.T).argmin(1) for sample in x]
   return np.stack(rows).astype(np.int32)
 
 
@@ -243,17 +231,10 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
   return layers
 
 
-@functools.cache
-def _compiled(layers: InvertibleLayers, max_steps: int) -> tuple[Any, Any]:
-  # Layers are hashable, so that calls for one model share the compilation.
-  undo = functools.partial(invertible.inverse, layers, max_steps=max_steps)
-  return jax.jit(undo), jax.jit(functools.partial(invertible.forward, layers))
-
-
 @cli.command(
   cli.WORKDIR,
-  cli.argument("--samples", default=32, help="number of test samples"),
-  cli.argument("--length", default=512, help="most tokens of a sample"),
+  cli.option("samples", 32, "number of test samples"),
+  cli.option("length", 512, "most tokens of a sample"),
 )
 def main(workdir: str, samples: int, length: int) -> None:
   """Prints how much of some test samples comes back from the last layer."""

@@ -11,9 +11,9 @@ equation 9) and the extremes that gradient ascent finds.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ def guaranteed(
 
 def product(intervals: list[Interval]) -> Interval:
   """Returns the interval of all layers, the product of their intervals."""
-  lows, highs = zip(*intervals, strict=True)
-  return math.prod(lows), math.prod(highs)
+  low, high = map(math.prod, zip(*intervals, strict=True))
+  return low, high
 
 
 def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -94,13 +94,12 @@ def distances(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
     places: result of `pairs`.
   """
 
-  def layer_distances(x: jax.Array) -> jax.Array:
-    first, second = (
-      jnp.take_along_axis(x, places[..., k, None], 1) for k in (0, 1)
-    )
-    return jnp.linalg.norm(first - second, axis=-1)
-
-  return jnp.stack([layer_distances(x) for x in hidden])
+  first, second = places[..., 0, None], places[..., 1, None]
+  differences = [
+    jnp.take_along_axis(x, first, 1) - jnp.take_along_axis(x, second, 1)
+    for x in hidden
+  ]
+  return jnp.linalg.norm(jnp.stack(differences), axis=-1)
 
 
 def activation_factors(distances: np.ndarray) -> np.ndarray:
@@ -130,7 +129,7 @@ def measure_factors(
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
-    batches: ids, as the model takes them; nothing of a batch is kept.
+    batches: ids, as the model takes them; no hidden state is kept.
     count: number of pairs of tokens a sample.
     seed: seed of the pairs.
 
@@ -140,67 +139,58 @@ def measure_factors(
     of a sample's tokens there; `pairs`, their number; and `shared`, the values
     that injective layers shared, batches one after the other; None for others.
   """
-  observe = _observer(model, params)
-  # Sums and extremes over all pairs so far, [l + 1] each.
-  total = low = high = norms = 0.0
-  num_pairs, batches_shared = 0, []
+  variables = make_variables(model, params)
+  all_factors, all_norms, all_shared = [], [], []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
     places = jnp.asarray(pairs(mask, count, seed + k))
     # Distances are [l + 1, b, count], norms [l + 1].
-    apart, largest, shared = jax.device_get(observe(ids, places))
+    apart, norms, shared = jax.device_get(
+      _observe(model, variables, ids, places)
+    )
     # Leave out pairs of equal embeddings.
     factors = activation_factors(apart).reshape(len(apart), -1)
     factors = factors[:, np.isfinite(factors[0])]
-    if not factors.size:
-      continue
-    total = total + factors.sum(1)
-    # The first batch that has pairs sets the extremes.
-    low = np.minimum(low, factors.min(1)) if num_pairs else factors.min(1)
-    high = np.maximum(high, factors.max(1)) if num_pairs else factors.max(1)
-    norms = np.maximum(norms, largest)
-    num_pairs += factors.shape[1]
-    batches_shared.append(shared)
-  if not num_pairs:
+    if factors.size:
+      all_factors.append(factors)
+      all_norms.append(norms)
+      all_shared.append(shared)
+  if not all_factors:
     raise UserError(
       "The samples have no two different tokens: give longer ones, or more."
     )
+  joined = np.concatenate(all_factors, 1)
   return {
     "factors": [
-      {"mean": float(m / num_pairs), "min": float(a), "max": float(b)}
-      for m, a, b in zip(total, low, high, strict=True)
+      {"mean": float(f.mean()), "min": float(f.min()), "max": float(f.max())}
+      for f in joined
     ],
-    "norms": [float(norm) for norm in norms],
-    "pairs": num_pairs,
-    "shared": jax.tree.map(
-      lambda *leaves: np.concatenate(leaves), *batches_shared
-    ),
+    "norms": np.max(all_norms, 0).tolist(),
+    "pairs": joined.shape[1],
+    "shared": jax.tree.map(lambda *x: np.concatenate(x), *all_shared),
   }
 
 
-def _observer(model: Classifier, params: Any) -> Callable[..., Any]:
-  """Returns a compiled function from (ids, places) to a batch's statistics.
+@functools.partial(jax.jit, static_argnums=0)
+def _observe(
+  model: Classifier, variables: Any, ids: jax.Array, places: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
+  """Returns distances of pairs, greatest norms, and what the layers shared.
 
-  These are distances of pairs, the greatest norm of a sample after each layer,
-  and the values that injective layers shared, or None.
+  The norms are those of a sample after each layer. Only injective layers share
+  values; it is None for others. Compiled once for a model.
   """
-  variables = make_variables(model, params)
-  encoder = of_stack(variables, "encoder")
+  captured = capture(model, variables, ids)
+  hidden, mask = captured.hidden, captured.mask
+  # Norms of whole samples, without padding.
+  tokens = jnp.where(mask[..., None], jnp.stack(hidden), 0)
+  norms = jnp.sqrt(jnp.square(tokens).sum((2, 3)))
+  shared = None
   layers = layers_of(model.stacks()["encoder"])
-
-  @jax.jit
-  def observe(ids: jax.Array, places: jax.Array) -> Any:
-    captured = capture(model, variables, ids)
-    hidden, mask = captured.hidden, captured.mask
-    # Norms of whole samples, without padding.
-    tokens = [jnp.where(mask[..., None], x, 0) for x in hidden]
-    norms = jnp.stack([jnp.sqrt(jnp.square(x).sum((1, 2))) for x in tokens])
-    shared = None
-    if layers is not None:
-      shared = layers.shared(encoder, hidden[0], mask).value
-    return distances(hidden, places), norms.max(1), shared
-
-  return observe
+  if layers is not None:
+    encoder = of_stack(variables, "encoder")
+    shared = layers.shared(encoder, hidden[0], mask).value
+  return distances(hidden, places), norms.max(1), shared
 
 
 def report(
@@ -223,13 +213,12 @@ def report(
     steps: number of steps of each ascent.
     seed: seed of pairs and directions.
   """
-  batches = [ids[k : k + batch_size] for k in range(0, len(ids), batch_size)]
+  batches = np.split(ids, range(batch_size, len(ids), batch_size))
   model = in_float32(model)
   measured = measure_factors(model, params, batches, seed=seed)
   shared = measured.pop("shared")
   # Certify each layer from its weights, where its form is known.
-  rows: list[dict[str, Any]] = []
-  total = None
+  rows, total = [], None
   if layers_of(model.stacks()["encoder"]) is not None:
     # The last norm is of the encoder's output, which enters no layer.
     rows = guaranteed(model, params, shared, measured["norms"][:-1])
@@ -237,12 +226,12 @@ def report(
   if rows and all(rows):
     total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
   # Search for pairs that come near the bounds.
-  extremes = adversarial(
-    model, params, jnp.asarray(batches[0]), steps=steps, seed=seed
-  )
+  first = jnp.asarray(batches[0])
+  extremes = adversarial(model, params, first, steps=steps, seed=seed)
   sentences = _explain(model, total)
+  guarantee = {"layers": rows, "all": total, "says": sentences}
   return {
-    "guaranteed": {"layers": rows, "all": total, "says": sentences},
+    "guaranteed": guarantee,
     "measured": measured,
     "adversarial": extremes,
   }
@@ -253,25 +242,19 @@ def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   if total is None:
     return ["This encoder has no certificate: what follows is measured."]
   layers = layers_in_float32(model)
-  # Describe pairs of tokens first, then pairs of sequences.
-  low, high = total["tokens"]
-  if low > 0:
+  vacuous = {
+    "tokens": "; distances grow by at most",
+    "sequences": ", so nothing keeps two of them apart; the upper bound is",
+  }
+  sentences = []
+  nouns = {"tokens": "Two tokens of one sample", "sequences": layers.scope()}
+  for kind, noun in nouns.items():
+    low, high = total[kind]
     change = f"distances change by {low:.4g} to {high:.4g}."
-  else:
-    change = (
-      f"the lower bound is vacuous (0); distances grow by at most {high:.4g}."
-    )
-  sentences = [f"Two tokens of one sample: {change}"]
-  low, high = total["sequences"]
-  if low > 0:
-    change = f"distances change by {low:.4g} to {high:.4g}."
-  else:
-    change = (
-      "the lower bound is vacuous (0), so nothing keeps two of them apart; the "
-      f"upper bound is {high:.4g}."
-    )
-  sentences.append(f"{layers.scope()}: {change}")
-  return sentences + layers.remarks(bounded=low > 0)
+    if not low > 0:
+      change = f"the lower bound is vacuous (0){vacuous[kind]} {high:.4g}."
+    sentences.append(f"{noun}: {change}")
+  return sentences + layers.remarks(bounded=total["sequences"][0] > 0)
 
 
 def table(content: dict[str, Any]) -> str:
@@ -288,43 +271,33 @@ def table(content: dict[str, Any]) -> str:
   lines = ["layer  guaranteed, tokens  sequences           activation factor"]
   # Skip the embedding, whose factor is 1.
   for i, factor in enumerate(measured["factors"][1:]):
-    intervals = guarantee["layers"][i] if guarantee["layers"] else None
+    label = line(str(i + 1), (guarantee["layers"] or {i: None})[i])
     extremes = span(factor["min"], factor["max"])
-    lines.append(
-      f"{line(str(i + 1), intervals)}  {factor['mean']:.4f} {extremes}"
-    )
-  # End with the whole encoder: what is found, and what is guaranteed.
-  ascents = line("found", content["adversarial"])
-  return "\n".join(
-    [
-      *lines,
-      line("all", guarantee["all"]),
-      f"{ascents}  (by gradient ascent)",
-      f"Activation factors: {measured['pairs']} pairs of tokens.",
-      *guarantee["says"],
-    ]
-  )
+    lines.append(f"{label}  {factor['mean']:.4f} {extremes}")
+  # End with the whole encoder: the guaranteed and the measured extremes.
+  lines += [
+    line("all", guarantee["all"]),
+    f"{line('found', content['adversarial'])}  (by gradient ascent)",
+    f"Activation factors: {measured['pairs']} pairs of tokens.",
+    *guarantee["says"],
+  ]
+  return "\n".join(lines)
 
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument("--samples", default=32, help="number of test samples"),
-  cli.argument("--length", default=128, help="most tokens of a sample"),
-  cli.argument("--steps", default=200, help="steps of each ascent"),
-  cli.argument("--seed", default=0, help="seed of all that is drawn"),
+  cli.option("samples", 32, "number of test samples"),
+  cli.option("length", 128, "most tokens of a sample"),
+  cli.option("steps", 200, "steps of each ascent"),
+  cli.option("seed", 0, "seed of all that is drawn"),
 )
-def main(
-  workdir: str, samples: int, length: int, steps: int, seed: int
-) -> None:
+def main(workdir: str, samples: int, length: int, **search: int) -> None:
   """Prints the table of a run and writes `lipschitz.json` into its workdir."""
   run = trained.load(workdir)
-  ids = run.sample(samples, length, seed=seed)
-  content = {
-    "step": run.step,
-    **{"workdir": workdir, "samples": samples, "length": length},
-    **{"steps": steps, "seed": seed},
-    **report(run.model, run.params, ids, steps=steps, seed=seed),
-  }
+  ids = run.sample(samples, length, seed=search["seed"])
+  content = {"step": run.step, "workdir": workdir, "samples": samples}
+  content |= {"length": length, **search}
+  content |= report(run.model, run.params, ids, **search)
   path = Path(workdir) / "lipschitz.json"
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")

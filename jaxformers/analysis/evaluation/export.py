@@ -47,16 +47,12 @@ def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
   """
   # Parameters behind a map go; make_variables has their matrices.
   plain = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: None if orthogonal.is_parameter(path) else leaf, params
+    lambda path, leaf: {} if orthogonal.is_parameter(path) else leaf, params
   )
   variables = make_variables(model, params) | {"params": plain}
   flat = flax.traverse_util.flatten_dict(variables, sep=".")
   # The safetensors format needs C-contiguous arrays.
-  return {
-    name: np.asarray(leaf, order="C")
-    for name, leaf in flat.items()
-    if leaf is not None
-  }
+  return {name: np.asarray(leaf, order="C") for name, leaf in flat.items()}
 
 
 def program(
@@ -76,9 +72,7 @@ def program(
     return model.apply(variables, inputs, train=False)
 
   # The program knows shapes alone; b is a symbol.
-  shapes = jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), flat_arrays
-  )
+  shapes = jax.eval_shape(lambda: flat_arrays)
   example = model.example(length)
   shape = (*jax.export.symbolic_shape("b"), *example.shape[1:])
   export = jax.export.export(jax.jit(apply), platforms=PLATFORMS)
@@ -145,10 +139,8 @@ def check(run: trained.Trained, out: Path) -> float:
 @cli.command(
   cli.WORKDIR,
   cli.argument("--out", type=Path, required=True, help="folder to write"),
-  cli.argument(
-    "--length",
-    default=0,
-    help="number of tokens of an input (default: the task's greatest)",
+  cli.option(
+    "length", 0, "number of tokens of an input (default: the task's greatest)"
   ),
 )
 def main(workdir: str, out: Path, length: int) -> None:

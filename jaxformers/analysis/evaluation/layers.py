@@ -9,17 +9,17 @@ each sample are kept, and no hidden states.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import entropy
-from jaxformers.analysis.tokens.capture import Capture, capture, parts
+from jaxformers.analysis.tokens.capture import Capture, batches, capture, parts
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
@@ -60,7 +60,6 @@ def measure_layers(
   pairs: int = 200,
   axis: str = "units",
   estimator: str = "vasicek",
-  seed: int = 0,
 ) -> Layers:
   """Returns the statistics of all samples, measured a batch at a time.
 
@@ -70,34 +69,30 @@ def measure_layers(
     batch_size: samples at a time; the last batch may be smaller.
     pairs: number of pairs of tokens a sample, for the activation factors.
     axis, estimator: options of the entropy, see `entropy.of_tokens`.
-    seed: seed of the pairs.
   """
   variables = make_variables(model, params)
-  batches: list[Layers] = []
-  for k in tqdm(range(0, len(ids), batch_size), "layers", disable=None):
-    batch = jnp.asarray(ids[k : k + batch_size])
+  estimation = {"axis": axis, "estimator": estimator}
+  measured = []
+  for k, batch in enumerate(batches(ids, batch_size, "layers")):
     mask = np.asarray(model.mask(batch))
     # Every batch draws pairs by a seed of its own.
-    places = jnp.asarray(lipschitz.pairs(mask, pairs, seed + k))
+    places = lipschitz.pairs(mask, pairs, seed=k * batch_size)
     # Fetch a batch at a time: entropies are estimated on the host.
     observed = jax.device_get(_observe(model, variables, batch, places))
-    batches.append(_measure_batch(*observed, axis, estimator))
-
-  def join(name: str, samples_axis: int) -> Any:
-    arrays = [getattr(batch, name) for batch in batches]
-    return None if arrays[0] is None else np.concatenate(arrays, samples_axis)
-
+    measured.append(_measure_batch(*observed, estimation))
+  fields = zip(*measured, strict=True)
+  factors, entropies, shapes, finite, each_part, gates, values = fields
   # Batches count by their samples; those without values are left out.
-  sizes = [batch.factors.shape[1] for batch in batches]
-  shares = np.ma.masked_invalid([batch.finite for batch in batches])
+  sizes = [batch.shape[1] for batch in factors]
+  shares = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
   return Layers(
-    join("factors", 1),
-    join("entropy", 1),
-    join("shape", 1),
-    np.ma.average(shares, 0, sizes).filled(math.nan),
-    join("parts", 2),
-    join("gates", 1),
-    join("values", 0),
+    np.concatenate(factors, 1),
+    np.concatenate(entropies, 1),
+    np.concatenate(shapes, 1),
+    shares.filled(math.nan),
+    None if each_part[0] is None else np.concatenate(each_part, 2),
+    None if gates[0] is None else np.concatenate(gates, 1),
+    np.concatenate(values),
   )
 
 
@@ -120,8 +115,7 @@ def _measure_batch(
   captured: Capture,
   layer_parts: tuple[np.ndarray, ...] | None,
   pair_distances: np.ndarray,
-  axis: str,
-  estimator: str,
+  estimation: Mapping[str, str],
 ) -> Layers:
   """Returns the statistics of one batch, on the host.
 
@@ -129,67 +123,54 @@ def _measure_batch(
     captured: layers of the batch.
     layer_parts: result of `capture.parts`.
     pair_distances: result of `lipschitz.distances`.
-    axis, estimator: options of the entropy.
+    estimation: `axis` and `estimator` of the entropy.
   """
-  mask = captured.mask
-  # Factors are [L + 1, b, pairs], NaN where embeddings are equal.
-  factors = lipschitz.activation_factors(pair_distances)
-  # Entropies of every layer, then of every head or expert.
-  summaries = [
-    _entropy_by_sample(x, mask, axis, estimator) for x in captured.hidden
-  ]
-  entropies, shapes, finite = (
-    np.array(rows) for rows in zip(*summaries, strict=True)
-  )
+  mask, gates = captured.mask, captured.gates
+  estimate = functools.partial(_entropy_by_sample, mask=mask, **estimation)
+  # Entropies of every layer, then of every head or expert: parts are
+  # [b, p, n, e].
+  entropies, shapes, finite = np.stack(list(map(estimate, captured.hidden)), 1)
   entropies_of_parts = None
-  # A layer's parts are [b, p, n, e]: estimate them one by one.
   if layer_parts is not None:
     entropies_of_parts = np.array(
       [
-        [
-          _entropy_by_sample(layer[:, p], mask, axis, estimator)[0]
-          for p in range(layer.shape[1])
-        ]
+        [estimate(part)[0] for part in layer.swapaxes(0, 1)]
         for layer in layer_parts
       ]
     )
   # An entropy is of a token's units, or of a unit's tokens.
   counts, width = mask.sum(1), captured.hidden[0].shape[-1]
-  gates = captured.gates
   return Layers(
-    np.array([[_finite_mean(row) for row in layer] for layer in factors]),
+    # Factors are [L + 1, b, pairs], NaN where embeddings are equal.
+    _finite_mean(lipschitz.activation_factors(pair_distances)),
     entropies,
     shapes,
-    np.array([_finite_mean(row) for row in finite]),
+    _finite_mean(finite),
     entropies_of_parts,
     None if gates is None else np.asarray(gates, np.float64),
-    counts if axis == "tokens" else np.full_like(counts, width),
+    counts if estimation["axis"] == "tokens" else np.full_like(counts, width),
   )
 
 
-def _finite_mean(values: np.ndarray) -> float:
-  finite = values[np.isfinite(values)]
-  return float(finite.mean()) if len(finite) else math.nan
+def _finite_mean(values: np.ndarray) -> np.ndarray:
+  """Returns means over the last axis; NaN where no value is finite."""
+  return np.ma.masked_invalid(values).mean(-1).filled(math.nan)
 
 
 def _entropy_by_sample(
   x: np.ndarray, mask: np.ndarray, axis: str, estimator: str
-) -> tuple[list[float], list[float], list[float]]:
-  """Returns mean entropy, mean shape and finite share of every sample."""
-  rows = []
-  for tokens, sample_mask in zip(x, mask, strict=True):
+) -> np.ndarray:
+  """Returns mean entropy, mean shape and finite share of samples, [3, b]."""
+  rows = np.full((3, len(x)), math.nan)
+  for k, row in enumerate(mask):
     # Too few tokens or units have no entropy.
-    count = sample_mask.sum() if axis == "tokens" else x.shape[-1]
-    if not sample_mask.any() or count < entropy.LEAST:
-      rows.append((math.nan, math.nan, math.nan))
-      continue
-    estimates = entropy.of_tokens(
-      tokens[None], sample_mask[None], axis=axis, estimator=estimator
-    )
-    means = entropy.summary(estimates)
-    rows.append((means.entropy, means.shape, means.finite))
-  entropies, shapes, finite = zip(*rows, strict=True)
-  return list(entropies), list(shapes), list(finite)
+    count = row.sum() if axis == "tokens" else x.shape[-1]
+    if row.any() and count >= entropy.LEAST:
+      estimates = entropy.of_tokens(
+        x[k : k + 1], row[None], axis=axis, estimator=estimator
+      )
+      rows[:, k] = entropy.summary(estimates)[:3]
+  return rows
 
 
 def tokens(captured: Capture) -> tuple[np.ndarray, np.ndarray]:
@@ -215,8 +196,8 @@ def distances(
   Raises:
     UserError: for a position where there is no token.
   """
-  for place in (place for pair in places for place in pair):
-    if not 0 <= place < len(mask) or not mask[place]:
+  for place in itertools.chain(*places):
+    if place not in np.flatnonzero(mask):
       raise UserError(
         f"There is no token at position {place}: the sample has "
         f"{int(mask.sum())}, counted from 0."

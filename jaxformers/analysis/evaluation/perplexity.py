@@ -2,16 +2,17 @@ r"""Scores a language model by windows that move by a few tokens.
 
 python -m jaxformers perplexity runs/wikitext --strides 1,256
 
-With a stride of 1 every token is predicted from as many tokens as the model was
-trained on (those of the first window from all before them), at the cost of a
-forward pass a token: the evaluation of NeuTRENO's table 3. With windows side by
-side, as in training, tokens at the start of a window have little before them.
+With a stride of 1 every token is predicted from as many tokens as a window of
+the training has, at the cost of a forward pass a token. This is the evaluation
+of NeuTRENO's table 3. Only the tokens of the first window have fewer before
+them. With windows side by side, as in training, the first tokens of every
+window are predicted from few.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,59 +49,52 @@ def measure_perplexity(
       f"The task {run.task.name!r} has no text to predict: give the run of a "
       "language model."
     )
-  # One token more than is scored: the first has nothing before it.
+  # The first token has nothing before it, and is not scored.
   scored = source.tokens[: tokens + 1] if tokens else source.tokens
   source = dataclasses.replace(source, tokens=scored, most=0)
-  # Replacing checks the strides, all before the first is scored.
+  # Check all strides, by making their windows, before the first is scored.
   windows = [dataclasses.replace(source, stride=stride) for stride in strides]
   # One evaluator for all strides compiles once.
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []
   for stride, segments in zip(strides, windows, strict=True):
     with Progress(len(segments), 0, f"stride {stride}") as progress:
-      scores = evaluate(
-        run.params,
-        segments,
-        lambda done, progress=progress: progress.update(done, 1),
-      )
+      update = functools.partial(progress.update, batch_size=1)
+      scores = evaluate(run.params, segments, update)
     rows.append({"stride": stride, **scores})
   return rows
 
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument(
-    "--strides",
-    default="",
-    help="distances between windows: 1,256 (default: 1 and a window's length)",
+  cli.option(
+    "strides",
+    "",
+    "distances between windows: 1,256 (default: 1 and a window's length)",
   ),
-  cli.argument("--split", default="test", help="split of the task"),
-  cli.argument(
-    "--tokens",
-    default=0,
-    help="number of tokens from the start of the split (default: all)",
+  cli.option("split", "test", "split of the task"),
+  cli.option(
+    "tokens", 0, "number of tokens from the start of the split (default: all)"
   ),
-  cli.argument("--batch_size", default=32, help="windows at a time"),
+  cli.option("batch_size", 32, "windows at a time"),
   cli.JSON,
 )
-def main(
-  workdir: str, strides: str, split: str, as_json: bool, **options: int
-) -> None:
+def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   """Prints a line for each stride."""
   chosen = cli.numbers("strides", strides)
   run = trained.load(workdir)
   # Compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
-  rows = measure_perplexity(run, chosen, split=split, **options)
-  if as_json:
-    print(json.dumps(rows, indent=2))
-    return
-  print(f"{run.config['model']['name']}, step {run.step}, {split}")
-  for row in rows:
-    print(
-      f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "
-      f"loss {row['loss']:.4f}  {row['count']:,} tokens"
-    )
+  rows = measure_perplexity(run, chosen, **options)
+  lines = [
+    f"{run.config['model']['name']}, step {run.step}, {options['split']}"
+  ]
+  lines += [
+    f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "
+    f"loss {row['loss']:.4f}  {row['count']:,} tokens"
+    for row in rows
+  ]
+  cli.show(rows, lines, as_json)
 
 
 if __name__ == "__main__":

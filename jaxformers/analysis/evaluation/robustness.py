@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +26,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers import cli, trained
-from jaxformers.data.images import corruptions, stores
+from jaxformers.data.images import stores
+from jaxformers.data.images.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
 
@@ -51,6 +52,12 @@ ALEXNET = {
 }
 # Numbers of images that their authors ship; for ImageNet-C in each severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
+TITLES = {
+  "clean": "error, clean",
+  "mean": "error, corrupted",
+  "imagenet_a": "accuracy, ImageNet-A",
+  "imagenet_r": "accuracy, ImageNet-R",
+}
 Logits = Callable[[np.ndarray], np.ndarray]
 
 
@@ -58,7 +65,7 @@ def error(
   logits: Logits,
   images: Images,
   *,
-  change: Callable[[np.ndarray, int], np.ndarray] | None = None,
+  corruption: tuple[str, int] | None = None,
   classes: np.ndarray | None = None,
   batch_size: int,
 ) -> float:
@@ -67,7 +74,7 @@ def error(
   Args:
     logits: function from normalised images [k, h, w, c] to [k, classes].
     images: images to classify.
-    change: function of (pixels, k) that corrupts image k, or None.
+    corruption: name and severity of a corruption of the images, or None.
     classes: classes to choose from; None for all.
     batch_size: images at a time.
   """
@@ -75,23 +82,16 @@ def error(
   for start in range(0, len(images), batch_size):
     places = np.arange(start, min(start + batch_size, len(images)))
     pixels = images.pixels(places)
-    # Images are corrupted by their number, whatever the batch size.
-    if change is not None:
+    # The number of an image draws its noise, whatever the batch size.
+    if corruption:
       numbered = zip(pixels, places.tolist(), strict=True)
-      pixels = np.stack([change(image, k) for image, k in numbered])
+      pixels = np.stack([corrupt(x, *corruption, k) for x, k in numbered])
     scores = logits(images.normalised(pixels))
     # Predict among all classes, or among those of the set alone.
-    if classes is None:
-      predicted = scores.argmax(-1)
-    else:
-      predicted = classes[scores[:, classes].argmax(-1)]
+    choices = np.arange(scores.shape[-1]) if classes is None else classes
+    predicted = choices[scores[:, choices].argmax(-1)]
     wrong += int((predicted != images.labels[places]).sum())
   return wrong / len(images)
-
-
-def _corrupt(pixels: np.ndarray, k: int, name: str, level: int) -> np.ndarray:
-  """Corrupts the pixels of image k, whose number draws the noise."""
-  return corruptions.corrupt(pixels, name, level, k)
 
 
 def corrupted(
@@ -115,19 +115,15 @@ def corrupted(
   """
   images = _test_images(run)
   images = images.select(np.arange(min(count or len(images), len(images))))
-  logits = run.apply(batch_size)
-  clean = error(logits, images, batch_size=batch_size)
-  errors: dict[str, list[float]] = {}
-  for name in tqdm(names or list(corruptions.CORRUPTIONS), disable=None):
-    errors[name] = [
-      error(
-        logits,
-        images,
-        change=functools.partial(_corrupt, name=name, level=level),
-        batch_size=batch_size,
-      )
-      for level in corruptions.SEVERITIES
-    ]
+  # All corruptions share one compiled model.
+  score = functools.partial(
+    error, run.apply(batch_size), images, batch_size=batch_size
+  )
+  clean = score()
+  errors = {
+    name: [score(corruption=(name, level)) for level in SEVERITIES]
+    for name in tqdm(names or list(CORRUPTIONS), disable=None)
+  }
   mean = float(np.mean(list(errors.values())))
   return {"clean": clean, "errors": errors, "mean": mean}
 
@@ -150,35 +146,28 @@ def imagenet_c(
     UserError: for a folder that lacks any, naming them.
   """
   # Corruptions lie in the folder, or in its groups.
-  folders = {
-    path.name: path
-    for path in [*folder.glob("*"), *folder.glob("*/*")]
-    if path.name in ALEXNET
-  }
+  paths = [*folder.glob("*"), *folder.glob("*/*")]
+  folders = {path.name: path for path in paths if path.name in ALEXNET}
   # Name all that lacks before anything is scored.
   missing = [
     f"{name}/{level}"
-    for name in ALEXNET
-    for level in corruptions.SEVERITIES
+    for name, level in itertools.product(ALEXNET, SEVERITIES)
     if name not in folders or not (folders[name] / str(level)).is_dir()
   ]
   if missing:
+    listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
     raise UserError(
-      f"{folder} lacks {', '.join(missing[:5])}"
-      f"{' ...' if len(missing) > 5 else ''}: unpack all fifteen corruptions "
-      "in five severities, which mCE is over."
+      f"{folder} lacks {listed}: unpack all fifteen corruptions in five "
+      "severities, which mCE is over."
     )
   logits = run.apply(batch_size)
-  # Score every severity of every corruption.
+
+  def score(name: str, level: int) -> float:
+    images = _open_folder(run, folders[name] / str(level), "imagenet_c")
+    return error(logits, images, batch_size=batch_size)
+
   errors = {
-    name: [
-      error(
-        logits,
-        _open_folder(run, folders[name] / str(level), "imagenet_c"),
-        batch_size=batch_size,
-      )
-      for level in corruptions.SEVERITIES
-    ]
+    name: [score(name, level) for level in SEVERITIES]
     for name in tqdm(ALEXNET, disable=None)
   }
   return {"errors": errors, "mce": mce(errors)}
@@ -190,9 +179,8 @@ def mce(errors: dict[str, list[float]]) -> float:
   Args:
     errors: errors of the severities, for each of the fifteen corruptions.
   """
-  return 100 * float(
-    np.mean([np.mean(errors[name]) / ALEXNET[name] for name in ALEXNET])
-  )
+  shares = [np.mean(errors[name]) / ALEXNET[name] for name in ALEXNET]
+  return 100 * float(np.mean(shares))
 
 
 def unusual(
@@ -209,9 +197,8 @@ def unusual(
   images = _open_folder(run, folder, name)
   # ImageNet-A and -R have 200 of the 1,000 classes.
   classes = np.unique(images.labels)
-  return 1 - error(
-    run.apply(batch_size), images, classes=classes, batch_size=batch_size
-  )
+  logits = run.apply(batch_size)
+  return 1 - error(logits, images, classes=classes, batch_size=batch_size)
 
 
 def _test_images(run: trained.Trained) -> Images:
@@ -247,13 +234,7 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
   """Yields the lines of the printed table."""
   for name, errors in scores.get("errors", {}).items():
     yield f"  {name:<18} " + " ".join(f"{error:7.2%}" for error in errors)
-  titles = {
-    "clean": "error, clean",
-    "mean": "error, corrupted",
-    "imagenet_a": "accuracy, ImageNet-A",
-    "imagenet_r": "accuracy, ImageNet-R",
-  }
-  for name, title in titles.items():
+  for name, title in TITLES.items():
     if name in scores:
       yield f"  {title:<20} {scores[name]:7.2%}"
   if "mce" in scores:
@@ -263,20 +244,14 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
 @cli.command(
   cli.WORKDIR,
   *(
-    cli.argument(
-      f"--{name}", type=Path, metavar="FOLDER", help="folder of the set"
-    )
-    for name in COUNTS
+    cli.argument(f"--{k}", type=Path, metavar="FOLDER", help="folder of a set")
+    for k in COUNTS
   ),
-  cli.argument(
-    "--corruptions",
-    default="",
-    help="corruptions of the test images: snow,fog (default: all)",
+  cli.option(
+    "corruptions", "", "corruptions of the test images: snow,fog (default: all)"
   ),
-  cli.argument(
-    "--count", default=0, help="number of test images to corrupt (default: all)"
-  ),
-  cli.argument("--batch_size", default=100, help="images at a time"),
+  cli.option("count", 0, "number of test images to corrupt (default: all)"),
+  cli.option("batch_size", 100, "images at a time"),
   cli.JSON,
 )
 def main(
@@ -299,11 +274,8 @@ def main(
   if not scores:
     names = cli.names(corruptions)
     scores = corrupted(run, names, count=count, batch_size=batch_size)
-  if as_json:
-    print(json.dumps(scores, indent=2))
-    return
-  print(f"{run.config['model']['name']}, step {run.step}")
-  print("\n".join(_lines(scores)))
+  title = f"{run.config['model']['name']}, step {run.step}"
+  cli.show(scores, [title, *_lines(scores)], as_json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ and compared there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,18 +86,17 @@ def sliding(
   height, width = pixels.shape[:2]
   # Cut all windows, row by row, and score them together.
   places = [
-    (y, x)
+    np.s_[y : y + window[0], x : x + window[1]]
     for y in windows(height, window[0], stride)
     for x in windows(width, window[1], stride)
   ]
-  crops = [pixels[y : y + window[0], x : x + window[1]] for y, x in places]
-  scores = score(np.stack(crops))
+  scores = score(np.stack([pixels[place] for place in places]))
   # Add up the scores of each pixel, and count its windows.
   total = np.zeros((height, width, scores.shape[-1]), np.float32)
   seen = np.zeros((height, width, 1), np.float32)
-  for (y, x), window_scores in zip(places, scores, strict=True):
-    total[y : y + window[0], x : x + window[1]] += window_scores
-    seen[y : y + window[0], x : x + window[1]] += 1
+  for place, window_scores in zip(places, scores, strict=True):
+    total[place] += window_scores
+    seen[place] += 1
   return total / seen
 
 
@@ -123,18 +121,18 @@ def predict(
     flip: True to add mirror images.
     stride: pixels from one window to the next.
   """
-  window = source.shape[:2]
-  height, width = pixels.shape[:2]
+  window, size = source.shape[:2], pixels.shape[:2]
   total: Any = 0.0
   for scale in scales:
     # The short side gets the length of `scale` windows.
-    size = short_side((width, height), scale * min(window))
-    picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
+    scaled_size = short_side(size[::-1], scale * min(window))
+    picture = Image.fromarray(pixels)
+    picture = picture.resize(scaled_size, Image.Resampling.BILINEAR)
     scaled = source.normalised(np.asarray(picture))
     for direction in (1, -1) if flip else (1,):
       scores = sliding(score, scaled[:, ::direction], window, stride)
       # Turn mirrored scores back, then take the softmax at the scene's size.
-      scores = interpolate(scores[:, ::direction], (height, width))
+      scores = interpolate(scores[:, ::direction], size)
       weights = np.exp(scores - scores.max(-1, keepdims=True))
       total = total + weights / weights.sum(-1, keepdims=True)
   return total.argmax(-1)
@@ -158,11 +156,8 @@ def count_areas(
   # Predictions for unlabelled pixels do not count either.
   is_labelled = labels >= 0
   predicted, labels = predicted[is_labelled], labels[is_labelled]
-  pixels = {
-    "hits": labels[predicted == labels],
-    "predicted": predicted,
-    "labelled": labels,
-  }
+  hits = labels[predicted == labels]
+  pixels = {"hits": hits, "predicted": predicted, "labelled": labels}
   return {k: np.bincount(v, minlength=classes) for k, v in pixels.items()}
 
 
@@ -204,56 +199,41 @@ def evaluate_segmenter(
       "the side of a window, and positive scales."
     )
   score = run.apply(batch_size)
-  total: dict[str, Any] = {}
-  # Sum areas over scenes: mean IoU is that of the whole split.
+  areas = []
   scenes = range(min(count or len(source), len(source)))
   for k in tqdm(scenes, split, disable=None):
     pixels, labels = source.scene(k)
     predicted = predict(score, source, pixels, scales, flip=flip, stride=stride)
-    for name, area in count_areas(
-      predicted, labels, source.num_classes
-    ).items():
-      total[name] = total.get(name, 0) + area
+    areas.append(count_areas(predicted, labels, source.num_classes))
+  # Sum areas over scenes: mean IoU is that of the whole split.
+  total = {name: sum(area[name] for area in areas) for name in areas[0]}
   return {**overlap(total), "count": len(scenes)}
 
 
 @cli.command(
   cli.WORKDIR,
-  cli.argument(
-    "--scales", default="1", help="sizes of a scene, relative to the config's"
-  ),
+  cli.option("scales", "1", "sizes of a scene, relative to the config's"),
   cli.switch("--flip", help="add mirror images"),
-  cli.argument(
-    "--stride",
-    default=0,
-    help="pixels between windows (default: a window less 32)",
-  ),
-  cli.argument("--split", default="test", help="split of the task"),
-  cli.argument("--count", default=0, help="number of scenes (default: all)"),
-  cli.argument("--batch_size", default=8, help="windows at a time"),
+  cli.option("stride", 0, "pixels between windows (default: a window less 32)"),
+  cli.option("split", "test", "split of the task"),
+  cli.option("count", 0, "number of scenes (default: all)"),
+  cli.option("batch_size", 8, "windows at a time"),
   cli.JSON,
 )
-def main(
-  workdir: str,
-  scales: str,
-  flip: bool,
-  split: str,
-  as_json: bool,
-  **options: int,
-) -> None:
+def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   """Prints mean IoU and pixel accuracy."""
   sizes = cli.numbers("scales", scales, float)
   run = trained.load(workdir)
-  row = evaluate_segmenter(run, sizes, flip=flip, split=split, **options)
-  if as_json:
-    print(json.dumps(row, indent=2))
-    return
-  protocol = f"scales {scales}" + (", mirrored, too" if flip else "")
-  print(
-    f"{run.config['model']['name']}, step {run.step}, {split}, {protocol}\n"
+  row = evaluate_segmenter(run, sizes, **options)
+  split = options["split"]
+  mirrored = ", mirrored, too" if options["flip"] else ""
+  lines = (
+    f"{run.config['model']['name']}, step {run.step}, {split}, scales {scales}"
+    + mirrored,
     f"  mean IoU {row['mean_iou']:.2%}  pixel accuracy {row['accuracy']:.2%}  "
-    f"{row['count']:,} scenes"
+    f"{row['count']:,} scenes",
   )
+  cli.show(row, lines, as_json)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.page import texts
 from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import figures, plots
+from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
 from jaxformers.analysis.tokens import entropy, smoothness
 from jaxformers.analysis.tokens.capture import capture, num_tokens
@@ -22,7 +23,10 @@ from jaxformers.errors import UserError
 from jaxformers.models.variables import make_variables
 
 MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
-QUANTITIES = ("factors", "entropy", "shape", "parts", "gates", "smooth")
+QUANTITIES = (
+  *("factors", "entropy", "shape", "parts", "gates", "smooth"),
+  *("pairs", "planes", "maps"),
+)
 BOXES = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
 
 
@@ -34,9 +38,9 @@ class Options:
     samples: number of examples of the test split.
     length: most tokens of an example.
     estimator, axis: options of the entropy, see `entropy.of_tokens`.
-    text: sentence for the figures of single tokens; "" for the paper's, or
-      where that is no text of the task for the beginning of a test sample.
-    named: tokens of it to name, or of letters words; () for the longest.
+    text: sentence for the figures of single tokens; "" for the paper's. If the
+      task cannot read that one, a test sample takes its place.
+    named: tokens or words of the text to name; () for the longest words.
   """
 
   samples: int = 32
@@ -51,22 +55,19 @@ class Rows:
   """Rows of all figures that need a trained model.
 
   Attributes:
-    of: rows of the figures over layers, by the names of `QUANTITIES`.
-    pairs, planes, maps: rows of the figures of single tokens.
+    options: options of the measurements.
+    of: rows by the names of `QUANTITIES`; the last three are of single tokens.
   """
 
   def __init__(self, options: Options) -> None:
     self.options = options
-    self.of: dict[str, list[figures.Row]] = {name: [] for name in QUANTITIES}
-    self.pairs: list[figures.Row] = []
-    self.planes: list[figures.Row] = []
-    self.maps: list[figures.Row] = []
+    self.of: dict[str, list[Row]] = {name: [] for name in QUANTITIES}
     # Facts that captions state.
     self.values: list[int] = []
     self.finite = 1.0
     self.samples: set[int] = set()
     self.lengths: set[int] = set()
-    self.quotes: dict[str, str] = {}
+    self.quotes: list[Row] = []
 
   def add_model(self, label: str, seed: int, run: Any, start: bool) -> None:
     """Measures the layers of a run, and of its untrained start.
@@ -78,6 +79,7 @@ class Rows:
       start: True to measure the untrained start as well.
     """
     options = self.options
+    estimation = {"axis": options.axis, "estimator": options.estimator}
     # All states read the same samples.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
@@ -86,24 +88,22 @@ class Rows:
     if start and run.start is not None:
       states.append((label + figures.UNTRAINED, run.start))
     for name, params in states:
-      statistics = layers.measure_layers(
-        run.model,
-        params,
-        ids,
-        axis=options.axis,
-        estimator=options.estimator,
-      )
+      measured = layers.measure_layers(run.model, params, ids, **estimation)
       # Collect the facts that captions state.
-      self.finite = min(self.finite, float(np.nanmin(statistics.finite)))
-      self.samples.add(statistics.factors.shape[1])
-      self.values.append(int(np.median(statistics.values)))
-      for key in ("factors", "entropy", "shape"):
-        self.of[key] += _enumerate(name, seed, getattr(statistics, key))
-      # Heads and experts are drawn after training alone.
-      if name == label and statistics.parts is not None:
-        self.of["parts"] += _enumerate(name, seed, statistics.parts, 1)
-      if name == label and statistics.gates is not None:
-        self.of["gates"] += _enumerate(name, seed, statistics.gates, 1)
+      self.finite = min(self.finite, float(np.nanmin(measured.finite)))
+      self.samples.add(measured.factors.shape[1])
+      self.values.append(int(np.median(measured.values)))
+      # Heads and experts have no embedding, and are drawn after training alone.
+      first_layers = {"factors": 0, "entropy": 0, "shape": 0}
+      if name == label:
+        first_layers |= {"parts": 1, "gates": 1}
+      for key, first_layer in first_layers.items():
+        values = getattr(measured, key)
+        if values is not None:
+          self.of[key] += [
+            (name, seed, first_layer + layer, *indices, float(value))
+            for (layer, *indices), value in np.ndenumerate(values)
+          ]
     # Smoothness of the trained model.
     curves = smoothness.measure_curves(run.model, run.params, ids)
     self.of["smooth"] += smoothness.rows(label, seed, curves)
@@ -111,25 +111,22 @@ class Rows:
   def describe_data(self) -> str:
     """Returns how many samples, tokens and seeds there are, in words."""
     # Count the seeds of each run, not of its untrained start.
-    runs = {
-      row[:2]
-      for row in self.of["factors"]
-      if not row[0].endswith(figures.UNTRAINED)
-    }
-    labels = [label for label, _ in runs]
-    seeds = [labels.count(label) for label in {*labels}]
+    seeds = [
+      len(grouped(rows, 1))
+      for label, rows in grouped(self.of["factors"]).items()
+      if not label.endswith(figures.UNTRAINED)
+    ]
     return figures.describe_data(self.samples, self.lengths, seeds)
 
   def describe_texts(self) -> str:
     """Returns the text that the single tokens are from, in words."""
-    quotes = [(quote, label) for label, quote in self.quotes.items()]
     # Runs of one task show the same text.
-    by_quote = figures.grouped(quotes)
-    described = []
+    quotes = []
+    by_quote = grouped(self.quotes)
     for quote, rows in by_quote.items():
       runs = ", ".join(label for _, label in rows)
-      described.append(quote + (f" ({runs})" if len(by_quote) > 1 else ""))
-    return f"Text: {'; '.join(described)}. One seed."
+      quotes.append(f"{quote} ({runs})" if len(by_quote) > 1 else quote)
+    return f"Text: {'; '.join(quotes)}. One seed."
 
   def add_tokens(self, label: str, run: Any) -> None:
     """Measures single tokens of one text.
@@ -141,9 +138,9 @@ class Rows:
     Raises:
       UserError: if the task has no tokens.
     """
-    ids, names, words, quote = texts.example(
-      run, self.options.text, self.options.length
-    )
+    options = self.options
+    example = texts.example(run, options.text, options.length)
+    ids, names, words, quote = example
     # A model of pairs reads the text twice, and the first is drawn.
     if run.model.config.num_inputs > 1:
       ids = np.stack([ids] * run.model.config.num_inputs)
@@ -153,46 +150,31 @@ class Rows:
     hidden, mask = layers.tokens(captured)
     if len(mask) > len(names):  # The encoder's own token stands first.
       names, words = ["<cls>", *names], ["<cls>", *words]
-    named = texts.name_tokens(words, self.options.named)
+    named = texts.name_tokens(words, options.named)
     planes = layers.plane(hidden, mask)
-    self.quotes[label] = quote
-    # Tokens in a plane, layer by layer.
+    self.quotes.append((quote, label))
     # `plane` leaves out padding: its k-th point is the k-th token.
-    places = np.flatnonzero(mask)
-    self.planes += [
-      (label, layer, int(place), names[place], int(place in named), *point)
+    places = np.flatnonzero(mask).tolist()
+    self.of["planes"] += [
+      (label, layer, place, names[place], int(place in named), *point)
       for layer, points in enumerate(planes)
       for place, point in zip(places, points.tolist(), strict=True)
     ]
     # Distances of pairs of the named tokens.
     pairs = list(itertools.combinations(named, 2))[:MOST_PAIRS]
     apart = layers.distances(hidden, mask, pairs)
-    self.pairs += [
-      (
-        label,
-        f"{names[i]} - {names[j]}",
-        layer,
-        *(float(apart[key][layer, k]) for key in ("euclidean", "cosine")),
-      )
+    both = np.stack([apart["euclidean"], apart["cosine"]], -1)
+    self.of["pairs"] += [
+      (label, f"{names[i]} - {names[j]}", layer, *both[layer, k].tolist())
       for k, (i, j) in enumerate(pairs)
       for layer in range(len(hidden))
     ]
-    # Attention weights.
     causal = run.model.objective == "language_model"
-    for layer, weights in enumerate(smoothness.maps(captured, causal), 1):
-      self.maps += [
-        (label, layer, i, j, float(w)) for (i, j), w in np.ndenumerate(weights)
-      ]
-
-
-def _enumerate(
-  label: str, seed: int, values: np.ndarray, first_layer: int = 0
-) -> list[figures.Row]:
-  """Returns rows (label, seed, layer, *indices, value) of an array."""
-  return [
-    (label, seed, first_layer + layer, *indices, float(value))
-    for (layer, *indices), value in np.ndenumerate(values)
-  ]
+    self.of["maps"] += [
+      (label, layer, i, j, float(weight))
+      for layer, weights in smoothness.maps(captured, causal).items()
+      for (i, j), weight in np.ndenumerate(weights)
+    ]
 
 
 def _correlations(rows: Rows) -> str:
@@ -203,32 +185,28 @@ def _correlations(rows: Rows) -> str:
   # Factor and entropy belong together by (label, seed, layer, sample).
   entropies = {row[:4]: row[4] for row in rows.of["entropy"]}
   described = []
-  for label, factors in figures.grouped(rows.of["factors"]).items():
-    if label.endswith(figures.UNTRAINED):
-      continue
+  for label, factors in grouped(rows.of["factors"]).items():
     pairs = [(row[4], entropies[row[:4]]) for row in factors if row[2]]
-    values = np.array(pairs)
+    values = np.array(pairs).reshape(-1, 2)
     values = values[np.isfinite(values).all(1)]
     # Without variance there is no correlation.
-    if len(values) > 1 and (values.std(0) > 0).all():
+    varies = len(values) > 1 and (values.std(0) > 0).all()
+    if varies and not label.endswith(figures.UNTRAINED):
       described.append(f"{label} {np.corrcoef(values.T)[0, 1]:.2f}")
   return ", ".join(described) or "none"
 
 
-def _last_layer(
-  groups: Sequence[SeedGroup], rows: Rows, key: str
-) -> list[figures.Row]:
+def _last_layer(groups: Sequence[SeedGroup], rows: Rows, key: str) -> list[Row]:
   """Returns the last layer's mean over samples, by size and seed."""
   # Rows are (label, seed, layer, sample, value).
-  by_label = figures.grouped(rows.of[key])
+  by_label = grouped(rows.of[key])
   means = []
   for line, name, value, group in by_size(groups):
-    by_seed = figures.grouped(by_label.get(group.label, ()), 1)
+    by_seed = grouped(by_label.get(group.label, ()), 1)
     for seed, seed_rows in by_seed.items():
-      by_layer = figures.grouped(seed_rows, 2)
-      mean, _ = figures.finite_spread(
-        [row[4] for row in by_layer[max(by_layer)]]
-      )
+      last = max(row[2] for row in seed_rows)
+      values = [row[4] for row in seed_rows if row[2] == last]
+      mean, _ = figures.finite_spread(values)
       means.append((line, seed, name, value, mean))
   return means
 
@@ -249,13 +227,10 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
       # A run that cannot be loaded is noted, and the others are drawn.
       try:
         run = trained.load(record.folder)
+        if run.task.objective == "segmentation":
+          raise UserError("Segmenters have none.")
       except (UserError, OSError) as error:
         page.notes.append(f"{record.folder}: no figures of its layers. {error}")
-        continue
-      if run.task.objective == "segmentation":
-        page.notes.append(
-          f"{record.folder}: segmenters have no figures of layers."
-        )
         continue
       rows.add_model(group.label, record.seed, run, start=first)
       if not first:
@@ -264,172 +239,145 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
       try:
         rows.add_tokens(group.label, run)
       except UserError as error:
-        page.notes.append(
-          f"{group.label}: no figure of single tokens, {error}."
-        )
-  # Figures stand on the page in this order.
-  _add_distances(page, rows)
-  _add_entropies(page, rows)
-  _add_sizes(page, groups, rows)
-  _add_parts(page, rows)
-  _add_tokens(page, rows)
-  _add_smoothness(page, rows)
+        note = f"{group.label}: no figure of single tokens, {error}."
+        page.notes.append(note)
+  # The page skips figures without rows.
+  layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)
+  for section, section_figures in (
+    ("Distances and entropy", layer_figures),
+    ("Single tokens", _of_tokens(rows)),
+    ("Over-smoothing", _of_smoothness(rows)),
+  ):
+    for figure in section_figures:
+      page.add(section, figure)
 
 
-SECTION = "Distances and entropy"
-
-
-def _add_distances(page: Page, rows: Rows) -> None:
-  page.add(
-    SECTION,
-    plots.over_layers(
-      "activation_factors",
-      "Activation factors",
-      "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
-      "that of the embedding (TransJect, equation 9). "
-      f"{rows.describe_data()}; the untrained start of the first seed beside "
-      f"them. {BOXES} Exactly 1 at TransJect's start; near 1 for random "
-      "rotations as well.",
-      rows.of["factors"],
-      "activation factor",
-      lines=((1.0, "distances kept"),),
-      ratio=True,
-    ),
-  )
-
-
-def _add_entropies(page: Page, rows: Rows) -> None:
-  options = rows.options
+def _of_layers(rows: Rows) -> list[Figure]:
+  """Returns the figures of activation factors and of entropies."""
+  estimator, data = rows.options.estimator, rows.describe_data()
   values = {
     "units": "one token over its units",
     "tokens": "one unit over a sample's tokens",
-  }[options.axis]
-  caption = (
+  }[rows.options.axis]
+  beside = f"{data}; the untrained start of the first seed beside them. {BOXES}"
+  factors = (
+    "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
+    f"that of the embedding (TransJect, equation 9). {beside} Exactly 1 at "
+    "TransJect's start; near 1 for random rotations as well."
+  )
+  entropies = (
     f"Differential entropy of the values of {values}, by the estimator "
-    f"{options.estimator!r}, mean over a sample. {rows.describe_data()}; the "
-    f"untrained start of the first seed beside them. {BOXES} At least "
+    f"{estimator!r}, mean over a sample. {beside} At least "
     f"{100 * rows.finite:.0f} % of what is averaged in a layer has an entropy "
     "(no ties, and values enough); the rest is left out."
   )
-  page.add(
-    SECTION,
-    plots.over_layers(
-      "entropy",
-      "Entropy",
-      f"{caption} Correlation with the activation factor: "
-      f"{_correlations(rows)}.",
-      rows.of["entropy"],
-      "entropy, nats",
-    ),
+  correlation = (
+    f"{entropies} Correlation with the activation factor: "
+    f"{_correlations(rows)}."
+  )
+  shapes = (
+    f"{entropies} Without the scale. No distribution has more than a normal "
+    f"one, {entropy.GAUSSIAN:.3f}; estimates from few values are lower, by "
+    "how much depends on the distribution. The lines are what the estimator "
+    "gives of as many normal values."
   )
   # Few values have a lower estimate: lines show that of normal values.
   normal = [
-    (entropy.normal(count, options.estimator), f"normal, {count} values")
+    (entropy.normal(count, estimator), f"normal, {count} values")
     for count in dict.fromkeys(rows.values)
     if count >= entropy.LEAST
   ]
-  page.add(
-    SECTION,
+  return [
     plots.over_layers(
-      "shape",
-      "Entropy at deviation 1",
-      f"{caption} Without the scale. No distribution has more than a normal "
-      f"one, {entropy.GAUSSIAN:.3f}; estimates from few values are lower, by "
-      "how much depends on the distribution. The lines are what the estimator "
-      "gives of as many normal values.",
+      Texts("activation_factors", "Activation factors", factors),
+      rows.of["factors"],
+      "activation factor",
+      lines=[(1.0, "distances kept")],
+      ratio=True,
+    ),
+    plots.over_layers(
+      Texts("entropy", "Entropy", correlation),
+      rows.of["entropy"],
+      "entropy, nats",
+    ),
+    plots.over_layers(
+      Texts("shape", "Entropy at deviation 1", shapes),
       rows.of["shape"],
       "entropy - log deviation, nats",
-      lines=tuple(normal),
+      lines=normal,
     ),
+  ]
+
+
+def _of_sizes(groups: Sequence[SeedGroup], rows: Rows) -> list[Figure]:
+  """Returns the figures against sizes; without two sizes they have no rows."""
+  caption = (
+    "Means of the last layer over samples, and over seeds with their "
+    "deviation; along a line nothing else differs (TransJect, figure 5). "
+    f"{rows.describe_data()}."
   )
+  return [
+    plots.against(
+      Texts(f"{key}_sizes", f"{noun.capitalize()} against sizes", caption),
+      _last_layer(groups, rows, key),
+      SIZES,
+      noun + unit,
+    )
+    for key, noun, unit in (
+      ("factors", "activation factor", ""),
+      ("entropy", "entropy", ", nats"),
+    )
+  ]
 
 
-def _add_sizes(page: Page, groups: Sequence[SeedGroup], rows: Rows) -> None:
-  for key, quantity in (
-    ("factors", "activation factor"),
-    ("entropy", "entropy, nats"),
-  ):
-    # Without two sizes there is no figure.
-    means = _last_layer(groups, rows, key)
-    if means:
-      page.add(
-        SECTION,
-        plots.against(
-          f"{key}_sizes",
-          f"{quantity.partition(',')[0].capitalize()} against sizes",
-          "Means of the last layer over samples, and over seeds with their "
-          "deviation; along a line nothing else differs (TransJect, figure "
-          f"5). {rows.describe_data()}.",
-          means,
-          SIZES,
-          quantity,
-        ),
-      )
-
-
-def _add_parts(page: Page, rows: Rows) -> None:
-  page.add(
-    SECTION,
+def _of_parts(rows: Rows) -> list[Figure]:
+  """Returns the figures of heads and experts."""
+  data = rows.describe_data()
+  entropies = (
+    "Entropy of every head's output before the projection back, and of x + a "
+    "F(x) of every expert (TransJect, figure 4b), by the estimator "
+    f"{rows.options.estimator!r}. {data}. Experts share x, so they differ "
+    "little; heads have another scale than x."
+  )
+  weights = (
+    "Weight of every sample and expert, by layer (TransJect, figure 6). "
+    f"{data}. The dotted line is 1 / E, the weights at the start."
+  )
+  return [
     plots.parts(
-      "parts",
-      "Entropy of heads and experts",
-      "Entropy of every head's output before the projection back, and of x + "
-      "a F(x) of every expert (TransJect, figure 4b), by the estimator "
-      f"{rows.options.estimator!r}. {rows.describe_data()}. Experts share x, "
-      "so they differ little; heads have another scale than x.",
+      Texts("parts", "Entropy of heads and experts", entropies),
       rows.of["parts"],
     ),
-  )
-  # Only models with experts have gates.
-  if rows.of["gates"]:
-    page.add(
-      SECTION,
-      plots.histogram(
-        "experts",
-        "Weights of the experts",
-        "Weight of every sample and expert, by layer (TransJect, figure 6). "
-        f"{rows.describe_data()}. The dotted line is 1 / E, the weights at the "
-        "start.",
-        rows.of["gates"],
-        "weight of an expert",
-      ),
-    )
-
-
-def _add_tokens(page: Page, rows: Rows) -> None:
-  section, text = "Single tokens", rows.describe_texts()
-  page.add(
-    section,
-    plots.pairs(
-      "pairs",
-      "Distances of pairs of tokens",
-      f"Layer by layer (TransJect, figure 1). {text}",
-      rows.pairs,
+    plots.histogram(
+      Texts("experts", "Weights of the experts", weights),
+      rows.of["gates"],
+      "weight of an expert",
     ),
-  )
-  page.add(
-    section,
-    plots.planes(
-      "isomap",
-      "Tokens in a plane",
-      "Isomap of every layer for itself, turned to lie near the one before; "
-      f"its width stands above it (TransJect, figure 7). {text}",
-      rows.planes,
-    ),
-  )
+  ]
 
 
-def _add_smoothness(page: Page, rows: Rows) -> None:
-  section = "Over-smoothing"
-  page.add(section, smoothness.figure(rows.of["smooth"], rows.describe_data()))
-  page.add(
-    section,
-    plots.maps(
-      "attention",
-      "Attention maps",
-      "softmax(q k / sqrt e), mean over heads: what softmax attention weighs, "
-      "and other mixers with queries and keys would; models without keys are "
-      f"left out. {rows.describe_texts()}",
-      rows.maps,
-    ),
+def _of_tokens(rows: Rows) -> list[Figure]:
+  text = rows.describe_texts()
+  distances = f"Layer by layer (TransJect, figure 1). {text}"
+  planes = (
+    "Isomap of every layer for itself, turned to lie near the one before; its "
+    f"width stands above it (TransJect, figure 7). {text}"
   )
+  pairs = Texts("pairs", "Distances of pairs of tokens", distances)
+  isomap = Texts("isomap", "Tokens in a plane", planes)
+  return [
+    plots.pairs(pairs, rows.of["pairs"]),
+    plots.planes(isomap, rows.of["planes"]),
+  ]
+
+
+def _of_smoothness(rows: Rows) -> list[Figure]:
+  caption = (
+    "softmax(q k / sqrt e), mean over heads: what softmax attention weighs, "
+    "and other mixers with queries and keys would; models without keys are "
+    f"left out. {rows.describe_texts()}"
+  )
+  return [
+    smoothness.figure(rows.of["smooth"], rows.describe_data()),
+    plots.maps(Texts("attention", "Attention maps", caption), rows.of["maps"]),
+  ]

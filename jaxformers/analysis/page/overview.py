@@ -6,16 +6,10 @@ import statistics
 from collections.abc import Sequence
 
 from jaxformers.analysis.plotting import plots
-from jaxformers.analysis.plotting.figures import Figure
-from jaxformers.analysis.tables import depth
+from jaxformers.analysis.plotting.figures import Figure, Texts
+from jaxformers.analysis.tables import depth, runs
 from jaxformers.analysis.tables import results as tables
-from jaxformers.analysis.tables.runs import (
-  SIZES,
-  RunRecord,
-  SeedGroup,
-  by_size,
-  describe_seeds,
-)
+from jaxformers.analysis.tables.runs import RunRecord, SeedGroup
 from jaxformers.tables import markdown_table
 
 MOST_PANELS = 6  # Quantities of the training curves that are drawn.
@@ -27,34 +21,31 @@ SPEED_COLUMNS = (
 
 def training(groups: Sequence[SeedGroup]) -> Figure:
   """Returns the figure of losses and selection scores over steps."""
-  # Each metric of a split at a step is a row of the figure.
-  rows = []
-  titles: dict[str, str] = {}
-  for group in groups:
-    for run in group.runs:
-      for record in run.metrics:
-        for key, value in record.items():
-          # Keys are SPLIT/METRIC; others, such as speeds, are no curves.
-          split, slash, metric = key.partition("/")
-          if not slash or value is None:
-            continue
-          unit = ", nats" if metric == "loss" else ""
-          titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
-          rows.append((group.label, run.seed, key, record["step"], value))
+  # Keys of metrics are SPLIT/METRIC; others, such as speeds, are no curves.
+  rows = [
+    (group.label, run.seed, key, record["step"], value)
+    for group in groups
+    for run in group.runs
+    for record in run.metrics
+    for key, value in record.items()
+    if "/" in key and value is not None
+  ]
+  titles = {}
+  for key in (row[2] for row in rows):
+    split, _, metric = key.partition("/")
+    unit = ", nats" if metric == "loss" else ""
+    titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
+  caption = (
+    "Means over log_steps steps for train, over the whole split elsewhere; "
+    f"bands are one deviation over seeds ({runs.describe_seeds(groups)}). Of "
+    "more than six quantities the first six are drawn."
+  )
   # Losses come first.
   drawn = sorted(titles, key=lambda k: (not k.endswith("loss"), k))
-  drawn = drawn[:MOST_PANELS]
-  return plots.curves(
-    "training",
-    "Training curves",
-    "Means over log_steps steps for train, over the whole split elsewhere; "
-    f"bands are one deviation over seeds ({describe_seeds(groups)}). Of more "
-    "than six quantities the first six are drawn.",
-    [row for row in rows if row[2] in drawn],
-    "step",
-    {key: titles[key] for key in drawn},
-    markers=False,
-  )
+  panels = {key: titles[key] for key in drawn[:MOST_PANELS]}
+  rows = [row for row in rows if row[2] in panels]
+  texts = Texts("training", "Training curves", caption)
+  return plots.curves(texts, rows, "step", panels, markers=False)
 
 
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
@@ -70,21 +61,18 @@ def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
   metric = max(metrics, key=metrics.count) if metrics else ""
   rows = [
     (line, run.seed, name, value, _score(run)[1])
-    for line, name, value, group in by_size(groups)
+    for line, name, value, group in runs.by_size(groups)
     for run in group.runs
     if run.results and _score(run)[0] == metric
   ]
   if not rows:
     return None
-  return plots.against(
-    "sizes",
-    "Score against the size of the model",
-    f"On test, mean and deviation over seeds ({describe_seeds(groups)}); along "
-    "a line nothing else differs.",
-    rows,
-    SIZES,
-    metric,
+  caption = (
+    "On test, mean and deviation over seeds "
+    f"({runs.describe_seeds(groups)}); along a line nothing else differs."
   )
+  texts = Texts("sizes", "Score against the size of the model", caption)
+  return plots.against(texts, rows, runs.SIZES, metric)
 
 
 def _score(run: RunRecord) -> tuple[str, float]:
@@ -117,15 +105,9 @@ def speeds(groups: Sequence[SeedGroup]) -> str:
     results = ended[0].results
     hardware = results.get("hardware", {})
     count, kind = (hardware.get(k, "?") for k in ("devices", "device_kind"))
-    lines.append(
-      (
-        group.label,
-        f"{results['parameters']:,}",
-        f"{results['parameter_ratio']:.2f}",
-        f"{statistics.median(rates):.4g}" if rates else "",
-        f"{count} {kind}",
-      )
-    )
+    sizes = (f"{results['parameters']:,}", f"{results['parameter_ratio']:.2f}")
+    speed = f"{statistics.median(rates):.4g}" if rates else ""
+    lines.append((group.label, *sizes, speed, f"{count} {kind}"))
   return markdown_table(SPEED_COLUMNS, lines) if lines else ""
 
 

@@ -43,14 +43,10 @@ class Page:
     if figure is None or not figure.rows:
       return
     # The last column of a figure's table is the number that is drawn.
-    if all(_is_void(row[-1]) for row in figure.rows):
+    if not any(math.isfinite(row[-1]) for row in figure.rows):
       self.notes.append(f"{figure.title}: there is no number to draw.")
       return
     self.figures.setdefault(section, []).append(figure)
-
-
-def _is_void(value: Any) -> bool:
-  return isinstance(value, float) and not math.isfinite(value)
 
 
 def write(page: Page, out: Path) -> Path:
@@ -67,14 +63,13 @@ def write(page: Page, out: Path) -> Path:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
   # The papers' tables, as Markdown and as LaTeX.
   for title, (tasks, rows) in page.papers.items():
-    reasons = published.notes(rows)
     for kind, form, mark in (
       ("md", published.markdown, "\n"),
       ("tex", published.latex, "% "),
     ):
-      lines = [form(rows, tasks), *(mark + reason for reason in reasons)]
+      reasons = [f"{mark}{reason}\n" for reason in published.notes(rows)]
       path = out / f"{_table_name(title)}.{kind}"
-      path.write_text("\n".join(lines) + "\n")
+      path.write_text("".join([form(rows, tasks), "\n", *reasons]))
   path = out / "index.html"
   path.write_text(_html(page, out), encoding="utf-8")
   return path
@@ -110,7 +105,19 @@ def _text(value: object) -> str:
 def _html(page: Page, out: Path) -> str:
   """Returns the page; its figures' SVG files are read from the folder."""
   # Sections have the ids s0, s1, ... for the links.
-  sections = ["Results", *page.figures, *(["Left out"] if page.notes else [])]
+  notes = "".join(f"<li>{_text(note)}</li>" for note in page.notes)
+  sections = {
+    "Results": [
+      *_results_html(page.rows),
+      *(_tables_html(page.speeds) if page.speeds else ()),
+      *_papers_html(page.papers),
+    ],
+    **{
+      name: [_figure_html(figure, out) for figure in figures]
+      for name, figures in page.figures.items()
+    },
+    **({"Left out": [f"<ul>{notes}</ul>"]} if notes else {}),
+  }
   links = "".join(
     f'<a href="#s{k}">{_text(name)}</a>' for k, name in enumerate(sections)
   )
@@ -120,18 +127,9 @@ def _html(page: Page, out: Path) -> str:
     '<link rel="icon" href="data:,">',
     f"<title>jaxformers: report</title><style>{CSS}</style></head><body>",
     f"<h1>Report of runs</h1><nav>{links}</nav>",
-    '<h2 id="s0">Results</h2>',
-    *_results_html(page.rows),
-    *(_tables_html(page.speeds) if page.speeds else ()),
-    *_papers_html(page.papers),
   ]
-  # Section 0 holds the results, so the figures count from 1.
-  for k, (name, figures) in enumerate(page.figures.items(), 1):
-    parts.append(f'<h2 id="s{k}">{_text(name)}</h2>')
-    parts += [_figure_html(figure, out) for figure in figures]
-  if page.notes:
-    items = "".join(f"<li>{_text(note)}</li>" for note in page.notes)
-    parts.append(f'<h2 id="s{len(sections) - 1}">Left out</h2><ul>{items}</ul>')
+  for k, (name, content) in enumerate(sections.items()):
+    parts += [f'<h2 id="s{k}">{_text(name)}</h2>', *content]
   return "\n".join([*parts, "</body></html>\n"])
 
 
@@ -152,9 +150,7 @@ def _figure_html(figure: Figure, out: Path) -> str:
 
 
 def _links(name: str, kinds: Sequence[str]) -> str:
-  return ", ".join(
-    f'<a href="{name}.{kind}">{kind.upper()}</a>' for kind in kinds
-  )
+  return ", ".join(f'<a href="{name}.{k}">{k.upper()}</a>' for k in kinds)
 
 
 def _table_name(title: str) -> str:
@@ -189,22 +185,20 @@ def _results_html(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _tables_html(markdown: str) -> list[str]:
   """Returns Markdown tables, with blank lines between them, as HTML."""
-  parts = []
-  for block in markdown.split("\n\n"):
-    # The second line of a Markdown table is its rule.
-    header, _, *body = [
-      [_text(cell.strip()) for cell in line.strip("|").split("|")]
-      for line in block.splitlines()
-    ]
-    titles = "".join(f"<th>{cell}</th>" for cell in header)
-    # Markdown has "+-" in ASCII; the page has the sign.
-    lines = [
-      "".join(f"<td>{cell.replace('+-', '±')}</td>" for cell in line)
-      for line in body
-    ]
-    parts.append(
-      f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>'
-      + "".join(f"<tr>{line}</tr>" for line in lines)
-      + "</tbody></table></div>"
-    )
-  return parts
+  return [_table_html(block) for block in markdown.split("\n\n")]
+
+
+def _table_html(markdown: str) -> str:
+  # The second line of a Markdown table is its rule.
+  header, _, *body = [
+    [_text(cell.strip()) for cell in line.strip("|").split("|")]
+    for line in markdown.splitlines()
+  ]
+  titles = "".join(f"<th>{cell}</th>" for cell in header)
+  lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in body)
+  rows = "".join(f"<tr>{line}</tr>" for line in lines)
+  # Markdown has "+-" in ASCII; the page has the sign.
+  return (
+    f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>'
+    f"{rows.replace('+-', '±')}</tbody></table></div>"
+  )

@@ -69,56 +69,41 @@ def _notes(
 ) -> list[str]:
   """Returns a note for each run that is left out, damaged or not complete."""
   # A record outside of all groups gave way to another of its seed.
-  duplicates = [
+  notes = [
     f"{record.folder} is of a recipe and a seed that another run has, too."
     for record in records
     if not any(record is other for other in shown)
   ]
-  unfinished = [
+  notes += [
     f"{record.folder} has no results.json: it has not ended, and is not in the "
     "table."
     for record in records
     if not record.results
   ]
-  damaged = [
-    f"{record.folder}: {tables.describe_damage(record.results)}"
-    for record in shown
-    if "damaged_best_step" in record.results
-  ]
-  incomplete = [
-    f"{record.metrics_problem} Curves are drawn of the others."
-    for record in shown
-    if record.metrics_problem
-  ]
-  return [*duplicates, *unfinished, *damaged, *incomplete]
+  for record in shown:
+    if "damaged_best_step" in record.results:
+      damage = tables.describe_damage(record.results)
+      notes.append(f"{record.folder}: {damage}")
+    if record.metrics_problem:
+      notes.append(f"{record.metrics_problem} Curves are drawn of the others.")
+  return notes
 
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument("--out", default=Path("report"), help="folder of the page"),
-  cli.argument("--samples", default=32, help="number of test samples"),
-  cli.argument("--length", default=512, help="most tokens of a sample"),
-  cli.argument(
-    "--estimator",
-    default="vasicek",
-    help=f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
+  cli.option("out", Path("report"), "folder of the page"),
+  cli.option("samples", 32, "number of test samples"),
+  cli.option("length", 512, "most tokens of a sample"),
+  cli.option(
+    "estimator",
+    "vasicek",
+    f"estimator of the entropy: {', '.join(entropy.ESTIMATORS)}",
   ),
-  cli.argument(
-    "--axis",
-    default="units",
-    help=f"axis of the entropy: {', '.join(entropy.AXES)}",
-  ),
-  cli.argument(
-    "--text",
-    default="",
-    help=f"sentence to draw token by token (default: {TEXT!r})",
-  ),
-  cli.argument(
-    "--tokens", default="", help="words of it to name in the figures: a,b"
-  ),
+  cli.option("axis", "units", f"axis of entropy: {', '.join(entropy.AXES)}"),
+  cli.option("text", "", f"text to draw token by token (default: {TEXT!r})"),
+  cli.option("tokens", "", "words of it to name in the figures: a,b"),
   cli.switch(
-    "--no_checkpoints",
-    help="load no models: tables and training curves only",
+    "--no_checkpoints", help="load no models: tables and training curves only"
   ),
 )
 def main(

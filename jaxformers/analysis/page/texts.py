@@ -57,7 +57,8 @@ def example(run: Any, text: str, length: int) -> Example:
   if task.image or not task.vocabulary:
     raise UserError(f"the inputs of {task.name} are no tokens")
   length = min(length, MOST_TOKENS)
-  # Read the text; the paper's sentence gives way to a sample if it is unknown.
+  # Read the text; a sample takes the place of the paper's sentence where that
+  # has too few tokens.
   try:
     ids = task.encode(text or TEXT, length)
     # The quotation also says how long the whole text is.
@@ -71,19 +72,13 @@ def example(run: Any, text: str, length: int) -> Example:
   except UserError:
     if text:
       raise
-    ids, whole_ids = (
-      _without_padding(run.sample(1, n)[0]) for n in (length, task.max_len)
-    )
-    total = len(whole_ids)
-  return _named(ids, total, task.vocabulary)
-
-
-def _named(ids: np.ndarray, total: int, vocabulary: Sequence[str]) -> Example:
-  """Returns the example of the first ids of a text of `total` tokens."""
-  names = [vocabulary[k] for k in ids]
+    # Of a sample of pairs, take the first sequence.
+    ids = np.atleast_2d(run.sample(1, task.max_len)[0])[0]
+    ids, total = ids[ids > 0][:length], np.count_nonzero(ids)
+  names = [task.vocabulary[k] for k in ids]
   part = "all" if len(ids) == total else f"the first {len(ids)} of"
   # Words and pieces are shown with spaces between them.
-  if not spells_words(vocabulary):
+  if not spells_words(task.vocabulary):
     names = [readable(name) for name in names]
     quote = f"{' '.join(names)!r}, {part} {total} tokens"
     return Example(ids, names, names, quote)
@@ -96,11 +91,6 @@ def _named(ids: np.ndarray, total: int, vocabulary: Sequence[str]) -> Example:
   letters = "which are single letters; those named begin a word"
   quote = f"{text!r}, {part} {total} tokens, {letters}"
   return Example(ids, names, words, quote)
-
-
-def _without_padding(ids: np.ndarray) -> np.ndarray:
-  ids = ids[0] if ids.ndim > 1 else ids  # The first of a pair.
-  return ids[ids > 0]
 
 
 def spells_words(vocabulary: Sequence[str]) -> bool:
@@ -119,26 +109,26 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
     The text, with U+FFFD for special tokens; and for each token the word that
     begins with it, or "".
   """
-  is_bytes = any(map(_BYTE.fullmatch, names))
-
-  def decode(text: str) -> str:
-    if not is_bytes:
-      return text
-    # Letters are bytes as Latin-1; together they are UTF-8.
-    return text.encode("latin-1", "replace").decode(errors="replace")
-
   # Take one letter a token: places in the text are those of tokens.
-  letters = [
+  text = "".join(
     chr(int(name, 16))
     if _BYTE.fullmatch(name)
     else (name if len(name) == 1 else "\ufffd")
     for name in names
-  ]
-  text = "".join(letters)
+  )
   words = [""] * len(names)
   for match in _WORD.finditer(text):
-    words[match.start()] = decode(match[0])
-  return decode(text), words
+    words[match.start()] = match[0]
+  if any(map(_BYTE.fullmatch, names)):
+    return _decode(text), list(map(_decode, words))
+  return text, words
+
+
+def _decode(text: str) -> str:
+  """Returns a text whose letters are bytes of UTF-8 as Latin-1, decoded."""
+  # Special tokens, U+FFFD, are no bytes.
+  parts = (part.encode("latin-1", "replace") for part in text.split("\ufffd"))
+  return "\ufffd".join(part.decode(errors="replace") for part in parts)
 
 
 def readable(name: str) -> str:

@@ -1,8 +1,9 @@
 """Figures as data: rows that a CSV holds, and the picture drawn from them.
 
-Every figure is complete without its page: axes with units, the number of
-samples and of seeds. Colours are Okabe and Ito's, which the colour-blind tell
-apart; lines differ in dash and marker as well, for print.
+Every figure can be read without its page: axes have units, and the caption has
+the number of samples and of seeds. Colours are those of Okabe and Ito, which
+the colour-blind can distinguish. Lines also differ in dash and marker, for
+print.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,10 +41,18 @@ STYLE = {
   "svg.hashsalt": "jaxformers",
 }
 
-LEAST_LETTERS = 8  # No label is wrapped to shorter lines.
-MOST_MARKED = 20  # A line of more points may be drawn without markers.
+LEAST_LETTERS = 8  # Length of the shortest lines that labels are wrapped to.
+MOST_MARKED = 20  # Number of points up to which a line always has markers.
 
 Row = tuple[Any, ...]
+
+
+class Texts(NamedTuple):
+  """Name, title and caption of a `Figure`."""
+
+  name: str
+  title: str
+  caption: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +65,8 @@ class Figure:
     caption: sentences on what is shown, with the number of samples and seeds.
     columns: names of the table's columns, with units.
     rows: rows of the table.
-    paint: function that draws the rows on an empty figure of matplotlib.
+    paint: function (fig, rows) that draws the rows on an empty figure of
+      matplotlib.
     size: width and height in inches.
   """
 
@@ -72,52 +82,47 @@ class Figure:
     """Returns the rows under their columns, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(self.columns)
-    writer.writerows(self.rows)
+    writer.writerows([self.columns, *self.rows])
     return text.getvalue()
 
   def draw(self) -> Any:
     """Returns the rows drawn on a figure of matplotlib, no label clipped."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure as Canvas
+    import matplotlib.figure
 
-    with mpl.rc_context(STYLE):
-      canvas = Canvas(figsize=self.size, layout="constrained")
-      self.paint(canvas, self.rows)
-      fit_labels(canvas)
-    return canvas
+    with matplotlib.rc_context(STYLE):
+      fig = matplotlib.figure.Figure(self.size, layout="constrained")
+      self.paint(fig, self.rows)
+      fit_labels(fig)
+    return fig
 
   def picture(self, kind: str) -> bytes:
     """Returns the drawn figure as the content of a "png" or "svg" file."""
-    import matplotlib as mpl
+    import matplotlib
 
-    with mpl.rc_context(STYLE):
-      canvas = self.draw()
-      out = io.BytesIO()
-      # No date, so that equal figures have equal files.
-      metadata = {"Date": None} if kind == "svg" else {}
-      canvas.savefig(out, format=kind, metadata=metadata)
+    out = io.BytesIO()
+    # Without a date, equal figures have equal files.
+    metadata = {"Date": None} if kind == "svg" else {}
+    with matplotlib.rc_context(STYLE):
+      self.draw().savefig(out, format=kind, metadata=metadata)
     return out.getvalue()
 
   def write(self, folder: Path) -> list[Path]:
     """Writes NAME.csv, NAME.png and NAME.svg; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind in ("csv", "png", "svg"):
-      path = folder / f"{self.name}.{kind}"
-      content = self.csv().encode() if kind == "csv" else self.picture(kind)
-      path.write_bytes(content)
-      paths.append(path)
+    paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "svg")]
+    paths[0].write_bytes(self.csv().encode())
+    paths[1].write_bytes(self.picture("png"))
+    paths[2].write_bytes(self.picture("svg"))
     return paths
 
 
 def describe_data(
   samples: Iterable[int], tokens: Iterable[int], seeds: Collection[int]
 ) -> str:
-  """Returns what a figure is drawn from, in words.
+  """Returns the number of samples, tokens and seeds of a figure, in words.
 
-  "32 test samples of at most 50 or 200 tokens, 1 to 3 seeds", where the lengths
-  or the seeds of runs differ.
+  Runs may differ in them: "32 test samples of at most 50 or 200 tokens, 1 to 3
+  seeds".
 
   Args:
     samples: number of examples of each run.
@@ -125,8 +130,7 @@ def describe_data(
     seeds: number of seeds of each run.
   """
   samples, tokens = (
-    " or ".join(str(count) for count in sorted({*counts}))
-    for counts in (samples, tokens)
+    " or ".join(map(str, sorted({*counts}))) for counts in (samples, tokens)
   )
   few, many = min(seeds, default=0), max(seeds, default=0)
   counted = f"{few}" if few == many else f"{few} to {many}"
@@ -136,37 +140,34 @@ def describe_data(
   )
 
 
-def fit_labels(canvas: Any) -> None:
+def fit_labels(fig: Any) -> None:
   """Fixes ticks, and breaks titles and labels that are longer than their axes.
 
-  The layout depends on the widths of ticks, and their number on the layout:
-  where the two alternate, a label lies outside of the picture.
+  The layout depends on the widths of the ticks, and the number of ticks depends
+  on the layout. Free ticks can alternate between two layouts, and then a label
+  ends outside of the picture.
 
   Args:
-    canvas: figure of matplotlib with a constrained layout.
+    fig: figure of matplotlib with a constrained layout.
   """
   from matplotlib.ticker import FixedLocator
 
   # Fix the ticks of the first layout.
-  canvas.draw_without_rendering()
-  for axes in canvas.axes:
+  fig.draw_without_rendering()
+  for axes in fig.axes:
     for axis in (axes.xaxis, axes.yaxis):
       axis.set_major_locator(FixedLocator(axis.get_majorticklocs()))
   # Wrap until all fits: a title of more lines leaves the axes less height.
   is_wrapped = True
   while is_wrapped:
-    canvas.draw_without_rendering()
+    fig.draw_without_rendering()
     is_wrapped = False
-    for axes in canvas.axes:
+    for axes in fig.axes:
       # The vertical label is turned, and runs along the height.
-      room = axes.get_window_extent()
-      for label, length in (
-        (axes.title, room.width),
-        (axes.xaxis.label, room.width),
-        (axes.yaxis.label, room.height),
-      ):
-        extent = label.get_window_extent()
-        needed = extent.height if label is axes.yaxis.label else extent.width
+      sides = {axes.title: "width", axes.xaxis.label: "width"}
+      for label, side in (sides | {axes.yaxis.label: "height"}).items():
+        length = getattr(axes.get_window_extent(), side)
+        needed = getattr(label.get_window_extent(), side)
         # Find how many letters of the longest line have room.
         lines = label.get_text().splitlines()
         longest = max(map(len, lines), default=0)
@@ -186,42 +187,40 @@ def style(number: int) -> dict[str, Any]:
   }
 
 
-def draw_legend(
-  canvas: Any, *panels: Any, title: str = "", columns: int = 3
-) -> None:
+def draw_legend(fig: Any, *panels: Any, title: str = "", cols: int = 3) -> None:
   """Draws one legend above all panels, if there is more than one entry.
 
   Args:
-    canvas: figure of matplotlib.
+    fig: figure of matplotlib.
     *panels: axes whose labels are listed, each once.
     title: title of the legend.
-    columns: most columns.
+    cols: most columns.
   """
-  letters = int(13 * canvas.get_figwidth())  # As many fit beside one another.
-  entries: dict[str, Any] = {}
-  for axes in panels:
-    handles, labels = axes.get_legend_handles_labels()
-    labels = [textwrap.fill(label, letters - 8) for label in labels]
-    # A label that several panels have is listed once.
-    entries |= dict(zip(labels, handles, strict=True))
+  letters = int(13 * fig.get_figwidth())  # Letters that fit beside one another.
+  # A label that several panels have is listed once.
+  entries = {
+    textwrap.fill(label, letters - 8): handle
+    for axes in panels
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+  }
   if len(entries) > 1:
     longest = max(len(row) for label in entries for row in label.splitlines())
     # As many columns as the longest label leaves room for.
     room = letters // (8 + longest)
-    canvas.legend(
-      [*entries.values()],
-      [*entries],
+    fig.legend(
+      entries.values(),
+      entries.keys(),
       loc="outside upper center",
-      ncols=max(1, min(len(entries), columns, room)),
+      ncols=max(1, min(len(entries), cols, room)),
       title=title or None,
     )
 
 
 def literal(text: str) -> str:
-  """Returns a label that matplotlib shows as it stands, for narrow legends.
+  """Returns a label as matplotlib must get it to show it as it stands.
 
-  "$" starts no formula, "_" does not hide the label, and lines have 24 letters
-  at most.
+  "$" begins a formula otherwise, and "_" hides the label. Lines have 24 letters
+  at most, for narrow legends.
   """
   text = textwrap.fill(text, 24).replace("$", r"\$")
   return f"\u200b{text}" if text.startswith("_") else text
@@ -237,11 +236,9 @@ def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
 
 def evenly_spaced(values: Sequence[Any], most: int) -> list[Any]:
   """Returns at most so many values, the first and the last among them."""
-  if not values:
-    return []
   # Rounding can hit a place twice: keep it once.
-  places = {round(k) for k in np.linspace(0, len(values) - 1, most)}
-  return [values[k] for k in sorted(places)]
+  places = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))
+  return [values[k] for k in places]
 
 
 def finite_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -253,94 +250,76 @@ def finite_spread(values: Sequence[float]) -> tuple[float, float]:
   return float(np.mean(finite)), deviation
 
 
-def averaged(
-  rows: Iterable[Row], place: int, value: int
-) -> tuple[list[Any], list[float], list[float]]:
-  """Averages a column over the rows at each place.
+class Points(NamedTuple):
+  """Points of a line: places, means and deviations; NaN where there is none."""
+
+  x: Sequence[Any]
+  mean: Sequence[float]
+  deviation: Sequence[float]
+
+
+def averaged(rows: Iterable[Row], place: int, value: int) -> Points:
+  """Averages a column over the rows at each place, in order.
 
   Args:
     rows: rows of a table.
     place: column that says where a row stands.
     value: column that is averaged.
-
-  Returns:
-    The places in order, means and deviations.
   """
-  by_place = grouped(rows, place)
-  places = sorted(by_place)
-  spreads = [finite_spread([row[value] for row in by_place[k]]) for k in places]
-  return places, [mean for mean, _ in spreads], [bar for _, bar in spreads]
+  by_place = sorted(grouped(rows, place).items())
+  spreads = [finite_spread([row[value] for row in at]) for _, at in by_place]
+  return Points(
+    [k for k, _ in by_place], [m for m, _ in spreads], [d for _, d in spreads]
+  )
 
 
-def draw_error_bars(
-  axes: Any,
-  x: Sequence[float],
-  mean: Sequence[float],
-  deviation: Sequence[float],
-  number: int,
-  label: str,
-) -> None:
+def draw_error_bars(axes: Any, points: Points, number: int, label: str) -> None:
   """Draws a line with bars of one deviation, where there is one."""
-  bars = [0 if math.isnan(bar) else bar for bar in deviation]
-  axes.errorbar(x, mean, bars, capsize=3, label=label, **style(number))
+  bars = np.nan_to_num(points.deviation)
+  look = {"capsize": 3, "label": label, **style(number)}
+  axes.errorbar(points.x, points.mean, bars, **look)
 
 
 def draw_line(
-  axes: Any,
-  x: Sequence[float],
-  mean: Sequence[float],
-  deviation: Sequence[float],
-  number: int,
-  label: str,
-  *,
-  markers: bool = True,
+  axes: Any, points: Points, number: int, label: str, *, markers: bool = True
 ) -> None:
   """Draws a line with a band of one deviation, where there is one.
 
-  A single point has its value beside it, and a bar in place of the band.
+  A single point has its value beside it, and a bar instead of the band.
 
   Args:
     axes: axes of matplotlib.
-    x, mean, deviation: points of the line; NaN where there is none.
+    points: points of the line.
     number: number of the line, for its style.
     label: label in the legend.
     markers: False to leave out the markers of a line of many points.
   """
-  x, mean, deviation = (np.asarray(v, float) for v in (x, mean, deviation))
+  x, mean, deviation = (np.asarray(v, float) for v in points)
   look = style(number)
-  points = np.flatnonzero(np.isfinite(mean))
+  finite = np.flatnonzero(np.isfinite(mean))
   # Markers of many points would hide the line.
-  if not markers and len(points) > MOST_MARKED:
+  if not markers and len(finite) > MOST_MARKED:
     del look["marker"]
   axes.plot(x, mean, label=label, **look)
-  if len(points) == 1:
-    (k,) = points
+  if len(finite) == 1:
+    (k,) = finite
     # Values of several lines stand on both sides.
     side, align = ((8, "left"), (-8, "right"))[number % 2]
-    axes.annotate(
-      f"{mean[k]:.4g}",
-      (x[k], mean[k]),
-      (side, 0),
-      textcoords="offset points",
-      ha=align,
-      va="center",
-      color=look["color"],
-    )
+    place = {"textcoords": "offset points", "ha": align, "va": "center"}
+    point, text = (x[k], mean[k]), f"{mean[k]:.4g}"
+    axes.annotate(text, point, (side, 0), color=look["color"], **place)
     if np.isfinite(deviation[k]):
-      bar = deviation[k]
-      axes.errorbar(x[k], mean[k], bar, capsize=3, color=look["color"])
+      axes.errorbar(*point, deviation[k], capsize=3, color=look["color"])
   elif np.isfinite(deviation).any():
     # Several points: a band around the line.
-    low, high = mean - deviation, mean + deviation
-    axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
+    axes.fill_between(x, mean - deviation, mean + deviation, **band)
 
 
 UNTRAINED = ", untrained"  # Ends the label of a run's start.
 
 
-def draw_boxes(
-  axes: Any, groups: Mapping[str, Mapping[Any, Sequence[float]]]
-) -> None:
+def draw_boxes(axes: Any, groups: Mapping[str, dict[Any, list[float]]]) -> None:
   """Draws boxes of several groups side by side at every category.
 
   A box has the quartiles and the median, whiskers the 5th and 95th percentile.
@@ -351,15 +330,18 @@ def draw_boxes(
     groups: values by label and category; those that are not finite are left
       out.
   """
-  categories = list(
-    dict.fromkeys(c for group in groups.values() for c in group)
-  )
+  from matplotlib.colors import to_rgba
+
+  categories = list(dict.fromkeys(c for g in groups.values() for c in g))
   trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
   for number, (label, group) in enumerate(groups.items()):
-    run = label.removesuffix(UNTRAINED)
     # An untrained start shares the colour of its run.
+    run = label.removesuffix(UNTRAINED)
     place = trained.index(run) if run in trained else number
+    colour = COLOURS[place % len(COLOURS)]
+    dash = "-" if run == label else (0, (2, 1))
+    face = to_rgba(colour, 0.35 if run == label else 0.0)
     # The boxes of a category stand side by side around its place.
     offset = (number - (len(groups) - 1) / 2) * width
     boxes = {
@@ -368,37 +350,19 @@ def draw_boxes(
       if (values := [v for v in group.get(category, ()) if math.isfinite(v)])
     }
     if boxes:
-      colour = COLOURS[place % len(COLOURS)]
-      _draw_group(axes, boxes, colour, width, label, is_filled=run == label)
+      axes.boxplot(
+        list(boxes.values()),
+        positions=list(boxes),
+        widths=0.8 * width,
+        whis=(5, 95),
+        showfliers=False,
+        patch_artist=True,
+        manage_ticks=False,
+        boxprops={"facecolor": face, "edgecolor": colour, "linestyle": dash},
+        medianprops={"color": colour, "linewidth": 2},
+        whiskerprops={"color": colour, "linestyle": dash},
+        capprops={"color": colour},
+      )
+      # Boxes have no legend: an empty line stands for them.
+      axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)
   axes.set_xticks(range(len(categories)), [str(c) for c in categories])
-
-
-def _draw_group(
-  axes: Any,
-  boxes: Mapping[float, Sequence[float]],
-  colour: str,
-  width: float,
-  label: str,
-  *,
-  is_filled: bool,
-) -> None:
-  """Draws boxes of one colour at their places, with an entry of the legend."""
-  from matplotlib.colors import to_rgba
-
-  dash = "-" if is_filled else (0, (2, 1))
-  face = to_rgba(colour, 0.35 if is_filled else 0.0)
-  axes.boxplot(
-    list(boxes.values()),
-    positions=list(boxes),
-    widths=0.8 * width,
-    whis=(5, 95),
-    showfliers=False,
-    patch_artist=True,
-    manage_ticks=False,
-    boxprops={"facecolor": face, "edgecolor": colour, "linestyle": dash},
-    medianprops={"color": colour, "linewidth": 2},
-    whiskerprops={"color": colour, "linestyle": dash},
-    capprops={"color": colour},
-  )
-  # Boxes have no legend: an empty line stands for them.
-  axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)

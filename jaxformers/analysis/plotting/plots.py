@@ -8,20 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.analysis.plotting.figures import (
-  DASHES,
-  Figure,
-  Row,
-  averaged,
-  draw_boxes,
-  draw_error_bars,
-  draw_legend,
-  draw_line,
-  evenly_spaced,
-  grouped,
-  literal,
-  style,
-)
+from jaxformers.analysis.plotting import figures
+from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 
 # Ratio of greatest to least value from which an axis is logarithmic.
 WIDE_RANGE = 5
@@ -31,40 +19,33 @@ MOST_LAYERS = 4  # Layers of a run that are drawn beside one another.
 
 
 def over_layers(
-  name: str,
-  title: str,
-  caption: str,
+  texts: Texts,
   rows: Sequence[Row],
   quantity: str,
   *,
-  lines: tuple[tuple[float, str], ...] = (),
+  lines: Sequence[tuple[float, str]] = (),
   ratio: bool = False,
 ) -> Figure:
   """Returns boxes of a quantity over samples, layer by layer.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, seed, layer, sample, value).
     quantity: label of the axis, with its unit.
     lines: values to mark, with their labels.
     ratio: True for a logarithmic axis where values differ much.
   """
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes = canvas.subplots()
-    # Gather the values of all seeds and samples at each layer.
-    groups: dict[str, dict[Any, list[float]]] = {}
-    for run, _, layer, _, value in rows:
-      groups.setdefault(run, {}).setdefault(layer, []).append(value)
-    draw_boxes(axes, groups)
+    axes = fig.subplots()
+    figures.draw_boxes(axes, _values_by(rows, 0, 2))
     # Mark the given values.
     for k, (value, label) in enumerate(lines):
-      dash = DASHES[1 + k % 3]
+      dash = figures.DASHES[1 + k % 3]
       axes.axhline(value, color="0.3", linestyle=dash, lw=1, label=label)
-    axes.set_xlabel("layer (0: embedding)")
-    axes.set_ylabel(quantity)
+    axes.set(xlabel="layer (0: embedding)", ylabel=quantity)
     # A logarithmic axis suits ratios that differ much.
     finite = [row[-1] for row in rows if math.isfinite(row[-1])]
     if ratio and finite and max(finite) > WIDE_RANGE * min(finite) > 0:
@@ -72,44 +53,64 @@ def over_layers(
       axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
       axes.yaxis.set_minor_locator(NullLocator())
-    draw_legend(canvas, axes)
+    figures.draw_legend(fig, axes)
 
   columns = ("run", "seed", "layer", "sample", quantity)
-  return Figure(name, title, caption, columns, rows, paint)
+  return Figure(*texts, columns, rows, paint)
 
 
-def parts(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+def _values_by(
+  rows: Iterable[Row], label: int, category: int
+) -> dict[str, dict[Any, list[float]]]:
+  """Returns the last column by two others: their places in a row."""
+  return {
+    key: {
+      place: [row[-1] for row in at]
+      for place, at in grouped(of_label, category).items()
+    }
+    for key, of_label in grouped(rows, label).items()
+  }
+
+
+def parts(texts: Texts, rows: Sequence[Row]) -> Figure:
   """Returns boxes of the entropies of heads and experts, a panel for each run.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, seed, layer, part, sample, entropy).
   """
-  runs = grouped(rows)
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-    by_run = grouped(rows).items()
-    for panel, (run, run_rows) in zip(panels, by_run, strict=True):
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    panels = _panels(fig, rows)
+    for panel, run_rows in panels:
       # Every head or expert has a box at each layer.
-      groups: dict[str, dict[Any, list[float]]] = {}
-      for _, _, layer, part, _, value in run_rows:
-        groups.setdefault(f"{part + 1}", {}).setdefault(layer, []).append(value)
-      draw_boxes(panel, groups)
-      panel.set_title(run)
+      by_part = _values_by(run_rows, 3, 2)
+      figures.draw_boxes(panel, {f"{k + 1}": v for k, v in by_part.items()})
       panel.set_xlabel("layer")
-    panels[0].set_ylabel("entropy, nats")
-    draw_legend(canvas, *panels, title="head or expert", columns=8)
+    panels[0][0].set_ylabel("entropy, nats")
+    axes = (panel for panel, _ in panels)
+    figures.draw_legend(fig, *axes, title="head or expert", cols=8)
 
   columns = ("run", "seed", "layer", "part", "sample", "entropy, nats")
-  size = (max(3.2 * len(runs), 4.8), 3.4)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  return Figure(*texts, columns, rows, paint, _panel_size(rows, 3.4))
+
+
+def _panels(fig: Any, rows: Iterable[Row]) -> list[tuple[Any, list[Row]]]:
+  """Returns a panel for each run, with its title, and the rows of the run."""
+  by_run = grouped(rows)
+  panels = fig.subplots(1, len(by_run), squeeze=False, sharey=True)[0]
+  for panel, run in zip(panels, by_run, strict=True):
+    panel.set_title(run)
+  return list(zip(panels, by_run.values(), strict=True))
+
+
+def _panel_size(rows: Iterable[Row], height: float) -> tuple[float, float]:
+  """Returns the size of a figure with a panel for each run."""
+  return max(3.2 * len(grouped(rows)), 4.8), height
 
 
 def curves(
-  name: str,
-  title: str,
-  caption: str,
+  texts: Texts,
   rows: Sequence[Row],
   x: str,
   panels: Mapping[str, str],
@@ -119,95 +120,76 @@ def curves(
   """Returns lines of several quantities over x, with bands over seeds.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, seed, quantity, x, value).
     x: label of the horizontal axis, such as "step".
     panels: label of the vertical axis for each quantity.
     markers: True to mark all points, however many.
   """
-  drawn = [key for key in panels if any(row[2] == key for row in rows)]
+  by_quantity = grouped(rows, 2)
+  drawn = [key for key in panels if key in by_quantity]
   # Four panels make a square; others stand in rows of three.
   num_columns = 2 if len(drawn) == 4 else min(len(drawn), 3) or 1
   num_rows = -(-len(drawn) // num_columns) or 1
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    axes = canvas.subplots(num_rows, num_columns, squeeze=False).ravel()
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    axes = fig.subplots(num_rows, num_columns, squeeze=False).ravel()
     for unused in axes[len(drawn) :]:
       unused.remove()
     for panel, key in zip(axes, drawn, strict=False):
-      panel_rows = [row for row in rows if row[2] == key]
+      by_run = grouped(by_quantity[key])
       # Runs have one style in all panels.
       for number, run in enumerate(grouped(rows)):
-        run_rows = [row for row in panel_rows if row[0] == run]
-        if run_rows:
-          points = averaged(run_rows, 3, 4)
-          draw_line(panel, *points, number, run, markers=markers)
-      panel.set_xlabel(x)
-      panel.set_ylabel(panels[key])
+        if run in by_run:
+          points = figures.averaged(by_run[run], 3, 4)
+          figures.draw_line(panel, points, number, run, markers=markers)
+      panel.set(xlabel=x, ylabel=panels[key])
       if markers:  # A few places, each of which is there or not.
-        places = sorted({row[3] for row in panel_rows})
-        panel.set_xticks(evenly_spaced(places, MOST_TICKS))
+        places = sorted({row[3] for row in by_quantity[key]})
+        panel.set_xticks(figures.evenly_spaced(places, MOST_TICKS))
         if len(places) == 1:
           panel.set_xlim(places[0] - 1, places[0] + 1)
-    draw_legend(canvas, *axes[: len(drawn)])
+    figures.draw_legend(fig, *axes[: len(drawn)])
 
   columns = ("run", "seed", "quantity", x, "value")
   width = 3.4 * num_columns if num_columns > 1 else 6.4
-  size = (width, 2.9 * num_rows + 0.4)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  return Figure(*texts, columns, rows, paint, (width, 2.9 * num_rows + 0.4))
 
 
-def histogram(
-  name: str,
-  title: str,
-  caption: str,
-  rows: Sequence[Row],
-  quantity: str,
-) -> Figure:
+def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
   """Returns distributions of weights, a panel for each run, a line a layer.
 
   The equal weight 1 / E is marked.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, seed, layer, sample, expert, value).
     quantity: label of the axis.
   """
-  runs = list(grouped(rows))
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-    by_run = grouped(rows)
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    panels = _panels(fig, rows)
     # Experts count from 0: E is the greatest number plus 1.
-    equal = {
-      run: 1 / (1 + max(row[4] for row in run_rows))
-      for run, run_rows in by_run.items()
-    }
+    equal = [1 / (1 + max(row[4] for row in of_run)) for _, of_run in panels]
     # Panels share their bins, so that they compare.
-    edges = _bin_edges([row[5] for row in rows], list(equal.values()))
-    for panel, run in zip(panels, runs, strict=True):
-      by_layer = grouped(by_run[run], 2)
+    edges = _bin_edges([row[5] for row in rows], equal)
+    for (panel, run_rows), weight in zip(panels, equal, strict=True):
+      by_layer = grouped(run_rows, 2)
       for number, (layer, layer_rows) in enumerate(by_layer.items()):
-        look = {k: style(number)[k] for k in ("color", "linestyle")}
-        panel.hist(
-          [row[5] for row in layer_rows],
-          edges,
-          weights=np.full(len(layer_rows), 100 / len(layer_rows)),
-          histtype="step",
-          linewidth=1.5,
-          **look,
-        )
+        look = {k: figures.style(number)[k] for k in ("color", "linestyle")}
+        values = [row[5] for row in layer_rows]
+        shares = np.full(len(values), 100 / len(values))
+        step = {"histtype": "step", "linewidth": 1.5, **look}
+        panel.hist(values, edges, weights=shares, **step)
         # The legend shows lines instead of rectangles.
         panel.plot([], [], label=f"layer {layer}", **look)
-      panel.axvline(equal[run], color="0.3", lw=1, linestyle=":")
-      panel.set_title(run)
+      panel.axvline(weight, color="0.3", lw=1, linestyle=":")
       panel.set_xlabel(quantity)
-    panels[0].set_ylabel("share of samples and experts, %")
-    draw_legend(canvas, *panels)
+    panels[0][0].set_ylabel("share of samples and experts, %")
+    figures.draw_legend(fig, *(panel for panel, _ in panels))
 
   columns = ("run", "seed", "layer", "sample", "expert", quantity)
-  size = (max(3.2 * len(runs), 4.8), 3.2)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  return Figure(*texts, columns, rows, paint, _panel_size(rows, 3.2))
 
 
 def _bin_edges(values: Sequence[float], marked: Sequence[float]) -> np.ndarray:
@@ -221,96 +203,92 @@ def _bin_edges(values: Sequence[float], marked: Sequence[float]) -> np.ndarray:
   return marked[0] + width * (first + np.arange(count + 1))
 
 
-def pairs(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
   """Returns distances of chosen pairs of tokens over layers, a row a run.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, pair, layer, euclidean, cosine).
   """
   by_run = grouped(rows)
   titles = ("Euclidean distance", "1 - cosine")
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    panels = canvas.subplots(len(by_run), 2, squeeze=False, sharex="row")
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    panels = fig.subplots(len(by_run), 2, squeeze=False, sharex="row")
     for row, (run, run_rows) in zip(panels, grouped(rows).items(), strict=True):
       by_pair = grouped(run_rows, 1)
       for k, (axes, distance) in enumerate(zip(row, titles, strict=True)):
         for number, (pair, pair_rows) in enumerate(by_pair.items()):
-          axes.plot(
-            [r[2] for r in pair_rows],
-            [r[3 + k] for r in pair_rows],
-            label=literal(pair),
-            **style(number),
-          )
+          x, y = ([r[column] for r in pair_rows] for column in (2, 3 + k))
+          axes.plot(x, y, label=figures.literal(pair), **figures.style(number))
         # Where all distances are 0, the axis goes to 1.
         axes.set_ylim(0, 1.1 * max(r[3 + k] for r in run_rows) or 1)
-        axes.set_ylabel(distance)
-        axes.set_xlabel("layer (0: embedding)")
-        axes.set_title(run)
+        axes.set(xlabel="layer (0: embedding)", ylabel=distance, title=run)
         axes.xaxis.get_major_locator().set_params(integer=True)
       # Every run has a legend: its tokens may be others.
       row[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "pair", "layer", *titles)
   size = (8.2, 2.5 * len(by_run) + 0.5)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  return Figure(*texts, columns, rows, paint, size)
 
 
-def _drawn_layers(rows: Iterable[Row]) -> dict[Any, list[Any]]:
-  """Returns the layers to draw of every run: first, last and some between."""
-  return {
-    run: evenly_spaced(sorted(grouped(run_rows, 1)), MOST_LAYERS)
-    for run, run_rows in grouped(rows).items()
-  }
+def _drawn_layers(rows: Iterable[Row]) -> dict[Any, dict[Any, list[Row]]]:
+  """Returns rows by run and layer: of the first, the last and some between.
+
+  Args:
+    rows: (run, layer, ...).
+  """
+  drawn = {}
+  for run, run_rows in grouped(rows).items():
+    by_layer = grouped(run_rows, 1)
+    layers = figures.evenly_spaced(sorted(by_layer), MOST_LAYERS)
+    drawn[run] = {layer: by_layer[layer] for layer in layers}
+  return drawn
 
 
 def _grid(
-  canvas: Any, rows: Iterable[Row], drawn: Mapping[Any, Sequence[Any]]
+  fig: Any, rows: Iterable[Row]
 ) -> Iterator[tuple[Any, list[tuple[Any, Any, list[Row]]]]]:
   """Yields each run with (layer, axes, rows) of its drawn layers.
 
   Args:
-    canvas: figure of matplotlib, which gets a row of panels for each run.
+    fig: figure of matplotlib, which gets a row of panels for each run.
     rows: (run, layer, ...).
-    drawn: result of `_drawn_layers`.
   """
-  by_run = grouped(rows)
-  panels = canvas.subplots(len(drawn), _num_columns(drawn), squeeze=False)
+  drawn = _drawn_layers(rows)
+  panels = fig.subplots(len(drawn), _num_columns(drawn), squeeze=False)
   for across, (run, layers) in zip(panels, drawn.items(), strict=True):
     # A run may have fewer layers to draw than another.
     for unused in across[len(layers) :]:
       unused.remove()
-    by_layer = grouped(by_run[run], 1)
-    cells = zip(layers, across, strict=False)
-    yield run, [(layer, axes, by_layer[layer]) for layer, axes in cells]
+    yield run, list(zip(layers, across, layers.values(), strict=False))
 
 
-def _num_columns(drawn: Mapping[Any, Sequence[Any]]) -> int:
+def _num_columns(drawn: Mapping[Any, Mapping[Any, Any]]) -> int:
   return max(map(len, drawn.values()), default=1)
 
 
-def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
   """Returns tokens in a plane, a row for each run and a column a layer.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, layer, place, token, named, x, y); tokens with `named` 1 are in
       the legend.
   """
   drawn = _drawn_layers(rows)
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    for run, layers in _grid(canvas, rows, drawn):
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    for run, layers in _grid(fig, rows):
       # The same tokens are named in every layer: read the first.
       names = {row[2]: row[3] for row in layers[0][2] if row[4]}
       for layer, axes, points in layers:
         # Each panel has its own scale, which stands above it.
-        reach = max((max(abs(p[5]), abs(p[6])) for p in points), default=1) or 1
+        reach = max(max(abs(p[5]), abs(p[6])) for p in points) or 1
         axes.grid(visible=False)
-        axes.set(xticks=[], yticks=[], aspect="equal")
-        axes.set(xlim=(-1.1 * reach, 1.1 * reach))
-        axes.set(ylim=(-1.1 * reach, 1.1 * reach))
+        limits = (-1.1 * reach, 1.1 * reach)
+        axes.set(xticks=[], yticks=[], aspect="equal", xlim=limits, ylim=limits)
         place = f"layer {layer}" if layer else "embedding"
         axes.set_title(f"{run}\n{place}, width {2.2 * reach:.3g}")
         x, y = ([p[k] for p in points] for k in (5, 6))
@@ -319,80 +297,74 @@ def planes(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
         by_place = {p[2]: p for p in points}
         for number, (token_place, token) in enumerate(names.items()):
           if point := by_place.get(token_place):
-            look = style(number) | {"linestyle": "", "markersize": 6}
-            axes.plot(*point[5:7], label=literal(token), **look)
+            look = figures.style(number) | {"linestyle": "", "markersize": 6}
+            axes.plot(*point[5:], label=figures.literal(token), **look)
       # Every run has a legend: its tokens may be others.
       layers[-1][1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "layer", "place", "token", "named", "x", "y")
   size = (2.2 * _num_columns(drawn) + 1.2, 2.6 * len(drawn) + 0.4)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  return Figure(*texts, columns, rows, paint, size)
 
 
-def maps(name: str, title: str, caption: str, rows: Sequence[Row]) -> Figure:
+def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
   """Returns attention matrices of a sample, a row a run, a column a layer.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (run, layer, query, key, weight).
   """
   drawn = _drawn_layers(rows)
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    for run, layers in _grid(canvas, rows, drawn):
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    for run, layers in _grid(fig, rows):
       for layer, axes, weights in layers:
         axes.grid(visible=False)
-        axes.set_title(f"{run}, layer {layer}")
         # Build the matrix [queries, keys] from its rows.
-        shape = [1 + max(row[k] for row in weights) for k in (2, 3)]
-        image = np.zeros(shape)
-        for _, _, query, key, weight in weights:
-          image[query, key] = weight
+        _, _, queries, keys, values = zip(*weights, strict=True)
+        image = np.zeros((1 + max(queries), 1 + max(keys)))
+        image[queries, keys] = values
         shown = axes.imshow(image, cmap="cividis", vmin=0)
-        canvas.colorbar(shown, ax=axes, shrink=0.7)
-        axes.set_xlabel("key")
+        fig.colorbar(shown, ax=axes, shrink=0.7)
+        axes.set(xlabel="key", title=f"{run}, layer {layer}")
         for axis in (axes.xaxis, axes.yaxis):
           axis.get_major_locator().set_params(integer=True)
       layers[0][1].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
   size = (2.5 * _num_columns(drawn), 2.4 * len(drawn) + 0.2)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  return Figure(*texts, columns, rows, paint, size)
 
 
 def against(
-  name: str,
-  title: str,
-  caption: str,
-  rows: Sequence[Row],
-  axes_of: Mapping[str, str],
-  quantity: str,
+  texts: Texts, rows: Sequence[Row], axes_of: Mapping[str, str], quantity: str
 ) -> Figure:
   """Returns a score against sizes of the model, a panel for each size.
 
   Args:
-    name, title, caption: texts of the figure.
+    texts: texts of the figure.
     rows: (model, seed, size, value, score).
     axes_of: label of the horizontal axis for each size.
     quantity: label of the score, with its unit.
   """
 
-  def paint(canvas: Any, rows: Sequence[Row]) -> None:
-    drawn = [size for size in axes_of if any(row[2] == size for row in rows)]
-    panels = canvas.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
+  by_size = grouped(rows, 2)
+
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    drawn = [size for size in axes_of if size in by_size]
+    panels = fig.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
     for panel, size in zip(panels, drawn, strict=True):
+      by_model = grouped(by_size[size])
       # Models have one style in all panels.
-      for number, (model, model_rows) in enumerate(grouped(rows).items()):
-        size_rows = [row for row in model_rows if row[2] == size]
-        if size_rows:
-          points = averaged(size_rows, 3, 4)
-          draw_error_bars(panel, *points, number, model)
+      for number, model in enumerate(grouped(rows)):
+        if model in by_model:
+          points = figures.averaged(by_model[model], 3, 4)
+          figures.draw_error_bars(panel, points, number, model)
       panel.set_xlabel(axes_of[size])
-      panel.set_xticks(sorted({row[3] for row in rows if row[2] == size}))
+      panel.set_xticks(sorted({row[3] for row in by_size[size]}))
     panels[0].set_ylabel(quantity)
-    draw_legend(canvas, *panels)
+    figures.draw_legend(fig, *panels)
 
   columns = ("model", "seed", "size", "value", quantity)
-  num_panels = len({row[2] for row in rows})
-  size = (max(2.6 * num_panels, 4.8), 3.2)
-  return Figure(name, title, caption, columns, rows, paint, size)
+  size = (max(2.6 * len(by_size), 4.8), 3.2)
+  return Figure(*texts, columns, rows, paint, size)

@@ -13,7 +13,7 @@ parameters beside the embedding, as in figure 2 of Levine et al. 2020
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import functools
 import itertools
 import json
@@ -21,21 +21,14 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import scipy.stats
 
 from jaxformers import cli
 from jaxformers import config as configs
-from jaxformers.analysis.plotting.figures import (
-  Figure,
-  Row,
-  averaged,
-  draw_error_bars,
-  draw_legend,
-  grouped,
-)
-from jaxformers.analysis.tables.results import plus_minus, read, spread
+from jaxformers.analysis.plotting import figures
+from jaxformers.analysis.tables.results import Result, plus_minus, read, spread
 from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table
 
@@ -45,24 +38,15 @@ SAME_SIZE = 0.1
 # Fields that may differ between runs that are compared: sizes, the rate, and
 # what changes no number.
 COMPARABLE_FIELDS = (
-  *configs.RESUMABLE_FIELDS,
-  "seed",
-  "model.num_layers",
-  "model.d_model",
-  "model.block.mlp_dim",
-  "model.embedding.",
-  "reference.",
-  "schedule.learning_rate",
-  "log_steps",
-  "checkpoint_steps",
+  *(*configs.RESUMABLE_FIELDS, "seed", "log_steps", "checkpoint_steps"),
+  *("model.num_layers", "model.d_model", "model.block.mlp_dim"),
+  *("model.embedding.", "reference.", "schedule.learning_rate"),
 )
 
-Result = Mapping[str, Any]
 Seeds = Mapping[int, Result]
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
   """Test loss of one depth and width over seeds.
 
   Attributes:
@@ -101,7 +85,7 @@ class Point:
 
 def _check_comparable(runs: Sequence[Result]) -> None:
   """Raises UserError if runs differ in more than sizes and learning rate."""
-  values: dict[str, set[str]] = {}
+  values = collections.defaultdict(set)
   for run in runs:
     if run.get("metric") != "perplexity":
       raise UserError(
@@ -113,14 +97,16 @@ def _check_comparable(runs: Sequence[Result]) -> None:
     fields |= {f"data of {key}": value for key, value in task}
     for key, value in fields.items():
       if not key.startswith(COMPARABLE_FIELDS):
-        values.setdefault(key, set()).add(json.dumps(value, sort_keys=True))
-  differing = {key: texts for key, texts in values.items() if len(texts) > 1}
+        values[key].add(json.dumps(value, sort_keys=True))
+  differing = [
+    f"\n  {key}: {', '.join(sorted(texts))}"
+    for key, texts in values.items()
+    if len(texts) > 1
+  ]
   if differing:
-    listed = "\n  ".join(
-      f"{key}: {', '.join(sorted(texts))}" for key, texts in differing.items()
-    )
     raise UserError(
-      f"These runs cannot be compared: choose runs that agree in\n  {listed}"
+      "These runs cannot be compared: choose runs that agree in"
+      + "".join(differing)
     )
 
 
@@ -140,47 +126,39 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
   runs = list(runs)
   _check_comparable(runs)
   # Group runs by shape, learning rate and seed.
-  by_shape: dict[tuple[int, int], dict[float, dict[int, Result]]] = {}
+  grid: dict[tuple[int, int], dict[float, dict[int, Result]]] = {}
   for run in runs:
     model = run["config"]["model"]
     shape = (model["num_layers"], model["d_model"])
     rate = run["config"]["schedule"]["learning_rate"]
-    by_shape.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
-  return [
-    _select_point(*shape, rates) for shape, rates in sorted(by_shape.items())
-  ]
+    grid.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
+  return [_select_point(*shape, rates) for shape, rates in sorted(grid.items())]
 
 
 def _select_point(
   num_layers: int, d_model: int, rates: Mapping[float, Seeds]
 ) -> Point:
   """Returns the point of one shape: most seeds first, then the best score."""
-  most = max(len(seeds) for seeds in rates.values())
-  rate = max(
-    (rate for rate, seeds in rates.items() if len(seeds) == most),
-    key=lambda rate: statistics.mean(
-      run["selection_score"] for run in rates[rate].values()
+  # Python compares (number of seeds, mean score) from the left.
+  rate, best = max(
+    rates.items(),
+    key=lambda item: (
+      len(item[1]),
+      statistics.mean(run["selection_score"] for run in item[1].values()),
     ),
   )
-  best = rates[rate]
   # Note rates that scored better on the seeds that they share with it.
   better = [other for other in rates if _scores_above(rates[other], best)]
   # All runs of a point saw the same data.
   first = next(iter(best.values()))
-  config = first["config"]
+  config, description = first["config"], first["task_description"]
   # Tokens of all steps, and how often they are the text.
-  batch_tokens = config["batch_size"] * config["task"]["max_len"]
-  tokens = config["total_steps"] * batch_tokens
-  examples = first["task_description"]["examples"]["train"]
-  return Point(
-    num_layers,
-    d_model,
-    rate,
-    {seed: run["loss"] for seed, run in best.items()},
-    tokens,
-    tokens / (examples * config["task"]["max_len"]),
-    better[0] if better else 0.0,
-  )
+  length = config["task"]["max_len"]
+  tokens = config["total_steps"] * config["batch_size"] * length
+  epochs = tokens / (description["examples"]["train"] * length)
+  losses = {seed: run["loss"] for seed, run in best.items()}
+  other = better[0] if better else 0.0
+  return Point(num_layers, d_model, rate, losses, tokens, epochs, other)
 
 
 def _scores_above(seeds: Seeds, best: Seeds) -> bool:
@@ -193,8 +171,7 @@ def _scores_above(seeds: Seeds, best: Seeds) -> bool:
   return sum(gaps) > 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
   """A deeper and a shallower network with as many parameters.
 
   Attributes:
@@ -222,45 +199,32 @@ class Pair:
 
 
 def pairs(points: Sequence[Point]) -> list[Pair]:
-  """Returns the pairs of nearly equal parameters and different depth."""
-  compared = []
-  for pair in itertools.combinations(points, 2):
-    shallow, deep = sorted(pair, key=lambda point: point.num_layers)
+  """Returns the pairs of nearly equal parameters and different depth.
+
+  They are in the order of their size, and then of their depths.
+  """
+  ordered = list(itertools.chain(*_by_size(points)))
+  deeper = sorted(points, key=lambda point: point.num_layers)
+  return [
+    Pair(shallow, deep, shallow.mean - deep.mean, *_welch(shallow, deep))
+    for shallow, deep in itertools.product(ordered, deeper)
     # For sizes that are nearly equal this is the share that they differ by.
-    ratio = abs(math.log(shallow.parameters / deep.parameters))
-    if shallow.num_layers == deep.num_layers or ratio >= SAME_SIZE:
-      continue
-    error, margin = _welch(shallow, deep)
-    gain = shallow.mean - deep.mean
-    compared.append(Pair(shallow, deep, gain, error, margin))
-  # Sort by size, then by depth.
-  rank = {id(p): k for k, size in enumerate(_by_size(points)) for p in size}
-  return sorted(
-    compared,
-    key=lambda pair: (
-      rank[id(pair.shallow)],
-      pair.shallow.num_layers,
-      pair.deep.num_layers,
-    ),
-  )
+    if abs(math.log(shallow.parameters / deep.parameters)) < SAME_SIZE
+    and shallow.num_layers < deep.num_layers
+  ]
 
 
-def _welch(first: Point, second: Point) -> tuple[float, float]:
+def _welch(*points: Point) -> tuple[float, float]:
   """Returns the standard error of a difference of means, and the margin.
 
   Source: Welch 1947; the margin is half the 95 % interval.
   """
-  points = (first, second)
-  variances = [p.deviation**2 / len(p.losses) for p in points]
-  error = math.sqrt(sum(variances))
-  if not sum(variances) > 0:  # One seed, or seeds that do not differ.
+  error = math.sqrt(sum(p.deviation**2 / len(p.losses) for p in points))
+  if not error > 0:  # One seed, or seeds that do not differ.
     return error, error
-  # Degrees of freedom by Welch and Satterthwaite.
-  freedom = sum(variances) ** 2 / sum(
-    variance**2 / (len(p.losses) - 1)
-    for variance, p in zip(variances, points, strict=True)
-  )
-  return error, float(scipy.stats.t.ppf(0.975, freedom)) * error
+  losses = (list(p.losses.values()) for p in points)
+  welch = scipy.stats.ttest_ind(*losses, equal_var=False)
+  return error, float(scipy.stats.t.ppf(0.975, welch.df)) * error
 
 
 def _by_size(points: Sequence[Point]) -> list[list[Point]]:
@@ -291,11 +255,10 @@ def markdown(points: Sequence[Point]) -> str:
   lines = [
     (
       *(f"{p.parameters / 1e6:.2f}", p.num_layers, p.d_model, f"{p.rate:g}"),
-      " ".join(str(seed) for seed in sorted(p.losses)),
+      " ".join(map(str, sorted(p.losses))),
       plus_minus(p.mean, p.deviation, 4),
     )
-    for size in _by_size(points)
-    for p in size
+    for p in itertools.chain(*_by_size(points))
   ]
   text = [markdown_table(POINT_COLUMNS, lines)]
   text += ["", f"{points[0].tokens:,} tokens, {points[0].epochs:.2g} epochs."]
@@ -321,29 +284,30 @@ def markdown(points: Sequence[Point]) -> str:
   return "\n".join(text)
 
 
-def _paint(ticks: Sequence[float], canvas: Any, rows: Sequence[Row]) -> None:
+def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
   """Draws a line for each depth over the number of parameters."""
-  axes = canvas.subplots()
-  lines = grouped(rows)
+  axes = fig.subplots()
+  lines = figures.grouped(rows)
   for number, (label, line_rows) in enumerate(lines.items()):
-    parameters, means, bars = averaged(line_rows, 4, 5)
+    points = figures.averaged(line_rows, 4, 5)
     # Lines are shifted, so that bars at equal parameters can be told apart.
     shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
-    shifted = [count * shift for count in parameters]
-    draw_error_bars(axes, shifted, means, bars, number, label)
+    shifted = points._replace(x=[count * shift for count in points.x])
+    figures.draw_error_bars(axes, shifted, number, label)
   axes.set_xscale("log")
   axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
   axes.minorticks_off()
   axes.set_xlabel("parameters without embedding, 12 L d²")
   axes.set_ylabel("test loss, nats a token")
-  draw_legend(canvas, axes)
+  figures.draw_legend(fig, axes)
 
 
-def figure(points: Sequence[Point]) -> Figure:
+def figure(points: Sequence[Point], name: str = "depth") -> figures.Figure:
   """Returns the loss over parameters, a line for each depth.
 
   Args:
     points: result of `select_points`.
+    name: name of the figure's files.
   """
   rows = [
     (f"{p.num_layers} layers", seed, p.d_model, p.rate, p.parameters, loss)
@@ -353,14 +317,14 @@ def figure(points: Sequence[Point]) -> Figure:
   # Ticks stand at the smallest network of each size.
   ticks = [size[0].parameters for size in _by_size(points)]
   seeds = sorted({len(p.losses) for p in points})
-  return Figure(
-    "depth",
+  return figures.Figure(
+    name,
     "Depth against width",
     "Test loss of decoders of several depths over 12 L d^2, at the learning "
     "rate tuned on the selection split; bars are one deviation over "
-    f"{' or '.join(str(n) for n in seeds)} seeds, "
-    f"{points[0].tokens:,} tokens trained on, {points[0].epochs:.2g} epochs "
-    "(Levine et al. 2020, figure 2).",
+    f"{' or '.join(map(str, seeds))} seeds, {points[0].tokens:,} tokens "
+    f"trained on, {points[0].epochs:.2g} epochs (Levine et al. 2020, figure "
+    "2).",
     ("depth", "seed", "d", "learning rate", "12 L d^2", "test loss, nats"),
     rows,
     functools.partial(_paint, ticks),
@@ -368,17 +332,14 @@ def figure(points: Sequence[Point]) -> Figure:
   )
 
 
-@cli.command(
-  cli.WORKDIRS,
-  cli.argument("--out", default="", help="write OUT.png, OUT.svg and OUT.csv"),
-)
+@cli.command(cli.WORKDIRS, cli.option("out", "", "write OUT.png, .svg, .csv"))
 def main(workdirs: Sequence[Path], out: str) -> None:
   """Prints the tables, and draws them if asked."""
   points = select_points(read(workdirs))
   print(markdown(points))
   if out:
     path = Path(out)
-    dataclasses.replace(figure(points), name=path.name).write(path.parent)
+    figure(points, path.name).write(path.parent)
     print(f"Written to {path}.png, .svg and .csv.")
 
 

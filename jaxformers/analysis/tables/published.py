@@ -2,13 +2,13 @@ r"""Prints TransJect's tables 1 and 2 with our runs beside the paper's.
 
 python -m jaxformers published runs/* [--latex]
 
-The paper's numbers are accuracies without deviation, some of them taken from
-Tay et al. 2021 (table 1) and Chen et al. 2021 (table 2). A difference is given
-in standard errors: of our mean over seeds, and of a share of so many test
-examples, for either side. Runs of another size or protocol than the paper's are
-shown as they are: the label has layers, width and protocol. A score on other
-test examples than the paper's, such as easier images or a stand-in for an
-archive, has a star instead of a difference, and the reason below the table.
+The paper gives accuracies without deviations. It took some of them from Tay et
+al. 2021 (table 1) and Chen et al. 2021 (table 2). The difference to ours is
+also given in standard errors, which count the spread of our seeds and, on both
+sides, the chance of the test examples. The label of a run has its layers, width
+and protocol: compare them with the paper's. A run whose test examples are not
+the paper's, such as easier images or a stand-in for an archive, has a star
+instead of a difference, and the reason stands below the table.
 """
 
 from __future__ import annotations
@@ -20,54 +20,51 @@ from typing import Any, NamedTuple
 
 from jaxformers import cli
 from jaxformers.analysis.tables import results
+from jaxformers.analysis.tables.results import Result
 from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table
 
-SHORT = ("imdb", "ag_news")
-LONG = ("listops", "text", "retrieval", "pathfinder", "image")
-NAMES = {
-  "imdb": "IMDb",
-  "ag_news": "AG's News",
-  "listops": "ListOps",
-  "text": "Text",
-  "retrieval": "Retrieval",
-  "pathfinder": "Pathfinder",
-  "image": "Image",
+
+class TestSet(NamedTuple):
+  """Test examples of a task as published.
+
+  Attributes:
+    title: name of the task in the papers.
+    examples: number of examples.
+    length: number of tokens that the published models read; 0 for any.
+    options: published values of the options that change the examples.
+  """
+
+  title: str
+  examples: int
+  length: int = 0
+  options: Mapping[str, Any] = {}
+
+
+LISTOPS_LENGTHS = dict(
+  min_length=500, max_length=2_000, test_min_length=0, test_max_length=0
+)
+TEST_SETS = {
+  "imdb": TestSet("IMDb", 25_000, 512),
+  "ag_news": TestSet("AG's News", 7_600, 512),
+  "listops": TestSet(
+    "ListOps",
+    2_000,
+    options=LISTOPS_LENGTHS
+    | {"max_depth": 10, "max_args": 10, "operators": "MIN MAX MED SM"},
+  ),
+  "text": TestSet("Text", 25_000, 4_000),
+  "retrieval": TestSet("Retrieval", 17_437, 4_000),
+  "pathfinder": TestSet(
+    "Pathfinder", 20_000, options={"difficulty": "hard", "resolution": 32}
+  ),
+  "image": TestSet("Image", 10_000),
 }
-# Number of test examples of the data sets as published.
-EXAMPLES = {
-  "imdb": 25_000,
-  "ag_news": 7_600,
-  "listops": 2_000,
-  "text": 25_000,
-  "retrieval": 17_437,
-  "pathfinder": 20_000,
-  "image": 10_000,
-}
-# Options that make another task of a task, with their published values.
-OPTIONS = {
-  "listops": {
-    "min_length": 500,
-    "max_length": 2_000,
-    "test_min_length": 0,
-    "test_max_length": 0,
-    "max_depth": 10,
-    "max_args": 10,
-    "operators": "MIN MAX MED SM",
-  },
-  "pathfinder": {"difficulty": "hard", "resolution": 32},
-}
-# Tokens of an example that the published models read.
-LENGTHS = {
-  "imdb": 512,
-  "ag_news": 512,
-  "text": 4_000,
-  "retrieval": 4_000,
-}
-LRA_TEXT_LENGTH = 1_000  # Tokens of Text that LRA's own code reads.
-# Protocols that leave out what a task is about.
+SHORT, LONG = (*TEST_SETS,)[:2], (*TEST_SETS,)[2:]
+LRA_TEXT_LENGTH = 1_000  # Number of tokens of Text that LRA's own code reads.
+# Protocols under which a task is another one, with the reason.
 INCOMPARABLE_PROTOCOLS = {
-  ("listops", "skyformer"): "without closing brackets the tree is not there",
+  ("listops", "skyformer"): "without closing brackets the tree is not there"
 }
 # Accuracies in percent by our names of models, in the order of the tasks.
 TABLE_1 = {
@@ -106,7 +103,7 @@ class Score(NamedTuple):
     mean, deviation: accuracy in percent; the deviation of one seed is NaN.
     seeds: number of seeds.
     examples: number of test examples.
-    mismatch: why this does not compare with the paper's number; "" if it does.
+    mismatch: reason why the paper's number does not compare; "" if it does.
   """
 
   mean: float
@@ -118,17 +115,13 @@ class Score(NamedTuple):
   def difference(self, printed: float) -> tuple[float, float]:
     """Returns our mean less the paper's, in points and in standard errors.
 
-    Both are shares of `examples`; ours also varies over seeds. One seed has no
-    deviation, and then the error is of the examples alone.
+    The error has two parts: the spread of our seeds, which one seed has not,
+    and the binomial deviation of both accuracies over the test examples.
 
     Args:
       printed: accuracy of the paper in percent.
     """
-    # Variance of our mean over seeds.
-    over_seeds = 0.0
-    if self.seeds > 1:
-      over_seeds = self.deviation**2 / self.seeds
-    # Binomial variance of both shares.
+    over_seeds = self.deviation**2 / self.seeds if self.seeds > 1 else 0.0
     shares = sum(p * (100 - p) for p in (self.mean, printed)) / self.examples
     error = math.sqrt(over_seeds + shares)
     gap = self.mean - printed
@@ -148,100 +141,79 @@ class Row(NamedTuple):
   model: str
   label: str
   theirs: Mapping[str, float]
-  ours: Mapping[str, Score]
+  ours: dict[str, Score]
 
 
-def mismatch(run: Mapping[str, Any]) -> str:
-  """Returns why a run's test inputs are not the paper's; "" if they are.
+def mismatch(run: Result) -> str:
+  """Returns why the test examples of a run are not the paper's; "" if they are.
 
   Args:
-    run: content of a `results.json` of a task in `EXAMPLES`.
+    run: content of a `results.json` of a task in `TEST_SETS`.
   """
   task, protocol = run["task"], run["protocol"]
+  paper = TEST_SETS[task]
   reasons = [INCOMPARABLE_PROTOCOLS.get((task, protocol), "")]
   # Compare the number of test examples and their length.
-  if run["examples"] != EXAMPLES[task]:
-    reasons.append(f"{run['examples']:,} test examples, not {EXAMPLES[task]:,}")
-  length = LENGTHS.get(task, 0)
-  if (task, protocol) == ("text", "lra"):
-    length = LRA_TEXT_LENGTH
+  if run["examples"] != paper.examples:
+    reasons.append(f"{run['examples']:,} test examples, not {paper.examples:,}")
+  is_lra_text = (task, protocol) == ("text", "lra")
+  length = LRA_TEXT_LENGTH if is_lra_text else paper.length
   if run["max_len"] < length:
     reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
   # An option that the config lacks counts as the published one.
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"
-    for name, value in OPTIONS.get(task, {}).items()
+    for name, value in paper.options.items()
     if options.get(name, value) != value
   ]
   return "; ".join(filter(None, reasons))
 
 
 def rows(
-  runs: Sequence[Mapping[str, Any]],
+  runs: Sequence[Result],
   tasks: Sequence[str],
   theirs: Mapping[str, Sequence[float]],
 ) -> list[Row]:
-  """Returns the table's models in its order, then those it has not.
+  """Returns the paper's models in its order, and then our other models.
 
-  A recipe of ours is a row; on several tasks it is one row if layers, width and
-  protocol agree.
+  Each of our recipes is a row. Recipes of several tasks share a row if their
+  layers, width and protocol agree.
 
   Args:
     runs: contents of `results.json`; those of other tasks are left out.
     tasks: tasks of the table.
     theirs: the paper's accuracies by model, in the order of the tasks.
   """
-  scores = _scores(runs, tasks)
-  table_rows = []
-  for model in dict.fromkeys([*theirs, *(key[0] for key in scores)]):
-    # A model that is not in the paper has no printed accuracies.
-    printed = dict(zip(tasks, theirs.get(model, ()), strict=False))
-    # A model that we have not run stands alone.
-    of_model = [
-      Row(model, label, printed, cells)
-      for (name, label, _), cells in scores.items()
-      if name == model
-    ]
-    table_rows += of_model or [Row(model, "", printed, {})]
-  return table_rows
-
-
-def _scores(
-  runs: Sequence[Mapping[str, Any]], tasks: Sequence[str]
-) -> dict[tuple[str, str, int], dict[str, Score]]:
-  """Returns scores by (model, label, number) and task."""
-  # Gather the seeds of each recipe.
-  recipes: dict[tuple[str, str, str, str], dict[int, Mapping[str, Any]]] = {}
-  for run in runs:
-    if run["task"] in tasks and run.get("metric", "accuracy") == "accuracy":
-      model = run["config"]["model"]
-      label = f"L={model['num_layers']} d={model['d_model']}, "
-      label += run["protocol"]
-      key = (run["model"], label, run["task"], results.recipe(run))
-      recipes.setdefault(key, {})[run["seed"]] = run
-  scores: dict[tuple[str, str, int], dict[str, Score]] = {}
-  for (model, label, task, _), seeds in recipes.items():
-    # A second recipe of the same sizes stands in a row of its own.
-    number = 0
-    while task in scores.get((model, label, number), {}):
-      number += 1
-    accuracies = [100 * run["accuracy"] for run in seeds.values()]
-    # Seeds of a recipe share protocol and test examples.
-    first = next(iter(seeds.values()))
-    scores.setdefault((model, label, number), {})[task] = Score(
-      *results.spread(accuracies),
-      len(accuracies),
-      first["examples"],
-      mismatch(first),
-    )
-  return scores
+  scored = [r for r in runs if r.get("metric", "accuracy") == "accuracy"]
+  table_rows: dict[str, list[Row]] = {model: [] for model in theirs}
+  for task in tasks:
+    for by_seed in results.by_seed(r for r in scored if r["task"] == task):
+      # Seeds of a recipe share protocol and test examples.
+      first, *_ = seeds = list(by_seed.values())
+      label = f"{results.describe_size(first)}, {first['protocol']}"
+      of_model = table_rows.setdefault(first["model"], [])
+      # A second recipe of the same sizes stands in a row of its own.
+      free = (r for r in of_model if r.label == label and task not in r.ours)
+      row = next(free, None)
+      if row is None:
+        row = Row(first["model"], label, {}, {})
+        of_model.append(row)
+      mean, deviation = results.spread([100 * r["accuracy"] for r in seeds])
+      row.ours[task] = Score(
+        mean, deviation, len(seeds), first["examples"], mismatch(first)
+      )
+  # A model that we have not run has a row, too.
+  return [
+    row._replace(theirs=dict(zip(tasks, theirs.get(model, ()), strict=False)))
+    for model, of_model in table_rows.items()
+    for row in of_model or [Row(model, "", {}, {})]
+  ]
 
 
 def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
   """Returns the paper's accuracy, and ours with the difference."""
-  theirs = row.theirs.get(task)
-  ours = row.ours.get(task)
+  theirs, ours = row.theirs.get(task), row.ours.get(task)
   printed = "" if theirs is None else f"{theirs:.1f}"
   if ours is None:
     return printed, ""
@@ -255,52 +227,35 @@ def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
   return printed, text
 
 
-def _head(tasks: Sequence[str]) -> list[str]:
-  return [
-    "model",
-    "ours",
-    *(
-      f"{NAMES[task]}, {whose}" for task in tasks for whose in ("paper", "ours")
-    ),
-  ]
-
-
 def _lines(
   table_rows: Sequence[Row], tasks: Sequence[str], plus: str
 ) -> list[list[str]]:
-  return [
-    [
-      row.model,
-      row.label,
-      *(cell for task in tasks for cell in _cells(row, task, plus)),
-    ]
-    for row in table_rows
-  ]
+  """Returns the titles of the columns, and then the cells of each row."""
+  titles = [TEST_SETS[task].title for task in tasks]
+  head = [f"{title}, {side}" for title in titles for side in ("paper", "ours")]
+  lines = [["model", "ours", *head]]
+  for row in table_rows:
+    cells = (cell for task in tasks for cell in _cells(row, task, plus))
+    lines.append([row.model, row.label, *cells])
+  return lines
 
 
 def markdown(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
   """Returns the rows as a table in Markdown."""
-  return markdown_table(_head(tasks), _lines(table_rows, tasks, "+-"))
+  head, *lines = _lines(table_rows, tasks, "+-")
+  return markdown_table(head, lines)
 
 
 def latex(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
   """Returns the rows as a LaTeX tabular, which needs the package booktabs."""
-
-  def escaped(text: str) -> str:
-    return text.replace("_", r"\_").replace("%", r"\%")
-
-  # Each task has two columns: the paper's, and ours.
-  lines = [
-    rf"\begin{{tabular}}{{ll{'rl' * len(tasks)}}}",
-    r"\toprule",
-    " & ".join(escaped(cell) for cell in _head(tasks)) + r" \\",
-    r"\midrule",
-  ]
-  lines += [
-    " & ".join(escaped(cell) for cell in cells) + r" \\"
+  head, *lines = (
+    " & ".join(cells).replace("_", r"\_").replace("%", r"\%") + r" \\"
     for cells in _lines(table_rows, tasks, r"$\pm$")
-  ]
-  return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+  )
+  # Each task has two columns: the paper's, and ours.
+  begin = rf"\begin{{tabular}}{{ll{'rl' * len(tasks)}}}"
+  rules = (begin, r"\toprule", head, r"\midrule")
+  return "\n".join([*rules, *lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def notes(table_rows: Sequence[Row]) -> list[str]:
@@ -312,48 +267,45 @@ def notes(table_rows: Sequence[Row]) -> list[str]:
       if cell.mismatch:
         models.setdefault((task, cell.mismatch), []).append(row.model)
   return [
-    f"* {NAMES[task]} ({', '.join(dict.fromkeys(names))}): {reason}."
+    f"* {TEST_SETS[task].title} ({', '.join(dict.fromkeys(names))}): {reason}."
     for (task, reason), names in models.items()
   ]
 
 
 def tables(
-  runs: Sequence[Mapping[str, Any]],
+  runs: Sequence[Result],
 ) -> dict[str, tuple[Sequence[str], list[Row]]]:
-  """Returns tasks and rows of the tables that any run is of, by title."""
-  filled = {}
-  for title, (tasks, theirs) in TABLES.items():
-    table_rows = rows(runs, tasks, theirs)
-    if any(row.ours for row in table_rows):
-      filled[title] = (tasks, table_rows)
-  return filled
+  """Returns tasks and rows, by title, of the tables that have any run."""
+  filled = {
+    title: (tasks, rows(runs, tasks, theirs))
+    for title, (tasks, theirs) in TABLES.items()
+  }
+  return {
+    title: table
+    for title, table in filled.items()
+    if any(row.ours for row in table[1])
+  }
 
 
 @cli.command(
   cli.WORKDIRS,
-  cli.switch(
-    "--latex",
-    dest="use_latex",
-    help="print LaTeX tabulars",
-  ),
+  cli.switch("--latex", dest="use_latex", help="print LaTeX tabulars"),
 )
 def main(workdirs: Sequence[Path], use_latex: bool) -> None:
-  """Prints the papers' tables of which any run is."""
+  """Prints the papers' tables that have any of the runs."""
   filled = tables(results.read(workdirs))
   if not filled:
-    names = ", ".join((*SHORT, *LONG))
     raise UserError(
-      f"no run is of a task of the papers' tables: train one of {names}."
+      "no run is of a task of the papers' tables: train one of "
+      f"{', '.join(TEST_SETS)}."
     )
   # Titles and notes are comments in LaTeX.
-  form, mark, comment = (
-    (latex, "%", "% ") if use_latex else (markdown, "##", "")
-  )
+  form, mark, comment = markdown, "##", ""
+  if use_latex:
+    form, mark, comment = latex, "%", "% "
   for title, (tasks, table_rows) in filled.items():
     print(f"{mark} {title}\n\n{form(table_rows, tasks)}\n")
-    for note in notes(table_rows):
-      print(comment + note)
-    print()
+    print("".join(f"{comment}{note}\n" for note in notes(table_rows)))
 
 
 if __name__ == "__main__":

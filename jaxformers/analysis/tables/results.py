@@ -25,6 +25,9 @@ COLUMNS = (
   *("x Transformer", "trivial", "chosen on", "train s"),
 )
 
+Result = Mapping[str, Any]
+
+FORMATS = {"parameters": "{:,}", "x Transformer": "{:.2f}", "train s": "{:.0f}"}
 LOWER_IS_BETTER = ("perplexity",)
 # Names of metrics in a table; shares are in percent.
 TITLES = {
@@ -62,14 +65,13 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
       )
     for path in paths:
       try:
-        content = workdirs.read_results(path.parent)
+        results.append(workdirs.read_results(path.parent))
+        # A score of another checkpoint than the best counts, with a note.
+        if "damaged_best_step" in results[-1]:
+          note = describe_damage(results[-1])
+          print(f"Note: {path}: {note}", file=sys.stderr)
       except UserError as error:
         problems.append(str(error))
-        continue
-      results.append(content)
-      # A score of another checkpoint than the best counts, with a note.
-      if "damaged_best_step" in content:
-        print(f"Note: {path}: {describe_damage(content)}", file=sys.stderr)
   if not results:
     raise UserError("\n".join(problems))
   for problem in problems:
@@ -77,7 +79,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   return results
 
 
-def describe_damage(result: Mapping[str, Any]) -> str:
+def describe_damage(result: Result) -> str:
   """Returns the sentence about results whose best checkpoint was damaged."""
   return (
     f"its best checkpoint, of step {result['damaged_best_step']}, was damaged; "
@@ -85,35 +87,38 @@ def describe_damage(result: Mapping[str, Any]) -> str:
   )
 
 
-def recipe(result: Mapping[str, Any]) -> str:
+def recipe(result: Result) -> str:
   """Returns what runs must share to be seeds of one another, as JSON."""
   flat = configs.flatten(result["config"])
   # Leave out the seed, and fields that change no number.
-  fixed = {
-    k: v
-    for k, v in flat.items()
-    if k not in (*configs.RESUMABLE_FIELDS, "seed")
-  }
+  left_out = (*configs.RESUMABLE_FIELDS, "seed")
+  fixed = {key: value for key, value in flat.items() if key not in left_out}
   return json.dumps([fixed, result.get("task_description")], sort_keys=True)
+
+
+def by_seed(runs: Iterable[Result]) -> list[dict[int, Result]]:
+  """Returns the runs of each recipe by their seed; of two the last counts."""
+  groups: dict[str, dict[int, Result]] = {}
+  for run in runs:
+    groups.setdefault(recipe(run), {})[run["seed"]] = run
+  return list(groups.values())
 
 
 def spread(values: Collection[float]) -> tuple[float, float]:
   """Returns mean and sample deviation; the deviation of one value is NaN."""
-  if len(values) < 2:
-    return statistics.mean(values), math.nan
-  return statistics.mean(values), statistics.stdev(values)
+  deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+  return statistics.mean(values), deviation
 
 
 def plus_minus(
   mean: float, deviation: float, digits: int = 2, sign: str = "+-"
 ) -> str:
   """Returns "1.23 +- 0.45", or the mean alone if there is no deviation."""
-  if math.isnan(deviation):
-    return f"{mean:.{digits}f}"
-  return f"{mean:.{digits}f} {sign} {deviation:.{digits}f}"
+  bar = "" if math.isnan(deviation) else f" {sign} {deviation:.{digits}f}"
+  return f"{mean:.{digits}f}{bar}"
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
   """Returns one row for every recipe, over its seeds.
 
   Args:
@@ -125,28 +130,23 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     deviation), in percent but for perplexities, the sample standard deviation,
     NaN for one seed.
   """
-  # Later results of the same seed replace earlier ones.
-  by_recipe: dict[str, dict[int, Mapping[str, Any]]] = {}
-  for result in results:
-    by_recipe.setdefault(recipe(result), {})[result["seed"]] = result
   rows = []
-  for by_seed in by_recipe.values():
-    runs = list(by_seed.values())
+  for seeds in by_seed(results):
+    runs = list(seeds.values())
     # Seeds of a recipe share their config and their data.
     first = runs[0]
     metric = first.get("metric", "accuracy")
     # Shares are shown in percent, perplexities as they are.
     scale = 1 if metric in LOWER_IS_BETTER else 100
-    model = first["config"]["model"]
     rows.append(
       {
         "task": first["task"],
         "protocol": describe_protocol(first),
         "model": first["model"],
-        "config": f"L={model['num_layers']} d={model['d_model']}",
+        "config": describe_size(first),
         "metric": metric,
         "score": spread([scale * run[metric] for run in runs]),
-        "seeds": " ".join(str(seed) for seed in sorted(by_seed)),
+        "seeds": " ".join(map(str, sorted(seeds))),
         "parameters": first["parameters"],
         "x Transformer": first["parameter_ratio"],
         "trivial": {k: scale * v for k, v in first["baselines"].items()},
@@ -157,7 +157,13 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
 
 
-def describe_protocol(result: Mapping[str, Any]) -> str:
+def describe_size(result: Result) -> str:
+  """Returns the number of layers and the width of a run's model."""
+  model = result["config"]["model"]
+  return f"L={model['num_layers']} d={model['d_model']}"
+
+
+def describe_protocol(result: Result) -> str:
   """Returns protocol and length, and whether the archive is another one."""
   is_original = result["data"].get("authors_checksum", True)
   length = f", {result['max_len']} long" if result["max_len"] else ""
@@ -170,14 +176,10 @@ def _cell(column: str, value: Any) -> str:
     return plus_minus(*value)
   if column == "trivial":
     return ", ".join(f"{name} {score:.1f}" for name, score in value.items())
-  if column == "parameters":
-    return f"{value:,}"
-  if column == "x Transformer":
-    return f"{value:.2f}"
-  return f"{value:.0f}" if column == "train s" else str(value)
+  return FORMATS.get(column, "{}").format(value)
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Result]) -> str:
   """Returns the rows of `summarise` as Markdown, a table for each metric."""
   tables = []
   # Metrics are in the order of their first row.
@@ -186,11 +188,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     trivial = "trivial %" if title.endswith("%") else "trivial"
     titles = {"score": title, "trivial": trivial}
     header = [titles.get(name, name) for name in COLUMNS]
-    lines = [
-      [_cell(name, row[name]) for name in COLUMNS]
-      for row in rows
-      if row["metric"] == metric
-    ]
+    of_metric = (row for row in rows if row["metric"] == metric)
+    lines = ([_cell(name, row[name]) for name in COLUMNS] for row in of_metric)
     tables.append(markdown_table(header, lines))
   return "\n\n".join(tables)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,11 @@ from jaxformers.errors import UserError
 # Fields that a label leaves out: they say nothing of the model.
 UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
 
-SIZES = {
-  "num_layers": "layers",
-  "d_model": "width d",
-  "num_experts": "experts",
-}
+SIZES = {"num_layers": "layers", "d_model": "width d", "num_experts": "experts"}
 # Options that follow from the sizes.
 DERIVED_OPTIONS = ("mlp_dim", "scale", "init_std")
 
-FlatConfig = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +51,14 @@ class RunRecord:
       records, damaged = workdirs.read_metrics(self.folder)
     except UserError as error:
       return [], str(error)
-    if damaged:
-      return records, f"{path}: lines {damaged} are damaged."
     # Results of older versions have no number of records.
     expected = self.results.get("metrics_records", len(records))
-    if len(records) != expected:
-      held = f"{path} holds {len(records)} records"
-      return records, f"{held} instead of {expected}."
-    return records, ""
+    problem = ""
+    if damaged:
+      problem = f"{path}: lines {damaged} are damaged."
+    elif len(records) != expected:
+      problem = f"{path} holds {len(records)} records instead of {expected}."
+    return records, problem
 
   @property
   def metrics(self) -> list[dict[str, Any]]:
@@ -98,15 +95,9 @@ def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
   notes = []
   for top in folders:
     # A workdir holds config.json, results.json or both.
-    workdirs_below = sorted(
-      {
-        path.parent
-        for name in ("config", "results")
-        for path in tables.files(top, f"{name}.json")
-      }
-    )
+    paths = tables.files(top, "config.json") + tables.files(top, "results.json")
     num_read = 0
-    for folder in workdirs_below:
+    for folder in sorted({path.parent for path in paths}):
       try:
         # A run that is named twice counts once.
         records[folder.resolve()] = _read_run(folder)
@@ -143,10 +134,9 @@ def _check_same_config(
   differing = configs.differences(before, now)
   if differing:
     raise UserError(
-      f"{folder}: config.json is not that of results.json ("
-      + ", ".join(differing[:3])
-      + "). Remove the file that is of another run, and run the training "
-      "command again."
+      f"{folder}: config.json is not that of results.json "
+      f"({', '.join(differing[:3])}). Remove the file that is of another run, "
+      "and run the training command again."
     )
 
 
@@ -170,13 +160,10 @@ def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
     recipe_of_config.setdefault(config, recipe)
     by_recipe.setdefault(recipe, {}).setdefault(record.seed, record)
   groups = [
-    tuple(record for _, record in sorted(by_seed.items()))
+    tuple(by_seed[seed] for seed in sorted(by_seed))
     for by_seed in by_recipe.values()
   ]
-  return [
-    SeedGroup(label, records)
-    for label, records in zip(_labels(groups), groups, strict=True)
-  ]
+  return list(map(SeedGroup, _labels(groups), groups))
 
 
 def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
@@ -198,30 +185,25 @@ def _flatten_labelled(config: Mapping[str, Any]) -> dict[str, Any]:
   return {k: v for k, v in fields if not k.startswith(UNLABELLED_FIELDS)}
 
 
-def _label(config: FlatConfig, others: Sequence[FlatConfig], most: int) -> str:
+def _label(config: Fields, others: Sequence[Fields], most: int) -> str:
   """Returns the model and its first `most` differing fields, sizes first."""
   model, task = config["model.name"], config["task.name"]
   several_tasks = len({other["task.name"] for other in others}) > 1
   name = f"{task} {model}" if several_tasks else str(model)
   # Name what differs between runs of this model and task alone.
-  of_model = [
-    other
-    for other in others
-    if (other["model.name"], other["task.name"]) == (model, task)
-  ]
+  names = ("model.name", "task.name")
+  of_model = [o for o in others if all(o[k] == config[k] for k in names)]
   keys = _differing_keys(config, of_model)
   keys.sort(key=lambda key: (not key.startswith("model."), key))
   return ", ".join([name, *_assignments(config, keys[:most])])
 
 
-def _differing_keys(
-  config: FlatConfig, others: Sequence[FlatConfig]
-) -> list[str]:
+def _differing_keys(config: Fields, others: Sequence[Fields]) -> list[str]:
   """Returns the fields of a config that have several values in the others."""
   return [k for k in config if len({str(o.get(k)) for o in others}) > 1]
 
 
-def _assignments(config: FlatConfig, keys: Iterable[str]) -> list[str]:
+def _assignments(config: Fields, keys: Iterable[str]) -> list[str]:
   return [f"{key.rpartition('.')[2]}={config[key]}" for key in keys]
 
 
@@ -243,20 +225,23 @@ def by_size(
   groups: Sequence[SeedGroup],
 ) -> Iterator[tuple[str, str, int, SeedGroup]]:
   """Yields (line, size, value, group); along a line one size alone differs."""
-  for (task, model), of_model in _by_model(groups).items():
-    for size in SIZES:
-      lines: dict[str, list[tuple[int, SeedGroup]]] = {}
-      # A line fixes the other sizes, and all other options.
-      for group in of_model:
-        shape = _sizes(group.config)
-        if size in shape:
-          fixed = ", ".join(f"{k}={v}" for k, v in shape.items() if k != size)
-          line = f"{task} {model} ({fixed}){_other_options(group, of_model)}"
-          lines.setdefault(line, []).append((shape[size], group))
-      for line, points in lines.items():
-        # A line of one value shows nothing.
-        if len({value for value, _ in points}) > 1:
-          yield from ((line, size, value, group) for value, group in points)
+  by_model: dict[str, list[SeedGroup]] = {}
+  for group in groups:
+    name = f"{group.config['task']['name']} {group.config['model']['name']}"
+    by_model.setdefault(name, []).append(group)
+  for (name, of_model), size in itertools.product(by_model.items(), SIZES):
+    lines: dict[str, list[tuple[int, SeedGroup]]] = {}
+    # A line fixes the other sizes, and all other options.
+    for group in of_model:
+      shape = _sizes(group.config)
+      if size in shape:
+        fixed = ", ".join(f"{k}={v}" for k, v in shape.items() if k != size)
+        line = f"{name} ({fixed}){_other_options(group, of_model)}"
+        lines.setdefault(line, []).append((shape[size], group))
+    for line, points in lines.items():
+      # A line of one value shows nothing.
+      if len({value for value, _ in points}) > 1:
+        yield from ((line, size, value, group) for value, group in points)
 
 
 def _other_options(group: SeedGroup, of_model: Sequence[SeedGroup]) -> str:
@@ -265,20 +250,10 @@ def _other_options(group: SeedGroup, of_model: Sequence[SeedGroup]) -> str:
   others = [configs.flatten(other.config) for other in of_model]
   keys = [
     key
-    for key in _differing_keys(config, others)
+    for key in sorted(_differing_keys(config, others))
     if key.rpartition(".")[2] not in (*SIZES, *DERIVED_OPTIONS)
   ]
-  return "".join(f", {text}" for text in _assignments(config, sorted(keys)))
-
-
-def _by_model(
-  groups: Sequence[SeedGroup],
-) -> dict[tuple[str, str], list[SeedGroup]]:
-  by_model: dict[tuple[str, str], list[SeedGroup]] = {}
-  for group in groups:
-    key = (group.config["task"]["name"], group.config["model"]["name"])
-    by_model.setdefault(key, []).append(group)
-  return by_model
+  return "".join(f", {text}" for text in _assignments(config, keys))
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:

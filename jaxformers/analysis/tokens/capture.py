@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from jaxformers.models import Model
 from jaxformers.models.blocks.invertible import layers_of
@@ -39,6 +40,12 @@ class Capture(NamedTuple):
   heads: tuple[dict[str, jax.Array], ...]
 
 
+def batches(ids: np.ndarray, size: int, title: str) -> Iterator[np.ndarray]:
+  """Yields the samples `size` at a time, and shows a progress bar."""
+  for start in tqdm(range(0, len(ids), size), title, disable=None):
+    yield ids[start : start + size]
+
+
 def num_tokens(model: Model, ids: np.ndarray) -> int:
   """Returns how many tokens the longest sample has, without one of `cls`.
 
@@ -65,8 +72,8 @@ def capture(
     variables: result of `models.variables.make_variables`.
     ids: [b, n] or [b, 2, n], as the model takes them. The two sequences of a
       pair count as samples of their own.
-    embedded: float32 [b, n, d] to put in the place of the embedded tokens, or
-      None; differentiable.
+    embedded: float32 [b, n, d] that replaces the embedded tokens, or None;
+      differentiable.
   """
 
   def run(**more: Any) -> Any:
@@ -84,9 +91,10 @@ def capture(
     start = jax.lax.stop_gradient(run()["hidden"][0])
     change = embedded.astype(start.dtype) - start
     sown = run(perturbations={"encoder": {"embedded": change}})
-  mask = model.mask(ids)
   # Order layers by number: as text, layer_10 is before layer_2.
-  layers = [sown[k] for k in sorted(sown, key=_layer_number) if "layer_" in k]
+  names = [name for name in sown if name.startswith("layer_")]
+  names.sort(key=lambda name: int(name.removeprefix("layer_")))
+  layers = [sown[name] for name in names]
   # A loop over layers sows in the encoder, other layers in themselves.
   gates = [layer["gate"][0] for layer in layers if "gate" in layer]
   gates = gates or list(sown.get("gate", ()))
@@ -94,12 +102,10 @@ def capture(
   # Without a loop, the first layer's mixer sows Sigma.
   if sigma is None and gates:
     sigma = sown["layer_0"]["mixer"]["sigma"][0]
-  hidden = tuple(sown["hidden"])
+  stacked = jnp.stack(gates) if gates else None
   # A layer whose mixer has no heads sows nothing for it.
   heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
-  return Capture(
-    hidden, mask, jnp.stack(gates) if gates else None, sigma, heads
-  )
+  return Capture(tuple(sown["hidden"]), model.mask(ids), stacked, sigma, heads)
 
 
 def _heads(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -126,20 +132,12 @@ def parts(
   # Models without experts have heads, if every layer sows them.
   if captured.gates is None:
     attended = [heads.get("attended") for heads in captured.heads]
-    complete = bool(attended) and all(heads is not None for heads in attended)
-    return tuple(attended) if complete else None
+    is_complete = attended and all(heads is not None for heads in attended)
+    return tuple(attended) if is_complete else None
   layers = layers_of(model.stacks()["encoder"])
   if layers is None:
     return None
-  encoder = of_stack(variables, "encoder")
+  weights = layers.weights(of_stack(variables, "encoder"))
+  inputs = zip(weights, captured.hidden[:-1], strict=True)
   with jax.default_matmul_precision("highest"):
-    return tuple(
-      layers.parts(weights, x, captured.sigma)
-      for x, weights in zip(
-        captured.hidden[:-1], layers.weights(encoder), strict=True
-      )
-    )
-
-
-def _layer_number(name: str) -> int:
-  return int(name.removeprefix("layer_")) if name.startswith("layer_") else -1
+    return tuple(layers.parts(w, x, captured.sigma) for w, x in inputs)

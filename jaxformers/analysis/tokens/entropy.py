@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -30,18 +29,15 @@ LEAST = 8  # Least number of values that an entropy is estimated from.
 GAUSSIAN = 0.5 * math.log(2 * math.pi * math.e)
 
 
-def _spacings(method: str) -> Callable[[np.ndarray], np.ndarray]:
-  def estimate(values: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):  # Ties have log 0.
-      return scipy.stats.differential_entropy(values, axis=-1, method=method)
-
-  return estimate
+def _spacings(values: np.ndarray, method: str) -> np.ndarray:
+  with np.errstate(divide="ignore"):  # Ties have log 0.
+    return scipy.stats.differential_entropy(values, axis=-1, method=method)
 
 
 # Spacings of order statistics (Vasicek 1976), and with the correction at the
 # ends of the sample (Ebrahimi et al. 1994); the window is sqrt(n) + 1/2.
-ESTIMATORS.register("vasicek")(_spacings("vasicek"))
-ESTIMATORS.register("ebrahimi")(_spacings("ebrahimi"))
+for _method in ("vasicek", "ebrahimi"):
+  ESTIMATORS.register(_method)(functools.partial(_spacings, method=_method))
 
 
 @ESTIMATORS.register("nearest")
@@ -57,26 +53,16 @@ def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
     k: number of the neighbour, from 1.
   """
   n = values.shape[-1]
-  # Sort, and pad with infinities at both ends.
+  # In one dimension the k nearest are among k on either side in order: pad with
+  # infinities, and look at windows around each value.
   ordered = np.sort(values, -1)
-  padded = np.concatenate(
-    [
-      np.full((*values.shape[:-1], k), -np.inf),
-      ordered,
-      np.full((*values.shape[:-1], k), np.inf),
-    ],
-    -1,
-  )
-  # In one dimension the k nearest are among k on either side in order.
-  gaps = np.stack(
-    [
-      np.abs(padded[..., j : j + n] - ordered)
-      for j in (*range(k), *range(k + 1, 2 * k + 1))
-    ],
-    -1,
-  )
+  sides = [(0, 0)] * (values.ndim - 1) + [(k, k)]
+  padded = np.pad(ordered, sides, constant_values=np.inf)
+  windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * k + 1, -1)
+  # The least distance of a window, 0, is that of the value to itself.
+  gaps = np.abs(windows - ordered[..., None])
   with np.errstate(divide="ignore"):
-    logs = np.log(np.partition(gaps, k - 1, -1)[..., k - 1])
+    logs = np.log(np.partition(gaps, k, -1)[..., k])
   # The estimate of Kozachenko and Leonenko in one dimension.
   constant = scipy.special.digamma(n) - scipy.special.digamma(k) + math.log(2)
   return constant + logs.mean(-1)
@@ -238,12 +224,8 @@ def of_tokens(
 def summary(estimates: Entropy) -> Summary:
   """Returns means over the finite entropies; NaN if there is none."""
   finite = np.isfinite(estimates.entropy) & np.isfinite(estimates.log_scale)
-  count = int(finite.size)
-  if not finite.any():
-    return Summary(math.nan, math.nan, 0.0, count)
-  return Summary(
-    float(estimates.entropy[finite].mean()),
-    float(estimates.shape[finite].mean()),
-    float(finite.mean()),
-    count,
+  means = (
+    float(values[finite].mean()) if finite.any() else math.nan
+    for values in (estimates.entropy, estimates.shape)
   )
+  return Summary(*means, float(finite.mean()), finite.size)

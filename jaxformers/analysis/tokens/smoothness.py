@@ -13,28 +13,26 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from jaxformers import cli, trained
 from jaxformers.analysis.plotting import figures, plots
-from jaxformers.analysis.plotting.figures import Row
-from jaxformers.analysis.tokens.capture import (
-  HEADS,
-  Capture,
-  capture,
-  num_tokens,
-)
+from jaxformers.analysis.plotting.figures import Row, Texts
+from jaxformers.analysis.tokens import capture as captures
+from jaxformers.analysis.tokens.capture import Capture
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 
 _HIGHEST = jax.lax.Precision.HIGHEST
+_einsum = functools.partial(jnp.einsum, precision=_HIGHEST)
+_matmul = functools.partial(jnp.matmul, precision=_HIGHEST)
 
 
 def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -52,15 +50,18 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
   """
   # Scale tokens to length one; padding and zeros stay zero.
   length = jnp.linalg.norm(x, axis=-1, keepdims=True)
-  unit = jnp.where(
-    mask[..., None] & (length > 0), x / jnp.where(length > 0, length, 1), 0
-  )
+  unit = jnp.where(mask[..., None], x / _divisor(length), 0)
   count = mask.sum(1).astype(x.dtype)
   pairs = count * (count - 1)
   # Take each token's cosine with itself from the sum over all pairs.
   squares = jnp.square(unit).sum((1, 2))
   total = jnp.square(unit.sum(1)).sum(-1) - squares
-  return jnp.where(pairs > 0, total / jnp.where(pairs > 0, pairs, 1), jnp.nan)
+  return jnp.where(pairs > 0, total / _divisor(pairs), jnp.nan)
+
+
+def _divisor(x: jax.Array) -> jax.Array:
+  """Returns x where it is positive, and 1 elsewhere."""
+  return jnp.where(x > 0, x, 1)
 
 
 def attention_weights(
@@ -91,8 +92,7 @@ def attention_weights(
 
 def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
   """Returns q k.T / sqrt(e) of q and k [..., n, e] -> [..., n, n]."""
-  scores = jnp.einsum("...ne,...me->...nm", q, k, precision=_HIGHEST)
-  return scores / q.shape[-1] ** 0.5
+  return _einsum("...ne,...me->...nm", q, k) / q.shape[-1] ** 0.5
 
 
 def _seen(mask: jax.Array, causal: bool, diagonal: bool = True) -> jax.Array:
@@ -121,9 +121,8 @@ def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
   """
   # Weigh tokens by how much the graph uses them.
   share = jnp.abs(weights).sum(-1) + jnp.abs(weights).sum(-2)
-  total = share.sum(-1, keepdims=True)
-  share = share / jnp.where(total > 0, total, 1)
-  mean = jnp.einsum("...n,...ne->...e", share, v, precision=_HIGHEST)
+  share = share / _divisor(share.sum(-1, keepdims=True))
+  mean = _einsum("...n,...ne->...e", share, v)
   return v - mean[..., None, :]
 
 
@@ -143,9 +142,7 @@ def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
   v = _centre(v, weights)
   # |v_i - v_j|^2 = |v_i|^2 + |v_j|^2 - 2 v_i . v_j, without [n, n, e].
   square = jnp.square(v).sum(-1)
-  cross = jnp.einsum(
-    "...nm,...ne,...me->...", weights, v, v, precision=_HIGHEST
-  )
+  cross = _einsum("...nm,...ne,...me->...", weights, v, v)
   rows, columns = weights.sum(-1), weights.sum(-2)
   return ((rows + columns) * square).sum(-1) / 2 - cross
 
@@ -182,15 +179,14 @@ def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
 
   Source: equation 8.
   """
-  both = weights + jnp.swapaxes(weights, -1, -2)
-  return _slope(v, both)
+  return _slope(v, weights + weights.mT)
 
 
 def _slope(v: jax.Array, weights: jax.Array) -> jax.Array:
   """Returns sum_j w_ij (v_i - v_j) of v [..., n, e] -> [..., n, e]."""
   weights = _off_diagonal(weights)
   v = _centre(v, weights)
-  total = jnp.einsum("...nm,...me->...ne", weights, v, precision=_HIGHEST)
+  total = _einsum("...nm,...me->...ne", weights, v)
   return weights.sum(-1)[..., None] * v - total
 
 
@@ -214,9 +210,9 @@ def step(
     first: values f of the first layer, [..., n, e]; needed with a fidelity.
   """
   # Make the weights symmetric, and then each row's sum one.
-  both = weights + jnp.swapaxes(weights, -1, -2)
+  both = weights + weights.mT
   both = both / both.sum(-1, keepdims=True)
-  after = jnp.einsum("...nm,...me->...ne", both, u, precision=_HIGHEST)
+  after = _einsum("...nm,...me->...ne", both, u)
   return after if first is None else after + fidelity * (first - u)
 
 
@@ -248,25 +244,20 @@ def flow(
   """
   has_no_fidelity = isinstance(fidelity, (int, float)) and not fidelity
   if first is None and not has_no_fidelity:
-    raise UserError(
-      f"fidelity={fidelity} draws tokens towards `first`: give `first`."
-    )
+    raise UserError(f"fidelity={fidelity} pulls towards `first`: give `first`.")
   # Decompose the graph's Laplacian.
-  both = weights + jnp.swapaxes(weights, -1, -2)
+  both = weights + weights.mT
   eye = jnp.eye(both.shape[-1], dtype=both.dtype)
-  laplacian = both.sum(-1)[..., None] * eye - both
-  rates, basis = jnp.linalg.eigh(laplacian)
+  rates, basis = jnp.linalg.eigh(both.sum(-1)[..., None] * eye - both)
   rates = jnp.maximum(rates, 0) + fidelity
   # Each coordinate decays at its rate from its start to its end.
   decay = jnp.exp(-rates * jnp.asarray(time)[..., None])[..., None]
-  into = jnp.swapaxes(basis, -1, -2)
-  product = functools.partial(jnp.matmul, precision=_HIGHEST)
+  into = basis.mT
   end = jnp.zeros_like(u)
   if first is not None:
-    share = jnp.where(rates > 0, fidelity / jnp.where(rates > 0, rates, 1), 0)
-    end = share[..., None] * product(into, first)
-  now = end + decay * (product(into, u) - end)
-  return product(basis, now)
+    share = jnp.where(rates > 0, fidelity / _divisor(rates), 0)
+    end = share[..., None] * _matmul(into, first)
+  return _matmul(basis, end + decay * (_matmul(into, u) - end))
 
 
 def gradient_cosine(
@@ -292,9 +283,9 @@ def gradient_cosine(
   for weights in (a, b):
     weights = _off_diagonal(weights)
     greatest = jnp.abs(weights).max(-1, keepdims=True)
-    slope = _slope(v, weights / jnp.where(greatest > 0, greatest, 1))
+    slope = _slope(v, weights / _divisor(greatest))
     norm = jnp.linalg.norm(slope, axis=-1, keepdims=True)
-    directions.append(slope / jnp.where(norm > 0, norm, 1))
+    directions.append(slope / _divisor(norm))
     mask = mask & (norm[..., 0] > 0)
   cosine = (directions[0] * directions[1]).sum(-1)
   return cosine.mean(-1, where=mask)
@@ -384,17 +375,16 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
   # All other quantities need keys and values in every layer.
   if not all({"key", "value"} <= {*heads} for heads in captured.heads):
     return result
-  by_layer: dict[str, list[jax.Array]] = {}
-  before = None
-  for heads in captured.heads:
-    quantities, weights = _of_heads(heads, captured.mask[:, None], causal)
-    if before is not None:
-      redundancy = head_redundancy(before, weights)
-      quantities["head_redundancy"] = redundancy.mean()
-    before = weights
-    for name, value in quantities.items():
-      by_layer.setdefault(name, []).append(value)
-  return result | {name: jnp.stack(v) for name, v in by_layer.items()}
+  mask = captured.mask[:, None]
+  quantities, weights = zip(
+    *(_of_heads(heads, mask, causal) for heads in captured.heads), strict=True
+  )
+  result |= jax.tree.map(lambda *values: jnp.stack(values), *quantities)
+  redundancy = [head_redundancy(a, b).mean() for a, b in pairwise(weights)]
+  # A single layer has none before it.
+  if redundancy:
+    result["head_redundancy"] = jnp.stack(redundancy)
+  return result
 
 
 def _of_heads(
@@ -409,7 +399,7 @@ def _of_heads(
   """
   # Where queries are not projected apart they are the keys.
   heads = {"query": heads["key"], **heads}
-  q, k, v = (heads[name].astype(jnp.float32) for name in HEADS)
+  q, k, v = (heads[name].astype(jnp.float32) for name in captures.HEADS)
   tokens = jnp.broadcast_to(mask, v.shape[:-1])
   pairs = _seen(mask, causal) & mask[..., None]
   count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
@@ -417,24 +407,20 @@ def _of_heads(
   symmetric = jnp.where(pairs, attention_weights(k, k, mask, causal), 0)
   rough = functional(v, symmetric / count[..., None, None])
   logs = log_functional_kernel(v, k, tokens, causal)
+  log_mean = jax.nn.logsumexp(logs) - math.log(logs.size)
   # Slopes of attention with queries, and with keys in their place.
   slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
   cosine = gradient_cosine(v, *slopes, tokens)
   quantities = {
     "functional": rough.mean(),
-    "functional_kernel": _log10_mean(logs),
+    "functional_kernel": log_mean / math.log(10),
     "gradient_cosine": jnp.nanmean(cosine),
   }
   weights = jnp.where(pairs, attention_weights(q, k, mask, causal), 0)
   return quantities, weights
 
 
-def _log10_mean(logs: jax.Array) -> jax.Array:
-  """Returns log10 of the mean of numbers whose natural logarithms are given."""
-  return (jax.nn.logsumexp(logs) - math.log(logs.size)) / math.log(10)
-
-
-def maps(captured: Capture, causal: bool = False) -> list[np.ndarray]:
+def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
   """Returns softmax(q k.T / sqrt e) of the first sample, averaged over heads.
 
   These are the weights of softmax attention; of another mixer, those that it
@@ -445,16 +431,16 @@ def maps(captured: Capture, causal: bool = False) -> list[np.ndarray]:
     causal: True if no token sees a later one.
 
   Returns:
-    [n, n] for each layer that has queries or keys; [] if none has.
+    Matrices [n, n] by the number of the layer, from 1, of the layers that have
+    keys. Without queries of their own, keys are the queries.
   """
-  matrices = []
-  for heads in captured.heads:
-    if "key" not in heads:
-      continue
-    k = heads["key"][:1].astype(jnp.float32)
-    q = heads.get("query", heads["key"])[:1].astype(jnp.float32)
-    weights = attention_weights(q, k, captured.mask[:1, None], causal)
-    matrices.append(np.asarray(weights[0].mean(0)))
+  matrices = {}
+  for layer, heads in enumerate(captured.heads, 1):
+    if "key" in heads:
+      q, k = (heads.get(name, heads["key"])[:1] for name in captures.HEADS[:2])
+      q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+      weights = attention_weights(q, k, captured.mask[:1, None], causal)
+      matrices[layer] = np.asarray(weights[0].mean(0))
   return matrices
 
 
@@ -469,21 +455,19 @@ def measure_curves(
     batch_size: samples at a time; the last batch may be smaller.
   """
   variables = make_variables(model, params)
-  measured: dict[str, list[np.ndarray]] = {}
-  counts: dict[str, list[int]] = {}
-  for k in tqdm(range(0, len(ids), batch_size), "smoothness", disable=None):
-    batch = jnp.asarray(ids[k : k + batch_size])
-    # Batches count by the samples that have the quantity.
+  # Values of each batch, with the number of its samples that have them.
+  measured: dict[str, list[tuple[np.ndarray, int]]] = {}
+  for batch in captures.batches(ids, batch_size, "smoothness"):
     num_pairs = int((np.asarray(model.mask(batch)).sum(1) > 1).sum())
     values_by_name = jax.device_get(_batch_curves(model, variables, batch))
     for name, values in values_by_name.items():
       count = num_pairs if name in NEEDS_PAIRS else len(batch)
       if count:
-        measured.setdefault(name, []).append(np.asarray(values, float))
-        counts.setdefault(name, []).append(count)
+        value = np.asarray(values, float)
+        measured.setdefault(name, []).append((value, count))
   return {
-    name: _average(name, np.stack(values), np.asarray(counts[name])).tolist()
-    for name, values in measured.items()
+    name: _average(name, *map(np.array, zip(*pairs, strict=True))).tolist()
+    for name, pairs in measured.items()
   }
 
 
@@ -505,7 +489,7 @@ def _batch_curves(
 ) -> dict[str, jax.Array]:
   """Returns the curves of a batch; compiled once for a model."""
   causal = model.objective == "language_model"
-  return curves(capture(model, variables, ids), causal)
+  return curves(captures.capture(model, variables, ids), causal)
 
 
 def rows(label: str, seed: int, measured: dict[str, list[float]]) -> list[Row]:
@@ -547,14 +531,9 @@ def figure(
     data: sentence on samples and seeds, which begins the caption.
     name: name of the figure's files.
   """
-  return plots.curves(
-    name,
-    "How alike tokens become",
-    f"{data}; bands are one deviation over seeds. {EXPLANATION}",
-    curve_rows,
-    "layer (0: embedding)",
-    CURVES,
-  )
+  caption = f"{data}; bands are one deviation over seeds. {EXPLANATION}"
+  texts = Texts(name, "How alike tokens become", caption)
+  return plots.curves(texts, curve_rows, "layer (0: embedding)", CURVES)
 
 
 def text(curve_rows: list[Row]) -> str:
@@ -570,60 +549,50 @@ def text(curve_rows: list[Row]) -> str:
     table = [["layer (0: embedding)", *map(str, layers)]]
     by_name = figures.grouped(rows_of_run, 2)
     for name in filter(by_name.get, CURVES):
-      places, means, deviations = figures.averaged(by_name[name], 3, 4)
-      pairs = zip(means, deviations, strict=True)
-      by_layer = dict(zip(places, pairs, strict=True))
-      cells = [by_layer.get(layer, (math.nan, math.nan)) for layer in layers]
-      table.append([CURVES[name], *(_cell(mean, 4) for mean, _ in cells)])
-      if not all(map(math.isnan, deviations)):
-        table.append(["  +-", *(_cell(bar, 2) for _, bar in cells)])
+      places, *spreads = figures.averaged(by_name[name], 3, 4)
+      means, bars = (dict(zip(places, x, strict=True)) for x in spreads)
+      table.append([CURVES[name], *(_cell(means, k, 4) for k in layers)])
+      if not all(map(math.isnan, bars.values())):
+        table.append(["  +-", *(_cell(bars, k, 2) for k in layers)])
     # Pad the columns to one width.
-    first = max(len(line[0]) for line in table)
-    width = max(len(cell) for line in table for cell in line[1:])
+    first = max(len(title) for title, *_ in table)
+    width = max(len(cell) for _, *cells in table for cell in cells)
     lines += ["", run]
-    lines += [
-      f"  {line[0]:<{first}}" + "".join(f"  {c:>{width}}" for c in line[1:])
-      for line in table
-    ]
+    for title, *cells in table:
+      padded = "".join(f"  {cell:>{width}}" for cell in cells)
+      lines.append(f"  {title:<{first}}{padded}")
   return "\n".join(lines)
 
 
-def _cell(value: float, digits: int) -> str:
+def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
+  value = values.get(layer, math.nan)
   return "-" if math.isnan(value) else f"{value:.{digits}g}"
-
-
-def seeds_of(workdir: Path) -> list[Path]:
-  """Returns the workdirs of seeds, seed_0 and so on, or the workdir itself."""
-  return sorted(workdir.glob("seed_*")) or [workdir]
 
 
 @cli.command(
   cli.WORKDIRS,
-  cli.argument("--samples", default=64, help="number of test samples"),
-  cli.argument("--length", default=512, help="most tokens of a sample"),
-  cli.argument("--out", default="", help="write OUT.csv, OUT.png and OUT.svg"),
+  cli.option("samples", 64, "number of test samples"),
+  cli.option("length", 512, "most tokens of a sample"),
+  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
 )
 def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
   """Prints a table for each run, and draws the figure if asked."""
   curve_rows: list[Row] = []
   seeds, sizes, lengths = set(), set(), set()
   for workdir in workdirs:
-    # Seeds of one run share its line.
-    folders = seeds_of(workdir)
+    # Seeds of one run, in seed_0 and so on, share its line.
+    folders = sorted(workdir.glob("seed_*")) or [workdir]
     seeds.add(len(folders))
     for seed, folder in enumerate(folders):
       run = trained.load(folder)
       ids = run.sample(samples, length)
       sizes.add(len(ids))
-      lengths.add(num_tokens(run.model, ids))
+      lengths.add(captures.num_tokens(run.model, ids))
       measured = measure_curves(run.model, run.params, ids)
       curve_rows += rows(str(workdir), seed, measured)
   # Print the table and the caption, and draw if asked.
-  picture = figure(
-    curve_rows,
-    figures.describe_data(sizes, lengths, seeds),
-    Path(out or "smoothness").name,
-  )
+  data = figures.describe_data(sizes, lengths, seeds)
+  picture = figure(curve_rows, data, Path(out or "smoothness").name)
   print(f"{text(curve_rows)}\n\n{picture.caption}")
   if out:
     picture.write(Path(out).parent)

@@ -128,10 +128,8 @@ def test_a_large_token_does_not_end_the_work_on_others():
   model, params = build(2)
   hidden, side = inverse.forward(model, params, text())
   embedded = hidden[0].at[0, 3].multiply(1e4)
-  variables = make_variables(model, params)
-  captured = inverse.capture(model, variables, text(), embedded)
-  side = inverse.side_of(model, variables, captured)
-  x = inverse.inverse(model, params, captured.hidden[-1], side)
+  moved, side = inverse.forward(model, params, text(), embedded)
+  x = inverse.inverse(model, params, moved[-1], side)
   others = np.asarray(side.mask).copy()
   others[0, 3] = False
   np.testing.assert_allclose(

@@ -9,6 +9,7 @@ import pytest
 from jaxformers.analysis.page import page as pages
 from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Texts
 from jaxformers.analysis.tables import published
 
 BROWSER = next(
@@ -20,7 +21,7 @@ BROWSER = next(
 def test_a_figure_without_numbers_is_noted():
   page = Page()
   rows = [("a", 0, 1, 0, float("nan"))]
-  page.add("S", plots.over_layers("n", "Title", "c", rows, "q"))
+  page.add("S", plots.over_layers(Texts("n", "Title", "c"), rows, "q"))
   assert page.figures == {}
   assert page.notes == ["Title: there is no number to draw."]
 

@@ -68,6 +68,8 @@ def test_letters_are_named_by_their_words():
   assert quote.startswith(f"'{texts.TEXT}', all 52 tokens, which are single")
   # Characters stand for themselves; other tokens spell no words.
   assert texts.spell(["a", "b", "<eos>"]) == ("ab\ufffd", ["ab", "", ""])
+  word, eos = ["0xc3", "0xa9"], "<eos>"  # The two bytes of a letter.
+  assert texts.spell([*word, eos]) == ("\u00e9\ufffd", ["\u00e9", "", ""])
   assert texts.spells_words(("<pad>", "<unk>", "a", "\n"))
   assert not texts.spells_words(("<pad>", "MAX", "1"))
 

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformers.analysis.plotting import plots as p
+from jaxformers.analysis.plotting.figures import Texts
+
+TEXTS = Texts("n", "t", "c")
 
 
 def lines(runs=("one", "two"), seeds=(0, 1), panels=("a", "b")):
@@ -53,30 +56,22 @@ def points():
 
 
 EVERY = {
-  "curves": lambda: p.curves(
-    "n", "t", "c", lines(), "step", {"a": "A", "b": "B"}
-  ),
+  "curves": lambda: p.curves(TEXTS, lines(), "step", {"a": "A", "b": "B"}),
   "over_layers": lambda: p.over_layers(
-    "n", "t", "c", boxed(), "factor", lines=((1.0, "kept"),)
+    TEXTS, boxed(), "factor", lines=((1.0, "kept"),)
   ),
-  "histogram": lambda: p.histogram("n", "t", "c", shares(), "w"),
+  "histogram": lambda: p.histogram(TEXTS, shares(), "w"),
   "pairs": lambda: p.pairs(
-    "n",
-    "t",
-    "c",
+    TEXTS,
     [(r, p, k, 1.0 + k, 0.1) for r in "xy" for p in "ab" for k in range(3)],
   ),
-  "planes": lambda: p.planes("n", "t", "c", points()),
+  "planes": lambda: p.planes(TEXTS, points()),
   "maps": lambda: p.maps(
-    "n",
-    "t",
-    "c",
+    TEXTS,
     [(r, 1, i, j, 0.5) for r in "xy" for i in range(3) for j in range(3)],
   ),
   "against": lambda: p.against(
-    "n",
-    "t",
-    "c",
+    TEXTS,
     [("m", s, "L", k, 50.0 + s + k) for s in (0, 1) for k in (2, 4)],
     {"L": "layers", "d": "width"},
     "accuracy %",
@@ -112,7 +107,7 @@ def test_lines_are_means_with_bands_of_a_deviation():
   rows = [
     ("one", s, "a", x, v) for s, v in ((0, 1.0), (1, 3.0)) for x in (0, 1)
   ]
-  (axes,) = drawn(p.curves("n", "t", "c", rows, "x", {"a": "A"})).axes
+  (axes,) = drawn(p.curves(TEXTS, rows, "x", {"a": "A"})).axes
   np.testing.assert_allclose(axes.lines[0].get_ydata(), [2, 2])
   (band,) = axes.collections
   edges = band.get_paths()[0].vertices[:, 1]
@@ -125,7 +120,7 @@ def test_lines_are_means_with_bands_of_a_deviation():
 def test_ratios_that_differ_much_are_on_a_logarithmic_axis():
   def scale(greatest, **options):
     rows = [("one", 0, 0, k, v) for k, v in enumerate((1.0, greatest))]
-    figure = p.over_layers("n", "t", "c", rows, "q", **options)
+    figure = p.over_layers(TEXTS, rows, "q", **options)
     return drawn(figure).axes[0].get_yscale()
 
   assert scale(20.0, ratio=True) == "log"
@@ -134,16 +129,12 @@ def test_ratios_that_differ_much_are_on_a_logarithmic_axis():
 
 def test_one_seed_has_no_band():
   rows = lines(seeds=(3,))
-  assert (
-    not drawn(p.curves("n", "t", "c", rows, "x", {"a": "A"}))
-    .axes[0]
-    .collections
-  )
+  assert not drawn(p.curves(TEXTS, rows, "x", {"a": "A"})).axes[0].collections
 
 
 def test_legends_name_the_lines_of_all_panels():
   rows = [("one", 0, "a", 0, 1.0), ("two", 0, "b", 0, 1.0)]
-  canvas = drawn(p.curves("n", "t", "c", rows, "x", {"a": "A", "b": "B"}))
+  canvas = drawn(p.curves(TEXTS, rows, "x", {"a": "A", "b": "B"}))
   (legend,) = canvas.legends
   assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
 
@@ -151,7 +142,7 @@ def test_legends_name_the_lines_of_all_panels():
 def test_labels_are_no_formulas():
   rows = [("run", r"$\x - y$", k, 1.0, 0.1) for k in range(2)]
   rows += [("run", "_a - b", k, 1.0, 0.1) for k in range(2)]
-  figure = p.pairs("n", "t", "c", rows)
+  figure = p.pairs(TEXTS, rows)
   assert figure.picture("png")
   (legend,) = (axes.get_legend() for axes in drawn(figure).axes[1:])
   assert len(legend.get_texts()) == 2
@@ -169,16 +160,16 @@ PAIRS = [(r, "un(believable) - in(comprehensible)", 0, 1.0, 0.1) for r in "xy"]
 MAPS = [(r, k, 0, i, 0.5) for r in "xy" for k in range(4) for i in range(3)]
 LONG = {
   "curves": lambda: p.curves(
-    "n", "t", "c", long(lines()), QUANTITY, {"a": QUANTITY, "b": QUANTITY}
+    TEXTS, long(lines()), QUANTITY, {"a": QUANTITY, "b": QUANTITY}
   ),
-  "over_layers": lambda: p.over_layers("n", "t", "c", long(boxed()), QUANTITY),
-  "parts": lambda: p.parts("n", "t", "c", long(PARTS)),
-  "histogram": lambda: p.histogram("n", "t", "c", long(shares()), QUANTITY),
-  "pairs": lambda: p.pairs("n", "t", "c", long(PAIRS)),
-  "planes": lambda: p.planes("n", "t", "c", long(points())),
-  "maps": lambda: p.maps("n", "t", "c", long(MAPS)),
+  "over_layers": lambda: p.over_layers(TEXTS, long(boxed()), QUANTITY),
+  "parts": lambda: p.parts(TEXTS, long(PARTS)),
+  "histogram": lambda: p.histogram(TEXTS, long(shares()), QUANTITY),
+  "pairs": lambda: p.pairs(TEXTS, long(PAIRS)),
+  "planes": lambda: p.planes(TEXTS, long(points())),
+  "maps": lambda: p.maps(TEXTS, long(MAPS)),
   "against": lambda: p.against(
-    "n", "t", "c", long([("m", 0, "L", 2, 50.0)]), {"L": QUANTITY}, QUANTITY
+    TEXTS, long([("m", 0, "L", 2, 50.0)]), {"L": QUANTITY}, QUANTITY
   ),
 }
 
@@ -205,7 +196,7 @@ def test_a_single_point_has_its_value_and_a_bar_of_its_deviation():
   rows += [("two", 0, "a", 2, 5.25)]
   # Of a long curve with one number, too.
   rows += [("three", 0, "a", x, 4.0 if x == 9 else math.nan) for x in range(50)]
-  figure = p.curves("n", "t", "c", rows, "x", {"a": "A"}, markers=False)
+  figure = p.curves(TEXTS, rows, "x", {"a": "A"}, markers=False)
   (axes,) = drawn(figure).axes
   assert [text.get_text() for text in axes.texts] == ["2", "5.25", "4"]
   marked = [line for line in axes.lines if line.get_label()[0] != "_"]

@@ -15,7 +15,7 @@ def run(task, model, seed, accuracy, d_model=64, **config):
     "task": task,
     "model": model,
     "protocol": "jaxformers",
-    "max_len": p.LENGTHS.get(task, 0),
+    "max_len": p.TEST_SETS[task].length if task in p.TEST_SETS else 0,
     "data": {},
     "parameters": 1_000,
     "parameter_ratio": 1.0,
@@ -24,7 +24,7 @@ def run(task, model, seed, accuracy, d_model=64, **config):
     "train_seconds": 1.0,
     "seed": seed,
     "accuracy": accuracy,
-    "examples": p.EXAMPLES.get(task, 2_000),
+    "examples": p.TEST_SETS[task].examples if task in p.TEST_SETS else 2_000,
     "config": {"seed": seed, "task": {}, "model": sizes} | config,
   }
 
@@ -116,7 +116,7 @@ def test_scores_on_other_test_examples_have_no_difference(
   assert "80.0 *" in text
   assert "s.e." not in text
   (note,) = p.notes(table)
-  assert note.startswith(f"* {p.NAMES[task]} (transject): ")
+  assert note.startswith(f"* {p.TEST_SETS[task].title} (transject): ")
   assert reason in note
 
 

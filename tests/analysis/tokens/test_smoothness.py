@@ -10,7 +10,7 @@ import scipy.integrate
 
 from jaxformers import models, trained
 from jaxformers.analysis.tokens import smoothness as s
-from jaxformers.analysis.tokens.capture import capture
+from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.models.variables import make_variables
 
 
@@ -326,6 +326,20 @@ def test_curves_of_a_model():
   logs = s.log_functional_kernel(v, k, jnp.ones((2, 6), bool))
   want = np.log10(np.exp(logs).mean())
   np.testing.assert_allclose(single["functional_kernel"][1], want, rtol=1e-4)
+
+
+def test_maps_have_the_numbers_of_their_layers():
+  """Also where a layer before them has no keys."""
+  k = normal(0, 2, 3, 4, 5)
+  mask = jnp.ones((2, 4), bool)
+  heads = ({}, {"key": k}, {"key": k, "query": 2 * k})
+  maps = s.maps(Capture((), mask, None, None, heads))
+  assert [*maps] == [2, 3]
+  with jax.enable_x64(False):
+    k = jnp.asarray(k[:1], jnp.float32)
+    for layer, q in ((2, k), (3, 2 * k)):
+      want = s.attention_weights(q, k, mask[:1, None])[0].mean(0)
+      np.testing.assert_allclose(maps[layer], want, rtol=1e-4)
 
 
 def test_batches_are_averaged_by_their_samples():
