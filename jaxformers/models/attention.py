@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -127,6 +128,33 @@ def dropout_layer(rate: float, train: bool) -> nn.Module:
       "drop, or 0."
     )
   return nn.Dropout(rate, deterministic=not train)
+
+
+@flax.struct.dataclass
+class Dropout:
+  """Dropout of attention weights; a pytree, so that kernels can take it.
+
+  Attributes:
+    rate: share of the weights that are dropped.
+    key: random key of the layer; None to drop nothing.
+  """
+
+  rate: float = flax.struct.field(pytree_node=False, default=0.0)
+  key: jax.Array | None = None
+
+  def __call__(self, weights: jax.Array, part: Any = None) -> jax.Array:
+    """Drops weights, and scales the others by 1 / (1 - rate).
+
+    Args:
+      weights: any shape.
+      part: number of the call, for a mixer that calls it in a loop; None for
+        the only call.
+    """
+    if self.key is None:
+      return weights
+    key = self.key if part is None else jax.random.fold_in(self.key, part)
+    keep = jax.random.bernoulli(key, 1 - self.rate, weights.shape)
+    return jnp.where(keep, weights / (1 - self.rate), 0)
 
 
 def check_heads(num_heads: int, d_model: int) -> None:
@@ -384,22 +412,12 @@ class Attention(nn.Module):
       y = y + bias.astype(self.dtype)[None, None]
     return jnp.swapaxes(y, 1, 2)
 
-  def _dropout(self, train: bool) -> Callable[..., jax.Array]:
-    """Returns a function that drops attention weights.
-
-    A mixer that calls it in a loop passes the number of the turn as `part`.
-    """
-    layer = dropout_layer(self.dropout_rate, train)
+  def _dropout(self, train: bool) -> Dropout:
+    """Returns the dropout of the attention weights, with this layer's key."""
+    dropout_layer(self.dropout_rate, train)  # Check the rate.
     if not train or not self.dropout_rate:
-      return lambda weights, part=None: weights
-    # One key a layer; calls in a loop fold in their number.
-    key = self.make_rng("dropout")
-
-    def drop(weights: jax.Array, part: Any = None) -> jax.Array:
-      rng = key if part is None else jax.random.fold_in(key, part)
-      return layer(weights, rng=rng)
-
-    return drop
+      return Dropout()
+    return Dropout(self.dropout_rate, self.make_rng("dropout"))
 
   def _draw(
     self,
@@ -485,8 +503,8 @@ def attention(
 
     mask: [b, n], True at tokens.
     carry: carry of the layer before; `attend` then returns a pair (y, carry).
-    dropout: a function for attention weights, `dropout(weights, part=i)` in a
-      loop; adds the option `dropout_rate`.
+    dropout: a `Dropout` of attention weights, called `dropout(weights, part=i)`
+      in a loop; adds the option `dropout_rate`.
     draw: `draw(name, make)` returns the array `make(key)`, drawn once from the
       option `seed`, or in every training step with `redraw`. `apply` shows the
       arrays with `mutable=["random"]`, and takes them as that collection.

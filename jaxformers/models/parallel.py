@@ -21,6 +21,11 @@ def experts_are_spread() -> bool:
   return _mesh().shape.get(MODEL, 1) > 1
 
 
+def on_one_cpu() -> bool:
+  """Returns True if programs run on a CPU that is not one of a mesh."""
+  return jax.default_backend() == "cpu" and _mesh().size <= 1
+
+
 def _tokens_are_split() -> bool:
   """Returns True if the tokens of a sample lie on several devices."""
   return _mesh().shape.get(SEQUENCE, 1) > 1

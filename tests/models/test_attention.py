@@ -12,6 +12,7 @@ from jax.extend.core import jaxprs_in_params
 from jaxformers import models, orthogonal
 from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixers import flash
 from tests.models.mixers.oracle import small_sizes
 
 NAMES = sorted(MIXERS)
@@ -35,6 +36,14 @@ def inputs():
   x = jax.random.normal(jax.random.key(0), (B, N, D))
   mask = jnp.arange(N)[None] < jnp.array([[N], [9], [1], [N]])
   return x, mask.at[1, 2].set(False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_blocks():
+  """Exact attention takes its tokens in blocks, as long sequences do."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(flash, "BLOCK", 8)
+    yield
 
 
 @functools.cache
@@ -65,7 +74,7 @@ def name(request):
 
 def test_the_registry_knows_them():
   assert {"softmax", "transject"} <= set(NAMES)
-  helpers = {"blocked", "landmarks"}
+  helpers = {"blocked", "flash", "landmarks", "scores"}
   packaged = {"transject"}  # It has a package of its own.
   assert set(mixers.__all__) == set(NAMES) - packaged | helpers
 

@@ -61,7 +61,9 @@ def test_what_is_kept_grows_as_it_should():
   def kept(name, n, **mixer):
     return cost.count_cost(build(name, n, mixer=mixer), n).activations
 
-  assert kept("transformer", 2048) > 3.5 * kept("transformer", 1024)
+  assert kept("synthesizer", 2048) > 3.5 * kept("synthesizer", 1024)
+  few = kept("transformer", 1024)
+  assert 1.9 * few < kept("transformer", 2048) < 2.1 * few
   few = kept("local", 1024, block_size=16)
   assert 1.9 * few < kept("local", 2048, block_size=16) < 2.1 * few
 

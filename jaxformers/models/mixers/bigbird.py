@@ -17,7 +17,7 @@ from jaxformers.models.mixers.blocked import (
   neighbours,
   split,
 )
-from jaxformers.models.mixers.softmax import dot, weigh
+from jaxformers.models.mixers.scores import dot, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("bigbird")(Variant("bigbird"))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.mixers.softmax import weigh
+from jaxformers.models.mixers.scores import weigh
 
 
 class Keys(NamedTuple):

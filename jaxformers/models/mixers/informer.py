@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
-from jaxformers.models.mixers.softmax import dot, weigh
+from jaxformers.models.mixers.scores import dot, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("informer")(Variant("informer"))

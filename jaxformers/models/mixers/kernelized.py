@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.softmax import HIGHEST, dot, seen_keys
+from jaxformers.models.attention import Dropout, attention, wide
+from jaxformers.models.mixers.flash import attend
+from jaxformers.models.mixers.scores import HIGHEST, dot
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("kernelized")(Variant("kernelized"))
@@ -28,14 +27,14 @@ def gaussian(x: jax.Array, y: jax.Array) -> jax.Array:
   return jnp.exp(jnp.where(exponent > 0, 0, exponent))
 
 
-@attention("kernelized", growth="n^2")
+@attention("kernelized", growth="n")
 def kernelized(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   causal: bool = False,
   normalize: bool = False,
 ) -> jax.Array:
@@ -50,14 +49,22 @@ def kernelized(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  # Weigh the visible keys by the kernel.
-  scale = q.shape[-1] ** -0.25
-  weights = jnp.where(
-    seen_keys(mask, causal), gaussian(q * scale, k * scale), 0
-  )
-  # A query without visible keys has the sum 0 and keeps weights of 0.
-  if normalize:
+
+  def weigh_keys(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
+    weights = jnp.where(seen, gaussian(q, k), 0)
+    if not normalize:
+      return weights
+    # A query without visible keys has the sum 0 and keeps weights of 0.
     total = weights.sum(-1, keepdims=True)
-    weights = weights / jnp.where(total > 0, total, 1)
-  weights = dropout(weights).astype(v.dtype)
-  return jnp.einsum("bhnm,bhme->bhne", weights, v)
+    return weights / jnp.where(total > 0, total, 1)
+
+  scale = q.shape[-1] ** -0.25
+  return attend(
+    weigh_keys,
+    q * scale,
+    k * scale,
+    v,
+    mask=mask,
+    dropout=dropout,
+    causal=causal,
+  )

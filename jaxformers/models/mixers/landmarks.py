@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.mixers.softmax import HIGHEST
+from jaxformers.models.mixers.scores import HIGHEST
 from jaxformers.registry import choose
 
 INVERSE_INITS = ("sample", "batch")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocked import merge, split
-from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("linear_transformer")(Variant("linear"))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention
-from jaxformers.models.mixers.softmax import dot
+from jaxformers.models.mixers.scores import dot
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("linformer")(Variant("linformer"))

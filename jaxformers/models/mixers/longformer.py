@@ -16,7 +16,7 @@ from jaxformers.models.mixers.blocked import (
   neighbours,
   split,
 )
-from jaxformers.models.mixers.softmax import dot, earlier, weigh
+from jaxformers.models.mixers.scores import dot, earlier, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("longformer")(Variant("longformer"))

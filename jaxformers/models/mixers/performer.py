@@ -11,7 +11,7 @@ from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.linear import by_features
-from jaxformers.models.mixers.softmax import HIGHEST, earlier
+from jaxformers.models.mixers.scores import HIGHEST, earlier
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("performer")(Variant("performer"))

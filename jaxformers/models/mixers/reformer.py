@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
-from jaxformers.models.mixers.softmax import HIGHEST, dot
+from jaxformers.models.mixers.scores import HIGHEST, dot
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("reformer")(Variant("reformer"))

@@ -17,7 +17,7 @@ from jaxformers.models.mixers.blocked import (
   merge,
   split,
 )
-from jaxformers.models.mixers.softmax import earlier
+from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("sparse")(Variant("sparse"))

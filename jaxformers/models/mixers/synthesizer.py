@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import attention, wide
-from jaxformers.models.mixers.softmax import dot, seen_keys, weigh
+from jaxformers.models.mixers.scores import dot, seen_keys, weigh
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
 

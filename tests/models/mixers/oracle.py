@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.attention import MIXERS, Dropout
 
 B, H, N, E = 2, 2, 12, 4
 
@@ -71,7 +71,7 @@ def agree(attend, arrays, want, mask=None, atol=5e-6, **arguments):
   """
   mask = tokens(arrays[0].shape[2]) if mask is None else mask
   if "dropout" in inspect.signature(attend).parameters:
-    arguments.setdefault("dropout", lambda w, part=None: w)
+    arguments.setdefault("dropout", Dropout())
   run = jax.jit(functools.partial(attend, mask=jnp.asarray(mask), **arguments))
   for dtype, tolerance in ((np.float64, 1e-10), (np.float32, atol)):
     with jax.enable_x64(dtype == np.float64):

@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers.models.attention import Dropout
 from jaxformers.models.mixers import blocked
 
 
@@ -30,9 +31,7 @@ def test_keys_of_all_blocks_and_of_one_share_a_softmax():
   )
   seen = jnp.ones((1, 1, 1, 1, 3), bool)
   shared = blocked.Keys(k[:, :, :1], v[:, :, :1], seen)
-  y = blocked.attend_to(
-    q, [blocked.Keys(k, v, seen), shared], lambda w, part=None: w
-  )
+  y = blocked.attend_to(q, [blocked.Keys(k, v, seen), shared], Dropout())
   for block in range(2):
     keys = np.concatenate([k[0, 0, block], k[0, 0, 0]])
     values = np.concatenate([v[0, 0, block], v[0, 0, 0]])

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers.models.attention import Dropout
 from jaxformers.models.mixers.synthesizer import KINDS, synthesizer
 from tests.models.mixers.oracle import (
   B,
@@ -106,7 +107,7 @@ def test_the_logits_of_queries_and_keys_are_softmax_attention():
   y = synthesizer(
     jnp.asarray(v[:1], jnp.float32),
     mask=jnp.ones((1, N), bool),
-    dropout=lambda w, part=None: w,
+    dropout=Dropout(),
     param=one,
     draw=None,
     project=None,

@@ -1,0 +1,53 @@
+"""Scores of queries and keys, and the softmax over visible keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Accelerators compute float32 products at a lower precision by default. This
+# one is for products whose rounding errors are amplified later.
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def dot(q: jax.Array, k: jax.Array, precision: Any = None) -> jax.Array:
+  """Returns q k.T in at least float32, [..., n, m].
+
+  Args:
+    q: [..., n, e].
+    k: [..., m, e].
+    precision: precision of the product; None for the default.
+  """
+  return jnp.einsum(
+    "...ne,...me->...nm",
+    q,
+    k,
+    precision=precision,
+    preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
+  )
+
+
+def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
+  """Returns the softmax of scores [..., n, m] over the keys that are seen.
+
+  Args:
+    scores: [..., n, m], float32.
+    seen: True where a query sees a key; has the rank of the scores, and axes
+      of 1 where it is shared. A query that sees nothing gets uniform weights.
+  """
+  # A finite number: the softmax of a row of -inf would be NaN.
+  lowest = jnp.finfo(scores.dtype).min
+  return jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
+
+
+def earlier(n: int, m: int | None = None) -> jax.Array:
+  """Returns the causal mask: True where key j <= query i, [n, m or n]."""
+  return jnp.arange(n)[:, None] >= jnp.arange(m or n)[None]
+
+
+def seen_keys(mask: jax.Array, causal: bool) -> jax.Array:
+  """Returns the mask of visible keys: [b, 1, 1, n]; causal [b, 1, n, n]."""
+  seen = mask[:, None, None]
+  return seen & earlier(mask.shape[1])[None, None] if causal else seen

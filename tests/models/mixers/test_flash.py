@@ -1,0 +1,142 @@
+"""Attention by blocks of queries is attention by the whole n x n array."""
+
+import functools
+
+import chex
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.attention import Dropout
+from jaxformers.models.mixers import flash
+from jaxformers.models.mixers.kernelized import kernelized
+from jaxformers.models.mixers.softmax import softmax
+
+N, E = 27, 4  # Three blocks of 8 queries, and a part of one.
+
+
+@pytest.fixture(params=["one CPU", "elsewhere"])
+def blocks(request, monkeypatch):
+  """Blocks of 8 queries, and both forms of the loops."""
+  monkeypatch.setattr(flash, "BLOCK", 8)
+  monkeypatch.setattr(flash, "on_one_cpu", lambda: request.param == "one CPU")
+
+
+def draw(seed, count=4):
+  keys = jax.random.split(jax.random.key(seed), count)
+  return [jax.random.normal(key, (2, 3, N, E)) for key in keys]
+
+
+def tokens():
+  mask = np.ones((2, N), bool)
+  mask[1, 3] = mask[1, 20:] = False
+  return jnp.asarray(mask)
+
+
+def pulled(attend, q, k, v, g):
+  """The result at tokens, and the gradients of its product with g."""
+  at = tokens()[:, None, :, None]
+  y, pull = jax.vjp(lambda *x: jnp.where(at, attend(*x), 0), q, k, v)
+  return y, pull(g)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_blocks_give_the_same_result_and_gradients(
+  blocks, monkeypatch, attend, causal
+):
+  call = functools.partial(
+    attend, mask=tokens(), dropout=Dropout(), causal=causal
+  )
+  found = pulled(call, *draw(0))
+  monkeypatch.setattr(flash, "BLOCK", N)
+  chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
+
+
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_dropped_weights_are_the_same_backwards(blocks, attend):
+  """Values that are one-hot show the weights, dropped ones too."""
+  q, k, _, g = draw(1)
+  eye = jnp.broadcast_to(jnp.eye(N), (2, 3, N, N))
+  kw = {"mask": tokens()}
+  dropout = Dropout(0.4, jax.random.key(7))
+  weights = attend(q, k, eye, dropout=Dropout(), **kw)
+  dropped = attend(q, k, eye, dropout=dropout, **kw)
+  kept = dropped != 0
+  chex.assert_trees_all_close(
+    dropped, jnp.where(kept, weights / 0.6, 0), atol=1e-5
+  )
+  seen = jnp.broadcast_to(tokens()[:, None, None], kept.shape)
+  assert kept[seen].mean() == pytest.approx(0.6, abs=0.03)
+  # No two blocks, samples or heads have one dropout mask.
+  rows = kept[0, :, :24].reshape(-1, 8, N)
+  assert len({row.tobytes() for row in np.asarray(rows)}) == len(rows)
+  # Gradients are those of the weights that were kept.
+  v = draw(2)[0]
+
+  def by_mask(q, k, v):
+    weights = attend(q, k, eye, dropout=Dropout(), **kw)
+    return jnp.where(kept, weights / 0.6, 0) @ v
+
+  call = functools.partial(attend, dropout=dropout, **kw)
+  chex.assert_trees_all_close(
+    pulled(call, q, k, v, g), pulled(by_mask, q, k, v, g), atol=5e-6
+  )
+
+
+def test_a_query_that_sees_nothing_has_uniform_weights(blocks):
+  q, k, v, g = draw(3)
+  mask = jnp.zeros((2, N), bool)
+  call = functools.partial(softmax, mask=mask, dropout=Dropout())
+  y, pull = jax.vjp(call, q, k, v)
+  mean = jnp.broadcast_to(v.mean(2, keepdims=True), v.shape)
+  chex.assert_trees_all_close(y, mean, atol=1e-6)
+  dv = jnp.broadcast_to(g.mean(2, keepdims=True), v.shape)
+  chex.assert_trees_all_close(pull(g)[2], dv, atol=1e-6)
+
+
+def test_scores_of_any_size_give_finite_gradients(blocks):
+  q, k, v, g = draw(4)
+  y, grads = pulled(
+    functools.partial(softmax, mask=tokens(), dropout=Dropout()),
+    1e3 * q,
+    1e3 * k,
+    v,
+    g,
+  )
+  chex.assert_tree_all_finite((y, grads))
+
+
+def test_half_precision_keeps_its_type(blocks):
+  q, k, v, g = draw(5)
+  halves = [a.astype(jnp.bfloat16) for a in (q, k, v, g)]
+  call = functools.partial(softmax, mask=tokens(), dropout=Dropout())
+  found, want = pulled(call, *halves), pulled(call, q, k, v, g)
+  assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
+  found = jax.tree.map(lambda a: a.astype(jnp.float32), found)
+  chex.assert_trees_all_close(found, want, atol=0.05)
+
+
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_memory_grows_as_n(monkeypatch, attend):
+  """The greatest array of forward and backward pass has no axes n x n."""
+  monkeypatch.setattr(flash, "BLOCK", 8)
+
+  def loss(x):
+    mask = jnp.ones(x.shape[::2], bool)
+    return attend(x, x, x, mask=mask, dropout=Dropout()).sum()
+
+  def largest(n):
+    x = jax.ShapeDtypeStruct((1, 1, n, E), jnp.float32)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(x)
+    return max(sizes(jaxpr.jaxpr))
+
+  def sizes(jaxpr):
+    for equation in jaxpr.eqns:
+      yield from (v.aval.size for v in equation.outvars)
+      for inner in jax.extend.core.jaxprs_in_params(equation.params):
+        yield from sizes(inner)
+
+  assert largest(512) <= 2.2 * largest(256)
