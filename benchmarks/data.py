@@ -11,19 +11,19 @@ the trivial baselines on them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.timing import Call, interleaved, median, status_bytes, timed
 from jaxformers import cli, tasks
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
@@ -36,6 +36,7 @@ from jaxformers.training import provenance
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
 ROUNDS = 7
+NUM_READ = 300  # Batches that a round reads.
 ARCHIVES = {
   "text": ("aclImdb_v1.tar.gz", {}),
   "image": ("cifar10_jpeg.tar.xz", {}),
@@ -60,10 +61,7 @@ def pathfinder_speed() -> list[dict[str, Any]]:
         snakes.sprites(resolution, margin)
       # Larger images take longer, so fewer of them are timed.
       count = 300 if resolution == 32 else 40
-      began = time.perf_counter()
-      for index in range(count):
-        snakes.sample(settings, index)
-      spent = time.perf_counter() - began
+      _, spent = timed(sample_images, settings, count)
       row = {
         "pixels": resolution,
         "difficulty": difficulty,
@@ -75,11 +73,15 @@ def pathfinder_speed() -> list[dict[str, Any]]:
   return rows
 
 
+def sample_images(settings: pathfinder.Settings, count: int) -> None:
+  """Draws the first images of Pathfinder."""
+  for index in range(count):
+    snakes.sample(settings, index)
+
+
 def listops_speed() -> list[dict[str, Any]]:
   """Times LRA's 100,000 expressions on all cores."""
-  began = time.perf_counter()
-  listops.generate(listops.Settings())
-  spent = time.perf_counter() - began
+  _, spent = timed(listops.generate, listops.Settings())
   return [
     {
       "expressions": 100_000,
@@ -95,16 +97,10 @@ def resident_memory() -> float:
 
   Without /proc it is the peak, files included.
   """
-  status = Path("/proc/self/status")
-  if not status.exists():
+  if not Path("/proc/self/status").exists():
     # Only Linux has the file: elsewhere return the peak.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-  lines = dict(
-    line.split(":", 1)
-    for line in status.read_text().splitlines()
-    if ":" in line
-  )
-  return int(lines["RssAnon"].split()[0]) / 1024
+  return status_bytes("RssAnon") / 2**20
 
 
 def loader_speed(batches: int) -> list[dict[str, Any]]:
@@ -114,40 +110,45 @@ def loader_speed(batches: int) -> list[dict[str, Any]]:
   lengths = rng.integers(1_000, 4_097, count)
   with tempfile.TemporaryDirectory() as folder:
     # Write a split of rows of 1,000 to 4,096 bytes.
-    rows = (
+    texts = (
       ([rng.integers(0, 256, n).astype(np.uint8)], 0, i)
       for i, n in enumerate(lengths)
     )
-    packed.write(Path(folder) / "train", rows)
+    packed.write(Path(folder) / "train", texts)
     split = packed.open_split(Path(folder) / "train")
     # Time both, in turns.
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
-    steps = 300
-    readers: dict[str, Callable[[int], Any]] = {
+    readers = {
       "loader": lambda step: loader.batch(order(step)),
       "NumPy, a matrix": lambda step: matrix[order(step)].astype(np.int32),
     }
-    rates: dict[str, list[float]] = {name: [] for name in readers}
-    for number in range(ROUNDS):
-      for name, read in readers.items():
-        began = time.perf_counter()
-        # Every round reads other steps, which were not read before.
-        for step in range(number * steps, (number + 1) * steps):
-          read(step)
-        rates[name].append(steps / (time.perf_counter() - began))
+    calls = {name: read_ahead(read) for name, read in readers.items()}
+    seconds = interleaved(calls, ROUNDS)
+    rows = [
+      {"what": name, "batches/s": NUM_READ / median(seconds, name)}
+      for name in readers
+    ]
     # Look for memory that grows with the number of batches.
     before = resident_memory()
     for step in range(batches):
       loader.batch(order(step))
     after = resident_memory()
-  grown = {f"MiB after 0 and {batches:,} batches": f"{before:.0f}, {after:.0f}"}
-  return [
-    {"what": name, "batches/s": statistics.median(rate)}
-    | (grown if name == "loader" else {})
-    for name, rate in rates.items()
-  ]
+  title = f"MiB after 0 and {batches:,} batches"
+  rows[0][title] = f"{before:.0f}, {after:.0f}"
+  return rows
+
+
+def read_ahead(read: Callable[[int], Any]) -> Call:
+  """Returns a call that reads the batches of the next `NUM_READ` steps."""
+  steps = itertools.count()
+
+  def call() -> None:
+    for step in itertools.islice(steps, NUM_READ):
+      read(step)
+
+  return call
 
 
 def archive_figures(archives: Path) -> list[dict[str, Any]]:
@@ -159,16 +160,14 @@ def archive_figures(archives: Path) -> list[dict[str, Any]]:
       if not (archives / file).exists():
         continue
       options = {"data_dir": folder, "archive": str(archives / file)} | options
-      began = time.perf_counter()
-      task = tasks.get(name, **options)
-      spent = time.perf_counter() - began
-      scores = {key: f"{s:.2%}" for key, s in task.baselines().items()}
+      task, spent = timed(lambda name=name, o=options: tasks.get(name, **o))
+      scores = [f"{key} {s:.2%}" for key, s in task.baselines().items()]
       rows.append(
         {
           "task": name,
           "protocol": task.protocol,
           "prepared in s": spent,
-          "trivial": ", ".join(f"{k} {v}" for k, v in scores.items()),
+          "trivial": ", ".join(scores),
         }
       )
   return rows
@@ -199,6 +198,22 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
     Path(path).write_text(json.dumps(results, indent=2))
 
 
+def report(
+  tables: Iterable[tuple[str, list[dict[str, Any]]]], out: str
+) -> None:
+  """Prints each table as it comes, and writes all so far as JSON if asked.
+
+  Args:
+    tables: title and rows of each table; they may be measured when asked for.
+    out: path of the JSON file; "" for none.
+  """
+  results = {}
+  for title, rows in tables:
+    results[title] = rows
+    print(f"\n{title}\n\n{table(rows)}", flush=True)
+    save(results, out)  # Kept even if a later table fails.
+
+
 @cli.command(
   cli.argument("--archives", type=Path, help="folder of archives"),
   cli.argument("--batches", default=100_000, help="batches of the loader"),
@@ -213,11 +228,7 @@ def main(archives: Path | None, batches: int, out: str) -> None:
   }
   if archives:
     sections["Archives"] = lambda: archive_figures(archives)
-  results = {}
-  for title, measure in sections.items():
-    results[title] = measure()
-    print(f"\n{title}\n\n{table(results[title])}", flush=True)
-  save(results, out)
+  report(((title, measure()) for title, measure in sections.items()), out)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from benchmarks import ours
-from benchmarks.data import OUT, save, table
+from benchmarks.data import OUT, report
 from benchmarks.timing import interleaved, median, ratio
 from jaxformers import cli, models
 from jaxformers.recipes import vision
@@ -35,9 +34,7 @@ def _compile(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)
   )
   x = jax.random.normal(jax.random.key(0), (batch, size, size, 3))
-  return ours.compile_passes(
-    model, x, jnp.arange(batch), learning_rate=1e-3, train=False
-  )
+  return ours.compile_passes(model, x, train=False)
 
 
 def measure_cost(
@@ -73,9 +70,7 @@ def measure_cost(
 )
 def main(batch: int, rounds: int, out: str) -> None:
   """Prints the rows, and writes them as JSON if asked."""
-  rows = measure_cost(batch=batch, rounds=rounds)
-  print(table(rows))
-  save({"rows": rows}, out)
+  report([("rows", measure_cost(batch=batch, rounds=rounds))], out)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ beside the whole step.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -46,16 +47,13 @@ def transject_options(
 def text() -> list[dict[str, Any]]:
   """Plans GiB of the paper's Text setting, by type, activations and parts."""
   batch, n = TEXT
-  rows = []
-  for dtype in ("float32", "bfloat16"):
-    for activations in ACTIVATIONS:
-      options = transject_options(activations, dtype)
-      model = ours.build("transject", n, **options)
-      row: dict[str, Any] = {"type": dtype, "activations": activations}
-      for parts in PARTS:
-        planned = ours.planned_bytes(model, batch, n, parts)
-        row[f"GiB, accumulate={parts}"] = planned / 2**30
-      rows.append(row)
+  rows: list[dict[str, Any]] = []
+  for dtype, kind in itertools.product(("float32", "bfloat16"), ACTIVATIONS):
+    model = ours.build("transject", n, **transject_options(kind, dtype))
+    rows.append({"type": dtype, "activations": kind})
+    for parts in PARTS:
+      planned = ours.planned_bytes(model, batch, n, parts)
+      rows[-1][f"GiB, accumulate={parts}"] = planned / 2**30
   # For comparison, the peak of a process that trains.
   peak = in_a_process(PEAK.format(b=batch, n=n))
   rows.append(
@@ -70,15 +68,14 @@ def text() -> list[dict[str, Any]]:
 
 def depth() -> list[dict[str, Any]]:
   """Plans MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
-  rows = []
-  for activations in ACTIVATIONS:
-    row: dict[str, Any] = {"activations": activations}
+  rows: list[dict[str, Any]] = []
+  for kind in ACTIVATIONS:
+    rows.append({"activations": kind})
     for layers in DEPTHS:
-      options = transject_options(activations, "float32", layers)
+      options = transject_options(kind, "float32", layers)
       model = ours.build("transject", 4_096, d_model=64, **options)
       planned = ours.planned_bytes(model, 4, 4_096)
-      row[f"MB, L = {layers}"] = planned / 1e6
-    rows.append(row)
+      rows[-1][f"MB, L = {layers}"] = planned / 1e6
   return rows
 
 

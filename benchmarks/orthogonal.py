@@ -12,15 +12,14 @@ apart. Needs the extra `bench`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import OUT, save, table
-from benchmarks.timing import interleaved, median, threads
+from benchmarks.data import OUT, report
+from benchmarks.timing import Call, interleaved, median, ready, threads
 from jaxformers import cli, orthogonal
 
 COUNT = 21
@@ -32,9 +31,7 @@ TORCH_MAPS = {
 }
 
 
-def make_calls(
-  name: str, a: np.ndarray, w: np.ndarray
-) -> dict[str, Callable[[], Any]]:
+def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> dict[str, Call]:
   """Returns calls of a map alone, and of the map with its gradient.
 
   Args:
@@ -47,17 +44,16 @@ def make_calls(
   if name == "matrix":
     a = np.asarray(orthogonal.cayley(jnp.asarray(a)))
   free, weights = jnp.asarray(a), jnp.asarray(w)
-  forward = jax.jit(mapping)
   both = jax.jit(jax.value_and_grad(lambda a, w: (mapping(a) * w).sum()))
   return {
-    "forward": lambda: jax.block_until_ready(forward(free)),
-    "step": lambda: jax.block_until_ready(both(free, weights)),
+    "forward": ready(jax.jit(mapping), free),
+    "step": ready(both, free, weights),
   }
 
 
 def make_pytorch_calls(
   name: str, a: np.ndarray, w: np.ndarray
-) -> dict[str, Callable[[], Any]]:
+) -> dict[str, Call]:
   """Returns the calls of `make_calls` in PyTorch, with one module a matrix."""
   import torch
   from torch.nn.utils import parametrizations
@@ -205,14 +201,12 @@ def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   sides = cli.numbers("sizes", sizes)
-  result: dict[str, Any] = {"cost": [], "norms": []}
-  for d in sides:
-    result["cost"] += measure_maps(d, rounds)
-    result["norms"] += measure_norms(d)
-  result["many"] = measure_drift(steps, min(sides)) if steps else []
-  for name, rows in result.items():
-    print(f"\n{name}\n\n{table(rows) if rows else ''}", flush=True)
-  save(result, out)
+  results = {
+    "cost": [row for d in sides for row in measure_maps(d, rounds)],
+    "norms": [row for d in sides for row in measure_norms(d)],
+    "many": measure_drift(steps, min(sides)) if steps else [],
+  }
+  report(results.items(), out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.timing import Call
+from benchmarks.timing import Call, ready
 from jaxformers import models
 from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, optim, state, steps
-from jaxformers.training.layout import Layout
+from jaxformers.training.layout import Layout, placed_shapes
 
 LAYERS, EXPERTS, D = 2, 4, 512
 VOCABULARY, CLASSES = 257, 2
@@ -75,7 +74,7 @@ def train(
   """
   step, layout, create = make_step(model, accumulate or batch)
   # Each call continues from the state that the call before left.
-  current = layout.place(create())
+  current = layout.place_state(create())
   run, place = compilers.compile_step(
     "jit", step, layout, state=current, donate=True
   )
@@ -93,46 +92,60 @@ def infer(model: models.Model, batch: int, length: int) -> Call:
   """Returns a call of the forward pass, with orthogonal matrices at hand."""
   inputs = jnp.asarray(random_ids(batch, length))
   # Two tokens suffice for the shapes of parameters.
-  init = jax.jit(functools.partial(model.init, train=False))
-  params = init(jax.random.key(0), inputs[:1, :2])["params"]
+  params = draw_params(model, inputs[:1, :2])
   # Map the orthogonal matrices once, as an evaluation does.
-  prepare = functools.partial(make_variables, model)
-  variables = jax.jit(prepare)(params)
+  variables = jax.jit(functools.partial(make_variables, model))(params)
   run = jax.jit(functools.partial(model.apply, train=False))
-  return lambda: run(variables, inputs).block_until_ready()
+  return ready(run, variables, inputs)
+
+
+def draw_params(model: models.Model, inputs: jax.Array) -> Any:
+  """Returns initial parameters of a model, drawn in one compiled program."""
+  init = jax.jit(functools.partial(model.init, train=False))
+  return init(jax.random.key(0), inputs)["params"]
+
+
+def compile_on_shapes(
+  step: Any, layout: Layout, create: Call, batch: int, length: int
+) -> Any:
+  """Compiles a train step; nothing is allocated.
+
+  Args:
+    step, layout, create: train step, its layout, and a function that returns
+      its initial state; see `make_step`.
+    batch: rows of a batch.
+    length: tokens of a row.
+  """
+  initial = jax.eval_shape(create)
+  rows = {
+    "inputs": jax.ShapeDtypeStruct((batch, length), np.int32),
+    "targets": jax.ShapeDtypeStruct((batch,), np.int32),
+    "weights": jax.ShapeDtypeStruct((batch,), np.float32),
+  }
+  run, _ = compilers.compile_step(
+    "jit", step, layout, state=initial, donate=True
+  )
+  placed = placed_shapes(rows, layout.batch_sharding(rows))
+  return run.lower(initial, placed).compile()
 
 
 def planned_bytes(
   model: models.Model, batch: int, length: int, accumulate: int = 1
 ) -> int:
   """Returns the bytes that a train step takes beside its state, as compiled."""
-  step, layout, create = make_step(model, accumulate)
-  # Compile on shapes: nothing is allocated.
-  initial = jax.eval_shape(create)
-  rows = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(batch, length)
-  )
-  run, _ = compilers.compile_step(
-    "jit", step, layout, state=initial, donate=True
-  )
-  program = run.lower(initial, rows).compile()
+  program = compile_on_shapes(*make_step(model, accumulate), batch, length)
   return program.memory_analysis().temp_size_in_bytes
 
 
 class Program(NamedTuple):
-  """A compiled program, a call of it, and the bytes that it takes."""
+  """A call of a compiled program, and the bytes that the program takes."""
 
-  call: Callable[[], Any]
+  call: Call
   planned_bytes: int
 
 
 def compile_passes(
-  model: models.Model,
-  inputs: jax.Array,
-  labels: jax.Array,
-  *,
-  learning_rate: float,
-  train: bool,
+  model: models.Model, inputs: jax.Array, *, train: bool
 ) -> dict[str, Program]:
   """Compiles a forward pass, and a plain train step without the trainer.
 
@@ -141,17 +154,15 @@ def compile_passes(
 
   Args:
     model: any classifier.
-    inputs: batch of inputs.
-    labels: class of each row.
-    learning_rate: learning rate of Adam.
+    inputs: batch of inputs, all of class 0.
     train: True draws dropout in the train step.
 
   Returns:
     The programs "forward" and "step".
   """
-  init = jax.jit(functools.partial(model.init, train=False))
-  params = init(jax.random.key(0), model.example())["params"]
-  tx = optax.adam(learning_rate)
+  params = draw_params(model, model.example())
+  labels = jnp.zeros(len(inputs), jnp.int32)
+  tx = optax.adam(LEARNING_RATE)
 
   def forward(params: Any) -> jax.Array:
     return model.apply({"params": params}, inputs, train=False)
@@ -168,18 +179,12 @@ def compile_passes(
     return optax.apply_updates(params, updates), moments
 
   # Compile both, and keep calls that wait for the results.
-  arguments = {
-    "forward": (params,),
-    "step": (params, tx.init(params), jax.random.key(1)),
-  }
   programs = {}
-  for name, function in (("forward", forward), ("step", step)):
-    compiled = jax.jit(function).lower(*arguments[name]).compile()
-    # Defaults of the lambda bind this program, not that of the last turn.
-    programs[name] = Program(
-      lambda run=compiled, args=arguments[name]: jax.block_until_ready(
-        run(*args)
-      ),
-      compiled.memory_analysis().temp_size_in_bytes,
-    )
+  for function, args in (
+    (forward, (params,)),
+    (step, (params, tx.init(params), jax.random.key(1))),
+  ):
+    compiled = jax.jit(function).lower(*args).compile()
+    num_bytes = compiled.memory_analysis().temp_size_in_bytes
+    programs[function.__name__] = Program(ready(compiled, *args), num_bytes)
   return programs

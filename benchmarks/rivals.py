@@ -155,12 +155,12 @@ class FastTransJect(nn.Module):
     self, length: int, d: int, experts: int, layers: int, learned: bool
   ) -> None:
     super().__init__()
-    self.count, self.layers = experts, layers
+    self.experts, self.layers = experts, layers
     self.embedding = Embedding(length, d)
     # Matrices of a layer: U of all experts, V of all experts, and two of the
     # feed-forward. The last one of all is the basis of the eigenvalues.
-    matrices = layers * (2 * experts + 2) + 1
-    self.skew = nn.Parameter(torch.randn(matrices, d, d) / d**0.5)
+    count = layers * (2 * experts + 2) + 1
+    self.skew = nn.Parameter(torch.randn(count, d, d) / d**0.5)
     self.alpha = nn.Parameter(torch.full((layers,), 0.5))
     self.gate = nn.Parameter(torch.randn(layers, d) / d**0.5)
     self.bias = nn.Parameter(torch.zeros(layers, 2, d))
@@ -188,11 +188,10 @@ class FastTransJect(nn.Module):
       error = (gram.square().sum((1, 2)) - diagonal.square().sum(1)).mean()
     else:
       sigma = (self.sigma / self.sigma.abs().max())[None]
-    e, at = self.count, 0
-    for layer in range(self.layers):
-      # Take the layer's matrices: u and v [e, d, d], w [2, d, d].
-      u, v = q[at : at + e], q[at + e : at + 2 * e]
-      w, at = q[at + 2 * e : at + 2 * e + 2], at + 2 * e + 2
+    e = self.experts
+    for layer, matrices in enumerate(q[:-1].split(2 * e + 2)):
+      # Matrices of the layer: u and v [e, d, d], w [2, d, d].
+      u, v, w = matrices.split((e, e, 2))
       a = self.alpha[layer].tanh() / self.layers
       # Experts, side by side; with many tokens, fold the matrices first.
       if n > d:

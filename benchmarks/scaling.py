@@ -22,18 +22,16 @@ import re
 from typing import Any
 
 import jax
-import numpy as np
 
-from benchmarks.data import OUT, save, table
+from benchmarks import ours
+from benchmarks.data import OUT, report, table
 from jaxformers import cli, models
 from jaxformers import config as configs
 from jaxformers.registry import choose
-from jaxformers.training import compilers, optim, state, steps
+from jaxformers.training import optim, state, steps
 from jaxformers.training.layout import Layout
 
 COUNT = 512
-# Sizes of Text: 256 bytes and padding, two classes.
-SIZES = {"vocab_size": 257, "num_classes": 2}
 MESHES = ("data:8", "fsdp:8", "data:2,model:4", "sequence:8", "data:4,fsdp:2")
 
 
@@ -59,9 +57,6 @@ DEVICES = {
   "tpu_v5e": Device(197e12, 0.82e12, 100e9),
 }
 
-# Bytes of an element, by XLA's name of its type.
-_SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
-_SIZES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _COLLECTIVE = re.compile(
   r"= (?P<shapes>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter"
   r"|all-to-all|collective-permute)(?:-start)?\("
@@ -82,10 +77,11 @@ def collectives(program: str) -> dict[str, tuple[int, float]]:
     match = _COLLECTIVE.search(line)
     if match is None:
       continue
-    # Bytes of all arrays that the collective returns.
+    # Bytes of all arrays that the collective returns. The name of a type, such
+    # as bf16, has its bits; booleans, called pred, take a byte.
     size = sum(
-      _SIZES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(","))))
-      for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
+      int(bits or 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
+      for bits, dims in re.findall(r"(\d*)\[([\d,]*)\]", match["shapes"])
     )
     # The part of them that a device sends.
     kind, group = match["kind"], group_size(line)
@@ -143,30 +139,22 @@ def compile_step(
     length: tokens of a row.
   """
   config = configs.plain(configs.load(spec))
-  model = models.build(**config["model"], **SIZES, max_len=length)
+  # Sizes of Text: 256 bytes and padding, two classes.
+  model = models.build(
+    **config["model"],
+    vocab_size=ours.VOCABULARY,
+    num_classes=ours.CLASSES,
+    max_len=length,
+  )
   tx, _ = optim.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )
-  # Shapes alone, split over the mesh.
   layout = Layout.of(mesh, jax.devices()[:count])
-  start = jax.eval_shape(functools.partial(state.create, model, tx), 0)
-  rows = {
-    "inputs": jax.ShapeDtypeStruct((batch, length), np.int32),
-    "targets": jax.ShapeDtypeStruct((batch,), np.int32),
-    "weights": jax.ShapeDtypeStruct((batch,), np.float32),
-  }
-  placed = jax.tree.map(
-    lambda x, sharding: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=sharding
-    ),
-    rows,
-    layout.tokens(rows),
-  )
   step = functools.partial(
     steps.train_step, model=model, tx=tx, seed=0, placement=layout
   )
-  run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
-  return run.lower(start, placed).compile()
+  create = functools.partial(state.create, model, tx, 0)
+  return ours.compile_on_shapes(step, layout, create, batch, length)
 
 
 def row(program: Any, device: Device) -> dict[str, Any]:
@@ -246,9 +234,8 @@ def main(
       | {"of one device's work": share}
     )
     print(table(rows[-1:]).splitlines()[-1], flush=True)
-  print(f"\n{config}, n = {length}, peak rates of {device}\n")
-  print(table(rows))
-  save({"scaling": rows}, out)
+  print(f"\n{config}, n = {length}, peak rates of {device}")
+  report([("scaling", rows)], out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import OUT, save, table
+from benchmarks.data import OUT, report
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.models import MODELS
@@ -112,8 +112,7 @@ def main(models: str, steps: int, out: str) -> None:
         rows.append(train_model(name, dtype, steps, Path(folder)))
         # Show progress: the table is printed at the end.
         print(rows[-1], file=sys.stderr)
-  print(table(rows))
-  save({"training": rows}, out)
+  report([("training", rows)], out)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def load(workdir: str | Path) -> Trained:
   """
   # The first state gives shapes and placement of what is restored.
   run = open_trained_run(Path(workdir).absolute())
-  start = compilers.layout().place(run.initial_state())
+  start = compilers.layout().place_state(run.initial_state())
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(start)
   return Trained(

@@ -24,7 +24,7 @@ from jaxformers.tasks import Task
 from jaxformers.training import compilers, optim, resume
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
-from jaxformers.training.layout import Layout
+from jaxformers.training.layout import Layout, placed_shapes
 from jaxformers.training.losses import LOSSES, Objective
 
 
@@ -81,13 +81,7 @@ class Run:
     """
     create = functools.partial(self._create(None), self.config["seed"])
     shapes = jax.eval_shape(create)
-    return jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding
-      ),
-      shapes,
-      layout.state(shapes),
-    )
+    return placed_shapes(shapes, layout.state_sharding(shapes))
 
   def _create(self, tx: optax.GradientTransformation | None) -> Any:
     averaged = self.config["ema_decay"] > 0

@@ -68,7 +68,7 @@ class Trainer:
       params = pretrained.parameters(run.config["pretrained"], state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
       state = state.replace(params=params, average=average)
-    return self.layout.place(state)
+    return self.layout.place_state(state)
 
   def _compile(self) -> tuple[Any, Any]:
     c = self.run.config
