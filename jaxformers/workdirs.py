@@ -46,6 +46,13 @@ def digest(content: Any) -> str:
   return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a content as JSON reads it back, with its digest."""
+  # The digest is of what JSON reads back: tuples become lists.
+  plain = json.loads(json.dumps(content))
+  return {**plain, "digest": digest(plain)}
+
+
 def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
   """Writes a JSON file of a run, with the digest of its content.
 
@@ -54,9 +61,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
     name: name of the file.
     content: plain JSON, without NaN and infinity.
   """
-  # The digest is of what JSON reads back: tuples become lists.
-  plain = json.loads(json.dumps(content))
-  durable.write_json(folder / name, {**plain, "digest": digest(plain)})
+  durable.write_json(folder / name, with_digest(content))
 
 
 def write_vocabulary(folder: Path, task: Any) -> None:
