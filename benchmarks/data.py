@@ -23,7 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import Call, interleaved, median, status_bytes, timed
+from benchmarks.timing import (
+  Call,
+  Rows,
+  interleaved,
+  median,
+  status_bytes,
+  timed,
+)
 from jaxformers import cli, tasks
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
@@ -49,9 +56,8 @@ ARCHIVES = {
 }
 
 
-def pathfinder_speed() -> list[dict[str, Any]]:
-  """Times an image on one core, by resolution and difficulty."""
-  rows = []
+def pathfinder_speed() -> Rows:
+  """Yields the time of an image on one core, by resolution and difficulty."""
   for resolution in pathfinder.GEOMETRIES:
     for difficulty in pathfinder.DIFFICULTIES:
       settings = pathfinder.Settings(resolution, difficulty)
@@ -69,8 +75,7 @@ def pathfinder_speed() -> list[dict[str, Any]]:
       }
       if (resolution, difficulty) == (32, "hard"):
         row["times the original"] = PATHFINDER_ORIGINAL * count / spent
-      rows.append(row)
-  return rows
+      yield row
 
 
 def sample_images(settings: pathfinder.Settings, count: int) -> None:
@@ -79,17 +84,15 @@ def sample_images(settings: pathfinder.Settings, count: int) -> None:
     snakes.sample(settings, index)
 
 
-def listops_speed() -> list[dict[str, Any]]:
-  """Times LRA's 100,000 expressions on all cores."""
+def listops_speed() -> Rows:
+  """Yields the time of LRA's 100,000 expressions on all cores."""
   _, spent = timed(listops.generate, listops.Settings())
-  return [
-    {
-      "expressions": 100_000,
-      "cores": os.cpu_count(),
-      "s": spent,
-      "times the original": LISTOPS_ORIGINAL / spent,
-    }
-  ]
+  yield {
+    "expressions": 100_000,
+    "cores": os.cpu_count(),
+    "s": spent,
+    "times the original": LISTOPS_ORIGINAL / spent,
+  }
 
 
 def resident_memory() -> float:
@@ -151,9 +154,8 @@ def read_ahead(read: Callable[[int], Any]) -> Call:
   return call
 
 
-def archive_figures(archives: Path) -> list[dict[str, Any]]:
-  """Times the preparation of archives, and scores trivial baselines on them."""
-  rows = []
+def archive_figures(archives: Path) -> Rows:
+  """Yields the time to prepare each archive, and its trivial baselines."""
   with tempfile.TemporaryDirectory() as folder:
     for name, (file, options) in ARCHIVES.items():
       # Archives that are not at hand have no row.
@@ -162,15 +164,12 @@ def archive_figures(archives: Path) -> list[dict[str, Any]]:
       options = {"data_dir": folder, "archive": str(archives / file)} | options
       task, spent = timed(lambda name=name, o=options: tasks.get(name, **o))
       scores = [f"{key} {s:.2%}" for key, s in task.baselines().items()]
-      rows.append(
-        {
-          "task": name,
-          "protocol": task.protocol,
-          "prepared in s": spent,
-          "trivial": ", ".join(scores),
-        }
-      )
-  return rows
+      yield {
+        "task": name,
+        "protocol": task.protocol,
+        "prepared in s": spent,
+        "trivial": ", ".join(scores),
+      }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -198,19 +197,18 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
     Path(path).write_text(json.dumps(results, indent=2))
 
 
-def report(
-  tables: Iterable[tuple[str, list[dict[str, Any]]]], out: str
-) -> None:
+def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
   """Prints each table as it comes, and writes all so far as JSON if asked.
 
   Args:
-    tables: title and rows of each table; they may be measured when asked for.
+    tables: title and rows of each table; iterators measure the rows when they
+      are asked for.
     out: path of the JSON file; "" for none.
   """
   results = {}
   for title, rows in tables:
-    results[title] = rows
-    print(f"\n{title}\n\n{table(rows)}", flush=True)
+    results[title] = list(rows)
+    print(f"\n{title}\n\n{table(results[title])}", flush=True)
     save(results, out)  # Kept even if a later table fails.
 
 

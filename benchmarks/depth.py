@@ -24,7 +24,7 @@ import scipy.stats
 from benchmarks import ours, training
 from benchmarks.data import OUT, report
 from benchmarks.memory import ACTIVATIONS, transject_options
-from benchmarks.timing import interleaved, median, ready, timed
+from benchmarks.timing import Rows, interleaved, median, ready, timed
 from jaxformers import cli, models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
@@ -156,7 +156,7 @@ def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
 def main(rounds: int, steps: int, out: str, data_dir: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
 
-  def tables() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+  def tables() -> Iterator[tuple[str, Rows]]:
     if rounds:
       yield "memory", measure_memory(rounds)
     if steps:

@@ -21,7 +21,14 @@ import jax.numpy as jnp
 
 from benchmarks import ours
 from benchmarks.data import OUT, report
-from benchmarks.timing import Call, exponent, in_a_process, interleaved, median
+from benchmarks.timing import (
+  Call,
+  Rows,
+  exponent,
+  in_a_process,
+  interleaved,
+  median,
+)
 from jaxformers import cli, models
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.attention import attention
@@ -118,9 +125,8 @@ def _is_dense(name: str) -> bool:
   return getattr(mixer, "growth", "n") == "n^2"
 
 
-def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
-  """Fits exponents of time (forward) and memory (train step), one sample."""
-  rows = []
+def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
+  """Yields exponents of time (forward) and memory (train step), one sample."""
   for name in names:
     # Beyond 4,096 tokens, skip models that keep an array of n^2.
     feasible = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
@@ -130,18 +136,15 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
       times = interleaved({name: programs["forward"].call}, ROUNDS)
       seconds.append(median(times, name))
       planned.append(programs["step"].planned_bytes)
-    rows.append(
-      {
-        "model": name,
-        "longest": feasible[-1],
-        "exponent of time": exponent(feasible, seconds),
-        "exponent of memory": exponent(feasible, planned),
-        "seconds at the longest": seconds[-1],
-        "MB at the longest": planned[-1] / 1e6,
-      }
-    )
+    yield {
+      "model": name,
+      "longest": feasible[-1],
+      "exponent of time": exponent(feasible, seconds),
+      "exponent of memory": exponent(feasible, planned),
+      "seconds at the longest": seconds[-1],
+      "MB at the longest": planned[-1] / 1e6,
+    }
     print(f"growth of {name} done", file=sys.stderr)
-  return rows
 
 
 @cli.command(
@@ -153,7 +156,7 @@ def main(models: str, out: str) -> None:
   register_library()
   names = cli.names(models) or sorted(MODELS)
 
-  def tables() -> Iterator[tuple[str, list[dict]]]:
+  def tables() -> Iterator[tuple[str, Rows]]:
     yield "side by side", side_by_side(names, LENGTHS)
     yield "growth", growth(names, GROWTH)
 

@@ -10,13 +10,11 @@ beside its inputs and outputs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from benchmarks import ours
 from benchmarks.data import OUT, report
-from benchmarks.timing import interleaved, median, ratio
+from benchmarks.timing import Rows, interleaved, median, ratio
 from jaxformers import cli, models
 from jaxformers.recipes import vision
 
@@ -39,28 +37,24 @@ def _compile(
 
 def measure_cost(
   size: int = 224, batch: int = 4, layers: int = 12, rounds: int = ROUNDS
-) -> list[dict[str, Any]]:
-  """Returns seconds, ratio and memory of both models: `forward` and `step`."""
+) -> Rows:
+  """Yields seconds, ratio and memory of both models: `forward` and `step`."""
   programs = {name: _compile(name, size, batch, layers) for name in NAMES}
-  rows = []
   for kind in ("forward", "step"):
     seconds = interleaved(
       {name: programs[name][kind].call for name in NAMES}, rounds
     )
     # Memory depends on the programs alone.
     memory = [programs[name][kind].planned_bytes for name in NAMES]
-    rows.append(
-      {
-        "what": kind,
-        "softmax s": median(seconds, "transformer"),
-        "with the term s": median(seconds, "neutreno"),
-        "time": ratio(seconds, "neutreno", "transformer"),
-        "softmax MB": memory[0] / 1e6,
-        "with the term MB": memory[1] / 1e6,
-        "memory": memory[1] / memory[0],
-      }
-    )
-  return rows
+    yield {
+      "what": kind,
+      "softmax s": median(seconds, "transformer"),
+      "with the term s": median(seconds, "neutreno"),
+      "time": ratio(seconds, "neutreno", "transformer"),
+      "softmax MB": memory[0] / 1e6,
+      "with the term MB": memory[1] / 1e6,
+      "memory": memory[1] / memory[0],
+    }
 
 
 @cli.command(

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import ours
 from benchmarks.__main__ import main
 from benchmarks.orthogonal import COUNT, draw_matrices, make_calls
-from benchmarks.timing import in_a_process, interleaved, median, ratio
+from benchmarks.timing import Rows, in_a_process, interleaved, median, ratio
 from jaxformers import orthogonal
 
 TEXT = (32, 4_096)  # Rows of a batch, and tokens.
@@ -99,7 +99,7 @@ def maps(rounds: int) -> list[dict[str, Any]]:
   ]
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def tables(rounds: int) -> dict[str, Rows]:
   """Measures memory, and the share of the orthogonal maps."""
   return {
     "memory of Text": text(),

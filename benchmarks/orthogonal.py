@@ -11,7 +11,6 @@ apart. Needs the extra `bench`.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
@@ -19,7 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.data import OUT, report
-from benchmarks.timing import Call, interleaved, median, ready, threads
+from benchmarks.timing import (
+  Call,
+  Rows,
+  interleaved,
+  median,
+  ready,
+  threads,
+  timed,
+)
 from jaxformers import cli, orthogonal
 
 COUNT = 21
@@ -79,11 +86,8 @@ def make_pytorch_calls(
       return np.stack([layer.weight.numpy() for layer in layers])
 
   def step() -> None:
-    total = sum(
-      (layer.weight * weight).sum()
-      for layer, weight in zip(layers, weights, strict=True)
-    )
-    total.backward()
+    pairs = zip(layers, weights, strict=True)
+    sum((layer.weight * weight).sum() for layer, weight in pairs).backward()
     # Remove gradients, which the next call would add to.
     for layer in layers:
       layer.parametrizations.weight.original.grad = None
@@ -98,96 +102,81 @@ def draw_matrices(d: int) -> tuple[np.ndarray, np.ndarray]:
   return a, rng.normal(size=a.shape).astype(np.float32)
 
 
-def measure_maps(d: int, rounds: int) -> list[dict[str, Any]]:
-  """Measures seconds and the defect of each map at one size, a row each."""
+def measure_maps(d: int, rounds: int) -> Rows:
+  """Yields seconds and the defect of each map at one size."""
   a, w = draw_matrices(d)
-  runs = {f"ours: {name}": make_calls(name, a, w) for name in orthogonal.MAPS}
-  runs |= {
-    f"PyTorch: {name}": make_pytorch_calls(name, a, w) for name in TORCH_MAPS
-  }
+  runs = {f"ours: {k}": make_calls(k, a, w) for k in orthogonal.MAPS}
+  runs |= {f"PyTorch: {k}": make_pytorch_calls(k, a, w) for k in TORCH_MAPS}
   # Time all maps in turns.
   calls = {
-    f"{name} {part}": run
+    f"{name} {part}": parts[part]
     for name, parts in runs.items()
-    for part, run in parts.items()
+    for part in parts
   }
   seconds = interleaved(calls, rounds)
   # Compute the defect in double precision.
-  rows = []
   for name, parts in runs.items():
     q = np.asarray(parts["forward"]()).astype(np.float64)
     defect = np.abs(q.swapaxes(1, 2) @ q - np.eye(d)).max()
-    rows.append(
-      {
-        "map": name,
-        "d": d,
-        "forward ms": 1e3 * median(seconds, f"{name} forward"),
-        "with gradient ms": 1e3 * median(seconds, f"{name} step"),
-        "defect": float(defect),
-      }
-    )
-  return rows
+    yield {
+      "map": name,
+      "d": d,
+      "forward ms": 1e3 * median(seconds, f"{name} forward"),
+      "with gradient ms": 1e3 * median(seconds, f"{name} step"),
+      "defect": float(defect),
+    }
 
 
 def measure_norms(d: int) -> list[dict[str, Any]]:
   """Measures the defect in float32 as the parameters grow."""
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
-  rows = []
+  rows: list[dict[str, Any]] = []
   for name in ("cayley", "expm", "householder"):
-    row: dict[str, Any] = {"map": name, "d": d}
+    rows.append({"map": name, "d": d})
     for norm in (0.1, 2, 10, 50):
       q = jax.jit(orthogonal.MAPS[name])(norm * unit)
-      row[f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
-    rows.append(row)
+      rows[-1][f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
   return rows
 
 
 def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
-  """Measures the defect after many steps of Adam."""
+  """Measures the defect of each map after many steps of Adam, a row each."""
+  return [_drift(name, steps, d) for name in orthogonal.MAPS]
+
+
+def _drift(name: str, steps: int, d: int) -> dict[str, Any]:
   from jaxformers.training import optim
 
-  rows = []
-  for name in orthogonal.MAPS:
-    # Start at the matrices that models start at.
-    leaf = orthogonal.parameter_name("u", name)
-    a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
-    params = {leaf: orthogonal.cayley(a) if name == "matrix" else a}
-    tx, _ = optim.build(
-      {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
-    )
+  # Start at the matrices that models start at.
+  a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
+  start = orthogonal.cayley(a) if name == "matrix" else a
+  params = {orthogonal.parameter_name("u", name): start}
+  tx, _ = optim.build(
+    {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
+  )
 
-    # The defaults bind this map and optimiser, not those of the last turn.
-    @jax.jit
-    def step(
-      params: Any, state: Any, k: Any, name: str = name, tx: Any = tx
-    ) -> Any:
-      def loss(params: Any) -> jax.Array:
-        (q,) = orthogonal.rotations(params, name).values()
-        # Another random gradient in each step.
-        noise = jax.random.normal(jax.random.key(k), q.shape)
-        return (q * noise).mean()
+  def loss(params: Any, k: Any) -> jax.Array:
+    (q,) = orthogonal.rotations(params, name).values()
+    # Another random gradient in each step.
+    return (q * jax.random.normal(jax.random.key(k), q.shape)).mean()
 
-      grads = jax.grad(loss)(params)
-      updates, state = tx.update(grads, state, params)
-      return jax.tree.map(jnp.add, params, updates), state
+  @jax.jit
+  def step(params: Any, state: Any, k: Any) -> Any:
+    updates, state = tx.update(jax.grad(loss)(params, k), state, params)
+    return jax.tree.map(jnp.add, params, updates), state
 
-    state = tx.init(params)
-    began = time.perf_counter()
+  def train(params: Any, state: Any) -> Any:
     for k in range(steps):
       params, state = step(params, state, k)
       if k % 32 == 0:  # A long queue of steps would fill the memory.
         jax.block_until_ready(params)
-    (q,) = orthogonal.rotations(params, name).values()
-    rows.append(
-      {
-        "map": name,
-        "d": d,
-        "steps": steps,
-        "seconds": time.perf_counter() - began,
-        "defect": float(orthogonal.orthogonality_defect(q).max()),
-      }
-    )
-  return rows
+    return params
+
+  params, seconds = timed(train, params, tx.init(params))
+  (q,) = orthogonal.rotations(params, name).values()
+  defect = float(orthogonal.orthogonality_defect(q).max())
+  row = {"map": name, "d": d, "steps": steps, "seconds": seconds}
+  return row | {"defect": defect}
 
 
 @cli.command(

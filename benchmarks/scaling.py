@@ -160,6 +160,7 @@ def compile_step(
 def row(program: Any, device: Device) -> dict[str, Any]:
   """Returns the cost of a compiled step on a device and its bound, as a row."""
   costs, memory = program.cost_analysis(), program.memory_analysis()
+  held = memory.temp_size_in_bytes + memory.argument_size_in_bytes
   sent = collectives(program.as_text())
   total = sum(size for _, size in sent.values())
   # Times at peak rates, of which the longest bounds the step.
@@ -171,8 +172,7 @@ def row(program: Any, device: Device) -> dict[str, Any]:
   return {
     "TFLOP": costs["flops"] / 1e12,
     "GB moved": costs["bytes accessed"] / 1e9,
-    "GiB held": (memory.temp_size_in_bytes + memory.argument_size_in_bytes)
-    / 2**30,
+    "GiB held": held / 2**30,
     "MB sent": total / 1e6,
     "sent by": ", ".join(f"{n} {kind}" for kind, (n, _) in sent.items()) or "-",
     **{f"ms {name}": 1e3 * value for name, value in seconds.items()},
@@ -192,10 +192,9 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   for count in counts:
     # Split rows as far as they go, and tokens over the devices left.
     data = math.gcd(batch, count)
-    if length % (count // data) == 0:
-      rows.append(
-        ("strong", f"data:{data},sequence:{count // data}", count, batch)
-      )
+    left = count // data
+    if length % left == 0:
+      rows.append(("strong", f"data:{data},sequence:{left}", count, batch))
   rows += [("weak", f"data:{count}", count, batch * count) for count in counts]
   rows += [("meshes", mesh, 8, batch) for mesh in MESHES]
   return rows

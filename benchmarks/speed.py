@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import ours
 from benchmarks.__main__ import main
-from benchmarks.timing import Call, interleaved, median, product, ratio
+from benchmarks.timing import Call, Rows, interleaved, median, product, ratio
 
 LENGTHS = (512, 1_024, 2_048, 4_096)
 MODELS = ("transject", "random_transject")
@@ -78,7 +78,7 @@ def row(
   }
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def tables(rounds: int) -> dict[str, Rows]:
   """Times train steps and inference of every model at every length."""
   return {
     title: [

@@ -18,10 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from benchmarks.__main__ import main
-from benchmarks.timing import in_a_process, interleaved, median
+from benchmarks.timing import (
+  Rows,
+  in_a_process,
+  interleaved,
+  median,
+  ready,
+  timed,
+)
 from jaxformers import config as configs
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -40,10 +45,7 @@ STEPS = 50
 
 def imports(rounds: int) -> list[dict[str, Any]]:
   """Times processes that import a module and end."""
-  calls = {
-    name: functools.partial(in_a_process, code)
-    for name, code in IMPORTS.items()
-  }
+  calls = {k: functools.partial(in_a_process, v) for k, v in IMPORTS.items()}
   seconds = interleaved(calls, rounds)
   # Every process also takes the time in which Python starts and ends.
   bare = median(seconds, "Python")
@@ -96,8 +98,8 @@ def first_steps(rounds: int) -> list[dict[str, Any]]:
   ]
 
 
-def measure_waiting() -> list[dict[str, Any]]:
-  """Measures the milliseconds of steps, and of waiting for their batches."""
+def measure_waiting() -> Rows:
+  """Yields the milliseconds of steps, and of waiting for their batches."""
   config = configs.load(CONFIG)
   config.task.update(TASK)
   with tempfile.TemporaryDirectory() as folder:
@@ -107,34 +109,26 @@ def measure_waiting() -> list[dict[str, Any]]:
     # Train, and note how long each step waited.
     waited, total = [], []
     for _ in range(STEPS):
-      began = time.perf_counter()
-      batch = next(batches)
-      waited.append(time.perf_counter() - began)
-      run.state, sums = run.train_step(run.state, batch)
-      jax.block_until_ready(sums)
-      total.append(time.perf_counter() - began)
+      batch, seconds = timed(next, batches)
+      waited.append(seconds)
+      (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))
+      total.append(waited[-1] + seconds)
     batches.close()
     # Read batches without training.
     alone = run.batches(0)
-    next(alone)
-    began = time.perf_counter()
-    for _ in range(STEPS):
-      jax.block_until_ready(next(alone))
-    spent = time.perf_counter() - began
+    read = interleaved({"batch": ready(next, alone)}, STEPS)
     alone.close()
   del waited[:5], total[:5]  # Compilation, and batches that were ready.
-  return [
-    {
-      "config": CONFIG,
-      "ms a step": 1e3 * statistics.median(total),
-      "ms waited for a batch": 1e3 * statistics.median(waited),
-      "share of all steps": sum(waited) / sum(total),
-      "ms a batch, loader alone": 1e3 * spent / STEPS,
-    }
-  ]
+  yield {
+    "config": CONFIG,
+    "ms a step": 1e3 * statistics.median(total),
+    "ms waited for a batch": 1e3 * statistics.median(waited),
+    "share of all steps": sum(waited) / sum(total),
+    "ms a batch, loader alone": 1e3 * statistics.mean(read["batch"]),
+  }
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def tables(rounds: int) -> dict[str, Rows]:
   """Measures start-up and input."""
   return {
     "import": imports(rounds),

@@ -52,10 +52,9 @@ def call(
   # Find required options first: Python's TypeError is no message for users.
   missing = [
     name
-    for name, parameter in inspect.signature(function).parameters.items()
-    if parameter.default is parameter.empty
-    and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    and name not in options
+    for name, p in inspect.signature(function).parameters.items()
+    if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    if name not in options
   ]
   if missing:
     raise UserError(f"{kind} needs {', '.join(missing)}: set each of them.")

@@ -20,21 +20,12 @@ from jaxformers.errors import UserError
 # Fields that every file of this package has, with their types; a dot leads into
 # a section.
 CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
-RESULTS_FIELDS = {
-  "task": str,
-  "protocol": str,
-  "model": str,
-  "seed": int,
-  "config": Mapping,
-  "max_len": int,
-  "parameters": int,
-  "parameter_ratio": (int, float),
-  "baselines": Mapping,
-  "data": Mapping,
-  "selection": str,
-  "train_seconds": (int, float),
-  "config.model.num_layers": int,
-  "config.model.d_model": int,
+RESULTS_FIELDS: dict[str, Any] = {
+  **dict.fromkeys(("task", "protocol", "model", "selection"), str),
+  **dict.fromkeys(("config", "baselines", "data"), Mapping),
+  **dict.fromkeys(("seed", "max_len", "parameters"), int),
+  **dict.fromkeys(("parameter_ratio", "train_seconds"), (int, float)),
+  **dict.fromkeys(("config.model.num_layers", "config.model.d_model"), int),
 }
 # Fields of a config that are sections of fields.
 CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
@@ -142,23 +133,16 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
   """
   path = folder / "metrics.jsonl"
   try:
-    content = path.read_bytes()
-  except FileNotFoundError:
-    content = b""
+    content = path.read_bytes() if path.exists() else b""
   except OSError as error:
     raise UserError(
       f"{path} cannot be read ({error.strerror}): remove it or mend its "
       "permissions."
     ) from None
   *lines, _ = content.split(b"\n")  # What follows the last end is cut off.
-  records, damaged = [], []
-  for number, line in enumerate(lines, 1):
-    record = _parse_metrics(line)
-    if record is None:
-      damaged.append(number)
-    else:
-      records.append(record)
-  return records, damaged
+  records = [_parse_metrics(line) for line in lines]
+  damaged = [n for n, record in enumerate(records, 1) if record is None]
+  return [record for record in records if record is not None], damaged
 
 
 def _parse_metrics(line: bytes) -> dict[str, Any] | None:
@@ -173,10 +157,9 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
   if not all(isinstance(v, int | float | None) for v in record.values()):
     return None
   # The checksum is of the line without it; older versions wrote none.
-  if (expected := record.pop("crc32", None)) is not None:
-    written = json.dumps(record).encode()
-    return record if zlib.crc32(written) == expected else None
-  return record
+  expected = record.pop("crc32", None)
+  is_right = expected in (None, zlib.crc32(json.dumps(record).encode()))
+  return record if is_right else None
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
 def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
   monkeypatch.setattr(orthogonal, "COUNT", 2)
   monkeypatch.setattr(orthogonal, "TORCH_MAPS", {})  # Not a test dependency.
-  rows = orthogonal.measure_maps(8, 1) + orthogonal.measure_drift(3, 8)
+  rows = [*orthogonal.measure_maps(8, 1), *orthogonal.measure_drift(3, 8)]
   assert {row["map"].removeprefix("ours: ") for row in rows} == {
     "cayley",
     "expm",
@@ -137,7 +137,7 @@ def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
 
 @pytest.mark.long
 def test_the_cost_of_the_term_is_a_ratio():
-  rows = fidelity.measure_cost(size=32, batch=1, layers=2, rounds=1)
+  rows = list(fidelity.measure_cost(size=32, batch=1, layers=2, rounds=1))
   assert [row["what"] for row in rows] == ["forward", "step"]
   for row in rows:
     assert row["time"] == pytest.approx(

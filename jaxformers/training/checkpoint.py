@@ -85,10 +85,7 @@ class Checkpoints:
   """
 
   def __init__(
-    self,
-    workdir: Path,
-    description: Mapping[str, Any],
-    config: Mapping[str, Any],
+    self, workdir: Path, description: dict[str, Any], config: dict[str, Any]
   ) -> None:
     self.workdir, self.folder = workdir, workdir / "checkpoints"
     self.description, self.config = description, config
@@ -97,14 +94,8 @@ class Checkpoints:
     # orbax keeps what any of the policies keeps.
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy([keep.LatestN(2), self._best])
-    self._manager = ocp.CheckpointManager(
-      self.folder,
-      options=ocp.CheckpointManagerOptions(preservation_policy=policy),
-      item_handlers={
-        "state": ocp.StandardCheckpointHandler(),
-        "meta": ocp.JsonCheckpointHandler(),
-      },
-    )
+    options = ocp.CheckpointManagerOptions(preservation_policy=policy)
+    self._manager = ocp.CheckpointManager(self.folder, options=options)
 
   def __enter__(self) -> Checkpoints:
     return self
@@ -169,16 +160,13 @@ class Checkpoints:
     }
     meta = workdirs.with_digest(content)
     # orbax copies the arrays and writes them in the background.
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+    )
     with disk.saving(f"Step {step}", self.workdir):
       if not processes.all_true(disk.holds_run(self.workdir)):
         raise OSError(errno.EIO, f"{self.workdir}/config.json is not there")
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
-        ),
-        force=True,
-      )
+      self._manager.save(step, args=args, force=True)
     self._saving = step
 
   def wait(self) -> None:

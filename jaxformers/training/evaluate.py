@@ -25,10 +25,9 @@ def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
   Returns:
     Totals in float64 as plain numbers and lists, which JSON can hold.
   """
-  fetched = jax.device_get(sums)
-  return {
+  return total | {
     key: np.add(total.get(key, 0.0), np.asarray(value, np.float64)).tolist()
-    for key, value in fetched.items()
+    for key, value in jax.device_get(sums).items()
   }
 
 
@@ -78,7 +77,7 @@ class Evaluator:
     # Orthogonal matrices are made once for the whole split.
     variables = self._prepared(params)
     total: dict[str, Any] = {}
-    waiting: Any = None
+    waiting: dict[str, Any] = {}
     # Sum over all batches; each process reads its share of the rows.
     loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
@@ -86,8 +85,7 @@ class Evaluator:
       processes.restart_stall_timer()
       sums = self._step(variables, batch)
       # One batch behind, so that host and device work at the same time.
-      total = add_sums(total, waiting) if waiting is not None else total
-      waiting = sums
+      total, waiting = add_sums(total, waiting), sums
       tick(min(number * self.batch_size, len(split)))
     return self.objective.means(add_sums(total, waiting))
 
@@ -100,10 +98,5 @@ def make_evaluator(run: Run, layout: Layout) -> Evaluator:
     layout: devices on which the parameters lie.
   """
   c = run.config
-  return Evaluator(
-    run.model,
-    c["parallel"],
-    c["eval_batch_size"],
-    run.padded_lengths,
-    layout,
-  )
+  mode, batch_size = c["parallel"], c["eval_batch_size"]
+  return Evaluator(run.model, mode, batch_size, run.padded_lengths, layout)

@@ -32,7 +32,7 @@ class Objective:
   Attributes:
     metric: name of the score that papers quote.
     higher: True if a higher metric is better.
-    inputs: maps a batch to the arguments of the model.
+    inputs: names of the arrays of a batch that are arguments of the model.
     sums: maps (output of the model, batch, sown losses, label smoothing) to the
       sum to minimise, and to the sums to report: `objective` (the same),
       `loss`, `count` and more.
@@ -42,7 +42,7 @@ class Objective:
 
   metric: str
   higher: bool
-  inputs: Callable[[Batch], tuple[jax.Array, ...]]
+  inputs: tuple[str, ...]
   sums: Callable[[jax.Array, Batch, jax.Array, float], tuple[jax.Array, Sums]]
   means: Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -55,10 +55,10 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
       [b], one value per example, or [2 b] for pairs, whose mean counts.
     count: number of examples b.
   """
-  total = jnp.zeros(count, jnp.float32)
-  for leaf in jax.tree.leaves(collection):
-    total = total + leaf.reshape(count, -1).mean(1)
-  return total
+  return sum(
+    (leaf.reshape(count, -1).mean(1) for leaf in jax.tree.leaves(collection)),
+    start=jnp.zeros(count, jnp.float32),
+  )
 
 
 def _summed(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -132,15 +132,14 @@ def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     total: sums of `classification` over a split.
   """
-  count = max(float(total["count"]), 1.0)
-  means = {
-    "loss": float(total["loss"]) / count,
-    "accuracy": float(total["correct"]) / count,
-    "count": int(total["count"]),
+  names = {
+    "loss": "loss",
+    "accuracy": "correct",
+    "accuracy_top5": "correct_top5",
   }
-  if "correct_top5" in total:
-    means["accuracy_top5"] = float(total["correct_top5"]) / count
-  return means
+  count = max(float(total["count"]), 1.0)
+  means = {k: float(total[v]) / count for k, v in names.items() if v in total}
+  return means | {"count": int(total["count"])}
 
 
 def language(
@@ -167,11 +166,8 @@ def language(
   weights = batch["weights"]
   loss = _summed(-log_p, weights)
   objective = loss + _summed(extra, weights.max(1))
-  return objective, {
-    "objective": objective,
-    "loss": loss,
-    "count": weights.sum(),
-  }
+  sums = {"objective": objective, "loss": loss, "count": weights.sum()}
+  return objective, sums
 
 
 def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,20 +292,15 @@ def overlap(total: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
-def _inputs(batch: Batch) -> tuple[jax.Array, ...]:
-  return (batch["inputs"],)
-
-
-def _inputs_and_targets(batch: Batch) -> tuple[jax.Array, ...]:
-  return batch["inputs"], batch["targets"], batch["weights"]
-
+_INPUTS = ("inputs",)
+_WITH_TARGETS = ("inputs", "targets", "weights")
 
 LOSSES.register("classification")(
-  Objective("accuracy", True, _inputs, classification, classification_means)
+  Objective("accuracy", True, _INPUTS, classification, classification_means)
 )
 LOSSES.register("language_model")(
-  Objective("perplexity", False, _inputs_and_targets, language, language_means)
+  Objective("perplexity", False, _WITH_TARGETS, language, language_means)
 )
 LOSSES.register("segmentation")(
-  Objective("mean_iou", True, _inputs, segmentation, segmentation_means)
+  Objective("mean_iou", True, _INPUTS, segmentation, segmentation_means)
 )

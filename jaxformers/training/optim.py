@@ -23,7 +23,11 @@ OPTIMIZERS: Registry = Registry("optimizer")
 @SCHEDULES.register("constant")
 def constant(learning_rate: float, warmup_steps: int = 0) -> optax.Schedule:
   """Returns a constant rate, after a linear rise from 0 over warmup_steps."""
-  return lambda step: learning_rate * _warmup(step, warmup_steps)
+  if not warmup_steps:
+    return lambda step: jnp.float32(learning_rate)
+  return lambda step: (
+    learning_rate * jnp.minimum(1, _float(step) / warmup_steps)
+  )
 
 
 @SCHEDULES.register("rsqrt")
@@ -35,12 +39,8 @@ def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
 
   Source: `constant * linear_warmup * rsqrt_decay` of LRA's code.
   """
-  low = max(warmup_steps, 1)
-  return lambda step: (
-    learning_rate
-    * _warmup(step, warmup_steps)
-    / jnp.sqrt(jnp.maximum(_float(step), low))
-  )
+  rate, low = constant(learning_rate, warmup_steps), max(warmup_steps, 1)
+  return lambda step: rate(step) / jnp.sqrt(jnp.maximum(_float(step), low))
 
 
 @SCHEDULES.register("cosine")
@@ -54,12 +54,12 @@ def cosine(
 
   Source: `constant * linear_warmup * cosine_decay` of LRA's code.
   """
+  rate = constant(learning_rate, warmup_steps)
   rest = max(total_steps - warmup_steps, 1)
 
   def schedule(step: jax.Array) -> jax.Array:
     progress = jnp.clip((_float(step) - warmup_steps) / rest, 0, 1)
-    decay = 0.5 * (1 + jnp.cos(math.pi * progress))
-    return learning_rate * _warmup(step, warmup_steps) * decay
+    return rate(step) * (0.5 * (1 + jnp.cos(math.pi * progress)))
 
   return schedule
 
@@ -76,13 +76,11 @@ def linear(
   Differs from their code: the decay begins at the end of the rise, not at step
   0, so that the rate does not jump there.
   """
+  rate = constant(learning_rate, warmup_steps)
   rest = max(total_steps - warmup_steps, 1)
-
-  def schedule(step: jax.Array) -> jax.Array:
-    decay = jnp.clip((total_steps - _float(step)) / rest, 0, 1)
-    return learning_rate * _warmup(step, warmup_steps) * decay
-
-  return schedule
+  return lambda step: (
+    rate(step) * jnp.clip((total_steps - _float(step)) / rest, 0, 1)
+  )
 
 
 @SCHEDULES.register("polynomial")
@@ -103,13 +101,8 @@ def onecycle(
   warmup_steps - 1, and falls to learning_rate / 250,000 at step
   total_steps - 1, both linearly.
   """
-  return _triangle(
-    warmup_steps,
-    total_steps,
-    low=learning_rate / 25,
-    high=learning_rate,
-    end=learning_rate / 25e4,
-  )
+  rates = (learning_rate / 25, learning_rate, learning_rate / 25e4)
+  return _triangle(warmup_steps, total_steps, rates)
 
 
 def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -118,31 +111,26 @@ def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
   It is a default of OneCycleLR (cycle_momentum), so that Skyformer's Adam never
   runs at the 0.9 of its configuration.
   """
-  return _triangle(warmup_steps, total_steps, low=0.95, high=0.85, end=0.95)
+  return _triangle(warmup_steps, total_steps, (0.95, 0.85, 0.95))
 
 
 def _triangle(
-  warmup_steps: int, total_steps: int, *, low: float, high: float, end: float
+  warmup_steps: int, total_steps: int, values: tuple[float, float, float]
 ) -> optax.Schedule:
-  """Returns low at step 0, high at the end of the warm-up, end at the end."""
+  """Returns two lines through values at step 0, at the end of the warm-up and
+  at the last step."""
   # Keep the three steps ascending, as interpolation needs them.
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
   # Without a warm-up the schedule starts high.
   return lambda step: jnp.interp(
     _float(step),
     jnp.array([0.0, peak, max(last, peak + 1)], jnp.float32),
-    jnp.array([low if peak else high, high, end], jnp.float32),
+    jnp.array([values[0 if peak else 1], *values[1:]], jnp.float32),
   )
 
 
 def _float(step: jax.Array) -> jax.Array:
   return jnp.asarray(step, jnp.float32)
-
-
-def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:
-  if not warmup_steps:
-    return jnp.float32(1)
-  return jnp.minimum(1, _float(step) / warmup_steps)
 
 
 def decayed(params: Any) -> Any:
@@ -174,22 +162,16 @@ def adam(
 ) -> optax.GradientTransformation:
   """Returns Adam; its weight decay is decoupled, times the learning rate."""
   # The state of a fixed b1 has no hyperparameters in it.
+  make = optax.scale_by_adam
   if callable(b1):
     # Older versions of optax take a schedule for b1 only in this way.
-    scale = optax.inject_hyperparams(
-      optax.scale_by_adam, static_args=("b2", "eps")
-    )(b1=b1, b2=b2, eps=eps)
-  else:
-    scale = optax.scale_by_adam(b1, b2, eps)
-  return _with_decay([scale], weight_decay, schedule)
+    make = optax.inject_hyperparams(make, static_args=("b2", "eps"))
+  return _with_decay([make(b1=b1, b2=b2, eps=eps)], weight_decay, schedule)
 
 
 @OPTIMIZERS.register("sgd")
 def sgd(
-  schedule: optax.Schedule,
-  *,
-  momentum: float = 0.0,
-  weight_decay: float = 0.0,
+  schedule: optax.Schedule, *, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
@@ -251,12 +233,10 @@ def build(
       )
     warmup_steps = rate_options["warmup_steps"]
     options["b1"] = onecycle_momentum(warmup_steps, total_steps)
-  make = OPTIMIZERS[kind]
-  tx = call(f"optimizer {kind!r}", make, options | {"schedule": rate})
+  options["schedule"] = rate
+  tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
   # Gradients are clipped before they are turned on the group.
-  clips = []
-  if clip_value:
-    clips.append(optax.clip(clip_value))
+  clips = [optax.clip(clip_value)] if clip_value else []
   if clip_norm:
     clips.append(optax.clip_by_global_norm(clip_norm))
   return riemannian(optax.chain(*clips, tx)), rate

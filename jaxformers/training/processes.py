@@ -71,9 +71,14 @@ def find_cluster(
   fields = {k: v for k, v in flags.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
     value = environ.get(variable, "")
-    if name not in fields and value:
-      is_text = name == "coordinator"
-      fields[name] = value if is_text else _to_integer(variable, value)
+    if name in fields or not value:
+      continue
+    try:
+      fields[name] = value if name == "coordinator" else int(value)
+    except ValueError:
+      raise UserError(
+        f"{variable}={value!r} is no number: set it to an integer."
+      ) from None
   # All three are known, or none of them.
   missing = [name for name in VARIABLES if name not in fields]
   if 0 < len(missing) < len(VARIABLES):
@@ -89,15 +94,6 @@ def find_cluster(
       f"{cluster.num_processes - 1}: number the processes from 0."
     )
   return cluster
-
-
-def _to_integer(variable: str, value: str) -> int:
-  try:
-    return int(value)
-  except ValueError:
-    raise UserError(
-      f"{variable}={value!r} is no number: set it to an integer."
-    ) from None
 
 
 # Program of a small process beside each of several. It reads what Python says
@@ -190,22 +186,16 @@ def has_peers() -> bool:
 # Words of errors about a process that is gone: of collectives on CPUs and GPUs,
 # and of JAX's coordinator.
 _LOST = (
-  "Gloo",
-  "Connection closed by peer",
-  "NCCL",
-  "Socket closed",
-  "coordination service",
-  "GetKeyValue",
-  "Barrier",
+  *("Gloo", "Connection closed by peer", "NCCL", "Socket closed"),
+  *("coordination service", "GetKeyValue", "Barrier"),
 )
 
 
 def explain_lost(error: BaseException) -> str:
   """Returns a message for an error about a process that is gone, else ""."""
-  text = str(error)
+  text, hint = str(error), ""
   if not any(words in text for words in _LOST):
     return ""
-  hint = ""
   # Debian writes 127.0.1.1 into /etc/hosts for the name of a host.
   if "remote=[127." in text:
     hint = (

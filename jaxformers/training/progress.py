@@ -15,8 +15,7 @@ from jaxformers.training import processes
 def duration(seconds: float) -> str:
   """Returns seconds as hours, minutes and seconds: 3671 as "1:01:11"."""
   minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02d}:{seconds:02d}"
+  return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 class Clock:
@@ -82,8 +81,7 @@ class Progress:
       desc=title,
       disable=not self._is_terminal,
       dynamic_ncols=True,
-      bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
-      "{postfix}",
+      bar_format="{desc} {percentage:3.0f}%|{bar}| {n}/{total}{postfix}",
     )
 
   def __enter__(self) -> Progress:

@@ -38,16 +38,12 @@ def _cut_metrics(workdir: Path, step: int) -> None:
   path.touch()
   records, damaged = workdirs.read_metrics(workdir)
   if damaged:
-    first = ", ".join(str(number) for number in damaged[:5])
+    first = ", ".join(map(str, damaged[:5]))
     more = ", ..." if len(damaged) > 5 else ""
     processes.warn(f"{path}: damaged lines were left out ({first}{more}).")
   # Write the other records anew, if the file holds anything else.
-  lines = []
-  for record in records:
-    if record["step"] <= step:
-      scalars = {k: v for k, v in record.items() if k != "step"}
-      lines.append(workdirs.metrics_line(record["step"], scalars))
-  text = "".join(lines)
+  kept = [record for record in records if record["step"] <= step]
+  text = "".join(workdirs.metrics_line(r["step"], r) for r in kept)
   if text.encode() != path.read_bytes():
     durable.write_text(path, text)
 
