@@ -15,13 +15,13 @@ Programs are compiled for CPUs, which fuse less: bytes are an upper bound.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks import ours
 from benchmarks.data import OUT, report, table
@@ -35,28 +35,15 @@ COUNT = 512
 MESHES = ("data:8", "fsdp:8", "data:2,model:4", "sequence:8", "data:4,fsdp:2")
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """Peak rates of a device, from its data sheet.
-
-  Attributes:
-    flops: FLOPs per second in float32 products as JAX computes them by default:
-      TF32 on GPUs, bfloat16 on TPUs.
-    memory: bytes per second that it reads and writes.
-    network: bytes per second that it sends to its neighbours.
-  """
-
-  flops: float
-  memory: float
-  network: float
-
-
+# Peak rates of devices, from their data sheets: FLOPs per second in float32
+# products as JAX computes them by default (TF32 on GPUs, bfloat16 on TPUs),
+# bytes per second read and written, and bytes per second sent to neighbours.
+RATES = ("products", "memory", "network")
 DEVICES = {
-  "h100": Device(494e12, 3.35e12, 450e9),
-  "tpu_v4": Device(275e12, 1.2e12, 150e9),
-  "tpu_v5e": Device(197e12, 0.82e12, 100e9),
+  "h100": (494e12, 3.35e12, 450e9),
+  "tpu_v4": (275e12, 1.2e12, 150e9),
+  "tpu_v5e": (197e12, 0.82e12, 100e9),
 }
-
 _COLLECTIVE = re.compile(
   r"= (?P<shapes>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter"
   r"|all-to-all|collective-permute)(?:-start)?\("
@@ -157,18 +144,20 @@ def compile_step(
   return ours.compile_on_shapes(step, layout, create, batch, length)
 
 
-def row(program: Any, device: Device) -> dict[str, Any]:
-  """Returns the cost of a compiled step on a device and its bound, as a row."""
+def row(program: Any, peaks: tuple[float, ...]) -> dict[str, Any]:
+  """Returns the cost of a compiled step on a device and its bound, as a row.
+
+  Args:
+    program: compiled step.
+    peaks: peak rates of the device, a value of `DEVICES`.
+  """
   costs, memory = program.cost_analysis(), program.memory_analysis()
   held = memory.temp_size_in_bytes + memory.argument_size_in_bytes
   sent = collectives(program.as_text())
   total = sum(size for _, size in sent.values())
   # Times at peak rates, of which the longest bounds the step.
-  seconds = {
-    "products": costs["flops"] / device.flops,
-    "memory": costs["bytes accessed"] / device.memory,
-    "network": total / device.network,
-  }
+  amounts = (costs["flops"], costs["bytes accessed"], total)
+  seconds = dict(zip(RATES, np.divide(amounts, peaks).tolist(), strict=True))
   return {
     "TFLOP": costs["flops"] / 1e12,
     "GB moved": costs["bytes accessed"] / 1e9,

@@ -13,20 +13,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from jaxformers.errors import UserError
 
-# Types that a value of a kind may have, such as numbers of NumPy and paths.
-_TYPES: dict[type, Any] = {
-  int: numbers.Integral,
-  float: numbers.Real,
-  str: (str, os.PathLike),
-}
-_NOUNS = {
-  int: "an integer",
-  float: "a number",
-  bool: "True or False",
-  str: "text",
-  dict: "a section of fields",
+# Types that a value of a kind may have, such as numbers of NumPy and paths, and
+# the kind in words.
+_KINDS: dict[type, tuple[Any, str]] = {
+  int: (numbers.Integral, "an integer"),
+  float: (numbers.Real, "a number"),
+  bool: (bool, "True or False"),
+  str: ((str, os.PathLike), "text"),
+  dict: ((Mapping, ConfigDict), "a section of fields"),
 }
 
 
@@ -53,7 +51,7 @@ class Range:
   @property
   def noun(self) -> str:
     """Kind of the values in words."""
-    return _NOUNS[self.kind]
+    return _KINDS[self.kind][1]
 
   def check(self, path: str, value: Any) -> None:
     """Raises UserError for a value out of range or of another type.
@@ -75,11 +73,9 @@ class Range:
         )
 
   def _is_kind(self, value: Any) -> bool:
-    if self.kind is dict:
-      return _is_section(value)
-    if isinstance(value, bool):  # For Python, True is also an integer.
-      return self.kind is bool
-    return isinstance(value, _TYPES.get(self.kind, self.kind))
+    is_flag = isinstance(value, bool)  # For Python, True is also an integer.
+    is_type = isinstance(value, _KINDS[self.kind][0])
+    return is_type and is_flag == (self.kind is bool)
 
   def _is_inside(self, value: Any) -> bool:
     low, high = (_number(end) for end in self.interval[1:-1].split(","))
@@ -87,10 +83,6 @@ class Range:
     above = low < value or (self.interval[0] == "[" and low == value)
     below = value < high or (self.interval[-1] == "]" and value == high)
     return above and below
-
-
-def _is_section(value: Any) -> bool:
-  return hasattr(value, "items")  # A ConfigDict is no Mapping.
 
 
 def _number(text: str) -> float:
@@ -114,7 +106,7 @@ def check(options: Mapping[str, Any], section: str = "") -> None:
     allowed = find(path)
     if allowed is not None:
       allowed.check(path, value)
-      if _is_section(value):
+      if allowed.kind is dict:
         check(value, path)
 
 

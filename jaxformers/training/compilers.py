@@ -63,7 +63,7 @@ def compile_jit(
   Returns:
     The compiled step, and a function that places a host batch for it.
   """
-  everywhere = layout.replicated()
+  everywhere = layout.sharding()
   placed = None if state is None else layout.state_sharding(state)
   compiled = jax.jit(
     layout.traced(step),

@@ -123,10 +123,8 @@ class Layout:
     # Find the parts of a batch on the devices of this process.
     process = jax.process_index()
     grid = self.mesh.devices.reshape(self.parts, -1)
-    has_part = [
-      any(device.process_index == process for device in row) for row in grid
-    ]
-    parts = np.flatnonzero(has_part).tolist()
+    owners = np.vectorize(lambda device: device.process_index)(grid)
+    parts = np.flatnonzero((owners == process).any(1)).tolist()
     first, count = parts[0], len(parts)
     # A process has whole parts, or a part has whole processes.
     each, local = grid.shape[1], grid.size // jax.process_count()
@@ -150,9 +148,9 @@ class Layout:
       self.batch_sharding(local), local, shapes
     )
 
-  def replicated(self) -> NamedSharding:
-    """Returns the sharding of an array that every device has a copy of."""
-    return NamedSharding(self.mesh, PartitionSpec())
+  def sharding(self, *axes: Any) -> NamedSharding:
+    """Returns the sharding over axes of the mesh; without any: replicated."""
+    return NamedSharding(self.mesh, PartitionSpec(*axes))
 
   def batch_sharding(self, batch: Any) -> Any:
     """Returns the sharding of the arrays of a batch.
@@ -162,14 +160,14 @@ class Layout:
         [b, height, width, c], whose rows are split over `sequence`.
     """
 
-    def sharding(x: Any) -> NamedSharding:
+    def split(x: Any) -> NamedSharding:
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
       place = 2 if x.ndim == 3 else 1
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
         axes[place] = SEQUENCE
-      return NamedSharding(self.mesh, PartitionSpec(*axes))
+      return self.sharding(*axes)
 
-    return jax.tree.map(sharding, batch)
+    return jax.tree.map(split, batch)
 
   def check_lengths(self, lengths: tuple[int, ...]) -> None:
     """Raises UserError for a number of tokens that does not split evenly."""
@@ -185,8 +183,7 @@ class Layout:
   def state_sharding(self, tree: Any) -> Any:
     """Returns the sharding of every leaf of a state or of parameters."""
     return jax.tree_util.tree_map_with_path(
-      lambda path, leaf: NamedSharding(self.mesh, self.spec(path, leaf.shape)),
-      tree,
+      lambda path, leaf: self.sharding(*self.spec(path, leaf.shape)), tree
     )
 
   def spec(
@@ -212,10 +209,9 @@ class Layout:
     if (not stacked or len(shape) > 2) and self._splits(shape[place], MODEL):
       axes[place] = MODEL
     # Split the longest axis that is left over `fsdp`.
-    for place in sorted(range(len(shape)), key=lambda k: -shape[k]):
-      if axes[place] is None and self._splits(shape[place], FSDP):
-        axes[place] = FSDP
-        break
+    left = [k for k, axis in enumerate(axes) if axis is None]
+    if left := [k for k in left if self._splits(shape[k], FSDP)]:
+      axes[max(left, key=shape.__getitem__)] = FSDP
     return PartitionSpec(*axes)
 
   def _splits(self, length: int, axis: str) -> bool:
@@ -238,8 +234,7 @@ class Layout:
     def replicate(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
       spec = self.spec(path, leaf.shape)
       kept = [axis if axis == MODEL else None for axis in spec]
-      sharding = NamedSharding(self.mesh, PartitionSpec(*kept))
-      return jax.lax.with_sharding_constraint(leaf, sharding)
+      return jax.lax.with_sharding_constraint(leaf, self.sharding(*kept))
 
     return jax.tree_util.tree_map_with_path(replicate, params)
 
@@ -274,17 +269,14 @@ class Layout:
 
       return map_all
 
-    def sharding(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
+    def constrain(path: tuple[Any, ...], q: jax.Array) -> jax.Array:
       name = jax.tree_util.keystr(path[-1:], simple=True)
       is_stacked = q.ndim > 2 and name not in in_turn
-      if is_stacked and self._splits(q.shape[0], MODEL):
-        return NamedSharding(self.mesh, PartitionSpec(MODEL))
-      return self.replicated()
+      axes = [MODEL] if is_stacked and self._splits(len(q), MODEL) else []
+      return jax.lax.with_sharding_constraint(q, self.sharding(*axes))
 
     matrices = orthogonal.rotations(params, mapping, spread=spread)
-    return jax.lax.with_sharding_constraint(
-      matrices, jax.tree_util.tree_map_with_path(sharding, matrices)
-    )
+    return jax.tree_util.tree_map_with_path(constrain, matrices)
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a step that JAX traces with the mesh at hand, for its models."""

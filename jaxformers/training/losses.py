@@ -97,20 +97,33 @@ def classification(
     share, others = batch["shares"], batch["others"]
     loss = share * loss + (1 - share) * cross_entropy(others)
     truth = jnp.where(share >= 0.5, targets, others)
-  smoothed = _smooth(loss, log_p, smoothing)
-  objective = _summed(smoothed, weights) + _summed(extra, weights)
   # Accuracy.
-  hit = logits.argmax(-1) == truth
-  sums = {
-    "objective": objective,
-    "loss": _summed(loss, weights),
-    "correct": (weights * hit).sum(),
-    "count": weights.sum(),
-  }
+  hits = {"correct": (weights * (logits.argmax(-1) == truth)).sum()}
   if logits.shape[-1] >= MANY_CLASSES:
     _, top5 = jax.lax.top_k(logits, 5)
-    sums["correct_top5"] = (weights * (top5 == truth[:, None]).any(-1)).sum()
-  return objective, sums
+    hits["correct_top5"] = (weights * (top5 == truth[:, None]).any(-1)).sum()
+  smoothed = _smooth(loss, log_p, smoothing)
+  return _report(loss, smoothed, extra, weights, hits)
+
+
+def _report(
+  loss: jax.Array,
+  smoothed: jax.Array,
+  extra: jax.Array,
+  weights: jax.Array,
+  others: Sums,
+) -> tuple[jax.Array, Sums]:
+  """Returns the sum to minimise, and the sums to report.
+
+  Args:
+    loss, smoothed, extra: [b], losses of each example: as it is reported, as it
+      is minimised, and sown ones that are minimised as well.
+    weights: [b], 0 for padding.
+    others: other sums to report.
+  """
+  objective = _summed(smoothed, weights) + _summed(extra, weights)
+  sums = {"loss": _summed(loss, weights), "count": weights.sum(), **others}
+  return objective, {"objective": objective, **sums}
 
 
 def _smooth(loss: jax.Array, log_p: jax.Array, smoothing: float) -> jax.Array:
@@ -216,18 +229,11 @@ def segmentation(
   def mean_per_image(loss: jax.Array) -> jax.Array:
     return jnp.where(counted, loss, 0).sum((1, 2)) / num_pixels
 
-  smoothed = mean_per_image(_smooth(loss, log_p, smoothing))
-  objective = _summed(smoothed, weights) + _summed(extra, weights)
   # Areas, of images that are no padding.
-  areas = confusion_areas(
-    logits.argmax(-1), targets, logits.shape[-1], weights[:, None, None] > 0
-  )
-  return objective, {
-    "objective": objective,
-    "loss": _summed(mean_per_image(loss), weights),
-    "count": weights.sum(),
-    **areas,
-  }
+  is_real = weights[:, None, None] > 0
+  areas = confusion_areas(logits.argmax(-1), targets, logits.shape[-1], is_real)
+  smoothed = mean_per_image(_smooth(loss, log_p, smoothing))
+  return _report(mean_per_image(loss), smoothed, extra, weights, areas)
 
 
 def confusion_areas(

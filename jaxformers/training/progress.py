@@ -27,9 +27,7 @@ class Clock:
   """
 
   def __init__(self) -> None:
-    self.steps = 0
-    self.seconds = 0.0
-    self._since = 0.0
+    self.steps, self.seconds, self._since = 0, 0.0, 0.0
 
   def tick(self) -> None:
     """Counts a step that is done. The first tick only starts the clock."""

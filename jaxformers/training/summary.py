@@ -108,8 +108,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   # A note on data that are not the authors'.
   data = results["data"]
   if not data.get("authors_counts", True):
-    counts = data["counts"].items()
-    text = ", ".join(f"{count:,} {name}" for name, count in counts)
-    yield "data", f"not the authors' counts: {text}"
+    counts = [f"{count:,} {name}" for name, count in data["counts"].items()]
+    yield "data", f"not the authors' counts: {', '.join(counts)}"
   elif not data.get("authors_checksum", True):
     yield "data", f"not the authors' archive: SHA-256 {data['sha256'][:12]}..."

@@ -68,16 +68,14 @@ class Writers:
     if not processes.is_first():
       return
     # A library that is missing is an error before anything is written.
-    board = wandb = None
-    if config["tensorboard"]:
-      board = _import_optional("tensorboardX", "tensorboard")
-    if config["wandb"]:
-      wandb = _import_optional("wandb", "wandb")
+    board, wandb = (
+      _import_optional(module, extra) if config[extra] else None
+      for module, extra in (("tensorboardX", "tensorboard"), ("wandb", "wandb"))
+    )
     # Records after the step are computed again.
-    path = workdir / "metrics.jsonl"
-    with disk.saving(path.name, workdir):
+    self._path = workdir / "metrics.jsonl"
+    with disk.saving(self._path.name, workdir):
       _cut_metrics(workdir, step)
-    self._path = path
     if board:
       self._board = board.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
