@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks import ours
 from benchmarks.__main__ import main
-from benchmarks.timing import Rows, exponent, interleaved, median, ratio
+from benchmarks.data import Rows
+from benchmarks.timing import exponent, interleaved, median, ratio
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
 # Our two encoders by title, with their options.

@@ -23,14 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import (
-  Call,
-  Rows,
-  interleaved,
-  median,
-  status_bytes,
-  timed,
-)
+from benchmarks.timing import Call, interleaved, median, status_bytes, timed
 from jaxformers import cli, tasks
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
@@ -42,6 +35,7 @@ from jaxformers.training import provenance
 # pixels, and for 100,000 expressions.
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
+Rows = Iterable[dict[str, Any]]  # Rows of a table.
 ROUNDS = 7
 NUM_READ = 300  # Batches that a round reads.
 ARCHIVES = {

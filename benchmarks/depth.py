@@ -19,12 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+from scipy.stats import differential_entropy
 
 from benchmarks import ours, training
-from benchmarks.data import OUT, report
+from benchmarks.data import OUT, Rows, report
 from benchmarks.memory import ACTIVATIONS, transject_options
-from benchmarks.timing import Rows, interleaved, median, ready, timed
+from benchmarks.timing import interleaved, median, ready, timed
 from jaxformers import cli, models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
@@ -68,7 +68,7 @@ def compile_batch(gradient: Any, params: Any, batch: int) -> Any:
   return gradient.lower(params, ids).compile()
 
 
-def measure_memory(rounds: int) -> list[dict[str, Any]]:
+def measure_memory(rounds: int) -> Rows:
   """Measures seconds and bytes of a gradient, by depth and activations."""
   rows, calls = {}, {}
   ids = jnp.asarray(ours.random_ids(BATCH, LENGTH))
@@ -80,14 +80,13 @@ def measure_memory(rounds: int) -> list[dict[str, Any]]:
       gradient, params = make_gradient(kind, depth)
       half = compile_batch(gradient, params, BATCH // 2)
       program, seconds = timed(compile_batch, gradient, params, BATCH)
-      few, all_bytes = (
-        p.memory_analysis().temp_size_in_bytes for p in (half, program)
-      )
+      programs = (half, program)
+      few, many = (p.memory_analysis().temp_size_in_bytes for p in programs)
       rows[f"{kind} {depth}"] = {
         "L": depth,
         "memory": kind,
-        "MB": 2 * (all_bytes - few) / 1e6,
-        "MB of scratch": all_bytes / 1e6,
+        "MB": 2 * (many - few) / 1e6,
+        "MB of scratch": many / 1e6,
         "compile s": seconds,
       }
       calls[f"{kind} {depth}"] = ready(program, params, ids)
@@ -112,9 +111,7 @@ def measure_tokens(
   def entropy(x: jax.Array) -> float:
     tokens = np.asarray(x)[mask].astype(np.float64)
     tokens = tokens / tokens.std(1, keepdims=True)
-    estimate = scipy.stats.differential_entropy(
-      tokens, axis=1, method="vasicek"
-    )
+    estimate = differential_entropy(tokens, axis=1, method="vasicek")
     # The estimate of a token with many equal units is -inf: leave it out.
     return float(estimate[np.isfinite(estimate)].mean())
 
@@ -128,8 +125,8 @@ def measure_tokens(
   }
 
 
-def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
-  """Trains at one depth; returns a row before training, and one after."""
+def train_depth(depth: int, steps: int, folder: Path) -> Rows:
+  """Trains at one depth; yields a row before training, and one after."""
   config = training.make_config(
     "transject", steps, folder, num_layers=depth, memory="reversible"
   )
@@ -141,10 +138,8 @@ def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
     losses, _ = training.train_to_end(run)
     after = measure_tokens(run, run.state.params, ids)
   first, last = training.average_tenths(losses)
-  return [
-    {"L": depth, "step": 0, "loss": first, **before},
-    {"L": depth, "step": steps, "loss": last, **after},
-  ]
+  yield {"L": depth, "step": 0, "loss": first, **before}
+  yield {"L": depth, "step": steps, "loss": last, **after}
 
 
 @cli.command(

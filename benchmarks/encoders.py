@@ -20,15 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import ours
-from benchmarks.data import OUT, report
-from benchmarks.timing import (
-  Call,
-  Rows,
-  exponent,
-  in_a_process,
-  interleaved,
-  median,
-)
+from benchmarks.data import OUT, Rows, report
+from benchmarks.timing import Call, exponent, in_a_process, interleaved, median
 from jaxformers import cli, models
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.attention import attention

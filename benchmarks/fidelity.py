@@ -13,8 +13,8 @@ from __future__ import annotations
 import jax
 
 from benchmarks import ours
-from benchmarks.data import OUT, report
-from benchmarks.timing import Rows, interleaved, median, ratio
+from benchmarks.data import OUT, Rows, report
+from benchmarks.timing import interleaved, median, ratio
 from jaxformers import cli, models
 from jaxformers.recipes import vision
 

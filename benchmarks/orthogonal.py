@@ -17,16 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import OUT, report
-from benchmarks.timing import (
-  Call,
-  Rows,
-  interleaved,
-  median,
-  ready,
-  threads,
-  timed,
-)
+from benchmarks.data import OUT, Rows, report
+from benchmarks.timing import Call, interleaved, median, ready, threads, timed
 from jaxformers import cli, orthogonal
 
 COUNT = 21
@@ -127,24 +119,19 @@ def measure_maps(d: int, rounds: int) -> Rows:
     }
 
 
-def measure_norms(d: int) -> list[dict[str, Any]]:
+def measure_norms(d: int) -> Rows:
   """Measures the defect in float32 as the parameters grow."""
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
-  rows: list[dict[str, Any]] = []
   for name in ("cayley", "expm", "householder"):
-    rows.append({"map": name, "d": d})
+    row: dict[str, Any] = {"map": name, "d": d}
     for norm in (0.1, 2, 10, 50):
       q = jax.jit(orthogonal.MAPS[name])(norm * unit)
-      rows[-1][f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
-  return rows
+      row[f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
+    yield row
 
 
-def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
-  """Measures the defect of each map after many steps of Adam, a row each."""
-  return [_drift(name, steps, d) for name in orthogonal.MAPS]
-
-
-def _drift(name: str, steps: int, d: int) -> dict[str, Any]:
+def measure_drift(name: str, steps: int, d: int) -> dict[str, Any]:
+  """Measures the defect of a map after many steps of Adam."""
   from jaxformers.training import optim
 
   # Start at the matrices that models start at.
@@ -190,10 +177,11 @@ def _drift(name: str, steps: int, d: int) -> dict[str, Any]:
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   sides = cli.numbers("sizes", sizes)
+  drifting = orthogonal.MAPS if steps else ()
   results = {
     "cost": [row for d in sides for row in measure_maps(d, rounds)],
     "norms": [row for d in sides for row in measure_norms(d)],
-    "many": measure_drift(steps, min(sides)) if steps else [],
+    "many": [measure_drift(name, steps, min(sides)) for name in drifting],
   }
   report(results.items(), out)
 

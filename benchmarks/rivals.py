@@ -189,9 +189,10 @@ class FastTransJect(nn.Module):
     else:
       sigma = (self.sigma / self.sigma.abs().max())[None]
     e = self.experts
-    for layer, matrices in enumerate(q[:-1].split(2 * e + 2)):
+    stacks = q.split(2 * e + 2)
+    for layer in range(self.layers):
       # Matrices of the layer: u and v [e, d, d], w [2, d, d].
-      u, v, w = matrices.split((e, e, 2))
+      u, v, w = stacks[layer].split((e, e, 2))
       a = self.alpha[layer].tanh() / self.layers
       # Experts, side by side; with many tokens, fold the matrices first.
       if n > d:

@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks import ours
 from benchmarks.__main__ import main
-from benchmarks.timing import Call, Rows, interleaved, median, product, ratio
+from benchmarks.data import Rows
+from benchmarks.timing import Call, interleaved, median, product, ratio
 
 LENGTHS = (512, 1_024, 2_048, 4_096)
 MODELS = ("transject", "random_transject")

@@ -16,17 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.__main__ import main
-from benchmarks.timing import (
-  Rows,
-  in_a_process,
-  interleaved,
-  median,
-  ready,
-  timed,
-)
+from benchmarks.data import Rows
+from benchmarks.timing import in_a_process, interleaved, median, ready, timed
 from jaxformers import config as configs
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -43,20 +36,15 @@ FIRST = "First step done"
 STEPS = 50
 
 
-def imports(rounds: int) -> list[dict[str, Any]]:
+def imports(rounds: int) -> Rows:
   """Times processes that import a module and end."""
   calls = {k: functools.partial(in_a_process, v) for k, v in IMPORTS.items()}
-  seconds = interleaved(calls, rounds)
+  times = interleaved(calls, rounds)
   # Every process also takes the time in which Python starts and ends.
-  bare = median(seconds, "Python")
-  return [
-    {
-      "import": name,
-      "s": median(seconds, name),
-      "s beside Python": median(seconds, name) - bare,
-    }
-    for name in IMPORTS
-  ]
+  bare = median(times, "Python")
+  for name in IMPORTS:
+    seconds = median(times, name)
+    yield {"import": name, "s": seconds, "s beside Python": seconds - bare}
 
 
 def until_first_step(folder: Path) -> float:
@@ -71,31 +59,29 @@ def until_first_step(folder: Path) -> float:
   with tempfile.TemporaryDirectory() as workdir:
     command += [f"--workdir={workdir}", f"--config.data_dir={folder}/data"]
     began = time.perf_counter()
+    # The log of a run goes to stderr.
     with subprocess.Popen(
       command,
       stderr=subprocess.PIPE,
       text=True,
       env=os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"},
     ) as process:
-      # The log of a run goes to stderr.
-      for line in process.stderr or ():
-        if FIRST in line:
-          spent = time.perf_counter() - began
-          process.kill()
-          return spent
+      if any(FIRST in line for line in process.stderr or ()):
+        spent = time.perf_counter() - began
+        process.kill()
+        return spent
   raise RuntimeError(f"{' '.join(command)} ended before its first step.")
 
 
-def first_steps(rounds: int) -> list[dict[str, Any]]:
+def first_steps(rounds: int) -> Rows:
   """Times the first step, without and with cached data and programs."""
   with tempfile.TemporaryDirectory() as folder:
     # The first process fills the caches that the others read.
     cold = until_first_step(Path(folder))
     warm = [until_first_step(Path(folder)) for _ in range(rounds)]
-  return [
-    {"first step of": CONFIG, "cache": "none, data made too", "s": cold},
-    {"first step of": CONFIG, "cache": "warm", "s": statistics.median(warm)},
-  ]
+  yield {"first step of": CONFIG, "cache": "none, data made too", "s": cold}
+  median_warm = statistics.median(warm)
+  yield {"first step of": CONFIG, "cache": "warm", "s": median_warm}
 
 
 def measure_waiting() -> Rows:

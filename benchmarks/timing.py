@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 
 T = TypeVar("T")
 Call = Callable[[], Any]
-Rows = Iterable[dict[str, Any]]  # Of a table.
 Seconds = Mapping[str, list[float]]
 
 

@@ -38,35 +38,33 @@ from jaxformers.sweep.slurm import SlurmSweep, parse_parameters
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   """Returns the arguments of a sweep, and those that go to every run."""
-  pairs = "KEY=VALUE,..."
+  pairs = {"metavar": "KEY=VALUE,..."}
+  repeated = {"action": "append"}
   parser = cli.parser(
     __name__,
     # Which runs: configs, workdir, axes and seeds.
     cli.argument(
       "--config",
-      action="append",
+      **repeated,
       required=True,
-      help="path.py or path.py:key=value,...; repeat it for several configs",
+      help="path.py or path.py:key=value,...; repeatable",
     ),
     cli.argument(
       "--workdir", type=Path, required=True, help="folder of all runs"
     ),
     cli.argument(
-      "--grid",
-      action="append",
-      metavar=pairs,
-      help="values of an argument; repeat it for several arguments",
+      "--grid", **repeated, **pairs, help="values of an argument; repeatable"
     ),
     cli.argument(
-      "--tune", metavar=pairs, help="values of which the best gets all seeds"
+      "--tune", **pairs, help="values of which the best is run with all seeds"
     ),
     cli.argument("--seeds", default="0", help="such as 0,1,2"),
     # `--slurm` alone is "", and None stands for runs on this machine.
     cli.argument(
       "--slurm",
+      **pairs,
       nargs="?",
       const="",
-      metavar=pairs,
       help="submit the runs to Slurm, with parameters of the jobs",
     ),
     cli.switch("--dry_run", help="print the commands, run nothing"),

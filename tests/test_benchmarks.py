@@ -31,6 +31,7 @@ from benchmarks import (
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.variables import make_variables
+from jaxformers.orthogonal import MAPS
 from tests import initial
 from tests.marks import long_except
 
@@ -125,7 +126,8 @@ def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
 def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
   monkeypatch.setattr(orthogonal, "COUNT", 2)
   monkeypatch.setattr(orthogonal, "TORCH_MAPS", {})  # Not a test dependency.
-  rows = [*orthogonal.measure_maps(8, 1), *orthogonal.measure_drift(3, 8)]
+  rows = [*orthogonal.measure_maps(8, 1)]
+  rows += [orthogonal.measure_drift(name, 3, 8) for name in MAPS]
   assert {row["map"].removeprefix("ours: ") for row in rows} == {
     "cayley",
     "expm",
