@@ -24,6 +24,8 @@ from jaxformers.errors import UserError
 FAILURE = 1  # An error of the program or of the file system.
 MISTAKE = 2  # A mistake of the user: the same command fails again.
 RETRY = 75  # A full or absent disk, or a process of the run that has died.
+# Errors that ml_collections and config files of users raise.
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, flags.Error)
 
 FLAGS = flags.FLAGS
 
@@ -33,22 +35,19 @@ config_flags.DEFINE_config_file(
   "Path of a config with its arguments, path.py:key=value,key=value. "
   "--config.section.field=value overrides a field.",
 )
-flags.DEFINE_string(
-  "workdir", None, "Folder for checkpoints, metrics and results."
+# Name, default, least value and description of the other flags.
+_FLAGS = (
+  ("workdir", None, None, "Folder for checkpoints, metrics and results."),
+  ("seeds", "", None, "Run several seeds, such as 0,1,2, in WORKDIR/seed_N."),
+  ("eval_only", False, None, "Score the best checkpoint of the workdir again."),
+  ("profile", False, None, "Write a trace of ten steps to WORKDIR/profile."),
+  ("distributed", False, None, "Join the processes of a cluster JAX detects."),
 )
-flags.DEFINE_string(
-  "seeds", "", "Run several seeds, such as 0,1,2, each in WORKDIR/seed_N."
-)
-for _name, _text in {
-  "eval_only": "Score the best checkpoint of the workdir again.",
-  "profile": "Write a trace of ten steps to WORKDIR/profile.",
-  "distributed": "Join the processes of a cluster that JAX detects.",
-}.items():
-  flags.DEFINE_bool(_name, False, _text)
-# Fields of `processes.Cluster`: name, default, least value and description.
+# The same of flags that are fields of `processes.Cluster`.
 _CLUSTER = (
-  ("num_processes", -1, None, "Number of processes that train together."),
-  ("process_id", -1, None, "Index of this process, from 0."),
+  ("coordinator", "", None, "host:port of the first of several processes."),
+  ("num_processes", -1, -1, "Number of processes that train together."),
+  ("process_id", -1, -1, "Index of this process, from 0."),
   ("start_seconds", 300, 1, "Time to wait for all processes to start."),
   (
     *("silence_seconds", 60, 1),
@@ -56,19 +55,15 @@ _CLUSTER = (
   ),
   (
     *("stall_seconds", 1800, 0),
-    "Time after which one of several processes that hangs ends itself; 0: "
-    "never.",
+    "Time after which a process of several that hangs ends itself; 0: never.",
   ),
 )
-flags.DEFINE_string(
-  "coordinator", "", "host:port of the first of several processes."
-)
-for _name, _default, _least, _text in _CLUSTER:
-  flags.DEFINE_integer(_name, _default, _text, lower_bound=_least)
+_DEFINE: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
 
-
-def _parse_seeds() -> list[int]:
-  return cli.numbers("seeds", FLAGS.seeds)
+for _name, _default, _least, _text in (*_FLAGS, *_CLUSTER):
+  _bounds = {} if _least is None else {"lower_bound": _least}
+  _define = _DEFINE.get(type(_default), flags.DEFINE_string)
+  _define(_name, _default, _text, **_bounds)
 
 
 def _prepare_jax() -> None:
@@ -164,7 +159,7 @@ def main(_: list[str]) -> None:
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _ignore_closed_loop
   try:
-    _run(_parse_seeds())
+    _run(cli.numbers("seeds", FLAGS.seeds))
   except KeyboardInterrupt:
     interrupts.leave("it resumes from the latest checkpoint.")
   except Exception as error:
@@ -197,17 +192,11 @@ def _parse(argv: list[str]) -> list[str]:
         "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
         "--help"
       )
-    _parse_seeds()  # A wrong seed ends here, before JAX is imported.
+    # A wrong seed ends here, before JAX is imported.
+    cli.numbers("seeds", FLAGS.seeds)
     configs.set_options(FLAGS.config, options)
     return rest
-  # ml_collections and config files of users raise errors of these types.
-  except (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    flags.Error,
-  ) as error:
+  except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)
     sys.exit(MISTAKE)
 

@@ -51,10 +51,9 @@ class Sweep:
     # Flags of their own, since those of the process are parsed once.
     values = flags.FlagValues()
     argv = ["sweep", *rest]
+    places = {"flag_values": values, "sys_argv": argv}
     try:
-      config_flags.DEFINE_config_dict(
-        "config", loaded, flag_values=values, sys_argv=argv
-      )
+      config_flags.DEFINE_config_dict("config", loaded, **places)
       values(argv)
     except (flags.Error, TypeError, KeyError) as error:
       raise UserError(str(error)) from None
@@ -157,9 +156,7 @@ class Sweep:
     key, values = axis
     before = dict(self.failed)
     # Run every value under the seed, and keep the results that there are.
-    every = {
-      value: self.run(cell.extended(key, value), seed) for value in values
-    }
+    every = {v: self.run(cell.extended(key, v), seed) for v in values}
     results = {value: result for value, result in every.items() if result}
     if not results:
       return None

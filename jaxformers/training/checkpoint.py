@@ -344,16 +344,15 @@ class Checkpoints:
       UserError: if it is of other shapes, of another config, of other data or
         another protocol, or damaged.
     """
-    damage, state, meta = None, None, {}
+    damage = None
     try:
       state, meta = self._read(step, like)
     except _DamagedError as error:
       damage = error
     # All processes pass over a checkpoint that one of them cannot read.
     if not processes.all_true(damage is None):
-      raise damage or _DamagedError(
-        self.folder / str(step), "another process cannot read it"
-      )
+      reason = "another process cannot read it"
+      raise damage or _DamagedError(self.folder / str(step), reason)
     return jax.tree.map(place_like, state, like), meta
 
   def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
@@ -375,12 +374,9 @@ class Checkpoints:
     check_shapes(folder, shapes, shapes_of(like))
     # Read the fields that `like` has; on disk a state is a dictionary.
     fields = {k: v for k, v in vars(like).items() if v is not None}
-    numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    args = ocp.args.PyTreeRestore(
-      item=fields,
-      restore_args=jax.tree.map(lambda _: numpy, fields),
-      partial_restore=True,
-    )
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    kinds = jax.tree.map(lambda _: as_numpy, fields)
+    args = ocp.args.PyTreeRestore(fields, kinds, partial_restore=True)
     with _reading(folder):
       handler = ocp.PyTreeCheckpointHandler()
       state = like.replace(**handler.restore(folder / "state", args=args))

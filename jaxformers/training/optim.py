@@ -9,12 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxformers import orthogonal
 from jaxformers.errors import UserError
 from jaxformers.registry import Registry, call
 from jaxformers.training.riemannian import riemannian
+
+Tx = optax.GradientTransformation
 
 SCHEDULES: Registry = Registry("schedule")
 OPTIMIZERS: Registry = Registry("optimizer")
@@ -117,16 +120,13 @@ def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
 def _triangle(
   warmup_steps: int, total_steps: int, values: tuple[float, float, float]
 ) -> optax.Schedule:
-  """Returns two lines through values at step 0, at the end of the warm-up and
-  at the last step."""
+  """Returns lines through values at the start, the peak and the last step."""
   # Keep the three steps ascending, as interpolation needs them.
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
   # Without a warm-up the schedule starts high.
-  return lambda step: jnp.interp(
-    _float(step),
-    jnp.array([0.0, peak, max(last, peak + 1)], jnp.float32),
-    jnp.array([values[0 if peak else 1], *values[1:]], jnp.float32),
-  )
+  steps = np.array([0.0, peak, max(last, peak + 1)], np.float32)
+  rates = np.array([values[0 if peak else 1], *values[1:]], np.float32)
+  return lambda step: jnp.interp(_float(step), steps, rates)
 
 
 def _float(step: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def adam(
   b2: float = 0.999,
   eps: float = 1e-8,
   weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
+) -> Tx:
   """Returns Adam; its weight decay is decoupled, times the learning rate."""
   # The state of a fixed b1 has no hyperparameters in it.
   make = optax.scale_by_adam
@@ -172,21 +172,17 @@ def adam(
 @OPTIMIZERS.register("sgd")
 def sgd(
   schedule: optax.Schedule, *, momentum: float = 0.0, weight_decay: float = 0.0
-) -> optax.GradientTransformation:
+) -> Tx:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
   return _with_decay(steps, weight_decay, schedule)
 
 
-def _with_decay(
-  steps: list[optax.GradientTransformation],
-  weight_decay: float,
-  schedule: optax.Schedule,
-) -> optax.GradientTransformation:
+def _with_decay(steps: list[Tx], decay: float, schedule: optax.Schedule) -> Tx:
   """Returns steps, decoupled weight decay if any, and the learning rate."""
   # After the moments, so that they do not see the decay.
-  if weight_decay:
-    steps = [*steps, optax.add_decayed_weights(weight_decay, mask=decayed)]
+  if decay:
+    steps = [*steps, optax.add_decayed_weights(decay, mask=decayed)]
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
@@ -197,7 +193,7 @@ def ends_with_run(name: str) -> bool:
 
 def build(
   optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
+) -> tuple[Tx, optax.Schedule]:
   """Returns the optimiser and the schedule of a config.
 
   Matrices that are kept orthogonal move on their group: see `riemannian`.

@@ -71,10 +71,8 @@ class Trainer:
 
   def _initial_state(self) -> TrainState:
     """Returns the state of step 0, with pre-trained weights if any."""
-    state, folder = (
-      self.run.initial_state(self._tx),
-      self.run.config["pretrained"],
-    )
+    state = self.run.initial_state(self._tx)
+    folder = self.run.config["pretrained"]
     # A run that goes on needs no pre-trained weights: they may be gone.
     goes_on = resume.has_checkpoints(self.run.workdir)
     if not processes.broadcast_from_first(goes_on) and folder:
