@@ -31,9 +31,8 @@ NO_TABLES = ("hardware", "versions")
 
 def name_of(row: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
   """Returns the columns that identify a row of a table, with their values."""
-  return tuple(
-    (k, v) for k, v in row.items() if k in KEYS or isinstance(v, str)
-  )
+  columns = row.items()
+  return tuple((k, v) for k, v in columns if k in KEYS or isinstance(v, str))
 
 
 def more_is_better(column: str, *, seconds: bool) -> bool | None:
@@ -43,7 +42,8 @@ def more_is_better(column: str, *, seconds: bool) -> bool | None:
     column: title of the column.
     seconds: True compares durations.
   """
-  first, *_, last = (*column.split(), column.split()[-1])
+  words = column.split()
+  first, last = words[0], words[-1]
   if first in MORE:
     return True
   is_duration = seconds and {first, last} & SECONDS

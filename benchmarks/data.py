@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +36,8 @@ from jaxformers.training import provenance
 # pixels, and for 100,000 expressions.
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
-Rows = Iterable[dict[str, Any]]  # Rows of a table.
+Row = dict[str, Any]  # Row of a table: its figures by column.
+Rows = Iterable[Row]
 ROUNDS = 7
 NUM_READ = 300  # Batches that a round reads.
 ARCHIVES = {
@@ -52,30 +54,24 @@ ARCHIVES = {
 
 def pathfinder_speed() -> Rows:
   """Yields the time of an image on one core, by resolution and difficulty."""
-  for resolution in pathfinder.GEOMETRIES:
-    for difficulty in pathfinder.DIFFICULTIES:
-      settings = pathfinder.Settings(resolution, difficulty)
-      # Compile, and make what images share.
-      snakes.sample(settings, 0)
-      for margin in pathfinder.GEOMETRIES[resolution].margins:
-        snakes.sprites(resolution, margin)
-      # Larger images take longer, so fewer of them are timed.
-      count = 300 if resolution == 32 else 40
-      _, spent = timed(sample_images, settings, count)
-      row = {
-        "pixels": resolution,
-        "difficulty": difficulty,
-        "ms an image": 1e3 * spent / count,
-      }
-      if (resolution, difficulty) == (32, "hard"):
-        row["times the original"] = PATHFINDER_ORIGINAL * count / spent
-      yield row
-
-
-def sample_images(settings: pathfinder.Settings, count: int) -> None:
-  """Draws the first images of Pathfinder."""
-  for index in range(count):
-    snakes.sample(settings, index)
+  kinds = itertools.product(pathfinder.GEOMETRIES, pathfinder.DIFFICULTIES)
+  for pixels, difficulty in kinds:
+    settings = pathfinder.Settings(pixels, difficulty)
+    # Compile, and make what images share.
+    snakes.sample(settings, 0)
+    for margin in pathfinder.GEOMETRIES[pixels].margins:
+      snakes.sprites(pixels, margin)
+    # Larger images take longer, so fewer of them are timed.
+    count = 300 if pixels == 32 else 40
+    began = time.perf_counter()
+    for index in range(count):
+      snakes.sample(settings, index)
+    spent = (time.perf_counter() - began) / count
+    row = {"pixels": pixels, "difficulty": difficulty}
+    row["ms an image"] = 1e3 * spent
+    if (pixels, difficulty) == (32, "hard"):
+      row["times the original"] = PATHFINDER_ORIGINAL / spent
+    yield row
 
 
 def listops_speed() -> Rows:
@@ -100,7 +96,7 @@ def resident_memory() -> float:
   return status_bytes("RssAnon") / 2**20
 
 
-def loader_speed(batches: int) -> list[dict[str, Any]]:
+def loader_speed(batches: int) -> list[Row]:
   """Times batches of 32 x 4096: the loader, and NumPy on a matrix."""
   rng = np.random.default_rng(0)
   count, length, size = 25_000, 4_096, 32
@@ -166,7 +162,7 @@ def archive_figures(archives: Path) -> Rows:
       }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
   """Returns rows as Markdown, a column for each key; floats have 3 digits."""
   columns = list(dict.fromkeys(key for row in rows for key in row))
 

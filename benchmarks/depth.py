@@ -22,7 +22,7 @@ import numpy as np
 from scipy.stats import differential_entropy
 
 from benchmarks import ours, training
-from benchmarks.data import OUT, Rows, report
+from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.memory import ACTIVATIONS, transject_options
 from benchmarks.timing import interleaved, median, ready, timed
 from jaxformers import cli, models, orthogonal
@@ -95,9 +95,7 @@ def measure_memory(rounds: int) -> Rows:
   return [row | {"ms": 1e3 * median(times, name)} for name, row in rows.items()]
 
 
-def measure_tokens(
-  run: Trainer, params: Any, ids: np.ndarray
-) -> dict[str, Any]:
+def measure_tokens(run: Trainer, params: Any, ids: np.ndarray) -> Row:
   """Measures activation factors and entropy of the last layer's tokens.
 
   The entropy is Vasicek's estimate of a token's over its units, divided by

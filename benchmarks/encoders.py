@@ -82,7 +82,8 @@ def pytorch_memory(n: int) -> int:
   """Returns the bytes that a train step adds to a process of its own."""
   # A step on 16 tokens first: memory of the libraries is not counted.
   code = (
-    "from benchmarks.encoders import peak_memory, pytorch_calls\n"
+    "from benchmarks.encoders import pytorch_calls\n"
+    "from benchmarks.timing import peak_memory\n"
     f"pytorch_calls(16, {BATCH})['step']()\n"
     "before = peak_memory()\n"
     f"pytorch_calls({n}, {BATCH})['step']()\n"

@@ -41,9 +41,8 @@ def measure_cost(
   """Yields seconds, ratio and memory of both models: `forward` and `step`."""
   programs = {name: _compile(name, size, batch, layers) for name in NAMES}
   for kind in ("forward", "step"):
-    seconds = interleaved(
-      {name: programs[name][kind].call for name in NAMES}, rounds
-    )
+    calls = {name: programs[name][kind].call for name in NAMES}
+    seconds = interleaved(calls, rounds)
     # Memory depends on the programs alone.
     memory = [programs[name][kind].planned_bytes for name in NAMES]
     yield {

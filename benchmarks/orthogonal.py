@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import OUT, Rows, report
+from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.timing import Call, interleaved, median, ready, threads, timed
 from jaxformers import cli, orthogonal
 
@@ -123,14 +123,14 @@ def measure_norms(d: int) -> Rows:
   """Measures the defect in float32 as the parameters grow."""
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
   for name in ("cayley", "expm", "householder"):
-    row: dict[str, Any] = {"map": name, "d": d}
+    row: Row = {"map": name, "d": d}
     for norm in (0.1, 2, 10, 50):
       q = jax.jit(orthogonal.MAPS[name])(norm * unit)
       row[f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
     yield row
 
 
-def measure_drift(name: str, steps: int, d: int) -> dict[str, Any]:
+def measure_drift(name: str, steps: int, d: int) -> Row:
   """Measures the defect of a map after many steps of Adam."""
   from jaxformers.training import optim
 
@@ -138,9 +138,8 @@ def measure_drift(name: str, steps: int, d: int) -> dict[str, Any]:
   a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
   start = orthogonal.cayley(a) if name == "matrix" else a
   params = {orthogonal.parameter_name("u", name): start}
-  tx, _ = optim.build(
-    {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
-  )
+  rate = {"name": "constant", "learning_rate": 1e-3}
+  tx, _ = optim.build({"name": "adam"}, rate, steps)
 
   def loss(params: Any, k: Any) -> jax.Array:
     (q,) = orthogonal.rotations(params, name).values()
@@ -169,9 +168,7 @@ def measure_drift(name: str, steps: int, d: int) -> dict[str, Any]:
 @cli.command(
   cli.argument("--sizes", default="128,512", help="sides of the matrices"),
   cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
-  cli.argument(
-    "--steps", default=10_000, help="steps of the drift, 0 for none"
-  ),
+  cli.argument("--steps", default=10_000, help="steps of the drift; 0: none"),
   OUT,
 )
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:

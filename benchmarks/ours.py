@@ -51,9 +51,8 @@ def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
 
 def make_step(model: models.Model, accumulate: int) -> Any:
   """Returns a train step to compile, its layout, and its initial state."""
-  tx, _ = optim.build(
-    {"name": "adam"}, {"name": "constant", "learning_rate": LEARNING_RATE}, 10
-  )
+  rate = {"name": "constant", "learning_rate": LEARNING_RATE}
+  tx, _ = optim.build({"name": "adam"}, rate, 10)
   step = functools.partial(
     steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate
   )
@@ -75,9 +74,7 @@ def train(
   step, layout, create = make_step(model, accumulate or batch)
   # Each call continues from the state that the call before left.
   current = layout.place_state(create())
-  run, place = compilers.compile_step(
-    "jit", step, layout, state=current, donate=True
-  )
+  run, place = compilers.compile_jit(step, layout, state=current, donate=True)
   rows = place(make_batch(batch, length))
 
   def call() -> None:
@@ -122,9 +119,7 @@ def compile_on_shapes(
     "targets": jax.ShapeDtypeStruct((batch,), np.int32),
     "weights": jax.ShapeDtypeStruct((batch,), np.float32),
   }
-  run, _ = compilers.compile_step(
-    "jit", step, layout, state=initial, donate=True
-  )
+  run, _ = compilers.compile_jit(step, layout, state=initial, donate=True)
   placed = placed_shapes(rows, layout.batch_sharding(rows))
   return run.lower(initial, placed).compile()
 
@@ -170,9 +165,8 @@ def compile_passes(
   def loss(params: Any, key: jax.Array) -> jax.Array:
     rngs = {"random": key} if train else None
     logits = model.apply({"params": params}, inputs, train=train, rngs=rngs)
-    return optax.softmax_cross_entropy_with_integer_labels(
-      logits, labels
-    ).mean()
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(logits, labels).mean()
 
   def step(params: Any, moments: Any, key: jax.Array) -> Any:
     updates, moments = tx.update(jax.grad(loss)(params, key), moments)

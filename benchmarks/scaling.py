@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import ours
 from benchmarks.data import OUT, report, table
-from jaxformers import cli, models
+from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.registry import choose
 from jaxformers.training import optim, state, steps
@@ -125,21 +125,13 @@ def compile_step(
     batch: rows of a batch, over all devices.
     length: tokens of a row.
   """
-  config = configs.plain(configs.load(spec))
-  # Sizes of Text: 256 bytes and padding, two classes.
-  model = models.build(
-    **config["model"],
-    vocab_size=ours.VOCABULARY,
-    num_classes=ours.CLASSES,
-    max_len=length,
-  )
-  tx, _ = optim.build(
-    config["optimizer"], config["schedule"], config["total_steps"]
-  )
+  c = configs.plain(configs.load(spec))
+  # Text has the vocabulary of `ours`: 256 bytes and padding, two classes.
+  model = ours.build(**c["model"], length=length)
+  tx, _ = optim.build(c["optimizer"], c["schedule"], c["total_steps"])
   layout = Layout.of(mesh, jax.devices()[:count])
-  step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, placement=layout
-  )
+  static = {"model": model, "tx": tx, "seed": 0, "placement": layout}
+  step = functools.partial(steps.train_step, **static)
   create = functools.partial(state.create, model, tx, 0)
   return ours.compile_on_shapes(step, layout, create, batch, length)
 

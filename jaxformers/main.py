@@ -94,15 +94,14 @@ def _run(seeds: list[int]) -> None:
   _prepare_jax()
   from jaxformers.training import loop, processes, summary
 
+  modes = {"eval_only": FLAGS.eval_only, "profile": FLAGS.profile}
   # Seeds run one after the other, each in a folder of its own.
   for seed in seeds or [None]:
     workdir = Path(FLAGS.workdir, "" if seed is None else f"seed_{seed}")
     config = FLAGS.config.copy_and_resolve_references()
     if seed is not None:
       config.seed = seed
-    results = loop.run(
-      config, workdir, eval_only=FLAGS.eval_only, profile=FLAGS.profile
-    )
+    results = loop.run(config, workdir, **modes)
     if processes.is_first():
       print(summary.table(results), flush=True)
 

@@ -196,5 +196,5 @@ _NAMES = {
 
 # The range of each field, by "name" or "section.name".
 RANGES = {
-  name: allowed for allowed, names in _NAMES.items() for name in names.split()
+  name: span for span, names in _NAMES.items() for name in names.split()
 }

@@ -190,8 +190,7 @@ def _check_types(
       value = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(value, kind):
       problem = "is missing" if value is None else f"is {value!r}"
-      problem = f"the field {field!r} of {name} {problem}"
-      raise _not_a_run(folder, name, problem)
+      raise _not_a_run(folder, name, f"the field {field!r} of {name} {problem}")
 
 
 def _not_a_run(folder: Path, name: str, problem: str) -> UserError:

@@ -102,9 +102,7 @@ def _sweep(
     sweep = Sweep(args.workdir, overrides)
   else:
     sweep = SlurmSweep(args.workdir, overrides, parse_parameters(args.slurm))
-  return sweep, run_grid(
-    sweep, cells, candidates, tuned, seeds, dry_run=args.dry_run
-  )
+  return sweep, run_grid(sweep, cells, candidates, tuned, seeds, args.dry_run)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

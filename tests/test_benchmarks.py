@@ -95,8 +95,8 @@ def test_the_librarys_attention_is_softmax():
     np.testing.assert_allclose(y[0], z[0], atol=1e-5)
     np.testing.assert_allclose(y[1, :4], z[1, :4], atol=1e-5)
   finally:
-    models.MODELS._entries.pop("dot_product_attention")
-    MIXERS._entries.pop("dot_product_attention")
+    models.MODELS.pop("dot_product_attention")
+    MIXERS.pop("dot_product_attention")
 
 
 @pytest.mark.long

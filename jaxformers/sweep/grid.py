@@ -89,8 +89,6 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
       if key == "seed":
         raise UserError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
     # Combine all values of all axes.
-    choices = [
-      [(k, value) for value in values] for k, values in (*fixed, *axes)
-    ]
+    choices = [[(k, v) for v in values] for k, values in (*fixed, *axes)]
     cells += [Cell(path, pairs) for pairs in itertools.product(*choices)]
   return cells

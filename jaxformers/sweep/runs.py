@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxformers import config as configs
-from jaxformers import models, tasks
+from jaxformers import tasks
 from jaxformers.errors import UserError
 from jaxformers.sweep import commands
 from jaxformers.sweep.grid import Axis, Cell
@@ -104,8 +104,6 @@ class Sweep:
     cell_configs = [self.load_config(cell, seeds[0]) for cell in cells]
     for config in cell_configs:
       check_fields(config)
-      for section in ("model", "reference"):
-        models.check_names(config[section], f"config.{section}")
     # Refuse cells with equal configs or folders; then prepare the data.
     seen: dict[str, Cell] = {}
     for cell, config in zip(cells, cell_configs, strict=True):

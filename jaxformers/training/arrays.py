@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from jax.experimental import multihost_utils
 
 from jaxformers.errors import UserError
 from jaxformers.training.layout import put
+
+Shapes = dict[str, list[int]]  # Shape of every leaf, by path.
 
 
 def fetch_to_host(tree: Any) -> Any:
@@ -43,7 +44,7 @@ def place_like(array: np.ndarray, like: Any) -> jax.Array:
   return put(np.asarray(array, like.dtype), like.sharding)
 
 
-def shapes_of(tree: Any) -> dict[str, list[int]]:
+def shapes_of(tree: Any) -> Shapes:
   """Returns the shape of every leaf, by path."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape)
@@ -51,9 +52,7 @@ def shapes_of(tree: Any) -> dict[str, list[int]]:
   }
 
 
-def check_shapes(
-  folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> None:
+def check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
   """Raises UserError if shapes differ, naming the first leaf.
 
   Args:

@@ -16,14 +16,7 @@ import orbax.checkpoint as ocp
 
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
-from jaxformers.training import disk, processes, resume
-from jaxformers.training.arrays import (
-  check_shapes,
-  checksums,
-  fetch_to_host,
-  place_like,
-  shapes_of,
-)
+from jaxformers.training import arrays, disk, processes, resume
 
 
 @dataclasses.dataclass
@@ -135,7 +128,7 @@ class Checkpoints:
       DivergedError: if a number is not finite; nothing is saved then.
     """
     # Refuse a state that is not finite, before anything is written.
-    state_on_host = fetch_to_host(state)
+    state_on_host = arrays.fetch_to_host(state)
     step = int(state_on_host.step)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state_on_host):
       if not np.isfinite(leaf).all():
@@ -155,8 +148,8 @@ class Checkpoints:
       "score": score,
       "best_step": self._best.step,
       "best_score": self._best.score,
-      "shapes": shapes_of(state_on_host),
-      "crc32": checksums(state_on_host),
+      "shapes": arrays.shapes_of(state_on_host),
+      "crc32": arrays.checksums(state_on_host),
     }
     meta = workdirs.with_digest(content)
     # orbax copies the arrays and writes them in the background.
@@ -353,7 +346,7 @@ class Checkpoints:
     if not processes.all_true(damage is None):
       reason = "another process cannot read it"
       raise damage or _DamagedError(self.folder / str(step), reason)
-    return jax.tree.map(place_like, state, like), meta
+    return jax.tree.map(arrays.place_like, state, like), meta
 
   def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """Reads and checks a checkpoint on this host, without other processes.
@@ -371,7 +364,7 @@ class Checkpoints:
     if like.opt_state is None:
       shapes = _without(shapes, "opt_state/")
       crc32 = _without(crc32, ".opt_state")
-    check_shapes(folder, shapes, shapes_of(like))
+    arrays.check_shapes(folder, shapes, arrays.shapes_of(like))
     # Read the fields that `like` has; on disk a state is a dictionary.
     fields = {k: v for k, v in vars(like).items() if v is not None}
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -381,7 +374,7 @@ class Checkpoints:
       handler = ocp.PyTreeCheckpointHandler()
       state = like.replace(**handler.restore(folder / "state", args=args))
       # Compare bits.
-      if checksums(state) != crc32:
+      if arrays.checksums(state) != crc32:
         raise ValueError("its checksums differ")
     return state, meta
 

@@ -54,9 +54,8 @@ class Evaluator:
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
-    self._prepared = jax.jit(
-      functools.partial(make_variables, model, placement=layout)
-    )
+    prepare = functools.partial(make_variables, model, placement=layout)
+    self._prepared = jax.jit(prepare)
     step = functools.partial(eval_step, model=model)
     self._step, self._place = compilers.compile_step(mode, step, layout)
     self._share = layout.share

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
 from jaxformers import orthogonal
 from jaxformers.errors import UserError
@@ -144,9 +145,8 @@ class Layout:
     """Places this process's share of a batch [b, ...] on its devices."""
     shares = self.share[1]
     shapes = jax.tree.map(lambda x: (len(x) * shares, *x.shape[1:]), local)
-    return jax.make_array_from_process_local_data(
-      self.batch_sharding(local), local, shapes
-    )
+    shardings = self.batch_sharding(local)
+    return jax.make_array_from_process_local_data(shardings, local, shapes)
 
   def sharding(self, *axes: Any) -> NamedSharding:
     """Returns the sharding over axes of the mesh; without any: replicated."""
@@ -186,9 +186,7 @@ class Layout:
       lambda path, leaf: self.sharding(*self.spec(path, leaf.shape)), tree
     )
 
-  def spec(
-    self, path: tuple[Any, ...], shape: tuple[int, ...]
-  ) -> PartitionSpec:
+  def spec(self, path: KeyPath, shape: tuple[int, ...]) -> PartitionSpec:
     """Returns the axis of the mesh that splits each axis of an array.
 
     `model` splits the first axis of stacked orthogonal matrices
@@ -231,7 +229,7 @@ class Layout:
     if self.mesh.shape[FSDP] == 1:
       return params
 
-    def replicate(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    def replicate(path: KeyPath, leaf: jax.Array) -> jax.Array:
       spec = self.spec(path, leaf.shape)
       kept = [axis if axis == MODEL else None for axis in spec]
       return jax.lax.with_sharding_constraint(leaf, self.sharding(*kept))
@@ -269,7 +267,7 @@ class Layout:
 
       return map_all
 
-    def constrain(path: tuple[Any, ...], q: jax.Array) -> jax.Array:
+    def constrain(path: KeyPath, q: jax.Array) -> jax.Array:
       name = jax.tree_util.keystr(path[-1:], simple=True)
       is_stacked = q.ndim > 2 and name not in in_turn
       axes = [MODEL] if is_stacked and self._splits(len(q), MODEL) else []

@@ -184,9 +184,8 @@ def _train(
       loop.step(step, next(batches))
       if step == start + 1:  # It compiles: wait for it, and do not measure it.
         loop.settle()
-        progress.line(
-          f"First step done {trainer.wall_seconds():.1f} s after the start."
-        )
+        seconds = trainer.wall_seconds()
+        progress.line(f"First step done {seconds:.1f} s after the start.")
       if step == start + PROFILED[1] - 1:
         loop.settle()  # The trace holds the end of its last step.
         trace.close()
@@ -195,9 +194,8 @@ def _train(
       # The boundary has saved; a launcher or the user starts the run again.
       if stop:
         checkpoints.wait()
-        progress.line(
-          f"{STOP_SIGNALS[stop]}: saved step {step}; run again to go on."
-        )
+        name = STOP_SIGNALS[stop]
+        progress.line(f"{name}: saved step {step}; run again to go on.")
         sys.exit(128 + stop)
     # Steps after the last checkpoint, where patience ended the run.
     loop.update_times()

@@ -17,14 +17,14 @@ from jaxformers.errors import UserError
 from jaxformers.registry import Registry, call
 from jaxformers.training.riemannian import riemannian
 
-Tx = optax.GradientTransformation
+Tx, Rate = optax.GradientTransformation, optax.Schedule
 
 SCHEDULES: Registry = Registry("schedule")
 OPTIMIZERS: Registry = Registry("optimizer")
 
 
 @SCHEDULES.register("constant")
-def constant(learning_rate: float, warmup_steps: int = 0) -> optax.Schedule:
+def constant(learning_rate: float, warmup_steps: int = 0) -> Rate:
   """Returns a constant rate, after a linear rise from 0 over warmup_steps."""
   if not warmup_steps:
     return lambda step: jnp.float32(learning_rate)
@@ -34,7 +34,7 @@ def constant(learning_rate: float, warmup_steps: int = 0) -> optax.Schedule:
 
 
 @SCHEDULES.register("rsqrt")
-def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
+def rsqrt(learning_rate: float, warmup_steps: int) -> Rate:
   """Returns LRA's schedule of text tasks, an inverse square root of the step.
 
   The rate is learning_rate min(1, step / warmup) / sqrt(max(step, warmup)): its
@@ -47,9 +47,7 @@ def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
 
 
 @SCHEDULES.register("cosine")
-def cosine(
-  learning_rate: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def cosine(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
   """Returns LRA's schedule of image tasks, a cosine after a warm-up.
 
   The rate rises linearly over warmup_steps, and falls with half a cosine to 0
@@ -68,9 +66,7 @@ def cosine(
 
 
 @SCHEDULES.register("linear")
-def linear(
-  learning_rate: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def linear(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
   """Returns a linear rise over warmup_steps, and a linear decay to 0.
 
   The rate is 0 at total_steps.
@@ -89,15 +85,13 @@ def linear(
 @SCHEDULES.register("polynomial")
 def polynomial(
   learning_rate: float, power: float, end: float, total_steps: int
-) -> optax.Schedule:
+) -> Rate:
   """Returns Segmenter's (rate - end) (1 - step / total)^power + end."""
   return optax.polynomial_schedule(learning_rate, end, power, total_steps)
 
 
 @SCHEDULES.register("onecycle")
-def onecycle(
-  learning_rate: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def onecycle(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
   """Returns Skyformer's schedule: PyTorch's OneCycleLR, linear annealing.
 
   The rate rises from learning_rate / 25 to learning_rate at step
@@ -108,7 +102,7 @@ def onecycle(
   return _triangle(warmup_steps, total_steps, rates)
 
 
-def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
+def onecycle_momentum(warmup_steps: int, total_steps: int) -> Rate:
   """Returns Adam's first beta under `onecycle`: 0.95 to 0.85 and back.
 
   It is a default of OneCycleLR (cycle_momentum), so that Skyformer's Adam never
@@ -119,7 +113,7 @@ def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
 
 def _triangle(
   warmup_steps: int, total_steps: int, values: tuple[float, float, float]
-) -> optax.Schedule:
+) -> Rate:
   """Returns lines through values at the start, the peak and the last step."""
   # Keep the three steps ascending, as interpolation needs them.
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
@@ -153,9 +147,9 @@ def decayed(params: Any) -> Any:
 
 @OPTIMIZERS.register("adam")
 def adam(
-  schedule: optax.Schedule,
+  schedule: Rate,
   *,
-  b1: float | optax.Schedule = 0.9,
+  b1: float | Rate = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
   weight_decay: float = 0.0,
@@ -171,14 +165,14 @@ def adam(
 
 @OPTIMIZERS.register("sgd")
 def sgd(
-  schedule: optax.Schedule, *, momentum: float = 0.0, weight_decay: float = 0.0
+  schedule: Rate, *, momentum: float = 0.0, weight_decay: float = 0.0
 ) -> Tx:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
   return _with_decay(steps, weight_decay, schedule)
 
 
-def _with_decay(steps: list[Tx], decay: float, schedule: optax.Schedule) -> Tx:
+def _with_decay(steps: list[Tx], decay: float, schedule: Rate) -> Tx:
   """Returns steps, decoupled weight decay if any, and the learning rate."""
   # After the moments, so that they do not see the decay.
   if decay:
@@ -193,7 +187,7 @@ def ends_with_run(name: str) -> bool:
 
 def build(
   optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
-) -> tuple[Tx, optax.Schedule]:
+) -> tuple[Tx, Rate]:
   """Returns the optimiser and the schedule of a config.
 
   Matrices that are kept orthogonal move on their group: see `riemannian`.

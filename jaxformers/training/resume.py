@@ -21,6 +21,8 @@ from jaxformers import models, workdirs
 from jaxformers.errors import UserError
 from jaxformers.training import disk, optim
 
+Plain = Mapping[str, Any]  # Plain JSON.
+
 # Characters of a path that orbax reads as a pattern or a separator.
 REFUSED = "*?[\\"
 
@@ -138,7 +140,7 @@ def _holder(path: Path) -> str:
   return "another process"
 
 
-def check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
+def check_workdir(workdir: Path, config: Plain) -> None:
   """Raises UserError if a workdir holds results or checkpoints of another run.
 
   Args:
@@ -158,9 +160,7 @@ def check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     _check_goes_on(workdir, "config.json", saved, config)
 
 
-def check_checkpoint(
-  folder: Path, meta: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
+def check_checkpoint(folder: Path, meta: Plain, config: Plain) -> None:
   """Raises UserError if a checkpoint was saved under another config.
 
   Args:
@@ -181,7 +181,7 @@ def check_checkpoint(
 
 
 def _check_goes_on(
-  workdir: Path, name: str, saved: Mapping[str, Any], config: Mapping[str, Any]
+  workdir: Path, name: str, saved: Plain, config: Plain
 ) -> None:
   """Raises UserError if a run of a saved config cannot go on under another.
 
@@ -210,9 +210,7 @@ def _check_goes_on(
     )
 
 
-def _differences(
-  saved: Mapping[str, Any], config: Mapping[str, Any]
-) -> list[str]:
+def _differences(saved: Plain, config: Plain) -> list[str]:
   """Returns the differing fields that change numbers; see `differences`."""
   # A config may list a default value or leave it out.
   before = models.resolve_defaults(configs.complete(saved))
@@ -220,7 +218,7 @@ def _differences(
 
 
 def finished_results(
-  workdir: Path, config: Mapping[str, Any], description: Mapping[str, Any]
+  workdir: Path, config: Plain, description: Plain
 ) -> dict[str, Any] | None:
   """Returns the results of a finished run, or None if training continues.
 
@@ -244,9 +242,7 @@ def finished_results(
   return None if _differences(results["config"], config) else results
 
 
-def check_description(
-  path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
+def check_description(path: Path, saved: Plain, now: Plain) -> None:
   """Raises UserError for numbers of other data, or of another protocol.
 
   Args:

@@ -43,9 +43,7 @@ def riemannian(
   def init(params: Any) -> Any:
     return inner.init(_map_orthogonal(jnp.zeros_like, params))
 
-  def update(
-    grads: Any, state: Any, params: Any = None, **extra: Any
-  ) -> tuple[Any, Any]:
+  def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
     if params is None:
       raise UserError(
         "riemannian(...).update needs the parameters: give them as the third "
@@ -70,9 +68,7 @@ def riemannian(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _map_orthogonal(
-  function: Callable[..., jax.Array], tree: Any, *rest: Any
-) -> Any:
+def _map_orthogonal(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
   """Maps the leaves of orthogonal matrices; other leaves stay as they are."""
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf, *more: (

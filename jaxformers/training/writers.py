@@ -60,9 +60,7 @@ class Writers:
     config: config of the run, of which `tensorboard` and `wandb` are read.
   """
 
-  def __init__(
-    self, workdir: Path, step: int, config: Mapping[str, Any]
-  ) -> None:
+  def __init__(self, workdir: Path, step: int, config: dict[str, Any]) -> None:
     self._workdir = workdir
     self._path = self._board = self._wandb = None
     if not processes.is_first():

@@ -347,14 +347,14 @@ def test_an_average_is_restored_and_asked_for(tmp_path):
 def test_checksums_are_compared_of_what_is_read(tmp_path, capsys, damaged):
   """Damage to the optimiser's state alone does not change a score."""
   with pytest.MonkeyPatch.context() as patch:
-    real = checkpoint.checksums
+    real = checkpoint.arrays.checksums
 
     def wrong(tree):
       crc32 = real(tree)
       name = next(key for key in crc32 if key.startswith(f".{damaged}"))
       return crc32 | {name: crc32[name] ^ 1}
 
-    patch.setattr(checkpoint, "checksums", wrong)
+    patch.setattr(checkpoint.arrays, "checksums", wrong)
     save(tmp_path, 0.5)
   for like in (state(0), state(0).without_optimizer()):
     with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
