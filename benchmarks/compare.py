@@ -20,6 +20,8 @@ from benchmarks.data import table
 from jaxformers import cli
 from jaxformers.errors import UserError
 
+Tables = dict[str, Any]  # Rows by title, hardware and versions.
+
 BASELINE = Path(__file__).with_name("baseline.json")
 # First words of the columns where more is better, and where less is.
 MORE = ("times", "of")
@@ -51,11 +53,7 @@ def more_is_better(column: str, *, seconds: bool) -> bool | None:
 
 
 def compare(
-  before: dict[str, Any],
-  now: dict[str, Any],
-  *,
-  allowed: float,
-  seconds: bool = False,
+  before: Tables, now: Tables, *, allowed: float, seconds: bool = False
 ) -> list[dict[str, Any]]:
   """Returns a row for each figure that is worse, and for each new row.
 
@@ -91,7 +89,7 @@ def compare(
   return report
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Tables:
   if not path.is_file():
     raise UserError(
       f"{path} is no file: python -m benchmarks --out {path} writes it."

@@ -59,7 +59,7 @@ def make_encoder(name: str, n: int) -> models.Model:
   return ours.build(name, n, num_layers=2, pool="mean", **options)
 
 
-def compile_programs(name: str, n: int, batch: int) -> dict[str, ours.Program]:
+def compile_programs(name: str, n: int, batch: int) -> ours.Programs:
   """Compiles the forward pass and train step of a model on n tokens."""
   inputs = jnp.asarray(ours.random_ids(batch, n))
   return ours.compile_passes(make_encoder(name, n), inputs, train=True)

@@ -22,9 +22,7 @@ ROUNDS = 15
 NAMES = ("transformer", "neutreno")
 
 
-def _compile(
-  name: str, size: int, batch: int, layers: int
-) -> dict[str, ours.Program]:
+def _compile(name: str, size: int, batch: int, layers: int) -> ours.Programs:
   """Compiles the forward pass and train step of a DeiT."""
   options = vision.models(name, patch_size=16)["model"] | {"num_layers": layers}
   # A classifier of images has neither a vocabulary nor a length of text.

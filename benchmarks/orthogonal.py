@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.data import OUT, Row, Rows, report
-from benchmarks.timing import Call, interleaved, median, ready, threads, timed
+from benchmarks.timing import Calls, interleaved, median, ready, threads, timed
 from jaxformers import cli, orthogonal
 
 COUNT = 21
@@ -30,7 +30,7 @@ TORCH_MAPS = {
 }
 
 
-def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> dict[str, Call]:
+def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
   """Returns calls of a map alone, and of the map with its gradient.
 
   Args:
@@ -50,9 +50,7 @@ def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> dict[str, Call]:
   }
 
 
-def make_pytorch_calls(
-  name: str, a: np.ndarray, w: np.ndarray
-) -> dict[str, Call]:
+def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
   """Returns the calls of `make_calls` in PyTorch, with one module a matrix."""
   import torch
   from torch.nn.utils import parametrizations

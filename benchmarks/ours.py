@@ -12,6 +12,7 @@ import optax
 
 from benchmarks.timing import Call, ready
 from jaxformers import models
+from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout, placed_shapes
@@ -27,17 +28,12 @@ def random_ids(batch: int, length: int) -> np.ndarray:
   return rng.integers(1, VOCABULARY, (batch, length)).astype(np.int32)
 
 
-def build(name: str, length: int, **options: Any) -> models.Model:
+def build(name: str, length: int, **options: Any) -> Model:
   """Returns a classifier; without options, TransJect of the sizes above."""
   if not options:
     options = {"num_layers": LAYERS, "mixer": {"num_experts": EXPERTS}}
-  return models.build(
-    name,
-    vocab_size=VOCABULARY,
-    num_classes=CLASSES,
-    max_len=length,
-    **{"d_model": D, **options},
-  )
+  sizes = {"vocab_size": VOCABULARY, "num_classes": CLASSES, "d_model": D}
+  return models.build(name, max_len=length, **sizes | options)
 
 
 def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -49,7 +45,7 @@ def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
   }
 
 
-def make_step(model: models.Model, accumulate: int) -> Any:
+def make_step(model: Model, accumulate: int) -> Any:
   """Returns a train step to compile, its layout, and its initial state."""
   rate = {"name": "constant", "learning_rate": LEARNING_RATE}
   tx, _ = optim.build({"name": "adam"}, rate, 10)
@@ -60,9 +56,7 @@ def make_step(model: models.Model, accumulate: int) -> Any:
   return step, layout, functools.partial(state.create, model, tx, 0)
 
 
-def train(
-  model: models.Model, batch: int, length: int, accumulate: int = 0
-) -> Call:
+def train(model: Model, batch: int, length: int, accumulate: int = 0) -> Call:
   """Returns a call that trains for one step.
 
   Args:
@@ -85,7 +79,7 @@ def train(
   return call
 
 
-def infer(model: models.Model, batch: int, length: int) -> Call:
+def infer(model: Model, batch: int, length: int) -> Call:
   """Returns a call of the forward pass, with orthogonal matrices at hand."""
   inputs = jnp.asarray(random_ids(batch, length))
   # Two tokens suffice for the shapes of parameters.
@@ -96,7 +90,7 @@ def infer(model: models.Model, batch: int, length: int) -> Call:
   return ready(run, variables, inputs)
 
 
-def draw_params(model: models.Model, inputs: jax.Array) -> Any:
+def draw_params(model: Model, inputs: jax.Array) -> Any:
   """Returns initial parameters of a model, drawn in one compiled program."""
   init = jax.jit(functools.partial(model.init, train=False))
   return init(jax.random.key(0), inputs)["params"]
@@ -125,7 +119,7 @@ def compile_on_shapes(
 
 
 def planned_bytes(
-  model: models.Model, batch: int, length: int, accumulate: int = 1
+  model: Model, batch: int, length: int, accumulate: int = 1
 ) -> int:
   """Returns the bytes that a train step takes beside its state, as compiled."""
   program = compile_on_shapes(*make_step(model, accumulate), batch, length)
@@ -139,9 +133,10 @@ class Program(NamedTuple):
   planned_bytes: int
 
 
-def compile_passes(
-  model: models.Model, inputs: jax.Array, *, train: bool
-) -> dict[str, Program]:
+Programs = dict[str, Program]
+
+
+def compile_passes(model: Model, inputs: jax.Array, *, train: bool) -> Programs:
   """Compiles a forward pass, and a plain train step without the trainer.
 
   The step is forward, backward and Adam, from parameters alone: orthogonal

@@ -19,7 +19,7 @@ import sys
 from benchmarks import ours
 from benchmarks.__main__ import main
 from benchmarks.data import Row, Rows
-from benchmarks.timing import Call, interleaved, median, product, ratio
+from benchmarks.timing import Calls, interleaved, median, product, ratio
 
 LENGTHS = (512, 1_024, 2_048, 4_096)
 MODELS = ("transject", "random_transject")
@@ -34,17 +34,13 @@ def flops(tokens: int, *, training: bool) -> float:
   return forward * (3.0 if training else 1.0)
 
 
-def rival_calls(
-  name: str, batch: int, length: int, *, training: bool
-) -> dict[str, Call]:
+def rival_calls(name: str, batch: int, length: int, *, training: bool) -> Calls:
   """Returns calls of PyTorch's models, by their title in the table."""
   from benchmarks import rivals  # PyTorch is an extra.
 
-  call = rivals.train if training else rivals.infer
-  return {
-    title: call(model, batch, length)
-    for title, model in rivals.make(name, length, training=training).items()
-  }
+  make = rivals.train if training else rivals.infer
+  models = rivals.make(name, length, training=training)
+  return {k: make(model, batch, length) for k, model in models.items()}
 
 
 def row(name: str, length: int, rounds: int, *, training: bool) -> Row:

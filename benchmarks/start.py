@@ -60,11 +60,9 @@ def until_first_step(folder: Path) -> float:
     command += [f"--workdir={workdir}", f"--config.data_dir={folder}/data"]
     began = time.perf_counter()
     # The log of a run goes to stderr.
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"}
     with subprocess.Popen(
-      command,
-      stderr=subprocess.PIPE,
-      text=True,
-      env=os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"},
+      command, stderr=subprocess.PIPE, text=True, env=env
     ) as process:
       if any(FIRST in line for line in process.stderr or ()):
         spent = time.perf_counter() - began

@@ -16,6 +16,7 @@ import numpy as np
 
 T = TypeVar("T")
 Call = Callable[[], Any]
+Calls = dict[str, Call]
 Seconds = Mapping[str, list[float]]
 
 

@@ -49,9 +49,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
       required=True,
       help="path.py or path.py:key=value,...; repeatable",
     ),
-    cli.argument(
-      "--workdir", type=Path, required=True, help="folder of all runs"
-    ),
+    cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
     cli.argument(
       "--grid", **repeated, **pairs, help="values of an argument; repeatable"
     ),

@@ -143,11 +143,8 @@ class Sweep:
 
   def command(self, cell: Cell, seed: int) -> list[str]:
     """Returns the command of a run."""
-    return [
-      *MAIN,
-      *("--config", cell.spec, f"--workdir={self.folder(cell, seed)}"),
-      *(f"--config.seed={seed}", *self.overrides),
-    ]
+    paths = ["--config", cell.spec, f"--workdir={self.folder(cell, seed)}"]
+    return [*MAIN, *paths, f"--config.seed={seed}", *self.overrides]
 
   def tune(self, cell: Cell, axis: Axis, seed: int) -> Cell | None:
     """Returns the cell with the best value of an axis; None if all fail."""

@@ -140,9 +140,8 @@ class SlurmSweep(Sweep):
   def _find_job(self, job_id: str) -> Any | None:
     """Returns the job of an id, or None if it has ended or Slurm lost it."""
     # The tasks of a job are numbered, one for each node.
-    job = self._executor.job_class(
-      self._executor.folder, job_id, list(range(self._nodes))
-    )
+    nodes = list(range(self._nodes))
+    job = self._executor.job_class(self._executor.folder, job_id, nodes)
     is_done = job.done(force_check=True)
     # submitit may not notice that Slurm lost a job: ask Slurm as well.
     return None if is_done or not _is_queued(job.job_id) else job

@@ -18,6 +18,8 @@ from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
 from jaxformers.training.steps import eval_step
 
+Tick = Callable[[int], None]  # Takes the number of examples done so far.
+
 
 def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
   """Adds sums that are still on the device to totals.
@@ -61,10 +63,7 @@ class Evaluator:
     self._share = layout.share
 
   def __call__(
-    self,
-    params: Any,
-    split: Any,
-    tick: Callable[[int], None] = lambda count: None,
+    self, params: Any, split: Any, tick: Tick = lambda count: None
   ) -> dict[str, Any]:
     """Returns the means of the objective over a split.
 

@@ -90,9 +90,9 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
       _train(trainer, loop_state, checkpoints, preemption, profile)
     # Score the best one.
     best = checkpoints.restore_best(trainer.state.without_optimizer())
-    train_seconds = loop_state.train_seconds
+    seconds = loop_state.train_seconds
     began = time.perf_counter() - trainer.wall_seconds()
-    results = _score_test(run, best, trainer.evaluate, train_seconds, began)
+    results = _score_test(run, best, trainer.evaluate, seconds, began)
   if processes.is_first():
     with disk.saving("results.json", run.workdir):
       workdirs.write(run.workdir, "results.json", results)
@@ -101,11 +101,7 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
 
 
 def _score_test(
-  run: Run,
-  best: Restored,
-  evaluate: Evaluator,
-  train_seconds: float,
-  began: float,
+  run: Run, best: Restored, evaluate: Evaluator, seconds: float, began: float
 ) -> dict[str, Any]:
   """Scores the best state on the test split; returns the results of the run.
 
@@ -113,7 +109,7 @@ def _score_test(
     run: run that is scored.
     best: best checkpoint of the run.
     evaluate: evaluator of its parameters.
-    train_seconds: time of all steps of the run.
+    seconds: training time of the run.
     began: value of `time.perf_counter` from which the wall time is counted.
   """
   test = run.task.splits["test"]
@@ -122,7 +118,7 @@ def _score_test(
     scores = evaluate(best.state.scored, test, tick)
   wall_seconds = time.perf_counter() - began
   return summary.describe_results(
-    run, scores, best, train_seconds=train_seconds, wall_seconds=wall_seconds
+    run, scores, best, train_seconds=seconds, wall_seconds=wall_seconds
   )
 
 
@@ -134,9 +130,8 @@ def _score_again(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
   layout = compilers.layout()
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(run.scored_template(layout))
-  train_seconds = best.loop_state["train_seconds"]
-  evaluate = make_evaluator(run, layout)
-  results = _score_test(run, best, evaluate, train_seconds, began)
+  seconds = best.loop_state["train_seconds"]
+  results = _score_test(run, best, make_evaluator(run, layout), seconds, began)
   # Times are those of the run, not of scoring it again.
   if (workdir / "results.json").exists():
     before = workdirs.read_results(workdir)

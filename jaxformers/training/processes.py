@@ -145,9 +145,8 @@ def _start_witness(stall_seconds: int) -> Callable[[], None]:
 
   def restart() -> None:
     if stall_seconds:
-      faulthandler.dump_traceback_later(
-        stall_seconds, exit=True, file=witness.stdin
-      )
+      file = witness.stdin
+      faulthandler.dump_traceback_later(stall_seconds, exit=True, file=file)
 
   return restart
 

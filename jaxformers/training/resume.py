@@ -115,13 +115,10 @@ def locked(workdir: Path) -> Iterator[None]:
     return
   # Tell others who holds it.
   try:
-    content = {
-      "host": socket.gethostname(),
-      "process": os.getpid(),
-      "since": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-    }
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    content = {"host": socket.gethostname(), "process": os.getpid()}
     with contextlib.suppress(OSError):  # The lock holds on a full disk, too.
-      holder.write_text(json.dumps(content))
+      holder.write_text(json.dumps(content | {"since": since}))
     yield
   finally:
     holder.unlink(missing_ok=True)

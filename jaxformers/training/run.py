@@ -118,9 +118,7 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
   return _build(c, workdir)
 
 
-def open_trained_run(
-  workdir: Path, config: Mapping[str, Any] | None = None
-) -> Run:
+def open_trained_run(workdir: Path, config: resume.Plain | None = None) -> Run:
   """Opens a run that has been trained, on whatever devices there are.
 
   Args:

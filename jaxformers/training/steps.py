@@ -134,9 +134,8 @@ def eval_step(
     axis_name: axis that pmap maps over, or None.
   """
   objective = LOSSES[model.objective]
-  output = model.apply(
-    variables, *(batch[name] for name in objective.inputs), train=False
-  )
+  inputs = [batch[name] for name in objective.inputs]
+  output = model.apply(variables, *inputs, train=False)
   extra = jnp.zeros(len(batch["weights"]), jnp.float32)
   _, sums = objective.sums(output, batch, extra, 0.0)
   return sums if axis_name is None else jax.lax.psum(sums, axis_name)

@@ -55,11 +55,9 @@ class Trainer:
       train_step,
       model=run.model,
       tx=self._tx,
-      seed=c["seed"],
-      accumulate=c["accumulate"],
       smoothing=c["label_smoothing"],
-      ema_decay=c["ema_decay"],
       placement=self.layout,
+      **{name: c[name] for name in ("seed", "accumulate", "ema_decay")},
     )
     self.train_step, self._place = compilers.compile_step(
       c["parallel"], step, self.layout, state=self.state, donate=True

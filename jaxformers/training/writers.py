@@ -79,12 +79,10 @@ class Writers:
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
     if wandb:
-      self._wandb = wandb.init(
-        dir=str(workdir),
-        config=dict(config),
-        resume="allow",
-        id=hashlib.sha256(str(workdir).encode()).hexdigest()[:16],
-      )
+      name = str(workdir)
+      identity = hashlib.sha256(name.encode()).hexdigest()[:16]
+      options = {"dir": name, "config": dict(config), "resume": "allow"}
+      self._wandb = wandb.init(id=identity, **options)
 
   def __enter__(self) -> Writers:
     return self
