@@ -113,17 +113,12 @@ def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return list(rows.values())
 
 
-def _is_dense(name: str) -> bool:
-  """True if time and memory of a model grow as n^2."""
-  mixer = MIXERS[MODELS[name].mixer]
-  return getattr(mixer, "growth", "n") == "n^2"
-
-
 def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
   """Yields exponents of time (forward) and memory (train step), one sample."""
   for name in names:
     # Beyond 4,096 tokens, skip models that keep an array of n^2.
-    feasible = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
+    memory = getattr(MIXERS[MODELS[name].mixer], "growth", "n")
+    feasible = [n for n in lengths if n <= 4_096 or memory != "n^2"]
     seconds, planned = [], []
     for n in feasible:
       programs = compile_programs(name, n, 1)

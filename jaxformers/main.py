@@ -83,8 +83,8 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
-  names = ("coordinator", *(name for name, *_ in _CLUSTER))
-  cluster = processes.find_cluster(**{k: FLAGS[k].value for k in names})
+  fields = {name: FLAGS[name].value for name, *_ in _CLUSTER}
+  cluster = processes.find_cluster(**fields)
   if FLAGS.distributed or cluster.num_processes > 0:
     processes.start(cluster)
 

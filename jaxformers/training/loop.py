@@ -67,11 +67,11 @@ def run(
     opened = open_run(config, workdir)
     # A run that has ended is not run again.
     if not profile:
-      rules = (workdir, opened.config, opened.task.description())
-      results = resume.finished_results(*rules)
+      identity = (workdir, opened.config, opened.task.description())
+      results = resume.finished_results(*identity)
       if processes.broadcast_from_first(results is not None):
         begin(opened)
-        return results or resume.finished_results(*rules)
+        return results or resume.finished_results(*identity)
     return _train_and_score(Trainer(opened), profile)
 
 

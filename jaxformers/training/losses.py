@@ -145,13 +145,11 @@ def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     total: sums of `classification` over a split.
   """
-  names = {
-    "loss": "loss",
-    "accuracy": "correct",
-    "accuracy_top5": "correct_top5",
-  }
+  sums = {"loss": "loss", "accuracy": "correct"}
+  if "correct_top5" in total:
+    sums["accuracy_top5"] = "correct_top5"
   count = max(float(total["count"]), 1.0)
-  means = {k: float(total[v]) / count for k, v in names.items() if v in total}
+  means = {key: float(total[name]) / count for key, name in sums.items()}
   return means | {"count": int(total["count"])}
 
 

@@ -230,11 +230,11 @@ def finished_results(
   Raises:
     UserError: for results of another config, of other data, or damaged ones.
   """
-  if not (workdir / "results.json").exists():
+  path = workdir / "results.json"
+  if not path.exists():
     return None
   results = workdirs.read_results(workdir)
-  _check_goes_on(workdir, "results.json", results["config"], config)
-  path = workdir / "results.json"
+  _check_goes_on(workdir, path.name, results["config"], config)
   check_description(path, results["task_description"], description)
   return None if _differences(results["config"], config) else results
 
@@ -247,7 +247,13 @@ def check_description(path: Path, saved: Plain, now: Plain) -> None:
     saved: description of the task, saved with the numbers.
     now: description of the task of the run; see `Task.description`.
   """
-  if differing := configs.differences(saved, now):
+  # A key of another version may be absent where its value is None.
+  differing = [
+    f"{key}: {saved.get(key)!r} -> {now.get(key)!r}"
+    for key in sorted(saved.keys() | now.keys())
+    if saved.get(key) != now.get(key)
+  ]
+  if differing:
     raise UserError(
       f"{path} is of other data, or of another protocol:\n  "
       + "\n  ".join(differing)
