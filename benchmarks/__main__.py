@@ -12,9 +12,8 @@ benchmarks.speed` makes the tables of that module alone, as does --tables speed.
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
-from benchmarks.data import OUT, save, table
+from benchmarks.data import OUT, report
 from jaxformers import cli
 from jaxformers.registry import choose
 
@@ -28,13 +27,12 @@ MODULES = ("speed", "against", "memory", "start")
 )
 def main(tables: str, rounds: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  results: dict[str, Any] = {}
-  for name in [choose("table", name, MODULES) for name in cli.names(tables)]:
-    module = importlib.import_module(f"benchmarks.{name}")
-    for title, rows in module.tables(rounds).items():
-      results[title] = rows
-      print(f"\n{title}\n\n{table(rows)}", flush=True)
-      save(results, out)  # Kept even if a later table fails.
+  names = [choose("table", name, MODULES) for name in cli.names(tables)]
+  modules = (importlib.import_module(f"benchmarks.{name}") for name in names)
+  report(
+    (entry for module in modules for entry in module.tables(rounds).items()),
+    out,
+  )
 
 
 if __name__ == "__main__":

@@ -14,56 +14,47 @@ from typing import Any
 
 from benchmarks import ours
 from benchmarks.__main__ import main
+from benchmarks.data import Rows
 from benchmarks.timing import exponent, interleaved, median, ratio
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
+# Our two encoders by title, with their options.
+OURS: dict[str, Any] = {
+  "TransJect": ("transject", {"mixer": {"num_experts": 1}}),
+  "Transformer": (
+    "transformer",
+    {"mixer": {"num_heads": HEADS}, "block": {"mlp_dim": MLP_DIM}},
+  ),
+}
 # Speed-up over the Transformer in the paper's Table 3, by length.
 PAPER = {1_024: 5.0, 2_048: 9.6, 3_072: 12.8, 4_096: 26.3}
 # Lengths through whose figures the exponents are fitted.
 GROWTH = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
-def speed_ups(rounds: int) -> list[dict[str, Any]]:
-  """Times inference of one sample at every length in the paper."""
+def speed_ups(rounds: int) -> Rows:
+  """Yields times of inference of one sample at every length in the paper."""
   from benchmarks import rivals  # PyTorch is an extra.
 
-  rows = []
   for n in PAPER:
     # Build the three encoders at one size, and time them in turns.
-    transject = ours.build(
-      "transject", n, num_layers=LAYERS, mixer={"num_experts": 1}
-    )
-    transformer = ours.build(
-      "transformer",
-      n,
-      num_layers=LAYERS,
-      mixer={"num_heads": HEADS},
-      block={"mlp_dim": MLP_DIM},
-    )
     pytorch = rivals.Transformer(n, ours.D, LAYERS, HEADS, MLP_DIM)
-    seconds = interleaved(
-      {
-        "TransJect": ours.infer(transject, 1, n),
-        "Transformer": ours.infer(transformer, 1, n),
-        "PyTorch": rivals.infer(pytorch, 1, n),
-      },
-      rounds,
-    )
-    rows.append(
-      {
-        "n": n,
-        **{f"{name} s": median(seconds, name) for name in seconds},
-        "times Transformer": ratio(seconds, "Transformer", "TransJect"),
-        "times PyTorch": ratio(seconds, "PyTorch", "TransJect"),
-        "the paper's": PAPER[n],
-      }
-    )
-  return rows
+    calls = {"PyTorch": rivals.infer(pytorch, 1, n)}
+    for title, (name, options) in OURS.items():
+      model = ours.build(name, n, num_layers=LAYERS, **options)
+      calls[title] = ours.infer(model, 1, n)
+    seconds = interleaved(calls, rounds)
+    yield {
+      "n": n,
+      **{f"{title} s": median(seconds, title) for title in (*OURS, "PyTorch")},
+      "times Transformer": ratio(seconds, "Transformer", "TransJect"),
+      "times PyTorch": ratio(seconds, "PyTorch", "TransJect"),
+      "the paper's": PAPER[n],
+    }
 
 
-def growth(rounds: int) -> list[dict[str, Any]]:
-  """Measures seconds and bytes of one sample by length, and fits exponents."""
-  rows = []
+def growth(rounds: int) -> Rows:
+  """Yields seconds and bytes of one sample by length, and fitted exponents."""
   for name in ("transject", "random_transject"):
     # Time all lengths in turns.
     calls = {}
@@ -84,20 +75,16 @@ def growth(rounds: int) -> list[dict[str, Any]]:
     for quantity, values in figures.items():
       # A row for each quantity: its figure at each length, and the exponent.
       scale, unit = (1e-6, "MB") if quantity == "memory" else (1.0, "s")
-      rows.append(
-        {
-          "model": name,
-          "of": f"{quantity}, {unit}",
-          **{
-            f"n = {n}": scale * v for n, v in zip(GROWTH, values, strict=True)
-          },
-          "exponent": exponent(GROWTH, values),
-        }
-      )
-  return rows
+      lengths = [f"n = {n}" for n in GROWTH]
+      yield {
+        "model": name,
+        "of": f"{quantity}, {unit}",
+        **{n: scale * v for n, v in zip(lengths, values, strict=True)},
+        "exponent": exponent(GROWTH, values),
+      }
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def tables(rounds: int) -> dict[str, Rows]:
   """Measures speed-ups and growth."""
   return {"against Transformers": speed_ups(rounds), "growth": growth(rounds)}
 

@@ -20,28 +20,21 @@ from benchmarks.data import table
 from jaxformers import cli
 from jaxformers.errors import UserError
 
+Tables = dict[str, Any]  # Rows by title, hardware and versions.
+
 BASELINE = Path(__file__).with_name("baseline.json")
-# True where more is better, by the first word of a column.
-MORE_IS_BETTER = {
-  "times": True,
-  "of": True,
-  "exponent": False,
-  "GiB,": False,
-  "MB,": False,
-  "share": False,
-}
-SECONDS = ("s", "ms")
+# First words of the columns where more is better, and where less is.
+MORE = ("times", "of")
+LESS = ("exponent", "GiB,", "MB,", "share")
+SECONDS = {"s", "ms"}
 KEYS = ("n", "batch")  # Columns of numbers that identify a row.
 NO_TABLES = ("hardware", "versions")
 
 
 def name_of(row: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
   """Returns the columns that identify a row of a table, with their values."""
-  return tuple(
-    (key, value)
-    for key, value in row.items()
-    if key in KEYS or isinstance(value, str)
-  )
+  columns = row.items()
+  return tuple((k, v) for k, v in columns if k in KEYS or isinstance(v, str))
 
 
 def more_is_better(column: str, *, seconds: bool) -> bool | None:
@@ -52,19 +45,15 @@ def more_is_better(column: str, *, seconds: bool) -> bool | None:
     seconds: True compares durations.
   """
   words = column.split()
-  if words[0] in MORE_IS_BETTER:
-    return MORE_IS_BETTER[words[0]]
-  if seconds and (words[0] in SECONDS or words[-1] in SECONDS):
-    return False
-  return None
+  first, last = words[0], words[-1]
+  if first in MORE:
+    return True
+  is_duration = seconds and {first, last} & SECONDS
+  return False if first in LESS or is_duration else None
 
 
 def compare(
-  before: dict[str, Any],
-  now: dict[str, Any],
-  *,
-  allowed: float,
-  seconds: bool = False,
+  before: Tables, now: Tables, *, allowed: float, seconds: bool = False
 ) -> list[dict[str, Any]]:
   """Returns a row for each figure that is worse, and for each new row.
 
@@ -82,8 +71,9 @@ def compare(
     for row in rows:
       name = name_of(row)
       label = ", ".join(str(value) for _, value in name)
+      entry = {"table": title, "row": label}
       if name not in baseline:
-        report.append({"table": title, "row": label, "figure": "a new row"})
+        report.append(entry | {"figure": "a new row"})
         continue
       # Compare the figures of a row that the baseline has as well.
       for column, value in row.items():
@@ -94,20 +84,12 @@ def compare(
         # The change as a share of the baseline, positive if for the worse.
         worse = (old - value if better else value - old) / old
         if worse > allowed:
-          report.append(
-            {
-              "table": title,
-              "row": label,
-              "figure": column,
-              "before": float(old),
-              "now": value,
-              "worse by": f"{worse:.0%}",
-            }
-          )
+          figures = {"figure": column, "before": float(old), "now": value}
+          report.append(entry | figures | {"worse by": f"{worse:.0%}"})
   return report
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Tables:
   if not path.is_file():
     raise UserError(
       f"{path} is no file: python -m benchmarks --out {path} writes it."
@@ -126,10 +108,9 @@ def _read(path: Path) -> dict[str, Any]:
 def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
   """Prints what became worse; the exit status is 1 if anything did."""
   before, after = _read(baseline), _read(now)
-  if before["hardware"] != after["hardware"]:
-    print(
-      f"The hardware differs: {before['hardware']}, now {after['hardware']}.\n"
-    )
+  old, new = before["hardware"], after["hardware"]
+  if old != new:
+    print(f"The hardware differs: {old}, now {new}.\n")
   worse = compare(before, after, allowed=allowed, seconds=seconds)
   print(table(worse) if worse else "Nothing became worse.")
   # A row that the baseline lacks is listed, but is no failure.

@@ -11,19 +11,20 @@ the trivial baselines on them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.timing import Call, interleaved, median, status_bytes, timed
 from jaxformers import cli, tasks
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
@@ -35,7 +36,10 @@ from jaxformers.training import provenance
 # pixels, and for 100,000 expressions.
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
+Row = dict[str, Any]  # Row of a table: its figures by column.
+Rows = Iterable[Row]
 ROUNDS = 7
+NUM_READ = 300  # Batches that a round reads.
 ARCHIVES = {
   "text": ("aclImdb_v1.tar.gz", {}),
   "image": ("cifar10_jpeg.tar.xz", {}),
@@ -48,46 +52,37 @@ ARCHIVES = {
 }
 
 
-def pathfinder_speed() -> list[dict[str, Any]]:
-  """Times an image on one core, by resolution and difficulty."""
-  rows = []
-  for resolution in pathfinder.GEOMETRIES:
-    for difficulty in pathfinder.DIFFICULTIES:
-      settings = pathfinder.Settings(resolution, difficulty)
-      # Compile, and make what images share.
-      snakes.sample(settings, 0)
-      for margin in pathfinder.GEOMETRIES[resolution].margins:
-        snakes.sprites(resolution, margin)
-      # Larger images take longer, so fewer of them are timed.
-      count = 300 if resolution == 32 else 40
-      began = time.perf_counter()
-      for index in range(count):
-        snakes.sample(settings, index)
-      spent = time.perf_counter() - began
-      row = {
-        "pixels": resolution,
-        "difficulty": difficulty,
-        "ms an image": 1e3 * spent / count,
-      }
-      if (resolution, difficulty) == (32, "hard"):
-        row["times the original"] = PATHFINDER_ORIGINAL * count / spent
-      rows.append(row)
-  return rows
+def pathfinder_speed() -> Rows:
+  """Yields the time of an image on one core, by resolution and difficulty."""
+  kinds = itertools.product(pathfinder.GEOMETRIES, pathfinder.DIFFICULTIES)
+  for pixels, difficulty in kinds:
+    settings = pathfinder.Settings(pixels, difficulty)
+    # Compile, and make what images share.
+    snakes.sample(settings, 0)
+    for margin in pathfinder.GEOMETRIES[pixels].margins:
+      snakes.sprites(pixels, margin)
+    # Larger images take longer, so fewer of them are timed.
+    count = 300 if pixels == 32 else 40
+    began = time.perf_counter()
+    for index in range(count):
+      snakes.sample(settings, index)
+    spent = (time.perf_counter() - began) / count
+    row = {"pixels": pixels, "difficulty": difficulty}
+    row["ms an image"] = 1e3 * spent
+    if (pixels, difficulty) == (32, "hard"):
+      row["times the original"] = PATHFINDER_ORIGINAL / spent
+    yield row
 
 
-def listops_speed() -> list[dict[str, Any]]:
-  """Times LRA's 100,000 expressions on all cores."""
-  began = time.perf_counter()
-  listops.generate(listops.Settings())
-  spent = time.perf_counter() - began
-  return [
-    {
-      "expressions": 100_000,
-      "cores": os.cpu_count(),
-      "s": spent,
-      "times the original": LISTOPS_ORIGINAL / spent,
-    }
-  ]
+def listops_speed() -> Rows:
+  """Yields the time of LRA's 100,000 expressions on all cores."""
+  _, spent = timed(listops.generate, listops.Settings())
+  yield {
+    "expressions": 100_000,
+    "cores": os.cpu_count(),
+    "s": spent,
+    "times the original": LISTOPS_ORIGINAL / spent,
+  }
 
 
 def resident_memory() -> float:
@@ -95,86 +90,79 @@ def resident_memory() -> float:
 
   Without /proc it is the peak, files included.
   """
-  status = Path("/proc/self/status")
-  if not status.exists():
+  if not Path("/proc/self/status").exists():
     # Only Linux has the file: elsewhere return the peak.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-  lines = dict(
-    line.split(":", 1)
-    for line in status.read_text().splitlines()
-    if ":" in line
-  )
-  return int(lines["RssAnon"].split()[0]) / 1024
+  return status_bytes("RssAnon") / 2**20
 
 
-def loader_speed(batches: int) -> list[dict[str, Any]]:
+def loader_speed(batches: int) -> list[Row]:
   """Times batches of 32 x 4096: the loader, and NumPy on a matrix."""
   rng = np.random.default_rng(0)
   count, length, size = 25_000, 4_096, 32
   lengths = rng.integers(1_000, 4_097, count)
   with tempfile.TemporaryDirectory() as folder:
     # Write a split of rows of 1,000 to 4,096 bytes.
-    rows = (
+    texts = (
       ([rng.integers(0, 256, n).astype(np.uint8)], 0, i)
       for i, n in enumerate(lengths)
     )
-    packed.write(Path(folder) / "train", rows)
+    packed.write(Path(folder) / "train", texts)
     split = packed.open_split(Path(folder) / "train")
     # Time both, in turns.
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
-    steps = 300
-    readers: dict[str, Callable[[int], Any]] = {
+    readers = {
       "loader": lambda step: loader.batch(order(step)),
       "NumPy, a matrix": lambda step: matrix[order(step)].astype(np.int32),
     }
-    rates: dict[str, list[float]] = {name: [] for name in readers}
-    for number in range(ROUNDS):
-      for name, read in readers.items():
-        began = time.perf_counter()
-        # Every round reads other steps, which were not read before.
-        for step in range(number * steps, (number + 1) * steps):
-          read(step)
-        rates[name].append(steps / (time.perf_counter() - began))
+    calls = {name: read_ahead(read) for name, read in readers.items()}
+    seconds = interleaved(calls, ROUNDS)
+    rows = [
+      {"what": name, "batches/s": NUM_READ / median(seconds, name)}
+      for name in readers
+    ]
     # Look for memory that grows with the number of batches.
     before = resident_memory()
     for step in range(batches):
       loader.batch(order(step))
     after = resident_memory()
-  grown = {f"MiB after 0 and {batches:,} batches": f"{before:.0f}, {after:.0f}"}
-  return [
-    {"what": name, "batches/s": statistics.median(rate)}
-    | (grown if name == "loader" else {})
-    for name, rate in rates.items()
-  ]
+  title = f"MiB after 0 and {batches:,} batches"
+  rows[0][title] = f"{before:.0f}, {after:.0f}"
+  return rows
 
 
-def archive_figures(archives: Path) -> list[dict[str, Any]]:
-  """Times the preparation of archives, and scores trivial baselines on them."""
-  rows = []
+def read_ahead(read: Callable[[int], Any]) -> Call:
+  """Returns a call that reads the batches of the next `NUM_READ` steps."""
+  steps = itertools.count()
+
+  def call() -> None:
+    for step in itertools.islice(steps, NUM_READ):
+      read(step)
+
+  return call
+
+
+def archive_figures(archives: Path) -> Rows:
+  """Yields the time to prepare each archive, and its trivial baselines."""
   with tempfile.TemporaryDirectory() as folder:
     for name, (file, options) in ARCHIVES.items():
       # Archives that are not at hand have no row.
       if not (archives / file).exists():
         continue
       options = {"data_dir": folder, "archive": str(archives / file)} | options
-      began = time.perf_counter()
-      task = tasks.get(name, **options)
-      spent = time.perf_counter() - began
-      scores = {key: f"{s:.2%}" for key, s in task.baselines().items()}
-      rows.append(
-        {
-          "task": name,
-          "protocol": task.protocol,
-          "prepared in s": spent,
-          "trivial": ", ".join(f"{k} {v}" for k, v in scores.items()),
-        }
-      )
-  return rows
+      task, spent = timed(lambda name=name, o=options: tasks.get(name, **o))
+      scores = [f"{key} {s:.2%}" for key, s in task.baselines().items()]
+      yield {
+        "task": name,
+        "protocol": task.protocol,
+        "prepared in s": spent,
+        "trivial": ", ".join(scores),
+      }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
   """Returns rows as Markdown, a column for each key; floats have 3 digits."""
   columns = list(dict.fromkeys(key for row in rows for key in row))
 
@@ -199,6 +187,21 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
     Path(path).write_text(json.dumps(results, indent=2))
 
 
+def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
+  """Prints each table as it comes, and writes all so far as JSON if asked.
+
+  Args:
+    tables: title and rows of each table; iterators measure the rows when they
+      are asked for.
+    out: path of the JSON file; "" for none.
+  """
+  results = {}
+  for title, rows in tables:
+    results[title] = list(rows)
+    print(f"\n{title}\n\n{table(results[title])}", flush=True)
+    save(results, out)  # Kept even if a later table fails.
+
+
 @cli.command(
   cli.argument("--archives", type=Path, help="folder of archives"),
   cli.argument("--batches", default=100_000, help="batches of the loader"),
@@ -213,11 +216,7 @@ def main(archives: Path | None, batches: int, out: str) -> None:
   }
   if archives:
     sections["Archives"] = lambda: archive_figures(archives)
-  results = {}
-  for title, measure in sections.items():
-    results[title] = measure()
-    print(f"\n{title}\n\n{table(results[title])}", flush=True)
-  save(results, out)
+  report(((title, measure()) for title, measure in sections.items()), out)
 
 
 if __name__ == "__main__":

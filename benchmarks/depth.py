@@ -11,20 +11,20 @@ of 50 to 250 tokens, with activation factors and entropy before and after.
 
 from __future__ import annotations
 
-import functools
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+from scipy.stats import differential_entropy
 
-from benchmarks import training
-from benchmarks.data import OUT, save, table
-from benchmarks.timing import interleaved, median
+from benchmarks import ours, training
+from benchmarks.data import OUT, Row, Rows, report
+from benchmarks.memory import ACTIVATIONS, transject_options
+from benchmarks.timing import interleaved, median, ready, timed
 from jaxformers import cli, models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
@@ -33,23 +33,14 @@ from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
 DEPTHS = (2, 6, 24, 96)
-KINDS = ("stored", "recomputed", "reversible")
 BATCH, LENGTH, WIDTH = 16, 512, 64
 LONGEST_UNROLLED = 24  # Layers of "stored": beyond, compiling takes minutes.
 
 
 def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
   """Returns the gradient of a loss of TransJect, and parameters for it."""
-  model = models.build(
-    "transject",
-    vocab_size=257,
-    max_len=LENGTH,
-    num_classes=2,
-    d_model=WIDTH,
-    num_layers=depth,
-    memory=kind,
-    mixer={"num_experts": 4},
-  )
+  options = transject_options(kind, "float32", depth)
+  model = ours.build("transject", LENGTH, d_model=WIDTH, **options)
 
   def loss(params: Any, ids: jax.Array) -> jax.Array:
     rotations = orthogonal.rotations(params, model.orthogonal_map)
@@ -57,65 +48,54 @@ def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
     logits, _ = model.apply(variables, ids, train=True, mutable=["losses"])
     return jnp.square(logits).mean()
 
-  # Draw parameters by their shapes.
-  shapes = models.shapes(model)
-  leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-  keys = jax.random.split(jax.random.key(0), len(leaves))
-  params = tree.unflatten(
-    [
-      # At the start a layer is the identity, and is inverted at once: begin
-      # far from it.
-      jnp.full(leaf.shape, 1.0)
-      if path[-1].key == "alpha"
-      else jax.random.normal(key, leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
-      for key, (path, leaf) in zip(keys, leaves, strict=True)
-    ]
-  )
+  rng = np.random.default_rng(0)
+
+  def draw(path: Any, leaf: Any) -> jax.Array:
+    # At the start a layer is the identity, and is inverted at once: begin far
+    # from it.
+    if path[-1].key == "alpha":
+      return jnp.ones(leaf.shape)
+    values = rng.normal(size=leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
+    return jnp.asarray(values, jnp.float32)
+
+  params = jax.tree_util.tree_map_with_path(draw, models.shapes(model))
   return jax.jit(jax.grad(loss)), params
 
 
-def measure_memory(rounds: int) -> list[dict[str, Any]]:
+def compile_batch(gradient: Any, params: Any, batch: int) -> Any:
+  """Compiles a gradient for so many rows."""
+  ids = jax.ShapeDtypeStruct((batch, LENGTH), jnp.int32)
+  return gradient.lower(params, ids).compile()
+
+
+def measure_memory(rounds: int) -> Rows:
   """Measures seconds and bytes of a gradient, by depth and activations."""
-  rows, runs = [], []
+  rows, calls = {}, {}
+  ids = jnp.asarray(ours.random_ids(BATCH, LENGTH))
   for depth in DEPTHS:
-    for kind in KINDS:
+    for kind in ACTIVATIONS:
       if kind == "stored" and depth > LONGEST_UNROLLED:
         continue
       # Compile half a batch and a batch: the difference is activations.
-      grad, params = make_gradient(kind, depth)
-      scratch, seconds = [], 0.0
-      for batch in (BATCH // 2, BATCH):
-        ids = jnp.ones((batch, LENGTH), jnp.int32)
-        began = time.perf_counter()
-        compiled = grad.lower(params, ids).compile()
-        seconds = time.perf_counter() - began
-        scratch.append(compiled.memory_analysis().temp_size_in_bytes)
-      # The last program is that of the whole batch: keep it, to be timed.
-      ids = jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 1, 257)
-      rows.append(
-        {
-          "L": depth,
-          "memory": kind,
-          "MB": 2 * (scratch[1] - scratch[0]) / 1e6,
-          "MB of scratch": scratch[1] / 1e6,
-          "compile s": seconds,
-        }
-      )
-      runs.append(functools.partial(compiled, params, ids))
+      gradient, params = make_gradient(kind, depth)
+      half = compile_batch(gradient, params, BATCH // 2)
+      program, seconds = timed(compile_batch, gradient, params, BATCH)
+      programs = (half, program)
+      few, many = (p.memory_analysis().temp_size_in_bytes for p in programs)
+      rows[f"{kind} {depth}"] = {
+        "L": depth,
+        "memory": kind,
+        "MB": 2 * (many - few) / 1e6,
+        "MB of scratch": many / 1e6,
+        "compile s": seconds,
+      }
+      calls[f"{kind} {depth}"] = ready(program, params, ids)
   # Time all programs in turns.
-  calls = {
-    str(at): lambda run=run: jax.block_until_ready(run())
-    for at, run in enumerate(runs)
-  }
-  seconds = interleaved(calls, rounds)
-  for at, row in enumerate(rows):
-    row["ms"] = 1e3 * median(seconds, str(at))
-  return rows
+  times = interleaved(calls, rounds)
+  return [row | {"ms": 1e3 * median(times, name)} for name, row in rows.items()]
 
 
-def measure_tokens(
-  run: Trainer, params: Any, ids: np.ndarray
-) -> dict[str, Any]:
+def measure_tokens(run: Trainer, params: Any, ids: np.ndarray) -> Row:
   """Measures activation factors and entropy of the last layer's tokens.
 
   The entropy is Vasicek's estimate of a token's over its units, divided by
@@ -129,9 +109,7 @@ def measure_tokens(
   def entropy(x: jax.Array) -> float:
     tokens = np.asarray(x)[mask].astype(np.float64)
     tokens = tokens / tokens.std(1, keepdims=True)
-    estimate = scipy.stats.differential_entropy(
-      tokens, axis=1, method="vasicek"
-    )
+    estimate = differential_entropy(tokens, axis=1, method="vasicek")
     # The estimate of a token with many equal units is -inf: leave it out.
     return float(estimate[np.isfinite(estimate)].mean())
 
@@ -145,8 +123,8 @@ def measure_tokens(
   }
 
 
-def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
-  """Trains at one depth; returns a row before training, and one after."""
+def train_depth(depth: int, steps: int, folder: Path) -> Rows:
+  """Trains at one depth; yields a row before training, and one after."""
   config = training.make_config(
     "transject", steps, folder, num_layers=depth, memory="reversible"
   )
@@ -158,10 +136,8 @@ def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
     losses, _ = training.train_to_end(run)
     after = measure_tokens(run, run.state.params, ids)
   first, last = training.average_tenths(losses)
-  return [
-    {"L": depth, "step": 0, "loss": first, **before},
-    {"L": depth, "step": steps, "loss": last, **after},
-  ]
+  yield {"L": depth, "step": 0, "loss": first, **before}
+  yield {"L": depth, "step": steps, "loss": last, **after}
 
 
 @cli.command(
@@ -172,17 +148,17 @@ def train_depth(depth: int, steps: int, folder: Path) -> list[dict[str, Any]]:
 )
 def main(rounds: int, steps: int, out: str, data_dir: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  result: dict[str, Any] = {}
-  if rounds:
-    result["memory"] = measure_memory(rounds)
-    print(table(result["memory"]), flush=True)
-  if steps:
-    with tempfile.TemporaryDirectory() as folder:
-      data = Path(data_dir or folder)
-      rows = [row for d in DEPTHS for row in train_depth(d, steps, data)]
-    result["training"] = rows
-    print(f"\n{table(result['training'])}", flush=True)
-  save(result, out)
+
+  def tables() -> Iterator[tuple[str, Rows]]:
+    if rounds:
+      yield "memory", measure_memory(rounds)
+    if steps:
+      with tempfile.TemporaryDirectory() as folder:
+        data = Path(data_dir or folder)
+        rows = [row for d in DEPTHS for row in train_depth(d, steps, data)]
+      yield "training", rows
+
+  report(tables(), out)
 
 
 if __name__ == "__main__":

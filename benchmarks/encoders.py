@@ -13,20 +13,15 @@ the length, as fitted exponents. PyTorch comes with the extra `bench`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks import ours
-from benchmarks.data import OUT, save, table
-from benchmarks.timing import (
-  Call,
-  exponent,
-  in_a_process,
-  interleaved,
-  median,
-)
+from benchmarks.data import OUT, Rows, report
+from benchmarks.timing import Call, exponent, in_a_process, interleaved, median
 from jaxformers import cli, models
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.attention import attention
@@ -35,7 +30,6 @@ ROUNDS = 7
 BATCH = 4
 LENGTHS = (1_024, 2_048, 4_096)
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
-SIZES = {"vocab_size": ours.VOCABULARY, "num_classes": ours.CLASSES}
 PYTORCH = "PyTorch, softmax"
 
 
@@ -57,26 +51,18 @@ def register_library() -> None:
   MODELS.register(name)(models.Variant(name, "pre_norm"))
 
 
-def make_encoder(name: str, n: int) -> models.Classifier:
+def make_encoder(name: str, n: int) -> models.Model:
   """Builds Skyformer's size for n tokens; for TransJect E = 4, d = 80."""
-  options = {"d_model": 64, "positions": "learned"}
+  options: dict[str, Any] = {"d_model": 64, "positions": "learned"}
   if MODELS[name].block == "injective":
     options = {"d_model": 80}
-  return models.build(
-    name, **SIZES, max_len=n, num_layers=2, **options, pool="mean"
-  )
+  return ours.build(name, n, num_layers=2, pool="mean", **options)
 
 
-def compile_programs(name: str, n: int, batch: int) -> dict[str, ours.Program]:
+def compile_programs(name: str, n: int, batch: int) -> ours.Programs:
   """Compiles the forward pass and train step of a model on n tokens."""
-  rng = np.random.default_rng(0)
-  return ours.compile_passes(
-    make_encoder(name, n),
-    jnp.asarray(rng.integers(1, 257, size=(batch, n))),
-    jnp.asarray(rng.integers(0, 2, size=batch)),
-    learning_rate=ours.LEARNING_RATE,
-    train=True,
-  )
+  inputs = jnp.asarray(ours.random_ids(batch, n))
+  return ours.compile_passes(make_encoder(name, n), inputs, train=True)
 
 
 def pytorch_calls(n: int, batch: int) -> dict[str, Call]:
@@ -96,7 +82,8 @@ def pytorch_memory(n: int) -> int:
   """Returns the bytes that a train step adds to a process of its own."""
   # A step on 16 tokens first: memory of the libraries is not counted.
   code = (
-    "from benchmarks.encoders import peak_memory, pytorch_calls\n"
+    "from benchmarks.encoders import pytorch_calls\n"
+    "from benchmarks.timing import peak_memory\n"
     f"pytorch_calls(16, {BATCH})['step']()\n"
     "before = peak_memory()\n"
     f"pytorch_calls({n}, {BATCH})['step']()\n"
@@ -126,36 +113,27 @@ def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
   return list(rows.values())
 
 
-def _is_dense(name: str) -> bool:
-  """True if time and memory of a model grow as n^2."""
-  mixer = MIXERS[MODELS[name].mixer]
-  return getattr(mixer, "growth", "n") == "n^2"
-
-
-def growth(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
-  """Fits exponents of time (forward) and memory (train step), one sample."""
-  rows = []
+def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
+  """Yields exponents of time (forward) and memory (train step), one sample."""
   for name in names:
     # Beyond 4,096 tokens, skip models that keep an array of n^2.
-    feasible = [n for n in lengths if n <= 4_096 or not _is_dense(name)]
+    memory = getattr(MIXERS[MODELS[name].mixer], "growth", "n")
+    feasible = [n for n in lengths if n <= 4_096 or memory != "n^2"]
     seconds, planned = [], []
     for n in feasible:
       programs = compile_programs(name, n, 1)
       times = interleaved({name: programs["forward"].call}, ROUNDS)
       seconds.append(median(times, name))
       planned.append(programs["step"].planned_bytes)
-    rows.append(
-      {
-        "model": name,
-        "longest": feasible[-1],
-        "exponent of time": exponent(feasible, seconds),
-        "exponent of memory": exponent(feasible, planned),
-        "seconds at the longest": seconds[-1],
-        "MB at the longest": planned[-1] / 1e6,
-      }
-    )
+    yield {
+      "model": name,
+      "longest": feasible[-1],
+      "exponent of time": exponent(feasible, seconds),
+      "exponent of memory": exponent(feasible, planned),
+      "seconds at the longest": seconds[-1],
+      "MB at the longest": planned[-1] / 1e6,
+    }
     print(f"growth of {name} done", file=sys.stderr)
-  return rows
 
 
 @cli.command(
@@ -166,13 +144,13 @@ def main(models: str, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   register_library()
   names = cli.names(models) or sorted(MODELS)
-  report = {"side by side": side_by_side(names, LENGTHS)}
-  print(f"Seconds and MB, batch {BATCH}:\n")
-  print(table(report["side by side"]))
-  report["growth"] = growth(names, GROWTH)
-  print("\nGrowth with the length, one sample:\n")
-  print(table(report["growth"]))
-  save(report, out)
+
+  def tables() -> Iterator[tuple[str, Rows]]:
+    yield "side by side", side_by_side(names, LENGTHS)
+    yield "growth", growth(names, GROWTH)
+
+  print(f"Seconds and MB, batch {BATCH}; growth with the length, one sample.")
+  report(tables(), out)
 
 
 if __name__ == "__main__":

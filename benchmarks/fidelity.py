@@ -10,13 +10,10 @@ beside its inputs and outputs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 
 from benchmarks import ours
-from benchmarks.data import OUT, save, table
+from benchmarks.data import OUT, Rows, report
 from benchmarks.timing import interleaved, median, ratio
 from jaxformers import cli, models
 from jaxformers.recipes import vision
@@ -25,9 +22,7 @@ ROUNDS = 15
 NAMES = ("transformer", "neutreno")
 
 
-def _compile(
-  name: str, size: int, batch: int, layers: int
-) -> dict[str, ours.Program]:
+def _compile(name: str, size: int, batch: int, layers: int) -> ours.Programs:
   """Compiles the forward pass and train step of a DeiT."""
   options = vision.models(name, patch_size=16)["model"] | {"num_layers": layers}
   # A classifier of images has neither a vocabulary nor a length of text.
@@ -35,35 +30,28 @@ def _compile(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)
   )
   x = jax.random.normal(jax.random.key(0), (batch, size, size, 3))
-  return ours.compile_passes(
-    model, x, jnp.arange(batch), learning_rate=1e-3, train=False
-  )
+  return ours.compile_passes(model, x, train=False)
 
 
 def measure_cost(
   size: int = 224, batch: int = 4, layers: int = 12, rounds: int = ROUNDS
-) -> list[dict[str, Any]]:
-  """Returns seconds, ratio and memory of both models: `forward` and `step`."""
+) -> Rows:
+  """Yields seconds, ratio and memory of both models: `forward` and `step`."""
   programs = {name: _compile(name, size, batch, layers) for name in NAMES}
-  rows = []
   for kind in ("forward", "step"):
-    seconds = interleaved(
-      {name: programs[name][kind].call for name in NAMES}, rounds
-    )
+    calls = {name: programs[name][kind].call for name in NAMES}
+    seconds = interleaved(calls, rounds)
     # Memory depends on the programs alone.
     memory = [programs[name][kind].planned_bytes for name in NAMES]
-    rows.append(
-      {
-        "what": kind,
-        "softmax s": median(seconds, "transformer"),
-        "with the term s": median(seconds, "neutreno"),
-        "time": ratio(seconds, "neutreno", "transformer"),
-        "softmax MB": memory[0] / 1e6,
-        "with the term MB": memory[1] / 1e6,
-        "memory": memory[1] / memory[0],
-      }
-    )
-  return rows
+    yield {
+      "what": kind,
+      "softmax s": median(seconds, "transformer"),
+      "with the term s": median(seconds, "neutreno"),
+      "time": ratio(seconds, "neutreno", "transformer"),
+      "softmax MB": memory[0] / 1e6,
+      "with the term MB": memory[1] / 1e6,
+      "memory": memory[1] / memory[0],
+    }
 
 
 @cli.command(
@@ -73,9 +61,7 @@ def measure_cost(
 )
 def main(batch: int, rounds: int, out: str) -> None:
   """Prints the rows, and writes them as JSON if asked."""
-  rows = measure_cost(batch=batch, rounds=rounds)
-  print(table(rows))
-  save({"rows": rows}, out)
+  report([("rows", measure_cost(batch=batch, rounds=rounds))], out)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ beside the whole step.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
 from benchmarks import ours
 from benchmarks.__main__ import main
+from benchmarks.data import Rows
 from benchmarks.orthogonal import COUNT, draw_matrices, make_calls
 from benchmarks.timing import in_a_process, interleaved, median, ratio
 from jaxformers import orthogonal
@@ -43,66 +45,51 @@ def transject_options(
   }
 
 
-def text() -> list[dict[str, Any]]:
+def text() -> Rows:
   """Plans GiB of the paper's Text setting, by type, activations and parts."""
   batch, n = TEXT
-  rows = []
-  for dtype in ("float32", "bfloat16"):
-    for activations in ACTIVATIONS:
-      options = transject_options(activations, dtype)
-      model = ours.build("transject", n, **options)
-      row: dict[str, Any] = {"type": dtype, "activations": activations}
-      for parts in PARTS:
-        planned = ours.planned_bytes(model, batch, n, parts)
-        row[f"GiB, accumulate={parts}"] = planned / 2**30
-      rows.append(row)
+  for dtype, kind in itertools.product(("float32", "bfloat16"), ACTIVATIONS):
+    model = ours.build("transject", n, **transject_options(kind, dtype))
+    row = {"type": dtype, "activations": kind}
+    for parts in PARTS:
+      planned = ours.planned_bytes(model, batch, n, parts)
+      row[f"GiB, accumulate={parts}"] = planned / 2**30
+    yield row
   # For comparison, the peak of a process that trains.
-  peak = in_a_process(PEAK.format(b=batch, n=n))
-  rows.append(
-    {
-      "type": "float32",
-      "activations": "stored, all of a process",
-      f"GiB, accumulate={batch}": float(peak),
-    }
-  )
-  return rows
+  peak = float(in_a_process(PEAK.format(b=batch, n=n)))
+  row = {"type": "float32", "activations": "stored, all of a process"}
+  yield row | {f"GiB, accumulate={batch}": peak}
 
 
-def depth() -> list[dict[str, Any]]:
+def depth() -> Rows:
   """Plans MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
-  rows = []
-  for activations in ACTIVATIONS:
-    row: dict[str, Any] = {"activations": activations}
+  for kind in ACTIVATIONS:
+    row = {"activations": kind}
     for layers in DEPTHS:
-      options = transject_options(activations, "float32", layers)
+      options = transject_options(kind, "float32", layers)
       model = ours.build("transject", 4_096, d_model=64, **options)
-      planned = ours.planned_bytes(model, 4, 4_096)
-      row[f"MB, L = {layers}"] = planned / 1e6
-    rows.append(row)
-  return rows
+      row[f"MB, L = {layers}"] = ours.planned_bytes(model, 4, 4_096) / 1e6
+    yield row
 
 
-def maps(rounds: int) -> list[dict[str, Any]]:
+def maps(rounds: int) -> Rows:
   """Times all maps of a step with their gradient, beside the step."""
   batch, n = PAPER
   a, w = draw_matrices(ours.D)
-  model = ours.build("transject", n)
-  calls = {"train step": ours.train(model, batch, n)}
-  calls |= {name: make_calls(name, a, w)["step"] for name in orthogonal.MAPS}
+  calls = {name: make_calls(name, a, w)["step"] for name in orthogonal.MAPS}
+  calls["train step"] = ours.train(ours.build("transject", n), batch, n)
   seconds = interleaved(calls, rounds)
-  return [
-    {
+  for name in orthogonal.MAPS:
+    yield {
       "map": name,
       "matrices": f"{COUNT} of d = {ours.D}",
       "s": median(seconds, name),
       # `ratio` divides the step by the map; the share is its inverse.
       "share of a step of 32 x 2048": 1 / ratio(seconds, "train step", name),
     }
-    for name in orthogonal.MAPS
-  ]
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def tables(rounds: int) -> dict[str, Rows]:
   """Measures memory, and the share of the orthogonal maps."""
   return {
     "memory of Text": text(),

@@ -11,16 +11,14 @@ apart. Needs the extra `bench`.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.data import OUT, save, table
-from benchmarks.timing import interleaved, median, threads
+from benchmarks.data import OUT, Row, Rows, report
+from benchmarks.timing import Calls, interleaved, median, ready, threads, timed
 from jaxformers import cli, orthogonal
 
 COUNT = 21
@@ -32,9 +30,7 @@ TORCH_MAPS = {
 }
 
 
-def make_calls(
-  name: str, a: np.ndarray, w: np.ndarray
-) -> dict[str, Callable[[], Any]]:
+def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
   """Returns calls of a map alone, and of the map with its gradient.
 
   Args:
@@ -47,17 +43,14 @@ def make_calls(
   if name == "matrix":
     a = np.asarray(orthogonal.cayley(jnp.asarray(a)))
   free, weights = jnp.asarray(a), jnp.asarray(w)
-  forward = jax.jit(mapping)
   both = jax.jit(jax.value_and_grad(lambda a, w: (mapping(a) * w).sum()))
   return {
-    "forward": lambda: jax.block_until_ready(forward(free)),
-    "step": lambda: jax.block_until_ready(both(free, weights)),
+    "forward": ready(jax.jit(mapping), free),
+    "step": ready(both, free, weights),
   }
 
 
-def make_pytorch_calls(
-  name: str, a: np.ndarray, w: np.ndarray
-) -> dict[str, Callable[[], Any]]:
+def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
   """Returns the calls of `make_calls` in PyTorch, with one module a matrix."""
   import torch
   from torch.nn.utils import parametrizations
@@ -83,11 +76,8 @@ def make_pytorch_calls(
       return np.stack([layer.weight.numpy() for layer in layers])
 
   def step() -> None:
-    total = sum(
-      (layer.weight * weight).sum()
-      for layer, weight in zip(layers, weights, strict=True)
-    )
-    total.backward()
+    pairs = zip(layers, weights, strict=True)
+    sum((layer.weight * weight).sum() for layer, weight in pairs).backward()
     # Remove gradients, which the next call would add to.
     for layer in layers:
       layer.parametrizations.weight.original.grad = None
@@ -102,117 +92,93 @@ def draw_matrices(d: int) -> tuple[np.ndarray, np.ndarray]:
   return a, rng.normal(size=a.shape).astype(np.float32)
 
 
-def measure_maps(d: int, rounds: int) -> list[dict[str, Any]]:
-  """Measures seconds and the defect of each map at one size, a row each."""
+def measure_maps(d: int, rounds: int) -> Rows:
+  """Yields seconds and the defect of each map at one size."""
   a, w = draw_matrices(d)
-  runs = {f"ours: {name}": make_calls(name, a, w) for name in orthogonal.MAPS}
-  runs |= {
-    f"PyTorch: {name}": make_pytorch_calls(name, a, w) for name in TORCH_MAPS
-  }
+  runs = {f"ours: {k}": make_calls(k, a, w) for k in orthogonal.MAPS}
+  runs |= {f"PyTorch: {k}": make_pytorch_calls(k, a, w) for k in TORCH_MAPS}
   # Time all maps in turns.
   calls = {
-    f"{name} {part}": run
+    f"{name} {part}": parts[part]
     for name, parts in runs.items()
-    for part, run in parts.items()
+    for part in parts
   }
   seconds = interleaved(calls, rounds)
   # Compute the defect in double precision.
-  rows = []
   for name, parts in runs.items():
     q = np.asarray(parts["forward"]()).astype(np.float64)
     defect = np.abs(q.swapaxes(1, 2) @ q - np.eye(d)).max()
-    rows.append(
-      {
-        "map": name,
-        "d": d,
-        "forward ms": 1e3 * median(seconds, f"{name} forward"),
-        "with gradient ms": 1e3 * median(seconds, f"{name} step"),
-        "defect": float(defect),
-      }
-    )
-  return rows
+    yield {
+      "map": name,
+      "d": d,
+      "forward ms": 1e3 * median(seconds, f"{name} forward"),
+      "with gradient ms": 1e3 * median(seconds, f"{name} step"),
+      "defect": float(defect),
+    }
 
 
-def measure_norms(d: int) -> list[dict[str, Any]]:
+def measure_norms(d: int) -> Rows:
   """Measures the defect in float32 as the parameters grow."""
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
-  rows = []
   for name in ("cayley", "expm", "householder"):
-    row: dict[str, Any] = {"map": name, "d": d}
+    row: Row = {"map": name, "d": d}
     for norm in (0.1, 2, 10, 50):
       q = jax.jit(orthogonal.MAPS[name])(norm * unit)
       row[f"|s| = {norm}"] = float(orthogonal.orthogonality_defect(q)[0])
-    rows.append(row)
-  return rows
+    yield row
 
 
-def measure_drift(steps: int, d: int) -> list[dict[str, Any]]:
-  """Measures the defect after many steps of Adam."""
+def measure_drift(name: str, steps: int, d: int) -> Row:
+  """Measures the defect of a map after many steps of Adam."""
   from jaxformers.training import optim
 
-  rows = []
-  for name in orthogonal.MAPS:
-    # Start at the matrices that models start at.
-    leaf = orthogonal.parameter_name("u", name)
-    a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
-    params = {leaf: orthogonal.cayley(a) if name == "matrix" else a}
-    tx, _ = optim.build(
-      {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, steps
-    )
+  # Start at the matrices that models start at.
+  a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
+  start = orthogonal.cayley(a) if name == "matrix" else a
+  params = {orthogonal.parameter_name("u", name): start}
+  rate = {"name": "constant", "learning_rate": 1e-3}
+  tx, _ = optim.build({"name": "adam"}, rate, steps)
 
-    # The defaults bind this map and optimiser, not those of the last turn.
-    @jax.jit
-    def step(
-      params: Any, state: Any, k: Any, name: str = name, tx: Any = tx
-    ) -> Any:
-      def loss(params: Any) -> jax.Array:
-        (q,) = orthogonal.rotations(params, name).values()
-        # Another random gradient in each step.
-        noise = jax.random.normal(jax.random.key(k), q.shape)
-        return (q * noise).mean()
+  def loss(params: Any, k: Any) -> jax.Array:
+    (q,) = orthogonal.rotations(params, name).values()
+    # Another random gradient in each step.
+    return (q * jax.random.normal(jax.random.key(k), q.shape)).mean()
 
-      grads = jax.grad(loss)(params)
-      updates, state = tx.update(grads, state, params)
-      return jax.tree.map(jnp.add, params, updates), state
+  @jax.jit
+  def step(params: Any, state: Any, k: Any) -> Any:
+    updates, state = tx.update(jax.grad(loss)(params, k), state, params)
+    return jax.tree.map(jnp.add, params, updates), state
 
-    state = tx.init(params)
-    began = time.perf_counter()
+  def train(params: Any, state: Any) -> Any:
     for k in range(steps):
       params, state = step(params, state, k)
       if k % 32 == 0:  # A long queue of steps would fill the memory.
         jax.block_until_ready(params)
-    (q,) = orthogonal.rotations(params, name).values()
-    rows.append(
-      {
-        "map": name,
-        "d": d,
-        "steps": steps,
-        "seconds": time.perf_counter() - began,
-        "defect": float(orthogonal.orthogonality_defect(q).max()),
-      }
-    )
-  return rows
+    return params
+
+  params, seconds = timed(train, params, tx.init(params))
+  (q,) = orthogonal.rotations(params, name).values()
+  defect = float(orthogonal.orthogonality_defect(q).max())
+  row = {"map": name, "d": d, "steps": steps, "seconds": seconds}
+  return row | {"defect": defect}
 
 
 @cli.command(
   cli.argument("--sizes", default="128,512", help="sides of the matrices"),
   cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
-  cli.argument(
-    "--steps", default=10_000, help="steps of the drift, 0 for none"
-  ),
+  cli.argument("--steps", default=10_000, help="steps of the drift; 0: none"),
   OUT,
 )
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   sides = cli.numbers("sizes", sizes)
-  result: dict[str, Any] = {"cost": [], "norms": []}
-  for d in sides:
-    result["cost"] += measure_maps(d, rounds)
-    result["norms"] += measure_norms(d)
-  result["many"] = measure_drift(steps, min(sides)) if steps else []
-  for name, rows in result.items():
-    print(f"\n{name}\n\n{table(rows) if rows else ''}", flush=True)
-  save(result, out)
+  drifting = orthogonal.MAPS if steps else ()
+  results = {
+    "cost": [row for d in sides for row in measure_maps(d, rounds)],
+    "norms": [row for d in sides for row in measure_norms(d)],
+    "many": [measure_drift(name, steps, min(sides)) for name in drifting],
+  }
+  report(results.items(), out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.timing import Call
+from benchmarks.timing import Call, ready
 from jaxformers import models
+from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, optim, state, steps
-from jaxformers.training.layout import Layout
+from jaxformers.training.layout import Layout, placed_shapes
 
 LAYERS, EXPERTS, D = 2, 4, 512
 VOCABULARY, CLASSES = 257, 2
@@ -28,17 +28,12 @@ def random_ids(batch: int, length: int) -> np.ndarray:
   return rng.integers(1, VOCABULARY, (batch, length)).astype(np.int32)
 
 
-def build(name: str, length: int, **options: Any) -> models.Model:
+def build(name: str, length: int, **options: Any) -> Model:
   """Returns a classifier; without options, TransJect of the sizes above."""
   if not options:
     options = {"num_layers": LAYERS, "mixer": {"num_experts": EXPERTS}}
-  return models.build(
-    name,
-    vocab_size=VOCABULARY,
-    num_classes=CLASSES,
-    max_len=length,
-    **{"d_model": D, **options},
-  )
+  sizes = {"vocab_size": VOCABULARY, "num_classes": CLASSES, "d_model": D}
+  return models.build(name, max_len=length, **sizes | options)
 
 
 def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -50,11 +45,10 @@ def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
   }
 
 
-def make_step(model: models.Model, accumulate: int) -> Any:
+def make_step(model: Model, accumulate: int) -> Any:
   """Returns a train step to compile, its layout, and its initial state."""
-  tx, _ = optim.build(
-    {"name": "adam"}, {"name": "constant", "learning_rate": LEARNING_RATE}, 10
-  )
+  rate = {"name": "constant", "learning_rate": LEARNING_RATE}
+  tx, _ = optim.build({"name": "adam"}, rate, 10)
   step = functools.partial(
     steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate
   )
@@ -62,9 +56,7 @@ def make_step(model: models.Model, accumulate: int) -> Any:
   return step, layout, functools.partial(state.create, model, tx, 0)
 
 
-def train(
-  model: models.Model, batch: int, length: int, accumulate: int = 0
-) -> Call:
+def train(model: Model, batch: int, length: int, accumulate: int = 0) -> Call:
   """Returns a call that trains for one step.
 
   Args:
@@ -75,10 +67,8 @@ def train(
   """
   step, layout, create = make_step(model, accumulate or batch)
   # Each call continues from the state that the call before left.
-  current = layout.place(create())
-  run, place = compilers.compile_step(
-    "jit", step, layout, state=current, donate=True
-  )
+  current = layout.place_state(create())
+  run, place = compilers.compile_jit(step, layout, state=current, donate=True)
   rows = place(make_batch(batch, length))
 
   def call() -> None:
@@ -89,51 +79,64 @@ def train(
   return call
 
 
-def infer(model: models.Model, batch: int, length: int) -> Call:
+def infer(model: Model, batch: int, length: int) -> Call:
   """Returns a call of the forward pass, with orthogonal matrices at hand."""
   inputs = jnp.asarray(random_ids(batch, length))
   # Two tokens suffice for the shapes of parameters.
-  init = jax.jit(functools.partial(model.init, train=False))
-  params = init(jax.random.key(0), inputs[:1, :2])["params"]
+  params = draw_params(model, inputs[:1, :2])
   # Map the orthogonal matrices once, as an evaluation does.
-  prepare = functools.partial(make_variables, model)
-  variables = jax.jit(prepare)(params)
+  variables = jax.jit(functools.partial(make_variables, model))(params)
   run = jax.jit(functools.partial(model.apply, train=False))
-  return lambda: run(variables, inputs).block_until_ready()
+  return ready(run, variables, inputs)
+
+
+def draw_params(model: Model, inputs: jax.Array) -> Any:
+  """Returns initial parameters of a model, drawn in one compiled program."""
+  init = jax.jit(functools.partial(model.init, train=False))
+  return init(jax.random.key(0), inputs)["params"]
+
+
+def compile_on_shapes(
+  step: Any, layout: Layout, create: Call, batch: int, length: int
+) -> Any:
+  """Compiles a train step; nothing is allocated.
+
+  Args:
+    step, layout, create: train step, its layout, and a function that returns
+      its initial state; see `make_step`.
+    batch: rows of a batch.
+    length: tokens of a row.
+  """
+  initial = jax.eval_shape(create)
+  rows = {
+    "inputs": jax.ShapeDtypeStruct((batch, length), np.int32),
+    "targets": jax.ShapeDtypeStruct((batch,), np.int32),
+    "weights": jax.ShapeDtypeStruct((batch,), np.float32),
+  }
+  run, _ = compilers.compile_jit(step, layout, state=initial, donate=True)
+  placed = placed_shapes(rows, layout.batch_sharding(rows))
+  return run.lower(initial, placed).compile()
 
 
 def planned_bytes(
-  model: models.Model, batch: int, length: int, accumulate: int = 1
+  model: Model, batch: int, length: int, accumulate: int = 1
 ) -> int:
   """Returns the bytes that a train step takes beside its state, as compiled."""
-  step, layout, create = make_step(model, accumulate)
-  # Compile on shapes: nothing is allocated.
-  initial = jax.eval_shape(create)
-  rows = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_batch(batch, length)
-  )
-  run, _ = compilers.compile_step(
-    "jit", step, layout, state=initial, donate=True
-  )
-  program = run.lower(initial, rows).compile()
+  program = compile_on_shapes(*make_step(model, accumulate), batch, length)
   return program.memory_analysis().temp_size_in_bytes
 
 
 class Program(NamedTuple):
-  """A compiled program, a call of it, and the bytes that it takes."""
+  """A call of a compiled program, and the bytes that the program takes."""
 
-  call: Callable[[], Any]
+  call: Call
   planned_bytes: int
 
 
-def compile_passes(
-  model: models.Model,
-  inputs: jax.Array,
-  labels: jax.Array,
-  *,
-  learning_rate: float,
-  train: bool,
-) -> dict[str, Program]:
+Programs = dict[str, Program]
+
+
+def compile_passes(model: Model, inputs: jax.Array, *, train: bool) -> Programs:
   """Compiles a forward pass, and a plain train step without the trainer.
 
   The step is forward, backward and Adam, from parameters alone: orthogonal
@@ -141,17 +144,15 @@ def compile_passes(
 
   Args:
     model: any classifier.
-    inputs: batch of inputs.
-    labels: class of each row.
-    learning_rate: learning rate of Adam.
+    inputs: batch of inputs, all of class 0.
     train: True draws dropout in the train step.
 
   Returns:
     The programs "forward" and "step".
   """
-  init = jax.jit(functools.partial(model.init, train=False))
-  params = init(jax.random.key(0), model.example())["params"]
-  tx = optax.adam(learning_rate)
+  params = draw_params(model, model.example())
+  labels = jnp.zeros(len(inputs), jnp.int32)
+  tx = optax.adam(LEARNING_RATE)
 
   def forward(params: Any) -> jax.Array:
     return model.apply({"params": params}, inputs, train=False)
@@ -159,27 +160,20 @@ def compile_passes(
   def loss(params: Any, key: jax.Array) -> jax.Array:
     rngs = {"random": key} if train else None
     logits = model.apply({"params": params}, inputs, train=train, rngs=rngs)
-    return optax.softmax_cross_entropy_with_integer_labels(
-      logits, labels
-    ).mean()
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return cross_entropy(logits, labels).mean()
 
   def step(params: Any, moments: Any, key: jax.Array) -> Any:
     updates, moments = tx.update(jax.grad(loss)(params, key), moments)
     return optax.apply_updates(params, updates), moments
 
   # Compile both, and keep calls that wait for the results.
-  arguments = {
-    "forward": (params,),
-    "step": (params, tx.init(params), jax.random.key(1)),
-  }
   programs = {}
-  for name, function in (("forward", forward), ("step", step)):
-    compiled = jax.jit(function).lower(*arguments[name]).compile()
-    # Defaults of the lambda bind this program, not that of the last turn.
-    programs[name] = Program(
-      lambda run=compiled, args=arguments[name]: jax.block_until_ready(
-        run(*args)
-      ),
-      compiled.memory_analysis().temp_size_in_bytes,
-    )
+  for function, args in (
+    (forward, (params,)),
+    (step, (params, tx.init(params), jax.random.key(1))),
+  ):
+    compiled = jax.jit(function).lower(*args).compile()
+    num_bytes = compiled.memory_analysis().temp_size_in_bytes
+    programs[function.__name__] = Program(ready(compiled, *args), num_bytes)
   return programs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
@@ -22,7 +22,7 @@ from benchmarks.ours import CLASSES, VOCABULARY
 from benchmarks.timing import Call, threads
 
 
-def sinusoids(length: int, d: int) -> torch.Tensor:
+def sinusoids(length: int, d: int) -> Tensor:
   """Returns sinusoidal positions [length, d]."""
   rates = torch.exp(torch.arange(0, d, 2) * (-math.log(10_000.0) / d))
   angles = torch.arange(length)[:, None] * rates[None]
@@ -55,7 +55,7 @@ class Embedding(nn.Module):
     self.tokens = nn.Embedding(VOCABULARY, d // 2)
     self.register_buffer("positions", sinusoids(length, d // 2))
 
-  def forward(self, ids: torch.Tensor) -> torch.Tensor:
+  def forward(self, ids: Tensor) -> Tensor:
     """Embeds ids [b, n]."""
     positions = self.positions.expand(len(ids), -1, -1)
     return torch.cat([self.tokens(ids), positions], -1)
@@ -68,7 +68,7 @@ class Expert(nn.Module):
     super().__init__()
     self.u, self.v = rotation(d), rotation(d)
 
-  def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+  def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
     """Maps x [b, n, d] with sigma [b, 1, d] -> [b, n, d]."""
     return F.elu(self.v(self.u(x) * sigma))
 
@@ -85,7 +85,7 @@ class Layer(nn.Module):
     self.first, self.second = rotation(d), rotation(d)
     self.bias = nn.Parameter(torch.zeros(2, d))
 
-  def forward(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+  def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
     """Maps x [b, n, d] with sigma [b, 1, d] -> [b, n, d]."""
     a = self.alpha.tanh() / self.layers
     # Weigh experts by what each would give, pooled by the maximum.
@@ -98,9 +98,7 @@ class Layer(nn.Module):
     return x + a * F.elu(self.second(y) + self.bias[1])
 
 
-def eigenvalues(
-  x: torch.Tensor, basis: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def eigenvalues(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
   """Returns Sigma [b, 1, d] and the reconstruction error."""
   # Gram matrix of each row [b, d, d]; its values in the basis [b, d].
   gram = x.mT @ x / x.shape[1]
@@ -123,7 +121,7 @@ class TransJect(nn.Module):
     self.basis = None if learned else rotation(d)
     self.head = nn.Linear(d, CLASSES)
 
-  def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+  def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Returns logits and the auxiliary loss."""
     x = self.embedding(ids)
     error = torch.zeros(())
@@ -137,15 +135,14 @@ class TransJect(nn.Module):
     return self.head(x.mean(1)), error
 
 
-def cayley(a: torch.Tensor) -> torch.Tensor:
+def cayley(a: Tensor) -> Tensor:
   """Returns the rotations 2 (I - S)^-1 - I of free matrices [k, d, d].
 
   One after the other: PyTorch's batched inverse fails on CPUs at d = 512.
   """
   eye = torch.eye(a.shape[-1])
-  return torch.stack(
-    [2 * torch.linalg.inv(eye - (free - free.T) / 2) - eye for free in a]
-  )
+  inverses = [torch.linalg.inv(eye - (free - free.T) / 2) for free in a]
+  return 2 * torch.stack(inverses) - eye
 
 
 class FastTransJect(nn.Module):
@@ -155,24 +152,24 @@ class FastTransJect(nn.Module):
     self, length: int, d: int, experts: int, layers: int, learned: bool
   ) -> None:
     super().__init__()
-    self.count, self.layers = experts, layers
+    self.experts, self.layers = experts, layers
     self.embedding = Embedding(length, d)
     # Matrices of a layer: U of all experts, V of all experts, and two of the
     # feed-forward. The last one of all is the basis of the eigenvalues.
-    matrices = layers * (2 * experts + 2) + 1
-    self.skew = nn.Parameter(torch.randn(matrices, d, d) / d**0.5)
+    count = layers * (2 * experts + 2) + 1
+    self.skew = nn.Parameter(torch.randn(count, d, d) / d**0.5)
     self.alpha = nn.Parameter(torch.full((layers,), 0.5))
     self.gate = nn.Parameter(torch.randn(layers, d) / d**0.5)
     self.bias = nn.Parameter(torch.zeros(layers, 2, d))
     self.sigma = nn.Parameter(torch.rand(d)) if learned else None
     self.head = nn.Linear(d, CLASSES)
-    self.kept: torch.Tensor | None = None
+    self.kept: Tensor | None = None
 
-  def rotations(self) -> torch.Tensor:
+  def rotations(self) -> Tensor:
     """Returns all matrices, or those that are kept for inference."""
     return cayley(self.skew) if self.kept is None else self.kept
 
-  def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+  def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Returns logits and the auxiliary loss."""
     x = self.embedding(ids)
     b, n, d = x.shape
@@ -188,11 +185,11 @@ class FastTransJect(nn.Module):
       error = (gram.square().sum((1, 2)) - diagonal.square().sum(1)).mean()
     else:
       sigma = (self.sigma / self.sigma.abs().max())[None]
-    e, at = self.count, 0
+    e = self.experts
+    stacks = q.split(2 * e + 2)
     for layer in range(self.layers):
-      # Take the layer's matrices: u and v [e, d, d], w [2, d, d].
-      u, v = q[at : at + e], q[at + e : at + 2 * e]
-      w, at = q[at + 2 * e : at + 2 * e + 2], at + 2 * e + 2
+      # Matrices of the layer: u and v [e, d, d], w [2, d, d].
+      u, v, w = stacks[layer].split((e, e, 2))
       a = self.alpha[layer].tanh() / self.layers
       # Experts, side by side; with many tokens, fold the matrices first.
       if n > d:
@@ -228,21 +225,16 @@ class Transformer(nn.Module):
     super().__init__()
     torch.backends.mha.set_fastpath_enabled(False)
     self.embedding = Embedding(length, d)
+    layout = {"batch_first": True, "norm_first": True}
     layer = nn.TransformerEncoderLayer(
-      d,
-      heads,
-      mlp_dim,
-      dropout=0.0,
-      activation="gelu",
-      batch_first=True,
-      norm_first=True,
+      d, heads, mlp_dim, dropout=0.0, activation="gelu", **layout
     )
     self.encoder = nn.TransformerEncoder(
       layer, layers, enable_nested_tensor=False
     )
     self.head = nn.Linear(d, CLASSES)
 
-  def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+  def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Returns logits, and zero."""
     x = self.encoder(self.embedding(ids))
     return self.head(x.mean(1)), torch.zeros(())
@@ -258,7 +250,7 @@ class PlainLayer(nn.Module):
     self.out = nn.Linear(64, 64)
     self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
 
-  def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+  def forward(self, x: Tensor, mask: Tensor) -> Tensor:
     """Maps x [b, n, 64], with mask [b, n] True at tokens."""
     # Queries, keys and values of two heads of width 32, [b, h, n, e].
     parts = self.heads(self.norms[0](x)).chunk(3, -1)
@@ -282,7 +274,7 @@ class PlainTransformer(nn.Module):
     self.layers = nn.ModuleList(PlainLayer() for _ in range(2))
     self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, CLASSES)
 
-  def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+  def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Returns logits, and zero."""
     mask = ids > 0
     x = self.tokens(ids) + self.places.weight
@@ -298,10 +290,7 @@ def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:
   torch.manual_seed(0)
   is_learned = name == "random_transject"
   sizes = (length, ours.D, ours.EXPERTS, ours.LAYERS, is_learned)
-  models = {
-    "user": TransJect(*sizes),
-    "our algebra": FastTransJect(*sizes),
-  }
+  models = {"user": TransJect(*sizes), "our algebra": FastTransJect(*sizes)}
   # This one is not grown: it has the free matrices of the first steps.
   if training:
     models["first steps"] = TransJect(*sizes)

@@ -15,7 +15,6 @@ Programs are compiled for CPUs, which fuse less: bytes are an upper bound.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
@@ -24,44 +23,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.data import OUT, save, table
-from jaxformers import cli, models
+from benchmarks import ours
+from benchmarks.data import OUT, report, table
+from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.registry import choose
-from jaxformers.training import compilers, optim, state, steps
+from jaxformers.training import optim, state, steps
 from jaxformers.training.layout import Layout
 
 COUNT = 512
-# Sizes of Text: 256 bytes and padding, two classes.
-SIZES = {"vocab_size": 257, "num_classes": 2}
 MESHES = ("data:8", "fsdp:8", "data:2,model:4", "sequence:8", "data:4,fsdp:2")
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """Peak rates of a device, from its data sheet.
-
-  Attributes:
-    flops: FLOPs per second in float32 products as JAX computes them by default:
-      TF32 on GPUs, bfloat16 on TPUs.
-    memory: bytes per second that it reads and writes.
-    network: bytes per second that it sends to its neighbours.
-  """
-
-  flops: float
-  memory: float
-  network: float
-
-
+# Peak rates of devices, from their data sheets: FLOPs per second in float32
+# products as JAX computes them by default (TF32 on GPUs, bfloat16 on TPUs),
+# bytes per second read and written, and bytes per second sent to neighbours.
+RATES = ("products", "memory", "network")
 DEVICES = {
-  "h100": Device(494e12, 3.35e12, 450e9),
-  "tpu_v4": Device(275e12, 1.2e12, 150e9),
-  "tpu_v5e": Device(197e12, 0.82e12, 100e9),
+  "h100": (494e12, 3.35e12, 450e9),
+  "tpu_v4": (275e12, 1.2e12, 150e9),
+  "tpu_v5e": (197e12, 0.82e12, 100e9),
 }
-
-# Bytes of an element, by XLA's name of its type.
-_SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
-_SIZES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _COLLECTIVE = re.compile(
   r"= (?P<shapes>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter"
   r"|all-to-all|collective-permute)(?:-start)?\("
@@ -82,10 +64,11 @@ def collectives(program: str) -> dict[str, tuple[int, float]]:
     match = _COLLECTIVE.search(line)
     if match is None:
       continue
-    # Bytes of all arrays that the collective returns.
+    # Bytes of all arrays that the collective returns. The name of a type, such
+    # as bf16, has its bits; booleans, called pred, take a byte.
     size = sum(
-      _SIZES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(","))))
-      for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match["shapes"])
+      int(bits or 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
+      for bits, dims in re.findall(r"(\d*)\[([\d,]*)\]", match["shapes"])
     )
     # The part of them that a device sends.
     kind, group = match["kind"], group_size(line)
@@ -142,49 +125,35 @@ def compile_step(
     batch: rows of a batch, over all devices.
     length: tokens of a row.
   """
-  config = configs.plain(configs.load(spec))
-  model = models.build(**config["model"], **SIZES, max_len=length)
-  tx, _ = optim.build(
-    config["optimizer"], config["schedule"], config["total_steps"]
-  )
-  # Shapes alone, split over the mesh.
+  c = configs.plain(configs.load(spec))
+  # Text has the vocabulary of `ours`: 256 bytes and padding, two classes.
+  model = ours.build(**c["model"], length=length)
+  tx, _ = optim.build(c["optimizer"], c["schedule"], c["total_steps"])
   layout = Layout.of(mesh, jax.devices()[:count])
-  start = jax.eval_shape(functools.partial(state.create, model, tx), 0)
-  rows = {
-    "inputs": jax.ShapeDtypeStruct((batch, length), np.int32),
-    "targets": jax.ShapeDtypeStruct((batch,), np.int32),
-    "weights": jax.ShapeDtypeStruct((batch,), np.float32),
-  }
-  placed = jax.tree.map(
-    lambda x, sharding: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=sharding
-    ),
-    rows,
-    layout.tokens(rows),
-  )
-  step = functools.partial(
-    steps.train_step, model=model, tx=tx, seed=0, placement=layout
-  )
-  run, _ = compilers.compile_step("jit", step, layout, state=start, donate=True)
-  return run.lower(start, placed).compile()
+  static = {"model": model, "tx": tx, "seed": 0, "placement": layout}
+  step = functools.partial(steps.train_step, **static)
+  create = functools.partial(state.create, model, tx, 0)
+  return ours.compile_on_shapes(step, layout, create, batch, length)
 
 
-def row(program: Any, device: Device) -> dict[str, Any]:
-  """Returns the cost of a compiled step on a device and its bound, as a row."""
+def row(program: Any, peaks: tuple[float, ...]) -> dict[str, Any]:
+  """Returns the cost of a compiled step on a device and its bound, as a row.
+
+  Args:
+    program: compiled step.
+    peaks: peak rates of the device, a value of `DEVICES`.
+  """
   costs, memory = program.cost_analysis(), program.memory_analysis()
+  held = memory.temp_size_in_bytes + memory.argument_size_in_bytes
   sent = collectives(program.as_text())
   total = sum(size for _, size in sent.values())
   # Times at peak rates, of which the longest bounds the step.
-  seconds = {
-    "products": costs["flops"] / device.flops,
-    "memory": costs["bytes accessed"] / device.memory,
-    "network": total / device.network,
-  }
+  amounts = (costs["flops"], costs["bytes accessed"], total)
+  seconds = dict(zip(RATES, np.divide(amounts, peaks).tolist(), strict=True))
   return {
     "TFLOP": costs["flops"] / 1e12,
     "GB moved": costs["bytes accessed"] / 1e9,
-    "GiB held": (memory.temp_size_in_bytes + memory.argument_size_in_bytes)
-    / 2**30,
+    "GiB held": held / 2**30,
     "MB sent": total / 1e6,
     "sent by": ", ".join(f"{n} {kind}" for kind, (n, _) in sent.items()) or "-",
     **{f"ms {name}": 1e3 * value for name, value in seconds.items()},
@@ -204,10 +173,9 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   for count in counts:
     # Split rows as far as they go, and tokens over the devices left.
     data = math.gcd(batch, count)
-    if length % (count // data) == 0:
-      rows.append(
-        ("strong", f"data:{data},sequence:{count // data}", count, batch)
-      )
+    left = count // data
+    if length % left == 0:
+      rows.append(("strong", f"data:{data},sequence:{left}", count, batch))
   rows += [("weak", f"data:{count}", count, batch * count) for count in counts]
   rows += [("meshes", mesh, 8, batch) for mesh in MESHES]
   return rows
@@ -218,9 +186,7 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   cli.argument("--length", default=4096, help="tokens of a row"),
   cli.argument("--batch", default=32, help="rows of a step"),
   cli.argument("--most", default=COUNT, help="most devices"),
-  cli.argument(
-    "--device", default="h100", help=f"peak rates of {', '.join(DEVICES)}"
-  ),
+  cli.argument("--device", default="h100", help=", ".join(DEVICES)),
   OUT,
 )
 def main(
@@ -246,9 +212,8 @@ def main(
       | {"of one device's work": share}
     )
     print(table(rows[-1:]).splitlines()[-1], flush=True)
-  print(f"\n{config}, n = {length}, peak rates of {device}\n")
-  print(table(rows))
-  save({"scaling": rows}, out)
+  print(f"\n{config}, n = {length}, peak rates of {device}")
+  report([("scaling", rows)], out)
 
 
 if __name__ == "__main__":

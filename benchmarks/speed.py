@@ -13,12 +13,13 @@ time and by the rate of a large product in the same rounds.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from typing import Any
 
 from benchmarks import ours
 from benchmarks.__main__ import main
-from benchmarks.timing import Call, interleaved, median, product, ratio
+from benchmarks.data import Row, Rows
+from benchmarks.timing import Calls, interleaved, median, product, ratio
 
 LENGTHS = (512, 1_024, 2_048, 4_096)
 MODELS = ("transject", "random_transject")
@@ -33,36 +34,24 @@ def flops(tokens: int, *, training: bool) -> float:
   return forward * (3.0 if training else 1.0)
 
 
-def rival_calls(
-  name: str, batch: int, length: int, *, training: bool
-) -> dict[str, Call]:
+def rival_calls(name: str, batch: int, length: int, *, training: bool) -> Calls:
   """Returns calls of PyTorch's models, by their title in the table."""
   from benchmarks import rivals  # PyTorch is an extra.
 
-  call = rivals.train if training else rivals.infer
-  return {
-    title: call(model, batch, length)
-    for title, model in rivals.make(name, length, training=training).items()
-  }
+  make = rivals.train if training else rivals.infer
+  models = rivals.make(name, length, training=training)
+  return {k: make(model, batch, length) for k, model in models.items()}
 
 
-def row(
-  name: str, length: int, rounds: int, *, training: bool
-) -> dict[str, Any]:
+def row(name: str, length: int, rounds: int, *, training: bool) -> Row:
   """Times a model of ours beside the rivals, at one length."""
   # Every length has the same number of tokens in a step.
   batch = max(1, TOKENS // length)
   call, product_flops = product()
-  model = ours.build(name, length)
+  make = ours.train if training else ours.infer
+  calls = {"ours": make(ours.build(name, length), batch, length)}
   rivals = rival_calls(name, batch, length, training=training)
-  seconds = interleaved(
-    {
-      "ours": (ours.train if training else ours.infer)(model, batch, length),
-      **rivals,
-      "product": call,
-    },
-    rounds,
-  )
+  seconds = interleaved(calls | rivals | {"product": call}, rounds)
   # Relate the time to the rate of a product in the same rounds.
   rate = product_flops / median(seconds, "product")
   model_flops = flops(batch * length, training=training)
@@ -78,15 +67,17 @@ def row(
   }
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def time_all(rounds: int, *, training: bool) -> Rows:
+  """Times every model at every length."""
+  for name, length in itertools.product(MODELS, LENGTHS):
+    yield row(name, length, rounds, training=training)
+
+
+def tables(rounds: int) -> dict[str, Rows]:
   """Times train steps and inference of every model at every length."""
   return {
-    title: [
-      row(name, length, rounds, training=training)
-      for name in MODELS
-      for length in LENGTHS
-    ]
-    for title, training in (("train step", True), ("inference", False))
+    "train step": time_all(rounds, training=True),
+    "inference": time_all(rounds, training=False),
   }
 
 

@@ -16,12 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
-
-import jax
 
 from benchmarks.__main__ import main
-from benchmarks.timing import in_a_process, interleaved, median
+from benchmarks.data import Rows
+from benchmarks.timing import in_a_process, interleaved, median, ready, timed
 from jaxformers import config as configs
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -38,23 +36,15 @@ FIRST = "First step done"
 STEPS = 50
 
 
-def imports(rounds: int) -> list[dict[str, Any]]:
+def imports(rounds: int) -> Rows:
   """Times processes that import a module and end."""
-  calls = {
-    name: functools.partial(in_a_process, code)
-    for name, code in IMPORTS.items()
-  }
-  seconds = interleaved(calls, rounds)
+  calls = {k: functools.partial(in_a_process, v) for k, v in IMPORTS.items()}
+  times = interleaved(calls, rounds)
   # Every process also takes the time in which Python starts and ends.
-  bare = median(seconds, "Python")
-  return [
-    {
-      "import": name,
-      "s": median(seconds, name),
-      "s beside Python": median(seconds, name) - bare,
-    }
-    for name in IMPORTS
-  ]
+  bare = median(times, "Python")
+  for name in IMPORTS:
+    seconds = median(times, name)
+    yield {"import": name, "s": seconds, "s beside Python": seconds - bare}
 
 
 def until_first_step(folder: Path) -> float:
@@ -69,35 +59,31 @@ def until_first_step(folder: Path) -> float:
   with tempfile.TemporaryDirectory() as workdir:
     command += [f"--workdir={workdir}", f"--config.data_dir={folder}/data"]
     began = time.perf_counter()
+    # The log of a run goes to stderr.
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"}
     with subprocess.Popen(
-      command,
-      stderr=subprocess.PIPE,
-      text=True,
-      env=os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"},
+      command, stderr=subprocess.PIPE, text=True, env=env
     ) as process:
-      # The log of a run goes to stderr.
-      for line in process.stderr or ():
-        if FIRST in line:
-          spent = time.perf_counter() - began
-          process.kill()
-          return spent
+      if any(FIRST in line for line in process.stderr or ()):
+        spent = time.perf_counter() - began
+        process.kill()
+        return spent
   raise RuntimeError(f"{' '.join(command)} ended before its first step.")
 
 
-def first_steps(rounds: int) -> list[dict[str, Any]]:
+def first_steps(rounds: int) -> Rows:
   """Times the first step, without and with cached data and programs."""
   with tempfile.TemporaryDirectory() as folder:
     # The first process fills the caches that the others read.
     cold = until_first_step(Path(folder))
     warm = [until_first_step(Path(folder)) for _ in range(rounds)]
-  return [
-    {"first step of": CONFIG, "cache": "none, data made too", "s": cold},
-    {"first step of": CONFIG, "cache": "warm", "s": statistics.median(warm)},
-  ]
+  yield {"first step of": CONFIG, "cache": "none, data made too", "s": cold}
+  median_warm = statistics.median(warm)
+  yield {"first step of": CONFIG, "cache": "warm", "s": median_warm}
 
 
-def measure_waiting() -> list[dict[str, Any]]:
-  """Measures the milliseconds of steps, and of waiting for their batches."""
+def measure_waiting() -> Rows:
+  """Yields the milliseconds of steps, and of waiting for their batches."""
   config = configs.load(CONFIG)
   config.task.update(TASK)
   with tempfile.TemporaryDirectory() as folder:
@@ -107,34 +93,26 @@ def measure_waiting() -> list[dict[str, Any]]:
     # Train, and note how long each step waited.
     waited, total = [], []
     for _ in range(STEPS):
-      began = time.perf_counter()
-      batch = next(batches)
-      waited.append(time.perf_counter() - began)
-      run.state, sums = run.train_step(run.state, batch)
-      jax.block_until_ready(sums)
-      total.append(time.perf_counter() - began)
+      batch, seconds = timed(next, batches)
+      waited.append(seconds)
+      (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))
+      total.append(waited[-1] + seconds)
     batches.close()
     # Read batches without training.
     alone = run.batches(0)
-    next(alone)
-    began = time.perf_counter()
-    for _ in range(STEPS):
-      jax.block_until_ready(next(alone))
-    spent = time.perf_counter() - began
+    read = interleaved({"batch": ready(next, alone)}, STEPS)
     alone.close()
   del waited[:5], total[:5]  # Compilation, and batches that were ready.
-  return [
-    {
-      "config": CONFIG,
-      "ms a step": 1e3 * statistics.median(total),
-      "ms waited for a batch": 1e3 * statistics.median(waited),
-      "share of all steps": sum(waited) / sum(total),
-      "ms a batch, loader alone": 1e3 * spent / STEPS,
-    }
-  ]
+  yield {
+    "config": CONFIG,
+    "ms a step": 1e3 * statistics.median(total),
+    "ms waited for a batch": 1e3 * statistics.median(waited),
+    "share of all steps": sum(waited) / sum(total),
+    "ms a batch, loader alone": 1e3 * statistics.mean(read["batch"]),
+  }
 
 
-def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
+def tables(rounds: int) -> dict[str, Rows]:
   """Measures start-up and input."""
   return {
     "import": imports(rounds),

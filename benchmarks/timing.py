@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+T = TypeVar("T")
 Call = Callable[[], Any]
+Calls = dict[str, Call]
 Seconds = Mapping[str, list[float]]
 
 
@@ -27,12 +29,23 @@ def interleaved(calls: Mapping[str, Call], rounds: int) -> Seconds:
   seconds: dict[str, list[float]] = {name: [] for name in calls}
   for number in range(rounds + 1):
     for name, call in calls.items():
-      began = time.perf_counter()
-      call()
+      spent = timed(call)[1]
       # Round 0 compiles and fills caches, and is not counted.
       if number:
-        seconds[name].append(time.perf_counter() - began)
+        seconds[name].append(spent)
   return seconds
+
+
+def timed(call: Callable[..., T], *args: Any) -> tuple[T, float]:
+  """Returns the result of `call(*args)`, and the seconds that it took."""
+  began = time.perf_counter()
+  result = call(*args)
+  return result, time.perf_counter() - began
+
+
+def ready(function: Callable[..., Any], *args: Any) -> Call:
+  """Returns a call of a function of JAX that waits for its results."""
+  return lambda: jax.block_until_ready(function(*args))
 
 
 def median(seconds: Seconds, name: str) -> float:
@@ -57,7 +70,7 @@ def product() -> tuple[Call, float]:
   """
   x, w = jnp.ones((4096, 1024)), jnp.full((1024, 1024), 1 / 1024)
   run = jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: x @ w, x))
-  return lambda: run(x).block_until_ready(), 4 * 2.0 * 4096 * 1024**2
+  return ready(run, x), 4 * 2.0 * 4096 * 1024**2
 
 
 def threads() -> int:
@@ -80,6 +93,11 @@ def in_a_process(code: str) -> str:
 def peak_memory() -> int:
   """Returns the most bytes that this process has had in memory (Linux)."""
   # Not getrusage: a child starts there from the peak of its parent.
+  return status_bytes("VmHWM")
+
+
+def status_bytes(field: str) -> int:
+  """Returns the bytes of a field of /proc/self/status (Linux)."""
   with open("/proc/self/status") as file:
-    (line,) = (line for line in file if line.startswith("VmHWM"))
+    (line,) = (line for line in file if line.startswith(f"{field}:"))
   return 1024 * int(line.split()[1])

@@ -14,26 +14,21 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.data import OUT, save, table
+from benchmarks.data import OUT, Row, report
+from benchmarks.timing import ready, timed
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.models import MODELS
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
-TASK = {
-  "min_length": 50,
-  "max_length": 250,
-  "num_train": 10_000,
-  "num_validation": 500,
-  "num_test": 500,
-}
+TASK = {"min_length": 50, "max_length": 250}
+TASK |= {"num_train": 10_000, "num_validation": 500, "num_test": 500}
 DTYPES = ("float32", "bfloat16")
 
 
@@ -47,9 +42,9 @@ def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
     **model: options of the model.
   """
   config = configs.load(f"configs/lra/listops.py:size=tiny,model={name}")
-  config.update(data_dir=str(folder), total_steps=steps, batch_size=16)
   # One length of batches, so that the step is compiled once.
-  config.update(buckets=1)
+  config.update(data_dir=str(folder), total_steps=steps)
+  config.update(batch_size=16, buckets=1)
   config.schedule.warmup_steps = steps // 10
   config.task.update(TASK)
   config.model.update(model)
@@ -60,11 +55,9 @@ def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
   """Trains to the end of a run; returns loss and seconds of each step."""
   losses, seconds = [], []
   for batch in run.batches(0):
-    began = time.perf_counter()
-    run.state, sums = run.train_step(run.state, batch)
-    # Reading the loss waits for the step, which is timed.
+    (run.state, sums), spent = timed(ready(run.train_step, run.state, batch))
     losses.append(float(sums["loss"]) / float(sums["count"]))
-    seconds.append(time.perf_counter() - began)
+    seconds.append(spent)
   return losses, seconds
 
 
@@ -74,9 +67,7 @@ def average_tenths(losses: list[float]) -> tuple[float, float]:
   return statistics.mean(losses[:tenth]), statistics.mean(losses[-tenth:])
 
 
-def train_model(
-  name: str, dtype: str, steps: int, folder: Path
-) -> dict[str, Any]:
+def train_model(name: str, dtype: str, steps: int, folder: Path) -> Row:
   """Trains a model and returns its losses as a row."""
   config = make_config(name, steps, folder, dtype=dtype)
   with tempfile.TemporaryDirectory() as workdir:
@@ -112,8 +103,7 @@ def main(models: str, steps: int, out: str) -> None:
         rows.append(train_model(name, dtype, steps, Path(folder)))
         # Show progress: the table is printed at the end.
         print(rows[-1], file=sys.stderr)
-  print(table(rows))
-  save({"training": rows}, out)
+  report([("training", rows)], out)
 
 
 if __name__ == "__main__":

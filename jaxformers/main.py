@@ -16,72 +16,54 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from jaxformers import cli, interrupts, paths
 from jaxformers import config as configs
-from jaxformers import interrupts, paths
 from jaxformers.errors import UserError
 
 # Exit statuses of errors, which launch/README.md describes.
 FAILURE = 1  # An error of the program or of the file system.
 MISTAKE = 2  # A mistake of the user: the same command fails again.
 RETRY = 75  # A full or absent disk, or a process of the run that has died.
+# Errors that ml_collections and config files of users raise.
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, flags.Error)
 
-_CONFIG = config_flags.DEFINE_config_file(
+FLAGS = flags.FLAGS
+
+config_flags.DEFINE_config_file(
   "config",
   None,
   "Path of a config with its arguments, path.py:key=value,key=value. "
   "--config.section.field=value overrides a field.",
 )
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder for checkpoints, metrics and results."
+# Name, default, least value and description of the other flags.
+_FLAGS = (
+  ("workdir", None, None, "Folder for checkpoints, metrics and results."),
+  ("seeds", "", None, "Run several seeds, such as 0,1,2, in WORKDIR/seed_N."),
+  ("eval_only", False, None, "Score the best checkpoint of the workdir again."),
+  ("profile", False, None, "Write a trace of ten steps to WORKDIR/profile."),
+  ("distributed", False, None, "Join the processes of a cluster JAX detects."),
 )
-_EVAL_ONLY = flags.DEFINE_bool(
-  "eval_only", False, "Score the best checkpoint of the workdir again."
+# The same of flags that are fields of `processes.Cluster`.
+_CLUSTER = (
+  ("coordinator", "", None, "host:port of the first of several processes."),
+  ("num_processes", -1, -1, "Number of processes that train together."),
+  ("process_id", -1, -1, "Index of this process, from 0."),
+  ("start_seconds", 300, 1, "Time to wait for all processes to start."),
+  (
+    *("silence_seconds", 60, 1),
+    "Time after which a silent process counts as dead, and all processes end.",
+  ),
+  (
+    *("stall_seconds", 1800, 0),
+    "Time after which a process of several that hangs ends itself; 0: never.",
+  ),
 )
-_PROFILE = flags.DEFINE_bool(
-  "profile", False, "Write a trace of ten steps to WORKDIR/profile."
-)
-_SEEDS = flags.DEFINE_list(
-  "seeds", [], "Run several seeds, such as 0,1,2, each in WORKDIR/seed_N."
-)
-_COORDINATOR = flags.DEFINE_string(
-  "coordinator", "", "host:port of the first of several processes."
-)
-_NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", -1, "Number of processes that train together."
-)
-_PROCESS_ID = flags.DEFINE_integer(
-  "process_id", -1, "Index of this process, from 0."
-)
-_DISTRIBUTED = flags.DEFINE_bool(
-  "distributed", False, "Join the processes of a cluster that JAX detects."
-)
-_START_SECONDS = flags.DEFINE_integer(
-  "start_seconds",
-  300,
-  "Time to wait for all processes to start.",
-  lower_bound=1,
-)
-_SILENCE_SECONDS = flags.DEFINE_integer(
-  "silence_seconds",
-  60,
-  "Time after which a silent process counts as dead, and all processes end.",
-  lower_bound=1,
-)
-_STALL_SECONDS = flags.DEFINE_integer(
-  "stall_seconds",
-  1800,
-  "Time after which one of several processes that hangs ends itself; 0: never.",
-  lower_bound=0,
-)
+_DEFINE: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
 
-
-def _parse_seeds() -> list[int]:
-  try:
-    return [int(seed) for seed in _SEEDS.value]
-  except ValueError:
-    raise UserError(
-      f"--seeds={','.join(_SEEDS.value)}: give integers, such as 0,1,2."
-    ) from None
+for _name, _default, _least, _text in (*_FLAGS, *_CLUSTER):
+  _bounds = {} if _least is None else {"lower_bound": _least}
+  _define = _DEFINE.get(type(_default), flags.DEFINE_string)
+  _define(_name, _default, _text, **_bounds)
 
 
 def _prepare_jax() -> None:
@@ -101,15 +83,9 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
-  cluster = processes.find_cluster(
-    coordinator=_COORDINATOR.value,
-    num_processes=_NUM_PROCESSES.value,
-    process_id=_PROCESS_ID.value,
-    start_seconds=_START_SECONDS.value,
-    silence_seconds=_SILENCE_SECONDS.value,
-    stall_seconds=_STALL_SECONDS.value,
-  )
-  if _DISTRIBUTED.value or cluster.num_processes > 0:
+  fields = {name: FLAGS[name].value for name, *_ in _CLUSTER}
+  cluster = processes.find_cluster(**fields)
+  if FLAGS.distributed or cluster.num_processes > 0:
     processes.start(cluster)
 
 
@@ -118,41 +94,33 @@ def _run(seeds: list[int]) -> None:
   _prepare_jax()
   from jaxformers.training import loop, processes, summary
 
-  workdir = Path(_WORKDIR.value)
-  # A job is a config and its workdir; each seed has a copy of the config.
-  jobs = [(_CONFIG.value, workdir)]
-  if seeds:
-    jobs = [
-      (_CONFIG.value.copy_and_resolve_references(), workdir / f"seed_{seed}")
-      for seed in seeds
-    ]
-    for (config, _), seed in zip(jobs, seeds, strict=True):
+  modes = {"eval_only": FLAGS.eval_only, "profile": FLAGS.profile}
+  # Seeds run one after the other, each in a folder of its own.
+  for seed in seeds or [None]:
+    workdir = Path(FLAGS.workdir, "" if seed is None else f"seed_{seed}")
+    config = FLAGS.config.copy_and_resolve_references()
+    if seed is not None:
       config.seed = seed
-  for config, folder in jobs:  # One after the other.
-    results = loop.run(
-      config, folder, eval_only=_EVAL_ONLY.value, profile=_PROFILE.value
-    )
+    results = loop.run(config, workdir, **modes)
     if processes.is_first():
       print(summary.table(results), flush=True)
 
 
-def _is_transient(error: Exception) -> bool:
-  """Returns True for an error of the file system that may pass by itself."""
+def _explain(error: Exception) -> tuple[int, str | None]:
+  """Returns the exit status of an error, and the message for the user.
+
+  The message is None for an internal error.
+  """
   from jaxformers.training import disk
 
-  return isinstance(error, OSError) and disk.error_number(error) > 0
-
-
-def _message(error: Exception) -> str | None:
-  """Returns the message shown to the user, or None for an internal error."""
-  if _is_transient(error):
-    return (
-      f"error: {error}\nRun the same command again once the file system works."
-    )
+  is_system = isinstance(error, OSError)
+  if is_system and disk.error_number(error):
+    advice = "Run the same command again once the file system works."
+    return RETRY, f"error: {error}\n{advice}"
   # An error that names a file tells the user which one to look at.
-  names_file = isinstance(error, OSError) and error.filename is not None
-  is_users = isinstance(error, UserError) or names_file
-  return f"error: {error}" if is_users else None
+  if isinstance(error, UserError) or (is_system and error.filename is not None):
+    return MISTAKE, f"error: {error}"
+  return FAILURE, None
 
 
 def _end(error: Exception) -> None:
@@ -164,10 +132,7 @@ def _end(error: Exception) -> None:
   """
   from jaxformers.training import processes
 
-  message = _message(error)
-  status = FAILURE if message is None else MISTAKE
-  if _is_transient(error):
-    status = RETRY
+  status, message = _explain(error)
   # Several processes: tell the launcher whether starting again may help.
   if processes.has_peers():
     if lost := processes.explain_lost(error):
@@ -193,7 +158,7 @@ def main(_: list[str]) -> None:
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _ignore_closed_loop
   try:
-    _run(_parse_seeds())
+    _run(cli.numbers("seeds", FLAGS.seeds))
   except KeyboardInterrupt:
     interrupts.leave("it resumes from the latest checkpoint.")
   except Exception as error:
@@ -215,28 +180,22 @@ def _parse(argv: list[str]) -> list[str]:
       argv, options = configs.take_options(config, argv)
       sys.argv = argv  # Where ml_collections looks for overrides.
       configs.check_overrides(config, argv)
-    rest = flags.FLAGS(argv)
+    rest = FLAGS(argv)
     if len(rest) > 1:
       raise UserError(
         f"Unexpected arguments {' '.join(rest[1:])}: flags start with --."
       )
-    if _CONFIG.value is None or _WORKDIR.value is None:
+    if FLAGS.config is None or FLAGS.workdir is None:
       raise UserError(
         "--config and --workdir are needed, such as --config "
         "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
         "--help"
       )
-    _parse_seeds()  # A wrong seed ends here, before JAX is imported.
-    configs.set_options(_CONFIG.value, options)
+    # A wrong seed ends here, before JAX is imported.
+    cli.numbers("seeds", FLAGS.seeds)
+    configs.set_options(FLAGS.config, options)
     return rest
-  # ml_collections and config files of users raise errors of these types.
-  except (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    flags.Error,
-  ) as error:
+  except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)
     sys.exit(MISTAKE)
 
@@ -250,7 +209,7 @@ def _help(spec: str | None) -> str:
   fields = configs.base() if spec is None else configs.load(spec)
   owner = spec or "every config (with --config: all fields of that config)"
   return (
-    f"{__doc__}\n{flags.FLAGS.module_help(sys.modules[__name__])}\n\n"
+    f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}\n\n"
     f"Fields of {owner}, set by --config.FIELD=VALUE:\n"
     f"{configs.describe(fields)}\n\n"
     "Models: python -m jaxformers models. Options of mixers and blocks: "

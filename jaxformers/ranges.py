@@ -13,20 +13,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from jaxformers.errors import UserError
 
-# Types that a value of a kind may have, such as numbers of NumPy and paths.
-_TYPES: dict[type, Any] = {
-  int: numbers.Integral,
-  float: numbers.Real,
-  str: (str, os.PathLike),
-}
-_NOUNS = {
-  int: "an integer",
-  float: "a number",
-  bool: "True or False",
-  str: "text",
-  dict: "a section of fields",
+# Types that a value of a kind may have, such as numbers of NumPy and paths, and
+# the kind in words.
+_KINDS: dict[type, tuple[Any, str]] = {
+  int: (numbers.Integral, "an integer"),
+  float: (numbers.Real, "a number"),
+  bool: (bool, "True or False"),
+  str: ((str, os.PathLike), "text"),
+  dict: ((Mapping, ConfigDict), "a section of fields"),
 }
 
 
@@ -53,7 +51,7 @@ class Range:
   @property
   def noun(self) -> str:
     """Kind of the values in words."""
-    return _NOUNS[self.kind]
+    return _KINDS[self.kind][1]
 
   def check(self, path: str, value: Any) -> None:
     """Raises UserError for a value out of range or of another type.
@@ -75,11 +73,9 @@ class Range:
         )
 
   def _is_kind(self, value: Any) -> bool:
-    if self.kind is dict:
-      return _is_section(value)
-    if isinstance(value, bool):  # For Python, True is also an integer.
-      return self.kind is bool
-    return isinstance(value, _TYPES.get(self.kind, self.kind))
+    is_flag = isinstance(value, bool)  # For Python, True is also an integer.
+    is_type = isinstance(value, _KINDS[self.kind][0])
+    return is_type and is_flag == (self.kind is bool)
 
   def _is_inside(self, value: Any) -> bool:
     low, high = (_number(end) for end in self.interval[1:-1].split(","))
@@ -87,10 +83,6 @@ class Range:
     above = low < value or (self.interval[0] == "[" and low == value)
     below = value < high or (self.interval[-1] == "]" and value == high)
     return above and below
-
-
-def _is_section(value: Any) -> bool:
-  return hasattr(value, "items")  # A ConfigDict is no Mapping.
 
 
 def _number(text: str) -> float:
@@ -114,7 +106,7 @@ def check(options: Mapping[str, Any], section: str = "") -> None:
     allowed = find(path)
     if allowed is not None:
       allowed.check(path, value)
-      if _is_section(value):
+      if allowed.kind is dict:
         check(value, path)
 
 
@@ -129,141 +121,80 @@ def find(path: str) -> Range | None:
   return RANGES.get(f"{section}.{name}", RANGES.get(name))
 
 
-# Seeds and counts are int32 in JAX.
-# Kinds that end in OR_NONE allow 0, which has a meaning of its own.
-_SEED, _FLAG, _TEXT = Range(int, "[0, 2^31)"), Range(bool), Range(str)
-_SECTION, _COUNT = Range(dict), Range(int, "[1, 2^31)")
-_COUNT_OR_NONE = Range(int, "[0, 2^31)")
-_WIDTH, _WIDTH_OR_NONE = Range(int, "[1, 2^20]"), Range(int, "[0, 2^20]")
-_FEW, _FEW_OR_NONE = Range(int, "[1, 1000]"), Range(int, "[0, 1000]")
-_SHARE, _NOT_NEGATIVE = Range(float, "[0, 1)"), Range(float, "[0, 1000]")
-_POSITIVE = Range(float, "(0, 1000]")
+# Names of the fields of each range; "section.name" where a section has another
+# range. Seeds and counts are int32 in JAX. A range of integers from 0 gives 0 a
+# meaning of its own: a length or a vocabulary of 0 is that of the task.
+_NAMES = {
+  # Sections, names and paths, flags.
+  Range(dict): """
+    task model reference optimizer schedule mixer mixer_defaults block embedding
+    head augment
+  """,
+  Range(str): """
+    name select parallel mesh pretrained data_dir archive protocol vocabulary
+    operators difficulty tokens crop objective pool head_activation interaction
+    positions dtype orthogonal_map memory activation gating sigma kind
+    inverse_init
+  """,
+  Range(bool): """
+    tensorboard wandb cycle_momentum flip special_tokens tied use_bias
+    orthogonal symmetric learn_fidelity feat_scale redraw causal normalize
+    share_heads share_key_value train_projection same_bucket correct_duplicates
+    residual norm_first use_norm
+  """,
+  # Counts.
+  Range(int, "[0, 2^31)"): """
+    seed patience warmup_steps vocab_size num_classes min_length test_min_length
+    test_max_length stride eval_windows
+  """,
+  Range(int, "[1, 2^31)"): """
+    batch_size eval_batch_size accumulate buckets total_steps log_steps
+    eval_steps checkpoint_steps num_train num_validation num_test num_images
+    max_length
+  """,
+  Range(int, "[1, 2^31)", is_list=True): "cutoffs",
+  # Sizes.
+  Range(int, "[0, 2^24]"): "max_len padded_len",
+  Range(int, "[0, 2^20]"): """
+    head_dim num_random num_global num_summary num_queries num_samples
+    num_buckets
+  """,
+  Range(int, "[1, 2^20]"): """
+    mlp_dim block_size chunk_size rank num_landmarks num_features
+  """,
+  Range(int, "[2, 2^20]"): "window",
+  Range(int, "[0, 2^16]"): "patch_size",
+  Range(int, "[1, 2^16]"): "d_model num_heads",
+  Range(int, "[1, 2^16]", is_list=True): "image",
+  Range(int, "[1, 2^12]"): "resolution size",
+  Range(int, "[0, 1000]"): "conv_size",
+  Range(
+    int, "[1, 1000]"
+  ): "num_layers div_value num_experts num_hashes repeats",
+  Range(int, "[2, 1000]"): "max_args",
+  Range(int, "[1, 100]"): "inverse_steps",
+  Range(int, "[2, 100]"): "max_depth",
+  Range(int, "[1, 20]"): "head_layers",
+  Range(int, "[1, 2]"): "num_inputs",
+  # Shares, rates and weights.
+  Range(float, "[0, 1)"): """
+    label_smoothing ema_decay b1 b2 momentum dropout_rate head_dropout_rate
+    drop_path_rate
+  """,
+  Range(float, "[0, 1]"): "norm_epsilon epsilon color_jitter erase",
+  Range(float, "(0, 1]"): "eps block.norm_epsilon",
+  Range(float, "[0, 10]"): "randaugment",
+  Range(float, "[0, 100]"): "init_std head_init_std",
+  Range(float, "(0, 100]"): "power",
+  Range(float, "(0, 1000]"): "learning_rate scale factor",
+  Range(float, "[0, 1000]"): """
+    end weight_decay clip_value clip_norm fidelity reconstruction_weight gamma
+    mixup cutmix
+  """,
+  Range(float, "[0, 1000]", is_list=True): "fidelity_schedule",
+}
 
-# By name of the field, or by "section.name" where a section has another range.
-RANGES: dict[str, Range] = {
-  # Sections.
-  **dict.fromkeys(
-    (
-      *("task", "model", "reference", "optimizer", "schedule", "mixer"),
-      *("mixer_defaults", "block", "embedding", "head", "augment"),
-    ),
-    _SECTION,
-  ),
-  # Names, choices and paths.
-  **dict.fromkeys(
-    (
-      *("name", "select", "parallel", "mesh", "pretrained", "data_dir"),
-      *("archive", "protocol", "vocabulary", "operators", "difficulty"),
-      *("tokens", "crop", "objective", "pool", "head_activation"),
-      *("interaction", "positions", "dtype", "orthogonal_map"),
-      *("memory", "activation", "gating", "sigma", "kind"),
-      *("inverse_init",),
-    ),
-    _TEXT,
-  ),
-  # Flags.
-  **dict.fromkeys(
-    (
-      *("tensorboard", "wandb", "cycle_momentum", "flip", "special_tokens"),
-      *("tied", "use_bias", "orthogonal", "symmetric", "learn_fidelity"),
-      *("feat_scale", "redraw", "causal", "normalize", "share_heads"),
-      *("share_key_value", "train_projection", "same_bucket"),
-      *("correct_duplicates", "residual", "norm_first", "use_norm"),
-    ),
-    _FLAG,
-  ),
-  # Runs.
-  "seed": _SEED,
-  "batch_size": _COUNT,
-  "eval_batch_size": _COUNT,
-  "accumulate": _COUNT,
-  "buckets": _COUNT,
-  "total_steps": _COUNT,
-  "log_steps": _COUNT,
-  "eval_steps": _COUNT,
-  "checkpoint_steps": _COUNT,
-  "patience": _COUNT_OR_NONE,
-  "label_smoothing": _SHARE,
-  "ema_decay": _SHARE,
-  # Optimisers and schedules.
-  "learning_rate": _POSITIVE,
-  "warmup_steps": _COUNT_OR_NONE,
-  "power": Range(float, "(0, 100]"),
-  "end": _NOT_NEGATIVE,
-  "b1": _SHARE,
-  "b2": _SHARE,
-  "eps": Range(float, "(0, 1]"),
-  "momentum": _SHARE,
-  "weight_decay": _NOT_NEGATIVE,
-  "clip_value": _NOT_NEGATIVE,
-  "clip_norm": _NOT_NEGATIVE,
-  # Models.
-  "d_model": Range(int, "[1, 2^16]"),
-  "num_layers": _FEW,
-  "vocab_size": _COUNT_OR_NONE,
-  "max_len": Range(int, "[0, 2^24]"),
-  "num_classes": _COUNT_OR_NONE,
-  "image": Range(int, "[1, 2^16]", is_list=True),
-  "num_inputs": Range(int, "[1, 2]"),
-  "padded_len": Range(int, "[0, 2^24]"),
-  "patch_size": Range(int, "[0, 2^16]"),
-  "head_dim": _WIDTH_OR_NONE,
-  "head_layers": Range(int, "[1, 20]"),
-  "init_std": Range(float, "[0, 100]"),
-  "head_init_std": Range(float, "[0, 100]"),
-  "dropout_rate": _SHARE,
-  "head_dropout_rate": _SHARE,
-  "drop_path_rate": _SHARE,
-  "mlp_dim": _WIDTH,
-  "block.norm_epsilon": Range(float, "(0, 1]"),
-  "norm_epsilon": Range(float, "[0, 1]"),
-  "cutoffs": Range(int, "[1, 2^31)", is_list=True),
-  "div_value": _FEW,
-  "scale": _POSITIVE,
-  # Mixers.
-  "num_heads": Range(int, "[1, 2^16]"),
-  "fidelity": _NOT_NEGATIVE,
-  "fidelity_schedule": Range(float, "[0, 1000]", is_list=True),
-  "num_experts": _FEW,
-  "reconstruction_weight": _NOT_NEGATIVE,
-  "block_size": _WIDTH,
-  "chunk_size": _WIDTH,
-  "window": Range(int, "[2, 2^20]"),
-  "num_random": _WIDTH_OR_NONE,
-  "num_global": _WIDTH_OR_NONE,
-  "num_summary": _WIDTH_OR_NONE,
-  "num_queries": _WIDTH_OR_NONE,
-  "num_samples": _WIDTH_OR_NONE,
-  "factor": _POSITIVE,
-  "rank": _WIDTH,
-  "num_landmarks": _WIDTH,
-  "inverse_steps": Range(int, "[1, 100]"),
-  "conv_size": _FEW_OR_NONE,
-  "gamma": _NOT_NEGATIVE,
-  "num_features": _WIDTH,
-  "epsilon": Range(float, "[0, 1]"),
-  "num_hashes": _FEW,
-  "num_buckets": _WIDTH_OR_NONE,
-  # Tasks. A length of 0 stands for the protocol's, a vocabulary of 0 for all
-  # words of the text.
-  "num_train": _COUNT,
-  "num_validation": _COUNT,
-  "num_test": _COUNT,
-  "num_images": _COUNT,
-  "max_depth": Range(int, "[2, 100]"),
-  "max_args": Range(int, "[2, 1000]"),
-  "min_length": _COUNT_OR_NONE,
-  "max_length": _COUNT,
-  "test_min_length": _COUNT_OR_NONE,
-  "test_max_length": _COUNT_OR_NONE,
-  "resolution": Range(int, "[1, 2^12]"),
-  "stride": _COUNT_OR_NONE,
-  "eval_windows": _COUNT_OR_NONE,
-  "size": Range(int, "[1, 2^12]"),
-  "randaugment": Range(float, "[0, 10]"),
-  "color_jitter": Range(float, "[0, 1]"),
-  "erase": Range(float, "[0, 1]"),
-  "mixup": _NOT_NEGATIVE,
-  "cutmix": _NOT_NEGATIVE,
-  "repeats": _FEW,
+# The range of each field, by "name" or "section.name".
+RANGES = {
+  name: span for span, names in _NAMES.items() for name in names.split()
 }

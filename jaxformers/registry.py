@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 from jaxformers.errors import UserError
 
@@ -52,10 +53,9 @@ def call(
   # Find required options first: Python's TypeError is no message for users.
   missing = [
     name
-    for name, parameter in inspect.signature(function).parameters.items()
-    if parameter.default is parameter.empty
-    and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    and name not in options
+    for name, p in inspect.signature(function).parameters.items()
+    if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    if name not in options
   ]
   if missing:
     raise UserError(f"{kind} needs {', '.join(missing)}: set each of them.")
@@ -75,35 +75,26 @@ def check_options(
       raise unknown(f"option of {kind}", option, accepted)
 
 
-class Registry(Mapping[str, Any]):
-  """Read-only mapping from names to entries, which a decorator adds."""
+class Registry(collections.UserDict[str, Any]):
+  """Mapping from names to entries, which a decorator adds.
+
+  An unknown name raises `UserError`, which lists the choices.
+  """
 
   def __init__(self, kind: str) -> None:
+    super().__init__()
     self.kind = kind
-    self._entries: dict[str, Any] = {}
 
   def register(self, name: str) -> Callable[[Any], Any]:
     """Returns a decorator that adds an entry under a name."""
 
     def add(entry: Any) -> Any:
-      if name in self._entries:
+      if name in self:
         raise UserError(f"The {self.kind} {name!r} is already registered.")
-      self._entries[name] = entry
+      self[name] = entry
       return entry
 
     return add
 
-  def __getitem__(self, name: str) -> Any:
-    if name not in self._entries:
-      raise unknown(self.kind, name, self._entries)
-    return self._entries[name]
-
-  def __contains__(self, name: object) -> bool:
-    # Mapping's own test expects a KeyError of __getitem__.
-    return name in self._entries
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._entries)
-
-  def __len__(self) -> int:
-    return len(self._entries)
+  def __missing__(self, name: str) -> NoReturn:
+    raise unknown(self.kind, name, self)

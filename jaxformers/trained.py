@@ -55,12 +55,10 @@ class Trained:
 
     # Every batch has the same size, so that one program serves all.
     def apply_to_all(x: np.ndarray) -> np.ndarray:
-      outputs = []
-      for start in range(0, len(x), batch_size):
-        batch = x[start : start + batch_size]
-        rest = ((0, batch_size - len(batch)), *[(0, 0)] * (x.ndim - 1))
-        outputs.append(np.asarray(forward(np.pad(batch, rest)))[: len(batch)])
-      return np.concatenate(outputs)
+      rest = ((0, -len(x) % batch_size), *[(0, 0)] * (x.ndim - 1))
+      batches = np.pad(x, rest).reshape(-1, batch_size, *x.shape[1:])
+      outputs = [np.asarray(forward(batch)) for batch in batches]
+      return np.concatenate(outputs)[: len(x)]
 
     return apply_to_all
 
@@ -97,15 +95,11 @@ def load(workdir: str | Path) -> Trained:
   """
   # The first state gives shapes and placement of what is restored.
   run = open_trained_run(Path(workdir).absolute())
-  start = compilers.layout().place(run.initial_state())
+  start = compilers.layout().place_state(run.initial_state())
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(start)
   return Trained(
-    config=run.config,
-    task=run.task,
-    model=run.model,
-    params=best.state.scored,
-    step=best.step,
+    *(run.config, run.task, run.model, best.state.scored, best.step),
     start=start.params,
     workdir=run.workdir,
   )

@@ -20,21 +20,12 @@ from jaxformers.errors import UserError
 # Fields that every file of this package has, with their types; a dot leads into
 # a section.
 CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
-RESULTS_FIELDS = {
-  "task": str,
-  "protocol": str,
-  "model": str,
-  "seed": int,
-  "config": Mapping,
-  "max_len": int,
-  "parameters": int,
-  "parameter_ratio": (int, float),
-  "baselines": Mapping,
-  "data": Mapping,
-  "selection": str,
-  "train_seconds": (int, float),
-  "config.model.num_layers": int,
-  "config.model.d_model": int,
+RESULTS_FIELDS: dict[str, Any] = {
+  **dict.fromkeys(("task", "protocol", "model", "selection"), str),
+  **dict.fromkeys(("config", "baselines", "data"), Mapping),
+  **dict.fromkeys(("seed", "max_len", "parameters"), int),
+  **dict.fromkeys(("parameter_ratio", "train_seconds"), (int, float)),
+  **dict.fromkeys(("config.model.num_layers", "config.model.d_model"), int),
 }
 # Fields of a config that are sections of fields.
 CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
@@ -46,6 +37,13 @@ def digest(content: Any) -> str:
   return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a content as JSON reads it back, with its digest."""
+  # The digest is of what JSON reads back: tuples become lists.
+  plain = json.loads(json.dumps(content))
+  return {**plain, "digest": digest(plain)}
+
+
 def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
   """Writes a JSON file of a run, with the digest of its content.
 
@@ -54,9 +52,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
     name: name of the file.
     content: plain JSON, without NaN and infinity.
   """
-  # The digest is of what JSON reads back: tuples become lists.
-  plain = json.loads(json.dumps(content))
-  durable.write_json(folder / name, {**plain, "digest": digest(plain)})
+  durable.write_json(folder / name, with_digest(content))
 
 
 def write_vocabulary(folder: Path, task: Any) -> None:
@@ -137,23 +133,16 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
   """
   path = folder / "metrics.jsonl"
   try:
-    content = path.read_bytes()
-  except FileNotFoundError:
-    content = b""
+    content = path.read_bytes() if path.exists() else b""
   except OSError as error:
     raise UserError(
       f"{path} cannot be read ({error.strerror}): remove it or mend its "
       "permissions."
     ) from None
   *lines, _ = content.split(b"\n")  # What follows the last end is cut off.
-  records, damaged = [], []
-  for number, line in enumerate(lines, 1):
-    record = _parse_metrics(line)
-    if record is None:
-      damaged.append(number)
-    else:
-      records.append(record)
-  return records, damaged
+  records = [_parse_metrics(line) for line in lines]
+  damaged = [n for n, record in enumerate(records, 1) if record is None]
+  return [record for record in records if record is not None], damaged
 
 
 def _parse_metrics(line: bytes) -> dict[str, Any] | None:
@@ -168,10 +157,9 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
   if not all(isinstance(v, int | float | None) for v in record.values()):
     return None
   # The checksum is of the line without it; older versions wrote none.
-  if (expected := record.pop("crc32", None)) is not None:
-    written = json.dumps(record).encode()
-    return record if zlib.crc32(written) == expected else None
-  return record
+  expected = record.pop("crc32", None)
+  is_right = expected in (None, zlib.crc32(json.dumps(record).encode()))
+  return record if is_right else None
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
@@ -202,8 +190,7 @@ def _check_types(
       value = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(value, kind):
       problem = "is missing" if value is None else f"is {value!r}"
-      problem = f"the field {field!r} of {name} {problem}"
-      raise _not_a_run(folder, name, problem)
+      raise _not_a_run(folder, name, f"the field {field!r} of {name} {problem}")
 
 
 def _not_a_run(folder: Path, name: str, problem: str) -> UserError:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import interrupts
+from jaxformers import cli, interrupts
 from jaxformers.analysis.tables import results
 from jaxformers.errors import UserError
 from jaxformers.sweep import grid
@@ -38,48 +38,37 @@ from jaxformers.sweep.slurm import SlurmSweep, parse_parameters
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   """Returns the arguments of a sweep, and those that go to every run."""
-  parser = argparse.ArgumentParser(
-    prog="python launch/sweep.py",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
-  # Which runs: configs, workdir, axes and seeds.
-  parser.add_argument(
-    "--config",
-    action="append",
-    required=True,
-    help="path.py or path.py:key=value,...; repeat it for several configs",
-  )
-  parser.add_argument(
-    "--workdir", type=Path, required=True, help="folder of all runs"
-  )
-  parser.add_argument(
-    "--grid",
-    action="append",
-    default=[],
-    metavar="KEY=VALUE,...",
-    help="values of an argument; repeat it for several arguments",
-  )
-  parser.add_argument(
-    "--tune",
-    default="",
-    metavar="KEY=VALUE,...",
-    help="values of which the best is run with all seeds",
-  )
-  parser.add_argument("--seeds", default="0", help="such as 0,1,2")
-  parser.add_argument(
-    "--slurm",
+  pairs = {"metavar": "KEY=VALUE,..."}
+  repeated = {"action": "append"}
+  parser = cli.parser(
+    __name__,
+    # Which runs: configs, workdir, axes and seeds.
+    cli.argument(
+      "--config",
+      **repeated,
+      required=True,
+      help="path.py or path.py:key=value,...; repeatable",
+    ),
+    cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
+    cli.argument(
+      "--grid", **repeated, **pairs, help="values of an argument; repeatable"
+    ),
+    cli.argument(
+      "--tune", **pairs, help="values of which the best is run with all seeds"
+    ),
+    cli.argument("--seeds", default="0", help="such as 0,1,2"),
     # `--slurm` alone is "", and None stands for runs on this machine.
-    nargs="?",
-    const="",
-    metavar="KEY=VALUE,...",
-    help="submit the runs to Slurm, with parameters of the jobs",
-  )
-  parser.add_argument(
-    "--dry_run", action="store_true", help="print the commands, run nothing"
+    cli.argument(
+      "--slurm",
+      **pairs,
+      nargs="?",
+      const="",
+      help="submit the runs to Slurm, with parameters of the jobs",
+    ),
+    cli.switch("--dry_run", help="print the commands, run nothing"),
   )
   # Arguments that are not listed above go to every run.
+  parser.prog, parser.allow_abbrev = "python launch/sweep.py", False
   return parser.parse_known_args(argv)
 
 
@@ -95,29 +84,23 @@ def _check_overrides(overrides: Sequence[str]) -> None:
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
 
 
-def _parse_seeds(text: str) -> list[int]:
-  try:
-    return [int(seed) for seed in text.split(",")]
-  except ValueError:
-    raise UserError(f"--seeds={text}: give integers, such as 0,1,2.") from None
-
-
 def _sweep(
   args: argparse.Namespace, overrides: list[str]
 ) -> tuple[Sweep, list[dict[str, Any]]]:
   """Runs the grid; returns the sweep and the results."""
   _check_overrides(overrides)
-  seeds = _parse_seeds(args.seeds)
-  axes = [grid.parse_axis(text) for text in args.grid]
+  seeds = cli.numbers("seeds", args.seeds)
+  axes = [grid.parse_axis(text) for text in args.grid or ()]
   tuned = grid.parse_axis(args.tune) if args.tune else None
-  grid.expand(args.config, [*axes, *([tuned] if tuned else [])])  # Checks them.
+  # Check the axes before Slurm is asked for.
+  cells = grid.expand(args.config, axes)
+  candidates = grid.expand(args.config, [*axes, tuned]) if tuned else cells
   # Runs start here one at a time, or on Slurm all at once.
   if args.slurm is None:
     sweep = Sweep(args.workdir, overrides)
   else:
     sweep = SlurmSweep(args.workdir, overrides, parse_parameters(args.slurm))
-  cells = grid.expand(args.config, axes)
-  return sweep, run_grid(sweep, cells, tuned, seeds, dry_run=args.dry_run)
+  return sweep, run_grid(sweep, cells, candidates, tuned, seeds, args.dry_run)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -31,6 +31,7 @@ from benchmarks import (
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.variables import make_variables
+from jaxformers.orthogonal import MAPS
 from tests import initial
 from tests.marks import long_except
 
@@ -94,8 +95,8 @@ def test_the_librarys_attention_is_softmax():
     np.testing.assert_allclose(y[0], z[0], atol=1e-5)
     np.testing.assert_allclose(y[1, :4], z[1, :4], atol=1e-5)
   finally:
-    models.MODELS._entries.pop("dot_product_attention")
-    MIXERS._entries.pop("dot_product_attention")
+    models.MODELS.pop("dot_product_attention")
+    MIXERS.pop("dot_product_attention")
 
 
 @pytest.mark.long
@@ -125,7 +126,8 @@ def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
 def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
   monkeypatch.setattr(orthogonal, "COUNT", 2)
   monkeypatch.setattr(orthogonal, "TORCH_MAPS", {})  # Not a test dependency.
-  rows = orthogonal.measure_maps(8, 1) + orthogonal.measure_drift(3, 8)
+  rows = [*orthogonal.measure_maps(8, 1)]
+  rows += [orthogonal.measure_drift(name, 3, 8) for name in MAPS]
   assert {row["map"].removeprefix("ours: ") for row in rows} == {
     "cayley",
     "expm",
@@ -137,7 +139,7 @@ def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
 
 @pytest.mark.long
 def test_the_cost_of_the_term_is_a_ratio():
-  rows = fidelity.measure_cost(size=32, batch=1, layers=2, rounds=1)
+  rows = list(fidelity.measure_cost(size=32, batch=1, layers=2, rounds=1))
   assert [row["what"] for row in rows] == ["forward", "step"]
   for row in rows:
     assert row["time"] == pytest.approx(

@@ -106,7 +106,7 @@ def outcome(command, config, folder, want, capsys):
   try:
     found = command(config, folder)
   except Exception as error:
-    message = main._message(error)
+    _, message = main._explain(error)
     assert message is not None, repr(error)
     assert str(folder) in message, message
     assert REMEDY.search(message), message

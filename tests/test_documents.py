@@ -93,7 +93,7 @@ def examples(tmp_path_factory):
   folder = tmp_path_factory.mktemp("examples")
   with pytest.MonkeyPatch.context() as patch:
     for register in (MIXERS, models.MODELS, TASKS):
-      patch.setattr(register, "_entries", dict(register._entries))
+      patch.setattr(register, "data", dict(register.data))
     for page in EXAMPLE_PAGES:
       for block in blocks(page):
         title, _, code = block.partition("\n")

@@ -343,7 +343,7 @@ def test_no_run_begins_with_a_value_out_of_range(path):
   for value in values:
     with pytest.raises(ValueError, match=f"config.{path}=") as error:
       begin({path: value})
-    assert main._message(error.value).startswith("error: ")
+    assert main._explain(error.value)[1].startswith("error: ")
 
 
 def train_quadratic(tx, schedule, total_steps):

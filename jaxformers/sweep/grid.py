@@ -77,30 +77,18 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
       raise UserError(f"{key} is an axis twice: list its values in one axis.")
   if "seed" in keys:
     raise UserError("seed is no axis: give --seeds, so that they are averaged.")
-  # Combine the arguments of each config with all combinations of the grid.
-  choices = [[(key, value) for value in values] for key, values in axes]
   cells = []
   for spec in specs:
     path, _, text = spec.partition(":")
-    fixed = _parse_fixed(spec, text, keys)
-    cells += [
-      Cell(path, fixed + combination)
-      for combination in itertools.product(*choices)
-    ]
+    # An argument of the config is an axis of one value: it has no comma.
+    fixed = [parse_axis(item) for item in text.split(",") if item]
+    all_keys = [*keys, *(key for key, _ in fixed)]
+    for key, _ in fixed:
+      if all_keys.count(key) > 1:
+        raise UserError(f"{key} stands in {spec} and in the grid, or twice.")
+      if key == "seed":
+        raise UserError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
+    # Combine all values of all axes.
+    choices = [[(k, v) for v in values] for k, values in (*fixed, *axes)]
+    cells += [Cell(path, pairs) for pairs in itertools.product(*choices)]
   return cells
-
-
-def _parse_fixed(
-  spec: str, text: str, grid_keys: Sequence[str]
-) -> tuple[tuple[str, str], ...]:
-  """Returns the arguments that a config has in all cells, as (key, value)."""
-  # No item contains a comma, so each axis has exactly one value.
-  axes = [parse_axis(item) for item in text.split(",") if item]
-  fixed = tuple((key, value) for key, (value,) in axes)
-  for key, _ in fixed:
-    # An argument of the config must not be varied by the grid as well.
-    if [*grid_keys, *(name for name, _ in fixed)].count(key) > 1:
-      raise UserError(f"{key} stands in {spec} and in the grid, or twice.")
-    if key == "seed":
-      raise UserError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
-  return fixed

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxformers import config as configs
-from jaxformers import models, tasks
+from jaxformers import tasks
 from jaxformers.errors import UserError
 from jaxformers.sweep import commands
 from jaxformers.sweep.grid import Axis, Cell
@@ -52,12 +51,12 @@ class Sweep:
     # Flags of their own, since those of the process are parsed once.
     values = flags.FlagValues()
     argv = ["sweep", *rest]
-    with _replace_argv(argv):  # Where ml_collections looks for overrides.
-      try:
-        config_flags.DEFINE_config_dict("config", loaded, flag_values=values)
-        values(argv)
-      except (flags.Error, TypeError, KeyError) as error:
-        raise UserError(str(error)) from None
+    places = {"flag_values": values, "sys_argv": argv}
+    try:
+      config_flags.DEFINE_config_dict("config", loaded, **places)
+      values(argv)
+    except (flags.Error, TypeError, KeyError) as error:
+      raise UserError(str(error)) from None
     # Add options that the config does not list, and set the seed.
     config = values.config
     configs.set_options(config, options)
@@ -76,8 +75,7 @@ class Sweep:
     options = dict(config["task"], data_dir=config["data_dir"])
     key = json.dumps(options, sort_keys=True, default=str)
     if key not in self._descriptions:
-      description = tasks.get(**options).description()
-      self._descriptions[key] = json.loads(json.dumps(description))
+      self._descriptions[key] = tasks.get(**options).description()
     return self._descriptions[key]
 
   def read_results(self, cell: Cell, seed: int) -> dict[str, Any] | None:
@@ -97,7 +95,7 @@ class Sweep:
 
     Results of finished runs are read, which checks them against their configs.
     """
-    if len({*seeds}) < len(seeds) or min(seeds) < 0:
+    if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
       raise UserError(
         f"--seeds={','.join(map(str, seeds))}: give seeds that differ and are "
         "not negative."
@@ -106,8 +104,6 @@ class Sweep:
     cell_configs = [self.load_config(cell, seeds[0]) for cell in cells]
     for config in cell_configs:
       check_fields(config)
-      for section in ("model", "reference"):
-        models.check_names(config[section], f"config.{section}")
     # Refuse cells with equal configs or folders; then prepare the data.
     seen: dict[str, Cell] = {}
     for cell, config in zip(cells, cell_configs, strict=True):
@@ -147,30 +143,25 @@ class Sweep:
 
   def command(self, cell: Cell, seed: int) -> list[str]:
     """Returns the command of a run."""
-    return [
-      *MAIN,
-      *("--config", cell.spec, f"--workdir={self.folder(cell, seed)}"),
-      *(f"--config.seed={seed}", *self.overrides),
-    ]
+    paths = ["--config", cell.spec, f"--workdir={self.folder(cell, seed)}"]
+    return [*MAIN, *paths, f"--config.seed={seed}", *self.overrides]
 
   def tune(self, cell: Cell, axis: Axis, seed: int) -> Cell | None:
     """Returns the cell with the best value of an axis; None if all fail."""
     key, values = axis
-    scores: dict[str, float] = {}  # Higher is better: a loss is negated.
     before = dict(self.failed)
-    select = ""
-    # Run every value under the seed, and collect the scores.
-    for value in values:
-      results = self.run(cell.extended(key, value), seed)
-      if results is not None:
-        scores[value] = results["selection_score"]
-        select = results["config"]["select"]
-    if not scores:
+    # Run every value under the seed, and keep the results that there are.
+    every = {v: self.run(cell.extended(key, v), seed) for v in values}
+    results = {value: result for value, result in every.items() if result}
+    if not results:
       return None
     # A value that diverges is a result of tuning, not a failure of the sweep.
     left_out, self.failed = self.failed.keys() - before.keys(), before
-    # Choose the best value and report all; `abs` undoes a loss's negation.
+    # Choose the best value and report all. A higher score is better: that of a
+    # loss is negated, which `abs` undoes.
+    scores = {value: r["selection_score"] for value, r in results.items()}
     best = max(scores, key=scores.__getitem__)
+    select = results[best]["config"]["select"]
     listed = ", ".join(f"{value}: {abs(x):.4f}" for value, x in scores.items())
     print(f"\n== {cell.spec}: {key}={best}, by {select}: {listed}", flush=True)
     for folder in sorted(left_out):
@@ -193,18 +184,10 @@ def find_ends(values: Sequence[str]) -> tuple[str, ...]:
   return (ordered[0], ordered[-1]) if len(ordered) > 1 else ()
 
 
-@contextlib.contextmanager
-def _replace_argv(argv: list[str]) -> Iterator[None]:
-  before, sys.argv = sys.argv, argv
-  try:
-    yield
-  finally:
-    sys.argv = before
-
-
 def run_grid(
   sweep: Sweep,
   cells: Sequence[Cell],
+  candidates: Sequence[Cell],
   tuned: Axis | None,
   seeds: Sequence[int],
   dry_run: bool = False,
@@ -214,6 +197,7 @@ def run_grid(
   Args:
     sweep: starts the runs.
     cells: result of `grid.expand`.
+    candidates: the cells with every value of the axis to tune.
     tuned: axis whose best value is chosen under the first seed, or None.
     seeds: seeds of every cell.
     dry_run: True prints the commands of runs without results and runs nothing;
@@ -225,13 +209,7 @@ def run_grid(
   Raises:
     UserError: before the first run, see `Sweep.check`.
   """
-  # Check all runs that may be started, with every value to tune.
-  candidates = list(cells)
-  if tuned:
-    key, values = tuned
-    candidates = [
-      cell.extended(key, value) for cell in cells for value in values
-    ]
+  # Check all runs that may be started.
   sweep.check(candidates, seeds)
   if dry_run:
     for cell in candidates:
@@ -241,7 +219,7 @@ def run_grid(
           print(shlex.join(sweep.command(cell, seed)))
     return []
   # Choose the best value of each cell under the first seed.
-  chosen: list[Cell | None] = candidates
+  chosen: Sequence[Cell | None] = cells
   if tuned:
     sweep.submit([(cell, seeds[0]) for cell in candidates])
     chosen = [sweep.tune(cell, tuned, seeds[0]) for cell in cells]

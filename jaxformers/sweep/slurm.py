@@ -15,6 +15,8 @@ from jaxformers.sweep.commands import SECONDS_TO_SAVE, Job
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep
 
+Parameters = Mapping[str, int | str]
+
 MAX_REQUEUES = 20  # How often a job may reach its time limit and continue.
 DEFAULTS = {
   "job_name": "jaxformers",
@@ -43,13 +45,10 @@ def parse_parameters(text: str) -> dict[str, int | str]:
   return parameters
 
 
-def _check_parameters(parameters: Mapping[str, int | str]) -> None:
-  for name in ("nodes", "time"):
+def _check_parameters(parameters: Parameters) -> None:
+  for name, noun in {"nodes": "number", "time": "number of minutes"}.items():
     if not isinstance(parameters.get(name, 1), int):
-      raise UserError(
-        f"--slurm {name}={parameters[name]}: give a number"
-        + (" of minutes." if name == "time" else ".")
-      )
+      raise UserError(f"--slurm {name}={parameters[name]}: give a {noun}.")
   if parameters.get("ntasks_per_node", 1) != 1:
     raise UserError(
       f"--slurm ntasks_per_node={parameters['ntasks_per_node']}: remove it, "
@@ -57,7 +56,7 @@ def _check_parameters(parameters: Mapping[str, int | str]) -> None:
     )
 
 
-def _make_executor(folder: Path, parameters: Mapping[str, int | str]) -> Any:
+def _make_executor(folder: Path, parameters: Parameters) -> Any:
   """Returns submitit's executor, whose scripts and logs are in a folder."""
   try:
     import submitit
@@ -82,10 +81,7 @@ class SlurmSweep(Sweep):
   """Runs of a grid in a workdir, all at once as jobs of Slurm."""
 
   def __init__(
-    self,
-    workdir: Path,
-    overrides: Sequence[str],
-    parameters: Mapping[str, int | str],
+    self, workdir: Path, overrides: Sequence[str], parameters: Parameters
   ) -> None:
     """Prepares to submit jobs.
 
@@ -117,30 +113,25 @@ class SlurmSweep(Sweep):
     if self._ids_path.exists():
       ids = json.loads(self._ids_path.read_text(encoding="utf-8"))
     # Find jobs that an earlier sweep submitted, and runs that have none.
-    new: dict[str, Job] = {}
-    num_queued = 0
+    new, queued = {}, {}
     for cell, seed in pairs:
       folder = str(self.folder(cell, seed))
       if folder in self._jobs or self.read_results(cell, seed) is not None:
         continue
-      job = self._find_job(ids[folder]) if folder in ids else None
-      if job is None:
-        new[folder] = Job(self.command(cell, seed))
+      if folder in ids and (job := self._find_job(ids[folder])):
+        queued[folder] = job
       else:
-        self._jobs[folder] = job
-        num_queued += 1
+        new[folder] = Job(self.command(cell, seed))
     # Submit the new jobs as one array, and remember their ids.
     if new:
       with self._executor.batch():
-        jobs = {
-          folder: self._executor.submit(job) for folder, job in new.items()
-        }
-      self._jobs |= jobs
-      ids |= {folder: job.job_id for folder, job in jobs.items()}
+        new = {name: self._executor.submit(job) for name, job in new.items()}
+      ids |= {folder: job.job_id for folder, job in new.items()}
       durable.write_json(self._ids_path, ids)
-    if num_queued or new:
+    self._jobs |= queued | new
+    if queued or new:
       print(
-        f"{len(new)} jobs submitted, {num_queued} were queued before; their "
+        f"{len(new)} jobs submitted, {len(queued)} were queued before; their "
         f"logs are in {self._ids_path.parent}. Jobs continue when the sweep is "
         "stopped.",
         flush=True,
@@ -149,9 +140,8 @@ class SlurmSweep(Sweep):
   def _find_job(self, job_id: str) -> Any | None:
     """Returns the job of an id, or None if it has ended or Slurm lost it."""
     # The tasks of a job are numbered, one for each node.
-    job = self._executor.job_class(
-      self._executor.folder, job_id, list(range(self._nodes))
-    )
+    nodes = list(range(self._nodes))
+    job = self._executor.job_class(self._executor.folder, job_id, nodes)
     is_done = job.done(force_check=True)
     # submitit may not notice that Slurm lost a job: ask Slurm as well.
     return None if is_done or not _is_queued(job.job_id) else job
@@ -176,11 +166,8 @@ class SlurmSweep(Sweep):
 def _is_queued(job_id: str) -> bool:
   """Returns True if Slurm knows a job, or if it cannot be asked."""
   try:
-    done = subprocess.run(
-      ["squeue", "--noheader", "--jobs", job_id],
-      capture_output=True,
-      check=False,
-    )
+    command = ["squeue", "--noheader", "--jobs", job_id]
+    done = subprocess.run(command, capture_output=True, check=False)
   except OSError:
     # A job that may still run must not be started twice.
     return True

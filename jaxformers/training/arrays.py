@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxformers.errors import UserError
 from jaxformers.training.layout import put
+
+Shapes = dict[str, list[int]]  # Shape of every leaf, by path.
 
 
 def fetch_to_host(tree: Any) -> Any:
@@ -22,50 +23,36 @@ def fetch_to_host(tree: Any) -> Any:
   """
 
   def fetch(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-      if not leaf.is_fully_replicated:
-        leaf = _gather(leaf.sharding.mesh)(leaf)
-      return np.asarray(leaf.addressable_data(0))
+    is_array = isinstance(leaf, jax.Array)
+    if is_array and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+      leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
 
   return jax.tree.map(fetch, tree)
 
 
-@functools.cache
-def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
-  """Returns a function that puts an array on every device.
-
-  It is cached, so that it is compiled once per mesh and shape.
-  """
-  return jax.jit(lambda x: x, out_shardings=jax.NamedSharding(mesh, jax.P()))
-
-
 def checksums(tree: Any) -> dict[str, int]:
-  """Returns the CRC-32 of every leaf by path; orbax checks no bits itself."""
-  leaves = jax.tree_util.tree_flatten_with_path(fetch_to_host(tree))[0]
+  """Returns the CRC-32 of every leaf, by path. orbax has no checksums."""
   return {
     jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
-    for path, leaf in leaves
+    for path, leaf in jax.tree_util.tree_leaves_with_path(fetch_to_host(tree))
   }
 
 
 def place_like(array: np.ndarray, like: Any) -> jax.Array:
-  """Places an array that all hosts have as another array is placed."""
+  """Places an array that all hosts have, typed and placed as `like`."""
   return put(np.asarray(array, like.dtype), like.sharding)
 
 
-def shapes_of(tree: Any) -> dict[str, list[int]]:
+def shapes_of(tree: Any) -> Shapes:
   """Returns the shape of every leaf, by path."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape)
-    for path, leaf in leaves
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
 
 
-def check_shapes(
-  folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> None:
+def check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
   """Raises UserError if shapes differ, naming the first leaf.
 
   Args:
@@ -75,9 +62,9 @@ def check_shapes(
   """
   for name in sorted(wanted.keys() | saved.keys()):
     if wanted.get(name) != saved.get(name):
+      before, now = (shapes.get(name, "absent") for shapes in (saved, wanted))
       raise UserError(
-        f"The checkpoint {folder} is of another model: {name} is "
-        f"{saved.get(name, 'absent')} in it and "
-        f"{wanted.get(name, 'absent')} in this config. Use the config of "
-        "that run, or another --workdir."
+        f"The checkpoint {folder} is of another model: {name} is {before} in "
+        f"it and {now} in this config. Use the config of that run, or another "
+        "--workdir."
       )

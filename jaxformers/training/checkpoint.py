@@ -6,11 +6,9 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,18 +16,10 @@ import orbax.checkpoint as ocp
 
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
-from jaxformers.training import disk, processes, resume
-from jaxformers.training.arrays import (
-  check_shapes,
-  checksums,
-  fetch_to_host,
-  place_like,
-  shapes_of,
-)
-
-T = TypeVar("T")
+from jaxformers.training import arrays, disk, processes, resume
 
 
+@dataclasses.dataclass
 class _Best:
   """A policy of orbax that keeps the best checkpoint.
 
@@ -37,16 +27,15 @@ class _Best:
 
   Attributes:
     step: step of the best; None before the first evaluation.
-    score: its score, higher is better.
+    score: score of that step, higher is better; None likewise.
   """
 
-  def __init__(self) -> None:
-    self.step: int | None = None
-    self.score = -math.inf
+  step: int | None = None
+  score: float | None = None
 
-  def update(self, step: int, score: float | None) -> None:
+  def update(self, step: int | None, score: float | None) -> None:
     """Takes a step if it is better; of equal scores the earliest is best."""
-    if score is not None and (self.step is None or score > self.score):
+    if score is not None and (self.score is None or score > self.score):
       self.step, self.score = step, score
 
   def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
@@ -55,8 +44,7 @@ class _Best:
     return [info.step == self.step for info in checkpoints]
 
 
-@dataclasses.dataclass(frozen=True)
-class Restored:
+class Restored(NamedTuple):
   """The best checkpoint that is whole.
 
   Attributes:
@@ -64,7 +52,8 @@ class Restored:
     score: score on the selection split, higher is better.
     state: a `TrainState`.
     loop_state: content of a `LoopState`, plain JSON.
-    lost: step of a better one that is damaged; None if there is none.
+    lost: step of a checkpoint that was or may have been better and is damaged;
+      None if there is none.
   """
 
   step: int
@@ -82,36 +71,24 @@ class Checkpoints:
 
   Attributes:
     workdir: workdir of the run.
-    description: what the numbers of the run depend on beside its config, plain
-      JSON: kept in every checkpoint, and must be the same when one is restored.
-    config: plain config of the run; kept likewise, and must be one under which
-      the run can go on.
+    description: description of the task, plain JSON; see `Task.description`. It
+      is part of every checkpoint, and must be the same when one is restored.
+    config: plain config of the run. It is part of every checkpoint as well, and
+      must be one under which that run can go on.
   """
 
   def __init__(
-    self,
-    workdir: Path,
-    description: Mapping[str, Any],
-    config: Mapping[str, Any],
+    self, workdir: Path, description: dict[str, Any], config: dict[str, Any]
   ) -> None:
-    self.workdir = workdir
-    self.folder = workdir / "checkpoints"
-    self.description = json.loads(json.dumps(description))
-    self.config = json.loads(json.dumps(config))
+    self.workdir, self.folder = workdir, workdir / "checkpoints"
+    self.description, self.config = description, config
     self._saving: int | None = None  # Step that may not be on disk yet.
     self._best = _Best()
     # orbax keeps what any of the policies keeps.
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy([keep.LatestN(2), self._best])
     options = ocp.CheckpointManagerOptions(preservation_policy=policy)
-    self._manager = ocp.CheckpointManager(
-      self.folder,
-      options=options,
-      item_handlers={
-        "state": ocp.StandardCheckpointHandler(),
-        "meta": ocp.JsonCheckpointHandler(),
-      },
-    )
+    self._manager = ocp.CheckpointManager(self.folder, options=options)
 
   def __enter__(self) -> Checkpoints:
     return self
@@ -151,46 +128,39 @@ class Checkpoints:
       DivergedError: if a number is not finite; nothing is saved then.
     """
     # Refuse a state that is not finite, before anything is written.
-    state_on_host = fetch_to_host(state)
+    state_on_host = arrays.fetch_to_host(state)
     step = int(state_on_host.step)
-    self._check_finite(step, state_on_host)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state_on_host):
+      if not np.isfinite(leaf).all():
+        raise DivergedError(
+          f"After step {step} {jax.tree_util.keystr(path)} is not finite, so "
+          f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
+        )
     # One save at a time: the last one has to be on disk.
     self.wait()
     self._best.update(step, score)
     # All that is not an array, under one digest.
-    meta = {
+    content = {
       "step": step,
       "about": self.description,
       "config": self.config,
       "memo": dict(loop_state),
       "score": score,
       "best_step": self._best.step,
-      "best_score": None if self._best.step is None else self._best.score,
-      "shapes": shapes_of(state_on_host),
-      "crc32": checksums(state_on_host),
+      "best_score": self._best.score,
+      "shapes": arrays.shapes_of(state_on_host),
+      "crc32": arrays.checksums(state_on_host),
     }
-    meta = json.loads(json.dumps(meta))
-    meta["digest"] = workdirs.digest(meta)
+    meta = workdirs.with_digest(content)
     # orbax copies the arrays and writes them in the background.
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+    )
     with disk.saving(f"Step {step}", self.workdir):
       if not processes.all_true(disk.holds_run(self.workdir)):
         raise OSError(errno.EIO, f"{self.workdir}/config.json is not there")
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
-        ),
-        force=True,
-      )
+      self._manager.save(step, args=args, force=True)
     self._saving = step
-
-  def _check_finite(self, step: int, state: Any) -> None:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-      if not np.isfinite(leaf).all():
-        raise DivergedError(
-          f"After step {step} {jax.tree_util.keystr(path)} is not finite, so "
-          f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
-        )
 
   def wait(self) -> None:
     """Returns when everything saved is on disk. Raises as `save` does."""
@@ -199,7 +169,7 @@ class Checkpoints:
     step, self._saving = self._saving, None
     with disk.saving(f"Step {step}", self.workdir):
       self._manager.wait_until_finished()
-      # orbax makes folders that are not there: what it saved may lie elsewhere.
+      # orbax makes missing folders: it may have saved on another disk.
       folder = self.folder / str(step)
       is_saved = disk.holds_run(self.workdir) and folder.is_dir()
       # The first process alone is asked: other hosts may see a folder later.
@@ -224,23 +194,42 @@ class Checkpoints:
       Exception: whatever else keeps one from being read: no memory, no
         permission, a disk that does not answer. The checkpoints stay.
     """
-    # Try the newest first.
+    restored, damaged = self._restore_first(
+      reversed(self.steps()), like, "Trying the one before."
+    )
+    if restored is None:
+      if damaged:
+        raise self._none_whole(damaged)
+      return None
+    for step in damaged:  # Or a later save of this step would do nothing.
+      self._set_aside(step)
+    # Later saves keep the best of the steps before.
+    _, state, meta = restored
+    self._best.update(meta["best_step"], meta["best_score"])
+    return state, meta["memo"]
+
+  def _restore_first(
+    self, steps: Iterable[int], like: Any, advice: str
+  ) -> tuple[tuple[int, Any, dict[str, Any]] | None, list[int]]:
+    """Restores the first of several checkpoints that is whole.
+
+    Args:
+      steps: steps of the checkpoints.
+      like: as in `restore`.
+      advice: sentence that follows the message about a damaged one.
+
+    Returns:
+      Its step, state and meta, or None if none is whole; and the steps before
+      it, which are damaged.
+    """
     damaged = []
-    for step in reversed(self.steps()):
+    for step in steps:
       try:
-        state, meta = self._restore(step, like)
+        return (step, *self.restore(step, like)), damaged
       except _DamagedError as error:
-        processes.warn(f"{error} Trying the one before.")
+        processes.warn(f"{error} {advice}")
         damaged.append(step)
-        continue
-      for other in damaged:  # Or a later save of this step would do nothing.
-        self._set_aside(other)
-      # Later saves keep the best of the steps before.
-      self._best.update(meta["best_step"], meta["best_score"])
-      return state, meta["memo"]
-    if damaged:
-      raise self._none_whole(damaged)
-    return None
+    return None, damaged
 
   def _none_whole(self, damaged: list[int]) -> UserError:
     return UserError(
@@ -258,10 +247,6 @@ class Checkpoints:
     processes.wait_for_all(f"set aside {step}")
     self._manager.reload()
 
-  def best_step(self) -> int | None:
-    """Returns the step of the best checkpoint; None if none was evaluated."""
-    return next(iter(self._ranked()[0]), (None, 0.0))[0]
-
   def restore_best(self, like: Any) -> Restored:
     """Returns the best state that is whole, and what was saved with it.
 
@@ -275,24 +260,21 @@ class Checkpoints:
         as `restore`.
     """
     # Name damaged checkpoints whose rank is not known.
-    ranked, damaged = self._ranked()
-    for step in damaged:
+    scores, unknown = self._rank()
+    for step in unknown:
       processes.warn(
         f"The checkpoint {self.folder / str(step)} is damaged, and its score "
         "is not known: it may have been the best."
       )
     # Take the best that is whole.
-    for step, score in ranked:
-      try:
-        state, meta = self._restore(step, like)
-      except _DamagedError as error:
-        processes.warn(
-          f"{error} It was the best; trying the next best that is left."
-        )
-        damaged.append(step)
-        continue
+    restored, damaged = self._restore_first(
+      scores, like, "It was the best; trying the next best that is left."
+    )
+    damaged = unknown + damaged
+    if restored is not None:
+      step, state, meta = restored
       lost = damaged[0] if damaged else None
-      return Restored(step, score, state, meta["memo"], lost)
+      return Restored(step, scores[step], state, meta["memo"], lost)
     # None is: say what to do.
     others = sorted({*self.steps()} - {*damaged})
     if damaged and others:
@@ -308,14 +290,15 @@ class Checkpoints:
       "first evaluation (config.eval_steps)."
     )
 
-  def _ranked(self) -> tuple[list[tuple[int, float]], list[int]]:
-    """Returns evaluated steps, and steps that may have been evaluated.
+  def _rank(self) -> tuple[dict[int, float], list[int]]:
+    """Returns the scores of evaluated steps, and steps of unknown score.
 
-    Each checkpoint knows its score, and that of the best before it; results
-    know the best. It is ranked also if its folder is gone or cannot be read.
+    Each checkpoint has its score, and that of the best before it; the results
+    have that of the best. So a step has a rank also if its folder is gone or
+    cannot be read.
 
     Returns:
-      (step, score), the best first; and the steps whose score is not known.
+      Scores by step, the best first; and damaged steps without a score.
     """
     scores: dict[int, float] = {}
     unknown: list[int] = []
@@ -326,21 +309,19 @@ class Checkpoints:
         unknown.append(step)
         continue
       unknown = []  # A later checkpoint knows the best of all before it.
-      if meta["best_step"] is not None:
-        scores[meta["best_step"]] = meta["best_score"]
-      if meta["score"] is not None:
-        scores[step] = meta["score"]
+      scores |= {meta["best_step"]: meta["best_score"], step: meta["score"]}
     # The best may be gone from the disk altogether.
     if (self.workdir / "results.json").exists():
       results = workdirs.read_results(self.workdir)
       scores.setdefault(results["best_step"], results["selection_score"])
     unknown = [step for step in unknown if step not in scores]
-    # Of equal scores the earliest is best.
-    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    return ranked, unknown
+    # Leave out what was not evaluated. Of equal scores the earliest is best.
+    evaluated = {k: v for k, v in scores.items() if v is not None}
+    steps = sorted(evaluated, key=lambda step: (-evaluated[step], step))
+    return {step: evaluated[step] for step in steps}, unknown
 
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the state of a step and the content of its `LoopState`.
+    """Returns the state of a step, and all else that its checkpoint holds.
 
     Args:
       step: one of `steps()`.
@@ -348,26 +329,24 @@ class Checkpoints:
         state is placed as they are. Without `opt_state`, the optimiser's state
         is neither read nor checked.
 
+    Returns:
+      The state; and a dictionary with its `score`, and the content of its
+      `LoopState` under `memo`.
+
     Raises:
       UserError: if it is of other shapes, of another config, of other data or
         another protocol, or damaged.
     """
-    state, meta = self._restore(step, like)
-    return state, meta["memo"]
-
-  def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the state of a step, placed as `like` is, and its meta."""
-    damage, state, meta = None, None, {}
+    damage = None
     try:
       state, meta = self._read(step, like)
     except _DamagedError as error:
       damage = error
-    # What one process cannot read, all pass over.
+    # All processes pass over a checkpoint that one of them cannot read.
     if not processes.all_true(damage is None):
-      raise damage or _DamagedError(
-        self.folder / str(step), "another process cannot read it"
-      )
-    return jax.tree.map(place_like, state, like), meta
+      reason = "another process cannot read it"
+      raise damage or _DamagedError(self.folder / str(step), reason)
+    return jax.tree.map(arrays.place_like, state, like), meta
 
   def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """Reads and checks a checkpoint on this host, without other processes.
@@ -385,38 +364,25 @@ class Checkpoints:
     if like.opt_state is None:
       shapes = _without(shapes, "opt_state/")
       crc32 = _without(crc32, ".opt_state")
-    check_shapes(folder, shapes, shapes_of(like))
+    arrays.check_shapes(folder, shapes, arrays.shapes_of(like))
     # Read the fields that `like` has; on disk a state is a dictionary.
-    fields = {
-      field.name: getattr(like, field.name)
-      for field in dataclasses.fields(like)
-    }
-    abstract = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
-      {name: value for name, value in fields.items() if value is not None},
-    )
-    numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    args = ocp.args.PyTreeRestore(
-      item=abstract,
-      restore_args=jax.tree.map(lambda _: numpy, abstract),
-      partial_restore=True,
-    )
-    handler = ocp.PyTreeCheckpointHandler()
-    restored = _read_undamaged(
-      folder, lambda: handler.restore(folder / "state", args=args)
-    )
-    state = like.replace(**restored)
-    # Compare bits.
-    if _read_undamaged(folder, lambda: checksums(state)) != crc32:
-      raise _DamagedError(folder, "its checksums differ")
+    fields = {k: v for k, v in vars(like).items() if v is not None}
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    kinds = jax.tree.map(lambda _: as_numpy, fields)
+    args = ocp.args.PyTreeRestore(fields, kinds, partial_restore=True)
+    with _reading(folder):
+      handler = ocp.PyTreeCheckpointHandler()
+      state = like.replace(**handler.restore(folder / "state", args=args))
+      # Compare bits.
+      if arrays.checksums(state) != crc32:
+        raise ValueError("its checksums differ")
     return state, meta
 
   def _read_meta(self, step: int) -> dict[str, Any]:
     """Returns all that a checkpoint holds beside its state."""
     folder = self.folder / str(step)
-    meta = _read_undamaged(
-      folder, lambda: ocp.JsonCheckpointHandler().restore(folder / "meta")
-    )
+    with _reading(folder):
+      meta = ocp.JsonCheckpointHandler().restore(folder / "meta")
     # Any of these may be what damage has left.
     if not isinstance(meta, dict):
       raise _DamagedError(folder, "meta holds no JSON object")
@@ -441,10 +407,11 @@ class _DamagedError(UserError):
     super().__init__(f"The checkpoint {folder} is damaged: {first_line}.")
 
 
-def _read_undamaged(folder: Path, read: Callable[[], T]) -> T:
-  """Reads, and raises `_DamagedError` for whatever damage causes."""
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+  """Runs a block that reads; damage raises `_DamagedError`."""
   try:
-    return read()
+    yield
   except Exception as error:
     # Too little memory and an absent disk are no damage: they may pass.
     if isinstance(error, MemoryError) or disk.error_number(error):
@@ -454,5 +421,5 @@ def _read_undamaged(folder: Path, read: Callable[[], T]) -> T:
     raise _DamagedError(folder, error) from error
 
 
-def _without(content: Mapping[str, T], prefix: str) -> dict[str, T]:
+def _without(content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
   return {k: v for k, v in content.items() if not k.startswith(prefix)}

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 
 from jaxformers.errors import UserError
-from jaxformers.registry import Registry, choose
+from jaxformers.registry import Registry
 from jaxformers.training.layout import DATA, Layout
+
+Step = Callable[..., Any]
 
 COMPILERS: Registry = Registry("parallel mode")
 
@@ -22,7 +24,7 @@ def check_batch(name: str, size: int, parts: int, over: str) -> None:
     name: field of the config that has the size.
     size: examples of a batch.
     parts: number of equal parts.
-    over: what the batch is split over, for the message.
+    over: noun phrase for the message, such as "4 device(s)".
   """
   if size < 1 or size % parts:
     below = size // parts * parts
@@ -45,44 +47,37 @@ def layout(spec: str = "") -> Layout:
 
 @COMPILERS.register("jit")
 def compile_jit(
-  step: Callable[..., Any],
-  layout: Layout,
-  *,
-  state: Any = None,
-  donate: bool = False,
-) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-  """Compiles step(state, batch) by jit, everything where a layout has it.
+  step: Step, layout: Layout, *, state: Any = None, donate: bool = False
+) -> tuple[Step, Callable[[Any], Any]]:
+  """Compiles step(state, batch) by jit over the mesh of a layout.
 
   Args:
-    step: takes `axis_name` as keyword; None here, the compiler adds the sums.
+    step: training or evaluation step. Its keyword `axis_name` stays None: the
+      compiler adds the sums over devices.
     layout: placement of the state and the batch.
-    state: state that the step takes, and returns with its sums, for its shapes;
-      None for a step that returns sums alone, and whose first argument stays
-      where it is.
+    state: example of the state of a training step, which returns the next state
+      and sums; None for an evaluation step, which returns sums alone and takes
+      variables where they lie.
     donate: True to give the first argument's memory to the result.
 
   Returns:
     The compiled step, and a function that places a host batch for it.
   """
-  everywhere = layout.whole()
-  placed = None if state is None else layout.state(state)
+  everywhere = layout.sharding()
+  placed = None if state is None else layout.state_sharding(state)
   compiled = jax.jit(
     layout.traced(step),
     in_shardings=(placed, None),  # A batch lies where it was placed.
     out_shardings=everywhere if state is None else (placed, everywhere),
     donate_argnums=(0,) if donate else (),
   )
-  return compiled, layout.batch
+  return compiled, layout.place_batch
 
 
 @COMPILERS.register("pmap")
 def compile_pmap(
-  step: Callable[..., Any],
-  layout: Layout,
-  *,
-  state: Any = None,
-  donate: bool = False,
-) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+  step: Step, layout: Layout, *, state: Any = None, donate: bool = False
+) -> tuple[Step, Callable[[Any], Any]]:
   """Compiles step(state, batch) by pmap; the state stays unreplicated.
 
   Arguments and results are those of `compile_jit`, so checkpoints are the same
@@ -93,13 +88,12 @@ def compile_pmap(
       processes.
   """
   del state, donate
-  if not layout.simple or jax.process_count() > 1:
+  if not layout.splits_batches_alone or jax.process_count() > 1:
     raise UserError(
       'config.parallel="pmap" splits batches alone, over the devices of one '
       'process: leave config.mesh empty, or choose parallel="jit".'
     )
   # The state goes to every device, and one copy of it comes back.
-  num_devices = layout.mesh.size
   compiled = jax.pmap(
     functools.partial(step, axis_name=DATA),
     axis_name=DATA,
@@ -110,18 +104,15 @@ def compile_pmap(
 
   def place(batch: Any) -> Any:
     # pmap maps over a first axis of devices.
-    split = jax.tree.map(
-      lambda x: x.reshape((num_devices, -1, *x.shape[1:])), batch
-    )
-    return layout.batch(split)
+    shape = (layout.mesh.size, -1)
+    split = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), batch)
+    return layout.place_batch(split)
 
   return compiled, place
 
 
 def compile_step(
-  mode: str, step: Callable[..., Any], layout: Layout, **options: Any
-) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+  mode: str, step: Step, layout: Layout, **options: Any
+) -> tuple[Step, Callable[[Any], Any]]:
   """Compiles by "jit" or "pmap"; see `compile_jit`."""
-  return COMPILERS[choose("parallel mode", mode, COMPILERS)](
-    step, layout, **options
-  )
+  return COMPILERS[mode](step, layout, **options)

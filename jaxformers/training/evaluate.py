@@ -18,6 +18,8 @@ from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
 from jaxformers.training.steps import eval_step
 
+Tick = Callable[[int], None]  # Takes the number of examples done so far.
+
 
 def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
   """Adds sums that are still on the device to totals.
@@ -25,10 +27,9 @@ def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
   Returns:
     Totals in float64 as plain numbers and lists, which JSON can hold.
   """
-  fetched = jax.device_get(sums)
-  return {
+  return total | {
     key: np.add(total.get(key, 0.0), np.asarray(value, np.float64)).tolist()
-    for key, value in fetched.items()
+    for key, value in jax.device_get(sums).items()
   }
 
 
@@ -55,18 +56,14 @@ class Evaluator:
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
-    self._prepared = jax.jit(
-      functools.partial(make_variables, model, placement=layout)
-    )
+    prepare = functools.partial(make_variables, model, placement=layout)
+    self._prepared = jax.jit(prepare)
     step = functools.partial(eval_step, model=model)
     self._step, self._place = compilers.compile_step(mode, step, layout)
     self._share = layout.share
 
   def __call__(
-    self,
-    params: Any,
-    split: Any,
-    tick: Callable[[int], None] = lambda count: None,
+    self, params: Any, split: Any, tick: Tick = lambda count: None
   ) -> dict[str, Any]:
     """Returns the means of the objective over a split.
 
@@ -78,7 +75,7 @@ class Evaluator:
     # Orthogonal matrices are made once for the whole split.
     variables = self._prepared(params)
     total: dict[str, Any] = {}
-    waiting: Any = None
+    waiting: dict[str, Any] = {}
     # Sum over all batches; each process reads its share of the rows.
     loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
@@ -86,8 +83,7 @@ class Evaluator:
       processes.restart_stall_timer()
       sums = self._step(variables, batch)
       # One batch behind, so that host and device work at the same time.
-      total = add_sums(total, waiting) if waiting is not None else total
-      waiting = sums
+      total, waiting = add_sums(total, waiting), sums
       tick(min(number * self.batch_size, len(split)))
     return self.objective.means(add_sums(total, waiting))
 
@@ -100,10 +96,5 @@ def make_evaluator(run: Run, layout: Layout) -> Evaluator:
     layout: devices on which the parameters lie.
   """
   c = run.config
-  return Evaluator(
-    run.model,
-    c["parallel"],
-    c["eval_batch_size"],
-    run.padded_lengths,
-    layout,
-  )
+  mode, batch_size = c["parallel"], c["eval_batch_size"]
+  return Evaluator(run.model, mode, batch_size, run.padded_lengths, layout)

@@ -1,12 +1,15 @@
 """The mesh of devices, and where batches and parameters lie on it.
 
-A mesh has four axes. A batch is split over `data` and `fsdp`, and the tokens of
-its sequences over `sequence`; parameters and what the optimiser keeps of them
-are split over `fsdp`; and over `model` lie the experts of TransJect with the
-orthogonal matrices that they are made of, or the columns of other matrices. The
-compiler adds what has to be exchanged (GSPMD,
-https://arxiv.org/abs/2105.04663), so numbers do not depend on the mesh but for
-the order of sums.
+A mesh has four axes:
+
+- `data` and `fsdp` split the rows of a batch;
+- `sequence` splits the tokens of its sequences;
+- `fsdp` also splits parameters and the moments of the optimiser;
+- `model` splits the experts of TransJect, with their orthogonal matrices, and
+  the columns of other matrices.
+
+The compiler adds the communication between devices (GSPMD,
+https://arxiv.org/abs/2105.04663), so a mesh changes only the order of sums.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
 from jaxformers import orthogonal
 from jaxformers.errors import UserError
@@ -31,21 +35,20 @@ AXES = (DATA, FSDP, SEQUENCE, MODEL)
 
 
 def sizes(spec: str, count: int) -> dict[str, int]:
-  """Returns the size of every axis from "data:4,model:2"; "": all for data.
+  """Returns the size of every axis of a mesh.
 
   Args:
-    spec: axes and their sizes; those that are left out have size 1.
+    spec: axes and their sizes, such as "data:4,model:2"; an axis that is left
+      out has size 1, and "" gives all devices to `data`.
     count: number of devices.
 
   Raises:
-    UserError: for an axis that there is not, or sizes whose product is not the
-      number of devices.
+    UserError: for an unknown axis, or sizes whose product is not the number of
+      devices.
   """
   # Read axes and sizes one by one.
   shape: dict[str, int] = {}
-  if not spec:
-    return dict.fromkeys(AXES, 1) | {DATA: count}
-  for item in spec.split(","):
+  for item in (spec or f"{DATA}:{count}").split(","):
     axis, _, size = item.partition(":")
     if axis not in AXES or not size.isdecimal() or int(size) < 1:
       raise UserError(
@@ -67,21 +70,24 @@ def sizes(spec: str, count: int) -> dict[str, int]:
   return shape
 
 
-def _on(process: int, device: jax.Device) -> bool:
-  return device.process_index == process
-
-
 def put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
   """Places an array that all processes have."""
   array = np.asarray(leaf)
-  return jax.make_array_from_callback(
-    array.shape, sharding, lambda index: array[index]
+  return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+
+def placed_shapes(tree: Any, shardings: Any) -> Any:
+  """Returns the shapes of arrays with their shardings, for compilers."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    tree,
+    shardings,
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A mesh of devices with the rules of what lies where.
+  """A mesh of devices, with rules for the placement of arrays.
 
   Attributes:
     mesh: mesh of all devices, with the axes `AXES`.
@@ -102,27 +108,32 @@ class Layout:
     return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
   @property
-  def simple(self) -> bool:
-    """True if batches alone are split."""
+  def splits_batches_alone(self) -> bool:
+    """True if the mesh splits batches and nothing else."""
     return self.parts == self.mesh.shape[DATA] == self.mesh.size
 
   @functools.cached_property
   def share(self) -> tuple[int, int]:
-    """Index of the part of a batch that this process reads, and their number.
+    """Index of the share of a batch that this process reads, and their number.
+
+    Processes that hold the same rows have the same share.
 
     Raises:
       UserError: if the axes cut through the devices of a process.
     """
-    # Find the parts of a batch that have a row on this process.
+    # Find the parts of a batch on the devices of this process.
     process = jax.process_index()
     grid = self.mesh.devices.reshape(self.parts, -1)
-    parts = [
-      k for k, row in enumerate(grid) if any(_on(process, d) for d in row)
-    ]
+    owners = np.vectorize(lambda device: device.process_index)(grid)
+    parts = np.flatnonzero((owners == process).any(1)).tolist()
     first, count = parts[0], len(parts)
+    # A process has whole parts, or a part has whole processes.
+    each, local = grid.shape[1], grid.size // jax.process_count()
+    is_whole = local % each == 0 or each % local == 0
     # Parts must be consecutive, and all processes must have as many.
-    is_run = parts == list(range(first, first + count))
-    if self.parts % count or first % count or not is_run or self._cuts():
+    is_consecutive = parts == list(range(first, first + count))
+    is_even = self.parts % count == first % count == 0
+    if not (is_whole and is_consecutive and is_even):
       raise UserError(
         f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
         f"{process}: choose {SEQUENCE!r} and {MODEL!r} so that their product "
@@ -130,35 +141,18 @@ class Layout:
       )
     return first // count, self.parts // count
 
-  def _cuts(self) -> bool:
-    """Returns True if a process would have a fraction of a share."""
-    each = self.mesh.size // self.parts  # Devices that share rows.
-    devices = self.mesh.size // jax.process_count()
-    return bool(devices % each and each % devices)
-
-  def batch(self, local: Any) -> Any:
+  def place_batch(self, local: Any) -> Any:
     """Places this process's share of a batch [b, ...] on its devices."""
-    if jax.process_count() == 1:
-      return jax.device_put(local, self.tokens(local))
-    number, shares = self.share
+    shares = self.share[1]
+    shapes = jax.tree.map(lambda x: (len(x) * shares, *x.shape[1:]), local)
+    shardings = self.batch_sharding(local)
+    return jax.make_array_from_process_local_data(shardings, local, shapes)
 
-    def assemble(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-      first = number * len(x)  # Index of the first row of this process.
+  def sharding(self, *axes: Any) -> NamedSharding:
+    """Returns the sharding over axes of the mesh; without any: replicated."""
+    return NamedSharding(self.mesh, PartitionSpec(*axes))
 
-      def part(index: tuple[slice, ...]) -> np.ndarray:
-        start, stop, _ = index[0].indices(len(x) * shares)
-        return x[(slice(start - first, stop - first), *index[1:])]
-
-      shape = (len(x) * shares, *x.shape[1:])
-      return jax.make_array_from_callback(shape, sharding, part)
-
-    return jax.tree.map(assemble, local, self.tokens(local))
-
-  def whole(self) -> NamedSharding:
-    """Returns the sharding of what every device has."""
-    return NamedSharding(self.mesh, PartitionSpec())
-
-  def tokens(self, batch: Any) -> Any:
+  def batch_sharding(self, batch: Any) -> Any:
     """Returns the sharding of the arrays of a batch.
 
     Args:
@@ -166,42 +160,39 @@ class Layout:
         [b, height, width, c], whose rows are split over `sequence`.
     """
 
-    def sharding(x: Any) -> NamedSharding:
+    def split(x: Any) -> NamedSharding:
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
       place = 2 if x.ndim == 3 else 1
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
         axes[place] = SEQUENCE
-      return NamedSharding(self.mesh, PartitionSpec(*axes))
+      return self.sharding(*axes)
 
-    return jax.tree.map(sharding, batch)
+    return jax.tree.map(split, batch)
 
   def check_lengths(self, lengths: tuple[int, ...]) -> None:
-    """Raises UserError for numbers of tokens that cannot be split evenly."""
+    """Raises UserError for a number of tokens that does not split evenly."""
     size = self.mesh.shape[SEQUENCE]
-    odd = [n for n in lengths if n % size]
-    if odd:
-      raise UserError(
-        f"config.mesh splits sequences over {size} devices, and batches of "
-        f"{odd[0]} tokens do not split evenly: choose another size of "
-        f"{SEQUENCE!r}, or another config.buckets or length of the task."
-      )
+    for n in lengths:
+      if n % size:
+        raise UserError(
+          f"config.mesh splits sequences over {size} devices, and batches of "
+          f"{n} tokens do not split evenly: choose another size of "
+          f"{SEQUENCE!r}, or another config.buckets or length of the task."
+        )
 
-  def state(self, tree: Any) -> Any:
+  def state_sharding(self, tree: Any) -> Any:
     """Returns the sharding of every leaf of a state or of parameters."""
     return jax.tree_util.tree_map_with_path(
-      lambda path, leaf: NamedSharding(self.mesh, self.spec(path, leaf.shape)),
-      tree,
+      lambda path, leaf: self.sharding(*self.spec(path, leaf.shape)), tree
     )
 
-  def spec(
-    self, path: tuple[Any, ...], shape: tuple[int, ...]
-  ) -> PartitionSpec:
-    """Returns which axes of an array lie over which axes of the mesh.
+  def spec(self, path: KeyPath, shape: tuple[int, ...]) -> PartitionSpec:
+    """Returns the axis of the mesh that splits each axis of an array.
 
-    `model` splits the first axis of stacked orthogonal matrices [e, ..., d, d]
-    and the last of other arrays of two axes and more; `fsdp` then the longest
-    axis that is left. An axis that does not divide evenly is not split, nor is
-    a vector or a scalar.
+    `model` splits the first axis of stacked orthogonal matrices
+    [e, ..., d, d], and the last axis of other arrays with two or more axes.
+    `fsdp` splits the longest axis that is left. An axis is not split if its
+    length does not divide evenly; vectors and scalars are not split.
 
     Args:
       path: path of the array, as in `jax.tree_util`.
@@ -216,35 +207,32 @@ class Layout:
     if (not stacked or len(shape) > 2) and self._splits(shape[place], MODEL):
       axes[place] = MODEL
     # Split the longest axis that is left over `fsdp`.
-    for place in sorted(range(len(shape)), key=lambda k: -shape[k]):
-      if axes[place] is None and self._splits(shape[place], FSDP):
-        axes[place] = FSDP
-        break
+    left = [k for k, axis in enumerate(axes) if axis is None]
+    if left := [k for k in left if self._splits(shape[k], FSDP)]:
+      axes[max(left, key=shape.__getitem__)] = FSDP
     return PartitionSpec(*axes)
 
   def _splits(self, length: int, axis: str) -> bool:
     size = self.mesh.shape[axis]
     return size > 1 and length % size == 0
 
-  def place(self, state: Any) -> Any:
-    """Puts every leaf of a state that all processes have where it belongs."""
-    return jax.tree.map(put, state, self.state(state))
+  def place_state(self, state: Any) -> Any:
+    """Places a state that all processes have on the devices of the mesh."""
+    return jax.tree.map(put, state, self.state_sharding(state))
 
   def gather(self, params: Any) -> Any:
-    """Returns parameters as a step reads them: not split over `fsdp`.
+    """Returns parameters that are not split over `fsdp`, as a step reads them.
 
-    Otherwise the compiler reshards the tokens at every product, to match the
-    parameters.
+    With split parameters the compiler would reshard the tokens at every product
+    instead.
     """
     if self.mesh.shape[FSDP] == 1:
       return params
 
-    def replicate(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-      axes = [
-        axis if axis == MODEL else None for axis in self.spec(path, leaf.shape)
-      ]
-      sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
-      return jax.lax.with_sharding_constraint(leaf, sharding)
+    def replicate(path: KeyPath, leaf: jax.Array) -> jax.Array:
+      spec = self.spec(path, leaf.shape)
+      kept = [axis if axis == MODEL else None for axis in spec]
+      return jax.lax.with_sharding_constraint(leaf, self.sharding(*kept))
 
     return jax.tree_util.tree_map_with_path(replicate, params)
 
@@ -253,14 +241,14 @@ class Layout:
   ) -> dict[str, Any]:
     """Returns `orthogonal.rotations`, computed by all devices together.
 
-    Each device of the axes `model` and `fsdp` maps a part of the matrices.
+    Each device along the axes `model` and `fsdp` maps a part of the matrices.
 
     Args:
       params: a tree of parameters.
       mapping: name of the orthogonal map.
       in_turn: names of parameters whose stacked matrices are applied one after
-        the other, and are on every device; others, such as experts, are split
-        over `model`.
+        the other: every device gets all of these matrices. Stacks of other
+        names, such as experts, are split over `model`.
     """
     parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
@@ -272,28 +260,25 @@ class Layout:
         function, mesh=self.mesh, in_specs=over, out_specs=over
       )
 
-      def mapped(a: jax.Array) -> jax.Array:
+      def map_all(a: jax.Array) -> jax.Array:
         # Every device maps as many matrices; the last may map zeros.
         filled = jnp.pad(a, ((0, -len(a) % parts), (0, 0), (0, 0)))
         return shared(filled)[: len(a)]
 
-      return mapped
+      return map_all
 
-    def sharding(path: tuple[Any, ...], q: jax.Array) -> NamedSharding:
+    def constrain(path: KeyPath, q: jax.Array) -> jax.Array:
       name = jax.tree_util.keystr(path[-1:], simple=True)
       is_stacked = q.ndim > 2 and name not in in_turn
-      if is_stacked and self._splits(q.shape[0], MODEL):
-        return NamedSharding(self.mesh, PartitionSpec(MODEL))
-      return self.whole()
+      axes = [MODEL] if is_stacked and self._splits(len(q), MODEL) else []
+      return jax.lax.with_sharding_constraint(q, self.sharding(*axes))
 
     matrices = orthogonal.rotations(params, mapping, spread=spread)
-    return jax.lax.with_sharding_constraint(
-      matrices, jax.tree_util.tree_map_with_path(sharding, matrices)
-    )
+    return jax.tree_util.tree_map_with_path(constrain, matrices)
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose models can ask for the mesh when traced."""
-    if self.simple:
+    """Returns a step that JAX traces with the mesh at hand, for its models."""
+    if self.splits_batches_alone:
       return step
 
     @functools.wraps(step)

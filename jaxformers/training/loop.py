@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -66,10 +67,11 @@ def run(
     opened = open_run(config, workdir)
     # A run that has ended is not run again.
     if not profile:
-      results = _finished_results(opened)
+      identity = (workdir, opened.config, opened.task.description())
+      results = resume.finished_results(*identity)
       if processes.broadcast_from_first(results is not None):
         begin(opened)
-        return results or _finished_results(opened)
+        return results or resume.finished_results(*identity)
     return _train_and_score(Trainer(opened), profile)
 
 
@@ -88,14 +90,9 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
       _train(trainer, loop_state, checkpoints, preemption, profile)
     # Score the best one.
     best = checkpoints.restore_best(trainer.state.without_optimizer())
-    scores = _score_test(run, best, trainer.evaluate)
-  results = summary.describe_results(
-    run,
-    scores,
-    best,
-    train_seconds=loop_state.train_seconds,
-    wall_seconds=trainer.wall_seconds(),
-  )
+    seconds = loop_state.train_seconds
+    began = time.perf_counter() - trainer.wall_seconds()
+    results = _score_test(run, best, trainer.evaluate, seconds, began)
   if processes.is_first():
     with disk.saving("results.json", run.workdir):
       workdirs.write(run.workdir, "results.json", results)
@@ -103,22 +100,26 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
   return results
 
 
-def _finished_results(run: Run) -> dict[str, Any] | None:
-  """Returns the content of `results.json` if the run has ended, or None."""
-  return resume.finished_results(
-    run.workdir, run.config, run.task.description()
-  )
-
-
 def _score_test(
-  run: Run, best: Restored, evaluate: Evaluator
+  run: Run, best: Restored, evaluate: Evaluator, seconds: float, began: float
 ) -> dict[str, Any]:
-  """Returns the scores of the best state on the test split."""
+  """Scores the best state on the test split; returns the results of the run.
+
+  Args:
+    run: run that is scored.
+    best: best checkpoint of the run.
+    evaluate: evaluator of its parameters.
+    seconds: training time of the run.
+    began: value of `time.perf_counter` from which the wall time is counted.
+  """
   test = run.task.splits["test"]
   with Progress(len(test), 0, "test") as progress:
-    return evaluate(
-      best.state.scored, test, lambda done: progress.update(done, 1)
-    )
+    tick = functools.partial(progress.update, batch_size=1)
+    scores = evaluate(best.state.scored, test, tick)
+  wall_seconds = time.perf_counter() - began
+  return summary.describe_results(
+    run, scores, best, train_seconds=seconds, wall_seconds=wall_seconds
+  )
 
 
 def _score_again(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
@@ -129,14 +130,8 @@ def _score_again(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
   layout = compilers.layout()
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(run.scored_template(layout))
-  scores = _score_test(run, best, make_evaluator(run, layout))
-  results = summary.describe_results(
-    run,
-    scores,
-    best,
-    train_seconds=best.loop_state["train_seconds"],
-    wall_seconds=time.perf_counter() - began,
-  )
+  seconds = best.loop_state["train_seconds"]
+  results = _score_test(run, best, make_evaluator(run, layout), seconds, began)
   # Times are those of the run, not of scoring it again.
   if (workdir / "results.json").exists():
     before = workdirs.read_results(workdir)
@@ -173,7 +168,7 @@ def _train(
     loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
     loop.announce(start)
     for step in range(start + 1, total + 1):
-      if loop.stopped():
+      if 0 < c["patience"] <= loop_state.worse:
         progress.line(
           f"Stopped early: no better for {loop_state.worse} evaluations. A "
           "greater config.patience goes on."
@@ -182,6 +177,10 @@ def _train(
       if profile and step == start + PROFILED[0]:
         trace.enter_context(jax.profiler.trace(workdir / "profile"))
       loop.step(step, next(batches))
+      if step == start + 1:  # It compiles: wait for it, and do not measure it.
+        loop.settle()
+        seconds = trainer.wall_seconds()
+        progress.line(f"First step done {seconds:.1f} s after the start.")
       if step == start + PROFILED[1] - 1:
         loop.settle()  # The trace holds the end of its last step.
         trace.close()
@@ -190,33 +189,29 @@ def _train(
       # The boundary has saved; a launcher or the user starts the run again.
       if stop:
         checkpoints.wait()
-        progress.line(
-          f"{STOP_SIGNALS[stop]}: saved step {step}; run again to go on."
-        )
+        name = STOP_SIGNALS[stop]
+        progress.line(f"{name}: saved step {step}; run again to go on.")
         sys.exit(128 + stop)
     # Steps after the last checkpoint, where patience ended the run.
-    loop_state.train_seconds += loop.unsaved_seconds()
+    loop.update_times()
 
 
+@dataclasses.dataclass
 class _Loop:
   """Work of a step and of the boundaries between steps."""
 
-  def __init__(
-    self,
-    trainer: Trainer,
-    loop_state: LoopState,
-    checkpoints: Checkpoints,
-    writers: Writers,
-    progress: Progress,
-  ) -> None:
-    self.trainer, self.checkpoints = trainer, checkpoints
-    self.config, self.loop_state = trainer.run.config, loop_state
-    self.writers, self.progress = writers, progress
-    self._metric = trainer.run.objective.metric
+  trainer: Trainer
+  loop_state: LoopState
+  checkpoints: Checkpoints
+  writers: Writers
+  progress: Progress
+
+  def __post_init__(self) -> None:
+    self.config = self.trainer.run.config
+    self._metric = self.trainer.run.objective.metric
+    self._carried_seconds = self.loop_state.train_seconds
     # Step that has been started but not read, and its sums.
     self._waiting: tuple[int, Any] | None = None
-    self._is_first = True
-    self._saved_seconds = 0.0
 
   def announce(self, start: int) -> None:
     """Tells from where a run goes on, and of a schedule that is all warm-up."""
@@ -231,15 +226,11 @@ class _Loop:
         f"as --config.schedule.warmup_steps={total // 10}."
       )
 
-  def stopped(self) -> bool:
-    """Returns True if patience has ended."""
-    return 0 < self.config["patience"] <= self.loop_state.worse
-
-  def unsaved_seconds(self) -> float:
-    """Returns the training time since the last call."""
+  def update_times(self) -> None:
+    """Adds the times of this process to those of the processes before it."""
     seconds = self.progress.clock.seconds
-    new, self._saved_seconds = seconds - self._saved_seconds, seconds
-    return new
+    self.loop_state.train_seconds = self._carried_seconds + seconds
+    self.loop_state.wall_seconds = self.trainer.wall_seconds()
 
   def step(self, step: int, batch: Any) -> None:
     """Starts a step, and reads the sums of the one before meanwhile."""
@@ -252,19 +243,12 @@ class _Loop:
     # The device is at work on this step while the host reads the last sums.
     self.settle()
     self._waiting = (step, sums)
-    if self._is_first:  # It compiles, so it is waited for and not measured.
-      self._is_first = False
-      self.settle()
-      self.progress.line(
-        f"First step done {trainer.wall_seconds():.1f} s after the start."
-      )
 
   def settle(self) -> None:
     """Waits for the last step and adds its sums, which must be finite."""
     if self._waiting is None:
       return
-    step, sums = self._waiting
-    self._waiting = None
+    (step, sums), self._waiting = self._waiting, None
     self.loop_state.window = add_sums(self.loop_state.window, sums)
     # One term that is not finite makes its sum so.
     if not math.isfinite(self.loop_state.window["objective"]):
@@ -278,20 +262,19 @@ class _Loop:
 
   def boundary(self, step: int, is_preempted: bool) -> None:
     """Logs, evaluates and saves where it is due after a step."""
-    c = self.config
-    is_last = step == c["total_steps"]
-    if step % c["log_steps"] == 0 or is_last:
+    # The last step is logged, evaluated and saved whatever the intervals are.
+    is_last = step == self.config["total_steps"]
+    is_log, is_evaluation, is_checkpoint = (
+      is_last or step % self.config[f"{kind}_steps"] == 0
+      for kind in ("log", "eval", "checkpoint")
+    )
+    if is_log:
       self._log(step)
-    # The last step is evaluated and saved whatever the intervals are.
-    score = None
-    if step % c["eval_steps"] == 0 or is_last:
-      score = self._evaluate(step)
-    is_due = step % c["checkpoint_steps"] == 0
-    if score is not None or is_due or is_preempted:
+    score = self._evaluate(step) if is_evaluation else None
+    if is_evaluation or is_checkpoint or is_preempted:
       self.settle()
       with self.progress.phase("saving"):
-        self.loop_state.train_seconds += self.unsaved_seconds()
-        self.loop_state.wall_seconds = self.trainer.wall_seconds()
+        self.update_times()
         # All that a run that goes on must know beside its state.
         content = dataclasses.asdict(self.loop_state)
         self.checkpoints.save(self.trainer.state, content, score)
@@ -332,15 +315,15 @@ class _Loop:
       )
     # Compare with the best so far, for patience.
     score = trainer.run.selection_score(scores)
-    is_better = not loop_state.best or score > loop_state.best["score"]
-    if is_better:
+    note = ""
+    loop_state.worse += 1
+    if not loop_state.best or score > loop_state.best["score"]:
       loop_state.best, loop_state.worse = {"step": step, "score": score}, 0
-    else:
-      loop_state.worse += 1
+      note = " (best so far)"
+    unit = summary.UNITS.get(self._metric, "examples")
     self.progress.line(
       f"step {step}  {name} {summary.format_scores(scores, self._metric)}, "
-      f"{scores['count']:,} {summary.UNITS.get(self._metric, 'examples')}"
-      + (" (best so far)" if is_better else "")
+      f"{scores['count']:,} {unit}{note}"
     )
     return score
 

@@ -32,7 +32,7 @@ class Objective:
   Attributes:
     metric: name of the score that papers quote.
     higher: True if a higher metric is better.
-    inputs: maps a batch to the arguments of the model.
+    inputs: names of the arrays of a batch that are arguments of the model.
     sums: maps (output of the model, batch, sown losses, label smoothing) to the
       sum to minimise, and to the sums to report: `objective` (the same),
       `loss`, `count` and more.
@@ -42,7 +42,7 @@ class Objective:
 
   metric: str
   higher: bool
-  inputs: Callable[[Batch], tuple[jax.Array, ...]]
+  inputs: tuple[str, ...]
   sums: Callable[[jax.Array, Batch, jax.Array, float], tuple[jax.Array, Sums]]
   means: Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -55,10 +55,10 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
       [b], one value per example, or [2 b] for pairs, whose mean counts.
     count: number of examples b.
   """
-  total = jnp.zeros(count, jnp.float32)
-  for leaf in jax.tree.leaves(collection):
-    total = total + leaf.reshape(count, -1).mean(1)
-  return total
+  return sum(
+    (leaf.reshape(count, -1).mean(1) for leaf in jax.tree.leaves(collection)),
+    start=jnp.zeros(count, jnp.float32),
+  )
 
 
 def _summed(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -97,20 +97,33 @@ def classification(
     share, others = batch["shares"], batch["others"]
     loss = share * loss + (1 - share) * cross_entropy(others)
     truth = jnp.where(share >= 0.5, targets, others)
-  smoothed = _smooth(loss, log_p, smoothing)
-  objective = _summed(smoothed, weights) + _summed(extra, weights)
   # Accuracy.
-  hit = logits.argmax(-1) == truth
-  sums = {
-    "objective": objective,
-    "loss": _summed(loss, weights),
-    "correct": (weights * hit).sum(),
-    "count": weights.sum(),
-  }
+  hits = {"correct": (weights * (logits.argmax(-1) == truth)).sum()}
   if logits.shape[-1] >= MANY_CLASSES:
     _, top5 = jax.lax.top_k(logits, 5)
-    sums["correct_top5"] = (weights * (top5 == truth[:, None]).any(-1)).sum()
-  return objective, sums
+    hits["correct_top5"] = (weights * (top5 == truth[:, None]).any(-1)).sum()
+  smoothed = _smooth(loss, log_p, smoothing)
+  return _report(loss, smoothed, extra, weights, hits)
+
+
+def _report(
+  loss: jax.Array,
+  smoothed: jax.Array,
+  extra: jax.Array,
+  weights: jax.Array,
+  others: Sums,
+) -> tuple[jax.Array, Sums]:
+  """Returns the sum to minimise, and the sums to report.
+
+  Args:
+    loss, smoothed, extra: [b], losses of each example: as it is reported, as it
+      is minimised, and sown ones that are minimised as well.
+    weights: [b], 0 for padding.
+    others: other sums to report.
+  """
+  objective = _summed(smoothed, weights) + _summed(extra, weights)
+  sums = {"loss": _summed(loss, weights), "count": weights.sum(), **others}
+  return objective, {"objective": objective, **sums}
 
 
 def _smooth(loss: jax.Array, log_p: jax.Array, smoothing: float) -> jax.Array:
@@ -132,15 +145,12 @@ def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     total: sums of `classification` over a split.
   """
-  count = max(float(total["count"]), 1.0)
-  means = {
-    "loss": float(total["loss"]) / count,
-    "accuracy": float(total["correct"]) / count,
-    "count": int(total["count"]),
-  }
+  sums = {"loss": "loss", "accuracy": "correct"}
   if "correct_top5" in total:
-    means["accuracy_top5"] = float(total["correct_top5"]) / count
-  return means
+    sums["accuracy_top5"] = "correct_top5"
+  count = max(float(total["count"]), 1.0)
+  means = {key: float(total[name]) / count for key, name in sums.items()}
+  return means | {"count": int(total["count"])}
 
 
 def language(
@@ -167,11 +177,8 @@ def language(
   weights = batch["weights"]
   loss = _summed(-log_p, weights)
   objective = loss + _summed(extra, weights.max(1))
-  return objective, {
-    "objective": objective,
-    "loss": loss,
-    "count": weights.sum(),
-  }
+  sums = {"objective": objective, "loss": loss, "count": weights.sum()}
+  return objective, sums
 
 
 def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,18 +227,11 @@ def segmentation(
   def mean_per_image(loss: jax.Array) -> jax.Array:
     return jnp.where(counted, loss, 0).sum((1, 2)) / num_pixels
 
-  smoothed = mean_per_image(_smooth(loss, log_p, smoothing))
-  objective = _summed(smoothed, weights) + _summed(extra, weights)
   # Areas, of images that are no padding.
-  areas = confusion_areas(
-    logits.argmax(-1), targets, logits.shape[-1], weights[:, None, None] > 0
-  )
-  return objective, {
-    "objective": objective,
-    "loss": _summed(mean_per_image(loss), weights),
-    "count": weights.sum(),
-    **areas,
-  }
+  is_real = weights[:, None, None] > 0
+  areas = confusion_areas(logits.argmax(-1), targets, logits.shape[-1], is_real)
+  smoothed = mean_per_image(_smooth(loss, log_p, smoothing))
+  return _report(mean_per_image(loss), smoothed, extra, weights, areas)
 
 
 def confusion_areas(
@@ -296,20 +296,15 @@ def overlap(total: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
-def _inputs(batch: Batch) -> tuple[jax.Array, ...]:
-  return (batch["inputs"],)
-
-
-def _inputs_and_targets(batch: Batch) -> tuple[jax.Array, ...]:
-  return batch["inputs"], batch["targets"], batch["weights"]
-
+_INPUTS = ("inputs",)
+_WITH_TARGETS = ("inputs", "targets", "weights")
 
 LOSSES.register("classification")(
-  Objective("accuracy", True, _inputs, classification, classification_means)
+  Objective("accuracy", True, _INPUTS, classification, classification_means)
 )
 LOSSES.register("language_model")(
-  Objective("perplexity", False, _inputs_and_targets, language, language_means)
+  Objective("perplexity", False, _WITH_TARGETS, language, language_means)
 )
 LOSSES.register("segmentation")(
-  Objective("mean_iou", True, _inputs, segmentation, segmentation_means)
+  Objective("mean_iou", True, _INPUTS, segmentation, segmentation_means)
 )

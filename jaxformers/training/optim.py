@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxformers import orthogonal
@@ -16,18 +17,24 @@ from jaxformers.errors import UserError
 from jaxformers.registry import Registry, call
 from jaxformers.training.riemannian import riemannian
 
+Tx, Rate = optax.GradientTransformation, optax.Schedule
+
 SCHEDULES: Registry = Registry("schedule")
 OPTIMIZERS: Registry = Registry("optimizer")
 
 
 @SCHEDULES.register("constant")
-def constant(learning_rate: float, warmup_steps: int = 0) -> optax.Schedule:
+def constant(learning_rate: float, warmup_steps: int = 0) -> Rate:
   """Returns a constant rate, after a linear rise from 0 over warmup_steps."""
-  return lambda step: learning_rate * _warmup(step, warmup_steps)
+  if not warmup_steps:
+    return lambda step: jnp.float32(learning_rate)
+  return lambda step: (
+    learning_rate * jnp.minimum(1, _float(step) / warmup_steps)
+  )
 
 
 @SCHEDULES.register("rsqrt")
-def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
+def rsqrt(learning_rate: float, warmup_steps: int) -> Rate:
   """Returns LRA's schedule of text tasks, an inverse square root of the step.
 
   The rate is learning_rate min(1, step / warmup) / sqrt(max(step, warmup)): its
@@ -35,18 +42,12 @@ def rsqrt(learning_rate: float, warmup_steps: int) -> optax.Schedule:
 
   Source: `constant * linear_warmup * rsqrt_decay` of LRA's code.
   """
-  low = max(warmup_steps, 1)
-  return lambda step: (
-    learning_rate
-    * _warmup(step, warmup_steps)
-    / jnp.sqrt(jnp.maximum(_float(step), low))
-  )
+  rate, low = constant(learning_rate, warmup_steps), max(warmup_steps, 1)
+  return lambda step: rate(step) / jnp.sqrt(jnp.maximum(_float(step), low))
 
 
 @SCHEDULES.register("cosine")
-def cosine(
-  learning_rate: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def cosine(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
   """Returns LRA's schedule of image tasks, a cosine after a warm-up.
 
   The rate rises linearly over warmup_steps, and falls with half a cosine to 0
@@ -54,20 +55,18 @@ def cosine(
 
   Source: `constant * linear_warmup * cosine_decay` of LRA's code.
   """
+  rate = constant(learning_rate, warmup_steps)
   rest = max(total_steps - warmup_steps, 1)
 
   def schedule(step: jax.Array) -> jax.Array:
     progress = jnp.clip((_float(step) - warmup_steps) / rest, 0, 1)
-    decay = 0.5 * (1 + jnp.cos(math.pi * progress))
-    return learning_rate * _warmup(step, warmup_steps) * decay
+    return rate(step) * (0.5 * (1 + jnp.cos(math.pi * progress)))
 
   return schedule
 
 
 @SCHEDULES.register("linear")
-def linear(
-  learning_rate: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def linear(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
   """Returns a linear rise over warmup_steps, and a linear decay to 0.
 
   The rate is 0 at total_steps.
@@ -76,73 +75,56 @@ def linear(
   Differs from their code: the decay begins at the end of the rise, not at step
   0, so that the rate does not jump there.
   """
+  rate = constant(learning_rate, warmup_steps)
   rest = max(total_steps - warmup_steps, 1)
-
-  def schedule(step: jax.Array) -> jax.Array:
-    decay = jnp.clip((total_steps - _float(step)) / rest, 0, 1)
-    return learning_rate * _warmup(step, warmup_steps) * decay
-
-  return schedule
+  return lambda step: (
+    rate(step) * jnp.clip((total_steps - _float(step)) / rest, 0, 1)
+  )
 
 
 @SCHEDULES.register("polynomial")
 def polynomial(
   learning_rate: float, power: float, end: float, total_steps: int
-) -> optax.Schedule:
+) -> Rate:
   """Returns Segmenter's (rate - end) (1 - step / total)^power + end."""
   return optax.polynomial_schedule(learning_rate, end, power, total_steps)
 
 
 @SCHEDULES.register("onecycle")
-def onecycle(
-  learning_rate: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def onecycle(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
   """Returns Skyformer's schedule: PyTorch's OneCycleLR, linear annealing.
 
   The rate rises from learning_rate / 25 to learning_rate at step
   warmup_steps - 1, and falls to learning_rate / 250,000 at step
   total_steps - 1, both linearly.
   """
-  return _triangle(
-    warmup_steps,
-    total_steps,
-    low=learning_rate / 25,
-    high=learning_rate,
-    end=learning_rate / 25e4,
-  )
+  rates = (learning_rate / 25, learning_rate, learning_rate / 25e4)
+  return _triangle(warmup_steps, total_steps, rates)
 
 
-def onecycle_momentum(warmup_steps: int, total_steps: int) -> optax.Schedule:
+def onecycle_momentum(warmup_steps: int, total_steps: int) -> Rate:
   """Returns Adam's first beta under `onecycle`: 0.95 to 0.85 and back.
 
   It is a default of OneCycleLR (cycle_momentum), so that Skyformer's Adam never
   runs at the 0.9 of its configuration.
   """
-  return _triangle(warmup_steps, total_steps, low=0.95, high=0.85, end=0.95)
+  return _triangle(warmup_steps, total_steps, (0.95, 0.85, 0.95))
 
 
 def _triangle(
-  warmup_steps: int, total_steps: int, *, low: float, high: float, end: float
-) -> optax.Schedule:
-  """Returns low at step 0, high at the end of the warm-up, end at the end."""
+  warmup_steps: int, total_steps: int, values: tuple[float, float, float]
+) -> Rate:
+  """Returns lines through values at the start, the peak and the last step."""
   # Keep the three steps ascending, as interpolation needs them.
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
   # Without a warm-up the schedule starts high.
-  return lambda step: jnp.interp(
-    _float(step),
-    jnp.array([0.0, peak, max(last, peak + 1)], jnp.float32),
-    jnp.array([low if peak else high, high, end], jnp.float32),
-  )
+  steps = np.array([0.0, peak, max(last, peak + 1)], np.float32)
+  rates = np.array([values[0 if peak else 1], *values[1:]], np.float32)
+  return lambda step: jnp.interp(_float(step), steps, rates)
 
 
 def _float(step: jax.Array) -> jax.Array:
   return jnp.asarray(step, jnp.float32)
-
-
-def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:
-  if not warmup_steps:
-    return jnp.float32(1)
-  return jnp.minimum(1, _float(step) / warmup_steps)
 
 
 def decayed(params: Any) -> Any:
@@ -165,46 +147,36 @@ def decayed(params: Any) -> Any:
 
 @OPTIMIZERS.register("adam")
 def adam(
-  schedule: optax.Schedule,
+  schedule: Rate,
   *,
-  b1: float | optax.Schedule = 0.9,
+  b1: float | Rate = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
   weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
+) -> Tx:
   """Returns Adam; its weight decay is decoupled, times the learning rate."""
   # The state of a fixed b1 has no hyperparameters in it.
+  make = optax.scale_by_adam
   if callable(b1):
     # Older versions of optax take a schedule for b1 only in this way.
-    scale = optax.inject_hyperparams(
-      optax.scale_by_adam, static_args=("b2", "eps")
-    )(b1=b1, b2=b2, eps=eps)
-  else:
-    scale = optax.scale_by_adam(b1, b2, eps)
-  return _with_decay([scale], weight_decay, schedule)
+    make = optax.inject_hyperparams(make, static_args=("b2", "eps"))
+  return _with_decay([make(b1=b1, b2=b2, eps=eps)], weight_decay, schedule)
 
 
 @OPTIMIZERS.register("sgd")
 def sgd(
-  schedule: optax.Schedule,
-  *,
-  momentum: float = 0.0,
-  weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
+  schedule: Rate, *, momentum: float = 0.0, weight_decay: float = 0.0
+) -> Tx:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
   return _with_decay(steps, weight_decay, schedule)
 
 
-def _with_decay(
-  steps: list[optax.GradientTransformation],
-  weight_decay: float,
-  schedule: optax.Schedule,
-) -> optax.GradientTransformation:
+def _with_decay(steps: list[Tx], decay: float, schedule: Rate) -> Tx:
   """Returns steps, decoupled weight decay if any, and the learning rate."""
   # After the moments, so that they do not see the decay.
-  if weight_decay:
-    steps = [*steps, optax.add_decayed_weights(weight_decay, mask=decayed)]
+  if decay:
+    steps = [*steps, optax.add_decayed_weights(decay, mask=decayed)]
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
@@ -215,7 +187,7 @@ def ends_with_run(name: str) -> bool:
 
 def build(
   optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
+) -> tuple[Tx, Rate]:
   """Returns the optimiser and the schedule of a config.
 
   Matrices that are kept orthogonal move on their group: see `riemannian`.
@@ -251,12 +223,10 @@ def build(
       )
     warmup_steps = rate_options["warmup_steps"]
     options["b1"] = onecycle_momentum(warmup_steps, total_steps)
-  make = OPTIMIZERS[kind]
-  tx = call(f"optimizer {kind!r}", make, options | {"schedule": rate})
+  options["schedule"] = rate
+  tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
   # Gradients are clipped before they are turned on the group.
-  clips = []
-  if clip_value:
-    clips.append(optax.clip(clip_value))
+  clips = [optax.clip(clip_value)] if clip_value else []
   if clip_norm:
     clips.append(optax.clip_by_global_norm(clip_norm))
   return riemannian(optax.chain(*clips, tx)), rate

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import jax
@@ -71,9 +71,14 @@ def find_cluster(
   fields = {k: v for k, v in flags.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
     value = environ.get(variable, "")
-    if name not in fields and value:
-      is_text = name == "coordinator"
-      fields[name] = value if is_text else _to_integer(variable, value)
+    if name in fields or not value:
+      continue
+    try:
+      fields[name] = value if name == "coordinator" else int(value)
+    except ValueError:
+      raise UserError(
+        f"{variable}={value!r} is no number: set it to an integer."
+      ) from None
   # All three are known, or none of them.
   missing = [name for name in VARIABLES if name not in fields]
   if 0 < len(missing) < len(VARIABLES):
@@ -89,15 +94,6 @@ def find_cluster(
       f"{cluster.num_processes - 1}: number the processes from 0."
     )
   return cluster
-
-
-def _to_integer(variable: str, value: str) -> int:
-  try:
-    return int(value)
-  except ValueError:
-    raise UserError(
-      f"{variable}={value!r} is no number: set it to an integer."
-    ) from None
 
 
 # Program of a small process beside each of several. It reads what Python says
@@ -125,33 +121,34 @@ sys.stderr.write(said and said.strip() + "\\n")
 """
 
 
-class _Witness:
-  """A process that tells how this one ended, where Python cannot.
+# Restarts the timer of the seconds without a step; set by `start`.
+_restart_timer: Callable[[], None] | None = None
+
+
+def _start_witness(stall_seconds: int) -> Callable[[], None]:
+  """Starts a process that tells how this one ended, where Python cannot.
 
   Args:
     stall_seconds: time without a step after which this process ends; 0: never.
+
+  Returns:
+    A function that counts the seconds without a step from now on.
   """
+  name = f"process {rank()} ({socket.gethostname()})"
+  witness = subprocess.Popen(
+    [sys.executable, "-S", "-c", _WITNESS, name, str(stall_seconds)],
+    stdin=subprocess.PIPE,
+    start_new_session=True,  # It outlives a signal to all.
+  )
+  # Python writes the stacks of a fatal error to the witness.
+  faulthandler.enable(witness.stdin)
 
-  def __init__(self, stall_seconds: int) -> None:
-    name = f"process {rank()} ({socket.gethostname()})"
-    self._stall_seconds = stall_seconds
-    self._process = subprocess.Popen(
-      [sys.executable, "-S", "-c", _WITNESS, name, str(stall_seconds)],
-      stdin=subprocess.PIPE,
-      start_new_session=True,  # It outlives a signal to all.
-    )
-    # Python writes the stacks of a fatal error to the witness.
-    faulthandler.enable(self._process.stdin)
+  def restart() -> None:
+    if stall_seconds:
+      file = witness.stdin
+      faulthandler.dump_traceback_later(stall_seconds, exit=True, file=file)
 
-  def restart_timer(self) -> None:
-    """Counts the seconds without a step from now on."""
-    if self._stall_seconds:
-      faulthandler.dump_traceback_later(
-        self._stall_seconds, exit=True, file=self._process.stdin
-      )
-
-
-_witness: _Witness | None = None
+  return restart
 
 
 def start(cluster: Cluster) -> None:
@@ -162,24 +159,22 @@ def start(cluster: Cluster) -> None:
   wait for the others. When JAX ends this process, a line on stderr says what
   that means.
   """
-  global _witness
-  is_named = cluster.num_processes > 0
+  global _restart_timer
+  names = (cluster.coordinator, cluster.num_processes, cluster.process_id)
   jax.distributed.initialize(
-    cluster.coordinator or None,
-    cluster.num_processes if is_named else None,
-    cluster.process_id if is_named else None,
+    *(names if cluster.num_processes > 0 else ()),
     initialization_timeout=cluster.start_seconds,
     heartbeat_timeout_seconds=cluster.silence_seconds,
   )
   # JAX now knows of all processes, and watches over them.
   if jax.process_count() > 1:
-    _witness = _Witness(cluster.stall_seconds)
+    _restart_timer = _start_witness(cluster.stall_seconds)
 
 
 def restart_stall_timer() -> None:
   """Tells that this process does not hang. Called before every step."""
-  if _witness:
-    _witness.restart_timer()
+  if _restart_timer:
+    _restart_timer()
 
 
 def has_peers() -> bool:
@@ -190,22 +185,16 @@ def has_peers() -> bool:
 # Words of errors about a process that is gone: of collectives on CPUs and GPUs,
 # and of JAX's coordinator.
 _LOST = (
-  "Gloo",
-  "Connection closed by peer",
-  "NCCL",
-  "Socket closed",
-  "coordination service",
-  "GetKeyValue",
-  "Barrier",
+  *("Gloo", "Connection closed by peer", "NCCL", "Socket closed"),
+  *("coordination service", "GetKeyValue", "Barrier"),
 )
 
 
 def explain_lost(error: BaseException) -> str:
   """Returns a message for an error about a process that is gone, else ""."""
-  text = str(error)
+  text, hint = str(error), ""
   if not any(words in text for words in _LOST):
     return ""
-  hint = ""
   # Debian writes 127.0.1.1 into /etc/hosts for the name of a host.
   if "remote=[127." in text:
     hint = (
@@ -248,15 +237,11 @@ def broadcast_from_first(flag: bool) -> bool:
 
   For what is on disk: files come and go between two processes' looks.
   """
-  if jax.process_count() == 1:
-    return flag
   return bool(multihost_utils.broadcast_one_to_all(np.array(flag)))
 
 
 def all_true(flag: bool) -> bool:
   """Returns True if the flag is True in all processes."""
-  if jax.process_count() == 1:
-    return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).all())
 
 
@@ -266,8 +251,7 @@ def wait_for_all(name: str) -> None:
   Args:
     name: name of the place, the same in all processes.
   """
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
+  multihost_utils.sync_global_devices(name)
 
 
 def is_stop_requested(step: int) -> bool:

@@ -15,8 +15,7 @@ from jaxformers.training import processes
 def duration(seconds: float) -> str:
   """Returns seconds as hours, minutes and seconds: 3671 as "1:01:11"."""
   minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02d}:{seconds:02d}"
+  return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 class Clock:
@@ -28,9 +27,7 @@ class Clock:
   """
 
   def __init__(self) -> None:
-    self.steps = 0
-    self.seconds = 0.0
-    self._since = 0.0
+    self.steps, self.seconds, self._since = 0, 0.0, 0.0
 
   def tick(self) -> None:
     """Counts a step that is done. The first tick only starts the clock."""
@@ -82,8 +79,7 @@ class Progress:
       desc=title,
       disable=not self._is_terminal,
       dynamic_ncols=True,
-      bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
-      "{postfix}",
+      bar_format="{desc} {percentage:3.0f}%|{bar}| {n}/{total}{postfix}",
     )
 
   def __enter__(self) -> Progress:

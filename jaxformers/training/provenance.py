@@ -22,13 +22,10 @@ def commit() -> str:
   """
   folder = Path(__file__).parent
 
-  def git(*command: str) -> str:
-    return subprocess.run(
-      ["git", "-C", str(folder), *command],
-      capture_output=True,
-      text=True,
-      check=True,
-    ).stdout.strip()
+  def git(*arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    text = subprocess.check_output(command, text=True, stderr=subprocess.PIPE)
+    return text.strip()
 
   try:
     # An installed package may lie inside somebody else's repository.
@@ -45,8 +42,8 @@ def hardware() -> dict[str, Any]:
   # Linux alone names the model of the processor.
   info = Path("/proc/cpuinfo")
   text = info.read_text() if info.exists() else ""
-  model = re.search(r"^model name\s*:(.*)$", text, re.M)
-  processor = model[1].strip() if model else ""
+  model = re.search(r"^model name\s*:\s*(.*?)\s*$", text, re.M)
+  processor = model[1] if model else ""
   return {
     "devices": len(devices),
     "device_kind": devices[0].device_kind,

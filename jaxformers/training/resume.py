@@ -21,7 +21,9 @@ from jaxformers import models, workdirs
 from jaxformers.errors import UserError
 from jaxformers.training import disk, optim
 
-# Characters that orbax takes for patterns or separators.
+Plain = Mapping[str, Any]  # Plain JSON.
+
+# Characters of a path that orbax reads as a pattern or a separator.
 REFUSED = "*?[\\"
 
 
@@ -29,9 +31,10 @@ def check_writable(workdir: Path) -> None:
   """Makes a workdir, and checks that it can hold a run.
 
   Raises:
-    UserError: for an address, a path that orbax could not read, or a folder
-      that cannot be written.
-    OSError: for a disk that is full or absent, which may pass.
+    UserError: for the address of a store, for a path with a character of
+      `REFUSED`, or for a folder without permission to write.
+    OSError: for a disk that is full or absent; the same command may succeed
+      later.
   """
   text = str(workdir)
   # "gs://bucket" is "gs:/bucket" as a Path.
@@ -40,15 +43,13 @@ def check_writable(workdir: Path) -> None:
       f"The workdir {text!r} is the address of a store: give the --workdir as "
       "a folder of a file system, such as one where the store is mounted."
     )
-  # Characters that orbax could not find again.
-  bad = next((character for character in REFUSED if character in text), None)
-  if bad:
+  if bad := next((char for char in REFUSED if char in text), None):
     raise UserError(
       f"The workdir {text!r} has {bad!r} in its path, with which checkpoints "
       "could not be read again: choose a --workdir without any of "
       f"{' '.join(REFUSED)}."
     )
-  # Write a file, as any error is better told now than after training.
+  # Write a file: an error is better raised now than after training.
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     probe = workdir / f".writable-{jax.process_index()}"
@@ -57,7 +58,7 @@ def check_writable(workdir: Path) -> None:
   except OSError as error:
     is_forbidden = error.errno in (errno.EACCES, errno.EROFS)
     if disk.error_number(error) and not is_forbidden:
-      raise  # It may pass.
+      raise  # The disk may work again later.
     raise UserError(
       f"The workdir {workdir} cannot be written ({error.strerror}): choose "
       "another --workdir."
@@ -75,9 +76,9 @@ def check_trained(workdir: Path) -> None:
 
 
 def has_checkpoints(workdir: Path) -> bool:
-  """Returns True if any checkpoint is whole.
+  """Returns True if a workdir has a checkpoint that was saved to its end.
 
-  orbax names one that is not whole with more than its step.
+  The name of such a folder is its step; orbax adds a suffix until then.
   """
   folders = (workdir / "checkpoints").glob("[0-9]*")
   return any(path.name.isdigit() for path in folders)
@@ -87,12 +88,12 @@ def has_checkpoints(workdir: Path) -> bool:
 def locked(workdir: Path) -> Iterator[None]:
   """Locks a workdir, so that no second run writes there.
 
-  The operating system releases the lock when the process ends, however it ends.
-  Called by the first of several processes.
+  The operating system releases the lock when the process ends, also if it is
+  killed. Of several processes the first one alone calls this.
 
   Raises:
-    UserError: if another process holds the lock; it names host, process and
-      since when.
+    UserError: if another process holds the lock; the message names the
+      host, the process and the time since when.
   """
   lock = filelock.FileLock(workdir / ".lock", timeout=0)
   holder = workdir / ".lock.json"
@@ -114,13 +115,10 @@ def locked(workdir: Path) -> Iterator[None]:
     return
   # Tell others who holds it.
   try:
-    content = {
-      "host": socket.gethostname(),
-      "process": os.getpid(),
-      "since": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-    }
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    content = {"host": socket.gethostname(), "process": os.getpid()}
     with contextlib.suppress(OSError):  # The lock holds on a full disk, too.
-      holder.write_text(json.dumps(content))
+      holder.write_text(json.dumps(content | {"since": since}))
     yield
   finally:
     holder.unlink(missing_ok=True)
@@ -128,8 +126,8 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-  """Returns who holds the lock, as a phrase."""
-  for _ in range(10):  # The holder may not have written it yet.
+  """Returns the holder of the lock, such as "process 7 on host1 since ..."."""
+  for _ in range(10):  # The holder may not have written the file yet.
     try:
       holder = json.loads(path.read_text())
       process, host = holder["process"], holder["host"]
@@ -139,29 +137,27 @@ def _holder(path: Path) -> str:
   return "another process"
 
 
-def check_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
+def check_workdir(workdir: Path, config: Plain) -> None:
   """Raises UserError if a workdir holds results or checkpoints of another run.
 
   Args:
     workdir: workdir of the run.
     config: plain and complete.
   """
-  # Results know their config; config.json may be of a run that never began.
+  # Results contain their config; config.json may be of a run that never began.
   results = (workdir / "results.json").exists()
   if results:
     saved = workdirs.read_results(workdir)["config"]
     if not _differences(saved, config):
-      return  # config.json may be of a longer run that was begun since.
+      return  # A longer run may have been started and written config.json.
     _check_goes_on(workdir, "results.json", saved, config)
-  begun = results or has_checkpoints(workdir)
-  if begun and (workdir / "config.json").exists():
+  has_begun = results or has_checkpoints(workdir)
+  if has_begun and (workdir / "config.json").exists():
     saved = workdirs.read_config(workdir)
     _check_goes_on(workdir, "config.json", saved, config)
 
 
-def check_checkpoint(
-  folder: Path, meta: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
+def check_checkpoint(folder: Path, meta: Plain, config: Plain) -> None:
   """Raises UserError if a checkpoint was saved under another config.
 
   Args:
@@ -169,29 +165,25 @@ def check_checkpoint(
     meta: content of the checkpoint beside its state.
     config: config of the run, plain and complete.
   """
-  workdir, name = folder.parents[1], f"checkpoints/{folder.name}"
-  saved = meta["config"]
-  _check_goes_on(workdir, name, saved, config)
-  before, step = saved["total_steps"], meta["step"]
+  workdir, saved, step = folder.parents[1], meta["config"], meta["step"]
+  _check_goes_on(workdir, f"checkpoints/{folder.name}", saved, config)
+  eval_steps, is_last = saved["eval_steps"], step == saved["total_steps"]
   # The last step is always evaluated, and counts to best and patience.
-  if step == before < config["total_steps"] and step % saved["eval_steps"]:
+  if is_last and step < config["total_steps"] and step % eval_steps:
     raise UserError(
       f"The run in {workdir} ended at step {step} with an evaluation that a "
-      f"longer one would not have, for config.eval_steps={saved['eval_steps']} "
-      "does not divide it: train the longer one in another --workdir."
+      f"longer one would not have, for config.eval_steps={eval_steps} does not "
+      "divide it: train the longer one in another --workdir."
     )
 
 
 def _check_goes_on(
-  workdir: Path,
-  name: str,
-  saved: Mapping[str, Any],
-  config: Mapping[str, Any],
+  workdir: Path, name: str, saved: Plain, config: Plain
 ) -> None:
   """Raises UserError if a run of a saved config cannot go on under another.
 
-  It can with more steps, unless the schedule ends with the run, and with more
-  patience. Fields that change no number may differ.
+  The other config may have more steps, unless the schedule ends with the run,
+  and more patience. `RESUMABLE_FIELDS` may differ, since they change no number.
   """
   before, hint = configs.complete(saved), ""
   # More steps.
@@ -207,8 +199,7 @@ def _check_goes_on(
   # More patience, of which 0 is endless.
   if before["patience"] and not 0 < config["patience"] < before["patience"]:
     before["patience"] = config["patience"]
-  differing = _differences(before, config)
-  if differing:
+  if differing := _differences(before, config):
     raise UserError(
       f"The workdir {workdir} belongs to a run of another config ({name}):\n  "
       + "\n  ".join(differing)
@@ -216,21 +207,20 @@ def _check_goes_on(
     )
 
 
-def _differences(
-  saved: Mapping[str, Any], config: Mapping[str, Any]
-) -> list[str]:
-  """Returns the fields that differ, of those that change numbers."""
-  # A default may be named in a config or not.
+def _differences(saved: Plain, config: Plain) -> list[str]:
+  """Returns the differing fields that change numbers; see `differences`."""
+  # A config may list a default value or leave it out.
   before = models.resolve_defaults(configs.complete(saved))
   return configs.differences(before, models.resolve_defaults(config))
 
 
 def finished_results(
-  workdir: Path, config: Mapping[str, Any], description: Mapping[str, Any]
+  workdir: Path, config: Plain, description: Plain
 ) -> dict[str, Any] | None:
   """Returns the results of a finished run, or None if training continues.
 
-  It continues if there are none, or if they have fewer steps or less patience.
+  Training continues without results, and after results of fewer steps or of
+  less patience.
 
   Args:
     workdir: workdir of the run.
@@ -240,26 +230,24 @@ def finished_results(
   Raises:
     UserError: for results of another config, of other data, or damaged ones.
   """
-  if not (workdir / "results.json").exists():
+  path = workdir / "results.json"
+  if not path.exists():
     return None
   results = workdirs.read_results(workdir)
-  _check_goes_on(workdir, "results.json", results["config"], config)
-  check_description(
-    workdir / "results.json", results["task_description"], description
-  )
+  _check_goes_on(workdir, path.name, results["config"], config)
+  check_description(path, results["task_description"], description)
   return None if _differences(results["config"], config) else results
 
 
-def check_description(
-  path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
-  """Raises UserError if numbers are of other data, or of another protocol.
+def check_description(path: Path, saved: Plain, now: Plain) -> None:
+  """Raises UserError for numbers of other data, or of another protocol.
 
   Args:
     path: file or checkpoint that holds the numbers.
     saved: description of the task, saved with the numbers.
     now: description of the task of the run; see `Task.description`.
   """
+  # A key of another version may be absent where its value is None.
   differing = [
     f"{key}: {saved.get(key)!r} -> {now.get(key)!r}"
     for key in sorted(saved.keys() | now.keys())

@@ -7,6 +7,7 @@ Yin 2013, https://doi.org/10.1007/s10107-012-0584-1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,22 +38,12 @@ def riemannian(
       to the `update` of the result.
   """
 
-  def coordinates(params: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(
-      lambda path, p: (
-        jnp.zeros_like(p) if orthogonal.is_orthogonal(path) else p
-      ),
-      params,
-    )
-
-  def init(params: Any) -> Any:
-    return inner.init(coordinates(params))
-
   inner = optax.with_extra_args_support(inner)
 
-  def update(
-    grads: Any, state: Any, params: Any = None, **extra: Any
-  ) -> tuple[Any, Any]:
+  def init(params: Any) -> Any:
+    return inner.init(_map_orthogonal(jnp.zeros_like, params))
+
+  def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
     if params is None:
       raise UserError(
         "riemannian(...).update needs the parameters: give them as the third "
@@ -60,23 +51,29 @@ def riemannian(
       )
 
     # Riemannian gradient: the part of q.T g that is tangent at the identity.
-    def pull(path: Any, g: jax.Array, q: jax.Array) -> jax.Array:
-      if not orthogonal.is_orthogonal(path):
-        return g
+    def pull(g: jax.Array, q: jax.Array) -> jax.Array:
       product = dot(transpose(q), g)
       return jnp.tril(product - transpose(product), -1)
 
     # Retraction by the Cayley map, and correction of rounding.
-    def move(path: Any, a: jax.Array, q: jax.Array) -> jax.Array:
-      if not orthogonal.is_orthogonal(path):
-        return a
+    def move(a: jax.Array, q: jax.Array) -> jax.Array:
       return reorthogonalize(dot(q, orthogonal.cayley(a))) - q
 
     # Update in coordinates around q, and return differences of q.
-    walk = jax.tree_util.tree_map_with_path
-    updates, state = inner.update(
-      walk(pull, grads, params), state, coordinates(params), **extra
-    )
-    return walk(move, updates, params), state
+    grads = _map_orthogonal(pull, grads, params)
+    origin = _map_orthogonal(jnp.zeros_like, params)
+    updates, state = inner.update(grads, state, origin, **extra)
+    return _map_orthogonal(move, updates, params), state
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _map_orthogonal(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+  """Maps the leaves of orthogonal matrices; other leaves stay as they are."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf, *more: (
+      function(leaf, *more) if orthogonal.is_orthogonal(path) else leaf
+    ),
+    tree,
+    *rest,
+  )

@@ -24,7 +24,7 @@ from jaxformers.tasks import Task
 from jaxformers.training import compilers, optim, resume
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
-from jaxformers.training.layout import Layout
+from jaxformers.training.layout import Layout, placed_shapes
 from jaxformers.training.losses import LOSSES, Objective
 
 
@@ -79,15 +79,8 @@ class Run:
     Args:
       layout: devices on which the state is restored.
     """
-    create = functools.partial(self._create(None), self.config["seed"])
-    shapes = jax.eval_shape(create)
-    return jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding
-      ),
-      shapes,
-      layout.state(shapes),
-    )
+    shapes = jax.eval_shape(self._create(None), self.config["seed"])
+    return placed_shapes(shapes, layout.state_sharding(shapes))
 
   def _create(self, tx: optax.GradientTransformation | None) -> Any:
     averaged = self.config["ema_decay"] > 0
@@ -125,9 +118,7 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
   return _build(c, workdir)
 
 
-def open_trained_run(
-  workdir: Path, config: Mapping[str, Any] | None = None
-) -> Run:
+def open_trained_run(workdir: Path, config: resume.Plain | None = None) -> Run:
   """Opens a run that has been trained, on whatever devices there are.
 
   Args:
@@ -149,9 +140,6 @@ def open_trained_run(
 
 def _build(config: dict[str, Any], workdir: Path) -> Run:
   """Opens the data and builds the model of a checked config."""
-  # Wrong names are told before data are prepared, which may take long.
-  for section in ("model", "reference"):
-    models.check_names(config[section], f"config.{section}")
   task = tasks.get(**{"data_dir": config["data_dir"], **config["task"]})
   model, reference = (
     call("config.model", models.build, {**config[section], **task.sizes()})
@@ -165,22 +153,25 @@ def _build(config: dict[str, Any], workdir: Path) -> Run:
 def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
   """Raises UserError for a field that no run can have, before data are read.
 
+  Preparing data may take long, so names of models are checked here as well.
+
   Args:
     config: plain and complete.
     eval_only: True for a run that has been trained: only the fields that may
       differ from those of its training are checked, so that runs of older
       versions can still be scored.
   """
+  c, fields = config, configs.RESUMABLE_FIELDS
   if eval_only:
-    fields = configs.RESUMABLE_FIELDS
-    return ranges.check(
-      {k: v for k, v in config.items() if k in fields}, "config"
-    )
-  c = config
-  # Names, types and ranges of all fields.
+    c = {key: value for key, value in config.items() if key in fields}
+  # Names, types and ranges of fields, then names of models.
   for field in c:
     choose("config field", field, configs.FIELDS)
   ranges.check(c, "config")
+  for section in ("model", "reference"):
+    models.check_names(config[section], f"config.{section}")
+  if eval_only:
+    return
   # Choices.
   choose("parallel mode", c["parallel"], compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}

@@ -21,8 +21,8 @@ class TrainState:
     step: int32 scalar, the number of updates made.
     params: tree of parameters, float32.
     opt_state: state of the optimiser; None for a state that is only scored.
-    average: exponential moving average of params over the steps; None where the
-      config has none.
+    average: exponential moving average of params over the steps; None if
+      `config.ema_decay` is 0.
   """
 
   step: jax.Array
@@ -76,7 +76,7 @@ def create(
   """
   ids = model.example()
   params = model.init(jax.random.key(seed), ids, train=False)["params"]
-  # A copy, because a step gives the memory of both away.
+  # A copy, because a step donates the memory of both to its result.
   average = jax.tree.map(jnp.copy, params) if averaged else None
   opt_state = None if tx is None else tx.init(params)
   return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)

@@ -7,7 +7,9 @@ under jit over a mesh the compiler takes them.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +20,17 @@ from jaxformers.models.variables import Placement, make_variables
 from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
 
+T = TypeVar("T")
+
 
 def _forward(
-  variables: Any,
-  batch: Batch,
-  key: jax.Array,
-  *,
-  model: Model,
-  smoothing: float,
+  variables: Any, batch: Batch, key: jax.Array, model: Model, smoothing: float
 ) -> tuple[jax.Array, Sums]:
   """Returns the sum to minimise over a batch, and the sums of its objective."""
   objective = LOSSES[model.objective]
   output, sown = model.apply(
     variables,
-    *objective.inputs(batch),
+    *(batch[name] for name in objective.inputs),
     train=True,
     rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
     mutable=["losses"],
@@ -40,47 +39,28 @@ def _forward(
   return objective.sums(output, batch, extra, smoothing)
 
 
-def _gradients(
-  params: Any,
+def _sum_parts(
+  part: Callable[[Batch, jax.Array], T],
   batch: Batch,
   key: jax.Array,
-  *,
-  model: Model,
-  smoothing: float,
-  accumulate: int,
-  placement: Placement | None,
-) -> tuple[Any, Sums]:
-  """Returns summed gradients and metrics of a batch in `accumulate` parts.
-
-  The orthogonal matrices are made once, before the parts, and their gradients
-  carried back to the parameters once, after them.
-  """
-  # Make the variables of the model, and keep the way back to parameters.
-  variables, pull = jax.vjp(
-    lambda p: make_variables(model, p, placement), params
+  count: int,
+) -> T:
+  """Returns the sum of part(batch, key) over equal parts of a batch."""
+  if count == 1:
+    return part(batch, key)
+  # Every part takes rows of every device: the split batch stays where it is.
+  parts = jax.tree.map(
+    lambda x: x.reshape((-1, count, *x.shape[1:])).swapaxes(0, 1), batch
   )
+  # Sum over the parts, in a loop that holds one.
+  keys = jax.random.split(key, count)
+  shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
+  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-  def part(batch: Batch, key: jax.Array) -> tuple[Any, Sums]:
-    grad = jax.grad(_forward, has_aux=True)
-    return grad(variables, batch, key, model=model, smoothing=smoothing)
+  def add(total: T, args: tuple[Batch, jax.Array]) -> tuple[T, None]:
+    return jax.tree.map(jnp.add, total, part(*args)), None
 
-  if accumulate == 1:
-    grads, sums = part(batch, key)
-  else:
-    # Every part takes rows of every device: the split batch stays where it is.
-    parts = jax.tree.map(
-      lambda x: x.reshape((-1, accumulate, *x.shape[1:])).swapaxes(0, 1), batch
-    )
-    # Sum gradients and metrics over the parts, in a loop that holds one.
-    keys = jax.random.split(key, accumulate)
-    shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-    def add(total: Any, args: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-      return jax.tree.map(jnp.add, total, part(*args)), None
-
-    (grads, sums), _ = jax.lax.scan(add, zeros, (parts, keys))
-  return pull(grads)[0], sums
+  return jax.lax.scan(add, zeros, (parts, keys))[0]
 
 
 def train_step(
@@ -119,15 +99,15 @@ def train_step(
   key = jax.random.fold_in(jax.random.key(seed), state.step)
   if axis_name is not None:
     key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-  grads, sums = _gradients(
-    state.params,
-    batch,
-    key,
-    model=model,
-    smoothing=smoothing,
-    accumulate=accumulate,
-    placement=placement,
+  # Make the orthogonal matrices and other variables once, before the parts, and
+  # carry their gradients back to the parameters once, after them.
+  variables, pull = jax.vjp(
+    lambda params: make_variables(model, params, placement), state.params
   )
+  loss = functools.partial(_forward, model=model, smoothing=smoothing)
+  part = functools.partial(jax.grad(loss, has_aux=True), variables)
+  grads, sums = _sum_parts(part, batch, key, accumulate)
+  grads = pull(grads)[0]
   if axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
   # The only division: by all examples of the batch.
@@ -143,11 +123,7 @@ def train_step(
 
 
 def eval_step(
-  variables: Any,
-  batch: Batch,
-  *,
-  model: Model,
-  axis_name: str | None = None,
+  variables: Any, batch: Batch, *, model: Model, axis_name: str | None = None
 ) -> Sums:
   """Returns the sums of the objective over one batch, without dropout.
 
@@ -158,7 +134,8 @@ def eval_step(
     axis_name: axis that pmap maps over, or None.
   """
   objective = LOSSES[model.objective]
-  output = model.apply(variables, *objective.inputs(batch), train=False)
+  inputs = [batch[name] for name in objective.inputs]
+  output = model.apply(variables, *inputs, train=False)
   extra = jnp.zeros(len(batch["weights"]), jnp.float32)
   _, sums = objective.sums(output, batch, extra, 0.0)
   return sums if axis_name is None else jax.lax.psum(sums, axis_name)

@@ -21,9 +21,8 @@ def format_score(metric: str, value: float) -> str:
 
 def format_scores(means: Mapping[str, Any], metric: str) -> str:
   """Returns loss and metric on one line."""
-  name = metric.replace("_", " ")
   score = format_score(metric, means[metric])
-  return f"loss {means['loss']:.4f}  {name} {score}"
+  return f"loss {means['loss']:.4f}  {metric.replace('_', ' ')} {score}"
 
 
 def describe_results(
@@ -78,12 +77,11 @@ def table(results: Mapping[str, Any]) -> str:
   Args:
     results: content of `results.json`.
   """
-  title = f"{results['task']}, protocol {results['protocol']}"
-  title += f", seed {results['seed']}"
+  task, protocol, seed = (results[k] for k in ("task", "protocol", "seed"))
   rows = list(_rows(results))
   width = max(len(name) for name, _ in rows)
   lines = [f"  {name:<{width}}  {value:>12}" for name, value in rows]
-  return "\n".join([title, *lines])
+  return "\n".join([f"{task}, protocol {protocol}, seed {seed}", *lines])
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -98,10 +96,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield name, format_score(metric, value)
   yield f"{UNITS.get(metric, 'examples')} scored", f"{results['examples']:,}"
   # Selection of the checkpoint, size and times.
-  yield (
-    "best step, chosen on",
-    f"{results['best_step']}, {results['selection']}",
-  )
+  best = f"{results['best_step']}, {results['selection']}"
+  yield "best step, chosen on", best
   if "damaged_best_step" in results:
     yield "damaged best step", f"{results['damaged_best_step']}"
   yield "parameters", f"{results['parameters']:,}"
@@ -112,8 +108,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   # A note on data that are not the authors'.
   data = results["data"]
   if not data.get("authors_counts", True):
-    counts = data["counts"].items()
-    text = ", ".join(f"{count:,} {name}" for name, count in counts)
-    yield "data", f"not the authors' counts: {text}"
+    counts = [f"{count:,} {name}" for name, count in data["counts"].items()]
+    yield "data", f"not the authors' counts: {', '.join(counts)}"
   elif not data.get("authors_checksum", True):
     yield "data", f"not the authors' archive: SHA-256 {data['sha256'][:12]}..."

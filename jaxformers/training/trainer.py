@@ -51,7 +51,17 @@ class Trainer:
       c["optimizer"], c["schedule"], c["total_steps"]
     )
     self.state = self._initial_state()
-    self.train_step, self._place = self._compile()
+    step = functools.partial(
+      train_step,
+      model=run.model,
+      tx=self._tx,
+      smoothing=c["label_smoothing"],
+      placement=self.layout,
+      **{name: c[name] for name in ("seed", "accumulate", "ema_decay")},
+    )
+    self.train_step, self._place = compilers.compile_step(
+      c["parallel"], step, self.layout, state=self.state, donate=True
+    )
     self.evaluate = make_evaluator(run, self.layout)
     # Batches of this process.
     self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
@@ -59,32 +69,15 @@ class Trainer:
 
   def _initial_state(self) -> TrainState:
     """Returns the state of step 0, with pre-trained weights if any."""
-    run, state = self.run, self.run.initial_state(self._tx)
-    # A run that goes on has left them behind, so they may be gone.
-    goes_on = processes.broadcast_from_first(
-      resume.has_checkpoints(run.workdir)
-    )
-    if run.config["pretrained"] and not goes_on:
-      params = pretrained.parameters(run.config["pretrained"], state.params)
+    state = self.run.initial_state(self._tx)
+    folder = self.run.config["pretrained"]
+    # A run that goes on needs no pre-trained weights: they may be gone.
+    goes_on = resume.has_checkpoints(self.run.workdir)
+    if not processes.broadcast_from_first(goes_on) and folder:
+      params = pretrained.parameters(folder, state.params)
       average = state.average and jax.tree.map(jnp.copy, params)
       state = state.replace(params=params, average=average)
-    return self.layout.place(state)
-
-  def _compile(self) -> tuple[Any, Any]:
-    c = self.run.config
-    step = functools.partial(
-      train_step,
-      model=self.run.model,
-      tx=self._tx,
-      seed=c["seed"],
-      accumulate=c["accumulate"],
-      smoothing=c["label_smoothing"],
-      ema_decay=c["ema_decay"],
-      placement=self.layout,
-    )
-    return compilers.compile_step(
-      c["parallel"], step, self.layout, state=self.state, donate=True
-    )
+    return self.layout.place_state(state)
 
   def batches(self, start: int) -> Iterator[Any]:
     """Yields the batches of all steps from `start`, counted from 0.

@@ -38,16 +38,12 @@ def _cut_metrics(workdir: Path, step: int) -> None:
   path.touch()
   records, damaged = workdirs.read_metrics(workdir)
   if damaged:
-    first = ", ".join(str(number) for number in damaged[:5])
+    first = ", ".join(map(str, damaged[:5]))
     more = ", ..." if len(damaged) > 5 else ""
     processes.warn(f"{path}: damaged lines were left out ({first}{more}).")
   # Write the other records anew, if the file holds anything else.
-  lines = []
-  for record in records:
-    if record["step"] <= step:
-      scalars = {k: v for k, v in record.items() if k != "step"}
-      lines.append(workdirs.metrics_line(record["step"], scalars))
-  text = "".join(lines)
+  kept = [record for record in records if record["step"] <= step]
+  text = "".join(workdirs.metrics_line(r["step"], r) for r in kept)
   if text.encode() != path.read_bytes():
     durable.write_text(path, text)
 
@@ -64,35 +60,29 @@ class Writers:
     config: config of the run, of which `tensorboard` and `wandb` are read.
   """
 
-  def __init__(
-    self, workdir: Path, step: int, config: Mapping[str, Any]
-  ) -> None:
+  def __init__(self, workdir: Path, step: int, config: dict[str, Any]) -> None:
     self._workdir = workdir
     self._path = self._board = self._wandb = None
     if not processes.is_first():
       return
     # A library that is missing is an error before anything is written.
-    board = wandb = None
-    if config["tensorboard"]:
-      board = _import_optional("tensorboardX", "tensorboard")
-    if config["wandb"]:
-      wandb = _import_optional("wandb", "wandb")
+    board, wandb = (
+      _import_optional(module, extra) if config[extra] else None
+      for module, extra in (("tensorboardX", "tensorboard"), ("wandb", "wandb"))
+    )
     # Records after the step are computed again.
-    path = workdir / "metrics.jsonl"
-    with disk.saving(path.name, workdir):
+    self._path = workdir / "metrics.jsonl"
+    with disk.saving(self._path.name, workdir):
       _cut_metrics(workdir, step)
-    self._path = path
     if board:
       self._board = board.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
     if wandb:
-      self._wandb = wandb.init(
-        dir=str(workdir),
-        config=dict(config),
-        resume="allow",
-        id=hashlib.sha256(str(workdir).encode()).hexdigest()[:16],
-      )
+      name = str(workdir)
+      identity = hashlib.sha256(name.encode()).hexdigest()[:16]
+      options = {"dir": name, "config": dict(config), "resume": "allow"}
+      self._wandb = wandb.init(id=identity, **options)
 
   def __enter__(self) -> Writers:
     return self

@@ -36,7 +36,7 @@ def test_rotations_are_one_call_for_each_size(monkeypatch):
     calls.append(a.shape)
     return a
 
-  monkeypatch.setitem(orthogonal.MAPS._entries, "cayley", count)
+  monkeypatch.setitem(orthogonal.MAPS.data, "cayley", count)
   params = {f"{i}_skew": jnp.zeros((i, 4, 4)) for i in range(1, 4)}
   orthogonal.rotations(params | {"x_skew": jnp.zeros((2, 2))}, "cayley")
   assert sorted(calls) == [(1, 2, 2), (6, 4, 4)]

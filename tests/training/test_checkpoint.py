@@ -65,22 +65,25 @@ def test_the_latest_comes_back_bit_for_bit(tmp_path):
 
 def test_nothing_to_restore(tmp_path):
   assert restored(tmp_path) is None
-  with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
-    assert checkpoints.best_step() is None
+  with (
+    Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints,
+    pytest.raises(ValueError, match="There is no evaluated checkpoint"),
+  ):
+    checkpoints.restore_best(state(0))
 
 
 def test_the_latest_two_and_the_best_are_kept(tmp_path):
   save(tmp_path, 0.1, 0.9, None, 0.5, None, 0.7)
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     assert checkpoints.steps() == [2, 5, 6]
-    assert checkpoints.best_step() == 2
+    assert checkpoints.restore_best(state(0)).step == 2
     chex.assert_trees_all_equal(checkpoints.restore(2, state(0))[0], state(2))
 
 
 def test_of_equal_scores_the_earliest_is_the_best(tmp_path):
   save(tmp_path, 0.1, 0.5, 0.5, 0.5)
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
-    assert checkpoints.best_step() == 2
+    assert checkpoints.restore_best(state(0)).step == 2
 
 
 def test_the_placement_is_that_of_the_example(tmp_path):
@@ -344,14 +347,14 @@ def test_an_average_is_restored_and_asked_for(tmp_path):
 def test_checksums_are_compared_of_what_is_read(tmp_path, capsys, damaged):
   """Damage to the optimiser's state alone does not change a score."""
   with pytest.MonkeyPatch.context() as patch:
-    real = checkpoint.checksums
+    real = checkpoint.arrays.checksums
 
     def wrong(tree):
       crc32 = real(tree)
       name = next(key for key in crc32 if key.startswith(f".{damaged}"))
       return crc32 | {name: crc32[name] ^ 1}
 
-    patch.setattr(checkpoint, "checksums", wrong)
+    patch.setattr(checkpoint.arrays, "checksums", wrong)
     save(tmp_path, 0.5)
   for like in (state(0), state(0).without_optimizer()):
     with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:

@@ -20,7 +20,7 @@ def test_a_batch_is_split_and_summed(mode, count, monkeypatch):
   compiled, place = compilers.compile_step(mode, step, layout)
   batch = place({"x": np.arange(8.0, dtype=np.float32)})
   assert len(batch["x"].sharding.device_set) == count
-  assert compiled(layout.place(np.float32(1)), batch) == 29
+  assert compiled(layout.place_state(np.float32(1)), batch) == 29
 
 
 def test_a_batch_that_does_not_split():

@@ -43,7 +43,7 @@ def test_every_example_counts_once(
   model, params, split, want = example
   run = evaluate.Evaluator(model, mode, batch_size, (6,))
   done = []
-  scores = run(compilers.layout().place(params), split, done.append)
+  scores = run(compilers.layout().place_state(params), split, done.append)
   assert scores["count"] == 13
   assert scores["accuracy"] == want["accuracy"]
   assert scores["loss"] == pytest.approx(want["loss"], rel=1e-5)

@@ -31,7 +31,7 @@ def test_meshes_of_four_devices(spec, want):
   assert own.mesh.devices.shape == want
   assert own.mesh.axis_names == ("data", "fsdp", "sequence", "model")
   assert own.parts == want[0] * want[1]
-  assert own.simple == (want[0] == 4)
+  assert own.splits_batches_alone == (want[0] == 4)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_no_mesh(spec, message):
 def test_tokens_lie_over_an_axis_of_their_own():
   own = layout.Layout.of("data:2,sequence:2", jax.devices())
   shapes = {"pairs": (4, 2, 6), "ids": (4, 6), "targets": (4,), "odd": (4, 5)}
-  batch = own.batch({k: np.zeros(shape) for k, shape in shapes.items()})
+  batch = own.place_batch({k: np.zeros(shape) for k, shape in shapes.items()})
   assert {k: x.sharding.spec for k, x in batch.items()} == {
     "pairs": P(("data", "fsdp"), None, "sequence"),
     "ids": P(("data", "fsdp"), "sequence"),
@@ -98,7 +98,7 @@ def trained(name, spec, count):
   own = layout.Layout.of(spec, jax.devices()[:count])
   step = functools.partial(step, placement=own)
   compiled, place = compilers.compile_step("jit", step, own, state=start)
-  now = own.place(start)
+  now = own.place_state(start)
   for _ in range(2):
     now, sums = compiled(now, place(batch))
   return now, jax.device_get(sums)
@@ -141,7 +141,7 @@ def test_a_mesh_changes_no_number(name, spec):
 def test_every_device_maps_its_share():
   _, start, _, _ = setup("transject")
   own = layout.Layout.of("data:2,model:2", jax.devices())
-  params = own.place(start.params)
+  params = own.place_state(start.params)
   found = jax.jit(
     functools.partial(own.rotations, mapping="cayley", in_turn=frozenset())
   )(params)

@@ -74,7 +74,7 @@ def test_parts_of_a_batch_stay_on_their_devices():
   step = functools.partial(step, accumulate=2)
   layout = compilers.layout()
   compiled, place = compilers.compile_step("jit", step, layout, state=start)
-  text = compiled.lower(layout.place(start), place(batch)).compile()
+  text = compiled.lower(layout.place_state(start), place(batch)).compile()
   text = text.as_text()
   assert "all-reduce" in text
   assert "all-gather" not in text
@@ -89,7 +89,7 @@ def test_jit_and_pmap_agree_on_four_devices(name):
   for mode in ("jit", "pmap"):
     layout = compilers.layout()
     compiled, place = compilers.compile_step(mode, step, layout, state=start)
-    now = layout.place(start)
+    now = layout.place_state(start)
     for _ in range(3):
       now, sums = compiled(now, place(batch))
     results.append(jax.device_get((now, sums)))

@@ -251,8 +251,8 @@ class Scale(nn.Module):
 @pytest.fixture
 def scale(monkeypatch):
   """A second family of invertible layers, under the name of a model."""
-  monkeypatch.setitem(BLOCKS._entries, "scale", Scale)
-  monkeypatch.setitem(models.MODELS._entries, "scale", Variant("", "scale"))
+  monkeypatch.setitem(BLOCKS.data, "scale", Scale)
+  monkeypatch.setitem(models.MODELS.data, "scale", Variant("", "scale"))
 
   def build(activations="stored"):
     return models.build(
