@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.segments import Segments, stream
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import text_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.task import TASKS, Task, data_folder
+from jaxformers.tasks.task import TASKS, Task
 
 TOKENS = ("words", "byte_pairs", "bytes")
 
@@ -58,12 +59,9 @@ def load_language(
       f"eval_windows={eval_windows}: choose a number of windows, or 0 for all."
     )
   # Encode the user's texts, and read the vocabulary that was fitted to them.
-  packed, info = preparation.open_splits(
-    text_files.source(_existing(archive)),
-    _encoding(tokens, vocab_size),
-    data_dir=data_folder(data_dir),
-    archive=archive,
-  )
+  origin = text_files.source(_existing(archive))
+  encoding = _encoding(tokens, vocab_size)
+  packed, info = open_splits(origin, encoding, data_dir, archive)
   tokenizer = info.pop("tokenizer", "")
   vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
   # Cut every split into windows.
@@ -84,13 +82,12 @@ def load_language(
     name="language",
     protocol=protocol,
     splits=splits,
-    selection="validation",
     vocabulary=vocabulary,
     max_len=max_len,
     num_classes=0,
     trivial={"unigram": unigram, "bigram": bigram},
     info=info,
-    tokenizer=tokenizer,
+    tokenizer_json=tokenizer,
     objective="language_model",
     tokenize=tokenize,
   )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
 
 Split = TypeVar("Split", Packed, Images, Scenes)
+
+
+def replace_all(splits: Mapping[str, Split], **fields: Any) -> dict[str, Split]:
+  """Returns the splits with other values of some fields."""
+  return {n: dataclasses.replace(s, **fields) for n, s in splits.items()}
 
 
 def hold_out(train: Split, count: int) -> dict[str, Split]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import paths
-from jaxformers.data.engine import digests, encodings, preparation
+from jaxformers.data.engine import digests, encodings
+from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images import stores
 from jaxformers.data.images.augment import Augment
@@ -17,14 +18,9 @@ from jaxformers.data.images.splits import Images
 from jaxformers.data.sets import cifar10, cifar100
 from jaxformers.errors import UserError
 from jaxformers.registry import call, choose
+from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import slices, with_validation
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  majority_class,
-  pixel_regression,
-)
+from jaxformers.tasks.task import TASKS, Task
 
 # Counts by the authors of ILSVRC 2012.
 IMAGENET_COUNTS = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
@@ -63,9 +59,7 @@ def _cifar(
     statistics: mean and deviation of each channel, in [0, 1].
     data_dir, archive, augment: arguments of the task.
   """
-  packed, info = preparation.open_splits(
-    origin, encodings.pixels(), data_dir=data_folder(data_dir), archive=archive
-  )
+  packed, info = open_splits(origin, encodings.pixels(), data_dir, archive)
   # Read stored pixels as images, normalised by the statistics of train.
   mean, deviation = statistics
   images = {
@@ -79,14 +73,8 @@ def _cifar(
     name=name,
     protocol="jaxformers",
     splits=augmented(images, augment),
-    selection="validation",
-    vocabulary=(),
-    max_len=0,
     num_classes=len(classes),
-    trivial={
-      "majority class": majority_class,
-      "linear on pixels": pixel_regression,
-    },
+    trivial=baselines.PIXELS,
     info=info,
     image=(32, 32, 3),
     classes=tuple(classes),
@@ -188,10 +176,8 @@ def load_imagenet(
     protocol=protocol,
     splits=augmented(images, augment),
     selection="test" if is_paper else "validation",
-    vocabulary=(),
-    max_len=0,
     num_classes=len(classes),
-    trivial={"majority class": majority_class},
+    trivial=baselines.MAJORITY,
     info=_provenance(root, opened, classes),
     image=(size, size, 3),
     classes=classes,

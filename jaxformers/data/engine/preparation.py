@@ -20,6 +20,7 @@ from typing import Any
 
 import tqdm
 
+from jaxformers import paths
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import digests, packed
 from jaxformers.data.engine.packed import Packed
@@ -30,15 +31,49 @@ RECORD = "source.json"
 CHUNK = 1_000  # Examples that are read and encoded together.
 
 
+def data_folder(data_dir: str | Path) -> Path:
+  """Returns the folder of prepared data; makes it if it is missing.
+
+  Args:
+    data_dir: path of the folder; "" for $JAXFORMERS_DATA_DIR, or else
+      ~/.cache/jaxformers.
+
+  Raises:
+    UserError: if it cannot be written, or none is chosen and the home
+      directory is unknown.
+  """
+  # Resolve the path, which may begin with ~.
+  chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR", "")
+  try:
+    folder = paths.expand(chosen or "~/.cache/jaxformers").absolute()
+  except ValueError:
+    if chosen:
+      raise
+    raise UserError(
+      "The data directory ~/.cache/jaxformers is unknown, because HOME is not "
+      "set and this user has no home directory: pass --data_dir (prepare) or "
+      "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+    ) from None
+  # Make it now, so that a wrong path fails before anything is read.
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      f"The data directory {folder} cannot be made ({error.strerror}): pass "
+      "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
+    ) from None
+  return folder
+
+
 def open_splits(
-  source: Source, encoding: Encoding, *, data_dir: Path, archive: str = ""
+  source: Source, encoding: Encoding, data_dir: str | Path, archive: str = ""
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits of a source as tokens; prepares and packs them if needed.
 
   Args:
     source: the data set.
     encoding: how its examples become tokens.
-    data_dir: folder of prepared data.
+    data_dir: folder of prepared data; see `data_folder`.
     archive: path of the archive, an unpacked folder, or a directory that a
       stock tensorflow-datasets builder has prepared in array_record; "" takes
       prepared data, else looks for the archive, else downloads it.
@@ -53,8 +88,10 @@ def open_splits(
       the one that the prepared data come from.
   """
 
+  root = data_folder(data_dir)
+
   def make(staged: Path) -> Mapping[str, Any]:
-    examples, info = open_examples(source, data_dir, archive)
+    examples, info = open_examples(source, root, archive)
     # Fit the vocabulary, if any, to the training split alone.
     train = examples["train" if "train" in examples else next(iter(examples))]
     encode, extra = encoding.fit(
@@ -71,7 +108,7 @@ def open_splits(
       packed.write(staged / split, rows(split), encoding.dtype)
     return info | extra
 
-  folder = data_dir / "packed" / f"{source.key}-{encoding.name}"
+  folder = root / "packed" / f"{source.key}-{encoding.name}"
   splits, info = packed.build(folder, make)
   _require_same_archive(source, folder, info, archive)
   return splits, info
