@@ -39,9 +39,8 @@ def read(archive: Path | None) -> dict[str, list[Keyed]]:
   Raises:
     UserError: for an archive that is truncated or holds other counts.
   """
-  per_label = dict.fromkeys(LABELS, PER_LABEL)
-  expected = {"train": per_label, "test": per_label}
-  return collect(_reviews(archive), archive, expected)
+  expected = {"train": PER_LABEL, "test": PER_LABEL}
+  return collect(_reviews(archive), archive, expected, LABELS)
 
 
 SOURCE = Source(

@@ -30,19 +30,18 @@ def generated(settings: listops.Settings) -> Source:
   """Returns the source of generated expressions."""
 
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
-    return {
-      name: _rows(split) for name, split in listops.generate(settings).items()
-    }
+    splits = listops.generate(settings)
+    return {name: _rows(split) for name, split in splits.items()}
 
   # Settings are many, so a digest of them names the folder.
-  text = json.dumps(dataclasses.asdict(settings), sort_keys=True)
-  digest = blake2b(text.encode(), digest_size=6).hexdigest()
+  fields = dataclasses.asdict(settings)
+  text = json.dumps(fields, sort_keys=True)
   return Source(
     name="listops",
     features=FEATURES,
     read=read,
-    settings=dataclasses.asdict(settings),
-    tag=digest,
+    settings=fields,
+    tag=blake2b(text.encode(), digest_size=6).hexdigest(),
     shuffled=False,
   )
 
@@ -68,8 +67,7 @@ def released(
   counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
-    expected = {split: {None: count} for split, count in counts.items()}
-    return collect(_released(archive), archive, expected)
+    return collect(_released(archive), archive, counts)
 
   # Another number of expressions has a folder of its own.
   return Source(
