@@ -7,6 +7,7 @@ accidents, such as flipped bits and cut files, and do not protect from forgery.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,28 +34,19 @@ def of_file(path: Path) -> str:
 
 def of_array(array: np.ndarray) -> str:
   """Returns the digest of the file that `np.save` would write for an array."""
-  digest = xxhash.xxh3_128()
   array = np.ascontiguousarray(array)
   # Hash NumPy's header, with type and shape, and then the data.
-  header = np.lib.format.header_data_from_array_1_0(array)
-  np.lib.format.write_array_header_1_0(_Writer(digest), header)
+  header = io.BytesIO()
+  fields = np.lib.format.header_data_from_array_1_0(array)
+  np.lib.format.write_array_header_1_0(header, fields)
+  digest = xxhash.xxh3_128(header.getvalue())
   digest.update(array.data if array.size else b"")
   return digest.hexdigest()
 
 
-class _Writer:
-  """A file that passes what is written to a digest."""
-
-  def __init__(self, digest: Any) -> None:
-    self.write = digest.update
-
-
 def of_parts(*parts: str | np.ndarray) -> str:
   """Returns one digest of texts and arrays, with their types and shapes."""
-  digests = [
-    part if isinstance(part, str) else of_array(part) for part in parts
-  ]
-  return _of_json(digests)
+  return _of_json([p if isinstance(p, str) else of_array(p) for p in parts])
 
 
 def _of_json(content: Any) -> str:
