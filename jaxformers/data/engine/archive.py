@@ -117,10 +117,8 @@ def members(
       # "a/./b" and "a/b" are one name.
       plain_name = posixpath.normpath(name)
       if plain_name in names:
-        raise UserError(
-          f"{path} holds two files with the name {plain_name!r}: it was "
-          "refused, nothing was kept of it. Pack it again with one of the two."
-        )
+        problem = f"holds two files with the name {plain_name!r}"
+        raise _refused(path, problem, "Pack it again with one of the two.")
       names.add(plain_name)
       yield name, content
   except tar.TooLargeError:
@@ -165,30 +163,30 @@ def _file_members(
     if not is_tar:
       yield from _single(path, raw, max_bytes, wanted)
       return
-    # Read the tar as a stream; the bar shows the bytes of the file.
-    with tqdm.tqdm(
-      total=path.stat().st_size,
-      desc=path.name,
-      unit="B",
-      unit_scale=True,
-      file=sys.stderr,
-      disable=None,  # No bar where stderr is no terminal.
-    ) as bar:
-      for member in tar.read_members(
-        raw,
+    # Read the tar as a stream; the bar shows the bytes of the file, and there
+    # is none where stderr is no terminal.
+    bar = {"desc": path.name, "file": sys.stderr, "disable": None}
+    with tqdm.tqdm.wrapattr(
+      raw, "read", total=path.stat().st_size, **bar
+    ) as stream:
+      yield from tar.read_members(
+        stream,
         max_bytes=max_bytes,
         wanted=lambda member: _is_wanted(path, member, wanted),
-      ):
-        bar.update(raw.tell() - bar.n)
-        yield member
-      bar.update(raw.tell() - bar.n)
+      )
+
+
+def _refused(
+  path: Path, problem: str, remedy: str = "Fetch it again from its authors."
+) -> UserError:
+  """Returns the error for an archive that could do harm."""
+  return UserError(
+    f"{path} {problem}: it was refused, nothing was kept of it. {remedy}"
+  )
 
 
 def _too_large(path: Path) -> UserError:
-  return UserError(
-    f"{path} unpacks to more bytes than its data set has: it was refused, "
-    "nothing was kept of it. Fetch it again from its authors."
-  )
+  return _refused(path, "unpacks to more bytes than its data set has")
 
 
 def _is_wanted(
@@ -210,17 +208,12 @@ def _is_wanted(
   for place in (name, target):
     inside = posixpath.normpath(place.replace("\\", "/"))
     if inside.startswith(("/", "../")) or inside == ".." or ":" in inside[:2]:
-      raise UserError(
-        f"{path} holds {name!r}, which leads out of it ({place!r}): it was "
-        "refused, nothing was kept of it. Fetch it again from its authors."
-      )
+      problem = f"holds {name!r}, which leads out of it ({place!r})"
+      raise _refused(path, problem)
   # Refuse devices, and sparse files, whose holes would come out of nothing.
   is_device = member.ischr() or member.isblk() or member.isfifo()
   if is_device or member.type == tarfile.GNUTYPE_SPARSE:
-    raise UserError(
-      f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
-      "was kept of it. Fetch it again from its authors."
-    )
+    raise _refused(path, f"holds {name!r}, which is no plain file")
   # Refuse links in the place of files that are read.
   if (member.issym() or member.islnk()) and wanted(name):
     raise UserError(

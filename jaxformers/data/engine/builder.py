@@ -153,11 +153,9 @@ def prepare(
     # Other errors than those of a download keep their own message.
     if archive is not None or not source.url:
       raise
-    name = source.archives[0]
     raise UserError(
       f"{source.url} could not be downloaded ({error}): run again, or fetch "
-      f"{name} elsewhere and pass --archive PATH/{name} (prepare) or "
-      f"--config.task.archive=PATH/{name}."
+      f"{source.archives[0]} elsewhere and pass {source.archive_options}."
     ) from error
 
 

@@ -43,10 +43,10 @@ def data_folder(data_dir: str | Path) -> Path:
       directory is unknown.
   """
   # Resolve the path, which may begin with ~.
-  chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR", "")
+  chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR")
   try:
     folder = paths.expand(chosen or "~/.cache/jaxformers").absolute()
-  except ValueError:
+  except UserError:
     if chosen:
       raise
     raise UserError(
@@ -248,10 +248,8 @@ def _require_network(source: Source) -> None:
   thread.join(8)
   if outcome != [None]:
     reason = outcome[0] if outcome else "no answer in 8 s"
-    name = source.archives[0]
     raise UserError(
       f"{source.name} is not here, and {url.hostname} does not answer "
-      f"({reason}): run once with a network, or fetch {name} elsewhere and "
-      f"pass --archive PATH/{name} (prepare) or "
-      f"--config.task.archive=PATH/{name}."
+      f"({reason}): run once with a network, or fetch {source.archives[0]} "
+      f"elsewhere and pass {source.archive_options}."
     )

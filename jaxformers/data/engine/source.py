@@ -70,6 +70,12 @@ class Source:
     values = [self.tag] if self.tag else map(str, self.settings.values())
     return "-".join([self.name, *values])
 
+  @property
+  def archive_options(self) -> str:
+    """Options that give a command the path of the archive, for messages."""
+    path = f"PATH/{self.archives[0]}"
+    return f"--archive {path} (prepare) or --config.task.archive={path}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:

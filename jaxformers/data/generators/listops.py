@@ -95,19 +95,12 @@ class Settings:
   def for_test(self) -> Settings:
     """Returns the settings of the test split."""
     # Without other lengths, the same object: `generate` shares its stream.
-    lengths = (
-      self.test_min_length or self.min_length,
-      self.test_max_length or self.max_length,
-    )
-    if lengths == (self.min_length, self.max_length):
+    least = self.test_min_length or self.min_length
+    most = self.test_max_length or self.max_length
+    if (least, most) == (self.min_length, self.max_length):
       return self
-    return dataclasses.replace(
-      self,
-      min_length=lengths[0],
-      max_length=lengths[1],
-      test_min_length=0,
-      test_max_length=0,
-    )
+    unset = {"test_min_length": 0, "test_max_length": 0}
+    return dataclasses.replace(self, min_length=least, max_length=most, **unset)
 
 
 @dataclasses.dataclass
@@ -139,9 +132,8 @@ class _Level:
     """Returns the nodes of the kept trees; kept is bool [trees]."""
     nodes = kept[self.tree]
     children = self.children[nodes[self.inner]]
-    return _Level(
-      self.tree[nodes], self.operator[nodes], self.digit[nodes], children
-    )
+    arrays = (self.tree, self.operator, self.digit)
+    return _Level(*(array[nodes] for array in arrays), children)
 
 
 def _grow(
@@ -343,8 +335,6 @@ def generate(settings: Settings) -> dict[str, Packed]:
   # Draw the splits in this order from the streams.
   splits = {}
   for name, (source, count) in plan.items():
-    rows = [next(source) for _ in range(count)]
-    splits[name] = pack(
-      [tree for tree, _ in rows], np.array([value for _, value in rows])
-    )
+    rows, values = zip(*itertools.islice(source, count), strict=True)
+    splits[name] = pack(rows, np.array(values))
   return splits

@@ -95,11 +95,10 @@ def read_batch(
 
 def pickle_error(archive: Path, name: str, source: Source) -> UserError:
   """Returns the error for a batch of the authors' archive for Python."""
-  binary = source.archives[0]
   return UserError(
     f"{archive} holds {name!r}, a pickle, which could run any code when it is "
-    f"read: fetch {binary} from {source.url} and pass --archive PATH/{binary} "
-    f"(prepare) or --config.task.archive=PATH/{binary}."
+    f"read: fetch {source.archives[0]} from {source.url} and pass "
+    f"{source.archive_options}."
   )
 
 
