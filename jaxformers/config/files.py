@@ -110,16 +110,12 @@ def describe(config: ConfigDict) -> str:
       continue
     # A section, with its fields below.
     lines.append(f"  {name}:{comment}")
-    lines += [
-      f"    {name}.{key}={json.dumps(inner)}{_interval(f'{name}.{key}', '  #')}"
-      for key, inner in flatten(value).items()
-    ]
+    for path, inner in flatten(value, f"{name}.").items():
+      lines.append(f"    {path}={json.dumps(inner)}{_interval(path, '  #')}")
   return "\n".join(lines)
 
 
 def _interval(path: str, before: str = ";") -> str:
   """Returns the interval of a numeric field for `describe`; "" for others."""
-  allowed = ranges.find(path)
-  return (
-    f"{before} in {allowed.interval}" if allowed and allowed.interval else ""
-  )
+  interval = getattr(ranges.find(path), "interval", "")
+  return f"{before} in {interval}" if interval else ""

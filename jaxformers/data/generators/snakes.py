@@ -555,7 +555,7 @@ def _free_tail(
   for y in range(size):
     for x in range(size):
       if _has_room(mask, degree, y, x, sprites):
-        free[count] = (y, x)
+        free[count, 0], free[count, 1] = y, x
         count += 1
   if count == 0:
     return -1, -1
