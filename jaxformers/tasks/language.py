@@ -64,20 +64,16 @@ def load_language(
   packed, info = open_splits(origin, encoding, data_dir, archive)
   tokenizer = info.pop("tokenizer", "")
   vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
+
+  def windows(name: str) -> Segments:
+    # Only the test split may have overlapping windows; training never has.
+    step = stride if name == "test" and stride else max_len
+    most = 0 if name == "train" else eval_windows
+    return Segments(stream(packed[name]), max_len, step, shift, most)
+
   # Cut every split into windows.
   shift = int(tokens == "bytes")
-  # Only the test split may have overlapping windows; training never has.
-  strides = {"test": stride or max_len}
-  splits = {
-    name: Segments(
-      stream(split),
-      max_len,
-      strides.get(name, max_len),
-      shift,
-      0 if name == "train" else eval_windows,
-    )
-    for name, split in packed.items()
-  }
+  splits = {name: windows(name) for name in packed}
   return Task(
     name="language",
     protocol=protocol,
@@ -163,10 +159,8 @@ def bigram(task: Task) -> float:
   joint = np.where(pairs[place] == wanted, seen[place], 0)
   # Interpolate; after a token that never occurs in train, unigrams remain.
   total = follow[before] + kinds[before]
-  is_seen = total > 0
   share = joint + kinds[before] * alone[after - 1]
-  share = share / np.where(is_seen, total, 1)
-  p = np.where(is_seen, share, alone[after - 1])
+  p = np.where(total > 0, share / np.maximum(total, 1), alone[after - 1])
   return math.exp(-np.log(p).mean())
 
 

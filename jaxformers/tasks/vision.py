@@ -60,14 +60,14 @@ def _cifar(
     data_dir, archive, augment: arguments of the task.
   """
   packed, info = open_splits(origin, encodings.pixels(), data_dir, archive)
+  # Validate on the last tenth of train.
+  packed |= slices(packed["train"], {"train": 90, "validation": 10})
   # Read stored pixels as images, normalised by the statistics of train.
   mean, deviation = statistics
   images = {
     name: Images(split, (32, 32, 3), mean=mean, deviation=deviation)
     for name, split in packed.items()
   }
-  # Validate on the last tenth of train.
-  images |= slices(images["train"], {"train": 90, "validation": 10})
   classes = origin.features["label"]
   return Task(
     name=name,
@@ -121,9 +121,8 @@ def load_cifar100(
     augment: augmentation of training images; see `images.augment.Augment`.
   """
   choose("protocol of cifar100", protocol, ("jaxformers",))
-  return _cifar(
-    "cifar100", cifar100.SOURCE, CIFAR100, data_dir, archive, augment
-  )
+  source = cifar100.SOURCE
+  return _cifar("cifar100", source, CIFAR100, data_dir, archive, augment)
 
 
 @TASKS.register("imagenet2012")
@@ -226,20 +225,15 @@ def _provenance(
   marked as another archive than the authors' beside every score.
   """
   # Count images and classes.
-  counts = {
-    "train": len(opened["train"]),
-    "validation": len(opened["test"]),
-    "classes": len(classes),
-  }
-  info = {
-    "source": root.name,
-    "counts": counts,
-    "authors_counts": counts == IMAGENET_COUNTS,
-  }
-  if not info["authors_counts"]:
+  train, test = opened["train"], opened["test"]
+  sizes = (len(train), len(test), len(classes))
+  counts = dict(zip(IMAGENET_COUNTS, sizes, strict=True))
+  is_authors = counts == IMAGENET_COUNTS
+  info = {"source": root.name, "counts": counts, "authors_counts": is_authors}
+  if not is_authors:
     # Tell such sets apart by their classes, labels and names.
     digest = hashlib.sha256(repr(tuple(classes)).encode())
-    for store in (opened["train"], opened["test"]):
+    for store in (train, test):
       digest.update(store.labels.tobytes() + store.keys.tobytes())
     info["sha256"] = f"listing-{digest.hexdigest()}"
     info["authors_checksum"] = False

@@ -165,10 +165,9 @@ def _coloured(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
   # Hue, an angle in 256 steps.
   if rng.random() < 0.5:
     turned = int(rng.integers(-18, 19)) * 256 // 360
-    channels = list(picture.convert("HSV").split())
-    table = [(value + turned) % 256 for value in range(256)]
-    channels[0] = channels[0].point(table)
-    picture = Image.merge("HSV", channels).convert("RGB")
+    hue, *others = picture.convert("HSV").split()
+    hue = hue.point([(value + turned) % 256 for value in range(256)])
+    picture = Image.merge("HSV", (hue, *others)).convert("RGB")
   return picture
 
 

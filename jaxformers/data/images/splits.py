@@ -152,7 +152,7 @@ class Images(Pictures):
     def middle(k: int) -> np.ndarray:
       return np.asarray(augment.fit(self._open(k), self.shape[:2]))
 
-    return np.stack(list(self._each(middle, [int(k) for k in indices])))
+    return self._stack(middle, map(int, indices))
 
   def batch(
     self, indices: np.ndarray, max_len: int = 0, key: Key | None = None
@@ -188,20 +188,20 @@ class Images(Pictures):
         augment.erase(pixels, rng)
       return pixels
 
-    inputs = np.stack(list(self._each(augmented, range(len(indices)))))
+    inputs = self._stack(augmented, range(len(indices)))
     if how.mixup or how.cutmix:
       rng = np.random.default_rng([seed, 3, step])
       return augment.mix(inputs, targets, how, rng)
     return {"inputs": inputs, "targets": targets}
 
   def _open(self, k: int) -> Image.Image:
-    if not self.encoded:
-      stored = self.packed.raw(k)
-      return Image.fromarray(np.asarray(stored).reshape(self.shape))
-    return self.decoded(k)
+    if self.encoded:
+      return self.decoded(k)
+    return Image.fromarray(np.asarray(self.packed.raw(k)).reshape(self.shape))
 
-  def _each(
+  def _stack(
     self, make: Callable[[int], np.ndarray], rows: Iterable[int]
-  ) -> Iterable[np.ndarray]:
+  ) -> np.ndarray:
     # Use threads for files: decoding is most of the work and holds no lock.
-    return pool().map(make, rows) if self.encoded else map(make, rows)
+    each = pool().map if self.encoded else map
+    return np.stack(list(each(make, rows)))
