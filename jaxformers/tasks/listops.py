@@ -84,8 +84,8 @@ def load_listops(
   splits, info = open_splits(origin, encodings.ids(), data_dir, archive)
   splits, vocabulary = _under(protocol, splits)
   # The protocol's lengths are lower bounds: test expressions may be longer.
-  lengths = PROTOCOLS[protocol]
   longest = max(int(split.lengths().max()) for split in splits.values())
+  least = {"max_len": longest, "padded_len": longest} | PROTOCOLS[protocol]
   return Task(
     name="listops",
     protocol=protocol,
@@ -96,8 +96,7 @@ def load_listops(
     | {"first-token rule": baselines.first_token_rule},
     info=info,
     tokenize=functools.partial(_ids, protocol),
-    max_len=max(longest, lengths.get("max_len", 0)),
-    padded_len=max(longest, lengths.get("padded_len", 0)),
+    **{name: max(longest, length) for name, length in least.items()},
   )
 
 

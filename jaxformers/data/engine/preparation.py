@@ -221,9 +221,9 @@ def _chunks(
     total=len(examples), desc=title, file=sys.stderr, disable=None
   ) as bar:
     for start in range(0, len(examples), CHUNK):
-      indices = range(start, min(start + CHUNK, len(examples)))
-      yield examples.__getitems__(indices)
-      bar.update(len(indices))
+      chunk = range(len(examples))[start : start + CHUNK]
+      yield examples.__getitems__(chunk)
+      bar.update(len(chunk))
 
 
 def _require_network(source: Source) -> None:
@@ -233,21 +233,21 @@ def _require_network(source: Source) -> None:
   # Connect to the host and port of the archive, and hang up.
   url = urllib.parse.urlsplit(source.url)
   port = url.port or {"http": 80, "https": 443}[url.scheme]
-  outcome: list[OSError | None] = []
+  reason: Any = "no answer in 8 s"
 
   def connect() -> None:
+    nonlocal reason
     try:
       socket.create_connection((url.hostname, port), timeout=5).close()
-      outcome.append(None)
+      reason = None
     except OSError as error:
-      outcome.append(error)
+      reason = error
 
   # In a thread: looking a name up may take longer than the time-out above.
   thread = threading.Thread(target=connect, daemon=True)
   thread.start()
   thread.join(8)
-  if outcome != [None]:
-    reason = outcome[0] if outcome else "no answer in 8 s"
+  if reason is not None:
     raise UserError(
       f"{source.name} is not here, and {url.hostname} does not answer "
       f"({reason}): run once with a network, or fetch {source.archives[0]} "

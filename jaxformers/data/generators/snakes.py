@@ -713,8 +713,7 @@ def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
 def chunks(settings: Settings, starts: list[int]) -> Iterator[tuple[int, Any]]:
   """Yields (start, chunk) as they are finished, generated on all cores."""
   # Threads run at once: compiled code holds no lock.
-  workers = os.cpu_count() or 1
-  pool = concurrent.futures.ThreadPoolExecutor(workers)
+  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
   try:
     jobs = {pool.submit(chunk, settings, start): start for start in starts}
     for job in concurrent.futures.as_completed(jobs):

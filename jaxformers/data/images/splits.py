@@ -108,10 +108,9 @@ def _refusal(packed: Packed | ImageStore, row: int, reason: str) -> UserError:
   # Find the row in the folder: a selection numbers its rows differently.
   folder = Path(filename).parent
   offsets = np.load(folder / "offsets.npy")
-  is_same = offsets[:-1] == packed.starts[row]
-  is_same &= offsets[1:] == packed.stops[row]
-  file = int(np.flatnonzero(is_same)[0])
-  example, part = divmod(file, packed.num_inputs)
+  bounds = np.stack([offsets[:-1], offsets[1:]], 1)
+  is_same = bounds == (packed.starts[row], packed.stops[row])
+  example, part = divmod(int(is_same.all(1).argmax()), packed.num_inputs)
   return UserError(
     f"{folder}: file {part + 1} of {packed.num_inputs} of example {example} is "
     f"{reason}. Delete {folder.parent} and run again; if the message stays, "

@@ -46,15 +46,12 @@ def generated(settings: Settings, folder: Path) -> Source:
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
     return {settings.difficulty: _generate(settings, folder / source.key)}
 
+  names = ("difficulty", "num_images", "seed")
   source = Source(
     name=f"pathfinder{settings.resolution}",
     features=_features(settings.resolution),
     read=read,
-    settings={
-      "difficulty": settings.difficulty,
-      "num_images": settings.num_images,
-      "seed": settings.seed,
-    },
+    settings={name: getattr(settings, name) for name in names},
     shuffled=False,
     finish=lambda: shutil.rmtree(folder / source.key, ignore_errors=True),
   )
@@ -248,9 +245,8 @@ def export(settings: Settings, folder: Path) -> None:
     OSError: if it cannot be written; nothing is left of it.
   """
   # Refuse to mix two exports in one folder.
-  level = (
-    folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
-  )
+  name = f"pathfinder{settings.resolution}"
+  level = folder / name / FOLDERS[settings.difficulty]
   if level.exists():
     raise UserError(
       f"{level} exists already: delete it, or export to another folder."
@@ -269,11 +265,10 @@ def _write_level(settings: Settings, level: Path) -> None:
   """Writes the images and metadata of one level into a new folder."""
   from jaxformers.data.generators import snakes  # Numba takes half a second.
 
-  geometry = pathfinder.GEOMETRIES[settings.resolution]
-  contour = pathfinder.DIFFICULTIES[settings.difficulty]
-  _, length = pathfinder.distractor_counts(
-    settings.resolution, settings.difficulty
-  )
+  resolution, difficulty = settings.resolution, settings.difficulty
+  geometry = pathfinder.GEOMETRIES[resolution]
+  contour = pathfinder.DIFFICULTIES[difficulty]
+  _, length = pathfinder.distractor_counts(resolution, difficulty)
   paddles = f"{geometry.continuity} {contour} {length} {geometry.paddle_length}"
   # Remove the remains of an export that was killed.
   shutil.rmtree(level, ignore_errors=True)
