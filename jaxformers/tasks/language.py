@@ -54,10 +54,6 @@ def load_language(
   choose("tokens", tokens, TOKENS)
   if max_len < 1:
     raise UserError(f"max_len={max_len}: choose at least 1 token a window.")
-  if eval_windows < 0:
-    raise UserError(
-      f"eval_windows={eval_windows}: choose a number of windows, or 0 for all."
-    )
   # Encode the user's texts, and read the vocabulary that was fitted to them.
   origin = text_files.source(_existing(archive))
   encoding = _encoding(tokens, vocab_size)

@@ -47,8 +47,6 @@ def load_ade20k(
     num_test: number of scenes in validation/.
   """
   choose("protocol of ade20k", protocol, ("jaxformers", "paper"))
-  if window < 1:
-    raise UserError(f"window={window}: choose at least 1 pixel.")
   if num_train < 2 or num_test < 1:
     raise UserError(
       f"num_train={num_train} and num_test={num_test}: choose at least two "

@@ -14,9 +14,9 @@ import os
 import posixpath
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tqdm
 
@@ -152,6 +152,11 @@ def placed_members(
     yield place(name), name, content
 
 
+def by_file(places: Mapping[str, Place]) -> Callable[[str], Place | None]:
+  """Returns a function for `placed_members`: places by names of files."""
+  return lambda path: places.get(path.rpartition("/")[2])
+
+
 def _file_members(
   path: Path, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
@@ -161,7 +166,12 @@ def _file_members(
     is_tar = tar.is_tar(raw.read(tar.BLOCK))
     raw.seek(0)
     if not is_tar:
-      yield from _single(path, raw, max_bytes, wanted)
+      if path.stat().st_size > max_bytes:
+        raise _too_large(path)
+      if not wanted(path.name):
+        problem = f"{path.name} is neither a tar nor one of its files"
+        raise tarfile.ReadError(problem)
+      yield path.name, raw.read()
       return
     # Read the tar as a stream; the bar shows the bytes of the file, and there
     # is none where stderr is no terminal.
@@ -236,19 +246,6 @@ def refusal(archive: Path, name: str, problem: str) -> UserError:
     f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
     "was kept of it."
   )
-
-
-def _single(
-  path: Path, raw: Any, max_bytes: int, wanted: Callable[[str], bool]
-) -> Iterator[tuple[str, bytes]]:
-  """Yields the file itself, if it is one of the files of its data set."""
-  if path.stat().st_size > max_bytes:
-    raise _too_large(path)
-  if not wanted(path.name):
-    raise tarfile.ReadError(
-      f"{path.name} is neither a tar nor one of its files"
-    )
-  yield path.name, raw.read()
 
 
 def _files(folder: Path) -> list[Path]:

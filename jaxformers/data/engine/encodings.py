@@ -230,7 +230,9 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
     tokenizer.train_from_iterator(_texts(train, fields), trainer)
     # Only the trainer treats <eos> as special: in a text "<eos>" is five
     # characters.
-    plain = _without_special(tokenizer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = []
+    plain = tokenizers.Tokenizer.from_str(json.dumps(content))
     end = np.array([tokenizer.token_to_id(END)], np.uint16)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
@@ -243,13 +245,6 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
     return encode, {"tokenizer": plain.to_str()}
 
   return Encoding(f"byte-pairs-{size}", fit, text_key(*fields), dtype=np.uint16)
-
-
-def _without_special(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-  """Returns a tokenizer of the same ids that never matches special tokens."""
-  content = json.loads(tokenizer.to_str())
-  content["added_tokens"] = []
-  return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:

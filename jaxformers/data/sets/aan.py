@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
   """Yields (split, key, example); the key is the number of the line."""
   for split, name, content in archives.placed_members(
-    archive, _split, max_bytes=MAX_BYTES
+    archive, archives.by_file(FILES), max_bytes=MAX_BYTES
   ):
     # Split at \n alone and unquote nothing: texts hold \r and quotes.
     for number, ended in enumerate(io.BytesIO(content), 1):
@@ -42,10 +42,6 @@ def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
       texts = {"text1": fields[3], "text2": fields[4]}
       label = LABELS[fields[0] == b"1.0"]
       yield split, f"{number:06d}", {**texts, "label": label}
-
-
-def _split(name: str) -> str | None:
-  return FILES.get(name.rpartition("/")[2])
 
 
 def source(

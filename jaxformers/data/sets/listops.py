@@ -81,14 +81,10 @@ def released(
   )
 
 
-def _split(name: str) -> str | None:
-  return FILES.get(name.rpartition("/")[2])
-
-
 def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   """Yields (split, key, example); the key is the number of the line."""
   for split, name, content in archives.placed_members(
-    archive, _split, max_bytes=MAX_BYTES
+    archive, archives.by_file(FILES), max_bytes=MAX_BYTES
   ):
     # Bytes that are not UTF-8 become a token that `parse` refuses.
     lines = content.decode(errors="backslashreplace").splitlines()
