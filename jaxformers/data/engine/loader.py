@@ -12,7 +12,8 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -188,26 +189,27 @@ class Loader:
 
 
 def prefetch(
-  make: Callable[[Any], Any], keys: Iterator[Any], ahead: int = 2
+  make: Callable[[Any], Any],
+  keys: Iterable[Any],
+  ahead: int = 2,
+  threads: int = 1,
 ) -> Iterator[Any]:
-  """Yields make(key) for every key, computed ahead in a thread.
+  """Yields make(key) for every key, computed ahead in threads.
 
   Args:
     make: slow function: reads a batch, and places it on its devices.
     keys: arguments of `make`, in order.
     ahead: number of results that are computed before they are asked for.
+    threads: number of threads.
   """
-  keys = iter(keys)
-  with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    waiting: collections.deque[Any] = collections.deque()
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    jobs = (pool.submit(make, key) for key in keys)
+    waiting = collections.deque(itertools.islice(jobs, ahead + 1))
     try:
-      # Keep `ahead` results under way, and yield the oldest.
-      for key in keys:
-        waiting.append(pool.submit(make, key))
-        if len(waiting) > ahead:
-          yield waiting.popleft().result()
+      # Yield the oldest result, and keep `ahead` others under way.
       while waiting:
         yield waiting.popleft().result()
+        waiting.extend(itertools.islice(jobs, 1))
     finally:
       # The caller may have stopped early, or `make` has raised.
       for job in waiting:

@@ -17,9 +17,8 @@ settings.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import itertools
 import os
@@ -27,6 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxformers.data.engine.loader import prefetch
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -268,22 +268,6 @@ def trees(
   return _write(levels, sizes), offsets, _values(levels)
 
 
-def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
-  """Yields all blocks in order, generated ahead by threads.
-
-  NumPy releases the interpreter's lock, so the threads run at once.
-  """
-  workers = os.cpu_count() or 1
-  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-    ahead = collections.deque(
-      pool.submit(trees, settings, block) for block in range(2 * workers)
-    )
-    # Ask for another block whenever one is taken.
-    for block in itertools.count(len(ahead)):
-      yield ahead.popleft().result()
-      ahead.append(pool.submit(trees, settings, block))
-
-
 def _distinct(
   settings: Settings, seen: set[bytes]
 ) -> Iterator[tuple[np.ndarray, int]]:
@@ -297,7 +281,11 @@ def _distinct(
     UserError: if a hundred blocks in a row hold no new tree.
   """
   barren = 0  # Blocks without a new tree since the last one.
-  for ids, offsets, values in _blocks(settings):
+  # NumPy releases the interpreter's lock, so the threads run at once.
+  workers = os.cpu_count() or 1
+  make = functools.partial(trees, settings)
+  blocks = prefetch(make, itertools.count(), ahead=2 * workers, threads=workers)
+  for ids, offsets, values in blocks:
     fresh = 0
     # Yield the trees whose hash is new, in the order of the block.
     for start, stop, value in zip(offsets, offsets[1:], values, strict=False):

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -204,25 +205,13 @@ def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
   return table, np.array([len(row) for row in rows])
 
 
-def _reaches_every_corner(offsets: np.ndarray) -> bool:
-  """Returns True if the original could place a first paddle at all.
-
-  In a corner of the image, where every pixel of the room may lie outside, the
-  original's dilation yields minus infinity, and then it finds no free place
-  anywhere. This excludes most orientations at 32 pixels, and is the reason why
-  few distractors are drawn there.
-
-  Args:
-    offsets: pixels of the room relative to the tail, int64 [m, 2].
-  """
-  return all(
-    ((offsets * sign) >= 0).all(1).any()
-    for sign in ((1, 1), (1, -1), (-1, 1), (-1, -1))
-  )
-
-
 def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
   """Returns the pixels that must be free around the tail of a first paddle.
+
+  In a corner of the image every pixel of a room may lie outside. There the
+  original's dilation yields minus infinity, and it finds no free place anywhere
+  for such an orientation. This excludes most orientations at 32 pixels, and is
+  the reason why few distractors are drawn there.
 
   Args:
     regions: uint8 [360, w, w], what first paddles keep clear.
@@ -238,7 +227,10 @@ def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
     # Take the pixels that the paddle keeps clear entirely.
     offsets = np.argwhere(region == 255) - centre
     offsets = offsets[(np.abs(offsets) <= far).all(1)]
-    rooms.append(offsets if _reaches_every_corner(offsets) else offsets[:0])
+    # Take no orientation whose room has no pixel towards one of the corners.
+    sides = itertools.product((1, -1), repeat=2)
+    is_taken = all((offsets * side >= 0).all(1).any() for side in sides)
+    rooms.append(offsets if is_taken else offsets[:0])
   return rooms
 
 

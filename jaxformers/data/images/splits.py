@@ -45,10 +45,9 @@ class Pictures:
 
   packed: Packed | ImageStore
   shape: tuple[int, int, int]
-  mean: tuple[float, ...] = dataclasses.field(default=IMAGENET[0], kw_only=True)
-  deviation: tuple[float, ...] = dataclasses.field(
-    default=IMAGENET[1], kw_only=True
-  )
+  _: dataclasses.KW_ONLY
+  mean: tuple[float, ...] = IMAGENET[0]
+  deviation: tuple[float, ...] = IMAGENET[1]
 
   def __len__(self) -> int:
     return len(self.packed)
@@ -68,11 +67,8 @@ class Pictures:
 
   def reading(self) -> dict[str, Any]:
     """Returns how bytes become numbers, as plain JSON."""
-    return {
-      "shape": list(self.shape),
-      "mean": list(self.mean),
-      "deviation": list(self.deviation),
-    }
+    names = ("shape", "mean", "deviation")
+    return {name: list(getattr(self, name)) for name in names}
 
   def select(self, indices: Any) -> Self:
     """Returns a split of some images, in their order."""
