@@ -60,6 +60,7 @@ def load_language(
   packed, info = open_splits(origin, encoding, data_dir, archive)
   tokenizer = info.pop("tokenizer", "")
   vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
+  shift = int(tokens == "bytes")
 
   def windows(name: str) -> Segments:
     # Only the test split may have overlapping windows; training never has.
@@ -68,7 +69,6 @@ def load_language(
     return Segments(stream(packed[name]), max_len, step, shift, most)
 
   # Cut every split into windows.
-  shift = int(tokens == "bytes")
   splits = {name: windows(name) for name in packed}
   return Task(
     name="language",

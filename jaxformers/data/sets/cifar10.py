@@ -30,37 +30,39 @@ def _images(
   the one in which the first nine tenths are LRA's training split.
   """
   seen = dict.fromkeys(PER_LABEL, 0)
-  for name, content in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=_is_wanted
+  for (split, place), name, content in archives.placed_members(
+    archive, _place, max_bytes=MAX_BYTES
   ):
-    parts = name.split("/")
-    stem = parts[-1].removesuffix(".bin")
-    is_batch = stem in BATCHES
+    is_batch = isinstance(place, int)
+    if is_batch and not name.endswith(".bin"):
+      raise pickle_error(archive, name, SOURCE)
     if is_batch:
-      # A batch of 10,000 images.
-      if not name.endswith(".bin"):
-        raise pickle_error(archive, name, SOURCE)
-      images = read_batch(archive, name, content, LABELS)
-      batch = BATCHES.index(stem)
-      split, start = ("train", batch * 10_000) if batch < 5 else ("test", 0)
+      images, start = read_batch(archive, name, content, LABELS), place
     else:
-      # A picture, in the folder of its class.
-      split, label = parts[-3:-1]
       refuse = functools.partial(archives.refusal, archive, name)
       picture = pictures.decode(content, refuse, size=(32, 32))
-      images, start = [(np.asarray(picture), label)], seen[split]
+      images, start = [(np.asarray(picture), place)], seen[split]
       seen[split] += 1
     for k, (image, label) in enumerate(images, start):
       example = {"id": f"{split}_{k:05d}", "image": image, "label": label}
       yield split, k if is_batch else name, example
 
 
-def _is_wanted(name: str) -> bool:
+def _place(name: str) -> tuple[str, int | str] | None:
+  """Returns the split of a file; None for other files.
+
+  With it the number of the first image of a batch of 10,000, or the label of a
+  picture, which is the name of its folder.
+  """
   parts = name.split("/")
-  if parts[-1].removesuffix(".bin") in BATCHES:
-    return True
+  stem = parts[-1].removesuffix(".bin")
+  if stem in BATCHES:
+    number = BATCHES.index(stem)
+    return ("train", 10_000 * number) if number < 5 else ("test", 0)
   is_picture = parts[-1].endswith((".png", ".jpg", ".jpeg"))
-  return is_picture and len(parts) > 2 and parts[-3] in PER_LABEL
+  if not is_picture or len(parts) < 3 or parts[-3] not in PER_LABEL:
+    return None
+  return parts[-3], parts[-2]
 
 
 def read_batch(
