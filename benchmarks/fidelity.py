@@ -24,7 +24,9 @@ NAMES = ("transformer", "neutreno")
 
 def _compile(name: str, size: int, batch: int, layers: int) -> ours.Programs:
   """Compiles the forward pass and train step of a DeiT."""
-  options = vision.models(name, patch_size=16)["model"] | {"num_layers": layers}
+  options = vision.model_fields(name, patch_size=16)["model"] | {
+    "num_layers": layers
+  }
   # A classifier of images has neither a vocabulary nor a length of text.
   model = models.build(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import cli, paths, tasks
-from jaxformers.data.generators import listops_text, pathfinder
+from jaxformers.data.generators import listops_text
+from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
 from jaxformers.tasks import TASKS, Task
+from jaxformers.tasks.splits import replace_all
 
 EXPORTS = ("listops", "pathfinder", "pathx")
 
@@ -45,11 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     # An option for every keyword argument of the loader.
     for option, parameter in inspect.signature(load).parameters.items():
       default = parameter.default
-      if default is None:
-        continue  # An option of training, such as augmentation.
-      subparser.add_argument(
-        f"--{option}", type=type(default), default=default, metavar="VALUE"
-      )
+      if default is not None:  # None: an option of training (augmentation).
+        subparser.add_argument(
+          f"--{option}", type=type(default), default=default, metavar="VALUE"
+        )
     if name in EXPORTS:
       subparser.add_argument(
         "--export",
@@ -63,17 +64,20 @@ def _parser() -> argparse.ArgumentParser:
 def summary(task: Task) -> str:
   """Returns a table of what was prepared, for the terminal."""
   # Splits, inputs and origin of the data.
-  rows = {
-    "protocol": task.protocol,
-    **{f"{name} examples": f"{len(s):,}" for name, s in task.splits.items()},
-    "checkpoint chosen on": task.selection,
-    **_inputs(task),
-    "source": task.info["source"],
-  }
+  rows = {"protocol": task.protocol}
+  for name, split in task.splits.items():
+    rows[f"{name} examples"] = f"{len(split):,}"
+  rows["checkpoint chosen on"] = task.selection
+  if task.image:
+    rows["images"] = " x ".join(map(str, task.image))
+  else:
+    size = f"{task.vocab_size:,}" if task.vocab_size else "real numbers"
+    rows |= {"vocabulary": size, "tokens at most": f"{task.max_len:,}"}
+  rows["source"] = task.info["source"]
   # Counts and checksums say if the data are the authors'.
   if "counts" in task.info:
-    kind = "the authors'" if task.info["authors_counts"] else "not the authors'"
-    rows["counts"] = kind
+    note = "" if task.info["authors_counts"] else "not "
+    rows["counts"] = f"{note}the authors'"
   if "sha256" in task.info:
     note = "" if task.info["authors_checksum"] else " (not the authors')"
     rows["SHA-256"] = task.info["sha256"] + note
@@ -82,47 +86,32 @@ def summary(task: Task) -> str:
   return "\n".join([task.name, *lines])
 
 
-def _inputs(task: Task) -> dict[str, str]:
-  """Returns the rows of the table on a task's inputs."""
-  if task.image:
-    height, width, channels = task.image
-    return {"images": f"{height} x {width} x {channels}"}
-  size = f"{task.vocab_size:,}" if task.vocab_size else "real numbers"
-  return {"vocabulary": size, "tokens at most": f"{task.max_len:,}"}
-
-
 def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
+  """Writes generated examples in LRA's layout."""
   if options["archive"]:
     raise UserError(
       "--export writes generated examples, but --archive reads finished ones: "
       "leave one of the two out."
     )
+  if (task.name, task.protocol) == ("listops", "skyformer"):
+    raise UserError(
+      "The protocol skyformer has no closing brackets to export: choose "
+      "another --protocol."
+    )
   try:
-    _write_export(task, options, folder)
+    if task.name == "listops":
+      # Undo the shift of the protocol s4: LRA's files have no ids.
+      plain = replace_all(task.splits, shift=0, end=0)
+      listops_text.write_tsv(plain, folder)
+    else:
+      names = (field.name for field in dataclasses.fields(Settings))
+      settings = Settings(**{name: options[name] for name in names})
+      pathfinder_files.export(settings, folder)
   except OSError as error:
     raise UserError(
       f"The export to {folder} failed ({error.strerror or error}): free some "
       "space, or choose another --export. The incomplete export was removed."
     ) from None
-
-
-def _write_export(task: Task, options: dict[str, Any], folder: Path) -> None:
-  if task.name == "listops":
-    if task.protocol == "skyformer":
-      raise UserError(
-        "The protocol skyformer has no closing brackets to export: choose "
-        "another --protocol."
-      )
-    # Undo the shift of the protocol s4: LRA's files have no ids.
-    plain = {
-      name: dataclasses.replace(split, shift=0, end=0)
-      for name, split in task.splits.items()
-    }
-    listops_text.write_tsv(plain, folder)
-  else:
-    fields = (f.name for f in dataclasses.fields(pathfinder.Settings))
-    settings = pathfinder.Settings(**{name: options[name] for name in fields})
-    pathfinder_files.export(settings, folder)
 
 
 @cli.command(

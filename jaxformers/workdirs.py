@@ -69,8 +69,10 @@ def write_vocabulary(folder: Path, task: Any) -> None:
   if task.classes:
     content["classes"] = list(task.classes)
   write(folder, "vocabulary.json", content)
-  if task.tokenizer:
-    durable.write_json(folder / "tokenizer.json", json.loads(task.tokenizer))
+  if task.tokenizer_json:
+    durable.write_json(
+      folder / "tokenizer.json", json.loads(task.tokenizer_json)
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

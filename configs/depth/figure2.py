@@ -32,14 +32,7 @@ WIDTHS = {
 
 def get_config(arg=None):
   arg = c.parse_arg(
-    arg,
-    depth=6,
-    size=1,
-    rate=0.0,
-    tokens=1e9,
-    length=256,
-    batch=64,
-    seed=0,
+    arg, depth=6, size=1, rate=0.0, tokens=1e9, length=256, batch=64, seed=0
   )
   # Look up the width, and check the arguments.
   widths = WIDTHS[c.choose("depth", arg.depth, WIDTHS)]
@@ -50,9 +43,8 @@ def get_config(arg=None):
       "length and a batch of at least 1, and a rate that is not negative."
     )
   # Leave out infinity, which cannot be rounded.
-  steps = 0
-  if arg.tokens < 1e15:
-    steps = round(arg.tokens / (arg.length * arg.batch))
+  tokens = arg.tokens if arg.tokens < 1e15 else 0
+  steps = round(tokens / (arg.length * arg.batch))
   if steps < 1:
     raise c.UserError(
       f"tokens={arg.tokens:g} is less than one batch of {arg.batch} windows of "
@@ -62,17 +54,10 @@ def get_config(arg=None):
   tenth = max(steps // 10, 1)
   config = c.base(
     seed=arg.seed,
-    task={
-      "name": "language",
-      "protocol": "jaxformers",
-      "archive": "",
-      "tokens": "byte_pairs",
-      "vocab_size": 1_000,
-      "max_len": arg.length,
-      "stride": 0,
-      "eval_windows": 0,
-    },
-    **language.models(
+    task=language.task(
+      tokens="byte_pairs", vocab_size=1_000, max_len=arg.length
+    ),
+    **language.model_fields(
       "transformer", d_model=d, num_layers=arg.depth, num_heads=2, mlp_dim=4 * d
     ),
     optimizer={"name": "adam", "clip_norm": 1.0},

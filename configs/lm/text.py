@@ -23,17 +23,12 @@ def get_config(arg=None):
   tiny = shared.is_tiny(arg.size)
   config = c.base(
     seed=arg.seed,
-    task={
-      "name": "language",
-      "protocol": "jaxformers",
-      "archive": "",
-      "tokens": "byte_pairs",
-      "vocab_size": 2_000 if tiny else 8_000,
-      "max_len": 64 if tiny else 256,
-      "stride": 0,
-      "eval_windows": 0,
-    },
-    **language.models(
+    task=language.task(
+      tokens="byte_pairs",
+      vocab_size=2_000 if tiny else 8_000,
+      max_len=64 if tiny else 256,
+    ),
+    **language.model_fields(
       arg.model,
       d_model=64 if tiny else 256,
       num_layers=6,

@@ -25,17 +25,9 @@ def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", seed=0)
   config = c.base(
     seed=arg.seed,
-    task={
-      "name": "language",
-      "protocol": "jaxformers",
-      "archive": "",
-      "tokens": "words",
-      "vocab_size": 0,  # 0 keeps all words: 267,736 with <pad>.
-      "max_len": 256,
-      "stride": 0,
-      "eval_windows": 0,
-    },
-    **language.models(
+    # A size of 0 keeps all words: 267,736 with <pad>.
+    task=language.task(tokens="words", vocab_size=0, max_len=256),
+    **language.model_fields(
       arg.model,
       d_model=128,
       num_layers=16,
@@ -44,11 +36,7 @@ def get_config(arg=None):
       positions="sinusoid",
     ),
     optimizer={"name": "adam", "clip_norm": 0.25},
-    schedule={
-      "name": "cosine",
-      "learning_rate": 2.5e-4,
-      "warmup_steps": 2_000,
-    },
+    schedule={"name": "cosine", "learning_rate": 2.5e-4, "warmup_steps": 2_000},
     batch_size=96,
     select="perplexity",
     total_steps=500_000,
@@ -56,7 +44,7 @@ def get_config(arg=None):
     eval_steps=4_000,
     checkpoint_steps=4_000,
   )
-  # Options of the authors' script that `language.models` has otherwise.
+  # Options of the authors' script that `language.model_fields` has otherwise.
   for model in (config.model, config.reference):
     # Cutoffs count <pad>, which is id 0.
     model.embedding = {

@@ -6,8 +6,8 @@ python -m jaxformers.main --config configs/lra/retrieval.py \
     --workdir runs/retrieval --config.task.archive=PATH/lra_release.gz
 
 The paper reports 80.3 for TransJect and 80.7 for the Transformer. At size=tiny
-on the stand-in of 8,000 pairs of reviews: 56.0, where the similarity of byte
-histograms reaches 53.1. More in docs/results.md.
+TransJect reaches 56.0 on a stand-in of 8,000 pairs of reviews; the rule that
+compares byte histograms reaches 53.1 on it. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. If

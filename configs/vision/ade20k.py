@@ -32,7 +32,7 @@ def get_config(arg=None):
   # Steps of an epoch in batches of 8, rounded down.
   epoch = NUM_TRAIN[protocol] // 8
   # DeiT's encoder, with Segmenter's decoder of two layers.
-  models = vision.models(arg.model, patch_size=16, deit=arg.deit)
+  models = vision.model_fields(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
     model.pop("head_init_std", None)  # Only classifiers take it.
     model["head"] = {

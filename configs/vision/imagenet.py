@@ -44,7 +44,7 @@ def get_config(arg=None):
       "size": 224,
       "augment": vision.augmentation("resized"),
     },
-    **vision.models(arg.model, patch_size=16, deit=arg.deit),
+    **vision.model_fields(arg.model, patch_size=16, deit=arg.deit),
     **vision.deit_schedule(
       NUM_TRAIN[protocol], batch_size=1_024, epochs=arg.epochs
     ),

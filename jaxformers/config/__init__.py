@@ -54,14 +54,14 @@ _MOVED = {
   "cifar": "vision.cifar",
   "deit_schedule": "vision.deit_schedule",
   "is_tiny": "shared.is_tiny",
-  "language_models": "language.models",
-  "lra_models": "lra.models",
-  "short_models": "short.models",
+  "language_models": "language.model_fields",
+  "lra_models": "lra.model_fields",
+  "short_models": "short.model_fields",
   "short_schedule": "short.schedule",
   "skyformer_schedule": "lra.skyformer_schedule",
   "tiny_rate": "shared.tiny_rate",
   "tiny_schedule": "shared.tiny_schedule",
-  "vision_models": "vision.models",
+  "vision_models": "vision.model_fields",
 }
 
 

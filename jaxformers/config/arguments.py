@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -13,6 +14,10 @@ from jaxformers.registry import unknown
 
 # Sections in which a command may set options that the config does not list.
 OPTION_SECTIONS = (["model", "mixer"], ["model", "block"])
+# A flag such as `--config.x.y=value` or `--noconfig.x.y`.
+OVERRIDE = re.compile(
+  r"-+(?P<no>no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL
+)
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -64,8 +69,9 @@ def check_overrides(config: ConfigDict, argv: list[str]) -> None:
 
   ml_collections rejects it too, but names neither the section nor the choices.
   """
-  for path in _override_paths(argv):
+  for override in filter(None, map(OVERRIDE.fullmatch, argv)):
     # Walk down the sections that the flag names.
+    path = override["path"].split(".")
     section: Any = config
     for depth, key in enumerate(path):
       if not isinstance(section, ConfigDict) or key not in section:
@@ -91,17 +97,16 @@ def take_options(
   rest, options = [], {}
   for arg in argv:
     # An option is model.mixer.NAME or model.block.NAME.
-    (path,) = list(_override_paths([arg])) or [[]]
-    name, _, text = arg.partition("=")
+    override = OVERRIDE.fullmatch(arg)
+    path = override["path"].split(".") if override else []
     is_option = len(path) == 3 and path[:2] in OPTION_SECTIONS
     # ml_collections sets the options that the config lists.
     if not is_option or path[2] in config.model.get(path[1], {}):
       rest.append(arg)
-    # `--noconfig.x` stands for False, and `--config.x` alone for True.
-    elif name.lstrip("-").startswith("no"):
-      options[".".join(path)] = False
     else:
-      options[".".join(path)] = _parse_value(text or "True")
+      # `--noconfig.x` stands for False, and `--config.x` alone for True.
+      text = "false" if override["no"] else override["value"] or "true"
+      options[override["path"]] = _parse_value(text)
   return rest, options
 
 
@@ -124,12 +129,3 @@ def _parse_value(text: str) -> Any:
     return ast.literal_eval(text)  # Numbers, lists and quoted text.
   except (ValueError, SyntaxError):
     return text
-
-
-def _override_paths(argv: list[str]) -> Iterator[list[str]]:
-  """Yields ["x", "y"] for each argument such as `--config.x.y=value`."""
-  for arg in argv:
-    name = arg.lstrip("-").partition("=")[0]
-    name = name.removeprefix("no") if name.startswith("noconfig.") else name
-    if arg.startswith("-") and name.startswith("config."):
-      yield name.split(".")[1:]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxformers.registry import unknown
+from jaxformers.registry import choose
 
 # Fields of older versions, without effect: runs of these versions resume.
 REMOVED_FIELDS = ("store_seconds",)
@@ -81,9 +81,7 @@ def base(**fields: Any) -> ConfigDict:
   Raises:
     UserError: for an unknown field.
   """
-  config = {name: field.default for name, field in FIELDS.items()}
-  for key, value in fields.items():
-    if key not in config:
-      raise unknown("config field", key, config)
-    config[key] = value
-  return ConfigDict(config)
+  for name in fields:
+    choose("config field", name, FIELDS)
+  defaults = {name: field.default for name, field in FIELDS.items()}
+  return ConfigDict(defaults | fields)

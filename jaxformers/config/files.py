@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,7 @@ def load(spec: str) -> ConfigDict:
       f"There is no config file {path!r} in {Path.cwd()}: give a path such as "
       "configs/lra/listops.py."
     )
-  # Run the file as a module of its own, which is not importable elsewhere.
-  module = importlib.util.module_from_spec(
-    importlib.util.spec_from_file_location(Path(path).stem, path)
-  )
-  module.__spec__.loader.exec_module(module)
-  return module.get_config(arg or None)
+  return runpy.run_path(path)["get_config"](arg or None)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -110,16 +105,12 @@ def describe(config: ConfigDict) -> str:
       continue
     # A section, with its fields below.
     lines.append(f"  {name}:{comment}")
-    lines += [
-      f"    {name}.{key}={json.dumps(inner)}{_interval(f'{name}.{key}', '  #')}"
-      for key, inner in flatten(value).items()
-    ]
+    for path, inner in flatten(value, f"{name}.").items():
+      lines.append(f"    {path}={json.dumps(inner)}{_interval(path, '  #')}")
   return "\n".join(lines)
 
 
 def _interval(path: str, before: str = ";") -> str:
   """Returns the interval of a numeric field for `describe`; "" for others."""
-  allowed = ranges.find(path)
-  return (
-    f"{before} in {allowed.interval}" if allowed and allowed.interval else ""
-  )
+  interval = getattr(ranges.find(path), "interval", "")
+  return f"{before} in {interval}" if interval else ""

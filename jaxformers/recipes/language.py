@@ -7,7 +7,17 @@ from typing import Any
 from jaxformers.recipes import shared
 
 
-def models(
+def task(**fields: Any) -> dict[str, Any]:
+  """Returns the fields of a task of text, for `base`.
+
+  Args:
+    **fields: `tokens`, `vocab_size` and `max_len`.
+  """
+  common = {"name": "language", "protocol": "jaxformers", "archive": ""}
+  return {**common, **fields, "stride": 0, "eval_windows": 0}
+
+
+def model_fields(
   name: str,
   *,
   d_model: int,
@@ -31,8 +41,7 @@ def models(
     "num_layers": num_layers,
     "positions": positions,
     "dropout_rate": 0.1,
-    "dtype": "float32",
-    "memory": "stored",
+    **shared.COMMON,
     "embedding": {"scale": d_model**0.5, "init_std": d_model**-0.5},
     "head": {"tied": True},
   }

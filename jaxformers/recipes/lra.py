@@ -69,7 +69,7 @@ def make_config(
   config = base(
     seed=args.seed,
     task={"name": task["name"], "protocol": protocol, **task},
-    **models(
+    **model_fields(
       args.model,
       pools=pools,
       protocol=protocol,
@@ -86,7 +86,7 @@ def make_config(
   return config
 
 
-def models(
+def model_fields(
   name: str,
   *,
   pools: Mapping[str, str],
@@ -121,21 +121,16 @@ def models(
   # S4 has no hidden layer between the pooled tokens and the logits.
   head = {"head_dim": 0 if protocol == "s4" else 128} | head
   # TransJect and the others differ in width, positions, dropout and pooling.
-  common = {
-    "num_layers": 2,
-    "dtype": "float32",
-    "memory": "stored",
-    **head,
-  }
-  transject = {
-    **common,
-    "d_model": {"paper": 512, "matched": matched[protocol], "tiny": 32}[size],
-    "positions": "sinusoid",
-    "dropout_rate": 0.0,
-    "pool": pool,
-    "orthogonal_map": "cayley",
-    "mixer": {"num_experts": 2 if tiny else 4},
-  }
+  common = {"num_layers": 2, **shared.COMMON, **head}
+  widths = {"paper": 512, "matched": matched[protocol], "tiny": 32}
+  transject = shared.transject(
+    common,
+    2 if tiny else 4,
+    d_model=widths[size],
+    positions="sinusoid",
+    dropout_rate=0.0,
+    pool=pool,
+  )
   # These are the sizes of Skyformer's comparison.
   others = {
     **common,

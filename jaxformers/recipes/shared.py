@@ -33,6 +33,24 @@ def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
   return choose("size", size, sizes) == "tiny"
 
 
+# Precision and memory of all models.
+COMMON = {"dtype": "float32", "memory": "stored"}
+
+
+def transject(
+  shared: dict[str, Any], num_experts: int, **fields: Any
+) -> dict[str, Any]:
+  """Returns TransJect's fields for `with_reference`.
+
+  Args:
+    shared: fields outside mixer and block.
+    num_experts: experts of a layer.
+    **fields: fields in place of those in `shared`.
+  """
+  layer = {"orthogonal_map": "cayley", "mixer": {"num_experts": num_experts}}
+  return {**shared, **fields, **layer}
+
+
 def transformer(
   name: str, shared: dict[str, Any], num_heads: int, mlp_dim: int
 ) -> dict[str, Any]:

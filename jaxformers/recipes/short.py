@@ -47,7 +47,7 @@ def make_config(
       "max_len": 512,
       "special_tokens": False,
     },
-    **models(args.model, tiny=is_tiny),
+    **model_fields(args.model, tiny=is_tiny),
     eval_batch_size=100,
     # Most texts are far shorter than max_len: pad to one of four lengths.
     buckets=4,
@@ -60,7 +60,7 @@ def make_config(
   return config
 
 
-def models(name: str, *, tiny: bool) -> dict[str, Any]:
+def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:
   """Returns a model at the sizes of TransJect's short-text table.
 
   L = 6, d = 512, mean pooling; E = 4 experts, or 8 heads and a feed-forward of
@@ -82,15 +82,11 @@ def models(name: str, *, tiny: bool) -> dict[str, Any]:
     "dropout_rate": 0.2 if tiny else 0.1,
     "pool": "mean",
     "head_dim": 0,
-    "dtype": "float32",
-    "memory": "stored",
+    **shared.COMMON,
   }
-  transject = {
-    **common,
-    "dropout_rate": 0.2 if tiny else 0.0,
-    "orthogonal_map": "cayley",
-    "mixer": {"num_experts": 2 if tiny else 4},
-  }
+  transject = shared.transject(
+    common, 2 if tiny else 4, dropout_rate=0.2 if tiny else 0.0
+  )
   make_transformer = functools.partial(
     shared.transformer,
     shared=common,
@@ -116,11 +112,7 @@ def schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
   epoch = -(-examples // batch_size)
   return {
     "optimizer": dict(shared.VASWANI_ADAM),
-    "schedule": {
-      "name": "constant",
-      "learning_rate": 5e-4,
-      "warmup_steps": 0,
-    },
+    "schedule": {"name": "constant", "learning_rate": 5e-4, "warmup_steps": 0},
     "batch_size": batch_size,
     "total_steps": 30 * epoch,
     "log_steps": 100,

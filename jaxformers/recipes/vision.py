@@ -36,7 +36,7 @@ def augmentation(crop: str, strength: str = "deit") -> dict[str, Any]:
   }
 
 
-def models(
+def model_fields(
   name: str, *, patch_size: int, deit: str = "tiny", tiny: bool = False
 ) -> dict[str, Any]:
   """Returns a model at the sizes of DeiT (Touvron et al. 2021, table 1).
@@ -68,13 +68,7 @@ def models(
     "dropout_rate": 0.0,
     "pool": "cls",
     "head_dim": 0,
-    "dtype": "float32",
-    "memory": "stored",
-  }
-  transject = {
-    **common,
-    "orthogonal_map": "cayley",
-    "mixer": {"num_experts": 2 if tiny else 4},
+    **shared.COMMON,
   }
 
   def make_transformer(name: str) -> dict[str, Any]:
@@ -95,6 +89,7 @@ def models(
       ),
     }
 
+  transject = shared.transject(common, 2 if tiny else 4)
   return shared.with_reference(name, make_transformer, transject)
 
 
@@ -161,6 +156,6 @@ def cifar(task: str, arg: str | None) -> ConfigDict:
       "archive": "",
       "augment": augmentation("pad", "light" if tiny else "deit"),
     },
-    **models(args.model, patch_size=4, tiny=tiny),
+    **model_fields(args.model, patch_size=4, tiny=tiny),
     **schedule,
   )

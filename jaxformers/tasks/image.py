@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import cifar10
 from jaxformers.registry import choose
+from jaxformers.tasks import baselines
 from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  majority_class,
-  pixel_regression,
-)
+from jaxformers.tasks.task import TASKS, Task
 
 # All have 45,000 / 5,000 / 10,000 images. s4 normalises:
 # (x / 255 - 122.6 / 255) / (61 / 255).
@@ -43,9 +39,7 @@ def load_image(
   encoding = encodings.grey("grey", encodings.grey_itu)
   if chosen.pad_is_zero:
     encoding = encodings.grey("grey-tf", encodings.grey_tf)
-  splits, info = preparation.open_splits(
-    cifar10.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
-  )
+  splits, info = open_splits(cifar10.SOURCE, encoding, data_dir, archive)
   # Hold out a tenth of train, as the protocol does.
   if chosen.torch_split:
     splits |= torch_random(splits["train"], {"validation": 0.1})
@@ -56,13 +50,9 @@ def load_image(
     name="image",
     protocol=protocol,
     splits=chosen.apply(splits),
-    selection="validation",
+    vocabulary=chosen.vocabulary,
     max_len=1_024,
     num_classes=10,
-    trivial={
-      "majority class": majority_class,
-      "linear on pixels": pixel_regression,
-    },
+    trivial=baselines.PIXELS,
     info=info,
-    **chosen.vocabulary(),
   )

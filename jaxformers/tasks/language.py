@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.segments import Segments, stream
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import text_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.task import TASKS, Task, data_folder
+from jaxformers.tasks.task import TASKS, Task
 
 TOKENS = ("words", "byte_pairs", "bytes")
 
@@ -53,44 +54,32 @@ def load_language(
   choose("tokens", tokens, TOKENS)
   if max_len < 1:
     raise UserError(f"max_len={max_len}: choose at least 1 token a window.")
-  if eval_windows < 0:
-    raise UserError(
-      f"eval_windows={eval_windows}: choose a number of windows, or 0 for all."
-    )
   # Encode the user's texts, and read the vocabulary that was fitted to them.
-  packed, info = preparation.open_splits(
-    text_files.source(_existing(archive)),
-    _encoding(tokens, vocab_size),
-    data_dir=data_folder(data_dir),
-    archive=archive,
-  )
+  origin = text_files.source(_existing(archive))
+  encoding = _encoding(tokens, vocab_size)
+  packed, info = open_splits(origin, encoding, data_dir, archive)
   tokenizer = info.pop("tokenizer", "")
   vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
-  # Cut every split into windows.
   shift = int(tokens == "bytes")
-  # Only the test split may have overlapping windows; training never has.
-  strides = {"test": stride or max_len}
-  splits = {
-    name: Segments(
-      stream(split),
-      max_len,
-      strides.get(name, max_len),
-      shift,
-      0 if name == "train" else eval_windows,
-    )
-    for name, split in packed.items()
-  }
+
+  def windows(name: str) -> Segments:
+    # Only the test split may have overlapping windows; training never has.
+    step = stride if name == "test" and stride else max_len
+    most = 0 if name == "train" else eval_windows
+    return Segments(stream(packed[name]), max_len, step, shift, most)
+
+  # Cut every split into windows.
+  splits = {name: windows(name) for name in packed}
   return Task(
     name="language",
     protocol=protocol,
     splits=splits,
-    selection="validation",
     vocabulary=vocabulary,
     max_len=max_len,
     num_classes=0,
     trivial={"unigram": unigram, "bigram": bigram},
     info=info,
-    tokenizer=tokenizer,
+    tokenizer_json=tokenizer,
     objective="language_model",
     tokenize=tokenize,
   )
@@ -166,10 +155,8 @@ def bigram(task: Task) -> float:
   joint = np.where(pairs[place] == wanted, seen[place], 0)
   # Interpolate; after a token that never occurs in train, unigrams remain.
   total = follow[before] + kinds[before]
-  is_seen = total > 0
   share = joint + kinds[before] * alone[after - 1]
-  share = share / np.where(is_seen, total, 1)
-  p = np.where(is_seen, share, alone[after - 1])
+  p = np.where(total > 0, share / np.maximum(total, 1), alone[after - 1])
   return math.exp(-np.log(p).mean())
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 
 import numpy as np
 
-from jaxformers.data.engine import encodings, packed, preparation
+from jaxformers.data.engine import encodings, packed
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.data.sets import listops as listops_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  first_token_rule,
-  majority_class,
-)
+from jaxformers.tasks import baselines
+from jaxformers.tasks.splits import replace_all
+from jaxformers.tasks.task import TASKS, Task
 
 # jaxformers, lra: 15 tokens, as LRA since March 2021.
 # skyformer: no closing bracket, as by the tokenizer that LRA had before and
@@ -84,31 +80,23 @@ def load_listops(
     operators=operators,
   )
   # Open the splits in LRA's tokens, then change them for the protocol.
-  splits, info = preparation.open_splits(
-    _source(settings, archive),
-    encodings.ids(),
-    data_dir=data_folder(data_dir),
-    archive=archive,
-  )
+  origin = _source(settings, archive)
+  splits, info = open_splits(origin, encodings.ids(), data_dir, archive)
   splits, vocabulary = _under(protocol, splits)
   # The protocol's lengths are lower bounds: test expressions may be longer.
-  lengths = PROTOCOLS[protocol]
   longest = max(int(split.lengths().max()) for split in splits.values())
+  least = {"max_len": longest, "padded_len": longest} | PROTOCOLS[protocol]
   return Task(
     name="listops",
     protocol=protocol,
     splits=splits,
-    selection="validation",
     vocabulary=vocabulary,
     num_classes=10,
-    trivial={
-      "majority class": majority_class,
-      "first-token rule": first_token_rule,
-    },
+    trivial=baselines.MAJORITY
+    | {"first-token rule": baselines.first_token_rule},
     info=info,
     tokenize=functools.partial(_ids, protocol),
-    max_len=max(longest, lengths.get("max_len", 0)),
-    padded_len=max(longest, lengths.get("padded_len", 0)),
+    **{name: max(longest, length) for name, length in least.items()},
   )
 
 
@@ -136,10 +124,7 @@ def _under(
     return dropped, (encodings.PAD, *operators)
   if protocol == "s4":
     special = (encodings.PAD, encodings.UNKNOWN, encodings.END)
-    closed = {
-      name: dataclasses.replace(split, shift=2, end=2)
-      for name, split in splits.items()
-    }
+    closed = replace_all(splits, shift=2, end=2)
     return closed, (*special, *listops.TOKENS)
   return splits, (encodings.PAD, *listops.TOKENS)
 

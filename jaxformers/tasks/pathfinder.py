@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
-from jaxformers.data.generators import pathfinder
+from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
+from jaxformers.tasks import baselines
 from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  histogram_regression,
-  majority_class,
-)
+from jaxformers.tasks.task import TASKS, Task
 
 # All have 80 / 10 / 10 percent. Skyformer shuffles without a seed, so its split
 # cannot be reproduced: it has that of "lra" here. s4 reads x / 255.
@@ -28,7 +24,7 @@ PROTOCOLS = {
   "skyformer": PixelProtocol(pad_is_zero=True),
   "s4": PixelProtocol(scale=(0.0, 255.0), torch_split=True),
 }
-DEFAULTS = pathfinder.Settings()
+DEFAULTS = Settings()
 
 
 @TASKS.register("pathfinder")
@@ -55,13 +51,8 @@ def load_pathfinder(
     num_images: number of images to generate, or that the archive must hold.
     seed: seed of the generated data, not of the run.
   """
-  return _load(
-    "pathfinder",
-    data_dir,
-    protocol,
-    archive,
-    pathfinder.Settings(resolution, difficulty, num_images, seed),
-  )
+  settings = Settings(resolution, difficulty, num_images, seed)
+  return _load("pathfinder", data_dir, protocol, archive, settings)
 
 
 @TASKS.register("pathx")
@@ -80,18 +71,11 @@ def load_pathx(
   Generating all 200,000 images takes half an hour on two cores. Arguments are
   those of `load_pathfinder`.
   """
-  return _load(
-    "pathx",
-    data_dir,
-    protocol,
-    archive,
-    pathfinder.Settings(resolution, difficulty, num_images, seed),
-  )
+  settings = Settings(resolution, difficulty, num_images, seed)
+  return _load("pathx", data_dir, protocol, archive, settings)
 
 
-def _source(
-  settings: pathfinder.Settings, archive: str, folder: Path
-) -> Source:
+def _source(settings: Settings, archive: str, folder: Path) -> Source:
   """Returns the source that generates images, or reads an archive."""
   if not archive:
     return pathfinder_files.generated(settings, folder / "generated")
@@ -110,16 +94,12 @@ def _load(
   data_dir: str,
   protocol: str,
   archive: str,
-  settings: pathfinder.Settings,
+  settings: Settings,
 ) -> Task:
   chosen = PROTOCOLS[choose("protocol of pathfinder", protocol, PROTOCOLS)]
-  folder = data_folder(data_dir)
-  splits, info = preparation.open_splits(
-    _source(settings, archive, folder),
-    encodings.grey("grey", lambda image: image[..., 0]),
-    data_dir=folder,
-    archive=archive,
-  )
+  encoding = encodings.grey("grey", lambda image: image[..., 0])
+  origin = _source(settings, archive, data_folder(data_dir))
+  splits, info = open_splits(origin, encoding, data_dir, archive)
   # All images are one level; the protocol divides them.
   images = splits[settings.difficulty]
   # PyTorch's permutation for s4, consecutive parts for the others.
@@ -131,13 +111,9 @@ def _load(
     name=name,
     protocol=protocol,
     splits=chosen.apply(splits),
-    selection="validation",
+    vocabulary=chosen.vocabulary,
     max_len=settings.resolution**2,
     num_classes=2,
-    trivial={
-      "majority class": majority_class,
-      "histogram regression": histogram_regression,
-    },
+    trivial=baselines.HISTOGRAMS,
     info=info,
-    **chosen.vocabulary(),
   )

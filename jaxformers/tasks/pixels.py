@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from jaxformers.data.engine.packed import Packed
+from jaxformers.tasks.splits import replace_all
 
 # Vocabularies of pixels: where id 0 is the value 0, and where it is padding.
 VALUES = tuple(str(value) for value in range(256))
@@ -33,13 +33,11 @@ class PixelProtocol:
   def apply(self, splits: Mapping[str, Packed]) -> dict[str, Packed]:
     """Returns the splits with the tokens of the protocol."""
     shift = 0 if self.pad_is_zero or self.scale else 1
-    return {
-      name: dataclasses.replace(split, shift=shift, scale=self.scale)
-      for name, split in splits.items()
-    }
+    return replace_all(splits, shift=shift, scale=self.scale)
 
-  def vocabulary(self) -> dict[str, Any]:
-    """Returns the field `vocabulary` of `Task`, as a dictionary."""
+  @property
+  def vocabulary(self) -> tuple[str, ...]:
+    """Meaning of each id; empty for real numbers."""
     if self.scale:
-      return {"vocabulary": ()}
-    return {"vocabulary": VALUES if self.pad_is_zero else PADDED_VALUES}
+      return ()
+    return VALUES if self.pad_is_zero else PADDED_VALUES

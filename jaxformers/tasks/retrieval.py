@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import aan
 from jaxformers.registry import choose
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  histogram_similarity,
-  majority_class,
-)
+from jaxformers.tasks import baselines
+from jaxformers.tasks.task import TASKS, Task
 from jaxformers.tasks.text import TextProtocol, with_ids
 
 # All have 4000 tokens a document and the split of LRA's files. They differ in
@@ -20,7 +15,7 @@ PROTOCOLS = {
   "jaxformers": TextProtocol(max_len=4_000),
   "lra": TextProtocol(max_len=4_000),
   "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
-  "s4": TextProtocol(max_len=4_000, characters=True),
+  "s4": TextProtocol(max_len=4_000, min_count=10),
 }
 
 
@@ -48,16 +43,9 @@ def load_retrieval(
       numbers than LRA's are for a stand-in of the same format.
   """
   chosen = PROTOCOLS[choose("protocol of retrieval", protocol, PROTOCOLS)]
-  # S4 cuts a document to 3,999 characters, then appends an end.
-  encoding = encodings.of_bytes("text1", "text2")
-  if chosen.characters:
-    encoding = encodings.characters("text1", "text2", min_count=10, first=3_999)
-  splits, info = preparation.open_splits(
-    aan.source(num_train, num_validation, num_test),
-    encoding,
-    data_dir=data_folder(data_dir),
-    archive=archive,
-  )
+  origin = aan.source(num_train, num_validation, num_test)
+  encoding = chosen.encoding("text1", "text2")
+  splits, info = open_splits(origin, encoding, data_dir, archive)
   # The head combines the two sequences of a pair; see the config.
   splits, vocabulary, tokenize = with_ids(splits, info)
   # Every example has two sequences, and a baseline that compares them.
@@ -65,16 +53,13 @@ def load_retrieval(
     name="retrieval",
     protocol=protocol,
     splits=splits,
-    selection="validation",
     vocabulary=vocabulary,
     max_len=max_len or chosen.max_len,
     padded_len=max_len or chosen.padded_len,
     num_classes=2,
     num_inputs=2,
-    trivial={
-      "majority class": majority_class,
-      "histogram similarity": histogram_similarity,
-    },
+    trivial=baselines.MAJORITY
+    | {"histogram similarity": baselines.histogram_similarity},
     info=info,
     tokenize=tokenize,
   )

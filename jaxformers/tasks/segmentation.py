@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine import encodings
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.sets import ade20k
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import with_validation
-from jaxformers.tasks.task import TASKS, Task, data_folder
+from jaxformers.tasks.task import TASKS, Task
 
 HELD_OUT = 1_000
 
@@ -46,8 +47,6 @@ def load_ade20k(
     num_test: number of scenes in validation/.
   """
   choose("protocol of ade20k", protocol, ("jaxformers", "paper"))
-  if window < 1:
-    raise UserError(f"window={window}: choose at least 1 pixel.")
   if num_train < 2 or num_test < 1:
     raise UserError(
       f"num_train={num_train} and num_test={num_test}: choose at least two "
@@ -55,12 +54,8 @@ def load_ade20k(
     )
   # Keep the files of the scenes; they are decoded in batches.
   origin = ade20k.source(num_train, num_test)
-  packed, info = preparation.open_splits(
-    origin,
-    encodings.files("image", "annotation"),
-    data_dir=data_folder(data_dir),
-    archive=archive,
-  )
+  encoding = encodings.files("image", "annotation")
+  packed, info = open_splits(origin, encoding, data_dir, archive)
   _check_counts(packed, origin, data_folder(data_dir))
   splits = {
     name: Scenes(split, (window, window, 3), ade20k.NUM_CLASSES)
@@ -77,8 +72,6 @@ def load_ade20k(
     protocol=protocol,
     splits=splits,
     selection="test" if is_paper else "validation",
-    vocabulary=(),
-    max_len=0,
     num_classes=ade20k.NUM_CLASSES,
     trivial={"most frequent class": most_frequent},
     info=info,

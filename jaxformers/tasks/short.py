@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine.encodings import piece_ids, pieces, word_pieces
 from jaxformers.data.engine.packed import Packed
-from jaxformers.data.engine.source import Encoding, Source
+from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import hold_out, with_validation
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  bag_regression,
-  data_folder,
-  majority_class,
-)
+from jaxformers.tasks import baselines
+from jaxformers.tasks.splits import hold_out, replace_all, with_validation
+from jaxformers.tasks.task import TASKS, Task
 
 # Neither data set has a validation split.
 # jaxformers: a part of train chooses the checkpoint.
@@ -29,7 +23,11 @@ PROTOCOLS = {
   "ag_news": ("jaxformers", "paper", "test_only"),
 }
 
+NUM_CLASSES = {"imdb": len(imdb.LABELS), "ag_news": len(ag_news.LABELS)}
 HELD_OUT = {"imdb": 2_500, "ag_news": 12_000, "test_only": 1_000}
+TRIVIAL = baselines.MAJORITY | {
+  "bag-of-pieces regression": baselines.bag_regression
+}
 
 
 @TASKS.register("imdb")
@@ -58,15 +56,11 @@ def load_imdb(
       [SEP], as BERT reads them.
   """
   choose("protocol of imdb", protocol, PROTOCOLS["imdb"])
-  encoding = encodings.word_pieces(
-    "text", vocabulary=vocabulary, size=vocab_size
-  )
-  splits, info = _pack(imdb.SOURCE, encoding, data_dir, archive)
+  encoding = word_pieces("text", vocabulary=vocabulary, size=vocab_size)
+  splits, info = open_splits(imdb.SOURCE, encoding, data_dir, archive)
   held_out = HELD_OUT["imdb"] if protocol == "jaxformers" else 0
   splits = with_validation(splits, held_out)
-  # Reviews are negative or positive.
-  sizes = (2, max_len, special_tokens)
-  return _task("imdb", protocol, splits, sizes, info)
+  return _task("imdb", protocol, splits, info, max_len, special_tokens)
 
 
 @TASKS.register("ag_news")
@@ -93,13 +87,13 @@ def load_ag_news(
     vocabulary, vocab_size, max_len, special_tokens: as for `load_imdb`.
   """
   choose("protocol of ag_news", protocol, PROTOCOLS["ag_news"])
-  encoding = encodings.word_pieces(
+  encoding = word_pieces(
     "title", "description", vocabulary=vocabulary, size=vocab_size
   )
   # Open train and test, or test.csv alone.
   is_test_only = protocol == "test_only"
   origin = ag_news.TEST_SOURCE if is_test_only else ag_news.SOURCE
-  splits, info = _pack(origin, encoding, data_dir, archive)
+  splits, info = open_splits(origin, encoding, data_dir, archive)
   if is_test_only:
     # Hold out twice: first what tests, then what chooses the checkpoint.
     count = HELD_OUT["test_only"]
@@ -108,50 +102,35 @@ def load_ag_news(
   else:
     held_out = HELD_OUT["ag_news"] if protocol == "jaxformers" else 0
     splits = with_validation(splits, held_out)
-  sizes = (4, max_len, special_tokens)
-  return _task("ag_news", protocol, splits, sizes, info)
-
-
-def _pack(
-  origin: Source, encoding: Encoding, data_dir: str, archive: str
-) -> Any:
-  return preparation.open_splits(
-    origin, encoding, data_dir=data_folder(data_dir), archive=archive
-  )
+  return _task("ag_news", protocol, splits, info, max_len, special_tokens)
 
 
 def _task(
   name: str,
   protocol: str,
   splits: Mapping[str, Packed],
-  sizes: tuple[int, int, bool],
   info: dict[str, Any],
+  max_len: int,
+  special_tokens: bool,
 ) -> Task:
-  """Returns the task; sizes are num_classes, max_len and special_tokens."""
-  num_classes, max_len, special_tokens = sizes
+  """Returns the task of splits of word pieces; see `load_imdb`."""
   # Read the vocabulary that was fitted or given.
   tokenizer = info.pop("tokenizer")
-  vocabulary = encodings.pieces(tokenizer)
+  vocabulary = pieces(tokenizer)
   # Mark the ends of every sequence as BERT does.
   if special_tokens:
     start, end = (vocabulary.index(name) for name in ("[CLS]", "[SEP]"))
-    splits = {
-      name: dataclasses.replace(split, start=start, end=end)
-      for name, split in splits.items()
-    }
+    splits = replace_all(splits, start=start, end=end)
   return Task(
     name=name,
     protocol=protocol,
-    splits=dict(splits),
+    splits=splits,
     selection="test" if protocol == "paper" else "validation",
     vocabulary=vocabulary,
     max_len=max_len,
-    num_classes=num_classes,
-    trivial={
-      "majority class": majority_class,
-      "bag-of-pieces regression": bag_regression,
-    },
+    num_classes=NUM_CLASSES[name],
+    trivial=TRIVIAL,
     info=info,
-    tokenizer=tokenizer,
-    tokenize=encodings.piece_ids(tokenizer),
+    tokenizer_json=tokenizer,
+    tokenize=piece_ids(tokenizer),
   )

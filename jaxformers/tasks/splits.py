@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +15,11 @@ from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
 
 Split = TypeVar("Split", Packed, Images, Scenes)
+
+
+def replace_all(splits: Mapping[str, Split], **fields: Any) -> dict[str, Split]:
+  """Returns the splits with other values of some fields."""
+  return {n: dataclasses.replace(s, **fields) for n, s in splits.items()}
 
 
 def hold_out(train: Split, count: int) -> dict[str, Split]:
@@ -59,13 +66,10 @@ def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
     packed: split to divide.
     shares: names of the parts, and their shares in percent.
   """
-  parts, start, total = {}, 0, 0.0
-  for name, share in shares.items():
-    total += share
-    stop = round(len(packed) * total / 100)
-    parts[name] = packed.select(slice(start, stop))
-    start = stop
-  return parts
+  totals = itertools.accumulate(shares.values(), initial=0.0)
+  ends = [round(len(packed) * total / 100) for total in totals]
+  bounds = zip(shares, itertools.pairwise(ends), strict=True)
+  return {name: packed.select(slice(*pair)) for name, pair in bounds}
 
 
 def torch_random(
@@ -82,14 +86,11 @@ def torch_random(
   # Permute the examples in the order of the authors' files.
   by_key = np.argsort(packed.keys, kind="stable")
   order = by_key[torch_permutation(len(packed), seed)]
-  counts = {name: int(len(packed) * share) for name, share in held.items()}
+  counts = [int(len(packed) * share) for share in held.values()]
   # `train` gets the rest, and the first places of the permutation.
-  counts = {"train": len(packed) - sum(counts.values()), **counts}
-  parts, start = {}, 0
-  for name, count in counts.items():
-    parts[name] = packed.select(order[start : start + count])
-    start += count
-  return parts
+  starts = len(packed) - sum(counts) + np.cumsum([0, *counts[:-1]])
+  parts = zip(("train", *held), np.split(order, starts), strict=True)
+  return {name: packed.select(indices) for name, indices in parts}
 
 
 def torch_permutation(size: int, seed: int) -> np.ndarray:

@@ -6,18 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.engine import encodings, preparation
+from jaxformers.data.engine import encodings
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.preparation import open_splits
+from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import imdb
 from jaxformers.registry import choose
-from jaxformers.tasks.splits import with_validation
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  histogram_regression,
-  majority_class,
-)
+from jaxformers.tasks import baselines
+from jaxformers.tasks.splits import replace_all, with_validation
+from jaxformers.tasks.task import TASKS, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +26,22 @@ class TextProtocol:
     padded_len: length of Skyformer's tensors; 0 for max_len.
     held_out: number of training texts that choose the checkpoint; 0 if another
       split chooses it.
-    characters: True if tokens are characters, False for bytes.
+    min_count: number of times that a character occurs in train to have an id
+      of its own; 0 if tokens are bytes.
   """
 
   max_len: int
   padded_len: int = 0
   held_out: int = 0
-  characters: bool = False
+  min_count: int = 0
+
+  def encoding(self, *fields: str) -> Encoding:
+    """Returns the encoding of text fields as bytes or characters."""
+    if not self.min_count:
+      return encodings.of_bytes(*fields)
+    # S4 cuts a text to max_len - 1 characters, then appends an end.
+    cut = self.max_len - 1
+    return encodings.characters(*fields, min_count=self.min_count, first=cut)
 
 
 # IMDb has no validation split. LRA, Skyformer and S4 let the test split choose
@@ -44,7 +50,7 @@ PROTOCOLS = {
   "jaxformers": TextProtocol(max_len=4_000, held_out=2_500),
   "lra": TextProtocol(max_len=1_000),
   "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
-  "s4": TextProtocol(max_len=4_096, characters=True),
+  "s4": TextProtocol(max_len=4_096, min_count=15),
 }
 
 
@@ -68,13 +74,8 @@ def load_text(
     max_len: number of tokens that a review is cut to; 0 for the protocol's.
   """
   chosen = PROTOCOLS[choose("protocol of text", protocol, PROTOCOLS)]
-  encoding = encodings.of_bytes("text")
-  # S4 cuts a text to 4,095 characters, then appends an end.
-  if chosen.characters:
-    encoding = encodings.characters("text", min_count=15, first=4_095)
-  splits, info = preparation.open_splits(
-    imdb.SOURCE, encoding, data_dir=data_folder(data_dir), archive=archive
-  )
+  encoding = chosen.encoding("text")
+  splits, info = open_splits(imdb.SOURCE, encoding, data_dir, archive)
   splits, vocabulary, tokenize = with_ids(splits, info)
   return Task(
     name="text",
@@ -85,10 +86,7 @@ def load_text(
     max_len=max_len or chosen.max_len,
     padded_len=max_len or chosen.padded_len,
     num_classes=2,
-    trivial={
-      "majority class": majority_class,
-      "histogram regression": histogram_regression,
-    },
+    trivial=baselines.HISTOGRAMS,
     info=info,
     tokenize=tokenize,
   )
@@ -105,11 +103,8 @@ def with_ids(
   Returns:
     The splits, the vocabulary, and the function from a text to its ids.
   """
-  fields = {"shift": 1}
-  vocabulary, tokenize = encodings.BYTES, encodings.byte_ids
-  if "vocabulary" in info:
-    fields = {"end": 2}
-    vocabulary = tuple(info.pop("vocabulary"))
-    tokenize = encodings.character_ids(vocabulary)
-  ids = {n: dataclasses.replace(s, **fields) for n, s in splits.items()}
-  return ids, vocabulary, tokenize
+  if "vocabulary" not in info:
+    return replace_all(splits, shift=1), encodings.BYTES, encodings.byte_ids
+  vocabulary = tuple(info.pop("vocabulary"))
+  ids = encodings.character_ids(vocabulary)
+  return replace_all(splits, end=2), vocabulary, ids

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import paths
-from jaxformers.data.engine import digests, encodings, preparation
+from jaxformers.data.engine import digests, encodings
+from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images import stores
 from jaxformers.data.images.augment import Augment
@@ -17,14 +18,9 @@ from jaxformers.data.images.splits import Images
 from jaxformers.data.sets import cifar10, cifar100
 from jaxformers.errors import UserError
 from jaxformers.registry import call, choose
+from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import slices, with_validation
-from jaxformers.tasks.task import (
-  TASKS,
-  Task,
-  data_folder,
-  majority_class,
-  pixel_regression,
-)
+from jaxformers.tasks.task import TASKS, Task
 
 # Counts by the authors of ILSVRC 2012.
 IMAGENET_COUNTS = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
@@ -63,30 +59,22 @@ def _cifar(
     statistics: mean and deviation of each channel, in [0, 1].
     data_dir, archive, augment: arguments of the task.
   """
-  packed, info = preparation.open_splits(
-    origin, encodings.pixels(), data_dir=data_folder(data_dir), archive=archive
-  )
+  packed, info = open_splits(origin, encodings.pixels(), data_dir, archive)
+  # Validate on the last tenth of train.
+  packed |= slices(packed["train"], {"train": 90, "validation": 10})
   # Read stored pixels as images, normalised by the statistics of train.
   mean, deviation = statistics
   images = {
     name: Images(split, (32, 32, 3), mean=mean, deviation=deviation)
     for name, split in packed.items()
   }
-  # Validate on the last tenth of train.
-  images |= slices(images["train"], {"train": 90, "validation": 10})
   classes = origin.features["label"]
   return Task(
     name=name,
     protocol="jaxformers",
     splits=augmented(images, augment),
-    selection="validation",
-    vocabulary=(),
-    max_len=0,
     num_classes=len(classes),
-    trivial={
-      "majority class": majority_class,
-      "linear on pixels": pixel_regression,
-    },
+    trivial=baselines.PIXELS,
     info=info,
     image=(32, 32, 3),
     classes=tuple(classes),
@@ -133,9 +121,8 @@ def load_cifar100(
     augment: augmentation of training images; see `images.augment.Augment`.
   """
   choose("protocol of cifar100", protocol, ("jaxformers",))
-  return _cifar(
-    "cifar100", cifar100.SOURCE, CIFAR100, data_dir, archive, augment
-  )
+  source = cifar100.SOURCE
+  return _cifar("cifar100", source, CIFAR100, data_dir, archive, augment)
 
 
 @TASKS.register("imagenet2012")
@@ -188,10 +175,8 @@ def load_imagenet(
     protocol=protocol,
     splits=augmented(images, augment),
     selection="test" if is_paper else "validation",
-    vocabulary=(),
-    max_len=0,
     num_classes=len(classes),
-    trivial={"majority class": majority_class},
+    trivial=baselines.MAJORITY,
     info=_provenance(root, opened, classes),
     image=(size, size, 3),
     classes=classes,
@@ -240,20 +225,15 @@ def _provenance(
   marked as another archive than the authors' beside every score.
   """
   # Count images and classes.
-  counts = {
-    "train": len(opened["train"]),
-    "validation": len(opened["test"]),
-    "classes": len(classes),
-  }
-  info = {
-    "source": root.name,
-    "counts": counts,
-    "authors_counts": counts == IMAGENET_COUNTS,
-  }
-  if not info["authors_counts"]:
+  train, test = opened["train"], opened["test"]
+  sizes = (len(train), len(test), len(classes))
+  counts = dict(zip(IMAGENET_COUNTS, sizes, strict=True))
+  is_authors = counts == IMAGENET_COUNTS
+  info = {"source": root.name, "counts": counts, "authors_counts": is_authors}
+  if not is_authors:
     # Tell such sets apart by their classes, labels and names.
     digest = hashlib.sha256(repr(tuple(classes)).encode())
-    for store in (opened["train"], opened["test"]):
+    for store in (train, test):
       digest.update(store.labels.tobytes() + store.keys.tobytes())
     info["sha256"] = f"listing-{digest.hexdigest()}"
     info["authors_checksum"] = False

@@ -48,7 +48,7 @@ def test_all_of_a_text_can_be_read(folder, tmp_path, tokens):
   ids = task.splits["test"].tokens + task.splits["test"].shift
   assert ids.min() >= 1
   assert ids.max() < task.vocab_size
-  assert bool(task.tokenizer) == (tokens == "byte_pairs")
+  assert bool(task.tokenizer_json) == (tokens == "byte_pairs")
   if tokens == "bytes":
     assert bytes((ids - 1).astype(np.uint8)) == WORDS["test"].encode()
 

@@ -18,7 +18,7 @@ def test_what_a_pixel_becomes(protocol, inputs, size):
   applied = protocol.apply({"test": split})["test"]
   outputs = applied.batch(np.array([0]), 3)["inputs"]
   np.testing.assert_allclose(outputs, [inputs], rtol=1e-6)
-  vocabulary = protocol.vocabulary()["vocabulary"]
+  vocabulary = protocol.vocabulary
   assert len(vocabulary) == size
   if size:
     assert [vocabulary[i] for i in inputs] == ["0", "10", "255"]

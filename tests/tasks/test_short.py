@@ -60,7 +60,7 @@ def test_protocols(few, tmp_path, name, protocol, sizes):
 
 def test_tokens_are_those_of_the_saved_tokenizer(few, tmp_path):
   task = load(tmp_path, "ag_news", max_len=8)
-  tokenizer = tokenizers.Tokenizer.from_str(task.tokenizer)
+  tokenizer = tokenizers.Tokenizer.from_str(task.tokenizer_json)
   assert tokenizer.get_vocab_size() == task.vocab_size <= 60
   assert task.vocabulary[0] == "[PAD]"
   want = tokenizer.encode('train title 0 a "quoted" text, 1')

@@ -168,7 +168,7 @@ def test_cifar100_has_a_hundred_classes(tmp_path, monkeypatch):
   few = {"train": 5, "test": 1}
   monkeypatch.setattr(cifar100, "PER_LABEL", few)
   rows = {
-    split: np.zeros((100 * count, cifar100.ROW), np.uint8)
+    split: np.zeros((100 * count, 2 + 3_072), np.uint8)
     for split, count in few.items()
   }
   for content in rows.values():

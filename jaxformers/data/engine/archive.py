@@ -14,9 +14,9 @@ import os
 import posixpath
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tqdm
 
@@ -117,10 +117,8 @@ def members(
       # "a/./b" and "a/b" are one name.
       plain_name = posixpath.normpath(name)
       if plain_name in names:
-        raise UserError(
-          f"{path} holds two files with the name {plain_name!r}: it was "
-          "refused, nothing was kept of it. Pack it again with one of the two."
-        )
+        problem = f"holds two files with the name {plain_name!r}"
+        raise _refused(path, problem, "Pack it again with one of the two.")
       names.add(plain_name)
       yield name, content
   except tar.TooLargeError:
@@ -154,6 +152,11 @@ def placed_members(
     yield place(name), name, content
 
 
+def by_file(places: Mapping[str, Place]) -> Callable[[str], Place | None]:
+  """Returns a function for `placed_members`: places by names of files."""
+  return lambda path: places.get(path.rpartition("/")[2])
+
+
 def _file_members(
   path: Path, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
@@ -163,32 +166,37 @@ def _file_members(
     is_tar = tar.is_tar(raw.read(tar.BLOCK))
     raw.seek(0)
     if not is_tar:
-      yield from _single(path, raw, max_bytes, wanted)
+      if path.stat().st_size > max_bytes:
+        raise _too_large(path)
+      if not wanted(path.name):
+        problem = f"{path.name} is neither a tar nor one of its files"
+        raise tarfile.ReadError(problem)
+      yield path.name, raw.read()
       return
-    # Read the tar as a stream; the bar shows the bytes of the file.
-    with tqdm.tqdm(
-      total=path.stat().st_size,
-      desc=path.name,
-      unit="B",
-      unit_scale=True,
-      file=sys.stderr,
-      disable=None,  # No bar where stderr is no terminal.
-    ) as bar:
-      for member in tar.read_members(
-        raw,
+    # Read the tar as a stream; the bar shows the bytes of the file, and there
+    # is none where stderr is no terminal.
+    bar = {"desc": path.name, "file": sys.stderr, "disable": None}
+    with tqdm.tqdm.wrapattr(
+      raw, "read", total=path.stat().st_size, **bar
+    ) as stream:
+      yield from tar.read_members(
+        stream,
         max_bytes=max_bytes,
         wanted=lambda member: _is_wanted(path, member, wanted),
-      ):
-        bar.update(raw.tell() - bar.n)
-        yield member
-      bar.update(raw.tell() - bar.n)
+      )
+
+
+def _refused(
+  path: Path, problem: str, remedy: str = "Fetch it again from its authors."
+) -> UserError:
+  """Returns the error for an archive that could do harm."""
+  return UserError(
+    f"{path} {problem}: it was refused, nothing was kept of it. {remedy}"
+  )
 
 
 def _too_large(path: Path) -> UserError:
-  return UserError(
-    f"{path} unpacks to more bytes than its data set has: it was refused, "
-    "nothing was kept of it. Fetch it again from its authors."
-  )
+  return _refused(path, "unpacks to more bytes than its data set has")
 
 
 def _is_wanted(
@@ -210,17 +218,12 @@ def _is_wanted(
   for place in (name, target):
     inside = posixpath.normpath(place.replace("\\", "/"))
     if inside.startswith(("/", "../")) or inside == ".." or ":" in inside[:2]:
-      raise UserError(
-        f"{path} holds {name!r}, which leads out of it ({place!r}): it was "
-        "refused, nothing was kept of it. Fetch it again from its authors."
-      )
+      problem = f"holds {name!r}, which leads out of it ({place!r})"
+      raise _refused(path, problem)
   # Refuse devices, and sparse files, whose holes would come out of nothing.
   is_device = member.ischr() or member.isblk() or member.isfifo()
   if is_device or member.type == tarfile.GNUTYPE_SPARSE:
-    raise UserError(
-      f"{path} holds {name!r}, which is no plain file: it was refused, nothing "
-      "was kept of it. Fetch it again from its authors."
-    )
+    raise _refused(path, f"holds {name!r}, which is no plain file")
   # Refuse links in the place of files that are read.
   if (member.issym() or member.islnk()) and wanted(name):
     raise UserError(
@@ -243,19 +246,6 @@ def refusal(archive: Path, name: str, problem: str) -> UserError:
     f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
     "was kept of it."
   )
-
-
-def _single(
-  path: Path, raw: Any, max_bytes: int, wanted: Callable[[str], bool]
-) -> Iterator[tuple[str, bytes]]:
-  """Yields the file itself, if it is one of the files of its data set."""
-  if path.stat().st_size > max_bytes:
-    raise _too_large(path)
-  if not wanted(path.name):
-    raise tarfile.ReadError(
-      f"{path.name} is neither a tar nor one of its files"
-    )
-  yield path.name, raw.read()
 
 
 def _files(folder: Path) -> list[Path]:

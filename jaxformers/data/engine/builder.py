@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,8 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   archive: Path | None = None
 
   def _info(self) -> tfds.core.DatasetInfo:
-    features = {
-      name: _feature(kind) for name, kind in self.source.features.items()
-    }
+    kinds = self.source.features
+    features = {name: _feature(kind) for name, kind in kinds.items()}
     return tfds.core.DatasetInfo(
       builder=self,
       homepage=self.source.homepage or None,
@@ -59,11 +57,7 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
   def _generate_examples(self, rows: Any) -> Any:
     # Yield every example once, with its images as files.
-    image_names = [
-      name
-      for name, feature in self.info.features.items()
-      if isinstance(feature, tfds.features.Image)
-    ]
+    images = _names(self.info.features, tfds.features.Image)
     keys: set[str | int] = set()
     for key, example in rows:
       # Refuse duplicates here, to name the archive and the remedy.
@@ -78,10 +72,15 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       # images that are files already, as bytes, stay as they are.
       encoded = {
         name: _png(example[name])
-        for name in image_names
+        for name in images
         if isinstance(example[name], np.ndarray)
       }
       yield key, {**example, **encoded}
+
+
+def _names(features: Any, kind: type) -> list[str]:
+  """Returns the names of the features of a class."""
+  return [name for name, value in features.items() if isinstance(value, kind)]
 
 
 def _png(pixels: np.ndarray) -> bytes:
@@ -106,21 +105,18 @@ def _feature(kind: Any) -> Any:
 
 def builder_class(source: Source) -> type[SourceBuilder]:
   """Returns the builder of a source, named after it."""
-  # tensorflow-datasets compares a download with its size and checksum.
   fields: dict[str, Any] = {"source": source, "name": source.name}
+  # tensorflow-datasets compares a download with its size and checksum.
   if source.url:
     info = tfds.download.checksums.UrlInfo(
       size=source.size, checksum=source.sha256, filename=source.archives[0]
     )
     fields["url_infos"] = {source.url: info}
   # Make the subclass without registering it: another source may share a name.
-  title = "".join(word.capitalize() for word in source.name.split("_"))
-  return types.new_class(
-    title,
-    (SourceBuilder,),
-    {"skip_registration": True},
-    lambda namespace: namespace.update(fields, __module__=__name__),
-  )
+  title = source.name.title().replace("_", "")
+  fields["__module__"] = __name__
+  make_class = type(SourceBuilder)
+  return make_class(title, (SourceBuilder,), fields, skip_registration=True)
 
 
 def prepare(
@@ -157,22 +153,16 @@ def prepare(
     # Other errors than those of a download keep their own message.
     if archive is not None or not source.url:
       raise
-    name = source.archives[0]
     raise UserError(
       f"{source.url} could not be downloaded ({error}): run again, or fetch "
-      f"{name} elsewhere and pass --archive PATH/{name} (prepare) or "
-      f"--config.task.archive=PATH/{name}."
+      f"{source.archives[0]} elsewhere and pass {source.archive_options}."
     ) from error
 
 
 def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
   """Returns the splits that `prepare` wrote, by random access."""
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
-  decoders = _decoders(source, builder.info.features, folder)
-  return {
-    name: builder.as_data_source(name, decoders=decoders)
-    for name in builder.info.splits
-  }
+  return builder.as_data_source(decoders=_decoders(source, builder, folder))
 
 
 @tfds.decode.make_decoder()
@@ -191,20 +181,14 @@ def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
   return np.asarray(picture).reshape(picture.height, picture.width, channels)
 
 
-def _decoders(
-  source: Source, features: Mapping[str, Any], folder: Path
-) -> dict[str, Any] | None:
+def _decoders(source: Source, builder: Any, folder: Path) -> dict[str, Any]:
   """Returns decoders of the images of a set: features of bytes stay files."""
-  images = {
-    name: kind
-    for name, kind in source.features.items()
-    if name in features and isinstance(features[name], tfds.features.Image)
+  names = _names(builder.info.features, tfds.features.Image)
+  is_file = {name: source.features.get(name) is bytes for name in names}
+  return {
+    name: tfds.decode.SkipDecoding() if is_file[name] else _pixels(folder)
+    for name in names
   }
-  decoders = {
-    name: tfds.decode.SkipDecoding() if kind is bytes else _pixels(folder)
-    for name, kind in images.items()
-  }
-  return decoders or None
 
 
 def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -221,8 +205,7 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
       metadata that cannot be read; see `metadata.open_directory`.
   """
   # Require an image and a label with names of classes.
-  builder = metadata.open_directory(folder)
-  _check_format(builder, folder)
+  builder = _open_directory(folder)
   features = dict(builder.info.features.items())
   names = getattr(features.get("label"), "names", None)
   is_image = isinstance(features.get("image"), tfds.features.Image)
@@ -233,11 +216,7 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     )
   # Keep images encoded: they are decoded in batches.
   raw = {"image": tfds.decode.SkipDecoding()}
-  splits = {
-    name: builder.as_data_source(name, decoders=raw)
-    for name in builder.info.splits
-  }
-  return splits, tuple(names)
+  return builder.as_data_source(decoders=raw), tuple(names)
 
 
 def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
@@ -252,38 +231,33 @@ def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
     UserError: for another format than array_record, or no such feature.
   """
   # Find the one feature of text.
-  builder = metadata.open_directory(folder)
-  _check_format(builder, folder)
+  builder = _open_directory(folder)
   features = builder.info.features
-  names = [
-    name
-    for name, feature in features.items()
-    if isinstance(feature, tfds.features.Text)
-  ]
-  if "text" in names:
-    names = ["text"]
-  if len(names) != 1:
+  names = _names(features, tfds.features.Text)
+  if len(names) != 1 and "text" not in names:
     texts_named = ", ".join(names) or "no text"
     raise UserError(
       f"{folder} has the features {sorted(features)}, and among them "
       f"{texts_named}: give the directory of a set with one text an example, "
       "or with one called text."
     )
+  text = "text" if "text" in names else names[0]
+  return {
+    name: (bytes(example[text]) for example in examples)
+    for name, examples in builder.as_data_source().items()
+  }
 
-  def texts(split: str) -> Iterator[bytes]:
-    for example in builder.as_data_source(split):
-      yield bytes(example[names[0]])
 
-  return {split: texts(split) for split in builder.info.splits}
-
-
-def _check_format(builder: Any, folder: Path) -> None:
+def _open_directory(folder: Path) -> tfds.core.DatasetBuilder:
+  """Returns the builder of a directory in array_record."""
+  builder = metadata.open_directory(folder)
   suffix = builder.info.file_format.file_suffix
   if suffix != FORMAT:
     raise UserError(
       f"{folder} is in {suffix}, which only TensorFlow can read: prepare it "
       f"again with file_format={FORMAT!r}."
     )
+  return builder
 
 
 def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
@@ -302,8 +276,7 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
       f"{folder} is a directory of tensorflow-datasets, but {source.name} is "
       f"read only from {' or '.join(source.archives)}: give one of these."
     )
-  builder = metadata.open_directory(folder)
-  _check_format(builder, folder)
+  builder = _open_directory(folder)
   # Compare features and class names. Some stock builders have no `id`.
   features = dict(builder.info.features.items())
   for name, kind in source.features.items():
@@ -317,17 +290,16 @@ def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
         f"{source.name}."
       )
   # Compare the number of examples of every split.
-  sizes = {
-    name: split.num_examples for name, split in builder.info.splits.items()
-  }
+  splits = builder.info.splits
   for name, count in source.counts.items():
-    if sizes.get(name) != count:
+    size = splits[name].num_examples if name in splits else 0
+    if size != count:
       raise UserError(
-        f"{folder} holds {sizes.get(name, 0):,} examples under {name!r} "
-        f"instead of {count:,}: prepare it again."
+        f"{folder} holds {size:,} examples under {name!r} instead of "
+        f"{count:,}: prepare it again."
       )
   # Open the splits that the source has; a stock builder may have more.
-  decoders = _decoders(source, features, folder)
+  decoders = _decoders(source, builder, folder)
   return {
     name: builder.as_data_source(name, decoders=decoders)
     for name in source.counts

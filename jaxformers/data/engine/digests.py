@@ -7,6 +7,7 @@ accidents, such as flipped bits and cut files, and do not protect from forgery.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,28 +34,19 @@ def of_file(path: Path) -> str:
 
 def of_array(array: np.ndarray) -> str:
   """Returns the digest of the file that `np.save` would write for an array."""
-  digest = xxhash.xxh3_128()
   array = np.ascontiguousarray(array)
   # Hash NumPy's header, with type and shape, and then the data.
-  header = np.lib.format.header_data_from_array_1_0(array)
-  np.lib.format.write_array_header_1_0(_Writer(digest), header)
+  header = io.BytesIO()
+  fields = np.lib.format.header_data_from_array_1_0(array)
+  np.lib.format.write_array_header_1_0(header, fields)
+  digest = xxhash.xxh3_128(header.getvalue())
   digest.update(array.data if array.size else b"")
   return digest.hexdigest()
 
 
-class _Writer:
-  """A file that passes what is written to a digest."""
-
-  def __init__(self, digest: Any) -> None:
-    self.write = digest.update
-
-
 def of_parts(*parts: str | np.ndarray) -> str:
   """Returns one digest of texts and arrays, with their types and shapes."""
-  digests = [
-    part if isinstance(part, str) else of_array(part) for part in parts
-  ]
-  return _of_json(digests)
+  return _of_json([p if isinstance(p, str) else of_array(p) for p in parts])
 
 
 def _of_json(content: Any) -> str:
@@ -96,24 +88,20 @@ def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
   Raises:
     UserError: for a missing or damaged file, with the remedy.
   """
-  # Verify the record first: the digests of the other files are in it.
+  file = name
   try:
+    # Verify the record first: the digests of the other files are in it.
     record = _read(folder / name)
-  except ValueError as error:
-    raise _damaged(folder, name, f"cannot be read ({error})") from None
+    is_intact = record.pop("digest", None) == _of_json(record)
+    if not is_intact or "digests" not in record:
+      raise _damaged(folder, name, "differs from its digest")
+    # Then verify every file.
+    files = record.pop("digests")
+    for file, digest in files.items():
+      if of_file(folder / file) != digest:
+        raise _damaged(folder, file, "differs from its digest")
   except _MISSING as error:
-    raise _damaged(folder, name, f"is missing ({error.strerror})") from None
-  if record.pop("digest", None) != _of_json(record) or "digests" not in record:
-    raise _damaged(folder, name, "differs from its digest")
-  # Then verify every file.
-  files = record.pop("digests")
-  for other, digest in files.items():
-    try:
-      is_intact = of_file(folder / other) == digest
-    except _MISSING as error:
-      raise _damaged(folder, other, f"is missing ({error.strerror})") from None
-    if not is_intact:
-      raise _damaged(folder, other, "differs from its digest")
+    raise _damaged(folder, file, f"is missing ({error.strerror})") from None
   return record, files
 
 
@@ -140,10 +128,12 @@ _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 def _read(path: Path) -> dict[str, Any]:
   try:
     record = json.loads(path.read_text(encoding="utf-8"))
-  except RecursionError:
-    raise UserError("it is nested too deeply") from None
+  except (ValueError, RecursionError) as error:
+    reason = f"cannot be read ({error})"
+    raise _damaged(path.parent, path.name, reason) from None
   if not isinstance(record, dict):
-    raise UserError(f"a JSON object is expected, not {record!r:.40}")
+    reason = f"holds no JSON object but {record!r:.40}"
+    raise _damaged(path.parent, path.name, reason)
   return record
 
 

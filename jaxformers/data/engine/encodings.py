@@ -45,18 +45,32 @@ def id_key(example: Example) -> int:
   return int(example["id"].rpartition(b"_")[2])
 
 
-def _text(example: Example, field: str) -> str:
-  return example[field].decode(errors="replace")
+def _texts(examples: Iterable[Example], fields: Sequence[str]) -> Iterator[str]:
+  """Yields the text of every field, example by example."""
+  for example in examples:
+    for field in fields:
+      yield example[field].decode(errors="replace")
 
 
 def _each_field(ids: Ids, fields: Sequence[str]) -> Encode:
   """Returns a function that encodes every field as a sequence."""
+  return lambda examples: (
+    [ids(text) for text in _texts([example], fields)] for example in examples
+  )
 
-  def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-    for example in examples:
-      yield [ids(_text(example, field)) for field in fields]
 
-  return encode
+def _by_frequency(counts: Counter[str]) -> list[str]:
+  """Returns what was counted, the most frequent first, then by code point."""
+  return sorted(counts, key=lambda token: (-counts[token], token))
+
+
+def _check_size(size: int, least: int, kind: str, advice: str = "") -> None:
+  """Raises UserError for a vocabulary that is too small, or beyond 16 bits."""
+  if not least <= size <= 1 << 16:
+    raise UserError(
+      f"vocab_size={size} is out of range: {kind} need {least} to "
+      f"{1 << 16:,}, such as 8000{advice}."
+    )
 
 
 def _without_fit(
@@ -92,13 +106,9 @@ def characters(*fields: str, min_count: int, first: int) -> Encoding:
   def fit(train: Iterator[Example]) -> Fitted:
     # Count characters of the training split, and sort the frequent ones.
     counts: Counter[str] = Counter()
-    for example in train:
-      for field in fields:
-        counts.update(_text(example, field)[:first])
-    frequent = sorted(
-      (c for c, n in counts.items() if n >= min_count),
-      key=lambda c: (-counts[c], c),
-    )
+    for text in _texts(train, fields):
+      counts.update(text[:first])
+    frequent = [c for c in _by_frequency(counts) if counts[c] >= min_count]
     vocabulary = [PAD, UNKNOWN, END, *frequent]
     encode = _each_field(character_ids(vocabulary), fields)
     return encode, {"vocabulary": vocabulary}
@@ -130,22 +140,19 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     name = f"wordpiece-{digest}"
   else:
-    if not len(SPECIAL) + 2 <= size <= 1 << 16:
-      raise UserError(
-        f"vocab_size={size} is out of range: choose {len(SPECIAL) + 2} to "
-        f"{1 << 16:,} word pieces, such as 8000, or give a vocab.txt."
-      )
+    advice = ", or a vocab.txt"
+    _check_size(size, len(SPECIAL) + 2, "word pieces", advice)
     published, name = None, f"wordpiece-{size}"
 
-  def joined(example: Example) -> str:
-    return " ".join(_text(example, field) for field in fields)
+  def joined(examples: Iterable[Example]) -> list[str]:
+    return [" ".join(_texts([example], fields)) for example in examples]
 
   def fit(train: Iterator[Example]) -> Fitted:
     # Use the published vocabulary, or train one on the training split.
-    tokenizer = published or _train_pieces(map(joined, train), size)
+    tokenizer = published or _train_pieces(joined(train), size)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      texts = [joined(example) for example in examples]
+      texts = joined(examples)
       for row in tokenizer.encode_batch(texts, add_special_tokens=False):
         yield [np.array(row.ids, np.uint16)]
 
@@ -175,19 +182,14 @@ def words(*fields: str, size: int = 0) -> Encoding:
   def fit(train: Iterator[Example]) -> Fitted:
     # Count the words of the training split; every line has an <eos>.
     counts: Counter[str] = Counter()
-    for example in train:
-      for field in fields:
-        for line in _lines(_text(example, field)):
-          counts.update(line.split())
-          counts[END] += 1
-
-    def rank(word: str) -> tuple[int, str]:
-      return -counts[word], word
-
+    for text in _texts(train, fields):
+      for line in _lines(text):
+        counts.update([*line.split(), END])
     # Keep <unk> and <eos> however rare they are.
-    most = size - 3 if size else len(counts)
-    frequent = sorted(counts.keys() - {UNKNOWN, END}, key=rank)[:most]
-    vocabulary = [PAD, *sorted([*frequent, UNKNOWN, END], key=rank)]
+    always = {word: counts.pop(word, 0) for word in (UNKNOWN, END)}
+    frequent = _by_frequency(counts)[: size - 3 if size else None]
+    kept = Counter({word: counts[word] for word in frequent} | always)
+    vocabulary = [PAD, *_by_frequency(kept)]
     encode = _each_field(word_ids(vocabulary), fields)
     return encode, {"vocabulary": vocabulary}
 
@@ -212,14 +214,7 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
   Raises:
     UserError: for a size without room for the bytes or above 65,536.
   """
-  if not 258 < size <= 1 << 16:
-    raise UserError(
-      f"vocab_size={size} is out of range: byte pairs need 259 to "
-      f"{1 << 16:,}, such as 8000."
-    )
-
-  def texts_of(examples: Iterable[Example]) -> Iterator[str]:
-    return (_text(example, field) for example in examples for field in fields)
+  _check_size(size, 259, "byte pairs")
 
   def fit(train: Iterator[Example]) -> Fitted:
     # Train merges of bytes, the smallest ids for <pad>, <eos> and the bytes.
@@ -232,29 +227,24 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
       initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
       show_progress=False,
     )
-    tokenizer.train_from_iterator(texts_of(train), trainer)
+    tokenizer.train_from_iterator(_texts(train, fields), trainer)
     # Only the trainer treats <eos> as special: in a text "<eos>" is five
     # characters.
-    plain = _without_special(tokenizer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = []
+    plain = tokenizers.Tokenizer.from_str(json.dumps(content))
     end = np.array([tokenizer.token_to_id(END)], np.uint16)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      texts = [*texts_of(examples)]
+      texts = [*_texts(examples, fields)]
       encoded = plain.encode_batch(texts, add_special_tokens=False)
-      rows = [np.append(np.array(row.ids, np.uint16), end) for row in encoded]
-      for at in range(0, len(rows), len(fields)):
-        yield rows[at : at + len(fields)]
+      rows = (np.append(np.array(row.ids, np.uint16), end) for row in encoded)
+      # Give every example a row for each of its fields.
+      return zip(*[rows] * len(fields), strict=True)
 
     return encode, {"tokenizer": plain.to_str()}
 
   return Encoding(f"byte-pairs-{size}", fit, text_key(*fields), dtype=np.uint16)
-
-
-def _without_special(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-  """Returns a tokenizer of the same ids that never matches special tokens."""
-  content = json.loads(tokenizer.to_str())
-  content["added_tokens"] = []
-  return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
@@ -291,24 +281,22 @@ def _piece_tokenizer(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
   return tokenizer
 
 
-def _train_pieces(texts: Iterable[str], size: int) -> tokenizers.Tokenizer:
+def _train_pieces(texts: list[str], size: int) -> tokenizers.Tokenizer:
   """Trains a tokenizer of word pieces that depends on the texts alone.
 
   The trainer numbers the pieces "##c" of one character as it meets them in a
   hash map, whose order differs from process to process, and breaks ties between
   equally frequent pairs by these numbers. So we number them before it does.
   """
-  texts = list(texts)
   # Count the characters as the trainer will see them, without white space.
   normalizer = normalizers.BertNormalizer(lowercase=True)
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(normalizer.normalize_str(text))
-  for space in [c for c in counts if c.isspace()]:
-    del counts[space]
+  frequent = [c for c in _by_frequency(counts) if not c.isspace()]
   # Choose the most frequent; a third of the vocabulary is enough for them.
-  alphabet = sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET]
-  alphabet = sorted(alphabet[: max((size - len(SPECIAL)) // 3, 1)])
+  most = min(ALPHABET, max((size - len(SPECIAL)) // 3, 1))
+  alphabet = sorted(frequent[:most])
   # Name "##c" as special tokens, which are numbered first and in order.
   continuations = [f"##{c}" for c in alphabet]
   trainer = trainers.WordPieceTrainer(
@@ -344,16 +332,15 @@ def word_ids(vocabulary: Sequence[str]) -> Ids:
   """Returns a function from a text to ids under a vocabulary of `words`."""
   # Words outside of the vocabulary are <unk>, and every line has an <eos>.
   ids = {word: i for i, word in enumerate(vocabulary)}
-  unknown, end = ids[UNKNOWN], ids[END]
-
-  def encode(text: str) -> np.ndarray:
-    encoded: list[int] = []
-    for line in _lines(text):
-      encoded += [ids.get(word, unknown) for word in line.split()]
-      encoded.append(end)
-    return np.array(encoded, np.uint32)
-
-  return encode
+  unknown = ids[UNKNOWN]
+  return lambda text: np.array(
+    [
+      ids.get(word, unknown)
+      for line in _lines(text)
+      for word in (*line.split(), END)
+    ],
+    np.uint32,
+  )
 
 
 def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-from collections.abc import Callable, Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -71,14 +73,12 @@ class TrainOrder:
       )
     self.size, self.batch_size, self.seed = size, batch_size, seed
     self.lengths, self.repeats = lengths, repeats
-    self._epochs: dict[int, np.ndarray] = {}
-    self._windows: dict[int, np.ndarray] = {}
+    # Steps that follow one another share an epoch and a window, or two.
+    self._epoch = functools.lru_cache(2)(self._draw_epoch)
+    self._window = functools.lru_cache(2)(self._deal_window)
 
-  def _epoch(self, epoch: int) -> np.ndarray:
-    def draw() -> np.ndarray:
-      return np.random.default_rng([self.seed, epoch]).permutation(self.size)
-
-    return _cached(self._epochs, epoch, draw)
+  def _draw_epoch(self, epoch: int) -> np.ndarray:
+    return np.random.default_rng([self.seed, epoch]).permutation(self.size)
 
   def _stream(self, places: np.ndarray) -> np.ndarray:
     """Returns the examples at places of the endless sequence of epochs."""
@@ -87,18 +87,14 @@ class TrainOrder:
       [self._epoch(int(e))[within[epochs == e]] for e in np.unique(epochs)]
     )
 
-  def _window(self, window: int) -> np.ndarray:
+  def _deal_window(self, window: int) -> np.ndarray:
     """Returns the batches of a window of steps, [WINDOW, batch_size]."""
-
-    def deal() -> np.ndarray:
-      total = WINDOW * self.batch_size
-      examples = self._stream(window * total + np.arange(total))
-      # Sort by length, cut into batches, and shuffle the batches.
-      examples = examples[np.argsort(self.lengths[examples], kind="stable")]
-      rng = np.random.default_rng([self.seed, 1, window])
-      return examples.reshape(WINDOW, -1)[rng.permutation(WINDOW)]
-
-    return _cached(self._windows, window, deal)
+    total = WINDOW * self.batch_size
+    examples = self._stream(window * total + np.arange(total))
+    # Sort by length, cut into batches, and shuffle the batches.
+    examples = examples[np.argsort(self.lengths[examples], kind="stable")]
+    rng = np.random.default_rng([self.seed, 1, window])
+    return examples.reshape(WINDOW, -1)[rng.permutation(WINDOW)]
 
   def __call__(self, step: int) -> np.ndarray:
     """Returns the examples of a step, counted from 0, int64 [batch_size]."""
@@ -112,17 +108,6 @@ class TrainOrder:
       return examples
     window, within = divmod(step, WINDOW)
     return self._window(window)[within]
-
-
-def _cached(
-  cache: dict[int, np.ndarray], key: int, make: Callable[[], np.ndarray]
-) -> np.ndarray:
-  """Returns cache[key], made if it is missing; keeps the two latest."""
-  if key not in cache:
-    while len(cache) > 1:
-      cache.pop(min(cache))
-    cache[key] = make()
-  return cache[key]
 
 
 class Loader:
@@ -150,8 +135,7 @@ class Loader:
 
   def order(self, batch_size: int, seed: int) -> TrainOrder:
     """Returns the order of training."""
-    has_buckets = len(self.lengths) > 1
-    longest = self._longest if has_buckets else None
+    longest = self._longest if len(self.lengths) > 1 else None
     return TrainOrder(len(self.split), batch_size, seed, longest, self._repeats)
 
   def batch(
@@ -181,12 +165,10 @@ class Loader:
       order = np.argsort(self._longest, kind="stable")
     # Yield batches of one size; only the last one has weights of zero.
     for start in range(0, len(order), batch_size):
-      indices = order[start : start + batch_size]
-      missing = batch_size - len(indices)
-      weights = np.ones(batch_size, np.float32)
-      weights[len(indices) :] = 0
-      filled = np.concatenate([indices, np.repeat(indices[:1], missing)])
-      yield self._rows(filled, weights)
+      places = start + np.arange(batch_size)
+      is_real = places < len(order)
+      indices = order[np.where(is_real, places, start)]
+      yield self._rows(indices, is_real.astype(np.float32))
 
   def _rows(
     self,
@@ -207,26 +189,27 @@ class Loader:
 
 
 def prefetch(
-  make: Callable[[Any], Any], keys: Iterator[Any], ahead: int = 2
+  make: Callable[[Any], Any],
+  keys: Iterable[Any],
+  ahead: int = 2,
+  threads: int = 1,
 ) -> Iterator[Any]:
-  """Yields make(key) for every key, computed ahead in a thread.
+  """Yields make(key) for every key, computed ahead in threads.
 
   Args:
     make: slow function: reads a batch, and places it on its devices.
     keys: arguments of `make`, in order.
     ahead: number of results that are computed before they are asked for.
+    threads: number of threads.
   """
-  keys = iter(keys)
-  with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    waiting: collections.deque[Any] = collections.deque()
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    jobs = (pool.submit(make, key) for key in keys)
+    waiting = collections.deque(itertools.islice(jobs, ahead + 1))
     try:
-      # Keep `ahead` results under way, and yield the oldest.
-      for key in keys:
-        waiting.append(pool.submit(make, key))
-        if len(waiting) > ahead:
-          yield waiting.popleft().result()
+      # Yield the oldest result, and keep `ahead` others under way.
       while waiting:
         yield waiting.popleft().result()
+        waiting.extend(itertools.islice(jobs, 1))
     finally:
       # The caller may have stopped early, or `make` has raised.
       for job in waiting:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
-from google.protobuf import json_format
 
 from jaxformers.errors import UserError
 
@@ -23,22 +22,6 @@ MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.
 CLASS_KEYS = ("pythonClassName", "python_class_name")
 # Keys whose strings are JSON once more.
 JSON_KEYS = ("json", "content")
-
-# What tensorflow-datasets and protobuf raise for values of other types; an
-# OSError is raised for a file that cannot be read.
-MALFORMED = (
-  json_format.Error,
-  ArithmeticError,
-  AssertionError,
-  AttributeError,
-  ImportError,
-  LookupError,
-  NotImplementedError,
-  OSError,
-  RecursionError,
-  TypeError,
-  ValueError,
-)
 
 
 def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
@@ -54,7 +37,8 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
   # Refuse foreign classes before tensorflow-datasets could import them.
   for name in FILES:
     check(folder / name)
-  # Read the metadata; whatever is wrong in it becomes one error.
+  # Read the metadata. Values of other types than expected make
+  # tensorflow-datasets and protobuf raise errors of any class.
   try:
     builder = tfds.builder_from_directory(folder)
     sizes = [split.num_examples for split in builder.info.splits.values()]
@@ -63,7 +47,7 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
       and builder.info.file_format is not None
       and isinstance(builder.info.features, tfds.features.FeaturesDict)
     )
-  except MALFORMED as error:
+  except Exception as error:
     reason = str(error).partition("\n")[0] or type(error).__name__
     raise _error(folder / " and ".join(FILES), reason) from None
   if not is_complete:
@@ -101,15 +85,15 @@ def check(path: Path) -> None:
 
 def feature_classes() -> frozenset[str]:
   """Returns the names under which tensorflow-datasets' features are stored."""
-  classes = [
-    value
-    for value in vars(tfds.features).values()
-    if isinstance(value, type)
-    and issubclass(value, tfds.features.FeatureConnector)
-  ]
-  aliases = (alias for c in classes for alias in vars(c).get("ALIASES", ()))
+  base = tfds.features.FeatureConnector
   return frozenset(
-    [*(f"{c.__module__}.{c.__name__}" for c in classes), *aliases]
+    name
+    for value in vars(tfds.features).values()
+    if isinstance(value, type) and issubclass(value, base)
+    for name in (
+      f"{value.__module__}.{value.__name__}",
+      *vars(value).get("ALIASES", ()),
+    )
   )
 
 

@@ -104,12 +104,10 @@ class Packed:
     if isinstance(indices, slice):
       indices = np.arange(len(self))[indices]
     rows = _rows(self, indices)
+    starts, stops = self.starts[rows], self.stops[rows]
+    labels, keys = self.labels[indices], self.keys[indices]
     return dataclasses.replace(
-      self,
-      starts=self.starts[rows],
-      stops=self.stops[rows],
-      labels=self.labels[indices],
-      keys=self.keys[indices],
+      self, starts=starts, stops=stops, labels=labels, keys=keys
     )
 
   def batch(
@@ -139,13 +137,11 @@ class Packed:
     stops = np.minimum(self.stops[rows], starts + room)
     # Copy row by row; slicing a memmap itself is slow.
     tokens = self.tokens.view(np.ndarray)
-    for row, start, stop in zip(
-      inputs, starts.tolist(), stops.tolist(), strict=True
-    ):
+    bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+    for row, (start, stop) in zip(inputs, bounds, strict=True):
       last = first + stop - start
-      np.add(
-        tokens[start:stop], self.shift, out=row[first:last], dtype=np.int32
-      )
+      stored, out = tokens[start:stop], row[first:last]
+      np.add(stored, self.shift, out=out, dtype=np.int32)
       if self.start:
         row[0] = self.start
       if self.end:
@@ -180,14 +176,12 @@ def pack(
 def drop(packed: Packed, token: int) -> Packed:
   """Returns the same split without one token, wherever it occurs."""
   is_kept = np.asarray(packed.tokens) != token - packed.shift
+  tokens = packed.tokens[is_kept]
   # Number of kept tokens before each place: the new place of what starts there.
   before = np.concatenate([[0], np.cumsum(is_kept)])
+  starts, stops = before[packed.starts], before[packed.stops]
   return dataclasses.replace(
-    packed,
-    tokens=packed.tokens[is_kept],
-    starts=before[packed.starts],
-    stops=before[packed.stops],
-    content="",
+    packed, tokens=tokens, starts=starts, stops=stops, content=""
   )
 
 
@@ -249,15 +243,8 @@ def open_split(folder: Path, content: str = "") -> Packed:
     np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
   )
   num_inputs = (len(offsets) - 1) // max(len(labels), 1) or 1
-  return Packed(
-    tokens,
-    offsets[:-1],
-    offsets[1:],
-    labels,
-    keys,
-    num_inputs=num_inputs,
-    content=content,
-  )
+  fields = {"num_inputs": num_inputs, "content": content}
+  return Packed(tokens, offsets[:-1], offsets[1:], labels, keys, **fields)
 
 
 def stage(
@@ -282,33 +269,36 @@ def stage(
   """
   if not _is_missing(folder, is_older):
     return
-  staged = folder.parent / f".staged-{folder.name}"
   # Wait for other processes that make the same folder.
   try:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder.parent / f".{folder.name}.lock")
-    _acquire(lock, folder.name)
+    lock = _acquire(folder)
   except OSError as error:
     raise UserError(
       f"{folder.parent} cannot be written ({error.strerror}): {_OTHER_FOLDER}"
     ) from None
-  # Look again: another process may have made it in the meantime.
-  try:
-    if not folder.exists() or is_older(folder):
-      shutil.rmtree(staged, ignore_errors=True)
+  with lock:
+    # Look again: another process may have made it in the meantime.
+    if folder.exists() and not is_older(folder):
+      return
+    staged = folder.parent / f".staged-{folder.name}"
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
       staged.mkdir()
       make(staged)
       _replace(staged, folder)
-  except Exception as error:
-    reason = durable.full_disk_reason(error)
-    if reason is None:
-      raise
-    # Free the space before the message says how much there is.
-    shutil.rmtree(staged, ignore_errors=True)
-    raise UserError(_full_disk_message(folder, reason)) from None
-  finally:
-    shutil.rmtree(staged, ignore_errors=True)
-    lock.release()
+    except BaseException as error:
+      # Free the space before the message says how much there is.
+      shutil.rmtree(staged, ignore_errors=True)
+      reason = durable.full_disk_reason(error)
+      if reason is None:
+        raise
+      free = shutil.disk_usage(folder.parent).free / 1e6
+      raise UserError(
+        f"{folder} cannot be written: {reason} ({free:,.1f} MB are free now "
+        "that the incomplete folder is removed). Make room and run again, or "
+        f"choose another place: {_OTHER_FOLDER}"
+      ) from None
 
 
 def _is_missing(folder: Path, is_older: Callable[[Path], bool]) -> bool:
@@ -319,15 +309,16 @@ def _is_missing(folder: Path, is_older: Callable[[Path], bool]) -> bool:
       f"{folder} is a link to {folder.readlink()}, which does not exist: "
       "remove the link and run again, or correct it."
     )
-  if folder.exists():
-    if not is_older(folder):
-      return False
+  if not folder.exists():
+    return True
+  if is_older(folder):
     print(
       f"{folder} was written by an older version, without digests: it is made "
       "again.",
       file=sys.stderr,
     )
-  return True
+    return True
+  return False
 
 
 _OTHER_FOLDER = (
@@ -350,21 +341,14 @@ def _replace(staged: Path, folder: Path) -> None:
   shutil.rmtree(older, ignore_errors=True)
 
 
-def _full_disk_message(folder: Path, reason: str) -> str:
-  free = shutil.disk_usage(folder.parent).free / 1e6
-  return (
-    f"{folder} cannot be written: {reason} ({free:,.1f} MB are free now that "
-    "the incomplete folder is removed). Make room and run again, or choose "
-    f"another place: {_OTHER_FOLDER}"
-  )
-
-
-def _acquire(lock: filelock.BaseFileLock, name: str) -> None:
+def _acquire(folder: Path) -> filelock.AcquireReturnProxy:
+  """Returns the lock of a folder, a context; waits until it is free."""
+  lock = filelock.FileLock(folder.parent / f".{folder.name}.lock")
   try:
-    lock.acquire(timeout=0)
+    return lock.acquire(timeout=0)
   except filelock.Timeout:
-    print(f"Another process prepares {name}: waiting.", file=sys.stderr)
-    lock.acquire()
+    print(f"Another process prepares {folder.name}: waiting.", file=sys.stderr)
+    return lock.acquire()
 
 
 def build(
@@ -397,7 +381,8 @@ def build(
 
   stage(folder, fill, lambda folder: digests.is_older(folder, RECORD, "splits"))
   info, files = digests.verify(folder, RECORD)
-  return {
+  splits = {
     name: open_split(folder / name, files[f"{name}/tokens.npy"])
     for name in info["splits"]
-  }, info
+  }
+  return splits, info

@@ -70,11 +70,8 @@ def decode(
       one that is damaged or truncated.
   """
   # Choose the reader by the first bytes, never by the name of the file.
-  reader = None
-  for name in formats:
-    signature, plugin = _READERS[name]
-    if content.startswith(signature):
-      reader = plugin
+  readers = (_READERS[name] for name in formats)
+  reader = next((r for start, r in readers if content.startswith(start)), None)
   if reader is None:
     raise refuse(f"no {' or '.join(formats)} file")
   _silence()

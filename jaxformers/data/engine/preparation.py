@@ -20,6 +20,7 @@ from typing import Any
 
 import tqdm
 
+from jaxformers import paths
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import digests, packed
 from jaxformers.data.engine.packed import Packed
@@ -30,15 +31,49 @@ RECORD = "source.json"
 CHUNK = 1_000  # Examples that are read and encoded together.
 
 
+def data_folder(data_dir: str | Path) -> Path:
+  """Returns the folder of prepared data; makes it if it is missing.
+
+  Args:
+    data_dir: path of the folder; "" for $JAXFORMERS_DATA_DIR, or else
+      ~/.cache/jaxformers.
+
+  Raises:
+    UserError: if it cannot be written, or none is chosen and the home
+      directory is unknown.
+  """
+  # Resolve the path, which may begin with ~.
+  chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR")
+  try:
+    folder = paths.expand(chosen or "~/.cache/jaxformers").absolute()
+  except UserError:
+    if chosen:
+      raise
+    raise UserError(
+      "The data directory ~/.cache/jaxformers is unknown, because HOME is not "
+      "set and this user has no home directory: pass --data_dir (prepare) or "
+      "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
+    ) from None
+  # Make it now, so that a wrong path fails before anything is read.
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(
+      f"The data directory {folder} cannot be made ({error.strerror}): pass "
+      "--config.data_dir=PATH or set JAXFORMERS_DATA_DIR."
+    ) from None
+  return folder
+
+
 def open_splits(
-  source: Source, encoding: Encoding, *, data_dir: Path, archive: str = ""
+  source: Source, encoding: Encoding, data_dir: str | Path, archive: str = ""
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits of a source as tokens; prepares and packs them if needed.
 
   Args:
     source: the data set.
     encoding: how its examples become tokens.
-    data_dir: folder of prepared data.
+    data_dir: folder of prepared data; see `data_folder`.
     archive: path of the archive, an unpacked folder, or a directory that a
       stock tensorflow-datasets builder has prepared in array_record; "" takes
       prepared data, else looks for the archive, else downloads it.
@@ -53,8 +88,10 @@ def open_splits(
       the one that the prepared data come from.
   """
 
+  root = data_folder(data_dir)
+
   def make(staged: Path) -> Mapping[str, Any]:
-    examples, info = open_examples(source, data_dir, archive)
+    examples, info = open_examples(source, root, archive)
     # Fit the vocabulary, if any, to the training split alone.
     train = examples["train" if "train" in examples else next(iter(examples))]
     encode, extra = encoding.fit(
@@ -71,7 +108,7 @@ def open_splits(
       packed.write(staged / split, rows(split), encoding.dtype)
     return info | extra
 
-  folder = data_dir / "packed" / f"{source.key}-{encoding.name}"
+  folder = root / "packed" / f"{source.key}-{encoding.name}"
   splits, info = packed.build(folder, make)
   _require_same_archive(source, folder, info, archive)
   return splits, info
@@ -184,9 +221,9 @@ def _chunks(
     total=len(examples), desc=title, file=sys.stderr, disable=None
   ) as bar:
     for start in range(0, len(examples), CHUNK):
-      indices = range(start, min(start + CHUNK, len(examples)))
-      yield examples.__getitems__(indices)
-      bar.update(len(indices))
+      chunk = range(len(examples))[start : start + CHUNK]
+      yield examples.__getitems__(chunk)
+      bar.update(len(chunk))
 
 
 def _require_network(source: Source) -> None:
@@ -196,25 +233,23 @@ def _require_network(source: Source) -> None:
   # Connect to the host and port of the archive, and hang up.
   url = urllib.parse.urlsplit(source.url)
   port = url.port or {"http": 80, "https": 443}[url.scheme]
-  outcome: list[OSError | None] = []
+  reason: Any = "no answer in 8 s"
 
   def connect() -> None:
+    nonlocal reason
     try:
       socket.create_connection((url.hostname, port), timeout=5).close()
-      outcome.append(None)
+      reason = None
     except OSError as error:
-      outcome.append(error)
+      reason = error
 
   # In a thread: looking a name up may take longer than the time-out above.
   thread = threading.Thread(target=connect, daemon=True)
   thread.start()
   thread.join(8)
-  if outcome != [None]:
-    reason = outcome[0] if outcome else "no answer in 8 s"
-    name = source.archives[0]
+  if reason is not None:
     raise UserError(
       f"{source.name} is not here, and {url.hostname} does not answer "
-      f"({reason}): run once with a network, or fetch {name} elsewhere and "
-      f"pass --archive PATH/{name} (prepare) or "
-      f"--config.task.archive=PATH/{name}."
+      f"({reason}): run once with a network, or fetch {source.archives[0]} "
+      f"elsewhere and pass {source.archive_options}."
     )

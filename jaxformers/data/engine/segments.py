@@ -81,8 +81,8 @@ class Segments:
     """Returns the places of the stream that are predicted, int64, in order."""
     ends = self._numbers(np.arange(len(self))) * self.stride + self.length + 1
     # The first window predicts all its places, a later one its last `stride`.
-    last = ends[:, None] + np.arange(-self.stride, 0)
-    places = np.concatenate([np.arange(1, self.length + 1), last[1:].ravel()])
+    last = ends[1:, None] + np.arange(-self.stride, 0)
+    places = np.append(np.arange(1, self.length + 1), last)
     return places[places < len(self.tokens)]
 
   def digest(self) -> str:

@@ -70,6 +70,12 @@ class Source:
     values = [self.tag] if self.tag else map(str, self.settings.values())
     return "-".join([self.name, *values])
 
+  @property
+  def archive_options(self) -> str:
+    """Options that give a command the path of the archive, for messages."""
+    path = f"PATH/{self.archives[0]}"
+    return f"--archive {path} (prepare) or --config.task.archive={path}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
@@ -93,7 +99,8 @@ class Encoding:
 def collect(
   stream: Iterable[tuple[str, str | int, Example]],
   path: Path,
-  expected: Mapping[str, Mapping[Any, int]],
+  expected: Mapping[str, int],
+  labels: Sequence[Any] = (None,),
   advice: str = "",
 ) -> dict[str, list[Keyed]]:
   """Gathers (split, key, example) by split, and checks counts and labels.
@@ -101,8 +108,8 @@ def collect(
   Args:
     stream: examples of one archive.
     path: path of the archive, for the message.
-    expected: split -> label -> number of examples; the label None stands for
-      the whole split, whatever its labels.
+    expected: number of examples of each label in a split, by split.
+    labels: labels to count; None stands for the examples of all labels.
     advice: sentence for the message: what else the user can do.
 
   Raises:
@@ -116,8 +123,8 @@ def collect(
     counts[split, example["label"]] += 1
     counts[split, None] += 1
   # Compare all counts only now: a truncated archive ends the stream early.
-  for split, labels in expected.items():
-    for label, count in labels.items():
+  for split, count in expected.items():
+    for label in labels:
       if counts[split, label] != count:
         what = "examples" if label is None else f"examples of {label!r}"
         raise UserError(

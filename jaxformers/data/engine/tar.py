@@ -1,9 +1,9 @@
 """Tar archives, plain or compressed, read as a stream and to their end.
 
-Python's tarfile stops silently at a damaged header and leaves what follows the
-end mark unread, so that a gzip's checksum is never compared. This reader always
-reads to the last byte of the file. Headers are parsed by tarfile, one block
-each; their extensions are read in a loop and are limited in size and number.
+Python's tarfile takes a damaged header for the end of the archive. It also
+stops at the end mark, before the checksum of a gzip. This reader always reads
+to the last byte of the file. Headers are parsed by tarfile, one block each;
+their extensions are read in a loop and are limited in size and number.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block";
 RFC 1952 for what may follow a gzip.
@@ -12,7 +12,9 @@ RFC 1952 for what may follow a gzip.
 from __future__ import annotations
 
 import bz2
+import collections
 import io
+import itertools
 import lzma
 import re
 import tarfile
@@ -43,36 +45,9 @@ class TooLargeError(Exception):
   """An archive that unpacks to more bytes than are allowed."""
 
 
-class _Gzip:
-  """Decompressor of one gzip member, with the interface of bz2's and lzma's."""
-
-  def __init__(self) -> None:
-    self._inflate = zlib.decompressobj(wbits=31)  # 31: verify the trailer.
-
-  @property
-  def eof(self) -> bool:
-    """True once the trailer was read and agrees with the content."""
-    return self._inflate.eof
-
-  @property
-  def unused_data(self) -> bytes:
-    """Bytes of the input behind the trailer."""
-    return self._inflate.unused_data
-
-  @property
-  def needs_input(self) -> bool:
-    """True if all input has been decompressed."""
-    return not self._inflate.unconsumed_tail
-
-  def decompress(self, content: bytes, max_length: int) -> bytes:
-    """Returns at most `max_length` bytes; keeps what it did not read."""
-    pending = self._inflate.unconsumed_tail
-    return self._inflate.decompress(pending + content, max_length)
-
-
 # Decompressors by the first bytes of a file.
 DECOMPRESSORS: dict[bytes, Callable[[], Any]] = {
-  b"\x1f\x8b": _Gzip,
+  b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),  # Verifies the trailer.
   b"BZh": bz2.BZ2Decompressor,
   b"\xfd7zXZ\x00": lambda: lzma.LZMADecompressor(
     lzma.FORMAT_XZ, memlimit=MAX_DICTIONARY
@@ -97,87 +72,48 @@ def is_tar(start: bytes) -> bool:
   return True
 
 
-class Stream(io.RawIOBase):
-  """Content of a file, decompressed by the format of its first bytes.
+def _decompress(raw: Any, start: bytes, magic: bytes) -> Iterator[bytes]:
+  """Yields the content of a file in parts of at most `BUFFER` bytes.
 
   The checksum of every compressed stream is verified at its end. Zeros may
   follow it, as on tapes, or another stream, as parallel compressors write.
 
   Args:
-    raw: the file, opened in binary mode at its beginning.
-    max_bytes: largest allowed size of the decompressed content.
+    raw: the file, opened in binary mode and read up to `start`.
+    start: its first bytes.
+    magic: key of `DECOMPRESSORS`, with which they begin; b"" for no
+      compression.
+
+  Raises:
+    EOFError: if a compressed stream has no end.
+    OSError, tarfile.ReadError, zlib.error, lzma.LZMAError: for damaged content.
   """
-
-  def __init__(self, raw: Any, max_bytes: int) -> None:
-    # The first bytes tell the format; they are input as well.
-    start = raw.read(CHUNK)
-    self._raw, self._input, self._left = raw, start, max_bytes
-    self._magic = next((m for m in DECOMPRESSORS if start.startswith(m)), b"")
-    self.is_compressed = bool(self._magic)
-    if self.is_compressed:
-      self._decompressor = DECOMPRESSORS[self._magic]()
-
-  def readable(self) -> bool:
-    """Always True."""
-    return True
-
-  def readinto(self, buffer: Any) -> int:
-    """Fills a part of the buffer; 0 at the end of the file.
-
-    Raises:
-      TooLargeError: once there are more than `max_bytes`.
-      EOFError: if a compressed stream has no end.
-      OSError, zlib.error, lzma.LZMAError: for damaged content.
-    """
-    # Ask for one byte more than is allowed, to see if there is one.
-    size = min(len(buffer), self._left + 1)
-    content = self._decompress(size) if self.is_compressed else self._take(size)
-    self._left -= len(content)
-    if self._left < 0:
-      raise TooLargeError
-    buffer[: len(content)] = content
-    return len(content)
-
-  def _take(self, size: int) -> bytes:
-    """Returns at most `size` bytes of the file as they are."""
-    content = self._input or self._raw.read(max(size, CHUNK))
-    self._input = content[size:]
-    return content[:size]
-
-  def _decompress(self, size: int) -> bytes:
-    """Returns 1 to `size` decompressed bytes, or b"" at the end of the file."""
-    while True:
-      # Continue with the next compressed stream, if there is one.
-      if self._decompressor.eof and not self._next_stream():
-        return b""
-      # Read more of the file once the decompressor has used up its input.
-      if self._decompressor.needs_input and not self._input:
-        self._input = self._raw.read(CHUNK)
-        is_end = not self._input
-      else:
-        is_end = False
-      compressed, self._input = self._input, b""
-      content = self._decompressor.decompress(compressed, size)
-      if content:
-        return content
-      if is_end and not self._decompressor.eof:
-        raise EOFError("the compressed stream has no end")
-
-  def _next_stream(self) -> bool:
-    """Starts on the stream that follows; returns False if none does."""
-    # Skip zeros.
-    rest = self._decompressor.unused_data.lstrip(b"\0")
-    while not rest and (more := self._raw.read(CHUNK)):
-      rest = more.lstrip(b"\0")
-    if not rest:
-      return False
-    # Require another stream of the same format.
-    rest += self._raw.read(len(self._magic))
-    if not rest.startswith(self._magic):
+  pending = start
+  while pending and not magic:
+    yield pending
+    pending = raw.read(BUFFER)
+  while pending:
+    # Require a stream of the same format as the first.
+    pending += raw.read(len(magic))
+    if not pending.startswith(magic):
       raise tarfile.ReadError("other data follow its compressed stream")
-    self._decompressor = DECOMPRESSORS[self._magic]()
-    self._input = rest
-    return True
+    decompressor = DECOMPRESSORS[magic]()
+    while not decompressor.eof:
+      # zlib returns input that it did not use; the others keep it.
+      is_end = False
+      if not pending and getattr(decompressor, "needs_input", True):
+        pending = raw.read(CHUNK)
+        is_end = not pending
+      content = decompressor.decompress(pending, BUFFER)
+      pending = getattr(decompressor, "unconsumed_tail", b"")
+      if content:
+        yield content
+      elif is_end and not decompressor.eof:
+        raise EOFError("the compressed stream has no end")
+    # Skip zeros behind the stream.
+    pending = decompressor.unused_data.lstrip(b"\0")
+    while not pending and (more := raw.read(CHUNK)):
+      pending = more.lstrip(b"\0")
 
 
 def read_members(
@@ -198,12 +134,11 @@ def read_members(
     tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError: for a
       damaged archive; see `DAMAGE`.
   """
-  # Read header after header; pax headers may hold for all that follow.
-  stream = Stream(raw, max_bytes)
-  reader = _Reader(stream, max_bytes)
+  # Read header after header; global pax headers hold for all that follow.
+  reader = _Reader(raw, max_bytes)
   global_fields: dict[bytes, bytes] = {}
   while (member := _next_member(reader, global_fields)) is not None:
-    # Links and folders have no content, whatever size their header claims.
+    # Ignore the size in a header of a link or a folder: they have no content.
     is_stored = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
     size = member.size if is_stored else 0
     reader.name = member.name
@@ -212,27 +147,41 @@ def read_members(
     else:
       reader.skip(size)
     reader.skip(-size % BLOCK)  # The padding to a full block.
-  _check_end(reader, stream.is_compressed)
+  _check_end(reader)
 
 
 class _Reader:
-  """Reads exact numbers of bytes from a stream.
+  """Reads exact numbers of decompressed bytes of a file.
 
   Attributes:
-    position: bytes read so far.
+    is_compressed: True for a compressed file.
+    position: decompressed bytes read so far.
     name: name of the last member, for messages.
   """
 
-  def __init__(self, stream: Stream, max_bytes: int) -> None:
-    self._stream = io.BufferedReader(stream, BUFFER)
+  def __init__(self, raw: Any, max_bytes: int) -> None:
+    start = raw.read(CHUNK)
+    magic = next((m for m in DECOMPRESSORS if start.startswith(m)), b"")
+    self._parts = _decompress(raw, start, magic)
+    self._part = io.BytesIO()
     self._max_bytes = max_bytes
+    self.is_compressed = bool(magic)
     self.position = 0
     self.name = ""
 
   def read_some(self, size: int = BUFFER) -> bytes:
-    """Returns `size` bytes, fewer only at the end."""
-    content = self._stream.read(size)
+    """Returns `size` bytes, fewer only at the end of the file.
+
+    Raises:
+      TooLargeError: if there are more than `max_bytes`.
+    """
+    content = self._part.read(size)
+    while len(content) < size and (part := next(self._parts, b"")):
+      self._part = io.BytesIO(part)
+      content += self._part.read(size - len(content))
     self.position += len(content)
+    if self.position > self._max_bytes:
+      raise TooLargeError
     return content
 
   def read_exactly(self, size: int, what: str) -> bytes:
@@ -250,20 +199,14 @@ class _Reader:
   def read_content(self, size: int) -> bytes:
     """Returns the content of a member.
 
-    A damaged header may claim any size, so large content is read in chunks: no
-    more memory is used than the file has bytes.
+    A damaged header may claim any size. Reading in chunks uses no more memory
+    than the file has bytes.
     """
-    if size <= BUFFER:
-      return self.read_exactly(size, repr(self.name))
-    content = io.BytesIO()
-    for chunk in self._chunks(size):
-      content.write(chunk)
-    return content.getvalue()
+    return b"".join(self._chunks(size))
 
   def skip(self, size: int) -> None:
     """Skips content or padding."""
-    for _ in self._chunks(size):
-      pass
+    collections.deque(self._chunks(size), maxlen=0)
 
   def _chunks(self, size: int) -> Iterator[bytes]:
     if self.position + size > self._max_bytes:
@@ -369,18 +312,18 @@ def _apply(
     member.type = tarfile.GNUTYPE_SPARSE
 
 
-def _check_end(reader: _Reader, is_compressed: bool) -> None:
-  """Reads to the end, and raises for more than zeros behind the end mark.
+def _check_end(reader: _Reader) -> None:
+  """Reads to the end, and raises for other data than zeros.
 
-  POSIX leaves the rest of the last record undefined. In a compressed file,
-  whose checksum excludes damage, anything but another header is accepted there.
+  POSIX does not define what fills the last record behind the end mark. In a
+  compressed file, which has a checksum, it may be anything but another header.
   """
   if reader.read_exactly(BLOCK, "its end mark") != ZEROS:
     raise reader.error("has an end mark of one block instead of two")
   # Check the rest of the last record, then whatever follows it.
   rest = reader.read_some(-reader.position % RECORD)
-  if rest.strip(b"\0") and (not is_compressed or b"ustar" in rest):
+  if reader.is_compressed and b"ustar" not in rest:
+    rest = b""
+  parts = itertools.chain([rest], iter(reader.read_some, b""))
+  if any(part.strip(b"\0") for part in parts):
     raise reader.error("has other data than zeros behind its end mark")
-  while content := reader.read_some():
-    if content.strip(b"\0"):
-      raise reader.error("has other data than zeros behind its end mark")

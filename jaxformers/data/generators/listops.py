@@ -17,9 +17,8 @@ settings.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import itertools
 import os
@@ -27,6 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxformers.data.engine.loader import prefetch
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -95,19 +95,12 @@ class Settings:
   def for_test(self) -> Settings:
     """Returns the settings of the test split."""
     # Without other lengths, the same object: `generate` shares its stream.
-    lengths = (
-      self.test_min_length or self.min_length,
-      self.test_max_length or self.max_length,
-    )
-    if lengths == (self.min_length, self.max_length):
+    least = self.test_min_length or self.min_length
+    most = self.test_max_length or self.max_length
+    if (least, most) == (self.min_length, self.max_length):
       return self
-    return dataclasses.replace(
-      self,
-      min_length=lengths[0],
-      max_length=lengths[1],
-      test_min_length=0,
-      test_max_length=0,
-    )
+    unset = {"test_min_length": 0, "test_max_length": 0}
+    return dataclasses.replace(self, min_length=least, max_length=most, **unset)
 
 
 @dataclasses.dataclass
@@ -139,9 +132,8 @@ class _Level:
     """Returns the nodes of the kept trees; kept is bool [trees]."""
     nodes = kept[self.tree]
     children = self.children[nodes[self.inner]]
-    return _Level(
-      self.tree[nodes], self.operator[nodes], self.digit[nodes], children
-    )
+    arrays = (self.tree, self.operator, self.digit)
+    return _Level(*(array[nodes] for array in arrays), children)
 
 
 def _grow(
@@ -276,22 +268,6 @@ def trees(
   return _write(levels, sizes), offsets, _values(levels)
 
 
-def _blocks(settings: Settings) -> Iterator[tuple[np.ndarray, ...]]:
-  """Yields all blocks in order, generated ahead by threads.
-
-  NumPy releases the interpreter's lock, so the threads run at once.
-  """
-  workers = os.cpu_count() or 1
-  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-    ahead = collections.deque(
-      pool.submit(trees, settings, block) for block in range(2 * workers)
-    )
-    # Ask for another block whenever one is taken.
-    for block in itertools.count(len(ahead)):
-      yield ahead.popleft().result()
-      ahead.append(pool.submit(trees, settings, block))
-
-
 def _distinct(
   settings: Settings, seen: set[bytes]
 ) -> Iterator[tuple[np.ndarray, int]]:
@@ -305,7 +281,11 @@ def _distinct(
     UserError: if a hundred blocks in a row hold no new tree.
   """
   barren = 0  # Blocks without a new tree since the last one.
-  for ids, offsets, values in _blocks(settings):
+  # NumPy releases the interpreter's lock, so the threads run at once.
+  workers = os.cpu_count() or 1
+  make = functools.partial(trees, settings)
+  blocks = prefetch(make, itertools.count(), ahead=2 * workers, threads=workers)
+  for ids, offsets, values in blocks:
     fresh = 0
     # Yield the trees whose hash is new, in the order of the block.
     for start, stop, value in zip(offsets, offsets[1:], values, strict=False):
@@ -343,8 +323,6 @@ def generate(settings: Settings) -> dict[str, Packed]:
   # Draw the splits in this order from the streams.
   splits = {}
   for name, (source, count) in plan.items():
-    rows = [next(source) for _ in range(count)]
-    splits[name] = pack(
-      [tree for tree, _ in rows], np.array([value for _, value in rows])
-    )
+    rows, values = zip(*itertools.islice(source, count), strict=True)
+    splits[name] = pack(rows, np.array(values))
   return splits

@@ -15,7 +15,7 @@ but from other random numbers: images differ, their distribution does not
 The steps of an image, each a function below:
 
 1. `_two_snakes` places both first paddles (`_two_seeds`) and lets the snakes
-   grow in turn (`_grow`, which chooses the next paddle by `_extend`).
+   grow in turn (`_grow`).
 2. `_distractors` places shorter snakes where there is room.
 3. `_image` paints all of them and the two discs, and scales to 0 to 255.
 
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ class Sprites(NamedTuple):
     box: int64 [360 + k, 4], first row, one past the last row, first column, and
       one past the last column.
     place: int64 [k, 2], (y, x) of the head relative to the pivot.
-    turn: float64 [k], angle of that place.
+    angle: float64 [360 + k], direction of a paddle.
     room: int64 [360, m, 2], pixels around the tail of a first paddle that must
       be free, of which the first `rooms` count.
     rooms: int64 [360], 0 for an orientation that is never taken.
@@ -89,7 +90,7 @@ class Sprites(NamedTuple):
   region: np.ndarray
   box: np.ndarray
   place: np.ndarray
-  turn: np.ndarray
+  angle: np.ndarray
   room: np.ndarray
   rooms: np.ndarray
   tails: np.ndarray
@@ -204,25 +205,13 @@ def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
   return table, np.array([len(row) for row in rows])
 
 
-def _reaches_every_corner(offsets: np.ndarray) -> bool:
-  """Returns True if the original could place a first paddle at all.
-
-  In a corner of the image, where every pixel of the room may lie outside, the
-  original's dilation yields minus infinity, and then it finds no free place
-  anywhere. This excludes most orientations at 32 pixels, and is the reason why
-  few distractors are drawn there.
-
-  Args:
-    offsets: pixels of the room relative to the tail, int64 [m, 2].
-  """
-  return all(
-    ((offsets * sign) >= 0).all(1).any()
-    for sign in ((1, 1), (1, -1), (-1, 1), (-1, -1))
-  )
-
-
 def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
   """Returns the pixels that must be free around the tail of a first paddle.
+
+  In a corner of the image every pixel of a room may lie outside. There the
+  original's dilation yields minus infinity, and it finds no free place anywhere
+  for such an orientation. This excludes most orientations at 32 pixels, and is
+  the reason why few distractors are drawn there.
 
   Args:
     regions: uint8 [360, w, w], what first paddles keep clear.
@@ -238,7 +227,10 @@ def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
     # Take the pixels that the paddle keeps clear entirely.
     offsets = np.argwhere(region == 255) - centre
     offsets = offsets[(np.abs(offsets) <= far).all(1)]
-    rooms.append(offsets if _reaches_every_corner(offsets) else offsets[:0])
+    # Take no orientation whose room has no pixel towards one of the corners.
+    sides = itertools.product((1, -1), repeat=2)
+    is_taken = all((offsets * side >= 0).all(1).any() for side in sides)
+    rooms.append(offsets if is_taken else offsets[:0])
   return rooms
 
 
@@ -282,9 +274,10 @@ def sprites(resolution: int, margin: int) -> Sprites:
   place = np.unique(np.floor(circle).astype(np.int64), axis=0)
   turn = np.arctan2(place[:, 0], place[:, 1])
   # Draw first paddles from the tail, and next paddles from the head back.
-  degrees = np.deg2rad(np.arange(-180, 180))
+  degrees = np.arange(-180, 180)
   back = np.where(turn < 0, turn + np.pi, turn - np.pi)
-  drawn = [_draw(geometry, margin, angle) for angle in (*degrees, *back)]
+  angles = (*np.deg2rad(degrees), *back)
+  drawn = [_draw(geometry, margin, angle) for angle in angles]
   paddles, regions = (np.stack(images) for images in zip(*drawn, strict=True))
   # List where first paddles can be.
   rooms = _rooms(regions[:360], far)
@@ -298,7 +291,7 @@ def sprites(resolution: int, margin: int) -> Sprites:
     region=regions,
     box=np.stack([_bounds(region) for region in regions]),
     place=place,
-    turn=turn,
+    angle=np.concatenate([degrees * np.pi / 180, turn]),
     room=room,
     rooms=num_rooms,
     tails=tail,
@@ -359,13 +352,13 @@ def _weigh_turns(
   disc around it is taken; beyond a right angle it weighs nothing.
   """
   size = numbers.size
-  weights = np.zeros(len(sprites.turn))
-  for k in range(len(sprites.turn)):
+  weights = np.zeros(len(sprites.place))
+  for k in range(len(sprites.place)):
     head_y, head_x = y + sprites.place[k, 0], x + sprites.place[k, 1]
     if not _inside(head_y, head_x, size):
       continue
     # Compare the direction with that of the last paddle.
-    delta = abs(sprites.turn[k] - angle)
+    delta = abs(sprites.angle[360 + k] - angle)
     delta = min(delta, 2 * math.pi - delta) * numbers.continuity
     if delta >= math.pi / 2:
       continue
@@ -380,30 +373,25 @@ def _weigh_turns(
 
 
 @compiled
-def _extend(
-  rng: Any, mask: Any, last: Any, angle: float, sprites: Any, numbers: Any
-) -> tuple[int, int, int]:
-  """Chooses the next paddle of a snake.
+def _grow(rng: Any, mask: Any, last: Any, sprites: Any, numbers: Any) -> bool:
+  """Adds a paddle to a snake and updates `last`; returns False if it fails.
 
   Args:
     rng: NumPy's generator.
-    mask: what is taken.
+    mask: what is taken; the paddle before the new one is added to it.
     last: latest paddle of the snake.
-    angle: direction of that paddle.
     sprites: see `Sprites`.
     numbers: see `Numbers`.
-
-  Returns:
-    (k, y, x): the k-th place, and the new pivot; k = -1 if there is none.
   """
   # Move the pivot by a paddle and the margins at both of its ends.
   far = float(numbers.length + 2 * numbers.margin)
+  angle = sprites.angle[last[0]]
   y, x = _compiled_translate(last[3], last[4], angle, far)
   # Fail if no place is free in the directions ahead.
   weights = _weigh_turns(mask, y, x, angle, sprites, numbers)
   total = weights.sum()
   if total < 1e-4:
-    return -1, y, x
+    return False
   for _ in range(PADDLE_TRIALS):
     # Draw a place by its weight.
     left = rng.random() * total
@@ -415,28 +403,31 @@ def _extend(
     head_y, head_x = y + sprites.place[k, 0], x + sprites.place[k, 1]
     region, box = sprites.region[360 + k], sprites.box[360 + k]
     if not _crosses(mask, region, box, head_y, head_x):
-      return k, y, x
-  return -1, y, x
+      # Mask the paddle before only now: the next one begins within its region.
+      _take(mask, last, sprites)
+      last[:] = (360 + k, head_y, head_x, y, x)
+      return True
+  return False
 
 
 @compiled
-def _pivot(y: int, x: int, degree: int, numbers: Any) -> tuple[bool, int, int]:
-  """Returns the pivot of a first paddle with its tail at (y, x).
+def _begin(last: Any, y: int, x: int, degree: int, numbers: Any) -> bool:
+  """Writes a first paddle with its tail at (y, x) into `last`.
 
-  Returns:
-    (inside, y, x): True if head and pivot lie in the image, and the pivot.
+  Returns False, and writes nothing, if head or pivot lie outside of the image.
   """
   # Go from the tail to the head, and back by a paddle and a margin.
   angle = (degree - 180) * math.pi / 180
   back = angle + math.pi if angle < 0 else angle - math.pi
   head_y, head_x = _compiled_translate(y, x, angle, float(numbers.length))
-  pivot_y, pivot_x = _compiled_translate(
-    head_y, head_x, back, float(numbers.length + numbers.margin)
-  )
-  inside = _inside(head_y, head_x, numbers.size) and _inside(
-    pivot_y, pivot_x, numbers.size
-  )
-  return inside, pivot_y, pivot_x
+  far = float(numbers.length + numbers.margin)
+  pivot_y, pivot_x = _compiled_translate(head_y, head_x, back, far)
+  if not _inside(head_y, head_x, numbers.size):
+    return False
+  if not _inside(pivot_y, pivot_x, numbers.size):
+    return False
+  last[:] = (degree, y, x, pivot_y, pivot_x)
+  return True
 
 
 @compiled
@@ -450,17 +441,14 @@ def _two_seeds(rng: Any, sprites: Any, numbers: Any, state: Any) -> bool:
     state: int64 [2, 5], written here: `last` of each snake.
   """
   # Place the first snake at a tail that has room.
-  inside = False
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     if sprites.num_tails[degree] == 0:
       return False
-    tail = sprites.tails[degree, rng.integers(0, sprites.num_tails[degree])]
-    inside, pivot_y, pivot_x = _pivot(tail[0], tail[1], degree, numbers)
-    if inside:
-      state[0] = (degree, tail[0], tail[1], pivot_y, pivot_x)
+    y, x = sprites.tails[degree, rng.integers(0, sprites.num_tails[degree])]
+    if _begin(state[0], y, x, degree, numbers):
       break
-  if not inside:
+  else:
     return False
   # Place the second one in a random direction from it.
   for _ in range(PADDLE_TRIALS):
@@ -468,34 +456,9 @@ def _two_seeds(rng: Any, sprites: Any, numbers: Any, state: Any) -> bool:
     direction = rng.integers(0, 360) * math.pi / 180
     y = round(state[0, 1] + numbers.seed_distance * math.sin(direction))
     x = round(state[0, 2] + numbers.seed_distance * math.cos(direction))
-    inside, pivot_y, pivot_x = _pivot(y, x, degree, numbers)
-    if inside:
-      state[1] = (degree, y, x, pivot_y, pivot_x)
+    if _begin(state[1], y, x, degree, numbers):
       return True
   return False
-
-
-@compiled
-def _angle_of(sprite: int, sprites: Any) -> float:
-  if sprite < 360:
-    return (sprite - 180) * math.pi / 180
-  return sprites.turn[sprite - 360]
-
-
-@compiled
-def _grow(rng: Any, mask: Any, last: Any, sprites: Any, numbers: Any) -> bool:
-  """Adds a paddle to a snake and updates `last`; returns False if it fails."""
-  angle = _angle_of(last[0], sprites)
-  k, pivot_y, pivot_x = _extend(rng, mask, last, angle, sprites, numbers)
-  if k < 0:
-    return False
-  # Mask the paddle before only now: the next one begins within its region.
-  _take(mask, last, sprites)
-  last[0] = 360 + k
-  last[1] = pivot_y + sprites.place[k, 0]
-  last[2] = pivot_x + sprites.place[k, 1]
-  last[3], last[4] = pivot_y, pivot_x
-  return True
 
 
 @compiled
@@ -508,10 +471,8 @@ def _take(mask: Any, paddle: Any, sprites: Any) -> None:
 @compiled
 def _paint(image: Any, paddles: Any, contrast: float, sprites: Any) -> None:
   """Draws a snake: paddles [m, 3], each (sprite, y, x)."""
-  side = sprites.paddle.shape[1]
-  box = np.array((0, side, 0, side))
   for k, y, x in paddles:
-    _stamp(image, sprites.paddle[k], box, y, x, contrast)
+    _stamp(image, sprites.paddle[k], sprites.box[k], y, x, contrast)
 
 
 @compiled
@@ -562,7 +523,7 @@ def _has_room(mask: Any, degree: int, y: int, x: int, sprites: Any) -> bool:
 
 @compiled
 def _free_tail(
-  rng: Any, mask: Any, degree: int, free: Any, sprites: Any
+  rng: Any, mask: Any, degree: int, sprites: Any
 ) -> tuple[int, int]:
   """Returns a random place where a first paddle has room, else (-1, -1).
 
@@ -572,7 +533,6 @@ def _free_tail(
     rng: NumPy's generator.
     mask: what is taken.
     degree: orientation of the paddle.
-    free: int64 [size * size, 2], memory to list the places in.
     sprites: see `Sprites`.
   """
   size = mask.shape[0]
@@ -582,6 +542,7 @@ def _free_tail(
     if _has_room(mask, degree, y, x, sprites):
       return y, x
   # List all free places, and draw one.
+  free = np.empty((size * size, 2), np.int64)
   count = 0
   for y in range(size):
     for x in range(size):
@@ -595,9 +556,7 @@ def _free_tail(
 
 
 @compiled
-def _seed(
-  rng: Any, mask: Any, free: Any, sprites: Any, numbers: Any, last: Any
-) -> bool:
+def _seed(rng: Any, mask: Any, sprites: Any, numbers: Any, last: Any) -> bool:
   """Places the first paddle of a distractor; returns False if none fits."""
   # Give up where hardly any pixel is free.
   if (mask <= FREE).sum() < LEAST_ROOM * mask.size:
@@ -607,13 +566,10 @@ def _seed(
     if sprites.rooms[degree] == 0:
       return False
     # Place its tail, and keep it if head and pivot lie in the image.
-    y, x = _free_tail(rng, mask, degree, free, sprites)
+    y, x = _free_tail(rng, mask, degree, sprites)
     if y < 0:
       return False
-    inside, pivot_y, pivot_x = _pivot(y, x, degree, numbers)
-    if inside:
-      last[0], last[1], last[2] = degree, y, x
-      last[3], last[4] = pivot_y, pivot_x
+    if _begin(last, y, x, degree, numbers):
       return True
   return False
 
@@ -623,25 +579,22 @@ def _distractors(
   rng: Any, image: Any, mask: Any, sprites: Any, numbers: Any
 ) -> int:
   """Draws as many distractors as find room; returns their number."""
-  free = np.empty((numbers.size * numbers.size, 2), np.int64)
   last = np.zeros(5, np.int64)
   paddles = np.zeros((numbers.distractor_length, 3), np.int64)
   drawn = 0
   for _ in range(numbers.distractors):
     for _ in range(SNAKE_TRIALS):
-      if not _seed(rng, mask, free, sprites, numbers, last):
+      if not _seed(rng, mask, sprites, numbers, last):
         continue
       # Grow on a copy of the mask: an attempt may fail half-way.
       taken = mask.copy()
       paddles[0] = last[:3]
-      is_complete = True
       for paddle in range(1, numbers.distractor_length):
         if not _grow(rng, taken, last, sprites, numbers):
-          is_complete = False
           break
         paddles[paddle] = last[:3]
-      # Keep the attempt: its mask, and its paddles in the image.
-      if is_complete:
+      else:
+        # Keep the attempt: its mask, and its paddles in the image.
         _take(taken, last, sprites)
         mask[:] = taken
         _paint(image, paddles, numbers.distractor, sprites)
@@ -674,11 +627,8 @@ def _image(rng: Any, sprites: Any, numbers: Any) -> Any:
     _stamp(image, sprites.disc, box, end[0], end[1], 1.0)
   # Scale brightness to 0 to 255.
   low, high = image.min(), image.max()
-  pixels = np.empty((numbers.size, numbers.size), np.uint8)
-  for y in range(numbers.size):
-    for x in range(numbers.size):
-      pixels[y, x] = int((image[y, x] - low) * (255.0 / (high - low)) + 0.5)
-  return pixels, label, path, marked, drawn, restarts
+  pixels = (image - low) * (255.0 / (high - low)) + 0.5
+  return pixels.astype(np.uint8), label, path, marked, drawn, restarts
 
 
 class Sample(NamedTuple):
@@ -755,8 +705,7 @@ def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
 def chunks(settings: Settings, starts: list[int]) -> Iterator[tuple[int, Any]]:
   """Yields (start, chunk) as they are finished, generated on all cores."""
   # Threads run at once: compiled code holds no lock.
-  workers = os.cpu_count() or 1
-  pool = concurrent.futures.ThreadPoolExecutor(workers)
+  pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
   try:
     jobs = {pool.submit(chunk, settings, start): start for start in starts}
     for job in concurrent.futures.as_completed(jobs):

@@ -64,8 +64,12 @@ class Augment:
       )
     # Compare every number with its range.
     highest = {"randaugment": 10, "color_jitter": 1, "erase": 1}
-    for name in ("randaugment", "color_jitter", "erase", "mixup", "cutmix"):
-      value, most = getattr(self, name), highest.get(name, math.inf)
+    for name, most in {
+      **highest,
+      "mixup": math.inf,
+      "cutmix": math.inf,
+    }.items():
+      value = getattr(self, name)
       if not 0 <= value <= most:
         raise UserError(
           f"augment.{name}={value} is not in [0, {most}]: choose a value in it."
@@ -94,28 +98,22 @@ def image(
   height, width = size
   # Crop to the size.
   if how.crop == "resized":
-    box = _part(picture, rng)
-    picture = picture.resize((width, height), BICUBIC, box)
-  elif how.crop == "pad":
-    picture = fit(picture, size)
-    padded = ImageOps.expand(picture, 4)
-    x, y = rng.integers(0, 9, 2).tolist()
-    picture = padded.crop((x, y, x + width, y + height))
+    picture = picture.resize((width, height), BICUBIC, _part(picture, rng))
   else:
     picture = fit(picture, size)
+  if how.crop == "pad":
+    x, y = rng.integers(0, 9, 2).tolist()
+    padded = ImageOps.expand(picture, 4)
+    picture = padded.crop((x, y, x + width, y + height))
   # Mirror, and change shapes and colours.
   if how.flip and rng.random() < 0.5:
     picture = ImageOps.mirror(picture)
   if how.randaugment:
     picture = randaugment(picture, how.randaugment, rng)
   if how.color_jitter:
-    for enhance in (
-      ImageEnhance.Brightness,
-      ImageEnhance.Contrast,
-      ImageEnhance.Color,
-    ):
+    for kind in ("Brightness", "Contrast", "Color"):
       factor = rng.uniform(1 - how.color_jitter, 1 + how.color_jitter)
-      picture = enhance(picture).enhance(factor)
+      picture = getattr(ImageEnhance, kind)(picture).enhance(factor)
   return picture
 
 
@@ -160,12 +158,6 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
   return x, y, x + side[0], y + side[1]
 
 
-def _affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-  return picture.transform(
-    picture.size, Image.Transform.AFFINE, matrix, BICUBIC, fillcolor=MEAN_COLOUR
-  )
-
-
 def _sign(rng: Rng) -> float:
   return -1.0 if rng.random() < 0.5 else 1.0
 
@@ -182,37 +174,39 @@ def _rotate(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
   return picture.rotate(angle, BICUBIC, fillcolor=MEAN_COLOUR)
 
 
-def _shear_x(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  return _affine(picture, (1, 0.3 * share * _sign(rng), 0, 0, 1, 0))
+def _affine(
+  entry: int, most: float, side: int | None = None
+) -> Callable[[Image.Image, float, Rng], Image.Image]:
+  """Returns the affine map that changes one entry of (1, 0, 0, 0, 1, 0).
+
+  Args:
+    entry: 1 or 3 to shear, 2 or 5 to move along x or y.
+    most: value of the entry at share 1.
+    side: 0 or 1 if the value is a share of the width or of the height.
+  """
+
+  def apply(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
+    value = most * share * _sign(rng)
+    matrix = [1, 0, 0, 0, 1, 0]
+    matrix[entry] = value if side is None else value * picture.size[side]
+    kind = Image.Transform.AFFINE
+    return picture.transform(
+      picture.size, kind, matrix, BICUBIC, fillcolor=MEAN_COLOUR
+    )
+
+  return apply
 
 
-def _shear_y(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  return _affine(picture, (1, 0, 0, 0.3 * share * _sign(rng), 1, 0))
-
-
-def _move_x(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  pixels = 0.45 * share * _sign(rng) * picture.size[0]
-  return _affine(picture, (1, 0, pixels, 0, 1, 0))
-
-
-def _move_y(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  pixels = 0.45 * share * _sign(rng) * picture.size[1]
-  return _affine(picture, (1, 0, 0, 0, 1, pixels))
-
-
-def _posterize(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  del rng
+def _posterize(picture: Image.Image, share: float, _: Rng) -> Image.Image:
   bits = 4 - int(4 * share)
   return ImageOps.posterize(picture, bits) if bits else picture.point([0] * 768)
 
 
-def _solarize(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  del rng
+def _solarize(picture: Image.Image, share: float, _: Rng) -> Image.Image:
   return ImageOps.solarize(picture, 256 - min(256, int(256 * share)))
 
 
-def _solarize_add(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
-  del rng
+def _solarize_add(picture: Image.Image, share: float, _: Rng) -> Image.Image:
   added = min(128, int(110 * share))
   table = [min(255, v + added) if v < 128 else v for v in range(256)]
   return picture.point(table * 3)
@@ -231,10 +225,10 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, Rng], Image.Image]] = {
   "contrast": _enhance(ImageEnhance.Contrast),
   "brightness": _enhance(ImageEnhance.Brightness),
   "sharpness": _enhance(ImageEnhance.Sharpness),
-  "shear_x": _shear_x,
-  "shear_y": _shear_y,
-  "translate_x": _move_x,
-  "translate_y": _move_y,
+  "shear_x": _affine(1, 0.3),
+  "shear_y": _affine(3, 0.3),
+  "translate_x": _affine(2, 0.45, side=0),
+  "translate_y": _affine(5, 0.45, side=1),
 }
 
 

@@ -7,9 +7,10 @@ photographs of ice that are the authors'. Where their code calls ImageMagick
 (motion blur, snow) the blur here is a line of normal weights, so numbers do not
 compare with those on CIFAR-10-C itself.
 
-A corruption is a function of pixels in [0, 1], float64 [h, w, 3], a level from
-0 to 4 and a generator. It returns pixels that `corrupt` clips to [0, 1]. Tables
-in it hold the authors' strengths, one a level.
+A corruption is a function of pixels in [0, 1], float64 [h, w, 3], a generator
+and the strength of a severity, one or several numbers. It returns pixels that
+`corrupt` clips to [0, 1]. The decorator of a corruption lists the authors'
+strengths from severity 1 to 5.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,13 +26,29 @@ from scipy import ndimage
 
 from jaxformers.data.engine import pictures
 from jaxformers.errors import UserError
-from jaxformers.registry import Registry, choose
+from jaxformers.registry import choose
 
-CORRUPTIONS: Registry = Registry("corruption")
 SEVERITIES = (1, 2, 3, 4, 5)
 
 Rng = np.random.Generator
-Corruption = Callable[[np.ndarray, int, Rng], np.ndarray]
+Corruption = Callable[..., np.ndarray]
+# Function and strengths of every corruption.
+CORRUPTIONS: dict[str, tuple[Corruption, list[tuple[Any, ...]]]] = {}
+
+
+def _register(*strengths: Any) -> Callable[[Corruption], Corruption]:
+  """Returns a decorator that adds a corruption with its five strengths.
+
+  Args:
+    *strengths: for each severity a number, or a tuple of several.
+  """
+
+  def add(function: Corruption) -> Corruption:
+    arguments = [s if isinstance(s, tuple) else (s,) for s in strengths]
+    CORRUPTIONS[function.__name__] = function, arguments
+    return function
+
+  return add
 
 
 def corrupt(
@@ -51,27 +69,26 @@ def corrupt(
   if severity not in SEVERITIES:
     raise UserError(f"severity={severity}: choose one from 1 to 5.")
   rng = np.random.default_rng([seed, severity, zlib.crc32(name.encode())])
-  corrupted = CORRUPTIONS[name](pixels / 255.0, severity - 1, rng)
+  function, strengths = CORRUPTIONS[name]
+  corrupted = function(pixels / 255.0, rng, *strengths[severity - 1])
   return np.round(np.clip(corrupted, 0, 1) * 255).astype(np.uint8)
 
 
-@CORRUPTIONS.register("gaussian_noise")
-def gaussian_noise(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(0.04, 0.06, 0.08, 0.09, 0.10)
+def gaussian_noise(x: np.ndarray, rng: Rng, deviation: float) -> np.ndarray:
   """Adds normal noise to every value."""
-  return x + rng.normal(0, (0.04, 0.06, 0.08, 0.09, 0.10)[level], x.shape)
+  return x + rng.normal(0, deviation, x.shape)
 
 
-@CORRUPTIONS.register("shot_noise")
-def shot_noise(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(500, 250, 100, 75, 50)
+def shot_noise(x: np.ndarray, rng: Rng, photons: int) -> np.ndarray:
   """Draws every value from a Poisson distribution, as of few photons."""
-  photons = (500, 250, 100, 75, 50)[level]
   return rng.poisson(x * photons) / photons
 
 
-@CORRUPTIONS.register("impulse_noise")
-def impulse_noise(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(0.01, 0.02, 0.03, 0.05, 0.07)
+def impulse_noise(x: np.ndarray, rng: Rng, share: float) -> np.ndarray:
   """Sets random values to 0 or 1, salt and pepper."""
-  share = (0.01, 0.02, 0.03, 0.05, 0.07)[level]
   hit = rng.random(x.shape) < share
   return np.where(hit, rng.integers(0, 2, x.shape), x)
 
@@ -80,17 +97,11 @@ def _blurred(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
   return ndimage.convolve(x, kernel[..., None], mode="mirror")
 
 
-@CORRUPTIONS.register("defocus_blur")
-def defocus_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
+def defocus_blur(
+  x: np.ndarray, rng: Rng, radius: float, smooth: float
+) -> np.ndarray:
   """Blurs by a disc with a smoothed edge."""
-  del rng
-  radius, smooth = (
-    (0.3, 0.4),
-    (0.4, 0.5),
-    (0.5, 0.6),
-    (1.0, 0.2),
-    (1.5, 0.1),
-  )[level]
   # Draw the disc on a grid of 17 x 17 pixels, and smooth its edge.
   at = np.arange(-8, 9)
   disc = (at[:, None] ** 2 + at[None] ** 2 <= radius**2).astype(float)
@@ -98,20 +109,15 @@ def defocus_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   return _blurred(x, kernel)
 
 
-@CORRUPTIONS.register("glass_blur")
-def glass_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
+def glass_blur(
+  x: np.ndarray, rng: Rng, sigma: float, most: int, times: int
+) -> np.ndarray:
   """Takes pixels from above and to the left, between two normal blurs.
 
   The paper means pixels to change places; in the authors' code, and so in
   CIFAR-10-C, one is copied over the other.
   """
-  sigma, most, times = (
-    (0.05, 1, 1),
-    (0.25, 1, 1),
-    (0.4, 1, 1),
-    (0.25, 1, 2),
-    (0.4, 1, 2),
-  )[level]
   # Blur, copy pixels over their neighbours, and blur again.
   x = ndimage.gaussian_filter(x, (sigma, sigma, 0))
   rows, columns = np.indices(x.shape[:2])
@@ -133,11 +139,21 @@ def _line(radius: int, sigma: float, angle: float) -> np.ndarray:
   return kernel / kernel.sum()
 
 
-@CORRUPTIONS.register("motion_blur")
-def motion_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
+def motion_blur(
+  x: np.ndarray, rng: Rng, radius: int, sigma: float
+) -> np.ndarray:
   """Blurs along a line at -45 to 45 degrees."""
-  radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[level]
   return _blurred(x, _line(radius, sigma, rng.uniform(-45, 45)))
+
+
+def _sample(x: np.ndarray, places: Any, mode: str = "constant") -> np.ndarray:
+  """Reads an image at places [2, h, w] between its pixels, bilinearly."""
+  channels = [
+    ndimage.map_coordinates(channel, places, order=1, mode=mode)
+    for channel in np.moveaxis(x, -1, 0)
+  ]
+  return np.stack(channels, -1)
 
 
 def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
@@ -148,32 +164,26 @@ def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
     np.clip((np.arange(n) - (n - 1) / 2) / factor + (n - 1) / 2, 0, n - 1)
     for n in (height, width)
   )
-  grid = np.meshgrid(rows, columns, indexing="ij")
-  channels = [
-    ndimage.map_coordinates(x[..., c], grid, order=1) for c in range(x.shape[2])
-  ]
-  return np.stack(channels, -1)
+  return _sample(x, np.meshgrid(rows, columns, indexing="ij"))
 
 
-@CORRUPTIONS.register("zoom_blur")
-def zoom_blur(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(1.06, 1.11, 1.16, 1.21, 1.26)
+def zoom_blur(x: np.ndarray, rng: Rng, most: float) -> np.ndarray:
   """Averages the image and enlargements of its middle."""
-  del rng
-  most = (1.06, 1.11, 1.16, 1.21, 1.26)[level]
   factors = np.arange(1, most, 0.01)
   return np.mean([x, *(_zoomed(x, f) for f in factors)], axis=0)
 
 
-@CORRUPTIONS.register("snow")
-def snow(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(
+  (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95),
+  (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9),
+  (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9),
+  (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85),
+  (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
+)
+def snow(x: np.ndarray, rng: Rng, *strength: Any) -> np.ndarray:
   """Adds flakes that fall aslant over a whitened image."""
-  mean, deviation, zoom, least, radius, sigma, share = (
-    (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95),
-    (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9),
-    (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9),
-    (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85),
-    (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
-  )[level]
+  mean, deviation, zoom, least, radius, sigma, share = strength
   # Draw flakes: the largest values of noise, blurred along a falling line.
   flakes = _zoomed(rng.normal(mean, deviation, x.shape[:2])[..., None], zoom)
   flakes = np.where(flakes < least, 0, flakes)
@@ -222,12 +232,9 @@ def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
   return cloud / cloud.max()
 
 
-@CORRUPTIONS.register("fog")
-def fog(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
+def fog(x: np.ndarray, rng: Rng, thick: float, decay: float) -> np.ndarray:
   """Adds a cloud in front of the image."""
-  thick, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[
-    level
-  ]
   # Draw a square cloud, and cut it to the image.
   height, width = x.shape[:2]
   size = 1 << (max(height, width) - 1).bit_length()
@@ -235,37 +242,34 @@ def fog(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   return (x + thick * cloud) * x.max() / (x.max() + thick)
 
 
-@CORRUPTIONS.register("brightness")
-def brightness(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(0.05, 0.1, 0.15, 0.2, 0.3)
+def brightness(x: np.ndarray, rng: Rng, added: float) -> np.ndarray:
   """Brightens the image, at the same hue and saturation."""
-  del rng
-  added = (0.05, 0.1, 0.15, 0.2, 0.3)[level]
   # Raise the value of HSV, which is the largest channel.
   top = x.max(-1, keepdims=True)
   bright = np.minimum(top + added, 1)
   return np.where(top > 0, x * bright / np.where(top > 0, top, 1), bright)
 
 
-@CORRUPTIONS.register("contrast")
-def contrast(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(0.75, 0.5, 0.4, 0.3, 0.15)
+def contrast(x: np.ndarray, rng: Rng, share: float) -> np.ndarray:
   """Moves all pixels towards the mean colour."""
-  del rng
-  share = (0.75, 0.5, 0.4, 0.3, 0.15)[level]
   mean = x.mean((0, 1), keepdims=True)
   return share * (x - mean) + mean
 
 
-@CORRUPTIONS.register("elastic_transform")
-def elastic_transform(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(
+  (0.0, 0.0, 0.08),
+  (0.05, 0.2, 0.07),
+  (0.08, 0.06, 0.06),
+  (0.1, 0.04, 0.05),
+  (0.1, 0.03, 0.03),
+)
+def elastic_transform(
+  x: np.ndarray, rng: Rng, strength: float, smooth: float, affine: float
+) -> np.ndarray:
   """Shears and turns the image a little, then moves it by a smooth field."""
   side = min(x.shape[:2])
-  strength, smooth, affine = (
-    (0.0, 0.0, 0.08),
-    (0.05, 0.2, 0.07),
-    (0.08, 0.06, 0.06),
-    (0.1, 0.04, 0.05),
-    (0.1, 0.03, 0.03),
-  )[level]
   # Draw an affine map by moving three corners of a square in the middle.
   height, width = x.shape[:2]
   middle = np.array([height, width]) // 2
@@ -275,34 +279,24 @@ def elastic_transform(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   # Solve for the map that takes the moved corners back.
   back = np.linalg.solve(np.c_[moved, np.ones(3)], corners)
   grid = np.stack(np.mgrid[:height, :width].astype(float), -1)
-  places = grid @ back[:2] + back[2]
+  places = np.moveaxis(grid @ back[:2] + back[2], -1, 0)
   # Move every place by a smooth random field.
   if strength:
     field = rng.uniform(-1, 1, (2, height, width))
-    for axis in range(2):
-      moved_by = ndimage.gaussian_filter(
-        field[axis], smooth * side, mode="reflect", truncate=3
-      )
-      places[..., axis] += strength * side * moved_by
-  # Read the image at these places.
-  channels = [
-    ndimage.map_coordinates(
-      x[..., c], [places[..., 0], places[..., 1]], order=1, mode="reflect"
+    sigma = (0, smooth * side, smooth * side)
+    places += (
+      strength * side * ndimage.gaussian_filter(field, sigma, truncate=3)
     )
-    for c in range(3)
-  ]
-  return np.stack(channels, -1)
+  return _sample(x, places, mode="reflect")
 
 
 def _picture(x: np.ndarray) -> Image.Image:
   return Image.fromarray(np.round(x * 255).astype(np.uint8))
 
 
-@CORRUPTIONS.register("pixelate")
-def pixelate(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(0.95, 0.9, 0.85, 0.75, 0.65)
+def pixelate(x: np.ndarray, rng: Rng, share: float) -> np.ndarray:
   """Makes the image smaller, and larger again."""
-  del rng
-  share = (0.95, 0.9, 0.85, 0.75, 0.65)[level]
   height, width = x.shape[:2]
   small = _picture(x).resize(
     (int(width * share), int(height * share)), Image.Resampling.BOX
@@ -311,11 +305,10 @@ def pixelate(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
   return np.asarray(large) / 255.0
 
 
-@CORRUPTIONS.register("jpeg_compression")
-def jpeg_compression(x: np.ndarray, level: int, rng: Rng) -> np.ndarray:
+@_register(80, 65, 58, 50, 40)
+def jpeg_compression(x: np.ndarray, rng: Rng, quality: int) -> np.ndarray:
   """Saves the image as a JPEG of low quality."""
-  del rng
   file = io.BytesIO()
-  _picture(x).save(file, "JPEG", quality=(80, 65, 58, 50, 40)[level])
+  _picture(x).save(file, "JPEG", quality=quality)
   decoded = pictures.decode(file.getvalue(), UserError, formats=("JPEG",))
   return np.asarray(decoded) / 255.0

@@ -12,6 +12,8 @@ from jaxformers.data.images.splits import Key, Pictures, pool
 
 SCALES = (0.5, 2.0)  # Short sides of training images, in sides of a window.
 MOST = 0.75  # Largest share of a training window for one class, if possible.
+BILINEAR, NEAREST = Image.Resampling.BILINEAR, Image.Resampling.NEAREST
+Rng = np.random.Generator
 LONGEST = 4.0  # Largest ratio of the long side to the short side.
 
 
@@ -87,22 +89,21 @@ class Scenes(Pictures):
     """Cuts the window in the middle, at the scale of evaluation."""
     height, width, _ = self.shape
     size = short_side(picture.size, min(height, width))
-    picture, annotation = _resized(picture, annotation, size)
     x, y = (size[0] - width) // 2, (size[1] - height) // 2
+    picture = picture.resize(size, BILINEAR)
+    annotation = annotation.resize(size, NEAREST)
     return self._cut(picture, annotation, max(x, 0), max(y, 0))
 
   def _window(
-    self,
-    picture: Image.Image,
-    annotation: Image.Image,
-    rng: np.random.Generator,
+    self, picture: Image.Image, annotation: Image.Image, rng: Rng
   ) -> tuple[np.ndarray, np.ndarray]:
     """Cuts a random window and changes it, as for training."""
     # Scale the scene.
     height, width, _ = self.shape
     side = min(height, width) * rng.uniform(*SCALES)
     size = short_side(picture.size, side)
-    picture, annotation = _resized(picture, annotation, size)
+    picture = picture.resize(size, BILINEAR)
+    annotation = annotation.resize(size, NEAREST)
     # Draw a window in which no class covers too much, ten times at most.
     for _ in range(10):
       x = int(rng.integers(max(size[0] - width, 0) + 1))
@@ -142,16 +143,7 @@ def short_side(size: tuple[int, int], side: float) -> tuple[int, int]:
   return tuple(max(round(length * scale), 1) for length in size)
 
 
-def _resized(
-  picture: Image.Image, annotation: Image.Image, size: tuple[int, int]
-) -> tuple[Image.Image, Image.Image]:
-  return (
-    picture.resize(size, Image.Resampling.BILINEAR),
-    annotation.resize(size, Image.Resampling.NEAREST),
-  )
-
-
-def _coloured(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
+def _coloured(picture: Image.Image, rng: Rng) -> Image.Image:
   """Changes brightness, contrast, saturation and hue, each half of the time."""
   # Brightness.
   if rng.random() < 0.5:
@@ -165,10 +157,9 @@ def _coloured(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
   # Hue, an angle in 256 steps.
   if rng.random() < 0.5:
     turned = int(rng.integers(-18, 19)) * 256 // 360
-    channels = list(picture.convert("HSV").split())
-    table = [(value + turned) % 256 for value in range(256)]
-    channels[0] = channels[0].point(table)
-    picture = Image.merge("HSV", channels).convert("RGB")
+    hue, *others = picture.convert("HSV").split()
+    hue = hue.point([(value + turned) % 256 for value in range(256)])
+    picture = Image.merge("HSV", (hue, *others)).convert("RGB")
   return picture
 
 

@@ -45,10 +45,9 @@ class Pictures:
 
   packed: Packed | ImageStore
   shape: tuple[int, int, int]
-  mean: tuple[float, ...] = dataclasses.field(default=IMAGENET[0], kw_only=True)
-  deviation: tuple[float, ...] = dataclasses.field(
-    default=IMAGENET[1], kw_only=True
-  )
+  _: dataclasses.KW_ONLY
+  mean: tuple[float, ...] = IMAGENET[0]
+  deviation: tuple[float, ...] = IMAGENET[1]
 
   def __len__(self) -> int:
     return len(self.packed)
@@ -68,11 +67,8 @@ class Pictures:
 
   def reading(self) -> dict[str, Any]:
     """Returns how bytes become numbers, as plain JSON."""
-    return {
-      "shape": list(self.shape),
-      "mean": list(self.mean),
-      "deviation": list(self.deviation),
-    }
+    names = ("shape", "mean", "deviation")
+    return {name: list(getattr(self, name)) for name in names}
 
   def select(self, indices: Any) -> Self:
     """Returns a split of some images, in their order."""
@@ -108,10 +104,9 @@ def _refusal(packed: Packed | ImageStore, row: int, reason: str) -> UserError:
   # Find the row in the folder: a selection numbers its rows differently.
   folder = Path(filename).parent
   offsets = np.load(folder / "offsets.npy")
-  is_same = offsets[:-1] == packed.starts[row]
-  is_same &= offsets[1:] == packed.stops[row]
-  file = int(np.flatnonzero(is_same)[0])
-  example, part = divmod(file, packed.num_inputs)
+  bounds = np.stack([offsets[:-1], offsets[1:]], 1)
+  is_same = bounds == (packed.starts[row], packed.stops[row])
+  example, part = divmod(int(is_same.all(1).argmax()), packed.num_inputs)
   return UserError(
     f"{folder}: file {part + 1} of {packed.num_inputs} of example {example} is "
     f"{reason}. Delete {folder.parent} and run again; if the message stays, "
@@ -152,7 +147,7 @@ class Images(Pictures):
     def middle(k: int) -> np.ndarray:
       return np.asarray(augment.fit(self._open(k), self.shape[:2]))
 
-    return np.stack(list(self._each(middle, [int(k) for k in indices])))
+    return self._stack(middle, map(int, indices))
 
   def batch(
     self, indices: np.ndarray, max_len: int = 0, key: Key | None = None
@@ -188,20 +183,20 @@ class Images(Pictures):
         augment.erase(pixels, rng)
       return pixels
 
-    inputs = np.stack(list(self._each(augmented, range(len(indices)))))
+    inputs = self._stack(augmented, range(len(indices)))
     if how.mixup or how.cutmix:
       rng = np.random.default_rng([seed, 3, step])
       return augment.mix(inputs, targets, how, rng)
     return {"inputs": inputs, "targets": targets}
 
   def _open(self, k: int) -> Image.Image:
-    if not self.encoded:
-      stored = self.packed.raw(k)
-      return Image.fromarray(np.asarray(stored).reshape(self.shape))
-    return self.decoded(k)
+    if self.encoded:
+      return self.decoded(k)
+    return Image.fromarray(np.asarray(self.packed.raw(k)).reshape(self.shape))
 
-  def _each(
+  def _stack(
     self, make: Callable[[int], np.ndarray], rows: Iterable[int]
-  ) -> Iterable[np.ndarray]:
+  ) -> np.ndarray:
     # Use threads for files: decoding is most of the work and holds no lock.
-    return pool().map(make, rows) if self.encoded else map(make, rows)
+    each = pool().map if self.encoded else map
+    return np.stack(list(each(make, rows)))

@@ -6,10 +6,9 @@ of a `Packed` of files: `raw(k)`, `labels`, `keys`, `select`.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,114 +22,51 @@ ENDINGS = (".jpeg", ".jpg", ".png")
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageStore(abc.ABC):
-  """Images as JPEG or PNG files.
+class ImageStore:
+  """Images as JPEG or PNG files, read one at a time.
 
   Attributes:
     labels: int32 [count].
     keys: uint64 [count], hashes of names, or numbers.
+    places: paths or numbers of the images in the set, [count].
+    read: function from a place to the bytes of its image.
+    refuse: function from a place, and the reason why its image cannot be read,
+      to a message with the remedy.
     content: text that tells these images from others, for the digest.
   """
 
   labels: np.ndarray
   keys: np.ndarray
-  content: str = dataclasses.field(default="", kw_only=True)
+  places: np.ndarray
+  read: Callable[[Any], bytes]
+  refuse: Callable[[Any, str], str]
+  content: str = ""
 
   def __len__(self) -> int:
     return len(self.labels)
 
-  @abc.abstractmethod
   def raw(self, k: int) -> np.ndarray:
     """Returns the bytes of image k, uint8."""
+    return np.frombuffer(self.read(self.places[k]), np.uint8)
 
-  @abc.abstractmethod
   def refusal(self, k: int, reason: str) -> UserError:
     """Returns the error of an image that cannot be read, with the remedy."""
+    return UserError(self.refuse(self.places[k], reason))
 
-  def __getitem__(self, k: int) -> np.ndarray:
-    return self.raw(k)
+  def select(self, indices: Any) -> ImageStore:
+    """Returns a store of some images, in their order."""
+    names = ("labels", "keys", "places")
+    arrays = {name: getattr(self, name)[indices] for name in names}
+    return dataclasses.replace(self, **arrays)
 
   def digest(self) -> str:
     """Returns the digest of all labels, keys and `content`.
 
     The images themselves are not read, because they may be millions of files:
-    an image that changes in place is not noticed. Keys of an `ImageFolder` are
-    hashes of file names, so other names or another number of files are.
+    an image that changes in place is not noticed. Keys of a folder of images
+    are hashes of file names, so other names or another number of files are.
     """
     return digests.of_parts(self.content, self.labels, self.keys)
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageFolder(ImageStore):
-  """Images in folders that are named after their class.
-
-  Attributes:
-    root: folder of the folders.
-    names: paths of the files below `root`, [count].
-  """
-
-  root: Path
-  names: np.ndarray
-
-  def raw(self, k: int) -> np.ndarray:
-    """Returns the bytes of image k, uint8."""
-    # Not np.fromfile, which returns less than the file when a disk fails.
-    return np.frombuffer(self._path(k).read_bytes(), np.uint8)
-
-  def refusal(self, k: int, reason: str) -> UserError:
-    """Returns the error of an image that cannot be read, with its path."""
-    return UserError(
-      f"{self._path(k)} is {reason}. Fetch the file again, or remove it from "
-      "the folder."
-    )
-
-  def _path(self, k: int) -> Path:
-    return self.root / str(self.names[k])
-
-  def select(self, indices: Any) -> ImageFolder:
-    """Returns a store of some images, in their order."""
-    return dataclasses.replace(
-      self,
-      labels=self.labels[indices],
-      keys=self.keys[indices],
-      names=self.names[indices],
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedImages(ImageStore):
-  """Images that tensorflow-datasets has prepared in array_record.
-
-  Attributes:
-    examples: a data source of `image`, not decoded, and `label`.
-    places: indices of the images in `examples`, [count].
-    origin: folder and split of the data source, for messages.
-  """
-
-  examples: Sequence[Any]
-  places: np.ndarray
-  origin: str = dataclasses.field(default="", kw_only=True)
-
-  def raw(self, k: int) -> np.ndarray:
-    """Returns the bytes of image k, uint8."""
-    image = self.examples[int(self.places[k])]["image"]
-    return np.frombuffer(image, np.uint8)
-
-  def refusal(self, k: int, reason: str) -> UserError:
-    """Returns the error of an image that cannot be read, with its number."""
-    return UserError(
-      f"The image of example {int(self.places[k])} of {self.origin or 'a set'} "
-      f"is {reason}. Prepare the set again with tensorflow-datasets."
-    )
-
-  def select(self, indices: Any) -> PreparedImages:
-    """Returns a store of some images, in their order."""
-    return dataclasses.replace(
-      self,
-      labels=self.labels[indices],
-      keys=self.keys[indices],
-      places=self.places[indices],
-    )
 
 
 def _hash(name: str) -> int:
@@ -143,7 +79,7 @@ def list_classes(root: Path) -> tuple[str, ...]:
   return tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
 
 
-def open_folder(root: Path, classes: Sequence[str]) -> ImageFolder:
+def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
   """Lists the images of root/CLASS/**, labelled by CLASS.
 
   Args:
@@ -174,16 +110,31 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageFolder:
     )
   # Identify an image by its name: its content is not read.
   keys = np.array([_hash(name) for name in names], np.uint64)
-  return ImageFolder(np.array(labels, np.int32), keys, root, np.array(names))
+
+  def refuse(name: str, reason: str) -> str:
+    return (
+      f"{root / name} is {reason}. Fetch the file again, or remove it from the "
+      "folder."
+    )
+
+  return ImageStore(
+    np.array(labels, np.int32),
+    keys,
+    np.array(names),
+    # Not np.fromfile, which returns less than the file when a disk fails.
+    read=lambda name: (root / name).read_bytes(),
+    refuse=refuse,
+  )
 
 
 def open_prepared(
   examples: Sequence[Any], cache: Path, content: str = "", *, origin: str = ""
-) -> PreparedImages:
+) -> ImageStore:
   """Returns the images of a data source; caches their labels in a file.
 
   Args:
-    examples: data source; see `PreparedImages`.
+    examples: data source of tensorflow-datasets: `image`, not decoded, and
+      `label`.
     cache: folder to make for the labels and their digest.
     content: text for the digest; see `ImageStore`.
     origin: folder and split of the data source, for messages.
@@ -212,6 +163,18 @@ def open_prepared(
   labels = np.load(cache / "labels.npy")
   places = np.arange(len(labels))
   keys = places.astype(np.uint64)
-  return PreparedImages(
-    labels, keys, examples, places, content=content, origin=origin
+
+  def refuse(place: int, reason: str) -> str:
+    return (
+      f"The image of example {place} of {origin or 'a set'} is {reason}. "
+      "Prepare the set again with tensorflow-datasets."
+    )
+
+  return ImageStore(
+    labels,
+    keys,
+    places,
+    read=lambda place: examples[int(place)]["image"],
+    refuse=refuse,
+    content=content,
   )

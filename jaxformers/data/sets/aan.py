@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
   """Yields (split, key, example); the key is the number of the line."""
   for split, name, content in archives.placed_members(
-    archive, _split, max_bytes=MAX_BYTES
+    archive, archives.by_file(FILES), max_bytes=MAX_BYTES
   ):
     # Split at \n alone and unquote nothing: texts hold \r and quotes.
     for number, ended in enumerate(io.BytesIO(content), 1):
@@ -39,13 +39,9 @@ def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
           f"ids and two texts between tabs, but found {line[:60]!r}... Fetch "
           "it again; nothing was kept of it."
         )
-      example = {"text1": fields[3], "text2": fields[4]}
+      texts = {"text1": fields[3], "text2": fields[4]}
       label = LABELS[fields[0] == b"1.0"]
-      yield split, f"{number:06d}", {**example, "label": label}
-
-
-def _split(name: str) -> str | None:
-  return FILES.get(name.rpartition("/")[2])
+      yield split, f"{number:06d}", {**texts, "label": label}
 
 
 def source(
@@ -62,12 +58,11 @@ def source(
   counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
-    expected = {split: {None: count} for split, count in counts.items()}
     advice = (
       "If this number of pairs is meant, set num_train, num_validation and "
       "num_test of the task to it."
     )
-    return collect(_pairs(archive), archive, expected, advice)
+    return collect(_pairs(archive), archive, counts, advice=advice)
 
   # A stand-in has a folder of its own, named after its counts.
   return Source(

@@ -30,9 +30,8 @@ def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
   """Returns the files of both splits: `image`, JPEG, and `annotation`, PNG."""
   # Gather the two files of every scene.
   scenes: dict[tuple[str, str], dict[str, bytes]] = {}
-  for (split, key, kind), _, content in archives.placed_members(
-    archive, _place, max_bytes=MAX_BYTES
-  ):
+  members = archives.placed_members(archive, _place, max_bytes=MAX_BYTES)
+  for (split, key, kind), _, content in members:
     files = scenes.setdefault((split, key), {})
     if kind in files:
       raise UserError(
@@ -72,15 +71,13 @@ def _check(archive: Path, split: str, key: str, example: Any) -> None:
 def _place(name: str) -> tuple[str, str, str] | None:
   """Returns (split, key, field) of a file's path; None for other files."""
   # Files are images/training/NAME.jpg and the like, below any folder.
-  parts = name.split("/")
-  if len(parts) < 3:
-    return None
   kinds = {"images": ("image", ".jpg"), "annotations": ("annotation", ".png")}
-  kind, folder, file = parts[-3:]
-  split = next((s for s, name in FOLDERS.items() if name == folder), None)
-  if split is None or kind not in kinds or not file.endswith(kinds[kind][1]):
+  splits = {folder: split for split, folder in FOLDERS.items()}
+  top, folder, file = ["", "", *name.split("/")][-3:]
+  field, ending = kinds.get(top, ("", ""))
+  if not field or folder not in splits or not file.endswith(ending):
     return None
-  return split, file.rpartition(".")[0], kinds[kind][0]
+  return splits[folder], file.rpartition(".")[0], field
 
 
 def source(
@@ -109,11 +106,8 @@ def source(
     # Decode every file once, so that no run meets a damaged one.
     for split, rows in splits.items():
       checks = pool().map(lambda row, s=split: _check(archive, s, *row), rows)
-      title = f"checking {split}"
-      for _ in tqdm.tqdm(
-        checks, title, len(rows), file=sys.stderr, disable=None
-      ):
-        pass
+      bar = {"file": sys.stderr, "disable": None}
+      list(tqdm.tqdm(checks, f"checking {split}", len(rows), **bar))
     return splits
 
   return Source(

@@ -76,12 +76,9 @@ def _read_files(archive: Path) -> dict[str, list[Keyed]]:
   """Returns the rows of test.csv and, if the archive has it, of train.csv."""
   # Require all articles of the files that the archive has.
   rows = list(_articles(archive))
-  expected = {
-    split: dict.fromkeys(LABELS, count)
-    for split, count in PER_LABEL.items()
-    if split == "test" or any(row[0] == split for row in rows)
-  }
-  return {"train": [], **collect(rows, archive, expected)}
+  splits = {"test", *(row[0] for row in rows)}
+  expected = {split: PER_LABEL[split] for split in PER_LABEL if split in splits}
+  return {"train": [], **collect(rows, archive, expected, LABELS)}
 
 
 SOURCE = Source(

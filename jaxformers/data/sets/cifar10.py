@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,73 +30,77 @@ def _images(
   the one in which the first nine tenths are LRA's training split.
   """
   seen = dict.fromkeys(PER_LABEL, 0)
-  for name, content in archives.members(
-    archive, max_bytes=MAX_BYTES, wanted=_is_wanted
+  for (split, place), name, content in archives.placed_members(
+    archive, _place, max_bytes=MAX_BYTES
   ):
-    parts = name.split("/")
-    if parts[-1] in BATCHES:
+    is_batch = isinstance(place, int)
+    if is_batch and not name.endswith(".bin"):
       raise pickle_error(archive, name, SOURCE)
-    stem = parts[-1].removesuffix(".bin")
-    # A picture, in the folder of its class.
-    if stem not in BATCHES:
-      split, label = parts[-3:-1]
-      image = _decode(archive, name, content)
-      yield split, name, _example(split, seen[split], image, label)
+    if is_batch:
+      images, start = read_batch(archive, name, content, LABELS), place
+    else:
+      refuse = functools.partial(archives.refusal, archive, name)
+      picture = pictures.decode(content, refuse, size=(32, 32))
+      images, start = [(np.asarray(picture), place)], seen[split]
       seen[split] += 1
-      continue
-    # A batch of 10,000 images.
-    images, labels = _read_binary(archive, name, content)
-    batch = BATCHES.index(stem)
-    split, start = ("train", batch * 10_000) if batch < 5 else ("test", 0)
-    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-      yield split, start + i, _example(split, start + i, image, LABELS[label])
+    for k, (image, label) in enumerate(images, start):
+      example = {"id": f"{split}_{k:05d}", "image": image, "label": label}
+      yield split, k if is_batch else name, example
 
 
-def _example(
-  split: str, index: int, image: np.ndarray, label: str
-) -> dict[str, Any]:
-  return {"id": f"{split}_{index:05d}", "image": image, "label": label}
+def _place(name: str) -> tuple[str, int | str] | None:
+  """Returns the split of a file; None for other files.
 
-
-def _is_wanted(name: str) -> bool:
+  With it the number of the first image of a batch of 10,000, or the label of a
+  picture, which is the name of its folder.
+  """
   parts = name.split("/")
-  if parts[-1].removesuffix(".bin") in BATCHES:
-    return True
+  stem = parts[-1].removesuffix(".bin")
+  if stem in BATCHES:
+    number = BATCHES.index(stem)
+    return ("train", 10_000 * number) if number < 5 else ("test", 0)
   is_picture = parts[-1].endswith((".png", ".jpg", ".jpeg"))
-  return is_picture and len(parts) > 2 and parts[-3] in PER_LABEL
+  if not is_picture or len(parts) < 3 or parts[-3] not in PER_LABEL:
+    return None
+  return parts[-3], parts[-2]
 
 
-def planes(data: np.ndarray) -> np.ndarray:
-  """Turns planes of red, green and blue [k, 3072] into [k, 32, 32, 3]."""
-  return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+def read_batch(
+  archive: Path,
+  name: str,
+  content: bytes,
+  labels: Sequence[str],
+  label_bytes: int = 1,
+) -> Iterator[tuple[np.ndarray, str]]:
+  """Yields images [32, 32, 3] and labels of a binary batch of CIFAR.
 
-
-def _read_binary(
-  archive: Path, name: str, content: bytes
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns images and labels: one byte and 3,072 bytes, 10,000 times."""
-  if len(content) != 10_000 * 3_073:
+  Args:
+    archive: path of the archive, for messages.
+    name: name of the batch.
+    content: rows of labels, one byte each, and the planes of an image.
+    labels: names of the classes of the last of these labels.
+    label_bytes: number of labels of an image.
+  """
+  size = label_bytes + 3 * 32 * 32
+  if not content or len(content) % size:
     raise archives.refusal(archive, name, f"{len(content):,} bytes long")
-  # A row is the label and then the planes of the image.
-  rows = np.frombuffer(content, np.uint8).reshape(-1, 3_073)
-  if rows[:, 0].max() > 9:
-    raise archives.refusal(archive, name, "a batch with labels beyond 9")
-  return planes(rows[:, 1:]), rows[:, 0]
-
-
-def _decode(archive: Path, name: str, content: bytes) -> np.ndarray:
-  """Returns a JPEG or PNG file as uint8 [32, 32, 3]."""
-  refuse = functools.partial(archives.refusal, archive, name)
-  return np.asarray(pictures.decode(content, refuse, size=(32, 32)))
+  rows = np.frombuffer(content, np.uint8).reshape(-1, size)
+  classes = rows[:, label_bytes - 1]
+  if classes.max() >= len(labels):
+    problem = f"a batch with labels beyond {len(labels) - 1}"
+    raise archives.refusal(archive, name, problem)
+  # Put the planes of red, green and blue last.
+  images = rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+  for image, number in zip(images, classes, strict=True):
+    yield image, labels[number]
 
 
 def pickle_error(archive: Path, name: str, source: Source) -> UserError:
   """Returns the error for a batch of the authors' archive for Python."""
-  binary = source.archives[0]
   return UserError(
     f"{archive} holds {name!r}, a pickle, which could run any code when it is "
-    f"read: fetch {binary} from {source.url} and pass --archive PATH/{binary} "
-    f"(prepare) or --config.task.archive=PATH/{binary}."
+    f"read: fetch {source.archives[0]} from {source.url} and pass "
+    f"{source.archive_options}."
   )
 
 
@@ -111,10 +115,7 @@ def read(archive: Path | None) -> dict[str, list[Keyed]]:
     UserError: for an archive that is truncated or holds other counts, and for
       the authors' archive for Python, which is made of pickles.
   """
-  expected = {
-    split: dict.fromkeys(LABELS, count) for split, count in PER_LABEL.items()
-  }
-  return collect(_images(archive), archive, expected)
+  return collect(_images(archive), archive, PER_LABEL, LABELS)
 
 
 SOURCE = Source(

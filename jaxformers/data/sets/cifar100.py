@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, collect
-from jaxformers.data.sets.cifar10 import pickle_error, planes
+from jaxformers.data.sets.cifar10 import pickle_error, read_batch
 
 _NAMES = """
   apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
@@ -26,27 +24,20 @@ _NAMES = """
 """
 LABELS = tuple(_NAMES.split())
 PER_LABEL = {"train": 500, "test": 100}
-ROW = 2 + 3_072  # Coarse label, fine label, image.
 MAX_BYTES = 1 << 29
 
 
 def _images(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-  """Yields (split, key, example) from the binary batches."""
+  """Yields (split, key, example) of batches: coarse and fine label, image."""
   for split, name, content in archives.placed_members(
     archive, _split, max_bytes=MAX_BYTES
   ):
     if not name.endswith(".bin"):
       raise pickle_error(archive, name, SOURCE)
-    # Refuse what cannot be rows of labels and planes.
-    if len(content) % ROW:
-      raise archives.refusal(archive, name, f"{len(content):,} bytes long")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, ROW)
-    if len(rows) and rows[:, 1].max() >= len(LABELS):
-      raise archives.refusal(archive, name, "a batch with labels beyond 99")
-    images = planes(rows[:, 2:])
-    for i, (label, image) in enumerate(zip(rows[:, 1], images, strict=True)):
-      example = {"id": f"{split}_{i:05d}", "image": image}
-      yield split, i, example | {"label": LABELS[label]}
+    images = read_batch(archive, name, content, LABELS, label_bytes=2)
+    for k, (image, label) in enumerate(images):
+      example = {"id": f"{split}_{k:05d}", "image": image, "label": label}
+      yield split, k, example
 
 
 def _split(name: str) -> str | None:
@@ -65,10 +56,7 @@ def read(archive: Path | None) -> dict[str, list[Keyed]]:
     UserError: for an archive that is truncated or holds other counts, and for
       the authors' archive for Python, which is made of pickles.
   """
-  expected = {
-    split: dict.fromkeys(LABELS, count) for split, count in PER_LABEL.items()
-  }
-  return collect(_images(archive), archive, expected)
+  return collect(_images(archive), archive, PER_LABEL, LABELS)
 
 
 SOURCE = Source(

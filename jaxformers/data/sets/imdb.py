@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, collect
@@ -12,14 +10,6 @@ from jaxformers.data.engine.source import Keyed, Source, collect
 LABELS = ("neg", "pos")
 PER_LABEL = 12_500  # In each of train and test.
 MAX_BYTES = 1 << 30  # The authors' archive unpacks to 0.4 GB.
-
-
-def _reviews(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-  """Yields (split, key, example); keys are those of the stock builder."""
-  for (split, label), name, text in archives.placed_members(
-    archive, _place, max_bytes=MAX_BYTES
-  ):
-    yield split, name, {"text": text, "label": label}
 
 
 def _place(name: str) -> tuple[str, str] | None:
@@ -39,9 +29,14 @@ def read(archive: Path | None) -> dict[str, list[Keyed]]:
   Raises:
     UserError: for an archive that is truncated or holds other counts.
   """
-  per_label = dict.fromkeys(LABELS, PER_LABEL)
-  expected = {"train": per_label, "test": per_label}
-  return collect(_reviews(archive), archive, expected)
+  files = archives.placed_members(archive, _place, max_bytes=MAX_BYTES)
+  # Keys are those of the stock builder.
+  reviews = (
+    (split, name, {"text": text, "label": label})
+    for (split, label), name, text in files
+  )
+  expected = {"train": PER_LABEL, "test": PER_LABEL}
+  return collect(reviews, archive, expected, LABELS)
 
 
 SOURCE = Source(

@@ -30,19 +30,18 @@ def generated(settings: listops.Settings) -> Source:
   """Returns the source of generated expressions."""
 
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
-    return {
-      name: _rows(split) for name, split in listops.generate(settings).items()
-    }
+    splits = listops.generate(settings)
+    return {name: _rows(split) for name, split in splits.items()}
 
   # Settings are many, so a digest of them names the folder.
-  text = json.dumps(dataclasses.asdict(settings), sort_keys=True)
-  digest = blake2b(text.encode(), digest_size=6).hexdigest()
+  fields = dataclasses.asdict(settings)
+  text = json.dumps(fields, sort_keys=True)
   return Source(
     name="listops",
     features=FEATURES,
     read=read,
-    settings=dataclasses.asdict(settings),
-    tag=digest,
+    settings=fields,
+    tag=blake2b(text.encode(), digest_size=6).hexdigest(),
     shuffled=False,
   )
 
@@ -68,8 +67,7 @@ def released(
   counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
-    expected = {split: {None: count} for split, count in counts.items()}
-    return collect(_released(archive), archive, expected)
+    return collect(_released(archive), archive, counts)
 
   # Another number of expressions has a folder of its own.
   return Source(
@@ -83,14 +81,10 @@ def released(
   )
 
 
-def _split(name: str) -> str | None:
-  return FILES.get(name.rpartition("/")[2])
-
-
 def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   """Yields (split, key, example); the key is the number of the line."""
   for split, name, content in archives.placed_members(
-    archive, _split, max_bytes=MAX_BYTES
+    archive, archives.by_file(FILES), max_bytes=MAX_BYTES
   ):
     # Bytes that are not UTF-8 become a token that `parse` refuses.
     lines = content.decode(errors="backslashreplace").splitlines()

@@ -46,15 +46,12 @@ def generated(settings: Settings, folder: Path) -> Source:
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
     return {settings.difficulty: _generate(settings, folder / source.key)}
 
+  names = ("difficulty", "num_images", "seed")
   source = Source(
     name=f"pathfinder{settings.resolution}",
     features=_features(settings.resolution),
     read=read,
-    settings={
-      "difficulty": settings.difficulty,
-      "num_images": settings.num_images,
-      "seed": settings.seed,
-    },
+    settings={name: getattr(settings, name) for name in names},
     shuffled=False,
     finish=lambda: shutil.rmtree(folder / source.key, ignore_errors=True),
   )
@@ -88,10 +85,9 @@ def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
   # Read them in order. A chunk that is damaged is generated again.
   for start in starts:
     chunk = _read_chunk(_chunk(work, start)) or snakes.chunk(settings, start)
-    for i, (image, label) in enumerate(zip(*chunk, strict=True)):
-      index = start + i
-      example = {"id": str(index), "image": image, "label": LABELS[label]}
-      yield index, example
+    for index, (image, label) in enumerate(zip(*chunk, strict=True), start):
+      label = LABELS[label]
+      yield index, {"id": str(index), "image": image, "label": label}
 
 
 def _chunk(work: Path, start: int) -> Path:
@@ -134,16 +130,17 @@ def released(resolution: int, difficulty: str, num_images: int) -> Source:
   def read(archive: Path | None) -> dict[str, list[Keyed]]:
     # LRA's release has one empty file at most.
     rows = list(_released(archive, resolution, difficulty))
-    empty = sum(1 for row in rows if row is None)
-    expected = {difficulty: {None: num_images - min(empty, 1)}}
-    return collect([row for row in rows if row], archive, expected)
+    expected = {difficulty: num_images - (None in rows)}
+    return collect(filter(None, rows), archive, expected)
 
+  settings = {"difficulty": difficulty, "origin": "lra"}
+  if num_images != 200_000:
+    settings["num_images"] = num_images
   return Source(
     name=f"pathfinder{resolution}",
     features=_features(resolution),
     read=read,
-    settings={"difficulty": difficulty, "origin": "lra"}
-    | ({} if num_images == 200_000 else {"num_images": num_images}),
+    settings=settings,
     archives=("lra_release.gz", "lra_release", f"pathfinder{resolution}"),
   )
 
@@ -156,23 +153,18 @@ def _released(
   Keys are those of LRA's builder. An empty picture is None.
   """
   # Read all files of the level: pictures come in any order.
-  files: dict[str, bytes] = {}
-  metadata: dict[str, bytes] = {}
-  for name, content in archives.members(
-    archive,
-    max_bytes=MAX_BYTES,
-    wanted=lambda name: _is_wanted(archive, name, resolution, difficulty),
-  ):
-    place = "/".join(name.split("/")[-3:])
-    if name.endswith(".png"):
-      files[place] = content
-    else:
-      metadata[place] = content
+  wanted = functools.partial(_is_wanted, archive, resolution, difficulty)
+  files = {
+    "/".join(name.split("/")[-3:]): content
+    for name, content in archives.members(
+      archive, max_bytes=MAX_BYTES, wanted=wanted
+    )
+  }
+  metadata = [place for place in files if place.endswith(".npy")]
   # Match every row of the metadata with its picture.
   index = 0
   for place in sorted(metadata, key=_number):
-    content = metadata[place]
-    for number, fields in enumerate(_rows(archive, place, content), 1):
+    for number, fields in enumerate(_rows(archive, place, files[place]), 1):
       folder, file, label = fields[0], fields[1], fields[3]
       name = f"{folder}/{file}"
       if name not in files or label not in ("0", "1"):
@@ -186,10 +178,13 @@ def _released(
       if not picture:
         yield None
         continue
-      _check(archive, name, picture, resolution)
-      example = {"id": str(index), "image": picture}
+      # Refuse a file that is no complete grey PNG of the resolution.
+      size = (resolution, resolution)
+      refuse = functools.partial(archives.refusal, archive, name)
+      pictures.decode(picture, refuse, formats=("PNG",), mode="L", size=size)
       label = LABELS[int(label)]
-      yield difficulty, f"{folder}_{file}_{number}", {**example, "label": label}
+      example = {"id": str(index), "image": picture, "label": label}
+      yield difficulty, f"{folder}_{file}_{number}", example
       index += 1
 
 
@@ -200,7 +195,7 @@ def _number(place: str) -> tuple[int, str]:
 
 
 def _is_wanted(
-  archive: Path, name: str, resolution: int, difficulty: str
+  archive: Path, resolution: int, difficulty: str, name: str
 ) -> bool:
   """Returns True for a file of the level; the archive may be a part of it."""
   folder = (archive.name,) if archive.is_dir() else ()
@@ -233,17 +228,6 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
   return rows
 
 
-def _check(archive: Path, name: str, picture: bytes, resolution: int) -> None:
-  """Refuses a file that is no complete grey PNG of the resolution."""
-  pictures.decode(
-    picture,
-    functools.partial(archives.refusal, archive, name),
-    formats=("PNG",),
-    mode="L",
-    size=(resolution, resolution),
-  )
-
-
 def export(settings: Settings, folder: Path) -> None:
   """Writes generated images in LRA's layout, 1,000 to a subfolder.
 
@@ -261,9 +245,8 @@ def export(settings: Settings, folder: Path) -> None:
     OSError: if it cannot be written; nothing is left of it.
   """
   # Refuse to mix two exports in one folder.
-  level = (
-    folder / f"pathfinder{settings.resolution}" / FOLDERS[settings.difficulty]
-  )
+  name = f"pathfinder{settings.resolution}"
+  level = folder / name / FOLDERS[settings.difficulty]
   if level.exists():
     raise UserError(
       f"{level} exists already: delete it, or export to another folder."
@@ -282,41 +265,25 @@ def _write_level(settings: Settings, level: Path) -> None:
   """Writes the images and metadata of one level into a new folder."""
   from jaxformers.data.generators import snakes  # Numba takes half a second.
 
-  geometry = pathfinder.GEOMETRIES[settings.resolution]
-  contour = pathfinder.DIFFICULTIES[settings.difficulty]
-  _, length = pathfinder.distractor_counts(
-    settings.resolution, settings.difficulty
-  )
+  resolution, difficulty = settings.resolution, settings.difficulty
+  geometry = pathfinder.GEOMETRIES[resolution]
+  contour = pathfinder.DIFFICULTIES[difficulty]
+  _, length = pathfinder.distractor_counts(resolution, difficulty)
+  paddles = f"{geometry.continuity} {contour} {length} {geometry.paddle_length}"
   # Remove the remains of an export that was killed.
   shutil.rmtree(level, ignore_errors=True)
   (level / "metadata").mkdir(parents=True)
   for index in tqdm.trange(
     settings.num_images, desc="exporting", file=sys.stderr, disable=None
   ):
-    # Begin a subfolder at every thousandth image.
+    # Every thousand images have a subfolder and a file of metadata.
     k, m = divmod(index, CHUNK)
-    if m == 0:
-      lines: list[str] = []
-      (level / "imgs" / str(k)).mkdir(parents=True, exist_ok=True)
-    # Write the image, and remember its line of metadata.
+    folder, file = level / "imgs" / str(k), f"sample_{m}.png"
+    folder.mkdir(parents=True, exist_ok=True)
     drawn = snakes.sample(settings, index)
-    file = f"sample_{m}.png"
-    Image.fromarray(drawn.pixels).save(level / "imgs" / str(k) / file)
-    fields = (
-      f"imgs/{k}",
-      file,
-      m,
-      drawn.label,
-      geometry.continuity,
-      contour,
-      length,
-      geometry.paddle_length,
-      geometry.thickness,
-      drawn.margin,
-      1,
-    )
-    lines.append(" ".join(str(field) for field in fields))
-    # Write the lines of a subfolder after its last image.
-    if m == CHUNK - 1 or index == settings.num_images - 1:
-      text = "".join(f"{line}\n" for line in lines)
-      (level / "metadata" / f"{k}.npy").write_text(text)
+    Image.fromarray(drawn.pixels).save(folder / file)
+    with (level / "metadata" / f"{k}.npy").open("a") as metadata:
+      metadata.write(
+        f"imgs/{k} {file} {m} {drawn.label} {paddles} {geometry.thickness} "
+        f"{drawn.margin} 1\n"
+      )

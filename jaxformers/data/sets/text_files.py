@@ -50,15 +50,11 @@ def split_of(name: str) -> str | None:
 def pieces(text: bytes, size: int = PIECE) -> Iterator[bytes]:
   """Cuts a text into parts of complete lines, of about `size` bytes."""
   start = 0
-  # Cut at the first end of a line after `size` bytes.
-  while len(text) - start > size:
-    end = text.find(b"\n", start + size)
-    if end < 0:
-      break
-    yield text[start : end + 1]
-    start = end + 1
-  if start < len(text):
-    yield text[start:]
+  # Cut at the first end of a line after `size` bytes, or at the text's end.
+  while start < len(text):
+    stop = text.find(b"\n", start + size) + 1 or len(text)
+    yield text[start:stop]
+    start = stop
 
 
 def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
@@ -89,11 +85,8 @@ def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
 
   # Cut long texts into examples, which are numbered through a split.
   def rows(names: list[str]) -> Iterator[Keyed]:
-    number = 0
-    for name in names:
-      for piece in pieces(by_name[name]):
-        yield number, {"text": piece}
-        number += 1
+    parts = (piece for name in names for piece in pieces(by_name[name]))
+    return enumerate({"text": part} for part in parts)
 
   return {split: rows(names) for split, names in splits.items()}
 
@@ -107,15 +100,13 @@ def _is_text(name: str) -> bool:
 def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
   """Returns the names of the texts of every split, in order."""
   # Sort by the splits that the names say.
-  chosen = {name: split_of(name) for name in sorted(texts)}
-  if not any(chosen.values()):
-    chosen = dict.fromkeys(chosen, "train")
-  splits: dict[str, list[str]] = {}
-  for name, split in chosen.items():
-    if split is not None:
-      splits.setdefault(split, []).append(name)
-  skipped = [name for name, split in chosen.items() if split is None]
-  if skipped:
+  splits: dict[str | None, list[str]] = {}
+  for name in sorted(texts):
+    splits.setdefault(split_of(name), []).append(name)
+  skipped = splits.pop(None, [])
+  if skipped and not splits:
+    splits["train"] = skipped
+  elif skipped:
     listed = ", ".join(skipped[:5]) + (" ..." if len(skipped) > 5 else "")
     print(
       f"Skipped in {path.name}, because they name no split: {listed}.",

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pwd
 import socket
 import subprocess
 import sys
@@ -230,3 +231,28 @@ def test_a_full_disk_while_preparing_or_packing(tmp_path, limit):
   left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
   assert left <= {"packed", "tfds"} if limit == 20_000 else "packed" in left
   assert not list(tmp_path.rglob(".staged-*"))
+
+
+def test_where_data_stands(tmp_path, monkeypatch):
+  assert preparation.data_folder(str(tmp_path / "a")) == tmp_path / "a"
+  monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
+  assert preparation.data_folder("") == tmp_path / "b"
+  (tmp_path / "file").touch()
+  with pytest.raises(ValueError, match="cannot be made.*config.data_dir"):
+    preparation.data_folder(str(tmp_path / "file" / "c"))
+
+
+def test_no_data_directory_without_a_home(tmp_path, monkeypatch):
+  def unknown(_):
+    raise KeyError
+
+  monkeypatch.delenv("HOME", raising=False)
+  monkeypatch.delenv("JAXFORMERS_DATA_DIR", raising=False)
+  monkeypatch.setattr(pwd, "getpwuid", unknown)
+  with pytest.raises(ValueError, match="HOME is not set .*--config.data_dir="):
+    preparation.data_folder("")
+  with pytest.raises(ValueError, match="'~/data' begins with ~"):
+    preparation.data_folder("~/data")
+  assert preparation.data_folder(str(tmp_path / "a")) == tmp_path / "a"
+  monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
+  assert preparation.data_folder("") == tmp_path / "b"

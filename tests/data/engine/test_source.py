@@ -5,9 +5,8 @@ from jaxformers.data.engine import source as s
 
 def test_counts_and_labels_are_verified(tmp_path):
   stream = [("train", i, {"label": "a"}) for i in range(3)]
-  expected = {"train": {"a": 3}, "test": {None: 0}}
-  splits = s.collect(stream, tmp_path, expected)
+  splits = s.collect(stream, tmp_path, {"train": 3, "test": 0}, ("a", None))
   assert [key for key, _ in splits["train"]] == [0, 1, 2]
-  for wrong in ({"a": 2}, {None: 4}, {"a": 3, "b": 1}):
+  for count, labels in ((2, ("a",)), (4, (None,)), (3, ("a", "b"))):
     with pytest.raises(ValueError, match="instead of"):
-      s.collect(stream, tmp_path, {"train": wrong})
+      s.collect(stream, tmp_path, {"train": count}, labels)

@@ -6,13 +6,15 @@ import pytest
 from jaxformers.data.sets import cifar100
 from tests.data.archives import write_folder, write_tar
 
+ROW = 2 + 3_072  # Coarse label, fine label, image.
+
 
 def files(per_label=None):
   rng = np.random.default_rng(0)
   content = {"cifar-100-binary/fine_label_names.txt": b"not read"}
   for split, count in (per_label or cifar100.PER_LABEL).items():
     fine = np.repeat(np.arange(100), count).astype(np.uint8)
-    rows = rng.integers(0, 256, (len(fine), cifar100.ROW)).astype(np.uint8)
+    rows = rng.integers(0, 256, (len(fine), ROW)).astype(np.uint8)
     rows[:, 0], rows[:, 1] = 7, fine
     content[f"cifar-100-binary/{split}.bin"] = rows.tobytes()
   return content
@@ -28,7 +30,7 @@ def test_fine_labels_and_planes(tmp_path):
   key, example = splits["test"][103]
   assert (key, example["id"]) == (103, "test_00103")
   assert example["label"] == cifar100.LABELS[1] == "aquarium_fish"
-  stored = content["cifar-100-binary/test.bin"][103 * cifar100.ROW + 2 :]
+  stored = content["cifar-100-binary/test.bin"][103 * ROW + 2 :]
   assert example["image"][0, 1, 2] == stored[2 * 1_024 + 1]
 
 
@@ -36,7 +38,7 @@ def test_fine_labels_and_planes(tmp_path):
   ("change", "message"),
   [
     (lambda c: c[:-5], "bytes long"),
-    (lambda c: c[: -cifar100.ROW], "99 examples of 'worm'"),
+    (lambda c: c[:-ROW], "99 examples of 'worm'"),
     (lambda c: c[:1] + b"\xff" + c[2:], "labels beyond 99"),
   ],
 )
