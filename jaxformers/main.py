@@ -16,7 +16,7 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from jaxformers import cli, interrupts, paths
+from jaxformers import allocator, cli, interrupts, paths
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 
@@ -71,6 +71,7 @@ def _prepare_jax() -> None:
   # With several CPU devices on few cores XLA's thread pool can starve.
   if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "16")
+  allocator.keep_freed_memory()  # Before JAX starts its threads.
   import jax
 
   # Cache compiled programs; without a home directory there is no cache.

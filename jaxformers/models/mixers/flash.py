@@ -43,7 +43,8 @@ class Block(NamedTuple):
     if not causal:
       return seen
     rows = self.start + jnp.arange(BLOCK)
-    return seen & (rows[:, None] >= jnp.arange(self.count))
+    earlier = rows[:, None] >= jnp.arange(self.count)[None]
+    return seen & jnp.expand_dims(earlier, range(mask.ndim - 1))
 
 
 def _split(x: jax.Array) -> jax.Array:
@@ -286,8 +287,9 @@ def _softmax_backward(causal: bool, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     slopes = dropout(dot(g, values), part=block.number)
     slopes = (weights * (slopes - mean) * scale).astype(q.dtype)
     # Queries come first: so the weights need no transposed copy.
-    dk = dk.at[..., : block.count].add(_across(q, slopes))
-    dv = dv.at[..., : block.count].add(_across(g, dropped))
+    later = [(0, 0)] * (dk.ndim - 1) + [(0, n - block.count)]
+    dk = dk + jnp.pad(_across(q, slopes), later)
+    dv = dv + jnp.pad(_across(g, dropped), later)
     return (dk, dv), jnp.matmul(slopes, keys)
 
   start = tuple(
