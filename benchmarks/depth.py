@@ -2,11 +2,11 @@ r"""Cost of depth for TransJect, and its effect on tokens.
 
 python -m benchmarks.depth --out depth.json
 
-First the gradient with activations stored, recomputed (`jax.checkpoint`) and
-reversible, at L = 2 to 96: seconds, and the bytes that XLA sets aside for
-activations, which is what a second half of the batch adds to its scratch
-memory, times two. Then some hundred steps of training on ListOps, expressions
-of 50 to 250 tokens, with activation factors and entropy before and after.
+The first table has seconds and activation memory of the gradient for each
+memory mode (stored, recomputed, reversible), at L = 2 to 96. Activation memory
+is twice what XLA's scratch memory for a batch exceeds that for half of it. The
+second follows some hundred steps of training on ListOps, expressions of 50 to
+250 tokens, with activation factors and entropy before and after.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
   rng = np.random.default_rng(0)
 
   def draw(path: Any, leaf: Any) -> jax.Array:
-    # At the start a layer is the identity, and is inverted at once: begin far
-    # from it.
+    # An untrained layer is the identity, whose inverse takes one step: draw
+    # parameters far from it.
     if path[-1].key == "alpha":
       return jnp.ones(leaf.shape)
     values = rng.normal(size=leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
@@ -98,8 +98,9 @@ def measure_memory(rounds: int) -> Rows:
 def measure_tokens(run: Trainer, params: Any, ids: np.ndarray) -> Row:
   """Measures activation factors and entropy of the last layer's tokens.
 
-  The entropy is Vasicek's estimate of a token's over its units, divided by
-  their deviation (nats), averaged over tokens; 1.42 for a Gaussian.
+  A token is divided by the standard deviation of its units. The entropy is
+  Vasicek's estimate over its units in nats, averaged over tokens. The entropy
+  of a Gaussian is 1.42.
   """
   factors = lipschitz.measure_factors(run.model, params, [ids])["factors"]
   variables = make_variables(run.model, params)

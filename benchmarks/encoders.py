@@ -2,12 +2,13 @@ r"""Cost of every encoder, beside softmax attention in PyTorch and JAX.
 
 python -m benchmarks.encoders --out encoders.json
 
-Two layers, d = 64, two heads, as in Skyformer's comparison. Prints Markdown
-tables: seconds of a forward pass and of a train step (forward, backward, Adam)
-at several lengths, rounds interleaved, the median of several, compile time
-apart; the memory of the train step as the compiler plans it (for PyTorch, what
-a process of its own takes more than before); and how time and memory grow with
-the length, as fitted exponents. PyTorch comes with the extra `bench`.
+Models have two layers, d = 64 and two heads, as in Skyformer's comparison. The
+first table has seconds of a forward pass and of a train step (forward,
+backward, Adam) at several lengths: medians of interleaved rounds, without
+compilation. It also has the memory of the train step as the compiler plans it;
+for PyTorch, the growth of the peak memory of a separate process. The second
+table has fitted exponents of time and memory in the length. PyTorch comes with
+the extra `bench`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def register_library() -> None:
 
 
 def make_encoder(name: str, n: int) -> models.Model:
-  """Builds Skyformer's size for n tokens; for TransJect E = 4, d = 80."""
+  """Builds a model of Skyformer's size; TransJect has E = 4 and d = 80."""
   options: dict[str, Any] = {"d_model": 64, "positions": "learned"}
   if MODELS[name].block == "injective":
     options = {"d_model": 80}

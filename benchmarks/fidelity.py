@@ -4,7 +4,7 @@ python -m benchmarks.fidelity --out fidelity.json
 
 Images of 224 x 224 in patches of 16, a forward pass and a train step (forward,
 backward, Adam), rounds interleaved; the ratio is the median of the rounds'
-ratios, compile time apart. Memory is what the compiler plans for the step
+ratios, compile time apart. Memory is what the compiler plans for a pass
 beside its inputs and outputs.
 """
 

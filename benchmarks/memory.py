@@ -1,10 +1,10 @@
 """Memory of a train step, and the share of the orthogonal maps in its time.
 
-The paper's Text setting, 4,096 tokens in batches of 32: bytes that the compiler
-plans beside the state, by stored activations and by the number of microbatches;
-for one setting, the peak memory of a process. Memory against depth, with the
-reversible backward pass. The time of all maps of a step with their gradient,
-beside the whole step.
+The first table is of the paper's Text setting, 4,096 tokens in batches of 32:
+the bytes that the compiler plans beside the state, for each memory mode and
+number of microbatches; and for one setting the peak memory of a process. The
+second is memory by depth for each memory mode. The third is the time of all
+orthogonal maps with their gradient, beside the whole step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT = (32, 4_096)  # Rows of a batch, and tokens.
 ACTIVATIONS = ("stored", "recomputed", "reversible")
 PARTS = (1, 8, 32)
 DEPTHS = (2, 4, 8, 16, 32)
-PAPER = (32, 2_048)  # Rows and tokens of a step at the paper's size.
+PAPER = (32, 2_048)  # Rows and tokens of the step beside which maps are timed.
 # Trains one step with a row in each microbatch; prints GiB at the peak.
 PEAK = """
 from benchmarks import ours, timing

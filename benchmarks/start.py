@@ -1,9 +1,9 @@
 """Time until the first step, and time that steps wait for their batches.
 
-Imports, each in its own process; the first step of a small run, counted from
-the start of the process, with and without cached data and compiled programs;
-and the time that the steps of a run waited for the loader, beside the speed of
-the loader alone.
+The first table has the time of each import, in a process of its own. The second
+has the time from the start of a process to the first step of a small run, with
+and without cached data and compiled programs. The third has the time that steps
+wait for the loader, and the speed of the loader alone.
 """
 
 from __future__ import annotations

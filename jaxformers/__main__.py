@@ -1,4 +1,4 @@
-"""`python -m jaxformers NAME ...` runs a subcommand; flags alone train."""
+"""`python -m jaxformers NAME ...` runs a subcommand; without NAME it trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxformers.registry import choose
 
 
 def console() -> None:
-  """Runs `jaxformers NAME ...`, or training where the flags come at once."""
+  """Runs a subcommand, or training if the first argument is a flag."""
   name = sys.argv[1] if len(sys.argv) > 1 else ""
   if not name or name.startswith("-"):
     from jaxformers import main  # Defines flags.

@@ -9,10 +9,10 @@ Decoders over 1,000 byte pairs; for each size one of 6, one of 12 and one of 24
 layers, with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
 beside the embedding. The paper trains on English Wikipedia; give any folder of
 text, or a set of texts that tensorflow-datasets has prepared. Its widths,
-lengths and steps are in an appendix that we do not have: the widths are d,
-d / sqrt(2) and d / 2, rounded to even numbers that two heads share. Two heads
-everywhere, so that depth and width alone differ. No dropout: the text should
-suffice to be read only once.
+lengths and steps are in an appendix that we do not have. Our widths are d,
+d / sqrt(2) and d / 2, rounded to even numbers, because all models have two
+heads: depth and width alone differ. There is no dropout: use enough text that
+none is read twice.
 
 Arguments: depth=6|12|24, size=1 to 6, rate=0 (peak learning rate; 0 is 0.1 / d,
 a start: tune it for each depth and size), tokens=1e9 (seen in training),
@@ -42,15 +42,15 @@ def get_config(arg=None):
       f"length={arg.length}, batch={arg.batch}, rate={arg.rate:g}: give a "
       "length and a batch of at least 1, and a rate that is not negative."
     )
-  # Leave out infinity, which cannot be rounded.
+  # Take infinity and more than 1e15 tokens for mistakes.
   tokens = arg.tokens if arg.tokens < 1e15 else 0
   steps = round(tokens / (arg.length * arg.batch))
   if steps < 1:
     raise c.UserError(
-      f"tokens={arg.tokens:g} is less than one batch of {arg.batch} windows of "
-      f"{arg.length} tokens, or no number: give a number such as 1e9."
+      f"tokens={arg.tokens:g} is not between one batch of {arg.batch} windows "
+      f"of {arg.length} tokens and 1e15: give a number such as 1e9."
     )
-  # Warm-up and checkpoints take a tenth of the run, evaluations a fifth.
+  # Warm up for a tenth of the run, save every tenth, and evaluate every fifth.
   tenth = max(steps // 10, 1)
   config = c.base(
     seed=arg.seed,

@@ -3,7 +3,7 @@ r"""A small language model of any folder of text, in byte pairs.
 python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
     --workdir runs/text_lm --config.task.archive=PATH/aclImdb_v1.tar.gz
 
-Any folder of text, a tar, or a set of texts that tensorflow-datasets has
+PATH is a folder of text, a tar, or a set of texts that tensorflow-datasets has
 prepared in array_record. Files and folders called train, valid and test are
 those splits; without them, a tenth of the texts is held out for each.
 Six layers of d = 256, windows of 256 pieces; size=tiny has d = 64 and windows

@@ -3,13 +3,6 @@
 from jaxformers.models import blocks, mixers, transject
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
-from jaxformers.models.build import (
-  build,
-  from_config,
-  in_float32,
-  shapes,
-  size,
-)
 from jaxformers.models.classifier import Classifier
 from jaxformers.models.config import (
   ModelConfig,
@@ -18,7 +11,14 @@ from jaxformers.models.config import (
   resolve_defaults,
 )
 from jaxformers.models.language import LanguageModel
-from jaxformers.models.model import Model
+from jaxformers.models.model import (
+  Model,
+  build,
+  from_config,
+  in_float32,
+  shapes,
+  size,
+)
 from jaxformers.models.segmenter import Segmenter
 from jaxformers.models.variables import make_variables
 from jaxformers.models.variants import MODELS, Variant

@@ -7,7 +7,7 @@ import jax
 
 from jaxformers.models.config import ModelConfig
 from jaxformers.models.heads import ClassifierHead
-from jaxformers.models.model import Model, bind_encoder
+from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 
 def head(config: ModelConfig) -> ClassifierHead:
@@ -26,6 +26,7 @@ def head(config: ModelConfig) -> ClassifierHead:
   )
 
 
+@CLASSES.register("classification")
 class Classifier(Model):
   """Tokens to float32 logits [b, num_classes].
 

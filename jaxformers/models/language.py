@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jaxformers.models import adaptive
 from jaxformers.models.adaptive import Softmax, edges
 from jaxformers.models.attention import dropout_layer
-from jaxformers.models.model import Model, bind_encoder
+from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 
+@CLASSES.register("language_model")
 class LanguageModel(Model):
   """Ids [b, n] to log p of what follows each, float32 [b, n, vocab_size].
 

@@ -1,4 +1,4 @@
-"""The base class of classifiers, language models and segmenters.
+"""Models by name, and the base class of classifiers and all other models.
 
 `bind_encoder`, `bind_block` and `bind_mixer` bind the options of a config to
 the modules that every model has.
@@ -6,6 +6,7 @@ the modules that every model has.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -21,8 +22,11 @@ from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
+from jaxformers.registry import Registry, call
 
 Make = functools.partial[Any]
+# Classes of models by objective; each registers in its own file.
+CLASSES: Registry = Registry("objective")
 
 
 def _bind(
@@ -213,3 +217,42 @@ class Model(nn.Module):
     pair = () if config.num_inputs == 1 else (config.num_inputs,)
     dtype: Any = jnp.float32 if config.real else jnp.int32
     return jnp.zeros((1, *pair, length), dtype)
+
+
+def build(name: str, **options: Any) -> Model:
+  """Returns the model of a name.
+
+  Args:
+    name: in `MODELS`.
+    **options: the other fields of `ModelConfig`.
+
+  Raises:
+    UserError: see `ModelConfig`; and for options of a mixer that a trace of
+      its longest input refuses.
+  """
+  return from_config(
+    call("config.model", ModelConfig, options | {"name": name})
+  )
+
+
+def from_config(config: ModelConfig) -> Model:
+  """Returns the model of a config; its layers are traced once, on shapes."""
+  model = CLASSES[config.objective](config)
+  model.check()
+  return model
+
+
+def in_float32(model: Model) -> Model:
+  """Returns the same model, of the same parameters, computing in float32."""
+  return type(model)(dataclasses.replace(model.config, dtype="float32"))
+
+
+def shapes(model: Model) -> Any:
+  """Returns the tree of a model's parameters as shapes, computing none."""
+  init = functools.partial(model.init, train=False)
+  return jax.eval_shape(init, jax.random.key(0), model.example())["params"]
+
+
+def size(model: Model) -> int:
+  """Returns the number of a model's parameters, as stored."""
+  return sum(leaf.size for leaf in jax.tree.leaves(shapes(model)))

@@ -57,7 +57,7 @@ def _kernel(name: str) -> Tensor:
   """Returns the tensor of a linear map: transposed, and split into heads."""
 
   def fits(theirs: Shape, ours: Shape) -> bool:
-    # The axes of heads stand together, before or behind the others.
+    # The axes of heads are adjacent, either first or last.
     cuts = range(1, len(ours))
     pairs = [(math.prod(ours[k:]), math.prod(ours[:k])) for k in cuts]
     return theirs in pairs
@@ -66,7 +66,7 @@ def _kernel(name: str) -> Tensor:
 
 
 def _array(name: str) -> Tensor:
-  """Returns a tensor that is stored as it is, but for axes of vectors."""
+  """Returns an unchanged tensor; a vector may gain or lose axes of size 1."""
 
   def fits(theirs: Shape, ours: Shape) -> bool:
     # A matrix of another shape has its entries in another order.
@@ -123,7 +123,7 @@ def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
     count: new number of positions, 1 + m^2.
 
   Raises:
-    UserError: for another count than the table's that is not 1 + m^2.
+    UserError: if the counts differ, and one of them is not 1 + a square.
   """
   if len(table) == count:
     return table
@@ -246,7 +246,7 @@ def _bert(
 
 
 _KINDS = {"vit": _vit, "bert": _bert}
-# Tensors that are not read: other heads, and those of pre-training.
+# Tensors that may stay unused: heads, poolers and position ids.
 _IGNORED = ("cls.", "classifier.", "pooler.", "embeddings.position_ids")
 
 # Fields of config.json that must be positive integers.
@@ -376,7 +376,7 @@ def _read(
       "norm_epsilon": config["layer_norm_eps"],
     },
   }
-  # Rename gamma and beta, as the first release of BERT called LayerNorms.
+  # Rename gamma and beta, LayerNorm's parameters in BERT's first release.
   values = {
     name.removeprefix(f"{kind}."): value
     for name, value in _read_tensors(weights_file).items()
@@ -414,7 +414,7 @@ def load(
     if part in options or changed:
       options[part] = options.get(part, {}) | dict(changed)
   model = models.build(name, **(options | changes))
-  # Fill its initial parameters, of which a new head keeps its own.
+  # Replace initial parameters by those of the file; a new head keeps its own.
   init = jax.jit(functools.partial(model.init, train=False))
   start = init(jax.random.key(0), model.example())["params"]
   return model, _fill(start, tensors, values, str(folder))
@@ -433,7 +433,7 @@ def parameters(folder: str | Path, start: Params) -> Params:
   """
   options, tensors, values = _read(folder)
   heads = options["mixer"]["num_heads"]
-  # Kernels of other heads may have the same size: compare their number.
+  # Kernels of another number of heads may have the same size: compare it.
   query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
     raise UserError(
@@ -470,7 +470,9 @@ def _fill(
       params[path] = leaf
     elif is_there:
       listed = ", ".join(str(shape) for shape in shapes)
-      differences.append(f"{path} is {leaf.shape}, and {names[0]} {listed}")
+      differences.append(
+        f"{path} is {leaf.shape}, but {names[0]} in the file is {listed}"
+      )
     else:
       differences.append(f"{path} {leaf.shape} is not in the file")
   # Tensors that no parameter uses differ, too.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxformers.models.blocks.contract import BLOCKS, layer_norm
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import (
+  CLASSES,
   Make,
   Model,
   bind_block,
@@ -110,6 +111,7 @@ def decoder_mixer(config: ModelConfig) -> Make | None:
   return bind_mixer(config, decoder_len(config), options)
 
 
+@CLASSES.register("segmentation")
 class Segmenter(Model):
   """Images [b, height, width, 3] to logits float32 [b, height, width, c].
 

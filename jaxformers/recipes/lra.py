@@ -130,6 +130,7 @@ def model_fields(
     positions="sinusoid",
     dropout_rate=0.0,
     pool=pool,
+    orthogonal_map="cayley",
   )
   # These are the sizes of Skyformer's comparison.
   others = {

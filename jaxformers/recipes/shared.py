@@ -47,8 +47,7 @@ def transject(
     num_experts: experts of a layer.
     **fields: fields in place of those in `shared`.
   """
-  layer = {"orthogonal_map": "cayley", "mixer": {"num_experts": num_experts}}
-  return {**shared, **fields, **layer}
+  return {**shared, **fields, "mixer": {"num_experts": num_experts}}
 
 
 def transformer(

@@ -85,7 +85,10 @@ def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:
     **shared.COMMON,
   }
   transject = shared.transject(
-    common, 2 if tiny else 4, dropout_rate=0.2 if tiny else 0.0
+    common,
+    2 if tiny else 4,
+    dropout_rate=0.2 if tiny else 0.0,
+    orthogonal_map="cayley",
   )
   make_transformer = functools.partial(
     shared.transformer,

@@ -89,7 +89,9 @@ def model_fields(
       ),
     }
 
-  transject = shared.transject(common, 2 if tiny else 4)
+  transject = shared.transject(
+    common, 2 if tiny else 4, orthogonal_map="cayley"
+  )
   return shared.with_reference(name, make_transformer, transject)
 
 

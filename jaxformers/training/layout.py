@@ -278,7 +278,7 @@ class Layout:
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a step that JAX traces with the mesh at hand, for its models."""
-    if self.splits_batches_alone:
+    if self.mesh.size == 1:
       return step
 
     @functools.wraps(step)

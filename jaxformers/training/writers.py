@@ -26,7 +26,7 @@ def _import_optional(module: str, extra: str) -> Any:
 
 
 def _cut_metrics(workdir: Path, step: int) -> None:
-  """Leaves the records up to a step in a file that is whole at any time.
+  """Removes the records after a step, replacing the file as a whole.
 
   Damaged lines are left out, with a message.
   """
@@ -41,7 +41,7 @@ def _cut_metrics(workdir: Path, step: int) -> None:
     first = ", ".join(map(str, damaged[:5]))
     more = ", ..." if len(damaged) > 5 else ""
     processes.warn(f"{path}: damaged lines were left out ({first}{more}).")
-  # Write the other records anew, if the file holds anything else.
+  # Write the file again if it holds more than the records to keep.
   kept = [record for record in records if record["step"] <= step]
   text = "".join(workdirs.metrics_line(r["step"], r) for r in kept)
   if text.encode() != path.read_bytes():
@@ -51,8 +51,8 @@ def _cut_metrics(workdir: Path, step: int) -> None:
 class Writers:
   """Writes scalars of a step to every place that the config names.
 
-  A run that goes on first cuts `metrics.jsonl` back to the step it starts from,
-  so no step stands there twice. Of several processes the first alone writes.
+  A resumed run first removes the records after its step from `metrics.jsonl`,
+  so that no step occurs twice. Of several processes only the first one writes.
 
   Args:
     workdir: workdir of the run.
@@ -103,7 +103,7 @@ class Writers:
       line = workdirs.metrics_line(step, scalars).encode()
       with (
         disk.saving(f"Metrics of step {step}", self._workdir),
-        # Not "ab", which would make a file that is gone anew.
+        # Not "ab": it would create a file that was deleted.
         self._path.open("r+b") as file,
       ):
         file.seek(0, os.SEEK_END)

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxformers import orthogonal
+from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import compilers, layout
 from tests.training import examples
 
@@ -32,6 +33,13 @@ def test_meshes_of_four_devices(spec, want):
   assert own.mesh.axis_names == ("data", "fsdp", "sequence", "model")
   assert own.parts == want[0] * want[1]
   assert own.splits_batches_alone == (want[0] == 4)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_models_know_if_they_run_on_one_cpu(count):
+  """Loops over samples would gather a batch that is split over devices."""
+  own = layout.Layout.of("", jax.devices()[:count])
+  assert own.traced(on_one_cpu)() == (count == 1)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from jaxformers.models import Classifier
 from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.variables import make_variables
 
-# Distances within which the ascent looks for pairs, relative to the tokens'
-# root mean square norm: below, float32 would count its own rounding.
+# Least and greatest distance of a pair, relative to the tokens' root mean
+# square norm. Smaller distances would measure the rounding of float32.
 _NEAR, _FAR = 1e-2, 1e2
 
 
@@ -40,7 +40,8 @@ def ascend(
     rate: learning rate of Adam.
 
   Returns:
-    The most extreme finite ratio on each way, of the shape of `ratio(start)`.
+    The most extreme finite ratio of each ascent, in the shape of
+    `ratio(start)`.
   """
   tx = optax.adam(rate)
 
@@ -56,7 +57,7 @@ def ascend(
 
   start = (start, tx.init(start))
   _, ratios = jax.lax.scan(step, start, None, length=steps)
-  # Ways are no monotone climbs: take the best finite ratio of each.
+  # Ascents are not monotone: take the best finite ratio of each.
   finite = jnp.where(jnp.isfinite(ratios), sign * ratios, -jnp.inf)
   return sign * finite.max(0)
 
@@ -81,10 +82,10 @@ def adversarial(
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Interval]:
-  """Searches the extreme factors of distances from embedding to last layer.
+  """Searches the extreme factors by which the encoder changes a distance.
 
-  Half of the ways start from segments a hundredth as long as tokens, and half
-  from ones as long as tokens.
+  Half of the ascents start from pairs at a hundredth of the tokens' norm, and
+  half from pairs at the tokens' norm.
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
@@ -93,9 +94,9 @@ def adversarial(
     seed: seed of the directions.
 
   Returns:
-    `tokens`, for pairs of one sample, all pairs of neighbours moved together,
-    anywhere in R^d; and `sequences`, for pairs of whole sequences under one
-    mask.
+    `tokens`: over pairs of tokens of one sample; all pairs of neighbours move
+    at once, freely in R^d. `sequences`: over pairs of whole sequences with the
+    same mask.
 
   Raises:
     UserError: if no sample has two tokens beside each other.
@@ -144,7 +145,7 @@ def adversarial(
     return after / before
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:
-    # Every other way starts from a short segment.
+    # Every other ascent starts from a short segment.
     near = jnp.arange(math.prod(lengths)).reshape(lengths) % 2 == 0
     return {
       "middle": middle,
@@ -155,7 +156,7 @@ def adversarial(
   # Start around the samples: at the middles of pairs, or at sequences.
   middle = (x[:, 0:n:2] + x[:, 1:n:2]) / 2
   starts = {
-    # Pairs with padding have no ratio.
+    # Leave out pairs with padding, whose ratio is set to 1.
     "tokens": (tokens, points(middle, (*middle.shape[:2], 1)), both),
     "sequences": (sequences, points(x, (len(x), 1, 1)), ...),
   }

@@ -2,9 +2,9 @@ r"""Bounds and measures how far a trained encoder moves tokens apart.
 
 python -m jaxformers lipschitz runs/listops
 
-For TransJect the certificate is a theorem evaluated on the weights at hand: an
-interval for |f(x) - f(y)| / |x - y| of any two tokens of one sample, and of any
-two sequences where there is one (docs/theory.md). For every encoder the
+For TransJect a theorem, evaluated on the trained weights, bounds the ratio
+|f(x) - f(y)| / |x - y| of any two tokens of one sample. Where a bound for any
+two sequences exists, it is given, too (docs/theory.md). For every encoder the
 measured part stands beside it: activation factors over data (TransJect,
 equation 9) and the extremes that gradient ascent finds.
 """
@@ -134,10 +134,11 @@ def measure_factors(
     seed: seed of the pairs.
 
   Returns:
-    `factors`, for the embedding and every layer the mean, least and greatest
-    over all pairs of different embeddings; `norms`, the greatest Frobenius norm
-    of a sample's tokens there; `pairs`, their number; and `shared`, the values
-    that injective layers shared, batches one after the other; None for others.
+    `factors`: mean, least and greatest factor over all pairs of different
+    embeddings, for the embedding and every layer. `norms`: greatest Frobenius
+    norm of a sample's tokens at the same places. `pairs`: number of pairs.
+    `shared`: values that injective layers share, of all batches; None for other
+    layers.
   """
   variables = make_variables(model, params)
   all_factors, all_norms, all_shared = [], [], []
@@ -177,8 +178,8 @@ def _observe(
 ) -> tuple[jax.Array, jax.Array, Any]:
   """Returns distances of pairs, greatest norms, and what the layers shared.
 
-  The norms are those of a sample after each layer. Only injective layers share
-  values; it is None for others. Compiled once for a model.
+  The norms are the greatest of a sample, at the embedding and after each layer.
+  Shared values are None unless layers are injective. Compiled once for a model.
   """
   captured = capture(model, variables, ids)
   hidden, mask = captured.hidden, captured.mask
@@ -240,7 +241,7 @@ def report(
 def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   """Returns the meaning of a certificate, in sentences."""
   if total is None:
-    return ["This encoder has no certificate: what follows is measured."]
+    return ["This encoder has no certificate: all numbers are measured."]
   layers = layers_in_float32(model)
   vacuous = {
     "tokens": "; distances grow by at most",
@@ -250,7 +251,7 @@ def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   nouns = {"tokens": "Two tokens of one sample", "sequences": layers.scope()}
   for kind, noun in nouns.items():
     low, high = total[kind]
-    change = f"distances change by {low:.4g} to {high:.4g}."
+    change = f"distances change by a factor of {low:.4g} to {high:.4g}."
     if not low > 0:
       change = f"the lower bound is vacuous (0){vacuous[kind]} {high:.4g}."
     sentences.append(f"{noun}: {change}")

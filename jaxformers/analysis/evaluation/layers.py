@@ -1,9 +1,9 @@
 """Statistics of every layer, sample by sample, streamed over data.
 
-They are distributions where `lipschitz` and `smoothness` have means: activation
-factors and entropies of TransJect's figures 4 and 5, the weights of its experts
-(figure 6), the distances of chosen pairs of tokens (figure 1). A few numbers of
-each sample are kept, and no hidden states.
+Where `lipschitz` and `smoothness` average, these keep one value for each
+sample: activation factors and entropies of TransJect's figures 4 and 5, the
+weights of its experts (figure 6), the distances of chosen pairs of tokens
+(figure 1). A few numbers of each sample are kept, and no hidden states.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Layers(NamedTuple):
     factors: mean activation factor over pairs of tokens, [L + 1, s]; NaN where
       a sample has no two different tokens.
     entropy: mean entropy over tokens (or units), [L + 1, s], in nats; NaN where
-      all have equal values.
+      all have equal values, or fewer than 8 values.
     shape: mean entropy at deviation 1, [L + 1, s].
-    finite: share of tokens (or units) without equal values, [L + 1], mean over
-      the samples that have values enough; NaN if none has.
+    finite: share of tokens (or units) without equal values, [L + 1], a mean
+      over the samples with at least 8 values; NaN if there is none.
     parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
       models without.
     gates: weights of the experts, [L, s, e]; None for other models.
@@ -200,7 +200,7 @@ def distances(
     if place not in np.flatnonzero(mask):
       raise UserError(
         f"There is no token at position {place}: the sample has "
-        f"{int(mask.sum())}, counted from 0."
+        f"{int(mask.sum())}. Positions count from 0."
       )
   # Both tokens of each pair, [L + 1, pairs, d].
   first, second = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))

@@ -2,11 +2,11 @@ r"""Scores a language model by windows that move by a few tokens.
 
 python -m jaxformers perplexity runs/wikitext --strides 1,256
 
-With a stride of 1 every token is predicted from as many tokens as a window of
-the training has, at the cost of a forward pass a token. This is the evaluation
-of NeuTRENO's table 3. Only the tokens of the first window have fewer before
-them. With windows side by side, as in training, the first tokens of every
-window are predicted from few.
+With a stride of 1 every token is predicted from a whole window of earlier
+tokens, by one forward pass for each token. This is the evaluation of NeuTRENO's
+table 3. Only the tokens of the first window have fewer tokens before them. With
+windows side by side, as in training, the first tokens of every window are
+predicted from few.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def error(
   for start in range(0, len(images), batch_size):
     places = np.arange(start, min(start + batch_size, len(images)))
     pixels = images.pixels(places)
-    # The number of an image draws its noise, whatever the batch size.
+    # An image's index seeds its noise, so the batch size does not matter.
     if corruption:
       numbered = zip(pixels, places.tolist(), strict=True)
       pixels = np.stack([corrupt(x, *corruption, k) for x, k in numbered])
@@ -143,12 +143,12 @@ def imagenet_c(
     `errors`, for each corruption those of the severities 1 to 5, and `mce`.
 
   Raises:
-    UserError: for a folder that lacks any, naming them.
+    UserError: if corruptions or severities are missing; lists them.
   """
   # Corruptions lie in the folder, or in its groups.
   paths = [*folder.glob("*"), *folder.glob("*/*")]
   folders = {path.name: path for path in paths if path.name in ALEXNET}
-  # Name all that lacks before anything is scored.
+  # List everything that is missing before scoring.
   missing = [
     f"{name}/{level}"
     for name, level in itertools.product(ALEXNET, SEVERITIES)
@@ -157,8 +157,8 @@ def imagenet_c(
   if missing:
     listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
     raise UserError(
-      f"{folder} lacks {listed}: unpack all fifteen corruptions in five "
-      "severities, which mCE is over."
+      f"{folder} lacks {listed}: mCE averages fifteen corruptions in five "
+      "severities, so unpack all of them."
     )
   logits = run.apply(batch_size)
 
@@ -262,7 +262,7 @@ def main(
   as_json: bool,
   **folders: Path | None,
 ) -> None:
-  """Prints the errors, of the folders that are given or of corrupted images."""
+  """Prints scores of the given folders, or errors on corrupted test images."""
   run = trained.load(workdir)
   scores: dict[str, Any] = {}
   for name, folder in folders.items():

@@ -87,7 +87,7 @@ nav a { margin-right: 1rem; white-space: nowrap; }
 figure { margin: 1.5rem auto; break-inside: avoid; }
 figure img { width: 100%; height: auto; }
 figcaption { font-size: .875rem; color: #333; }
-/* As wide as text, or as a wider table needs and the window has. */
+/* At least as wide as the text; wider for a wide table, up to the window. */
 .scroll { overflow-x: auto; width: min-content; min-width: min(64rem, 100%);
   max-width: 100%; }
 table { border-collapse: collapse; font-size: .875rem; }
@@ -138,7 +138,7 @@ def _figure_html(figure: Figure, out: Path) -> str:
   picture = (out / f"{figure.name}.svg").read_bytes()
   # Embed the picture, so that the page shows it without another file.
   data = base64.b64encode(picture).decode()
-  # Pixels: a little above the size of the picture.
+  # Greatest width in pixels: a little more than the picture's own.
   width = round(110 * figure.size[0])
   return (
     f'<figure id="{figure.name}"><h3>{_text(figure.title)}</h3>'
@@ -164,9 +164,10 @@ def _papers_html(papers: Mapping[str, Any]) -> list[str]:
     parts += [
       f"<h3>TransJect, {_text(title)}</h3>",
       *_tables_html(published.markdown(rows, tasks)),
-      "<p>Accuracy on test in percent; in brackets ours less theirs, in points "
-      "and in standard errors of our seeds and of as many examples. Mind sizes "
-      f"and protocol. {_links(_table_name(title), ('md', 'tex'))}</p>",
+      "<p>Test accuracy in percent. In brackets: our accuracy minus the "
+      "paper's, in points and in standard errors (of our seeds and of the size "
+      "of the test set). Compare only rows of the same sizes and protocol. "
+      f"{_links(_table_name(title), ('md', 'tex'))}</p>",
       *(f"<p>{_text(reason)}</p>" for reason in published.notes(rows)),
     ]
   return parts
@@ -177,8 +178,8 @@ def _results_html(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["<p>No run has ended.</p>"]
   return [
     *_tables_html(tables.markdown(rows)),
-    "<p>Mean and sample deviation over seeds, on the test split, of the "
-    "checkpoint chosen on the split that is named. Trivial: rules without a "
+    "<p>Mean and sample deviation of the test score over seeds. A column names "
+    "the split that selected the checkpoint. Trivial: rules without a "
     "model.</p>",
   ]
 

@@ -1,4 +1,4 @@
-r"""Prints mean and deviation over seeds of many runs, as one table.
+r"""Prints mean and deviation over seeds of many runs, a table for each metric.
 
 python -m jaxformers results runs/*
 
@@ -56,7 +56,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """
   results, problems = [], []
   for folder in folders:
-    # A folder without results is a problem, not an error.
+    # Report a folder without results, and read the others.
     paths = files(folder, "results.json")
     if not paths:
       problems.append(
@@ -66,7 +66,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
     for path in paths:
       try:
         results.append(workdirs.read_results(path.parent))
-        # A score of another checkpoint than the best counts, with a note.
+        # Keep a result whose best checkpoint was damaged, with a note.
         if "damaged_best_step" in results[-1]:
           note = describe_damage(results[-1])
           print(f"Note: {path}: {note}", file=sys.stderr)
@@ -88,7 +88,7 @@ def describe_damage(result: Result) -> str:
 
 
 def recipe(result: Result) -> str:
-  """Returns what runs must share to be seeds of one another, as JSON."""
+  """Returns, as JSON, the fields in which all runs of a recipe agree."""
   flat = configs.flatten(result["config"])
   # Leave out the seed, and fields that change no number.
   left_out = (*configs.RESUMABLE_FIELDS, "seed")
@@ -97,7 +97,7 @@ def recipe(result: Result) -> str:
 
 
 def by_seed(runs: Iterable[Result]) -> list[dict[int, Result]]:
-  """Returns the runs of each recipe by their seed; of two the last counts."""
+  """Returns each recipe's runs by seed; of two with one seed, the last."""
   groups: dict[str, dict[int, Result]] = {}
   for run in runs:
     groups.setdefault(recipe(run), {})[run["seed"]] = run
@@ -122,13 +122,14 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
   """Returns one row for every recipe, over its seeds.
 
   Args:
-    results: contents of `results.json`. Runs that differ in anything but the
-      seed stand in rows of their own; a seed that occurs twice counts once.
+    results: contents of `results.json`. Runs that differ in their data, or in a
+      field other than the seed and `RESUMABLE_FIELDS`, have separate rows; a
+      seed that occurs twice counts once.
 
   Returns:
-    Rows of the fields of `COLUMNS` and `metric`; the score is (mean,
-    deviation), in percent but for perplexities, the sample standard deviation,
-    NaN for one seed.
+    Rows with the fields of `COLUMNS`, and `metric`. The score is (mean, sample
+    standard deviation), in percent except for perplexities; the deviation of
+    one seed is NaN.
   """
   rows = []
   for seeds in by_seed(results):

@@ -127,15 +127,15 @@ def _check_same_config(
   folder: Path, config: Mapping[str, Any], scored: Mapping[str, Any]
 ) -> None:
   """Raises UserError if results are of another config than `config.json`."""
-  # A run that was continued has results of fewer steps or of less patience.
+  # A run that was made longer may have had fewer steps, or less patience.
   now = models.resolve_defaults(configs.complete(config))
   grown = {key: now[key] for key in ("total_steps", "patience")}
   before = models.resolve_defaults(configs.complete({**scored, **grown}))
   differing = configs.differences(before, now)
   if differing:
     raise UserError(
-      f"{folder}: config.json is not that of results.json "
-      f"({', '.join(differing[:3])}). Remove the file that is of another run, "
+      f"{folder}: config.json and results.json differ in "
+      f"{', '.join(differing[:3])}. Remove the file that is of another run, "
       "and run the training command again."
     )
 
@@ -143,8 +143,8 @@ def _check_same_config(
 def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
   """Groups runs that differ in the seed alone, and labels the groups.
 
-  Of two runs with one recipe and one seed the one that has ended counts, or
-  else the first. The data of a run that has not ended are unknown: it joins the
+  Of two runs with the same recipe and seed, the finished one counts, or else
+  the first. The data of a run that has not ended are unknown: it joins the
   group of the ended runs with its config.
   """
   by_recipe: dict[str, dict[int, RunRecord]] = {}
@@ -169,11 +169,11 @@ def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
 def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
   """Returns a label for each group: the model, and what else differs."""
   flat = [_flatten_labelled(records[0].config) for records in groups]
-  # Start with three fields, and add all of them where labels coincide.
+  # Name three fields; where labels coincide, name all fields that differ.
   labels = [_label(config, flat, most=3) for config in flat]
   for k in _repeated(labels):
     labels[k] = _label(flat[k], flat, most=len(flat[k]))
-  # Groups that differ in unlabelled fields alone are told by their folder.
+  # Add the folder to labels that still coincide.
   for k in _repeated(labels):
     labels[k] = f"{labels[k]} ({groups[k][0].folder})"
   return labels
@@ -186,7 +186,7 @@ def _flatten_labelled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(config: Fields, others: Sequence[Fields], most: int) -> str:
-  """Returns the model and its first `most` differing fields, sizes first."""
+  """Returns the model and up to `most` fields that differ."""
   model, task = config["model.name"], config["task.name"]
   several_tasks = len({other["task.name"] for other in others}) > 1
   name = f"{task} {model}" if several_tasks else str(model)
@@ -224,7 +224,7 @@ def describe_seeds(groups: Sequence[SeedGroup]) -> str:
 def by_size(
   groups: Sequence[SeedGroup],
 ) -> Iterator[tuple[str, str, int, SeedGroup]]:
-  """Yields (line, size, value, group); along a line one size alone differs."""
+  """Yields (line, size, value, group); groups of a line differ in the size."""
   by_model: dict[str, list[SeedGroup]] = {}
   for group in groups:
     name = f"{group.config['task']['name']} {group.config['model']['name']}"

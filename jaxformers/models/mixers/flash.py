@@ -194,8 +194,7 @@ def softmax_attend(
   """Returns softmax(q k.T / sqrt(e)) v over the visible keys.
 
   As `attend` with softmax weights, but the forward pass keeps the maximum and
-  the sum of every row, and the backward pass needs one exponential and one
-  product less.
+  the sum of every row, so that the backward pass computes neither again.
 
   Source: Dao et al. 2022, https://arxiv.org/abs/2205.14135, algorithms 2 and 4
   of appendix B, by blocks of queries alone.
@@ -222,17 +221,9 @@ def softmax_attend(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _softmax(
-  causal: bool,
-  turn: jax.Array | int,
-  dropout: Dropout,
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  mask: jax.Array,
-) -> jax.Array:
+def _softmax(causal: bool, *args: Any) -> jax.Array:
   """Returns the sums of v for all queries, [..., n, e] in the type of v."""
-  return _softmax_forward(causal, turn, dropout, q, k, v, mask)[0]
+  return _softmax_forward(causal, *args)[0]
 
 
 def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
