@@ -70,7 +70,7 @@ def test_training_follows_the_tokens():
     ("size=0", "size"),
     ("tokens=100", "is not between one batch"),
     ("tokens=nan", "is not between one batch"),
-    ("tokens=inf", "no number"),
+    ("tokens=inf", "is not between one batch"),
     ("length=0", "length=0"),
     ("batch=0", "batch=0"),
     ("rate=-1", "rate=-1"),

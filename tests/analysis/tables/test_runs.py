@@ -130,7 +130,7 @@ def test_results_of_another_config_are_left_out_and_named(tmp_path):
   shutil.copy(tmp_path / "b" / "config.json", tmp_path / "a")
   records, notes = runs.discover([tmp_path])
   assert [record.folder.name for record in records] == ["b"]
-  assert "config.json and results.json differ in task.name. Remove" in notes[0]
+  assert "config.json and results.json differ in task.name:" in notes[0]
 
 
 def result(task, config):
