@@ -86,7 +86,7 @@ def test_positions_between_positions():
     ({"d_model": 24}, r"layer_0/mixer/key/kernel is \(24, 3, 8\)"),
     ({"num_layers": 3}, r"16 tensors differ.*layer_2.* is not in the file"),
     ({"num_layers": 1}, r"layer.1.* is in the file alone"),
-    ({"block": {"mlp_dim": 12}}, r"up/kernel is \(12, 12\), but .* is \(24, 12\)"),
+    ({"block": {"mlp_dim": 12}}, r"up/kernel is \(12, 12\), but .*\(24, 12\)"),
     ({"patch_size": 8}, "patches/kernel"),
     ({"mixer": {"use_bias": False}}, "query.bias.* is in the file alone"),
   ],

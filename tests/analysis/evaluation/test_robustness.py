@@ -97,7 +97,9 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   for path in (root / "fog" / "5").rglob("*.JPEG"):
     path.unlink()
   (root / "snow" / "2").rename(root / "snow" / "6")
-  with pytest.raises(ValueError, match="lacks snow/2: mCE averages .* unpack all"):
+  with pytest.raises(
+    ValueError, match="lacks snow/2: mCE averages .* unpack all"
+  ):
     r.imagenet_c(run, root)
 
 
