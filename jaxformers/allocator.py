@@ -39,8 +39,11 @@ def keep_freed_memory() -> bool:
     _MMAP_MAX: 0,  # have large arrays on it too,
     _ARENA_MAX: 1,  # and let all threads share it.
   }
+  # A list, so that one setting that is refused does not leave out the others.
   return all(
-    mallopt(parameter, value) == 1
-    for parameter, value in settings.items()
-    if _VARIABLES[parameter] not in os.environ
+    [
+      mallopt(parameter, value) == 1
+      for parameter, value in settings.items()
+      if _VARIABLES[parameter] not in os.environ
+    ]
   )

@@ -8,9 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-
-def _wide(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+from jaxformers.models.attention import wide
 
 
 @jax.custom_jvp
@@ -24,7 +22,7 @@ def gelu(x: jax.Array) -> jax.Array:
   Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415, the
   exact form.
   """
-  precise = _wide(x)
+  precise = wide(x)
   return (precise * _distribution(precise)).astype(x.dtype)
 
 
@@ -32,7 +30,7 @@ def gelu(x: jax.Array) -> jax.Array:
 def _gelu_jvp(
   x: tuple[jax.Array], dx: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-  precise = _wide(x[0])
+  precise = wide(x[0])
   below = _distribution(precise)
   slope = below + precise * jnp.exp(-jnp.square(precise) / 2) / _SQRT_2_PI
   dtype = x[0].dtype
@@ -58,7 +56,7 @@ def elu(x: jax.Array) -> jax.Array:
   unit of the result, at two to three times the cost on CPUs; the callers add
   the result to numbers of order 1.
   """
-  precise = _wide(x)
+  precise = wide(x)
   low = jnp.exp(jnp.minimum(precise, 0)) - 1
   return jnp.where(precise > 0, precise, low).astype(x.dtype)
 

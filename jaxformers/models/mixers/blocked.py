@@ -1,6 +1,7 @@
 """Softmax attention over blocks of keys, without an n x n array.
 
-A helper of local, sparse, longformer, bigbird, linear, performer and reformer.
+A helper of local, sparse, longformer, bigbird, linear, performer, reformer and
+flash.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def split(x: jax.Array, size: int, axis: int = 2) -> jax.Array:
 
 
 def merge(x: jax.Array, n: int) -> jax.Array:
-  """Undoes `split`: joins blocks [b, h, B, s, e] to tokens [b, h, n, e]."""
-  return x.reshape(*x.shape[:2], -1, x.shape[-1])[:, :, :n]
+  """Undoes `split`: joins blocks [..., B, s, e] to tokens [..., n, e]."""
+  return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :n, :]
 
 
 def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import Dropout
-from jaxformers.models.mixers.scores import dot, seen_keys, weigh
+from jaxformers.models.mixers.blocked import merge, split
+from jaxformers.models.mixers.scores import dot, earlier, hide, seen_keys
 from jaxformers.models.parallel import on_one_cpu
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
@@ -42,23 +43,18 @@ class Block(NamedTuple):
     seen = mask[..., None, : self.count]
     if not causal:
       return seen
-    rows = self.start + jnp.arange(BLOCK)
-    earlier = rows[:, None] >= jnp.arange(self.count)[None]
-    return seen & jnp.expand_dims(earlier, range(mask.ndim - 1))
+    past = earlier(BLOCK, self.count, self.start)
+    return seen & jnp.expand_dims(past, range(mask.ndim - 1))
 
 
 def _split(x: jax.Array) -> jax.Array:
   """Cuts tokens [..., n, e] into blocks [blocks, ..., BLOCK, e], padded."""
-  n = x.shape[-2]
-  x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, -n % BLOCK), (0, 0)])
-  x = x.reshape(*x.shape[:-2], -1, BLOCK, x.shape[-1])
-  return jnp.moveaxis(x, -3, 0)
+  return jnp.moveaxis(split(x, BLOCK, axis=x.ndim - 2), -3, 0)
 
 
 def _merge(x: jax.Array, n: int) -> jax.Array:
   """Undoes `_split`: blocks [blocks, ..., BLOCK, e] to tokens [..., n, e]."""
-  x = jnp.moveaxis(x, 0, -3)
-  return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :n, :]
+  return merge(jnp.moveaxis(x, 0, -3), n)
 
 
 def _scan_blocks(
@@ -209,10 +205,14 @@ def softmax_attend(
     [b, h, n, e] in the type of v. A query that sees nothing gets uniform
     weights.
   """
-  if q.shape[2] <= BLOCK:
-    seen = seen_keys(mask, causal)
-    weights = dropout(weigh(dot(q, k) / q.shape[-1] ** 0.5, seen))
-    return jnp.einsum("bhnm,bhme->bhne", weights.astype(v.dtype), v)
+  if q.shape[2] <= BLOCK:  # One block: there is nothing to compute again.
+
+    def weigh_keys(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
+      return jax.nn.softmax(_scores(q, k, seen), axis=-1)
+
+    return attend(
+      weigh_keys, q, k, v, mask=mask, dropout=dropout, causal=causal
+    )
 
   def attend_in_turn(turn: Any, *arrays: jax.Array) -> jax.Array:
     return _softmax(causal, turn, dropout, *arrays)
@@ -228,8 +228,7 @@ def _softmax(causal: bool, *args: Any) -> jax.Array:
 
 def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
   """Returns q k.T / sqrt(e), and the lowest number at invisible keys."""
-  scores = dot(q, k) / q.shape[-1] ** 0.5
-  return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+  return hide(dot(q, k) / q.shape[-1] ** 0.5, seen)
 
 
 def _softmax_forward(

@@ -37,14 +37,26 @@ def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
     seen: True where a query sees a key; has the rank of the scores, and axes
       of 1 where it is shared. A query that sees nothing gets uniform weights.
   """
+  return jax.nn.softmax(hide(scores, seen), axis=-1)
+
+
+def hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
+  """Returns scores with the lowest number at keys that are not seen."""
   # A finite number: the softmax of a row of -inf would be NaN.
-  lowest = jnp.finfo(scores.dtype).min
-  return jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
+  return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
 
 
-def earlier(n: int, m: int | None = None) -> jax.Array:
-  """Returns the causal mask: True where key j <= query i, [n, m or n]."""
-  return jnp.arange(n)[:, None] >= jnp.arange(m or n)[None]
+def earlier(
+  n: int, m: int | None = None, start: jax.Array | int = 0
+) -> jax.Array:
+  """Returns the causal mask: True where key j <= query start + i, [n, m or n].
+
+  Args:
+    n: number of queries.
+    m: number of keys; as many as queries if None.
+    start: index of the first query.
+  """
+  return start + jnp.arange(n)[:, None] >= jnp.arange(m or n)[None]
 
 
 def seen_keys(mask: jax.Array, causal: bool) -> jax.Array:
