@@ -1,55 +1,59 @@
-r"""Cost of every encoder, beside softmax attention in PyTorch and JAX.
+r"""Every encoder beside its twin in PyTorch, by length.
 
 python -m benchmarks.encoders --out encoders.json
 
-Models have two layers, d = 64 and two heads, as in Skyformer's comparison. The
-first table has seconds of a forward pass and of a train step (forward,
-backward, Adam) at several lengths: medians of interleaved rounds, without
-compilation. It also has the memory of the train step as the compiler plans it;
-for PyTorch, the growth of the peak memory of a separate process. The second
-table has fitted exponents of time and memory in the length. PyTorch comes with
-the extra `bench`.
+Models have two layers, d = 64 and two heads, as in Skyformer's comparison;
+TransJect has d = 80 and four experts. A batch has 16,384 tokens. The first
+table has the seconds of a forward pass and of a train step (forward, backward,
+Adam): medians of interleaved rounds, without compilation. "PyTorch" is the twin
+of `benchmarks.twins` in eager mode, "compiled" the same under `torch.compile`,
+and "fused" the twin with PyTorch's own kernel of softmax attention. "times" are
+medians of the rounds' ratios to the fastest of these: above 1 ours is faster.
+"of the rate" divides the products of the twin's step by our time and by the
+rate of a large product in the same rounds. Memory is what the compiler plans
+for the train step; for PyTorch, the growth of the peak memory of a process.
+
+The second table has fitted exponents of time and memory in the length. PyTorch
+comes with the extra `bench`.
 """
 
 from __future__ import annotations
 
+import ast
+import ctypes
+import functools
+import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks import ours
-from benchmarks.data import OUT, Rows, report
-from benchmarks.timing import Call, exponent, in_a_process, interleaved, median
+from benchmarks.data import OUT, Row, Rows, report
+from benchmarks.timing import (
+  Calls,
+  exponent,
+  in_a_process,
+  interleaved,
+  median,
+  peak_memory,
+  product,
+  ratio,
+)
 from jaxformers import allocator, cli, models
 from jaxformers.models import MIXERS, MODELS
-from jaxformers.models.attention import attention
+from jaxformers.models.variables import make_variables
 
 ROUNDS = 7
-BATCH = 4
-LENGTHS = (1_024, 2_048, 4_096)
+TOKENS = 16_384  # Tokens of a batch: a step takes 0.2 to 2 s.
+LENGTHS = (512, 1_024, 2_048, 4_096)
+COMPILED = 1_024  # Length of `torch.compile`, which takes a minute a model.
+TITLES = ("PyTorch", "compiled", "fused")  # Twins, as the columns name them.
+Passes = dict[str, Calls]
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
-PYTORCH = "PyTorch, softmax"
-
-
-def register_library() -> None:
-  """Registers JAX's softmax attention as a model, unless it already is."""
-  name = "dot_product_attention"
-  if name in MODELS:
-    return
-
-  @attention(name, growth="n^2")
-  def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, mask: jax.Array
-  ) -> jax.Array:
-    # JAX's function takes and returns [b, n, h, e], ours [b, h, n, e].
-    q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
-    y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None])
-    return jnp.swapaxes(y, 1, 2)
-
-  MODELS.register(name)(models.Variant(name, "pre_norm"))
 
 
 def make_encoder(name: str, n: int) -> models.Model:
@@ -66,52 +70,117 @@ def compile_programs(name: str, n: int, batch: int) -> ours.Programs:
   return ours.compile_passes(make_encoder(name, n), inputs, train=True)
 
 
-def pytorch_calls(n: int, batch: int) -> dict[str, Call]:
-  """Returns the calls "forward" and "step" of a Transformer in PyTorch."""
+def make_twin(name: str, n: int, *, is_fused: bool = False) -> Any:
+  """Builds the twin of a model in PyTorch."""
+  from benchmarks import rivals, twins  # PyTorch is an extra.
+
+  model = make_encoder(name, n)
+  if MODELS[name].block == "injective":
+    is_learned = name == "random_transject"
+    twin = rivals.TransJect(n, 80, ours.EXPERTS, 2, is_learned)
+    rivals.grow(twin)
+    return twin
+  variables = make_variables(model, ours.draw_params(model, model.example()))
+  # The forward pass draws what the mixer does not learn.
+  apply = functools.partial(model.apply, train=False, mutable=["random"])
+  _, drawn = jax.jit(apply)(variables, model.example())
+  attend = twins.fused if is_fused else None
+  return twins.Twin(model, {**variables, **drawn}, attend)
+
+
+def twin_calls(name: str, n: int, batch: int, *, compiled: bool) -> Passes:
+  """Returns the calls "forward" and "step" of each twin, by title."""
   import torch
 
-  from benchmarks import rivals  # PyTorch is an extra.
+  from benchmarks import rivals
 
-  torch.manual_seed(0)
+  twins: dict[str, Callable[[], Any]] = {"PyTorch": lambda: make_twin(name, n)}
+  if MODELS[name].mixer == "softmax":
+    twins["fused"] = lambda: make_twin(name, n, is_fused=True)
+  if compiled:
+    torch.compiler.reset()
+    twins["compiled"] = lambda: torch.compile(make_twin(name, n))
+  # `infer` changes its model, so each call has its own.
   return {
-    "forward": rivals.infer(rivals.PlainTransformer(n), batch, n),
-    "step": rivals.train(rivals.PlainTransformer(n), batch, n),
+    title: {
+      "step": rivals.train(make(), batch, n),
+      "forward": rivals.infer(make(), batch, n),
+    }
+    for title, make in twins.items()
   }
 
 
-def pytorch_memory(n: int) -> int:
-  """Returns the bytes that a train step adds to a process of its own."""
-  # A step on 16 tokens first: memory of the libraries is not counted.
+def twin_bytes(name: str, lengths: Iterable[int]) -> list[int]:
+  """Returns the bytes that a twin's train step takes at every length.
+
+  A process of its own measures them.
+  """
   code = (
-    "from benchmarks.encoders import pytorch_calls\n"
-    "from benchmarks.timing import peak_memory\n"
-    f"pytorch_calls(16, {BATCH})['step']()\n"
-    "before = peak_memory()\n"
-    f"pytorch_calls({n}, {BATCH})['step']()\n"
-    "print(peak_memory() - before)"
+    "from benchmarks.encoders import step_bytes\n"
+    f"print([step_bytes({name!r}, n) for n in {list(lengths)}])"
   )
-  return int(in_a_process(code))
+  return ast.literal_eval(in_a_process(code))
 
 
-def side_by_side(names: list[str], lengths: tuple[int, ...]) -> list[dict]:
-  """Measures seconds and bytes of every model and PyTorch, a row each."""
-  rows = {name: {"model": name} for name in (*names, PYTORCH)}
-  for n in lengths:
-    # Compile all models, and take the memory of their steps.
-    calls: dict[str, dict[str, Call]] = {}
-    for name in names:
-      programs = compile_programs(name, n, BATCH)
-      calls[name] = {key: program.call for key, program in programs.items()}
-      rows[name][f"MB {n}"] = programs["step"].planned_bytes / 1e6
-    calls[PYTORCH] = pytorch_calls(n, BATCH)
-    rows[PYTORCH][f"MB {n}"] = pytorch_memory(n) / 1e6
-    # Time them in turns.
-    for key in ("forward", "step"):
-      seconds = interleaved({k: both[key] for k, both in calls.items()}, ROUNDS)
-      for name in calls:
-        rows[name][f"{key} {n}"] = median(seconds, name)
-    print(f"{n} tokens done", file=sys.stderr)
-  return list(rows.values())
+def step_bytes(name: str, n: int) -> int:
+  """Returns the bytes by which a twin's train step raises the peak (Linux)."""
+  twin = make_twin(name, n)
+  # A step on few tokens first: memory of the libraries is not counted.
+  from benchmarks import rivals
+
+  rivals.train(make_twin(name, 256), 1, 256)()
+  step = rivals.train(twin, TOKENS // n, n)
+  # Return what is free to the kernel, and measure the peak from here.
+  gc.collect()
+  ctypes.CDLL("libc.so.6").malloc_trim(0)
+  Path("/proc/self/clear_refs").write_text("5")
+  before = peak_memory()
+  step()
+  return peak_memory() - before
+
+
+def twin_flops(name: str, n: int, batch: int) -> int:
+  """Returns the FLOPs of the products in a train step of a twin."""
+  from torch.utils.flop_counter import FlopCounterMode
+
+  from benchmarks import rivals
+
+  step = rivals.train(make_twin(name, n), batch, n)
+  with FlopCounterMode(display=False) as counter:
+    step()
+  return counter.get_total_flops()
+
+
+def side_by_side(names: list[str], lengths: tuple[int, ...]) -> Rows:
+  """Yields a row for every model and length."""
+  for name in names:
+    twins_bytes = twin_bytes(name, lengths)
+    for n, num_bytes in zip(lengths, twins_bytes, strict=True):
+      yield side_by_side_at(name, n) | {"PyTorch MB": num_bytes / 1e6}
+      print(f"{name}, {n} tokens done", file=sys.stderr)
+
+
+def side_by_side_at(name: str, n: int) -> Row:
+  """Measures seconds and bytes of a model and its twins at one length."""
+  batch = TOKENS // n
+  programs = compile_programs(name, n, batch)
+  passes = twin_calls(name, n, batch, compiled=n == COMPILED)
+  passes["ours"] = {key: program.call for key, program in programs.items()}
+  call, product_flops = product()
+  row = {"model": name, "n": n, "batch": batch}
+  for key in ("forward", "step"):
+    calls = {title: both[key] for title, both in passes.items()}
+    seconds = interleaved(calls | {"product": call}, ROUNDS)
+    medians = {title: median(seconds, title) for title in calls}
+    row[f"{key} s"] = medians.pop("ours")
+    row |= {f"{key} {title} s": medians.get(title) for title in TITLES}
+    best = min(medians, key=medians.get)
+    row[f"{key} times"] = ratio(seconds, best, "ours")
+  rate = product_flops / median(seconds, "product")
+  row["of the rate"] = twin_flops(name, n, batch) / row["step s"] / rate
+  row["backward times forward"] = row["step s"] / row["forward s"]
+  row["MB"] = programs["step"].planned_bytes / 1e6
+  return row
 
 
 def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
@@ -145,15 +214,12 @@ def main(models: str, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   # As training does; PyTorch gains from it, too.
   allocator.keep_freed_memory()
-  register_library()
   names = cli.names(models) or sorted(MODELS)
-
-  def tables() -> Iterator[tuple[str, Rows]]:
-    yield "side by side", side_by_side(names, LENGTHS)
-    yield "growth", growth(names, GROWTH)
-
-  print(f"Seconds and MB, batch {BATCH}; growth with the length, one sample.")
-  report(tables(), out)
+  tables = (
+    ("side by side", side_by_side(names, LENGTHS)),
+    ("growth", growth(names, GROWTH)),
+  )
+  report(tables, out)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 `torch.nn.utils.parametrizations.orthogonal` for every matrix. `FastTransJect`
 has all of our algebra: Cayley maps, U diag(Sigma) V folded, experts side by
 side. `Transformer` is `torch.nn.TransformerEncoder`, whose attention is
-`scaled_dot_product_attention`. `PlainTransformer` is one of Skyformer's size as
-a user writes it. All map ids [b, n] to logits [b, 2] and an auxiliary loss.
+`scaled_dot_product_attention`. All map ids [b, n] to logits [b, 2] and an
+auxiliary loss. The encoders of other mixers are in `benchmarks.twins`.
 """
 
 from __future__ import annotations
@@ -238,51 +238,6 @@ class Transformer(nn.Module):
     """Returns logits, and zero."""
     x = self.encoder(self.embedding(ids))
     return self.head(x.mean(1)), torch.zeros(())
-
-
-class PlainLayer(nn.Module):
-  """A Transformer's layer of d = 64 with two heads, normalised first."""
-
-  def __init__(self) -> None:
-    super().__init__()
-    self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
-    self.heads = nn.Linear(64, 192)
-    self.out = nn.Linear(64, 64)
-    self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
-
-  def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-    """Maps x [b, n, 64], with mask [b, n] True at tokens."""
-    # Queries, keys and values of two heads of width 32, [b, h, n, e].
-    parts = self.heads(self.norms[0](x)).chunk(3, -1)
-    q, k, v = (a.unflatten(-1, (2, 32)).transpose(1, 2) for a in parts)
-    # Attend to tokens alone: a padded key gets the weight 0.
-    scores = q @ k.transpose(-1, -2) / 32**0.5
-    scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
-    y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
-    # Add the attention to x, then the feed-forward.
-    x = x + self.out(y)
-    return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
-class PlainTransformer(nn.Module):
-  """A Transformer of Skyformer's size, as a user writes it."""
-
-  def __init__(self, length: int) -> None:
-    super().__init__()
-    self.tokens = nn.Embedding(VOCABULARY, 64)
-    self.places = nn.Embedding(length, 64)
-    self.layers = nn.ModuleList(PlainLayer() for _ in range(2))
-    self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, CLASSES)
-
-  def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns logits, and zero."""
-    mask = ids > 0
-    x = self.tokens(ids) + self.places.weight
-    for layer in self.layers:
-      x = layer(x, mask)
-    # Pool by the mean over tokens, without padding.
-    x = self.norm(x) * mask[..., None]
-    return self.head(x.sum(1) / mask.sum(1)[:, None]), torch.zeros(())
 
 
 def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:

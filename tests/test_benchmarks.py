@@ -28,15 +28,14 @@ from benchmarks import (
   timing,
   training,
 )
-from jaxformers import models
-from jaxformers.models.attention import MIXERS
+from jaxformers.models import MODELS
 from jaxformers.models.variables import make_variables
 from jaxformers.orthogonal import MAPS
 from tests import initial
 from tests.marks import long_except
 
 # Modules that other benchmarks import, and that are no commands.
-LIBRARIES = ("__init__", "ours", "rivals", "timing")
+LIBRARIES = ("__init__", "ours", "rivals", "timing", "twins")
 COMMANDS = sorted(
   path
   for path in Path(__main__.__file__).parent.glob("*.py")
@@ -81,22 +80,44 @@ def test_growth_is_a_fitted_exponent(monkeypatch):
   assert data.table([row]).splitlines()[2].startswith("| local | 1024 |")
 
 
-def test_the_librarys_attention_is_softmax():
-  encoders.register_library()
-  try:
-    encoders.register_library()  # Once is enough.
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(2, 9, 8)), jnp.float32)
-    mask = jnp.arange(9)[None] < jnp.array([[9], [4]])
-    kw = {"mask": mask, "carry": None, "train": False}
-    softmax, library = MIXERS["softmax"](), MIXERS["dot_product_attention"]()
-    variables = softmax.init(jax.random.key(0), x, **kw)
-    y, z = (m.apply(variables, x, **kw)[0] for m in (softmax, library))
-    np.testing.assert_allclose(y[0], z[0], atol=1e-5)
-    np.testing.assert_allclose(y[1, :4], z[1, :4], atol=1e-5)
-  finally:
-    models.MODELS.pop("dot_product_attention")
-    MIXERS.pop("dot_product_attention")
+@pytest.mark.parametrize(
+  "name",
+  [name for name, kind in MODELS.items() if kind.block != "injective"],
+)
+def test_a_twin_is_the_same_model(name):
+  torch = pytest.importorskip("torch")
+  from benchmarks import twins
+
+  model = encoders.make_encoder(name, 640)
+  ids = ours.random_ids(2, 640)
+  params = initial.params(model, jnp.asarray(ids))
+  # Move what starts at 0 or 1.
+  params = jax.tree.map(
+    lambda a: a + 0.1 * jax.random.normal(jax.random.key(a.size), a.shape),
+    params,
+  )
+  variables = make_variables(model, params)
+
+  def loss(tokens):
+    table = params["encoder"]["embedding"]["tokens"] | {"embedding": tokens}
+    embedding = params["encoder"]["embedding"] | {"tokens": table}
+    encoder = params["encoder"] | {"embedding": embedding}
+    given = variables | {"params": params | {"encoder": encoder}}
+    logits, drawn = model.apply(given, ids, train=False, mutable=["random"])
+    return jnp.square(logits).sum(), (logits, drawn)
+
+  table = params["encoder"]["embedding"]["tokens"]["embedding"]
+  slope, (want, drawn) = jax.jit(jax.grad(loss, has_aux=True))(table)
+  attends = [None, twins.fused] if MODELS[name].mixer == "softmax" else [None]
+  for attend in attends:
+    twin = twins.Twin(model, {**variables, **drawn}, attend)
+    logits, _ = twin(torch.tensor(ids).long())
+    logits.square().sum().backward()
+    size = np.abs(want).max()
+    np.testing.assert_allclose(logits.detach(), want, atol=3e-6 * size)
+    got = twin.tokens.weight.grad
+    atol = 3e-5 * np.abs(slope).max()
+    np.testing.assert_allclose(got, slope, atol=atol)
 
 
 @pytest.mark.long
@@ -299,7 +320,10 @@ def test_rivals_are_timed_as_ours_are(monkeypatch):
   assert calls.keys() == {"user", "our algebra", "first steps"}
   models_of_inference = rivals.make("random_transject", 6, training=False)
   calls |= {k: rivals.infer(m, 2, 6) for k, m in models_of_inference.items()}
-  calls |= encoders.pytorch_calls(6, 2)
+  for name in ("transformer", "transject"):
+    for both in encoders.twin_calls(name, 128, 2, compiled=False).values():
+      calls |= {f"{name} {key}": call for key, call in both.items()}
+  assert encoders.twin_flops("local", 128, 1) > 0
   for call in calls.values():
     call()
 

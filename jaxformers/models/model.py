@@ -199,7 +199,8 @@ class Model(nn.Module):
     config = self.config
     if config.image:
       return jnp.ones((len(ids), config.encoder_len), bool)
-    ids = ids.reshape(-1, ids.shape[-1])
+    # NumPy's ids would make a mask of NumPy, whose sums are 64 bits wide.
+    ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
     if config.cls:
       mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)

@@ -1,0 +1,524 @@
+"""Every encoder in PyTorch, as its authors or PyTorch itself would run it.
+
+A twin has the weights of one of our models and gives its outputs. Attention is
+a function of heads, `ATTENDS[mixer](q, k, v, mask, arrays)`, with q, k and v
+[b, h, n, e], the mask [b, n], True at tokens, and the arrays that our mixer
+learns or draws. Twins have the default options of a mixer, and lengths are
+multiples of 128: there is no code for blocks that are not full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from jaxformers.models import MODELS, Model
+
+Arrays = Mapping[str, Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Arrays], Tensor]
+
+BLOCK = 64  # Tokens of a block or chunk, half of longformer's window.
+LANDMARKS = 128
+D, HEADS = 64, 2
+# Projections to heads, longformer's those of its global tokens as well.
+PROJECTIONS = (
+  "query",
+  "key",
+  "value",
+  "query_global",
+  "key_global",
+  "value_global",
+)
+LOWEST = torch.finfo(torch.float32).min
+
+
+def softmax(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Softmax attention with an array of n^2 scores."""
+  return _weigh(_scores(q, k), mask[:, None, None]) @ v
+
+
+def fused(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Softmax attention by PyTorch's own kernel."""
+  return F.scaled_dot_product_attention(q, k, v, mask[:, None, None])
+
+
+def kernelized(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention with a Gaussian kernel (Skyformer, equation 4)."""
+  q, k = _scaled(q, k)
+  return _gaussian(q, k).masked_fill(~mask[:, None, None], 0) @ v
+
+
+def linear(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Linear Transformer: features ELU + 1."""
+  q, k = F.elu(q) + 1, (F.elu(k) + 1) * mask[:, None, :, None]
+  return _by_features(q, k, v)
+
+
+def linearized(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention without a softmax."""
+  return q @ ((k * mask[:, None, :, None]).mT @ v)
+
+
+def performer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """FAVOR+, with the maxima of its authors' code."""
+  q, k = _scaled(q, k)
+  features = arrays["features"].mT  # [h, e, f]
+  q_half, k_half = (a.square().sum(-1, keepdim=True) / 2 for a in (q, k))
+  q, k = q @ features, k @ features
+  q = (q - q_half - q.detach().amax(-1, keepdim=True)).exp()
+  k = (k - k_half - k.detach().amax((-1, -2), keepdim=True)).exp()
+  return _by_features(q, k * mask[:, None, :, None], v)
+
+
+def linformer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention to projected keys and values."""
+  tokens = mask[:, None, :, None]
+  k = arrays["project_keys"] @ (k * tokens)
+  v = arrays["project_values"] @ (v * tokens)
+  return _scores(q, k).softmax(-1) @ v
+
+
+def nystromformer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Nystrom approximation with means as landmarks."""
+  q, k = _scaled(q, k)
+  q_means, k_means = (a.unflatten(2, (LANDMARKS, -1)).mean(3) for a in (q, k))
+  to_means = (q @ k_means.mT).softmax(-1)
+  square = (q_means @ k_means.mT).softmax(-1)
+  from_means = _weigh(q_means @ k.mT, mask[:, None, None])
+  return (to_means @ _inverse(square)) @ (from_means @ v)
+
+
+def skyformer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Nystrom approximation of `kernelized` with drawn landmarks."""
+  q, k = _scaled(q, k)
+  index = (arrays["landmarks"] * q.shape[2]).long()
+  half = len(index) // 2
+  s = torch.cat([q[:, :, index[:half]], k[:, :, index[half:]]], 2)
+  square = _gaussian(s, s) + 0.1 * torch.eye(len(index))
+  d = square.sum(-1, keepdim=True).rsqrt()
+  inverse = _inverse(d * square * d.mT)
+  y = _gaussian(s, k).masked_fill(~mask[:, None, None], 0) @ v
+  return _gaussian(q, s) @ (d * (inverse @ (d * y)))
+
+
+def synthesizer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention with learned logits, the same for all samples."""
+  logits = arrays["random"].expand(len(v), -1, -1, -1)
+  return _weigh(logits, mask[:, None, None]) @ v
+
+
+def informer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """ProbSparse attention: full rows for the queries of greatest measure."""
+  b, h, n, _ = q.shape
+  # Measure every query on its sampled keys.
+  index = (arrays["samples"] * n).long()  # [n, samples]
+  sampled = (q[..., None, :] @ k[:, :, index].mT).squeeze(-2)
+  measure = sampled.amax(-1) - sampled.mean(-1)
+  top = measure.topk(index.shape[1], sorted=False).indices
+  # Attend from the selected queries; the others get the mean value.
+  batch, head = torch.arange(b)[:, None, None], torch.arange(h)[None, :, None]
+  rows = _weigh(_scores(q[batch, head, top], k), mask[:, None, None]) @ v
+  y = v.mean(2, keepdim=True).expand(-1, -1, n, -1).clone()
+  y[batch, head, top] = rows
+  return y
+
+
+def reformer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """LSH attention in sorted chunks, each with the chunk before."""
+  e = q.shape[-1]
+  rotations = arrays["rotations"]  # [h, e, rounds, buckets / 2]
+  rounds = rotations.shape[2]
+  # Sort the tokens of every round by bucket.
+  turned = torch.einsum("bhne,hert->bhrnt", q.detach(), rotations)
+  bucket = torch.cat([turned, -turned], -1).argmax(-1)  # [b, h, r, n]
+  order = bucket.argsort(dim=-1, stable=True)
+  rank = order.argsort(-1)
+
+  def cut(x: Tensor) -> Tensor:
+    index = order[..., None].expand(-1, -1, -1, -1, x.shape[-1])
+    x = x[:, :, None].expand(-1, -1, rounds, -1, -1).gather(3, index)
+    return x.unflatten(3, (-1, BLOCK))  # [b, h, r, B, s, e]
+
+  k = q / (q.square().sum(-1, keepdim=True) + 1e-6 * e).sqrt()
+  scores = cut(q) @ _with_previous(cut(k)).mT
+  # See the keys of the same bucket, less often if several rounds reach them.
+  places = torch.stack([bucket, rank // BLOCK], -1)  # [b, h, r, n, 2]
+  places = cut(places.permute(0, 1, 3, 2, 4).flatten(3))
+  places = places.unflatten(-1, (rounds, 2))  # [b, h, r, B, s, r, 2]
+  query, key = places[..., :, None, :, :], _with_previous(places, 3)
+  key = key[..., None, :, :, :]
+  gap = query[..., 1] - key[..., 1]
+  reached = (query[..., 0] == key[..., 0]) & ((gap == 0) | (gap == 1))
+  scores = scores - reached.sum(-1).clamp(min=1).log()
+  own = torch.eye(rounds, dtype=torch.bool)[:, None, None, None]
+  seen = (reached & own).any(-1)
+  position = order.unflatten(3, (-1, BLOCK))
+  itself = position[..., None] == _with_previous(position, 3)[..., None, :]
+  # Before the first chunk stands nothing.
+  seen[..., 0, :, :BLOCK] = itself[..., 0, :, :BLOCK] = False
+  scores = scores.masked_fill(itself, -1e5).masked_fill(~seen, LOWEST)
+  # Weigh the rounds by their sums.
+  total = scores.logsumexp(-1, keepdim=True)
+  y = (scores - total).exp() @ _with_previous(cut(v))
+
+  def restore(x: Tensor) -> Tensor:
+    index = rank[..., None].expand(-1, -1, -1, -1, x.shape[-1])
+    return x.flatten(3, 4).gather(3, index)
+
+  return (restore(total).softmax(2) * restore(y)).sum(2)
+
+
+def bigbird(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention to the first, the last, neighbouring and random blocks."""
+  n = q.shape[2]
+  blocks = n // BLOCK
+  i = torch.arange(blocks)
+  # Random blocks are outside the window and not global.
+  free = ((i[:, None] - i).abs() > 1) & (i > 0) & (i < blocks - 1)
+  priority = arrays["order"][:, :blocks, :blocks].masked_fill(~free, -1)
+  priority, drawn = priority.topk(min(3, blocks))
+  # List the blocks that each block sees, and which of them count.
+  around = i[:, None] + torch.arange(-1, 2)
+  inside = (around > 0) & (around < blocks - 1)
+  around, inside = (
+    a.expand(len(drawn), -1, -1) for a in (around.clamp(0, blocks - 1), inside)
+  )
+  ends = torch.tensor([0, blocks - 1]).expand(len(drawn), blocks, 2)
+  index = torch.cat([ends, around, drawn], -1)  # [h, B, 8]
+  is_end = torch.ones_like(ends, dtype=torch.bool)
+  counts = torch.cat([is_end, inside, priority >= 0], -1)
+  # Gather them, and attend.
+  k_blocks, v_blocks = (
+    a.unflatten(2, (-1, BLOCK))[
+      :, torch.arange(len(drawn))[:, None, None], index
+    ]
+    for a in (k, v)
+  )
+  tokens = mask.unflatten(1, (-1, BLOCK))[:, index] & counts[..., None]
+  scores = _scores(q.unflatten(2, (-1, BLOCK)), k_blocks.flatten(3, 4))
+  y = _weigh(scores, tokens.flatten(3)[:, :, :, None]) @ v_blocks.flatten(3, 4)
+  # The first and the last block see all.
+  ends = torch.cat([q[:, :, :BLOCK], q[:, :, -BLOCK:]], 2)
+  rows = _weigh(_scores(ends, k), mask[:, None, None]) @ v
+  y = y.flatten(2, 3)[:, :, BLOCK:-BLOCK]
+  return torch.cat([rows[:, :, :BLOCK], y, rows[:, :, BLOCK:]], 2)
+
+
+def longformer(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """A window of 64 tokens on each side, and the first token as a global one."""
+  n = q.shape[2]
+  # Overlapping chunks of three blocks, zeros beyond the ends.
+  k_near, v_near = (
+    F.pad(a, (0, 0, BLOCK, BLOCK)).unfold(2, 3 * BLOCK, BLOCK).mT
+    for a in (k, v)
+  )
+  local = mask & (torch.arange(n) > 0)
+  local = F.pad(local, (BLOCK, BLOCK)).unfold(1, 3 * BLOCK, BLOCK)
+  offset = torch.arange(3 * BLOCK) - BLOCK - torch.arange(BLOCK)[:, None]
+  near = local[:, None, :, None] & (offset.abs() <= BLOCK)
+  # One softmax over the window and the global token.
+  blocks = q.unflatten(2, (-1, BLOCK))
+  first = _scores(blocks, k[:, :, None, :1])
+  seen = mask[:, None, None, None, :1].expand(-1, 1, *near.shape[2:4], -1)
+  scores = torch.cat([first, _scores(blocks, k_near)], -1)
+  weights = _weigh(scores, torch.cat([seen, near], -1))
+  y = weights[..., :1] * v[:, :, None, :1] + weights[..., 1:] @ v_near
+  # The global token sees all, by its own projections.
+  q, k, v = (arrays[f"{name}_global"] for name in ("query", "key", "value"))
+  row = _weigh(_scores(q[:, :, :1], k), mask[:, None, None]) @ v
+  return torch.cat([row, y.flatten(2, 3)[:, :, 1:]], 2)
+
+
+def local(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention of every block to itself."""
+  q, k, v = (a.unflatten(2, (-1, BLOCK)) for a in (q, k, v))
+  seen = mask.unflatten(1, (-1, BLOCK))[:, None, :, None]
+  return (_weigh(_scores(q, k), seen) @ v).flatten(2, 3)
+
+
+def sparse(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """The fixed pattern: a block, and the last 4 tokens of the others."""
+  q, k, v = (a.unflatten(2, (-1, BLOCK)) for a in (q, k, v))
+  tokens = mask.unflatten(1, (-1, BLOCK))
+  # Score the block itself, and the summaries of the other blocks.
+  inside = tokens[:, None, :, None].expand(-1, 1, -1, BLOCK, -1)
+  last_k, last_v = (a[:, :, :, -4:].flatten(2, 3)[:, :, None] for a in (k, v))
+  other = ~torch.eye(q.shape[2], dtype=torch.bool)
+  outside = tokens[:, None, :, -4:] & other[..., None]
+  outside = outside.flatten(2)[:, None, :, None].expand(-1, 1, -1, BLOCK, -1)
+  scores = torch.cat([_scores(q, k), _scores(q, last_k)], -1)
+  weights = _weigh(scores, torch.cat([inside, outside], -1))
+  y = weights[..., :BLOCK] @ v + weights[..., BLOCK:] @ last_v
+  return y.flatten(2, 3)
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+  return q @ k.mT / q.shape[-1] ** 0.5
+
+
+def _weigh(scores: Tensor, seen: Tensor) -> Tensor:
+  return scores.masked_fill(~seen, LOWEST).softmax(-1)
+
+
+def _scaled(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+  scale = q.shape[-1] ** -0.25
+  return q * scale, k * scale
+
+
+def _gaussian(x: Tensor, y: Tensor) -> Tensor:
+  """Returns exp(-|x - y|^2 / 2) of x [.., n, e] and y [.., m, e]."""
+  xx, yy = (a.square().sum(-1, keepdim=True) / 2 for a in (x, y))
+  return (x @ y.mT - xx - yy.mT).exp()
+
+
+def _by_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+  total = q @ k.sum(2)[..., None]
+  return q @ (k.mT @ v) / total
+
+
+def _inverse(a: Tensor) -> Tensor:
+  """Inverts a [b, h, m, m] by six steps (Nystromformer, equation 11)."""
+  eye = torch.eye(a.shape[-1])
+  columns, rows = (a.sum(i).amax(-1)[..., None, None] for i in (-2, -1))
+  z = a.mT / (columns * rows)
+  for _ in range(6):
+    az = a @ z
+    z = z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az))) / 4
+  return z
+
+
+def _with_previous(x: Tensor, axis: int = 3) -> Tensor:
+  """Puts the chunk before in front of each chunk, the last before the first."""
+  return torch.cat([x.roll(1, axis), x], axis + 1)
+
+
+ATTENDS: dict[str, Attend] = {
+  f.__name__: f
+  for f in (
+    softmax, kernelized, linear, linearized, performer, linformer,
+    nystromformer, skyformer, synthesizer, informer, reformer, bigbird,
+    longformer, local, sparse,
+  )
+}  # fmt: skip
+
+
+def _tensor(array: Any) -> Tensor:
+  return torch.tensor(np.asarray(array))
+
+
+def _linear(inputs: int, *weights: Mapping[str, Any]) -> nn.Linear:
+  """Returns one layer with our projections side by side.
+
+  Args:
+    inputs: number of input channels.
+    *weights: weights of our projections: a kernel, and a bias or none.
+  """
+  kernels = [_tensor(w["kernel"]).reshape(inputs, -1) for w in weights]
+  biases = [_tensor(w["bias"]).flatten() for w in weights if "bias" in w]
+  kernel = torch.cat(kernels, 1)
+  layer = nn.Linear(*kernel.shape, bias=bool(biases))
+  with torch.no_grad():
+    layer.weight.copy_(kernel.T)
+    if biases:
+      layer.bias.copy_(torch.cat(biases))
+  return layer
+
+
+def _norm(weights: Mapping[str, Any]) -> nn.LayerNorm:
+  layer = nn.LayerNorm(len(weights["scale"]))
+  with torch.no_grad():
+    layer.weight.copy_(_tensor(weights["scale"]))
+    layer.bias.copy_(_tensor(weights["bias"]))
+  return layer
+
+
+class Rotations(nn.Module):
+  """Orthogonal projections to queries, keys and values, one after another."""
+
+  def __init__(self, weights: list[Mapping[str, Any]]) -> None:
+    super().__init__()
+    self.layers = nn.ModuleList()
+    for w in weights:
+      layer = _linear(len(w["kernel"]), w)
+      rotation = layer.weight.detach().clone()
+      layer = parametrizations.orthogonal(layer)
+      layer.weight = rotation
+      self.layers.append(layer)
+
+  def forward(self, x: Tensor) -> Tensor:
+    """Maps x [b, n, d] -> [b, n, 3 d]."""
+    return torch.cat([layer(x) for layer in self.layers], -1)
+
+
+class Layer(nn.Module):
+  """A layer: Pre-LN, ReZero, or attention alone.
+
+  Args:
+    weights: weights of our layer.
+    rotations: rotations of our layer; {} for none.
+    drawn: arrays that our mixer draws.
+    attend: function of heads.
+    options: options of our mixer.
+  """
+
+  def __init__(
+    self,
+    weights: Mapping[str, Any],
+    rotations: Mapping[str, Any],
+    drawn: Mapping[str, Any],
+    attend: Attend,
+    options: Mapping[str, Any],
+  ) -> None:
+    super().__init__()
+    self.attend, self.options = attend, options
+    mixer = dict(weights["mixer"])
+    self.out = _linear(D, mixer.pop("out"))
+    # Collect the projections to heads, of one width each.
+    self.names = [name for name in PROJECTIONS if name in mixer]
+    parts = [mixer.pop(name) for name in self.names]
+    if rotations:
+      self.names = list(PROJECTIONS[:3])
+      parts = [
+        {"kernel": rotations["mixer"][f"{name}_skew"]}
+        | {"bias": mixer.pop(f"{name}_bias")}
+        for name in self.names
+      ]
+      mixer = {}
+    self.heads = Rotations(parts) if rotations else _linear(D, *parts)
+    # Keep what else the mixer learns, and what it draws.
+    self.learned = nn.ParameterDict({k: _tensor(a) for k, a in mixer.items()})
+    self.drawn = {name: _tensor(a) for name, a in drawn.items()}
+    # Keep the norms and the feed-forward, as far as the block has them.
+    self.norms = nn.ModuleList(
+      _norm(weights[k]) for k in ("norm_mixer", "norm_mlp") if k in weights
+    )
+    has_mlp = "up" in weights
+    self.up = _linear(D, weights["up"]) if has_mlp else None
+    self.down = _linear(2 * D, weights["down"]) if has_mlp else None
+    r = weights.get("residual")
+    self.residual = None if r is None else nn.Parameter(_tensor(r))
+
+  def forward(
+    self, x: Tensor, mask: Tensor, first: Tensor | None
+  ) -> tuple[Tensor, Tensor]:
+    """Maps x [b, n, d]; `first` are the values of the first layer, or None."""
+    y, v = self.mix(self.norms[0](x) if self.norms else x, mask, first)
+    if self.up is None:
+      return y, v
+    r = 1.0 if self.residual is None else self.residual
+    x = x + r * y
+    y = self.norms[1](x) if self.norms else x
+    return x + r * self.down(F.gelu(self.up(y))), v
+
+  def mix(
+    self, x: Tensor, mask: Tensor, first: Tensor | None
+  ) -> tuple[Tensor, Tensor]:
+    """Returns the output of the mixer [b, n, d], and the values."""
+    parts = self.heads(x).chunk(len(self.names), -1)
+    heads = {
+      name: part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+      for name, part in zip(self.names, parts, strict=True)
+    }
+    v = heads["value"]
+    # Symmetric attention has no queries, and the synthesizer neither keys.
+    k = heads.get("key", v)
+    arrays = {**self.learned, **self.drawn, **heads}
+    y = self.attend(heads.get("query", k), k, v, mask, arrays)
+    if "fidelity" in self.options and first is not None:
+      y = y + self.options["fidelity"] * (first - v)
+    return self.out(y.transpose(1, 2).flatten(-2)), v
+
+
+class Twin(nn.Module):
+  """A classifier with the weights of ours, ids [b, n] to logits [b, 2].
+
+  Args:
+    model: a classifier of d = 64 with two heads, learned positions, the
+      feed-forward of 128 and the pool "mean".
+    variables: its variables, with the collections `params`, `rotations` and
+      `random` as far as it has them.
+    attend: function of heads; None for that of the mixer's name.
+  """
+
+  def __init__(
+    self,
+    model: Model,
+    variables: Mapping[str, Any],
+    attend: Attend | None = None,
+  ) -> None:
+    super().__init__()
+    variant = MODELS[model.config.name]
+    weights = variables["params"]["encoder"]
+    embedding = weights["embedding"]
+    tokens = (embedding["tokens"]["embedding"], embedding["positions"])
+    self.tokens, self.places = (
+      nn.Embedding.from_pretrained(_tensor(array), freeze=False)
+      for array in tokens
+    )
+    layers = [name for name in sorted(weights) if name.startswith("layer_")]
+    rotations, drawn = (
+      variables.get(name, {}).get("encoder", {})
+      for name in ("rotations", "random")
+    )
+    self.layers = nn.ModuleList(
+      Layer(
+        weights[name],
+        rotations.get(name, {}),
+        drawn.get(name, {}).get("mixer", {}),
+        attend or ATTENDS[variant.mixer],
+        variant.defaults,
+      )
+      for name in layers
+    )
+    self.norm = _norm(weights["norm"]) if "norm" in weights else nn.Identity()
+    self.head = _linear(D, variables["params"]["head"]["logits"])
+
+  def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns logits, and zero for an auxiliary loss."""
+    mask = ids > 0
+    x = self.tokens(ids) + self.places.weight
+    first = None
+    for layer in self.layers:
+      x, v = layer(x, mask, first)
+      first = v if first is None else first
+    # Pool by the mean over tokens, without padding.
+    x = self.norm(x) * mask[..., None]
+    return self.head(x.sum(1) / mask.sum(1)[:, None]), torch.zeros(())
