@@ -3,15 +3,17 @@ r"""Every encoder beside its twin in PyTorch, by length.
 python -m benchmarks.encoders --out encoders.json
 
 Models have two layers, d = 64 and two heads, as in Skyformer's comparison;
-TransJect has d = 80 and four experts. A batch has 16,384 tokens. The first
-table has the seconds of a forward pass and of a train step (forward, backward,
-Adam): medians of interleaved rounds, without compilation. "PyTorch" is the twin
-of `benchmarks.twins` in eager mode, "compiled" the same under `torch.compile`,
-and "fused" the twin with PyTorch's own kernel of softmax attention. "times" are
-medians of the rounds' ratios to the fastest of these: above 1 ours is faster.
-"of the rate" divides the products of the twin's step by our time and by the
-rate of a large product in the same rounds. Memory is what the compiler plans
-for the train step; for PyTorch, the growth of the peak memory of a process.
+TransJect has d = 80 and four experts. The first table has batches of 16,384
+tokens, and the seconds of a forward pass and of a train step (forward,
+backward, Adam): medians of interleaved rounds, without compilation. "PyTorch"
+is the twin in eager mode (`benchmarks.twins`; for TransJect
+`benchmarks.rivals`), "compiled" the twin under `torch.compile`, and "fused" the
+twin with PyTorch's own kernel of softmax attention. "forward times" and "step
+times" are speed-ups over the fastest twin, medians over the rounds: above 1 our
+model is faster. "of the rate" is the FLOPs of the twin's step over our time,
+over the rate of a large product in the same rounds. Memory is what the compiler
+plans for the train step; for PyTorch, the growth of the peak memory of a
+process.
 
 The second table has fitted exponents of time and memory in the length. PyTorch
 comes with the extra `bench`.
@@ -50,7 +52,9 @@ from jaxformers.models.variables import make_variables
 ROUNDS = 7
 TOKENS = 16_384  # Tokens of a batch: a step takes 0.2 to 2 s.
 LENGTHS = (512, 1_024, 2_048, 4_096)
-COMPILED = 1_024  # Length of `torch.compile`, which takes a minute a model.
+COMPILED = (
+  1_024  # Only length at which twins are compiled: it takes a minute per model.
+)
 TITLES = ("PyTorch", "compiled", "fused")  # Twins, as the columns name them.
 Passes = dict[str, Calls]
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
@@ -78,7 +82,7 @@ def make_twin(name: str, n: int, *, is_fused: bool = False) -> Any:
   if MODELS[name].block == "injective":
     is_learned = name == "random_transject"
     twin = rivals.TransJect(n, 80, ours.EXPERTS, 2, is_learned)
-    rivals.grow(twin)
+    rivals.draw_free_matrices(twin)
     return twin
   variables = make_variables(model, ours.draw_params(model, model.example()))
   # The forward pass draws what the mixer does not learn.
@@ -125,12 +129,12 @@ def twin_bytes(name: str, lengths: Iterable[int]) -> list[int]:
 def step_bytes(name: str, n: int) -> int:
   """Returns the bytes by which a twin's train step raises the peak (Linux)."""
   twin = make_twin(name, n)
-  # A step on few tokens first: memory of the libraries is not counted.
+  # Run a small step first, so that memory of the libraries is not counted.
   from benchmarks import rivals
 
   rivals.train(make_twin(name, 256), 1, 256)()
   step = rivals.train(twin, TOKENS // n, n)
-  # Return what is free to the kernel, and measure the peak from here.
+  # Give free memory back to the kernel, and reset the peak.
   gc.collect()
   ctypes.CDLL("libc.so.6").malloc_trim(0)
   Path("/proc/self/clear_refs").write_text("5")
@@ -212,7 +216,7 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
 )
 def main(models: str, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  # As training does; PyTorch gains from it, too.
+  # Training keeps freed memory as well. PyTorch also becomes faster.
   allocator.keep_freed_memory()
   names = cli.names(models) or sorted(MODELS)
   tables = (

@@ -239,7 +239,7 @@ def bigbird(
 def longformer(
   q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
 ) -> Tensor:
-  """A window of 64 tokens on each side, and the first token as a global one."""
+  """Attention to 64 tokens on each side and to the first token."""
   n = q.shape[2]
   # Overlapping chunks of three blocks, zeros beyond the ends.
   k_near, v_near = (
@@ -275,7 +275,7 @@ def local(
 def sparse(
   q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
 ) -> Tensor:
-  """The fixed pattern: a block, and the last 4 tokens of the others."""
+  """Attention to the own block and the last 4 tokens of the others."""
   q, k, v = (a.unflatten(2, (-1, BLOCK)) for a in (q, k, v))
   tokens = mask.unflatten(1, (-1, BLOCK))
   # Score the block itself, and the summaries of the other blocks.

@@ -5,6 +5,7 @@ import graphlib
 import json
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -34,7 +35,7 @@ from jaxformers.orthogonal import MAPS
 from tests import initial
 from tests.marks import long_except
 
-# Modules that other benchmarks import, and that are no commands.
+# Modules that other benchmarks import, and that are not commands.
 LIBRARIES = ("__init__", "ours", "rivals", "timing", "twins")
 COMMANDS = sorted(
   path
@@ -58,6 +59,17 @@ def test_a_module_of_tables_prints_its_own(monkeypatch, capsys):
   monkeypatch.setattr(sys, "argv", [start.__file__, "--rounds=1"])
   runpy.run_path(start.__file__, run_name="__main__")
   assert "| jax | 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("platform", "peak"), [("darwin", 3 << 20), ("linux", 3 << 10)]
+)
+def test_the_peak_without_proc_is_in_mib(platform, peak, monkeypatch):
+  usage = types.SimpleNamespace(ru_maxrss=peak)  # Bytes on macOS, else KiB.
+  monkeypatch.setattr(data.resource, "getrusage", lambda _: usage)
+  monkeypatch.setattr(data.sys, "platform", platform)
+  monkeypatch.setattr(data.Path, "exists", lambda _: False)
+  assert data.resident_memory() == 3
 
 
 @pytest.mark.long
@@ -114,7 +126,7 @@ def test_a_twin_is_the_same_model(name):
     logits, _ = twin(torch.tensor(ids).long())
     logits.square().sum().backward()
     size = np.abs(want).max()
-    np.testing.assert_allclose(logits.detach(), want, atol=3e-6 * size)
+    np.testing.assert_allclose(logits.detach(), want, atol=1e-5 * size)
     got = twin.tokens.weight.grad
     atol = 3e-5 * np.abs(slope).max()
     np.testing.assert_allclose(got, slope, atol=atol)
@@ -344,7 +356,7 @@ def test_memory_is_planned_by_what_is_kept():
 def test_imports_take_time(monkeypatch):
   monkeypatch.setattr(start, "IMPORTS", {"Python": "", "json": "import json"})
   python, other = start.imports(1)
-  assert python["s beside Python"] == 0
+  assert python["s besides Python"] == 0
   assert other["s"] > 0
 
 
@@ -398,7 +410,7 @@ def test_a_comparison_says_by_its_status_what_it_found(
   assert "50%" in capsys.readouterr().out
   missing = str(tmp_path / "none.json")
   monkeypatch.setattr(sys, "argv", ["", missing, f"--baseline={old}"])
-  with pytest.raises(SystemExit, match=r"none.json is no file: python -m"):
+  with pytest.raises(SystemExit, match=r"no file .*none.json: python -m"):
     compare.main()
 
 

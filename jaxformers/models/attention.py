@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -142,19 +143,18 @@ class Dropout:
   rate: float = flax.struct.field(pytree_node=False, default=0.0)
   key: jax.Array | None = None
 
-  def __call__(self, weights: jax.Array, part: Any = None) -> jax.Array:
-    """Drops weights, and scales the others by 1 / (1 - rate).
-
-    Args:
-      weights: any shape.
-      part: number of the call, for a mixer that calls it in a loop; None for
-        the only call.
-    """
+  def __call__(self, weights: jax.Array) -> jax.Array:
+    """Drops weights of any shape, and scales the others by 1 / (1 - rate)."""
     if self.key is None:
       return weights
-    key = self.key if part is None else jax.random.fold_in(self.key, part)
-    keep = jax.random.bernoulli(key, 1 - self.rate, weights.shape)
+    keep = jax.random.bernoulli(self.key, 1 - self.rate, weights.shape)
     return jnp.where(keep, weights / (1 - self.rate), 0)
+
+  def fold(self, number: jax.Array | int) -> Dropout:
+    """Returns the dropout of one part of the weights, with a key of its own."""
+    if self.key is None:
+      return self
+    return self.replace(key=jax.random.fold_in(self.key, number))
 
 
 def check_heads(num_heads: int, d_model: int) -> None:
@@ -210,6 +210,30 @@ class FirstValues(NamedTuple):
   values: jax.Array
   layers: jax.Array
   carry: Any
+
+
+class HeadWeights(nn.Module):
+  """Kernel [d, h, e] and bias [h, e] of a projection to heads.
+
+  Attributes:
+    shape: number of heads h and their width e.
+    use_bias: True for a bias; None is returned in its place otherwise.
+    kernel_init: initializer of the kernel as a matrix [d, h e].
+  """
+
+  shape: tuple[int, int]
+  use_bias: bool
+  kernel_init: Callable[..., jax.Array]
+
+  @nn.compact
+  def __call__(self, d: int) -> tuple[jax.Array, jax.Array | None]:
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      return self.kernel_init(key, (d, math.prod(self.shape))).reshape(shape)
+
+    kernel = self.param("kernel", init, (d, *self.shape))
+    if not self.use_bias:
+      return kernel, None
+    return kernel, self.param("bias", nn.initializers.zeros, self.shape)
 
 
 class Attention(nn.Module):
@@ -283,7 +307,8 @@ class Attention(nn.Module):
     names = [_PROJECTIONS[name] for name in self.signature.inputs]
     if self.symmetric:
       names[self.signature.inputs.index("q")] = "key"
-    inputs = {name: self._project(x, name) for name in dict.fromkeys(names)}
+    different = list(dict.fromkeys(names))
+    inputs = dict(zip(different, self._project(x, *different), strict=True))
     self.sow("intermediates", "projected", inputs)
     # Attend. A fidelity term wraps the carry of the function of heads.
     use_fidelity = bool(self.fidelity) or self.learn_fidelity
@@ -349,7 +374,7 @@ class Attention(nn.Module):
       "dropout": self._dropout(train),
       "draw": functools.partial(self._draw, drawn, train=train),
       "param": self.param,
-      "project": functools.partial(self._project, x),
+      "project": lambda name: self._project(x, name)[0],
       "max_len": self.max_len or x.shape[1],
     }
     tools = {name: tools[name] for name in self.signature.tools}
@@ -390,27 +415,33 @@ class Attention(nn.Module):
     mean = masked_mean(y, mask)[:, None].astype(y.dtype)
     return y + low[None, None] * mean + high[None, None] * (y - mean)
 
-  def _project(self, x: jax.Array, name: str) -> jax.Array:
-    """Projects x [b, n, d] to heads [b, h, n, e]; `name` names the kernel."""
+  def _project(self, x: jax.Array, *names: str) -> list[jax.Array]:
+    """Projects x [b, n, d] to heads [b, h, n, e] by the kernels of all names.
+
+    All projections are one product, forwards and backwards.
+    """
     d, shape = x.shape[-1], (self.num_heads, x.shape[-1] // self.num_heads)
+    weights = [self._head_weights(name, d, shape) for name in names]
+    kernels, biases = zip(*weights, strict=True)
+    # The projections are an axis of their own, so that a mesh may split heads.
+    y = product(x.astype(self.dtype), jnp.stack(kernels, 1).astype(self.dtype))
+    if self.use_bias:
+      y = y + jnp.stack(biases).astype(self.dtype)[None, None]
+    return [jnp.swapaxes(y[:, :, i], 1, 2) for i in range(len(names))]
+
+  def _head_weights(
+    self, name: str, d: int, shape: tuple[int, int]
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the kernel [d, h, e] of a projection, and its bias [h, e]."""
     if not self.orthogonal:
-      y = nn.DenseGeneral(
-        shape,
-        use_bias=self.use_bias,
-        kernel_init=kernel_init(self.init_std),
-        dtype=self.dtype,
-        dot_general=dot_general,
-        name=name,
-      )(x)
-      return jnp.swapaxes(y, 1, 2)
-    # Rotate all channels, then cut them into heads.
-    w = rotation(self, name, (d, d), self.orthogonal_map)
-    y = product(x.astype(self.dtype), w.astype(self.dtype))
-    y = y.reshape(*x.shape[:2], *shape)
+      return HeadWeights(
+        shape, self.use_bias, kernel_init(self.init_std), name=name
+      )(d)
+    kernel = rotation(self, name, (d, d), self.orthogonal_map)
+    bias = None
     if self.use_bias:
       bias = self.param(f"{name}_bias", nn.initializers.zeros, shape)
-      y = y + bias.astype(self.dtype)[None, None]
-    return jnp.swapaxes(y, 1, 2)
+    return kernel.reshape(d, *shape), bias
 
   def _dropout(self, train: bool) -> Dropout:
     """Returns the dropout of the attention weights, with this layer's key."""
@@ -503,8 +534,8 @@ def attention(
 
     mask: [b, n], True at tokens.
     carry: carry of the layer before; `attend` then returns a pair (y, carry).
-    dropout: a `Dropout` of attention weights, called `dropout(weights, part=i)`
-      in a loop; adds the option `dropout_rate`.
+    dropout: a `Dropout` of attention weights, called `dropout(weights)`, or
+      `dropout.fold(i)(weights)` in a loop; adds the option `dropout_rate`.
     draw: `draw(name, make)` returns the array `make(key)`, drawn once from the
       option `seed`, or in every training step with `redraw`. `apply` shows the
       arrays with `mutable=["random"]`, and takes them as that collection.

@@ -24,10 +24,10 @@ class Cost:
     parameters: number of parameters, as stored.
     flops: operations of the matrix products of a forward pass; a multiplication
       with an addition counts as two. Orthogonal maps are not counted: they run
-      once a step for the whole batch.
+      once per step for the whole batch.
     elementwise: other floating-point operations of the forward pass, one for
       every entry that a sum, product, quotient or function computes or that a
-      reduction reads. NeuTRENO's term has three an entry (appendix G.4).
+      reduction reads. NeuTRENO's term has three per entry (appendix G.4).
     activations: bytes that the forward pass keeps for the backward pass, before
       the compiler decides to recompute some of them.
   """
@@ -76,10 +76,15 @@ def operations(function: Callable[..., Any], *args: Any) -> Operations:
 
 def _count(jaxpr: Any) -> Operations:
   products = elementwise = 0
+  uniform: set[int] = set()  # Arrays of one number, which make a product a sum.
   for equation in jaxpr.eqns:
     name, inputs = equation.primitive.name, equation.invars
     outputs = [variable.aval for variable in equation.outvars]
-    if name == "dot_general":
+    if name == "broadcast_in_dim" and not inputs[0].aval.shape:
+      uniform.add(id(equation.outvars[0]))
+    if name == "dot_general" and {id(x) for x in inputs} & uniform:
+      elementwise += max(x.aval.size for x in inputs)
+    elif name == "dot_general":
       left = inputs[0].aval.shape
       (contracted, _), _ = equation.params["dimension_numbers"]
       # Each entry of the product sums over the contracted axes.
@@ -107,7 +112,10 @@ def count_cost(model: Classifier, length: int) -> Cost:
   # Rotations are inputs, so that their maps do not count. Products that a step
   # derives from them are not, so that the layers are counted as the paper's.
   rotations = jax.eval_shape(
-    functools.partial(orthogonal.rotations, name=model.orthogonal_map), params
+    functools.partial(
+      orthogonal.rotations, orthogonal_map=model.orthogonal_map
+    ),
+    params,
   )
   variables = {"params": params, "rotations": rotations}
 
@@ -117,7 +125,7 @@ def count_cost(model: Classifier, length: int) -> Cost:
   def keep(variables: Any, tokens: jax.Array) -> Any:
     return jax.vjp(functools.partial(forward, tokens=tokens), variables)[1]
 
-  # Sum what the backward pass keeps beside the weights.
+  # Sum what the backward pass keeps besides the weights.
   inputs = (variables, tokens)
   residuals = jax.tree.leaves(jax.eval_shape(keep, *inputs))
   weights = [leaf.shape for leaf in jax.tree.leaves(variables)]

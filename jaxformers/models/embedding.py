@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxformers.errors import UserError
 from jaxformers.models.adaptive import AdaptiveEmbedding
+from jaxformers.models.norm import LayerNorm
+from jaxformers.models.parallel import repeat
 from jaxformers.registry import choose
 
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
@@ -33,8 +35,8 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
   """Returns sines and cosines of row and column of a square image, f32.
 
   The wavelengths of the d / 4 rates are spaced geometrically, from four images
-  to eight pixels. With the rates of `sinusoids`, 1 to 1 / 10000 a pixel, most
-  channels would hardly change over 32 pixels.
+  to eight pixels. With the rates of `sinusoids`, 1 to 1 / 10000 per pixel,
+  most channels would hardly change over 32 pixels.
 
   Args:
     length: number of pixels.
@@ -44,7 +46,7 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
     [length, d].
 
   Raises:
-    UserError: for a length that is no square, or d not divisible by 4.
+    UserError: for a length that is not a square, or d not divisible by 4.
   """
   side = math.isqrt(length)
   if side**2 != length or d % 4:
@@ -163,13 +165,13 @@ class Embedding(nn.Module):
       x = jnp.concatenate([token, x], 1)
     # Combine with the positions.
     positions = self._embed_positions(x.shape[1], d, init)
-    positions = jnp.broadcast_to(positions[None], x.shape)
+    positions = repeat(positions, x.shape[0])
     if self.concatenate:
       x = jnp.concatenate([x, positions], -1)
     else:
       x = x + positions
     if self.norm_epsilon:
-      x = nn.LayerNorm(self.norm_epsilon, name="norm")(x)
+      x = LayerNorm(self.norm_epsilon, name="norm")(x)
     return x
 
   def _embed_positions(

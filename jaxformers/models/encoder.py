@@ -10,7 +10,7 @@ import jax
 
 from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import invertible
-from jaxformers.models.blocks.contract import layer_norm
+from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import whole_tokens
 
 
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
       x = whole_tokens(x)
       self.sow("intermediates", "hidden", x)
     if kind.final_norm:
-      x = layer_norm(x, "norm", kind.norm_epsilon)
+      x = LayerNorm(kind.norm_epsilon, name="norm")(x)
     return x
 
   def _looped(

@@ -1,11 +1,13 @@
-"""The mesh that models are traced on, as far as they know it."""
+"""The mesh that models are traced on, and products and sums that suit it."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 MODEL = "model"  # The axis over which experts lie.
@@ -32,7 +34,7 @@ def _tokens_are_split() -> bool:
 
 
 def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
-  """Returns x [b, n, d] times w [d, k] -> [b, n, k], samples as one matrix."""
+  """Returns x [b, n, d] times w [d, ...] -> [b, n, ...], as one matrix."""
   return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), precision)
 
 
@@ -64,6 +66,40 @@ def dot_general(
     **named,
   )
   return y.reshape(*rows, *columns)
+
+
+def row_means(x: jax.Array) -> jax.Array:
+  """Returns the means over the last axis, [..., d] -> [..., 1].
+
+  On CPUs a product with equal weights: XLA sums short rows slowly.
+  """
+  if not on_one_cpu():
+    return x.mean(-1, keepdims=True)
+  weights = jnp.full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
+  return (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], 1)
+
+
+def column_sums(x: jax.Array) -> jax.Array:
+  """Returns the sums over all axes but the last, [..., d] -> [d].
+
+  On CPUs a product with ones: XLA sums columns slowly.
+  """
+  if not on_one_cpu():
+    return x.sum(range(x.ndim - 1))
+  x = x.reshape(-1, x.shape[-1])
+  return (jnp.ones((1, len(x)), x.dtype) @ x)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def repeat(x: jax.Array, count: int) -> jax.Array:
+  """Returns x `count` times, [...] -> [count, ...]."""
+  return jnp.broadcast_to(x[None], (count, *x.shape))
+
+
+repeat.defvjp(
+  lambda x, count: (repeat(x, count), x.shape),
+  lambda count, shape, g: (column_sums(g.reshape(count, -1)).reshape(shape),),
+)
 
 
 def whole_tokens(x: jax.Array) -> jax.Array:

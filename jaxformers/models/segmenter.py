@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import (
   CLASSES,
@@ -24,6 +24,7 @@ from jaxformers.models.model import (
   bind_mixer,
   check_mixer,
 )
+from jaxformers.models.norm import LayerNorm
 
 
 def unit(x: jax.Array) -> jax.Array:
@@ -66,12 +67,12 @@ class MaskTransformer(nn.Module):
       block = self.block(name=f"layer_{i}", layer=i)
       x, carry = block(x, mask=mask, carry=carry, train=train)
     # Score by the cosine of patch and class, after a linear map of each.
-    x = layer_norm(x, "norm")
+    x = LayerNorm(name="norm")(x)
     init = nn.initializers.normal(d**-0.5)
     patches = x[:, :n] @ self.param("project_patches", init, (d, d))
     classes = x[:, n:] @ self.param("project_classes", init, (d, d))
     scores = jnp.einsum("bnd,bcd->bnc", unit(patches), unit(classes))
-    return layer_norm(scores, "norm_classes")
+    return LayerNorm(name="norm_classes")(scores)
 
 
 DECODER = {"num_layers": 2, "dropout_rate": 0.1}

@@ -2,16 +2,21 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxformers.models import parallel
 from jaxformers.models.parallel import (
   MODEL,
   SEQUENCE,
+  column_sums,
   dot_general,
   experts_are_spread,
   product,
+  repeat,
+  row_means,
 )
 
 
@@ -66,3 +71,16 @@ def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
   program = jax.jit(lambda x, w: dot_general(x, w, dimensions)).lower(x, w)
   (line,) = [s for s in program.as_text().splitlines() if "dot_general" in s]
   assert "tensor<6x" in line  # Two samples of three tokens.
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_sums_by_products_are_sums(monkeypatch, is_cpu):
+  monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
+  x = jax.random.normal(jax.random.key(0), (2, 3, 5))
+  chex.assert_trees_all_close(row_means(x), x.mean(-1, keepdims=True))
+  chex.assert_trees_all_close(column_sums(x), x.sum((0, 1)), rtol=1e-5)
+  # The gradient of what is repeated is the sum over the copies.
+  row = x[0]
+  chex.assert_trees_all_equal(repeat(row, 4), jnp.stack([row] * 4))
+  slope = jax.grad(lambda row: (repeat(row, 2) * x).sum())(row)
+  chex.assert_trees_all_close(slope, x.sum(0), rtol=1e-5)

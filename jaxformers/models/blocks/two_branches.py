@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import dropout_layer, kernel_init
-from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import dot_general
 from jaxformers.registry import choose
 
@@ -58,7 +59,7 @@ class TwoBranches(nn.Module):
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
     """Returns the input of a branch: the LayerNorm of x."""
-    return layer_norm(x, name, self.norm_epsilon)
+    return LayerNorm(self.norm_epsilon, name=name)(x)
 
   def end(self, x: jax.Array, name: str) -> jax.Array:
     """Returns x after a branch was added to it."""

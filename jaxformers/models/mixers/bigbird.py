@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention
+from jaxformers.models.attention import Dropout, attention
 from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
@@ -17,7 +17,6 @@ from jaxformers.models.mixers.blocked import (
   neighbours,
   split,
 )
-from jaxformers.models.mixers.scores import dot, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("bigbird")(Variant("bigbird"))
@@ -55,7 +54,7 @@ def bigbird(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   draw: Callable[..., jax.Array],
   max_len: int,
   block_size: int = 64,
@@ -95,8 +94,7 @@ def bigbird(
   end = jnp.broadcast_to(last[:, None, None, None], (len(q), h, 1, 1))
   ends = [q_blocks[:, :, :1], _take(q_blocks, end)]
   ends = jnp.concatenate(ends, 3)[:, :, 0]
-  weights = weigh(dot(ends, k) / q.shape[-1] ** 0.5, mask[:, None, None])
-  rows = jnp.matmul(dropout(weights).astype(v.dtype), v)
+  rows = attend_to(ends, [Keys(k, v, mask[:, None, None])], dropout)
   block = jnp.arange(blocks)[None]
   is_first, is_last = (
     is_end[:, None, :, None, None]

@@ -6,22 +6,26 @@ flash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.mixers.scores import weigh
+from jaxformers.models.attention import Dropout
+from jaxformers.models.mixers.scores import dot, hide
+from jaxformers.models.parallel import row_means
 
 
 class Keys(NamedTuple):
   """Keys and values that the queries of each block attend to.
 
   Attributes:
-    k, v: keys and values [b, h, B, m, e]; B = 1 if all blocks share them.
-    seen: True where a query sees a key; broadcasts to [b, h, B, s, m].
+    k, v: keys and values [..., m, e]; of blocks [b, h, B, m, e], with B = 1 if
+      all blocks share them.
+    seen: True where a query sees a key; broadcasts to [..., s, m].
   """
 
   k: jax.Array
@@ -73,33 +77,23 @@ def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
 
 
 def attend_to(
-  q: jax.Array,
-  keys: Sequence[Keys],
-  dropout: Callable[[jax.Array], jax.Array],
+  q: jax.Array, keys: Sequence[Keys], dropout: Dropout
 ) -> jax.Array:
-  """Applies one softmax to several sets of keys: q, y [b, h, B, s, e]."""
-  # Score each set of keys.
+  """Applies one softmax to several sets of keys: q, y [..., s, e].
+
+  The sums of the values are divided by the sum of the weights, not the weights:
+  so their gradients need no sum over the keys.
+  """
+  # Score each set of keys, and exponentiate below the maximum of all sets.
   scale = q.shape[-1] ** -0.5
-  scores = [
-    jnp.matmul(
-      q,
-      jnp.swapaxes(part.k, -1, -2),
-      preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
-    )
-    * scale
-    for part in keys
-  ]
-  # Normalise over all sets together.
-  seen = [
-    jnp.broadcast_to(part.seen, s.shape)
-    for part, s in zip(keys, scores, strict=True)
-  ]
-  weights = weigh(jnp.concatenate(scores, -1), jnp.concatenate(seen, -1))
-  weights = dropout(weights).astype(q.dtype)
-  # Sum the values of each set, which owns `size` columns of the weights.
-  y, start = 0, 0
-  for part in keys:
-    size = part.k.shape[-2]
-    y = y + jnp.matmul(weights[..., start : start + size], part.v)
-    start += size
-  return y
+  scores = [hide(dot(q, part.k) * scale, part.seen) for part in keys]
+  tops = [s.max(-1, keepdims=True) for s in scores]
+  top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
+  # Sum weights and values over all sets.
+  y, total = 0, 0
+  for number, (part, score) in enumerate(zip(keys, scores, strict=True)):
+    weights = jnp.exp(score - top)
+    total = total + row_means(weights) * weights.shape[-1]
+    dropped = dropout.fold(number)(weights).astype(part.v.dtype)
+    y = y + jnp.matmul(dropped, part.v)
+  return (y / total).astype(q.dtype)

@@ -1,8 +1,9 @@
-"""Exact attention whose memory grows as n: one block of queries at a time.
+"""Attention with exponential weights, one block of queries at a time.
 
-A block has the weights of all its keys, so there is no running maximum. On one
-CPU, samples and heads take turns, because a product of two matrices is faster
-there than one with batch axes; elsewhere they are batch axes.
+It is exact, and its memory grows as n. A block has the weights of all its keys,
+so there is no running maximum. On one CPU, samples and heads take turns,
+because a product of two matrices is faster there than one with batch axes;
+elsewhere they are batch axes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,49 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import Dropout
 from jaxformers.models.mixers.blocked import merge, split
-from jaxformers.models.mixers.scores import dot, earlier, hide, seen_keys
+from jaxformers.models.mixers.scores import (
+  dot,
+  earlier,
+  exp_below_one,
+  hide,
+  seen_keys,
+)
 from jaxformers.models.parallel import on_one_cpu
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
 
-Weigh = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+class Weights(NamedTuple):
+  """The weights of keys: the exponential of their scores.
+
+  Attributes:
+    causal: True if token i sees tokens up to i alone.
+    normalize: True to divide by the sum over the visible keys: the softmax.
+      False for weights of at most 1: a positive score counts as 0.
+    scale: factor of q k.T, the scores.
+    precision: precision of q k.T; None for the default.
+  """
+
+  causal: bool = False
+  normalize: bool = True
+  scale: float = 1.0
+  precision: Any = None
+
+  def scores(self, q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
+    """Returns float32 scores [..., s, m], the lowest number if not seen."""
+    return hide(dot(q, k, self.precision) * self.scale, seen)
+
+  def top(self, scores: jax.Array) -> jax.Array:
+    """Returns what is subtracted from the scores, [..., s, 1]."""
+    if self.normalize:
+      return jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    return jnp.zeros_like(scores[..., :1])
+
+  def total(self, weights: jax.Array) -> jax.Array:
+    """Returns what the sums of the values are divided by, [..., s, 1]."""
+    if self.normalize:
+      return weights.sum(-1, keepdims=True)
+    return jnp.ones_like(weights[..., :1])
 
 
 class Block(NamedTuple):
@@ -122,75 +160,17 @@ def _in_turn(
 
 
 def attend(
-  weigh_keys: Weigh,
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  *,
-  mask: jax.Array,
-  dropout: Dropout,
-  causal: bool,
-) -> jax.Array:
-  """Returns weights v; the backward pass computes the weights again.
-
-  Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682, by blocks of
-  queries alone.
-
-  Args:
-    weigh_keys: function of queries [..., s, e], keys [..., m, e] and visible
-      keys [..., s or 1, m]; returns float32 weights [..., s, m].
-    q, k, v: [b, h, n, e].
-    mask: [b, n], True at tokens.
-    dropout: dropout of the weights.
-    causal: True if token i sees tokens up to i alone.
-
-  Returns:
-    [b, h, n, e] in the type of v.
-  """
-  n = q.shape[2]
-  if n <= BLOCK:
-    weights = dropout(weigh_keys(q, k, seen_keys(mask, causal)))
-    return jnp.einsum("bhnm,bhme->bhne", weights.astype(v.dtype), v)
-
-  def attend_in_turn(
-    turn: Any, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
-  ) -> jax.Array:
-    @functools.partial(jax.checkpoint, static_argnums=2)
-    def sums(
-      number: jax.Array, start: jax.Array, count: int, q: jax.Array
-    ) -> jax.Array:
-      seen = Block(number, start, count).seen(mask, causal=causal)
-      weights = dropout(weigh_keys(q, k[..., :count, :], seen), part=number)
-      return _sum_values(weights.astype(v.dtype), v[..., :count, :])
-
-    def step(_: None, block: Block, q: jax.Array) -> tuple[None, jax.Array]:
-      return None, sums(*block, q)
-
-    _, y = _scan_blocks(step, None, (q,), turn, causal=causal)
-    return _merge(y, n)
-
-  return _in_turn(attend_in_turn, q, k, v, mask)
-
-
-def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
-  """Returns weights [..., s, m] times v [..., m, e] -> [..., s, e]."""
-  # Values come first: so no gradient needs a transposed copy of the weights.
-  return jnp.swapaxes(jnp.einsum("...me,...sm->...es", v, weights), -1, -2)
-
-
-def softmax_attend(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
   mask: jax.Array,
   dropout: Dropout,
-  *,
-  causal: bool,
+  form: Weights,
 ) -> jax.Array:
-  """Returns softmax(q k.T / sqrt(e)) v over the visible keys.
+  """Returns the sums of the values under exponential weights.
 
-  As `attend` with softmax weights, but the forward pass keeps the maximum and
-  the sum of every row, so that the backward pass computes neither again.
+  The forward pass keeps the maximum and the sum of every row of scores, and the
+  backward pass computes the weights again from these.
 
   Source: Dao et al. 2022, https://arxiv.org/abs/2205.14135, algorithms 2 and 4
   of appendix B, by blocks of queries alone.
@@ -199,40 +179,32 @@ def softmax_attend(
     q, k, v: [b, h, n, e].
     mask: [b, n], True at tokens.
     dropout: dropout of the weights.
-    causal: True if token i sees tokens up to i alone.
+    form: form of the weights.
 
   Returns:
     [b, h, n, e] in the type of v. A query that sees nothing gets uniform
-    weights.
+    weights if they are normalised, and none otherwise.
   """
   if q.shape[2] <= BLOCK:  # One block: there is nothing to compute again.
-
-    def weigh_keys(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
-      return jax.nn.softmax(_scores(q, k, seen), axis=-1)
-
-    return attend(
-      weigh_keys, q, k, v, mask=mask, dropout=dropout, causal=causal
-    )
+    scores = form.scores(q, k, seen_keys(mask, form.causal))
+    weights = exp_below_one(scores - form.top(scores))
+    y = jnp.matmul(dropout(weights).astype(v.dtype), v)
+    return (y / form.total(weights)).astype(v.dtype)
 
   def attend_in_turn(turn: Any, *arrays: jax.Array) -> jax.Array:
-    return _softmax(causal, turn, dropout, *arrays)
+    return _attend(form, turn, dropout, *arrays)
 
   return _in_turn(attend_in_turn, q, k, v, mask)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _softmax(causal: bool, *args: Any) -> jax.Array:
+def _attend(form: Weights, *args: Any) -> jax.Array:
   """Returns the sums of v for all queries, [..., n, e] in the type of v."""
-  return _softmax_forward(causal, *args)[0]
+  return _forward(form, *args)[0]
 
 
-def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
-  """Returns q k.T / sqrt(e), and the lowest number at invisible keys."""
-  return hide(dot(q, k) / q.shape[-1] ** 0.5, seen)
-
-
-def _softmax_forward(
-  causal: bool,
+def _forward(
+  form: Weights,
   turn: jax.Array | int,
   dropout: Dropout,
   q: jax.Array,
@@ -242,25 +214,32 @@ def _softmax_forward(
 ) -> tuple[jax.Array, Any]:
   def step(_: None, block: Block, q: jax.Array) -> tuple[None, Any]:
     keys, values = k[..., : block.count, :], v[..., : block.count, :]
-    scores = _scores(q, keys, block.seen(mask, causal=causal))
+    scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
     # Exponentiate below the maximum; divide the sums instead of the weights.
-    top = scores.max(-1, keepdims=True)
-    weights = jnp.exp(scores - top)
-    inverse = 1 / weights.sum(-1, keepdims=True)
-    weights = dropout(weights, part=block.number).astype(v.dtype)
+    top = form.top(scores)
+    weights = exp_below_one(scores - top)
+    inverse = 1 / form.total(weights)
+    weights = dropout.fold(block.number)(weights).astype(v.dtype)
     y = _sum_values(weights, values) * inverse
     return None, (y.astype(v.dtype), top, inverse)
 
-  _, outputs = _scan_blocks(step, None, (q,), turn, causal=causal)
+  _, outputs = _scan_blocks(step, None, (q,), turn, causal=form.causal)
   outputs = tuple(_merge(a, q.shape[-2]) for a in outputs)
   return outputs[0], (turn, dropout, q, k, v, mask, *outputs)
 
 
-def _softmax_backward(causal: bool, kept: Any, g: jax.Array) -> tuple[Any, ...]:
+def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
+  """Returns weights [..., s, m] times v [..., m, e] -> [..., s, e]."""
+  # Values come first: so no gradient needs a transposed copy of the weights.
+  return jnp.swapaxes(jnp.einsum("...me,...sm->...es", v, weights), -1, -2)
+
+
+def _backward(form: Weights, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   turn, dropout, q, k, v, mask, y, top, inverse = kept
-  n, scale = q.shape[-2], q.shape[-1] ** -0.5
-  # The mean of the weights' gradients, under the weights.
+  n = q.shape[-2]
+  # The mean of the weights' gradients, under the weights: their sum is fixed.
   mean = (g.astype(top.dtype) * y).sum(-1, keepdims=True)
+  mean = mean if form.normalize else jnp.zeros_like(mean)
 
   def step(
     carry: tuple[jax.Array, jax.Array],
@@ -270,12 +249,13 @@ def _softmax_backward(causal: bool, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     (dk, dv), (q, g, mean, top, inverse) = carry, rows
     keys, values = k[..., : block.count, :], v[..., : block.count, :]
     # Compute the weights again.
-    scores = _scores(q, keys, block.seen(mask, causal=causal))
-    weights = jnp.exp(scores - top) * inverse
-    dropped = dropout(weights, part=block.number).astype(v.dtype)
-    # Pass the gradient back through values, dropout and softmax.
-    slopes = dropout(dot(g, values), part=block.number)
-    slopes = (weights * (slopes - mean) * scale).astype(q.dtype)
+    scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
+    weights = exp_below_one(scores - top) * inverse
+    drop = dropout.fold(block.number)
+    dropped = drop(weights).astype(v.dtype)
+    # Pass the gradient back through values, dropout and exponential.
+    slopes = drop(dot(g, values))
+    slopes = (weights * (slopes - mean) * form.scale).astype(q.dtype)
     # Queries come first: so the weights need no transposed copy.
     later = [(0, 0)] * (dk.ndim - 1) + [(0, n - block.count)]
     dk = dk + jnp.pad(_across(q, slopes), later)
@@ -285,9 +265,10 @@ def _softmax_backward(causal: bool, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   start = tuple(
     jnp.zeros((*a.shape[:-2], a.shape[-1], n), top.dtype) for a in (k, v)
   )
-  # All rows of padded queries are 0: they have no weights, and add nothing.
+  # All rows of padded queries are 0, and so are their gradients g: they add
+  # nothing.
   rows = (q, g, mean, top, inverse)
-  (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=causal)
+  (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
   return (
     None,
@@ -309,4 +290,4 @@ def _across(a: jax.Array, weights: jax.Array) -> jax.Array:
   )
 
 
-_softmax.defvjp(_softmax_forward, _softmax_backward)
+_attend.defvjp(_forward, _backward)

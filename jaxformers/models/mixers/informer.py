@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import Dropout, attention, wide
+from jaxformers.models.mixers.blocked import Keys, attend_to
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
-from jaxformers.models.mixers.scores import dot, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("informer")(Variant("informer"))
@@ -24,7 +24,7 @@ def informer(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   draw: Callable[..., jax.Array],
   max_len: int,
   factor: float = 5.0,
@@ -40,8 +40,8 @@ def informer(
 
   Source: Zhou et al. 2021, https://arxiv.org/abs/2012.07436, equations 2 to 4
   and algorithm 1. Equals softmax attention with u = n. Differs from their code
-  and Skyformer's: padding is no key, no query and not in the mean; the measure
-  takes the mean over the samples, there their sum over n; counts follow
+  and Skyformer's: padding is neither key nor query, and not in the mean; the
+  measure takes the mean over the samples, there their sum over n; counts follow
   max_len, so that padding changes nothing; evaluation always draws the same
   samples. No causal form: the choice of queries sees all tokens.
 
@@ -71,8 +71,7 @@ def informer(
   top = jax.lax.top_k(measure, count)[1]  # [b, h, count]
   # Attend from the selected queries to all tokens.
   selected = jnp.take_along_axis(q, top[..., None], 2)
-  weights = weigh(dot(selected, k) * scale, mask[:, None, None])
-  rows = jnp.matmul(dropout(weights).astype(v.dtype), v)
+  rows = attend_to(selected, [Keys(k, v, mask[:, None, None])], dropout)
   # Give all other queries the mean value.
   total = jnp.maximum(mask.sum(1), 1)[:, None, None]
   mean = jnp.where(mask[:, None, :, None], wide(v), 0).sum(2)

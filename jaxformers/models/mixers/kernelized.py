@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import Dropout, attention, wide
-from jaxformers.models.mixers.flash import attend
-from jaxformers.models.mixers.scores import HIGHEST, dot
+from jaxformers.models.mixers.flash import Weights, attend
+from jaxformers.models.mixers.scores import HIGHEST, dot, exp_below_one
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("kernelized")(Variant("kernelized"))
@@ -20,11 +20,22 @@ def gaussian(x: jax.Array, y: jax.Array) -> jax.Array:
     x: [..., n, e].
     y: [..., m, e].
   """
-  x, y = wide(x), wide(y)
-  xx, yy = (jnp.square(a).sum(-1) / 2 for a in (x, y))
-  exponent = dot(x, y, HIGHEST) - xx[..., :, None] - yy[..., None, :]
   # Rounding makes the exponent positive where x and y are large and close.
-  return jnp.exp(jnp.where(exponent > 0, 0, exponent))
+  return exp_below_one(dot(*exponents(x, y), HIGHEST))
+
+
+def exponents(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns x and y with two more channels, so that x y.T is -|x - y|^2 / 2.
+
+  In at least float32. As channels, the squares need no gradient of their own.
+  """
+  x, y = wide(x), wide(y)
+  xx, yy = (-jnp.square(a).sum(-1, keepdims=True) / 2 for a in (x, y))
+  one = jnp.ones_like
+  return (
+    jnp.concatenate([x, xx, one(xx)], -1),
+    jnp.concatenate([y, one(yy), yy], -1),
+  )
 
 
 @attention("kernelized", growth="n")
@@ -38,11 +49,12 @@ def kernelized(
   causal: bool = False,
   normalize: bool = False,
 ) -> jax.Array:
-  """Kernel attention exp(-|q - k|^2 / 2) v, with q and k scaled by e^-1/4.
+  """Kernel attention exp(-|q - k|^2 / 2) v.
 
-  The rows of weights do not sum to one. With `normalize` they do: this is the
-  Gaussian ("RBF") kernel attention of NeuTRENO's table 8, after Tsai et al.
-  2019, https://arxiv.org/abs/1908.11775.
+  q and k are first divided by the fourth root of their width e. The rows of
+  weights do not sum to one. With `normalize` they do: this is the Gaussian
+  ("RBF") kernel attention of NeuTRENO's table 8, after Tsai et al. 2019,
+  https://arxiv.org/abs/1908.11775.
 
   Source: Chen et al. 2021, https://arxiv.org/abs/2111.00035 (Skyformer),
   equation 4.
@@ -50,21 +62,6 @@ def kernelized(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
 
-  def weigh_keys(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
-    weights = jnp.where(seen, gaussian(q, k), 0)
-    if not normalize:
-      return weights
-    # A query without visible keys has the sum 0 and keeps weights of 0.
-    total = weights.sum(-1, keepdims=True)
-    return weights / jnp.where(total > 0, total, 1)
-
   scale = q.shape[-1] ** -0.25
-  return attend(
-    weigh_keys,
-    q * scale,
-    k * scale,
-    v,
-    mask=mask,
-    dropout=dropout,
-    causal=causal,
-  )
+  form = Weights(causal, normalize, precision=HIGHEST)
+  return attend(*exponents(q * scale, k * scale), v, mask, dropout, form)

@@ -32,11 +32,17 @@ def by_features(
     [b, h, n, e] in the type of v.
   """
   dtype, v = v.dtype, wide(v)
-  # Compute the denominator as one more channel of v.
-  v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
-  y = sums(q, k, v, causal=causal)
+  if causal:
+    # Compute the denominator in the same loop, as one more channel of v.
+    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
+    y = sums(q, k, v, causal=True)
+    y, total = y[..., :-1], y[..., -1:]
+  else:
+    y = sums(q, k, v, causal=False)
+    ones = jnp.ones(k.shape[2:3], k.dtype)
+    total = jnp.einsum("bhnf,n->bhf", k, ones)
+    total = jnp.einsum("bhnf,bhf->bhn", q, total)[..., None]
   # Divide; a query without visible keys gets 0.
-  y, total = y[..., :-1], y[..., -1:]
   return jnp.where(total > 0, y / jnp.where(total > 0, total, 1), 0).astype(
     dtype
   )
@@ -51,7 +57,7 @@ def sums(
     q, k: features of queries and keys, float32 [b, h, n, f]; k is 0 at padding.
     v: values, float32 [b, h, n, e].
     causal: True for sums up to i. They are computed in chunks, so that the
-      backward pass keeps the sums once a chunk and not once a token.
+      backward pass keeps the sums once per chunk and not once per token.
   """
   # Causal sums need a loop; others are two products.
   if causal:

@@ -1,4 +1,4 @@
-"""Linformer: keys and values projected along the sequence to a few."""
+"""Linformer: keys and values projected along the sequence to `rank`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention
-from jaxformers.models.mixers.scores import dot
+from jaxformers.models.attention import Dropout, attention
+from jaxformers.models.mixers.blocked import Keys, attend_to
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("linformer")(Variant("linformer"))
@@ -24,7 +24,7 @@ def linformer(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   param: Callable[..., Any],
   draw: Callable[..., jax.Array],
   max_len: int,
@@ -77,5 +77,4 @@ def linformer(
     for matrix, a in ((to_keys, k), (to_values, v))
   )
   # Attend to the projected keys, of which none is padding.
-  weights = jax.nn.softmax(dot(q, k) / q.shape[-1] ** 0.5, axis=-1)
-  return jnp.matmul(dropout(weights).astype(v.dtype), v)
+  return attend_to(q, [Keys(k, v, jnp.ones((1, 1, 1, 1), bool))], dropout)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 
-from jaxformers.models.attention import attention
+from jaxformers.models.attention import Dropout, attention
 from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
@@ -27,7 +25,7 @@ def local(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   block_size: int = 64,
   causal: bool = False,
 ) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention
+from jaxformers.models.attention import Dropout, attention
 from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
@@ -16,7 +16,7 @@ from jaxformers.models.mixers.blocked import (
   neighbours,
   split,
 )
-from jaxformers.models.mixers.scores import dot, earlier, weigh
+from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("longformer")(Variant("longformer"))
@@ -29,7 +29,7 @@ def longformer(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   project: Callable[[str], jax.Array],
   window: int = 128,
   num_global: int = 1,
@@ -64,8 +64,7 @@ def longformer(
   seen = mask[:, None, None]
   if causal:
     seen = seen & earlier(g, mask.shape[1])[None, None]
-  weights = weigh(dot(q[:, :, :g], k) / q.shape[-1] ** 0.5, seen)
-  rows = jnp.matmul(dropout(weights).astype(v.dtype), v)
+  rows = attend_to(q[:, :, :g], [Keys(k, v, seen)], dropout)
   return jnp.concatenate([rows, y[:, :, g:]], 2)
 
 
@@ -74,7 +73,7 @@ def _attend_locally(
   k: jax.Array,
   v: jax.Array,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   size: int,
   num_global: int,
   causal: bool,

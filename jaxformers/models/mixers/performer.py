@@ -60,15 +60,15 @@ def performer(
   """Random-feature attention with the kernel phi(q) . phi(k).
 
   phi(x) = m^-1/2 exp(w x - |x|^2 / 2) for m = `num_features` orthogonal rows w
-  of each head, x scaled by e^-1/4; the mean of the kernel is
-  exp(q . k / sqrt(e)). Maxima are subtracted from the exponents, one of each
-  feature over the keys that are seen and one of each query. They cancel, and
-  make every denominator at least 1.
+  of each head, x divided by the fourth root of its width e; the mean of the
+  kernel is exp(q . k / sqrt(e)). Maxima are subtracted from the exponents, one
+  of each feature over the keys that are seen and one of each query. They
+  cancel, and make every denominator at least 1.
 
   Source: Choromanski et al. 2021, https://arxiv.org/abs/2009.14794, the
   positive features for the softmax kernel and section 2.4. Equals softmax
   attention in the limit of many features. Differs from the code that Skyformer
-  took: x is scaled once, not twice; padding is no key; no sample sees the
+  took: x is scaled once, not twice; padding is not a key; no sample sees the
   maxima of its batch mates. Its phi(x) is exp(w x - |x|^2 / 2 - max) + 1e-4,
   with the maximum of w x over the features of a query, and over all keys and
   features. `epsilon` adds such a constant, with maxima over the keys of one
@@ -89,10 +89,12 @@ def performer(
   w = draw("features", lambda key: orthogonal_features(key, h, num_features, e))
   q, k = (wide(a) * e**-0.25 for a in (q, k))
   q_half, k_half = (jnp.square(a).sum(-1, keepdims=True) / 2 for a in (q, k))
-  q, k = (jnp.einsum("bhne,hfe->bhnf", a, w, precision=HIGHEST) for a in (q, k))
+  # A copy for each sample: XLA on CPUs transposes what an einsum would give.
+  w = jnp.broadcast_to(jnp.swapaxes(w, 1, 2)[None], (len(q), h, e, w.shape[1]))
+  q, k = (jnp.matmul(a, w, precision=HIGHEST) for a in (q, k))
   k = jnp.where(mask[:, None, :, None], k, -jnp.inf)
   if epsilon:
-    # Beside epsilon the maxima do not cancel, so their gradients count.
+    # With epsilon added the maxima do not cancel, so their gradients count.
     maxima = (_last_max(q), _last_max(k.reshape(*k.shape[:2], 1, -1)))
     q, k = (
       jnp.exp(a - half - jnp.maximum(top, LOWEST)) + epsilon

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import Dropout, attention, wide
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
 from jaxformers.models.mixers.scores import HIGHEST, dot
 from jaxformers.models.variants import MODELS, Variant
@@ -56,10 +56,10 @@ def factors_of(count: int, most: int = 128) -> tuple[int, ...]:
 
   Args:
     count: number of buckets.
-    most: greatest number of buckets of one argmax.
+    most: largest number of buckets of one argmax.
 
   Raises:
-    UserError: for a number above `most` that is no power of two.
+    UserError: for a number above `most` that is not a power of two.
   """
   if count <= most:
     return (count,)
@@ -75,7 +75,7 @@ def reformer(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   draw: Callable[..., jax.Array],
   max_len: int,
   chunk_size: int = 64,

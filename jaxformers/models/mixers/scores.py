@@ -46,6 +46,12 @@ def hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
   return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
 
 
+def exp_below_one(x: jax.Array) -> jax.Array:
+  """Returns exp(x), and 1 where x is positive."""
+  # Not `minimum`, which would halve the gradient at 0.
+  return jnp.exp(jnp.where(x > 0, 0, x))
+
+
 def earlier(
   n: int, m: int | None = None, start: jax.Array | int = 0
 ) -> jax.Array:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention
+from jaxformers.models.attention import Dropout, attention
 from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,
@@ -30,7 +27,7 @@ def sparse(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   block_size: int = 64,
   num_summary: int = 4,
   causal: bool = False,
@@ -73,9 +70,9 @@ def sparse(
       inside = inside & earlier(size)[None, None, None]
     others = jnp.arange(blocks) < i if causal else jnp.arange(blocks) != i
     outside = (summary & others[None, :, None]).reshape(b, 1, 1, 1, -1)
-    keys = [Keys(k[:, :, None], v[:, :, None], inside), Keys(*last, outside)]
-    drop = functools.partial(dropout, part=i)
-    return attend_to(q[:, :, None], keys, drop)[:, :, 0]
+    keys = [Keys(k[:, :, None], v[:, :, None], inside)]
+    keys += [Keys(*last, outside)] if c else []
+    return attend_to(q[:, :, None], keys, dropout.fold(i))[:, :, 0]
 
   # Loop over the blocks, so that one block's scores exist at a time.
   parts = [jnp.moveaxis(a, 2, 0) for a in (q, k, v)]

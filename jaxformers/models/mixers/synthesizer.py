@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import Dropout, attention, wide
 from jaxformers.models.mixers.scores import dot, seen_keys, weigh
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
@@ -33,7 +33,7 @@ def synthesizer(
   v: jax.Array,
   *,
   mask: jax.Array,
-  dropout: Callable[[jax.Array], jax.Array],
+  dropout: Dropout,
   param: Callable[..., Any],
   draw: Callable[..., jax.Array],
   project: Callable[[str], jax.Array],

@@ -1,0 +1,69 @@
+"""Layer normalisation."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.parallel import column_sums, row_means
+
+
+class LayerNorm(nn.Module):
+  """Normalises tokens to mean 0 and variance 1, then scales and shifts them.
+
+  As `nn.LayerNorm`, in at least float32, but the backward pass computes nothing
+  again: it keeps the normalised tokens.
+
+  Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450, equation 4.
+
+  Attributes:
+    epsilon: constant that is added to the variance.
+  """
+
+  epsilon: float = 1e-5
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    x = jnp.asarray(x)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    shape = x.shape[-1:]
+    scale = self.param("scale", nn.initializers.ones, shape)
+    bias = self.param("bias", nn.initializers.zeros, shape)
+    scale, bias = scale.astype(x.dtype), bias.astype(x.dtype)
+    return _normalize(self.epsilon, x, scale, bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _normalize(
+  epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array
+) -> jax.Array:
+  return _forward(epsilon, x, scale, bias)[0]
+
+
+def _forward(
+  epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, Any]:
+  centred = x - row_means(x)
+  inverse = jax.lax.rsqrt(row_means(jnp.square(centred)) + epsilon)
+  unit = centred * inverse
+  return _along(scale, x) * unit + _along(bias, x), (unit, inverse, scale)
+
+
+def _backward(_: float, kept: Any, g: jax.Array) -> tuple[jax.Array, ...]:
+  unit, inverse, scale = kept
+  # The norm takes out the mean of a token and its part along itself.
+  slope = g * _along(scale, g)
+  dx = (slope - row_means(slope) - unit * row_means(slope * unit)) * inverse
+  return dx, column_sums(g * unit), column_sums(g)
+
+
+_normalize.defvjp(_forward, _backward)
+
+
+def _along(vector: jax.Array, x: jax.Array) -> jax.Array:
+  """Returns a vector [d] as [1, ..., 1, d], to combine with x [..., d]."""
+  return jnp.expand_dims(vector, range(x.ndim - 1))
