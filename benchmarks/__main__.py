@@ -1,12 +1,13 @@
-r"""All tables of docs/performance.md: speed and memory beside PyTorch.
+r"""Tables of docs/performance.md: speed and memory beside PyTorch.
 
 pip install -e '.[bench]' && python -m benchmarks --out performance.json
 
 Prints Markdown, and writes JSON with hardware and versions for
 `benchmarks.compare`. All calls of a row take turns in every round, on as many
 threads; tables show medians, and ratios are medians of the rounds' ratios.
-Compilation is not counted. About an hour on two cores; `python -m
-benchmarks.speed` makes the tables of that module alone, as does --tables speed.
+Compilation is not counted. The tables take about an hour on two cores. `python
+-m benchmarks.speed` makes the tables of that module alone, as does --tables
+speed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Speed of TransJect's inference beside Transformers, by length.
 
-TransJect with one expert beside our Transformer and PyTorch's encoder, whose
-attention is `scaled_dot_product_attention`: L = 6, d = 512, 8 heads, d_ff =
-2048, float32, orthogonal matrices at hand; the paper's figures (Table 3) beside
-ours. A second table has the growth of time and memory with the length, as
-fitted exponents.
+Times inference of TransJect with one expert, our Transformer and PyTorch's
+encoder, whose attention is `scaled_dot_product_attention`, at L = 6, d = 512, 8
+heads, d_ff = 2048 in float32. Orthogonal matrices are computed before. The
+paper's speed-ups (table 3) are listed too.
+
+A second table has the growth of time and memory with the length, as fitted
+exponents, for TransJect and Random-TransJect at L = 2, E = 4.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ OURS: dict[str, Any] = {
 }
 # Speed-up over the Transformer in the paper's Table 3, by length.
 PAPER = {1_024: 5.0, 2_048: 9.6, 3_072: 12.8, 4_096: 26.3}
-# Lengths through whose figures the exponents are fitted.
+# Lengths at which the exponents are fitted.
 GROWTH = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
@@ -54,7 +56,7 @@ def speed_ups(rounds: int) -> Rows:
 
 
 def growth(rounds: int) -> Rows:
-  """Yields seconds and bytes of one sample by length, and fitted exponents."""
+  """Yields seconds and MB of one sample by length, and fitted exponents."""
   for name in ("transject", "random_transject"):
     # Time all lengths in turns.
     calls = {}

@@ -2,10 +2,11 @@ r"""Comparison of figures with a baseline: what became slower or larger.
 
 python -m benchmarks --out now.json && python -m benchmarks.compare now.json
 
-Compares the figures that do not depend on how busy the machine was: ratios of a
-round, planned bytes and exponents. A figure that is worse than the baseline's
-by more than --allowed (0.15, a share of it) is printed, and the exit status is
-1. --seconds compares seconds as well, for two files of one quiet machine.
+Compares ratios of calls timed in the same rounds, bytes, shares and exponents,
+which depend little on how busy the machine was. A figure that is worse than the
+baseline's by more than --allowed (0.15, a share of it) is printed, and the exit
+status is 1. --seconds compares seconds as well, for two files of one quiet
+machine.
 --baseline names another file than benchmarks/baseline.json.
 """
 
@@ -23,7 +24,7 @@ from jaxformers.errors import UserError
 Tables = dict[str, Any]  # Rows by title, hardware and versions.
 
 BASELINE = Path(__file__).with_name("baseline.json")
-# First words of the columns where more is better, and where less is.
+# First words of column titles: a larger figure is better, or worse.
 MORE = ("times", "of")
 LESS = ("exponent", "GiB,", "MB,", "share")
 SECONDS = {"s", "ms"}
@@ -81,7 +82,7 @@ def compare(
         old = baseline[name].get(column)
         if better is None or not isinstance(value, float) or not old:
           continue
-        # The change as a share of the baseline, positive if for the worse.
+        # Relative change; positive if the figure became worse.
         worse = (old - value if better else value - old) / old
         if worse > allowed:
           figures = {"figure": column, "before": float(old), "now": value}
@@ -92,7 +93,7 @@ def compare(
 def _read(path: Path) -> Tables:
   if not path.is_file():
     raise UserError(
-      f"{path} is no file: python -m benchmarks --out {path} writes it."
+      f"There is no file {path}: python -m benchmarks --out {path} writes it."
     )
   return json.loads(path.read_text())
 
@@ -113,7 +114,7 @@ def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
     print(f"The hardware differs: {old}, now {new}.\n")
   worse = compare(before, after, allowed=allowed, seconds=seconds)
   print(table(worse) if worse else "Nothing became worse.")
-  # A row that the baseline lacks is listed, but is no failure.
+  # A row that the baseline lacks is listed, but is not a failure.
   sys.exit(any("worse by" in row for row in worse))
 
 

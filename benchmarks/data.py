@@ -1,11 +1,11 @@
-r"""Speed of generators and loader, and scores without a model.
+r"""Speed of the generators and the loader, and scores of trivial baselines.
 
 python -m benchmarks.data --archives PATH --out data.json
 
-Prints Markdown tables: the generators beside the originals, the loader beside
-plain NumPy indexing (interleaved, median of several rounds) with the memory
-before and after many batches, and, given archives, the time to prepare them and
-the trivial baselines on them.
+Prints Markdown tables: the generators beside recorded times of the originals,
+the loader beside plain NumPy indexing (interleaved, median of several rounds)
+with the memory before and after many batches, and, given archives, the time to
+prepare them and the trivial baselines on them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -32,7 +33,7 @@ from jaxformers.data.generators import listops, pathfinder, snakes
 from jaxformers.tables import markdown_table
 from jaxformers.training import provenance
 
-# Seconds that the original generators take on one core: for an image of 32
+# Recorded seconds of the original generators on one core: for an image of 32
 # pixels, and for 100,000 expressions.
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
@@ -68,7 +69,7 @@ def pathfinder_speed() -> Rows:
       snakes.sample(settings, index)
     spent = (time.perf_counter() - began) / count
     row = {"pixels": pixels, "difficulty": difficulty}
-    row["ms an image"] = 1e3 * spent
+    row["ms per image"] = 1e3 * spent
     if (pixels, difficulty) == (32, "hard"):
       row["times the original"] = PATHFINDER_ORIGINAL / spent
     yield row
@@ -91,8 +92,10 @@ def resident_memory() -> float:
   Without /proc it is the peak, files included.
   """
   if not Path("/proc/self/status").exists():
-    # Only Linux has the file: elsewhere return the peak.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Only Linux has the file: elsewhere return the peak. Its unit is one byte
+    # on macOS, and 1 KiB on other systems.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   return status_bytes("RssAnon") / 2**20
 
 
@@ -177,7 +180,10 @@ OUT = cli.argument("--out", default="", help="write the tables there as JSON")
 
 
 def save(results: dict[str, Any], path: str | Path | None) -> None:
-  """Writes results as JSON, with hardware and versions; no path, no file."""
+  """Writes results as JSON, with hardware and versions.
+
+  Writes nothing if the path is empty.
+  """
   versions = provenance.versions()
   # PyTorch is an extra, and may be absent.
   with contextlib.suppress(metadata.PackageNotFoundError):
@@ -191,8 +197,8 @@ def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
   """Prints each table as it comes, and writes all so far as JSON if asked.
 
   Args:
-    tables: title and rows of each table; iterators measure the rows when they
-      are asked for.
+    tables: title and rows of each table; rows may be a generator, which
+      measures just before its table is printed.
     out: path of the JSON file; "" for none.
   """
   results = {}
@@ -204,7 +210,11 @@ def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
 
 @cli.command(
   cli.argument("--archives", type=Path, help="folder of archives"),
-  cli.argument("--batches", default=100_000, help="batches of the loader"),
+  cli.argument(
+    "--batches",
+    default=100_000,
+    help="batches to read between the two measurements of memory",
+  ),
   OUT,
 )
 def main(archives: Path | None, batches: int, out: str) -> None:

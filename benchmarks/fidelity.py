@@ -2,10 +2,10 @@ r"""Cost of NeuTRENO's term: DeiT-tiny with and without it.
 
 python -m benchmarks.fidelity --out fidelity.json
 
-Images of 224 x 224 in patches of 16, a forward pass and a train step (forward,
-backward, Adam), rounds interleaved; the ratio is the median of the rounds'
-ratios, compile time apart. Memory is what the compiler plans for a pass
-beside its inputs and outputs.
+Times a forward pass and a train step (forward, backward, Adam) on images of
+224 x 224 in patches of 16, in interleaved rounds, without compilation. The
+ratio is the median of the rounds' ratios. Memory is what the compiler plans for
+a pass besides its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _compile(name: str, size: int, batch: int, layers: int) -> ours.Programs:
 def measure_cost(
   size: int = 224, batch: int = 4, layers: int = 12, rounds: int = ROUNDS
 ) -> Rows:
-  """Yields seconds, ratio and memory of both models: `forward` and `step`."""
+  """Yields a row for the forward pass and one for the train step."""
   programs = {name: _compile(name, size, batch, layers) for name in NAMES}
   for kind in ("forward", "step"):
     calls = {name: programs[name][kind].call for name in NAMES}

@@ -1,7 +1,7 @@
 """Memory of a train step, and the share of the orthogonal maps in its time.
 
 The first table is of the paper's Text setting, 4,096 tokens in batches of 32:
-the bytes that the compiler plans beside the state, for each memory mode and
+the bytes that the compiler plans besides the state, for each memory mode and
 number of microbatches; and for one setting the peak memory of a process. The
 second is memory by depth for each memory mode. The third is the time of all
 orthogonal maps with their gradient, beside the whole step.
@@ -24,7 +24,8 @@ TEXT = (32, 4_096)  # Rows of a batch, and tokens.
 ACTIVATIONS = ("stored", "recomputed", "reversible")
 PARTS = (1, 8, 32)
 DEPTHS = (2, 4, 8, 16, 32)
-PAPER = (32, 2_048)  # Rows and tokens of the step beside which maps are timed.
+# Batch size and length of the train step that the maps are compared with.
+PAPER = (32, 2_048)
 # Trains one step with a row in each microbatch; prints GiB at the peak.
 PEAK = """
 from benchmarks import ours, timing
@@ -46,7 +47,10 @@ def transject_options(
 
 
 def text() -> Rows:
-  """Plans GiB of the paper's Text setting, by type, activations and parts."""
+  """Yields GiB of a train step on Text, by dtype, memory mode and microbatches.
+
+  All are planned by the compiler, except for a last row that is measured.
+  """
   batch, n = TEXT
   for dtype, kind in itertools.product(("float32", "bfloat16"), ACTIVATIONS):
     model = ours.build("transject", n, **transject_options(kind, dtype))
@@ -62,7 +66,7 @@ def text() -> Rows:
 
 
 def depth() -> Rows:
-  """Plans MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
+  """Yields MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
   for kind in ACTIVATIONS:
     row = {"activations": kind}
     for layers in DEPTHS:

@@ -2,11 +2,12 @@ r"""Cost and accuracy of orthogonal maps, beside PyTorch's parametrisations.
 
 python -m benchmarks.orthogonal --out orthogonal.json
 
-21 matrices, as many as TransJect has at L = 2 and E = 4. A step is the map and
-its gradient; all of PyTorch's are modules of
-`torch.nn.utils.parametrizations.orthogonal`, one a matrix, as a user has them.
-All take turns in every round, and the tables show medians; compilation is
-apart. Needs the extra `bench`.
+Times the maps of 21 matrices, as many as TransJect has at L = 2 and E = 4. A
+step is the map and its gradient. PyTorch's maps are modules of
+`torch.nn.utils.parametrizations.orthogonal`, one for each matrix, as a user has
+them. All maps take turns in every round, and the tables show medians;
+compilation is not counted. The defect of a matrix is max |Q.T Q - I|. Needs the
+extra `bench`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
   Args:
     name: key of `orthogonal.MAPS`.
     a: [k, d, d], free matrices.
-    w: [k, d, d], weights of the entries of the maps in a sum.
+    w: [k, d, d], weights of the loss sum(map(a) * w).
   """
   mapping = orthogonal.MAPS[name]
   # The map "matrix" takes matrices that are orthogonal already.
@@ -51,7 +52,7 @@ def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
 
 
 def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
-  """Returns the calls of `make_calls` in PyTorch, with one module a matrix."""
+  """Returns the calls of `make_calls` in PyTorch, one module per matrix."""
   import torch
   from torch.nn.utils import parametrizations
 
@@ -64,7 +65,8 @@ def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
       layer, orthogonal_map=TORCH_MAPS[name], use_trivialization=False
     )
     with torch.no_grad():
-      if name == "householder":  # The diagonal holds the signs.
+      if name == "householder":
+        # PyTorch multiplies by the diagonal: set it to 1.
         free = np.tril(free, -1) + np.eye(d, dtype=free.dtype)
       layer.parametrizations.weight.original.copy_(torch.from_numpy(free))
     layers.append(layer)
@@ -86,14 +88,14 @@ def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
 
 
 def draw_matrices(d: int) -> tuple[np.ndarray, np.ndarray]:
-  """Draws free matrices of the size that models start at, and weights of Q."""
+  """Draws free matrices as large as models start with, and loss weights."""
   rng = np.random.default_rng(0)
   a = rng.normal(size=(COUNT, d, d), scale=1.5 / d**0.5).astype(np.float32)
   return a, rng.normal(size=a.shape).astype(np.float32)
 
 
 def measure_maps(d: int, rounds: int) -> Rows:
-  """Yields seconds and the defect of each map at one size."""
+  """Yields milliseconds and the defect of each map at one size."""
   a, w = draw_matrices(d)
   runs = {f"ours: {k}": make_calls(k, a, w) for k in orthogonal.MAPS}
   runs |= {f"PyTorch: {k}": make_pytorch_calls(k, a, w) for k in TORCH_MAPS}

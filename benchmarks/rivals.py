@@ -35,8 +35,8 @@ def rotation(d: int) -> nn.Module:
   return parametrizations.orthogonal(nn.Linear(d, d, bias=False))
 
 
-def grow(model: nn.Module) -> None:
-  """Scales the free matrices of `rotation` to the size that ours start at.
+def draw_free_matrices(model: nn.Module) -> None:
+  """Draws the free matrices of `rotation` as ours are initialised.
 
   PyTorch's start at zero, where its exponential is cheapest, and grow in
   training: the number of squarings follows the norm.
@@ -138,7 +138,8 @@ class TransJect(nn.Module):
 def cayley(a: Tensor) -> Tensor:
   """Returns the rotations 2 (I - S)^-1 - I of free matrices [k, d, d].
 
-  One after the other: PyTorch's batched inverse fails on CPUs at d = 512.
+  Inverts one matrix at a time, because PyTorch's batched inverse fails on CPUs
+  at d = 512.
   """
   eye = torch.eye(a.shape[-1])
   inverses = [torch.linalg.inv(eye - (free - free.T) / 2) for free in a]
@@ -175,7 +176,8 @@ class FastTransJect(nn.Module):
     b, n, d = x.shape
     q = self.rotations()
     error = torch.zeros(())
-    # Eigenvalues as column sums, and the error as a difference of norms.
+    # Eigenvalues are mean squares of the columns of x Q; the error is a
+    # difference of squared norms.
     if self.sigma is None:
       fixed = x.detach()
       values = (x @ q[-1]).square().mean(1)
@@ -213,10 +215,10 @@ class FastTransJect(nn.Module):
 
 
 class Transformer(nn.Module):
-  """`torch.nn.TransformerEncoder`, normalised first.
+  """`torch.nn.TransformerEncoder` with pre-normalisation (norm_first=True).
 
-  Turns PyTorch's fast path off, which does not use
-  `scaled_dot_product_attention` and is slower on CPUs.
+  Turns off PyTorch's fast path: it is slower on CPUs, and does not use
+  `scaled_dot_product_attention`.
   """
 
   def __init__(
@@ -246,10 +248,10 @@ def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:
   is_learned = name == "random_transject"
   sizes = (length, ours.D, ours.EXPERTS, ours.LAYERS, is_learned)
   models = {"user": TransJect(*sizes), "our algebra": FastTransJect(*sizes)}
-  # This one is not grown: it has the free matrices of the first steps.
+  # The model "first steps" keeps PyTorch's zeros.
   if training:
     models["first steps"] = TransJect(*sizes)
-  grow(models["user"])
+  draw_free_matrices(models["user"])
   return models
 
 
@@ -270,7 +272,7 @@ def train(model: nn.Module, batch: int, length: int) -> Call:
 
 
 def infer(model: nn.Module, batch: int, length: int) -> Call:
-  """Returns a call of the forward pass, with orthogonal matrices at hand.
+  """Returns a call of the forward pass, with orthogonal matrices computed once.
 
   The model cannot be trained afterwards: its parametrisations are removed.
   """

@@ -185,7 +185,7 @@ def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
   cli.argument("--config", default="configs/lra/text.py", help="path.py"),
   cli.argument("--length", default=4096, help="tokens of a row"),
   cli.argument("--batch", default=32, help="rows of a step"),
-  cli.argument("--most", default=COUNT, help="most devices"),
+  cli.argument("--most", default=COUNT, help="largest number of devices"),
   cli.argument("--device", default="h100", help=", ".join(DEVICES)),
   OUT,
 )

@@ -1,14 +1,17 @@
 r"""Speed of TransJect in training and inference, beside PyTorch.
 
-Train steps (forward, backward, Adam) and inference with the orthogonal matrices
-at hand, of TransJect and Random-TransJect at L = 2, E = 4, d = 512 in float32,
-beside two models in PyTorch (`benchmarks.rivals`): as a user writes it, and
-with all of our algebra. A user's free matrices are zero at first, where
-PyTorch's maps are cheapest; "first steps" is the time there.
+Times train steps (forward, backward, Adam) and inference of TransJect and
+Random-TransJect at L = 2, E = 4, d = 512 in float32. Inference reuses
+orthogonal matrices that were computed before. Two PyTorch models are timed in
+the same rounds (`benchmarks.rivals`): "user" is what a user writes, and "our
+algebra" has all of our algebraic optimisations. PyTorch initialises the free
+matrices to zero, where its maps are cheapest: "first steps" is the time of the
+user's train step with zeros, and "user" the time with matrices as large as
+ours.
 
-`of the rate` divides the FLOPs of the model as the paper writes it, 4 E + 4
-products of d^2 for each token and layer (three times that in training), by the
-time and by the rate of a large product in the same rounds.
+`of the rate` is the share of the machine's rate of matrix products that we
+reach: FLOPs of the paper's formulas, (4 E + 4) d^2 for each token and layer and
+three times that in training, over our time, over the rate of a large product.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from benchmarks.timing import Calls, interleaved, median, product, ratio
 
 LENGTHS = (512, 1_024, 2_048, 4_096)
 MODELS = ("transject", "random_transject")
-TOKENS = 4_096  # Tokens of a step, in batches of one row and more: 1 to 2 s.
+# Tokens of a batch at every length; a step takes 1 to 2 s.
+TOKENS = 4_096
 
 
 def flops(tokens: int, *, training: bool) -> float:

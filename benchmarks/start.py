@@ -44,7 +44,7 @@ def imports(rounds: int) -> Rows:
   bare = median(times, "Python")
   for name in IMPORTS:
     seconds = median(times, name)
-    yield {"import": name, "s": seconds, "s beside Python": seconds - bare}
+    yield {"import": name, "s": seconds, "s besides Python": seconds - bare}
 
 
 def until_first_step(folder: Path) -> float:
@@ -105,10 +105,10 @@ def measure_waiting() -> Rows:
   del waited[:5], total[:5]  # Compilation, and batches that were ready.
   yield {
     "config": CONFIG,
-    "ms a step": 1e3 * statistics.median(total),
+    "ms per step": 1e3 * statistics.median(total),
     "ms waited for a batch": 1e3 * statistics.median(waited),
     "share of all steps": sum(waited) / sum(total),
-    "ms a batch, loader alone": 1e3 * statistics.mean(read["batch"]),
+    "ms per batch, loader alone": 1e3 * statistics.mean(read["batch"]),
   }
 
 

@@ -44,7 +44,7 @@ def timed(call: Callable[..., T], *args: Any) -> tuple[T, float]:
 
 
 def ready(function: Callable[..., Any], *args: Any) -> Call:
-  """Returns a call of a function of JAX that waits for its results."""
+  """Returns a callable that runs a JAX function and waits for its results."""
   return lambda: jax.block_until_ready(function(*args))
 
 
@@ -54,7 +54,7 @@ def median(seconds: Seconds, name: str) -> float:
 
 
 def ratio(seconds: Seconds, slow: str, fast: str) -> float:
-  """Returns how many times as fast a call is as a slow one.
+  """Returns the speed-up of the call `fast` over the call `slow`.
 
   The ratio is the median over the rounds of each round's ratio.
   """
@@ -63,10 +63,11 @@ def ratio(seconds: Seconds, slow: str, fast: str) -> float:
 
 
 def product() -> tuple[Call, float]:
-  """Returns a call of float32 products at the machine's rate, and its FLOPs.
+  """Returns a call of large float32 products, and its FLOPs.
 
-  Four products of 4096 x 1024 with 1024 x 1024, one after the other in one
-  program, so that no memory is allocated in between.
+  It measures the machine's rate, by four products of 4096 x 1024 with
+  1024 x 1024, one after the other in one program, so that no memory is
+  allocated in between.
   """
   x, w = jnp.ones((4096, 1024)), jnp.full((1024, 1024), 1 / 1024)
   run = jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: x @ w, x))
@@ -74,7 +75,7 @@ def product() -> tuple[Call, float]:
 
 
 def threads() -> int:
-  """Returns the number of threads for JAX and PyTorch alike."""
+  """Returns the number of cores that JAX uses, for PyTorch's thread count."""
   return len(os.sched_getaffinity(0))
 
 
@@ -91,8 +92,8 @@ def in_a_process(code: str) -> str:
 
 
 def peak_memory() -> int:
-  """Returns the most bytes that this process has had in memory (Linux)."""
-  # Not getrusage: a child starts there from the peak of its parent.
+  """Returns the peak memory of this process in bytes (Linux)."""
+  # getrusage would report at least the peak of the parent process.
   return status_bytes("VmHWM")
 
 

@@ -1,9 +1,9 @@
-r"""Training of every model for a few hundred steps, in both types.
+r"""Training of every model for a few hundred steps, in float32 and bfloat16.
 
 python -m benchmarks.training --steps 200 --out training.json
 
 Prints the mean training loss of the first and of the last tenth of the steps on
-ListOps at size=tiny, with expressions of 50 to 250 tokens so that two cores
+ListOps at size=tiny, with expressions of 51 to 249 tokens so that two cores
 suffice, and the time of a step. The classes are not equally frequent: their
 entropy is the loss of a model that ignores the tokens.
 """
@@ -85,7 +85,7 @@ def train_model(name: str, dtype: str, steps: int, folder: Path) -> Row:
     "entropy of classes": float(-(share * np.log(share)).sum()),
     "all finite": all(math.isfinite(loss) for loss in losses),
     "falls": last < first,
-    "ms a step": 1e3 * statistics.median(seconds),
+    "ms per step": 1e3 * statistics.median(seconds),
   }
 
 

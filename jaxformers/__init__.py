@@ -1,3 +1,3 @@
-"""What Transformers do to their tokens: models, tasks and analyses in JAX."""
+"""Transformer models, tasks and analyses of their tokens, in JAX."""
 
 __version__ = "0.1.0"

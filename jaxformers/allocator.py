@@ -1,4 +1,4 @@
-"""How the C library keeps memory that was freed."""
+"""Settings of the C library for memory that was freed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _VARIABLES = {
 
 
 def keep_freed_memory() -> bool:
-  """Lets the process keep memory that arrays free, and use it for the next.
+  """Keeps memory of freed arrays in the process, for the arrays that follow.
 
-  XLA on CPUs allocates its arrays anew in every step. glibc returns large ones
-  to the kernel, which clears a page for every 4 KiB that the next step touches:
-  up to half of the time of a step. Call it before other threads start. The
-  process holds its greatest memory until it ends.
+  XLA on CPUs allocates its arrays anew in every step. glibc returns large
+  arrays to the kernel. The next step asks for the memory again, and the kernel
+  clears each page: up to half of the time of a step. Call it before other
+  threads start. The process holds its greatest memory until it ends.
 
   Environment variables MALLOC_* of the user take precedence.
 

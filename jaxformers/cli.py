@@ -89,7 +89,7 @@ def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:
     kind: int or float.
 
   Raises:
-    UserError: for an item that is no number of that kind.
+    UserError: for an item that is not a number of that kind.
   """
   try:
     return [kind(item) for item in text.split(",")] if text else []

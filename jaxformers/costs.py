@@ -27,7 +27,8 @@ from jaxformers.models import MIXERS, MODELS, build, cost
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
-# Most parameters over the Transformer's (Long Range Arena, section 3).
+# Largest ratio of parameters to the Transformer's (Long Range Arena, section
+# 3).
 MOST_PARAMETERS = 1.10
 Fields = dict[str, Any]
 NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")

@@ -35,7 +35,8 @@ class Range:
   Attributes:
     kind: int, float (which accepts integers), bool, str or dict.
     interval: lowest and highest number, such as "[0, 1)"; a parenthesis
-      excludes the end, and 2^31 is a power; "" if the values are no numbers.
+      excludes the end, and 2^31 is a power; "" if the values are not
+      numbers.
     is_list: True for a list of such values.
   """
 

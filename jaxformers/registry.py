@@ -50,7 +50,7 @@ def call(
     UserError: for an unknown or a missing option.
   """
   check_options(kind, function, options)
-  # Find required options first: Python's TypeError is no message for users.
+  # Find required options first: Python's TypeError is not a message for users.
   missing = [
     name
     for name, p in inspect.signature(function).parameters.items()

@@ -127,7 +127,7 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
   Returns:
     The records without their checksums, none if there is no file; and the
-    numbers, from 1, of lines that are no record or not what was written. A last
+    numbers, from 1, of lines that are not a record or not as written. A last
     line without its end counts as neither: its process was killed.
 
   Raises:
@@ -197,7 +197,7 @@ def _check_types(
 
 def _not_a_run(folder: Path, name: str, problem: str) -> UserError:
   return UserError(
-    f"{folder} is no run of this package, or it is damaged: {problem}. Give "
+    f"{folder} is not a run of this package, or it is damaged: {problem}. Give "
     "the --workdir of a run that jaxformers trained. If this is one, remove "
     f"{name} and run its training command again: the file is written anew from "
     "the checkpoints."

@@ -4,10 +4,10 @@ python launch/sweep.py --config configs/lra/text.py \
     --config configs/lra/listops.py --workdir runs/lra --seeds 0,1,2 \
     --grid model=transformer,transject --grid size=tiny
 
-`--grid KEY=VALUE,VALUE` lists values of a config's argument. `--tune` does so
-too, but of those values only the one with the best score on the selection
-split, under the first seed, is run with the other seeds. Arguments that begin
-with --config. or --noconfig. go to every run.
+`--grid KEY=VALUE,VALUE` lists values of a config's argument. `--tune` also
+lists values. All run with the first seed; the best on the selection split then
+runs with the other seeds. Arguments that begin with --config. or --noconfig. go
+to every run.
 
 After a stop, run the same command again, possibly with more values: runs with
 results are not repeated, and the others resume from their checkpoints. A run
@@ -76,10 +76,10 @@ def _check_overrides(overrides: Sequence[str]) -> None:
   for argument in overrides:
     if not argument.startswith(("--config.", "--noconfig.")):
       raise UserError(
-        f"{argument!r} is no option of a sweep: --help lists them. Fields of "
-        "runs are set by --config.FIELD=VALUE."
+        f"{argument!r} is not an option of a sweep: --help lists them. Fields "
+        "of runs are set by --config.FIELD=VALUE."
       )
-    # A seed for all runs would make those of a cell equal.
+    # One seed for all runs would repeat the same run.
     if argument.startswith("--config.seed"):
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
 
@@ -104,7 +104,7 @@ def _sweep(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Runs the command line; a mistake ends in one message before any run."""
+  """Runs the command line; errors of users and files end in one message."""
   args, overrides = _parse_arguments(argv)
   try:
     sweep, finished = _sweep(args, overrides)

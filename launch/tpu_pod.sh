@@ -94,7 +94,7 @@ install() {
     # Install what is committed, and nothing else.
     git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
   else
-    echo "launch/tpu_pod.sh: $here is no git checkout: installing its files as they are." >&2
+    echo "launch/tpu_pod.sh: $here is not a git checkout: installing its files as they are." >&2
     tar -czf "$tarball" -C "$here" --exclude=__pycache__ "${packed[@]}"
   fi
   tpu scp "$tarball" "$name:jaxformers.tar.gz" --worker=all

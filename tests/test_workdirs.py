@@ -33,7 +33,7 @@ def test_commands_refuse_the_config_of_another_program(
   with pytest.raises(SystemExit) as stopped:
     command.main([str(tmp_path), *more.get(name, ())])
   message = str(stopped.value)
-  assert f"{tmp_path} is no run of this package" in message
+  assert f"{tmp_path} is not a run of this package" in message
   assert problem in message
   assert "Give the --workdir" in message
 
@@ -43,7 +43,7 @@ def test_commands_refuse_the_config_of_another_program(
 def test_results_of_another_program_are_refused(command, content, tmp_path):
   (tmp_path / "results.json").write_text(content)
   with pytest.raises(
-    SystemExit, match=r"no run of this package, or .* results\.json"
+    SystemExit, match=r"not a run of this package, or .* results\.json"
   ):
     command.main([str(tmp_path)])
 

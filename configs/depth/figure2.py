@@ -7,16 +7,16 @@ python -m jaxformers depth runs/figure2 --out figure2
 
 Decoders over 1,000 byte pairs; for each size one of 6, one of 12 and one of 24
 layers, with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
-beside the embedding. The paper trains on English Wikipedia; give any folder of
-text, or a set of texts that tensorflow-datasets has prepared. Its widths,
-lengths and steps are in an appendix that we do not have. Our widths are d,
-d / sqrt(2) and d / 2, rounded to even numbers, because all models have two
-heads: depth and width alone differ. There is no dropout: use enough text that
-none is read twice.
+besides the embedding. The paper trains on English Wikipedia; give any folder of
+text, or a set of texts that tensorflow-datasets has prepared. The paper's
+widths, lengths and steps are in an appendix that we do not have. Our widths are
+about d, d / sqrt(2) and d / 2; they are even, because all models have two
+heads. Models of one size differ only in depth and width. There is no dropout:
+use enough text that none is read twice.
 
-Arguments: depth=6|12|24, size=1 to 6, rate=0 (peak learning rate; 0 is 0.1 / d,
-a start: tune it for each depth and size), tokens=1e9 (seen in training),
-length=256 (tokens of a window), batch=64 (windows), seed=0.
+Arguments: depth=6|12|24, size=1 to 6, rate=0 (peak learning rate; 0 chooses
+0.1 / d, a first guess: tune it for each depth and size), tokens=1e9 (seen in
+training), length=256 (tokens of a window), batch=64 (windows), seed=0.
 """
 
 from jaxformers import config as c
@@ -42,7 +42,7 @@ def get_config(arg=None):
       f"length={arg.length}, batch={arg.batch}, rate={arg.rate:g}: give a "
       "length and a batch of at least 1, and a rate that is not negative."
     )
-  # Take infinity and more than 1e15 tokens for mistakes.
+  # Refuse infinity and more than 1e15 tokens.
   tokens = arg.tokens if arg.tokens < 1e15 else 0
   steps = round(tokens / (arg.length * arg.batch))
   if steps < 1:
@@ -73,7 +73,7 @@ def get_config(arg=None):
     eval_steps=2 * tenth,
     checkpoint_steps=tenth,
   )
-  # The text is read once, so nothing can be memorised.
+  # No dropout: the text should be long enough to be read once.
   for model in (config.model, config.reference):
     model.dropout_rate = model.block.dropout_rate = 0.0
     model.mixer_defaults.dropout_rate = 0.0

@@ -8,9 +8,11 @@ python -m jaxformers.main --config configs/lm/wikitext103.py:model=neutreno \
     --workdir runs/wikitext --config.task.archive=PATH/wikitext-103
 
 The paper reports validation and test perplexities 33.15 and 34.29 for softmax
-attention, 32.60 and 33.70 with the term of lambda = 0.4, evaluated by a window
-that moves a word at a time: python -m jaxformers perplexity. Sixteen
-layers of d = 128, 500,000 steps of 96 windows: not run by us.
+attention, and 32.60 and 33.70 for NeuTRENO (model=neutreno, which sets
+mixer.fidelity=0.4). These are scores of a window that moves by one word at a
+time: `python -m jaxformers perplexity` computes them. Sixteen layers of
+d = 128, 500,000 steps of 96 windows: not run by us.
+
 Differs from the paper's code: windows are drawn in a random order; positions
 count forwards.
 

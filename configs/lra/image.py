@@ -37,9 +37,10 @@ def get_config(arg=None):
     },
   )
   if args.tiny and args.model in shared.TRANSJECTS:
-    # With the maximum it stays at chance here. TransJect's tokens interact
-    # through the mean alone, so that a channel is a filter on the image: rows
-    # and columns make smooth filters, positions along the raster do not.
+    # With max pooling TransJect stays at chance on this task. Its tokens
+    # interact through the mean alone, so that a channel is a filter on the
+    # image: sinusoids of row and column give smooth filters, those along the
+    # raster do not.
     config.model.update(d_model=64, num_layers=1, positions="sinusoid_2d")
     config.model.mixer.num_experts = 1
     if args.protocol == "jaxformers":

@@ -1,9 +1,8 @@
 r"""LRA Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
 Nothing is downloaded: images are generated once, from the same distribution as
-LRA's (half an hour for all 200,000 on two cores).
-No model of the papers compared here is above chance; S4 reaches 96. More in
-docs/results.md.
+LRA's (half an hour for all 200,000 on two cores). LRA's paper has
+no model above chance; S4's paper reports 96. More in docs/results.md.
 
 python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
     --workdir runs/pathx

@@ -9,10 +9,11 @@ python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
     --config.task.archive=PATH/ADEChallengeData2016
 
 The paper reports a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
-softmax attention, 37.24 and 38.06 with lambda = 0.6 in encoder and decoder, by
-windows that slide: python -m jaxformers segmentation. A run
-prints the score on the centre of each image only. 64 epochs of 512 x 512
-pixels: for accelerators, and not run by us.
+softmax attention, and 37.24 and 38.06 for NeuTRENO (model=neutreno,
+mixer.fidelity=0.6 in encoder and decoder). These are scores of sliding windows:
+`python -m jaxformers segmentation` computes them. A run prints the score on the
+centre of each image only. 64 epochs of 512 x 512 pixels: for accelerators, and
+not run by us.
 
 Arguments: model=NAME, protocol=jaxformers|paper, deit=tiny|small|base, seed=0.
 """

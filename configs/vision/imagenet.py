@@ -6,16 +6,17 @@ with file_format="array_record", or a folder with train/CLASS/ and val/CLASS/:
 python -m jaxformers.main --config configs/vision/imagenet.py:model=neutreno \
     --workdir runs/imagenet --config.task.archive=PATH/imagenet2012/5.1.0
 
-The paper reports for DeiT-tiny top-1 72.17 and top-5 91.02, and with lambda =
-0.6 top-1 73.01 and top-5 91.56; for DeiT-small top-1 79.97, and 80.68 with the
-term (table 7). To adapt a trained DeiT in a third of the epochs, set epochs=100
-and --config.pretrained=PATH. FeatScale is --config.model.mixer.feat_scale=true.
-We have not run the 300 epochs, which need accelerators. DeiT keeps an average
-of the parameters but never scores it; there is none here: ema_decay=0.
+The paper reports top-1 72.17 and top-5 91.02 for DeiT-tiny, and 73.01 and 91.56
+for NeuTRENO (model=neutreno, mixer.fidelity=0.6). For DeiT-small it reports
+top-1 79.97, and 80.68 for NeuTRENO (table 7). To adapt a trained DeiT in a
+third of the epochs, set epochs=100 and --config.pretrained=PATH. FeatScale is
+--config.model.mixer.feat_scale=true. We have not run the 300 epochs, which need
+accelerators. DeiT keeps an average of the parameters but never scores it; there
+is none here: ema_decay=0.
 
-Arguments: model=NAME; deit=tiny|small|base; protocol=jaxformers|paper; under
-"paper" the authors' validation split selects the checkpoint, as for the numbers
-above; epochs=300, seed=0.
+Arguments: model=NAME, deit=tiny|small|base, protocol=jaxformers|paper,
+epochs=300, seed=0. Under "paper" the authors' validation split selects the
+checkpoint, as for the numbers above.
 """
 
 from jaxformers import config as c

@@ -239,7 +239,7 @@ class ModelConfig:
       )
 
   def _check_pool(self) -> None:
-    """Raises UserError for what only a classifier has; "mean" is no choice."""
+    """Raises UserError for options of classifiers under another objective."""
     pools = {"language_model": ("mean",), "segmentation": ("mean", "cls")}
     if self.objective not in pools:
       return

@@ -23,13 +23,13 @@ class Placement(Protocol):
   """Where parameters lie on a mesh of devices; `training.layout.Layout`."""
 
   def rotations(
-    self, params: Any, mapping: str, in_turn: frozenset[str]
+    self, params: Any, orthogonal_map: str, in_turn: frozenset[str]
   ) -> dict[str, Any]:
     """Returns `orthogonal.rotations`, the work shared by devices.
 
     Args:
       params: a tree of parameters.
-      mapping: name of the orthogonal map.
+      orthogonal_map: name of the map, in `orthogonal.MAPS`.
       in_turn: names of parameters whose stacked matrices stay together.
     """
 
@@ -53,16 +53,16 @@ def make_variables(
   """
   # Make the orthogonal matrices, where they lie on the mesh.
   blocks = model.stacks()
-  mapping = model.orthogonal_map
+  orthogonal_map = model.orthogonal_map
   if placement is None:
-    rotations = orthogonal.rotations(params, mapping)
+    rotations = orthogonal.rotations(params, orthogonal_map)
   else:
     in_turn = frozenset(
-      orthogonal.parameter_name(name, mapping)
+      orthogonal.parameter_name(name, orthogonal_map)
       for block in blocks.values()
       for name in getattr(block, "in_turn", ())
     )
-    rotations = placement.rotations(params, mapping, in_turn)
+    rotations = placement.rotations(params, orthogonal_map, in_turn)
     params = placement.gather(params)
   # Make the products that blocks declare.
   derived = {}
@@ -83,7 +83,7 @@ def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
 
 
 def rotation(
-  module: nn.Module, name: str, shape: tuple[int, ...], mapping: str
+  module: nn.Module, name: str, shape: tuple[int, ...], orthogonal_map: str
 ) -> jax.Array:
   """Returns the orthogonal matrices of a parameter, float32 `shape`.
 
@@ -96,14 +96,14 @@ def rotation(
     name: name of the matrices; the parameter is called `name`_skew, or
       `name`_orthogonal under the map "matrix".
     shape: shape of the parameter, [..., d, d].
-    mapping: name of the map, in `orthogonal.MAPS`.
+    orthogonal_map: name of the map, in `orthogonal.MAPS`.
   """
-  full = orthogonal.parameter_name(name, mapping)
+  full = orthogonal.parameter_name(name, orthogonal_map)
   if module.has_variable("rotations", full):
     return module.get_variable("rotations", full)
 
   def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     a = orthogonal.initializer(key, shape)
-    return orthogonal.cayley(a) if mapping == "matrix" else a
+    return orthogonal.cayley(a) if orthogonal_map == "matrix" else a
 
-  return orthogonal.MAPS[mapping](module.param(full, initializer, shape))
+  return orthogonal.MAPS[orthogonal_map](module.param(full, initializer, shape))

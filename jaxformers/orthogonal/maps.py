@@ -160,7 +160,7 @@ def initializer(
   return 1.5 / math.sqrt(shape[-1]) * jax.random.normal(key, shape, dtype)
 
 
-def parameter_name(name: str, mapping: str) -> str:
+def parameter_name(name: str, orthogonal_map: str) -> str:
   """Returns the name of the parameter that holds orthogonal matrices.
 
   Under the map "matrix" it is `name`_orthogonal: the parameter holds the
@@ -169,9 +169,9 @@ def parameter_name(name: str, mapping: str) -> str:
 
   Args:
     name: name of the matrices.
-    mapping: name of the map, in `MAPS`.
+    orthogonal_map: name of the map, in `MAPS`.
   """
-  return name + (ORTHOGONAL if mapping == "matrix" else SKEW)
+  return name + (ORTHOGONAL if orthogonal_map == "matrix" else SKEW)
 
 
 def _last(path: tuple[Any, ...]) -> str:
@@ -202,28 +202,28 @@ Map = Callable[[jax.Array], jax.Array]
 
 def rotations(
   params: Mapping[str, Any],
-  name: str,
+  orthogonal_map: str,
   bases: Mapping[str, Any] | None = None,
   *,
-  spread: Callable[[Map], Map] = lambda mapping: mapping,
+  spread: Callable[[Map], Map] = lambda function: function,
 ) -> dict[str, Any]:
   """Returns the orthogonal matrices of a model, one batched call for each size.
 
   Args:
     params: tree of parameters; leaves named `*_skew` or `*_orthogonal` have the
       shape [..., d, d].
-    name: name of the map, in `MAPS`.
+    orthogonal_map: name of the map, in `MAPS`.
     bases: rotations to start from, in a tree like the result, or None for
       identities; a result is its base times the mapped parameter.
-    spread: function of the map [k, d, d] -> [k, d, d] that returns one which
-      distributes the k matrices over devices.
+    spread: wraps the map [k, d, d] -> [k, d, d], so that devices share the k
+      matrices.
 
   Returns:
     Linen collection `rotations`: the tree of these leaves alone, each mapped to
     rotations in float32 or wider; {} if there are none.
   """
   # Find the parameters of orthogonal matrices.
-  mapping = spread(MAPS[name])
+  function = spread(MAPS[orthogonal_map])
   flattened = jax.tree_util.tree_flatten_with_path(params)[0]
   leaves = [(path, leaf) for path, leaf in flattened if is_parameter(path)]
   # Map all matrices of one size in one call.
@@ -231,7 +231,7 @@ def rotations(
   for d in sorted({leaf.shape[-1] for _, leaf in leaves}):
     group = [(path, leaf) for path, leaf in leaves if leaf.shape[-1] == d]
     flat = [_at_least_float32(leaf).reshape((-1, d, d)) for _, leaf in group]
-    stacked = mapping(jnp.concatenate(flat))
+    stacked = function(jnp.concatenate(flat))
     start = 0
     for (path, leaf), part in zip(group, flat, strict=True):
       stop = start + len(part)

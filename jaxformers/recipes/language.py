@@ -30,8 +30,8 @@ def model_fields(
 
   The softmax shares the embedding, of deviation d^-1/2 and multiplied by
   sqrt(d) where it is read ("Attention is all you need", section 3.4). Vectors
-  of deviation 0.02 beside sinusoids of amplitude 1 cannot be told apart: such a
-  model stays at the frequencies of single tokens.
+  of deviation 0.02 cannot be told apart when sinusoids of amplitude 1 are added
+  to them: such a model stays at the frequencies of single tokens.
 
   Returns:
     The fields `model` and `reference` for `base`.

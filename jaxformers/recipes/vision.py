@@ -27,7 +27,7 @@ def augmentation(crop: str, strength: str = "deit") -> dict[str, Any]:
     "crop": crop,
     "flip": True,
     "randaugment": 9.0 if deit else 0.0,
-    # DeiT's code (timm) leaves colour jitter out beside RandAugment.
+    # DeiT's code (timm) leaves colour jitter out if RandAugment is used.
     "color_jitter": 0.0,
     "erase": 0.25 if deit else 0.0,
     "mixup": 0.8 if deit else 0.0,
@@ -145,7 +145,7 @@ def cifar(task: str, arg: str | None) -> ConfigDict:
   # 45,000 training images.
   schedule = deit_schedule(45_000, batch_size=1_024, epochs=300)
   if tiny:
-    # Ten to fourteen minutes on two cores: 703 steps an epoch.
+    # Ten to fourteen minutes on two cores: 703 steps per epoch.
     schedule = deit_schedule(45_000, batch_size=64, epochs=4)
     schedule["schedule"] |= {"learning_rate": 2e-3, "warmup_steps": 200}
     steps = {"total_steps": 2_816, "eval_steps": 703, "checkpoint_steps": 703}

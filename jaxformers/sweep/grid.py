@@ -55,7 +55,9 @@ def parse_axis(text: str) -> Axis:
   key, equals, listed = text.partition("=")
   values = tuple(value.strip() for value in listed.split(","))
   if not key.strip() or not equals or not all(values):
-    raise UserError(f"{text!r} is no axis of a grid: write KEY=VALUE,VALUE.")
+    raise UserError(
+      f"{text!r} is not an axis of a grid: write KEY=VALUE,VALUE."
+    )
   if len({*values}) < len(values):
     raise UserError(f"{text!r} names a value twice: remove one.")
   return key.strip(), values
@@ -76,7 +78,9 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
     if keys.count(key) > 1:
       raise UserError(f"{key} is an axis twice: list its values in one axis.")
   if "seed" in keys:
-    raise UserError("seed is no axis: give --seeds, so that they are averaged.")
+    raise UserError(
+      "seed is not an axis: give --seeds, so that they are averaged."
+    )
   cells = []
   for spec in specs:
     path, _, text = spec.partition(":")

@@ -53,7 +53,7 @@ def load_language(
   choose("protocol of language", protocol, ("jaxformers",))
   choose("tokens", tokens, TOKENS)
   if max_len < 1:
-    raise UserError(f"max_len={max_len}: choose at least 1 token a window.")
+    raise UserError(f"max_len={max_len}: choose at least 1 token per window.")
   # Encode the user's texts, and read the vocabulary that was fitted to them.
   origin = text_files.source(_existing(archive))
   encoding = _encoding(tokens, vocab_size)

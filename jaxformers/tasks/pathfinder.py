@@ -46,7 +46,7 @@ def load_pathfinder(
       values, 0 is padding), "s4" (real numbers).
     archive: path of LRA's lra_release.gz, its unpacked folder, or a folder
       below it down to the level; "" generates.
-    resolution: pixels a side: 32, 64, 128 (Path-X) or 256.
+    resolution: pixels per side: 32, 64, 128 (Path-X) or 256.
     difficulty: "easy", "intermediate" or "hard", which is LRA's task.
     num_images: number of images to generate, or that the archive must hold.
     seed: seed of the generated data, not of the run.

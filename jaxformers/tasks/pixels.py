@@ -15,7 +15,7 @@ PADDED_VALUES = ("<pad>", *VALUES)
 
 @dataclasses.dataclass(frozen=True)
 class PixelProtocol:
-  """How a pixel becomes a token, and how examples are split.
+  """Encoding of pixels as tokens, and division into splits.
 
   Attributes:
     pad_is_zero: True for ids that are the pixel values, so that black counts as

@@ -41,7 +41,7 @@ def load_ade20k(
       "paper": theirs is both.
     archive: path of the folder ADEChallengeData2016, a tar of it, or a
       directory in which tensorflow-datasets has prepared `scene_parse150`.
-    window: pixels a side of the windows for training and evaluation.
+    window: pixels per side of the windows for training and evaluation.
     num_train: number of scenes in training/, validation included; another
       number than the authors' is for a part of their set.
     num_test: number of scenes in validation/.

@@ -87,7 +87,7 @@ class Task:
     """
     if self.tokenize is None:
       raise UserError(
-        f"The inputs of {self.name} are no text: choose a task of texts."
+        f"The inputs of {self.name} are not text: choose a task of texts."
       )
     # Open and close the text as the task does its examples.
     train = self.splits["train"]

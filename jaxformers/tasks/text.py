@@ -19,7 +19,7 @@ from jaxformers.tasks.task import TASKS, Task
 
 @dataclasses.dataclass(frozen=True)
 class TextProtocol:
-  """How texts are cut, and which of them choose the checkpoint.
+  """Lengths of texts, and number of those that choose the checkpoint.
 
   Attributes:
     max_len: largest number of tokens of a text.

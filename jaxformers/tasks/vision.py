@@ -137,7 +137,7 @@ def load_imagenet(
   """Opens ImageNet-1k (or any set of images) in place; no image is copied.
 
   The counts of images and classes are compared with the authors' and kept in
-  `info`; a set with other counts is marked so beside every score.
+  `info`; a set with other counts is marked so next to every score.
 
   Args:
     data_dir: folder for the labels; see `data_folder`.
@@ -222,7 +222,7 @@ def _provenance(
   """Returns where images come from; only their counts are verified.
 
   No checksum of the unpacked images is published. A set with other counts is
-  marked as another archive than the authors' beside every score.
+  marked as another archive than the authors' next to every score.
   """
   # Count images and classes.
   train, test = opened["train"], opened["test"]

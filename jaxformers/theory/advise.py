@@ -6,9 +6,9 @@ python -m jaxformers advise --params 125e6 --vocab 32000 \
 
 The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
 arXiv 2006.12467: log d = 5.039 + 0.0555 L, from decoders of 6 to 48 layers with
-12 L d^2 parameters beside the embedding. The recommended network has at most 96
-layers. Its parameters differ from the given number by less than 10 %, and from
-10 M on by less than 5 %.
+12 L d^2 parameters besides the embedding. The recommended network has at most
+96 layers. Its parameters differ from the given number by less than 10 %, and
+from 10 M on by less than 5 %.
 
 The rank of the embedding is at most the size of the vocabulary. By the theory,
 a width above that rank is wasted (arXiv 2105.03928), and more layers are the
@@ -151,7 +151,7 @@ def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
     remedy += f", or --params {most} or less"
   return (
     f"params={params:,.0f}: {name}={narrowest:,} bounds the useful width to "
-    f"{d_model:,}, and {fit.DEEPEST} layers of it, the most layers "
+    f"{d_model:,}, and {fit.DEEPEST} layers of it, the largest number that is "
     f"recommended, have {most:,} parameters. Give {remedy}."
   )
 

@@ -14,8 +14,8 @@ from jaxformers.errors import UserError
 
 # Line that gives the natural logarithm of d for L layers.
 INTERCEPT, SLOPE = 5.039, 0.0555
-FITTED = (6, 48)  # Fewest and most layers of the networks of the fit.
-DEEPEST = 2 * FITTED[1]  # Most layers that are recommended.
+FITTED = (6, 48)  # Smallest and largest number of layers in the fit.
+DEEPEST = 2 * FITTED[1]  # Largest number of layers that is recommended.
 EXTRAPOLATED = "(beyond the {} to {} layers of the fit)".format(*FITTED)
 VERDICTS = {
   "deep": "too deep for its width: fewer, wider layers would do better",
@@ -38,7 +38,7 @@ def depth(d_model: float) -> float:
 
 
 def parameters(num_layers: float, d_model: float) -> float:
-  """Returns 12 L d^2: attention of 4 d^2 and feed-forward of 8 d^2 a layer."""
+  """Returns 12 L d^2: per layer 4 d^2 of attention, 8 d^2 of feed-forward."""
   return 12 * num_layers * d_model**2
 
 
@@ -112,7 +112,7 @@ def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
     "depth up to it,",
     indent + "and neither depth nor width beyond it",
     *fitted,
-    "  why they differ    log d grows with L by log 3 = 1.10 a layer in the "
+    "  why they differ    log d grows with L by log 3 = 1.10 per layer in the "
     "theory,",
     indent + "which leaves out softmax, ReLU and layer norm, and by",
     indent + f"{SLOPE} in training: choose sizes by the fit",

@@ -379,7 +379,7 @@ class Checkpoints:
     return state, meta
 
   def _read_meta(self, step: int) -> dict[str, Any]:
-    """Returns all that a checkpoint holds beside its state."""
+    """Returns the content of a checkpoint besides its state."""
     folder = self.folder / str(step)
     with _reading(folder):
       meta = ocp.JsonCheckpointHandler().restore(folder / "meta")
@@ -413,7 +413,7 @@ def _reading(folder: Path) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    # Too little memory and an absent disk are no damage: they may pass.
+    # Too little memory and an absent disk are not damage: they may pass.
     if isinstance(error, MemoryError) or disk.error_number(error):
       raise
     if any(s in str(error) for s in ("RESOURCE_EXHAUSTED", "Out of memory")):

@@ -237,7 +237,10 @@ class Layout:
     return jax.tree_util.tree_map_with_path(replicate, params)
 
   def rotations(
-    self, params: Mapping[str, Any], mapping: str, in_turn: frozenset[str]
+    self,
+    params: Mapping[str, Any],
+    orthogonal_map: str,
+    in_turn: frozenset[str],
   ) -> dict[str, Any]:
     """Returns `orthogonal.rotations`, computed by all devices together.
 
@@ -245,14 +248,14 @@ class Layout:
 
     Args:
       params: a tree of parameters.
-      mapping: name of the orthogonal map.
+      orthogonal_map: name of the map, in `orthogonal.MAPS`.
       in_turn: names of parameters whose stacked matrices are applied one after
         the other: every device gets all of these matrices. Stacks of other
         names, such as experts, are split over `model`.
     """
     parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
-      return orthogonal.rotations(params, mapping)
+      return orthogonal.rotations(params, orthogonal_map)
 
     def spread(function: Callable[[jax.Array], jax.Array]) -> Any:
       over = PartitionSpec((MODEL, FSDP))
@@ -273,7 +276,7 @@ class Layout:
       axes = [MODEL] if is_stacked and self._splits(len(q), MODEL) else []
       return jax.lax.with_sharding_constraint(q, self.sharding(*axes))
 
-    matrices = orthogonal.rotations(params, mapping, spread=spread)
+    matrices = orthogonal.rotations(params, orthogonal_map, spread=spread)
     return jax.tree_util.tree_map_with_path(constrain, matrices)
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -275,7 +275,7 @@ class _Loop:
       self.settle()
       with self.progress.phase("saving"):
         self.update_times()
-        # All that a run that goes on must know beside its state.
+        # Memory that a resumed run needs besides its state.
         content = dataclasses.asdict(self.loop_state)
         self.checkpoints.save(self.trainer.state, content, score)
 

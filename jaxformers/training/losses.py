@@ -227,7 +227,7 @@ def segmentation(
   def mean_per_image(loss: jax.Array) -> jax.Array:
     return jnp.where(counted, loss, 0).sum((1, 2)) / num_pixels
 
-  # Areas, of images that are no padding.
+  # Areas, of images that are not padding.
   is_real = weights[:, None, None] > 0
   areas = confusion_areas(logits.argmax(-1), targets, logits.shape[-1], is_real)
   smoothed = mean_per_image(_smooth(loss, log_p, smoothing))

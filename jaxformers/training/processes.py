@@ -1,4 +1,4 @@
-"""Several processes that train together: one a host, each with its devices.
+"""Several processes that train together: one per host, each with its devices.
 
 The engine is `jax.distributed`. Every process runs the same program on its rows
 of every batch; the first one alone writes what people read.
@@ -77,7 +77,7 @@ def find_cluster(
       fields[name] = value if name == "coordinator" else int(value)
     except ValueError:
       raise UserError(
-        f"{variable}={value!r} is no number: set it to an integer."
+        f"{variable}={value!r} is not a number: set it to an integer."
       ) from None
   # All three are known, or none of them.
   missing = [name for name in VARIABLES if name not in fields]

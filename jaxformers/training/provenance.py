@@ -1,4 +1,4 @@
-"""Where the numbers of a run come from: code, hardware and libraries."""
+"""Origin of the numbers of a run: code, hardware and libraries."""
 
 from __future__ import annotations
 

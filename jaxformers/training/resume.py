@@ -162,7 +162,7 @@ def check_checkpoint(folder: Path, meta: Plain, config: Plain) -> None:
 
   Args:
     folder: folder of the checkpoint, in `workdir`/checkpoints.
-    meta: content of the checkpoint beside its state.
+    meta: content of the checkpoint besides its state.
     config: config of the run, plain and complete.
   """
   workdir, saved, step = folder.parents[1], meta["config"], meta["step"]

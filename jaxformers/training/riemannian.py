@@ -24,18 +24,18 @@ def riemannian(
 ) -> optax.GradientTransformation:
   """Returns an optimiser that keeps leaves named `*_orthogonal` orthogonal.
 
-  For these leaves, q [..., d, d], the inner optimiser sees the gradient by a of
-  q cayley(a) at a = 0, a strictly lower triangular matrix, and parameters of
-  zero; its update a moves q to q cayley(a). Momenta are kept in these
+  A step moves a leaf q [..., d, d] to q cayley(a), where a is strictly lower
+  triangular. The inner optimiser sees the gradient with respect to a at a = 0,
+  and zeros as parameters; its update is the new a. Momenta are kept in these
   coordinates, which turn with q. All other leaves pass as they are, and the
   state is the inner optimiser's.
 
-  Each step also corrects the rounding of those before, so that
-  max |q.T q - I| stays below 5e-6 in float32, however many there are.
+  Each step also corrects rounding errors, so that max |q.T q - I| stays below
+  5e-6 in float32 after any number of steps.
 
   Args:
-    inner: any optimiser that treats leaves alike. The parameters must be given
-      to the `update` of the result.
+    inner: any optimiser; weight decay does not change leaves that it sees as
+      zeros. The parameters must be given to the `update` of the result.
   """
 
   inner = optax.with_extra_args_support(inner)
@@ -50,7 +50,7 @@ def riemannian(
         "argument."
       )
 
-    # Riemannian gradient: the part of q.T g that is tangent at the identity.
+    # Gradient with respect to the strictly lower triangular a at a = 0.
     def pull(g: jax.Array, q: jax.Array) -> jax.Array:
       product = dot(transpose(q), g)
       return jnp.tril(product - transpose(product), -1)

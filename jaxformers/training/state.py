@@ -15,7 +15,10 @@ from jaxformers.models import Model
 
 @flax.struct.dataclass
 class TrainState:
-  """Step, parameters and optimiser; keys and data order follow from the step.
+  """State that a step updates.
+
+  Random keys and data order are functions of seed and step, so they are not
+  stored.
 
   Attributes:
     step: int32 scalar, the number of updates made.
@@ -48,8 +51,8 @@ class LoopState:
     window: sums since the last log line.
     best: step and score of the best evaluation so far; {} before the first.
     worse: number of evaluations since the best one.
-    train_seconds, wall_seconds: times of all processes that worked on the run,
-      up to the checkpoint.
+    train_seconds, wall_seconds: times of all successive starts of the run, up
+      to the checkpoint.
   """
 
   window: dict[str, float] = dataclasses.field(default_factory=dict)

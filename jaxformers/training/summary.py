@@ -15,7 +15,7 @@ UNITS = {"perplexity": "tokens", "mean_iou": "images"}
 
 
 def format_score(metric: str, value: float) -> str:
-  """Returns a share in percent, or a perplexity as it is, as text."""
+  """Returns a score as text: a perplexity unchanged, others in percent."""
   return f"{value:.2f}" if metric == "perplexity" else f"{value:.2%}"
 
 
@@ -39,7 +39,7 @@ def describe_results(
     run: run that was scored.
     scores: scores on the test split.
     best: checkpoint that was scored.
-    train_seconds, wall_seconds: times of all processes that worked on the run.
+    train_seconds, wall_seconds: times of all successive starts of the run.
   """
   config, task = run.config, run.task
   num_params = models.size(run.model)
@@ -105,7 +105,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   yield "relative to the Transformer", ratio
   yield "training time", duration(results["train_seconds"])
   yield "wall time", duration(results["wall_seconds"])
-  # A note on data that are not the authors'.
+  # Note if the data differ from those that the authors published.
   data = results["data"]
   if not data.get("authors_counts", True):
     counts = [f"{count:,} {name}" for name, count in data["counts"].items()]

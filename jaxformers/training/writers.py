@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard and wandb if asked."""
+"""Writers of metrics: metrics.jsonl always, TensorBoard and wandb if asked."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_an_unpacked_archive_is_installed_without_git(
   if is_inside_a_repository:
     git("init", "-q", unpacked.parent)
   said, names = installed_files(run, pod, tmp_path)
-  assert f"{unpacked} is no git checkout" in said
+  assert f"{unpacked} is not a git checkout" in said
   parts = {name.split("/")[0] for name in PACKED} | {"launch"}
   assert {name.split("/")[0] for name in names} == parts
   assert SOFTMAX in names

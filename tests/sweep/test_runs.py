@@ -103,8 +103,8 @@ def test_the_end_of_what_was_tried():
 @pytest.mark.parametrize(
   ("argv", "message"),
   [
-    (["--grid=model"], "no axis of a grid"),
-    (["--grid=model=local,"], "no axis of a grid"),
+    (["--grid=model"], "not an axis of a grid"),
+    (["--grid=model=local,"], "not an axis of a grid"),
     (["--grid=model=local,local"], "twice"),
     (["--grid=model=local", "--tune=model=sparse"], "model is an axis twice"),
     (["--grid=size=paper"], "size stands in .* and in the grid"),
@@ -121,7 +121,7 @@ def test_the_end_of_what_was_tried():
     (["--grid=protocol=local"], "Unknown protocol 'local'"),
     (["--config.totl_steps=1"], "Did you mean 'total_steps'"),
     (["--config.total_steps=x"], "total_steps"),
-    (["--total_steps=1"], "no option of a sweep"),
+    (["--total_steps=1"], "not an option of a sweep"),
   ],
 )
 def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):

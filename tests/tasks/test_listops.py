@@ -42,7 +42,7 @@ def test_an_expression_is_read_as_the_task_reads_its_own(tmp_path, protocol):
   want = task.splits["test"].batch(np.array([0]), len(ids))["inputs"][0]
   np.testing.assert_array_equal(ids, want)
   assert len(ids) == task.splits["test"].lengths()[0]
-  with pytest.raises(ValueError, match="'movie' is no ListOps token"):
+  with pytest.raises(ValueError, match="'movie' is not a ListOps token"):
     task.encode("a movie"[2:])
 
 

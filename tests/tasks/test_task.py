@@ -71,5 +71,5 @@ def test_the_description_tells_data_apart_by_every_token():
 
 def test_what_is_no_text_is_not_read_as_one():
   toy = example([[1]], [0], [[1]], [0])
-  with pytest.raises(ValueError, match="inputs of toy are no text"):
+  with pytest.raises(ValueError, match="inputs of toy are not text"):
     toy.encode("a movie")

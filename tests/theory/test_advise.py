@@ -91,20 +91,21 @@ def test_the_network_to_build_has_the_parameters_asked_for(params, vocab, rank):
     (
       dict(params=175e9, vocab=256),
       "params=175,000,000,000: vocab=256 bounds the useful width to 256, and "
-      "96 layers of it, the most layers recommended, have 75,497,472 "
-      "parameters. Give --vocab 12352 or more, or --params 75497472 or less.",
+      "96 layers of it, the largest number that is recommended, have "
+      "75,497,472 parameters. Give --vocab 12352 or more, or --params 75497472 "
+      "or less.",
     ),
     (
       dict(params=3e7, vocab=32_000, rank=100),
       "params=30,000,000: rank=100 bounds the useful width to 96, and 96 "
-      "layers of it, the most layers recommended, have 10,616,832 parameters. "
-      "Give --rank 176 or more, or --params 10616832 or less.",
+      "layers of it, the largest number that is recommended, have 10,616,832 "
+      "parameters. Give --rank 176 or more, or --params 10616832 or less.",
     ),
     (
       dict(params=125e6, vocab=5),
       "params=125,000,000: vocab=5 bounds the useful width to 5, and 96 "
-      "layers of it, the most layers recommended, have 28,800 parameters. Give "
-      "--vocab 352 or more.",
+      "layers of it, the largest number that is recommended, have 28,800 "
+      "parameters. Give --vocab 352 or more.",
     ),
   ],
 )
@@ -124,7 +125,7 @@ def test_both_thresholds_are_explained():
   assert "122.9 M parameters (-1.7%)" in lines
   assert "log_3 d = 5.88 layers: the bounds favour depth up to it" in lines
   assert "25.6 layers, measured: trained networks" in lines
-  assert "log d grows with L by log 3 = 1.10 a layer in the theory" in lines
+  assert "log d grows with L by log 3 = 1.10 per layer in the theory" in lines
   assert "choose sizes by the fit" in lines
   assert "beyond the 6 to 48 layers" not in lines
   assert "beyond the 6 to 48 layers" in "\n".join(a.report(1e12, 0, 0, None))

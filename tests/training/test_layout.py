@@ -151,7 +151,9 @@ def test_every_device_maps_its_share():
   own = layout.Layout.of("data:2,model:2", jax.devices())
   params = own.place_state(start.params)
   found = jax.jit(
-    functools.partial(own.rotations, mapping="cayley", in_turn=frozenset())
+    functools.partial(
+      own.rotations, orthogonal_map="cayley", in_turn=frozenset()
+    )
   )(params)
   want = orthogonal.rotations(start.params, "cayley")
   chex.assert_trees_all_close(
@@ -163,7 +165,9 @@ def test_every_device_maps_its_share():
   odd = {"u_skew": jnp.asarray(np.random.default_rng(0).normal(size=(7, 4, 4)))}
   chex.assert_trees_all_close(
     jax.jit(
-      functools.partial(own.rotations, mapping="cayley", in_turn=frozenset())
+      functools.partial(
+        own.rotations, orthogonal_map="cayley", in_turn=frozenset()
+      )
     )(odd),
     orthogonal.rotations(odd, "cayley"),
     atol=1e-6,

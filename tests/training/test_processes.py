@@ -27,7 +27,7 @@ def test_a_cluster_is_of_flags_then_of_the_environment():
     (
       {"JAX_PROCESS_ID": "one"},
       {},
-      "JAX_PROCESS_ID='one' is no number: set it to an integer",
+      "JAX_PROCESS_ID='one' is not a number: set it to an integer",
     ),
     (
       {},

@@ -1,4 +1,4 @@
-"""Searches the extremes of an encoder's distances, by gradient ascent."""
+"""Searches for the largest and smallest ratio of distances, by ascent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from jaxformers.models import Classifier
 from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.variables import make_variables
 
-# Least and greatest distance of a pair, relative to the tokens' root mean
-# square norm. Smaller distances would measure the rounding of float32.
+# Least and greatest distance of a pair, relative to the root mean square norm
+# of a token, or of a sequence of as many tokens. Smaller distances would
+# measure the rounding of float32.
 _NEAR, _FAR = 1e-2, 1e2
 
 
@@ -34,13 +35,13 @@ def ascend(
 
   Args:
     ratio: function from a tree of points to ratios [...], one for each start.
-    start: tree of points where the ascents begin.
+    start: tree of points, one for each ratio.
     sign: 1 for the greatest ratio, -1 for the least.
     steps: number of steps of Adam.
     rate: learning rate of Adam.
 
   Returns:
-    The most extreme finite ratio of each ascent, in the shape of
+    The most extreme finite ratio from each start, in the shape of
     `ratio(start)`.
   """
   tx = optax.adam(rate)
@@ -57,7 +58,7 @@ def ascend(
 
   start = (start, tx.init(start))
   _, ratios = jax.lax.scan(step, start, None, length=steps)
-  # Ascents are not monotone: take the best finite ratio of each.
+  # Adam's path is not monotone: take the best finite ratio from each start.
   finite = jnp.where(jnp.isfinite(ratios), sign * ratios, -jnp.inf)
   return sign * finite.max(0)
 
@@ -65,7 +66,7 @@ def ascend(
 def _ends(
   points: dict[str, jax.Array], axes: tuple[int, ...], unit: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the two ends of segments by middle, direction and log-length."""
+  """Returns both ends of segments given by middle, direction and log length."""
   direction = points["direction"]
   norm = jnp.sqrt(jnp.square(direction).sum(axes, keepdims=True))
   low, high = math.log(_NEAR), math.log(_FAR)
@@ -82,24 +83,24 @@ def adversarial(
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Interval]:
-  """Searches the extreme factors by which the encoder changes a distance.
+  """Searches for the largest and smallest change of a distance by the encoder.
 
-  Half of the ascents start from pairs at a hundredth of the tokens' norm, and
-  half from pairs at the tokens' norm.
+  Half of the pairs start at a hundredth of the root mean square norm of a token
+  (of a sequence), and half at that norm.
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
     ids: samples to start from, [b, n] or [b, 2, n].
-    steps: number of steps of each of the four ascents.
+    steps: number of Adam steps of each of the four searches.
     seed: seed of the directions.
 
   Returns:
-    `tokens`: over pairs of tokens of one sample; all pairs of neighbours move
-    at once, freely in R^d. `sequences`: over pairs of whole sequences with the
-    same mask.
+    Smallest and largest factor. `tokens`: over pairs of neighbouring tokens;
+    all pairs are optimised together, and a token may move anywhere in R^d.
+    `sequences`: over pairs of whole sequences with the same mask.
 
   Raises:
-    UserError: if no sample has two tokens beside each other.
+    UserError: if no sample has two tokens next to each other.
   """
   variables = make_variables(model, params)
   captured = jax.jit(functools.partial(capture, model))(variables, ids)
@@ -109,8 +110,8 @@ def adversarial(
   both = mask[:, 0:n:2] & mask[:, 1:n:2]
   if not both.any():
     raise UserError(
-      "No sample has two tokens beside each other: there are no pairs to start "
-      "from. Give longer samples."
+      "No sample has two tokens next to each other, so there are no pairs to "
+      "start from: give longer samples."
     )
   # Lengths are relative to the root mean square norm of tokens.
   root = jnp.sqrt(mask.sum(1).astype(x.dtype))[:, None, None]
@@ -122,7 +123,7 @@ def adversarial(
     return hidden[0], hidden[-1]
 
   def tokens(points: Any) -> jax.Array:
-    # Neighbours are the ends of a segment; a last odd token stays.
+    # Put the ends of each segment side by side; keep an odd last token.
     ends = jnp.stack(_ends(points, (-1,), unit), 2)
     moved = ends.reshape((len(x), n, -1))
     before, after = (
@@ -145,7 +146,7 @@ def adversarial(
     return after / before
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:
-    # Every other ascent starts from a short segment.
+    # Every other pair starts from a short segment.
     near = jnp.arange(math.prod(lengths)).reshape(lengths) % 2 == 0
     return {
       "middle": middle,

@@ -3,8 +3,8 @@ r"""Runs TransJect backwards, from any layer to the tokens it came from.
 python -m jaxformers inverse runs/listops
 
 A layer is injective once its gate's weights and Sigma are known (theorem 2 of
-the paper; docs/theory.md). They are the side information that a forward pass
-gives, `num_layers` times `num_experts` and d numbers a sample.
+the paper; docs/theory.md). A forward pass returns both as side information:
+num_layers * num_experts + d numbers per sample.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def inverse(
     y: output of layer `layer`, float32 [b, n, d].
     side: side information from `forward`.
     layer: number of the layer from 1; the last if None.
-    max_steps: most steps of the iteration that undoes half a layer.
+    max_steps: limit of the iteration that undoes one branch of a layer.
 
   Returns:
-    float32 [b, n, d], as accurate as y: relative errors grow by at most
-    (1 - a)^-2 a layer.
+    float32 [b, n, d], at tokens as accurate as y: relative errors grow by at
+    most (1 - a)^-2 per layer.
 
   Raises:
-    UserError: if a layer does not contract enough to be undone in max_steps,
-      or if the result does not lead back to y, as from values that are not
-      finite.
+    UserError: if a layer does not contract enough to be undone in max_steps, or
+      if the layer does not map the result back to y, for example because values
+      are not finite.
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
@@ -114,7 +114,7 @@ def inverse(
   for i in reversed(range(top)):
     constants = layers.constants(weights[i], side.shared)
     _check_contraction(i, constants, max_steps, eps)
-    # Parameters may be rounded beyond what was measured in float64.
+    # Rounding to float32 may bring a constant to 1: keep it below.
     below_one = {
       name: jnp.asarray(min(constant, 1 - 1e-7), y.dtype)
       for name, constant in constants.items()
@@ -125,15 +125,22 @@ def inverse(
     )
     # Apply the layer again, to see that the result is its input.
     back, _ = _apply(layers, weights[i], x, *context)
-    off = float(jnp.abs(back - y).max()) / float(jnp.abs(y).max() + 1e-30)
+    size = _largest_at_tokens(y, side.mask)
+    off = _largest_at_tokens(back - y, side.mask) / (size + 1e-30)
     if not off < 100 * eps:
       raise UserError(
-        f"Layer {i + 1} could not be undone: its result leads back to y only "
-        f"to {off:.1g} of the greatest entry. Give finite values and "
-        "parameters."
+        f"Layer {i + 1} could not be undone: it maps the result to a value "
+        f"that differs from its output by {off:.1g} of the largest entry. Give "
+        "finite values and parameters."
       )
     y = x
   return y
+
+
+def _largest_at_tokens(x: jax.Array, mask: jax.Array) -> float:
+  """Returns the largest |entry| of x [b, n, d] at tokens; NaN if any is NaN."""
+  # NumPy, because XLA's maximum on CPUs loses NaN.
+  return float(np.abs(np.asarray(x)[np.asarray(mask)]).max(initial=0))
 
 
 # Layers are hashable, so that calls for one model share the compilation.
@@ -152,9 +159,9 @@ def _check_contraction(
       raise UserError(
         f"The {name.replace('_', '-')} of layer {i + 1} contracts too weakly "
         f"to be undone: its Lipschitz constant is {bound:.6g}, which needs "
-        f"{needed:.4g} steps, more than max_steps={max_steps}. A constant "
-        "below 1 can be undone with more; at 1 and above no inverse is "
-        "guaranteed (more layers make alpha / L smaller)."
+        f"{needed:.4g} steps, more than max_steps={max_steps}. Give a larger "
+        "max_steps if the constant is below 1. At 1 and above no inverse is "
+        "guaranteed: train with more layers, which makes alpha / L smaller."
       )
 
 
@@ -173,7 +180,7 @@ def tokens(
 
   Returns:
     int32 [b, n] ids, or for real-valued inputs float32 [b, n] values; and
-    int32 [b, n] positions. Without the token that an encoder puts in front.
+    int32 [b, n] positions. The class token in front is left out.
   """
   layers_in_float32(model)
   encoder = bind_encoder(model.config)(parent=None)
@@ -182,10 +189,10 @@ def tokens(
   embedding = encoder.embedding(concatenate=True)
   if model.config.image or embedding.cutoffs or embedding.norm_epsilon:
     raise UserError(
-      "Only ids and real numbers are read back from an embedding, not patches, "
-      "adaptive tables or what a LayerNorm has changed: take `inverse` alone."
+      "Tokens cannot be read from patches, adaptive tables or an embedding "
+      "with a LayerNorm: use `inverse`, which returns the embedding."
     )
-  first = int(model.config.cls)  # The token in front has no id.
+  first = int(model.config.cls)  # The class token in front has no id.
   dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
   # Positions are compared with those of an empty sequence.
@@ -205,9 +212,14 @@ def tokens(
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-  """Returns the row of a table [r, c] nearest to each of x [b, n, c]."""
+  """Returns the index of the nearest row of a table, int32 [b, n].
+
+  Args:
+    x: [b, n, c].
+    table: [r, c].
+  """
   table = np.asarray(table, np.float64)
-  # |x - t|^2 = |x|^2 + |t|^2 - 2 x . t, sample by sample for memory.
+  # |x - t|^2 = |x|^2 + |t|^2 - 2 x . t; one sample at a time, to save memory.
   lengths = np.square(table).sum(1)
   x = np.asarray(x, np.float64)
   rows = [(lengths - 2 * sample @ table.T).argmin(1) for sample in x]
@@ -219,14 +231,14 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
 
   Raises:
     UserError: for a model whose layers are not injective, or that computes in
-      half precision, whose rounding is no Lipschitz function.
+      half precision, which rounds before each branch.
   """
   layers = require_layers(model.stacks()["encoder"])
   if layers.dtype == jnp.bfloat16:
     raise UserError(
-      "The model computes in bfloat16, which rounds tokens before each branch: "
-      "what is guaranteed, and what can be undone, is the same model in "
-      "float32. Give `models.in_float32(model)`."
+      "The model computes in bfloat16, which rounds before each branch. Only "
+      "the same model in float32 can be undone and certified: give "
+      "`models.in_float32(model)`."
     )
   return layers
 
@@ -234,7 +246,7 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
 @cli.command(
   cli.WORKDIR,
   cli.option("samples", 32, "number of test samples"),
-  cli.option("length", 512, "most tokens of a sample"),
+  cli.option("length", 512, "largest number of tokens per sample"),
 )
 def main(workdir: str, samples: int, length: int) -> None:
   """Prints how much of some test samples comes back from the last layer."""
@@ -250,11 +262,11 @@ def main(workdir: str, samples: int, length: int) -> None:
   # Compare ids and positions at tokens alone.
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
   placed = (positions == np.arange(mask.shape[1]))[mask].mean()
-  off = float(jnp.abs(x - hidden[0]).max())
+  off = _largest_at_tokens(x - hidden[0], side.mask)
   print(
-    f"{mask.sum()} tokens of {len(ids)} examples, through "
+    f"{mask.sum()} tokens of {len(ids)} sequences, through "
     f"{len(hidden) - 1} layers and back: {right:.4%} of the tokens and "
-    f"{placed:.4%} of their positions recovered; greatest error of the "
+    f"{placed:.4%} of their positions recovered; largest error of the "
     f"embedding {off:.2g}."
   )
 

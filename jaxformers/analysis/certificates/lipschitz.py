@@ -4,9 +4,9 @@ python -m jaxformers lipschitz runs/listops
 
 For TransJect a theorem, evaluated on the trained weights, bounds the ratio
 |f(x) - f(y)| / |x - y| of any two tokens of one sample. Where a bound for any
-two sequences exists, it is given, too (docs/theory.md). For every encoder the
-measured part stands beside it: activation factors over data (TransJect,
-equation 9) and the extremes that gradient ascent finds.
+two sequences exists, it is given, too (docs/theory.md). For every encoder it
+also measures activation factors over data (TransJect, equation 9), and searches
+for the largest and smallest ratio by gradient ascent.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def guaranteed(
   Args:
     model, params: model and parameters from `models.build`, with injective
       layers.
-    shared: values that the layers shared on data; for TransJect Sigma, [b, d]
-      or [1, d].
-    norms: greatest Frobenius norm of a sample's tokens before each layer, [l].
+    shared: values that all layers use, computed from data; for TransJect
+      Sigma, [b, d] or [1, d].
+    norms: largest Frobenius norm of a sample's tokens before each layer, [l].
 
   Returns:
     `InvertibleLayers.certificate` of each layer, with the intervals `tokens`
@@ -66,11 +66,13 @@ def product(intervals: list[Interval]) -> Interval:
 
 
 def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """Draws pairs of different tokens of each sample, int32 [b, count, 2].
+  """Draws pairs of different positions of tokens, int32 [b, count, 2].
+
+  The two tokens are of one sample, and may be equal.
 
   Args:
     mask: [b, n], True at tokens; a sample with fewer than two gives [0, 0].
-    count: number of pairs a sample, drawn with repetition.
+    count: number of pairs per sample, drawn with repetition.
     seed: seed of the generator.
   """
   rng = np.random.default_rng(seed)
@@ -79,7 +81,7 @@ def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
     # Draw among the tokens, never among padding.
     (places,) = np.nonzero(row)
     if len(places) > 1:
-      # An offset of at least 1 gives another token.
+      # An offset of at least 1 gives another position.
       first = rng.integers(len(places), size=count)
       other = (first + rng.integers(1, len(places), size=count)) % len(places)
       drawn[b] = np.stack([places[first], places[other]], 1)
@@ -127,18 +129,21 @@ def measure_factors(
 ) -> dict[str, Any]:
   """Measures activation factors over data, batch by batch.
 
+  No hidden state is kept. Batches without a pair of different embeddings are
+  left out.
+
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
-    batches: ids, as the model takes them; no hidden state is kept.
-    count: number of pairs of tokens a sample.
+    batches: ids, as the model takes them.
+    count: number of pairs of tokens per sample.
     seed: seed of the pairs.
 
   Returns:
     `factors`: mean, least and greatest factor over all pairs of different
-    embeddings, for the embedding and every layer. `norms`: greatest Frobenius
-    norm of a sample's tokens at the same places. `pairs`: number of pairs.
-    `shared`: values that injective layers share, of all batches; None for other
-    layers.
+    embeddings, for the embedding and every layer. `norms`: largest Frobenius
+    norm of a sample, for the embedding and every layer. `pairs`: number of
+    pairs. `shared`: values that injective layers share, concatenated over
+    batches; None for other layers.
   """
   variables = make_variables(model, params)
   all_factors, all_norms, all_shared = [], [], []
@@ -176,9 +181,9 @@ def measure_factors(
 def _observe(
   model: Classifier, variables: Any, ids: jax.Array, places: jax.Array
 ) -> tuple[jax.Array, jax.Array, Any]:
-  """Returns distances of pairs, greatest norms, and what the layers shared.
+  """Returns distances of pairs, largest norms, and what the layers shared.
 
-  The norms are the greatest of a sample, at the embedding and after each layer.
+  The norm is the largest over samples, at the embedding and after each layer.
   Shared values are None unless layers are injective. Compiled once for a model.
   """
   captured = capture(model, variables, ids)
@@ -207,18 +212,18 @@ def report(
 
   Args:
     model, params: model and parameters from `models.build`; computed in float32
-      (see `models.in_float32`), for rounding is no Lipschitz function.
-    ids: samples, as the model takes them; the ascents start from the first
+      (see `models.in_float32`), because bfloat16 rounds tokens too coarsely.
+    ids: samples, as the model takes them; the searches start from the first
       `batch_size`.
     batch_size: samples at a time.
-    steps: number of steps of each ascent.
+    steps: number of Adam steps of each search.
     seed: seed of pairs and directions.
   """
   batches = np.split(ids, range(batch_size, len(ids), batch_size))
   model = in_float32(model)
   measured = measure_factors(model, params, batches, seed=seed)
   shared = measured.pop("shared")
-  # Certify each layer from its weights, where its form is known.
+  # Certify each layer if the layers are injective.
   rows, total = [], None
   if layers_of(model.stacks()["encoder"]) is not None:
     # The last norm is of the encoder's output, which enters no layer.
@@ -288,8 +293,8 @@ def table(content: dict[str, Any]) -> str:
 @cli.command(
   cli.WORKDIR,
   cli.option("samples", 32, "number of test samples"),
-  cli.option("length", 128, "most tokens of a sample"),
-  cli.option("steps", 200, "steps of each ascent"),
+  cli.option("length", 128, "largest number of tokens per sample"),
+  cli.option("steps", 200, "Adam steps of each search"),
   cli.option("seed", 0, "seed of all that is drawn"),
 )
 def main(workdir: str, samples: int, length: int, **search: int) -> None:

@@ -36,16 +36,17 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
-  """Returns the program's arrays: plain parameters and orthogonal matrices.
+  """Returns the program's arrays, C-contiguous, by dotted names.
 
   Args:
     model: model from `models.build`.
     params: parameters of the model.
 
   Returns:
-    "params.encoder..." and "rotations.encoder...", C-contiguous.
+    "params...", plain parameters; "rotations...", orthogonal matrices; and
+    "derived...", products that blocks make of both.
   """
-  # Parameters behind a map go; make_variables has their matrices.
+  # Drop parameters of orthogonal maps: make_variables returns the matrices.
   plain = jax.tree_util.tree_map_with_path(
     lambda path, leaf: {} if orthogonal.is_parameter(path) else leaf, params
   )
@@ -63,15 +64,15 @@ def program(
   Args:
     model: model from `models.build`.
     flat_arrays: result of `arrays`, for the shapes.
-    length: number n of tokens of the inputs, which shorter ones are padded to;
-      without meaning for images. The number of examples b is free.
+    length: number n of tokens; pad shorter inputs to it. Ignored for images.
+      The batch size b stays free.
   """
 
   def apply(flat: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
     variables = flax.traverse_util.unflatten_dict(flat, sep=".")
     return model.apply(variables, inputs, train=False)
 
-  # The program knows shapes alone; b is a symbol.
+  # Export from shapes alone, with a symbolic batch size b.
   shapes = jax.eval_shape(lambda: flat_arrays)
   example = model.example(length)
   shape = (*jax.export.symbolic_shape("b"), *example.shape[1:])
@@ -85,19 +86,24 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   Args:
     run: result of `trained.load`.
     out: folder, made if it is not there.
-    length: number of tokens of the inputs; 0 for the task's greatest.
+    length: number of tokens of the inputs; 0 for the task's `max_len`.
 
   Returns:
     Content of model.json.
 
   Raises:
-    UserError: for a length out of the task's range.
+    UserError: for a length out of the task's range, or of images.
   """
   task, model = run.task, run.model
+  if length and task.image:
+    raise UserError(
+      f"--length={length} has no meaning for the images of {task.name}: leave "
+      "it out."
+    )
   if not 0 <= length <= task.max_len:
     raise UserError(
       f"--length={length} is out of range: give 1 to {task.max_len}, or 0 for "
-      "the greatest."
+      f"{task.max_len}."
     )
   length = length or task.max_len
   flat_arrays = arrays(model, run.params)
@@ -123,7 +129,7 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
 
 
 def check(run: trained.Trained, out: Path) -> float:
-  """Returns the greatest error of the files' outputs on four test examples."""
+  """Returns the largest error of the files' outputs on four test examples."""
   # Read the files back, as a user's program does.
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
   flat_arrays = safetensors.numpy.load_file(out / "model.safetensors")
@@ -140,7 +146,7 @@ def check(run: trained.Trained, out: Path) -> float:
   cli.WORKDIR,
   cli.argument("--out", type=Path, required=True, help="folder to write"),
   cli.option(
-    "length", 0, "number of tokens of an input (default: the task's greatest)"
+    "length", 0, "number of tokens of an input (default: max_len of the task)"
   ),
 )
 def main(workdir: str, out: Path, length: int) -> None:

@@ -1,9 +1,9 @@
 """Statistics of every layer, sample by sample, streamed over data.
 
-Where `lipschitz` and `smoothness` average, these keep one value for each
-sample: activation factors and entropies of TransJect's figures 4 and 5, the
-weights of its experts (figure 6), the distances of chosen pairs of tokens
-(figure 1). A few numbers of each sample are kept, and no hidden states.
+Unlike `lipschitz` and `smoothness`, which average over samples, this module
+keeps one value per sample: activation factors and entropies of TransJect's
+figures 4 and 5, the weights of its experts (figure 6), the distances of chosen
+pairs of tokens (figure 1). No hidden states are kept.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class Layers(NamedTuple):
   Attributes:
     factors: mean activation factor over pairs of tokens, [L + 1, s]; NaN where
       a sample has no two different tokens.
-    entropy: mean entropy over tokens (or units), [L + 1, s], in nats; NaN where
-      all have equal values, or fewer than 8 values.
+    entropy: mean entropy over tokens (or units), [L + 1, s], in nats; NaN for a
+      sample in which every token has equal values, or with fewer than 8 values.
     shape: mean entropy at deviation 1, [L + 1, s].
-    finite: share of tokens (or units) without equal values, [L + 1], a mean
-      over the samples with at least 8 values; NaN if there is none.
+    finite: share of finite entropies, those of tokens (or units) without too
+      many equal values, [L + 1], a mean over the samples with at least 8
+      values; NaN if there is none.
     parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
-      models without.
+      models without heads or experts.
     gates: weights of the experts, [L, s, e]; None for other models.
     values: number of values that an entropy is estimated from, [s].
   """
@@ -67,7 +68,7 @@ def measure_layers(
     model, params: model and parameters from `models.build`, in evaluation.
     ids: samples, as the model takes them.
     batch_size: samples at a time; the last batch may be smaller.
-    pairs: number of pairs of tokens a sample, for the activation factors.
+    pairs: number of pairs of tokens per sample, for the activation factors.
     axis, estimator: options of the entropy, see `entropy.of_tokens`.
   """
   variables = make_variables(model, params)
@@ -82,7 +83,7 @@ def measure_layers(
     measured.append(_measure_batch(*observed, estimation))
   fields = zip(*measured, strict=True)
   factors, entropies, shapes, finite, each_part, gates, values = fields
-  # Batches count by their samples; those without values are left out.
+  # Weigh batches by their number of samples; leave out those without values.
   sizes = [batch.shape[1] for batch in factors]
   shares = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
   return Layers(
@@ -138,7 +139,7 @@ def _measure_batch(
         for layer in layer_parts
       ]
     )
-  # An entropy is of a token's units, or of a unit's tokens.
+  # Number of values per entropy: units of a token, or tokens of a unit.
   counts, width = mask.sum(1), captured.hidden[0].shape[-1]
   return Layers(
     # Factors are [L + 1, b, pairs], NaN where embeddings are equal.
@@ -163,7 +164,7 @@ def _entropy_by_sample(
   """Returns mean entropy, mean shape and finite share of samples, [3, b]."""
   rows = np.full((3, len(x)), math.nan)
   for k, row in enumerate(mask):
-    # Too few tokens or units have no entropy.
+    # Leave NaN where there are too few values for an estimate.
     count = row.sum() if axis == "tokens" else x.shape[-1]
     if row.any() and count >= entropy.LEAST:
       estimates = entropy.of_tokens(
@@ -205,7 +206,7 @@ def distances(
   # Both tokens of each pair, [L + 1, pairs, d].
   first, second = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
   norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-  # A token of zeros has cosine 0.
+  # The cosine with a token of zeros counts as 0, so its distance is 1.
   inner = (first * second).sum(-1)
   return {
     "euclidean": np.linalg.norm(first - second, axis=-1),
@@ -220,14 +221,14 @@ def plane(
 
   Each layer has an Isomap of its own. It is turned and mirrored to lie as near
   to the layer before as possible, and not scaled: distances stay those of the
-  layer.
+  layer's Isomap.
 
   Source: Isomap, Tenenbaum et al. 2000; TransJect, figure 7.
 
   Args:
     hidden, mask: result of `tokens`.
-    neighbours: number of neighbours of a token in the graph; at most one less
-      than there are tokens.
+    neighbours: number of neighbours of a token in the graph; cut to the number
+      of tokens less one.
 
   Raises:
     UserError: for fewer than four tokens.

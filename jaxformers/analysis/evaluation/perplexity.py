@@ -6,7 +6,7 @@ With a stride of 1 every token is predicted from a whole window of earlier
 tokens, by one forward pass for each token. This is the evaluation of NeuTRENO's
 table 3. Only the tokens of the first window have fewer tokens before them. With
 windows side by side, as in training, the first tokens of every window are
-predicted from few.
+predicted from few earlier tokens.
 """
 
 from __future__ import annotations

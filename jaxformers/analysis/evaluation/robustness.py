@@ -50,7 +50,7 @@ ALEXNET = {
   "pixelate": 0.717840,
   "jpeg_compression": 0.606500,
 }
-# Numbers of images that their authors ship; for ImageNet-C in each severity.
+# Number of images of each set as published; of ImageNet-C per severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
 TITLES = {
   "clean": "error, clean",
@@ -214,7 +214,8 @@ def _test_images(run: trained.Trained) -> Images:
 def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
   """Returns the images of a folder, to be read as the run reads its images.
 
-  Warns on stderr if their number is not that of the set `name`.
+  Warns on stderr if the folder has another number of images than the published
+  set `name`.
   """
   if not folder.is_dir():
     raise UserError(f"There is no folder {folder}: give that of {name}.")
@@ -223,7 +224,7 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
   if len(store) != COUNTS[name]:
     print(
       f"{folder} holds {len(store):,} images instead of the {COUNTS[name]:,} "
-      f"of {name}: its score compares with no published one.",
+      f"of {name}: its score cannot be compared with published ones.",
       file=sys.stderr,
     )
   # Keep the run's preprocessing, and replace the images alone.

@@ -36,7 +36,7 @@ class Options:
 
   Attributes:
     samples: number of examples of the test split.
-    length: most tokens of an example.
+    length: largest number of tokens per example.
     estimator, axis: options of the entropy, see `entropy.of_tokens`.
     text: sentence for the figures of single tokens; "" for the paper's. If the
       task cannot read that one, a test sample takes its place.

@@ -21,7 +21,7 @@ SPEED_COLUMNS = (
 
 def training(groups: Sequence[SeedGroup]) -> Figure:
   """Returns the figure of losses and selection scores over steps."""
-  # Keys of metrics are SPLIT/METRIC; others, such as speeds, are no curves.
+  # Keys of metrics are SPLIT/METRIC; others, such as speeds, are not drawn.
   rows = [
     (group.label, run.seed, key, record["step"], value)
     for group in groups
@@ -57,7 +57,7 @@ def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
   """
   groups = [g for g in groups if any(run.results for run in g.runs)]
   metrics = [_score(run)[0] for g in groups for run in g.runs if run.results]
-  # One axis has one unit: the metric that most runs have.
+  # One axis has one unit: the most frequent metric.
   metric = max(metrics, key=metrics.count) if metrics else ""
   rows = [
     (line, run.seed, name, value, _score(run)[1])

@@ -23,7 +23,8 @@ class Page:
 
   Attributes:
     figures: figures in the order of the page, by the title of their section.
-    notes: sentences on what is left out, and why.
+    notes: sentences on runs and figures that are left out, incomplete or
+      damaged.
     rows: rows of the table of results, see `results.summarise`.
     speeds: Markdown table of parameters and speeds, see `overview.speeds`.
     papers: the papers' tables with our runs, see `published.tables`.
@@ -116,7 +117,7 @@ def _html(page: Page, out: Path) -> str:
       name: [_figure_html(figure, out) for figure in figures]
       for name, figures in page.figures.items()
     },
-    **({"Left out": [f"<ul>{notes}</ul>"]} if notes else {}),
+    **({"Notes": [f"<ul>{notes}</ul>"]} if notes else {}),
   }
   links = "".join(
     f'<a href="#s{k}">{_text(name)}</a>' for k, name in enumerate(sections)

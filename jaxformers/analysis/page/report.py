@@ -3,9 +3,9 @@ r"""Writes one page with the tables and figures of any runs.
 python -m jaxformers report runs/transject runs/local --out report
 
 Writes report/index.html, which needs no server and no network, and every figure
-beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it; runs
-that differ in the seed alone are one line with a deviation. Figures that cannot
-be drawn are named on the page with the reason, and the others are drawn.
+beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it. Runs
+that differ only in the seed form one row, with mean and deviation. Figures that
+cannot be drawn are named on the page with the reason, and the others are drawn.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def build(
     checkpoints: True to load models; False for tables and curves alone.
 
   Raises:
-    UserError: if there is no run at all, with what is wrong.
+    UserError: if no run was found; lists the reasons.
   """
-  # Group the runs, and note what is left out.
+  # Group the runs, and note which are left out.
   records, notes = runs.discover(workdirs)
   if not records:
     raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
@@ -53,7 +53,7 @@ def build(
   page.papers = published.tables(ended)
   page.add("Training", overview.training(groups))
   page.add("Training", overview.sizes(groups))
-  # Runs that cannot be compared cost this figure alone.
+  # If runs cannot be compared, leave out only this figure.
   try:
     page.add("Depth and width", overview.depth_against_width(groups))
   except UserError as error:
@@ -68,9 +68,10 @@ def _notes(
   records: Sequence[runs.RunRecord], shown: Sequence[runs.RunRecord]
 ) -> list[str]:
   """Returns a note for each run that is left out, damaged or not complete."""
-  # A record outside of all groups gave way to another of its seed.
+  # A record that is in no group repeats the recipe and seed of another.
   notes = [
-    f"{record.folder} is of a recipe and a seed that another run has, too."
+    f"{record.folder} repeats the recipe and seed of another run, and is left "
+    "out."
     for record in records
     if not any(record is other for other in shown)
   ]
@@ -85,7 +86,9 @@ def _notes(
       damage = tables.describe_damage(record.results)
       notes.append(f"{record.folder}: {damage}")
     if record.metrics_problem:
-      notes.append(f"{record.metrics_problem} Curves are drawn of the others.")
+      # Curves need a record: a file that cannot be read has none.
+      curves = " Curves show the lines that remain." if record.metrics else ""
+      notes.append(record.metrics_problem + curves)
   return notes
 
 
@@ -93,7 +96,7 @@ def _notes(
   cli.WORKDIRS,
   cli.option("out", Path("report"), "folder of the page"),
   cli.option("samples", 32, "number of test samples"),
-  cli.option("length", 512, "most tokens of a sample"),
+  cli.option("length", 512, "largest number of tokens per sample"),
   cli.option(
     "estimator",
     "vasicek",
@@ -101,7 +104,7 @@ def _notes(
   ),
   cli.option("axis", "units", f"axis of entropy: {', '.join(entropy.AXES)}"),
   cli.option("text", "", f"text to draw token by token (default: {TEXT!r})"),
-  cli.option("tokens", "", "words of it to name in the figures: a,b"),
+  cli.option("tokens", "", "words of --text to label in the figures: a,b"),
   cli.switch(
     "--no_checkpoints", help="load no models: tables and training curves only"
   ),
@@ -129,7 +132,7 @@ def main(
   if page.rows:
     print(tables.markdown(page.rows))
   for note in page.notes:
-    print(f"Left out: {note}")
+    print(f"Note: {note}")
   print(f"Written to {path}.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ TEXT = "This movie is terrible but it has some good effects."
 
 UNKNOWN = ("<unk>", "[UNK]")
 
-# Most tokens of a text that are drawn one by one: `TEXT` as bytes fits.
+# Largest number of tokens that are drawn one by one: `TEXT` as bytes fits.
 MOST_TOKENS = 64
 
 _BYTE = re.compile("0x[0-9a-f]{2}")
@@ -27,10 +28,10 @@ class Example(NamedTuple):
 
   Attributes:
     ids: ids of n tokens, int32 [n], without padding.
-    names: readable token of each id. The first letter of a word has its word
-      beside it: "t(errible)".
-    words: n candidates for `name_tokens`: the names; for bytes and characters
-      the word that begins with the token, or "".
+    names: readable token of each id. A letter that begins a word is shown with
+      the rest of the word: "t(errible)".
+    words: text that `name_tokens` looks up for each token: its name, or for
+      bytes and characters the word that it begins ("" inside a word).
     quote: the text, and how much of it is shown.
   """
 
@@ -45,9 +46,9 @@ def example(run: Any, text: str, length: int) -> Example:
 
   Args:
     run: result of `trained.load`.
-    text: text to read; "" for `TEXT`, or for the first test sample where the
-      task's vocabulary has not its words.
-    length: most tokens; more than `MOST_TOKENS` are never read.
+    text: text to read; "" for `TEXT`, or for the first test sample if the
+      vocabulary of the task lacks its words.
+    length: largest number of tokens; more than `MOST_TOKENS` are never read.
 
   Raises:
     UserError: for a task without tokens, or for a `text` with fewer than four
@@ -55,14 +56,17 @@ def example(run: Any, text: str, length: int) -> Example:
   """
   task = run.task
   if task.image or not task.vocabulary:
-    raise UserError(f"the inputs of {task.name} are no tokens")
+    raise UserError(
+      f"{task.name} has images or numbers as inputs, not tokens: give the run "
+      "of a task with a vocabulary"
+    )
   length = min(length, MOST_TOKENS)
-  # Read the text; a sample takes the place of the paper's sentence where that
-  # has too few tokens.
+  # Use a test sample if the vocabulary cannot encode the paper's sentence.
+  source = ""
   try:
     ids = task.encode(text or TEXT, length)
-    # The quotation also says how long the whole text is.
-    total = len(task.encode(text or TEXT))
+    # The quotation also says how long the whole text is, beyond max_len too.
+    total = len(task.encode(text or TEXT, sys.maxsize))
     num_known = sum(task.vocabulary[k] not in UNKNOWN for k in ids)
     if num_known < 4:
       raise UserError(
@@ -75,21 +79,22 @@ def example(run: Any, text: str, length: int) -> Example:
     # Of a sample of pairs, take the first sequence.
     ids = np.atleast_2d(run.sample(1, task.max_len)[0])[0]
     ids, total = ids[ids > 0][:length], np.count_nonzero(ids)
+    source = " that the model reads"  # The sample is cut at max_len.
   names = [task.vocabulary[k] for k in ids]
   part = "all" if len(ids) == total else f"the first {len(ids)} of"
   # Words and pieces are shown with spaces between them.
   if not spells_words(task.vocabulary):
     names = [readable(name) for name in names]
-    quote = f"{' '.join(names)!r}, {part} {total} tokens"
+    quote = f"{' '.join(names)!r}, {part} {total} tokens{source}"
     return Example(ids, names, names, quote)
-  # Letters are shown as a text; the first of a word has the word beside it.
+  # Letters are shown as a text; one that begins a word has its rest as well.
   text, words = spell(names)
   names = [
     f"{word[0]}({word[1:]})" if word[1:] else readable(name)
     for name, word in zip(names, words, strict=True)
   ]
   letters = "which are single letters; those named begin a word"
-  quote = f"{text!r}, {part} {total} tokens, {letters}"
+  quote = f"{text!r}, {part} {total} tokens{source}, {letters}"
   return Example(ids, names, words, quote)
 
 
@@ -107,9 +112,9 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
 
   Returns:
     The text, with U+FFFD for special tokens; and for each token the word that
-    begins with it, or "".
+    it begins, or "".
   """
-  # Take one letter a token: places in the text are those of tokens.
+  # One letter per token, so that positions in text and tokens agree.
   text = "".join(
     chr(int(name, 16))
     if _BYTE.fullmatch(name)
@@ -125,8 +130,8 @@ def spell(names: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _decode(text: str) -> str:
-  """Returns a text whose letters are bytes of UTF-8 as Latin-1, decoded."""
-  # Special tokens, U+FFFD, are no bytes.
+  """Decodes a text in which each letter stands for one UTF-8 byte."""
+  # Special tokens, U+FFFD, are not bytes.
   parts = (part.encode("latin-1", "replace") for part in text.split("\ufffd"))
   return "\ufffd".join(part.decode(errors="replace") for part in parts)
 
@@ -140,11 +145,10 @@ def readable(name: str) -> str:
 
 
 def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
-  """Returns the places of the wanted tokens, or of the four longest words.
+  """Returns the positions of the wanted tokens, or of the four longest words.
 
   Args:
-    names: tokens, or for letters the words that begin with them; "" is never
-      named.
+    names: tokens, or for letters the words that they begin; "" is never named.
     wanted: tokens to name; () for the longest words.
 
   Raises:
@@ -156,13 +160,13 @@ def name_tokens(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
       raise UserError(f"the token {name!r} is not among {listed}")
   if wanted:
     return sorted({names.index(name) for name in wanted})
-  # Of equal words the first place counts.
+  # Of equal words the first position counts.
   words = {
     name: k
     for k, name in reversed([*enumerate(names)])
     if re.fullmatch(r"\w+", name)
   }
-  # With too few words take any tokens; their places keep keys unique.
+  # With fewer than four words take any tokens, numbered to keep repeats.
   if len(words) < 4:
     words = {f"{name} {k}": k for k, name in enumerate(names) if name}
   return sorted(sorted(words.values(), key=lambda k: -len(names[k]))[:4])

@@ -194,9 +194,9 @@ def draw_legend(fig: Any, *panels: Any, title: str = "", cols: int = 3) -> None:
     fig: figure of matplotlib.
     *panels: axes whose labels are listed, each once.
     title: title of the legend.
-    cols: most columns.
+    cols: largest number of columns.
   """
-  letters = int(13 * fig.get_figwidth())  # Letters that fit beside one another.
+  letters = int(13 * fig.get_figwidth())  # Letters that fit on one line.
   # A label that several panels have is listed once.
   entries = {
     textwrap.fill(label, letters - 8): handle
@@ -235,7 +235,7 @@ def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
 
 
 def evenly_spaced(values: Sequence[Any], most: int) -> list[Any]:
-  """Returns at most so many values, the first and the last among them."""
+  """Returns at most `most` values, the first and the last among them."""
   # Rounding can hit a place twice: keep it once.
   places = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))
   return [values[k] for k in places]

@@ -15,7 +15,7 @@ from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 WIDE_RANGE = 5
 NUM_BINS = 40
 MOST_TICKS = 13
-MOST_LAYERS = 4  # Layers of a run that are drawn beside one another.
+MOST_LAYERS = 4  # Layers of a run that are drawn next to each other.
 
 
 def over_layers(
@@ -157,7 +157,7 @@ def curves(
 
 
 def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
-  """Returns distributions of weights, a panel for each run, a line a layer.
+  """Returns distributions of weights, a panel per run and a line per layer.
 
   The equal weight 1 / E is marked.
 
@@ -204,7 +204,7 @@ def _bin_edges(values: Sequence[float], marked: Sequence[float]) -> np.ndarray:
 
 
 def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns distances of chosen pairs of tokens over layers, a row a run.
+  """Returns distances of chosen pairs of tokens over layers, a row per run.
 
   Args:
     texts: texts of the figure.
@@ -270,7 +270,7 @@ def _num_columns(drawn: Mapping[Any, Mapping[Any, Any]]) -> int:
 
 
 def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns tokens in a plane, a row for each run and a column a layer.
+  """Returns tokens in a plane, a row per run and a column per layer.
 
   Args:
     texts: texts of the figure.
@@ -308,7 +308,7 @@ def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
 
 
 def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns attention matrices of a sample, a row a run, a column a layer.
+  """Returns attention matrices, a row per run and a column per layer.
 
   Args:
     texts: texts of the figure.

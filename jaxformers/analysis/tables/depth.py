@@ -2,12 +2,12 @@ r"""Compares depth with width at equal parameters, from the runs of a sweep.
 
 python -m jaxformers depth runs/figure2 --out figure2
 
-For every depth and width the learning rate with the most seeds counts; of
-several, the one with the best loss on the selection split. Runs that differ in
-anything else are refused. Welch's t at 95 % decides whether seeds tell two
-depths apart, for each pair alone: among twenty pairs of equals one will seem to
-differ. The table and the picture have the test loss over 12 L d^2, the
-parameters beside the embedding, as in figure 2 of Levine et al. 2020
+For every depth and width the learning rate with the largest number of seeds
+counts; of several, the one with the best loss on the selection split. Runs that
+differ in anything else are refused. Welch's t at 95 % decides whether seeds
+tell two depths apart, for each pair alone: among twenty pairs of equals one
+will seem to differ. The table and the picture have the test loss over 12 L d^2,
+the parameters besides the embedding, as in figure 2 of Levine et al. 2020
 (https://arxiv.org/abs/2006.12467).
 """
 
@@ -53,7 +53,7 @@ class Point(NamedTuple):
     num_layers: depth L.
     d_model: width d.
     rate: peak learning rate.
-    losses: test loss of each seed, in nats a token.
+    losses: test loss of each seed, in nats per token.
     tokens: number of tokens that were trained on.
     epochs: number of times that these are the training text.
     better: a rate that scored better on fewer seeds; 0 if there is none.
@@ -69,7 +69,7 @@ class Point(NamedTuple):
 
   @property
   def parameters(self) -> int:
-    """Number of parameters beside the embedding, 12 L d^2."""
+    """Number of parameters besides the embedding, 12 L d^2."""
     return 12 * self.num_layers * self.d_model**2
 
   @property
@@ -89,7 +89,7 @@ def _check_comparable(runs: Sequence[Result]) -> None:
   for run in runs:
     if run.get("metric") != "perplexity":
       raise UserError(
-        f"A run of {run['task']} has no loss a token: give language models."
+        f"A run of {run['task']} has no loss per token: give language models."
       )
     # Compare configs field by field, and the data by their digests.
     task = run["task_description"].items()
@@ -138,7 +138,7 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
 def _select_point(
   num_layers: int, d_model: int, rates: Mapping[float, Seeds]
 ) -> Point:
-  """Returns the point of one shape: most seeds first, then the best score."""
+  """Returns the point of a shape with the most seeds, then the best score."""
   # Python compares (number of seeds, mean score) from the left.
   rate, best = max(
     rates.items(),
@@ -298,7 +298,7 @@ def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
   axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
   axes.minorticks_off()
   axes.set_xlabel("parameters without embedding, 12 L d²")
-  axes.set_ylabel("test loss, nats a token")
+  axes.set_ylabel("test loss, nats per token")
   figures.draw_legend(fig, axes)
 
 

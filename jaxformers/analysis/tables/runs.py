@@ -245,7 +245,7 @@ def by_size(
 
 
 def _other_options(group: SeedGroup, of_model: Sequence[SeedGroup]) -> str:
-  """Returns what differs between runs of a model beside its sizes, or ""."""
+  """Returns what differs between runs of a model besides its sizes, or ""."""
   config = _flatten_labelled(group.config)
   others = [configs.flatten(other.config) for other in of_model]
   keys = [

@@ -267,7 +267,7 @@ def gradient_cosine(
 
   It says how near asymmetric attention comes to the gradient of J, which
   symmetric attention follows. Only the direction of a slope matters, so each
-  row of the weights is first divided by its greatest entry beside the diagonal.
+  row of the weights is first divided by its greatest entry off the diagonal.
   Tokens without a slope, such as the first of a causal sequence, are left out;
   NaN where all are.
 
@@ -537,7 +537,7 @@ def figure(
 
 
 def text(curve_rows: list[Row]) -> str:
-  """Returns a table for every run: a column a layer, a line a quantity.
+  """Returns a table for every run: a column per layer, a line per quantity.
 
   Lines are means over seeds, with the sample deviations below if there are
   several. A layer without the quantity has "-".
@@ -572,7 +572,7 @@ def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
 @cli.command(
   cli.WORKDIRS,
   cli.option("samples", 64, "number of test samples"),
-  cli.option("length", 512, "most tokens of a sample"),
+  cli.option("length", 512, "largest number of tokens per sample"),
   cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
 )
 def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:

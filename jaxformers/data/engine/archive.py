@@ -76,7 +76,7 @@ def checksum(path: Path) -> str:
 
 @functools.cache
 def _file_checksum(path: Path, size: int, modified: int) -> str:
-  """Returns the SHA-256 of a file, read once a process.
+  """Returns the SHA-256 of a file, read once per process.
 
   Preparing asks for it before and after. Size and time of change are arguments
   so that a file that has changed is read again.
@@ -223,7 +223,7 @@ def _is_wanted(
   # Refuse devices, and sparse files, whose holes would come out of nothing.
   is_device = member.ischr() or member.isblk() or member.isfifo()
   if is_device or member.type == tarfile.GNUTYPE_SPARSE:
-    raise _refused(path, f"holds {name!r}, which is no plain file")
+    raise _refused(path, f"holds {name!r}, which is not a plain file")
   # Refuse links in the place of files that are read.
   if (member.issym() or member.islnk()) and wanted(name):
     raise UserError(

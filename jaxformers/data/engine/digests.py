@@ -61,7 +61,7 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
   Args:
     folder: folder whose files never change afterwards.
     name: file name of the record.
-    content: what the record holds beside `digests`, a mapping from the names
+    content: what the record holds besides `digests`, a mapping from the names
       of all other files to their digests, and `digest`, that of the record's
       other fields.
   """
@@ -121,7 +121,7 @@ def is_older(folder: Path, name: str, field: str) -> bool:
 
 
 # Errors of a damaged folder. Others, such as those of a file system that does
-# not answer, are no damage and are not caught.
+# not answer, are not damage and are not caught.
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 

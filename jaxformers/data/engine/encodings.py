@@ -1,4 +1,4 @@
-"""From examples to tokens: bytes, characters, word pieces, grey pixels.
+"""Encodings of examples: bytes, characters, word pieces, grey pixels.
 
 Vocabularies are closed and written out, or sorted by what they were fitted to;
 none depends on the order of a set. Id 0 is padding wherever there is any.
@@ -24,7 +24,8 @@ from jaxformers.errors import UserError
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ALPHABET = 1_000  # Most characters that a trained vocabulary has.
+# Largest number of characters of a trained vocabulary.
+ALPHABET = 1_000
 BYTES = (PAD, *(f"0x{value:02x}" for value in range(256)))
 
 Ids = Callable[[str], np.ndarray]
@@ -258,8 +259,8 @@ def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
   pieces = path.read_text(encoding="utf-8").splitlines()
   if not pieces or pieces[0] != "[PAD]" or "[UNK]" not in pieces:
     raise UserError(
-      f"{path} is no vocabulary of word pieces: give a vocab.txt whose first "
-      "line is [PAD] and that has a line [UNK]."
+      f"{path} is not a vocabulary of word pieces: give a vocab.txt whose "
+      "first line is [PAD] and that has a line [UNK]."
     )
   # Ids are stored in 16 bits, and no piece may have two.
   if not len(set(pieces)) == len(pieces) <= 1 << 16:
@@ -404,7 +405,7 @@ def pixels() -> Encoding:
 
 
 def files(*fields: str) -> Encoding:
-  """Encodes the bytes of fields unchanged: files, which are no tokens."""
+  """Encodes the bytes of fields unchanged: files, which are not tokens."""
   return dataclasses.replace(of_bytes(*fields), name="files")
 
 

@@ -3,8 +3,8 @@
 Sequences differ in length, and a batch is as long as its longest. With several
 `pad_lengths` the examples of a window of steps are sorted by length before they
 are dealt to its batches, and the batches shuffled: every example is still seen
-once an epoch, and a batch is padded to the smallest of a few lengths that fits,
-so that no more shapes are compiled than there are lengths.
+once per epoch, and a batch is padded to the smallest of a few lengths that
+fits, so that no more shapes are compiled than there are lengths.
 """
 
 from __future__ import annotations

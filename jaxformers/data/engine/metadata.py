@@ -17,8 +17,8 @@ from jaxformers.errors import UserError
 
 FILES = ("dataset_info.json", "features.json")
 MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.
-# Keys of a feature's class, in the two spellings that protobuf reads; "type"
-# beside "content" is that of tensorflow-datasets 4.0 to 4.3.
+# Keys of a feature's class, in the two spellings that protobuf reads.
+# tensorflow-datasets 4.0 to 4.3 have the key "type" next to "content".
 CLASS_KEYS = ("pythonClassName", "python_class_name")
 # Keys whose strings are JSON once more.
 JSON_KEYS = ("json", "content")
@@ -31,8 +31,8 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
     folder: folder of dataset_info.json.
 
   Raises:
-    UserError: if a file is no JSON of the right types, or names a class that
-      is no feature of tensorflow-datasets.
+    UserError: if a file is not JSON of the right types, or names a class that
+      is not a feature of tensorflow-datasets.
   """
   # Refuse foreign classes before tensorflow-datasets could import them.
   for name in FILES:
@@ -78,8 +78,8 @@ def check(path: Path) -> None:
   if foreign:
     raise _error(
       path,
-      f"it names the class {foreign[0]!r}, which is no feature of "
-      "tensorflow-datasets and would be imported",
+      f"it names the class {foreign[0]!r}, which is not a feature "
+      "of tensorflow-datasets and would be imported",
     )
 
 

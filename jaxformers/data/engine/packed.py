@@ -360,7 +360,7 @@ def build(
   version, which has no digests, is made again.
 
   Args:
-    folder: folder of the splits, one folder a split beside `info.json`.
+    folder: folder of `info.json`, and of a folder for each split.
     make: writes the splits into the folder that it is given, by `write`, and
       returns a description (source, checksum) for `info.json`; called only if
       `folder` is missing. An exception in it leaves nothing behind.

@@ -79,7 +79,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-  """How examples become tokens.
+  """Encoding of examples as tokens.
 
   Attributes:
     name: part of the folder's name; another encoding needs another.

@@ -58,7 +58,7 @@ def encode(text: str) -> np.ndarray:
     return np.array([IDS[word] for word in words], np.uint8)
   except KeyError as error:
     raise UserError(
-      f"{error.args[0]!r} is no ListOps token: use {' '.join(TOKENS)}."
+      f"{error.args[0]!r} is not a ListOps token: use {' '.join(TOKENS)}."
     ) from None
 
 

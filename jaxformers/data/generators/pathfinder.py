@@ -60,7 +60,7 @@ class Settings:
   """Settings of a data set.
 
   Attributes:
-    resolution: pixels a side: 32, 64, 128 or 256.
+    resolution: pixels per side: 32, 64, 128 or 256.
     difficulty: "easy", "intermediate" or "hard".
     num_images: number of images; 200,000 in LRA.
     seed: seed of the whole data set; image i depends on i and the settings

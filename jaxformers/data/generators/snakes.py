@@ -103,7 +103,7 @@ class Numbers(NamedTuple):
   """Settings of one image, for compiled code.
 
   Attributes:
-    size: pixels a side.
+    size: pixels per side.
     padding: width of the border that snakes keep clear of.
     margin: free pixels around a paddle.
     length: length of a paddle.
@@ -239,7 +239,7 @@ def _tails(rooms: list[np.ndarray], size: int, border: int) -> list[np.ndarray]:
 
   Args:
     rooms: see `_rooms`.
-    size: pixels a side.
+    size: pixels per side.
     border: width of the border that the room of a tail keeps clear of.
   """
   # Try every pixel, and keep those whose room lies within the border.
@@ -362,7 +362,7 @@ def _weigh_turns(
     delta = min(delta, 2 * math.pi - delta) * numbers.continuity
     if delta >= math.pi / 2:
       continue
-    # Find the most that is taken near the head.
+    # Find the largest value of the mask near the head.
     taken = 0
     for o in range(len(sprites.near)):
       by, bx = head_y + sprites.near[o, 0], head_x + sprites.near[o, 1]

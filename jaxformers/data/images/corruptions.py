@@ -199,7 +199,7 @@ def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
   """Draws a cloud by the diamond-square method, in [0, 1].
 
   Args:
-    size: pixels a side, a power of two.
+    size: pixels per side, a power of two.
     decay: factor by which the roughness falls from a scale to the next.
     rng: generator of the noise.
 

@@ -138,7 +138,7 @@ class Images(Pictures):
 
   @property
   def repeats(self) -> int:
-    """How often an image occurs in a batch of training."""
+    """Number of times that an image occurs in a batch of training."""
     return self.augment.repeats
 
   def pixels(self, indices: np.ndarray) -> np.ndarray:

@@ -87,7 +87,7 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
     classes: names of the classes; a label is a place in it.
 
   Raises:
-    UserError: for a folder that is no class, or no images.
+    UserError: for a folder that is not a class, or if there are no images.
   """
   # List all files by class, in the order of their names.
   numbers = {name: number for number, name in enumerate(classes)}

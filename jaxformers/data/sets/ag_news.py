@@ -46,7 +46,7 @@ def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
     yield from csv.reader(io.StringIO(content.decode(), newline=""))
   except (csv.Error, UnicodeDecodeError) as error:
     raise UserError(
-      f"{archive}, {name} is no CSV file of AG's News ({error}). Fetch it "
+      f"{archive}, {name} is not a CSV file of AG's News ({error}). Fetch it "
       "again; nothing was kept of it."
     ) from None
 

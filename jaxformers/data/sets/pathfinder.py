@@ -178,7 +178,7 @@ def _released(
       if not picture:
         yield None
         continue
-      # Refuse a file that is no complete grey PNG of the resolution.
+      # Refuse a file that is not a complete grey PNG of the resolution.
       size = (resolution, resolution)
       refuse = functools.partial(archives.refusal, archive, name)
       pictures.decode(picture, refuse, formats=("PNG",), mode="L", size=size)

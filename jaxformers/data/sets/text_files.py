@@ -92,7 +92,7 @@ def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
 
 
 def _is_text(name: str) -> bool:
-  # IMDb's archive has lists of web addresses beside the reviews.
+  # IMDb's archive has lists of web addresses besides the reviews.
   addresses = name.rpartition("/")[2].startswith("urls_")
   return name.endswith(ENDINGS) and not addresses
 

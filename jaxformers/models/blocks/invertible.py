@@ -44,11 +44,11 @@ class Shared(NamedTuple):
 
 
 class InvertibleLayers(abc.ABC):
-  """All layers of an encoder as pure functions; hashable, without arrays.
+  """Layers of an encoder as pure functions; hashable, without arrays.
 
   A layer maps x [b, n, d] to y [b, n, d]. `weights` is any pytree of arrays,
   of the same structure in every layer; `shared` is `Shared.value`; `side` is
-  what the inverse needs beside y, such as the gate's weights.
+  what the inverse needs besides y, such as the gate's weights.
 
   Attributes:
     num_layers: number of layers.
@@ -67,7 +67,7 @@ class InvertibleLayers(abc.ABC):
 
     Args:
       variables: collections of the encoder, as `make_variables` has them;
-        what is missing beside `params` is made of these.
+        what is missing besides `params` is made of these.
     """
 
   @abc.abstractmethod
@@ -294,7 +294,7 @@ def reversible(
 ) -> jax.Array:
   """Returns the output of the last layer; arguments are those of `stored`.
 
-  Its gradient keeps that output and what the inverse needs beside it, and
+  Its gradient keeps that output and what the inverse needs besides it, and
   undoes one layer after the other. The gradient of the undone input is rounding
   away from that of the true one: in half precision, the rounding of the
   branches.

@@ -208,7 +208,7 @@ def orthogonal_feed_forward(
 
 
 def fold(
-  params: Mapping[str, Any], rotations: Mapping[str, Any], mapping: str
+  params: Mapping[str, Any], rotations: Mapping[str, Any], orthogonal_map: str
 ) -> dict[str, Any]:
   """Returns `folded` of every layer of a stack whose samples share Sigma.
 
@@ -217,13 +217,13 @@ def fold(
   Args:
     params: parameters of the stack, {"layer_0": ...} among them.
     rotations: orthogonal matrices of the same tree.
-    mapping: name of the map that they are of.
+    orthogonal_map: name of the map that made them.
 
   Returns:
     {"layer_0": {"mixer": {"folded": [e, d, d]}}, ...}; {} where samples have a
     Sigma of their own.
   """
-  u, v = (orthogonal.parameter_name(name, mapping) for name in "uv")
+  u, v = (orthogonal.parameter_name(name, orthogonal_map) for name in "uv")
   first = params["layer_0"]["mixer"]
   if "sigma" not in first:
     return {}
@@ -258,8 +258,8 @@ def interval(mixture: float, feed_forward: float) -> Interval:
 class TransJectLayers(InvertibleLayers):
   """The layers of TransJect and Random-TransJect.
 
-  What they share is Sigma; what the inverse needs beside a layer's output are
-  the experts' weights, float32 [b, e].
+  They share Sigma. Besides a layer's output, the inverse needs the experts'
+  weights, float32 [b, e].
 
   Attributes:
     num_layers: number of layers.
@@ -280,12 +280,13 @@ class TransJectLayers(InvertibleLayers):
   def weights(self, variables: Mapping[str, Any]) -> list[Weights]:
     """Returns the weights of every layer."""
     params = variables["params"]
+    # A caller that gives parameters alone has no rotations: map them here.
     rotations = variables.get("rotations") or orthogonal.rotations(
       params, self.orthogonal_map
     )
     derived = variables.get(DERIVED) or {}
     name = functools.partial(
-      orthogonal.parameter_name, mapping=self.orthogonal_map
+      orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
     )
 
     def layer_weights(layer: str) -> Weights:

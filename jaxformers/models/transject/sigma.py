@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxformers.models.parallel import product
 
-# float32 on accelerators too, where less is the default: it costs d^2 a token
-# once, and d^3 a sample and expert.
+# float32 on accelerators too, where less is the default: it costs d^2 per token
+# once, and d^3 per sample and expert.
 HIGHEST = jax.lax.Precision.HIGHEST
 
 

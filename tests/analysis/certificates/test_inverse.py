@@ -1,6 +1,7 @@
 """Back from the output to the tokens."""
 
 import functools
+import re
 from pathlib import Path
 
 import chex
@@ -158,6 +159,20 @@ def test_values_that_are_not_finite_are_refused():
   hidden, side = inverse.forward(model, params, text())
   with pytest.raises(ValueError, match=r"Layer 2 could not be undone"):
     inverse.inverse(model, params, jnp.nan * hidden[-1], side)
+  y = hidden[-1].at[0, 3, 1].set(jnp.nan)
+  with pytest.raises(ValueError, match=r"Layer 2 could not be undone.*by nan"):
+    inverse.inverse(model, params, y, side)
+
+
+def test_padding_is_not_checked():
+  """The inverse promises tokens alone."""
+  model, params = build(2)
+  hidden, side = inverse.forward(model, params, text())
+  y = jnp.where(side.mask[..., None], hidden[-1], jnp.nan)
+  x = inverse.inverse(model, params, y, side)
+  np.testing.assert_allclose(
+    np.asarray(x)[side.mask], np.asarray(hidden[0])[side.mask], atol=1e-5
+  )
 
 
 def test_other_models_have_no_inverse():
@@ -174,12 +189,28 @@ def test_other_models_have_no_inverse():
     inverse.forward(model, {}, text())
 
 
+def test_the_command_measures_tokens_alone(
+  smoke, tmp_path, capsys, monkeypatch
+):
+  loop.run(smoke(), tmp_path / "run")
+  undo = inverse.inverse
+
+  def undo_tokens(model, params, y, side):
+    # Whatever stands at padding is not an error.
+    return jnp.where(side.mask[..., None], undo(model, params, y, side), 1e3)
+
+  monkeypatch.setattr(inverse, "inverse", undo_tokens)
+  inverse.main([str(tmp_path / "run"), "--samples=4"])
+  printed = capsys.readouterr().out
+  assert float(re.search(r"embedding (\S+)\.", printed)[1]) < 1e-3
+
+
 def test_the_command(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   capsys.readouterr()
   inverse.main([str(tmp_path / "run"), "--samples=4"])
   printed = capsys.readouterr().out
   assert "100.0000% of the tokens and 100.0000% of their positions" in printed
-  assert "of 4 examples, through 2 layers" in printed
+  assert "of 4 sequences, through 2 layers" in printed
   with pytest.raises(SystemExit, match="There is no run in"):
     inverse.main([str(tmp_path / "nothing")])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +53,13 @@ def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
   np.testing.assert_allclose(q @ q.swapaxes(1, 2), eye, atol=1e-5)
   with pytest.raises(ValueError, match="--length=61 is out of range: give"):
     export.write(run, out, 61)
+
+
+def test_images_have_no_length(tmp_path):
+  task = types.SimpleNamespace(name="cifar10", image=(32, 32, 3), max_len=0)
+  run = types.SimpleNamespace(task=task, model=None)
+  with pytest.raises(ValueError, match="--length=5 .* images of cifar10"):
+    export.write(run, tmp_path, 5)
 
 
 def test_without_a_run(tmp_path):

@@ -96,13 +96,28 @@ def test_no_label_of_a_figure_is_clipped(page):
 def test_what_is_left_out_is_said(page, workdir):
   notes = "\n".join(page.notes)
   assert f"{workdir / 'nothing'}: there is no run" in notes
-  assert f"{workdir / 'foreign'} is no run of this package" in notes
+  assert f"{workdir / 'foreign'} is not a run of this package" in notes
   assert f"{workdir / 'begun'} has no results.json" in notes
   assert f"{workdir / 'begun'}: no figures of its layers" in notes
   rows = {row["model"]: row for row in page.rows}
   assert rows["transject"]["seeds"] == "0 1"
   assert rows["transject"]["score"][1] == pytest.approx(10 / 2**0.5)
   assert rows["transformer"]["seeds"] == "0"
+
+
+def test_curves_are_promised_only_where_records_are(workdir, tmp_path):
+  """Of a damaged file the other lines are drawn, if there are any."""
+  folder = tmp_path / "run"
+  shutil.copytree(workdir / "transformer", folder)
+  path = folder / "metrics.jsonl"
+  lines = path.read_text().splitlines(keepends=True)
+  path.write_text("".join([lines[0], "damaged\n", *lines[2:]]))
+  page = report.build([folder], Options(), checkpoints=False)
+  damaged = f"{path}: lines [2] are damaged."
+  assert page.notes == [f"{damaged} Curves show the lines that remain."]
+  path.write_text("damaged\n")
+  page = report.build([folder], Options(), checkpoints=False)
+  assert page.notes == [f"{path}: lines [1] are damaged."]
 
 
 def test_the_page_is_whole_without_a_network(page, out):
@@ -122,6 +137,7 @@ def test_the_page_is_whole_without_a_network(page, out):
   assert not re.search(r'(src|href)="(https?:)?//', text)
   for note in page.notes:
     assert html.escape(note) in text
+  assert ">Notes</h2>" in text
   assert "± 7.07" in text
   assert "| transject |" in (out / "results.md").read_text()
   assert "examples/s in training" in text
@@ -189,9 +205,10 @@ def test_a_wrong_argument(argument, message, tmp_path):
 
 
 def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
-  report.main(
-    [str(workdir / "transject"), f"--out={tmp_path}", "--no_checkpoints"]
-  )
-  assert "| transject |" in capsys.readouterr().out
+  runs = [str(workdir / name) for name in ("transject", "begun")]
+  report.main([*runs, f"--out={tmp_path}", "--no_checkpoints"])
+  printed = capsys.readouterr().out
+  assert "| transject |" in printed
+  assert f"Note: {workdir / 'begun'} has no results.json" in printed
   assert (tmp_path / "training.svg").exists()
   assert not (tmp_path / "entropy.svg").exists()

@@ -13,9 +13,9 @@ def test_a_text_is_read_as_its_task_reads_it():
   def task(vocabulary, **fields):
     ids_by_word = {name: k for k, name in enumerate(vocabulary)}
 
-    def encode(text, length=99):
+    def encode(text, length=0):
       return np.array([ids_by_word.get(word, 1) for word in text.split()])[
-        :length
+        : length or 6
       ]
 
     about = {"name": "t", "image": (), "encode": encode, "max_len": 6}
@@ -32,14 +32,19 @@ def test_a_text_is_read_as_its_task_reads_it():
   assert quote == "'or bad good or <unk>', all 5 tokens"
   quote = texts.example(run, "or bad good or new", 4).quote
   assert quote == "'or bad good or', the first 4 of 5 tokens"
+  # A text beyond max_len is counted whole.
+  quote = texts.example(run, "or bad good " * 3, 4).quote
+  assert quote == "'or bad good or', the first 4 of 9 tokens"
   with pytest.raises(ValueError, match="'good' has 1 tokens.*--text"):
     texts.example(run, "good", 99)
   # Of the paper's sentence it knows one word: the task's own is taken.
   _, names, _, quote = texts.example(run, "", 4)
   assert names == ["or", "good", "bad", "good"]
-  assert quote == "'or good bad good', the first 4 of 5 tokens"
+  assert quote == (
+    "'or good bad good', the first 4 of 5 tokens that the model reads"
+  )
   run.task = task((), image=(2, 2, 3))
-  with pytest.raises(ValueError, match="no tokens"):
+  with pytest.raises(ValueError, match="not tokens"):
     texts.example(run, "", 99)
 
 

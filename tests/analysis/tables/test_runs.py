@@ -80,7 +80,7 @@ def test_what_is_no_run_is_named(name, content, message, tmp_path):
   records, notes = runs.discover([tmp_path / "checkpoints"])
   assert not records
   assert message in "\n".join(notes)
-  assert "is no run of this package" in "\n".join(notes)
+  assert "is not a run of this package" in "\n".join(notes)
   # Beside a checkpoint of a run there may be files of these names.
   assert runs.discover([tmp_path])[1] == [
     f"{tmp_path}: there is no run in it or below it."

@@ -64,7 +64,7 @@ def test_files_open_with_lras_header(tmp_path):
     ("] ] 3\t3", "A bracket closes no operation"),
     ("[MAX 2\t2", "is not one expression"),
     ("[MAX 2 3 ]\t2", "has the value 3, not 2"),
-    ("( [AVG 2 ) ] )\t2", r"'\[AVG' is no ListOps token"),
+    ("( [AVG 2 ) ] )\t2", r"'\[AVG' is not a ListOps token"),
   ],
 )
 def test_a_wrong_line_is_refused(line, message):

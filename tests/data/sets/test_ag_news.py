@@ -40,7 +40,7 @@ def test_what_is_not_ag_news_is_refused(tmp_path, few):
       ag_news.read_test(tmp_path / "test.csv")
   for content in (b'"1","' + b"x" * 200_000 + b'","b"\n', b"\xff\xfe"):
     (tmp_path / "test.csv").write_bytes(content)
-    with pytest.raises(ValueError, match="is no CSV file of AG's News"):
+    with pytest.raises(ValueError, match="is not a CSV file of AG's News"):
       ag_news.read_test(tmp_path / "test.csv")
   short = write_tar(tmp_path / "a.tar.gz", articles({"train": 2, "test": 2}))
   with pytest.raises(ValueError, match="instead of 3"):

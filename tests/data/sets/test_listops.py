@@ -57,9 +57,9 @@ def test_the_files_are_found_in_the_whole_release(tmp_path):
   [
     (b"[MAX 2 3 ]\t2", "has the value 3, not 2"),
     (b"[MAX 2 3\t3", "not one expression|closes no operation"),
-    (b"[MOX 2 3 ]\t3", "'.MOX' is no ListOps token"),
+    (b"[MOX 2 3 ]\t3", "'.MOX' is not a ListOps token"),
     (b"[MAX 2 3 ]", "a tab and a digit"),
-    (b"[MAX 2 \xff ]\t3", "xff. is no ListOps token"),
+    (b"[MAX 2 \xff ]\t3", "xff. is not a ListOps token"),
     (b"[MAX 2 3 ]\t\xff", "a tab and a digit"),
   ],
 )
