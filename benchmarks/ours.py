@@ -80,7 +80,7 @@ def train(model: Model, batch: int, length: int, accumulate: int = 0) -> Call:
 
 
 def infer(model: Model, batch: int, length: int) -> Call:
-  """Returns a call of the forward pass, with orthogonal matrices computed once."""
+  """Returns a call of the forward pass; orthogonal matrices are made once."""
   inputs = jnp.asarray(random_ids(batch, length))
   # Two tokens suffice for the shapes of parameters.
   params = draw_params(model, inputs[:1, :2])
@@ -121,7 +121,7 @@ def compile_on_shapes(
 def planned_bytes(
   model: Model, batch: int, length: int, accumulate: int = 1
 ) -> int:
-  """Returns the bytes that a train step takes besides its state, as compiled."""
+  """Returns the bytes that a train step takes besides its state, as planned."""
   program = compile_on_shapes(*make_step(model, accumulate), batch, length)
   return program.memory_analysis().temp_size_in_bytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +27,18 @@ def experts_are_spread() -> bool:
 def on_one_cpu() -> bool:
   """Returns True if programs run on a CPU that is not one of a mesh."""
   return jax.default_backend() == "cpu" and _mesh().size <= 1
+
+
+def each_sample(function: Callable[..., Any], *arrays: Any) -> Any:
+  """Returns `function` of every sample, one after another on one CPU.
+
+  Args:
+    function: function of trees of arrays, without the axis of the samples.
+    *arrays: trees of arrays [b, ...].
+  """
+  if not on_one_cpu():
+    return jax.vmap(function)(*arrays)
+  return jax.lax.map(lambda sample: function(*sample), arrays)
 
 
 def _tokens_are_split() -> bool:

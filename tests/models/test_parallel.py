@@ -13,6 +13,7 @@ from jaxformers.models.parallel import (
   SEQUENCE,
   column_sums,
   dot_general,
+  each_sample,
   experts_are_spread,
   product,
   repeat,
@@ -84,3 +85,11 @@ def test_sums_by_products_are_sums(monkeypatch, is_cpu):
   chex.assert_trees_all_equal(repeat(row, 4), jnp.stack([row] * 4))
   slope = jax.grad(lambda row: (repeat(row, 2) * x).sum())(row)
   chex.assert_trees_all_close(slope, x.sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_each_sample_is_mapped(monkeypatch, is_cpu):
+  monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
+  x, y = jnp.arange(6.0).reshape(2, 3), jnp.arange(2.0)
+  got = each_sample(lambda x, y: (x[0] * y, x), x, y)
+  chex.assert_trees_all_equal(got, (x[:, 0] * y, x))

@@ -79,21 +79,35 @@ def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
 def attend_to(
   q: jax.Array, keys: Sequence[Keys], dropout: Dropout
 ) -> jax.Array:
-  """Applies one softmax to several sets of keys: q, y [..., s, e].
+  """Applies one softmax to several sets of keys: q, y [..., s, e]."""
+  scale = q.shape[-1] ** -0.5
+  scores = [hide(dot(q, part.k) * scale, part.seen) for part in keys]
+  return sum_values(scores, [part.v for part in keys], dropout)
+
+
+def sum_values(
+  scores: Sequence[jax.Array], values: Sequence[jax.Array], dropout: Dropout
+) -> jax.Array:
+  """Returns the values of several sets of keys under one softmax.
 
   The sums of the values are divided by the sum of the weights, not the weights:
   so their gradients need no sum over the keys.
+
+  Args:
+    scores: float32 scores of each set, [..., s, m].
+    values: values of each set, [..., m, e].
+    dropout: dropout of the weights.
+
+  Returns:
+    [..., s, e] in the type of the values.
   """
-  # Score each set of keys, and exponentiate below the maximum of all sets.
-  scale = q.shape[-1] ** -0.5
-  scores = [hide(dot(q, part.k) * scale, part.seen) for part in keys]
+  # Exponentiate below the maximum of all sets.
   tops = [s.max(-1, keepdims=True) for s in scores]
   top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
   # Sum weights and values over all sets.
   y, total = 0, 0
-  for number, (part, score) in enumerate(zip(keys, scores, strict=True)):
+  for number, (score, v) in enumerate(zip(scores, values, strict=True)):
     weights = jnp.exp(score - top)
     total = total + row_means(weights) * weights.shape[-1]
-    dropped = dropout.fold(number)(weights).astype(part.v.dtype)
-    y = y + jnp.matmul(dropped, part.v)
-  return (y / total).astype(q.dtype)
+    y = y + jnp.matmul(dropout.fold(number)(weights).astype(v.dtype), v)
+  return (y / total).astype(values[0].dtype)

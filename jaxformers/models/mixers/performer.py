@@ -90,7 +90,9 @@ def performer(
   q, k = (wide(a) * e**-0.25 for a in (q, k))
   q_half, k_half = (jnp.square(a).sum(-1, keepdims=True) / 2 for a in (q, k))
   # A copy for each sample: XLA on CPUs transposes what an einsum would give.
-  w = jnp.broadcast_to(jnp.swapaxes(w, 1, 2)[None], (len(q), h, e, w.shape[1]))
+  w = jnp.broadcast_to(
+    jnp.swapaxes(w, 1, 2)[None], (q.shape[0], h, e, w.shape[1])
+  )
   q, k = (jnp.matmul(a, w, precision=HIGHEST) for a in (q, k))
   k = jnp.where(mask[:, None, :, None], k, -jnp.inf)
   if epsilon:

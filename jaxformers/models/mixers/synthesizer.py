@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Dropout, attention, wide
-from jaxformers.models.mixers.scores import dot, seen_keys, weigh
+from jaxformers.models.mixers.blocked import sum_values
+from jaxformers.models.mixers.scores import dot, hide, seen_keys
+from jaxformers.models.parallel import each_sample
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
 
@@ -26,6 +28,8 @@ KINDS = (
   "factorized_dense",
   "dot",
 )
+# Arrays of each sample [b, ...], and what maps those of one to [h, n, n].
+Logits = tuple[tuple[jax.Array, ...], Callable[..., jax.Array]]
 
 
 @attention("synthesizer", growth="n^2")
@@ -74,47 +78,63 @@ def synthesizer(
   h, n, e = v.shape[1:]
   normal = nn.initializers.normal
 
-  def map_tokens(name: str, size: int) -> jax.Array:
-    """Maps each token to `size` logits by two layers, [b, h, n, size]."""
+  def map_tokens(name: str, size: int) -> Logits:
+    """Maps each token to `size` logits by two layers, [h, n, size]."""
     hidden = wide(jax.nn.relu(project(f"{name}_hidden")))
     w = param(f"{name}_kernel", normal(e**-0.5), (h, e, size))
     bias = param(f"{name}_bias", nn.initializers.zeros, (h, size))
-    return jnp.einsum("bhne,hem->bhnm", hidden, w) + bias[None, :, None]
 
-  def make_logits(kind: str) -> jax.Array:
-    """Returns the logits of a kind, [b, h, n, n] or [1, h, n, n]."""
+    def apply(hidden: jax.Array) -> jax.Array:
+      return jnp.einsum("hne,hem->hnm", hidden, w) + bias[:, None]
+
+    return (hidden,), apply
+
+  def make_logits(kind: str) -> Logits:
+    """Returns the arrays of each sample, and what maps these to [h, n, n]."""
     square = (h, max_len, max_len)
     # Cut the parameters for max_len positions to the n at hand.
     if kind == "random":
-      return param(kind, normal(1.0), square)[None, :, :n, :n]
+      logits = param(kind, normal(1.0), square)[:, :n, :n]
+      return (), lambda: logits
     if kind == "fixed_random":
       drawn = draw(kind, lambda key: jax.random.normal(key, square))
-      return drawn[None, :, :n, :n]
+      return (), lambda: drawn[:, :n, :n]
     if kind == "factorized_random":
       init, shape = normal(factor**-0.25), (h, max_len, factor)
-      r = [param(f"{kind}_{i}", init, shape)[None, :, :n] for i in (1, 2)]
-      return dot(*r)
+      r = [param(f"{kind}_{i}", init, shape)[:, :n] for i in (1, 2)]
+      return (), lambda: dot(*r)
     if kind == "dense":
-      return map_tokens(kind, max_len)[..., :n]
+      arrays, apply = map_tokens(kind, max_len)
+      return arrays, lambda *arrays: apply(*arrays)[..., :n]
     if kind == "factorized_dense":
       # Give position j the product of entry j mod a and entry j // a.
       a = math.isqrt(max_len - 1) + 1
       j, b = jnp.arange(n), -(-max_len // a)
-      first, second = map_tokens(f"{kind}_1", a), map_tokens(f"{kind}_2", b)
-      return first[..., j % a] * second[..., j // a]
-    return dot(project("query"), project("key")) / e**0.5
+      first, apply_first = map_tokens(f"{kind}_1", a)
+      second, apply_second = map_tokens(f"{kind}_2", b)
+      return (
+        *first,
+        *second,
+      ), lambda x, y: apply_first(x)[..., j % a] * apply_second(y)[..., j // a]
+    return (project("query"), project("key")), lambda q, k: dot(q, k) / e**0.5
 
   # Add the logits of all kinds, with learned convex weights.
-  if len(kinds) == 1:
-    logits = make_logits(kind)
-  else:
+  arrays, functions = zip(*(make_logits(kind) for kind in kinds), strict=True)
+  shares = jnp.ones(1)
+  if len(kinds) > 1:
     mixture = param("mixture", nn.initializers.zeros, (len(kinds),))
     shares = jax.nn.softmax(mixture)
+
+  @jax.checkpoint
+  def attend_sample(
+    number: jax.Array, arrays: Any, v: jax.Array, mask: jax.Array
+  ) -> jax.Array:
     logits = sum(
-      share * make_logits(kind)
-      for share, kind in zip(shares, kinds, strict=True)
+      share * function(*own)
+      for share, function, own in zip(shares, functions, arrays, strict=True)
     )
-  # Normalise over the visible keys, and sum the values.
-  logits = jnp.broadcast_to(logits, (len(v), h, n, n))
-  weights = dropout(weigh(logits, seen_keys(mask, causal))).astype(v.dtype)
-  return jnp.matmul(weights, v)
+    scores = hide(logits, seen_keys(mask[None], causal)[0])
+    return sum_values([scores], [v], dropout.fold(number))
+
+  # Samples take turns on a CPU, so that the scores of one are in memory.
+  return each_sample(attend_sample, jnp.arange(v.shape[0]), arrays, v, mask)
