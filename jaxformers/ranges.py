@@ -145,11 +145,11 @@ _NAMES = {
   """,
   # Counts.
   Range(int, "[0, 2^31)"): """
-    seed patience warmup_steps vocab_size num_classes min_length test_min_length
-    test_max_length stride eval_windows
+    seed patience accumulate warmup_steps vocab_size num_classes min_length
+    test_min_length test_max_length stride eval_windows
   """,
   Range(int, "[1, 2^31)"): """
-    batch_size eval_batch_size accumulate buckets total_steps log_steps
+    batch_size eval_batch_size buckets total_steps log_steps
     eval_steps checkpoint_steps num_train num_validation num_test num_images
     max_length
   """,

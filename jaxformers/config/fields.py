@@ -14,9 +14,11 @@ REMOVED_FIELDS = ("store_seconds",)
 # Options of models that older versions named otherwise: old name, new name.
 RENAMED_OPTIONS = {"activations": "memory"}
 
-# Fields that may differ when a run resumes, because they change no number.
-# Other data behind a path would: a checkpoint also keeps a digest of its data.
+# Fields that may differ when a run resumes, because they change rounding at
+# most, or (`accumulate`) what dropout draws. Other data behind a path would
+# change more: a checkpoint also keeps a digest of its data.
 RESUMABLE_FIELDS = (
+  "accumulate",
   "data_dir",
   "mesh",
   "task.archive",
@@ -48,7 +50,9 @@ FIELDS = {
   ),
   # Batches, loss and average of a train step; batches of an evaluation.
   "batch_size": Field(32, "examples per step, over all devices"),
-  "accumulate": Field(1, "microbatches per batch, to save memory"),
+  "accumulate": Field(
+    0, "microbatches per batch, to save memory; 0: as many as are fastest"
+  ),
   "label_smoothing": Field(0.0, "share of the target spread over all classes"),
   "ema_decay": Field(
     0.0, "decay of the average of parameters that is scored; 0: none"

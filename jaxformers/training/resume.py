@@ -183,7 +183,8 @@ def _check_goes_on(
   """Raises UserError if a run of a saved config cannot go on under another.
 
   The other config may have more steps, unless the schedule ends with the run,
-  and more patience. `RESUMABLE_FIELDS` may differ, since they change no number.
+  and more patience. `RESUMABLE_FIELDS` may differ: they change rounding at
+  most, and `accumulate` what dropout draws.
   """
   before, hint = configs.complete(saved), ""
   # More steps.

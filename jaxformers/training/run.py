@@ -108,7 +108,7 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
   # Every field by itself.
   check_fields(c)
   # A batch splits evenly over devices and accumulated parts.
-  devices, parts = compilers.layout(c["mesh"]).parts, c["accumulate"]
+  devices, parts = compilers.layout(c["mesh"]).parts, c["accumulate"] or 1
   over = f"{devices} device(s) in {parts} part(s) each"
   compilers.check_batch("batch_size", c["batch_size"], devices * parts, over)
   # Nothing in the workdir is of another config.

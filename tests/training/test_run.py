@@ -80,7 +80,9 @@ def test_a_run_of_an_older_version_is_scored_whatever_it_trained_with(smoke):
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
 def test_the_config_of_another_program_is_told(smoke, tmp_path, content):
   (tmp_path / "config.json").write_text(content)
-  with pytest.raises(ValueError, match="no run of this package.*config.json"):
+  with pytest.raises(
+    ValueError, match="is not a run of this package.*config.json"
+  ):
     open_trained_run(tmp_path, smoke())
 
 
@@ -130,7 +132,7 @@ def test_a_wrong_name_is_told_before_data_are_prepared(
     ({"eval_steps": 0}, r"config.eval_steps=0 is not in \[1, 2\^31\)"),
     ({"seed": -1}, "config.seed=-1"),
     ({"seed": 2**64}, "config.seed=18446744073709551616 is not in"),
-    ({"accumulate": 0}, "config.accumulate=0"),
+    ({"accumulate": -1}, "config.accumulate=-1"),
     ({"patience": -1}, "config.patience=-1"),
     ({"mesh": "data:2,data:2"}, "'data' twice"),
     ({"schedule.learning_rate": 0.0}, "schedule.learning_rate=0.0 is not in"),

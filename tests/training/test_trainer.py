@@ -29,6 +29,21 @@ def test_buckets_change_no_number(smoke, tmp_path):
   assert lengths <= {-(-longest // 2), longest}
 
 
+@pytest.mark.usefixtures("one_device")
+def test_parts_of_a_batch_fit_the_cache(smoke, tmp_path, monkeypatch):
+  def parts(model, **fields):
+    config = smoke(model, **fields)
+    return trainer_of(config, tmp_path / f"{model}{fields}").parts
+
+  # Two of eight rows of 60 tokens fit, with 16 channels each.
+  monkeypatch.setattr(trainer, "CACHED", 2 * 60 * 16)
+  assert parts("transject") == 4
+  assert parts("transject", accumulate=2) == 2
+  assert parts("local") == 1  # Not injective.
+  monkeypatch.setattr(trainer, "CACHED", 2**19)
+  assert parts("random_transject") == 1
+
+
 def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
   def parameters(folder, start):
     assert folder == "weights"

@@ -25,7 +25,7 @@ from jaxformers.models.mixers.scores import (
   hide,
   seen_keys,
 )
-from jaxformers.models.parallel import on_one_cpu
+from jaxformers.models.parallel import on_one_cpu, row_means
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
 
@@ -59,7 +59,7 @@ class Weights(NamedTuple):
   def total(self, weights: jax.Array) -> jax.Array:
     """Returns what the sums of the values are divided by, [..., s, 1]."""
     if self.normalize:
-      return weights.sum(-1, keepdims=True)
+      return row_means(weights) * weights.shape[-1]
     return jnp.ones_like(weights[..., :1])
 
 

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import Dropout, attention, wide
+from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.landmarks import iterative_inverse, segments
-from jaxformers.models.mixers.scores import dot, weigh
+from jaxformers.models.mixers.scores import dot, hide, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("nystromformer")(Variant("nystromformer"))
@@ -65,14 +66,13 @@ def nystromformer(
   means = segments(mask, min(num_landmarks, mask.shape[1]), q.dtype)
   q_means, k_means = (jnp.einsum("bmn,bhne->bhme", means, a) for a in (q, k))
   is_run = (means.sum(-1) > 0)[:, None]  # [b, 1, m], False at empty runs.
-  # Compute the three kernels.
-  to_means = weigh(dot(q, k_means), is_run[:, :, None])
+  # Invert the kernel between the landmarks.
   square = weigh(dot(q_means, k_means), is_run[:, :, None])
   square = jnp.where(is_run[..., None], square, 0)
-  from_means = weigh(dot(q_means, k), mask[:, None, None])
-  # Multiply from the right, so that no product is n x n.
   inverse = iterative_inverse(square, inverse_steps, inverse_init)
-  y = to_means @ (inverse @ (from_means @ wide(v)))
+  # Sum the values into the landmarks, and from these into the queries.
+  y = _attend(dot(q_means, k), mask[:, None, None], wide(v))
+  y = _attend(dot(q, k_means), is_run[:, :, None], inverse @ y)
   y = y.astype(v.dtype)
   if not conv_size:
     return y
@@ -80,6 +80,11 @@ def nystromformer(
   init = nn.initializers.lecun_normal()
   kernel = param("conv", init, (conv_size, q.shape[1])).astype(v.dtype)
   return y + _convolve(jnp.where(mask[:, None, :, None], v, 0), kernel)
+
+
+def _attend(scores: jax.Array, seen: jax.Array, v: jax.Array) -> jax.Array:
+  """Returns values under the softmax of the scores that are seen."""
+  return sum_values([hide(scores, seen)], [v], Dropout())
 
 
 def _convolve(v: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -20,6 +20,9 @@ from jaxformers.models.variants import MODELS, Variant
 MODELS.register("sparse")(Variant("sparse"))
 
 
+GROUP = 4  # Blocks whose scores are in memory at a time.
+
+
 @attention("sparse")
 def sparse(
   q: jax.Array,
@@ -74,11 +77,12 @@ def sparse(
     keys += [Keys(*last, outside)] if c else []
     return attend_to(q[:, :, None], keys, dropout.fold(i))[:, :, 0]
 
-  # Loop over the blocks, so that one block's scores exist at a time.
+  # Loop over the blocks, so that the scores of a few exist at a time.
   parts = [jnp.moveaxis(a, 2, 0) for a in (q, k, v)]
   # Blocks are numbered, so that each has its own dropout mask.
   y = jax.lax.map(
     lambda part: attend_block(*part),
     (jnp.arange(blocks), *parts, jnp.moveaxis(tokens, 1, 0)),
+    batch_size=GROUP,
   )
   return merge(jnp.moveaxis(y, 0, 2), n)

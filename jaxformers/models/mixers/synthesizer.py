@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Dropout, attention, wide
 from jaxformers.models.mixers.blocked import sum_values
-from jaxformers.models.mixers.scores import dot, hide, seen_keys
+from jaxformers.models.mixers.scores import dot, earlier, hide, seen_keys
 from jaxformers.models.parallel import each_sample
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
@@ -125,16 +125,57 @@ def synthesizer(
     mixture = param("mixture", nn.initializers.zeros, (len(kinds),))
     shares = jax.nn.softmax(mixture)
 
+  def add_logits(arrays: Any) -> jax.Array:
+    return sum(
+      share * function(*own)
+      for share, function, own in zip(shares, functions, arrays, strict=True)
+    )
+
   @jax.checkpoint
   def attend_sample(
     number: jax.Array, arrays: Any, v: jax.Array, mask: jax.Array
   ) -> jax.Array:
-    logits = sum(
-      share * function(*own)
-      for share, function, own in zip(shares, functions, arrays, strict=True)
-    )
-    scores = hide(logits, seen_keys(mask[None], causal)[0])
+    scores = hide(add_logits(arrays), seen_keys(mask[None], causal)[0])
     return sum_values([scores], [v], dropout.fold(number))
 
-  # Samples take turns on a CPU, so that the scores of one are in memory.
-  return each_sample(attend_sample, jnp.arange(v.shape[0]), arrays, v, mask)
+  def attend_in_turn() -> jax.Array:
+    # Samples take turns on a CPU, so that the scores of one are in memory.
+    return each_sample(attend_sample, jnp.arange(v.shape[0]), arrays, v, mask)
+
+  if any(arrays) or dropout.key is not None:
+    return attend_in_turn()
+  # All samples share the exponentials, and mask the values in their place.
+  sums, total = _sum_shared(add_logits(arrays), v, mask, causal=causal)
+  # They vanish where padding has logits far above those of all tokens.
+  are_enough = total.min() > 1e-30
+  return jax.lax.cond(
+    are_enough, lambda: (sums / total).astype(v.dtype), attend_in_turn
+  )
+
+
+def _sum_shared(
+  logits: jax.Array, v: jax.Array, mask: jax.Array, *, causal: bool
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the sums of values under exp(logits), and those of the weights.
+
+  Args:
+    logits: [h, n, n].
+    v: values, [b, h, n, e].
+    mask: [b, n], True at tokens.
+    causal: True if token i sees tokens up to i alone.
+
+  Returns:
+    Float32 arrays [b, h, n, e] and [b, h, n, 1].
+  """
+  b, h, n, e = v.shape
+  if causal:
+    logits = hide(logits, earlier(n)[None])
+  top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+  # Multiply the values of all samples, and ones for the sums of the weights.
+  ones = jnp.ones((b, h, n, 1), top.dtype)
+  columns = jnp.concatenate([wide(v), ones], -1)
+  columns = jnp.where(mask[:, None, :, None], columns, 0)
+  columns = jnp.moveaxis(columns, 0, 2).reshape(h, n, b * (e + 1))
+  sums = jnp.matmul(jnp.exp(logits - top), columns)
+  sums = jnp.moveaxis(sums.reshape(h, n, b, e + 1), 2, 0)
+  return sums[..., :-1], sums[..., -1:]

@@ -65,8 +65,8 @@ def logits(a):
   }
 
 
-def check(kind, want, causal=False):
-  given_ = given(**arrays())
+def check(kind, want, causal=False, own=None):
+  given_ = given(**(own or arrays()))
   (v,) = heads(1)
   seen = tokens()[:, None, None]
   if causal:
@@ -89,6 +89,18 @@ def check(kind, want, causal=False):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_its_formula(kind):
   check(kind, logits(arrays())[kind], causal=kind == "dense")
+
+
+def test_shared_logits_are_masked_where_they_are_causal():
+  check("random", logits(arrays())["random"], causal=True)
+
+
+def test_logits_of_padding_may_be_far_above_those_of_tokens():
+  """Exponentials below the maximum of all keys would vanish at tokens."""
+  own = arrays()
+  padding = np.flatnonzero(~tokens().all(0))
+  own["random"][:, :, padding] = 300
+  check("random", own["random"][:, :N, :N], own=own)
 
 
 def test_a_mixture_is_convex():
