@@ -29,6 +29,19 @@ def on_one_cpu() -> bool:
   return jax.default_backend() == "cpu" and _mesh().size <= 1
 
 
+def on_one_gpu(capability: float) -> bool:
+  """Returns True if programs run on an Nvidia GPU that is not one of a mesh.
+
+  Args:
+    capability: compute capability that the GPU must have, such as 8.0.
+  """
+  if jax.default_backend() != "gpu" or _mesh().size > 1:
+    return False
+  # AMD's GPUs have names such as "gfx90a" in place of a number.
+  found = getattr(jax.devices()[0], "compute_capability", "")
+  return found.replace(".", "").isdigit() and float(found) >= capability
+
+
 def each_sample(function: Callable[..., Any], *arrays: Any) -> Any:
   """Returns `function` of every sample, one after another on one CPU.
 

@@ -93,3 +93,12 @@ def test_each_sample_is_mapped(monkeypatch, is_cpu):
   x, y = jnp.arange(6.0).reshape(2, 3), jnp.arange(2.0)
   got = each_sample(lambda x, y: (x[0] * y, x), x, y)
   chex.assert_trees_all_equal(got, (x[:, 0] * y, x))
+
+
+def test_gpus_are_known_by_their_capability(monkeypatch):
+  assert not parallel.on_one_gpu(8.0)
+  monkeypatch.setattr(parallel.jax, "default_backend", lambda: "gpu")
+  for name, want in (("9.0", True), ("7.5", False), ("gfx90a", False)):
+    device = type("Device", (), {"compute_capability": name})
+    monkeypatch.setattr(parallel.jax, "devices", lambda device=device: [device])
+    assert parallel.on_one_gpu(8.0) == want

@@ -25,9 +25,11 @@ from jaxformers.models.mixers.scores import (
   hide,
   seen_keys,
 )
-from jaxformers.models.parallel import on_one_cpu, row_means
+from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_means
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
+CUDNN = "cudnn"  # Implementation of JAX's attention on GPUs.
+HIDDEN = -1e4  # Added to scores of padding there: its exponential is 0.
 
 
 class Weights(NamedTuple):
@@ -185,6 +187,8 @@ def attend(
     [b, h, n, e] in the type of v. A query that sees nothing gets uniform
     weights if they are normalised, and none otherwise.
   """
+  if _cudnn_takes(q, k, v, dropout, form):
+    return _by_cudnn(q, k, v, mask, form)
   if q.shape[2] <= BLOCK:  # One block: there is nothing to compute again.
     scores = form.scores(q, k, seen_keys(mask, form.causal))
     weights = exp_below_one(scores - form.top(scores))
@@ -195,6 +199,44 @@ def attend(
     return _attend(form, turn, dropout, *arrays)
 
   return _in_turn(attend_in_turn, q, k, v, mask)
+
+
+def _cudnn_takes(
+  q: jax.Array, k: jax.Array, v: jax.Array, dropout: Dropout, form: Weights
+) -> bool:
+  """Returns True if cuDNN's attention can compute these heads, and fast."""
+  n, e = q.shape[2:]
+  return (
+    on_one_gpu(8.0)
+    and form.normalize
+    and form.precision is None
+    and dropout.key is None
+    and q.dtype in (jnp.float16, jnp.bfloat16)
+    and q.dtype == k.dtype == v.dtype
+    and v.shape[-1] == e
+    and e <= 120
+    and e % 8 == n % 2 == 0
+  )
+
+
+def _by_cudnn(
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, form: Weights
+) -> jax.Array:
+  """Returns `attend` by cuDNN, whose memory grows as n, too.
+
+  cuDNN would read a mask as an array n x n. Here the mask is a channel of the
+  keys, which lowers the scores of padding; cuDNN wants a multiple of 8.
+  """
+  padding = [(0, 0)] * 3 + [(0, 8)]
+  q, k, v = (jnp.swapaxes(jnp.pad(a, padding), 1, 2) for a in (q, k, v))
+  e = v.shape[-1] - 8
+  q = q.at[..., e].set(1)
+  lowered = jnp.where(mask, 0, HIDDEN / form.scale).astype(k.dtype)
+  k = k.at[..., e].set(lowered[..., None])
+  y = jax.nn.dot_product_attention(
+    q, k, v, scale=form.scale, is_causal=form.causal, implementation=CUDNN
+  )
+  return jnp.swapaxes(y[..., :e], 1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -140,3 +140,32 @@ def test_memory_grows_as_n(monkeypatch, attend):
         yield from sizes(inner)
 
   assert largest(512) <= 2.2 * largest(256)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gpus_attention_is_the_same(monkeypatch, causal):
+  """JAX's own attention stands for cuDNN's here, in the type of the latter."""
+  halves = [a[:, :, :26].astype(jnp.bfloat16) for a in draw(6)]
+  q, k, v, g = (jnp.tile(a, (1, 1, 1, 2)) for a in halves)
+  mask = tokens()[:, :26]
+  at = mask[:, None, :, None]
+
+  def call(q, k, v):
+    y = softmax(q, k, v, mask=mask, dropout=Dropout(), causal=causal)
+    return (jnp.where(at, y, 0) * g).astype(jnp.float32).sum(), y
+
+  grads = jax.grad(call, (0, 1, 2), has_aux=True)
+  want = grads(q, k, v)
+  monkeypatch.setattr(flash, "on_one_gpu", lambda capability: True)
+  monkeypatch.setattr(flash, "CUDNN", "xla")
+  found = grads(q, k, v)
+  (dq, dk, dv), y = jax.tree.map(lambda a: a.astype(jnp.float32), found)
+  (wq, wk, wv), w = jax.tree.map(lambda a: a.astype(jnp.float32), want)
+  y, w = (jnp.where(at, a, 0) for a in (y, w))
+  chex.assert_trees_all_close((dq, dk, dv, y), (wq, wk, wv, w), atol=0.06)
+  # cuDNN takes neither float32 nor dropout.
+  assert flash._cudnn_takes(q, k, v, Dropout(), flash.Weights())
+  wide = [a.astype(jnp.float32) for a in (q, k, v)]
+  assert not flash._cudnn_takes(*wide, Dropout(), flash.Weights())
+  dropout = Dropout(0.1, jax.random.key(0))
+  assert not flash._cudnn_takes(q, k, v, dropout, flash.Weights())
