@@ -48,8 +48,8 @@ from benchmarks.timing import (
 from jaxformers import allocator, cli, models
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.variables import make_variables
+from jaxformers.registry import choose
 
-ROUNDS = 7
 TOKENS = 16_384  # Tokens of a batch: a step takes 0.2 to 2 s.
 LENGTHS = (512, 1_024, 2_048, 4_096)
 COMPILED = (
@@ -155,16 +155,18 @@ def twin_flops(name: str, n: int, batch: int) -> int:
   return counter.get_total_flops()
 
 
-def side_by_side(names: list[str], lengths: tuple[int, ...]) -> Rows:
+def side_by_side(
+  names: list[str], rounds: int, lengths: tuple[int, ...] = LENGTHS
+) -> Rows:
   """Yields a row for every model and length."""
   for name in names:
     twins_bytes = twin_bytes(name, lengths)
     for n, num_bytes in zip(lengths, twins_bytes, strict=True):
-      yield side_by_side_at(name, n) | {"PyTorch MB": num_bytes / 1e6}
+      yield side_by_side_at(name, n, rounds) | {"PyTorch MB": num_bytes / 1e6}
       print(f"{name}, {n} tokens done", file=sys.stderr)
 
 
-def side_by_side_at(name: str, n: int) -> Row:
+def side_by_side_at(name: str, n: int, rounds: int) -> Row:
   """Measures seconds and bytes of a model and its twins at one length."""
   batch = TOKENS // n
   programs = compile_programs(name, n, batch)
@@ -174,7 +176,7 @@ def side_by_side_at(name: str, n: int) -> Row:
   row = {"model": name, "n": n, "batch": batch}
   for key in ("forward", "step"):
     calls = {title: both[key] for title, both in passes.items()}
-    seconds = interleaved(calls | {"product": call}, ROUNDS)
+    seconds = interleaved(calls | {"product": call}, rounds)
     medians = {title: median(seconds, title) for title in calls}
     row[f"{key} s"] = medians.pop("ours")
     row |= {f"{key} {title} s": medians.get(title) for title in TITLES}
@@ -182,12 +184,14 @@ def side_by_side_at(name: str, n: int) -> Row:
     row[f"{key} times"] = ratio(seconds, best, "ours")
   rate = product_flops / median(seconds, "product")
   row["of the rate"] = twin_flops(name, n, batch) / row["step s"] / rate
-  row["backward times forward"] = row["step s"] / row["forward s"]
+  row["step / forward"] = row["step s"] / row["forward s"]
   row["MB"] = programs["step"].planned_bytes / 1e6
   return row
 
 
-def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
+def growth(
+  names: list[str], rounds: int, lengths: tuple[int, ...] = GROWTH
+) -> Rows:
   """Yields exponents of time (forward) and memory (train step), one sample."""
   for name in names:
     # Beyond 4,096 tokens, skip models that keep an array of n^2.
@@ -196,7 +200,7 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
     seconds, planned = [], []
     for n in feasible:
       programs = compile_programs(name, n, 1)
-      times = interleaved({name: programs["forward"].call}, ROUNDS)
+      times = interleaved({name: programs["forward"].call}, rounds)
       seconds.append(median(times, name))
       planned.append(programs["step"].planned_bytes)
     yield {
@@ -210,20 +214,25 @@ def growth(names: list[str], lengths: tuple[int, ...]) -> Rows:
     print(f"growth of {name} done", file=sys.stderr)
 
 
+TABLES: dict[str, Callable[[list[str], int], Rows]] = {
+  "twins": side_by_side,
+  "growth": growth,
+}
+
+
 @cli.command(
   cli.argument("--models", default="", help="names: a,b (default: all)"),
+  cli.argument("--tables", default=",".join(TABLES), help="tables: a,b"),
+  cli.argument("--rounds", default=7, help="timed rounds"),
   OUT,
 )
-def main(models: str, out: str) -> None:
+def main(models: str, tables: str, rounds: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   # Training keeps freed memory as well. PyTorch also becomes faster.
   allocator.keep_freed_memory()
   names = cli.names(models) or sorted(MODELS)
-  tables = (
-    ("side by side", side_by_side(names, LENGTHS)),
-    ("growth", growth(names, GROWTH)),
-  )
-  report(tables, out)
+  chosen = [choose("table", title, TABLES) for title in cli.names(tables)]
+  report(((title, TABLES[title](names, rounds)) for title in chosen), out)
 
 
 if __name__ == "__main__":

@@ -84,9 +84,8 @@ def test_the_loader_and_its_table(monkeypatch):
 
 
 @pytest.mark.long
-def test_growth_is_a_fitted_exponent(monkeypatch):
-  monkeypatch.setattr(encoders, "ROUNDS", 1)
-  (row,) = encoders.growth(["local"], (512, 1024))
+def test_growth_is_a_fitted_exponent():
+  (row,) = encoders.growth(["local"], 1, (512, 1024))
   assert row["longest"] == 1024
   assert 0.9 < row["exponent of memory"] < 1.1
   assert data.table([row]).splitlines()[2].startswith("| local | 1024 |")
