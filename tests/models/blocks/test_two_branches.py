@@ -1,14 +1,14 @@
 import functools
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers.models.attention import MIXERS
-from jaxformers.models.blocks.contract import BLOCKS, layer_norm
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.norm import LayerNorm
 
 
 @pytest.mark.parametrize("use_norm", [False, True])
@@ -51,13 +51,8 @@ def test_dropout_acts_in_training_only():
 def test_layer_norm_beside_that_of_transjects_baselines():
   """Theirs divides by the unbiased deviation plus 1e-6 (docs/mixers.md)."""
   x = np.array([[[1.0, 2.0, 5.0, 9.0]]])
-
-  class Norm(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-      return layer_norm(x, "norm")
-
-  y, _ = Norm().init_with_output(jax.random.key(0), jnp.asarray(x, jnp.float32))
+  norm = LayerNorm()
+  y, _ = norm.init_with_output(jax.random.key(0), jnp.asarray(x, jnp.float32))
   centred = x - x.mean()
   np.testing.assert_allclose(y, centred / np.sqrt(x.var() + 1e-5), rtol=1e-5)
   theirs = centred / (x.std(ddof=1) + 1e-6)
