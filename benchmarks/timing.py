@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+PAUSE = 0.02  # Seconds between two calls.
 T = TypeVar("T")
 Call = Callable[[], Any]
 Calls = dict[str, Call]
@@ -24,11 +25,13 @@ def interleaved(calls: Mapping[str, Call], rounds: int) -> Seconds:
   """Returns seconds of every call in every round but the first, a warm-up.
 
   Each call takes its turn in every round, so that other work of the machine
-  disturbs all calls alike.
+  disturbs all calls alike. It begins after a pause, in which the threads of the
+  call before come to rest: those of OpenMP wait for work at full speed.
   """
   seconds: dict[str, list[float]] = {name: [] for name in calls}
   for number in range(rounds + 1):
     for name, call in calls.items():
+      time.sleep(PAUSE)
       spent = timed(call)[1]
       # Round 0 compiles and fills caches, and is not counted.
       if number:

@@ -26,7 +26,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Arrays], Tensor]
 BLOCK = 64  # Tokens of a block or chunk, half of longformer's window.
 LANDMARKS = 128
 D, HEADS = 64, 2
-# Projections to heads, longformer's those of its global tokens as well.
+# Projections to heads; those of global tokens are longformer's.
 PROJECTIONS = (
   "query",
   "key",
@@ -458,7 +458,7 @@ class Layer(nn.Module):
       for name, part in zip(self.names, parts, strict=True)
     }
     v = heads["value"]
-    # Symmetric attention has no queries, and the synthesizer neither keys.
+    # Symmetric attention has no queries, the synthesizer no keys either.
     k = heads.get("key", v)
     arrays = {**self.learned, **self.drawn, **heads}
     y = self.attend(heads.get("query", k), k, v, mask, arrays)

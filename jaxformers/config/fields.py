@@ -15,8 +15,8 @@ REMOVED_FIELDS = ("store_seconds",)
 RENAMED_OPTIONS = {"activations": "memory"}
 
 # Fields that may differ when a run resumes, because they change rounding at
-# most, or (`accumulate`) what dropout draws. Other data behind a path would
-# change more: a checkpoint also keeps a digest of its data.
+# most, or (`accumulate`) what is drawn for a part of a batch. Other data behind
+# a path would change more: a checkpoint also keeps a digest of its data.
 RESUMABLE_FIELDS = (
   "accumulate",
   "data_dir",

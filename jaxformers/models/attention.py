@@ -307,8 +307,8 @@ class Attention(nn.Module):
     names = [_PROJECTIONS[name] for name in self.signature.inputs]
     if self.symmetric:
       names[self.signature.inputs.index("q")] = "key"
-    different = list(dict.fromkeys(names))
-    inputs = dict(zip(different, self._project(x, *different), strict=True))
+    distinct = list(dict.fromkeys(names))
+    inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
     self.sow("intermediates", "projected", inputs)
     # Attend. A fidelity term wraps the carry of the function of heads.
     use_fidelity = bool(self.fidelity) or self.learn_fidelity

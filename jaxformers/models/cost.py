@@ -94,10 +94,11 @@ def _count(jaxpr: Any) -> Operations:
       entries = outputs[0] if name in ELEMENTWISE else inputs[0].aval
       if jnp.issubdtype(entries.dtype, jnp.floating):
         elementwise += entries.size
-    # Add the programs inside; a scan runs its program `length` times.
+    # Add the programs inside; a scan runs its program `length` times, and a
+    # condition the one of its branches that counts, the greatest.
     times = equation.params.get("length", 1)
-    for inner in jaxprs_in_params(equation.params):
-      more = _count(inner)
+    inside = [_count(inner) for inner in jaxprs_in_params(equation.params)]
+    for more in [max(inside)] if name == "cond" else inside:
       products += times * more.products
       elementwise += times * more.elementwise
   return Operations(products, elementwise)

@@ -161,7 +161,7 @@ class Embedding(nn.Module):
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
       token = self.param("cls", start, (d,))
-      token = jnp.broadcast_to(token[None, None], (len(x), 1, d))
+      token = jnp.broadcast_to(token[None, None], (x.shape[0], 1, d))
       x = jnp.concatenate([token, x], 1)
     # Combine with the positions.
     positions = self._embed_positions(x.shape[1], d, init)

@@ -198,7 +198,7 @@ class Model(nn.Module):
     """
     config = self.config
     if config.image:
-      return jnp.ones((len(ids), config.encoder_len), bool)
+      return jnp.ones((ids.shape[0], config.encoder_len), bool)
     # NumPy's ids would make a mask of NumPy, whose sums are 64 bits wide.
     ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0

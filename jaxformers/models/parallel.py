@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,9 +26,23 @@ def experts_are_spread() -> bool:
   return _mesh().shape.get(MODEL, 1) > 1
 
 
+_PORTABLE = contextvars.ContextVar("portable", default=False)
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+  """Lets models be traced for any device, not for the one at hand."""
+  token = _PORTABLE.set(True)
+  try:
+    yield
+  finally:
+    _PORTABLE.reset(token)
+
+
 def on_one_cpu() -> bool:
   """Returns True if programs run on a CPU that is not one of a mesh."""
-  return jax.default_backend() == "cpu" and _mesh().size <= 1
+  is_alone = _mesh().size <= 1 and not _PORTABLE.get()
+  return is_alone and jax.default_backend() == "cpu"
 
 
 def on_one_gpu(capability: float) -> bool:
@@ -35,7 +51,8 @@ def on_one_gpu(capability: float) -> bool:
   Args:
     capability: compute capability that the GPU must have, such as 8.0.
   """
-  if jax.default_backend() != "gpu" or _mesh().size > 1:
+  is_alone = _mesh().size <= 1 and not _PORTABLE.get()
+  if not is_alone or jax.default_backend() != "gpu":
     return False
   # AMD's GPUs have names such as "gfx90a" in place of a number.
   found = getattr(jax.devices()[0], "compute_capability", "")
@@ -84,9 +101,11 @@ def dot_general(
     return jax.lax.dot_general(x, w, dimensions, *options, **named)
   rows, columns = x.shape[: axes[0]], w.shape[len(axes) :]
   size = math.prod(w.shape[: len(axes)])
+  # Elsewhere columns keep their axes, of which a mesh may split one.
+  kept = (-1,) if on_one_cpu() else columns
   y = jax.lax.dot_general(
     x.reshape(-1, size),
-    w.reshape(size, -1),
+    w.reshape(size, *kept),
     (((1,), (0,)), ((), ())),
     *options,
     **named,
@@ -94,15 +113,15 @@ def dot_general(
   return y.reshape(*rows, *columns)
 
 
-def row_means(x: jax.Array) -> jax.Array:
-  """Returns the means over the last axis, [..., d] -> [..., 1].
+def row_sums(x: jax.Array) -> jax.Array:
+  """Returns the sums over the last axis, [..., d] -> [..., 1].
 
-  On CPUs a product with equal weights: XLA sums short rows slowly.
+  On CPUs a product with ones: XLA sums short rows slowly.
   """
   if not on_one_cpu():
-    return x.mean(-1, keepdims=True)
-  weights = jnp.full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
-  return (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], 1)
+    return x.sum(-1, keepdims=True)
+  ones = jnp.ones((x.shape[-1], 1), x.dtype)
+  return (x.reshape(-1, x.shape[-1]) @ ones).reshape(*x.shape[:-1], 1)
 
 
 def column_sums(x: jax.Array) -> jax.Array:
@@ -113,12 +132,15 @@ def column_sums(x: jax.Array) -> jax.Array:
   if not on_one_cpu():
     return x.sum(range(x.ndim - 1))
   x = x.reshape(-1, x.shape[-1])
-  return (jnp.ones((1, len(x)), x.dtype) @ x)[0]
+  return (jnp.ones((1, x.shape[0]), x.dtype) @ x)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def repeat(x: jax.Array, count: int) -> jax.Array:
-  """Returns x `count` times, [...] -> [count, ...]."""
+  """Returns x `count` times, [...] -> [count, ...].
+
+  The gradient sums the copies by `column_sums`.
+  """
   return jnp.broadcast_to(x[None], (count, *x.shape))
 
 

@@ -184,7 +184,7 @@ def _check_goes_on(
 
   The other config may have more steps, unless the schedule ends with the run,
   and more patience. `RESUMABLE_FIELDS` may differ: they change rounding at
-  most, and `accumulate` what dropout draws.
+  most, and `accumulate` what is drawn for a part of a batch.
   """
   before, hint = configs.complete(saved), ""
   # More steps.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -100,12 +101,11 @@ class Trainer:
     )
     if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
       return 1
-    # Take the fewest equal parts whose tokens fit.
-    entries = max(self.run.padded_lengths) * self.model.config.d_model
-    rows = max(1, CACHED // max(1, entries))
-    return next(
-      k for k in range(1, size + 1) if not size % k and size <= k * rows
-    )
+    # Divide the batch evenly, as close to such parts as can be.
+    config = self.model.config
+    entries = size * config.num_inputs * config.encoder_len * config.d_model
+    divisors = [k for k in range(1, size + 1) if size % k == 0]
+    return min(divisors, key=lambda k: abs(math.log(k * CACHED / entries)))
 
   def batches(self, start: int) -> Iterator[Any]:
     """Yields the batches of all steps from `start`, counted from 0.

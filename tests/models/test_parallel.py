@@ -17,7 +17,7 @@ from jaxformers.models.parallel import (
   experts_are_spread,
   product,
   repeat,
-  row_means,
+  row_sums,
 )
 
 
@@ -78,7 +78,7 @@ def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
 def test_sums_by_products_are_sums(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
   x = jax.random.normal(jax.random.key(0), (2, 3, 5))
-  chex.assert_trees_all_close(row_means(x), x.mean(-1, keepdims=True))
+  chex.assert_trees_all_close(row_sums(x), x.sum(-1, keepdims=True), rtol=1e-5)
   chex.assert_trees_all_close(column_sums(x), x.sum((0, 1)), rtol=1e-5)
   # The gradient of what is repeated is the sum over the copies.
   row = x[0]
@@ -102,3 +102,11 @@ def test_gpus_are_known_by_their_capability(monkeypatch):
     device = type("Device", (), {"compute_capability": name})
     monkeypatch.setattr(parallel.jax, "devices", lambda device=device: [device])
     assert parallel.on_one_gpu(8.0) == want
+
+
+def test_a_portable_program_has_no_form_of_the_device_at_hand():
+  assert parallel.on_one_cpu()
+  with parallel.portable():
+    assert not parallel.on_one_cpu()
+    assert not parallel.on_one_gpu(0.0)
+  assert parallel.on_one_cpu()

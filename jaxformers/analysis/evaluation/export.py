@@ -30,6 +30,7 @@ import safetensors.numpy
 from jaxformers import cli, orthogonal, trained, workdirs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
+from jaxformers.models.parallel import portable
 from jaxformers.models.variables import make_variables
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -77,7 +78,9 @@ def program(
   example = model.example(length)
   shape = (*jax.export.symbolic_shape("b"), *example.shape[1:])
   export = jax.export.export(jax.jit(apply), platforms=PLATFORMS)
-  return export(shapes, jax.ShapeDtypeStruct(shape, example.dtype))
+  # Not the forms that are fast on the device at hand.
+  with portable():
+    return export(shapes, jax.ShapeDtypeStruct(shape, example.dtype))
 
 
 def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:

@@ -91,10 +91,11 @@ def bigbird(
   keys = _keys(k_blocks, v_blocks, tokens, last, *chosen)
   y = attend_to(q_blocks, keys, dropout)
   # Replace the rows of the first and the last block, which see all.
-  end = jnp.broadcast_to(last[:, None, None, None], (len(q), h, 1, 1))
+  end = jnp.broadcast_to(last[:, None, None, None], (q.shape[0], h, 1, 1))
   ends = [q_blocks[:, :, :1], _take(q_blocks, end)]
   ends = jnp.concatenate(ends, 3)[:, :, 0]
-  rows = attend_to(ends, [Keys(k, v, mask[:, None, None])], dropout)
+  seen = Keys(k, v, mask[:, None, None])
+  rows = attend_to(ends, [seen], dropout.fold(len(keys)))
   block = jnp.arange(blocks)[None]
   is_first, is_last = (
     is_end[:, None, :, None, None]

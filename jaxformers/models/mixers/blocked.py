@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Dropout
 from jaxformers.models.mixers.scores import dot, hide
-from jaxformers.models.parallel import row_means
+from jaxformers.models.parallel import row_sums
 
 
 class Keys(NamedTuple):
@@ -80,6 +80,7 @@ def attend_to(
   q: jax.Array, keys: Sequence[Keys], dropout: Dropout
 ) -> jax.Array:
   """Applies one softmax to several sets of keys: q, y [..., s, e]."""
+  keys = [part for part in keys if part.k.shape[-2]]  # Sets may be empty.
   scale = q.shape[-1] ** -0.5
   scores = [hide(dot(q, part.k) * scale, part.seen) for part in keys]
   return sum_values(scores, [part.v for part in keys], dropout)
@@ -108,6 +109,7 @@ def sum_values(
   y, total = 0, 0
   for number, (score, v) in enumerate(zip(scores, values, strict=True)):
     weights = jnp.exp(score - top)
-    total = total + row_means(weights) * weights.shape[-1]
-    y = y + jnp.matmul(dropout.fold(number)(weights).astype(v.dtype), v)
+    total = total + row_sums(weights)
+    dropped = dropout.fold(number)(weights).astype(v.dtype)
+    y = y + jnp.matmul(dropped, v, preferred_element_type=total.dtype)
   return (y / total).astype(values[0].dtype)

@@ -25,15 +25,15 @@ from jaxformers.models.mixers.scores import (
   hide,
   seen_keys,
 )
-from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_means
+from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
 CUDNN = "cudnn"  # Implementation of JAX's attention on GPUs.
-HIDDEN = -1e4  # Added to scores of padding there: its exponential is 0.
+HIDDEN = -1e4  # Added by cuDNN's path to scores of padding: exponentials of 0.
 
 
-class Weights(NamedTuple):
-  """The weights of keys: the exponential of their scores.
+class Form(NamedTuple):
+  """How weights follow from scores: by their exponentials.
 
   Attributes:
     causal: True if token i sees tokens up to i alone.
@@ -61,7 +61,7 @@ class Weights(NamedTuple):
   def total(self, weights: jax.Array) -> jax.Array:
     """Returns what the sums of the values are divided by, [..., s, 1]."""
     if self.normalize:
-      return row_means(weights) * weights.shape[-1]
+      return row_sums(weights)
     return jnp.ones_like(weights[..., :1])
 
 
@@ -167,9 +167,11 @@ def attend(
   v: jax.Array,
   mask: jax.Array,
   dropout: Dropout,
-  form: Weights,
+  form: Form,
 ) -> jax.Array:
   """Returns the sums of the values under exponential weights.
+
+  They are divided by the sums of the weights if `form` normalises.
 
   The forward pass keeps the maximum and the sum of every row of scores, and the
   backward pass computes the weights again from these.
@@ -202,30 +204,30 @@ def attend(
 
 
 def _cudnn_takes(
-  q: jax.Array, k: jax.Array, v: jax.Array, dropout: Dropout, form: Weights
+  q: jax.Array, k: jax.Array, v: jax.Array, dropout: Dropout, form: Form
 ) -> bool:
   """Returns True if cuDNN's attention can compute these heads, and fast."""
-  n, e = q.shape[2:]
+  e = q.shape[-1]
   return (
     on_one_gpu(8.0)
     and form.normalize
     and form.precision is None
     and dropout.key is None
-    and q.dtype in (jnp.float16, jnp.bfloat16)
-    and q.dtype == k.dtype == v.dtype
+    and q.dtype == k.dtype == v.dtype == jnp.bfloat16
     and v.shape[-1] == e
     and e <= 120
-    and e % 8 == n % 2 == 0
+    and e % 8 == 0
   )
 
 
 def _by_cudnn(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, form: Weights
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, form: Form
 ) -> jax.Array:
   """Returns `attend` by cuDNN, whose memory grows as n, too.
 
   cuDNN would read a mask as an array n x n. Here the mask is a channel of the
-  keys, which lowers the scores of padding; cuDNN wants a multiple of 8.
+  keys, which lowers the scores of padding; cuDNN wants a multiple of 8. A query
+  that sees nothing weighs all keys by their scores.
   """
   padding = [(0, 0)] * 3 + [(0, 8)]
   q, k, v = (jnp.swapaxes(jnp.pad(a, padding), 1, 2) for a in (q, k, v))
@@ -240,13 +242,13 @@ def _by_cudnn(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(form: Weights, *args: Any) -> jax.Array:
+def _attend(form: Form, *args: Any) -> jax.Array:
   """Returns the sums of v for all queries, [..., n, e] in the type of v."""
   return _forward(form, *args)[0]
 
 
 def _forward(
-  form: Weights,
+  form: Form,
   turn: jax.Array | int,
   dropout: Dropout,
   q: jax.Array,
@@ -271,15 +273,21 @@ def _forward(
 
 
 def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
-  """Returns weights [..., s, m] times v [..., m, e] -> [..., s, e]."""
+  """Returns weights [..., s, m] times v [..., m, e], float32 [..., s, e]."""
   # Values come first: so no gradient needs a transposed copy of the weights.
-  return jnp.swapaxes(jnp.einsum("...me,...sm->...es", v, weights), -1, -2)
+  y = jnp.einsum(
+    "...me,...sm->...es",
+    v,
+    weights,
+    preferred_element_type=jnp.promote_types(v.dtype, jnp.float32),
+  )
+  return jnp.swapaxes(y, -1, -2)
 
 
-def _backward(form: Weights, kept: Any, g: jax.Array) -> tuple[Any, ...]:
+def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   turn, dropout, q, k, v, mask, y, top, inverse = kept
   n = q.shape[-2]
-  # The mean of the weights' gradients, under the weights: their sum is fixed.
+  # The sum over the keys of weight times gradient, which a softmax subtracts.
   mean = (g.astype(top.dtype) * y).sum(-1, keepdims=True)
   mean = mean if form.normalize else jnp.zeros_like(mean)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.attention import Dropout, attention, wide
-from jaxformers.models.mixers.flash import Weights, attend
+from jaxformers.models.mixers.flash import Form, attend
 from jaxformers.models.mixers.scores import HIGHEST, dot, exp_below_one
 from jaxformers.models.variants import MODELS, Variant
 
@@ -63,5 +63,5 @@ def kernelized(
   """
 
   scale = q.shape[-1] ** -0.25
-  form = Weights(causal, normalize, precision=HIGHEST)
+  form = Form(causal, normalize, precision=HIGHEST)
   return attend(*exponents(q * scale, k * scale), v, mask, dropout, form)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Dropout, attention
-from jaxformers.models.mixers.blocked import Keys, attend_to
+from jaxformers.models.mixers.blocked import sum_values
+from jaxformers.models.mixers.scores import dot
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("linformer")(Variant("linformer"))
@@ -77,4 +78,4 @@ def linformer(
     for matrix, a in ((to_keys, k), (to_values, v))
   )
   # Attend to the projected keys, of which none is padding.
-  return attend_to(q, [Keys(k, v, jnp.ones((1, 1, 1, 1), bool))], dropout)
+  return sum_values([dot(q, k) * q.shape[-1] ** -0.5], [v], dropout)

@@ -64,7 +64,7 @@ def longformer(
   seen = mask[:, None, None]
   if causal:
     seen = seen & earlier(g, mask.shape[1])[None, None]
-  rows = attend_to(q[:, :, :g], [Keys(k, v, seen)], dropout)
+  rows = attend_to(q[:, :, :g], [Keys(k, v, seen)], dropout.fold(2))
   return jnp.concatenate([rows, y[:, :, g:]], 2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxformers.models.attention import Dropout, attention
-from jaxformers.models.mixers.flash import Weights, attend
+from jaxformers.models.mixers.flash import Form, attend
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("transformer")(Variant("softmax"))
@@ -45,5 +45,5 @@ def softmax(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  form = Weights(causal, scale=q.shape[-1] ** -0.5)
+  form = Form(causal, scale=q.shape[-1] ** -0.5)
   return attend(q, k, v, mask, dropout, form)

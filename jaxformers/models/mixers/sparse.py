@@ -73,8 +73,7 @@ def sparse(
       inside = inside & earlier(size)[None, None, None]
     others = jnp.arange(blocks) < i if causal else jnp.arange(blocks) != i
     outside = (summary & others[None, :, None]).reshape(b, 1, 1, 1, -1)
-    keys = [Keys(k[:, :, None], v[:, :, None], inside)]
-    keys += [Keys(*last, outside)] if c else []
+    keys = [Keys(k[:, :, None], v[:, :, None], inside), Keys(*last, outside)]
     return attend_to(q[:, :, None], keys, dropout.fold(i))[:, :, 0]
 
   # Loop over the blocks, so that the scores of a few exist at a time.

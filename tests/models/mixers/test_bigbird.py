@@ -23,7 +23,7 @@ def graph(order, last, blocks, count):
   return seen
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [0, 1, 2])
 def test_it_is_dense_attention_under_its_graph(count):
   n, size, blocks = 30, 3, 10
   mask = np.ones((2, n), bool)

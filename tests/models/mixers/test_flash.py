@@ -164,8 +164,8 @@ def test_a_gpus_attention_is_the_same(monkeypatch, causal):
   y, w = (jnp.where(at, a, 0) for a in (y, w))
   chex.assert_trees_all_close((dq, dk, dv, y), (wq, wk, wv, w), atol=0.06)
   # cuDNN takes neither float32 nor dropout.
-  assert flash._cudnn_takes(q, k, v, Dropout(), flash.Weights())
+  assert flash._cudnn_takes(q, k, v, Dropout(), flash.Form())
   wide = [a.astype(jnp.float32) for a in (q, k, v)]
-  assert not flash._cudnn_takes(*wide, Dropout(), flash.Weights())
+  assert not flash._cudnn_takes(*wide, Dropout(), flash.Form())
   dropout = Dropout(0.1, jax.random.key(0))
-  assert not flash._cudnn_takes(q, k, v, dropout, flash.Weights())
+  assert not flash._cudnn_takes(q, k, v, dropout, flash.Form())

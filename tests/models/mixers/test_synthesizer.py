@@ -1,5 +1,7 @@
 import functools
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -95,12 +97,31 @@ def test_shared_logits_are_masked_where_they_are_causal():
   check("random", logits(arrays())["random"], causal=True)
 
 
-def test_logits_of_padding_may_be_far_above_those_of_tokens():
+@pytest.mark.parametrize("excess", [30, 60, 300])
+def test_logits_of_padding_may_be_far_above_those_of_tokens(excess):
   """Exponentials below the maximum of all keys would vanish at tokens."""
   own = arrays()
   padding = np.flatnonzero(~tokens().all(0))
-  own["random"][:, :, padding] = 300
+  own["random"][:, :, padding] = excess
   check("random", own["random"][:, :N, :N], own=own)
+
+  def total(random, v):
+    y = synthesizer(
+      v,
+      mask=jnp.asarray(tokens()),
+      dropout=Dropout(),
+      param=lambda *_: random,
+      draw=None,
+      project=None,
+      max_len=LEN,
+    )
+    return jnp.where(tokens()[:, None, :, None], y, 0).sum()
+
+  (v,) = heads(1)
+  arguments = [jnp.asarray(a, jnp.float32) for a in (own["random"], v)]
+  slopes = jax.grad(total, (0, 1))(*arguments)
+  chex.assert_tree_all_finite(slopes)
+  assert jnp.abs(slopes[0]).max() > 1e-3
 
 
 def test_a_mixture_is_convex():
