@@ -26,7 +26,7 @@ import ctypes
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,11 @@ from jaxformers.registry import choose
 
 TOKENS = 16_384  # Tokens of a batch: a step takes 0.2 to 2 s.
 LENGTHS = (512, 1_024, 2_048, 4_096)
-COMPILED = (
-  1_024  # Only length at which twins are compiled: it takes a minute per model.
-)
+# Only length at which twins are compiled: it takes a minute per model.
+COMPILED = 1_024
 TITLES = ("PyTorch", "compiled", "fused")  # Twins, as the columns name them.
+GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)  # Lengths of the second table.
 Passes = dict[str, Calls]
-GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)
 
 
 def make_encoder(name: str, n: int) -> models.Model:
@@ -74,22 +73,27 @@ def compile_programs(name: str, n: int, batch: int) -> ours.Programs:
   return ours.compile_passes(make_encoder(name, n), inputs, train=True)
 
 
+@functools.lru_cache(maxsize=2)  # Every twin of one length has these.
+def draw_variables(name: str, n: int) -> Mapping[str, Any]:
+  """Returns variables of a model, with what its mixers draw."""
+  model = make_encoder(name, n)
+  variables = make_variables(model, ours.draw_params(model, model.example()))
+  apply = functools.partial(model.apply, train=False, mutable=["random"])
+  _, drawn = jax.jit(apply)(variables, model.example())
+  return {**variables, **drawn}
+
+
 def make_twin(name: str, n: int, *, is_fused: bool = False) -> Any:
   """Builds the twin of a model in PyTorch."""
   from benchmarks import rivals, twins  # PyTorch is an extra.
 
-  model = make_encoder(name, n)
   if MODELS[name].block == "injective":
     is_learned = name == "random_transject"
     twin = rivals.TransJect(n, 80, ours.EXPERTS, 2, is_learned)
     rivals.draw_free_matrices(twin)
     return twin
-  variables = make_variables(model, ours.draw_params(model, model.example()))
-  # The forward pass draws what the mixer does not learn.
-  apply = functools.partial(model.apply, train=False, mutable=["random"])
-  _, drawn = jax.jit(apply)(variables, model.example())
   attend = twins.fused if is_fused else None
-  return twins.Twin(model, {**variables, **drawn}, attend)
+  return twins.Twin(make_encoder(name, n), draw_variables(name, n), attend)
 
 
 def twin_calls(name: str, n: int, batch: int, *, compiled: bool) -> Passes:
@@ -128,12 +132,11 @@ def twin_bytes(name: str, lengths: Iterable[int]) -> list[int]:
 
 def step_bytes(name: str, n: int) -> int:
   """Returns the bytes by which a twin's train step raises the peak (Linux)."""
-  twin = make_twin(name, n)
-  # Run a small step first, so that memory of the libraries is not counted.
   from benchmarks import rivals
 
+  # Run a small step first, so that memory of the libraries is not counted.
   rivals.train(make_twin(name, 256), 1, 256)()
-  step = rivals.train(twin, TOKENS // n, n)
+  step = rivals.train(make_twin(name, n), TOKENS // n, n)
   # Give free memory back to the kernel, and reset the peak.
   gc.collect()
   ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -195,8 +198,8 @@ def growth(
   """Yields exponents of time (forward) and memory (train step), one sample."""
   for name in names:
     # Beyond 4,096 tokens, skip models that keep an array of n^2.
-    memory = getattr(MIXERS[MODELS[name].mixer], "growth", "n")
-    feasible = [n for n in lengths if n <= 4_096 or memory != "n^2"]
+    power = getattr(MIXERS[MODELS[name].mixer], "growth", "n")
+    feasible = [n for n in lengths if n <= 4_096 or power != "n^2"]
     seconds, planned = [], []
     for n in feasible:
       programs = compile_programs(name, n, 1)

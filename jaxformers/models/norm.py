@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.models.attention import wide
 from jaxformers.models.parallel import column_sums, row_sums
 
 
@@ -29,8 +30,7 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    x = jnp.asarray(x)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = wide(jnp.asarray(x))
     shape = x.shape[-1:]
     scale = self.param("scale", nn.initializers.ones, shape)
     bias = self.param("bias", nn.initializers.zeros, shape)

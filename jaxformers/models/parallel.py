@@ -39,10 +39,15 @@ def portable() -> Iterator[None]:
     _PORTABLE.reset(token)
 
 
+def _runs_alone(backend: str) -> bool:
+  """Returns True if programs are for one device at hand, of a backend."""
+  is_alone = _mesh().size <= 1 and not _PORTABLE.get()
+  return is_alone and jax.default_backend() == backend
+
+
 def on_one_cpu() -> bool:
   """Returns True if programs run on a CPU that is not one of a mesh."""
-  is_alone = _mesh().size <= 1 and not _PORTABLE.get()
-  return is_alone and jax.default_backend() == "cpu"
+  return _runs_alone("cpu")
 
 
 def on_one_gpu(capability: float) -> bool:
@@ -51,8 +56,7 @@ def on_one_gpu(capability: float) -> bool:
   Args:
     capability: compute capability that the GPU must have, such as 8.0.
   """
-  is_alone = _mesh().size <= 1 and not _PORTABLE.get()
-  if not is_alone or jax.default_backend() != "gpu":
+  if not _runs_alone("gpu"):
     return False
   # AMD's GPUs have names such as "gfx90a" in place of a number.
   found = getattr(jax.devices()[0], "compute_capability", "")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxformers import workdirs
 from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.models import pretrained
-from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import compilers, disk, optim, processes, resume
 from jaxformers.training.evaluate import make_evaluator
@@ -96,9 +96,7 @@ class Trainer:
     cache. Other blocks gain nothing from parts, and accelerators lose.
     """
     size = self.run.config["batch_size"]
-    is_injective = hasattr(
-      BLOCKS[self.model.config.variant.block], "invertible"
-    )
+    is_injective = layers_of(self.model.stacks()["encoder"]) is not None
     if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
       return 1
     # Divide the batch evenly, as close to such parts as can be.

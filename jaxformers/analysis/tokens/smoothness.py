@@ -28,6 +28,7 @@ from jaxformers.analysis.tokens import capture as captures
 from jaxformers.analysis.tokens.capture import Capture
 from jaxformers.errors import UserError
 from jaxformers.models import Model
+from jaxformers.models.mixers.scores import weigh
 from jaxformers.models.variables import make_variables
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -85,9 +86,7 @@ def attention_weights(
   """
   scores = _scores(q, k)
   seen = _seen(mask, causal, diagonal)
-  # A finite score keeps gradients of rows without tokens finite, too.
-  lowest = jnp.finfo(scores.dtype).min
-  return jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores, lowest)), 0)
+  return jnp.where(seen, weigh(scores, seen), 0)
 
 
 def _scores(q: jax.Array, k: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Softmax attention over blocks of keys, without an n x n array.
 
-A helper of local, sparse, longformer, bigbird, linear, performer, reformer and
-flash.
+A helper of most mixers: `attend_to` and `sum_values` of those with a softmax
+over sets of keys, `split` and `merge` of those that cut tokens into blocks.
 """
 
 from __future__ import annotations

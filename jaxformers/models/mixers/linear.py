@@ -39,6 +39,7 @@ def by_features(
     y, total = y[..., :-1], y[..., -1:]
   else:
     y = sums(q, k, v, causal=False)
+    # Sum the keys by a product, as `parallel.column_sums` does.
     ones = jnp.ones(k.shape[2:3], k.dtype)
     total = jnp.einsum("bhnf,n->bhf", k, ones)
     total = jnp.einsum("bhnf,bhf->bhn", q, total)[..., None]

@@ -64,6 +64,7 @@ def longformer(
   seen = mask[:, None, None]
   if causal:
     seen = seen & earlier(g, mask.shape[1])[None, None]
+  # The window and its global keys have folded 0 and 1.
   rows = attend_to(q[:, :, :g], [Keys(k, v, seen)], dropout.fold(2))
   return jnp.concatenate([rows, y[:, :, g:]], 2)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Dropout, attention, wide
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
-from jaxformers.models.mixers.scores import HIGHEST, dot
+from jaxformers.models.mixers.scores import HIGHEST, dot, hide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("reformer")(Variant("reformer"))
@@ -158,7 +158,7 @@ def reformer(
   position = cut(position)
   is_itself = position[..., None] == _with_previous(position)[..., None, :]
   scores = jnp.where(is_itself, ITSELF, scores)
-  scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+  scores = hide(scores, seen)
   # Attend in each round, then weigh the rounds by their softmax denominators.
   total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
   weights = dropout(jnp.exp(scores - total)).astype(v.dtype)

@@ -19,7 +19,6 @@ from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("sparse")(Variant("sparse"))
 
-
 GROUP = 4  # Blocks whose scores are in memory at a time.
 
 

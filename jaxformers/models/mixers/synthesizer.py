@@ -94,8 +94,8 @@ def synthesizer(
     square = (h, max_len, max_len)
     # Cut the parameters for max_len positions to the n at hand.
     if kind == "random":
-      logits = param(kind, normal(1.0), square)[:, :n, :n]
-      return (), lambda: logits
+      learned = param(kind, normal(1.0), square)
+      return (), lambda: learned[:, :n, :n]
     if kind == "fixed_random":
       drawn = draw(kind, lambda key: jax.random.normal(key, square))
       return (), lambda: drawn[:, :n, :n]
@@ -105,17 +105,18 @@ def synthesizer(
       return (), lambda: dot(*r)
     if kind == "dense":
       arrays, apply = map_tokens(kind, max_len)
-      return arrays, lambda *arrays: apply(*arrays)[..., :n]
+      return arrays, lambda x: apply(x)[..., :n]
     if kind == "factorized_dense":
       # Give position j the product of entry j mod a and entry j // a.
       a = math.isqrt(max_len - 1) + 1
       j, b = jnp.arange(n), -(-max_len // a)
       first, apply_first = map_tokens(f"{kind}_1", a)
       second, apply_second = map_tokens(f"{kind}_2", b)
-      return (
-        *first,
-        *second,
-      ), lambda x, y: apply_first(x)[..., j % a] * apply_second(y)[..., j // a]
+
+      def multiply(x: jax.Array, y: jax.Array) -> jax.Array:
+        return apply_first(x)[..., j % a] * apply_second(y)[..., j // a]
+
+      return (*first, *second), multiply
     return (project("query"), project("key")), lambda q, k: dot(q, k) / e**0.5
 
   # Add the logits of all kinds, with learned convex weights.
