@@ -1,14 +1,16 @@
-"""Time until the first step, and time that steps wait for their batches.
+"""Time until the first step, and what of a step is not its model.
 
 The first table has the time of each import, in a process of its own. The second
 has the time from the start of a process to the first step of a small run, with
-and without cached data and compiled programs. The third has the time that steps
-wait for the loader, and the speed of the loader alone.
+and without cached data and compiled programs. The third has the time of a step
+beside that of its model alone: the rest is the wait for the loader, the
+optimiser and the calls of the compiled step.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import statistics
 import subprocess
@@ -17,11 +19,24 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
+import optax
+
 from benchmarks.__main__ import main
-from benchmarks.data import Rows
-from benchmarks.timing import in_a_process, interleaved, median, ready, timed
+from benchmarks.data import Row, Rows
+from benchmarks.timing import (
+  Call,
+  in_a_process,
+  interleaved,
+  median,
+  ratio,
+  ready,
+  timed,
+)
 from jaxformers import config as configs
+from jaxformers.training import compilers
 from jaxformers.training.run import open_run
+from jaxformers.training.steps import train_step
 from jaxformers.training.trainer import Trainer
 
 IMPORTS = {
@@ -33,7 +48,8 @@ IMPORTS = {
 CONFIG = "configs/lra/listops.py:size=tiny"
 TASK = {"num_train": 2_000, "num_validation": 200, "num_test": 200}
 FIRST = "First step done"
-STEPS = 50
+STEPPED = ("transject", "linear_transformer", "local")
+BURST = 5  # Steps that are timed together.
 
 
 def imports(rounds: int) -> Rows:
@@ -82,34 +98,89 @@ def first_steps(rounds: int) -> Rows:
   yield {"first step of": CONFIG, "cache": "warm", "s": median_warm}
 
 
-def measure_waiting() -> Rows:
-  """Yields the milliseconds of steps, and of waiting for their batches."""
-  config = configs.load(CONFIG)
+def without_optimizer(trainer: Trainer) -> Call:
+  """Returns a call of the model's part of a step: loss and gradients."""
+  tx = optax.identity()
+  step = functools.partial(
+    train_step, model=trainer.model, tx=tx, seed=0, accumulate=trainer.parts
+  )
+  current = trainer.run.initial_state(tx)
+  layout = trainer.layout
+  run, _ = compilers.compile_jit(step, layout, state=current, donate=True)
+  batches = trainer.batches(0)
+  batch = next(batches)
+  batches.close()
+
+  def call() -> None:
+    nonlocal current
+    current, sums = run(current, batch)
+    jax.block_until_ready((current, sums))
+
+  return call
+
+
+def measure_steps(name: str, rounds: int) -> Row:
+  """Measures what of the steps of a small run is not its model.
+
+  A step waits for its batch, computes loss and gradients, and updates the
+  parameters. Steps take turns, `BURST` at a time, with the model's part alone
+  on one batch that is at hand.
+  """
+  config = configs.load(f"{CONFIG},model={name}")
   config.task.update(TASK)
+  # One length of batches, so that every step has the same work.
+  config.buckets = 1
   with tempfile.TemporaryDirectory() as folder:
     config.data_dir = f"{folder}/data"
     run = Trainer(open_run(config, Path(folder) / "run"))
     batches = run.batches(0)
-    # Train, and note how long each step waited.
-    waited, total = [], []
-    for _ in range(STEPS):
+    waited: list[float] = []
+
+    def step() -> None:
       batch, seconds = timed(next, batches)
       waited.append(seconds)
-      (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))
-      total.append(waited[-1] + seconds)
+      run.state, sums = run.train_step(run.state, batch)
+      jax.block_until_ready((run.state, sums))
+
+    model = without_optimizer(run)
+    calls = {
+      "step": functools.partial(repeat, step),
+      "model": functools.partial(repeat, model),
+    }
+    seconds = interleaved(calls, rounds)
     batches.close()
     # Read batches without training.
     alone = run.batches(0)
-    read = interleaved({"batch": ready(next, alone)}, STEPS)
+    read = interleaved({"batch": ready(next, alone)}, BURST * rounds)
     alone.close()
-  del waited[:5], total[:5]  # Compilation, and batches that were ready.
-  yield {
-    "config": CONFIG,
-    "ms per step": 1e3 * statistics.median(total),
-    "ms waited for a batch": 1e3 * statistics.median(waited),
-    "share of all steps": sum(waited) / sum(total),
+  del waited[:BURST]  # Of the warm-up, with compilation.
+  return {
+    "model": name,
+    "ms per step": 1e3 * median(seconds, "step") / BURST,
+    "ms of the model": 1e3 * median(seconds, "model") / BURST,
+    "share that is not the model": 1 - ratio(seconds, "model", "step"),
+    "share waiting for batches": sum(waited) / sum(seconds["step"]),
     "ms per batch, loader alone": 1e3 * statistics.mean(read["batch"]),
   }
+
+
+def steps(rounds: int) -> Rows:
+  """Yields the steps of models, each in a process that keeps memory."""
+  for name in STEPPED:
+    text = in_a_process(
+      "import json\n"
+      "from jaxformers import allocator\n"
+      "allocator.keep_freed_memory()\n"
+      "from benchmarks.start import measure_steps\n"
+      f"print(json.dumps(measure_steps({name!r}, {rounds})))"
+    )
+    yield json.loads(text.splitlines()[-1])
+
+
+def repeat(call: Call) -> None:
+  """Makes a call `BURST` times."""
+  for _ in range(BURST):
+    call()
 
 
 def tables(rounds: int) -> dict[str, Rows]:
@@ -117,7 +188,7 @@ def tables(rounds: int) -> dict[str, Rows]:
   return {
     "import": imports(rounds),
     "first step": first_steps(min(rounds, 5)),
-    "input": measure_waiting(),
+    "step": steps(rounds),
   }
 
 
