@@ -22,13 +22,13 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxformers import ranges
 from jaxformers.errors import UserError
+from jaxformers.models.dropout import make_dropout
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import rotation
 from jaxformers.registry import Registry, choose
@@ -119,42 +119,6 @@ def kernel_init(deviation: float) -> Callable[..., jax.Array]:
   if deviation:
     return nn.initializers.normal(deviation)
   return nn.initializers.xavier_uniform()
-
-
-def dropout_layer(rate: float, train: bool) -> nn.Module:
-  """Returns a dropout layer; UserError for a rate outside [0, 1)."""
-  if not 0 <= rate < 1:
-    raise UserError(
-      f"dropout_rate={rate} is not in [0, 1): give the share of entries to "
-      "drop, or 0."
-    )
-  return nn.Dropout(rate, deterministic=not train)
-
-
-@flax.struct.dataclass
-class Dropout:
-  """Dropout of attention weights; a pytree, so that kernels can take it.
-
-  Attributes:
-    rate: share of the weights that are dropped.
-    key: random key of the layer; None to drop nothing.
-  """
-
-  rate: float = flax.struct.field(pytree_node=False, default=0.0)
-  key: jax.Array | None = None
-
-  def __call__(self, weights: jax.Array) -> jax.Array:
-    """Drops weights of any shape, and scales the others by 1 / (1 - rate)."""
-    if self.key is None:
-      return weights
-    keep = jax.random.bernoulli(self.key, 1 - self.rate, weights.shape)
-    return jnp.where(keep, weights / (1 - self.rate), 0)
-
-  def fold(self, number: jax.Array | int) -> Dropout:
-    """Returns the dropout of one part of the weights, with a key of its own."""
-    if self.key is None:
-      return self
-    return self.replace(key=jax.random.fold_in(self.key, number))
 
 
 def check_heads(num_heads: int, d_model: int) -> None:
@@ -371,7 +335,7 @@ class Attention(nn.Module):
     tools = {
       "mask": mask,
       "carry": carry,
-      "dropout": self._dropout(train),
+      "dropout": make_dropout(self, self.dropout_rate, train=train),
       "draw": functools.partial(self._draw, drawn, train=train),
       "param": self.param,
       "project": lambda name: self._project(x, name)[0],
@@ -442,13 +406,6 @@ class Attention(nn.Module):
     if self.use_bias:
       bias = self.param(f"{name}_bias", nn.initializers.zeros, shape)
     return kernel.reshape(d, *shape), bias
-
-  def _dropout(self, train: bool) -> Dropout:
-    """Returns the dropout of the attention weights, with this layer's key."""
-    dropout_layer(self.dropout_rate, train)  # Check the rate.
-    if not train or not self.dropout_rate:
-      return Dropout()
-    return Dropout(self.dropout_rate, self.make_rng("dropout"))
 
   def _draw(
     self,

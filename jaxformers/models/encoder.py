@@ -8,8 +8,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks import invertible
+from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import whole_tokens
 
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
       concatenate=kind.concatenate_positions, name="embedding"
     )
     x = whole_tokens(embed(ids))
-    x = dropout_layer(self.dropout_rate, train)(x)
+    x = make_dropout(self, self.dropout_rate, train=train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
     # Run injective layers as one loop. Initialization calls the modules, which

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import (
-  dropout_layer,
   kernel_init,
   masked_max,
   masked_mean,
 )
+from jaxformers.models.dropout import make_dropout
 from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
@@ -150,7 +150,7 @@ class ClassifierHead(nn.Module):
       function = "gelu_tanh" if self.activation == "gelu" else self.activation
       x = ACTIVATIONS[function](x)
     # Drop out the input of the last layer, and compute the logits.
-    x = dropout_layer(self.dropout_rate, train)(x)
+    x = make_dropout(self, self.dropout_rate, train=train)(x)
     return dense(self.num_classes, name="logits")(x)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxformers.models import adaptive
 from jaxformers.models.adaptive import Softmax, edges
-from jaxformers.models.attention import dropout_layer
+from jaxformers.models.dropout import make_dropout
 from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 
@@ -48,7 +48,7 @@ class LanguageModel(Model):
     encoder = bind_encoder(self.config)(name="encoder")
     x = encoder(ids, mask=self.mask(ids), train=train)
     rate = self.config.head.get("dropout_rate", 0.0)
-    x = dropout_layer(rate, train)(x)
+    x = make_dropout(self, rate, train=train)(x)
     softmax = self._softmax()
     # Without targets, return log p of all ids.
     if targets is None:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 
-from jaxformers.models.attention import dropout_layer
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.dropout import make_dropout
 
 
 @BLOCKS.register("attention_only")
@@ -41,5 +41,5 @@ class AttentionOnly(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     y, carry = self.mixer(name="mixer")(x, mask=mask, carry=carry, train=train)
-    y = dropout_layer(self.dropout_rate, train)(y).astype(x.dtype)
+    y = make_dropout(self, self.dropout_rate, train=train)(y).astype(x.dtype)
     return (x + y if self.residual else y), carry

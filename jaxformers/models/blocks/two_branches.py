@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import dropout_layer, kernel_init
+from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import dot_general
 from jaxformers.registry import choose
@@ -70,7 +71,9 @@ class TwoBranches(nn.Module):
   def __call__(
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
-    dropout = dropout_layer(self.dropout_rate, train)
+    def dropout(x: jax.Array) -> jax.Array:
+      return make_dropout(self, self.dropout_rate, train=train)(x)
+
     path = self._drop_path(train)
     dense = functools.partial(
       nn.Dense,

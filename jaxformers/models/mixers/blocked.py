@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import Dropout
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.scores import dot, hide
 from jaxformers.models.parallel import row_sums
 

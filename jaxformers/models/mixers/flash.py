@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import Dropout
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.scores import (
   dot,

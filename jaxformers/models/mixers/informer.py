@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import Dropout, attention, wide
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import Keys, attend_to
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
 from jaxformers.models.variants import MODELS, Variant

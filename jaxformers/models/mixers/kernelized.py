@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import Dropout, attention, wide
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.flash import Form, attend
 from jaxformers.models.mixers.scores import HIGHEST, dot, exp_below_one
 from jaxformers.models.variants import MODELS, Variant

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import Dropout, attention
+from jaxformers.models.attention import attention
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.scores import dot
 from jaxformers.models.variants import MODELS, Variant

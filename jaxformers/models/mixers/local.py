@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from jaxformers.models.attention import Dropout, attention
+from jaxformers.models.attention import attention
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,

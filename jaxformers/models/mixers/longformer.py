@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import Dropout, attention
+from jaxformers.models.attention import attention
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
   Keys,
   attend_to,

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
-from jaxformers.models.attention import Dropout, attention, wide
+from jaxformers.models.attention import attention, wide
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
 from jaxformers.models.mixers.scores import HIGHEST, dot, hide
 from jaxformers.models.variants import MODELS, Variant

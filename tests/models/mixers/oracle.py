@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.models.attention import MIXERS, Dropout
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.dropout import Dropout
 
 B, H, N, E = 2, 2, 12, 4
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import Dropout
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import flash
 from jaxformers.models.mixers.kernelized import kernelized
 from jaxformers.models.mixers.softmax import softmax

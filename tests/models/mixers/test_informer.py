@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import Dropout
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.informer import informer
 from tests.models.mixers.oracle import (
   B,

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import Dropout
+from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.softmax import softmax
 from tests.models.mixers.oracle import N, agree, dense, heads, tokens
 

@@ -1,0 +1,86 @@
+"""Dropout, of the entries of any array, from random bytes.
+
+A random number takes longer than the rest of a small layer on a CPU, so every
+random word of 32 bits decides on four entries. A byte is less than one of 256
+thresholds with a probability that is a multiple of 1/256. Each row therefore
+draws its threshold among the two that are next to the rate asked for, so that
+an entry is dropped with exactly that probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+
+
+def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
+  """Returns which entries are kept, bool of a shape, at probability 1 - rate.
+
+  Entries of different rows (of the last axis) are independent. Those of a row
+  share a threshold: in a row of n, the variance of the number that is kept is
+  greater than that of independent entries, by at most (n / 512)^2.
+
+  Args:
+    key: random key.
+    rate: probability that an entry is dropped, in [0, 1).
+    shape: shape of the result, of at least one axis.
+  """
+  *rows, n = shape
+  of_words, of_thresholds = jax.random.split(key)
+  # Take four bytes of each word.
+  words = jax.random.bits(of_words, (*rows, -(-n // 4)), jnp.uint32)
+  drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
+  drawn = drawn.reshape(*rows, -1)[..., :n]
+  # Round 256 (1 - rate) up or down at random, to its value on average.
+  up = jax.random.uniform(of_thresholds, (*rows, 1))
+  threshold = jnp.floor(256 * (1 - rate) + up)
+  return drawn < threshold.astype(jnp.int32)
+
+
+@flax.struct.dataclass
+class Dropout:
+  """Dropout with a key; a pytree, so that kernels can take it.
+
+  Attributes:
+    rate: share of the entries that are dropped.
+    key: random key; None to drop nothing.
+  """
+
+  rate: float = flax.struct.field(pytree_node=False, default=0.0)
+  key: jax.Array | None = None
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Drops entries of any array, and scales the others by 1 / (1 - rate)."""
+    if self.key is None:
+      return x
+    return jnp.where(
+      draw_kept(self.key, self.rate, x.shape), x / (1 - self.rate), 0
+    )
+
+  def fold(self, number: jax.Array | int) -> Dropout:
+    """Returns the dropout of one part of an array, with a key of its own."""
+    if self.key is None:
+      return self
+    return self.replace(key=jax.random.fold_in(self.key, number))
+
+
+def make_dropout(module: nn.Module, rate: float, *, train: bool) -> Dropout:
+  """Returns dropout with a new key of a module; of nothing outside training.
+
+  Raises:
+    UserError: for a rate outside [0, 1).
+  """
+  if not 0 <= rate < 1:
+    raise UserError(
+      f"dropout_rate={rate} is not in [0, 1): give the share of entries to "
+      "drop, or 0."
+    )
+  if not train or not rate:
+    return Dropout()
+  return Dropout(rate, module.make_rng("dropout"))

@@ -1,0 +1,66 @@
+"""Dropout drops as many entries as asked for, of all rows and channels alike."""
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models.dropout import Dropout, draw_kept, make_dropout
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.25, 0.5, 0.999])
+@pytest.mark.parametrize("n", [1, 6, 64])
+def test_entries_are_dropped_at_the_rate(rate, n):
+  """A threshold of 1/256 alone would miss most rates by much more."""
+  total = 3_000_000
+  kept = draw_kept(jax.random.key(n), rate, (total // n, n))
+  # Five deviations of independent entries; a row adds (n / 512)^2.
+  variance = total * rate * (1 - rate) + total / n * (n / 512) ** 2
+  dropped = total // n * n - int(kept.sum())
+  assert abs(dropped - total // n * n * rate) < 5 * variance**0.5
+
+
+def test_entries_are_independent():
+  kept = np.asarray(draw_kept(jax.random.key(0), 0.3, (100_000, 7)))
+  # Neither columns, nor a row and the next, are correlated.
+  columns = np.corrcoef(kept.T) - np.eye(7)
+  assert abs(columns).max() < 0.02
+  pairs = np.corrcoef(kept[:-1].ravel(), kept[1:].ravel())[0, 1]
+  assert abs(pairs) < 0.01
+
+
+def test_kept_entries_are_scaled_and_dropped_ones_have_no_gradient():
+  x = jax.random.normal(jax.random.key(0), (2, 3, 50))
+  dropout = Dropout(0.2, jax.random.key(1))
+  y, pull = jax.vjp(dropout, x)
+  kept = y != 0
+  chex.assert_trees_all_close(y, jnp.where(kept, x / 0.8, 0))
+  chex.assert_trees_all_close(
+    pull(jnp.ones_like(y))[0], jnp.where(kept, 1 / 0.8, 0)
+  )
+  assert dropout(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+  # Another part of the array has another mask.
+  assert (kept != (dropout.fold(1)(x) != 0)).any()
+
+
+def test_every_call_of_a_layer_has_its_own_key_in_training_alone():
+  class Twice(nn.Module):
+    rate: float
+
+    @nn.compact
+    def __call__(self, x, train):
+      return tuple(
+        make_dropout(self, self.rate, train=train)(x) for _ in range(2)
+      )
+
+  x = jnp.ones((4, 16))
+  rngs = {"dropout": jax.random.key(0)}
+  first, second = Twice(0.5).apply({}, x, True, rngs=rngs)
+  assert (first != second).any()
+  # Without a key, nothing is dropped outside training or at rate 0.
+  for rate, train in ((0.5, False), (0.0, True)):
+    chex.assert_trees_all_equal(Twice(rate).apply({}, x, train), (x, x))
+  with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in \[0, 1\)"):
+    Twice(1.0).apply({}, x, True)
