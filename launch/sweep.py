@@ -4,20 +4,25 @@ python launch/sweep.py --config configs/lra/text.py \
     --config configs/lra/listops.py --workdir runs/lra --seeds 0,1,2 \
     --grid model=transformer,transject --grid size=tiny
 
-`--grid KEY=VALUE,VALUE` lists values of a config's argument. `--tune` also
-lists values. All run with the first seed; the best on the selection split then
-runs with the other seeds. Arguments that begin with --config. or --noconfig. go
-to every run.
+`--grid KEY=VALUE,VALUE` lists values of a config's argument, or of any field of
+the run: `--grid model.num_layers=1,2,4`, `--grid task.max_len=500,1000`.
+`--tune` also lists values. All run with the first seed; the best on the
+selection split then runs with the other seeds. Arguments that begin with
+--config. or --noconfig. go to every run, and `--set WHERE:FIELD=VALUE,...` to
+some: `--set model=transject:batch_size=16`, `--set
+config=text:task.archive=PATH`.
 
 After a stop, run the same command again, possibly with more values: runs with
 results are not repeated, and the others resume from their checkpoints. A run
-that fails is listed at the end, and the others are run all the same.
+that fails, and data that cannot be had, are listed at the end, and the others
+are run all the same. The status is 1 if a run failed, and under `--strict` also
+if data were missing.
 
 `--slurm` submits the runs to Slurm, all at once as an array, and waits for
 them; `--slurm partition=gpu,time=720,gpus_per_node=8` sets parameters of
 submitit, which are those of sbatch (times in minutes). A sweep that is stopped
 and run again waits for the jobs that are still queued. `--dry_run` prints the
-commands and runs nothing.
+commands, and prepares and runs nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +56,17 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     ),
     cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
     cli.argument(
-      "--grid", **repeated, **pairs, help="values of an argument; repeatable"
+      "--grid",
+      **repeated,
+      **pairs,
+      help="values of an argument or a field; repeatable",
+    ),
+    cli.argument(
+      "--set",
+      **repeated,
+      dest="settings",
+      metavar="WHERE:FIELD=VALUE,...",
+      help="fields of some runs; repeatable",
     ),
     cli.argument(
       "--tune", **pairs, help="values of which the best is run with all seeds"
@@ -66,13 +81,16 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
       help="submit the runs to Slurm, with parameters of the jobs",
     ),
     cli.switch("--dry_run", help="print the commands, run nothing"),
+    cli.switch("--strict", help="end with status 1 if data are missing"),
   )
   # Arguments that are not listed above go to every run.
   parser.prog, parser.allow_abbrev = "python launch/sweep.py", False
   return parser.parse_known_args(argv)
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
+def _check_overrides(
+  overrides: Sequence[str], axes: Sequence[grid.Axis]
+) -> None:
   for argument in overrides:
     if not argument.startswith(("--config.", "--noconfig.")):
       raise UserError(
@@ -82,25 +100,30 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     # One seed for all runs would repeat the same run.
     if argument.startswith("--config.seed"):
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
+    for key, _ in axes:
+      if argument.partition("=")[0] == f"--config.{key}":
+        raise UserError(f"{argument}: {key} is also an axis of the grid.")
 
 
 def _sweep(
   args: argparse.Namespace, overrides: list[str]
 ) -> tuple[Sweep, list[dict[str, Any]]]:
   """Runs the grid; returns the sweep and the results."""
-  _check_overrides(overrides)
   seeds = cli.numbers("seeds", args.seeds)
   axes = [grid.parse_axis(text) for text in args.grid or ()]
   tuned = grid.parse_axis(args.tune) if args.tune else None
+  every = [*axes, tuned] if tuned else axes
   # Check the axes before Slurm is asked for.
+  _check_overrides(overrides, every)
+  grid.expand(args.config, every)
   cells = grid.expand(args.config, axes)
-  candidates = grid.expand(args.config, [*axes, tuned]) if tuned else cells
+  cells = grid.set_fields(cells, args.settings or ())
   # Runs start here one at a time, or on Slurm all at once.
   if args.slurm is None:
     sweep = Sweep(args.workdir, overrides)
   else:
     sweep = SlurmSweep(args.workdir, overrides, parse_parameters(args.slurm))
-  return sweep, run_grid(sweep, cells, candidates, tuned, seeds, args.dry_run)
+  return sweep, run_grid(sweep, cells, tuned, seeds, args.dry_run)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -112,12 +135,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     interrupts.leave("runs with results are not repeated.")
   except (UserError, OSError) as error:
     sys.exit(f"error: {error}")
-  # Print the table of finished runs, then those that failed.
+  # Print the table of finished runs, then those that are missing.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)))
+  report(sweep, strict=args.strict)
+
+
+def report(sweep: Sweep, *, strict: bool) -> None:
+  """Names missing data and failed runs; exits with status 1 for the latter.
+
+  Args:
+    sweep: a sweep that has ended.
+    strict: True to exit with status 1 for missing data as well.
+  """
+  if sweep.missing:
+    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.missing.items())
+    print(f"\nNot run, since data are missing:\n  {listed}", file=sys.stderr)
   if sweep.failed:
     listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.failed.items())
     sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
+  if sweep.missing and strict:
+    sys.exit(1)
 
 
 if __name__ == "__main__":

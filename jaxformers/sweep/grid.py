@@ -1,15 +1,17 @@
-"""Grids of config arguments: axes, and the combinations of their values."""
+"""Grids of arguments and fields of configs: axes, and their combinations."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from jaxformers.config import FIELDS
 from jaxformers.errors import UserError
 
-Axis = tuple[str, tuple[str, ...]]  # Key of an argument, and its values.
+Axis = tuple[str, tuple[str, ...]]  # An argument or a field, and its values.
+Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,20 +21,37 @@ class Cell:
   Attributes:
     path: path of the config file.
     arguments: (key, value) of the config's arguments, in the grid's order.
+    fields: (key, value) of fields of the run that the grid varies.
+    settings: (key, value) of fields that are set in this cell without being
+      part of its name.
   """
 
   path: str
-  arguments: tuple[tuple[str, str], ...] = ()
+  arguments: Pairs = ()
+  fields: Pairs = ()
+  settings: Pairs = ()
 
   def extended(self, key: str, value: str) -> Cell:
-    """Returns the cell with one more argument."""
-    return Cell(self.path, (*self.arguments, (key, value)))
+    """Returns the cell with one more argument or field."""
+    name = "fields" if is_field(key) else "arguments"
+    values = (*getattr(self, name), (key, value))
+    return dataclasses.replace(self, **{name: values})
 
   @property
   def spec(self) -> str:
     """Config with its arguments, as `--config` takes it."""
-    text = self._arguments_text()
+    text = _join(self.arguments)
     return f"{self.path}:{text}" if text else self.path
+
+  @property
+  def options(self) -> list[str]:
+    """Arguments of the command that set the fields."""
+    return [f"--config.{k}={v}" for k, v in (*self.fields, *self.settings)]
+
+  @property
+  def title(self) -> str:
+    """Config with its arguments and fields, for people."""
+    return f"{self.spec} {_join(self.fields)}".strip()
 
   @property
   def folder(self) -> Path:
@@ -40,10 +59,73 @@ class Cell:
     path = Path(self.path)
     # A config in the working directory has no name of a parent.
     name = "_".join(part for part in (path.parent.name, path.stem) if part)
-    return Path(name, self._arguments_text())
+    # A value may be a path, which is no folder here.
+    values = _join((*self.arguments, *self.fields))
+    return Path(name, values.replace("/", "_"))
 
-  def _arguments_text(self) -> str:
-    return ",".join(f"{key}={value}" for key, value in self.arguments)
+  def matches(self, where: Sequence[tuple[str, str]]) -> bool:
+    """Returns True if the cell has all values; config=NAME is its file."""
+    own = {*self.arguments, *self.fields, ("config", Path(self.path).stem)}
+    return own.issuperset(where)
+
+
+def _join(pairs: Iterable[tuple[str, str]]) -> str:
+  return ",".join(f"{key}={value}" for key, value in pairs)
+
+
+def is_field(key: str) -> bool:
+  """Returns True for a field of the run, False for a config's argument."""
+  # A section, such as model, is the name of an argument.
+  is_section = key in FIELDS and isinstance(FIELDS[key].default, dict)
+  return "." in key or (key in FIELDS and not is_section)
+
+
+def parse_setting(text: str) -> tuple[list[tuple[str, str]], Pairs]:
+  """Returns where and what of "KEY=VALUE,...:FIELD=VALUE,...".
+
+  Raises:
+    UserError: for any other text.
+  """
+  where, colon, what = text.partition(":")
+  pairs = [
+    [tuple(item.partition("=")[::2]) for item in part.split(",")]
+    for part in (where, what)
+  ]
+  if not colon or not all(k and v for part in pairs for k, v in part):
+    raise UserError(
+      f"--set {text}: write WHERE:FIELD=VALUE, such as "
+      "model=transject:batch_size=16 or config=text:task.archive=PATH."
+    )
+  for key, _ in pairs[1]:
+    if key == "seed" or not is_field(key):
+      raise UserError(
+        f"--set {text}: {key} is not a field of a run, such as batch_size or "
+        "model.num_layers. Arguments of a config stand in --grid, seeds in "
+        "--seeds."
+      )
+  return pairs[0], tuple(pairs[1])
+
+
+def set_fields(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
+  """Returns the cells with the fields that `--set` gives to some of them.
+
+  Raises:
+    UserError: for a text that is no setting, or that meets no cell.
+  """
+  for text in texts:
+    where, what = parse_setting(text)
+    if not any(cell.matches(where) for cell in cells):
+      raise UserError(
+        f"--set {text}: no run of the grid has {_join(where)}. The first has "
+        f"{_join((('config', Path(cells[0].path).stem), *cells[0].arguments))}."
+      )
+    cells = [
+      dataclasses.replace(cell, settings=(*cell.settings, *what))
+      if cell.matches(where)
+      else cell
+      for cell in cells
+    ]
+  return list(cells)
 
 
 def parse_axis(text: str) -> Axis:
@@ -93,6 +175,10 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
       if key == "seed":
         raise UserError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
     # Combine all values of all axes.
-    choices = [[(k, v) for v in values] for k, values in (*fixed, *axes)]
-    cells += [Cell(path, pairs) for pairs in itertools.product(*choices)]
+    start = Cell(path, tuple((key, value) for key, (value,) in fixed))
+    for values in itertools.product(*(values for _, values in axes)):
+      pairs = zip(keys, values, strict=True)
+      cells.append(
+        functools.reduce(lambda c, pair: c.extended(*pair), pairs, start)
+      )
   return cells

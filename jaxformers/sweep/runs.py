@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,15 @@ class Sweep:
     workdir: folder that holds the workdirs of all runs.
     overrides: arguments that go to every run.
     failed: exit status, or the reason, of each run without results, by folder.
+    missing: reason why the data of a cell cannot be had, by its title.
   """
 
   def __init__(self, workdir: Path, overrides: Sequence[str]) -> None:
     self.workdir = workdir
     self.overrides = list(overrides)
     self.failed: dict[str, int | str] = {}
-    self._descriptions: dict[str, Any] = {}
+    self.missing: dict[str, str] = {}
+    self._descriptions: dict[str, dict[str, Any] | UserError] = {}
 
   def load_config(self, cell: Cell, seed: int) -> dict[str, Any]:
     """Returns the config of a run as `jaxformers.main` reads it.
@@ -46,7 +48,8 @@ class Sweep:
     """
     loaded = configs.load(cell.spec)
     # Read the overrides as `jaxformers.main` does.
-    rest, options = configs.take_options(loaded, self.overrides)
+    given = [*self.overrides, *cell.options]
+    rest, options = configs.take_options(loaded, given)
     configs.check_overrides(loaded, rest)
     # Flags of their own, since those of the process are parsed once.
     values = flags.FlagValues()
@@ -75,8 +78,14 @@ class Sweep:
     options = dict(config["task"], data_dir=config["data_dir"])
     key = json.dumps(options, sort_keys=True, default=str)
     if key not in self._descriptions:
-      self._descriptions[key] = tasks.get(**options).description()
-    return self._descriptions[key]
+      try:
+        self._descriptions[key] = tasks.get(**options).description()
+      except UserError as error:
+        self._descriptions[key] = error
+    description = self._descriptions[key]
+    if isinstance(description, UserError):
+      raise description
+    return description
 
   def read_results(self, cell: Cell, seed: int) -> dict[str, Any] | None:
     """Returns the results of a run, or None if it has none.
@@ -90,10 +99,21 @@ class Sweep:
     description = self.describe_task(config)
     return resume.finished_results(folder, config, description)
 
-  def check(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
-    """Raises UserError for a run that could not start, or that is listed twice.
+  def check(
+    self, cells: Sequence[Cell], seeds: Sequence[int], *, open_data: bool = True
+  ) -> list[Cell]:
+    """Returns the cells whose data can be had; the others are in `missing`.
 
     Results of finished runs are read, which checks them against their configs.
+
+    Args:
+      cells: cells of the grid.
+      seeds: seeds of every cell.
+      open_data: False to leave data, and results of finished runs, alone.
+
+    Raises:
+      UserError: for a run that could not start for another reason than its
+        data, for one that is listed twice, or if no data can be had.
     """
     if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
       raise UserError(
@@ -104,38 +124,45 @@ class Sweep:
     cell_configs = [self.load_config(cell, seeds[0]) for cell in cells]
     for config in cell_configs:
       check_fields(config)
-    # Refuse cells with equal configs or folders; then prepare the data.
-    seen: dict[str, Cell] = {}
+    _check_distinct(cells, cell_configs)
+    if not open_data:
+      return list(cells)
+    # Prepare the data, and read the results that there are.
+    found = []
     for cell, config in zip(cells, cell_configs, strict=True):
-      for key in (json.dumps(config, sort_keys=True), str(cell.folder)):
-        if key in seen:
-          raise UserError(
-            f"{seen[key].spec} and {cell.spec} are one run: list every run "
-            "once, and do not fix by --config.FIELD=VALUE what the grid varies."
-          )
-        seen[key] = cell
-      self.describe_task(config)
+      try:
+        self.describe_task(config)
+      except UserError as error:
+        self.missing[cell.title] = str(error)
+        continue
+      found.append(cell)
       for seed in seeds:
         self.read_results(cell, seed)
+    if not found:
+      raise UserError("\n".join(dict.fromkeys(self.missing.values())))
+    return found
 
   def run(self, cell: Cell, seed: int) -> dict[str, Any] | None:
     """Returns the results of a run, which is trained first if it has none.
 
     A run that fails returns None and is added to `failed`.
     """
-    results = self.read_results(cell, seed)
-    if results is None:
-      status = self.train(cell, seed)
-      # The results decide whether a run is done, not its exit status.
+    try:
       results = self.read_results(cell, seed)
       if results is None:
-        self.failed[str(self.folder(cell, seed))] = status
+        status: int | str = self.train(cell, seed)
+        # The results decide whether a run is done, not its exit status.
+        results = self.read_results(cell, seed)
+    except UserError as error:  # Files that changed since they were checked.
+      results, status = None, str(error)
+    if results is None:
+      self.failed[str(self.folder(cell, seed))] = status
     return results
 
   def train(self, cell: Cell, seed: int) -> int | str:
     """Trains and scores; returns the exit status, or why there is none."""
     folder = self.folder(cell, seed)
-    print(f"\n== {cell.spec} seed {seed} -> {folder}", flush=True)
+    print(f"\n== {cell.title} seed {seed} -> {folder}", flush=True)
     return commands.call(self.command(cell, seed))
 
   def submit(self, pairs: Sequence[tuple[Cell, int]]) -> None:
@@ -144,7 +171,8 @@ class Sweep:
   def command(self, cell: Cell, seed: int) -> list[str]:
     """Returns the command of a run."""
     paths = ["--config", cell.spec, f"--workdir={self.folder(cell, seed)}"]
-    return [*MAIN, *paths, f"--config.seed={seed}", *self.overrides]
+    fields = [f"--config.seed={seed}", *self.overrides, *cell.options]
+    return [*MAIN, *paths, *fields]
 
   def tune(self, cell: Cell, axis: Axis, seed: int) -> Cell | None:
     """Returns the cell with the best value of an axis; None if all fail."""
@@ -163,7 +191,7 @@ class Sweep:
     best = max(scores, key=scores.__getitem__)
     select = results[best]["config"]["select"]
     listed = ", ".join(f"{value}: {abs(x):.4f}" for value, x in scores.items())
-    print(f"\n== {cell.spec}: {key}={best}, by {select}: {listed}", flush=True)
+    print(f"\n== {cell.title}: {key}={best}, by {select}: {listed}", flush=True)
     for folder in sorted(left_out):
       print(f"   Without results, and left out: {folder}")
     if best in find_ends(values):
@@ -173,6 +201,21 @@ class Sweep:
   def folder(self, cell: Cell, seed: int) -> Path:
     """Returns the workdir of a run."""
     return self.workdir / cell.folder / f"seed_{seed}"
+
+
+def _check_distinct(
+  cells: Sequence[Cell], cell_configs: Sequence[Mapping[str, Any]]
+) -> None:
+  """Raises UserError for cells with equal configs or folders."""
+  seen: dict[str, Cell] = {}
+  for cell, config in zip(cells, cell_configs, strict=True):
+    for key in (json.dumps(config, sort_keys=True), str(cell.folder)):
+      if key in seen:
+        raise UserError(
+          f"{seen[key].title} and {cell.title} are one run: list every run "
+          "once, and do not fix by --config.FIELD=VALUE what the grid varies."
+        )
+      seen[key] = cell
 
 
 def find_ends(values: Sequence[str]) -> tuple[str, ...]:
@@ -187,7 +230,6 @@ def find_ends(values: Sequence[str]) -> tuple[str, ...]:
 def run_grid(
   sweep: Sweep,
   cells: Sequence[Cell],
-  candidates: Sequence[Cell],
   tuned: Axis | None,
   seeds: Sequence[int],
   dry_run: bool = False,
@@ -196,8 +238,7 @@ def run_grid(
 
   Args:
     sweep: starts the runs.
-    cells: result of `grid.expand`.
-    candidates: the cells with every value of the axis to tune.
+    cells: result of `grid.expand`, without the axis to tune.
     tuned: axis whose best value is chosen under the first seed, or None.
     seeds: seeds of every cell.
     dry_run: True prints the commands of runs without results and runs nothing;
@@ -209,19 +250,26 @@ def run_grid(
   Raises:
     UserError: before the first run, see `Sweep.check`.
   """
+
+  def candidates(some: Iterable[Cell]) -> list[Cell]:
+    key, values = tuned or ("", ())
+    every = [cell.extended(key, value) for cell in some for value in values]
+    return every if tuned else list(some)
+
   # Check all runs that may be started.
-  sweep.check(candidates, seeds)
+  found = sweep.check(candidates(cells), seeds, open_data=not dry_run)
   if dry_run:
-    for cell in candidates:
+    for cell in found:
       # Which value the other seeds get is only known after tuning.
       for seed in seeds[:1] if tuned else seeds:
-        if sweep.read_results(cell, seed) is None:
+        if not (sweep.folder(cell, seed) / "results.json").exists():
           print(shlex.join(sweep.command(cell, seed)))
     return []
   # Choose the best value of each cell under the first seed.
-  chosen: Sequence[Cell | None] = cells
+  chosen: Sequence[Cell | None] = found
   if tuned:
-    sweep.submit([(cell, seeds[0]) for cell in candidates])
+    cells = [cell for cell in cells if {*candidates([cell])}.issubset(found)]
+    sweep.submit([(cell, seeds[0]) for cell in found])
     chosen = [sweep.tune(cell, tuned, seeds[0]) for cell in cells]
   # Run the cells with all seeds.
   pairs = [(cell, seed) for cell in chosen if cell for seed in seeds]

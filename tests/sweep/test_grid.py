@@ -21,6 +21,33 @@ def test_a_cell_names_its_config_and_its_folder():
   (cell,) = grid.expand(["configs/lra/text.py"], [])
   assert cell.spec == "configs/lra/text.py"
   assert cell.folder.as_posix() == "lra_text"
-  cell = cell.extended("seed", "3").extended("model", "local")
-  assert cell.spec == "configs/lra/text.py:seed=3,model=local"
-  assert cell.folder.as_posix() == "lra_text/seed=3,model=local"
+  cell = cell.extended("size", "tiny").extended("task.archive", "a/b")
+  cell = cell.extended("model", "local").extended("batch_size", "8")
+  assert cell.spec == "configs/lra/text.py:size=tiny,model=local"
+  name = "size=tiny,model=local,task.archive=a_b,batch_size=8"
+  assert cell.folder.as_posix() == f"lra_text/{name}"
+  assert cell.title == f"{cell.spec} task.archive=a/b,batch_size=8"
+  assert cell.options == ["--config.task.archive=a/b", "--config.batch_size=8"]
+
+
+def test_sections_are_arguments_and_other_fields_are_fields():
+  keys = ("model", "size", "task", "batch_size", "pretrained", "model.d_model")
+  assert [grid.is_field(key) for key in keys] == [False] * 3 + [True] * 3
+  # What a config's file is given is its argument, whatever its name.
+  (cell,) = grid.expand(["a/b.py:batch_size=3"], [("batch_size", ("4",))][:0])
+  assert cell.spec == "a/b.py:batch_size=3"
+
+
+def test_fields_are_set_in_the_cells_that_match():
+  cells = grid.expand(
+    ["configs/lra/text.py", "configs/lra/image.py"],
+    [("model", ("transject", "local"))],
+  )
+  texts = ["config=text:task.archive=x", "model=local:batch_size=4,patience=1"]
+  options = [cell.options for cell in grid.set_fields(cells, texts)]
+  archive, local = "--config.task.archive=x", ["batch_size=4", "patience=1"]
+  local = [f"--config.{field}" for field in local]
+  assert options == [[archive], [archive, *local], [], local]
+  # Names of runs do not change.
+  named = [cell.folder for cell in grid.set_fields(cells, texts)]
+  assert named == [cell.folder for cell in cells]

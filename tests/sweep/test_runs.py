@@ -1,12 +1,15 @@
 """Runs of a grid: what is run, what is not run again, and what is refused."""
 
+import json
 import os
 import sys
 
 import pytest
 
+from jaxformers.errors import UserError
 from jaxformers.sweep.runs import Sweep, find_ends
 from launch import sweep
+from tests.sweep.conftest import describe_task
 
 SPEC = "configs/lra/listops.py:size=tiny"
 
@@ -95,6 +98,77 @@ def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
     sweep.main([*argv, "--tune=model=local"])
 
 
+def test_fields_vary_and_are_set_for_some_runs(runs, tmp_path):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  argv += ["--grid=model=transject,local", "--grid=model.num_layers=1,2"]
+  sweep.main([*argv, "--set=model=local,model.num_layers=2:batch_size=8"])
+  found = {
+    path.parent.parent.name: json.loads(path.read_text())["config"]
+    for path in tmp_path.rglob("results.json")
+  }
+  assert {
+    name: (config["model"]["num_layers"], config["batch_size"])
+    for name, config in found.items()
+  } == {
+    "size=tiny,model=transject,model.num_layers=1": (1, 32),
+    "size=tiny,model=transject,model.num_layers=2": (2, 32),
+    "size=tiny,model=local,model.num_layers=1": (1, 32),
+    "size=tiny,model=local,model.num_layers=2": (2, 8),
+  }
+
+
+def test_missing_data_are_named_and_the_others_run(
+  runs, tmp_path, monkeypatch, capsys
+):
+  def describe(self, config):
+    if config["task"]["name"] == "text":
+      raise UserError("No archive of Text.")
+    return describe_task(self, config)
+
+  monkeypatch.setattr(Sweep, "describe_task", describe)
+  argv = ["--config=configs/lra/text.py", "--config", SPEC]
+  argv += [f"--workdir={tmp_path}"]
+  sweep.main(argv)
+  said = capsys.readouterr()
+  assert "configs/lra/text.py: No archive of Text." in said.err
+  assert "| 50.00 | 0 |" in said.out
+  assert [spec for spec, _ in runs.commands] == [SPEC]
+  with pytest.raises(SystemExit) as stopped:
+    sweep.main([*argv, "--strict"])
+  assert stopped.value.code == 1
+  # A value of the tuned axis that has no data leaves out its cell.
+  capsys.readouterr()
+  sweep.main([*argv, "--tune=model=local,sparse"])
+  said = capsys.readouterr()
+  assert said.err.count("No archive of Text.") == 2
+  assert "configs/lra/listops.py:size=tiny: model=" in said.out
+
+
+def test_a_dry_run_prepares_nothing(runs, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
+  sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--dry_run"])
+  assert f"--config {SPEC}" in capsys.readouterr().out
+  assert not runs.commands and not list(tmp_path.iterdir())
+
+
+def test_results_that_change_meanwhile_fail_their_run_alone(
+  runs, tmp_path, monkeypatch, capsys
+):
+  trained = Sweep.train
+
+  def train(self, cell, seed):
+    status = trained(self, cell, seed)
+    if "local" in cell.spec:
+      (self.folder(cell, seed) / "results.json").write_text("{")
+    return status
+
+  monkeypatch.setattr(Sweep, "train", train)
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  with pytest.raises(SystemExit, match=r"model=local.seed_0: .*results.json"):
+    sweep.main([*argv, "--grid=model=local,sparse"])
+  assert "| 50.00 | 0 |" in capsys.readouterr().out
+
+
 def test_the_end_of_what_was_tried():
   assert find_ends(("2e-3", "5e-4", "1e-3")) == ("5e-4", "2e-3")
   assert find_ends(("local", "1")) == find_ends(("1e-3",)) == ()
@@ -122,6 +196,15 @@ def test_the_end_of_what_was_tried():
     (["--config.totl_steps=1"], "Did you mean 'total_steps'"),
     (["--config.total_steps=x"], "total_steps"),
     (["--total_steps=1"], "not an option of a sweep"),
+    (["--grid=total_stepz=5"], "Unknown config argument 'total_stepz'"),
+    (["--grid=task.max_lenn=5"], "max_lenn"),
+    (["--grid=batch_size=0,1"], "batch_size=0"),
+    (["--grid=batch_size=2,1", "--config.batch_size=2"], "also an axis"),
+    (["--set=model=local"], "write WHERE:FIELD=VALUE"),
+    (["--set=size=tiny:"], "write WHERE:FIELD=VALUE"),
+    (["--set=size=tiny:model=local"], "model is not a field"),
+    (["--set=size=tiny:seed=1"], "seed is not a field"),
+    (["--set=size=paper:batch_size=1"], "no run .* size=paper.*listops,size="),
   ],
 )
 def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):
