@@ -177,8 +177,8 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
     # Combine all values of all axes.
     start = Cell(path, tuple((key, value) for key, (value,) in fixed))
     for values in itertools.product(*(values for _, values in axes)):
-      pairs = zip(keys, values, strict=True)
-      cells.append(
-        functools.reduce(lambda c, pair: c.extended(*pair), pairs, start)
-      )
+      cell = start
+      for key, value in zip(keys, values, strict=True):
+        cell = cell.extended(key, value)
+      cells.append(cell)
   return cells

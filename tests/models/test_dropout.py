@@ -1,4 +1,4 @@
-"""Dropout drops as many entries as asked for, of all rows and channels alike."""
+"""Dropout drops as many entries as asked for, in all places alike."""
 
 import chex
 import flax.linen as nn

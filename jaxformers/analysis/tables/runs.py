@@ -14,13 +14,7 @@ from jaxformers import models, workdirs
 from jaxformers.analysis.tables import results as tables
 from jaxformers.errors import UserError
 
-# Fields that a label leaves out: they say nothing of the model.
-UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
-
 SIZES = {"num_layers": "layers", "d_model": "width d", "num_experts": "experts"}
-# Options that follow from the sizes.
-DERIVED_OPTIONS = ("mlp_dim", "scale", "init_std")
-
 Fields = Mapping[str, Any]
 
 
@@ -168,7 +162,7 @@ def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
 
 def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
   """Returns a label for each group: the model, and what else differs."""
-  flat = [_flatten_labelled(records[0].config) for records in groups]
+  flat = [tables.labelled_fields(records[0].config) for records in groups]
   # Name three fields; where labels coincide, name all fields that differ.
   labels = [_label(config, flat, most=3) for config in flat]
   for k in _repeated(labels):
@@ -179,12 +173,6 @@ def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
   return labels
 
 
-def _flatten_labelled(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields of a config that a label may name, by dotted name."""
-  fields = configs.flatten(config).items()
-  return {k: v for k, v in fields if not k.startswith(UNLABELLED_FIELDS)}
-
-
 def _label(config: Fields, others: Sequence[Fields], most: int) -> str:
   """Returns the model and up to `most` fields that differ."""
   model, task = config["model.name"], config["task.name"]
@@ -193,18 +181,9 @@ def _label(config: Fields, others: Sequence[Fields], most: int) -> str:
   # Name what differs between runs of this model and task alone.
   names = ("model.name", "task.name")
   of_model = [o for o in others if all(o[k] == config[k] for k in names)]
-  keys = _differing_keys(config, of_model)
+  keys = tables.differing_keys(config, of_model)
   keys.sort(key=lambda key: (not key.startswith("model."), key))
-  return ", ".join([name, *_assignments(config, keys[:most])])
-
-
-def _differing_keys(config: Fields, others: Sequence[Fields]) -> list[str]:
-  """Returns the fields of a config that have several values in the others."""
-  return [k for k in config if len({str(o.get(k)) for o in others}) > 1]
-
-
-def _assignments(config: Fields, keys: Iterable[str]) -> list[str]:
-  return [f"{key.rpartition('.')[2]}={config[key]}" for key in keys]
+  return ", ".join([name, *tables.assignments(config, keys[:most])])
 
 
 def _repeated(labels: Sequence[str]) -> list[int]:
@@ -246,14 +225,14 @@ def by_size(
 
 def _other_options(group: SeedGroup, of_model: Sequence[SeedGroup]) -> str:
   """Returns what differs between runs of a model besides its sizes, or ""."""
-  config = _flatten_labelled(group.config)
+  config = tables.labelled_fields(group.config)
   others = [configs.flatten(other.config) for other in of_model]
   keys = [
     key
-    for key in sorted(_differing_keys(config, others))
-    if key.rpartition(".")[2] not in (*SIZES, *DERIVED_OPTIONS)
+    for key in sorted(tables.differing_keys(config, others))
+    if key.rpartition(".")[2] not in (*SIZES, *tables.DERIVED_OPTIONS)
   ]
-  return "".join(f", {text}" for text in _assignments(config, keys))
+  return "".join(f", {text}" for text in tables.assignments(config, keys))
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:

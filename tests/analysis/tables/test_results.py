@@ -71,3 +71,28 @@ def test_the_command(tmp_path, capsys):
   assert capsys.readouterr().out.startswith("| task | protocol |")
   with pytest.raises(SystemExit, match="no results.json in"):
     results.main([str(tmp_path / "a" / "b")])
+
+
+def test_settings_are_named_and_their_spread_is_shown(tmp_path):
+  """As in TransJect's figure 3: each setting counts by its mean over seeds."""
+  model = {"name": "transject", "num_layers": 2, "d_model": 32, "mixer": {}}
+  for experts, scores in {1: (0.30, 0.32), 4: (0.35,), 8: (0.40,)}.items():
+    for seed, accuracy in enumerate(scores):
+      mixer = {"mixer": {"num_experts": experts}}
+      folder = tmp_path / f"{experts}_{seed}"
+      write(folder, seed, accuracy, model=model | mixer)
+  rows = results.summarise(results.read([tmp_path]))
+  assert sorted(row["config"] for row in rows) == [
+    f"L=2 d=32 num_experts={experts}" for experts in (1, 4, 8)
+  ]
+  (line,) = results.over_settings(rows)
+  mean, deviation = line["score"]
+  assert mean == pytest.approx((31 + 35 + 40) / 3)
+  assert deviation == pytest.approx(4.5092498)
+  text = results.markdown(rows)
+  assert "| 35.33 +- 4.51 | 31.00 to 40.00 |" in text
+  # One setting has no spread.
+  write(tmp_path / "other" / "0", 0, 0.5, batch_size=1)
+  assert "settings" not in results.markdown(
+    results.summarise(results.read([tmp_path / "other"]))
+  )
