@@ -93,9 +93,9 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
       "--export writes generated examples, but --archive reads finished ones: "
       "leave one of the two out."
     )
-  if (task.name, task.protocol) == ("listops", "skyformer"):
+  if task.name == "listops" and task.protocol in ("skyformer", "paper"):
     raise UserError(
-      "The protocol skyformer has no closing brackets to export: choose "
+      f"The protocol {task.protocol} has no closing brackets to export: choose "
       "another --protocol."
     )
   try:

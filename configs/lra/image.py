@@ -10,13 +10,27 @@ classifier on the pixels reaches 30.9. At size=tiny: 31.4, in half an hour on
 two cores. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0.
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
 """
 
 from jaxformers.recipes import lra, shared
 
+# LRA's sizes, by model, and training: 200 epochs.
+WIDE = lra.Shape(128, 8, 1, 64, 128, dropout_rate=0.3)
+ORIGINAL = lra.Original(
+  {
+    "transformer": WIDE,
+    "bigbird": WIDE._replace(num_heads=4),
+    "local": WIDE._replace(num_heads=2, pool="mean"),
+    "longformer": lra.Shape(128, 4, 4, 64, 128, 0.3, "mean"),
+    "reformer": lra.Shape(64, 8, 4, 32, 64, 0.3),
+  },
+  lra.original_schedule("cosine", 5e-4, 175, 35_000, batch_size=256),
+  attention_dropout=0.2,
+  positions="learned",
+)
 # Width of TransJect at size=matched: at most the Transformer's parameters.
-MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 80) | {"s4": 78}
+MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 80) | {"lra": 102, "s4": 78}
 
 
 def get_config(arg=None):
@@ -24,7 +38,9 @@ def get_config(arg=None):
   config = lra.make_config(
     args,
     task={"name": "image", "archive": ""},
+    length=1_024,
     matched_widths=MATCHED_WIDTHS,
+    original=ORIGINAL,
     batch_size=256,
     eval_batch_size=100,
     learning_rate=1e-4,

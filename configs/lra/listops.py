@@ -9,15 +9,22 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Longer
-test expressions: --config.task.test_min_length=2000
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+Longer test expressions: --config.task.test_min_length=2000
 --config.task.test_max_length=4000.
 """
 
 from jaxformers.recipes import lra
 
+# LRA's sizes and training.
+ORIGINAL = lra.Original(
+  {"transformer": lra.Shape(512, 8, 4, 512, 1_024)},
+  lra.original_schedule(
+    "rsqrt", 0.05, 1_000, 5_000, weight_decay=0.1, batch_size=32
+  ),
+)
 # Width of TransJect at size=matched: at most the Transformer's parameters.
-MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 94)
+MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 94) | {"lra": 632}
 
 
 def get_config(arg=None):
@@ -38,7 +45,9 @@ def get_config(arg=None):
       "test_max_length": 0,
       "operators": "MIN MAX MED SM",
     },
+    length=2_048,
     matched_widths=MATCHED_WIDTHS,
+    original=ORIGINAL,
     batch_size=32,
     eval_batch_size=40,
     buckets=4,

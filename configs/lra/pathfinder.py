@@ -9,8 +9,8 @@ python -m jaxformers.main --config configs/lra/pathfinder.py:size=tiny \
     --workdir runs/pathfinder
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Easier
-levels: --config.task.difficulty=intermediate|easy; longer sequences:
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+Easier levels: --config.task.difficulty=intermediate|easy; longer sequences:
 --config.task.resolution=64|128|256.
 """
 
@@ -18,8 +18,24 @@ from jaxformers.recipes import lra
 
 # LRA's code takes black pixels for padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
+# LRA's sizes, by model, and training: 200 epochs.
+ORIGINAL = lra.Original(
+  {
+    "transformer": lra.Shape(32, 4, 4, 16, 32, 0.2),
+    "bigbird": lra.Shape(64, 2, 4, 32, 64, 0.2),
+    "linear_transformer": lra.Shape(128, 2, 1, 64, 128, 0.2),
+    "linformer": lra.Shape(32, 2, 1, 16, 32, 0.2),
+    "local": lra.Shape(64, 4, 2, 32, 64),
+    "longformer": lra.Shape(32, 2, 2, 16, 32),
+    "performer": lra.Shape(32, 8, 4, 16, 32, 0.2),
+    "reformer": lra.Shape(64, 8, 2, 32, 64, 0.2),
+    "sparse": lra.Shape(32, 8, 1, 16, 32, 0.2),
+    "synthesizer": lra.Shape(64, 4, 2, 32, 64, 0.2),
+  },
+  lra.original_schedule("cosine", 1e-3, 312, 62_400, batch_size=512),
+)
 # Width of TransJect at size=matched: at most the Transformer's parameters.
-MATCHED_WIDTHS = dict.fromkeys(POOLS, 80) | {"s4": 78}
+MATCHED_WIDTHS = dict.fromkeys(POOLS, 80) | {"lra": 30, "s4": 78}
 
 
 def get_config(arg=None):
@@ -34,7 +50,9 @@ def get_config(arg=None):
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
     },
     pools=POOLS,
+    length=1_024,
     matched_widths=MATCHED_WIDTHS,
+    original=ORIGINAL,
     batch_size=128,
     eval_batch_size=100,
     learning_rate=2e-4,

@@ -8,8 +8,8 @@ python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
     --workdir runs/pathx
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. Easier
-levels: --config.task.difficulty=intermediate|easy; other sizes:
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+Easier levels: --config.task.difficulty=intermediate|easy; other sizes:
 --config.task.resolution=32|64|256. At size=tiny there are 2,000 images, made in
 seconds.
 """
@@ -18,8 +18,16 @@ from jaxformers.recipes import lra
 
 # LRA's code takes black pixels for padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
+# LRA's sizes and training at 128 pixels a side: 200 epochs.
+ORIGINAL = lra.Original(
+  {"transformer": lra.Shape(32, 2, 1, 16, 32)},
+  lra.original_schedule(
+    "cosine", 1e-3, 2_500, 500_000, clip_norm=1.0, batch_size=64
+  ),
+  positions="learned",
+)
 # Width of TransJect at size=matched: at most the Transformer's parameters.
-MATCHED_WIDTHS = dict.fromkeys(POOLS, 224)
+MATCHED_WIDTHS = dict.fromkeys(POOLS, 224) | {"lra": 154}
 
 
 def get_config(arg=None):
@@ -35,7 +43,9 @@ def get_config(arg=None):
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
     },
     pools=POOLS,
+    length=16_384,
     matched_widths=MATCHED_WIDTHS,
+    original=ORIGINAL,
     batch_size=64,
     eval_batch_size=20,
     learning_rate=2e-4,

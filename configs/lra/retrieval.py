@@ -10,7 +10,7 @@ TransJect reaches 56.0 on a stand-in of 8,000 pairs of reviews; the rule that
 compares byte histograms reaches 53.1 on it. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4, seed=0. If
+size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0. If
 an archive has another number of pairs than LRA's, set --config.task.num_train,
 num_validation and num_test.
 """
@@ -23,12 +23,20 @@ from jaxformers.recipes import lra, shared
 HEADS = {
   "jaxformers": {"interaction": "symmetric"},
   "skyformer": {"interaction": "nli"},
+  "paper": {"interaction": "nli"},
   "lra": {"interaction": "concat", "head_dim": 512, "head_layers": 2},
   "s4": {"interaction": "nli", "head_dim": 256, "head_activation": "gelu"},
 }
 POOLS = lra.POOLS | {"lra": "first"}
+# LRA's sizes and training, which ends in its warm-up.
+ORIGINAL = lra.Original(
+  {"transformer": lra.Shape(128, 4, 4, 128, 512)},
+  lra.original_schedule(
+    "rsqrt", 0.05, 8_000, 5_000, weight_decay=0.1, batch_size=32
+  ),
+)
 # Width of TransJect at size=matched: at most the Transformer's parameters.
-MATCHED_WIDTHS = dict.fromkeys(POOLS, 116) | {"lra": 114, "s4": 112}
+MATCHED_WIDTHS = dict.fromkeys(POOLS, 116) | {"lra": 186, "s4": 112}
 
 
 def get_config(arg=None):
@@ -45,7 +53,9 @@ def get_config(arg=None):
     },
     pools=POOLS,
     heads=HEADS,
+    length=4_096,
     matched_widths=MATCHED_WIDTHS,
+    original=ORIGINAL,
     batch_size=16,
     eval_batch_size=20,
     buckets=4,

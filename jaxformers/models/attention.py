@@ -211,7 +211,8 @@ class Attention(nn.Module):
     attend: function of heads; see `attention`.
     signature: arguments that `attend` takes.
     options: values for the options of `attend`.
-    num_heads: number of heads h; must divide d.
+    num_heads: number of heads h; must divide d, unless `head_size` is given.
+    head_size: number of channels e of a head; 0 for d / h.
     use_bias: True for projections with biases (Skyformer: yes; LRA: no).
     orthogonal: True for rotations as the projections to heads, with biases if
       `use_bias` (Transformer with orthogonal parametrisation, TransJect, table
@@ -246,6 +247,7 @@ class Attention(nn.Module):
   signature: HeadsSignature
   options: Any
   num_heads: int = 2
+  head_size: int = 0
   use_bias: bool = True
   orthogonal: bool = False
   symmetric: bool = False
@@ -295,8 +297,22 @@ class Attention(nn.Module):
     )(jnp.swapaxes(y, 1, 2))
     return self._scale_features(y, mask) if self.feat_scale else y, carry
 
+  def check_width(self, d: int) -> None:
+    """Raises UserError if heads cannot have their size at a width d."""
+    check_heads(self.num_heads, self.head_size * self.num_heads or d)
+    if self.head_size < 0:
+      raise UserError(
+        f"head_size={self.head_size} is negative: give the channels of a head, "
+        "or 0."
+      )
+    if self.orthogonal and self.head_size not in (0, d // self.num_heads):
+      raise UserError(
+        f"head_size={self.head_size} with {self.num_heads} heads does not give "
+        f"the square matrices of orthogonal=True: leave it out for d={d}."
+      )
+
   def _check_options(self, n: int, d: int) -> None:
-    check_heads(self.num_heads, d)
+    self.check_width(d)
     if self.max_len and n > self.max_len:
       raise UserError(
         f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
@@ -384,7 +400,8 @@ class Attention(nn.Module):
 
     All projections are one product, forwards and backwards.
     """
-    d, shape = x.shape[-1], (self.num_heads, x.shape[-1] // self.num_heads)
+    d = x.shape[-1]
+    shape = (self.num_heads, self.head_size or d // self.num_heads)
     weights = [self._head_weights(name, d, shape) for name in names]
     kernels, biases = zip(*weights, strict=True)
     # The projections are an axis of their own, so that a mesh may split heads.

@@ -294,7 +294,7 @@ def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
     check_section("mixer", kind, make, mixer, variant.fixed)
     module = make(**mixer, **variant.fixed)
     if isinstance(module, attention.Attention):
-      attention.check_heads(module.num_heads, options["d_model"])
+      module.check_width(options["d_model"])
   elif mixer:
     raise UserError(
       f"The model {options['name']!r} has no mixer: leave mixer={mixer} out."

@@ -1,10 +1,10 @@
-"""Long Range Arena: TransJect's sizes, and the training of Skyformer's code."""
+"""Long Range Arena: sizes and training of TransJect, Skyformer and LRA."""
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -15,11 +15,65 @@ from jaxformers.registry import choose
 SIZES = ("paper", "matched", "tiny")
 # How each protocol pools tokens, unless the task says otherwise: "jaxformers"
 # pools as TransJect's paper does, and the others as their code bases do.
+# "paper" is Skyformer's, with TransJect's own pooling for TransJect.
 POOLS = {
   "jaxformers": "max",
   "lra": "cls",
   "skyformer": "padded_mean",
   "s4": "mean",
+  "paper": "padded_mean",
+}
+
+
+class Shape(NamedTuple):
+  """Sizes of an encoder in LRA's configs.
+
+  Attributes:
+    d_model: width of the embedding.
+    num_heads: attention heads of a layer.
+    num_layers: layers.
+    qkv_dim: channels of all heads.
+    mlp_dim: hidden units of the feed-forward and of the head.
+    dropout_rate: dropout of embedding and branches.
+    pool: pooling of the tokens; "" for the task's.
+  """
+
+  d_model: int
+  num_heads: int
+  num_layers: int
+  qkv_dim: int
+  mlp_dim: int
+  dropout_rate: float = 0.1
+  pool: str = ""
+
+
+class Original(NamedTuple):
+  """A task in LRA's own code: its sizes and its training.
+
+  Source: lra_benchmarks/*/configs of google-research/long-range-arena, commit
+  cd31e5c.
+
+  Attributes:
+    shapes: shapes by model; that of the Transformer holds for all others.
+    fields: fields of the run, for `base`.
+    attention_dropout: dropout of attention weights.
+    positions: kind of positions.
+  """
+
+  shapes: Mapping[str, Shape]
+  fields: Mapping[str, Any]
+  attention_dropout: float = 0.1
+  positions: str = "sinusoid"
+
+
+# Options of LRA's mixers that differ from ours; on images blocks are 64 wide.
+LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
+  "local": {"block_size": 50},
+  "sparse": {"block_size": 50, "num_summary": 10},
+  "longformer": {"window": 512, "num_global": 0},
+  "linformer": {"rank": 16, "share_key_value": True},
+  "reformer": {"chunk_size": 10, "num_buckets": 10, "num_hashes": 1},
+  "synthesizer": {"kind": "random+dot"},
 }
 
 
@@ -40,11 +94,14 @@ def make_config(
   args: ConfigDict,
   *,
   task: Mapping[str, Any],
+  length: int,
   matched_widths: Mapping[str, int],
+  original: Original,
   learning_rate: float,
   warmup_steps: int,
   tiny: Mapping[str, Any],
   pools: Mapping[str, str] = POOLS,
+  transject_pool: str = "max",
   heads: Mapping[str, Mapping[str, Any]] | None = None,
   **fields: Any,
 ) -> ConfigDict:
@@ -53,11 +110,14 @@ def make_config(
   Args:
     args: result of `parse_arguments`.
     task: fields of the task; the protocol is added.
+    length: tokens of an example in Skyformer's code, a power of two.
     matched_widths: width of TransJect at size=matched, by protocol.
+    original: sizes and training under protocol=lra.
     learning_rate: peak learning rate at size=paper.
     warmup_steps: steps until the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
     pools: pooling by protocol.
+    transject_pool: pooling of TransJect under "jaxformers" and "paper".
     heads: further fields of the head, by protocol.
     **fields: other fields of the run, for `base`.
 
@@ -65,22 +125,26 @@ def make_config(
     UserError: for an unknown protocol.
   """
   protocol = choose("protocol", args.protocol, pools)
+  is_original = protocol == "lra" and not args.tiny
   head = heads[protocol] if heads else {}
+  training = skyformer_schedule(learning_rate, warmup_steps) | fields
   config = base(
     seed=args.seed,
     task={"name": task["name"], "protocol": protocol, **task},
     **model_fields(
       args.model,
-      pools=pools,
+      pool=pools[protocol],
       protocol=protocol,
       size=args.size,
-      matched=matched_widths,
+      width=matched_widths[protocol],
+      length=length,
+      transject_pool=transject_pool,
+      original=original if is_original else None,
       **head,
     ),
-    **fields,
-    **skyformer_schedule(learning_rate, warmup_steps),
+    **training | (original.fields if is_original else {}),
   )
-  # Replace Skyformer's schedule by that of size=tiny.
+  # Replace the schedule by that of size=tiny.
   if args.tiny:
     config.update(shared.tiny_fields(args.model, **tiny))
   return config
@@ -89,10 +153,13 @@ def make_config(
 def model_fields(
   name: str,
   *,
-  pools: Mapping[str, str],
+  pool: str,
   protocol: str,
   size: str,
-  matched: Mapping[str, int],
+  width: int,
+  length: int,
+  transject_pool: str = "max",
+  original: Original | None = None,
   **head: Any,
 ) -> dict[str, Any]:
   """Returns a model at the sizes of TransJect's LRA table, and its reference.
@@ -100,50 +167,166 @@ def model_fields(
   TransJect has L = 2, E = 4, d = 512. All others have the sizes of Skyformer's
   comparison, from which the paper takes their numbers: also two layers, but
   d = 64, two heads, 128 hidden units and mean pooling, a fifteenth of the
-  parameters. Results are compared with the parameters of the Transformer.
+  parameters. Under "lra" they have LRA's sizes. Results are compared with the
+  parameters of the Transformer.
 
   Args:
     name: name of the model.
-    pools: pooling by protocol; under "jaxformers" it is TransJect's on the
-      task, and models in the Transformer's form pool the mean.
-    protocol: key of `pools`.
+    pool: the protocol's pooling.
+    protocol: name of the protocol. Under "jaxformers" and "paper" TransJect
+      pools as in its paper; under "jaxformers" the others pool the mean.
     size: "paper"; "matched", TransJect with at most the Transformer's
       parameters; or "tiny", TransJect with d = 32 and E = 2. Other models have
       one size.
-    matched: width of TransJect at size "matched", by protocol.
+    width: width of TransJect at size "matched".
+    length: tokens of an example in Skyformer's code, a power of two.
+    transject_pool: TransJect's pooling in its paper.
+    original: LRA's sizes, or None for Skyformer's.
     **head: further fields of the head, for both.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
   tiny = shared.is_tiny(size, SIZES)
-  pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
   head = {"head_dim": 0 if protocol == "s4" else 128} | head
   # TransJect and the others differ in width, positions, dropout and pooling.
   common = {"num_layers": 2, **shared.COMMON, **head}
-  widths = {"paper": 512, "matched": matched[protocol], "tiny": 32}
+  widths = {"paper": 512, "matched": width, "tiny": 32}
   transject = shared.transject(
     common,
     2 if tiny else 4,
     d_model=widths[size],
     positions="sinusoid",
     dropout_rate=0.0,
-    pool=pool,
+    pool=transject_pool if protocol in ("jaxformers", "paper") else pool,
     orthogonal_map="cayley",
   )
-  # These are the sizes of Skyformer's comparison.
-  others = {
-    **common,
-    "d_model": 64,
-    "positions": "learned",
-    "dropout_rate": 0.1,
-    "pool": "mean" if protocol == "jaxformers" else pool,
-  }
-  make_transformer = functools.partial(
-    shared.transformer, shared=others, num_heads=2, mlp_dim=128
-  )
+
+  def make_transformer(name: str) -> dict[str, Any]:
+    if original is not None:
+      return original_fields(name, original, pool, head)
+    # These are the sizes of Skyformer's comparison.
+    others = {
+      **common,
+      "d_model": 64,
+      "positions": "learned",
+      "dropout_rate": 0.1,
+      "pool": "mean" if protocol == "jaxformers" else pool,
+    }
+    model = shared.transformer(name, others, num_heads=2, mlp_dim=128)
+    model["mixer"] = skyformer_options(name, length)
+    return model
+
   return shared.with_reference(name, make_transformer, transject)
+
+
+def skyformer_options(name: str, length: int) -> dict[str, Any]:
+  """Returns the options of a mixer that follow from the length.
+
+  Skyformer's code gives Informer u = f ceil(ln n) queries and sampled keys,
+  with f = ceil(128 / ln n), and Reformer two buckets for each of its chunks of
+  64 tokens.
+
+  Args:
+    name: name of the model.
+    length: tokens of an example with its padding, a power of two.
+  """
+  if name == "informer":
+    factor = math.ceil(128 / math.log(length))
+    count = factor * math.ceil(math.log(length))
+    return {"num_queries": count, "num_samples": count}
+  if name == "reformer":
+    return {"num_buckets": 2 * length // 64}
+  return {}
+
+
+def original_fields(
+  name: str, original: Original, pool: str, head: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns an encoder at the sizes of LRA's own configs.
+
+  Differs from LRA: the best checkpoint on the validation split is scored, where
+  LRA scores the last one.
+
+  Args:
+    name: name of the model.
+    original: sizes of the task.
+    pool: pooling of the task.
+    head: fields of the head that the task has otherwise.
+  """
+  shape = original.shapes.get(name, original.shapes["transformer"])
+  sizes = {
+    "num_layers": shape.num_layers,
+    **shared.COMMON,
+    "d_model": shape.d_model,
+    "positions": original.positions,
+    "dropout_rate": shape.dropout_rate,
+    "pool": shape.pool or pool,
+    "embedding": {"init_std": 1.0},
+    **{"head_dim": shape.mlp_dim, **head},
+  }
+  model = shared.transformer(name, sizes, shape.num_heads, shape.mlp_dim)
+  # Rotations are square: the heads of this baseline keep all channels.
+  channels = (
+    shape.d_model if name == "transformer_orthogonal" else shape.qkv_dim
+  )
+  model["mixer_defaults"] |= {
+    "head_size": channels // shape.num_heads,
+    "use_bias": False,
+    "dropout_rate": original.attention_dropout,
+  }
+  model["block"]["dropout_rate"] = shape.dropout_rate
+  mixer = dict(LRA_MIXERS.get(name, {}))
+  # On images LRA's blocks have 64 tokens.
+  if "block_size" in mixer and original.positions == "learned":
+    mixer["block_size"] = 64
+  model["mixer"] = mixer
+  return model
+
+
+def original_schedule(
+  name: str,
+  learning_rate: float,
+  warmup_steps: int,
+  total_steps: int,
+  *,
+  weight_decay: float = 0.0,
+  clip_norm: float = 0.0,
+  **fields: Any,
+) -> dict[str, Any]:
+  """Returns the training of LRA's own code: Adam with decoupled decay.
+
+  Args:
+    name: schedule: "rsqrt" for texts, "cosine" for images.
+    learning_rate: `base_learning_rate` of LRA's config.
+    warmup_steps: steps of the linear warm-up.
+    total_steps: length of the run.
+    weight_decay: decay, times the learning rate.
+    clip_norm: largest norm of the gradient; 0 for any.
+    **fields: `batch_size` and other fields.
+
+  Returns:
+    Fields for `base`.
+  """
+  if warmup_steps > total_steps:
+    # The run ends in its warm-up: the same rates, as far as they go.
+    learning_rate *= total_steps / warmup_steps / warmup_steps**0.5
+    name, warmup_steps = "constant", total_steps
+  adam = {**shared.VASWANI_ADAM, "weight_decay": weight_decay}
+  return {
+    "optimizer": adam | {"clip_norm": clip_norm},
+    "schedule": {
+      "name": name,
+      "learning_rate": learning_rate,
+      "warmup_steps": warmup_steps,
+    },
+    "total_steps": total_steps,
+    "log_steps": 100,
+    "eval_steps": 500,
+    "checkpoint_steps": 500,
+    **fields,
+  }
 
 
 def skyformer_schedule(

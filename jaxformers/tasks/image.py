@@ -19,6 +19,8 @@ PROTOCOLS = {
   "skyformer": PixelProtocol(pad_is_zero=True),
   "s4": PixelProtocol(scale=(122.6, 61.0), torch_split=True),
 }
+# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 
 
 @TASKS.register("image")
@@ -29,8 +31,8 @@ def load_image(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (ids value + 1), "lra" and "skyformer" (ids are
-      values, 0 is padding; TensorFlow's grey), "s4" (real numbers).
+    protocol: "jaxformers" (ids value + 1), "lra", "skyformer" and "paper"
+      (ids are values, 0 is padding; TensorFlow's grey), "s4" (real numbers).
     archive: path of cifar-10-binary.tar.gz, or of an archive or folder of
       {train,test}/CLASS/*.{png,jpg}; "" looks for the former, then downloads.
   """

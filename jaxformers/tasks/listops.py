@@ -30,6 +30,8 @@ PROTOCOLS = {
   "skyformer": {"padded_len": 2_048},
   "s4": {"max_len": 2_048},
 }
+# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 DEFAULTS = listops.Settings()
 
 
@@ -55,7 +57,8 @@ def load_listops(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers", "lra", "skyformer" or "s4".
+    protocol: "jaxformers", "lra", "skyformer", "s4", or "paper" (as
+      "skyformer").
     archive: path of LRA's lra_release.gz, its unpacked folder, or the folder
       with `basic_{train,val,test}.tsv`; "" generates.
     seed: seed of the generated data, not of the run.
@@ -118,7 +121,7 @@ def _under(
   protocol: str, splits: Mapping[str, Packed]
 ) -> tuple[Mapping[str, Packed], tuple[str, ...]]:
   """Returns the splits with the tokens of a protocol, and its vocabulary."""
-  if protocol == "skyformer":
+  if PROTOCOLS[protocol] is PROTOCOLS["skyformer"]:
     operators = (token.strip("[") for token in listops.TOKENS[:-1])
     dropped = {n: packed.drop(s, listops.END) for n, s in splits.items()}
     return dropped, (encodings.PAD, *operators)
@@ -132,6 +135,6 @@ def _under(
 def _ids(protocol: str, text: str) -> np.ndarray:
   """Returns the ids of an expression under a protocol."""
   ids = listops_text.encode(text)
-  if protocol == "skyformer":
+  if PROTOCOLS[protocol] is PROTOCOLS["skyformer"]:
     return ids[ids != listops.END]
   return ids + np.uint8(2) if protocol == "s4" else ids

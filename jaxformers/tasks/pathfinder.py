@@ -24,6 +24,8 @@ PROTOCOLS = {
   "skyformer": PixelProtocol(pad_is_zero=True),
   "s4": PixelProtocol(scale=(0.0, 255.0), torch_split=True),
 }
+# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 DEFAULTS = Settings()
 
 
@@ -42,8 +44,8 @@ def load_pathfinder(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (ids value + 1), "lra" and "skyformer" (ids are
-      values, 0 is padding), "s4" (real numbers).
+    protocol: "jaxformers" (ids value + 1), "lra", "skyformer" and "paper"
+      (ids are values, 0 is padding), "s4" (real numbers).
     archive: path of LRA's lra_release.gz, its unpacked folder, or a folder
       below it down to the level; "" generates.
     resolution: pixels per side: 32, 64, 128 (Path-X) or 256.

@@ -17,6 +17,8 @@ PROTOCOLS = {
   "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
   "s4": TextProtocol(max_len=4_000, min_count=10),
 }
+# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 
 
 @TASKS.register("retrieval")
@@ -34,8 +36,8 @@ def load_retrieval(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers", "lra", "skyformer" (bytes) or "s4" (characters that
-      occur 10 times in train, the last of 4000 an end).
+    protocol: "jaxformers", "lra", "skyformer", "paper" (bytes) or "s4"
+      (characters that occur 10 times in train, the last of 4000 an end).
     archive: path of lra_release.gz, its unpacked folder, or another archive or
       folder of `new_aan_pairs.{train,eval,test}.tsv`; "" looks for it.
     max_len: number of tokens that a document is cut to; 0 for the protocol's.

@@ -52,6 +52,8 @@ PROTOCOLS = {
   "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
   "s4": TextProtocol(max_len=4_096, min_count=15),
 }
+# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 
 
 @TASKS.register("text")
@@ -67,8 +69,9 @@ def load_text(
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers" (4000 bytes; 2,500 reviews of train are validation),
-      "lra" (1000 bytes), "skyformer" (4000), "s4" (4096 characters that occur
-      15 times in train, the last an end); in these validation is test.
+      "lra" (1000 bytes), "skyformer" and "paper" (4000), "s4" (4096
+      characters that occur 15 times in train, the last an end); in these
+      validation is test.
     archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
       downloads.
     max_len: number of tokens that a review is cut to; 0 for the protocol's.

@@ -15,7 +15,7 @@ SIZES = {
   "pathfinder": dict(vocab_size=257, max_len=1024, num_classes=2),
   "pathx": dict(vocab_size=257, max_len=16_384, num_classes=2),
 }
-PROTOCOLS = ("jaxformers", "lra", "skyformer", "s4")
+PROTOCOLS = ("jaxformers", "lra", "skyformer", "s4", "paper")
 # Parameters by config, model and size. A change here changes the comparison.
 GOLDEN = {
   ("listops", "transject", "paper"): 5_579_148,
@@ -91,6 +91,7 @@ def test_parameters_of_every_model(task, model, size):
 # real numbers, and the characters of Text and Retrieval depend on the archive.
 READINGS = {
   ("listops", "skyformer"): dict(vocab_size=15),
+  ("listops", "paper"): dict(vocab_size=15),
   ("listops", "s4"): dict(vocab_size=18, max_len=2_048),
   ("text", "lra"): dict(max_len=1_000),
   ("text", "s4"): dict(vocab_size=134, max_len=4_096),
@@ -98,7 +99,10 @@ READINGS = {
   **{
     (task, protocol): dict(vocab_size=size)
     for task in ("image", "pathfinder", "pathx")
-    for protocol, size in (("lra", 256), ("skyformer", 256), ("s4", 0))
+    for protocol, size in (
+      *(("lra", 256), ("skyformer", 256), ("paper", 256)),
+      ("s4", 0),
+    )
   },
 }
 
@@ -143,11 +147,13 @@ def test_every_protocol_has_its_head(task, protocol, model):
   options = config["model"]
   # TransJect pools the maximum except on Text, and other models the mean.
   is_maximum = model == "transject" and task != "text"
+  transjects = "max" if is_maximum else "mean"
   pool = {
-    "jaxformers": "max" if is_maximum else "mean",
+    "jaxformers": transjects,
     "lra": "cls",
     "skyformer": "padded_mean",
     "s4": "mean",
+    "paper": transjects if model == "transject" else "padded_mean",
   }[protocol]
   if protocol == "lra":
     # The dual encoder has no class token, and Pathfinder pools a mean.
@@ -203,3 +209,76 @@ def test_every_docstring_opens_with_a_command_that_names_the_file():
   for task in SIZES:
     with open(f"configs/lra/{task}.py") as file:
       assert f"--config configs/lra/{task}.py" in file.read()
+
+
+def test_paper_is_skyformer_with_the_pooling_of_transject():
+  for task in SIZES:
+    spec = f"configs/lra/{task}.py:model={{}},protocol={{}}".format
+    sky, paper = (
+      c.plain(c.load(spec("bigbird", p))) for p in ("skyformer", "paper")
+    )
+    (difference,) = c.differences(sky, paper)
+    assert "protocol" in difference
+
+
+# Queries of Informer and buckets of Reformer in Skyformer's code.
+SKYFORMER = {
+  "listops": (136, 64),
+  "text": (144, 128),
+  "retrieval": (144, 128),
+  "image": (133, 32),
+  "pathfinder": (133, 32),
+}
+
+
+@pytest.mark.parametrize("task", sorted(SKYFORMER))
+def test_sizes_that_follow_from_the_length_are_skyformers(task):
+  queries, buckets = SKYFORMER[task]
+  path = f"configs/lra/{task}.py:protocol=paper,model="
+  informer = c.load(f"{path}informer").model.mixer
+  assert (informer.num_queries, informer.num_samples) == (queries, queries)
+  assert c.load(f"{path}reformer").model.mixer.num_buckets == buckets
+
+
+# Parameters of LRA's Transformer at the sizes of its configs.
+LRA_SIZES = {
+  "listops": 8_479_626,
+  "text": 3_254_658,
+  "retrieval": 1_087_618,
+  "image": 248_458,
+  "pathfinder": 29_890,
+  "pathx": 541_314,
+}
+
+
+@pytest.mark.parametrize("task", sorted(LRA_SIZES))
+def test_lra_has_its_own_sizes_and_schedule(task):
+  spec = f"configs/lra/{task}.py:protocol=lra,model={{}}".format
+  sizes = SIZES[task] | READINGS.get((task, "lra"), {})
+  config = c.plain(c.load(spec("transformer")))
+  assert (
+    models.size(models.build(**config["model"], **sizes)) == LRA_SIZES[task]
+  )
+  _, rate = optim.build(
+    config["optimizer"], config["schedule"], config["total_steps"]
+  )
+  peak = max(float(rate(step)) for step in (312, 1_000, 2_500, 5_000, 8_000))
+  expected = {"listops": 1.58e-3, "text": 5.59e-4, "retrieval": 3.49e-4}
+  expected |= {"image": 5e-4, "pathfinder": 1e-3, "pathx": 1e-3}
+  assert peak == pytest.approx(expected[task], rel=5e-3)
+  # The run ends where LRA's does.
+  ends = {"listops": 7.07e-4, "text": 3.54e-4, "retrieval": 3.49e-4}
+  end = float(rate(config["total_steps"]))
+  assert end == pytest.approx(ends.get(task, 0), rel=5e-3, abs=1e-9)
+  reformer = c.load(spec("reformer")).model
+  assert reformer.mixer.chunk_size == 10
+  assert "head_size" in reformer.mixer_defaults
+
+
+@pytest.mark.parametrize("model", sorted(models.MODELS))
+def test_every_model_has_lras_sizes(model):
+  """On Pathfinder LRA's efficient Transformers have sizes of their own."""
+  spec = f"configs/lra/pathfinder.py:protocol=lra,model={model}"
+  sizes = SIZES["pathfinder"] | READINGS["pathfinder", "lra"]
+  built = models.build(**c.plain(c.load(spec))["model"], **sizes)
+  models.shapes(built)

@@ -44,6 +44,7 @@ def test_protocols(small, tmp_path, protocol):
     "jaxformers": (1, 256, 257),
     "lra": (0, 255, 256),
     "skyformer": (0, 255, 256),
+    "paper": (0, 255, 256),
     "s4": (-122.6 / 61, 132.4 / 61, 0),
   }[protocol]
   assert low <= batch.min() < batch.max() <= high + 1e-6

@@ -85,7 +85,7 @@ def test_lras_own_files(tmp_path):
 
 def test_unknown_protocol(tmp_path):
   with pytest.raises(
-    ValueError, match="protocol of listops 's5'.*lra, s4, skyformer"
+    ValueError, match="protocol of listops 's5'.*lra, paper, s4, skyformer"
   ):
     load(tmp_path, protocol="s5")
 

@@ -33,6 +33,7 @@ def test_protocols(folder, protocol):
     "jaxformers": pixels.astype(int) + 1,
     "lra": pixels,
     "skyformer": pixels,
+    "paper": pixels,
     "s4": pixels / np.float32(255),
   }[protocol]
   batch = train.batch(np.array([4]), 1_024)

@@ -7,7 +7,6 @@ import dataclasses
 import html
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,14 +62,14 @@ def write(page: Page, out: Path) -> Path:
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
   # The papers' tables, as Markdown and as LaTeX.
-  for title, (tasks, rows) in page.papers.items():
+  for filled in page.papers.values():
     for kind, form, mark in (
       ("md", published.markdown, "\n"),
       ("tex", published.latex, "% "),
     ):
-      reasons = [f"{mark}{reason}\n" for reason in published.notes(rows)]
-      path = out / f"{_table_name(title)}.{kind}"
-      path.write_text("".join([form(rows, tasks), "\n", *reasons]))
+      reasons = [f"{mark}{reason}\n" for reason in published.notes(filled)]
+      path = out / f"{filled.table.name}.{kind}"
+      path.write_text("".join([form(filled), "\n", *reasons]))
   path = out / "index.html"
   path.write_text(_html(page, out), encoding="utf-8")
   return path
@@ -154,22 +153,17 @@ def _links(name: str, kinds: Sequence[str]) -> str:
   return ", ".join(f'<a href="{name}.{k}">{k.upper()}</a>' for k in kinds)
 
 
-def _table_name(title: str) -> str:
-  """Returns the name of a paper's table: "Table 1, ..." gives table_1."""
-  return "table_" + re.sub(r"\D", "", title)
-
-
 def _papers_html(papers: Mapping[str, Any]) -> list[str]:
   parts = []
-  for title, (tasks, rows) in papers.items():
+  for title, filled in papers.items():
     parts += [
-      f"<h3>TransJect, {_text(title)}</h3>",
-      *_tables_html(published.markdown(rows, tasks)),
-      "<p>Test accuracy in percent. In brackets: our accuracy minus the "
-      "paper's, in points and in standard errors (of our seeds and of the size "
+      f"<h3>{_text(title)}</h3>",
+      *_tables_html(published.markdown(filled)),
+      "<p>Test scores; shares in percent. In brackets: our score minus the "
+      "paper's, and the same in standard errors (of our seeds and of the size "
       "of the test set). Compare only rows of the same sizes and protocol. "
-      f"{_links(_table_name(title), ('md', 'tex'))}</p>",
-      *(f"<p>{_text(reason)}</p>" for reason in published.notes(rows)),
+      f"{_links(filled.table.name, ('md', 'tex'))}</p>",
+      *(f"<p>{_text(reason)}</p>" for reason in published.notes(filled)),
     ]
   return parts
 

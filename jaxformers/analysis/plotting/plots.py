@@ -332,7 +332,7 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
       layers[0][1].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
-  size = (2.5 * _num_columns(drawn), 2.4 * len(drawn) + 0.2)
+  size = (2.5 * _num_columns(drawn), 2.4 * len(drawn) + 0.3)
   return Figure(*texts, columns, rows, paint, size)
 
 

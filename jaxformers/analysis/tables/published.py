@@ -1,14 +1,14 @@
-r"""Prints TransJect's tables 1 and 2 with our runs beside the paper's.
+r"""Prints the papers' tables with our runs beside their numbers.
 
 python -m jaxformers published runs/* [--latex]
 
-The paper gives accuracies without deviations. It took some of them from Tay et
-al. 2021 (table 1) and Chen et al. 2021 (table 2). The difference to ours is
-also given in standard errors, which count the spread of our seeds and, on both
-sides, the chance of the test examples. The label of a run has its layers, width
-and protocol: compare them with the paper's. A run whose test examples are not
-the paper's, such as easier images or a stand-in for an archive, has a star
-instead of a difference, and the reason stands below the table.
+The tables are TransJect's 1 and 2, Long Range Arena's, those of S4, S5 and
+Mega, and NeuTRENO's (`papers.py`). A row of ours is a model at its sizes under
+a protocol. The difference to the paper is also given in standard errors, which
+count the spread of our seeds and, for accuracies, the chance of the test
+examples on both sides. It is given only where a run has the protocol, the test
+examples and the options of the published number. Otherwise a star stands in its
+place, and the reason below the table.
 """
 
 from __future__ import annotations
@@ -19,90 +19,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformers import cli
+from jaxformers import config as configs
 from jaxformers.analysis.tables import results
+from jaxformers.analysis.tables.papers import TABLES, Column, Table
 from jaxformers.analysis.tables.results import Result
 from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table
 
-
-class TestSet(NamedTuple):
-  """Test examples of a task as published.
-
-  Attributes:
-    title: name of the task in the papers.
-    examples: number of examples.
-    length: number of tokens that the published models read; 0 for any.
-    options: published values of the options that change the examples.
-  """
-
-  title: str
-  examples: int
-  length: int = 0
-  options: Mapping[str, Any] = {}
-
-
-LISTOPS_LENGTHS = dict(
-  min_length=500, max_length=2_000, test_min_length=0, test_max_length=0
-)
-TEST_SETS = {
-  "imdb": TestSet("IMDb", 25_000, 512),
-  "ag_news": TestSet("AG's News", 7_600, 512),
-  "listops": TestSet(
-    "ListOps",
-    2_000,
-    options=LISTOPS_LENGTHS
-    | {"max_depth": 10, "max_args": 10, "operators": "MIN MAX MED SM"},
-  ),
-  "text": TestSet("Text", 25_000, 4_000),
-  "retrieval": TestSet("Retrieval", 17_437, 4_000),
-  "pathfinder": TestSet(
-    "Pathfinder", 20_000, options={"difficulty": "hard", "resolution": 32}
-  ),
-  "image": TestSet("Image", 10_000),
-}
-SHORT, LONG = (*TEST_SETS,)[:2], (*TEST_SETS,)[2:]
-LRA_TEXT_LENGTH = 1_000  # Number of tokens of Text that LRA's own code reads.
-# Protocols under which a task is another one, with the reason.
-INCOMPARABLE_PROTOCOLS = {
-  ("listops", "skyformer"): "without closing brackets the tree is not there"
-}
-# Accuracies in percent by our names of models, in the order of the tasks.
-TABLE_1 = {
-  "transformer": (81.3, 88.8),
-  "transformer_rezero": (83.4, 89.6),
-  "transformer_orthogonal": (85.1, 86.3),
-  "linformer": (82.8, 86.5),
-  "synthesizer": (84.6, 89.1),
-  "transject": (88.1, 88.8),
-  "random_transject": (86.5, 90.2),
-}
-TABLE_2 = {
-  "transformer": (38.4, 61.9, 80.7, 65.2, 40.6),
-  "transformer_rezero": (38.3, 59.1, 79.2, 68.3, 38.6),
-  "transformer_orthogonal": (39.6, 58.1, 81.4, 68.9, 42.2),
-  "reformer": (37.7, 62.9, 79.0, 66.5, 48.9),
-  "bigbird": (39.3, 63.9, 80.3, 68.7, 43.2),
-  "linformer": (37.4, 58.9, 78.2, 60.9, 38.0),
-  "informer": (32.5, 62.6, 77.6, 57.8, 38.1),
-  "nystromformer": (38.5, 64.8, 80.5, 69.5, 41.3),
-  "performer": (38.0, 64.2, 80.0, 66.3, 41.4),
-  "skyformer": (38.7, 64.7, 82.1, 70.7, 40.8),
-  "transject": (42.2, 64.9, 80.3, 71.5, 38.9),
-  "random_transject": (40.1, 64.6, 80.2, 72.6, 40.2),
-}
-TABLES = {
-  "Table 1, short text": (SHORT, TABLE_1),
-  "Table 2, Long Range Arena": (LONG, TABLE_2),
-}
+# Under this protocol a model has sizes of its own on every task.
+SIZES_BY_TASK = "lra"
 
 
 class Score(NamedTuple):
-  """Accuracy of one recipe over its seeds.
+  """Score of one recipe over its seeds.
 
   Attributes:
-    mean, deviation: accuracy in percent; the deviation of one seed is NaN.
+    mean, deviation: score as the table shows it; the deviation of one seed is
+      NaN.
     seeds: number of seeds.
-    examples: number of test examples.
+    examples: number of test examples of an accuracy; 0 for another score.
     mismatch: reason why the paper's number does not compare; "" if it does.
   """
 
@@ -113,107 +48,137 @@ class Score(NamedTuple):
   mismatch: str = ""
 
   def difference(self, printed: float) -> tuple[float, float]:
-    """Returns our mean less the paper's, in points and in standard errors.
+    """Returns our mean less the paper's, and the same in standard errors.
 
     The error has two parts: the spread of our seeds, which one seed has not,
-    and the binomial deviation of both accuracies over the test examples.
+    and the binomial deviation of two accuracies over the test examples. It is
+    NaN if there is neither.
 
     Args:
-      printed: accuracy of the paper in percent.
+      printed: number of the paper.
     """
-    over_seeds = self.deviation**2 / self.seeds if self.seeds > 1 else 0.0
-    shares = sum(p * (100 - p) for p in (self.mean, printed)) / self.examples
-    error = math.sqrt(over_seeds + shares)
+    variance = self.deviation**2 / self.seeds if self.seeds > 1 else 0.0
+    if self.examples:
+      shares = sum(p * (100 - p) for p in (self.mean, printed))
+      variance += shares / self.examples
     gap = self.mean - printed
-    return gap, gap / error if error else math.copysign(math.inf, gap)
+    return gap, gap / math.sqrt(variance) if variance else math.nan
 
 
 class Row(NamedTuple):
   """Scores of a model under one recipe.
 
   Attributes:
-    model: name of the model.
+    name: name of the row: of a model, or as the paper's table has it.
     label: layers, width and protocol of our runs; "" if we have none.
-    theirs: the paper's accuracies by task, in percent; {} if it has none.
-    ours: our scores by task.
+    theirs: the paper's numbers by title of the column; {} if it has none.
+    ours: our scores by title of the column.
   """
 
-  model: str
+  name: str
   label: str
   theirs: Mapping[str, float]
   ours: dict[str, Score]
 
 
-def mismatch(run: Result) -> str:
-  """Returns why the test examples of a run are not the paper's; "" if they are.
+class Filled(NamedTuple):
+  """A published table with our runs beside it."""
 
-  Args:
-    run: content of a `results.json` of a task in `TEST_SETS`.
-  """
-  task, protocol = run["task"], run["protocol"]
-  paper = TEST_SETS[task]
-  reasons = [INCOMPARABLE_PROTOCOLS.get((task, protocol), "")]
+  table: Table
+  rows: list[Row]
+
+
+def mismatch(run: Result, column: Column, table: Table) -> str:
+  """Returns why a run does not compare with a column; "" if it does."""
+  protocol = run["protocol"]
+  protocols = table.own_protocols.get(run["model"], table.protocols)
+  reasons = []
+  if protocol not in protocols:
+    reasons.append(f"protocol {protocol}, not {' or '.join(protocols)}")
   # Compare the number of test examples and their length.
-  if run["examples"] != paper.examples:
-    reasons.append(f"{run['examples']:,} test examples, not {paper.examples:,}")
-  is_lra_text = (task, protocol) == ("text", "lra")
-  length = LRA_TEXT_LENGTH if is_lra_text else paper.length
-  if run["max_len"] < length:
-    reasons.append(f"cut to {run['max_len']:,} tokens, not {length:,}")
+  if column.examples and run["examples"] != column.examples:
+    found, wanted = run["examples"], column.examples
+    reasons.append(f"{found:,} test examples, not {wanted:,}")
+  if run["max_len"] < column.length:
+    found, wanted = run["max_len"], column.length
+    reasons.append(f"cut to {found:,} tokens, not {wanted:,}")
+  if column.source not in run["data"].get("source", ""):
+    reasons.append(f"{run['data'].get('source')}, not {column.source}")
   # An option that the config lacks counts as the published one.
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"
-    for name, value in paper.options.items()
+    for name, value in column.options.items()
     if options.get(name, value) != value
   ]
-  return "; ".join(filter(None, reasons))
+  return "; ".join(reasons)
 
 
-def rows(
-  runs: Sequence[Result],
-  tasks: Sequence[str],
-  theirs: Mapping[str, Sequence[float]],
-) -> list[Row]:
-  """Returns the paper's models in its order, and then our other models.
+def row_name(run: Result, table: Table) -> str:
+  """Returns the name of the row of a run: its model, or one of `table.rows`."""
+  if not table.rows:
+    return str(run["model"])
+  fields = configs.flatten(run["config"])
+
+  def agrees(name: str, value: Any) -> bool:
+    found = fields.get(name)
+    return bool(found) == value if isinstance(value, bool) else found == value
+
+  for name, wanted in table.rows.items():
+    if all(agrees(*item) for item in wanted.items()):
+      return name
+  return f"{run['model']}, otherwise"
+
+
+def fill(table: Table, runs: Sequence[Result]) -> Filled:
+  """Returns the paper's rows in its order, and then our other models.
 
   Each of our recipes is a row. Recipes of several tasks share a row if their
-  layers, width and protocol agree.
+  layers, width and protocol agree; under the protocol "lra", whose models have
+  other sizes on every task, if their protocol agrees.
 
   Args:
+    table: published table.
     runs: contents of `results.json`; those of other tasks are left out.
-    tasks: tasks of the table.
-    theirs: the paper's accuracies by model, in the order of the tasks.
   """
-  scored = [r for r in runs if r.get("metric", "accuracy") == "accuracy"]
-  table_rows: dict[str, list[Row]] = {model: [] for model in theirs}
-  for task in tasks:
-    for by_seed in results.by_seed(r for r in scored if r["task"] == task):
+  rows: dict[str, list[Row]] = {name: [] for name in table.scores}
+  for column in table.columns:
+    fitting = (
+      r for r in runs if r["task"] == column.task and column.score in r
+    )
+    for by_seed in results.by_seed(fitting):
       # Seeds of a recipe share protocol and test examples.
       first, *_ = seeds = list(by_seed.values())
       label = f"{results.describe_size(first)}, {first['protocol']}"
-      of_model = table_rows.setdefault(first["model"], [])
+      if first["protocol"] == SIZES_BY_TASK:
+        label = f"{SIZES_BY_TASK}'s sizes, {SIZES_BY_TASK}"
+      of_model = rows.setdefault(row_name(first, table), [])
       # A second recipe of the same sizes stands in a row of its own.
-      free = (r for r in of_model if r.label == label and task not in r.ours)
-      row = next(free, None)
+      free = (r for r in of_model if r.label == label)
+      row = next((r for r in free if column.title not in r.ours), None)
       if row is None:
-        row = Row(first["model"], label, {}, {})
+        row = Row(row_name(first, table), label, {}, {})
         of_model.append(row)
-      mean, deviation = results.spread([100 * r["accuracy"] for r in seeds])
-      row.ours[task] = Score(
-        mean, deviation, len(seeds), first["examples"], mismatch(first)
+      values = [column.scale * run[column.score] for run in seeds]
+      row.ours[column.title] = Score(
+        *results.spread(values),
+        len(seeds),
+        first["examples"] if column.score.startswith("accuracy") else 0,
+        mismatch(first, column, table),
       )
   # A model that we have not run has a row, too.
-  return [
-    row._replace(theirs=dict(zip(tasks, theirs.get(model, ()), strict=False)))
-    for model, of_model in table_rows.items()
-    for row in of_model or [Row(model, "", {}, {})]
-  ]
+  filled = []
+  for name, of_model in rows.items():
+    numbers = zip(table.columns, table.scores.get(name, ()), strict=False)
+    theirs = {c.title: value for c, value in numbers if value is not None}
+    found = of_model or [Row(name, "", {}, {})]
+    filled += [row._replace(theirs=theirs) for row in found]
+  return Filled(table, filled)
 
 
-def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
-  """Returns the paper's accuracy, and ours with the difference."""
-  theirs, ours = row.theirs.get(task), row.ours.get(task)
+def _cells(row: Row, title: str, plus: str) -> tuple[str, str]:
+  """Returns the paper's number, and ours with the difference."""
+  theirs, ours = row.theirs.get(title), row.ours.get(title)
   printed = "" if theirs is None else f"{theirs:.1f}"
   if ours is None:
     return printed, ""
@@ -223,68 +188,103 @@ def _cells(row: Row, task: str, plus: str) -> tuple[str, str]:
     text += " *"
   elif theirs is not None:
     gap, errors = ours.difference(theirs)
-    text += f" ({gap:+.1f}, {abs(errors):.1f} s.e.)"
+    in_errors = "" if math.isnan(errors) else f", {abs(errors):.1f} s.e."
+    text += f" ({gap:+.1f}{in_errors})"
   return printed, text
 
 
-def _lines(
-  table_rows: Sequence[Row], tasks: Sequence[str], plus: str
-) -> list[list[str]]:
+def _average(row: Row, table: Table) -> tuple[str, str]:
+  """Returns the means over all columns, of the paper's numbers and of ours."""
+  titles = [column.title for column in table.columns]
+  theirs = [row.theirs[title] for title in titles if title in row.theirs]
+  ours = [row.ours[title] for title in titles if title in row.ours]
+  printed, mean = "", ""
+  if len(theirs) == len(titles):
+    printed = f"{sum(theirs) / len(titles):.1f}"
+  if len(ours) == len(titles):
+    mean = f"{sum(score.mean for score in ours) / len(titles):.1f}"
+    mean += " *" if any(score.mismatch for score in ours) else ""
+  return printed, mean
+
+
+def _lines(filled: Filled, plus: str) -> list[list[str]]:
   """Returns the titles of the columns, and then the cells of each row."""
-  titles = [TEST_SETS[task].title for task in tasks]
-  head = [f"{title}, {side}" for title in titles for side in ("paper", "ours")]
+  table = filled.table
+  titles = [column.title for column in table.columns]
+  named = [*titles, "Avg."] if table.has_average else titles
+  head = [f"{title}, {side}" for title in named for side in ("paper", "ours")]
   lines = [["model", "ours", *head]]
-  for row in table_rows:
-    cells = (cell for task in tasks for cell in _cells(row, task, plus))
-    lines.append([row.model, row.label, *cells])
+  for row in filled.rows:
+    cells = [cell for title in titles for cell in _cells(row, title, plus)]
+    if table.has_average:
+      cells += _average(row, table)
+    lines.append([row.name, row.label, *cells])
   return lines
 
 
-def markdown(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
-  """Returns the rows as a table in Markdown."""
-  head, *lines = _lines(table_rows, tasks, "+-")
+def markdown(filled: Filled) -> str:
+  """Returns a filled table in Markdown."""
+  head, *lines = _lines(filled, "+-")
   return markdown_table(head, lines)
 
 
-def latex(table_rows: Sequence[Row], tasks: Sequence[str]) -> str:
-  """Returns the rows as a LaTeX tabular, which needs the package booktabs."""
-  head, *lines = (
+def latex(filled: Filled) -> str:
+  """Returns a filled table as a LaTeX tabular, for the package booktabs."""
+  lines = _lines(filled, r"$\pm$")
+  head, *body = (
     " & ".join(cells).replace("_", r"\_").replace("%", r"\%") + r" \\"
-    for cells in _lines(table_rows, tasks, r"$\pm$")
+    for cells in lines
   )
   # Each task has two columns: the paper's, and ours.
-  begin = rf"\begin{{tabular}}{{ll{'rl' * len(tasks)}}}"
+  pairs = (len(lines[0]) - 2) // 2
+  begin = rf"\begin{{tabular}}{{ll{'rl' * pairs}}}"
   rules = (begin, r"\toprule", head, r"\midrule")
-  return "\n".join([*rules, *lines, r"\bottomrule", r"\end{tabular}"])
+  return "\n".join([*rules, *body, r"\bottomrule", r"\end{tabular}"])
 
 
-def notes(table_rows: Sequence[Row]) -> list[str]:
-  """Returns a line for each reason of a star: task, models and the reason."""
+def notes(filled: Filled) -> list[str]:
+  """Returns a line for each reason of a star: column, models and the reason."""
   # Models with the same reason share a line.
   models: dict[tuple[str, str], list[str]] = {}
-  for row in table_rows:
-    for task, cell in row.ours.items():
-      if cell.mismatch:
-        models.setdefault((task, cell.mismatch), []).append(row.model)
+  for row in filled.rows:
+    for title, score in row.ours.items():
+      if score.mismatch:
+        models.setdefault((title, score.mismatch), []).append(row.name)
   return [
-    f"* {TEST_SETS[task].title} ({', '.join(dict.fromkeys(names))}): {reason}."
-    for (task, reason), names in models.items()
+    f"* {title} ({', '.join(dict.fromkeys(names))}): {reason}."
+    for (title, reason), names in models.items()
   ]
 
 
-def tables(
-  runs: Sequence[Result],
-) -> dict[str, tuple[Sequence[str], list[Row]]]:
-  """Returns tasks and rows, by title, of the tables that have any run."""
-  filled = {
-    title: (tasks, rows(runs, tasks, theirs))
-    for title, (tasks, theirs) in TABLES.items()
-  }
-  return {
-    title: table
-    for title, table in filled.items()
-    if any(row.ours for row in table[1])
-  }
+def compares(filled: Filled) -> bool:
+  """Returns True if a number of ours compares with one of the table."""
+  return any(
+    not score.mismatch
+    for row in filled.rows
+    for score in row.ours.values()
+    if row.theirs
+  )
+
+
+def tables(runs: Sequence[Result]) -> dict[str, Filled]:
+  """Returns the filled tables, by title, that have any run.
+
+  Of several tables of the same tasks, those with a run that compares, or else
+  the first.
+  """
+  by_tasks: dict[tuple[str, ...], list[Filled]] = {}
+  for table in TABLES:
+    filled = fill(table, runs)
+    if any(row.ours for row in filled.rows):
+      tasks = tuple(sorted({column.task for column in table.columns}))
+      # Path-X is an addition to the same tasks.
+      key = tuple(task for task in tasks if task != "pathx")
+      by_tasks.setdefault(key, []).append(filled)
+  shown = (
+    [f for f in group if compares(f)] or group[:1]
+    for group in by_tasks.values()
+  )
+  return {f.table.title: f for group in shown for f in group}
 
 
 @cli.command(
@@ -295,17 +295,25 @@ def main(workdirs: Sequence[Path], use_latex: bool) -> None:
   """Prints the papers' tables that have any of the runs."""
   filled = tables(results.read(workdirs))
   if not filled:
+    names = {column.task for table in TABLES for column in table.columns}
     raise UserError(
       "no run is of a task of the papers' tables: train one of "
-      f"{', '.join(TEST_SETS)}."
+      f"{', '.join(sorted(names))}."
     )
+  print(text(filled, use_latex=use_latex))
+
+
+def text(filled: Mapping[str, Filled], *, use_latex: bool = False) -> str:
+  """Returns filled tables with titles and notes, in Markdown or LaTeX."""
   # Titles and notes are comments in LaTeX.
   form, mark, comment = markdown, "##", ""
   if use_latex:
     form, mark, comment = latex, "%", "% "
-  for title, (tasks, table_rows) in filled.items():
-    print(f"{mark} {title}\n\n{form(table_rows, tasks)}\n")
-    print("".join(f"{comment}{note}\n" for note in notes(table_rows)))
+  parts = []
+  for title, table in filled.items():
+    reasons = "".join(f"{comment}{note}\n" for note in notes(table))
+    parts.append(f"{mark} {title}\n\n{form(table)}\n\n{reasons}")
+  return "\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from jaxformers.analysis.page import page as pages
 from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Texts
-from jaxformers.analysis.tables import published
+from jaxformers.analysis.tables import papers, published
 
 BROWSER = next(
   filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))),
@@ -28,16 +28,18 @@ def test_a_figure_without_numbers_is_noted():
 
 def widest_table():
   """TransJect's table 2 with deviations and differences in all its columns."""
+  table = papers.TRANSJECT_2
+  titles = [column.title for column in table.columns]
   rows = [
     published.Row(
       model,
       "L=2 d=64, jaxformers, 2000 long",
-      dict(zip(published.LONG, theirs, strict=True)),
-      {task: published.Score(41.7, 0.7, 2, 2_000) for task in published.LONG},
+      dict(zip(titles, theirs, strict=True)),
+      {title: published.Score(41.7, 0.7, 2, 2_000) for title in titles},
     )
-    for model, theirs in published.TABLE_2.items()
+    for model, theirs in table.scores.items()
   ]
-  return Page(papers={"Table 2, Long Range Arena": (published.LONG, rows)})
+  return Page(papers={table.title: published.Filled(table, rows)})
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")

@@ -141,15 +141,15 @@ def test_the_page_is_whole_without_a_network(page, out):
   assert "± 7.07" in text
   assert "| transject |" in (out / "results.md").read_text()
   assert "examples/s in training" in text
-  assert "TransJect, Table 2, Long Range Arena" in text
-  assert "TransJect, Table 1" not in text
-  table = (out / "table_2.md").read_text()
+  assert "TransJect, table 2: Long Range Arena" in text
+  assert "TransJect, table 1" not in text
+  table = (out / "transject_2.md").read_text()
   assert "| transject | L=2 d=16, jaxformers |" in table
   # A star, and its reason below every form of the table.
-  reason = "* ListOps (transformer, transject): 13 test examples, not 2,000"
+  reason = "* ListOps (transformer): protocol jaxformers, not paper or "
   assert " * |" in table
   assert f"\n\n{reason}" in table
-  assert f"\n% {reason}" in (out / "table_2.tex").read_text()
+  assert f"\n% {reason}" in (out / "transject_2.tex").read_text()
   assert f"<p>{reason}" in text
 
 

@@ -5,17 +5,29 @@ import math
 
 import pytest
 
-from jaxformers import models
+from jaxformers.analysis.tables import papers
 from jaxformers.analysis.tables import published as p
 
+COLUMNS = {
+  column.task: column
+  for table in reversed(papers.TABLES)
+  for column in table.columns
+}
+# Tokens of the longest example of every task, under protocol=paper.
+LENGTHS = {
+  **{"listops": 1_999, "text": 4_000, "retrieval": 4_000, "image": 1_024},
+  **{"pathfinder": 1_024, "imdb": 512, "ag_news": 512},
+}
 
-def run(task, model, seed, accuracy, d_model=64, **config):
+
+def run(task, model, seed, accuracy, d_model=64, protocol="paper", **config):
   sizes = {"num_layers": 2, "d_model": d_model, "name": model}
+  column = COLUMNS.get(task)
   return {
     "task": task,
     "model": model,
-    "protocol": "jaxformers",
-    "max_len": p.TEST_SETS[task].length if task in p.TEST_SETS else 0,
+    "protocol": protocol,
+    "max_len": LENGTHS.get(task, 0),
     "data": {},
     "parameters": 1_000,
     "parameter_ratio": 1.0,
@@ -24,18 +36,23 @@ def run(task, model, seed, accuracy, d_model=64, **config):
     "train_seconds": 1.0,
     "seed": seed,
     "accuracy": accuracy,
-    "examples": p.TEST_SETS[task].examples if task in p.TEST_SETS else 2_000,
+    "examples": column.examples if column else 2_000,
     "config": {"seed": seed, "task": {}, "model": sizes} | config,
   }
 
 
-def test_the_tables_are_of_our_models():
-  assert {*p.TABLE_1, *p.TABLE_2} <= {*models.MODELS}
-  assert {len(row) for row in p.TABLE_1.values()} == {len(p.SHORT)}
-  assert {len(row) for row in p.TABLE_2.values()} == {len(p.LONG)}
-  # As the paper's own averages have it.
-  for model, mean in (("transject", 59.6), ("skyformer", 59.4)):
-    assert sum(p.TABLE_2[model]) / 5 == pytest.approx(mean, abs=0.051)
+@pytest.mark.parametrize(
+  ("table", "averages"),
+  [
+    (papers.TRANSJECT_2, {"transject": 59.6, "skyformer": 59.4}),
+    (papers.LRA, {"transformer": 54.4, "local": 46.1, "bigbird": 55.0}),
+    (papers.STATE_SPACES, {"s5": 87.5, "mega": 88.2}),
+  ],
+)
+def test_averages_are_the_papers(table, averages):
+  filled = p.fill(table, [])
+  found = {row.name: p._average(row, table)[0] for row in filled.rows}
+  assert averages == {name: float(found[name]) for name in averages}
 
 
 def test_a_difference_is_in_standard_errors_of_seeds_and_examples():
@@ -48,6 +65,9 @@ def test_a_difference_is_in_standard_errors_of_seeds_and_examples():
   assert one_seed.difference(42.0)[1] == pytest.approx(
     -2 / math.sqrt((40 * 60 + 42 * 58) / 2_000)
   )
+  # A perplexity has the spread of seeds alone.
+  assert p.Score(30.0, 0.3, 9, 0).difference(31.0)[1] == pytest.approx(-10)
+  assert math.isnan(p.Score(30.0, math.nan, 1, 0).difference(31.0)[1])
 
 
 def test_rows_are_theirs_with_ours_beside_them():
@@ -58,36 +78,62 @@ def test_rows_are_theirs_with_ours_beside_them():
     run("listops", "transject", 0, 0.3, d_model=512),
     run("listops", "local", 0, 0.35),
     run("imdb", "local", 0, 0.8),
-    run("listops", "transject", 5, 9.0) | {"metric": "perplexity"},
   ]
-  table_rows = p.rows(runs, p.LONG, p.TABLE_2)
-  assert [row.model for row in table_rows[:3]] == [*p.TABLE_2][:3]
+  runs.append(run("listops", "transject", 5, 9.0))
+  runs[-1]["perplexity"] = runs[-1].pop("accuracy")
+  filled = p.fill(papers.TRANSJECT_2, runs)
+  table_rows = filled.rows
+  assert [row.name for row in table_rows[:3]] == [*papers.TRANSJECT_2.scores][
+    :3
+  ]
   assert all(not row.ours for row in table_rows[:3])
-  ours = [row for row in table_rows if row.model == "transject"]
+  ours = [row for row in table_rows if row.name == "transject"]
   assert [row.label for row in ours] == [
-    "L=2 d=64, jaxformers",
-    "L=2 d=64, jaxformers",
-    "L=2 d=512, jaxformers",
+    "L=2 d=64, paper",
+    "L=2 d=64, paper",
+    "L=2 d=512, paper",
   ]
-  assert ours[0].ours["listops"].mean == pytest.approx(41)
-  assert ours[0].ours["listops"].deviation == pytest.approx(2**0.5)
-  assert {*ours[0].ours} == {"listops", "text"}
-  assert ours[1].ours["listops"].mean == pytest.approx(20)
-  assert table_rows[-1].model == "local"
+  assert ours[0].ours["ListOps"].mean == pytest.approx(41)
+  assert ours[0].ours["ListOps"].deviation == pytest.approx(2**0.5)
+  assert {*ours[0].ours} == {"ListOps", "Text"}
+  assert ours[1].ours["ListOps"].mean == pytest.approx(20)
+  assert table_rows[-1].name == "local"
   assert table_rows[-1].theirs == {}
-  text = p.markdown(table_rows, p.LONG)
-  assert "| transject | L=2 d=64, jaxformers | 42.2 | 41.0 +- 1.4 (-1." in text
+  text = p.markdown(filled)
+  assert "| transject | L=2 d=64, paper | 42.2 | 41.0 +- 1.4 (-1." in text
   assert "| 35.0 |" in text
-  assert {line.count("|") for line in text.splitlines()} == {13}
-  alone = run("listops", "transject", 0, 0.4) | {"protocol": "test_only"}
-  shown = p.markdown(p.rows([alone], p.LONG, p.TABLE_2), p.LONG)
-  assert "| L=2 d=64, test_only | 42.2 | 40.0 (-2.2" in shown
-  table = p.latex(table_rows, p.LONG)
+  assert {line.count("|") for line in text.splitlines()} == {15}
+  table = p.latex(filled)
   assert r"random\_transject &" in table
   assert r"41.0 $\pm$ 1.4 (-1.2" in table
-  assert {line.count("&") for line in table.splitlines()[4:-2]} == {11}
-  assert [*p.tables(runs)] == [*p.TABLES]
-  assert [*p.tables(runs[:3])] == ["Table 2, Long Range Arena"]
+  assert {line.count("&") for line in table.splitlines()[4:-2]} == {13}
+  names = {f.table.name for f in p.tables(runs).values()}
+  assert names == {"transject_1", "transject_2"}
+  names = [f.table.name for f in p.tables(runs[:3]).values()]
+  assert names == ["transject_2"]
+
+
+def test_all_tasks_of_a_model_share_its_row_and_have_an_average():
+  long = ("listops", "text", "retrieval", "image", "pathfinder")
+  runs = [run(task, "skyformer", 0, 0.5) for task in long]
+  filled = p.fill(papers.TRANSJECT_2, runs)
+  (row,) = [row for row in filled.rows if row.name == "skyformer"]
+  assert len(row.ours) == 5
+  assert p.notes(filled) == []
+  assert p._average(row, filled.table) == ("59.4", "50.0")
+  # Under LRA's protocol a model has other sizes on every task.
+  runs = [
+    run(task, "local", 0, 0.5, d_model=32 * k, protocol="lra")
+    for k, task in enumerate(long, 1)
+  ]
+  filled = p.fill(papers.LRA, runs)
+  (row,) = [row for row in filled.rows if row.name == "local"]
+  assert len(row.ours) == 5
+  # A star is not lost in the average.
+  runs[0]["examples"] = 10
+  filled = p.fill(papers.LRA, runs)
+  (row,) = [row for row in filled.rows if row.name == "local"]
+  assert p._average(row, filled.table)[1] == "50.0 *"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +145,9 @@ def test_rows_are_theirs_with_ours_beside_them():
     ("pathfinder", {"resolution": 64}, {}, "resolution=64, not 32"),
     ("listops", {"max_length": 400}, {}, "max_length=400, not 2000"),
     ("listops", {"test_max_length": 4_000}, {}, "test_max_length=4000"),
-    ("listops", {}, {"protocol": "skyformer"}, "without closing brackets"),
+    ("listops", {}, {"protocol": "jaxformers"}, "jaxformers, not paper"),
+    ("listops", {}, {"protocol": "skyformer"}, "skyformer, not paper"),
+    ("imdb", {}, {"protocol": "jaxformers"}, "jaxformers, not paper"),
     ("text", {}, {"max_len": 2_000}, "cut to 2,000 tokens, not 4,000"),
   ],
 )
@@ -108,31 +156,62 @@ def test_scores_on_other_test_examples_have_no_difference(
 ):
   other = run(task, "transject", 0, 0.8) | fields
   other["config"] = other["config"] | {"task": options}
-  tasks, theirs = (
-    (p.SHORT, p.TABLE_1) if task in p.SHORT else (p.LONG, p.TABLE_2)
-  )
-  table = p.rows([other], tasks, theirs)
-  text = p.markdown(table, tasks)
+  is_short = task in ("imdb", "ag_news")
+  table = papers.TRANSJECT_1 if is_short else papers.TRANSJECT_2
+  filled = p.fill(table, [other])
+  text = p.markdown(filled)
   assert "80.0 *" in text
   assert "s.e." not in text
-  (note,) = p.notes(table)
-  assert note.startswith(f"* {p.TEST_SETS[task].title} (transject): ")
+  (note,) = p.notes(filled)
+  assert note.startswith(f"* {COLUMNS[task].title} (transject): ")
   assert reason in note
 
 
-def test_lengths_of_tasks_do_not_split_a_row():
-  runs = [
-    run(task, "transject", 0, 0.4) | {"max_len": length, "data": data}
-    for task, length, data in (
-      ("listops", 1_999, {}),
-      ("text", 4_096, {"authors_checksum": False}),
-      ("image", 1_024, {}),
-    )
+def test_baselines_compare_under_skyformers_protocol_too():
+  runs = [run("listops", "bigbird", 0, 0.4, protocol="skyformer")]
+  assert "40.0 (+0.7, 0.5 s.e.)" in p.markdown(p.fill(papers.TRANSJECT_2, runs))
+
+
+def test_a_run_is_shown_in_the_tables_in_which_it_compares():
+  def shown(protocol):
+    runs = [run("listops", "performer", 0, 0.3, protocol=protocol)]
+    return [filled.table.name for filled in p.tables(runs).values()]
+
+  assert shown("lra") == ["lra"]
+  assert shown("paper") == ["transject_2"]
+  assert shown("jaxformers") == ["transject_2"]  # With the reason.
+
+
+def test_rows_of_neutreno_follow_from_the_fields():
+  def image(model, **fields):
+    made = run("imagenet2012", model, 0, 0.7, d_model=192)
+    made["config"]["model"]["mixer"] = fields
+    return made | {"accuracy_top5": 0.9}
+
+  adapted = image("neutreno")
+  adapted["config"]["pretrained"] = "elsewhere"
+  runs = [image("transformer"), image("neutreno", feat_scale=True), adapted]
+  filled = p.fill(papers.NEUTRENO_1, runs)
+  ours = {row.name: row.ours for row in filled.rows if row.ours}
+  assert {*ours} == {"DeiT", "NeuTRENO + FeatScale", "NeuTRENO, adapted"}
+  assert ours["DeiT"]["top-5"].mean == pytest.approx(90)
+  symmetric = [image("symmetric_transformer", fidelity=0.6)]
+  filled = p.fill(papers.NEUTRENO_5, symmetric)
+  assert [r.name for r in filled.rows if r.ours] == ["Sym-NeuTRENO"]
+  # Perplexities are no shares, and have no binomial deviation.
+  words = {"tokens": "words", "max_len": 256, "vocab_size": 0}
+  made = [
+    run("language", "neutreno", seed, 0.0, protocol="jaxformers")
+    | {"perplexity": 33.5 + seed, "data": {"source": "wikitext-103"}}
+    for seed in (0, 1)
   ]
-  table = p.rows(runs, p.LONG, p.TABLE_2)
-  (row_of_ours,) = [row for row in table if row.model == "transject"]
-  assert {*row_of_ours.ours} == {"listops", "text", "image"}
-  assert p.notes(table) == []
+  for one in made:
+    one["config"]["task"] = words
+  filled = p.fill(papers.NEUTRENO_3, made)
+  assert "34.0 +- 0.7 (+0.3, 0.6 s.e.)" in p.markdown(filled)
+  made[0]["data"] = {"source": "wikitext-2"}
+  (note, *_) = p.notes(p.fill(papers.NEUTRENO_3, made[:1]))
+  assert "wikitext-2, not 103" in note
 
 
 def test_the_command(tmp_path, capsys):
