@@ -36,9 +36,8 @@ from typing import Any
 from jaxformers import cli, interrupts
 from jaxformers.analysis.tables import results
 from jaxformers.errors import UserError
-from jaxformers.sweep import grid
+from jaxformers.sweep import arguments, grid
 from jaxformers.sweep.runs import Sweep, run_grid
-from jaxformers.sweep.slurm import SlurmSweep, parse_parameters
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
@@ -61,48 +60,18 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
       **pairs,
       help="values of an argument or a field; repeatable",
     ),
-    cli.argument(
-      "--set",
-      **repeated,
-      dest="settings",
-      metavar="WHERE:FIELD=VALUE,...",
-      help="fields of some runs; repeatable",
-    ),
+    arguments.SETTINGS,
     cli.argument(
       "--tune", **pairs, help="values of which the best is run with all seeds"
     ),
     cli.argument("--seeds", default="0", help="such as 0,1,2"),
-    # `--slurm` alone is "", and None stands for runs on this machine.
-    cli.argument(
-      "--slurm",
-      **pairs,
-      nargs="?",
-      const="",
-      help="submit the runs to Slurm, with parameters of the jobs",
-    ),
+    arguments.SLURM,
     cli.switch("--dry_run", help="print the commands, run nothing"),
-    cli.switch("--strict", help="end with status 1 if data are missing"),
+    arguments.STRICT,
   )
   # Arguments that are not listed above go to every run.
   parser.prog, parser.allow_abbrev = "python launch/sweep.py", False
   return parser.parse_known_args(argv)
-
-
-def _check_overrides(
-  overrides: Sequence[str], axes: Sequence[grid.Axis]
-) -> None:
-  for argument in overrides:
-    if not argument.startswith(("--config.", "--noconfig.")):
-      raise UserError(
-        f"{argument!r} is not an option of a sweep: --help lists them. Fields "
-        "of runs are set by --config.FIELD=VALUE."
-      )
-    # One seed for all runs would repeat the same run.
-    if argument.startswith("--config.seed"):
-      raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
-    for key, _ in axes:
-      if argument.partition("=")[0] == f"--config.{key}":
-        raise UserError(f"{argument}: {key} is also an axis of the grid.")
 
 
 def _sweep(
@@ -114,15 +83,11 @@ def _sweep(
   tuned = grid.parse_axis(args.tune) if args.tune else None
   every = [*axes, tuned] if tuned else axes
   # Check the axes before Slurm is asked for.
-  _check_overrides(overrides, every)
+  arguments.check_overrides(overrides, every)
   grid.expand(args.config, every)
   cells = grid.expand(args.config, axes)
   cells = grid.set_fields(cells, args.settings or ())
-  # Runs start here one at a time, or on Slurm all at once.
-  if args.slurm is None:
-    sweep = Sweep(args.workdir, overrides)
-  else:
-    sweep = SlurmSweep(args.workdir, overrides, parse_parameters(args.slurm))
+  sweep = arguments.make_sweep(args, overrides)
   return sweep, run_grid(sweep, cells, tuned, seeds, args.dry_run)
 
 
@@ -138,24 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   # Print the table of finished runs, then those that are missing.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)))
-  report(sweep, strict=args.strict)
-
-
-def report(sweep: Sweep, *, strict: bool) -> None:
-  """Names missing data and failed runs; exits with status 1 for the latter.
-
-  Args:
-    sweep: a sweep that has ended.
-    strict: True to exit with status 1 for missing data as well.
-  """
-  if sweep.missing:
-    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.missing.items())
-    print(f"\nNot run, since data are missing:\n  {listed}", file=sys.stderr)
-  if sweep.failed:
-    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.failed.items())
-    sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
-  if sweep.missing and strict:
-    sys.exit(1)
+  arguments.report(sweep, strict=args.strict)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from jaxformers import orthogonal
-from jaxformers.models import Classifier, shapes, size
+from jaxformers.models import Classifier, shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,4 +136,5 @@ def count_cost(model: Classifier, length: int) -> Cost:
     if leaf.shape not in weights
   )
   count = operations(forward, *inputs)
-  return Cost(size(model), count.products, count.elementwise, activations)
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+  return Cost(parameters, count.products, count.elementwise, activations)

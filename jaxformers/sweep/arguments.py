@@ -1,0 +1,80 @@
+"""Arguments that the launchers of sweeps and tables have in common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jaxformers import cli
+from jaxformers.errors import UserError
+from jaxformers.sweep.grid import Axis
+from jaxformers.sweep.runs import Sweep
+from jaxformers.sweep.slurm import SlurmSweep, parse_parameters
+
+SETTINGS = cli.argument(
+  "--set",
+  action="append",
+  dest="settings",
+  metavar="WHERE:FIELD=VALUE,...",
+  help="fields of some runs; repeatable",
+)
+# `--slurm` alone is "", and None stands for runs on this machine.
+SLURM = cli.argument(
+  "--slurm",
+  metavar="KEY=VALUE,...",
+  nargs="?",
+  const="",
+  help="submit the runs to Slurm, with parameters of the jobs",
+)
+STRICT = cli.switch("--strict", help="end with status 1 if data are missing")
+
+
+def check_overrides(overrides: Sequence[str], axes: Sequence[Axis]) -> None:
+  """Raises UserError for an argument that cannot go to every run.
+
+  Args:
+    overrides: arguments that the command does not know.
+    axes: axes of the grid, whose fields no override may set.
+  """
+  for argument in overrides:
+    if not argument.startswith(("--config.", "--noconfig.")):
+      raise UserError(
+        f"{argument!r} is not an option of a sweep: --help lists them. Fields "
+        "of runs are set by --config.FIELD=VALUE."
+      )
+    # One seed for all runs would repeat the same run.
+    if argument.startswith("--config.seed"):
+      raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
+    for key, _ in axes:
+      if argument.partition("=")[0] == f"--config.{key}":
+        raise UserError(f"{argument}: {key} is also an axis of the grid.")
+
+
+def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
+  """Returns what starts runs: here, one at a time, or on Slurm, all at once.
+
+  Args:
+    args: parsed arguments, with `workdir` and `slurm`.
+    overrides: arguments that go to every run.
+  """
+  if args.slurm is None:
+    return Sweep(args.workdir, overrides)
+  return SlurmSweep(args.workdir, overrides, parse_parameters(args.slurm))
+
+
+def report(sweep: Sweep, *, strict: bool) -> None:
+  """Names missing data and failed runs; exits with status 1 for the latter.
+
+  Args:
+    sweep: a sweep that has ended.
+    strict: True to exit with status 1 for missing data as well.
+  """
+  if sweep.missing:
+    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.missing.items())
+    print(f"\nNot run, since data are missing:\n  {listed}", file=sys.stderr)
+  if sweep.failed:
+    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.failed.items())
+    sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
+  if sweep.missing and strict:
+    sys.exit(1)

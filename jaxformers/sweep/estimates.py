@@ -1,0 +1,136 @@
+"""Steps, hours and memory of runs, estimated before anything is prepared."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models import attention, build, cost
+from jaxformers.sweep.plans import Data
+
+# Share of the rate of a large product that a training step reaches, and how
+# many forward passes take as long: rough figures of docs/mixers.md.
+SHARE, PASSES = 0.35, 3.0
+BYTES_OF_STATE = 16  # Of a parameter: itself, its gradient, Adam's two means.
+COUNTED = ("model", "sizes", "length")
+
+
+class Estimate(NamedTuple):
+  """Cost of a run.
+
+  Attributes:
+    steps: training steps.
+    hours: hours of training and evaluation, on the device at hand.
+    gigabytes: memory of a training step with its state.
+  """
+
+  steps: int
+  hours: float
+  gigabytes: float
+
+
+def measure_rate(size: int = 2_048, rounds: int = 5) -> float:
+  """Returns the operations per second of a large float32 product."""
+  x = jnp.ones((size, size))
+  product = jax.jit(lambda x: x @ x)
+  jax.block_until_ready(product(x))
+  # Take the fastest round: other work only makes it slower.
+  seconds = []
+  for _ in range(rounds):
+    began = time.perf_counter()
+    jax.block_until_ready(product(x))
+    seconds.append(time.perf_counter() - began)
+  return 2 * size**3 / min(seconds)
+
+
+def estimate_all(
+  configs: Sequence[Mapping[str, Any]], data: Sequence[Data], rate: float
+) -> list[Estimate]:
+  """Returns the estimate of each config.
+
+  All examples count as long as the longest, so that hours are upper bounds for
+  tasks of texts. Costs are those of one layer, times the layers, counted from
+  programs that are not run, in a process for each core.
+
+  Args:
+    configs: complete configs.
+    data: what is known of their tasks.
+    rate: operations per second; see `measure_rate`.
+  """
+  pairs = zip(configs, data, strict=True)
+  keys = [_key(config, known) for config, known in pairs]
+  distinct = list(dict.fromkeys(keys))
+  with concurrent.futures.ProcessPoolExecutor(
+    min(len(distinct), os.cpu_count() or 1),
+    mp_context=multiprocessing.get_context("spawn"),
+    initializer=_start,
+  ) as pool:
+    counts = dict(zip(distinct, pool.map(_count, distinct), strict=True))
+  return [
+    estimate(config, known, counts[key], rate)
+    for config, known, key in zip(configs, data, keys, strict=True)
+  ]
+
+
+def estimate(
+  config: Mapping[str, Any], data: Data, count: cost.Cost, rate: float
+) -> Estimate:
+  """Returns the estimate of a config from the cost of one example."""
+  steps, batch = config["total_steps"], config["batch_size"]
+  sequences = data.sizes.get("num_inputs", 1)
+  factor = sequences * config["model"]["num_layers"]
+  scored = steps // config["eval_steps"] * data.validation
+  operations = factor * (count.flops + count.elementwise)
+  seconds = (PASSES * steps * batch + scored) * operations / (SHARE * rate)
+  # The parts of a batch take turns; 0 stands for what is fastest.
+  rows = -(-batch // max(config["accumulate"], 1))
+  memory = factor * rows * count.activations
+  memory += BYTES_OF_STATE * count.parameters * config["model"]["num_layers"]
+  return Estimate(steps, seconds / 3_600, memory / 1e9)
+
+
+def _start() -> None:
+  # Programs are traced, not run: an accelerator stays free, and random arrays
+  # are not drawn.
+  jax.config.update("jax_platforms", "cpu")
+  attention.LARGEST_CONSTANT = 0
+
+
+def _key(config: Mapping[str, Any], data: Data) -> str:
+  """Returns what the cost of an example depends on, as text."""
+  sizes = dict(data.sizes)
+  # A config may cut its examples.
+  length = config["task"].get("max_len") or sizes["max_len"]
+  if sizes["max_len"]:
+    sizes["max_len"] = min(length, sizes["max_len"])
+  if "vocab_size" in config["task"]:
+    sizes["vocab_size"] = config["task"]["vocab_size"] or sizes["vocab_size"]
+  # Neither a few classes nor a few ids more change the cost, and the sequences
+  # of a pair cost the same.
+  if sizes["vocab_size"] < 300 and not sizes.get("image"):
+    sizes |= {"vocab_size": 257, "num_classes": 10}
+  model = {**config["model"], "num_layers": 1}
+  # Training scores its targets alone, most of them by the first cluster.
+  if cutoffs := model.get("embedding", {}).get("cutoffs"):
+    model["embedding"] = {"scale": model["embedding"].get("scale", 1.0)}
+    sizes["vocab_size"] = cutoffs[0]
+  if sizes.pop("num_inputs", 1) > 1:
+    model.pop("interaction", None)
+  values = (model, sizes, sizes["max_len"])
+  return json.dumps(dict(zip(COUNTED, values, strict=True)), sort_keys=True)
+
+
+def _count(key: str) -> cost.Cost:
+  """Returns the cost of one example; `key` is from `_key`."""
+  model, sizes, length = (json.loads(key)[name] for name in COUNTED)
+  if "image" in sizes:
+    sizes["image"] = tuple(sizes["image"])
+  return cost.count_cost(build(**model, **sizes), length)

@@ -1,0 +1,296 @@
+"""Plans of the papers' tables: which runs they need, with which data."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+from jaxformers.sweep.grid import Axis, Cell, Pairs, expand
+
+VOCABULARIES = ("vocab.txt", "bert-base-uncased-vocab.txt")
+LRA_RELEASE = ("lra_release.gz", "lra_release")
+IMDB = ("aclImdb_v1.tar.gz", "aclImdb")
+CIFAR10 = (
+  "cifar-10-binary.tar.gz",
+  "cifar-10-batches-bin",
+  "cifar10_jpeg.tar.xz",
+)
+
+
+class Data(NamedTuple):
+  """What is known of a task before its data are there.
+
+  Attributes:
+    sizes: sizes of the task at size=paper, as `models.build` takes them.
+    validation: number of examples that every evaluation scores.
+    archives: names of its archive or folder, as its authors have them.
+    is_generated: True if it can be had without an archive.
+  """
+
+  sizes: Mapping[str, Any]
+  validation: int
+  archives: tuple[str, ...]
+  is_generated: bool = False
+
+
+def _tokens(
+  vocab_size: int, max_len: int, num_classes: int, **more: Any
+) -> dict[str, Any]:
+  return {
+    **{"vocab_size": vocab_size, "max_len": max_len},
+    **{"num_classes": num_classes, **more},
+  }
+
+
+def _image(size: int, num_classes: int, **more: Any) -> dict[str, Any]:
+  return _tokens(0, 0, num_classes, image=(size, size, 3), **more)
+
+
+# By name of the config's file.
+DATA = {
+  "imdb": Data(_tokens(30_522, 512, 2), 25_000, IMDB),
+  "ag_news": Data(
+    _tokens(30_522, 512, 4),
+    7_600,
+    ("ag_news_csv.tar.gz", "ag_news_csv", "ag_news"),
+  ),
+  "listops": Data(_tokens(15, 2_000, 10), 2_000, LRA_RELEASE, True),
+  "text": Data(_tokens(257, 4_000, 2), 25_000, IMDB),
+  "retrieval": Data(
+    _tokens(257, 4_000, 2, num_inputs=2),
+    18_090,
+    (*LRA_RELEASE, "retrieval_pairs.tar.xz"),
+  ),
+  "pathfinder": Data(_tokens(256, 1_024, 2), 20_000, LRA_RELEASE, True),
+  "image": Data(_tokens(256, 1_024, 10), 5_000, CIFAR10),
+  "imagenet": Data(_image(224, 1_000), 50_000, ("imagenet2012", "imagenet")),
+  "ade20k": Data(
+    _image(512, 150, objective="segmentation"),
+    2_000,
+    ("ADEChallengeData2016", "ADEChallengeData2016.tar"),
+  ),
+  "cifar10": Data(_image(32, 10), 5_000, CIFAR10),
+  "wikitext103": Data(
+    _tokens(267_736, 256, 0, objective="language_model"),
+    850,
+    ("wikitext-103",),
+  ),
+  "figure2": Data(
+    _tokens(1_001, 256, 0, objective="language_model"), 1_000, ("text",)
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Runs of a published table or figure.
+
+  Attributes:
+    title: paper, number and subject.
+    configs: configs, as path.py or path.py:key=value,...
+    axes: axes of the grid.
+    rows: (arguments, fields) of rows that no grid gives; each runs in every
+      config.
+    tuned: axis whose best value is chosen under the first seed.
+    has_sizes: True if the configs have the argument `size`.
+    note: what the command leaves out.
+  """
+
+  title: str
+  configs: tuple[str, ...]
+  axes: tuple[Axis, ...] = ()
+  rows: tuple[tuple[Pairs, Pairs], ...] = ()
+  tuned: Axis | None = None
+  has_sizes: bool = True
+  note: str = ""
+
+
+def _models(*names: str) -> tuple[Axis, ...]:
+  return (("model", names),)
+
+
+def _row(model: str, *arguments: str, **fields: Any) -> tuple[Pairs, Pairs]:
+  """Returns a row of a model with options of its mixer."""
+  given = (("model", model), *(tuple(a.split("=")) for a in arguments))
+  options = ((f"model.mixer.{k}", str(v)) for k, v in fields.items())
+  return given, tuple(options)
+
+
+BASELINES = ("transformer", "transformer_rezero", "transformer_orthogonal")
+TRANSJECTS = ("transject", "random_transject")
+_LRA_TASKS = ("listops", "text", "retrieval", "pathfinder", "image")
+_ADAPTED = (
+  "The adapted model starts from a finished run, and is not part of it."
+)
+LAMBDAS = ("0.1", "0.2", "0.4", "0.5", "0.6", "0.8", "1.0", "2.0")
+
+PLANS = {
+  "transject_1": Plan(
+    "TransJect, table 1: short text",
+    tuple(
+      f"configs/short/{task}.py:protocol=paper" for task in ("imdb", "ag_news")
+    ),
+    _models(*BASELINES, "linformer", "synthesizer", *TRANSJECTS),
+  ),
+  "transject_2": Plan(
+    "TransJect, table 2: Long Range Arena",
+    tuple(f"configs/lra/{task}.py:protocol=paper" for task in _LRA_TASKS),
+    _models(
+      *(*BASELINES, "reformer", "bigbird", "linformer", "informer"),
+      *("nystromformer", "performer", "skyformer", *TRANSJECTS),
+    ),
+  ),
+  "lra": Plan(
+    "Long Range Arena, by its own code's sizes and training",
+    tuple(f"configs/lra/{task}.py:protocol=lra" for task in _LRA_TASKS),
+    _models(
+      *("transformer", "local", "linear_transformer", "reformer", "sparse"),
+      *("linformer", "performer", "synthesizer", "longformer", "bigbird"),
+    ),
+  ),
+  "neutreno_1": Plan(
+    "NeuTRENO, table 1: ImageNet, DeiT-tiny",
+    ("configs/vision/imagenet.py:protocol=paper",),
+    rows=(
+      _row("transformer"),
+      _row("neutreno"),
+      _row("transformer", feat_scale="true"),
+      _row("neutreno", feat_scale="true"),
+    ),
+    has_sizes=False,
+    note=_ADAPTED,
+  ),
+  "neutreno_2": Plan(
+    "NeuTRENO, table 2: ADE20K, Segmenter on DeiT-tiny",
+    ("configs/vision/ade20k.py:protocol=paper",),
+    _models("transformer", "neutreno"),
+    has_sizes=False,
+    note="Encoders start untrained: NeuTRENO's start from their own ImageNet "
+    "runs (--config.pretrained=FOLDER).",
+  ),
+  "neutreno_3": Plan(
+    "NeuTRENO, table 3: WikiText-103",
+    ("configs/lm/wikitext103.py",),
+    _models("transformer", "neutreno"),
+    has_sizes=False,
+    note="The paper's perplexities are of a window that moves by one word: "
+    "python -m jaxformers perplexity.",
+  ),
+  "neutreno_5": Plan(
+    "NeuTRENO, table 5: ImageNet, symmetric attention",
+    ("configs/vision/imagenet.py:protocol=paper",),
+    rows=(
+      _row("symmetric_transformer"),
+      _row("symmetric_transformer", fidelity=0.6),
+    ),
+    has_sizes=False,
+  ),
+  "neutreno_6": Plan(
+    "NeuTRENO, table 6: ADE20K, symmetric attention",
+    ("configs/vision/ade20k.py:protocol=paper",),
+    rows=(
+      _row("symmetric_transformer"),
+      _row("symmetric_transformer", fidelity=0.6),
+    ),
+    has_sizes=False,
+  ),
+  "neutreno_7": Plan(
+    "NeuTRENO, table 7: ImageNet, DeiT-small",
+    ("configs/vision/imagenet.py:protocol=paper,deit=small",),
+    rows=(
+      _row("transformer"),
+      _row("transformer", feat_scale="true"),
+      _row("neutreno"),
+    ),
+    has_sizes=False,
+  ),
+  "neutreno_13": Plan(
+    "NeuTRENO, table 13: ADE20K by lambda",
+    ("configs/vision/ade20k.py:protocol=paper,model=neutreno",),
+    (("model.mixer.fidelity", LAMBDAS),),
+    has_sizes=False,
+    note="The lambdas are not in the paper's text: these are our reading.",
+  ),
+  "levine_2": Plan(
+    "Levine et al., figure 2: depth against width",
+    ("configs/depth/figure2.py",),
+    (("depth", ("6", "12", "24")), ("size", ("1", "2", "3", "4"))),
+    tuned=("rate", ("5e-4", "1e-3", "2e-3")),
+    has_sizes=False,
+    note="Draw it by python -m jaxformers depth.",
+  ),
+}
+# Short names of TransJect's tables.
+SHORT = {"1": "transject_1", "2": "transject_2"}
+
+
+def find_plan(name: str) -> Plan:
+  """Returns the plan of a name; UserError for an unknown one."""
+  return PLANS[choose("table", SHORT.get(name, name), PLANS)]
+
+
+def make_cells(
+  plan: Plan,
+  archives: Path | None,
+  *,
+  size: str = "paper",
+  models: Sequence[str] = (),
+) -> list[Cell]:
+  """Returns the cells of a plan, with the archives that a folder holds.
+
+  Args:
+    plan: one of `PLANS`.
+    archives: folder of archives under their authors' names; None to let every
+      task look for its data.
+    size: `size` of the configs.
+    models: names of models to run alone; () for all.
+
+  Raises:
+    UserError: for a size that the configs do not have, a model that is not in
+      the table, or a folder that does not exist.
+  """
+  if size != "paper" and not plan.has_sizes:
+    raise UserError(f"--size={size}: {plan.title} has one size; leave it out.")
+  if archives is not None and not archives.is_dir():
+    raise UserError(f"--archives={archives} is not a folder: give one.")
+  cells = []
+  for spec in plan.configs:
+    start = expand([spec], [("size", (size,))] if size != "paper" else [])[0]
+    # The grid, and the rows that no grid gives.
+    values = itertools.product(*(values for _, values in plan.axes))
+    grid = [
+      tuple(zip((k for k, _ in plan.axes), v, strict=True)) for v in values
+    ]
+    rows = [(*a, *f) for a, f in plan.rows] or list(grid)
+    for row in rows:
+      cell = start
+      for key, value in row:
+        cell = cell.extended(key, value)
+      settings = data_settings(Path(cell.path).stem, archives)
+      cells.append(dataclasses.replace(cell, settings=settings))
+  # Leave out the models that are not asked for.
+  names = [dict(cell.arguments).get("model", "") for cell in cells]
+  for model in models:
+    choose("model of the table", model, sorted({*names}))
+  pairs = zip(cells, names, strict=True)
+  return [cell for cell, name in pairs if not models or name in models]
+
+
+def data_settings(task: str, archives: Path | None) -> Pairs:
+  """Returns the fields that name a task's archive and vocabulary, if there."""
+  if archives is None:
+    return ()
+  fields = {"task.archive": DATA[task].archives}
+  if task in ("imdb", "ag_news"):
+    fields["task.vocabulary"] = VOCABULARIES
+  found = []
+  for field, names in fields.items():
+    paths = (archives / name for name in names)
+    if path := next((path for path in paths if path.exists()), None):
+      found.append((field, str(path.absolute())))
+  return tuple(found)

@@ -1,0 +1,141 @@
+r"""Reproduces a table or figure of the papers: its runs, and then the table.
+
+python launch/tables.py 2 --workdir runs/table_2 --archives PATH
+python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run
+
+Tables are 1, 2 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2; the
+list is below. Every run has the protocol of the table. PATH is a folder with
+the archives under their authors' names, and BERT's vocab.txt for table 1. Data
+that cannot be had are named, and the other runs run. The table beside the
+paper's numbers ends the command.
+
+After a stop, run the same command again: runs with results are not repeated,
+and the others resume. `--slurm`, `--set` and arguments that begin with
+--config. are those of launch/sweep.py. `--size tiny` runs the table in small,
+where the configs have such a size, and `--models` a part of it.
+
+`--dry_run` prepares nothing. It prints the command of every run, with its steps
+and estimates of hours and memory on the device at hand: from the operations of
+the model, the measured rate of a large product and the share of it that a step
+usually reaches, so within a factor of two or so.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformers import cli, interrupts
+from jaxformers.analysis.tables import published, results
+from jaxformers.errors import UserError
+from jaxformers.sweep import arguments, grid, plans
+from jaxformers.sweep.runs import Sweep, run_grid
+from jaxformers.tables import markdown_table
+
+
+def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
+  """Returns the arguments of the command, and those that go to every run."""
+  listed = "\n".join(f"  {n:<12} {p.title}" for n, p in plans.PLANS.items())
+  parser = cli.parser(
+    __name__,
+    cli.argument("table", help="1, 2, or a name below"),
+    cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
+    cli.argument("--archives", type=Path, help="folder of archives"),
+    cli.argument("--seeds", default="0,1,2", help="such as 0,1,2"),
+    cli.argument("--models", default="", help="names: a,b (default: all)"),
+    cli.argument("--size", default="paper", help="size of the configs"),
+    arguments.SETTINGS,
+    arguments.SLURM,
+    cli.switch("--dry_run", help="print commands and estimates, run nothing"),
+    arguments.STRICT,
+  )
+  parser.prog, parser.allow_abbrev = "python launch/tables.py", False
+  parser.epilog = f"tables:\n{listed}"
+  return parser.parse_known_args(argv)
+
+
+def _print_estimates(
+  sweep: Sweep, cells: Sequence[grid.Cell], seeds: Sequence[int]
+) -> None:
+  """Prints commands of runs without results, and what a run of each costs."""
+  from jaxformers.sweep import estimates  # Starts the device.
+
+  sweep.check(cells, seeds, open_data=False)
+  for cell in cells:
+    for seed in seeds:
+      if not (sweep.folder(cell, seed) / "results.json").exists():
+        print(shlex.join(sweep.command(cell, seed)))
+  # Estimate one seed of each cell.
+  rate = estimates.measure_rate()
+  configs = [sweep.load_config(cell, seeds[0]) for cell in cells]
+  data = [plans.DATA[Path(cell.path).stem] for cell in cells]
+  costs = estimates.estimate_all(configs, data, rate)
+  lines = [
+    [
+      cell.title,
+      f"{cost.steps:,}",
+      f"{cost.hours:,.1f}",
+      f"{cost.gigabytes:.1f}",
+      _describe_data(cell, known),
+    ]
+    for cell, cost, known in zip(cells, costs, data, strict=True)
+  ]
+  header = ("run", "steps", "hours", "GB", "data")
+  print("\n" + markdown_table(header, lines, right=(1, 2, 3)))
+  total = len(seeds) * sum(cost.hours for cost in costs)
+  print(
+    f"\n{len(cells) * len(seeds)} runs with {len(seeds)} seeds: about "
+    f"{total:,.0f} hours one after the other, with products at "
+    f"{rate / 1e9:,.0f} GFLOP/s. Estimated, not measured."
+  )
+
+
+def _describe_data(cell: grid.Cell, known: plans.Data) -> str:
+  """Returns the archive of a cell, or that there is none."""
+  if archive := dict(cell.settings).get("task.archive"):
+    return Path(archive).name
+  return "generated" if known.is_generated else "not in --archives"
+
+
+def _run(args: Any, overrides: list[str]) -> Sweep:
+  """Runs a plan; prints its estimates, or its results."""
+  arguments.check_overrides(overrides, ())
+  plan = plans.find_plan(args.table)
+  models = cli.names(args.models)
+  cells = plans.make_cells(plan, args.archives, size=args.size, models=models)
+  cells = grid.set_fields(cells, args.settings or ())
+  seeds = cli.numbers("seeds", args.seeds)
+  sweep = arguments.make_sweep(args, overrides)
+  print(f"{plan.title}. {plan.note}".rstrip(), flush=True)
+  if args.dry_run:
+    if plan.tuned:  # Which value the other seeds get is only known later.
+      key, values = plan.tuned
+      cells = [cell.extended(key, value) for cell in cells for value in values]
+      seeds = seeds[:1]
+    _print_estimates(sweep, cells, seeds)
+    return sweep
+  finished = run_grid(sweep, cells, plan.tuned, seeds)
+  # The table of our runs, then the paper's beside it.
+  if finished:
+    print("\n" + results.markdown(results.summarise(finished)) + "\n")
+    print(published.text(published.tables(finished)))
+  return sweep
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the command line; errors of users and files end in one message."""
+  args, overrides = _parse_arguments(argv)
+  try:
+    sweep = _run(args, overrides)
+  except KeyboardInterrupt:
+    interrupts.leave("runs with results are not repeated.")
+  except (UserError, OSError) as error:
+    sys.exit(f"error: {error}")
+  arguments.report(sweep, strict=args.strict)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,80 @@
+"""A published table by one command: runs, estimates, and what is missing."""
+
+import pytest
+
+from jaxformers.errors import UserError
+from jaxformers.sweep.runs import Sweep
+from launch import tables
+from tests.sweep.conftest import Runs, describe_task
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+  fake = Runs()
+  monkeypatch.setattr("jaxformers.sweep.commands.call", fake)
+  monkeypatch.setattr(Sweep, "describe_task", describe_task)
+  return fake
+
+
+ARGV = ["2", "--size=tiny", "--models=transject,performer", "--seeds=0,1"]
+
+
+def test_the_runs_of_a_table_end_in_the_table(
+  runs, tmp_path, monkeypatch, capsys
+):
+  def describe(self, config):
+    if config["task"]["name"] == "retrieval":
+      raise UserError("No pairs.")
+    return describe_task(self, config)
+
+  monkeypatch.setattr(Sweep, "describe_task", describe)
+  argv = [*ARGV, f"--workdir={tmp_path}"]
+  tables.main(argv)
+  said = capsys.readouterr()
+  # Four of five tasks, two models, two seeds.
+  assert len(runs.commands) == 4 * 2 * 2
+  assert "TransJect, table 2: Long Range Arena" in said.out
+  assert "ListOps, paper" in said.out
+  assert said.err.count("retrieval.py:protocol=paper,size=tiny") == 2
+  assert "No pairs." in said.err
+  # Nothing is run again, and missing data are an error where asked.
+  with pytest.raises(SystemExit) as stopped:
+    tables.main([*argv, "--strict"])
+  assert stopped.value.code == 1
+  assert len(runs.commands) == 16
+
+
+def test_a_dry_run_prints_commands_and_costs(
+  runs, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
+  tables.main([*ARGV, f"--workdir={tmp_path}", "--dry_run"])
+  said = capsys.readouterr().out
+  assert said.count("-m jaxformers.main --config configs/lra/") == 20
+  assert (
+    "| configs/lra/text.py:protocol=paper,size=tiny,model=transject |" in said
+  )
+  assert "| not in --archives |" in said
+  assert "20 runs with 2 seeds: about" in said
+  assert not runs.commands and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["3x"], "Unknown table '3x'"),
+    (["2", "--models=transjec"], "Did you mean 'transject'"),
+    (["2", "--config.seed=1"], "give --seeds"),
+    (["2", "--size=huge"], "Unknown size 'huge'"),
+    (["2", "--set=model=local:batch_size=2"], "no run .* model=local"),
+  ],
+)
+def test_what_is_refused(argv, message, runs, tmp_path):
+  with pytest.raises(SystemExit, match=message):
+    tables.main([*argv, f"--workdir={tmp_path}"])
+  assert not runs.commands
