@@ -79,7 +79,9 @@ def summary(task: Task) -> str:
     note = "" if task.info["authors_counts"] else "not "
     rows["counts"] = f"{note}the authors'"
   if "sha256" in task.info:
-    note = "" if task.info["authors_checksum"] else " (not the authors')"
+    notes = {True: "", None: " (the authors published none)"}
+    is_authors = task.info["authors_checksum"]
+    note = notes.get(is_authors, " (not the authors')")
     rows["SHA-256"] = task.info["sha256"] + note
   width = max(map(len, rows))
   lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]

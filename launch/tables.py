@@ -3,11 +3,12 @@ r"""Reproduces a table or figure of the papers: its runs, and then the table.
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run
 
-Tables are 1, 2 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2; the
-list is below. Every run has the protocol of the table. PATH is a folder with
-the archives under their authors' names, and BERT's vocab.txt for table 1. Data
-that cannot be had are named, and the other runs run. The table beside the
-paper's numbers ends the command.
+Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2;
+the list is below. Every run has the protocol of the table. PATH is a folder
+with the archives under their authors' names, and BERT's vocab.txt for table 1.
+Data that cannot be had are named, and the other runs run. The table beside the
+paper's numbers ends the command. Table 3 trains nothing: it counts parameters
+and times inference on this machine.
 
 After a stop, run the same command again: runs with results are not repeated,
 and the others resume. `--slurm`, `--set` and arguments that begin with
@@ -29,11 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import cli, interrupts
-from jaxformers.analysis.tables import published, results
+from jaxformers.analysis.tables import published, results, speed
 from jaxformers.errors import UserError
 from jaxformers.sweep import arguments, grid, plans
 from jaxformers.sweep.runs import Sweep, run_grid
 from jaxformers.tables import markdown_table
+
+SPEED = "transject_3"
+SPEED_TITLE = "TransJect, table 3: parameters and speed of inference"
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
@@ -41,7 +45,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   listed = "\n".join(f"  {n:<12} {p.title}" for n, p in plans.PLANS.items())
   parser = cli.parser(
     __name__,
-    cli.argument("table", help="1, 2, or a name below"),
+    cli.argument("table", help="1, 2, 3, or a name below"),
     cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
     cli.argument("--archives", type=Path, help="folder of archives"),
     cli.argument("--seeds", default="0,1,2", help="such as 0,1,2"),
@@ -53,7 +57,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     arguments.STRICT,
   )
   parser.prog, parser.allow_abbrev = "python launch/tables.py", False
-  parser.epilog = f"tables:\n{listed}"
+  parser.epilog = f"tables:\n  {SPEED:<12} {SPEED_TITLE}\n{listed}"
   return parser.parse_known_args(argv)
 
 
@@ -103,6 +107,11 @@ def _describe_data(cell: grid.Cell, known: plans.Data) -> str:
 def _run(args: Any, overrides: list[str]) -> Sweep:
   """Runs a plan; prints its estimates, or its results."""
   arguments.check_overrides(overrides, ())
+  if args.table in ("3", SPEED):
+    print(f"{SPEED_TITLE}\n")
+    if not args.dry_run:
+      print(speed.text(speed.measure_seconds()))
+    return Sweep(args.workdir, overrides)
   plan = plans.find_plan(args.table)
   models = cli.names(args.models)
   cells = plans.make_cells(plan, args.archives, size=args.size, models=models)

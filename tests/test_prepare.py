@@ -37,7 +37,7 @@ def test_exported_and_prepared_from_the_export(tmp_path, capsys):
   prepare.main(
     [*options, "--data_dir", str(tmp_path / "b"), "--archive", str(out)]
   )
-  assert "(not the authors')" in capsys.readouterr().out
+  assert "(the authors published none)" in capsys.readouterr().out
   kw = dict(num_train=20, num_validation=5, num_test=6)
   generated = tasks.get(
     "listops", data_dir=str(tmp_path / "a"), min_length=5, max_length=60, **kw

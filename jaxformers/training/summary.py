@@ -110,5 +110,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   if not data.get("authors_counts", True):
     counts = [f"{count:,} {name}" for name, count in data["counts"].items()]
     yield "data", f"not the authors' counts: {', '.join(counts)}"
-  elif not data.get("authors_checksum", True):
-    yield "data", f"not the authors' archive: SHA-256 {data['sha256'][:12]}..."
+  elif (is_authors := data.get("authors_checksum", True)) is not True:
+    what = "not the authors' archive"
+    if is_authors is None:
+      what = "an archive without a published checksum"
+    yield "data", f"{what}: SHA-256 {data['sha256'][:12]}..."

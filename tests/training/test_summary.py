@@ -33,6 +33,9 @@ def test_the_table_shows_what_a_number_needs():
   results["data"] = {"authors_checksum": False, "sha256": "0123456789abcdef"}
   shown = "not the authors' archive: SHA-256 0123456789ab"
   assert shown in summary.table(results)
+  results["data"]["authors_checksum"] = None
+  shown = "an archive without a published checksum: SHA-256 0123456789ab"
+  assert shown in summary.table(results)
   counts = {"train": 1200, "classes": 10}
   results["data"] |= {"authors_counts": False, "counts": counts}
   shown = "not the authors' counts: 1,200 train, 10 classes"

@@ -246,11 +246,14 @@ def describe_size(result: Result) -> str:
 
 
 def describe_protocol(result: Result) -> str:
-  """Returns protocol and length, and whether the archive is another one."""
-  is_original = result["data"].get("authors_checksum", True)
+  """Returns protocol and length, and what is known of the data."""
+  data = result["data"]
   length = f", {result['max_len']} long" if result["max_len"] else ""
-  archive = "" if is_original else ", another archive"
-  return result["protocol"] + length + archive
+  notes = {False: ", another archive", None: ", archive of unknown checksum"}
+  note = notes.get(data.get("authors_checksum", True), "")
+  if data.get("source") == "generated":
+    note = ", generated"
+  return result["protocol"] + length + note
 
 
 def _cell(column: str, value: Any) -> str:

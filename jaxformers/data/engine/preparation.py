@@ -80,7 +80,8 @@ def open_splits(
 
   Returns:
     The splits, and where they come from: `source`, `sha256` and
-    `authors_checksum`, False for an archive that differs from the authors'.
+    `authors_checksum`, False for an archive that differs from the authors',
+    None if theirs has no published checksum.
 
   Raises:
     UserError: if there is neither an archive nor a network, with the remedies;
@@ -174,7 +175,7 @@ def _prepare(
   # Say where the examples come from.
   print(f"Preparing {source.key}, once ...", file=sys.stderr, flush=True)
   info = _describe(source, local)
-  if not info.get("authors_checksum", True):
+  if info.get("authors_checksum", True) is False:
     print(
       f"{info['source']} has another checksum than the authors' archive: it "
       "is read only if it has the number of examples that the task expects.",
@@ -190,7 +191,9 @@ def _describe(source: Source, local: Path | None) -> dict[str, Any]:
   if not source.archives:
     return {"source": "generated", "settings": dict(source.settings)}
   sha256 = archives.checksum(local) if local else source.sha256
-  is_authors = sha256 in (source.sha256, *source.also)
+  # An archive without a published checksum can be the authors' all the same.
+  known = {source.sha256, *source.also} - {""}
+  is_authors = sha256 in known if known else None
   return {
     "source": local.name if local else source.url,
     "sha256": sha256,

@@ -39,7 +39,7 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
   text = results.markdown(rows)
   assert "33.00 +- 2.65" in text
   assert "| 50.00 |" in text
-  assert "lra, 1999 long" in text
+  assert "lra, 1999 long, generated" in text
 
 
 def test_every_metric_has_a_table(tmp_path):
@@ -96,3 +96,18 @@ def test_settings_are_named_and_their_spread_is_shown(tmp_path):
   assert "settings" not in results.markdown(
     results.summarise(results.read([tmp_path / "other"]))
   )
+
+
+@pytest.mark.parametrize(
+  ("data", "shown"),
+  [
+    ({}, "lra, 9 long"),
+    ({"source": "generated"}, "lra, 9 long, generated"),
+    ({"authors_checksum": True}, "lra, 9 long"),
+    ({"authors_checksum": False}, "lra, 9 long, another archive"),
+    ({"authors_checksum": None}, "lra, 9 long, archive of unknown checksum"),
+  ],
+)
+def test_the_protocol_says_what_is_known_of_the_data(data, shown):
+  result = {"protocol": "lra", "max_len": 9, "data": data}
+  assert results.describe_protocol(result) == shown

@@ -138,6 +138,18 @@ def test_another_archive_is_not_passed_over_in_silence(tmp_path):
   assert preparation._describe(also, None)["authors_checksum"]
 
 
+def test_an_archive_without_a_published_checksum_is_not_called_another(
+  tmp_path, capsys
+):
+  path = tmp_path / "one.tar"
+  path.write_bytes(b"1")
+  unknown = dataclasses.replace(archived(), sha256="", also=())
+  data = tmp_path / "data"
+  _, info = open_splits(unknown, ENCODE, data_dir=data, archive=str(path))
+  assert info["authors_checksum"] is None
+  assert "another checksum" not in capsys.readouterr().err
+
+
 def test_without_archive_and_network_the_remedies_are_named_at_once(
   tmp_path, monkeypatch
 ):

@@ -1,0 +1,131 @@
+"""TransJect's table 3: parameters, and speed of inference by length."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers import models
+from jaxformers.models.variables import make_variables
+from jaxformers.tables import markdown_table
+
+# L = 6 and d = 512, with the vocabulary that the authors' counts imply.
+SIZES = {"num_layers": 6, "d_model": 512, "vocab_size": 185, "num_classes": 2}
+LENGTHS = (1_024, 2_048, 3_072, 4_096)
+
+
+def _transformer(mlp_dim: int) -> dict[str, Any]:
+  return {
+    "name": "transformer",
+    "positions": "sinusoid",
+    "mixer": {"num_heads": 8},
+    "block": {"mlp_dim": mlp_dim},
+  }
+
+
+def _transject(num_experts: int) -> dict[str, Any]:
+  return {
+    "name": "transject",
+    "positions": "sinusoid",
+    "mixer": {"num_experts": num_experts},
+  }
+
+
+ENCODERS = {
+  "Transformer": _transformer(2_048),
+  "Transformer, d_ff = 512": _transformer(512),
+  "TransJect, E = 1": _transject(1),
+  "TransJect, E = 8": _transject(8),
+}
+# Millions of parameters as printed, ten times those of the authors' code, and
+# the speed-up over the Transformer at each length.
+PRINTED = dict(zip(ENCODERS, (190.1, 95.6, 66.2, 286.8), strict=True))
+SPEED_UPS = {
+  "Transformer, d_ff = 512": (1.0, 1.0, 1.1, 1.4),
+  "TransJect, E = 1": (5.0, 9.6, 12.8, 26.3),
+}
+
+
+def build(title: str, length: int) -> models.Classifier:
+  """Returns an encoder of the table, with a head of two classes."""
+  return models.build(**ENCODERS[title], **SIZES, max_len=length)
+
+
+def count_parameters() -> dict[str, int]:
+  """Returns the parameters of each encoder with its embedding, no head."""
+  head = SIZES["num_classes"] * (SIZES["d_model"] + 1)
+  return {title: models.size(build(title, 4_096)) - head for title in ENCODERS}
+
+
+def measure_seconds(
+  lengths: Sequence[int] = LENGTHS, rounds: int = 5, batch_size: int = 1
+) -> dict[int, dict[str, float]]:
+  """Returns median seconds of inference, by length and encoder.
+
+  The encoders take turns in every round. Compilation is not counted, and
+  orthogonal matrices are made before.
+
+  Args:
+    lengths: numbers of tokens.
+    rounds: timed rounds.
+    batch_size: examples of a call.
+  """
+  timed = ("Transformer", *SPEED_UPS)
+  medians = {}
+  for length in lengths:
+    ids = jnp.ones((batch_size, length), jnp.int32)
+    calls = {title: _compile(title, ids) for title in timed}
+    seconds: dict[str, list[float]] = {title: [] for title in timed}
+    for _ in range(rounds):
+      for title, call in calls.items():
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds[title].append(time.perf_counter() - began)
+    medians[length] = {k: statistics.median(v) for k, v in seconds.items()}
+  return medians
+
+
+def _compile(title: str, ids: jax.Array) -> Any:
+  """Returns a compiled call of inference, after its first run."""
+  model = build(title, ids.shape[1])
+  init = jax.jit(functools.partial(model.init, train=False))
+  params = init(jax.random.key(0), ids[:1, :2])["params"]
+  variables = jax.jit(functools.partial(make_variables, model))(params)
+  run = jax.jit(functools.partial(model.apply, train=False))
+  jax.block_until_ready(run(variables, ids))
+  return functools.partial(run, variables, ids)
+
+
+def text(medians: dict[int, dict[str, float]]) -> str:
+  """Returns both parts of the table in Markdown, the paper's beside ours.
+
+  Args:
+    medians: result of `measure_seconds`.
+  """
+  counts = count_parameters()
+  lines = [
+    [title, f"{PRINTED[title]}", f"{counts[title] / 1e6:.2f}"]
+    for title in ENCODERS
+  ]
+  header = ("model", "M parameters, paper", "ours")
+  parts = [markdown_table(header, lines, right=(1, 2))]
+  # Speed-ups over the Transformer.
+  header = ("speed-up over Transformer", *(f"n = {n:,}" for n in medians))
+  lines = []
+  for title, printed in SPEED_UPS.items():
+    ours = [f"{s['Transformer'] / s[title]:.1f}" for s in medians.values()]
+    theirs = dict(zip(LENGTHS, map(str, printed), strict=True))
+    lines.append([f"{title}, paper", *(theirs.get(n, "") for n in medians)])
+    lines.append([f"{title}, ours", *ours])
+  parts.append(markdown_table(header, lines))
+  note = (
+    "The paper's counts are ten times those of its code. Its Transformer keeps "
+    "an n x n array for every head; ours does not."
+  )
+  return "\n\n".join([*parts, note])
