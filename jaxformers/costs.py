@@ -23,7 +23,7 @@ from typing import Any
 from jaxformers import cli, tasks
 from jaxformers import config as configs
 from jaxformers.errors import UserError
-from jaxformers.models import MIXERS, MODELS, build, cost
+from jaxformers.models import MIXERS, MODELS, build, cost, size
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
@@ -94,7 +94,7 @@ def rows(spec: str, names: list[str], sizes: Fields) -> list[Fields]:
       continue
     # Compare with the Transformer of the same config.
     row = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
-    share = row["parameters"] / cost.size(build(**config["reference"], **sizes))
+    share = row["parameters"] / size(build(**config["reference"], **sizes))
     costs.append({"model": name, **row, "relative": share})
   return costs
 

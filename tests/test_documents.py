@@ -23,13 +23,14 @@ from jaxformers import cli, main, models, registry
 from jaxformers import config as configs
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
+from jaxformers.sweep import estimates
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep
 from jaxformers.sweep.slurm import parse_parameters
 from jaxformers.tasks import TASKS
 from jaxformers.theory import rank
 from jaxformers.training import loop
-from launch import sweep
+from launch import sweep, tables
 from tests.configs import test_language, test_lra, test_vision
 from tests.models import test_attention as properties
 
@@ -47,6 +48,7 @@ SOURCES = [
   *sorted((ROOT / "jaxformers").rglob("*.py")),
   *sorted((ROOT / "benchmarks").glob("*.py")),
   ROOT / "launch" / "sweep.py",
+  ROOT / "launch" / "tables.py",
 ]
 COMMAND = r"(?:python|pip|pytest|sbatch|docker|launch/\w+\.sh)(?: |$)"
 # Words in capitals for which a reader puts in something.
@@ -295,6 +297,18 @@ def run_sweep(argv, *, monkeypatch, tmp_path, capsys, **_):
   assert len(printed) > 1
 
 
+def run_tables(argv, *, monkeypatch, tmp_path, capsys, **_):
+  """Prints the commands of a table, without counting costs."""
+  one = estimates.Estimate(1, 1.0, 1.0)
+  monkeypatch.setattr(estimates, "measure_rate", lambda: 1e12)
+  monkeypatch.setattr(
+    estimates, "estimate_all", lambda configs, *_: [one] * len(configs)
+  )
+  argv[argv.index("--archives") + 1] = str(tmp_path)
+  tables.main([*argv, f"--workdir={tmp_path}", "--dry_run"])
+  assert "-m jaxformers.main --config" in capsys.readouterr().out
+
+
 def run_launcher(script):
   """Runs a launcher with --dry_run, and checks the command that it is given."""
 
@@ -390,6 +404,7 @@ RUNNERS = {
     for path in (ROOT / "benchmarks").glob("*.py")
   },
   "launch/sweep.py": run_sweep,
+  "launch/tables.py": run_tables,
   **{
     name: run_launcher(name)
     for name in ("launch/local.sh", "launch/tpu_pod.sh", "launch/k8s.sh")

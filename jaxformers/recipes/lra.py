@@ -156,8 +156,8 @@ def model_fields(
   pool: str,
   protocol: str,
   size: str,
-  width: int,
-  length: int,
+  width: int = 512,
+  length: int = 0,
   transject_pool: str = "max",
   original: Original | None = None,
   **head: Any,
@@ -179,7 +179,8 @@ def model_fields(
       parameters; or "tiny", TransJect with d = 32 and E = 2. Other models have
       one size.
     width: width of TransJect at size "matched".
-    length: tokens of an example in Skyformer's code, a power of two.
+    length: tokens of an example in Skyformer's code, a power of two; 0 for
+      mixers with their own defaults.
     transject_pool: TransJect's pooling in its paper.
     original: LRA's sizes, or None for Skyformer's.
     **head: further fields of the head, for both.
@@ -215,7 +216,8 @@ def model_fields(
       "pool": "mean" if protocol == "jaxformers" else pool,
     }
     model = shared.transformer(name, others, num_heads=2, mlp_dim=128)
-    model["mixer"] = skyformer_options(name, length)
+    if length:
+      model["mixer"] = skyformer_options(name, length)
     return model
 
   return shared.with_reference(name, make_transformer, transject)
