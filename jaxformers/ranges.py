@@ -145,8 +145,8 @@ _NAMES = {
   """,
   # Counts.
   Range(int, "[0, 2^31)"): """
-    seed patience accumulate warmup_steps vocab_size num_classes min_length
-    test_min_length test_max_length stride eval_windows
+    seed patience accumulate eval_examples warmup_steps vocab_size num_classes
+    min_length test_min_length test_max_length stride eval_windows
   """,
   Range(int, "[1, 2^31)"): """
     batch_size eval_batch_size buckets total_steps log_steps
@@ -157,7 +157,7 @@ _NAMES = {
   # Sizes.
   Range(int, "[0, 2^24]"): "max_len padded_len",
   Range(int, "[0, 2^20]"): """
-    head_dim num_random num_global num_summary num_queries num_samples
+    head_dim head_size num_random num_global num_summary num_queries num_samples
     num_buckets
   """,
   Range(int, "[1, 2^20]"): """

@@ -27,6 +27,7 @@ ORIGINAL = lra.Original(
   },
   lra.original_schedule("cosine", 5e-4, 175, 35_000, batch_size=256),
   attention_dropout=0.2,
+  block_size=64,
   positions="learned",
 )
 # Width of TransJect at size=matched: at most the Transformer's parameters.

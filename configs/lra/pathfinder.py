@@ -33,6 +33,7 @@ ORIGINAL = lra.Original(
     "synthesizer": lra.Shape(64, 4, 2, 32, 64, 0.2),
   },
   lra.original_schedule("cosine", 1e-3, 312, 62_400, batch_size=512),
+  block_size=64,
 )
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 80) | {"lra": 30, "s4": 78}

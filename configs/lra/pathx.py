@@ -25,6 +25,7 @@ ORIGINAL = lra.Original(
     "cosine", 1e-3, 2_500, 500_000, clip_norm=1.0, batch_size=64
   ),
   positions="learned",
+  block_size=64,
 )
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 224) | {"lra": 154}

@@ -58,6 +58,7 @@ def get_config(arg=None):
     original=ORIGINAL,
     batch_size=16,
     eval_batch_size=20,
+    eval_examples=4_800,
     buckets=4,
     learning_rate=2e-4,
     warmup_steps=800,

@@ -18,6 +18,7 @@ did for the published numbers.
 
 from jaxformers.recipes import lra
 
+POOLS = lra.POOLS | {"jaxformers": "mean"}
 # LRA's sizes and training.
 ORIGINAL = lra.Original(
   {"transformer": lra.Shape(256, 4, 4, 256, 1_024)},
@@ -38,12 +39,13 @@ def get_config(arg=None):
       "archive": "",
       "max_len": 2_000 if args.tiny else 0,  # 0: the protocol's length.
     },
-    transject_pool="mean",
+    pools=POOLS,
     length=4_096,
     matched_widths=MATCHED_WIDTHS,
     original=ORIGINAL,
     batch_size=32,
     eval_batch_size=40,
+    eval_examples=6_400,
     buckets=4,
     learning_rate=1e-4,
     warmup_steps=80,

@@ -58,6 +58,9 @@ FIELDS = {
     0.0, "decay of the average of parameters that is scored; 0: none"
   ),
   "eval_batch_size": Field(32, "examples per evaluation batch"),
+  "eval_examples": Field(
+    0, "examples of the selection split that are scored; 0: all"
+  ),
   "buckets": Field(1, "number of lengths that batches are padded to"),
   # Length of the run, and when it logs, evaluates and saves.
   "total_steps": Field(1000, "step at which the run ends"),

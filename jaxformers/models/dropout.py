@@ -2,9 +2,9 @@
 
 A random number takes longer than the rest of a small layer on a CPU, so every
 random word of 32 bits decides on four entries. A byte is less than one of 256
-thresholds with a probability that is a multiple of 1/256. Each row therefore
-draws its threshold among the two that are next to the rate asked for, so that
-an entry is dropped with exactly that probability.
+thresholds with a probability that is a multiple of 1/256. Each call therefore
+takes one of the two thresholds that are next to the rate asked for, at random,
+so that over all calls an entry is dropped with exactly that probability.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from jaxformers.errors import UserError
 def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
   """Returns which entries are kept, bool of a shape, at probability 1 - rate.
 
-  Entries of different rows (of the last axis) are independent. Those of a row
-  share a threshold: in a row of n, the variance of the number that is kept is
-  greater than that of independent entries, by at most (n / 512)^2.
+  The probability is over the keys: entries are independent given the threshold,
+  which is that of a rate less than 1/256 above or below.
 
   Args:
-    key: random key.
+    key: random key from `jax.random.split` or `fold_in`, whose bits are random.
     rate: probability that an entry is dropped, in [0, 1).
     shape: shape of the result, of at least one axis.
   """
   *rows, n = shape
-  of_words, of_thresholds = jax.random.split(key)
   # Take four bytes of each word.
-  words = jax.random.bits(of_words, (*rows, -(-n // 4)), jnp.uint32)
+  words = jax.random.bits(key, (*rows, -(-n // 4)), jnp.uint32)
   drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
   drawn = drawn.reshape(*rows, -1)[..., :n]
-  # Round 256 (1 - rate) up or down at random, to its value on average.
-  up = jax.random.uniform(of_thresholds, (*rows, 1))
+  # Round 256 (1 - rate) up or down by the bits of the key, to its value on
+  # average. Another draw would take as long to compile as the first.
+  up = (jax.random.key_data(key)[-1] >> 8).astype(jnp.float32) / 2**24
   threshold = jnp.floor(256 * (1 - rate) + up)
   return drawn < threshold.astype(jnp.int32)
 

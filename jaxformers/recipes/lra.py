@@ -58,18 +58,19 @@ class Original(NamedTuple):
     fields: fields of the run, for `base`.
     attention_dropout: dropout of attention weights.
     positions: kind of positions.
+    block_size: tokens of a block of local and sparse attention.
   """
 
   shapes: Mapping[str, Shape]
   fields: Mapping[str, Any]
   attention_dropout: float = 0.1
   positions: str = "sinusoid"
+  block_size: int = 50
 
 
-# Options of LRA's mixers that differ from ours; on images blocks are 64 wide.
+# Options of LRA's mixers that differ from ours.
 LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
-  "local": {"block_size": 50},
-  "sparse": {"block_size": 50, "num_summary": 10},
+  "sparse": {"num_summary": 10},
   "longformer": {"window": 512, "num_global": 0},
   "linformer": {"rank": 16, "share_key_value": True},
   "reformer": {"chunk_size": 10, "num_buckets": 10, "num_hashes": 1},
@@ -100,8 +101,8 @@ def make_config(
   learning_rate: float,
   warmup_steps: int,
   tiny: Mapping[str, Any],
+  eval_examples: int = 0,
   pools: Mapping[str, str] = POOLS,
-  transject_pool: str = "max",
   heads: Mapping[str, Mapping[str, Any]] | None = None,
   **fields: Any,
 ) -> ConfigDict:
@@ -116,8 +117,9 @@ def make_config(
     learning_rate: peak learning rate at size=paper.
     warmup_steps: steps until the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
-    pools: pooling by protocol.
-    transject_pool: pooling of TransJect under "jaxformers" and "paper".
+    eval_examples: examples that choose the checkpoint in Skyformer's code,
+      where it does not score all; under "skyformer" and "paper".
+    pools: pooling by protocol; that of "jaxformers" is TransJect's own.
     heads: further fields of the head, by protocol.
     **fields: other fields of the run, for `base`.
 
@@ -133,17 +135,18 @@ def make_config(
     task={"name": task["name"], "protocol": protocol, **task},
     **model_fields(
       args.model,
-      pool=pools[protocol],
+      pools=pools,
       protocol=protocol,
       size=args.size,
-      width=matched_widths[protocol],
+      matched=matched_widths,
       length=length,
-      transject_pool=transject_pool,
       original=original if is_original else None,
       **head,
     ),
     **training | (original.fields if is_original else {}),
   )
+  if protocol in ("skyformer", "paper"):
+    config.eval_examples = eval_examples
   # Replace the schedule by that of size=tiny.
   if args.tiny:
     config.update(shared.tiny_fields(args.model, **tiny))
@@ -153,12 +156,11 @@ def make_config(
 def model_fields(
   name: str,
   *,
-  pool: str,
+  pools: Mapping[str, str],
   protocol: str,
   size: str,
-  width: int = 512,
+  matched: Mapping[str, int],
   length: int = 0,
-  transject_pool: str = "max",
   original: Original | None = None,
   **head: Any,
 ) -> dict[str, Any]:
@@ -172,16 +174,16 @@ def model_fields(
 
   Args:
     name: name of the model.
-    pool: the protocol's pooling.
-    protocol: name of the protocol. Under "jaxformers" and "paper" TransJect
-      pools as in its paper; under "jaxformers" the others pool the mean.
+    pools: pooling by protocol; under "jaxformers" it is TransJect's on the
+      task, also under "paper", and models in the Transformer's form pool the
+      mean.
+    protocol: key of `pools`.
     size: "paper"; "matched", TransJect with at most the Transformer's
       parameters; or "tiny", TransJect with d = 32 and E = 2. Other models have
       one size.
-    width: width of TransJect at size "matched".
+    matched: width of TransJect at size "matched", by protocol.
     length: tokens of an example in Skyformer's code, a power of two; 0 for
       mixers with their own defaults.
-    transject_pool: TransJect's pooling in its paper.
     original: LRA's sizes, or None for Skyformer's.
     **head: further fields of the head, for both.
 
@@ -189,18 +191,19 @@ def model_fields(
     The fields `model` and `reference` for `base`.
   """
   tiny = shared.is_tiny(size, SIZES)
+  pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
   head = {"head_dim": 0 if protocol == "s4" else 128} | head
   # TransJect and the others differ in width, positions, dropout and pooling.
   common = {"num_layers": 2, **shared.COMMON, **head}
-  widths = {"paper": 512, "matched": width, "tiny": 32}
+  widths = {"paper": 512, "matched": matched[protocol], "tiny": 32}
   transject = shared.transject(
     common,
     2 if tiny else 4,
     d_model=widths[size],
     positions="sinusoid",
     dropout_rate=0.0,
-    pool=transject_pool if protocol in ("jaxformers", "paper") else pool,
+    pool=pools["jaxformers"] if protocol == "paper" else pool,
     orthogonal_map="cayley",
   )
 
@@ -280,9 +283,8 @@ def original_fields(
   }
   model["block"]["dropout_rate"] = shape.dropout_rate
   mixer = dict(LRA_MIXERS.get(name, {}))
-  # On images LRA's blocks have 64 tokens.
-  if "block_size" in mixer and original.positions == "learned":
-    mixer["block_size"] = 64
+  if name in ("local", "sparse"):
+    mixer["block_size"] = original.block_size
   model["mixer"] = mixer
   return model
 

@@ -157,6 +157,7 @@ def _train(
     )
   if start == total:
     return
+  needed = trainer.plan()
   title = f"{c['model']['name']} on {trainer.task.name}"
   with (
     Writers(workdir, start, c) as writers,
@@ -167,6 +168,9 @@ def _train(
     # `batches` reads ahead in a thread, and `trace` holds an open profile.
     loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
     loop.announce(start)
+    if needed:
+      parts = f" in {trainer.parts} parts" if trainer.parts > 1 else ""
+      progress.line(f"A step{parts} is planned in {needed / 2**30:.2f} GiB.")
     for step in range(start + 1, total + 1):
       if 0 < c["patience"] <= loop_state.worse:
         progress.line(
@@ -304,7 +308,7 @@ class _Loop:
     self.settle()
     trainer, loop_state = self.trainer, self.loop_state
     # The split called validation is the test split under some protocols.
-    name, split = trainer.task.selection, trainer.task.splits["validation"]
+    name, split = trainer.task.selection, trainer.run.selection_split
     with self.progress.phase(name):
       scores = trainer.evaluate(trainer.state.scored, split)
     self.writers.write(step, _without_count("validation", scores))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from jaxformers import config as configs
@@ -56,6 +57,27 @@ class Run:
   def padded_lengths(self) -> tuple[int, ...]:
     """Lengths that batches are padded to, ascending."""
     return pad_lengths(self.task.max_len, self.config["buckets"])
+
+  @property
+  def selection_split(self) -> Any:
+    """Examples that select the checkpoint: all, or `config.eval_examples`.
+
+    A part of them is the same in all runs, whatever their seed.
+    """
+    split = self.task.splits["validation"]
+    count = self.config["eval_examples"]
+    if not 0 < count < len(split):
+      return split
+    drawn = np.random.default_rng(0).permutation(len(split))[:count]
+    return split.select(np.sort(drawn))
+
+  @property
+  def selection(self) -> str:
+    """What selects the checkpoint, such as "validation, 4,800 of 18,090"."""
+    total = len(self.task.splits["validation"])
+    count = len(self.selection_split)
+    part = "" if count == total else f", {count:,} of {total:,}"
+    return self.task.selection + part
 
   def selection_score(self, scores: Mapping[str, Any]) -> float:
     """Returns the score that selects a checkpoint; higher is better."""
@@ -147,6 +169,13 @@ def _build(config: dict[str, Any], workdir: Path) -> Run:
   )
   metric = LOSSES[model.objective].metric
   choose("field config.select", config["select"], (metric, "loss"))
+  if config["eval_examples"] and not hasattr(
+    task.splits["validation"], "select"
+  ):
+    raise UserError(
+      f"eval_examples={config['eval_examples']}: the windows of a text are no "
+      "examples to draw from. Leave it out, and set task.eval_windows."
+    )
   return Run(config, workdir, task, model, models.size(reference))
 
 

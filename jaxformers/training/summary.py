@@ -46,7 +46,7 @@ def describe_results(
   return {
     "task": task.name,
     "protocol": task.protocol,
-    "selection": task.selection,
+    "selection": run.selection,
     "model": config["model"]["name"],
     "seed": config["seed"],
     "metric": run.objective.metric,

@@ -10,13 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers import workdirs
 from jaxformers.data.engine.loader import Loader, prefetch
+from jaxformers.errors import UserError
 from jaxformers.models import pretrained
 from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.parallel import on_one_cpu
-from jaxformers.training import compilers, disk, optim, processes, resume
+from jaxformers.training import (
+  compilers,
+  disk,
+  memory,
+  optim,
+  processes,
+  resume,
+)
 from jaxformers.training.evaluate import make_evaluator
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
@@ -37,7 +46,6 @@ class Trainer:
     schedule: learning rate by step, from 0.
     parts: number of parts in which a step takes its batch.
     state: `TrainState`; that of step 0 until a checkpoint is restored.
-    train_step: compiled (state, batch) -> (state, sums).
     evaluate: `Evaluator` of parameters on a split.
     order: function from a step to the indices of its examples.
     carried_seconds: wall time of processes that worked on the run before.
@@ -60,22 +68,105 @@ class Trainer:
     )
     self.state = self._initial_state()
     self.parts = c["accumulate"] or self._fastest_parts()
+    self._step, self._place = self._compile()
+    self._programs: dict[Any, Any] = {}  # Compiled ahead, by shapes of a batch.
+    self.evaluate = make_evaluator(run, self.layout)
+    # Batches of this process.
+    self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
+    self.order = self._loader.order(c["batch_size"], c["seed"])
+
+  def _compile(self) -> tuple[Any, Any]:
+    """Returns the step in `parts` parts, and what places its batches."""
+    c = self.run.config
     step = functools.partial(
       train_step,
-      model=run.model,
+      model=self.model,
       tx=self._tx,
       smoothing=c["label_smoothing"],
       placement=self.layout,
       accumulate=self.parts,
       **{name: c[name] for name in ("seed", "ema_decay")},
     )
-    self.train_step, self._place = compilers.compile_step(
+    return compilers.compile_step(
       c["parallel"], step, self.layout, state=self.state, donate=True
     )
-    self.evaluate = make_evaluator(run, self.layout)
-    # Batches of this process.
-    self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
-    self.order = self._loader.order(c["batch_size"], c["seed"])
+
+  def train_step(self, state: TrainState, batch: Any) -> Any:
+    """Returns the state after one step, and its sums; donates the state."""
+    return self._programs.get(_shapes(batch), self._step)(state, batch)
+
+  def plan(self) -> int:
+    """Compiles the step for its longest batch, which must fit the device.
+
+    Under `config.accumulate=0` the batch is taken in as many parts as fit.
+
+    Returns:
+      Bytes that the step holds on one device; 0 where that is not known, as
+      under pmap.
+
+    Raises:
+      UserError: if the step does not fit; names the number of parts that would,
+        or what else needs less.
+    """
+    if self.run.config["parallel"] != "jit":
+      return 0
+    batch = self._place(self._loader.batch(self._longest(), (0, 0)))
+    device = self.layout.mesh.devices.flat[0]
+    available = memory.device_bytes(device)
+    needed, program = self._planned(batch)
+    if available and needed > available:
+      asked, first = self.parts, needed
+      while needed > available and (more := self._more_parts()):
+        self.parts = more
+        self._step, _ = self._compile()
+        needed, program = self._planned(batch)
+      if needed > available or self.run.config["accumulate"]:
+        raise UserError(self._too_large(first, asked, needed, available))
+    self._programs[_shapes(batch)] = program
+    return needed
+
+  def _planned(self, batch: Any) -> tuple[int, Any]:
+    program = self._step.lower(self.state, batch).compile()
+    return memory.planned_bytes(program), program
+
+  def _longest(self) -> np.ndarray:
+    """Returns the indices of a batch whose first example is the longest."""
+    split, size = self.task.splits["train"], self.run.config["batch_size"]
+    indices = np.arange(size) % len(split)
+    if hasattr(split, "lengths"):
+      indices[0] = np.argmax(split.lengths())
+    return indices
+
+  def _more_parts(self) -> int:
+    """Returns the next greater number of parts, twice or more; 0 for none."""
+    rows = self.run.config["batch_size"] // self.layout.parts
+    greater = range(2 * self.parts, rows + 1)
+    return next((parts for parts in greater if rows % parts == 0), 0)
+
+  def _too_large(
+    self, needed: int, asked: int, least: int, available: int
+  ) -> str:
+    """Returns the message about a step that does not fit its device.
+
+    Args:
+      needed: bytes in the parts that were asked for.
+      asked: number of these parts.
+      least: bytes in `self.parts` parts.
+      available: bytes of the device.
+    """
+    has = f"{available / 2**30:.1f} GiB"
+    text = (
+      f"A step needs {needed / 2**30:.1f} GiB in {asked} part(s) of its batch, "
+      f"and a device has {has}: "
+    )
+    if least <= available:
+      needs = f"{least / 2**30:.1f} GiB"
+      return f"{text}--config.accumulate={self.parts} needs {needs}."
+    return (
+      f"{text}{self.parts} parts still need {least / 2**30:.1f} GiB. Set "
+      "--config.model.memory=recomputed, a smaller --config.batch_size, or a "
+      "--config.mesh that splits the model over devices."
+    )
 
   def _initial_state(self) -> TrainState:
     """Returns the state of step 0, with pre-trained weights if any."""
@@ -123,6 +214,11 @@ class Trainer:
     The latter count up to their last checkpoint.
     """
     return self.carried_seconds + time.perf_counter() - self._began
+
+
+def _shapes(batch: Any) -> Any:
+  """Returns the shapes of a batch, by which programs differ."""
+  return tuple((name, x.shape) for name, x in sorted(batch.items()))
 
 
 def begin(run: Run) -> None:

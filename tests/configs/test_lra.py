@@ -275,10 +275,15 @@ def test_lra_has_its_own_sizes_and_schedule(task):
   assert "head_size" in reformer.mixer_defaults
 
 
-@pytest.mark.parametrize("model", sorted(models.MODELS))
+@pytest.mark.parametrize("model", ["local", *sorted(lra.LRA_MIXERS)])
 def test_every_model_has_lras_sizes(model):
   """On Pathfinder LRA's efficient Transformers have sizes of their own."""
   spec = f"configs/lra/pathfinder.py:protocol=lra,model={model}"
   sizes = SIZES["pathfinder"] | READINGS["pathfinder", "lra"]
-  built = models.build(**c.plain(c.load(spec))["model"], **sizes)
-  models.shapes(built)
+  config = c.plain(c.load(spec))["model"]
+  assert models.build(**config, **sizes).config.d_model in (32, 64)
+  assert config["mixer"].items() >= lra.LRA_MIXERS.get(model, {}).items()
+  # Blocks of images are wider than those of texts.
+  if model in ("local", "sparse"):
+    text = c.load(f"configs/lra/text.py:protocol=lra,model={model}").model
+    assert (config["mixer"]["block_size"], text.mixer.block_size) == (64, 50)

@@ -54,7 +54,7 @@ def test_what_cannot_be_had(tmp_path):
 
 
 def test_a_part_is_never_called_the_authors_set(tmp_path):
-  assert load(tmp_path).info["authors_checksum"] is False
+  assert load(tmp_path).info["authors_checksum"] is None
   # Nor is one that an earlier version prepared under the name of the whole.
   for folder in ("tfds", "packed"):
     for part in (tmp_path / "data" / folder).glob("scene_parse150-12-3*"):

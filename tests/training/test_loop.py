@@ -58,7 +58,8 @@ def undisturbed(smoke, tmp_path_factory):
 
   def counted(self, now, batch):
     real(self, now, batch)
-    programs.append(self.trainer.train_step._cache_size())
+    trainer = self.trainer
+    programs.append(len(trainer._programs) + trainer._step._cache_size())
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(loop._Loop, "step", counted)

@@ -212,3 +212,22 @@ def test_scoring_alone_asks_nothing_of_the_training_batch(
 def test_what_cannot_be_trained(smoke, tmp_path, fields, message):
   with pytest.raises(ValueError, match=message):
     open_run(smoke(**fields), tmp_path)
+
+
+def test_a_part_of_the_selection_split_is_the_same_for_every_seed(
+  smoke, tmp_path
+):
+  def opened(name, **fields):
+    return open_run(smoke(**fields), tmp_path / name)
+
+  whole = opened("whole")
+  assert whole.selection_split is whole.task.splits["validation"]
+  assert whole.selection == "validation"
+  assert opened("more", eval_examples=99).selection == "validation"
+  parts = [opened(f"{seed}", eval_examples=4, seed=seed) for seed in (0, 1)]
+  assert {part.selection for part in parts} == {"validation, 4 of 10"}
+  first, second = (part.selection_split for part in parts)
+  assert len(first) == len(second) == 4
+  assert first.keys.tolist() == second.keys.tolist()
+  with pytest.raises(ValueError, match=r"eval_examples=-1"):
+    opened("wrong", eval_examples=-1)

@@ -85,3 +85,59 @@ def test_the_vocabulary_lies_beside_the_checkpoints(smoke, tmp_path):
   del saved["tokens"], saved["digest"]
   assert saved == results["task_description"]
   assert saved["protocol"] == "jaxformers"
+
+
+@pytest.fixture
+def limit(monkeypatch):
+  """Sets the bytes of a device."""
+  return lambda size: monkeypatch.setattr(
+    trainer.memory, "device_bytes", lambda _: size
+  )
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_step_that_does_not_fit_is_taken_in_parts(smoke, tmp_path, limit):
+  def made(name, **fields):
+    return trainer_of(smoke("local", batch_size=32, **fields), tmp_path / name)
+
+  limit(0)  # Unknown: nothing is refused.
+  whole = made("whole")
+  needed = whole.plan()
+  assert needed > 0 and whole.parts == 1
+  few = made("few", accumulate=4).plan()
+  assert few < needed
+  # Chosen where the config leaves it open, named where it does not.
+  limit(few)
+  chosen = made("chosen")
+  assert chosen.plan() <= few
+  assert 1 < chosen.parts <= 4
+  with pytest.raises(ValueError, match=r"in 1 part.*accumulate=[24] needs"):
+    made("asked", accumulate=1).plan()
+  limit(1)
+  with pytest.raises(ValueError, match="32 parts still need.*recomputed"):
+    made("none").plan()
+  # The same number of parts trains to the same numbers.
+  batch = next(chosen.batches(0))
+  again = made("again", accumulate=chosen.parts)
+  chex.assert_trees_all_equal(
+    chosen.train_step(chosen.state, batch)[1],
+    again.train_step(again.state, batch)[1],
+  )
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_config_that_does_not_fit_stops_before_its_first_step(
+  smoke, tmp_path, limit
+):
+  limit(1)
+  with pytest.raises(ValueError, match="A step needs .* GiB"):
+    loop.run(smoke(), tmp_path)
+  assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.usefixtures("one_device")
+def test_the_plan_is_of_the_longest_batch(smoke, tmp_path):
+  run = trainer_of(smoke(buckets=4), tmp_path)
+  run.plan()
+  ((shapes, _),) = run._programs.items()
+  assert dict(shapes)["inputs"] == (8, run.task.max_len)

@@ -1,0 +1,56 @@
+"""Bytes that a program plans, and bytes that a device has."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformers.training import memory
+
+
+def compiled(donate):
+  # The result of addition can take the place of its argument.
+  add = jax.jit(lambda x, y: x + y[0], donate_argnums=(0,) if donate else ())
+  like = jax.ShapeDtypeStruct((1_000, 1_000), jnp.float32)
+  return add.lower(like, like).compile()
+
+
+def test_a_program_holds_arguments_and_results_donated_ones_once():
+  size = 4 * 1_000**2
+  assert memory.planned_bytes(compiled(False)) == pytest.approx(
+    3 * size, rel=0.1
+  )
+  assert memory.planned_bytes(compiled(True)) == pytest.approx(
+    2 * size, rel=0.1
+  )
+
+
+def test_what_a_compiler_does_not_say_is_0():
+  silent = types.SimpleNamespace(memory_analysis=lambda: None)
+  assert memory.planned_bytes(silent) == 0
+
+
+def test_a_host_has_its_memory_or_the_limit_of_its_group(tmp_path, monkeypatch):
+  info, group = tmp_path / "meminfo", tmp_path / "memory.max"
+  info.write_text("MemTotal:  1000 kB\nMemFree: 1 kB\n")
+  monkeypatch.setattr(memory, "MEMORY_INFO", info)
+  monkeypatch.setattr(memory, "CGROUP_LIMITS", (str(group),))
+  count = jax.local_device_count()
+  (device, *_) = jax.devices("cpu")
+  assert memory.device_bytes(device) == 1_024_000 // count
+  group.write_text("max\n")
+  assert memory.device_bytes(device) == 1_024_000 // count
+  group.write_text("4096\n")
+  assert memory.device_bytes(device) == 4_096 // count
+  info.unlink()
+  assert memory.device_bytes(device) == 0
+
+
+def test_an_accelerator_says_its_limit():
+  def device(stats):
+    return types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+
+  assert memory.device_bytes(device({"bytes_limit": 7})) == 7
+  assert memory.device_bytes(device({})) == 0
+  assert memory.device_bytes(device(None)) == 0
