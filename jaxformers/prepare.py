@@ -24,6 +24,7 @@ from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
 from jaxformers.tasks import TASKS, Task
+from jaxformers.tasks.listops import WITHOUT_END
 from jaxformers.tasks.splits import replace_all
 
 EXPORTS = ("listops", "pathfinder", "pathx")
@@ -95,7 +96,7 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
       "--export writes generated examples, but --archive reads finished ones: "
       "leave one of the two out."
     )
-  if task.name == "listops" and task.protocol in ("skyformer", "paper"):
+  if task.name == "listops" and task.protocol in WITHOUT_END:
     raise UserError(
       f"The protocol {task.protocol} has no closing brackets to export: choose "
       "another --protocol."

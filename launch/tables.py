@@ -23,7 +23,6 @@ usually reaches, so within a factor of two or so.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from jaxformers import cli, interrupts
 from jaxformers.analysis.tables import published, results, speed
 from jaxformers.errors import UserError
 from jaxformers.sweep import arguments, grid, plans
-from jaxformers.sweep.runs import Sweep, run_grid
+from jaxformers.sweep.runs import Sweep, candidates, run_grid
 from jaxformers.tables import markdown_table
 
 SPEED = "transject_3"
@@ -64,14 +63,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
 def _print_estimates(
   sweep: Sweep, cells: Sequence[grid.Cell], seeds: Sequence[int]
 ) -> None:
-  """Prints commands of runs without results, and what a run of each costs."""
+  """Prints what a run of each cell costs, and all of them."""
   from jaxformers.sweep import estimates  # Starts the device.
 
-  sweep.check(cells, seeds, open_data=False)
-  for cell in cells:
-    for seed in seeds:
-      if not (sweep.folder(cell, seed) / "results.json").exists():
-        print(shlex.join(sweep.command(cell, seed)))
   # Estimate one seed of each cell.
   rate = estimates.measure_rate()
   configs = [sweep.load_config(cell, seeds[0]) for cell in cells]
@@ -119,14 +113,11 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   seeds = cli.numbers("seeds", args.seeds)
   sweep = arguments.make_sweep(args, overrides)
   print(f"{plan.title}. {plan.note}".rstrip(), flush=True)
+  finished = run_grid(sweep, cells, plan.tuned, seeds, args.dry_run)
   if args.dry_run:
-    if plan.tuned:  # Which value the other seeds get is only known later.
-      key, values = plan.tuned
-      cells = [cell.extended(key, value) for cell in cells for value in values]
-      seeds = seeds[:1]
-    _print_estimates(sweep, cells, seeds)
-    return sweep
-  finished = run_grid(sweep, cells, plan.tuned, seeds)
+    # Which value the other seeds get is only known after tuning.
+    once = seeds[:1] if plan.tuned else seeds
+    _print_estimates(sweep, candidates(cells, plan.tuned), once)
   # The table of our runs, then the paper's beside it.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")

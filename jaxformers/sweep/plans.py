@@ -128,6 +128,11 @@ _ADAPTED = (
   "The adapted model starts from a finished run, and is not part of it."
 )
 LAMBDAS = ("0.1", "0.2", "0.4", "0.5", "0.6", "0.8", "1.0", "2.0")
+# Sym-DeiT and Sym-NeuTRENO.
+_SYMMETRIC = (
+  _row("symmetric_transformer"),
+  _row("symmetric_transformer", fidelity=0.6),
+)
 
 PLANS = {
   "transject_1": Plan(
@@ -184,19 +189,13 @@ PLANS = {
   "neutreno_5": Plan(
     "NeuTRENO, table 5: ImageNet, symmetric attention",
     ("configs/vision/imagenet.py:protocol=paper",),
-    rows=(
-      _row("symmetric_transformer"),
-      _row("symmetric_transformer", fidelity=0.6),
-    ),
+    rows=_SYMMETRIC,
     has_sizes=False,
   ),
   "neutreno_6": Plan(
     "NeuTRENO, table 6: ADE20K, symmetric attention",
     ("configs/vision/ade20k.py:protocol=paper",),
-    rows=(
-      _row("symmetric_transformer"),
-      _row("symmetric_transformer", fidelity=0.6),
-    ),
+    rows=_SYMMETRIC,
     has_sizes=False,
   ),
   "neutreno_7": Plan(

@@ -227,6 +227,14 @@ def find_ends(values: Sequence[str]) -> tuple[str, ...]:
   return (ordered[0], ordered[-1]) if len(ordered) > 1 else ()
 
 
+def candidates(cells: Iterable[Cell], tuned: Axis | None) -> list[Cell]:
+  """Returns the cells with every value of the axis to tune, if there is one."""
+  if tuned is None:
+    return list(cells)
+  key, values = tuned
+  return [cell.extended(key, value) for cell in cells for value in values]
+
+
 def run_grid(
   sweep: Sweep,
   cells: Sequence[Cell],
@@ -250,14 +258,8 @@ def run_grid(
   Raises:
     UserError: before the first run, see `Sweep.check`.
   """
-
-  def candidates(some: Iterable[Cell]) -> list[Cell]:
-    key, values = tuned or ("", ())
-    every = [cell.extended(key, value) for cell in some for value in values]
-    return every if tuned else list(some)
-
   # Check all runs that may be started.
-  found = sweep.check(candidates(cells), seeds, open_data=not dry_run)
+  found = sweep.check(candidates(cells, tuned), seeds, open_data=not dry_run)
   if dry_run:
     for cell in found:
       # Which value the other seeds get is only known after tuning.
@@ -268,7 +270,9 @@ def run_grid(
   # Choose the best value of each cell under the first seed.
   chosen: Sequence[Cell | None] = found
   if tuned:
-    cells = [cell for cell in cells if {*candidates([cell])}.issubset(found)]
+    cells = [
+      cell for cell in cells if {*candidates([cell], tuned)}.issubset(found)
+    ]
     sweep.submit([(cell, seeds[0]) for cell in found])
     chosen = [sweep.tune(cell, tuned, seeds[0]) for cell in cells]
   # Run the cells with all seeds.

@@ -32,6 +32,7 @@ PROTOCOLS = {
 }
 # Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
+WITHOUT_END = ("skyformer", "paper")  # Protocols without closing brackets.
 DEFAULTS = listops.Settings()
 
 
@@ -121,7 +122,7 @@ def _under(
   protocol: str, splits: Mapping[str, Packed]
 ) -> tuple[Mapping[str, Packed], tuple[str, ...]]:
   """Returns the splits with the tokens of a protocol, and its vocabulary."""
-  if PROTOCOLS[protocol] is PROTOCOLS["skyformer"]:
+  if protocol in WITHOUT_END:
     operators = (token.strip("[") for token in listops.TOKENS[:-1])
     dropped = {n: packed.drop(s, listops.END) for n, s in splits.items()}
     return dropped, (encodings.PAD, *operators)
@@ -135,6 +136,6 @@ def _under(
 def _ids(protocol: str, text: str) -> np.ndarray:
   """Returns the ids of an expression under a protocol."""
   ids = listops_text.encode(text)
-  if PROTOCOLS[protocol] is PROTOCOLS["skyformer"]:
+  if protocol in WITHOUT_END:
     return ids[ids != listops.END]
   return ids + np.uint8(2) if protocol == "s4" else ids

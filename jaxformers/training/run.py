@@ -58,7 +58,7 @@ class Run:
     """Lengths that batches are padded to, ascending."""
     return pad_lengths(self.task.max_len, self.config["buckets"])
 
-  @property
+  @functools.cached_property
   def selection_split(self) -> Any:
     """Examples that select the checkpoint: all, or `config.eval_examples`.
 

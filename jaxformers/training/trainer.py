@@ -133,8 +133,7 @@ class Trainer:
     """Returns the indices of a batch whose first example is the longest."""
     split, size = self.task.splits["train"], self.run.config["batch_size"]
     indices = np.arange(size) % len(split)
-    if hasattr(split, "lengths"):
-      indices[0] = np.argmax(split.lengths())
+    indices[0] = np.argmax(split.lengths())
     return indices
 
   def _more_parts(self) -> int:

@@ -98,7 +98,7 @@ def limit(monkeypatch):
 @pytest.mark.usefixtures("one_device")
 def test_a_step_that_does_not_fit_is_taken_in_parts(smoke, tmp_path, limit):
   def made(name, **fields):
-    return trainer_of(smoke("local", batch_size=32, **fields), tmp_path / name)
+    return trainer_of(smoke("local", batch_size=8, **fields), tmp_path / name)
 
   limit(0)  # Unknown: nothing is refused.
   whole = made("whole")
@@ -114,7 +114,7 @@ def test_a_step_that_does_not_fit_is_taken_in_parts(smoke, tmp_path, limit):
   with pytest.raises(ValueError, match=r"in 1 part.*accumulate=[24] needs"):
     made("asked", accumulate=1).plan()
   limit(1)
-  with pytest.raises(ValueError, match="32 parts still need.*recomputed"):
+  with pytest.raises(ValueError, match="8 parts still need.*recomputed"):
     made("none").plan()
   # The same number of parts trains to the same numbers.
   batch = next(chosen.batches(0))
