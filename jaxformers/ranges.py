@@ -139,9 +139,9 @@ _NAMES = {
   """,
   Range(bool): """
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias
-    orthogonal symmetric learn_fidelity feat_scale redraw causal normalize
-    share_heads share_key_value train_projection same_bucket correct_duplicates
-    residual norm_first use_norm
+    orthogonal orthogonal_output symmetric learn_fidelity feat_scale redraw
+    causal normalize share_heads share_key_value train_projection same_bucket
+    correct_duplicates residual norm_first use_norm
   """,
   # Counts.
   Range(int, "[0, 2^31)"): """

@@ -217,6 +217,7 @@ class Attention(nn.Module):
     orthogonal: True for rotations as the projections to heads, with biases if
       `use_bias` (Transformer with orthogonal parametrisation, TransJect, table
       1).
+    orthogonal_output: True for a rotation as the projection back, too.
     symmetric: True to use the keys as queries, without a projection to queries
       (NeuTRENO, equation 13).
     fidelity: lambda of the term lambda (v0 - v) that is added to the output of
@@ -250,6 +251,7 @@ class Attention(nn.Module):
   head_size: int = 0
   use_bias: bool = True
   orthogonal: bool = False
+  orthogonal_output: bool = False
   symmetric: bool = False
   fidelity: float = 0.0
   fidelity_schedule: tuple[float, ...] = ()
@@ -286,15 +288,7 @@ class Attention(nn.Module):
       y, carry = self._add_fidelity(y, inputs["value"], first, carry)
     self.sow("intermediates", "attended", y)
     # Project the heads back to one vector a token.
-    y = nn.DenseGeneral(
-      d,
-      axis=(-2, -1),
-      use_bias=self.use_bias,
-      kernel_init=kernel_init(self.init_std),
-      dtype=self.dtype,
-      dot_general=dot_general,
-      name="out",
-    )(jnp.swapaxes(y, 1, 2))
+    y = self._project_back(jnp.swapaxes(y, 1, 2), d)
     return self._scale_features(y, mask) if self.feat_scale else y, carry
 
   def check_width(self, d: int) -> None:
@@ -305,10 +299,12 @@ class Attention(nn.Module):
         f"head_size={self.head_size} is negative: give the channels of a head, "
         "or 0."
       )
-    if self.orthogonal and self.head_size not in (0, d // self.num_heads):
+    is_square = self.head_size in (0, d // self.num_heads)
+    if (self.orthogonal or self.orthogonal_output) and not is_square:
       raise UserError(
         f"head_size={self.head_size} with {self.num_heads} heads does not give "
-        f"the square matrices of orthogonal=True: leave it out for d={d}."
+        "the square matrices of orthogonal=True and orthogonal_output=True: "
+        f"leave it out for d={d}."
       )
 
   def _check_options(self, n: int, d: int) -> None:
@@ -409,6 +405,26 @@ class Attention(nn.Module):
     if self.use_bias:
       y = y + jnp.stack(biases).astype(self.dtype)[None, None]
     return [jnp.swapaxes(y[:, :, i], 1, 2) for i in range(len(names))]
+
+  def _project_back(self, y: jax.Array, d: int) -> jax.Array:
+    """Projects the heads [b, n, h, e] to one vector a token [b, n, d]."""
+    if not self.orthogonal_output:
+      return nn.DenseGeneral(
+        d,
+        axis=(-2, -1),
+        use_bias=self.use_bias,
+        kernel_init=kernel_init(self.init_std),
+        dtype=self.dtype,
+        dot_general=dot_general,
+        name="out",
+      )(y)
+    kernel = rotation(self, "out", (d, d), self.orthogonal_map)
+    y = product(y.reshape(*y.shape[:2], d), kernel.astype(self.dtype))
+    if not self.use_bias:
+      return y
+    return y + self.param("out_bias", nn.initializers.zeros, (d,)).astype(
+      y.dtype
+    )
 
   def _head_weights(
     self, name: str, d: int, shape: tuple[int, int]

@@ -8,6 +8,7 @@ products that its blocks make of them. A block declares these by a method
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import flax.linen as nn
 import jax
 
 from jaxformers import orthogonal
+from jaxformers.errors import UserError
 
 DERIVED = "derived"  # The collection of what blocks make of parameters alone.
 
@@ -107,3 +109,30 @@ def rotation(
     return orthogonal.cayley(a) if orthogonal_map == "matrix" else a
 
   return orthogonal.MAPS[orthogonal_map](module.param(full, initializer, shape))
+
+
+def semi_orthogonal(
+  module: nn.Module, name: str, shape: tuple[int, int], orthogonal_map: str
+) -> jax.Array:
+  """Returns a matrix with orthonormal rows or columns, float32 `shape`.
+
+  A matrix [d, k d] is [Q_1 ... Q_k] / sqrt(k) with rotations Q_i, which has
+  orthonormal rows; [k d, d] has these below each other. A square one is a
+  rotation.
+
+  Args:
+    module, name, orthogonal_map: as for `rotation`.
+    shape: rows and columns; one must be a multiple of the other.
+
+  Raises:
+    UserError: for another shape.
+  """
+  d, longer = sorted(shape)
+  count, rest = divmod(longer, d)
+  if rest:
+    raise UserError(
+      f"Orthogonal kernels of shape {shape} are rotations beside each other: "
+      f"{longer} must be a multiple of {d}, such as {d * max(count, 1)}."
+    )
+  q = rotation(module, name, (count, d, d), orthogonal_map) / math.sqrt(count)
+  return (q.swapaxes(0, 1) if shape[0] == d else q).reshape(shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,7 +15,8 @@ from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import LayerNorm
-from jaxformers.models.parallel import dot_general
+from jaxformers.models.parallel import dot_general, product
+from jaxformers.models.variables import semi_orthogonal
 from jaxformers.registry import choose
 
 
@@ -38,10 +38,15 @@ class TwoBranches(nn.Module):
     norm_epsilon: epsilon of every LayerNorm.
     init_std: standard deviation of the feed-forward's kernels at the start; 0
       for Xavier's.
+    orthogonal: True for kernels of the feed-forward with orthonormal rows (W1)
+      and columns (W2), made of rotations (`semi_orthogonal`); `mlp_dim` must
+      then be a multiple of d, or d one of it.
+    orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters and LayerNorm are float32.
   """
 
   concatenate_positions: ClassVar[bool] = False
+  in_turn: ClassVar[tuple[str, ...]] = ("up", "down")  # See `variables`.
 
   mixer: Callable[..., nn.Module]
   num_layers: int
@@ -52,6 +57,8 @@ class TwoBranches(nn.Module):
   drop_path_rate: float = 0.0
   norm_epsilon: float = 1e-5
   init_std: float = 0.0
+  orthogonal: bool = False
+  orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
   def scale(self) -> jax.Array | float:
@@ -75,12 +82,6 @@ class TwoBranches(nn.Module):
       return make_dropout(self, self.dropout_rate, train=train)(x)
 
     path = self._drop_path(train)
-    dense = functools.partial(
-      nn.Dense,
-      kernel_init=kernel_init(self.init_std),
-      dtype=self.dtype,
-      dot_general=dot_general,
-    )
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
     # Add the mixer's branch.
@@ -88,10 +89,31 @@ class TwoBranches(nn.Module):
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
     x = self.end(x + r * path(dropout(y)).astype(x.dtype), "norm_mixer")
     # Add the feed-forward's branch.
-    y = dense(self.mlp_dim, name="up")(self.norm(x, "norm_mlp"))
-    y = dense(x.shape[-1], name="down")(dropout(activation(y)))
+    y = self._dense(self.norm(x, "norm_mlp"), self.mlp_dim, "up")
+    y = self._dense(dropout(activation(y)), x.shape[-1], "down")
     y = path(dropout(y)).astype(x.dtype)
     return self.end(x + r * y, "norm_mlp"), carry
+
+  def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
+    """Returns a linear map of x [b, n, d] to [b, n, width], with a bias."""
+    if self.orthogonal and self.init_std:
+      raise UserError(
+        f"init_std={self.init_std} is for normal kernels, and "
+        "orthogonal=True draws rotations: leave one of the two out."
+      )
+    if not self.orthogonal:
+      return nn.Dense(
+        width,
+        kernel_init=kernel_init(self.init_std),
+        dtype=self.dtype,
+        dot_general=dot_general,
+        name=name,
+      )(x)
+    shape = (x.shape[-1], width)
+    kernel = semi_orthogonal(self, name, shape, self.orthogonal_map)
+    bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,))
+    y = product(x.astype(self.dtype), kernel.astype(self.dtype))
+    return y + bias.astype(self.dtype)
 
   def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
     """Drops a branch of some samples as a whole, and scales the others."""
