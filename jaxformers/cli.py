@@ -103,6 +103,11 @@ def names(text: str) -> list[str]:
   return [name for name in text.split(",") if name]
 
 
+def is_override(argument: str) -> bool:
+  """Returns True for an argument that sets a field of a config."""
+  return argument.startswith(("--config.", "--noconfig."))
+
+
 def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
   """Returns the parser of a command; its help is the module's docstring.
 
@@ -130,6 +135,7 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
 def command(
   *arguments: Argument,
   make_parser: Callable[[], argparse.ArgumentParser] | None = None,
+  takes_overrides: bool = False,
   on_interrupt: str = "",
 ) -> Callable[[Callable[..., None]], Callable[[Sequence[str] | None], None]]:
   """Makes a command of a function: `main(argv)` parses and calls it.
@@ -140,6 +146,8 @@ def command(
   Args:
     *arguments: from `argument`; the function takes them by keyword.
     make_parser: returns the parser instead, for commands with subcommands.
+    takes_overrides: True for a command that takes fields of a config, such as
+      --config.model.d_model=64; the function takes the list `overrides`.
     on_interrupt: sentence that says what the same command does when it is run
       again after Ctrl-C; "" keeps Python's traceback.
   """
@@ -151,7 +159,14 @@ def command(
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
       build = make_parser or (lambda: parser(function.__module__, *arguments))
-      options = vars(build().parse_args(argv))
+      command_parser = build()
+      parsed, rest = command_parser.parse_known_args(argv)
+      options = vars(parsed)
+      if takes_overrides:
+        options["overrides"] = [arg for arg in rest if is_override(arg)]
+        rest = [arg for arg in rest if not is_override(arg)]
+      if rest:
+        command_parser.error(f"unrecognized arguments: {' '.join(rest)}")
       try:
         function(**options)
       except KeyboardInterrupt:

@@ -2,6 +2,9 @@ r"""Lists the models, or what each costs under a config beside the Transformer.
 
 python -m jaxformers models
 python -m jaxformers models --config configs/lra/listops.py
+python -m jaxformers models --config configs/lra/listops.py \
+    --config.model.num_layers=4 --models transject,transformer
+python -m jaxformers models --published
 
 The models have the sizes that the config gives them; `:size=matched` gives
 TransJect at most the Transformer's parameters. Long Range Arena allows a model
@@ -11,6 +14,10 @@ task are read from its data, or given by --sizes:
 --sizes vocab_size=257,max_len=4000,num_classes=2
 --sizes image=224x224x3,num_classes=1000
 --sizes vocab_size=8000,max_len=256,objective=language_model
+
+Fields that --config.FIELD=VALUE sets hold for every model of the table, and not
+for the Transformer that they are compared with. --published prints TransJect's
+table 3a, its parameters as printed beside ours.
 """
 
 from __future__ import annotations
@@ -18,10 +25,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from jaxformers import cli, tasks
 from jaxformers import config as configs
+from jaxformers.analysis.tables import speed
 from jaxformers.errors import UserError
 from jaxformers.models import MIXERS, MODELS, build, cost, size
 from jaxformers.registry import choose
@@ -65,13 +74,15 @@ def parse_sizes(text: str) -> Fields:
   return sizes
 
 
-def open_task_sizes(spec: str) -> Fields:
+def open_task_sizes(spec: str, overrides: Sequence[str] = ()) -> Fields:
   """Returns the sizes of a config's task, whose data it opens."""
-  config = configs.plain(configs.load(spec))
+  config = configs.plain(configs.load_with(spec, overrides))
   return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
 
 
-def rows(spec: str, names: list[str], sizes: Fields) -> list[Fields]:
+def rows(
+  spec: str, names: list[str], sizes: Fields, overrides: Sequence[str] = ()
+) -> list[Fields]:
   """Returns the cost of each model, and its parameters over the Transformer's.
 
   A model that cannot have these sizes has a row with the reason.
@@ -80,13 +91,15 @@ def rows(spec: str, names: list[str], sizes: Fields) -> list[Fields]:
     spec: path and arguments of a config without `model`, "path.py:key=value".
     names: names of models.
     sizes: sizes of the task, as `models.build` takes them.
+    overrides: fields of the config, such as "--config.model.d_model=64".
   """
   path, _, arg = spec.partition(":")
   costs = []
   for name in names:
     # Load the config anew for each model.
     arguments = ",".join(filter(None, (arg, f"model={name}")))
-    config = configs.plain(configs.load(f"{path}:{arguments}"))
+    loaded = configs.load_with(f"{path}:{arguments}", overrides)
+    config = configs.plain(loaded)
     try:
       model = build(**config["model"], **sizes)
     except UserError as error:
@@ -142,21 +155,36 @@ def catalogue() -> str:
   cli.option("config", "", "path.py:key=value,..."),
   cli.option("models", "", "names: a,b (default: all)"),
   cli.option("sizes", "", "sizes of the task, see above"),
+  cli.switch("--published", help="print TransJect's table 3a beside ours"),
   cli.JSON,
+  takes_overrides=True,
 )
-def main(config: str, models: str, sizes: str, as_json: bool) -> None:
+def main(
+  config: str,
+  models: str,
+  sizes: str,
+  published: bool,
+  as_json: bool,
+  overrides: Sequence[str],
+) -> None:
   """Prints the names of the models, or what each costs under a config."""
   if not config:
-    if models or sizes or as_json:
-      raise UserError("--models, --sizes and --json need a --config.")
-    print(catalogue())
+    if models or sizes or as_json or overrides:
+      raise UserError(
+        "--models, --sizes, --json and --config.FIELD need a --config."
+      )
+    print(speed.counts_table() if published else catalogue())
     return
+  if published:
+    raise UserError("--published has sizes of its own: leave --config out.")
   names = cli.names(models) or sorted(MODELS)
   for name in names:
     choose("model", name, MODELS)
   # Data are opened only if no sizes are given.
-  task_sizes = parse_sizes(sizes) if sizes else open_task_sizes(config)
-  costs = rows(config, names, task_sizes)
+  task_sizes = (
+    parse_sizes(sizes) if sizes else open_task_sizes(config, overrides)
+  )
+  costs = rows(config, names, task_sizes, overrides)
   # Costs are of one example: name its length, or its size.
   example = f"example of {task_sizes['max_len']:,} tokens"
   if task_sizes.get("image"):

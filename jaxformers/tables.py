@@ -1,8 +1,10 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
 
 
 def markdown_table(
@@ -21,3 +23,17 @@ def markdown_table(
   rules = ["---:" if k in right else "---" for k in range(len(header))]
   lines = [header, rules, *rows]
   return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+
+
+def spread(values: Collection[float]) -> tuple[float, float]:
+  """Returns mean and sample deviation; the deviation of one value is NaN."""
+  deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+  return statistics.mean(values), deviation
+
+
+def plus_minus(
+  mean: float, deviation: float, digits: int = 2, sign: str = "+-"
+) -> str:
+  """Returns "1.23 +- 0.45", or the mean alone if there is no deviation."""
+  bar = "" if math.isnan(deviation) else f" {sign} {deviation:.{digits}f}"
+  return f"{mean:.{digits}f}{bar}"

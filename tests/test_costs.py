@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jaxformers import config as configs
 from jaxformers import costs as command
 from jaxformers import models
 
@@ -90,6 +91,36 @@ def test_images_and_language_models(capsys):
     ]
   )
   assert "| local | 305,428 |" in capsys.readouterr().out
+
+
+def test_fields_of_the_config_are_set(capsys):
+  arguments = ["--config", "configs/lra/image.py", "--sizes", SIZES]
+  arguments += ["--models", "transject", "--json"]
+  fields = ["--config.model.num_layers=1", "--config.model.mixer.num_experts=1"]
+  command.main([*arguments, *fields])
+  (row,) = json.loads(capsys.readouterr().out)
+  config = configs.load("configs/lra/image.py:model=transject")
+  options = configs.plain(config)["model"] | {"num_layers": 1}
+  options["mixer"] = options["mixer"] | {"num_experts": 1}
+  model = models.build(**options, **command.parse_sizes(SIZES))
+  assert row["parameters"] == models.size(model)
+  with pytest.raises(SystemExit, match="Unknown key of config.model: 'depth'"):
+    command.main([*arguments, "--config.model.depth=1"])
+  with pytest.raises(SystemExit, match="2"):
+    command.main([*arguments, "--depth=1"])
+
+
+def test_the_counts_of_table_3(capsys):
+  command.main(["--published"])
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[2:] == [
+    "| Transformer | 190.1 | 19.01 |",
+    "| Transformer, d_ff = 512 | 95.6 | 9.56 |",
+    "| TransJect, E = 1 | 66.2 | 6.61 |",
+    "| TransJect, E = 8 | 286.8 | 28.63 |",
+  ]
+  with pytest.raises(SystemExit, match="leave --config out"):
+    command.main(["--published", "--config", "configs/lra/image.py"])
 
 
 @pytest.mark.parametrize(

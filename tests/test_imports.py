@@ -45,7 +45,7 @@ ALLOWED = {
   },
   "analysis.tables": {"config", "models", "workdirs", "analysis.plotting"},
   "analysis.page": {"analysis", "config", "models", "trained", "workdirs"},
-  "costs": {"config", "models", "tasks"},
+  "costs": {"config", "models", "tasks", "analysis.tables"},
   "prepare": {"data", "tasks"},
   "main": {"config", "training"},
   "sweep": {"config", "models", "tasks", "training"},

@@ -18,6 +18,7 @@ from jaxformers.config.files import (
   differences,
   flatten,
   load,
+  load_with,
   plain,
 )
 from jaxformers.errors import UserError
@@ -36,6 +37,7 @@ __all__ = [
   "differences",
   "flatten",
   "load",
+  "load_with",
   "parse_arg",
   "plain",
   "set_options",

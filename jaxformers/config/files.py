@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from jaxformers import ranges
+from jaxformers.config import arguments
 from jaxformers.config.fields import (
   FIELDS,
   REMOVED_FIELDS,
@@ -34,6 +36,33 @@ def load(spec: str) -> ConfigDict:
       "configs/lra/listops.py."
     )
   return runpy.run_path(path)["get_config"](arg or None)
+
+
+def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
+  """Returns the config of `load` with some fields set, as `jaxformers.main`.
+
+  Args:
+    spec: path and arguments of the config.
+    overrides: arguments such as "--config.model.d_model=64".
+
+  Raises:
+    UserError: for a field that the config does not have, or a wrong type.
+  """
+  loaded = load(spec)
+  rest, options = arguments.take_options(loaded, list(overrides))
+  arguments.check_overrides(loaded, rest)
+  # Flags of their own, since those of the process are parsed once.
+  values = flags.FlagValues()
+  argv = ["config", *rest]
+  places = {"flag_values": values, "sys_argv": argv}
+  try:
+    config_flags.DEFINE_config_dict("config", loaded, **places)
+    values(argv)
+  except (flags.Error, TypeError, KeyError) as error:
+    raise UserError(str(error)) from None
+  # Add options that the config does not list.
+  arguments.set_options(values.config, options)
+  return values.config
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

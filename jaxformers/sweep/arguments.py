@@ -38,7 +38,7 @@ def check_overrides(overrides: Sequence[str], axes: Sequence[Axis]) -> None:
     axes: axes of the grid, whose fields no override may set.
   """
   for argument in overrides:
-    if not argument.startswith(("--config.", "--noconfig.")):
+    if not cli.is_override(argument):
       raise UserError(
         f"{argument!r} is not an option of a sweep: --help lists them. Fields "
         "of runs are set by --config.FIELD=VALUE."

@@ -9,9 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-from ml_collections import config_flags
-
 from jaxformers import config as configs
 from jaxformers import tasks
 from jaxformers.errors import UserError
@@ -46,23 +43,8 @@ class Sweep:
     Raises:
       UserError: for an argument or a field that the config does not have.
     """
-    loaded = configs.load(cell.spec)
-    # Read the overrides as `jaxformers.main` does.
     given = [*self.overrides, *cell.options]
-    rest, options = configs.take_options(loaded, given)
-    configs.check_overrides(loaded, rest)
-    # Flags of their own, since those of the process are parsed once.
-    values = flags.FlagValues()
-    argv = ["sweep", *rest]
-    places = {"flag_values": values, "sys_argv": argv}
-    try:
-      config_flags.DEFINE_config_dict("config", loaded, **places)
-      values(argv)
-    except (flags.Error, TypeError, KeyError) as error:
-      raise UserError(str(error)) from None
-    # Add options that the config does not list, and set the seed.
-    config = values.config
-    configs.set_options(config, options)
+    config = configs.load_with(cell.spec, given)
     config.seed = seed
     return configs.complete(config)
 

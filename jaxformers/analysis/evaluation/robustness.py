@@ -1,6 +1,7 @@
 r"""Scores a classifier of images on corrupted and on unusual images.
 
 python -m jaxformers robustness runs/cifar10
+python -m jaxformers robustness runs/cifar10/seed_0 runs/cifar10/seed_1
 python -m jaxformers robustness runs/imagenet \
     --imagenet_c PATH/imagenet-c --imagenet_a PATH/imagenet-a \
     --imagenet_r PATH/imagenet-r
@@ -10,6 +11,7 @@ printed. On ImageNet-C the mean corruption error (mCE) is printed: the error of
 every corruption over five severities, divided by AlexNet's, in percent
 (Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261). ImageNet-A
 and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
+Of several runs each is printed, then mean and sample deviation of all.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from jaxformers.data.images import stores
 from jaxformers.data.images.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
+from jaxformers.tables import plus_minus, spread
 
 # AlexNet's error of each corruption, the mean over the severities
 # (Hendrycks and Dietterich 2019).
@@ -231,8 +234,17 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)
 
 
+def average(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """Returns (mean, sample deviation) over runs of each of their scores.
+
+  Args:
+    runs: scores of each run, without `errors`, all with the same names.
+  """
+  return {name: spread([scores[name] for scores in runs]) for name in runs[0]}
+
+
 def _lines(scores: dict[str, Any]) -> Iterator[str]:
-  """Yields the lines of the printed table."""
+  """Yields the lines of the printed table of a run."""
   for name, errors in scores.get("errors", {}).items():
     yield f"  {name:<18} " + " ".join(f"{error:7.2%}" for error in errors)
   for name, title in TITLES.items():
@@ -242,8 +254,22 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
     yield f"  {'mCE':<20} {scores['mce']:7.2f}"
 
 
+def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+  """Yields the lines of the printed table of several runs."""
+  yield f"mean and deviation of {len(runs)} runs"
+  totals = [{k: v for k, v in s.items() if k != "errors"} for s in runs]
+  for name, (mean, deviation) in average(totals).items():
+    # mCE is in percent, and the others are shares.
+    scale = 1 if name == "mce" else 100
+    unit = "" if name == "mce" else " %"
+    text = plus_minus(scale * mean, scale * deviation)
+    yield f"  {TITLES.get(name, 'mCE'):<20} {text}{unit}"
+
+
 @cli.command(
-  cli.WORKDIR,
+  cli.argument(
+    "workdirs", nargs="+", metavar="WORKDIR", help="folder of a run"
+  ),
   *(
     cli.argument(f"--{k}", type=Path, metavar="FOLDER", help="folder of a set")
     for k in COUNTS
@@ -256,7 +282,7 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
   cli.JSON,
 )
 def main(
-  workdir: str,
+  workdirs: Sequence[str],
   corruptions: str,
   count: int,
   batch_size: int,
@@ -264,19 +290,26 @@ def main(
   **folders: Path | None,
 ) -> None:
   """Prints scores of the given folders, or errors on corrupted test images."""
-  run = trained.load(workdir)
-  scores: dict[str, Any] = {}
-  for name, folder in folders.items():
-    if folder and name == "imagenet_c":
-      scores |= imagenet_c(run, folder, batch_size=batch_size)
-    elif folder:
-      scores[name] = unusual(run, folder, name, batch_size=batch_size)
-  # Without a folder, corrupt the run's own test images.
-  if not scores:
-    names = cli.names(corruptions)
-    scores = corrupted(run, names, count=count, batch_size=batch_size)
-  title = f"{run.config['model']['name']}, step {run.step}"
-  cli.show(scores, [title, *_lines(scores)], as_json)
+  names = cli.names(corruptions)
+  scored = {}
+  for workdir in workdirs:
+    run = trained.load(workdir)
+    scores: dict[str, Any] = {}
+    for name, folder in folders.items():
+      if folder and name == "imagenet_c":
+        scores |= imagenet_c(run, folder, batch_size=batch_size)
+      elif folder:
+        scores[name] = unusual(run, folder, name, batch_size=batch_size)
+    # Without a folder, corrupt the run's own test images.
+    if not scores:
+      scores = corrupted(run, names, count=count, batch_size=batch_size)
+    # Print each run as soon as it is scored.
+    scored[workdir] = scores
+    if not as_json:
+      print(f"{workdir}: {run.config['model']['name']}, step {run.step}")
+      print("\n".join(_lines(scores)), flush=True)
+  if as_json or len(scored) > 1:
+    cli.show(scored, _average_lines([*scored.values()]), as_json)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ import scipy.stats
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.analysis.plotting import figures
-from jaxformers.analysis.tables.results import Result, plus_minus, read, spread
+from jaxformers.analysis.tables.results import Result, read
 from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table
+from jaxformers.tables import markdown_table, plus_minus, spread
 
 # Numbers of parameters that differ by a smaller share are called equal.
 SAME_SIZE = 0.1

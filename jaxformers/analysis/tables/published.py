@@ -24,7 +24,7 @@ from jaxformers.analysis.tables import results
 from jaxformers.analysis.tables.papers import TABLES, Column, Table
 from jaxformers.analysis.tables.results import Result
 from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table
+from jaxformers.tables import markdown_table, plus_minus, spread
 
 # Under this protocol a model has sizes of its own on every task.
 SIZES_BY_TASK = "lra"
@@ -161,7 +161,7 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
         of_model.append(row)
       values = [column.scale * run[column.score] for run in seeds]
       row.ours[column.title] = Score(
-        *results.spread(values),
+        *spread(values),
         len(seeds),
         first["examples"] if column.score.startswith("accuracy") else 0,
         mismatch(first, column, table),
@@ -182,7 +182,7 @@ def _cells(row: Row, title: str, plus: str) -> tuple[str, str]:
   printed = "" if theirs is None else f"{theirs:.1f}"
   if ours is None:
     return printed, ""
-  text = results.plus_minus(ours.mean, ours.deviation, 1, plus)
+  text = plus_minus(ours.mean, ours.deviation, 1, plus)
   # A star instead of a difference where inputs differ.
   if ours.mismatch:
     text += " *"

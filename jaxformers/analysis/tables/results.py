@@ -10,17 +10,16 @@ table has the mean and deviation over these settings.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxformers import cli, workdirs
 from jaxformers import config as configs
 from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table
+from jaxformers.tables import markdown_table, plus_minus, spread
 
 COLUMNS = (
   *("task", "protocol", "model", "config", "score", "seeds", "parameters"),
@@ -109,20 +108,6 @@ def by_seed(runs: Iterable[Result]) -> list[dict[int, Result]]:
   for run in runs:
     groups.setdefault(recipe(run), {})[run["seed"]] = run
   return list(groups.values())
-
-
-def spread(values: Collection[float]) -> tuple[float, float]:
-  """Returns mean and sample deviation; the deviation of one value is NaN."""
-  deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-  return statistics.mean(values), deviation
-
-
-def plus_minus(
-  mean: float, deviation: float, digits: int = 2, sign: str = "+-"
-) -> str:
-  """Returns "1.23 +- 0.45", or the mean alone if there is no deviation."""
-  bar = "" if math.isnan(deviation) else f" {sign} {deviation:.{digits}f}"
-  return f"{mean:.{digits}f}{bar}"
 
 
 def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Corruptions and unusual images."""
 
+import dataclasses
 import io
 import json
 import types
@@ -114,6 +115,30 @@ def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
   assert r.unusual(run, root, "imagenet_a") == pytest.approx(2 / 3)
 
 
+def test_scores_of_several_runs_have_mean_and_deviation(
+  run, monkeypatch, capsys
+):
+  scores = {
+    "a": {"errors": {"fog": [0.5] * 5}, "mce": 60.0, "clean": 0.2},
+    "b": {"errors": {"fog": [0.7] * 5}, "mce": 64.0, "clean": 0.4},
+  }
+  monkeypatch.setattr(
+    trained, "load", lambda workdir: dataclasses.replace(run, step=workdir)
+  )
+  monkeypatch.setattr(r, "corrupted", lambda run, *_, **__: scores[run.step])
+  r.main(["a", "b"])
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == "a: bright, step a"
+  # The sample deviation of 60 and 64 is 2 sqrt 2.
+  assert lines[-3:] == [
+    "mean and deviation of 2 runs",
+    "  mCE                  62.00 +- 2.83",
+    "  error, clean         30.00 +- 14.14 %",
+  ]
+  r.main(["a", "b", "--json"])
+  assert json.loads(capsys.readouterr().out) == scores
+
+
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
   monkeypatch.setattr(trained, "load", lambda workdir: run)
@@ -124,7 +149,7 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   root = write_folder(tmp_path / "a", {"n00/a.jpg": jpeg(9)})
   r.main(["here", "--imagenet_a", str(root), "--json"])
   said = capsys.readouterr()
-  assert json.loads(said.out) == {"imagenet_a": 1.0}
+  assert json.loads(said.out) == {"here": {"imagenet_a": 1.0}}
   assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
   with pytest.raises(SystemExit, match="There is no folder"):
     r.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
