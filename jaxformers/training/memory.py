@@ -19,7 +19,9 @@ def planned_bytes(program: Any) -> int:
   """Returns the bytes that a compiled program holds on one device at most.
 
   They are its arguments, its results and what it computes with. Results that
-  take the memory of donated arguments count once.
+  take the memory of donated arguments count once. What the library of matrix
+  products holds meanwhile is not planned: on CPUs 0 to 10 % of the rest were
+  measured, and 27 % for Performer.
 
   Args:
     program: result of `jax.jit(...).lower(...).compile()`.

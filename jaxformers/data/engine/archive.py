@@ -8,15 +8,17 @@ an archive was made to do harm.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import io
 import os
 import posixpath
 import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tqdm
 
@@ -25,6 +27,7 @@ from jaxformers.errors import UserError
 from jaxformers.paths import expand
 
 Place = TypeVar("Place")
+Stream = tuple[str, Iterator[bytes]]  # A name, and the content in parts.
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
@@ -107,27 +110,70 @@ def members(
       that holds two files of a name, a member or a link that leads out of it,
       or more than max_bytes.
   """
+  with _explained(path):
+    for name, parts in _streams(path, max_bytes, wanted):
+      content = io.BytesIO()
+      content.writelines(parts)
+      yield name, content.getvalue()
+
+
+def lines(
+  path: Path, wanted: Callable[[str], bool], *, max_bytes: int
+) -> Iterator[tuple[str, bytes]]:
+  """Yields (name, line) of every wanted file, without holding a whole file.
+
+  Lines end in \\n alone, which is left out.
+
+  Args:
+    path, wanted, max_bytes: as for `members`.
+
+  Raises:
+    UserError: as `members`.
+  """
+  with _explained(path):
+    for name, parts in _streams(path, max_bytes, wanted):
+      rest = b""
+      for part in parts:
+        *whole, rest = (rest + part).split(b"\n")
+        yield from ((name, line) for line in whole)
+      if rest:
+        yield name, rest
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+  """Raises UserError in place of the errors of a damaged archive."""
+  try:
+    yield
+  except tar.TooLargeError:
+    raise _too_large(path) from None
+  except tar.DAMAGE as error:
+    # A folder is not damaged: its files cannot be read.
+    if path.is_dir():
+      raise
+    raise UserError(
+      f"{path} cannot be read to its end ({error}): it is damaged, truncated "
+      "or no archive of a known kind. Fetch it again; nothing was kept of it."
+    ) from error
+
+
+def _streams(
+  path: Path, max_bytes: int, wanted: Callable[[str], bool]
+) -> Iterator[Stream]:
+  """Yields (name, parts) of every wanted file of an archive, in its order."""
   if path.is_dir():
     yield from _folder(path, max_bytes, wanted)
     return
   # Yield every file once; two of a name would be two contents of one thing.
   names: set[str] = set()
-  try:
-    for name, content in _file_members(path, max_bytes, wanted):
-      # "a/./b" and "a/b" are one name.
-      plain_name = posixpath.normpath(name)
-      if plain_name in names:
-        problem = f"holds two files with the name {plain_name!r}"
-        raise _refused(path, problem, "Pack it again with one of the two.")
-      names.add(plain_name)
-      yield name, content
-  except tar.TooLargeError:
-    raise _too_large(path) from None
-  except tar.DAMAGE as e:
-    raise UserError(
-      f"{path} cannot be read to its end ({e}): it is damaged, truncated or no "
-      "archive of a known kind. Fetch it again; nothing was kept of it."
-    ) from e
+  for name, parts in _file_members(path, max_bytes, wanted):
+    # "a/./b" and "a/b" are one name.
+    plain_name = posixpath.normpath(name)
+    if plain_name in names:
+      problem = f"holds two files with the name {plain_name!r}"
+      raise _refused(path, problem, "Pack it again with one of the two.")
+    names.add(plain_name)
+    yield name, parts
 
 
 def placed_members(
@@ -159,8 +205,8 @@ def by_file(places: Mapping[str, Place]) -> Callable[[str], Place | None]:
 
 def _file_members(
   path: Path, max_bytes: int, wanted: Callable[[str], bool]
-) -> Iterator[tuple[str, bytes]]:
-  """Yields (name, content) of the wanted files of a tar, or the file itself."""
+) -> Iterator[Stream]:
+  """Yields (name, parts) of the wanted files of a tar, or the file itself."""
   with path.open("rb") as raw:
     # Decide by the content: the file may have any name.
     is_tar = tar.is_tar(raw.read(tar.BLOCK))
@@ -171,7 +217,7 @@ def _file_members(
       if not wanted(path.name):
         problem = f"{path.name} is neither a tar nor one of its files"
         raise tarfile.ReadError(problem)
-      yield path.name, raw.read()
+      yield path.name, _parts(raw)
       return
     # Read the tar as a stream; the bar shows the bytes of the file, and there
     # is none where stderr is no terminal.
@@ -254,8 +300,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _folder(
   folder: Path, max_bytes: int, wanted: Callable[[str], bool]
-) -> Iterator[tuple[str, bytes]]:
-  """Yields (name, content) of the wanted files of an unpacked archive."""
+) -> Iterator[Stream]:
+  """Yields (name, parts) of the wanted files of an unpacked archive."""
   left, root = max_bytes, folder.resolve()
   for file in tqdm.tqdm(
     _files(folder), folder.name, unit="file", file=sys.stderr, disable=None
@@ -272,4 +318,10 @@ def _folder(
     left -= file.stat().st_size
     if left < 0:
       raise _too_large(folder)
-    yield name, file.read_bytes()
+    with file.open("rb") as raw:
+      yield name, _parts(raw)
+
+
+def _parts(raw: Any) -> Iterator[bytes]:
+  """Yields what a file holds."""
+  return iter(functools.partial(raw.read, tar.BUFFER), b"")

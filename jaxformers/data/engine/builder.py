@@ -11,16 +11,22 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
+from tensorflow_datasets.core import shuffle
 
-from jaxformers.data.engine import metadata, pictures
+from jaxformers.data.engine import buckets, metadata, pictures
 from jaxformers.data.engine.source import Source
 from jaxformers.errors import UserError
 
 FORMAT = "array_record"
+# tensorflow-datasets sorts splits of more than 1 GB in parts, and assigns
+# examples to them by their keys, numbers below 2^128. This factor spreads the
+# places of examples over the parts.
+SPREAD = 1 << 104
 
 
 class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -75,7 +81,9 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         for name in images
         if isinstance(example[name], np.ndarray)
       }
-      yield key, {**example, **encoded}
+      # Without shuffling the key is the example's place.
+      place = key if self.source.shuffled else int(key) * SPREAD
+      yield place, {**example, **encoded}
 
 
 def _names(features: Any, kind: type) -> list[str]:
@@ -144,7 +152,10 @@ def prepare(
     OSError,
   )
   try:
-    with contextlib.redirect_stdout(io.StringIO()):
+    with (
+      contextlib.redirect_stdout(io.StringIO()),
+      mock.patch.object(shuffle, "_Bucket", buckets.Bucket),
+    ):
       builder.download_and_prepare(
         download_dir=downloads,
         download_config=tfds.download.DownloadConfig(try_download_gcs=False),

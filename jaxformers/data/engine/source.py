@@ -41,7 +41,8 @@ class Source:
     counts: examples of each split, where a stock builder has the same.
     finish: function that is called once everything is prepared and on disk.
     shuffled: True if examples are put into the order of their keys' hashes, as
-      by the stock builders; False if they keep their order.
+      by the stock builders; False if they are in the order of their keys,
+      which are then integers from 0 to 2^24.
     is_users: True if the data are the user's, so that no authors have an
       archive to compare with.
     local_only: reason why nothing is downloaded, and where the archive is.
@@ -125,11 +126,32 @@ def collect(
   # Compare all counts only now: a truncated archive ends the stream early.
   for split, count in expected.items():
     for label in labels:
-      if counts[split, label] != count:
-        what = "examples" if label is None else f"examples of {label!r}"
-        raise UserError(
-          f"{path} holds {counts[split, label]:,} {what} under {split!r} "
-          f"instead of {count:,}: it is another archive, or truncated. Fetch "
-          f"it again; nothing was kept of it. {advice}".rstrip()
-        )
+      check_count(path, split, counts[split, label], count, label, advice)
   return splits
+
+
+def check_count(
+  path: Path,
+  split: str,
+  found: int,
+  expected: int,
+  label: Any = None,
+  advice: str = "",
+) -> None:
+  """Raises UserError if a split has another number of examples than expected.
+
+  Args:
+    path: path of the archive.
+    split: name of the split.
+    found, expected: numbers of examples.
+    label: the label that they have; None for all.
+    advice: sentence for the message: what else the user can do.
+  """
+  if found == expected:
+    return
+  what = "examples" if label is None else f"examples of {label!r}"
+  raise UserError(
+    f"{path} holds {found:,} {what} under {split!r} instead of {expected:,}: "
+    "it is another archive, or truncated. Fetch it again; nothing was kept of "
+    f"it. {advice}".rstrip()
+  )

@@ -118,9 +118,11 @@ def _decompress(raw: Any, start: bytes, magic: bytes) -> Iterator[bytes]:
 
 def read_members(
   raw: Any, *, max_bytes: int, wanted: Callable[[tarfile.TarInfo], bool]
-) -> Iterator[tuple[str, bytes]]:
-  """Yields (name, content) of every wanted file of a tar, in its order.
+) -> Iterator[tuple[str, Iterator[bytes]]]:
+  """Yields (name, parts) of every wanted file of a tar, in its order.
 
+  The parts of a file can be read until the next file is asked for. A damaged
+  header may claim any size; parts take no more memory than the file has bytes.
   Trust the content only once the iterator has ended: the checksum of a
   compressed file is its last bytes.
 
@@ -142,12 +144,17 @@ def read_members(
     is_stored = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
     size = member.size if is_stored else 0
     reader.name = member.name
+    parts = reader.chunks(size)
     if wanted(member) and member.isfile():
-      yield member.name, reader.read_content(size)
-    else:
-      reader.skip(size)
-    reader.skip(-size % BLOCK)  # The padding to a full block.
+      yield member.name, parts
+    _exhaust(parts)
+    _exhaust(reader.chunks(-size % BLOCK))  # The padding to a full block.
   _check_end(reader)
+
+
+def _exhaust(parts: Iterator[bytes]) -> None:
+  """Skips the parts that were not read."""
+  collections.deque(parts, maxlen=0)
 
 
 class _Reader:
@@ -196,19 +203,8 @@ class _Reader:
       raise self.error(f"ends in the middle of {what}")
     return content
 
-  def read_content(self, size: int) -> bytes:
-    """Returns the content of a member.
-
-    A damaged header may claim any size. Reading in chunks uses no more memory
-    than the file has bytes.
-    """
-    return b"".join(self._chunks(size))
-
-  def skip(self, size: int) -> None:
-    """Skips content or padding."""
-    collections.deque(self._chunks(size), maxlen=0)
-
-  def _chunks(self, size: int) -> Iterator[bytes]:
+  def chunks(self, size: int) -> Iterator[bytes]:
+    """Yields `size` bytes in parts of at most `BUFFER` bytes."""
     if self.position + size > self._max_bytes:
       raise TooLargeError
     while size:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxformers.data.engine import archive as archives
-from jaxformers.data.engine.source import Keyed, Source, collect
+from jaxformers.data.engine.source import Keyed, Source, check_count
 from jaxformers.errors import UserError
 
 LABELS = ("0", "1")  # 1: one of the two cites the other.
@@ -19,29 +17,42 @@ FILES = {
 }
 COUNTS = {"train": 147_086, "validation": 18_090, "test": 17_437}
 MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
+ADVICE = (
+  "If this number of pairs is meant, set num_train, num_validation and "
+  "num_test of the task to it."
+)
 
 
-def _pairs(archive: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-  """Yields (split, key, example); the key is the number of the line."""
-  for split, name, content in archives.placed_members(
-    archive, archives.by_file(FILES), max_bytes=MAX_BYTES
-  ):
-    # Split at \n alone and unquote nothing: texts hold \r and quotes.
-    for number, ended in enumerate(io.BytesIO(content), 1):
-      line = ended.removesuffix(b"\n")
-      if not line:
-        continue
-      # A line is a label, two ids and two texts.
-      fields = line.split(b"\t")
-      if len(fields) != 5 or fields[0] not in (b"0.0", b"1.0"):
-        raise UserError(
-          f"{archive}, {name}, line {number}: expected a label 0.0 or 1.0, two "
-          f"ids and two texts between tabs, but found {line[:60]!r}... Fetch "
-          "it again; nothing was kept of it."
-        )
-      texts = {"text1": fields[3], "text2": fields[4]}
-      label = LABELS[fields[0] == b"1.0"]
-      yield split, f"{number:06d}", {**texts, "label": label}
+def _pairs(archive: Path, split: str, count: int) -> Iterator[Keyed]:
+  """Yields the pairs of a split with the numbers of their lines.
+
+  Each split reads the archive to its end, and holds one line at a time.
+
+  Raises:
+    UserError: for a broken line, or another number of pairs than `count`.
+  """
+
+  def is_wanted(path: str) -> bool:
+    return FILES.get(path.rpartition("/")[2]) == split
+
+  # Lines end in \n alone, and nothing is unquoted: texts hold \r and quotes.
+  lines = archives.lines(archive, is_wanted, max_bytes=MAX_BYTES)
+  found = 0
+  for number, (name, line) in enumerate(lines, 1):
+    if not line:
+      continue
+    # A line is a label, two ids and two texts.
+    fields = line.split(b"\t")
+    if len(fields) != 5 or fields[0] not in (b"0.0", b"1.0"):
+      raise UserError(
+        f"{archive}, {name}, line {number}: expected a label 0.0 or 1.0, two "
+        f"ids and two texts between tabs, but found {line[:60]!r}... Fetch "
+        "it again; nothing was kept of it."
+      )
+    texts = {"text1": fields[3], "text2": fields[4]}
+    yield number, {**texts, "label": LABELS[fields[0] == b"1.0"]}
+    found += 1
+  check_count(archive, split, found, count, advice=ADVICE)
 
 
 def source(
@@ -57,12 +68,8 @@ def source(
   """
   counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
-  def read(archive: Path | None) -> dict[str, list[Keyed]]:
-    advice = (
-      "If this number of pairs is meant, set num_train, num_validation and "
-      "num_test of the task to it."
-    )
-    return collect(_pairs(archive), archive, counts, advice=advice)
+  def read(archive: Path | None) -> dict[str, Iterator[Keyed]]:
+    return {name: _pairs(archive, name, counts[name]) for name in counts}
 
   # A stand-in has a folder of its own, named after its counts.
   return Source(

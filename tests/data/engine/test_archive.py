@@ -1,11 +1,12 @@
 import gzip
 import os
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import archive
+from jaxformers.data.engine import archive, tar
 from tests.data.archives import write_folder, write_tar
 
 FILES = {"a/one.txt": b"1" * 5_000, "a/b/two.txt": b"2"}
@@ -32,6 +33,25 @@ def test_a_single_file_is_its_own_member(tmp_path):
   assert read(tmp_path / "test.csv") == {"test.csv": b"1,2"}
   with pytest.raises(ValueError, match="neither a tar nor"):
     read(tmp_path / "test.csv", wanted=lambda name: False)
+
+
+@pytest.mark.parametrize("pack", [write_tar, write_folder])
+def test_lines_are_read_without_holding_their_file(tmp_path, pack, monkeypatch):
+  monkeypatch.setattr(tar, "BUFFER", 1 << 16)
+  line = b"x" * 1_000
+  content = (line + b"\n") * 20_000 + b"end\r"
+  path = pack(tmp_path / "texts", {"a.tsv": content, "b.txt": content})
+  lines = archive.lines(path, lambda n: n == "a.tsv", max_bytes=1 << 26)
+  tracemalloc.start()
+  try:
+    found = sum(1 for found in lines if found == ("a.tsv", line))
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert found == 20_000
+  assert peak < len(content) / 10
+  *_, last = archive.lines(path, lambda n: n == "a.tsv", max_bytes=1 << 26)
+  assert last == ("a.tsv", b"end\r")
 
 
 HOSTILE = {

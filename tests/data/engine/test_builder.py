@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import shuffle
 
 from jaxformers.data.engine import builder, preparation, source
 from jaxformers.data.sets import imdb
@@ -37,16 +38,48 @@ def test_features_come_back_as_they_went(tmp_path):
   assert len(other.as_data_source("train")) == 1
 
 
-@pytest.mark.parametrize("shuffled", [True, False])
-def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled):
-  rows = [(key, {"text": b"x"}) for key in ("a", "b", "a")]
+@pytest.mark.parametrize(
+  ("shuffled", "keys"), [(True, ("a", "b", "a")), (False, (0, 1, 0))]
+)
+def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled, keys):
+  rows = [(key, {"text": b"x"}) for key in keys]
   toy = source.Source(
     "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
   )
   path = tmp_path / "toy.tar"
-  with pytest.raises(ValueError, match=r"toy.tar holds the example 'a' twice"):
+  message = f"toy.tar holds the example {keys[0]!r} twice"
+  with pytest.raises(ValueError, match=message):
     builder.prepare(toy, path, tmp_path, tmp_path / "downloads")
   assert not list(tmp_path.rglob("*.array_record*"))
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_large_splits_are_sorted_on_disk(tmp_path, monkeypatch, shuffled):
+  """More than 1 GB is sorted in parts, each of which fits into memory."""
+  monkeypatch.setattr(shuffle, "MAX_MEM_BUFFER_SIZE", 100)
+  parts = []
+  bucket = shuffle.get_bucket_number
+  monkeypatch.setattr(
+    shuffle,
+    "get_bucket_number",
+    lambda **options: parts.append(bucket(**options)) or parts[-1],
+  )
+  # Places as of 40,000 examples in a row.
+  places = range(0, 40_000, 400)
+  rows = [(k, {"text": b"%d" % k}) for k in reversed(places)]
+  toy = source.Source(
+    "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
+  )
+  builder.prepare(toy, None, tmp_path / "disk", tmp_path / "downloads")
+  examples = builder.open_prepared(toy, tmp_path / "disk")["train"]
+  read = [int(example["text"]) for example in examples]
+  # In the order of the keys, or in that of a split that fits into memory.
+  monkeypatch.undo()
+  builder.prepare(toy, None, tmp_path / "memory", tmp_path / "downloads")
+  whole = builder.open_prepared(toy, tmp_path / "memory")["train"]
+  assert read == [int(example["text"]) for example in whole]
+  assert (read == [*places]) == (not shuffled)
+  assert len({*parts}) == (3 if not shuffled else pytest.approx(95, abs=5))
 
 
 @pytest.mark.parametrize(

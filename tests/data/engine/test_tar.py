@@ -48,7 +48,7 @@ def read(content, max_bytes=1 << 30):
   members = tar.read_members(
     stream, max_bytes=max_bytes, wanted=lambda member: True
   )
-  return dict(members)
+  return {name: b"".join(parts) for name, parts in members}
 
 
 def packed(files=FILES, form=tarfile.PAX_FORMAT):
