@@ -194,7 +194,7 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
 
 
 def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
-  """Prints each table as it comes, and writes all so far as JSON if asked.
+  """Prints each table as it comes, and writes every row as JSON if asked.
 
   Args:
     tables: title and rows of each table; rows may be a generator, which
@@ -203,9 +203,11 @@ def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
   """
   results = {}
   for title, rows in tables:
-    results[title] = list(rows)
+    results[title] = []
+    for row in rows:
+      results[title].append(row)
+      save(results, out)  # Kept even if a later row fails.
     print(f"\n{title}\n\n{table(results[title])}", flush=True)
-    save(results, out)  # Kept even if a later table fails.
 
 
 @cli.command(

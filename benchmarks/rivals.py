@@ -255,10 +255,22 @@ def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:
   return models
 
 
+def draw_inputs(batch: int, length: int) -> Tensor:
+  """Returns random ids [batch, length], on PyTorch's default device."""
+  ids = torch.from_numpy(ours.random_ids(batch, length)).long()
+  return ids.to(torch.get_default_device())
+
+
+def wait() -> None:
+  """Waits for the programs of PyTorch's default device."""
+  if torch.get_default_device().type == "cuda":
+    torch.cuda.synchronize()
+
+
 def train(model: nn.Module, batch: int, length: int) -> Call:
   """Returns a call that trains for one step: forward, backward, Adam."""
   torch.set_num_threads(threads())
-  inputs = torch.from_numpy(ours.random_ids(batch, length)).long()
+  inputs = draw_inputs(batch, length)
   targets = torch.zeros(batch, dtype=torch.long)
   optimizer = torch.optim.Adam(model.parameters(), lr=ours.LEARNING_RATE)
 
@@ -267,6 +279,7 @@ def train(model: nn.Module, batch: int, length: int) -> Call:
     logits, error = model(inputs)
     (F.cross_entropy(logits, targets) + 1e-3 * error).backward()
     optimizer.step()
+    wait()
 
   return step
 
@@ -277,7 +290,7 @@ def infer(model: nn.Module, batch: int, length: int) -> Call:
   The model cannot be trained afterwards: its parametrisations are removed.
   """
   torch.set_num_threads(threads())
-  inputs = torch.from_numpy(ours.random_ids(batch, length)).long()
+  inputs = draw_inputs(batch, length)
   model.eval()
   # Compute every orthogonal matrix once, and keep it.
   with torch.no_grad():
@@ -290,5 +303,6 @@ def infer(model: nn.Module, batch: int, length: int) -> Call:
   def forward() -> None:
     with torch.inference_mode():
       model(inputs)
+    wait()
 
   return forward

@@ -5,9 +5,11 @@ import graphlib
 import json
 import runpy
 import sys
+import time
 import types
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from benchmarks import (
   depth,
   encoders,
   fidelity,
+  gpu,
   memory,
   orthogonal,
   ours,
@@ -429,3 +432,30 @@ def test_no_module_imports_one_that_imports_it():
   assert graph["speed"] >= {"ours", "rivals"}
   sorter = graphlib.TopologicalSorter(graph)
   sorter.prepare()  # Raises CycleError.
+
+
+def test_tables_for_a_gpu_have_their_rows(monkeypatch):
+  small = gpu.SMALL._replace(product=8, encoder_lengths=(64,), tokens=64)
+  products = [row["what"] for row in gpu.rates(small)]
+  assert products == [
+    *(f"product of 8, {name}" for name in gpu.PRECISIONS),
+    "copy",
+  ]
+  monkeypatch.setattr(ours, "D", 8)
+  assert all(row["max |Q.T Q - I|"] < 1e-5 for row in gpu.exactness(small))
+  small = small._replace(models=("linear_transformer",))
+  (row,) = gpu.encoders(small)
+  assert row["step s"] > 0
+  assert row["planned MB"] > 0
+  qkv = jax.random.normal(jax.random.key(0), (3, 1, 2, 16, 4))
+  calls = gpu.attention_calls(qkv)
+  chex.assert_trees_all_close(
+    calls["ours forward"](),
+    jnp.swapaxes(calls["JAX forward"](), 1, 2),
+    atol=1e-5,
+  )
+  rows = ({"k": k} for k in range(3))
+  assert list(gpu.until(rows, time.monotonic() + 60)) == [
+    {"k": k} for k in range(3)
+  ]
+  assert list(gpu.until(iter([{"k": 0}]), time.monotonic() - 1)) == []

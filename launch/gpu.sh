@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Runs, within a limit of seconds, what a GPU is first wanted for.
+#
+#   launch/gpu.sh PART OUT [ARCHIVES]
+#
+#   check     the tests of models and orthogonal maps, and a run that is killed
+#   speed     python -m benchmarks.gpu
+#   table_1   TransJect, table 1: IMDb, and AG's News where its archive is
+#   table_2   TransJect, table 2: ListOps, then the other tasks
+#   neutreno  softmax and NeuTRENO on CIFAR-10, three seeds
+#
+# Every part ends by itself before the limit, and a run that is not done saves
+# its state first: the same command goes on with it. OUT gets a log of each
+# part, and runs.tar.gz with configs, curves and results of all runs. ARCHIVES
+# is a folder of data sets. Variables: LIMIT, seconds of a part (540); WORK,
+# folder of the runs (/tmp/jaxformers-gpu); SMALL=1 for sizes of a trial on a
+# CPU.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+  sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2
+  exit 2
+}
+
+(($# == 2 || $# == 3)) || usage
+part=$1 out=$2 archives=${3:-}
+limit=${LIMIT:-540} work=${WORK:-/tmp/jaxformers-gpu}
+[[ $limit =~ ^[1-9][0-9]{0,5}$ ]] || usage
+mkdir -p "$out" "$work"
+# Numbers do not change from one run to the next.
+export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true"
+
+# Runs a command, and asks it to end when the time of the part is over.
+within_limit() {
+  timeout --signal=TERM --kill-after=60 "$((limit - SECONDS > 1 ? limit - SECONDS : 1))" "$@"
+}
+
+table() { # TABLE [ARGUMENT ...]
+  local small=()
+  [[ ${SMALL:-} ]] && small=(--size tiny --config.total_steps=20
+    --config.eval_steps=20 --config.schedule.warmup_steps=2)
+  within_limit python launch/tables.py "$@" --workdir "$work/$part" \
+    ${archives:+--archives "$archives"} "${small[@]}"
+}
+
+run_part() {
+  case $part in
+    check)
+      local tests=(tests/orthogonal tests/models tests/training/test_resume.py)
+      [[ ${SMALL:-} ]] && tests=(tests/orthogonal/test_convert.py)
+      within_limit python -m pytest -n 0 -q -x "${tests[@]}" ;;
+    speed)
+      within_limit python -m benchmarks.gpu --out "$out/gpu.json" \
+        --seconds $((limit - 60)) ${SMALL:+--small} ;;
+    table_1)
+      table 1 --models random_transject,transject,transformer --seeds 0,1,2 ;;
+    table_2)
+      table 2 --models transject,transformer --seeds 0 ;;
+    neutreno)
+      local small=()
+      [[ ${SMALL:-} ]] && small=(--config.total_steps=20 --config.eval_steps=20
+        --config.schedule.warmup_steps=2)
+      within_limit python launch/sweep.py --workdir "$work/neutreno" \
+        --config configs/vision/cifar10.py:size=tiny \
+        --grid model=transformer,neutreno --seeds 0,1,2 \
+        ${archives:+--config.task.archive="$archives/cifar10_jpeg.tar.xz"} \
+        "${small[@]}" ;;
+    *) usage ;;
+  esac
+}
+
+run_part 2>&1 | tee "$out/$part.log"
+status=$?
+# Keep what describes the runs; checkpoints stay in WORK.
+(cd "$work" && find . -name config.json -o -name metrics.jsonl -o -name results.json \
+  | tar czf - --files-from -) > "$out/runs.tar.gz"
+exit "$status"

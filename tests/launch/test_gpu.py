@@ -1,0 +1,81 @@
+"""launch/gpu.sh: parts that end within their limit, and what they leave."""
+
+import os
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "launch" / "gpu.sh"
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Runs the script with a program in place of python."""
+  program = tmp_path / "bin" / "python"
+  program.parent.mkdir()
+
+  def start(*arguments, body='echo "$@"', **variables):
+    program.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    work = str(tmp_path / "work")
+    return subprocess.run(
+      [SCRIPT, *arguments],
+      env={**os.environ, "PATH": path, "WORK": work, **variables},
+      capture_output=True,
+      text=True,
+      timeout=60,
+      check=False,
+    )
+
+  return start
+
+
+PARTS = {
+  "check": "-m pytest -n 0 -q -x tests/orthogonal tests/models",
+  "speed": "-m benchmarks.gpu --out {out}/gpu.json --seconds 480",
+  "table_1": "launch/tables.py 1 --models random_transject,transject",
+  "table_2": "launch/tables.py 2 --models transject,transformer",
+  "neutreno": "launch/sweep.py --workdir {work}/neutreno --config configs/",
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_runs_its_command(run, tmp_path, part):
+  out = tmp_path / "out"
+  done = run(part, str(out), "/archives")
+  assert done.returncode == 0
+  wanted = PARTS[part].format(out=out, work=tmp_path / "work")
+  assert done.stdout.startswith(wanted)
+  assert (out / f"{part}.log").read_text() == done.stdout
+  if part not in ("check", "speed"):
+    assert "/archives" in done.stdout
+
+
+def test_a_part_ends_at_its_limit_and_keeps_its_curves(run, tmp_path):
+  body = (
+    'mkdir -p "$WORK/a/b"; echo 1 > "$WORK/a/b/metrics.jsonl"\n'
+    "trap 'echo saved; exit 75' TERM; sleep 30 & wait"
+  )
+  began = time.monotonic()
+  done = run("table_1", str(tmp_path / "out"), body=body, LIMIT="2")
+  assert time.monotonic() - began < 20
+  assert done.returncode != 0
+  assert "saved" in done.stdout
+  with tarfile.open(tmp_path / "out" / "runs.tar.gz") as runs:
+    assert runs.getnames() == ["./a/b/metrics.jsonl"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("speed",), ("nothing", "out")])
+def test_wrong_arguments_print_the_usage(run, arguments, tmp_path):
+  arguments = [str(tmp_path / a) if a == "out" else a for a in arguments]
+  done = run(*arguments)
+  assert done.returncode == 2
+  assert "launch/gpu.sh PART OUT" in done.stderr + done.stdout
+
+
+def test_a_limit_that_is_no_number_is_refused(run, tmp_path):
+  assert run("speed", str(tmp_path / "out"), LIMIT="1+1").returncode == 2
