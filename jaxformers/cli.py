@@ -159,14 +159,12 @@ def command(
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
       build = make_parser or (lambda: parser(function.__module__, *arguments))
-      command_parser = build()
-      parsed, rest = command_parser.parse_known_args(argv)
-      options = vars(parsed)
+      given = sys.argv[1:] if argv is None else list(argv)
+      overrides = list(filter(is_override, given)) if takes_overrides else []
+      rest = [argument for argument in given if argument not in overrides]
+      options = vars(build().parse_args(rest))
       if takes_overrides:
-        options["overrides"] = [arg for arg in rest if is_override(arg)]
-        rest = [arg for arg in rest if not is_override(arg)]
-      if rest:
-        command_parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options["overrides"] = overrides
       try:
         function(**options)
       except KeyboardInterrupt:

@@ -273,6 +273,22 @@ def check_training(argv, *, examples, **_):
   assert models.build(**config["model"], **NOTHING | SIZES[name])
 
 
+def run_models(argv, **_):
+  """Lists models, or counts TransJect's costs on a small task."""
+  small = (
+    "--models=transject",
+    "--sizes=vocab_size=16,max_len=64,num_classes=10",
+  )
+  more = small if "--config" in argv else ()
+  with_arguments(COMMANDS["models"], *more)(argv)
+
+
+def check_gpu(argv, **_):
+  """The part is one of the script's."""
+  script = (ROOT / "launch" / "gpu.sh").read_text()
+  assert f"    {argv[0]})\n" in script
+
+
 def run_preparation(argv, **context):
   """Prepares what the examples generate; parses the arguments of others."""
   module = "jaxformers.prepare"
@@ -371,11 +387,7 @@ FEW = ("--samples=2", "--length=16")
 RUNNERS = {
   "jaxformers": check_training,
   "jaxformers.main": check_training,
-  COMMANDS["models"]: with_arguments(
-    COMMANDS["models"],
-    "--models=transject",
-    "--sizes=vocab_size=16,max_len=64,num_classes=10",
-  ),
+  COMMANDS["models"]: run_models,
   COMMANDS["prepare"]: run_preparation,
   **{
     COMMANDS[name]: on_runs(COMMANDS[name], *more, kind=kind)
@@ -405,6 +417,7 @@ RUNNERS = {
   },
   "launch/sweep.py": run_sweep,
   "launch/tables.py": run_tables,
+  "launch/gpu.sh": check_gpu,
   **{
     name: run_launcher(name)
     for name in ("launch/local.sh", "launch/tpu_pod.sh", "launch/k8s.sh")
