@@ -16,7 +16,7 @@
 # folder of the runs (/tmp/jaxformers-gpu); SMALL=1 for sizes of a trial on a
 # CPU.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 usage() {
   sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2
