@@ -86,8 +86,9 @@ def test_what_is_planned_is_what_a_step_takes(request, case):
   Performer, and 10 % or less for those here.
   """
   run = [sys.executable, "-m", "tests.training.planned", json.dumps([case])]
-  # One device: the suite's eight have memory of their own.
-  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  # The devices and threads of the suite would have memory of their own.
+  suite = ("XLA_FLAGS", "NPROC")
+  env = {k: v for k, v in os.environ.items() if k not in suite}
   root = request.config.rootpath
   printed = subprocess.run(
     run, check=True, capture_output=True, cwd=root, env=env
