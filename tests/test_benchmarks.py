@@ -27,6 +27,7 @@ from benchmarks import (
   orthogonal,
   ours,
   scaling,
+  scan,
   speed,
   start,
   timing,
@@ -459,3 +460,20 @@ def test_tables_for_a_gpu_have_their_rows(monkeypatch):
     {"k": k} for k in range(3)
   ]
   assert list(gpu.until(iter([{"k": 0}]), time.monotonic() - 1)) == []
+
+
+def test_scans_are_timed_beside_those_of_jax(monkeypatch):
+  forms = scan.forms
+  monkeypatch.setattr(scan, "FORMS", ("scan",))
+  monkeypatch.setattr(scan, "TOKENS", 16)
+  for varies in (False, True):
+    rows = list(scan.measure(8, 1, varies=varies))
+    assert [row["form"] for row in rows] == [
+      *("scan", "auto", "JAX tree", "JAX loop")
+    ]
+    assert all(row["gradient ms"] > 0 for row in rows)
+  # All of them have the same states.
+  b = jax.random.normal(jax.random.key(0), (2, 9, 3))
+  results = [run(b / 2, b) for run in forms(varies=True).values()]
+  for result in results[1:]:
+    chex.assert_trees_all_close(result, results[0], atol=1e-6)

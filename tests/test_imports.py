@@ -23,6 +23,7 @@ ALLOWED = {
   "recipes": {"config"},
   "workdirs": set(),
   "orthogonal": set(),
+  "scan": set(),
   "data.engine": set(),
   "data.generators": {"data.engine"},
   "data.images": {"data.engine"},

@@ -1,0 +1,240 @@
+"""Linear recurrences: every form gives the states of a plain loop."""
+
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import scan
+from jaxformers.scan import linear_scan
+from tests.marks import long_except
+
+# Shapes of b: channels of one and of two axes, one step, several segments.
+SHAPES = [(2, 37, 3), (1, 1, 2), (2, 20, 2, 2)]
+FORMS = sorted(scan.FORMS)
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch):
+  """Segments of 16 steps and chunks of 8, so that few steps have several."""
+  monkeypatch.setattr(scan, "SEGMENT", 16)
+  monkeypatch.setattr(scan, "CHUNK", 8)
+  # Compiled programs would keep the sizes of another test.
+  jax.clear_caches()
+
+
+def loop(a, b, mask=None, start=None, *, reverse=False):
+  """The recurrence, one step after another in NumPy."""
+  h = np.zeros(b[:, 0].shape, np.result_type(a, b)) if start is None else start
+  states = np.zeros(b.shape, np.result_type(a, b, h))
+  n = b.shape[1]
+  for t in reversed(range(n)) if reverse else range(n):
+    factor = a if a.ndim < b.ndim else a[:, t]
+    new = factor * h + b[:, t]
+    if mask is not None:
+      new = np.where(mask[:, t].reshape(-1, *(1,) * (b.ndim - 2)), new, h)
+    states[:, t] = h = new
+  return states, h
+
+
+def draw(rng, shape, *, is_complex):
+  x = rng.uniform(-0.7, 0.7, shape)
+  return x + 1j * rng.uniform(-0.7, 0.7, shape) if is_complex else x
+
+
+def case(shape, *, is_complex, varies, is_masked):
+  rng = np.random.default_rng(0)
+  a = draw(rng, shape if varies else shape[2:], is_complex=is_complex)
+  b = draw(rng, shape, is_complex=is_complex)
+  start = draw(rng, (shape[0], *shape[2:]), is_complex=is_complex)
+  mask = rng.random(shape[:2]) < 0.7 if is_masked else None
+  if is_masked:
+    mask[0] = False  # A sample without a step.
+  return a, b, mask, start
+
+
+# Complex numbers, factors of every step, and a mask, for each form that has
+# them; others than these need --long.
+KINDS = [
+  (form, *kind)
+  for form in FORMS
+  for kind in itertools.product((False, True), repeat=3)
+  if form != "fft" or not any(kind[1:])
+]
+SHORT = [
+  kind
+  for kind in KINDS
+  if kind[0] == "fft" or kind[1:] in ((True, False, True), (False, True, False))
+]
+kinds = pytest.mark.parametrize("kind", long_except(SHORT, KINDS), ids=str)
+
+
+@kinds
+@pytest.mark.parametrize("shape", long_except(SHAPES[:1], SHAPES), ids=str)
+def test_states_are_those_of_a_loop(kind, shape, monkeypatch):
+  form, is_complex, varies, is_masked = kind
+  a, b, mask, start = case(
+    shape, is_complex=is_complex, varies=varies, is_masked=is_masked
+  )
+  # As one complex array, and backwards as pairs of real ones.
+  cases = (("cpu", False, start), ("gpu", True, None))
+  with jax.enable_x64(True):
+    for backend, reverse, first in cases:
+      monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+      want = loop(a, b, mask, first, reverse=reverse)
+      options = {"mask": mask, "initial": first, "reverse": reverse}
+      got = linear_scan(a, b, **options, form=form)
+      chex.assert_trees_all_close(got, want, atol=1e-12, rtol=0)
+  single = np.complex64 if is_complex else np.float32
+  a, b, start = (x.astype(single) for x in (a, b, start))
+  got = linear_scan(a, b, mask=mask, initial=start, form=form)
+  want = loop(*(np.asarray(x, complex) for x in (a, b)), mask, start)
+  want = want if is_complex else jax.tree.map(np.real, want)
+  chex.assert_trees_all_close(got, want, atol=5e-6, rtol=0)
+
+
+@kinds
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_gradients_are_finite_differences(kind, backend, monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: backend)
+  form, is_complex, varies, is_masked = kind
+  a, b, mask, start = case(
+    SHAPES[0], is_complex=is_complex, varies=varies, is_masked=is_masked
+  )
+  rng = np.random.default_rng(1)
+  weights = [draw(rng, x.shape, is_complex=is_complex) for x in (b, start)]
+
+  def loss(a, b, start):
+    states = linear_scan(a, b, mask=mask, initial=start, form=form)
+    return sum((w * x).real.sum() for w, x in zip(weights, states, strict=True))
+
+  with jax.enable_x64(True):
+    args = [jnp.asarray(x) for x in (a, b, start)]
+    steps = [draw(rng, x.shape, is_complex=is_complex) for x in args]
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(*args)
+    size = 1e-6
+    ends = [
+      loss(*(x + sign * size * d for x, d in zip(args, steps, strict=True)))
+      for sign in (1, -1)
+    ]
+    want = (ends[0] - ends[1]) / (2 * size)
+    got = sum((g * d).real.sum() for g, d in zip(gradients, steps, strict=True))
+    assert float(got) == pytest.approx(float(want), rel=1e-7)
+
+
+@pytest.mark.parametrize("form", sorted({*FORMS} - {"fft"}))
+@pytest.mark.parametrize("varies", [False, True])
+def test_a_step_that_is_left_out_is_as_if_it_were_not_there(form, varies):
+  a, b, _, _ = case((2, 20, 3), is_complex=True, varies=varies, is_masked=False)
+  kept = np.array([1, 4, 5, 13])
+  mask = np.zeros((2, 20), bool)
+  mask[:, kept] = True
+  few = a[:, kept] if varies else a
+  want, last = linear_scan(few, b[:, kept], form=form)
+  # Not even numbers that are not finite come through, nor into gradients.
+  b = np.where(mask[..., None], b, np.nan)
+  a = np.where(mask[..., None], a, np.nan) if varies else a
+  states, got = linear_scan(a, b, mask=mask, form=form)
+  chex.assert_trees_all_close(states[:, kept], want, atol=1e-6)
+  chex.assert_trees_all_close(got, last, atol=1e-6)
+
+  def loss(a, b):
+    return jnp.abs(linear_scan(a, b, mask=mask, form=form)[0][:, kept]).sum()
+
+  chex.assert_tree_all_finite(jax.grad(loss, (0, 1))(a, b))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_precision_is_of_the_results_alone(form):
+  rng = np.random.default_rng(0)
+  a = jnp.full(3, 0.999, jnp.bfloat16)
+  b = jnp.asarray(rng.uniform(size=(1, 2_000, 3)), jnp.bfloat16)
+  states, last = linear_scan(a, b, form=form)
+  assert (states.dtype, last.dtype) == (jnp.bfloat16, jnp.float32)
+  want, _ = loop(np.asarray(a, float), np.asarray(b, float))
+  chex.assert_trees_all_close(last, want[:, -1], rtol=1e-5)
+  chex.assert_trees_all_close(states, want, rtol=2**-8)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pairs_are_complex_numbers(form):
+  a, b, _, start = case(
+    (2, 20, 3), is_complex=True, varies=False, is_masked=False
+  )
+  want, last = linear_scan(a, b, initial=start, form=form)
+  a, b, start = ((x.real, x.imag) for x in (a, b, start))
+  got, end = linear_scan(a, b, initial=start, form=form)
+  chex.assert_trees_all_close(got[0] + 1j * got[1], want, atol=1e-6)
+  chex.assert_trees_all_close(end[0] + 1j * end[1], last, atol=1e-6)
+  # Complex factors make complex states of real numbers.
+  states, _ = linear_scan(a, b[0], form=form)
+  assert jnp.iscomplexobj(states)
+
+
+@pytest.mark.parametrize("form", sorted({*FORMS} - {"fft"}))
+def test_the_backward_pass_keeps_no_states_of_steps(form):
+  a, b, _, _ = case((2, 64, 5), is_complex=False, varies=False, is_masked=False)
+  _, pull = jax.vjp(lambda a, b: linear_scan(a, b, form=form)[0], a, b)
+  kept = sum(x.size for x in jax.tree.leaves(pull))
+  # b itself, the factors, and the state before each of four segments.
+  assert kept <= b.size + a.size + 4 * 2 * 5
+
+
+def test_the_form_is_chosen(monkeypatch):
+  a, b, mask, _ = case(
+    (2, 20, 3), is_complex=True, varies=False, is_masked=True
+  )
+  want = linear_scan(a, b, mask=mask, form="scan")
+  for backend in ("cpu", "gpu", "tpu"):
+    monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+    chex.assert_trees_all_close(linear_scan(a, b, mask=mask), want, atol=1e-6)
+    chex.assert_trees_all_close(
+      linear_scan(a, b), linear_scan(a, b, form="scan"), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+  ("shapes", "options", "message"),
+  [
+    (((3,), (2, 9, 3)), {"form": "tree"}, "'tree': choose auto, scan"),
+    (((4,), (2, 9, 3)), {}, r"a has the shape \(4,\) and b \(2, 9, 3\)"),
+    (((2, 8, 3), (2, 9, 3)), {}, r"give a as \(3,\)"),
+    (((2, 1, 3), (2, 9, 3)), {}, r"give a as \(3,\)"),
+    (((3,), (2, 0, 3)), {}, "with n > 0"),
+    (((3,), (2, 9, 3)), {"mask": np.ones((2, 8), bool)}, r"give \(2, 9\)"),
+    (((2, 9, 3), (2, 9, 3)), {"form": "fft"}, "same a in every step"),
+    (
+      ((3,), (2, 9, 3)),
+      {"form": "fft", "mask": np.ones((2, 9), bool)},
+      "no mask",
+    ),
+  ],
+)
+def test_what_does_not_go_together_is_refused(shapes, options, message):
+  a, b = (np.ones(shape) for shape in shapes)
+  with pytest.raises(ValueError, match=message):
+    linear_scan(a, b, **options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_real_and_complex_numbers_go_together(form, monkeypatch):
+  _, b, _, _ = case((2, 20, 3), is_complex=True, varies=False, is_masked=False)
+  a = np.array([0.5, -0.3, 0.9])
+  gradients = {}
+  for backend in ("cpu", "gpu"):
+    monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+    for key, args in (("real a", (a, b)), ("complex a", (a + 0j, b.real))):
+      states, _ = linear_scan(*args, form=form)
+      chex.assert_trees_all_close(states, loop(*args)[0], atol=1e-6)
+
+      def loss(a, b):
+        return jnp.abs(linear_scan(a, b, form=form)[0]).sum()
+
+      gradients[backend, key] = jax.grad(loss, (0, 1))(*args)
+  for key in ("real a", "complex a"):
+    on_cpu, on_gpu = (gradients[backend, key] for backend in ("cpu", "gpu"))
+    chex.assert_trees_all_close(on_cpu, on_gpu, atol=1e-4)
+    assert jnp.iscomplexobj(on_cpu[0]) == (key == "complex a")
