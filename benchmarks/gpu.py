@@ -6,10 +6,11 @@ python -m benchmarks.gpu --small
 Tables, in this order: rates of products and of a copy; exactness of orthogonal
 maps; train step and inference of TransJect, E = 4 and L = 2 at d = 512, by
 length and precision, beside PyTorch's eager model; softmax attention beside
-JAX's and PyTorch's own kernels; and every encoder. `of the rate` is the share
-of the product's rate at the same precision. Planned memory is the compiler's;
-the peak is that of all programs so far. Every row is written as it comes, and
-none begins after --seconds. --small is for a trial on a CPU.
+JAX's and PyTorch's own kernels; and every encoder, at JAX's own precision. `of
+the rate` is the share of the product's rate at the same precision. Planned
+memory is the compiler's; the peak is that of all programs so far. Every row is
+written as it comes, and none begins after --seconds. --small is for a trial on
+a CPU.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Sizes(NamedTuple):
     encoder_lengths: tokens of their rows.
     rounds: timed rounds.
     models: names of the encoders; () for all.
-    precisions: precisions of the other tables.
+    precisions: precisions of TransJect.
   """
 
   product: int = 8_192
@@ -122,7 +123,8 @@ def transject(sizes: Sizes) -> Rows:
     speed.MODELS, sizes.lengths, sizes.precisions, (True, False)
   ):
     with precision(kind):
-      yield transject_row(name, n, kind, sizes, training=training)
+      row = transject_row(name, n, kind, sizes, training=training)
+    yield row
 
 
 def transject_row(
@@ -197,9 +199,10 @@ def attention_calls(qkv: jax.Array) -> Calls:
     return flash.attend(q, k, v, mask, Dropout(), form)
 
   def of_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    # JAX has tokens before heads.
+    # JAX has tokens before heads. Its other form keeps an n x n array.
+    kind = "cudnn" if jax.default_backend() == "gpu" else "xla"
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-    return jax.nn.dot_product_attention(q, k, v)
+    return jax.nn.dot_product_attention(q, k, v, implementation=kind)
 
   calls = {}
   for title, function in (("ours", blocked), ("JAX", of_jax)):
@@ -266,10 +269,17 @@ TABLES: dict[str, Callable[[Sizes], Rows]] = {
 
 
 def until(rows: Rows, deadline: float) -> Rows:
-  """Yields rows until a time of `time.monotonic`."""
+  """Yields rows until a time of `time.monotonic`.
+
+  An error of the device, such as too little memory, ends a table with a row
+  that says so, and not those after it.
+  """
   iterator = iter(rows)
-  while time.monotonic() < deadline and (row := next(iterator, None)):
-    yield row
+  try:
+    while time.monotonic() < deadline and (row := next(iterator, None)):
+      yield row
+  except RuntimeError as error:
+    yield {"error": str(error).partition("\n")[0]}
 
 
 @cli.command(

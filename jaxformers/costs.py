@@ -177,6 +177,10 @@ def main(
     return
   if published:
     raise UserError("--published has sizes of its own: leave --config out.")
+  if any(arg.startswith("--config.model.name") for arg in overrides):
+    raise UserError(
+      "--config.model.name would rename every row: give --models."
+    )
   names = cli.names(models) or sorted(MODELS)
   for name in names:
     choose("model", name, MODELS)

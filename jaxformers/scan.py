@@ -1,8 +1,8 @@
 """Linear recurrences h_t = a_t h_(t-1) + b_t of real or complex numbers.
 
 `linear_scan` needs nothing of this package but JAX. It has several forms, which
-give one result at different speeds, and its backward pass stores no states
-between the steps.
+give one result but for rounding, at different speeds. Its backward pass stores
+one state for each `SEGMENT` steps.
 
 Complex numbers are pairs of real arrays inside, since accelerators compute and
 compile these faster; on CPUs they are complex arrays, for the same reason.
@@ -87,7 +87,8 @@ def linear_scan(
   returned in the type of `b`.
 
   The backward pass computes the states anew, `SEGMENT` steps at a time, and
-  keeps none but those between the segments.
+  keeps none but those between the segments. There is no forward-mode
+  differentiation.
 
   Args:
     a: factors; [...] for the same in every step, or [batch or 1, n, ...]. Real
@@ -97,33 +98,38 @@ def linear_scan(
     initial: state before the first step, [batch, ...]; None for 0.
     reverse: True to begin with the last step.
     form: "scan", one step after another; "associative", a tree of depth log n;
-      "chunked", chunks of steps side by side, then from chunk to chunk; "fft",
-      a convolution with the powers of a, for the same a in every step and no
-      mask; or "auto", the fastest for the device and the sizes at hand.
+      "chunked", chunks of steps side by side, then from chunk to chunk, for
+      factors of which `CHUNK` in a row do not overflow; "fft", a convolution
+      with the powers of a, for the same a with |a| <= 1 in every step and no
+      mask, whose errors are relative to the largest state; or "auto", the
+      fastest of the first two for the device at hand.
 
   Returns:
     The states [batch, n, ...], and the last state [batch, ...], that of step 0
-    with `reverse`. Both are complex if `a` or `b` is, and pairs if `b` is one.
+    with `reverse`. Both are complex if an argument is, and pairs if `b` is one.
 
   Raises:
     ValueError: for an unknown form, shapes that do not go together, or the form
       "fft" where it does not apply.
   """
   factor, added = _pair(a), _pair(b)
+  start = _pair(0.0 if initial is None else initial)
+  mask = None if mask is None else jnp.asarray(mask)
   _check(factor, added, mask, form)
-  dtype = added.real.dtype
+  shape, dtype = added.real.shape, added.real.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
-  is_complex = factor.imag is not None or added.imag is not None
-  factor = _map(lambda x: x.astype(wide), factor)
-  added = _complete(_map(lambda x: x.astype(wide), added), is_complex)
-  shape = added.real.shape
-  start = Pair(jnp.zeros((shape[0], *shape[2:]), wide))
-  if initial is not None:
-    start = _map(
-      lambda x: jnp.broadcast_to(x.astype(wide), start.real.shape),
-      _pair(initial),
+  dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else wide
+  is_complex = any(x.imag is not None for x in (factor, added, start))
+  factor, added, start = (
+    _map(lambda x: x.astype(wide), x) for x in (factor, added, start)
+  )
+  added, start = (_complete(x, is_complex) for x in (added, start))
+  start = _map(lambda x: jnp.broadcast_to(x, (shape[0], *shape[2:])), start)
+  # Constant factors have every axis of a state.
+  if _is_constant(factor, added):
+    factor = _map(
+      lambda x: x.reshape((1,) * (len(shape) - 2 - x.ndim) + x.shape), factor
     )
-  start = _complete(start, is_complex)
   # A step that is left out adds nothing, whatever its numbers are.
   keep = None
   if mask is not None:
@@ -134,7 +140,7 @@ def linear_scan(
     if not _is_constant(factor, added):
       factor = _map(lambda x: jnp.flip(x, 1), factor)
   if form == "auto":
-    form = _fastest(factor, added, keep)
+    form = _fastest()
   if form != "fft" and jax.default_backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
   states = _states(form, factor, added, keep, start)
@@ -146,7 +152,7 @@ def linear_scan(
 
 def _pair(x: Any) -> Pair:
   if isinstance(x, tuple):
-    return Pair(*map(jnp.asarray, x))
+    return Pair(*jnp.broadcast_arrays(*x))
   x = jnp.asarray(x)
   if jnp.iscomplexobj(x):
     return Pair(x.real, x.imag)
@@ -297,7 +303,6 @@ def _segment_backward(
   )
   # Gradients go backwards: each step multiplies by the factor of the next one.
   flip = functools.partial(jnp.flip, axis=1)
-  last = jnp.zeros_like
 
   def shift(x: jax.Array, fill: Any) -> jax.Array:
     end = jnp.full_like(x[:, :1], fill)
@@ -312,8 +317,8 @@ def _segment_backward(
   else:
     factor = a
   kept = None if keep is None else shift(keep, False)
-  none = _map(last, before)
-  lam = _map(flip, run(_adjoint(factor), first, kept, none))
+  zero = _map(jnp.zeros_like, before)
+  lam = _map(flip, run(_adjoint(factor), first, kept, zero))
   effective = _times(lam, _adjoint(earlier))
   if keep is not None:
     effective = _map(lambda x: jnp.where(keep, x, 0), effective)
@@ -431,28 +436,16 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   return _map(join, states)
 
 
-def _powers(a: Pair, n: int) -> Pair:
-  """Returns a^0 to a^n, [n + 1, ...]."""
-  k = jnp.arange(n + 1).reshape(-1, *(1,) * a.real.ndim)
-  if a.imag is None:
-    size, angle = jnp.abs(a.real), jnp.where(a.real < 0, jnp.pi, 0.0)
-  else:
-    size, angle = jnp.hypot(a.real, a.imag), jnp.arctan2(a.imag, a.real)
-  # 0^0 is 1.
-  sizes = jnp.where(
-    k == 0, 1.0, jnp.exp(k * jnp.log(jnp.where(size > 0, size, 1.0)))
-  )
-  sizes = jnp.where((size == 0) & (k > 0), 0.0, sizes)
-  imag = None if a.imag is None else sizes * jnp.sin(k * angle)
-  return Pair(sizes * jnp.cos(k * angle), imag)
-
-
 def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   """A convolution with the powers of a."""
   del keep
   n = b.real.shape[1]
-  powers = _powers(a, n)
-  kernel = _map(lambda x: x[:-1], powers)
+  # The powers a to a^n are states without anything added, [n, ...].
+  one = _map(lambda x: jnp.ones_like(x[None]), Pair(a.real))
+  one = _complete(one, a.imag is not None)
+  nothing = _map(lambda x: jnp.zeros((1, n, *x.shape), x.dtype), a)
+  powers = _map(lambda x: x[0], _associative(a, nothing, None, one))
+  kernel = _map(lambda x, y: jnp.concatenate([x, y[:-1]]), one, powers)
   if b.imag is None:
     spectrum = jnp.fft.rfft(b.real, 2 * n, axis=1) * jnp.fft.rfft(
       kernel.real, 2 * n, axis=0
@@ -465,7 +458,7 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     )
     states = jnp.fft.ifft(spectrum, axis=1)[:, :n]
     states = Pair(states.real, states.imag)
-  decay = _map(lambda x: x[None, 1:], powers)
+  decay = _map(lambda x: x[None], powers)
   return _plus(states, _times(decay, _map(lambda x: x[:, None], start)))
 
 
@@ -477,6 +470,6 @@ FORMS = {
 }
 
 
-def _fastest(a: Pair, b: Pair, keep: jax.Array | None) -> str:
-  """Returns the name of the fastest form for the device and the sizes."""
+def _fastest() -> str:
+  """Returns the name of the fastest form for the device at hand."""
   return "scan" if jax.default_backend() == "cpu" else "associative"

@@ -9,15 +9,13 @@
 #   table_2   TransJect, table 2: ListOps, then the other tasks
 #   neutreno  softmax and NeuTRENO on CIFAR-10, three seeds
 #
-# Every part ends by itself before the limit, and a run that is not done saves
-# its state first: the same command goes on with it. OUT gets a log of each
-# part, and runs.tar.gz with configs, curves and results of all runs. ARCHIVES
-# is a folder of data sets. Variables: LIMIT, seconds of a part (540); WORK,
-# folder of the runs (/tmp/jaxformers-gpu); SMALL=1 for sizes of a trial on a
-# CPU.
+# Every part is asked to end a minute before the limit, and a run that is not
+# done saves its state first: the same command goes on with it. OUT gets a log
+# of each part, and PART.tar.gz with configs, curves and results of its runs.
+# ARCHIVES is a folder of data sets. Variables: LIMIT, seconds of a part, more
+# than 60 (540); WORK, folder of the runs (/tmp/jaxformers-gpu); SMALL=1 for
+# sizes of a trial on a CPU.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-
 usage() {
   sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2
   exit 2
@@ -27,13 +25,22 @@ usage() {
 part=$1 out=$2 archives=${3:-}
 limit=${LIMIT:-540} work=${WORK:-/tmp/jaxformers-gpu}
 [[ $limit =~ ^[1-9][0-9]{0,5}$ ]] || usage
-mkdir -p "$out" "$work"
-# Numbers do not change from one run to the next.
-export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true"
+((limit > 60)) || usage
+[[ $part =~ ^(check|speed|table_1|table_2|neutreno)$ ]] || usage
+mkdir -p "$out" "$work/$part"
+out=$(realpath "$out") work=$(realpath "$work")
+archives=${archives:+$(realpath "$archives")}
+cd "$(dirname "$0")/.." || exit
+# PyTorch needs memory beside JAX. Trained numbers do not change from one run to
+# the next; speed is that of the usual operations.
+export XLA_PYTHON_CLIENT_PREALLOCATE=false
+[[ $part == speed ]] ||
+  export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true"
 
-# Runs a command, and asks it to end when the time of the part is over.
+# Runs a command, and asks it to end a minute before the limit of the part.
 within_limit() {
-  timeout --signal=TERM --kill-after=60 "$((limit - SECONDS > 1 ? limit - SECONDS : 1))" "$@"
+  local left=$((limit - 60 - SECONDS))
+  timeout --signal=TERM --kill-after=55 "$((left > 1 ? left : 1))" "$@"
 }
 
 table() { # TABLE [ARGUMENT ...]
@@ -52,7 +59,7 @@ run_part() {
       within_limit python -m pytest -n 0 -q -x "${tests[@]}" ;;
     speed)
       within_limit python -m benchmarks.gpu --out "$out/gpu.json" \
-        --seconds $((limit - 60)) ${SMALL:+--small} ;;
+        --seconds $((limit - 90)) ${SMALL:+--small} ;;
     table_1)
       table 1 --models random_transject,transject,transformer --seeds 0,1,2 ;;
     table_2)
@@ -66,13 +73,12 @@ run_part() {
         --grid model=transformer,neutreno --seeds 0,1,2 \
         ${archives:+--config.task.archive="$archives/cifar10_jpeg.tar.xz"} \
         "${small[@]}" ;;
-    *) usage ;;
   esac
 }
 
 run_part 2>&1 | tee "$out/$part.log"
 status=$?
 # Keep what describes the runs; checkpoints stay in WORK.
-(cd "$work" && find . -name config.json -o -name metrics.jsonl -o -name results.json \
-  | tar czf - --files-from -) > "$out/runs.tar.gz"
+(cd "$work/$part" && find . -name config.json -o -name metrics.jsonl -o -name results.json \
+  | tar czf - --files-from -) > "$out/$part.tar.gz"
 exit "$status"

@@ -106,6 +106,8 @@ def test_fields_of_the_config_are_set(capsys):
   assert row["parameters"] == models.size(model)
   with pytest.raises(SystemExit, match="Unknown key of config.model: 'depth'"):
     command.main([*arguments, "--config.model.depth=1"])
+  with pytest.raises(SystemExit, match="give --models"):
+    command.main([*arguments, "--config.model.name=local"])
   with pytest.raises(SystemExit, match="2"):
     command.main([*arguments, "--depth=1"])
 

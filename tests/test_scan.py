@@ -238,3 +238,30 @@ def test_real_and_complex_numbers_go_together(form, monkeypatch):
     on_cpu, on_gpu = (gradients[backend, key] for backend in ("cpu", "gpu"))
     chex.assert_trees_all_close(on_cpu, on_gpu, atol=1e-4)
     assert jnp.iscomplexobj(on_cpu[0]) == (key == "complex a")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_factors_and_starts_are_spread_over_the_channels(form, monkeypatch):
+  _, b, _, start = case(
+    (2, 20, 2, 3), is_complex=False, varies=False, is_masked=False
+  )
+  for a in (np.float32(0.9), np.array([0.5, -0.3, 0.9])):
+    states, _ = linear_scan(a, b, form=form)
+    chex.assert_trees_all_close(states, loop(a, b)[0], atol=1e-6)
+  # A complex start makes complex states of real numbers.
+  for backend in ("cpu", "gpu"):
+    monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+    begin = start + 1j
+    states, _ = linear_scan(a, b, initial=begin, form=form)
+    chex.assert_trees_all_close(states, loop(a, b, None, begin)[0], atol=1e-6)
+  # So do integers make numbers with fractions.
+  states, _ = linear_scan(0.5, np.ones((1, 3, 1), int), form=form)
+  chex.assert_trees_all_close(states[0, :, 0], jnp.array([1.0, 1.5, 1.75]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_long_rotations_keep_their_angle(form):
+  a, b = np.exp(np.array([3.1j])), np.zeros((1, 4_000, 1))
+  states, _ = linear_scan(a, b, initial=np.ones((1, 1)), form=form)
+  want = np.exp(3.1j * np.arange(1, 4_001))
+  chex.assert_trees_all_close(states[0, :, 0], want, atol=5e-4)

@@ -11,7 +11,8 @@ printed. On ImageNet-C the mean corruption error (mCE) is printed: the error of
 every corruption over five severities, divided by AlexNet's, in percent
 (Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261). ImageNet-A
 and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
-Of several runs each is printed, then mean and sample deviation of all.
+Of several runs each is printed, then mean and sample deviation of all; JSON has
+the scores of each run.
 """
 
 from __future__ import annotations
@@ -292,8 +293,9 @@ def main(
   """Prints scores of the given folders, or errors on corrupted test images."""
   names = cli.names(corruptions)
   scored = {}
-  for workdir in workdirs:
-    run = trained.load(workdir)
+  # Load all runs before the first is scored.
+  runs = {workdir: trained.load(workdir) for workdir in workdirs}
+  for workdir, run in runs.items():
     scores: dict[str, Any] = {}
     for name, folder in folders.items():
       if folder and name == "imagenet_c":

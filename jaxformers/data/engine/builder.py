@@ -82,6 +82,11 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         if isinstance(example[name], np.ndarray)
       }
       # Without shuffling the key is the example's place.
+      if not self.source.shuffled and int(key) >= 1 << 24:
+        raise UserError(
+          f"{self.archive or self.name} holds more than {1 << 24:,} examples "
+          "in one split: divide it into several data sets."
+        )
       place = key if self.source.shuffled else int(key) * SPREAD
       yield place, {**example, **encoded}
 

@@ -42,7 +42,7 @@ class Source:
     finish: function that is called once everything is prepared and on disk.
     shuffled: True if examples are put into the order of their keys' hashes, as
       by the stock builders; False if they are in the order of their keys,
-      which are then integers from 0 to 2^24.
+      which are then integers below 2^24.
     is_users: True if the data are the user's, so that no authors have an
       archive to compare with.
     local_only: reason why nothing is downloaded, and where the archive is.

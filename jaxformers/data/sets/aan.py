@@ -37,8 +37,14 @@ def _pairs(archive: Path, split: str, count: int) -> Iterator[Keyed]:
 
   # Lines end in \n alone, and nothing is unquoted: texts hold \r and quotes.
   lines = archives.lines(archive, is_wanted, max_bytes=MAX_BYTES)
-  found = 0
+  found, first = 0, ""
   for number, (name, line) in enumerate(lines, 1):
+    first = first or name
+    if name != first:
+      raise UserError(
+        f"{archive} holds {first} and {name}: give an archive or a folder with "
+        "one file of each name. Nothing was kept of it."
+      )
     if not line:
       continue
     # A line is a label, two ids and two texts.

@@ -43,6 +43,14 @@ def test_broken_lines_are_named(tmp_path, line):
     read(aan.source(**SMALL), write_folder(tmp_path / "x", files))
 
 
+def test_a_file_that_is_there_twice_is_refused(tmp_path):
+  files = pairs(COUNTS)
+  name = "lra_release/tsv_data/new_aan_pairs.train.tsv"
+  files["again/new_aan_pairs.train.tsv"] = files[name]
+  with pytest.raises(ValueError, match="one file of each name"):
+    read(aan.source(**SMALL), write_folder(tmp_path / "x", files))
+
+
 def test_the_real_stand_in(archives):
   source = aan.source(8_000, 1_000, 1_000)
   splits = read(source, archives / "retrieval_pairs.tar.xz")
