@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
 CHUNK = 32  # Steps of a chunk, all of which run at the same time.
-UNROLL = 1  # Steps of the loop that one round of the program takes.
 
 
 class Pair(NamedTuple):
@@ -69,6 +68,26 @@ def _ones_where(keep: jax.Array | None, a: Pair) -> Pair:
     return a
   imag = None if a.imag is None else jnp.where(keep, a.imag, 0)
   return Pair(jnp.where(keep, a.real, 1), imag)
+
+
+def _cut(x: jax.Array, length: int, axis: int) -> jax.Array:
+  """Cuts the steps of x [batch, n, ...] into parts, the last filled with 0.
+
+  Args:
+    x: an array, with axes [batch, parts, length, ...] after the cut.
+    length: steps of a part.
+    axis: axis that is moved to the front: 1 for the parts, 2 for their steps.
+  """
+  rest = -x.shape[1] % length
+  filled = jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)))
+  parts = filled.reshape(x.shape[0], -1, length, *x.shape[2:])
+  return jnp.moveaxis(parts, axis, 0)
+
+
+def _join(x: jax.Array, n: int, axis: int) -> jax.Array:
+  """Undoes `_cut`, for n steps."""
+  x = jnp.moveaxis(x, 0, axis)
+  return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :n]
 
 
 def linear_scan(
@@ -254,15 +273,7 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
   if rest and keep is None:
     keep = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
     steps = (steps[0], b, keep, g)
-
-  def cut(x: jax.Array) -> jax.Array:
-    filled = jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)))
-    parts = filled.reshape(x.shape[0], count, length, *x.shape[2:])
-    return jnp.moveaxis(parts, 1, 0)
-
-  def join(x: jax.Array) -> jax.Array:
-    x = jnp.moveaxis(x, 0, 1)
-    return x.reshape(x.shape[0], count * length, *x.shape[3:])[:, :n]
+  join = functools.partial(_join, n=n, axis=1)
 
   def step(carry: Any, segment: Any) -> tuple[Any, Any]:
     after, total = carry
@@ -274,6 +285,7 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
   after = _map(lambda x: jnp.zeros_like(x[:, 0]), before)
   total = _map(jnp.zeros_like, fixed) if is_constant else None
   befores = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
+  cut = functools.partial(_cut, length=length, axis=1)
   segments = (befores, *jax.tree.map(cut, steps))
   (dstart, total), (da, db) = jax.lax.scan(
     step, (after, total), segments, reverse=True
@@ -338,8 +350,6 @@ def _reduce(x: Pair, like: Pair, *, is_constant: bool) -> Pair:
       part = part.real
     if is_constant:
       part = part.sum((0, 1))
-    extra = part.ndim - len(shape)
-    part = part.sum(tuple(range(extra)))
     axes = [k for k, size in enumerate(shape) if size == 1 < part.shape[k]]
     return part.sum(tuple(axes), keepdims=True)
 
@@ -362,7 +372,7 @@ def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
 
   steps = (None if is_constant else a, b, keep)
   leading = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), steps)
-  _, states = jax.lax.scan(step, start, leading, unroll=UNROLL)
+  _, states = jax.lax.scan(step, start, leading)
   return _map(lambda x: jnp.moveaxis(x, 0, 1), states)
 
 
@@ -386,16 +396,9 @@ def _associative(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
 
 def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   """Chunks of steps side by side, then from chunk to chunk."""
-  n = b.real.shape[1]
-  count = -(-n // CHUNK)
-  rest = count * CHUNK - n
   is_constant = _is_constant(a, b)
-
-  def cut(x: jax.Array) -> jax.Array:
-    filled = jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)))
-    parts = filled.reshape(x.shape[0], count, CHUNK, *x.shape[2:])
-    return jnp.moveaxis(parts, 2, 0)  # [CHUNK, batch, count, ...].
-
+  # [CHUNK, batch, chunks, ...].
+  cut = functools.partial(_cut, length=CHUNK, axis=2)
   steps = jax.tree.map(cut, (None if is_constant else a, b, keep))
 
   def step(carry: Any, args: Any) -> tuple[Any, Any]:
@@ -411,9 +414,7 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   if keep is not None:
     first = _map(lambda x: x * jnp.ones_like(steps[2][0], x.dtype), first)
   one = _ones_where(jnp.zeros((), bool), first)
-  (ends, decays), (local, decay) = jax.lax.scan(
-    step, (zero, one), steps, unroll=UNROLL
-  )
+  (ends, decays), (local, decay) = jax.lax.scan(step, (zero, one), steps)
 
   # From chunk to chunk.
   def pass_on(h: Pair, args: Any) -> tuple[Pair, Pair]:
@@ -428,11 +429,7 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   if not varies:
     decay = _map(lambda x: x[:, None, None], decay)
   states = _plus(local, _times(decay, before))
-
-  def join(x: jax.Array) -> jax.Array:
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(x.shape[0], count * CHUNK, *x.shape[3:])[:, :n]
-
+  join = functools.partial(_join, n=b.real.shape[1], axis=2)
   return _map(join, states)
 
 
@@ -441,8 +438,7 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   del keep
   n = b.real.shape[1]
   # The powers a to a^n are states without anything added, [n, ...].
-  one = _map(lambda x: jnp.ones_like(x[None]), Pair(a.real))
-  one = _complete(one, a.imag is not None)
+  one = _complete(Pair(jnp.ones_like(a.real[None])), a.imag is not None)
   nothing = _map(lambda x: jnp.zeros((1, n, *x.shape), x.dtype), a)
   powers = _map(lambda x: x[0], _associative(a, nothing, None, one))
   kernel = _map(lambda x, y: jnp.concatenate([x, y[:-1]]), one, powers)

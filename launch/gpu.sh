@@ -43,12 +43,13 @@ within_limit() {
   timeout --signal=TERM --kill-after=55 "$((left > 1 ? left : 1))" "$@"
 }
 
+small=()
+[[ ${SMALL:-} ]] && small=(--config.total_steps=20 --config.eval_steps=20
+  --config.schedule.warmup_steps=2)
+
 table() { # TABLE [ARGUMENT ...]
-  local small=()
-  [[ ${SMALL:-} ]] && small=(--size tiny --config.total_steps=20
-    --config.eval_steps=20 --config.schedule.warmup_steps=2)
   within_limit python launch/tables.py "$@" --workdir "$work/$part" \
-    ${archives:+--archives "$archives"} "${small[@]}"
+    ${archives:+--archives "$archives"} ${SMALL:+--size tiny} "${small[@]}"
 }
 
 run_part() {
@@ -65,9 +66,6 @@ run_part() {
     table_2)
       table 2 --models transject,transformer --seeds 0 ;;
     neutreno)
-      local small=()
-      [[ ${SMALL:-} ]] && small=(--config.total_steps=20 --config.eval_steps=20
-        --config.schedule.warmup_steps=2)
       within_limit python launch/sweep.py --workdir "$work/neutreno" \
         --config configs/vision/cifar10.py:size=tiny \
         --grid model=transformer,neutreno --seeds 0,1,2 \

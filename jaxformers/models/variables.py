@@ -132,7 +132,7 @@ def semi_orthogonal(
   if rest:
     raise UserError(
       f"Orthogonal kernels of shape {shape} are rotations beside each other: "
-      f"{longer} must be a multiple of {d}, such as {d * max(count, 1)}."
+      f"{longer} must be a multiple of {d}, such as {d * count}."
     )
   q = rotation(module, name, (count, d, d), orthogonal_map) / math.sqrt(count)
   return (q.swapaxes(0, 1) if shape[0] == d else q).reshape(shape)

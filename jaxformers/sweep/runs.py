@@ -43,8 +43,7 @@ class Sweep:
     Raises:
       UserError: for an argument or a field that the config does not have.
     """
-    given = [*self.overrides, *cell.options]
-    config = configs.load_with(cell.spec, given)
+    config = configs.load_with(cell.spec, [*self.overrides, *cell.options])
     config.seed = seed
     return configs.complete(config)
 

@@ -30,7 +30,7 @@ PROTOCOLS = {
   "skyformer": {"padded_len": 2_048},
   "s4": {"max_len": 2_048},
 }
-# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+# Numbers in TransJect's paper are of Skyformer's reading of the tasks.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 WITHOUT_END = ("skyformer", "paper")  # Protocols without closing brackets.
 DEFAULTS = listops.Settings()

@@ -235,15 +235,6 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)
 
 
-def average(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """Returns (mean, sample deviation) over runs of each of their scores.
-
-  Args:
-    runs: scores of each run, without `errors`, all with the same names.
-  """
-  return {name: spread([scores[name] for scores in runs]) for name in runs[0]}
-
-
 def _lines(scores: dict[str, Any]) -> Iterator[str]:
   """Yields the lines of the printed table of a run."""
   for name, errors in scores.get("errors", {}).items():
@@ -258,12 +249,10 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
 def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
   """Yields the lines of the printed table of several runs."""
   yield f"mean and deviation of {len(runs)} runs"
-  totals = [{k: v for k, v in s.items() if k != "errors"} for s in runs]
-  for name, (mean, deviation) in average(totals).items():
+  for name in (key for key in runs[0] if key != "errors"):
     # mCE is in percent, and the others are shares.
-    scale = 1 if name == "mce" else 100
-    unit = "" if name == "mce" else " %"
-    text = plus_minus(scale * mean, scale * deviation)
+    scale, unit = (1, "") if name == "mce" else (100, " %")
+    text = plus_minus(*spread([scale * scores[name] for scores in runs]))
     yield f"  {TITLES.get(name, 'mCE'):<20} {text}{unit}"
 
 

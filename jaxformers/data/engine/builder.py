@@ -26,7 +26,8 @@ FORMAT = "array_record"
 # tensorflow-datasets sorts splits of more than 1 GB in parts, and assigns
 # examples to them by their keys, numbers below 2^128. This factor spreads the
 # places of examples over the parts.
-SPREAD = 1 << 104
+MOST_EXAMPLES = 1 << 24
+SPREAD = (1 << 128) // MOST_EXAMPLES
 
 
 class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -82,10 +83,10 @@ class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         if isinstance(example[name], np.ndarray)
       }
       # Without shuffling the key is the example's place.
-      if not self.source.shuffled and int(key) >= 1 << 24:
+      if not self.source.shuffled and int(key) >= MOST_EXAMPLES:
         raise UserError(
-          f"{self.archive or self.name} holds more than {1 << 24:,} examples "
-          "in one split: divide it into several data sets."
+          f"{self.archive or self.name} holds more than {MOST_EXAMPLES:,} "
+          "examples in one split: divide it into several data sets."
         )
       place = key if self.source.shuffled else int(key) * SPREAD
       yield place, {**example, **encoded}
