@@ -129,19 +129,21 @@ _NAMES = {
   # Sections, names and paths, flags.
   Range(dict): """
     task model reference optimizer schedule mixer mixer_defaults block embedding
-    head augment
+    head augment groups
   """,
   Range(str): """
     name select parallel mesh pretrained data_dir archive protocol vocabulary
     operators difficulty tokens crop objective pool head_activation interaction
     positions dtype orthogonal_map memory activation gating sigma kind
-    inverse_init
+    inverse_init norm_type glu c_init start discretization weights bias
   """,
   Range(bool): """
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias
-    orthogonal orthogonal_output symmetric learn_fidelity feat_scale redraw
+    orthogonal orthogonal_output symmetric rotary learn_fidelity feat_scale
+    redraw decay
     causal normalize share_heads share_key_value train_projection same_bucket
-    correct_duplicates residual norm_first use_norm
+    correct_duplicates residual norm_first use_norm final_norm share_step
+    clip_eigenvalues
   """,
   # Counts.
   Range(int, "[0, 2^31)"): """
@@ -158,10 +160,12 @@ _NAMES = {
   Range(int, "[0, 2^24]"): "max_len padded_len",
   Range(int, "[0, 2^20]"): """
     head_dim head_size num_random num_global num_summary num_queries num_samples
-    num_buckets
+    num_buckets num_ssm truncation attention_chunk step_rank
+    width value_dim
   """,
   Range(int, "[1, 2^20]"): """
-    mlp_dim block_size chunk_size rank num_landmarks num_features
+    mlp_dim block_size chunk_size rank num_landmarks num_features state_size
+    blocks query_dim
   """,
   Range(int, "[2, 2^20]"): "window",
   Range(int, "[0, 2^16]"): "patch_size",
@@ -171,7 +175,7 @@ _NAMES = {
   Range(int, "[0, 1000]"): "conv_size",
   Range(
     int, "[1, 1000]"
-  ): "num_layers div_value num_experts num_hashes repeats",
+  ): "num_layers div_value expansion num_experts num_hashes repeats",
   Range(int, "[2, 1000]"): "max_args",
   Range(int, "[1, 100]"): "inverse_steps",
   Range(int, "[2, 100]"): "max_depth",
@@ -180,13 +184,15 @@ _NAMES = {
   # Shares, rates and weights.
   Range(float, "[0, 1)"): """
     label_smoothing ema_decay b1 b2 momentum dropout_rate head_dropout_rate
-    drop_path_rate
+    drop_path_rate value_dropout_rate weight_dropout_rate
   """,
-  Range(float, "[0, 1]"): "norm_epsilon epsilon color_jitter erase",
+  Range(float, "[0, 1]"): """
+    norm_epsilon epsilon color_jitter erase r_min r_max
+  """,
   Range(float, "(0, 1]"): "eps block.norm_epsilon",
   Range(float, "[0, 10]"): "randaugment",
   Range(float, "[0, 100]"): "init_std head_init_std",
-  Range(float, "(0, 100]"): "power",
+  Range(float, "(0, 100]"): "power max_phase step_min step_max",
   Range(float, "(0, 1000]"): "learning_rate scale factor",
   Range(float, "[0, 1000]"): """
     end weight_decay clip_value clip_norm fidelity reconstruction_weight gamma

@@ -38,7 +38,10 @@ WIRING = {
 # Options of the head of a language model, which have no signature.
 HEAD = {"tied": True, "dropout_rate": 0.0}
 # Options that `optim.build` takes for every optimiser.
-SHARED = {"clip_value": 0.0, "clip_norm": 0.0, "cycle_momentum": False}
+SHARED = {
+  **{"clip_value": 0.0, "clip_norm": 0.0, "cycle_momentum": False},
+  "groups": {},
+}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
 KINDS_OF_INPUT = (
   {},
@@ -87,7 +90,9 @@ def sections():
   yield "config.model.embedding", parameters(Embedding)
   yield "config.model.head", HEAD
   for optimizer in optim.OPTIMIZERS.values():
-    yield "config.optimizer", parameters(optimizer) | SHARED
+    own = parameters(optimizer)
+    own.pop("decays")  # A function, which `build` gives.
+    yield "config.optimizer", own | SHARED
   for schedule in optim.SCHEDULES.values():
     yield "config.schedule", parameters(schedule)
   for task in tasks.TASKS.values():
@@ -376,6 +381,7 @@ def run_changes(draw):
     *("total_steps", "seed", "batch_size", "select", "parallel", "ema_decay"),
   }
   options -= {"schedule.total_steps", "optimizer.schedule"}
+  options -= {"optimizer.decays"}
   paths = draw(st.lists(st.sampled_from(sorted(options)), unique=True))
   for path in paths:
     values = split_pool(f"config.{path}")[0]

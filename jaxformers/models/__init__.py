@@ -10,6 +10,7 @@ from jaxformers.models.config import (
   check_names,
   resolve_defaults,
 )
+from jaxformers.models.decode import generate
 from jaxformers.models.language import LanguageModel
 from jaxformers.models.model import (
   Model,
@@ -38,6 +39,7 @@ __all__ = [
   "causal_mixers",
   "check_names",
   "from_config",
+  "generate",
   "in_float32",
   "make_variables",
   "mixers",

@@ -73,5 +73,6 @@ ACTIVATIONS = {
   "gelu": gelu,
   "gelu_tanh": nn.gelu,  # GELU's approximation by tanh.
   "relu": nn.relu,
+  "silu": nn.silu,
   "tanh": nn.tanh,
 }

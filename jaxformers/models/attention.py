@@ -28,6 +28,14 @@ import jax.numpy as jnp
 
 from jaxformers import ranges
 from jaxformers.errors import UserError
+from jaxformers.models.cache import (
+  check_causal,
+  count_tokens,
+  extend,
+  is_decoding,
+  recall,
+  remember,
+)
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import rotation
@@ -37,6 +45,7 @@ MIXERS: Registry = Registry("mixer")
 # Greatest number of entries of a random array that the compiled program holds
 # as a constant; the program draws larger arrays itself.
 LARGEST_CONSTANT = 2**22
+ROTARY_BASE = 10_000.0  # Ratio of the fastest and slowest rotation.
 _BLOCK = 32  # Tokens per block in the search for the first maximum.
 
 
@@ -147,7 +156,10 @@ class HeadsSignature(NamedTuple):
 
 # Inputs of a function of heads, and the names of their projections.
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
-_TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
+_TOOLS = (
+  *("mask", "carry", "dropout", "draw", "param", "project", "max_len"),
+  "cache",
+)
 
 
 def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
@@ -160,6 +172,72 @@ def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
     else:
       options[name] = parameter.default
   return HeadsSignature(tuple(inputs), tuple(tools), options)
+
+
+class Cache(NamedTuple):
+  """What a function of heads remembers of earlier tokens.
+
+  Attributes:
+    module: the mixer.
+    mask: [b, n], True at the new tokens.
+  """
+
+  module: Attention
+  mask: jax.Array
+
+  def extend(
+    self, k: jax.Array, v: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns keys and values of all tokens so far, and which are seen.
+
+    Args:
+      k, v: of the new tokens, [b, h, n, e].
+
+    Returns:
+      Keys and values [b, h, max_len, e]; and where a query sees a key, bool
+      [b, 1, n, max_len].
+
+    Raises:
+      UserError: for a mixer without `max_len`.
+    """
+    if not self.module.max_len:
+      raise UserError("A cache of keys needs max_len: give a number of tokens.")
+    k, v = (jnp.swapaxes(a, 1, 2) for a in (k, v))
+    known = extend(self.module, self.mask, self.module.max_len, k=k, v=v)
+    k, v = (jnp.swapaxes(known.arrays[name], 1, 2) for name in "kv")
+    return k, v, known.seen[:, None]
+
+  def recall(self, name: str) -> Any:
+    """Returns what was remembered under a name, None at first."""
+    return recall(self.module, name)
+
+  def remember(self, name: str, value: jax.Array) -> None:
+    """Remembers a value under a name."""
+    remember(self.module, name, value)
+
+
+def number_tokens(module: nn.Module, mask: jax.Array) -> jax.Array:
+  """Returns the places of tokens after those in the cache, int32 [b or 1, n]."""
+  if not is_decoding(module):
+    return jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
+  return count_tokens(module, mask, "rotated")
+
+
+def rotate(x: jax.Array, numbers: jax.Array) -> jax.Array:
+  """Returns heads turned by their places, x [b, h, n, e].
+
+  Args:
+    x: queries or keys.
+    numbers: places of the tokens, [b or 1, n].
+  """
+  half = x.shape[-1] // 2
+  rates = ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  angles = numbers.astype(jnp.float32)[..., None] * rates[None, None]
+  cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+  left, right = x[..., :half], x[..., half:]
+  return jnp.concatenate(
+    [left * cos - right * sin, right * cos + left * sin], -1
+  )
 
 
 class FirstValues(NamedTuple):
@@ -228,6 +306,11 @@ class Attention(nn.Module):
     fidelity_schedule: factors of lambda in the second layer and those after it;
       the last factor holds for all later layers. () for 1 everywhere.
     learn_fidelity: True to learn lambda in each layer, starting at `fidelity`.
+    rotary: True to rotate queries and keys by angles that grow with the number
+      of the token (rotary positions, Su et al. 2021,
+      https://arxiv.org/abs/2104.09864, equation 34), before the function of
+      heads; channel i of the first half of a head turns with channel i of the
+      second.
     feat_scale: True to scale the mean token of the output and the rest of it
       separately, by 1 + a parameter for each channel that starts at 0
       (FeatScale, Wang et al. 2022, https://arxiv.org/abs/2203.05962, equation
@@ -256,6 +339,7 @@ class Attention(nn.Module):
   fidelity: float = 0.0
   fidelity_schedule: tuple[float, ...] = ()
   learn_fidelity: bool = False
+  rotary: bool = False
   feat_scale: bool = False
   init_std: float = 0.0
   dropout_rate: float = 0.0
@@ -282,6 +366,12 @@ class Attention(nn.Module):
     use_fidelity = bool(self.fidelity) or self.learn_fidelity
     first = carry if use_fidelity else None
     carry = carry if first is None else first.carry
+    if self.rotary:
+      numbers = number_tokens(self, mask)
+      inputs |= {
+        name: rotate(inputs[name], numbers)
+        for name in {"query", "key"} & inputs.keys()
+      }
     heads = [inputs[name] for name in names]
     y, carry = self._attend(x, heads, mask, carry, train)
     if use_fidelity:
@@ -314,8 +404,14 @@ class Attention(nn.Module):
         f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
         "raise max_len or cut the sequence."
       )
-    missing = {"q", "k"} - {*self.signature.inputs} if self.symmetric else set()
-    if missing:
+    missing = {"q", "k"} - {*self.signature.inputs}
+    if self.rotary and (missing or (self.head_size or d // self.num_heads) % 2):
+      raise UserError(
+        "rotary=True turns pairs of channels of queries and keys, but this "
+        f"mixer has {'none' if missing else 'heads of an odd size'}: leave it "
+        "out."
+      )
+    if self.symmetric and missing:
       raise UserError(
         "symmetric=True shares the projection of queries and keys, but this "
         f"mixer has no {' and no '.join(sorted(missing))}: leave it out."
@@ -352,7 +448,14 @@ class Attention(nn.Module):
       "param": self.param,
       "project": lambda name: self._project(x, name)[0],
       "max_len": self.max_len or x.shape[1],
+      "cache": Cache(self, mask) if is_decoding(self) else None,
     }
+    if is_decoding(self) and "cache" not in self.signature.tools:
+      raise UserError(
+        "This mixer does not go on from a cache: choose softmax, linear, lru, "
+        "s5, s4d, mega, rglru or mamba, or apply the model to all tokens."
+      )
+    check_causal(self, causal=bool(self.options.get("causal", False)))
     tools = {name: tools[name] for name in self.signature.tools}
     y = self.attend(*heads, **tools, **self.options)
     if (self.seed or self.redraw) and not drawn:
@@ -533,6 +636,7 @@ def attention(
     project: `project(name)` returns x through a further linear map,
       [b, h, n, e].
     max_len: greatest number of tokens.
+    cache: a `Cache` where the model goes on from earlier tokens, else None.
 
   Keyword-only arguments with a default are options that a config can set. The
   result y is [b, h, n, e].

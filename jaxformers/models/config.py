@@ -382,7 +382,7 @@ def check_section(
 
 def causal_mixers() -> list[str]:
   """Returns the names of the mixers in which no token need see a later one."""
-  return [n for n in MIXERS if "causal" in getattr(MIXERS[n], "options", ())]
+  return [n for n in MIXERS if "causal" in field_names(MIXERS[n])]
 
 
 def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,3 +83,16 @@ def make_dropout(module: nn.Module, rate: float, *, train: bool) -> Dropout:
   if not train or not rate:
     return Dropout()
   return Dropout(rate, module.make_rng("dropout"))
+
+
+def drop_channels(
+  module: nn.Module, x: jax.Array, rate: float, *, train: bool
+) -> jax.Array:
+  """Drops channels of samples at all of their tokens, x [b, n, d].
+
+  Source: the dropout of S4's, S5's and the LRU's authors.
+  """
+  kept = make_dropout(module, rate, train=train)(
+    jnp.ones((x.shape[0], 1, x.shape[2]), x.dtype)
+  )
+  return x * kept

@@ -11,11 +11,12 @@ import numpy as np
 
 from jaxformers.errors import UserError
 from jaxformers.models.adaptive import AdaptiveEmbedding
+from jaxformers.models.cache import count_tokens, is_decoding
 from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import repeat
 from jaxformers.registry import choose
 
-POSITIONS = ("sinusoid", "sinusoid_2d", "learned")
+POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
 
 def sinusoids(length: int, d: int) -> np.ndarray:
@@ -115,7 +116,8 @@ class Embedding(nn.Module):
       numbers, which enter by a linear map.
     max_len: number of positions, for "learned" and "sinusoid_2d".
     d_model: width d.
-    positions: "sinusoid", "learned", or "sinusoid_2d" for pixels row by row.
+    positions: "sinusoid", "learned", "sinusoid_2d" for pixels row by row, or
+      "none" for mixers that see the order of tokens themselves.
     concatenate: True to concatenate the vectors of token and position, half of
       the channels each, instead of adding them. This is injective (TransJect,
       section 4.4).
@@ -143,7 +145,10 @@ class Embedding(nn.Module):
   norm_epsilon: float = 0.0
 
   @nn.compact
-  def __call__(self, ids: jax.Array) -> jax.Array:
+  def __call__(
+    self, ids: jax.Array, mask: jax.Array | None = None
+  ) -> jax.Array:
+    """Embeds ids; `mask` [b, n] counts tokens where there is a cache."""
     choose("positions", self.positions, POSITIONS)
     check_width(self.d_model, concatenate=self.concatenate)
     d = self.d_model // 2 if self.concatenate else self.d_model
@@ -164,12 +169,22 @@ class Embedding(nn.Module):
       token = jnp.broadcast_to(token[None, None], (x.shape[0], 1, d))
       x = jnp.concatenate([token, x], 1)
     # Combine with the positions.
-    positions = self._embed_positions(x.shape[1], d, init)
-    positions = repeat(positions, x.shape[0])
-    if self.concatenate:
-      x = jnp.concatenate([x, positions], -1)
-    else:
-      x = x + positions
+    if self.positions != "none":
+      if mask is not None and is_decoding(self):
+        positions = self._embed_positions(self.max_len, d, init)
+        positions = positions[count_tokens(self, mask)]
+      else:
+        positions = self._embed_positions(x.shape[1], d, init)
+        positions = repeat(positions, x.shape[0])
+      if self.concatenate:
+        x = jnp.concatenate([x, positions], -1)
+      else:
+        x = x + positions
+    elif self.concatenate:
+      raise UserError(
+        'positions="none" leaves empty the channels that this block has for '
+        "positions: choose another."
+      )
     if self.norm_epsilon:
       x = LayerNorm(self.norm_epsilon, name="norm")(x)
     return x

@@ -10,7 +10,7 @@ import jax
 
 from jaxformers.models.blocks import invertible
 from jaxformers.models.dropout import make_dropout
-from jaxformers.models.norm import LayerNorm
+from jaxformers.models.norm import NORMS
 from jaxformers.models.parallel import whole_tokens
 
 
@@ -62,7 +62,7 @@ class Encoder(nn.Module):
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
-    x = whole_tokens(embed(ids))
+    x = whole_tokens(embed(ids, mask))
     x = make_dropout(self, self.dropout_rate, train=train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
       x = whole_tokens(x)
       self.sow("intermediates", "hidden", x)
     if kind.final_norm:
-      x = LayerNorm(kind.norm_epsilon, name="norm")(x)
+      x = NORMS[kind.norm_type](kind.norm_epsilon, name="norm")(x)
     return x
 
   def _looped(

@@ -22,6 +22,7 @@ from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
+from jaxformers.models.kinds import find_kinds
 from jaxformers.registry import Registry, call
 
 Make = functools.partial[Any]
@@ -172,6 +173,11 @@ class Model(nn.Module):
   def stacks(self) -> dict[str, nn.Module]:
     """Returns an unbound block of each stack of layers, by its parameters."""
     return {"encoder": bind_encoder_block(self.config)(parent=None)}
+
+  @nn.nowrap
+  def kinds(self, params: Any) -> Any:
+    """Returns a tree with the kind of every parameter: see `kinds`."""
+    return find_kinds(self.stacks(), params)
 
   @nn.nowrap
   def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Layer normalisation."""
+"""Norms of tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ import jax.numpy as jnp
 
 from jaxformers.models.attention import wide
 from jaxformers.models.parallel import column_sums, row_sums
+from jaxformers.registry import Registry
+
+NORMS: Registry = Registry("norm")
+# Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
+NORMS.register("rms")(nn.RMSNorm)
 
 
+@NORMS.register("layer")
 class LayerNorm(nn.Module):
   """Normalises tokens to mean 0 and variance 1, then scales and shifts them.
 
@@ -36,6 +42,27 @@ class LayerNorm(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, shape)
     scale, bias = scale.astype(x.dtype), bias.astype(x.dtype)
     return _normalize(self.epsilon, x, scale, bias)
+
+
+@NORMS.register("scale")
+class ScaleNorm(nn.Module):
+  """Divides tokens by the root of their mean square, times one parameter.
+
+  Source: Nguyen and Salazar 2019, https://arxiv.org/abs/1910.05895, section
+  2.2, by the mean in place of the sum, as in Mega's code.
+
+  Attributes:
+    epsilon: constant that is added to the mean square.
+  """
+
+  epsilon: float = 1e-5
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    x = wide(jnp.asarray(x))
+    scale = self.param("scale", nn.initializers.ones, ()).astype(x.dtype)
+    square = row_sums(jnp.square(x)) / x.shape[-1]
+    return scale * x * jax.lax.rsqrt(square + self.epsilon)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

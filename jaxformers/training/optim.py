@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxformers import orthogonal
+from jaxformers import orthogonal, ranges
 from jaxformers.errors import UserError
-from jaxformers.registry import Registry, call
+from jaxformers.models.kinds import KINDS, UNDECAYED
+from jaxformers.registry import Registry, call, choose
 from jaxformers.training.riemannian import riemannian
 
 Tx, Rate = optax.GradientTransformation, optax.Schedule
+Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule")
 OPTIMIZERS: Registry = Registry("optimizer")
@@ -127,11 +129,60 @@ def _float(step: jax.Array) -> jax.Array:
   return jnp.asarray(step, jnp.float32)
 
 
+class Groups(NamedTuple):
+  """Parameters that are trained apart, by the kinds that mixers declare.
+
+  Attributes:
+    kinds: function of the parameters that returns a tree of the names of their
+      kinds, "" for none: `Model.kinds`.
+    table: by kind, `factor` of the learning rate (1 if it is not there) and
+      `decay`, whether weight decay shrinks it (if it is not there: what
+      `decayed` says).
+  """
+
+  kinds: Callable[[Any], Any]
+  table: Mapping[str, Mapping[str, Any]]
+
+  def decayed(self, params: Any) -> Any:
+    """Selects the parameters that weight decay shrinks: see `decayed`."""
+
+    def is_decayed(kind: str, default: bool) -> bool:
+      allowed = default and kind not in UNDECAYED
+      return bool(self.table.get(kind, {}).get("decay", allowed))
+
+    return jax.tree.map(is_decayed, self.kinds(params), decayed(params))
+
+  def scale(self) -> Tx:
+    """Returns the factors of the learning rate, as a transformation."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+      del params
+
+      def scaled(kind: str, update: Any) -> Any:
+        factor = self.table.get(kind, {}).get("factor", 1.0)
+        return update if factor == 1 else update * factor
+
+      return jax.tree.map(scaled, self.kinds(updates), updates), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:
+  """Raises UserError for an unknown kind or option, or a wrong value."""
+  for kind, options in table.items():
+    choose("kind of config.optimizer.groups", kind, KINDS)
+    for option, value in options.items():
+      path = f"config.optimizer.groups.{kind}"
+      choose(f"option of {path}", option, ("factor", "decay"))
+      ranges.check({option: value}, path)
+
+
 def decayed(params: Any) -> Any:
   """Selects the parameters that weight decay shrinks: kernels and embeddings.
 
   It leaves out norms and scalars (fewer than two axes), biases, gates and
   positions (by name), and parameters of rotations, whose size is an angle.
+  `Groups` leaves out further kinds.
 
   Returns:
     A tree of booleans of the structure of params.
@@ -148,6 +199,7 @@ def decayed(params: Any) -> Any:
 @OPTIMIZERS.register("adam")
 def adam(
   schedule: Rate,
+  decays: Decays,
   *,
   b1: float | Rate = 0.9,
   b2: float = 0.999,
@@ -160,23 +212,30 @@ def adam(
   if callable(b1):
     # Older versions of optax take a schedule for b1 only in this way.
     make = optax.inject_hyperparams(make, static_args=("b2", "eps"))
-  return _with_decay([make(b1=b1, b2=b2, eps=eps)], weight_decay, schedule)
+  steps = [make(b1=b1, b2=b2, eps=eps)]
+  return _with_decay(steps, weight_decay, schedule, decays)
 
 
 @OPTIMIZERS.register("sgd")
 def sgd(
-  schedule: Rate, *, momentum: float = 0.0, weight_decay: float = 0.0
+  schedule: Rate,
+  decays: Decays,
+  *,
+  momentum: float = 0.0,
+  weight_decay: float = 0.0,
 ) -> Tx:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
-  return _with_decay(steps, weight_decay, schedule)
+  return _with_decay(steps, weight_decay, schedule, decays)
 
 
-def _with_decay(steps: list[Tx], decay: float, schedule: Rate) -> Tx:
+def _with_decay(
+  steps: list[Tx], decay: float, schedule: Rate, decays: Decays
+) -> Tx:
   """Returns steps, decoupled weight decay if any, and the learning rate."""
   # After the moments, so that they do not see the decay.
   if decay:
-    steps = [*steps, optax.add_decayed_weights(decay, mask=decayed)]
+    steps = [*steps, optax.add_decayed_weights(decay, mask=decays)]
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
@@ -185,8 +244,15 @@ def ends_with_run(name: str) -> bool:
   return "total_steps" in inspect.signature(SCHEDULES[name]).parameters
 
 
+def _no_kinds(params: Any) -> Any:
+  return jax.tree.map(lambda _: "", params)
+
+
 def build(
-  optimizer: Mapping[str, Any], schedule: Mapping[str, Any], total_steps: int
+  optimizer: Mapping[str, Any],
+  schedule: Mapping[str, Any],
+  total_steps: int,
+  kinds: Callable[[Any], Any] = _no_kinds,
 ) -> tuple[Tx, Rate]:
   """Returns the optimiser and the schedule of a config.
 
@@ -195,11 +261,12 @@ def build(
   Args:
     optimizer: section `config.optimizer`: `name` in `OPTIMIZERS`, `clip_value`
       (each entry of the gradient) and `clip_norm` (all entries together), both
-      0 for none, `cycle_momentum` (with the schedule "onecycle" only), and
-      options of that optimiser.
+      0 for none, `cycle_momentum` (with the schedule "onecycle" only), `groups`
+      (see `Groups.table`), and options of that optimiser.
     schedule: section `config.schedule`: `name` in `SCHEDULES`, and options of
       that schedule.
     total_steps: last step of the run.
+    kinds: see `Groups`.
 
   Raises:
     UserError: for an unknown name or option.
@@ -223,10 +290,14 @@ def build(
       )
     warmup_steps = rate_options["warmup_steps"]
     options["b1"] = onecycle_momentum(warmup_steps, total_steps)
-  options["schedule"] = rate
+  table = options.pop("groups", {})
+  _check_groups(table)
+  groups = Groups(kinds, table)
+  options |= {"schedule": rate, "decays": groups.decayed}
   tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
   # Gradients are clipped before they are turned on the group.
   clips = [optax.clip(clip_value)] if clip_value else []
   if clip_norm:
     clips.append(optax.clip_by_global_norm(clip_norm))
-  return riemannian(optax.chain(*clips, tx)), rate
+  scales = [groups.scale()] if table else []
+  return riemannian(optax.chain(*clips, tx, *scales)), rate

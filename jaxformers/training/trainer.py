@@ -64,7 +64,7 @@ class Trainer:
     self.layout.check_lengths(image[:1] if image else lengths)
     # State and compiled steps.
     self._tx, self.schedule = optim.build(
-      c["optimizer"], c["schedule"], c["total_steps"]
+      c["optimizer"], c["schedule"], c["total_steps"], self.model.kinds
     )
     self.state = self._initial_state()
     self.parts = c["accumulate"] or self._fastest_parts()

@@ -12,6 +12,7 @@ from jax.extend.core import jaxprs_in_params
 from jaxformers import models, orthogonal
 from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
+from jaxformers.models.config import field_names
 from jaxformers.models.mixers import flash
 from tests.models.mixers.oracle import small_sizes
 
@@ -24,7 +25,7 @@ SELECTING = ("informer", "reformer")
 
 def wiring(name, max_len):
   """Returns the options that a model fills in; modules may lack max_len."""
-  return {"max_len": max_len} if hasattr(MIXERS[name], "options") else {}
+  return {"max_len": max_len} if "max_len" in field_names(MIXERS[name]) else {}
 
 
 def build(name, **options):
@@ -74,7 +75,8 @@ def name(request):
 
 def test_the_registry_knows_them():
   assert {"softmax", "transject"} <= set(NAMES)
-  helpers = {"blocked", "flash", "landmarks", "scores"}
+  helpers = {"blocked", "convolution", "flash", "landmarks", "recurrence"}
+  helpers |= {"scores", "state_space"}
   packaged = {"transject"}  # It has a package of its own.
   assert set(mixers.__all__) == set(NAMES) - packaged | helpers
 

@@ -14,7 +14,7 @@ from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
-from jaxformers.models.norm import LayerNorm
+from jaxformers.models.norm import NORMS
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import semi_orthogonal
 from jaxformers.registry import choose
@@ -35,7 +35,8 @@ class TwoBranches(nn.Module):
     drop_path_rate: share of samples of which the last layer drops a branch in
       training; the first drops none, and those between rise linearly
       (stochastic depth, Huang et al. 2016, as in DeiT).
-    norm_epsilon: epsilon of every LayerNorm.
+    norm_type: in `NORMS`, of every norm of the encoder.
+    norm_epsilon: epsilon of every norm.
     init_std: standard deviation of the feed-forward's kernels at the start; 0
       for Xavier's.
     orthogonal: True for kernels of the feed-forward with orthonormal rows (W1)
@@ -55,6 +56,7 @@ class TwoBranches(nn.Module):
   activation: str = "gelu"
   dropout_rate: float = 0.0
   drop_path_rate: float = 0.0
+  norm_type: str = "layer"
   norm_epsilon: float = 1e-5
   init_std: float = 0.0
   orthogonal: bool = False
@@ -66,13 +68,18 @@ class TwoBranches(nn.Module):
     return 1.0
 
   def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """Returns the input of a branch: the LayerNorm of x."""
-    return LayerNorm(self.norm_epsilon, name=name)(x)
+    """Returns the input of a branch: the norm of x."""
+    return NORMS[self.norm_type](self.norm_epsilon, name=name)(x)
 
   def end(self, x: jax.Array, name: str) -> jax.Array:
     """Returns x after a branch was added to it."""
     del name
     return x
+
+  def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
+    """Returns what the mixer takes besides its branch's input x."""
+    del x
+    return {}
 
   @nn.compact
   def __call__(
@@ -86,7 +93,9 @@ class TwoBranches(nn.Module):
     r = self.scale()
     # Add the mixer's branch.
     y = self.norm(x, "norm_mixer")
-    y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
+    y, carry = self.mixer(name="mixer")(
+      y, mask=mask, carry=carry, train=train, **self.inputs(x)
+    )
     x = self.end(x + r * path(dropout(y)).astype(x.dtype), "norm_mixer")
     # Add the feed-forward's branch.
     y = self._dense(self.norm(x, "norm_mlp"), self.mlp_dim, "up")
@@ -126,8 +135,33 @@ class TwoBranches(nn.Module):
     return nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
 
 
+class NormPlaced(TwoBranches):
+  """`TwoBranches` with the norm before a branch, or after it was added.
+
+  Attributes:
+    norm_first: False for the norm after it.
+
+  The others are those of `TwoBranches`.
+  """
+
+  norm_first: bool = True
+
+  @property
+  def final_norm(self) -> bool:
+    """True if a norm ends the encoder: if none has yet."""
+    return self.norm_first
+
+  def norm(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns the norm of x, or x itself."""
+    return super().norm(x, name) if self.norm_first else x
+
+  def end(self, x: jax.Array, name: str) -> jax.Array:
+    """Returns x, or its norm."""
+    return x if self.norm_first else super().norm(x, name)
+
+
 @BLOCKS.register("pre_norm")
-class PreNorm(TwoBranches):
+class PreNorm(NormPlaced):
   """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
 
   Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
@@ -140,20 +174,25 @@ class PreNorm(TwoBranches):
   The others are those of `TwoBranches`.
   """
 
-  norm_first: bool = True
 
-  @property
-  def final_norm(self) -> bool:
-    """True if a LayerNorm ends the encoder: if none has yet."""
-    return self.norm_first
+@BLOCKS.register("gated")
+class Gated(NormPlaced):
+  """Mega's layer: its update gate mixes x and the heads; then W2 SiLU(W1 x).
 
-  def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """Returns the LayerNorm of x, or x itself."""
-    return super().norm(x, name) if self.norm_first else x
+  The mixer returns u (h - x) for the x before the norm, which is added to x.
 
-  def end(self, x: jax.Array, name: str) -> jax.Array:
-    """Returns x, or its LayerNorm."""
-    return x if self.norm_first else super().norm(x, name)
+  Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, equation 14.
+
+  Attributes: those of `NormPlaced` and `TwoBranches`.
+  """
+
+  activation: str = "silu"
+  init_std: float = 0.02
+  norm_first: bool = False
+
+  def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
+    """Returns x before the norm."""
+    return {"residual": x}
 
 
 @BLOCKS.register("rezero")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import Cache, attention, wide
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
@@ -16,7 +16,12 @@ CHUNK = 64  # Tokens per step of the causal form.
 
 
 def by_features(
-  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  causal: bool,
+  cache: Cache | None = None,
 ) -> jax.Array:
   """Returns sum_j (q_i . k_j) v_j / sum_j (q_i . k_j), or 0 if the sum is 0.
 
@@ -27,6 +32,7 @@ def by_features(
       0 at padding.
     v: values [b, h, n, e].
     causal: True for sums up to i.
+    cache: holds the sums over earlier tokens; None if there are none.
 
   Returns:
     [b, h, n, e] in the type of v.
@@ -36,6 +42,8 @@ def by_features(
     # Compute the denominator in the same loop, as one more channel of v.
     v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)
     y = sums(q, k, v, causal=True)
+    if cache is not None:
+      y = y + _earlier_sums(q, k, v, cache)
     y, total = y[..., :-1], y[..., -1:]
   else:
     y = sums(q, k, v, causal=False)
@@ -47,6 +55,17 @@ def by_features(
   return jnp.where(total > 0, y / jnp.where(total > 0, total, 1), 0).astype(
     dtype
   )
+
+
+def _earlier_sums(
+  q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache
+) -> jax.Array:
+  """Returns the sums over the tokens of a cache, and adds the new ones."""
+  past = cache.recall("sums")
+  if past is None:
+    past = jnp.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), v.dtype)
+  cache.remember("sums", past + jnp.einsum("bhnf,bhne->bhfe", k, v))
+  return jnp.einsum("bhnf,bhfe->bhne", q, past)
 
 
 def sums(
@@ -100,6 +119,7 @@ def linear(
   v: jax.Array,
   *,
   mask: jax.Array,
+  cache: Cache | None,
   causal: bool = False,
 ) -> jax.Array:
   """Kernel attention with the kernel (elu(q) + 1) . (elu(k) + 1).
@@ -112,4 +132,4 @@ def linear(
   q, k = (elu_and_one(wide(a)) for a in (q, k))
   # A key of 0 has no weight, so padding adds nothing.
   k = jnp.where(mask[:, None, :, None], k, 0)
-  return by_features(q, k, v, causal=causal)
+  return by_features(q, k, v, causal=causal, cache=cache)

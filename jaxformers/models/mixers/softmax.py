@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
-from jaxformers.models.attention import attention
+from jaxformers.models.attention import Cache, attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.flash import Form, attend
+from jaxformers.models.mixers.scores import dot, weigh
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("transformer")(Variant("softmax"))
@@ -36,6 +38,7 @@ def softmax(
   *,
   mask: jax.Array,
   dropout: Dropout,
+  cache: Cache | None,
   causal: bool = False,
 ) -> jax.Array:
   """Softmax attention: softmax(q k.T / sqrt(e)) v, with float32 weights.
@@ -46,5 +49,9 @@ def softmax(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
+  if cache is not None:
+    k, v, seen = cache.extend(k, v)
+    weights = weigh(dot(q, k) * q.shape[-1] ** -0.5, seen)
+    return jnp.matmul(dropout(weights).astype(v.dtype), v)
   form = Form(causal, scale=q.shape[-1] ** -0.5)
   return attend(q, k, v, mask, dropout, form)

@@ -1,0 +1,156 @@
+"""Text from a language model, token by token."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.cache import CACHE
+from jaxformers.models.config import field_names
+from jaxformers.models.model import Model
+from jaxformers.models.variables import make_variables
+
+
+class Choice(NamedTuple):
+  """How a token is chosen by its log probability.
+
+  Attributes:
+    temperature: what log probabilities are divided by; 0 for the likeliest.
+    top_k: number of likeliest tokens that are drawn from; 0 for all.
+  """
+
+  temperature: float
+  top_k: int
+
+  def draw(self, log_p: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns one id for each row of log_p [b, vocab_size], int32 [b]."""
+    if not self.temperature:
+      return log_p.argmax(-1).astype(jnp.int32)
+    if self.top_k:
+      least = jax.lax.top_k(log_p, self.top_k)[0][:, -1:]
+      log_p = jnp.where(log_p >= least, log_p, -jnp.inf)
+    drawn = jax.random.categorical(key, log_p / self.temperature)
+    return drawn.astype(jnp.int32)
+
+
+def generate(
+  model: Model,
+  params: Any,
+  prompt: Any,
+  steps: int,
+  *,
+  key: jax.Array | None = None,
+  temperature: float = 1.0,
+  top_k: int = 0,
+) -> jax.Array:
+  """Returns the tokens that follow prompts, int32 [b, steps].
+
+  The prompt is read at once, and every further token alone: a recurrent mixer
+  remembers its states, whose size does not depend on the number of tokens, and
+  attention its keys and values.
+
+  Args:
+    model: a language model from `models.build`, whose mixer has a cache.
+    params: its parameters.
+    prompt: ids, int [b, n]; 0 is padding, after the tokens of a prompt.
+    steps: number of tokens to draw for each prompt.
+    key: random key; needed unless `temperature` is 0.
+    temperature: what log probabilities are divided by before a draw; 0 takes
+      the likeliest token.
+    top_k: number of likeliest tokens that are drawn from; 0 for all.
+
+  Raises:
+    UserError: for a model of another objective, a mixer without a cache, more
+      tokens than the model can have, an empty prompt, or arguments out of
+      range.
+  """
+  prompt = jnp.asarray(prompt, jnp.int32)
+  _check(model, prompt, steps, key, temperature, top_k)
+  choice = Choice(float(temperature), int(top_k))
+  key = jax.random.key(0) if key is None else key
+  return _generate(model, choice, int(steps), params, prompt, key)
+
+
+def _check(
+  model: Model,
+  prompt: jax.Array,
+  steps: int,
+  key: jax.Array | None,
+  temperature: float,
+  top_k: int,
+) -> None:
+  config = model.config
+  if config.objective != "language_model":
+    raise UserError(
+      f"generate needs a language model, and this one is for "
+      f"{config.objective}: build it with objective='language_model'."
+    )
+  if prompt.ndim != 2 or not (prompt > 0).any(1).all():
+    raise UserError(
+      f"prompt has the shape {prompt.shape}: give ids [b, n] with at least one "
+      "token, not 0, in every row."
+    )
+  if steps < 1 or temperature < 0 or not 0 <= top_k < config.vocab_size:
+    raise UserError(
+      f"steps={steps}, temperature={temperature}, top_k={top_k}: give steps of "
+      "1 or more, a temperature of 0 or more, and top_k from 0 to "
+      f"{config.vocab_size - 1}."
+    )
+  if temperature and key is None:
+    raise UserError(
+      "temperature above 0 draws tokens: give key=jax.random.key(0), or "
+      "temperature=0 for the likeliest tokens."
+    )
+  is_bounded = config.positions != "none" or "max_len" in field_names(
+    MIXERS[config.variant.mixer]
+  )
+  total = prompt.shape[1] + steps - 1
+  if is_bounded and total > config.max_len:
+    raise UserError(
+      f"A prompt of {prompt.shape[1]} tokens and {steps} steps are more than "
+      f"max_len={config.max_len}: shorten one of the two, or build the model "
+      "with a greater max_len."
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _generate(
+  model: Model,
+  choice: Choice,
+  steps: int,
+  params: Any,
+  prompt: jax.Array,
+  key: jax.Array,
+) -> jax.Array:
+  variables = make_variables(model, params)
+
+  def read(
+    ids: jax.Array, cache: dict[str, Any]
+  ) -> tuple[jax.Array, dict[str, Any]]:
+    """Returns log p of what follows each token, and the cache after them."""
+    log_p, changed = model.apply(
+      {**variables, **cache}, ids, train=False, mutable=[CACHE]
+    )
+    return log_p, dict(changed)
+
+  log_p, cache = read(prompt, {})
+  last = jnp.maximum((prompt > 0).sum(1) - 1, 0)
+  log_p = jnp.take_along_axis(log_p, last[:, None, None], 1)[:, 0]
+  keys = jax.random.split(key, steps)
+  first = choice.draw(log_p, keys[0])
+
+  def step(
+    carry: tuple[jax.Array, dict[str, Any]], key: jax.Array
+  ) -> tuple[tuple[jax.Array, dict[str, Any]], jax.Array]:
+    token, cache = carry
+    log_p, cache = read(token[:, None], cache)
+    token = choice.draw(log_p[:, 0], key)
+    return (token, cache), token
+
+  _, rest = jax.lax.scan(step, (first, cache), keys[1:])
+  return jnp.concatenate([first[:, None], rest.T], 1)

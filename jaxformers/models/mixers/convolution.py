@@ -1,0 +1,105 @@
+"""Long convolutions of tokens with kernels that are sums of powers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.mixers.state_space import exponential, multiply
+from jaxformers.scan import Pair
+
+
+def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
+  """Returns k_l = Re sum_j weight_j exp(l log_j) for l < n, [d, n].
+
+  l is i c + j: the powers of both parts are made apart, and joined by a
+  product, so that the memory grows as the root of n for each state.
+
+  Args:
+    log, weight: pairs of [d, N].
+    n: length of the kernel.
+  """
+  chunk = 1 << max(((n - 1).bit_length() + 1) // 2, 0)
+  count = -(-n // chunk)
+  far = jnp.arange(count, dtype=log.real.dtype) * chunk
+  near = jnp.arange(chunk, dtype=log.real.dtype)
+  far, near = (_powers(log, steps) for steps in (far, near))
+  far = multiply(Pair(*(part[..., None] for part in weight)), far)
+  # Re(x y) is one product over the real and imaginary parts of all states.
+  kernel = jnp.einsum(
+    "dmi,dmj->dij",
+    jnp.concatenate([far.real, -far.imag], 1),
+    jnp.concatenate(near, 1),
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  return kernel.reshape(kernel.shape[0], -1)[:, :n]
+
+
+def _powers(log: Pair, steps: jax.Array) -> Pair:
+  """Returns exp(steps log), a pair of [d, N, steps]."""
+  return exponential(
+    Pair(*(part[..., None] * steps[None, None] for part in log))
+  )
+
+
+def convolve(
+  x: jax.Array, kernel: jax.Array, backward: jax.Array | None = None
+) -> jax.Array:
+  """Returns y_t = sum_l k_l x_(t-l), plus sum_l k'_l x_(t+l), l from 0.
+
+  Args:
+    x: [b, n, d], 0 at padding, which is at the end.
+    kernel: k, [d, n].
+    backward: k', [d, n]; None for none.
+
+  Returns:
+    [b, n, d] in the type of x.
+  """
+  n = x.shape[1]
+  size = 2 * n
+  # Lags below 0 are at the end of a ring that is long enough.
+  ring = jnp.pad(kernel, ((0, 0), (0, n)))
+  if backward is not None:
+    ring = ring.at[:, 0].add(backward[:, 0])
+    ring = ring.at[:, n + 1 :].add(jnp.flip(backward[:, 1:], 1))
+  # Transforms run along the last axis, where CPUs are fast.
+  spectrum = jnp.fft.rfft(jnp.swapaxes(x, 1, 2), size)
+  spectrum = spectrum * jnp.fft.rfft(ring)[None]
+  y = jnp.fft.irfft(spectrum, size)[..., :n]
+  return jnp.swapaxes(y, 1, 2).astype(x.dtype)
+
+
+def to_front(
+  x: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  """Moves tokens before padding, which becomes 0: holes are no lags.
+
+  Args:
+    x: [b, n, d].
+    mask: [b, n], True at tokens.
+
+  Returns:
+    The tokens of each sample in their order, [b, n, d]; and what `move_back`
+    needs: whether there is no hole, and where each token went.
+  """
+  x = jnp.where(mask[..., None], x, 0)
+  is_whole = (mask[:, 1:] <= mask[:, :-1]).all()
+  order = jnp.argsort(~mask, axis=1, stable=True)
+  places = jnp.argsort(order, axis=1, stable=True)
+  return _reorder(x, order, is_whole), (is_whole, places)
+
+
+def move_back(y: jax.Array, moved: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Undoes `to_front` for y [b, n, d]."""
+  is_whole, places = moved
+  return _reorder(y, places, is_whole)
+
+
+def _reorder(x: jax.Array, order: jax.Array, is_whole: jax.Array) -> jax.Array:
+  """Takes tokens [b, n, d] by their order [b, n], unless nothing moves."""
+  return jax.lax.cond(
+    is_whole,
+    lambda x: x,
+    lambda x: jnp.take_along_axis(x, order[..., None], 1),
+    x,
+  )

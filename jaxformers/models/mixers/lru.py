@@ -1,0 +1,119 @@
+"""The Linear Recurrent Unit: a diagonal recurrence on a ring."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT
+from jaxformers.models.mixers.recurrence import GatedOutput, System, run
+from jaxformers.models.mixers.state_space import exponential
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.scan import Pair
+
+MODELS.register("lru")(Variant("lru", "one_branch"))
+
+
+@MIXERS.register("lru")
+class LRU(nn.Module):
+  """The Linear Recurrent Unit: h_t = lambda h_(t-1) + e^g B x_t, gated.
+
+  y_t = Re(C h_t) + D x_t goes through the gate. lambda = exp(-e^nu + i e^theta)
+  has |lambda| < 1 and starts uniformly on the ring from r_min to r_max; g starts
+  at log sqrt(1 - |lambda|^2). Parameters have the names and shapes of minimal-
+  LRU, the code of N. Zucchet, which reads in one direction; here C has columns
+  for both directions where there are two.
+
+  Source: Orvieto et al. 2023, https://arxiv.org/abs/2303.06349, section 3 and
+  appendix A.
+
+  Attributes:
+    state_size: number N of complex states of a direction.
+    r_min, r_max: radii of the ring, 0 <= r_min < r_max <= 1.
+    max_phase: greatest angle of an eigenvalue at the start.
+    causal: True to read earlier tokens alone; False for both directions.
+    glu: form of the gate, see `recurrence.GatedOutput`.
+    dropout_rate: dropout inside the gate, of whole channels.
+    dtype: compute type; parameters and recurrence are float32.
+  """
+
+  kinds: ClassVar[dict[str, str]] = {
+    "nu_log": EIGENVALUES,
+    "theta_log": EIGENVALUES,
+    "gamma_log": INPUT,
+    "B_re": INPUT,
+    "B_im": INPUT,
+    "C_re": OUTPUT,
+    "C_im": OUTPUT,
+  }
+
+  state_size: int = 64
+  r_min: float = 0.0
+  r_max: float = 0.99
+  max_phase: float = 2 * math.pi
+  causal: bool = False
+  glu: str = "full"
+  dropout_rate: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    x = x.astype(self.dtype)
+    y = run(self, self._system(x.shape[-1]), x, mask, causal=self.causal)
+    gate = GatedOutput(
+      self.glu, "gelu_tanh", self.dropout_rate, self.dtype, name="gate"
+    )
+    return gate(y, train=train), carry
+
+  def _system(self, d: int) -> System:
+    n = self.state_size
+    columns = n if self.causal else 2 * n
+    nu = self.param("nu_log", self._init_nu, (n,))
+    theta = self.param("theta_log", self._init_theta, (n,))
+
+    def init_gamma(_: jax.Array) -> jax.Array:
+      # log sqrt(1 - |lambda|^2), without cancellation near 1.
+      return jnp.log(-jnp.expm1(-2 * jnp.exp(nu))) / 2
+
+    gamma = self.param("gamma_log", init_gamma)
+    normal = nn.initializers.normal
+    b_real, b_imag = (
+      self.param(name, normal((2 * d) ** -0.5), (n, d))
+      for name in ("B_re", "B_im")
+    )
+    c_real, c_imag = (
+      self.param(name, normal(n**-0.5), (d, columns))
+      for name in ("C_re", "C_im")
+    )
+    scale = jnp.exp(gamma)[None]
+    return System(
+      exponential(Pair(-jnp.exp(nu), jnp.exp(theta))),
+      Pair(b_real.T * scale, b_imag.T * scale),
+      Pair(c_real.T, c_imag.T),
+      self.param("D", normal(1.0), (d,)),
+    )
+
+  def _init_nu(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    if not 0 <= self.r_min < self.r_max <= 1:
+      raise UserError(
+        f"r_min={self.r_min} and r_max={self.r_max} are not radii of a ring: "
+        "give 0 <= r_min < r_max <= 1."
+      )
+    # Uniform in the area of the ring; not 0, whose logarithm is infinite.
+    low, high = self.r_min**2, self.r_max**2
+    square = jax.random.uniform(key, shape, minval=low, maxval=high)
+    square = jnp.clip(square, jnp.finfo(square.dtype).tiny, 1 - 1e-7)
+    return jnp.log(-jnp.log(square) / 2)
+
+  def _init_theta(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    tiny = jnp.finfo(jnp.float32).tiny
+    share = jax.random.uniform(key, shape, minval=tiny)
+    return jnp.log(self.max_phase * share)

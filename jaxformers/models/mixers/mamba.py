@@ -1,0 +1,131 @@
+"""Mamba's selective state-space model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import MIXERS, wide
+from jaxformers.models.cache import recall, remember
+from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixers.blocked import split
+from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.recurrence import (
+  check_only_causal,
+  dense,
+  short_convolution,
+)
+from jaxformers.models.mixers.state_space import log_uniform
+from jaxformers.models.parallel import product
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.scan import linear_scan
+
+MODELS.register("mamba")(Variant("mamba", "one_branch"))
+
+CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
+SMALLEST_STEP = 1e-4  # At the start.
+PART = 128  # Tokens whose states are in memory at a time.
+
+
+@MIXERS.register("mamba")
+class Mamba(nn.Module):
+  """Mamba: a state-space model of each channel whose step, B and C are gated.
+
+  h_t = exp(D_t A) h_(t-1) + D_t B_t u_t, y_t = (C_t h_t + D u_t) SiLU(z_t), for
+  u = SiLU(conv(U x)) and D_t = softplus(W V u_t + b). Memory is that of the
+  states of `PART` tokens; the backward pass computes them again.
+
+  Source: Gu and Dao 2023, https://arxiv.org/abs/2312.00752, algorithm 2 and
+  section 3.4. It is for language models; on Long Range Arena others report
+  66.6 on average, and this package has it as a reference.
+
+  Attributes:
+    state_size: number N of states of a channel.
+    expansion: channels of the recurrence are this times d.
+    step_rank: rank of the map to steps; 0 for d / 16, rounded up.
+    step_min, step_max: steps start log-uniformly between these.
+    causal: True, the only form.
+    dtype: compute type; parameters and recurrence are float32.
+  """
+
+  kinds: ClassVar[dict[str, str]] = {"A_log": EIGENVALUES}
+
+  state_size: int = 16
+  expansion: int = 2
+  step_rank: int = 0
+  step_min: float = 1e-3
+  step_max: float = 0.1
+  causal: bool = True
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    del train
+    check_only_causal("mamba", causal=self.causal)
+    d = x.shape[-1]
+    inner = self.expansion * d
+    x, moved = to_front(x.astype(self.dtype), mask)
+    lengths = mask.sum(1, dtype=jnp.int32)
+    mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    both = dense(x, 2 * inner, "input", use_bias=False, dtype=self.dtype)
+    u, z = both[..., :inner], both[..., inner:]
+    u = nn.silu(short_convolution(self, u, lengths, CONV_WIDTH))
+    y = self._select(u, mask, d) * nn.silu(z)
+    y = dense(y, d, "output", use_bias=False, dtype=self.dtype)
+    return move_back(y, moved), carry
+
+  def _select(self, u: jax.Array, mask: jax.Array, d: int) -> jax.Array:
+    """Returns the outputs of the recurrence, [b, n, inner]."""
+    n, inner = u.shape[1:]
+    size, rank = self.state_size, self.step_rank or -(-d // 16)
+    gates = dense(u, rank + 2 * size, "gates", use_bias=False, dtype=self.dtype)
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      limit = rank**-0.5
+      return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+    kernel = self.param("step", init, (rank, inner))
+    bias = self.param("step_bias", self._init_bias, (inner,))
+    step = wide(product(gates[..., :rank], kernel.astype(u.dtype)))
+    step = jax.nn.softplus(step + bias.astype(step.dtype)[None, None])
+
+    def init_a(_: jax.Array) -> jax.Array:
+      return jnp.tile(jnp.log(jnp.arange(1.0, size + 1)), (inner, 1))
+
+    a = -jnp.exp(self.param("A_log", init_a)).astype(step.dtype)
+    state = recall(self, "state")
+    if state is None:
+      state = jnp.zeros((u.shape[0], inner, size), step.dtype)
+    arrays = (wide(u), step, wide(gates[..., rank : rank + size]))
+    arrays = (*arrays, wide(gates[..., rank + size :]), mask[..., None])
+
+    @jax.checkpoint
+    def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
+      u, step, b, c, mask = part
+      states, last = linear_scan(
+        jnp.exp(step[..., None] * a[None, None]),
+        (step * u)[..., None] * b[:, :, None],
+        mask=mask[..., 0],
+        initial=state,
+      )
+      return last, jnp.einsum("bnds,bns->bnd", states, c)
+
+    # Tokens that fill up the last part are masked: they are no steps.
+    length = min(PART, n)
+    parts = [jnp.moveaxis(split(array, length, 1), 1, 0) for array in arrays]
+    state, y = jax.lax.scan(run_part, state, tuple(parts))
+    remember(self, "state", state)
+    y = jnp.moveaxis(y, 0, 1).reshape(u.shape[0], -1, inner)[:, :n]
+    skip = self.param("D", nn.initializers.ones, (inner,)).astype(y.dtype)
+    return (y + skip[None, None] * wide(u)).astype(u.dtype)
+
+  def _init_bias(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draws b with softplus(b) log-uniform between the steps."""
+    log = log_uniform(self.step_min, self.step_max)(key, shape)
+    step = jnp.maximum(jnp.exp(log), SMALLEST_STEP)
+    return step + jnp.log(-jnp.expm1(-step))

@@ -1,0 +1,359 @@
+"""Mega: a moving average of the tokens, then gated attention of one head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.attention import MIXERS, ROTARY_BASE, wide
+from jaxformers.models.cache import (
+  check_causal,
+  extend,
+  is_decoding,
+  recall,
+  remember,
+)
+from jaxformers.models.dropout import Dropout, make_dropout
+from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixers.blocked import split
+from jaxformers.models.mixers.convolution import (
+  convolve,
+  move_back,
+  sum_powers,
+  to_front,
+)
+from jaxformers.models.mixers.recurrence import dense
+from jaxformers.models.mixers.scores import dot, hide
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.registry import choose
+from jaxformers.scan import Pair, linear_scan
+
+MODELS.register("mega")(Variant("mega", "gated"))
+
+BLOCK = 256  # Queries whose weights are in memory at a time.
+START = 0.02  # Standard deviation of kernels and biases at the start.
+BIASES = ("simple", "rotary")
+# Mean and deviation of the Laplace function, which is near squared ReLU.
+MEAN, DEVIATION = math.sqrt(0.5), math.sqrt(0.25 / math.pi)
+
+
+class Sight(NamedTuple):
+  """Which keys queries see, and where both are.
+
+  Attributes:
+    seen: bool [..., s, m].
+    queries: places of the queries, int32 [..., s].
+    keys: places of the keys, int32 [..., m].
+  """
+
+  seen: jax.Array
+  queries: jax.Array
+  keys: jax.Array
+
+
+def softmax_weights(scores: jax.Array, seen: jax.Array) -> jax.Array:
+  """Returns the softmax of scores over the keys that are seen."""
+  return jax.nn.softmax(hide(scores, seen), -1)
+
+
+def laplace_weights(scores: jax.Array, seen: jax.Array) -> jax.Array:
+  """Returns (1 + erf((s - m) / (sqrt 2 d))) / 2, and 0 at keys not seen.
+
+  Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, equation 17.
+  """
+  standard = (scores - MEAN) / (math.sqrt(2) * DEVIATION)
+  return jnp.where(seen, (1 + jax.lax.erf(standard)) / 2, 0)
+
+
+WEIGHTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+  "softmax": softmax_weights,
+  "laplace": laplace_weights,
+}
+
+
+@MIXERS.register("mega")
+class Mega(nn.Module):
+  """Mega: u (h - x), h of gated attention over a damped moving average.
+
+  X' = SiLU(EMA(x)); Z = SiLU(X' Wz); queries and keys are Z, scaled and shifted
+  by channels; V = SiLU(x Wv); O = weights V; with gates r and u of X',
+  h = SiLU(X' Wh + (r * O) Uh + b). The block adds the result to x. The moving
+  average has `state_size` real states for each channel, and in both directions
+  the present token counts twice, as in the authors' code. Time grows as n^2
+  (as n with `attention_chunk`), and memory as n.
+
+  Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, section 3.
+
+  Attributes:
+    state_size: states of the moving average of a channel.
+    query_dim: width z of queries and keys.
+    value_dim: width v of values; 0 for 2 d.
+    weights: "softmax", or "laplace" of scores over the number of visible keys.
+    bias: "simple", a learned bias for every distance, or "rotary".
+    attention_chunk: tokens see those of their chunk of this size alone
+      (Mega-chunk); 0 for all.
+    truncation: lags of the moving average's kernel; 0 for all.
+    causal: True to read earlier tokens alone; False for both directions.
+    dropout_rate: dropout of X' and h.
+    value_dropout_rate: dropout of V.
+    weight_dropout_rate: dropout of the attention weights.
+    max_len: greatest number of tokens, for biases and cache.
+    dtype: compute type; parameters and moving average are float32.
+  """
+
+  kinds: ClassVar[dict[str, str]] = {
+    "delta": EIGENVALUES,
+    "alpha": EIGENVALUES,
+  }
+
+  state_size: int = 16
+  query_dim: int = 64
+  value_dim: int = 0
+  weights: str = "softmax"
+  bias: str = "simple"
+  attention_chunk: int = 0
+  truncation: int = 0
+  causal: bool = False
+  dropout_rate: float = 0.0
+  value_dropout_rate: float = 0.0
+  weight_dropout_rate: float = 0.0
+  max_len: int = 0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    x: jax.Array,
+    *,
+    mask: jax.Array,
+    carry: Any,
+    train: bool,
+    residual: jax.Array | None = None,
+  ) -> tuple[jax.Array, Any]:
+    self._check(x.shape[1])
+    d = x.shape[-1]
+    z, v = self.query_dim, self.value_dim or 2 * d
+    drop = {
+      name: make_dropout(self, getattr(self, name), train=train)
+      for name in ("value_dropout_rate", "weight_dropout_rate")
+    }
+    residual = x if residual is None else residual
+    x = x.astype(self.dtype)
+    values = nn.silu(self._dense(x, v, "v_proj"))
+    values = drop["value_dropout_rate"](values)
+    # The moving average, and everything that is made of it.
+    averaged = nn.silu(self._average(x, mask))
+    averaged = make_dropout(self, self.dropout_rate, train=train)(averaged)
+    base = self._dense(averaged, d + z + v + d, "mx_proj")
+    update, shared, reset, candidate = jnp.split(
+      base, (d, d + z, d + z + v), axis=-1
+    )
+    shared = nn.silu(shared)
+    gamma = self.param("gamma", nn.initializers.normal(START), (2, z))
+    beta = self.param("beta", nn.initializers.zeros, (2, z))
+    q, k = (
+      shared * gamma[i].astype(x.dtype)[None, None]
+      + beta[i].astype(x.dtype)[None, None]
+      for i in range(2)
+    )
+    o = self._attend(q, k, values, mask, drop["weight_dropout_rate"])
+    h = self._dense(nn.silu(reset) * o, d, "h_proj")
+    h = make_dropout(self, self.dropout_rate, train=train)(
+      nn.silu(candidate + h)
+    )
+    change = h.astype(residual.dtype) - residual
+    return jax.nn.sigmoid(update).astype(residual.dtype) * change, carry
+
+  def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
+    return dense(x, width, name, init_std=START, dtype=self.dtype)
+
+  def _check(self, n: int) -> None:
+    check_causal(self, causal=self.causal)
+    if self.max_len and n > self.max_len:
+      raise UserError(
+        f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
+        "raise max_len or cut the sequence."
+      )
+    choose("weights", self.weights, WEIGHTS)
+    if choose("bias", self.bias, BIASES) == "rotary" and self.query_dim % 2:
+      raise UserError(
+        f'query_dim={self.query_dim} is odd, and bias="rotary" turns pairs of '
+        "channels: choose an even one."
+      )
+
+  def _average(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns EMA(x) + omega x, [b, n, d] in the type of x."""
+    d, size = x.shape[-1], self.state_size
+    rows = d if self.causal else 2 * d
+    normal = nn.initializers.normal
+
+    def init_beta(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      signs = jnp.where(jnp.arange(size) % 2, -1.0, 1.0)[None]
+      return signs + START * jax.random.normal(key, shape)
+
+    delta = self.param("delta", normal(0.2), (rows, size))
+    alpha = self.param("alpha", normal(0.2), (rows, size))
+    beta = self.param("ema_beta", init_beta, (rows, size))
+    eta = self.param("eta", normal(1.0), (rows, size))
+    omega = self.param("omega", normal(1.0), (d,))
+    # log q = log(1 - sigmoid(delta) sigmoid(alpha)).
+    p = jax.nn.sigmoid(delta)
+    log_q = jnp.log1p(-p * jax.nn.sigmoid(alpha))
+    weight = p * beta * eta * size**-0.5
+    skip = omega.astype(x.dtype)[None, None] * x
+    if is_decoding(self):
+      drive = wide(x)[..., None] * (p * beta)[None, None]
+      states, last = linear_scan(
+        jnp.exp(log_q), drive, mask=mask, initial=recall(self, "average")
+      )
+      remember(self, "average", last)
+      y = jnp.einsum("bndh,dh->bnd", states, eta * size**-0.5)
+      return y.astype(x.dtype) + skip
+    n = x.shape[1]
+    zero = jnp.zeros_like(log_q)
+    kernel = sum_powers(Pair(log_q, zero), Pair(weight, zero), n)
+    if 0 < self.truncation < n:
+      kernel = kernel.at[:, self.truncation :].set(0)
+    kernels = [kernel[i : i + d] for i in range(0, rows, d)]
+    front, moved = to_front(wide(x), mask)
+    return move_back(convolve(front, *kernels), moved).astype(x.dtype) + skip
+
+  def _attend(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    dropout: Dropout,
+  ) -> jax.Array:
+    """Returns the sums of values [b, n, v] under the weights of one head."""
+    biases = self._biases()
+    if is_decoding(self):
+      return self._attend_to_cache(q, k, v, mask, biases, dropout)
+    b, n = mask.shape
+    chunk = self.attention_chunk
+    if not chunk or chunk >= n:
+      return self._by_blocks(q, k, v, mask, biases, dropout)
+    # Chunks are samples of their own.
+    parts = [split(a, chunk, 1) for a in (q, k, v, mask[..., None])]
+    q, k, v, mask = (a.reshape(-1, chunk, a.shape[-1]) for a in parts)
+    y = self._by_blocks(q, k, v, mask[..., 0], biases, dropout)
+    return y.reshape(b, -1, v.shape[-1])[:, :n]
+
+  def _by_blocks(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    biases: jax.Array,
+    dropout: Dropout,
+  ) -> jax.Array:
+    n = q.shape[1]
+    size = min(BLOCK, n)
+    keys = jnp.arange(n)
+    # Queries that fill up the last block may be beyond all distances.
+    padded = jnp.pad(biases, (size, 0))
+
+    @jax.checkpoint
+    def attend(args: Any) -> jax.Array:
+      i, q = args
+      queries = i * size + jnp.arange(size)
+      seen = mask[:, None]
+      if self.causal:
+        seen = seen & (keys[None] <= queries[:, None])[None]
+      # Key 0 and the last query of the block are the greatest distance back.
+      first = len(biases) // 2 - (i + 1) * size + 1
+      near = jax.lax.dynamic_slice(padded, (first + size,), (size + n - 1,))
+      offsets = _toeplitz(near, size, n)[None]
+      return self._weigh(q, k, v, seen, offsets, dropout.fold(i))
+
+    blocks = jnp.moveaxis(split(q, size, 1), 1, 0)
+    y = jax.lax.map(attend, (jnp.arange(len(blocks)), blocks))
+    return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, v.shape[-1])[:, :n]
+
+  def _attend_to_cache(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    biases: jax.Array,
+    dropout: Dropout,
+  ) -> jax.Array:
+    known = extend(self, mask, self._longest(), k=k, v=v)
+    keys = jnp.arange(self._longest())
+    seen = known.seen
+    if self.attention_chunk:
+      own = known.places // self.attention_chunk
+      seen = seen & (
+        own[..., None] == (keys // self.attention_chunk)[None, None]
+      )
+    distances = keys[None, None] - known.places[..., None]
+    offsets = biases[jnp.clip(distances + len(biases) // 2, 0, len(biases) - 1)]
+    k, v = known.arrays["k"], known.arrays["v"]
+    return self._weigh(q, k, v, seen, offsets, dropout)
+
+  def _weigh(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array,
+    offsets: jax.Array,
+    dropout: Dropout,
+  ) -> jax.Array:
+    """Returns the sums of values; `offsets` [1 or b, s, m] move the scores."""
+    scores = dot(q, k)
+    if self.weights == "softmax":
+      scores = scores * q.shape[-1] ** -0.5
+    else:
+      count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
+      scores = scores / count.astype(scores.dtype)
+    weights = WEIGHTS[self.weights](scores + offsets.astype(scores.dtype), seen)
+    return jnp.matmul(dropout(weights).astype(v.dtype), v)
+
+  def _longest(self) -> int:
+    """Returns the greatest number of tokens."""
+    if not self.max_len:
+      raise UserError("The mixer mega needs max_len: give a number of tokens.")
+    return self.max_len
+
+  def _biases(self) -> jax.Array:
+    """Returns the biases of distances 1 - m to m - 1, float32 [2 m - 1]."""
+    normal = nn.initializers.normal(START)
+    longest = min(self.attention_chunk or self._longest(), self._longest())
+    if self.bias == "simple":
+      return self.param("distance", normal, (2 * longest - 1,))
+    # The product of two turned vectors depends on their distance alone.
+    half = self.query_dim // 2
+    a, b = (
+      self.param(name, normal, (2, half))
+      for name in ("rotary_query", "rotary_key")
+    )
+    aligned, crossed = (a * b).sum(0), a[0] * b[1] - a[1] * b[0]
+    rates = ROTARY_BASE ** (-jnp.arange(half, dtype=a.dtype) / half)
+    distances = jnp.arange(1 - longest, longest, dtype=a.dtype)
+    angles = distances[:, None] * rates[None]
+    return jnp.cos(angles) @ aligned - jnp.sin(angles) @ crossed
+
+
+def _toeplitz(values: jax.Array, rows: int, columns: int) -> jax.Array:
+  """Returns the matrix with values[j - i + rows - 1] at (i, j).
+
+  Made by reshaping, whose gradient is a sum; that of a gather would be slow.
+
+  Args:
+    values: [rows + columns - 1].
+    rows, columns: its shape.
+  """
+  size = len(values)
+  # Each row of this is shifted by one against that before it.
+  ring = jnp.tile(jnp.pad(values, (0, 1)), rows)[: rows * size]
+  return ring.reshape(rows, size)[:, rows - 1 :][:, :columns]

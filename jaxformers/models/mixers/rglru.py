@@ -1,0 +1,125 @@
+"""The RG-LRU of Griffin: a real recurrence whose factors depend on tokens."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import MIXERS, check_heads, wide
+from jaxformers.models.cache import count_tokens, recall, remember
+from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.recurrence import (
+  check_only_causal,
+  dense,
+  short_convolution,
+)
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.scan import linear_scan
+
+MODELS.register("rglru")(Variant("rglru"))
+
+CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
+POWER = 8.0  # c in log a = -c r softplus(Lambda).
+LARGEST_SLOPE = 1_000.0  # Of the root in the input's factor.
+
+
+@MIXERS.register("rglru")
+class RGLRU(nn.Module):
+  """Griffin's recurrent block: W (GELU(V x) * RG-LRU(conv(U x))).
+
+  h_t = a_t h_(t-1) + sqrt(1 - a_t^2) (i_t u_t), log a_t = -8 r_t softplus(L),
+  with gates r_t and i_t that are sigmoids of block-diagonal maps of u_t. The
+  first token of a sample has the factor 1 in place of the root.
+
+  Source: De et al. 2024, https://arxiv.org/abs/2402.19427, section 2.4. It is
+  for language models; on Long Range Arena others report 62.5 on average.
+
+  Attributes:
+    width: channels of the recurrence; 0 for d.
+    num_heads: blocks of the gates' maps; must divide the width.
+    causal: True, the only form.
+    dtype: compute type; parameters and recurrence are float32.
+  """
+
+  kinds: ClassVar[dict[str, str]] = {"Lambda": EIGENVALUES}
+
+  width: int = 0
+  num_heads: int = 2
+  causal: bool = True
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    del train
+    check_only_causal("rglru", causal=self.causal)
+    d = x.shape[-1]
+    width = self.width or d
+    check_heads(self.num_heads, width)
+    places = count_tokens(self, mask)
+    x, moved = to_front(x.astype(self.dtype), mask)
+    lengths = mask.sum(1, dtype=jnp.int32)
+    mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    gate = nn.gelu(dense(x, width, "gate", dtype=self.dtype))
+    u = dense(x, width, "input", dtype=self.dtype)
+    u = short_convolution(self, u, lengths, CONV_WIDTH)
+    # Only the first token of all has no state before it.
+    start = mask & (jnp.cumsum(mask, 1) == 1) & (places.min(1) == 0)[:, None]
+    y = self._recur(u, mask, start) * gate
+    return move_back(dense(y, d, "output", dtype=self.dtype), moved), carry
+
+  def _recur(
+    self, u: jax.Array, mask: jax.Array, start: jax.Array
+  ) -> jax.Array:
+    """Returns the states [b, n, width] of inputs u; `start` at first tokens."""
+    wider = wide(u)
+    remain = jax.nn.sigmoid(self._block_diagonal(wider, "remain"))
+    enter = jax.nn.sigmoid(self._block_diagonal(wider, "enter"))
+    free = self.param("Lambda", _init_lambda, u.shape[-1:]).astype(wider.dtype)
+    log_a = -POWER * remain * jax.nn.softplus(free)[None, None]
+    root = _bounded_root(-jnp.expm1(2 * log_a))
+    root = jnp.where(start[..., None], 1, root)
+    states, last = linear_scan(
+      jnp.exp(log_a),
+      root * enter * wider,
+      mask=mask,
+      initial=recall(self, "state"),
+    )
+    remember(self, "state", last)
+    return states.astype(u.dtype)
+
+  def _block_diagonal(self, u: jax.Array, name: str) -> jax.Array:
+    """Returns a linear map of each head's channels, [b, n, width]."""
+    h, e = self.num_heads, u.shape[-1] // self.num_heads
+    init = nn.initializers.variance_scaling(
+      1.0, "fan_in", "normal", in_axis=1, out_axis=2, batch_axis=0
+    )
+    kernel = self.param(name, init, (h, e, e)).astype(u.dtype)
+    bias = self.param(f"{name}_bias", nn.initializers.zeros, (h, e))
+    y = jnp.einsum("bnhe,hef->bnhf", u.reshape(*u.shape[:2], h, e), kernel)
+    return (y + bias.astype(u.dtype)[None, None]).reshape(u.shape)
+
+
+def _init_lambda(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Draws L with exp(-softplus(L)) uniform in the ring from .9 to .999."""
+  square = jax.random.uniform(key, shape, minval=0.9**2, maxval=0.999**2)
+  return jnp.log(jnp.expm1(-jnp.log(square) / 2))
+
+
+@jax.custom_jvp
+def _bounded_root(x: jax.Array) -> jax.Array:
+  """Returns the root of x >= 0, with a slope of at most `LARGEST_SLOPE`."""
+  return jnp.sqrt(x)
+
+
+@_bounded_root.defjvp
+def _bounded_root_jvp(
+  x: tuple[jax.Array], dx: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  y = jnp.sqrt(x[0])
+  return y, dx[0] / jnp.maximum(2 * y, 1 / LARGEST_SLOPE)

@@ -1,0 +1,178 @@
+"""S5: one diagonal state-space model of all channels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
+from jaxformers.models.mixers.recurrence import LECUN, GatedOutput, System, run
+from jaxformers.models.mixers.scores import HIGHEST
+from jaxformers.models.mixers.state_space import (
+  check_pairs,
+  discretize,
+  exponential,
+  legs,
+  log_uniform,
+)
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.registry import choose
+from jaxformers.scan import Pair
+
+MODELS.register("s5")(Variant("s5", "one_branch"))
+
+OUTPUTS = ("lecun", "rows", "complex")
+LARGEST_REAL = -1e-4  # Of an eigenvalue with `clip_eigenvalues`.
+
+
+@MIXERS.register("s5")
+class S5(nn.Module):
+  """S5: a state-space model of all channels, x' = Lambda x + B u, gated.
+
+  y = 2 Re(C x) + D u goes through the gate. Lambda starts as the eigenvalues of
+  HiPPO-LegS's normal part, in J blocks. One state of each conjugate pair is
+  kept. Parameters have the names and shapes of the authors' code, and as there
+  the present token is in both directions.
+
+  Source: Smith et al. 2023, https://arxiv.org/abs/2208.04933, section 3 and
+  appendix B.
+
+  Attributes:
+    state_size: number P of states, of which half are kept.
+    blocks: number J of copies of the start; state_size is a multiple of 2 J.
+    c_init: start of C: "lecun", LeCun's normal numbers times the eigenvectors;
+      "rows", the same by rows ("trunc_standard_normal" of the authors' code);
+      or "complex", normal numbers of variance 1/2 for each part.
+    discretization: "zoh" or "bilinear".
+    step_min, step_max: steps start log-uniformly between these.
+    share_step: True for one step of all states ("dt_global").
+    clip_eigenvalues: True to keep real parts at -1e-4 at most. Without it they
+      may pass 0 in training, as in the authors' code.
+    causal: True to read earlier tokens alone; False for both directions.
+    glu: form of the gate, see `recurrence.GatedOutput`.
+    dropout_rate: dropout inside the gate, of whole channels.
+    dtype: compute type; parameters and recurrence are float32.
+  """
+
+  kinds: ClassVar[dict[str, str]] = {
+    "Lambda_re": EIGENVALUES,
+    "Lambda_im": EIGENVALUES,
+    "log_step": STEP,
+    "B": INPUT,
+    "C": OUTPUT,
+    "C1": OUTPUT,
+    "C2": OUTPUT,
+  }
+
+  state_size: int = 64
+  blocks: int = 1
+  c_init: str = "lecun"
+  discretization: str = "zoh"
+  step_min: float = 1e-3
+  step_max: float = 0.1
+  share_step: bool = False
+  clip_eigenvalues: bool = False
+  causal: bool = False
+  glu: str = "half1"
+  dropout_rate: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    x = x.astype(self.dtype)
+    y = run(self, self._system(x.shape[-1]), x, mask, causal=self.causal)
+    gate = GatedOutput(
+      self.glu, "gelu_tanh", self.dropout_rate, self.dtype, name="gate"
+    )
+    return gate(y, train=train), carry
+
+  def _system(self, d: int) -> System:
+    check_pairs(self.state_size, self.blocks)
+    eigenvalues, vectors = _start(self.state_size, self.blocks)
+    kept = len(eigenvalues)
+    real, imag = (
+      self.param(name, lambda _, part=part: jnp.asarray(part, jnp.float32))
+      for name, part in (
+        ("Lambda_re", eigenvalues.real),
+        ("Lambda_im", eigenvalues.imag),
+      )
+    )
+    if self.clip_eigenvalues:
+      real = jnp.minimum(real, LARGEST_REAL)
+    steps = log_uniform(self.step_min, self.step_max)
+    count = 1 if self.share_step else kept
+    step = jnp.exp(self.param("log_step", steps, (count, 1)))[:, 0]
+
+    def init_input(key: jax.Array) -> jax.Array:
+      b = LECUN(key, (self.state_size, d))
+      return _times(vectors.conj().T, Pair(b, jnp.zeros_like(b)))
+
+    b = self.param("B", init_input)
+    log, factor = discretize(
+      Pair(real, imag), jnp.broadcast_to(step, (kept,)), self.discretization
+    )
+    b = Pair(
+      factor.real[:, None] * b[..., 0] - factor.imag[:, None] * b[..., 1],
+      factor.real[:, None] * b[..., 1] + factor.imag[:, None] * b[..., 0],
+    )
+    c = 2 * self._outputs(d, vectors)
+    return System(
+      exponential(log),
+      Pair(b.real.T, b.imag.T),
+      Pair(c[..., 0].T, c[..., 1].T),
+      self.param("D", nn.initializers.normal(1.0), (d,)),
+    )
+
+  def _outputs(self, d: int, vectors: np.ndarray) -> jax.Array:
+    """Returns C of one direction or both side by side, [d, kept states, 2]."""
+    size, kept = vectors.shape
+    directions = 1 if self.causal else 2
+    if choose("c_init", self.c_init, OUTPUTS) == "complex":
+      init = nn.initializers.normal(math.sqrt(0.5))
+      return self.param("C", init, (d, directions * kept, 2))
+    # LeCun's initializer counts the channels d as inputs, too; by rows not.
+    scale = math.sqrt(d) if self.c_init == "rows" else 1.0
+
+    def init(key: jax.Array) -> jax.Array:
+      c = scale * LECUN(key, (d, size, 2))
+      c = Pair(c[..., 0].T, c[..., 1].T)
+      return jnp.swapaxes(_times(vectors.T, c), 0, 1)
+
+    names = ["C"] if self.causal else ["C1", "C2"]
+    return jnp.concatenate([self.param(name, init) for name in names], 1)
+
+
+@functools.cache
+def _start(size: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns kept eigenvalues [P / 2] and their eigenvectors [P, P / 2].
+
+  Those of negative imaginary parts are kept, as in the authors' code.
+  """
+  eigenvalues, vectors, _ = legs(size // blocks)
+  half = size // blocks // 2
+  block = np.eye(blocks)
+  return np.tile(eigenvalues[:half], blocks), np.kron(block, vectors[:, :half])
+
+
+def _times(matrix: np.ndarray, x: Pair) -> jax.Array:
+  """Returns a complex matrix [m, k] times x [k, d] as pairs [m, d, 2]."""
+  real, imag = (
+    jnp.asarray(part, x.real.dtype) for part in (matrix.real, matrix.imag)
+  )
+  precise = functools.partial(jnp.matmul, precision=HIGHEST)
+  return jnp.stack(
+    [
+      precise(real, x.real) - precise(imag, x.imag),
+      precise(real, x.imag) + precise(imag, x.real),
+    ],
+    -1,
+  )
