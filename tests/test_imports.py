@@ -28,7 +28,7 @@ ALLOWED = {
   "data.generators": {"data.engine"},
   "data.images": {"data.engine"},
   "data.sets": {"data.engine", "data.generators", "data.images"},
-  "models": {"orthogonal"},
+  "models": {"orthogonal", "scan"},
   "tasks": {"data"},
   "theory": {"config"},
   "training": {

@@ -217,7 +217,7 @@ class Cache(NamedTuple):
 
 
 def number_tokens(module: nn.Module, mask: jax.Array) -> jax.Array:
-  """Returns the places of tokens after those in the cache, int32 [b or 1, n]."""
+  """Returns the places of tokens, those in the cache counted, [b or 1, n]."""
   if not is_decoding(module):
     return jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
   return count_tokens(module, mask, "rotated")

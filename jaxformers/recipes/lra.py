@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxformers.config import base, parse_arg
-from jaxformers.recipes import shared
+from jaxformers.errors import UserError
+from jaxformers.recipes import recurrences, shared
 from jaxformers.registry import choose
 
-SIZES = ("paper", "matched", "tiny")
+SIZES = ("paper", "matched", "tiny", "published")
 # How each protocol pools tokens, unless the task says otherwise: "jaxformers"
 # pools as TransJect's paper does, and the others as their code bases do.
 # "paper" is Skyformer's, with TransJect's own pooling for TransJect.
@@ -141,10 +142,13 @@ def make_config(
       matched=matched_widths,
       length=length,
       original=original if is_original else None,
+      task=task["name"],
       **head,
     ),
     **training | (original.fields if is_original else {}),
   )
+  if args.size == "published":
+    config.update(recurrences.published_training(args.model, task["name"]))
   if protocol in ("skyformer", "paper"):
     config.eval_examples = eval_examples
   # Replace the schedule by that of size=tiny.
@@ -162,6 +166,7 @@ def model_fields(
   matched: Mapping[str, int],
   length: int = 0,
   original: Original | None = None,
+  task: str = "",
   **head: Any,
 ) -> dict[str, Any]:
   """Returns a model at the sizes of TransJect's LRA table, and its reference.
@@ -178,19 +183,25 @@ def model_fields(
       task, also under "paper", and models in the Transformer's form pool the
       mean.
     protocol: key of `pools`.
-    size: "paper"; "matched", TransJect with at most the Transformer's
-      parameters; or "tiny", TransJect with d = 32 and E = 2. Other models have
-      one size.
+    size: "paper"; "matched", TransJect and recurrences with at most the
+      Transformer's parameters; "tiny", TransJect with d = 32 and E = 2; or for
+      recurrences "published", see `recurrences`. Other models have one size.
     matched: width of TransJect at size "matched", by protocol.
     length: tokens of an example in Skyformer's code, a power of two; 0 for
       mixers with their own defaults.
     original: LRA's sizes, or None for Skyformer's.
+    task: name of the task, for recurrences.
     **head: further fields of the head, for both.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
   tiny = shared.is_tiny(size, SIZES)
+  if size == "published" and name not in recurrences.PUBLISHED:
+    raise UserError(
+      f"size=published is for {', '.join(recurrences.PUBLISHED)}, and "
+      f"{name} has the sizes of the protocol: choose size=paper."
+    )
   pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
   head = {"head_dim": 0 if protocol == "s4" else 128} | head
@@ -200,7 +211,7 @@ def model_fields(
   transject = shared.transject(
     common,
     2 if tiny else 4,
-    d_model=widths[size],
+    d_model=widths.get(size, 512),
     positions="sinusoid",
     dropout_rate=0.0,
     pool=pools["jaxformers"] if protocol == "paper" else pool,
@@ -208,6 +219,10 @@ def model_fields(
   )
 
   def make_transformer(name: str) -> dict[str, Any]:
+    if name in recurrences.MODELS:
+      own = {"pool": "mean" if protocol == "jaxformers" else pool}
+      own |= {"protocol": protocol}
+      return recurrences.model_fields(name, size, task, common | own)
     if original is not None:
       return original_fields(name, original, pool, head)
     # These are the sizes of Skyformer's comparison.

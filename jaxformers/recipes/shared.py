@@ -12,6 +12,8 @@ SIZES = ("paper", "tiny")
 TRANSJECTS = ("transject", "random_transject")
 # Models whose layer is attention without a feed-forward.
 ATTENTION_ONLY = ("linearized",)
+# Models whose mixer ends in a gate, without a feed-forward.
+ONE_BRANCH = ("lru", "s5", "s4d", "mamba")
 
 # Adam of "Attention is all you need", without its schedule.
 VASWANI_ADAM = {
@@ -72,7 +74,9 @@ def transformer(
 
 
 def block(name: str, **fields: Any) -> dict[str, Any]:
-  """Returns the fields of a Transformer's block, or of attention alone."""
+  """Returns the fields of a Transformer's block, or of one without them."""
+  if name in ONE_BRANCH:
+    return {"dropout_rate": fields["dropout_rate"]}
   if name not in ATTENTION_ONLY:
     return fields
   # The block of attention alone has neither mlp_dim nor norms.

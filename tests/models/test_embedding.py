@@ -71,7 +71,7 @@ def test_what_cannot_be_embedded():
       )
   with pytest.raises(ValueError, match="d_model=7 is odd"):
     Embedding(5, 9, 7, concatenate=True).init(jax.random.key(0), ids)
-  with pytest.raises(ValueError, match="positions 'rotary'.*learned, sinusoid"):
+  with pytest.raises(ValueError, match="positions 'rotary'.*learned, none"):
     Embedding(5, 9, 8, positions="rotary").init(jax.random.key(0), ids)
 
 

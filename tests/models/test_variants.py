@@ -52,7 +52,7 @@ TITLES = (
 )
 # Attributes of `Attention` that are an option of some mixers only.
 TOOL_OPTIONS = ("dropout_rate", "seed", "redraw")
-WIRING = {"residual", "orthogonal_map", "dtype", "parent", "name"}
+WIRING = {"residual", "orthogonal_map", "dtype", "max_len", "parent", "name"}
 
 
 def find(pattern, make):

@@ -127,7 +127,8 @@ def row_name(run: Result, table: Table) -> str:
   for name, wanted in table.rows.items():
     if all(agrees(*item) for item in wanted.items()):
       return name
-  return f"{run['model']}, otherwise"
+  is_known = any(run["model"] in name.split(", ") for name in table.rows)
+  return f"{run['model']}, otherwise" if is_known else str(run["model"])
 
 
 def fill(table: Table, runs: Sequence[Result]) -> Filled:

@@ -25,10 +25,10 @@ class LRU(nn.Module):
   """The Linear Recurrent Unit: h_t = lambda h_(t-1) + e^g B x_t, gated.
 
   y_t = Re(C h_t) + D x_t goes through the gate. lambda = exp(-e^nu + i e^theta)
-  has |lambda| < 1 and starts uniformly on the ring from r_min to r_max; g starts
-  at log sqrt(1 - |lambda|^2). Parameters have the names and shapes of minimal-
-  LRU, the code of N. Zucchet, which reads in one direction; here C has columns
-  for both directions where there are two.
+  has |lambda| < 1 and starts uniformly on the ring from r_min to r_max; g
+  starts at log sqrt(1 - |lambda|^2). Parameters have the names and shapes of
+  minimal-LRU, the code of N. Zucchet, which reads in one direction; here C has
+  columns for both directions where there are two.
 
   Source: Orvieto et al. 2023, https://arxiv.org/abs/2303.06349, section 3 and
   appendix A.

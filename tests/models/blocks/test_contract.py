@@ -1,5 +1,7 @@
 """What must hold for every registered block."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ from jaxformers.models.blocks.contract import BLOCKS
 
 MIXER_OF = {
   "attention_only": "linearized",
+  "gated": "mega",
+  "one_branch": "lru",
   "pre_norm": "softmax",
   "rezero": "softmax",
   "injective": "transject",
@@ -18,7 +22,9 @@ MIXER_OF = {
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
-  block = BLOCKS[name](MIXERS[MIXER_OF[name]], num_layers=2)
+  options = {"max_len": 6} if name == "gated" else {}
+  make = functools.partial(MIXERS[MIXER_OF[name]], **options)
+  block = BLOCKS[name](make, num_layers=2)
   x = jax.random.normal(jax.random.key(0), (2, 6, 8))
   mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
   kw = {"mask": mask, "carry": None, "train": False}

@@ -1,0 +1,501 @@
+"""Sizes and training of recurrent mixers on Long Range Arena."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxformers.recipes import shared
+from jaxformers.registry import choose
+
+# Recurrent models; the last two are for language, and have no published sizes.
+MODELS = ("s5", "s4d", "lru", "mega", "rglru", "mamba")
+# Examples of the training split, for lengths that papers give in epochs.
+NUM_TRAIN = {
+  **{"listops": 96_000, "text": 25_000, "retrieval": 147_086},
+  **{"image": 45_000, "pathfinder": 160_000, "pathx": 160_000},
+}
+# Width at size=matched: most channels with at most the Transformer's
+# parameters, by model, task and protocol, where it is not "jaxformers"'s.
+MATCHED_WIDTHS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
+  "s5": {
+    "listops": {"jaxformers": 212, "lra": 1928, "s4": 228},
+    "text": {"jaxformers": 264, "lra": 1094, "s4": 298},
+    "retrieval": {
+      "jaxformers": 252,
+      "lra": 388,
+      "skyformer": 228,
+      "s4": 204,
+      "paper": 228,
+    },
+    "image": {"jaxformers": 146, "lra": 206, "s4": 176},
+    "pathfinder": {"jaxformers": 146, "lra": 34, "s4": 176},
+    "pathx": {"jaxformers": 584, "lra": 360, "s4": 654},
+  },
+  "s4d": {
+    "listops": {"jaxformers": 156, "lra": 1374, "s4": 164},
+    "text": {"jaxformers": 202, "lra": 794, "s4": 218},
+    "retrieval": {
+      "jaxformers": 194,
+      "lra": 312,
+      "skyformer": 182,
+      "s4": 168,
+      "paper": 182,
+    },
+    "image": {"jaxformers": 114, "lra": 158, "s4": 126},
+    "pathfinder": {"jaxformers": 114, "lra": 28, "s4": 126},
+    "pathx": {"jaxformers": 432, "lra": 270, "s4": 466},
+  },
+  "lru": {
+    "listops": {"jaxformers": 138, "lra": 1344, "s4": 144},
+    "text": {"jaxformers": 182, "lra": 768, "s4": 196},
+    "retrieval": {
+      "jaxformers": 176,
+      "lra": 294,
+      "skyformer": 166,
+      "s4": 156,
+      "paper": 166,
+    },
+    "image": {"jaxformers": 100, "lra": 142, "s4": 108},
+    "pathfinder": {"jaxformers": 100, "lra": 22, "s4": 108},
+    "pathx": {"jaxformers": 406, "lra": 250, "s4": 438},
+  },
+  "mega": {
+    "listops": {"jaxformers": 78, "lra": 582, "s4": 80},
+    "text": {"jaxformers": 100, "lra": 350, "s4": 104},
+    "retrieval": {
+      "jaxformers": 100,
+      "lra": 164,
+      "skyformer": 98,
+      "s4": 96,
+      "paper": 98,
+    },
+    "image": {"jaxformers": 64, "lra": 84},
+    "pathfinder": {"jaxformers": 64, "lra": 18},
+    "pathx": {"jaxformers": 194, "lra": 124, "s4": 200},
+  },
+  "rglru": {
+    "listops": {"jaxformers": 106, "lra": 722, "s4": 108},
+    "text": {"jaxformers": 134, "lra": 436, "s4": 138},
+    "retrieval": {
+      "jaxformers": 132,
+      "lra": 206,
+      "skyformer": 128,
+      "s4": 124,
+      "paper": 128,
+    },
+    "image": {"jaxformers": 86, "lra": 110, "s4": 88},
+    "pathfinder": {"jaxformers": 86, "lra": 30, "s4": 88},
+    "pathx": {"jaxformers": 254, "lra": 170, "s4": 262},
+  },
+  "mamba": {
+    "listops": {"jaxformers": 112, "lra": 808, "s4": 116},
+    "text": {"jaxformers": 144, "lra": 486, "s4": 150},
+    "retrieval": {
+      "jaxformers": 140,
+      "lra": 222,
+      "skyformer": 136,
+      "s4": 130,
+      "paper": 136,
+    },
+    "image": {"jaxformers": 90, "lra": 118, "s4": 94},
+    "pathfinder": {"jaxformers": 90, "lra": 28, "s4": 94},
+    "pathx": {"jaxformers": 278, "lra": 184, "s4": 288},
+  },
+}
+
+
+class Published(NamedTuple):
+  """Sizes and training of a model on a task, in the model's own paper.
+
+  Attributes:
+    d_model: width.
+    num_layers: layers.
+    dropout_rate: dropout inside and after the mixer.
+    mixer, block: options of both.
+    batch_size: examples of a step.
+    total_steps, warmup_steps: length of the run and of the linear warm-up.
+    learning_rate: peak.
+    weight_decay: decay, times the learning rate.
+    groups: `config.optimizer.groups`.
+  """
+
+  d_model: int
+  num_layers: int
+  dropout_rate: float
+  mixer: Mapping[str, Any]
+  block: Mapping[str, Any]
+  batch_size: int
+  total_steps: int
+  warmup_steps: int
+  learning_rate: float
+  weight_decay: float
+  groups: Mapping[str, Mapping[str, Any]]
+
+
+# Groups of S5's `opt_config`, given the ratio of both learning rates: which
+# factor B has, and whether weight decay shrinks it. C always decays.
+S5_GROUPS = {
+  "standard": (True, False),
+  "BandCdecay": (True, True),
+  "BfastandCdecay": (False, True),
+  "noBCdecay": (True, False),
+}
+
+
+def s5_groups(
+  name: str, ratio: float, *, share_step: bool = False
+) -> dict[str, dict[str, Any]]:
+  """Returns the groups of an `opt_config` of S5's code.
+
+  Source: `create_train_state` of lindermanlab/S5, commit 3c18fdb. A shared step
+  has the global rate and decays there, and here.
+
+  Args:
+    name: in `S5_GROUPS`.
+    ratio: global learning rate over that of the state-space parameters.
+    share_step: True for one step of all states.
+
+  Raises:
+    UserError: for an unknown name.
+  """
+  is_slow, decays = S5_GROUPS[choose("opt_config", name, S5_GROUPS)]
+  slow = 1 / ratio
+  groups: dict[str, dict[str, Any]] = {
+    "eigenvalues": {"factor": slow},
+    "input": {"factor": slow if is_slow else 1.0, "decay": decays},
+    "step": {"factor": slow},
+  }
+  if share_step:
+    groups["step"] = {"factor": 1.0, "decay": True}
+  if name == "noBCdecay":
+    groups["output"] = {"decay": False}
+  return groups
+
+
+def _s5(
+  task: str,
+  d_model: int,
+  states: int,
+  blocks: int,
+  epochs: int,
+  dropout_rate: float,
+  weight_decay: float,
+  rate: float,
+  ratio: float,
+  groups: str,
+  *,
+  num_layers: int = 6,
+  batch_size: int = 50,
+  warmup_epochs: int = 1,
+  **mixer: Any,
+) -> Published:
+  """A line of S5's `bin/run_experiments/run_lra_*.sh`, commit 3c18fdb."""
+  epoch = NUM_TRAIN[task] // batch_size
+  share = bool(mixer.get("share_step"))
+  return Published(
+    d_model,
+    num_layers,
+    dropout_rate,
+    {"state_size": states, "blocks": blocks, **mixer},
+    {},
+    batch_size,
+    epochs * epoch,
+    warmup_epochs * epoch,
+    rate * ratio,
+    weight_decay,
+    s5_groups(groups, ratio, share_step=share),
+  )
+
+
+# In this order: width, states, blocks, epochs, dropout, weight decay, rate of
+# state-space parameters, ratio of the global rate to it.
+_S5 = {
+  "listops": _s5(
+    *("listops", 128, 16, 8, 40, 0.0, 0.04, 1e-3, 3, "BfastandCdecay"),
+    num_layers=8,
+    glu="half2",
+  ),
+  "text": _s5(
+    *("text", 256, 192, 12, 35, 0.1, 0.07, 1e-3, 4, "standard"),
+    warmup_epochs=0,
+    share_step=True,
+    glu="half2",
+  ),
+  "retrieval": _s5(
+    *("retrieval", 128, 256, 16, 20, 0.0, 0.05, 1e-3, 2, "standard"),
+    batch_size=32,
+    share_step=True,
+    c_init="rows",
+  ),
+  "image": _s5(
+    *("image", 512, 384, 3, 250, 0.1, 0.07, 1e-3, 4.5, "BfastandCdecay"),
+    clip_eigenvalues=True,
+  ),
+  "pathfinder": _s5(
+    *("pathfinder", 192, 256, 8, 200, 0.05, 0.03, 9e-4, 5, "standard"),
+    batch_size=64,
+    c_init="rows",
+  ),
+  "pathx": _s5(
+    *("pathx", 128, 256, 16, 75, 0.0, 0.06, 6e-4, 3, "BandCdecay"),
+    batch_size=32,
+    c_init="complex",
+    step_min=1e-4,
+  ),
+}
+
+
+def _s4d(
+  d_model: int,
+  states: int,
+  batch_size: int,
+  rate: float,
+  steps: int,
+  *,
+  dropout_rate: float = 0.0,
+  norm_first: bool = True,
+  **mixer: Any,
+) -> Published:
+  """A file of S4's `configs/experiment/lra`, commit e757cef.
+
+  A, B and the step have the rate 1e-3 and no decay; all channels share A and B.
+  """
+  slow = {"factor": 1e-3 / rate, "decay": False}
+  return Published(
+    d_model,
+    6,
+    dropout_rate,
+    {"state_size": states, "num_ssm": 1, **mixer},
+    {"norm_first": norm_first, "final_norm": norm_first},
+    batch_size,
+    steps,
+    steps // 10,
+    rate,
+    0.05,
+    {"eigenvalues": slow, "input": slow, "step": slow},
+  )
+
+
+_S4D = {
+  "listops": _s4d(256, 4, 32, 0.01, 120_000, norm_first=False),
+  "text": _s4d(256, 4, 16, 0.01, 50_000),
+  "retrieval": _s4d(256, 4, 64, 0.01, 50_000),
+  "image": _s4d(512, 64, 50, 0.01, 180_000, dropout_rate=0.1, norm_first=False),
+  "pathfinder": _s4d(256, 64, 64, 0.004, 500_000),
+  "pathx": _s4d(256, 64, 16, 0.001, 500_000, step_min=1e-4),
+}
+
+
+def _lru(
+  d_model: int,
+  states: int,
+  steps: int,
+  batch_size: int,
+  factor: float,
+  dropout_rate: float,
+  ring: tuple[float, float],
+  *,
+  rate: float = 1e-3,
+  causal: bool = True,
+  **mixer: Any,
+) -> Published:
+  """A row of table 9 of Orvieto et al. 2023.
+
+  The paper chose the rate from a grid, and names it for Image alone, 4e-3; the
+  others have 1e-3, the default of minimal-LRU.
+  """
+  slow = {"factor": factor, "decay": False}
+  return Published(
+    d_model,
+    6,
+    dropout_rate,
+    {
+      **{"state_size": states, "r_min": ring[0], "r_max": ring[1]},
+      **{"causal": causal, **mixer},
+    },
+    {},
+    batch_size,
+    steps,
+    steps // 10,
+    rate,
+    0.05,
+    {"eigenvalues": slow, "input": slow},
+  )
+
+
+_LRU = {
+  "listops": _lru(128, 256, 80_000, 32, 0.5, 0.0, (0.0, 0.99)),
+  "text": _lru(256, 192, 50_000, 32, 0.1, 0.1, (0.5, 0.9)),
+  "retrieval": _lru(128, 256, 100_000, 64, 0.5, 0.1, (0.5, 0.9)),
+  "image": _lru(512, 384, 180_000, 50, 0.25, 0.1, (0.9, 0.999), rate=4e-3),
+  "pathfinder": _lru(
+    192, 256, 500_000, 64, 0.25, 0.0, (0.9, 0.999), causal=False
+  ),
+  "pathx": _lru(
+    *(128, 256, 250_000, 32, 0.25, 0.0, (0.999, 0.9999)),
+    causal=False,
+    max_phase=math.pi / 10,
+    glu="half1",
+  ),
+}
+
+
+def _mega(
+  num_layers: int,
+  d_model: int,
+  query_dim: int,
+  batch_size: int,
+  rate: float,
+  weight_decay: float,
+  steps: int,
+  warmup_steps: int,
+  *,
+  norm_type: str = "layer",
+  norm_first: bool = False,
+  dropout_rate: float = 0.1,
+  **mixer: Any,
+) -> Published:
+  """A row of table 8 of Ma et al. 2023; its values have 2 d channels."""
+  return Published(
+    d_model,
+    num_layers,
+    dropout_rate,
+    {"query_dim": query_dim, **mixer},
+    {
+      **{"mlp_dim": 2 * d_model, "norm_type": norm_type},
+      **{"norm_first": norm_first},
+    },
+    batch_size,
+    steps,
+    warmup_steps,
+    rate,
+    weight_decay,
+    {},
+  )
+
+
+_PIXELS = {"norm_first": True, "dropout_rate": 0.0, "weights": "laplace"}
+_MEGA = {
+  "listops": _mega(6, 80, 64, 64, 1e-3, 0.01, 90_000, 3_000),
+  "text": _mega(4, 128, 64, 50, 4e-3, 0.01, 25_000, 10_000, norm_type="scale"),
+  "retrieval": _mega(
+    6, 128, 64, 64, 3e-3, 0.04, 91_960, 10_000, norm_type="scale"
+  ),
+  "image": _mega(
+    *(8, 160, 96, 50, 0.01, 0.02, 180_000, 9_000), truncation=1_024, **_PIXELS
+  ),
+  "pathfinder": _mega(
+    *(6, 128, 64, 128, 0.01, 0.01, 250_000, 50_000),
+    truncation=1_024,
+    **_PIXELS,
+  ),
+  "pathx": _mega(
+    *(4, 64, 32, 128, 0.01, 0.01, 125_000, 25_000),
+    truncation=4_096,
+    **_PIXELS,
+  ),
+}
+
+PUBLISHED: Mapping[str, Mapping[str, Published]] = {
+  **{"s5": _S5, "s4d": _S4D, "lru": _LRU, "mega": _MEGA},
+}
+
+
+def model_fields(
+  name: str, size: str, task: str, common: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the fields of a recurrent model, positions and sizes among them.
+
+  At "paper" it has the sizes of Skyformer's comparison, as all baselines: two
+  layers, d = 64, 64 states. At "matched" it is as wide as the Transformer's
+  parameters allow; at "tiny" it trains in minutes; at "published" it has the
+  sizes of its own paper, with LayerNorm where that has BatchNorm.
+
+  Args:
+    name: in `MODELS`.
+    size: "paper", "matched", "tiny" or "published".
+    task: name of the config's task.
+    common: fields that all models have, such as pool and head.
+
+  Raises:
+    UserError: for size "published" of a model without such sizes.
+  """
+  if size == "published":
+    known = PUBLISHED[choose("model with size=published", name, PUBLISHED)]
+    sizes = known[task]
+    return _fields(
+      name,
+      common,
+      sizes.d_model,
+      sizes.num_layers,
+      sizes.dropout_rate,
+      sizes.mixer,
+      sizes.block,
+    )
+  width = 64
+  if size == "matched":
+    protocols = MATCHED_WIDTHS[name][task]
+    width = protocols.get(common["protocol"], protocols["jaxformers"])
+  dropout_rate = 0.0 if size == "tiny" else 0.1
+  return _fields(name, common, width, 2, dropout_rate, {}, {})
+
+
+def _fields(
+  name: str,
+  common: Mapping[str, Any],
+  width: int,
+  num_layers: int,
+  dropout_rate: float,
+  mixer: Mapping[str, Any],
+  block: Mapping[str, Any],
+) -> dict[str, Any]:
+  fields = {key: value for key, value in common.items() if key != "protocol"}
+  inside = {} if name in ("rglru", "mamba") else {"dropout_rate": dropout_rate}
+  if name in ("mega", "rglru"):
+    block = {"mlp_dim": 2 * width, **block}
+  return {
+    **fields,
+    "name": name,
+    "d_model": width,
+    "num_layers": num_layers,
+    "positions": "none",
+    "dropout_rate": 0.0,
+    "embedding": {"init_std": 1.0},
+    "mixer": {**inside, **mixer},
+    "block": {"dropout_rate": dropout_rate, **block},
+  }
+
+
+def published_training(name: str, task: str) -> dict[str, Any]:
+  """Returns the training of a model's own paper, as fields for `base`.
+
+  Differs from S5's and S4's code: the best checkpoint on the validation split
+  is scored.
+  """
+  sizes = PUBLISHED[name][task]
+  is_mega = name == "mega"
+  optimizer = {
+    **shared.VASWANI_ADAM,
+    **{"b2": 0.98 if is_mega else 0.999, "eps": 1e-8},
+    **{"clip_norm": 1.0 if is_mega else 0.0},
+    **{"weight_decay": sizes.weight_decay, "groups": _plain(sizes.groups)},
+  }
+  return {
+    "optimizer": optimizer,
+    "schedule": {
+      "name": "linear" if is_mega else "cosine",
+      "learning_rate": sizes.learning_rate,
+      "warmup_steps": sizes.warmup_steps,
+    },
+    "batch_size": sizes.batch_size,
+    "total_steps": sizes.total_steps,
+    "log_steps": 100,
+    "eval_steps": max(sizes.total_steps // 40, 1),
+    "checkpoint_steps": 1_000,
+  }
+
+
+def _plain(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+  return {kind: dict(options) for kind, options in groups.items()}

@@ -1,0 +1,124 @@
+"""Recurrences step by step in NumPy, float64, for tests of recurrent mixers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import erf
+
+from jaxformers.models.attention import MIXERS
+
+B, N, D = 3, 19, 6
+
+
+def inputs(n=N):
+  """x [B, n, D], and a mask with holes, an end, and a sample of one token."""
+  x = np.random.default_rng(0).normal(size=(B, n, D))
+  mask = np.arange(n)[None] < np.array([[n], [n - 4], [1]])
+  mask[1, [0, 5, 6]] = False
+  return x, mask
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+  return x * sigmoid(x)
+
+
+def softplus(x):
+  return np.log1p(np.exp(x))
+
+
+def gelu(x):
+  return x * (1 + erf(x / np.sqrt(2))) / 2
+
+
+def gelu_tanh(x):
+  return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def linear(params, x):
+  return x @ params["kernel"] + params.get("bias", 0)
+
+
+def gated(form, activation, params, y):
+  """The gate after a recurrence."""
+  g = activation(y)
+  if form == "none":
+    return g
+  gate = sigmoid(linear(params["gate"], g))
+  if form == "full":
+    return linear(params["value"], g) * gate
+  return (g if form == "half1" else y) * gate
+
+
+def tokens_of(x, mask):
+  """The tokens of each sample, [length, D] each."""
+  return [row[keep] for row, keep in zip(x, mask, strict=True)]
+
+
+def lay_back(rows, mask):
+  """Undoes `tokens_of`; 0 at padding."""
+  y = np.zeros((*mask.shape, rows[0].shape[-1]))
+  for i, row in enumerate(rows):
+    y[i, mask[i]] = row
+  return y
+
+
+def states(a, drive):
+  """All states of h = a h + drive_t from 0; a and drive [length, ...]."""
+  h, out = np.zeros(drive.shape[1:], drive.dtype), []
+  for factor, step in zip(np.broadcast_to(a, drive.shape), drive, strict=True):
+    h = factor * h + step
+    out.append(h)
+  return np.stack(out)
+
+
+def check(name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False):
+  """The mixer is `want(params, tokens)` of every sample.
+
+  To 1e-10 in float64 and `atol` in float32, with moved parameters, so that
+  nothing hides behind a zero start.
+  """
+  x, mask = inputs(n)
+  params = start(name, options, shift)
+  for dtype, tolerance in ((jnp.float64, 1e-10), (jnp.float32, atol)):
+    with jax.enable_x64(dtype == jnp.float64):
+      mixer = MIXERS[name](dtype=dtype, **options)
+      tokens = jnp.asarray(x, dtype)
+      cast = jax.tree.map(lambda a, t=dtype: jnp.asarray(a, t), params)
+
+      @jax.jit
+      def apply(params, tokens, mask, mixer=mixer):
+        kw = {"residual": tokens[..., ::-1]} if residual else {}
+        kw |= {"mask": mask, "carry": None, "train": False}
+        return mixer.apply({"params": params}, tokens, **kw)[0]
+
+      y = apply(cast, tokens, jnp.asarray(mask))
+      assert y.dtype == dtype
+    rows = [want(params, row) for row in tokens_of(x, mask)]
+    np.testing.assert_allclose(
+      np.asarray(y)[mask], lay_back(rows, mask)[mask], atol=tolerance, rtol=0
+    )
+
+
+def start(name, options, shift):
+  """Parameters of a mixer as it starts, moved at random; float64."""
+  mixer, rng = MIXERS[name](**options), np.random.default_rng(1)
+
+  def moved(leaf):
+    return np.asarray(leaf, np.float64) + shift * rng.normal(size=leaf.shape)
+
+  return jax.tree.map(moved, init(mixer, D))
+
+
+def init(mixer, d):
+  """The parameters of a mixer of d channels."""
+
+  @jax.jit
+  def run(key):
+    x, mask = jnp.zeros((1, 4, d)), jnp.ones((1, 4), bool)
+    return mixer.init(key, x, mask=mask, carry=None, train=False)["params"]
+
+  return run(jax.random.key(0))

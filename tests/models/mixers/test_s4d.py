@@ -1,0 +1,77 @@
+"""S4D against its recurrence, and its start."""
+
+import numpy as np
+import pytest
+
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixers import state_space
+from tests.models.mixers import sequential
+from tests.models.mixers.test_s5 import discretize
+
+SMALL = {"state_size": 8}
+
+
+def outputs(params, x, options):
+  """One recurrence a channel; backwards without the present token."""
+  d = x.shape[1]
+  eigenvalue = -np.exp(params["log_A_real"]) + 1j * params["A_imag"]
+  b = np.ones_like(eigenvalue)
+  if "B" in params:
+    b = params["B"][..., 0] + 1j * params["B"][..., 1]
+  channels = np.arange(d) % len(eigenvalue)
+  eigenvalue, b = eigenvalue[channels], b[channels]
+  factor, gain = discretize(
+    eigenvalue,
+    np.exp(params["log_dt"])[:, None],
+    options.get("discretization", "zoh"),
+  )
+  c = params["C"][..., 0] + 1j * params["C"][..., 1]
+  drive = gain * b * x[..., None]
+  y = 2 * (sequential.states(factor, drive) * c[0]).sum(-1).real
+  if not options.get("causal"):
+    later = sequential.states(factor, drive[::-1])[::-1][1:]
+    y[:-1] += 2 * (later * c[1]).sum(-1).real
+  y = y + params["D"] * x
+  form = options.get("glu", "full")
+  return sequential.gated(form, sequential.gelu, params.get("gate", {}), y)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    {},
+    {"causal": True, "start": "lin", "discretization": "bilinear"},
+    {"start": "inv", "num_ssm": 2, "glu": "half1"},
+    {"causal": True, "num_ssm": 4, "glu": "none"},
+  ],
+)
+def test_it_is_its_recurrence(options):
+  sequential.check(
+    "s4d",
+    lambda params, x: outputs(params, x, options),
+    SMALL | options,
+    shift=0.1,
+  )
+
+
+def test_one_token_has_no_neighbours():
+  options = SMALL | {"glu": "none"}
+  sequential.check(
+    "s4d", lambda params, x: outputs(params, x, options), options, n=8
+  )
+
+
+@pytest.mark.parametrize("start", ["legs", "lin", "inv"])
+def test_it_starts_from_its_table(start):
+  params = sequential.init(MIXERS["s4d"](state_size=16, start=start), 3)
+  table = {
+    "legs": state_space.legs(16)[0][8:],
+    "lin": state_space.s4d_lin(16),
+    "inv": state_space.s4d_inv(16),
+  }[start]
+  assert (table.imag >= 0).all()
+  found = -np.exp(params["log_A_real"]) + 1j * np.asarray(params["A_imag"])
+  np.testing.assert_allclose(found, np.tile(table, (3, 1)), rtol=1e-6)
+  assert ("B" in params) == (start == "legs")
+  if start == "legs":
+    assert np.abs(params["B"][..., 1]).max() <= 2

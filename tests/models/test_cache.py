@@ -1,0 +1,142 @@
+"""Step by step and whole sequences give the same, for every mixer."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.models import cache
+from tests.models.mixers.oracle import small_sizes
+
+N = 13
+# Models whose mixer goes on from a cache, and options that change how.
+STEPPING = [
+  ("linear_transformer", {}),
+  ("lru", {}),
+  ("mamba", {}),
+  ("mega", {}),
+  ("mega", {"attention_chunk": 5, "bias": "rotary", "weights": "laplace"}),
+  ("neutreno", {}),
+  ("rglru", {}),
+  ("s4d", {}),
+  ("s5", {}),
+  ("transformer", {"rotary": True}),
+]
+
+
+@functools.cache
+def build(name, options=(), **fields):
+  variant = models.MODELS[name]
+  return models.build(
+    name,
+    vocab_size=11,
+    max_len=N,
+    num_classes=0,
+    d_model=8,
+    num_layers=2,
+    objective="language_model",
+    mixer=small_sizes(variant.mixer) | dict(options),
+    **fields,
+  )
+
+
+def start(model):
+  """Parameters that nothing hides behind: none of them is 0."""
+  init = functools.partial(model.init, train=False)
+  params = jax.jit(init)(jax.random.key(0), model.example())["params"]
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: p + jnp.asarray(0.2 * rng.normal(size=p.shape), p.dtype), params
+  )
+
+
+def ids():
+  """Two sequences; padding in the middle of the second, and at its end."""
+  drawn = np.random.default_rng(1).integers(1, 11, (2, N))
+  drawn[1, [4, 10, 11, 12]] = 0
+  return jnp.asarray(drawn, jnp.int32)
+
+
+@pytest.mark.parametrize(("name", "options"), STEPPING)
+def test_steps_and_whole_sequences_agree(name, options):
+  model = build(name, tuple(options.items()), positions="none")
+  params, tokens = start(model), ids()
+  # Attention knows the place of a token by its index; in the cache, by count.
+  if name in ("transformer", "neutreno", "mega"):
+    tokens = tokens.at[1, 4].set(3)
+  whole = jax.jit(functools.partial(model.apply, train=False))(
+    {"params": params}, tokens
+  )
+
+  @jax.jit
+  def go_on(carried, part):
+    return model.apply(
+      {"params": params, **carried}, part, train=False, mutable=[cache.CACHE]
+    )
+
+  # Five tokens at once, and then one at a time.
+  outputs, carried = [], {}
+  for first, last in [(0, 5), *((i, i + 1) for i in range(5, N))]:
+    y, carried = go_on(carried, tokens[:, first:last])
+    outputs.append(y)
+  steps = np.concatenate(outputs, 1)
+  at = np.asarray(tokens > 0)[..., None] & np.isfinite(whole)
+  np.testing.assert_allclose(steps[at], np.asarray(whole)[at], atol=2e-5)
+  assert at.sum() > 20 * 9
+
+
+@pytest.mark.parametrize("name", ["lru", "mamba", "rglru", "s4d", "s5"])
+def test_a_recurrence_remembers_as_much_after_many_tokens(name):
+  model = build(name, positions="none")
+  params = start(model)
+
+  def remembered(tokens):
+    _, carried = jax.eval_shape(
+      functools.partial(model.apply, train=False, mutable=[cache.CACHE]),
+      {"params": params},
+      tokens,
+    )
+    return sum(leaf.size for leaf in jax.tree.leaves(carried))
+
+  assert 0 < remembered(ids()[:, :1]) == remembered(ids())
+
+
+@pytest.mark.parametrize("positions", ["sinusoid", "learned"])
+def test_positions_go_on_after_the_prompt(positions):
+  model = build("transformer", positions=positions)
+  params, tokens = start(model), ids()[:1]
+  whole = jax.jit(functools.partial(model.apply, train=False))(
+    {"params": params}, tokens
+  )
+  apply = jax.jit(
+    functools.partial(model.apply, train=False, mutable=[cache.CACHE])
+  )
+  first, carried = apply({"params": params}, tokens[:, :6])
+  rest, _ = apply({"params": params, **carried}, tokens[:, 6:])
+  steps = np.concatenate([first, rest], 1)
+  np.testing.assert_allclose(steps[..., 1:], whole[..., 1:], atol=1e-5)
+
+
+def test_nothing_is_remembered_without_a_cache():
+  model = build("lru")
+  init = functools.partial(model.init, train=False)
+  shapes = jax.eval_shape(init, jax.random.key(0), model.example())
+  assert cache.CACHE not in shapes
+
+
+def test_what_cannot_go_on_says_so():
+  tokens = ids()
+  model = build("performer")
+  with pytest.raises(ValueError, match="does not go on from a cache: choose"):
+    model.apply(
+      {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
+    )
+  sizes = dict(vocab_size=11, max_len=N, num_classes=2, d_model=8)
+  model = models.build("s5", num_layers=1, **sizes)
+  with pytest.raises(ValueError, match="mixer.causal=True"):
+    model.apply(
+      {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
+    )

@@ -1,0 +1,79 @@
+"""Generation, against whole sequences."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from tests.models.test_cache import N, build, start
+
+PROMPT = np.array([[3, 7, 1, 4], [5, 2, 0, 0]])
+
+
+@pytest.mark.parametrize("name", ["s5", "transformer"])
+def test_the_likeliest_tokens_are_those_of_whole_sequences(name):
+  model = build(name)
+  params = start(model)
+  found = models.generate(model, params, PROMPT, 5, temperature=0)
+  assert found.shape == (2, 5) and found.dtype == jnp.int32
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  for row, tokens in zip(PROMPT, np.asarray(found), strict=True):
+    # log p of every place of the whole text at once: no later token counts.
+    text = np.array([*row[row > 0], *tokens])
+    padded = np.pad(text, (0, N - len(text)))[None]
+    likeliest = np.asarray(apply({"params": params}, padded)[0]).argmax(-1)
+    assert (likeliest[len(text) - 6 : len(text) - 1] == tokens).all()
+
+
+def test_draws_follow_the_probabilities():
+  model = build("lru")
+  params = start(model)
+  prompt = np.tile(PROMPT[:1], (4_000, 1))
+  log_p = model.apply({"params": params}, PROMPT[:1], train=False)[0, -1]
+  for options, wanted in (
+    ({}, jax.nn.softmax(log_p)),
+    ({"temperature": 0.5}, jax.nn.softmax(2 * log_p)),
+  ):
+    drawn = models.generate(
+      model, params, prompt, 1, key=jax.random.key(0), **options
+    )
+    share = np.bincount(np.asarray(drawn).ravel(), minlength=11) / 4_000
+    np.testing.assert_allclose(share, wanted, atol=4 * 0.5 / np.sqrt(4_000))
+  drawn = models.generate(
+    model, params, prompt, 1, key=jax.random.key(0), top_k=2
+  )
+  assert {*np.asarray(drawn).ravel()} == {*np.asarray(log_p).argsort()[-2:]}
+
+
+def test_a_recurrence_goes_beyond_the_longest_training_sequence():
+  model = build("lru", positions="none")
+  found = models.generate(model, start(model), PROMPT, N + 9, temperature=0)
+  assert found.shape == (2, N + 9) and (found > 0).all()
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"steps": N}, "4 tokens and 13 steps.*max_len=13"),
+    ({"steps": 0}, "steps=0"),
+    ({"key": None}, "give key="),
+    ({"top_k": 11}, "top_k from 0 to 10"),
+    ({"prompt": [[1], [0]]}, "at least one token"),
+    ({"prompt": [1, 2]}, "shape \\(2,\\)"),
+  ],
+)
+def test_wrong_arguments(change, message):
+  model = build("transformer")
+  options = {"prompt": PROMPT, "steps": 2, "key": jax.random.key(0)} | change
+  with pytest.raises(ValueError, match=message):
+    models.generate(model, {}, options.pop("prompt"), **options)
+
+
+def test_a_classifier_does_not_generate():
+  sizes = dict(vocab_size=9, max_len=8, num_classes=2, d_model=8)
+  model = models.build("s5", num_layers=1, **sizes)
+  with pytest.raises(ValueError, match="this one is for classification"):
+    models.generate(model, {}, PROMPT, 2, temperature=0)
