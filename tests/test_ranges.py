@@ -93,6 +93,7 @@ def sections():
     own = parameters(optimizer)
     own.pop("decays")  # A function, which `build` gives.
     yield "config.optimizer", own | SHARED
+  yield "config.optimizer.groups.step", {"factor": 1.0, "decay": True}
   for schedule in optim.SCHEDULES.values():
     yield "config.schedule", parameters(schedule)
   for task in tasks.TASKS.values():

@@ -156,10 +156,7 @@ class HeadsSignature(NamedTuple):
 
 # Inputs of a function of heads, and the names of their projections.
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
-_TOOLS = (
-  *("mask", "carry", "dropout", "draw", "param", "project", "max_len"),
-  "cache",
-)
+_TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
 
 
 def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
@@ -289,6 +286,7 @@ class Attention(nn.Module):
     attend: function of heads; see `attention`.
     signature: arguments that `attend` takes.
     options: values for the options of `attend`.
+    step: `attend` of tokens that go on from a cache; None if it has none.
     num_heads: number of heads h; must divide d, unless `head_size` is given.
     head_size: number of channels e of a head; 0 for d / h.
     use_bias: True for projections with biases (Skyformer: yes; LRA: no).
@@ -330,6 +328,7 @@ class Attention(nn.Module):
   attend: Callable[..., Any]
   signature: HeadsSignature
   options: Any
+  step: Callable[..., jax.Array] | None = None
   num_heads: int = 2
   head_size: int = 0
   use_bias: bool = True
@@ -438,6 +437,8 @@ class Attention(nn.Module):
     train: bool,
   ) -> tuple[jax.Array, Any]:
     """Calls the function of heads with the tools that its signature names."""
+    if is_decoding(self):
+      return self._go_on(heads, mask, carry)
     # Collect the names that are drawn, to refuse options without effect.
     drawn: list[str] = []
     tools = {
@@ -448,14 +449,7 @@ class Attention(nn.Module):
       "param": self.param,
       "project": lambda name: self._project(x, name)[0],
       "max_len": self.max_len or x.shape[1],
-      "cache": Cache(self, mask) if is_decoding(self) else None,
     }
-    if is_decoding(self) and "cache" not in self.signature.tools:
-      raise UserError(
-        "This mixer does not go on from a cache: choose softmax, linear, lru, "
-        "s5, s4d, mega, rglru or mamba, or apply the model to all tokens."
-      )
-    check_causal(self, causal=bool(self.options.get("causal", False)))
     tools = {name: tools[name] for name in self.signature.tools}
     y = self.attend(*heads, **tools, **self.options)
     if (self.seed or self.redraw) and not drawn:
@@ -464,6 +458,19 @@ class Attention(nn.Module):
         "with these options. Leave both out."
       )
     return y if "carry" in tools else (y, carry)
+
+  def _go_on(
+    self, heads: list[jax.Array], mask: jax.Array, carry: Any
+  ) -> tuple[jax.Array, Any]:
+    """Attends to earlier tokens in the cache, too."""
+    if self.step is None:
+      raise UserError(
+        "This mixer does not go on from a cache: choose softmax, linear, lru, "
+        "s5, s4d, mega, rglru or mamba, or apply the model to all tokens."
+      )
+    options = dict(self.options)
+    check_causal(self, causal=options.pop("causal"))
+    return self.step(*heads, cache=Cache(self, mask), **options), carry
 
   def _add_fidelity(
     self, y: jax.Array, v: jax.Array, first: FirstValues | None, carry: Any
@@ -615,7 +622,11 @@ class Attention(nn.Module):
 
 
 def attention(
-  name: str, *, growth: str = "n", **defaults: Any
+  name: str,
+  *,
+  growth: str = "n",
+  step: Callable[..., jax.Array] | None = None,
+  **defaults: Any,
 ) -> Callable[[Any], Any]:
   """Registers a function of heads as a mixer, by its signature.
 
@@ -636,7 +647,6 @@ def attention(
     project: `project(name)` returns x through a further linear map,
       [b, h, n, e].
     max_len: greatest number of tokens.
-    cache: a `Cache` where the model goes on from earlier tokens, else None.
 
   Keyword-only arguments with a default are options that a config can set. The
   result y is [b, h, n, e].
@@ -645,6 +655,9 @@ def attention(
     name: name of the mixer in configs.
     growth: growth of the largest array with the number of tokens: "n",
       "n log n" or "n^2".
+    step: function of the heads of new tokens, of `cache`, a `Cache`, and of
+      the options but for `causal`; the same result as `attend` with
+      causal=True, where earlier tokens are in the cache.
     **defaults: attributes of `Attention` for which this mixer has another
       default, such as num_heads=1; `mixer_defaults` of a config leave these
       alone.
@@ -659,7 +672,7 @@ def attention(
         key: values.pop(key, default)
         for key, default in signature.options.items()
       }
-      return Attention(attend, signature, options, **(defaults | values))
+      return Attention(attend, signature, options, step, **(defaults | values))
 
     settable = _settable_attributes(signature.tools)
     mixer.options = (*signature.options, *settable)
@@ -679,7 +692,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
 
 
 # Attributes of `Attention` that the registration sets.
-_NOT_OPTIONS = {"attend", "signature", "options", "parent", "name"}
+_NOT_OPTIONS = {"attend", "signature", "options", "step", "parent", "name"}
 
 
 def shared_options() -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
-from jaxformers.recipes import lra, shared
+from jaxformers.recipes import lra, recurrences, shared
 from jaxformers.training import optim
 
 SIZES = {
@@ -125,7 +125,10 @@ def test_a_matched_transject_has_no_more_parameters(task, protocol):
 
 @pytest.mark.parametrize("model", sorted(models.MODELS))
 def test_every_model_has_a_config_of_every_size(model):
-  for size in lra.SIZES if model in shared.TRANSJECTS else ("paper",):
+  sizes = ("paper",)
+  if model in (*shared.TRANSJECTS, *recurrences.MODELS):
+    sizes = ("paper", "matched", "tiny")
+  for size in sizes:
     config = c.plain(c.load(f"configs/lra/text.py:model={model},size={size}"))
     built = models.build(**config["model"], **SIZES["text"])
     reference = models.build(**config["reference"], **SIZES["text"])

@@ -19,14 +19,16 @@ def load(task, **arguments):
 
 
 @pytest.mark.parametrize(
-  ("task", "protocol"),
+  "case",
   long_except(
     [("pathfinder", "lra"), ("text", "jaxformers")],
-    itertools.product(sorted(SIZES), PROTOCOLS),
+    list(itertools.product(sorted(SIZES), PROTOCOLS)),
   ),
+  ids="-".join,
 )
-def test_a_matched_recurrence_has_no_more_parameters(task, protocol):
+def test_a_matched_recurrence_has_no_more_parameters(case):
   """And at most a tenth less: two more channels would be more."""
+  task, protocol = case
   sizes = SIZES[task] | READINGS.get((task, protocol), {})
   for name in recurrences.MODELS:
     config = load(task, model=name, size="matched", protocol=protocol)

@@ -112,14 +112,29 @@ def elu_and_one(x: jax.Array) -> jax.Array:
   return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
-@attention("linear")
+def _features(
+  q: jax.Array, k: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  q, k = (elu_and_one(wide(a)) for a in (q, k))
+  # A key of 0 has no weight, so padding adds nothing.
+  return q, jnp.where(mask[:, None, :, None], k, 0)
+
+
+def step(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache
+) -> jax.Array:
+  """Causal `linear` of new tokens, with the sums over earlier ones."""
+  features = _features(q, k, cache.mask)
+  return by_features(*features, v, causal=True, cache=cache)
+
+
+@attention("linear", step=step)
 def linear(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
   *,
   mask: jax.Array,
-  cache: Cache | None,
   causal: bool = False,
 ) -> jax.Array:
   """Kernel attention with the kernel (elu(q) + 1) . (elu(k) + 1).
@@ -129,7 +144,4 @@ def linear(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  q, k = (elu_and_one(wide(a)) for a in (q, k))
-  # A key of 0 has no weight, so padding adds nothing.
-  k = jnp.where(mask[:, None, :, None], k, 0)
-  return by_features(q, k, v, causal=causal, cache=cache)
+  return by_features(*_features(q, k, mask), v, causal=causal)

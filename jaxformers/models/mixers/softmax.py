@@ -30,7 +30,16 @@ MODELS.register("symmetric_transformer")(
 )
 
 
-@attention("softmax")
+def step(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache
+) -> jax.Array:
+  """Causal softmax attention of new tokens, with the keys of earlier ones."""
+  k, v, seen = cache.extend(k, v)
+  weights = weigh(dot(q, k) * q.shape[-1] ** -0.5, seen)
+  return jnp.matmul(weights.astype(v.dtype), v)
+
+
+@attention("softmax", step=step)
 def softmax(
   q: jax.Array,
   k: jax.Array,
@@ -38,7 +47,6 @@ def softmax(
   *,
   mask: jax.Array,
   dropout: Dropout,
-  cache: Cache | None,
   causal: bool = False,
 ) -> jax.Array:
   """Softmax attention: softmax(q k.T / sqrt(e)) v, with float32 weights.
@@ -49,9 +57,5 @@ def softmax(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  if cache is not None:
-    k, v, seen = cache.extend(k, v)
-    weights = weigh(dot(q, k) * q.shape[-1] ** -0.5, seen)
-    return jnp.matmul(dropout(weights).astype(v.dtype), v)
   form = Form(causal, scale=q.shape[-1] ** -0.5)
   return attend(q, k, v, mask, dropout, form)

@@ -71,9 +71,8 @@ def agree(attend, arrays, want, mask=None, atol=5e-6, **arguments):
   Functions among the arguments are tools; `dropout` is the identity.
   """
   mask = tokens(arrays[0].shape[2]) if mask is None else mask
-  tools = {"dropout": Dropout(), "cache": None}
-  for name in tools.keys() & inspect.signature(attend).parameters:
-    arguments.setdefault(name, tools[name])
+  if "dropout" in inspect.signature(attend).parameters:
+    arguments.setdefault("dropout", Dropout())
   run = jax.jit(functools.partial(attend, mask=jnp.asarray(mask), **arguments))
   for dtype, tolerance in ((np.float64, 1e-10), (np.float32, atol)):
     with jax.enable_x64(dtype == np.float64):
