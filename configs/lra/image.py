@@ -10,7 +10,8 @@ classifier on the pixels reaches 30.9. At size=tiny: 31.4, in half an hour on
 two cores. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+seed=0.
 """
 
 from jaxformers.recipes import lra, shared

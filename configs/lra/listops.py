@@ -9,7 +9,8 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+seed=0.
 Longer test expressions: --config.task.test_min_length=2000
 --config.task.test_max_length=4000.
 """

@@ -9,7 +9,8 @@ python -m jaxformers.main --config configs/lra/pathfinder.py:size=tiny \
     --workdir runs/pathfinder
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+seed=0.
 Easier levels: --config.task.difficulty=intermediate|easy; longer sequences:
 --config.task.resolution=64|128|256.
 """

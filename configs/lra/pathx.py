@@ -8,7 +8,8 @@ python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
     --workdir runs/pathx
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+seed=0.
 Easier levels: --config.task.difficulty=intermediate|easy; other sizes:
 --config.task.resolution=32|64|256. At size=tiny there are 2,000 images, made in
 seconds.

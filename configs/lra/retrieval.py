@@ -10,9 +10,9 @@ TransJect reaches 56.0 on a stand-in of 8,000 pairs of reviews; the rule that
 compares byte histograms reaches 53.1 on it. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0. If
-an archive has another number of pairs than LRA's, set --config.task.num_train,
-num_validation and num_test.
+size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+seed=0. If an archive has another number of pairs than LRA's, set
+--config.task.num_train, num_validation and num_test.
 """
 
 from jaxformers.recipes import lra, shared

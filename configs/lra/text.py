@@ -11,7 +11,8 @@ every model of the papers' tables. At size=tiny: 64.3 on two cores in
 ten minutes. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|matched|tiny, protocol=jaxformers|lra|skyformer|s4|paper, seed=0.
+size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+seed=0.
 Under all but the first protocol the test split selects the checkpoint, as it
 did for the published numbers.
 """

@@ -10,7 +10,7 @@ import jax
 
 from jaxformers.models.blocks import invertible
 from jaxformers.models.dropout import make_dropout
-from jaxformers.models.norm import NORMS
+from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.parallel import whole_tokens
 
 
@@ -87,7 +87,8 @@ class Encoder(nn.Module):
       x = whole_tokens(x)
       self.sow("intermediates", "hidden", x)
     if kind.final_norm:
-      x = NORMS[kind.norm_type](kind.norm_epsilon, name="norm")(x)
+      norm = NORMS[kind.norm_type](kind.norm_epsilon, name="norm")
+      x = normalize(norm, x, mask=mask, train=train)
     return x
 
   def _looped(

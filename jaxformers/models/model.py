@@ -23,6 +23,7 @@ from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
 from jaxformers.models.kinds import find_kinds
+from jaxformers.models.norm import RUNNING
 from jaxformers.registry import Registry, call
 
 Make = functools.partial[Any]
@@ -261,5 +262,12 @@ def shapes(model: Model) -> Any:
 
 
 def size(model: Model) -> int:
-  """Returns the number of a model's parameters, as stored."""
-  return sum(leaf.size for leaf in jax.tree.leaves(shapes(model)))
+  """Returns the number of a model's parameters, as stored.
+
+  Running averages of norms do not count.
+  """
+  return sum(
+    leaf.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(model))
+    if not str(getattr(path[-1], "key", "")).startswith(RUNNING)
+  )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 MODEL = "model"  # The axis over which experts lie.
+PMAP = "data"  # The axis that pmap maps over.
 SEQUENCE = "sequence"  # The axis over which tokens lie.
 
 
@@ -137,6 +138,17 @@ def column_sums(x: jax.Array) -> jax.Array:
     return x.sum(range(x.ndim - 1))
   x = x.reshape(-1, x.shape[-1])
   return (jnp.ones((1, x.shape[0]), x.dtype) @ x)[0]
+
+
+def sum_over_devices(tree: Any) -> Any:
+  """Returns sums over the devices that pmap maps over; trees as they are else.
+
+  Under jit over a mesh the sums of a program are over all devices already.
+  """
+  try:
+    return jax.lax.psum(tree, PMAP)
+  except NameError:  # There is no such axis.
+    return tree
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -199,7 +199,7 @@ def _s5(
     num_layers,
     dropout_rate,
     {"state_size": states, "blocks": blocks, **mixer},
-    {},
+    {"norm_type": "batch"},
     batch_size,
     epochs * epoch,
     warmup_epochs * epoch,
@@ -268,7 +268,10 @@ def _s4d(
     6,
     dropout_rate,
     {"state_size": states, "num_ssm": 1, **mixer},
-    {"norm_first": norm_first, "final_norm": norm_first},
+    {
+      **{"norm_type": "batch", "norm_first": norm_first},
+      "final_norm": norm_first,
+    },
     batch_size,
     steps,
     steps // 10,
@@ -315,7 +318,7 @@ def _lru(
       **{"state_size": states, "r_min": ring[0], "r_max": ring[1]},
       **{"causal": causal, **mixer},
     },
-    {},
+    {"norm_type": "batch"},
     batch_size,
     steps,
     steps // 10,
@@ -376,7 +379,10 @@ def _mega(
   )
 
 
-_PIXELS = {"norm_first": True, "dropout_rate": 0.0, "weights": "laplace"}
+_PIXELS: dict[str, Any] = {
+  **{"norm_type": "batch", "norm_first": True, "dropout_rate": 0.0},
+  "weights": "laplace",
+}
 _MEGA = {
   "listops": _mega(6, 80, 64, 64, 1e-3, 0.01, 90_000, 3_000),
   "text": _mega(4, 128, 64, 50, 4e-3, 0.01, 25_000, 10_000, norm_type="scale"),
@@ -411,7 +417,7 @@ def model_fields(
   At "paper" it has the sizes of Skyformer's comparison, as all baselines: two
   layers, d = 64, 64 states. At "matched" it is as wide as the Transformer's
   parameters allow; at "tiny" it trains in minutes; at "published" it has the
-  sizes of its own paper, with LayerNorm where that has BatchNorm.
+  sizes of its own paper, BatchNorm among them.
 
   Args:
     name: in `MODELS`.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers.models import Model
+from jaxformers.models.norm import STATISTICS, move_averages
 from jaxformers.models.variables import Placement, make_variables
 from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
@@ -33,10 +34,13 @@ def _forward(
     *(batch[name] for name in objective.inputs),
     train=True,
     rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
-    mutable=["losses"],
+    mutable=["losses", STATISTICS],
   )
-  extra = sown_losses(sown, len(batch["weights"]))
-  return objective.sums(output, batch, extra, smoothing)
+  extra = sown_losses(sown.get("losses", {}), len(batch["weights"]))
+  objective, sums = objective.sums(output, batch, extra, smoothing)
+  # Running averages of norms need sums, too.
+  statistics = sown.get(STATISTICS)
+  return objective, sums | ({STATISTICS: statistics} if statistics else {})
 
 
 def _sum_parts(
@@ -116,6 +120,8 @@ def train_step(
   # Update the parameters and their average.
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
+  if statistics := sums.pop(STATISTICS, None):
+    params = move_averages(params, statistics)
   average = None
   if ema_decay:
     average = optax.incremental_update(params, state.average, 1 - ema_decay)

@@ -393,6 +393,38 @@ def test_a_function_that_carries():
     MIXERS.pop("counting")
 
 
+@pytest.mark.parametrize("name", ["kernelized", "softmax"])
+def test_rotary_scores_depend_on_distances(name):
+  """Tokens that are all three places further see each other as before."""
+  _, variables, apply = make(name, rotary=True)
+  _, _, plain = make(name)
+  x, _ = inputs()
+  mask = jnp.ones((B, N), bool)
+  moved = jnp.pad(x, ((0, 0), (3, 0), (0, 0)), constant_values=7.0)
+  y = apply(variables, x, mask)
+  z = apply(variables, moved, jnp.pad(mask, ((0, 0), (3, 0))))[:, 3:]
+  chex.assert_trees_all_close(y, z, atol=2e-5)
+  assert jnp.abs(y - plain(variables, x, mask)).max() > 1e-2
+
+
+def test_a_rotary_turn_is_a_complex_product():
+  x = np.random.default_rng(0).normal(size=(2, 3, 5, 8)).astype(np.float32)
+  places = np.array([[0, 1, 2, 9, 4]])
+  rates = 10_000.0 ** (-np.arange(4) / 4)
+  pairs = x[..., :4] + 1j * x[..., 4:]
+  turned = pairs * np.exp(1j * places[:, None, :, None] * rates)
+  want = np.concatenate([turned.real, turned.imag], -1)
+  found = attention.rotate(jnp.asarray(x), jnp.asarray(places))
+  np.testing.assert_allclose(found, want, atol=2e-6)
+
+
+def test_rotary_positions_need_queries_and_keys():
+  with pytest.raises(ValueError, match="rotary=True turns pairs.*has none"):
+    make("synthesizer", rotary=True)
+  with pytest.raises(ValueError, match="heads of an odd size"):
+    make("softmax", rotary=True, head_size=3)
+
+
 def test_heads_must_divide_the_width():
   with pytest.raises(
     ValueError, match="num_heads=3 does not divide d_model=16"

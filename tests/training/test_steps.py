@@ -99,6 +99,36 @@ def test_jit_and_pmap_agree_on_four_devices(name):
   assert a.step == b.step == 3
 
 
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("name", ["s5", "mega"])
+def test_a_batch_norm_is_of_all_devices(name):
+  """One device, four under jit, and four under pmap; and parts add up."""
+  _, start, batch, step = setup(name, block={"norm_type": "batch"})
+  after, sums = jax.jit(step)(start, batch)
+  assert "statistics" not in sums
+  for mode in ("jit", "pmap"):
+    compiled, place = compilers.compile_step(
+      mode, step, compilers.layout(), state=start
+    )
+    many, _ = compiled(compilers.layout().place_state(start), place(batch))
+    chex.assert_trees_all_close(
+      after.params, jax.device_get(many.params), atol=1e-4
+    )
+  # The first norm sees the same tokens in two parts, and adds their sums.
+  parts, _ = jax.jit(functools.partial(step, accumulate=2))(start, batch)
+  first = "norm" if name == "s5" else "norm_mixer"
+  if name == "mega":
+    return  # Its first norm comes after the mixer's branch.
+  for state in (after, parts):
+    averages = state.params["encoder"]["layer_0"][first]
+    assert jnp.abs(averages["running_mean"]).max() > 1e-4
+    chex.assert_trees_all_close(
+      averages["running_variance"],
+      after.params["encoder"]["layer_0"][first]["running_variance"],
+      atol=1e-6,
+    )
+
+
 def test_padding_of_weight_zero_changes_nothing():
   _, start, batch, step = setup()
   less = {key: value[:5] for key, value in batch.items()}

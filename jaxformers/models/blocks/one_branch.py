@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import jax
 
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import drop_channels
-from jaxformers.models.norm import NORMS
+from jaxformers.models.norm import NORMS, normalize
 
 
 @BLOCKS.register("one_branch")
@@ -18,8 +19,8 @@ class OneBranch(nn.Module):
   """x + dropout(mixer(norm x)), or norm(x + dropout(mixer(x))).
 
   There is no feed-forward: S4's, S5's and the LRU's mixers end in a gate.
-  Differs from their published configurations: these have BatchNorm, which lets
-  samples see each other; here a norm is of one token.
+  Their published configurations have BatchNorm, norm_type="batch", which lets
+  samples see each other in training; the default is a norm of one token.
 
   Source: Gu et al. 2022, https://arxiv.org/abs/2111.00396, appendix D.2, as in
   Smith et al. 2023 and Orvieto et al. 2023.
@@ -53,8 +54,9 @@ class OneBranch(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     norm = NORMS[self.norm_type](self.norm_epsilon, name="norm")
-    y = norm(x) if self.norm_first else x
+    normalized = functools.partial(normalize, norm, mask=mask, train=train)
+    y = normalized(x) if self.norm_first else x
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
     y = drop_channels(self, y, self.dropout_rate, train=train)
     x = x + y.astype(x.dtype)
-    return (x if self.norm_first else norm(x)), carry
+    return (x if self.norm_first else normalized(x)), carry

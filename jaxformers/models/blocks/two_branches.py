@@ -14,7 +14,7 @@ from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
-from jaxformers.models.norm import NORMS
+from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import semi_orthogonal
 from jaxformers.registry import choose
@@ -67,13 +67,20 @@ class TwoBranches(nn.Module):
     """Returns r, the weight of both branches."""
     return 1.0
 
-  def norm(self, x: jax.Array, name: str) -> jax.Array:
-    """Returns the input of a branch: the norm of x."""
-    return NORMS[self.norm_type](self.norm_epsilon, name=name)(x)
+  def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
+    """Returns the input of a branch: the norm of x.
 
-  def end(self, x: jax.Array, name: str) -> jax.Array:
-    """Returns x after a branch was added to it."""
-    del name
+    Args:
+      x: [b, n, d].
+      name: name of the norm.
+      **tokens: `mask` and `train`, for norms that see other samples.
+    """
+    norm = NORMS[self.norm_type](self.norm_epsilon, name=name)
+    return normalize(norm, x, **tokens)
+
+  def end(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
+    """Returns x after a branch was added to it; arguments as for `norm`."""
+    del name, tokens
     return x
 
   def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
@@ -92,16 +99,18 @@ class TwoBranches(nn.Module):
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
     # Add the mixer's branch.
-    y = self.norm(x, "norm_mixer")
+    tokens = {"mask": mask, "train": train}
+    y = self.norm(x, "norm_mixer", **tokens)
     y, carry = self.mixer(name="mixer")(
       y, mask=mask, carry=carry, train=train, **self.inputs(x)
     )
-    x = self.end(x + r * path(dropout(y)).astype(x.dtype), "norm_mixer")
+    x = x + r * path(dropout(y)).astype(x.dtype)
+    x = self.end(x, "norm_mixer", **tokens)
     # Add the feed-forward's branch.
-    y = self._dense(self.norm(x, "norm_mlp"), self.mlp_dim, "up")
+    y = self._dense(self.norm(x, "norm_mlp", **tokens), self.mlp_dim, "up")
     y = self._dense(dropout(activation(y)), x.shape[-1], "down")
     y = path(dropout(y)).astype(x.dtype)
-    return self.end(x + r * y, "norm_mlp"), carry
+    return self.end(x + r * y, "norm_mlp", **tokens), carry
 
   def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
     """Returns a linear map of x [b, n, d] to [b, n, width], with a bias."""
@@ -151,13 +160,13 @@ class NormPlaced(TwoBranches):
     """True if a norm ends the encoder: if none has yet."""
     return self.norm_first
 
-  def norm(self, x: jax.Array, name: str) -> jax.Array:
+  def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns the norm of x, or x itself."""
-    return super().norm(x, name) if self.norm_first else x
+    return super().norm(x, name, **tokens) if self.norm_first else x
 
-  def end(self, x: jax.Array, name: str) -> jax.Array:
+  def end(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns x, or its norm."""
-    return x if self.norm_first else super().norm(x, name)
+    return x if self.norm_first else super().norm(x, name, **tokens)
 
 
 @BLOCKS.register("pre_norm")
@@ -223,6 +232,6 @@ class ReZero(TwoBranches):
     """Returns r, a parameter of the layer."""
     return self.param("residual", nn.initializers.zeros, ())
 
-  def norm(self, x: jax.Array, name: str) -> jax.Array:
+  def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns x itself, unless `use_norm`."""
-    return super().norm(x, name) if self.use_norm else x
+    return super().norm(x, name, **tokens) if self.use_norm else x
