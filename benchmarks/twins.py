@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from benchmarks import recurrent_twins
 from jaxformers.models import MODELS, Model
 
 Arrays = Mapping[str, Tensor]
@@ -467,6 +469,24 @@ class Layer(nn.Module):
     return self.out(y.transpose(1, 2).flatten(-2)), v
 
 
+def _recurrent_layer(
+  mixer: str, weights: Mapping[str, Any]
+) -> recurrent_twins.RecurrentLayer:
+  """Returns the layer of a recurrent mixer with our weights."""
+  names = ("norm", "norm_mixer", "norm_mlp")
+  mlp = [
+    _linear(len(weights[k]["kernel"]), weights[k])
+    for k in ("up", "down")
+    if k in weights
+  ]
+  return recurrent_twins.RecurrentLayer(
+    mixer,
+    jax.tree.map(_tensor, dict(weights)),
+    [_norm(weights[name]) for name in names if name in weights],
+    tuple(mlp),
+  )
+
+
 class Twin(nn.Module):
   """A classifier with the weights of ours, ids [b, n] to logits [b, 2].
 
@@ -498,16 +518,21 @@ class Twin(nn.Module):
       variables.get(name, {}).get("encoder", {})
       for name in ("rotations", "random")
     )
-    self.layers = nn.ModuleList(
-      Layer(
-        weights[name],
-        rotations.get(name, {}),
-        drawn.get(name, {}).get("mixer", {}),
-        attend or ATTENDS[variant.mixer],
-        variant.defaults,
+    if variant.mixer in recurrent_twins.MIXERS:
+      self.layers = nn.ModuleList(
+        _recurrent_layer(variant.mixer, weights[name]) for name in layers
       )
-      for name in layers
-    )
+    else:
+      self.layers = nn.ModuleList(
+        Layer(
+          weights[name],
+          rotations.get(name, {}),
+          drawn.get(name, {}).get("mixer", {}),
+          attend or ATTENDS[variant.mixer],
+          variant.defaults,
+        )
+        for name in layers
+      )
     self.norm = _norm(weights["norm"]) if "norm" in weights else nn.Identity()
     self.head = _linear(D, variables["params"]["head"]["logits"])
 

@@ -33,7 +33,7 @@ def test_without_a_config_all_models_are_listed(capsys):
   named = [line.split("|")[1].strip() for line in lines[2:]]
   assert named == sorted(models.MODELS)
   start = "| neutreno | softmax (fidelity=0.6) | pre_norm | Softmax attention: "
-  assert lines[10].startswith(f"{start}softmax(")
+  assert any(line.startswith(f"{start}softmax(") for line in lines)
   with pytest.raises(SystemExit, match="need a --config"):
     command.main(["--json"])
 

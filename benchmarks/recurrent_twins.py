@@ -1,0 +1,248 @@
+"""The recurrent mixers in PyTorch, with our weights: parts of `twins`.
+
+Time-invariant recurrences are convolutions by FFT, and those whose factors
+depend on tokens a loop over tokens, as in the reference code of Mamba's
+authors. There is no code for padding: every token counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Weights = Mapping[str, Any]
+Arrays = Mapping[str, Tensor]
+
+
+def _complex(real: Tensor, imag: Tensor) -> Tensor:
+  return torch.complex(real, imag)
+
+
+def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
+  """Returns sum_l k_l x_(t-l) of x [b, n, ...] and a kernel [n, ...]."""
+  n = x.shape[1]
+  if x.is_complex() or kernel.is_complex():
+    spectrum = torch.fft.fft(x, 2 * n, 1) * torch.fft.fft(kernel, 2 * n, 0)
+    return torch.fft.ifft(spectrum, dim=1)[:, :n]
+  spectrum = torch.fft.rfft(x, 2 * n, 1) * torch.fft.rfft(kernel, 2 * n, 0)
+  return torch.fft.irfft(spectrum, 2 * n, 1)[:, :n]
+
+
+def _both_ways(x: Tensor, kernel: Tensor) -> Tensor:
+  """Returns the states in both directions side by side."""
+  back = _convolve(x.flip(1), kernel).flip(1)
+  return torch.cat([_convolve(x, kernel), back], -1)
+
+
+def _powers(log: Tensor, n: int) -> Tensor:
+  """Returns exp(l log) for l < n, [n, ...]."""
+  steps = torch.arange(n).view(-1, *(1,) * log.ndim)
+  return (steps * log).exp()
+
+
+def _gated(w: Weights, y: Tensor, form: str, approximate: str) -> Tensor:
+  g = F.gelu(y, approximate=approximate)
+  gate = torch.sigmoid(w["gate.gate"](g))
+  return (w["gate.value"](g) if form == "full" else g) * gate
+
+
+def lru(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """The LRU in both directions, with a GLU."""
+  log = _complex(-w["nu_log"].exp(), w["theta_log"].exp())
+  b = _complex(w["B_re"], w["B_im"]) * w["gamma_log"].exp()[:, None]
+  drive = x.to(b.dtype) @ b.T
+  h = _both_ways(drive, _powers(log, x.shape[1]))
+  y = (h @ _complex(w["C_re"], w["C_im"]).T).real + w["D"] * x
+  return _gated(w, y, "full", "tanh")
+
+
+def s5(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """S5 in both directions, by zero-order hold, with half a GLU."""
+  eigenvalue = _complex(w["Lambda_re"], w["Lambda_im"])
+  log = w["log_step"][:, 0].exp() * eigenvalue
+  b = torch.view_as_complex(w["B"]) * ((log.exp() - 1) / eigenvalue)[:, None]
+  h = _both_ways(x.to(b.dtype) @ b.T, _powers(log, x.shape[1]))
+  c = torch.cat([torch.view_as_complex(w[name]) for name in ("C1", "C2")], 1)
+  y = 2 * (h @ c.T).real + w["D"] * x
+  return _gated(w, y, "half1", "tanh")
+
+
+def s4d(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """S4D-LegS in both directions, as its authors' minimal code, with a GLU."""
+  n = x.shape[1]
+  eigenvalue = _complex(-w["log_A_real"].exp(), w["A_imag"])
+  log = eigenvalue * w["log_dt"].exp()[:, None]
+  gain = torch.view_as_complex(w["B"]) * (log.exp() - 1) / eigenvalue
+  powers = _powers(log, n)  # [n, d, N / 2].
+  forward, back = (
+    2 * torch.einsum("dk,ndk->nd", gain * c, powers).real
+    for c in torch.view_as_complex(w["C"])
+  )
+  y = _convolve(x, forward)
+  later = _convolve(x.flip(1), back).flip(1)
+  # The backward kernel begins with the next token.
+  y = y + F.pad(later[:, 1:], (0, 0, 0, 1)) + w["D"] * x
+  return _gated(w, y, "full", "none")
+
+
+def mega(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """Mega in both directions, softmax and simple biases; returns the change."""
+  n, d = x.shape[1:]
+  p = torch.sigmoid(w["delta"])
+  log = torch.log1p(-p * torch.sigmoid(w["alpha"]))
+  weight = p * w["ema_beta"] * w["eta"] / math.sqrt(p.shape[1])
+  kernel = torch.einsum("dh,ndh->nd", weight, _powers(log, n))
+  y = _convolve(x, kernel[:, :d])
+  y = y + _convolve(x.flip(1), kernel[:, d:]).flip(1)
+  averaged = F.silu(y + w["omega"] * x)
+  values = F.silu(w["v_proj"](x))
+  z, v = w["gamma"].shape[1], values.shape[-1]
+  update, shared, reset, candidate = w["mx_proj"](averaged).split(
+    (d, z, v, d), -1
+  )
+  shared = F.silu(shared)
+  q, k = (shared * w["gamma"][i] + w["beta"][i] for i in range(2))
+  places = torch.arange(n)
+  middle = len(w["distance"]) // 2
+  bias = w["distance"][places[None] - places[:, None] + middle]
+  weights = (q @ k.mT / math.sqrt(z) + bias).softmax(-1)
+  h = w["h_proj"](F.silu(reset) * (weights @ values))
+  return torch.sigmoid(update) * (F.silu(candidate + h) - residual)
+
+
+def _short_convolution(w: Weights, u: Tensor) -> Tensor:
+  kernel = w["conv"].T[:, None]  # [d, 1, width].
+  padded = F.pad(u.mT, (kernel.shape[-1] - 1, 0))
+  return F.conv1d(padded, kernel, w["conv_bias"], groups=len(kernel)).mT
+
+
+def rglru(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """Griffin's recurrent block, token after token."""
+  gate = F.gelu(w["gate"](x), approximate="tanh")
+  u = _short_convolution(w, w["input"](x))
+
+  def by_heads(name: str) -> Tensor:
+    h, e, _ = w[name].shape
+    y = torch.einsum("bnhe,hef->bnhf", u.unflatten(-1, (h, e)), w[name])
+    return torch.sigmoid(y + w[f"{name}_bias"]).flatten(-2)
+
+  remain, enter = by_heads("remain"), by_heads("enter")
+  log_a = -8 * remain * F.softplus(w["Lambda"])
+  root = (-torch.expm1(2 * log_a)).sqrt()
+  root = torch.cat([torch.ones_like(root[:, :1]), root[:, 1:]], 1)
+  factor, drive = log_a.exp(), root * enter * u
+  h, states = torch.zeros_like(u[:, 0]), []
+  for t in range(u.shape[1]):
+    h = factor[:, t] * h + drive[:, t]
+    states.append(h)
+  return w["output"](torch.stack(states, 1) * gate)
+
+
+def mamba(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """Mamba, by the loop of its authors' reference."""
+  u, z = w["input"](x).chunk(2, -1)
+  u = F.silu(_short_convolution(w, u))
+  size = w["A_log"].shape[1]
+  gates = w["gates"](u)
+  rank = gates.shape[-1] - 2 * size
+  step, b, c = gates.split((rank, size, size), -1)
+  step = F.softplus(step @ w["step"] + w["step_bias"])
+  a = -w["A_log"].exp()
+  h, outputs = torch.zeros(*u[:, 0].shape, size), []
+  for t in range(u.shape[1]):
+    factor = (step[:, t, :, None] * a).exp()
+    h = factor * h + (step[:, t] * u[:, t])[..., None] * b[:, t, None]
+    outputs.append((h * c[:, t, None]).sum(-1))
+  y = torch.stack(outputs, 1) + w["D"] * u
+  return w["output"](y * F.silu(z))
+
+
+MIXERS: dict[str, Callable[[Weights, Tensor, Tensor], Tensor]] = {
+  f.__name__: f for f in (lru, s5, s4d, mega, rglru, mamba)
+}
+
+
+class Mixer(nn.Module):
+  """A recurrent mixer with our weights.
+
+  Args:
+    name: in `MIXERS`.
+    arrays: parameters of our mixer, as tensors; those of a layer are a mapping
+      with `kernel`, and `bias` or none.
+  """
+
+  def __init__(self, name: str, arrays: Mapping[str, Any]) -> None:
+    super().__init__()
+    self.mix = MIXERS[name]
+    self.learned, self.layers = nn.ParameterDict(), nn.ModuleDict()
+    self._add(arrays, "")
+
+  def _add(self, arrays: Mapping[str, Any], prefix: str) -> None:
+    for name, value in arrays.items():
+      if not isinstance(value, Mapping):
+        self.learned[name] = nn.Parameter(value)
+      elif "kernel" in value:
+        self.layers[f"{prefix}{name}".replace(".", "-")] = _linear(value)
+      else:
+        self._add(value, f"{prefix}{name}.")
+
+  def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    """Maps x [b, n, d]; `residual` is x before the norm."""
+    layers = {k.replace("-", "."): v for k, v in self.layers.items()}
+    return self.mix({**self.learned, **layers}, x, residual)
+
+
+def _linear(weights: Mapping[str, Tensor]) -> nn.Linear:
+  kernel = weights["kernel"]
+  layer = nn.Linear(*kernel.shape, bias="bias" in weights)
+  with torch.no_grad():
+    layer.weight.copy_(kernel.T)
+    if "bias" in weights:
+      layer.bias.copy_(weights["bias"])
+  return layer
+
+
+class RecurrentLayer(nn.Module):
+  """A layer around a recurrent mixer: one branch, Mega's, or Pre-LN.
+
+  Args:
+    name: name of the mixer.
+    weights: weights of our layer, as tensors.
+    norms: its norms, one or two.
+    mlp: first and second layer of the feed-forward, or ().
+  """
+
+  def __init__(
+    self,
+    name: str,
+    weights: Mapping[str, Any],
+    norms: list[nn.Module],
+    mlp: tuple[nn.Module, ...],
+  ) -> None:
+    super().__init__()
+    self.mixer = Mixer(name, weights["mixer"])
+    self.norms, self.mlp = nn.ModuleList(norms), nn.ModuleList(mlp)
+    # Mega has its norms after the sums, and SiLU.
+    self.norm_first = name != "mega"
+    self.activation = F.gelu if self.norm_first else F.silu
+
+  def forward(
+    self, x: Tensor, mask: Tensor, first: Tensor | None
+  ) -> tuple[Tensor, Tensor]:
+    """Maps x [b, n, d]; the other arguments are those of `twins.Layer`."""
+    x = self._add(0, x, lambda y: self.mixer(y, x))
+    if self.mlp:
+      up, down = self.mlp
+      x = self._add(1, x, lambda y: down(self.activation(up(y))))
+    return x, x
+
+  def _add(
+    self, index: int, x: Tensor, branch: Callable[[Tensor], Tensor]
+  ) -> Tensor:
+    norm = self.norms[index]
+    return x + branch(norm(x)) if self.norm_first else norm(x + branch(x))
