@@ -43,18 +43,19 @@ BIASES = ("simple", "rotary")
 MEAN, DEVIATION = math.sqrt(0.5), math.sqrt(0.25 / math.pi)
 
 
-class Sight(NamedTuple):
-  """Which keys queries see, and where both are.
+class Head(NamedTuple):
+  """Queries, keys and values of one head, and which tokens count.
 
   Attributes:
-    seen: bool [..., s, m].
-    queries: places of the queries, int32 [..., s].
-    keys: places of the keys, int32 [..., m].
+    q, k: queries and keys, [b, n, z].
+    v: values, [b, n, v].
+    mask: [b, n], True at tokens.
   """
 
-  seen: jax.Array
-  queries: jax.Array
-  keys: jax.Array
+  q: jax.Array
+  k: jax.Array
+  v: jax.Array
+  mask: jax.Array
 
 
 def softmax_weights(scores: jax.Array, seen: jax.Array) -> jax.Array:
@@ -137,38 +138,37 @@ class Mega(nn.Module):
     residual: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
     self._check(x.shape[1])
-    d = x.shape[-1]
-    z, v = self.query_dim, self.value_dim or 2 * d
-    drop = {
-      name: make_dropout(self, getattr(self, name), train=train)
-      for name in ("value_dropout_rate", "weight_dropout_rate")
-    }
+    d, z = x.shape[-1], self.query_dim
+    v = self.value_dim or 2 * d
     residual = x if residual is None else residual
     x = x.astype(self.dtype)
+    # Values are of x itself, everything else is of its moving average.
     values = nn.silu(self._dense(x, v, "v_proj"))
-    values = drop["value_dropout_rate"](values)
-    # The moving average, and everything that is made of it.
+    values = make_dropout(self, self.value_dropout_rate, train=train)(values)
     averaged = nn.silu(self._average(x, mask))
     averaged = make_dropout(self, self.dropout_rate, train=train)(averaged)
     base = self._dense(averaged, d + z + v + d, "mx_proj")
     update, shared, reset, candidate = jnp.split(
       base, (d, d + z, d + z + v), axis=-1
     )
-    shared = nn.silu(shared)
-    gamma = self.param("gamma", nn.initializers.normal(START), (2, z))
-    beta = self.param("beta", nn.initializers.zeros, (2, z))
-    q, k = (
-      shared * gamma[i].astype(x.dtype)[None, None]
-      + beta[i].astype(x.dtype)[None, None]
-      for i in range(2)
-    )
-    o = self._attend(q, k, values, mask, drop["weight_dropout_rate"])
-    h = self._dense(nn.silu(reset) * o, d, "h_proj")
+    head = Head(*self._queries_and_keys(nn.silu(shared)), values, mask)
+    dropout = make_dropout(self, self.weight_dropout_rate, train=train)
+    attended = self._attend(head, dropout)
+    # The reset gate weighs what was attended to, the update gate the result.
+    h = self._dense(nn.silu(reset) * attended, d, "h_proj")
     h = make_dropout(self, self.dropout_rate, train=train)(
       nn.silu(candidate + h)
     )
     change = h.astype(residual.dtype) - residual
     return jax.nn.sigmoid(update).astype(residual.dtype) * change, carry
+
+  def _queries_and_keys(self, shared: jax.Array) -> list[jax.Array]:
+    """Scales and shifts the channels of Z [b, n, z], once for each."""
+    shape = (2, self.query_dim)
+    gamma = self.param("gamma", nn.initializers.normal(START), shape)
+    beta = self.param("beta", nn.initializers.zeros, shape)
+    gamma, beta = (a.astype(shared.dtype)[:, None, None] for a in (gamma, beta))
+    return [shared * gamma[i] + beta[i] for i in range(2)]
 
   def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
     return dense(x, width, name, init_std=START, dtype=self.dtype)
@@ -224,38 +224,29 @@ class Mega(nn.Module):
     front, moved = to_front(wide(x), mask)
     return move_back(convolve(front, *kernels), moved).astype(x.dtype) + skip
 
-  def _attend(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array,
-    dropout: Dropout,
-  ) -> jax.Array:
+  def _attend(self, head: Head, dropout: Dropout) -> jax.Array:
     """Returns the sums of values [b, n, v] under the weights of one head."""
     biases = self._biases()
     if is_decoding(self):
-      return self._attend_to_cache(q, k, v, mask, biases, dropout)
-    b, n = mask.shape
-    chunk = self.attention_chunk
+      return self._attend_to_cache(head, biases, dropout)
+    n, chunk = head.mask.shape[1], self.attention_chunk
     if not chunk or chunk >= n:
-      return self._by_blocks(q, k, v, mask, biases, dropout)
+      return self._by_blocks(head, biases, dropout)
     # Chunks are samples of their own.
-    parts = [split(a, chunk, 1) for a in (q, k, v, mask[..., None])]
-    q, k, v, mask = (a.reshape(-1, chunk, a.shape[-1]) for a in parts)
-    y = self._by_blocks(q, k, v, mask[..., 0], biases, dropout)
-    return y.reshape(b, -1, v.shape[-1])[:, :n]
+    parts = Head(
+      *(
+        (cut := split(array, chunk, 1)).reshape(-1, chunk, *cut.shape[3:])
+        for array in head
+      )
+    )
+    y = self._by_blocks(parts, biases, dropout)
+    return y.reshape(len(head.mask), -1, y.shape[-1])[:, :n]
 
   def _by_blocks(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array,
-    biases: jax.Array,
-    dropout: Dropout,
+    self, head: Head, biases: jax.Array, dropout: Dropout
   ) -> jax.Array:
-    n = q.shape[1]
+    """Attends with one block of queries at a time."""
+    n = head.mask.shape[1]
     size = min(BLOCK, n)
     keys = jnp.arange(n)
     # Queries that fill up the last block may be beyond all distances.
@@ -265,59 +256,54 @@ class Mega(nn.Module):
     def attend(args: Any) -> jax.Array:
       i, q = args
       queries = i * size + jnp.arange(size)
-      seen = mask[:, None]
+      seen = head.mask[:, None]
       if self.causal:
         seen = seen & (keys[None] <= queries[:, None])[None]
       # Key 0 and the last query of the block are the greatest distance back.
-      first = len(biases) // 2 - (i + 1) * size + 1
-      near = jax.lax.dynamic_slice(padded, (first + size,), (size + n - 1,))
+      first = len(biases) // 2 + 1 - i * size
+      near = jax.lax.dynamic_slice(padded, (first,), (size + n - 1,))
       offsets = _toeplitz(near, size, n)[None]
-      return self._weigh(q, k, v, seen, offsets, dropout.fold(i))
+      return self._weigh(head._replace(q=q), seen, offsets, dropout.fold(i))
 
-    blocks = jnp.moveaxis(split(q, size, 1), 1, 0)
+    blocks = jnp.moveaxis(split(head.q, size, 1), 1, 0)
     y = jax.lax.map(attend, (jnp.arange(len(blocks)), blocks))
-    return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, v.shape[-1])[:, :n]
+    return jnp.moveaxis(y, 0, 1).reshape(len(head.q), -1, y.shape[-1])[:, :n]
 
   def _attend_to_cache(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array,
-    biases: jax.Array,
-    dropout: Dropout,
+    self, head: Head, biases: jax.Array, dropout: Dropout
   ) -> jax.Array:
-    known = extend(self, mask, self._longest(), k=k, v=v)
-    keys = jnp.arange(self._longest())
-    seen = known.seen
+    """Attends to all tokens so far, those in the cache included."""
+    longest = self._longest()
+    known = extend(self, head.mask, longest, k=head.k, v=head.v)
+    keys, seen = jnp.arange(longest), known.seen
     if self.attention_chunk:
-      own = known.places // self.attention_chunk
-      seen = seen & (
-        own[..., None] == (keys // self.attention_chunk)[None, None]
-      )
+      own, others = (a // self.attention_chunk for a in (known.places, keys))
+      seen = seen & (own[..., None] == others[None, None])
     distances = keys[None, None] - known.places[..., None]
     offsets = biases[jnp.clip(distances + len(biases) // 2, 0, len(biases) - 1)]
-    k, v = known.arrays["k"], known.arrays["v"]
-    return self._weigh(q, k, v, seen, offsets, dropout)
+    head = head._replace(k=known.arrays["k"], v=known.arrays["v"])
+    return self._weigh(head, seen, offsets, dropout)
 
   def _weigh(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    seen: jax.Array,
-    offsets: jax.Array,
-    dropout: Dropout,
+    self, head: Head, seen: jax.Array, offsets: jax.Array, dropout: Dropout
   ) -> jax.Array:
-    """Returns the sums of values; `offsets` [1 or b, s, m] move the scores."""
-    scores = dot(q, k)
+    """Returns the sums of values of queries.
+
+    Args:
+      head: queries [b, s, z], keys and values of m tokens; the mask is not
+        read.
+      seen: True where a query sees a key, [b, 1 or s, m].
+      offsets: numbers that are added to the scores, [1 or b, s, m].
+      dropout: dropout of the weights.
+    """
+    scores = dot(head.q, head.k)
     if self.weights == "softmax":
-      scores = scores * q.shape[-1] ** -0.5
+      scores = scores * self.query_dim**-0.5
     else:
       count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
       scores = scores / count.astype(scores.dtype)
     weights = WEIGHTS[self.weights](scores + offsets.astype(scores.dtype), seen)
-    return jnp.matmul(dropout(weights).astype(v.dtype), v)
+    return jnp.matmul(dropout(weights).astype(head.v.dtype), head.v)
 
   def _longest(self) -> int:
     """Returns the greatest number of tokens."""

@@ -1,4 +1,4 @@
-"""What recurrent mixers share: the linear system, and the gate after it."""
+"""Linear system and gate that recurrent mixers share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ GLUS = ("full", "half1", "half2", "none")
 
 
 class GatedOutput(nn.Module):
-  """The activation and gated linear unit after a recurrence, [b, n, d].
+  """Activation and gated linear unit after a recurrence, [b, n, d].
 
   With g = dropout(gelu(y)): "full" is (W1 g + b1) sigmoid(W2 g + b2), "half1"
   is g sigmoid(W g + b), "half2" is y sigmoid(W g + b), and "none" is g. A

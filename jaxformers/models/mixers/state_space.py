@@ -129,7 +129,7 @@ def discretize(
   Source: Gu et al. 2022, https://arxiv.org/abs/2206.11893, section 3.1.
 
   Args:
-    eigenvalue: of A, any shape; a pair.
+    eigenvalue: a pair of any shape, eigenvalues of A.
     step: step size, of the same shape.
     method: "zoh", zero-order hold, or "bilinear".
   """
