@@ -172,7 +172,7 @@ def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
 
 
 class Cache(NamedTuple):
-  """What a function of heads remembers of earlier tokens.
+  """Memory of earlier tokens, for a function of heads.
 
   Attributes:
     module: the mixer.
