@@ -184,7 +184,7 @@ _NAMES = {
   # Shares, rates and weights.
   Range(float, "[0, 1)"): """
     label_smoothing ema_decay b1 b2 momentum dropout_rate head_dropout_rate
-    drop_path_rate value_dropout_rate weight_dropout_rate
+    drop_path_rate value_dropout_rate weight_dropout_rate hidden_dropout_rate
   """,
   Range(float, "[0, 1]"): """
     norm_epsilon epsilon color_jitter erase r_min r_max

@@ -14,6 +14,7 @@ from jaxformers.registry import unknown
 
 # Sections in which a command may set options that the config does not list.
 OPTION_SECTIONS = (["model", "mixer"], ["model", "block"])
+GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
 # A flag such as `--config.x.y=value` or `--noconfig.x.y`.
 OVERRIDE = re.compile(
   r"-+(?P<no>no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL
@@ -92,16 +93,17 @@ def take_options(
   Returns:
     The other arguments; and the options by path, such as
     {"model.mixer.causal": True}, read as Python values where possible and as
-    text otherwise.
+    text otherwise; those of `optimizer.groups` among them.
   """
   rest, options = [], {}
   for arg in argv:
-    # An option is model.mixer.NAME or model.block.NAME.
+    # An option is model.mixer.NAME, model.block.NAME or one of a group.
     override = OVERRIDE.fullmatch(arg)
     path = override["path"].split(".") if override else []
     is_option = len(path) == 3 and path[:2] in OPTION_SECTIONS
+    is_option |= len(path) == 4 and path[:2] == GROUPS
     # ml_collections sets the options that the config lists.
-    if not is_option or path[2] in config.model.get(path[1], {}):
+    if not is_option or _lists(config, path):
       rest.append(arg)
     else:
       # `--noconfig.x` stands for False, and `--config.x` alone for True.
@@ -110,14 +112,26 @@ def take_options(
   return rest, options
 
 
+def _lists(config: ConfigDict, path: list[str]) -> bool:
+  """Returns True if a config has the field of a path."""
+  section: Any = config
+  for name in path:
+    if not isinstance(section, ConfigDict) or name not in section:
+      return False
+    section = section[name]
+  return True
+
+
 def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
   """Sets the options from `take_options`, adding sections where needed."""
   # The config of a flag is locked: it refuses fields that it does not have.
   with config.unlocked():
     for path in options:
-      section = path.split(".")[1]
-      if section not in config.model:
-        config.model[section] = ConfigDict()
+      section = config
+      for name in path.split(".")[:-1]:
+        if name not in section:
+          section[name] = ConfigDict()
+        section = section[name]
     config.update_from_flattened_dict(dict(options))
 
 

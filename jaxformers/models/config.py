@@ -73,7 +73,7 @@ class ModelConfig:
       head_dropout_rate, interaction: see `heads.ClassifierHead`; for
       classification. The pool "cls" puts a token in front, for segmentation
       too.
-    positions: "sinusoid", "sinusoid_2d" or "learned".
+    positions: "sinusoid", "sinusoid_2d", "learned" or "none".
     dropout_rate: dropout after the embedding.
     dtype: "float32" or "bfloat16", the compute type; parameters are float32.
     orthogonal_map: in `orthogonal.MAPS`: "cayley", "expm", "householder", or
@@ -208,6 +208,11 @@ class ModelConfig:
         "A language model with mixer.causal=False sees what it predicts: "
         "leave the option out."
       )
+    if self.block.get("norm_type") == "batch":
+      raise UserError(
+        'block.norm_type="batch" shows later tokens to earlier ones in '
+        "training, by their mean: choose another norm for a language model."
+      )
 
   def _check_objective(self) -> None:
     """Raises UserError for inputs and options that the objective has not."""
@@ -239,7 +244,16 @@ class ModelConfig:
       )
 
   def _check_pool(self) -> None:
-    """Raises UserError for options of classifiers under another objective."""
+    """Raises UserError for options of classifiers under another objective.
+
+    And for a class token in front of a mixer that reads earlier tokens alone.
+    """
+    if self.cls and is_causal(self.variant, self.mixer_options()):
+      raise UserError(
+        f'pool="cls" puts a token in front, which the causal mixer '
+        f"{self.variant.mixer!r} reads nothing after: choose another pool, or "
+        "mixer.causal=False where the mixer has it."
+      )
     pools = {"language_model": ("mean",), "segmentation": ("mean", "cls")}
     if self.objective not in pools:
       return
@@ -264,6 +278,15 @@ def _hashable(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return tuple(_hashable(item) for item in value)
   return value
+
+
+def is_causal(variant: Variant, options: Mapping[str, Any]) -> bool:
+  """Returns True if a variant's mixer reads earlier tokens alone."""
+  if not variant.mixer:
+    return False
+  module = MIXERS[variant.mixer](**options, **variant.fixed)
+  others = getattr(module, "options", {})
+  return bool(getattr(module, "causal", others.get("causal", False)))
 
 
 def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:

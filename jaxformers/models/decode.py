@@ -90,10 +90,20 @@ def _check(
       f"generate needs a language model, and this one is for "
       f"{config.objective}: build it with objective='language_model'."
     )
-  if prompt.ndim != 2 or not (prompt > 0).any(1).all():
+  if prompt.ndim != 2 or not (prompt > 0)[:, :1].all():
     raise UserError(
       f"prompt has the shape {prompt.shape}: give ids [b, n] with at least one "
-      "token, not 0, in every row."
+      "token, not 0, at the beginning of every row."
+    )
+  is_token = prompt > 0
+  if (is_token[:, 1:] > is_token[:, :-1]).any():
+    raise UserError(
+      "prompt has padding, 0, before a token: put it after all tokens of a row."
+    )
+  if (prompt < 0).any() or (prompt >= config.vocab_size).any():
+    raise UserError(
+      f"prompt has ids from {prompt.min()} to {prompt.max()}, and the model "
+      f"knows 0 to {config.vocab_size - 1}: encode it with its vocabulary."
     )
   if steps < 1 or temperature < 0 or not 0 <= top_k < config.vocab_size:
     raise UserError(

@@ -261,6 +261,19 @@ def shapes(model: Model) -> Any:
   return jax.eval_shape(init, jax.random.key(0), model.example())["params"]
 
 
+def has_statistics(model: Model) -> bool:
+  """Returns True if a model has a BatchNorm, whose batches see each other."""
+  return any(
+    _is_running(path)
+    for path, _ in jax.tree_util.tree_leaves_with_path(shapes(model))
+  )
+
+
+def _is_running(path: Any) -> bool:
+  """Returns True for the path of a running average of a norm."""
+  return str(getattr(path[-1], "key", "")).startswith(RUNNING)
+
+
 def size(model: Model) -> int:
   """Returns the number of a model's parameters, as stored.
 
@@ -269,5 +282,5 @@ def size(model: Model) -> int:
   return sum(
     leaf.size
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(model))
-    if not str(getattr(path[-1], "key", "")).startswith(RUNNING)
+    if not _is_running(path)
   )

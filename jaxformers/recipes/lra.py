@@ -220,7 +220,9 @@ def model_fields(
 
   def make_transformer(name: str) -> dict[str, Any]:
     if name in recurrences.MODELS:
-      own = {"pool": "mean" if protocol == "jaxformers" else pool}
+      # A class token in front of a causal mixer would read nothing.
+      is_mean = protocol == "jaxformers" or pool == "cls"
+      own = {"pool": "mean" if is_mean else pool}
       own |= {"protocol": protocol}
       return recurrences.model_fields(name, size, task, common | own)
     if original is not None:

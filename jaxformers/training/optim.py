@@ -164,7 +164,13 @@ class Groups(NamedTuple):
 
       return jax.tree.map(scaled, self.kinds(updates), updates), state
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    def init(params: Any) -> Any:
+      found = {kind for kind in jax.tree.leaves(self.kinds(params)) if kind}
+      for kind in self.table:
+        choose("kind of parameter of this model", kind, found)
+      return optax.EmptyState()
+
+    return optax.GradientTransformation(init, update)
 
 
 def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.errors import UserError
 from jaxformers.models import pretrained
 from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.model import has_statistics
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import (
   compilers,
@@ -98,7 +99,8 @@ class Trainer:
   def plan(self) -> int:
     """Compiles the step for its longest batch, which must fit the device.
 
-    Under `config.accumulate=0` the batch is taken in as many parts as fit.
+    Under `config.accumulate=0` the batch is taken in as many parts as fit,
+    unless the model has a BatchNorm.
 
     Returns:
       Bytes that the step holds on one device; 0 where that is not known, as
@@ -120,7 +122,9 @@ class Trainer:
         self.parts = more
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
-      if needed > available or self.run.config["accumulate"]:
+      # Parts of a batch have a BatchNorm of their own: the user must agree.
+      is_chosen = self.run.config["accumulate"] or has_statistics(self.model)
+      if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[_shapes(batch)] = program
     return needed

@@ -64,14 +64,47 @@ def test_rows_by_hand():
     "factor": 1.0,
     "decay": True,
   }
-  image = load("image", model="s4d", size="published", protocol="s4")
-  assert image["optimizer"]["groups"]["step"]["factor"] == pytest.approx(0.1)
-  assert image["model"]["block"]["norm_first"] is False
+  # S4's s4-cifar.yaml and s4-listops.yaml: one rate for all, or for A and B.
+  slow = {"factor": pytest.approx(0.1), "decay": False}
+  image, words = (
+    load(task, model="s4d", size="published", protocol="s4")
+    for task in ("image", "listops")
+  )
+  assert image["optimizer"]["groups"] == {
+    **{"eigenvalues": slow, "input": slow, "step": slow},
+    "output": {"factor": pytest.approx(0.1)},
+  }
+  assert words["optimizer"]["groups"] == {
+    **{"eigenvalues": slow, "input": slow},
+    "step": {"factor": 1.0, "decay": False},
+  }
+  assert image["model"]["block"] == {
+    **{"dropout_rate": 0.1, "norm_type": "batch"},
+    **{"norm_first": False, "final_norm": False},
+  }
+  pathfinder = load("pathfinder", model="s4d", size="published", protocol="s4")
+  assert pathfinder["model"]["mixer"]["num_ssm"] == 0
+  assert pathfinder["total_steps"] == 500_000
+  # Table 9 of the LRU's paper.
   pathx = load("pathx", model="lru", size="published")
-  assert pathx["model"]["mixer"]["causal"] is False
+  assert pathx["model"]["mixer"] == {
+    **{"dropout_rate": 0.0, "state_size": 256, "causal": False},
+    **{"r_min": 0.999, "r_max": 0.9999, "glu": "half1"},
+    "max_phase": pytest.approx(0.3141592653589793),
+  }
+  assert pathx["optimizer"]["groups"]["input"] == {
+    "factor": 0.25,
+    "decay": False,
+  }
+  # Table 8 of Mega's paper.
   text = load("text", model="mega", size="published")
+  assert text["model"]["block"] == {
+    **{"dropout_rate": 0.1, "mlp_dim": 256, "norm_type": "scale"},
+    "norm_first": False,
+  }
   assert text["optimizer"]["clip_norm"] == 1.0
-  assert text["model"]["block"]["norm_type"] == "scale"
+  assert text["optimizer"]["b2"] == 0.98
+  assert (text["schedule"]["name"], text["total_steps"]) == ("linear", 25_000)
 
 
 def test_groups_are_those_of_the_code():
@@ -86,7 +119,10 @@ def test_groups_are_those_of_the_code():
     "factor": 0.25,
     "decay": True,
   }
-  assert recurrences.s5_groups("noBCdecay", 4)["output"] == {"decay": False}
+  assert recurrences.s5_groups("noBCdecay", 4)["output"] == {
+    "factor": 0.25,
+    "decay": False,
+  }
   shared = recurrences.s5_groups("standard", 4, share_step=True)
   assert shared["step"] == {"factor": 1.0, "decay": True}
   with pytest.raises(ValueError, match="opt_config 'fast'.*BandCdecay"):
@@ -142,9 +178,32 @@ def test_groups_train_apart():
     ({"eigenvalue": {}}, "kind of config.optimizer.groups 'eigenvalue'"),
     ({"step": {"rate": 1}}, "option of .*groups.step 'rate'.*decay, factor"),
     ({"step": {"factor": 0}}, "groups.step.factor=0 is not in"),
+    ({"step": {}}, "kind of parameter of this model 'step'.*"),
   ],
 )
 def test_wrong_groups(groups, message):
   schedule = {"name": "constant", "learning_rate": 0.1}
   with pytest.raises(ValueError, match=message):
-    optim.build({"name": "adam", "groups": groups}, schedule, 10)
+    tx, _ = optim.build({"name": "adam", "groups": groups}, schedule, 10)
+    tx.init({"w": jax.numpy.zeros(2)})
+
+
+def test_a_group_can_be_set_by_a_flag():
+  path = "configs/lra/listops.py:model=s5,size=matched"
+  flags = ["--config.optimizer.groups.step.factor=0.1"]
+  config = c.plain(c.load_with(path, flags))
+  assert config["optimizer"]["groups"] == {"step": {"factor": 0.1}}
+
+
+@pytest.mark.parametrize("name", ["lru", "mamba"])
+def test_no_class_token_is_put_before_a_causal_mixer(name):
+  """It would read nothing: the recipe pools otherwise, the build refuses."""
+  config = load("listops", model=name, size="matched", protocol="lra")
+  assert config["model"]["pool"] == "mean"
+  mixer = {"causal": True} if name == "lru" else {}
+  with pytest.raises(ValueError, match='pool="cls" puts a token in front'):
+    models.build(
+      name,
+      **{"vocab_size": 9, "max_len": 8, "num_classes": 2, "d_model": 8},
+      **{"num_layers": 1, "pool": "cls", "mixer": mixer},
+    )

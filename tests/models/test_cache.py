@@ -54,9 +54,9 @@ def start(model):
 
 
 def ids():
-  """Two sequences; padding in the middle of the second, and at its end."""
+  """Two sequences; the second has holes, and padding at its end."""
   drawn = np.random.default_rng(1).integers(1, 11, (2, N))
-  drawn[1, [4, 10, 11, 12]] = 0
+  drawn[1, [1, 4, 10, 11, 12]] = 0
   return jnp.asarray(drawn, jnp.int32)
 
 
@@ -66,7 +66,7 @@ def test_steps_and_whole_sequences_agree(name, options):
   params, tokens = start(model), ids()
   # Attention knows the place of a token by its index; in the cache, by count.
   if name in ("transformer", "neutreno", "mega"):
-    tokens = tokens.at[1, 4].set(3)
+    tokens = tokens.at[1, :5].set(3)
   whole = jax.jit(functools.partial(model.apply, train=False))(
     {"params": params}, tokens
   )
@@ -77,15 +77,18 @@ def test_steps_and_whole_sequences_agree(name, options):
       {"params": params, **carried}, part, train=False, mutable=[cache.CACHE]
     )
 
-  # Five tokens at once, and then one at a time.
-  outputs, carried = [], {}
-  for first, last in [(0, 5), *((i, i + 1) for i in range(5, N))]:
-    y, carried = go_on(carried, tokens[:, first:last])
-    outputs.append(y)
-  steps = np.concatenate(outputs, 1)
   at = np.asarray(tokens > 0)[..., None] & np.isfinite(whole)
-  np.testing.assert_allclose(steps[at], np.asarray(whole)[at], atol=2e-5)
   assert at.sum() > 20 * 9
+  # Five tokens at once, and then one at a time; or parts, of which the second
+  # begins with a hole after one token.
+  singly = [(0, 5), *((i, i + 1) for i in range(5, N))]
+  for parts in (singly, [(0, 1), (1, 6), (6, N)]):
+    outputs, carried = [], {}
+    for first, last in parts:
+      y, carried = go_on(carried, tokens[:, first:last])
+      outputs.append(y)
+    steps = np.concatenate(outputs, 1)
+    np.testing.assert_allclose(steps[at], np.asarray(whole)[at], atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["lru", "mamba", "rglru", "s4d", "s5"])
@@ -129,6 +132,11 @@ def test_nothing_is_remembered_without_a_cache():
 
 def test_what_cannot_go_on_says_so():
   tokens = ids()
+  model = build("mega", (("truncation", 3),))
+  with pytest.raises(ValueError, match="truncation=3 cuts"):
+    model.apply(
+      {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
+    )
   model = build("performer")
   with pytest.raises(ValueError, match="does not go on from a cache: choose"):
     model.apply(

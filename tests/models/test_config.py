@@ -69,3 +69,14 @@ def test_memory_modes_have_the_same_parameters_and_outputs():
 
 def test_fields_are_arguments_of_build():
   assert {"name", "d_model", "mixer", "memory"} <= {*FIELDS}
+
+
+def test_a_language_model_has_no_batch_norm():
+  """Its mean would show later tokens to earlier ones."""
+  with pytest.raises(ValueError, match='norm_type="batch" shows later tokens'):
+    models.build(
+      "lru",
+      **{"vocab_size": 9, "max_len": 8, "num_classes": 0, "d_model": 8},
+      **{"num_layers": 1, "objective": "language_model"},
+      block={"norm_type": "batch"},
+    )

@@ -62,6 +62,9 @@ def test_a_recurrence_goes_beyond_the_longest_training_sequence():
     ({"key": None}, "give key="),
     ({"top_k": 11}, "top_k from 0 to 10"),
     ({"prompt": [[1], [0]]}, "at least one token"),
+    ({"prompt": [[0, 1]]}, "at the beginning of every row"),
+    ({"prompt": [[1, 0, 1]]}, "padding, 0, before a token"),
+    ({"prompt": [[1, 11]]}, "ids from 1 to 11.*knows 0 to 10"),
     ({"prompt": [1, 2]}, "shape \\(2,\\)"),
   ],
 )

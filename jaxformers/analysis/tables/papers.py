@@ -45,7 +45,8 @@ class Table(NamedTuple):
     protocols: protocols under which runs compare.
     own_protocols: protocols of single models, where they differ.
     rows: fields of the config, by dotted name, that a run of the row has. A
-      value of True or False stands for any that is or is not empty.
+      value of True or False stands for any that is or is not empty, and a
+      tuple for any in it; None is a field that the config leaves out.
     has_average: True for a column with the mean of all.
   """
 
@@ -182,13 +183,14 @@ STATE_SPACES = Table(
   },
   ("s4",),
   rows={
-    "s4d": {"model.name": "s4d", "model.mixer.start": None},
+    "s4d": {"model.name": "s4d", "model.mixer.start": (None, "legs")},
     "s4d, inv": {"model.name": "s4d", "model.mixer.start": "inv"},
     "s4d, lin": {"model.name": "s4d", "model.mixer.start": "lin"},
-    "mega": {"model.name": "mega", "model.mixer.attention_chunk": None},
+    "mega": {"model.name": "mega", "model.mixer.attention_chunk": (None, 0)},
     "mega, chunks": {"model.name": "mega"},
-    **{name: {"model.name": name} for name in ("s5", "lru")},
-    **{name: {"model.name": name} for name in ("mamba", "rglru")},
+    **{name: {"model.name": name} for name in ("s4", "s5", "lru", "mamba")},
+    **{name: {"model.name": name} for name in ("rglru", "sgconv", "hgrn")},
+    **{name: {"model.name": name} for name in ("liquid-s4", "metala")},
   },
   has_average=True,
 )

@@ -122,6 +122,8 @@ def row_name(run: Result, table: Table) -> str:
 
   def agrees(name: str, value: Any) -> bool:
     found = fields.get(name)
+    if isinstance(value, tuple):
+      return found in value
     return bool(found) == value if isinstance(value, bool) else found == value
 
   for name, wanted in table.rows.items():

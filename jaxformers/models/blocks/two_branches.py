@@ -83,6 +83,10 @@ class TwoBranches(nn.Module):
     del name, tokens
     return x
 
+  def dropout_rates(self) -> tuple[float, float]:
+    """Returns the rates after the mixer and inside the feed-forward."""
+    return self.dropout_rate, self.dropout_rate
+
   def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
     """Returns what the mixer takes besides its branch's input x."""
     del x
@@ -92,9 +96,10 @@ class TwoBranches(nn.Module):
   def __call__(
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
-    def dropout(x: jax.Array) -> jax.Array:
-      return make_dropout(self, self.dropout_rate, train=train)(x)
+    def dropout(x: jax.Array, rate: float = self.dropout_rate) -> jax.Array:
+      return make_dropout(self, rate, train=train)(x)
 
+    after_mixer, inside = self.dropout_rates()
     path = self._drop_path(train)
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
@@ -104,11 +109,11 @@ class TwoBranches(nn.Module):
     y, carry = self.mixer(name="mixer")(
       y, mask=mask, carry=carry, train=train, **self.inputs(x)
     )
-    x = x + r * path(dropout(y)).astype(x.dtype)
+    x = x + r * path(dropout(y, after_mixer)).astype(x.dtype)
     x = self.end(x, "norm_mixer", **tokens)
     # Add the feed-forward's branch.
     y = self._dense(self.norm(x, "norm_mlp", **tokens), self.mlp_dim, "up")
-    y = self._dense(dropout(activation(y)), x.shape[-1], "down")
+    y = self._dense(dropout(activation(y), inside), x.shape[-1], "down")
     y = path(dropout(y)).astype(x.dtype)
     return self.end(x + r * y, "norm_mlp", **tokens), carry
 
@@ -188,16 +193,26 @@ class PreNorm(NormPlaced):
 class Gated(NormPlaced):
   """Mega's layer: its update gate mixes x and the heads; then W2 SiLU(W1 x).
 
-  The mixer returns u (h - x) for the x before the norm, which is added to x.
+  The mixer returns u (h - x) for the x before the norm, which is added to x. It
+  drops out h itself.
 
   Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, equation 14.
 
-  Attributes: those of `NormPlaced` and `TwoBranches`.
+  Attributes:
+    hidden_dropout_rate: dropout inside the feed-forward; `dropout_rate` is that
+      after it.
+
+  The others are those of `NormPlaced` and `TwoBranches`.
   """
 
+  hidden_dropout_rate: float = 0.0
   activation: str = "silu"
   init_std: float = 0.02
   norm_first: bool = False
+
+  def dropout_rates(self) -> tuple[float, float]:
+    """Returns no dropout after the mixer, and that of the feed-forward."""
+    return 0.0, self.hidden_dropout_rate
 
   def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
     """Returns x before the norm."""

@@ -208,6 +208,11 @@ class Mega(nn.Module):
     weight = p * beta * eta * size**-0.5
     skip = omega.astype(x.dtype)[None, None] * x
     if is_decoding(self):
+      if 0 < self.truncation < self.max_len:
+        raise UserError(
+          f"truncation={self.truncation} cuts the moving average, and a state "
+          "that goes on from a cache forgets nothing: leave it out."
+        )
       drive = wide(x)[..., None] * (p * beta)[None, None]
       states, last = linear_scan(
         jnp.exp(log_q), drive, mask=mask, initial=recall(self, "average")

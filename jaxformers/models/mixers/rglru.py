@@ -61,7 +61,7 @@ class RGLRU(nn.Module):
     d = x.shape[-1]
     width = self.width or d
     check_heads(self.num_heads, width)
-    places = count_tokens(self, mask)
+    is_first = self._is_first(mask)
     x, moved = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
     mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
@@ -69,9 +69,15 @@ class RGLRU(nn.Module):
     u = dense(x, width, "input", dtype=self.dtype)
     u = short_convolution(self, u, lengths, CONV_WIDTH)
     # Only the first token of all has no state before it.
-    start = mask & (jnp.cumsum(mask, 1) == 1) & (places.min(1) == 0)[:, None]
+    start = mask & (jnp.cumsum(mask, 1) == 1) & is_first[:, None]
     y = self._recur(u, mask, start) * gate
     return move_back(dense(y, d, "output", dtype=self.dtype), moved), carry
+
+  def _is_first(self, mask: jax.Array) -> jax.Array:
+    """Returns where no token came before these, bool [b]."""
+    before = recall(self, "count")
+    count_tokens(self, mask)
+    return jnp.ones(len(mask), bool) if before is None else before == 0
 
   def _recur(
     self, u: jax.Array, mask: jax.Array, start: jax.Array

@@ -57,3 +57,18 @@ def test_layer_norm_beside_that_of_transjects_baselines():
   np.testing.assert_allclose(y, centred / np.sqrt(x.var() + 1e-5), rtol=1e-5)
   theirs = centred / (x.std(ddof=1) + 1e-6)
   np.testing.assert_allclose(y / theirs, np.sqrt(4 / 3), rtol=1e-4)
+
+
+def test_megas_block_drops_the_update_once():
+  """The mixer drops its h; the block drops after the feed-forward alone."""
+  x = jax.random.normal(jax.random.key(0), (2, 5, 8))
+  kw = {"mask": jnp.ones((2, 5), bool), "carry": None}
+  make = functools.partial(MIXERS["mega"], max_len=5)
+  block = BLOCKS["gated"](make, num_layers=1, mlp_dim=6, dropout_rate=0.9)
+  params = block.init(jax.random.key(1), x, train=False, **kw)["params"]
+  # Without the feed-forward's second layer nothing is left to drop.
+  params["down"] = jax.tree.map(jnp.zeros_like, params["down"])
+  still, _ = block.apply({"params": params}, x, train=False, **kw)
+  rngs = {"dropout": jax.random.key(2)}
+  dropped, _ = block.apply({"params": params}, x, train=True, rngs=rngs, **kw)
+  chex.assert_trees_all_close(still, dropped, atol=1e-6)
