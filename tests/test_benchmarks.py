@@ -40,7 +40,9 @@ from tests import initial
 from tests.marks import long_except
 
 # Modules that other benchmarks import, and that are not commands.
-LIBRARIES = ("__init__", "ours", "rivals", "timing", "twins")
+LIBRARIES = (
+  *("__init__", "ours", "recurrent_twins", "rivals", "timing", "twins"),
+)
 COMMANDS = sorted(
   path
   for path in Path(__main__.__file__).parent.glob("*.py")

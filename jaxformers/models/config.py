@@ -248,7 +248,8 @@ class ModelConfig:
 
     And for a class token in front of a mixer that reads earlier tokens alone.
     """
-    if self.cls and is_causal(self.variant, self.mixer_options()):
+    is_read = self.cls and self.objective == "classification"
+    if is_read and is_causal(self.variant, self.mixer_options()):
       raise UserError(
         f'pool="cls" puts a token in front, which the causal mixer '
         f"{self.variant.mixer!r} reads nothing after: choose another pool, or "

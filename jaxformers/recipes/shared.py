@@ -12,6 +12,8 @@ SIZES = ("paper", "tiny")
 TRANSJECTS = ("transject", "random_transject")
 # Models whose layer is attention without a feed-forward.
 ATTENTION_ONLY = ("linearized",)
+# Models whose mixer reads earlier tokens alone.
+CAUSAL = ("rglru", "mamba")
 # Models whose mixer ends in a gate, without a feed-forward.
 ONE_BRANCH = ("lru", "s5", "s4d", "mamba")
 

@@ -75,6 +75,8 @@ def model_fields(
     return {
       "name": name,
       **common,
+      # A causal mixer reads nothing after a class token.
+      "pool": "mean" if name in shared.CAUSAL else common["pool"],
       # 0 stands for the default initialisation of the head.
       "head_init_std": 0.0 if tiny else 0.02,
       "mixer": {},
