@@ -32,7 +32,7 @@ def _map(function: Any, *pairs: Pair) -> Pair:
   return jax.tree.map(function, *pairs)
 
 
-def _times(x: Pair, y: Pair) -> Pair:
+def times(x: Pair, y: Pair) -> Pair:
   """Returns the products of numbers."""
   if x.imag is None and y.imag is None:
     return Pair(x.real * y.real)
@@ -331,14 +331,14 @@ def _segment_backward(
   kept = None if keep is None else shift(keep, False)
   zero = _map(jnp.zeros_like, before)
   lam = _map(flip, run(_adjoint(factor), first, kept, zero))
-  effective = _times(lam, _adjoint(earlier))
+  effective = times(lam, _adjoint(earlier))
   if keep is not None:
     effective = _map(lambda x: jnp.where(keep, x, 0), effective)
   da = _reduce(effective, a, is_constant=fixed is not None)
   # Gradient of the state before the segment.
   head = None if keep is None else keep[:, 0]
   decay = a if fixed is not None else _map(lambda x: x[:, 0], a)
-  out = _times(_adjoint(_ones_where(head, decay)), _map(lambda x: x[:, 0], lam))
+  out = times(_adjoint(_ones_where(head, decay)), _map(lambda x: x[:, 0], lam))
   return da, lam, out
 
 
@@ -367,7 +367,7 @@ def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   def step(h: Pair, args: Any) -> tuple[Pair, Pair]:
     factor, added, kept = args
     factor = _ones_where(kept, a if is_constant else factor)
-    h = _plus(_times(factor, h), added)
+    h = _plus(times(factor, h), added)
     return h, h
 
   steps = (None if is_constant else a, b, keep)
@@ -382,13 +382,13 @@ def _associative(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   factor = _ones_where(keep, a)
   factor = _map(lambda x: jnp.broadcast_to(x, shape), factor)
   head = _plus(
-    _times(_map(lambda x: x[:, 0], factor), start),
+    times(_map(lambda x: x[:, 0], factor), start),
     _map(lambda x: x[:, 0], b),
   )
   b = _map(lambda x, y: x.at[:, 0].set(y), b, head)
 
   def combine(x: Any, y: Any) -> Any:
-    return _times(y[0], x[0]), _plus(_times(y[0], x[1]), y[1])
+    return times(y[0], x[0]), _plus(times(y[0], x[1]), y[1])
 
   _, states = jax.lax.associative_scan(combine, (factor, b), axis=1)
   return states
@@ -405,7 +405,7 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     h, decay = carry
     factor, added, kept = args
     factor = _ones_where(kept, a if is_constant else factor)
-    carry = _plus(_times(factor, h), added), _times(factor, decay)
+    carry = _plus(times(factor, h), added), times(factor, decay)
     return carry, carry
 
   zero = _map(lambda x: jnp.zeros_like(x[0]), steps[1])
@@ -419,7 +419,7 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   # From chunk to chunk.
   def pass_on(h: Pair, args: Any) -> tuple[Pair, Pair]:
     end, factor = args
-    return _plus(_times(factor if factor is not None else decays, h), end), h
+    return _plus(times(factor if factor is not None else decays, h), end), h
 
   leading = _map(lambda x: jnp.moveaxis(x, 1, 0), ends)
   varies = decays.real.ndim == ends.real.ndim
@@ -428,7 +428,7 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   before = _map(lambda x: jnp.moveaxis(x, 0, 1)[None], before)
   if not varies:
     decay = _map(lambda x: x[:, None, None], decay)
-  states = _plus(local, _times(decay, before))
+  states = _plus(local, times(decay, before))
   join = functools.partial(_join, n=b.real.shape[1], axis=2)
   return _map(join, states)
 
@@ -455,7 +455,7 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     states = jnp.fft.ifft(spectrum, axis=1)[:, :n]
     states = Pair(states.real, states.imag)
   decay = _map(lambda x: x[None], powers)
-  return _plus(states, _times(decay, _map(lambda x: x[:, None], start)))
+  return _plus(states, times(decay, _map(lambda x: x[:, None], start)))
 
 
 FORMS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.mixers.state_space import exponential, multiply
-from jaxformers.scan import Pair
+from jaxformers.models.mixers.state_space import exponential
+from jaxformers.scan import Pair, times
 
 
 def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
@@ -24,7 +24,7 @@ def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
   far = jnp.arange(count, dtype=log.real.dtype) * chunk
   near = jnp.arange(chunk, dtype=log.real.dtype)
   far, near = (_powers(log, steps) for steps in (far, near))
-  far = multiply(Pair(*(part[..., None] for part in weight)), far)
+  far = times(Pair(*(part[..., None] for part in weight)), far)
   # Re(x y) is one product over the real and imaginary parts of all states.
   kernel = jnp.einsum(
     "dmi,dmj->dij",

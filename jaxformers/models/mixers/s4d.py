@@ -31,13 +31,12 @@ from jaxformers.models.mixers.state_space import (
   exponential,
   legs,
   log_uniform,
-  multiply,
   s4d_inv,
   s4d_lin,
 )
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
-from jaxformers.scan import Pair, linear_scan
+from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("s4d")(Variant("s4d", "one_branch"))
 
@@ -97,7 +96,7 @@ class S4D(nn.Module):
     log, inputs, outputs = self._systems(x.shape[-1])
     skip = self.param("D", nn.initializers.normal(1.0), x.shape[-1:])
     if is_decoding(self):
-      y = self._continue(log, multiply(inputs, _part(outputs, 0)), x, mask)
+      y = self._continue(log, times(inputs, _part(outputs, 0)), x, mask)
     else:
       y = self._convolve(log, inputs, outputs, x, mask)
     y = y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
@@ -135,7 +134,7 @@ class S4D(nn.Module):
       self.discretization,
     )
     if b is not None:
-      factor = multiply(factor, Pair(*parts[2:]))
+      factor = times(factor, Pair(*parts[2:]))
     directions = 1 if self.causal else 2
     init = nn.initializers.normal(math.sqrt(0.5))
     c = self.param("C", init, (directions, d, kept, 2))
@@ -146,8 +145,7 @@ class S4D(nn.Module):
   ) -> jax.Array:
     n = x.shape[1]
     kernels = [
-      sum_powers(log, multiply(b, _part(c, i)), n)
-      for i in range(c.real.shape[0])
+      sum_powers(log, times(b, _part(c, i)), n) for i in range(c.real.shape[0])
     ]
     if not self.causal:
       # The backward kernel begins with the next token.

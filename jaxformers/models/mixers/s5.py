@@ -24,7 +24,7 @@ from jaxformers.models.mixers.state_space import (
 )
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
-from jaxformers.scan import Pair
+from jaxformers.scan import Pair, times
 
 MODELS.register("s5")(Variant("s5", "one_branch"))
 
@@ -120,10 +120,8 @@ class S5(nn.Module):
     log, factor = discretize(
       Pair(real, imag), jnp.broadcast_to(step, (kept,)), self.discretization
     )
-    b = Pair(
-      factor.real[:, None] * b[..., 0] - factor.imag[:, None] * b[..., 1],
-      factor.real[:, None] * b[..., 1] + factor.imag[:, None] * b[..., 0],
-    )
+    factor = Pair(*(part[:, None] for part in factor))
+    b = times(factor, Pair(b[..., 0], b[..., 1]))
     c = 2 * self._outputs(d, vectors)
     return System(
       exponential(log),

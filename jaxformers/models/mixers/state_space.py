@@ -140,10 +140,3 @@ def exponential(log: Pair) -> Pair:
   """Returns exp of a pair."""
   size = jnp.exp(log.real)
   return Pair(size * jnp.cos(log.imag), size * jnp.sin(log.imag))
-
-
-def multiply(x: Pair, y: Pair) -> Pair:
-  """Returns the product of two pairs."""
-  return Pair(
-    x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real
-  )
