@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT
-from jaxformers.models.mixers.recurrence import GatedOutput, System, run
+from jaxformers.models.mixers.recurrence import Recurrence, System
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair
@@ -21,7 +21,7 @@ MODELS.register("lru")(Variant("lru", "one_branch"))
 
 
 @MIXERS.register("lru")
-class LRU(nn.Module):
+class LRU(Recurrence):
   """The Linear Recurrent Unit: h_t = lambda h_(t-1) + e^g B x_t, gated.
 
   y_t = Re(C h_t) + D x_t goes through the gate. lambda = exp(-e^nu + i e^theta)
@@ -37,10 +37,7 @@ class LRU(nn.Module):
     state_size: number N of complex states of a direction.
     r_min, r_max: radii of the ring, 0 <= r_min < r_max <= 1.
     max_phase: greatest angle of an eigenvalue at the start.
-    causal: True to read earlier tokens alone; False for both directions.
-    glu: form of the gate, see `recurrence.GatedOutput`.
-    dropout_rate: dropout inside the gate, of whole channels.
-    dtype: compute type; parameters and recurrence are float32.
+    causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
   kinds: ClassVar[dict[str, str]] = {
@@ -57,23 +54,9 @@ class LRU(nn.Module):
   r_min: float = 0.0
   r_max: float = 0.99
   max_phase: float = 2 * math.pi
-  causal: bool = False
-  glu: str = "full"
-  dropout_rate: float = 0.0
-  dtype: Any = jnp.float32
 
-  @nn.compact
-  def __call__(
-    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
-  ) -> tuple[jax.Array, Any]:
-    x = x.astype(self.dtype)
-    y = run(self, self._system(x.shape[-1]), x, mask, causal=self.causal)
-    gate = GatedOutput(
-      self.glu, "gelu_tanh", self.dropout_rate, self.dtype, name="gate"
-    )
-    return gate(y, train=train), carry
-
-  def _system(self, d: int) -> System:
+  def system(self, d: int) -> System:
+    """Returns the system of d channels, whose parameters it makes."""
     n = self.state_size
     columns = n if self.causal else 2 * n
     nu = self.param("nu_log", self._init_nu, (n,))

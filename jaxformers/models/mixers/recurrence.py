@@ -1,8 +1,8 @@
-"""Linear system and gate that recurrent mixers share."""
+"""Linear system, gate and module that recurrent mixers share."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -115,6 +115,45 @@ class GatedOutput(nn.Module):
     if form == "full":
       return dense(g, d, "value", dtype=self.dtype) * gate
     return (g if form == "half1" else y) * gate
+
+
+class Recurrence(nn.Module):
+  """A linear recurrence and its gate, [b, n, d], the frame of three mixers.
+
+  A mixer gives `system`, or `respond` where its states are not shared by all
+  channels. The attributes are fields of every such mixer.
+
+  Attributes:
+    causal: True to read earlier tokens alone; False for both directions.
+    glu: form of the gate, see `GatedOutput`.
+    dropout_rate: dropout inside the gate, of whole channels.
+    dtype: compute type; parameters and recurrence are float32.
+  """
+
+  activation: ClassVar[str] = "gelu_tanh"
+
+  causal: bool = False
+  glu: str = "full"
+  dropout_rate: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    y = self.respond(x.astype(self.dtype), mask)
+    gate = GatedOutput(
+      self.glu, self.activation, self.dropout_rate, self.dtype, name="gate"
+    )
+    return gate(y, train=train), carry
+
+  def respond(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the outputs of the recurrence, [b, n, d], before the gate."""
+    return run(self, self.system(x.shape[-1]), x, mask, causal=self.causal)
+
+  def system(self, d: int) -> System:
+    """Returns the system of d channels, whose parameters it makes."""
+    raise NotImplementedError
 
 
 def dense(

@@ -24,7 +24,7 @@ from jaxformers.models.mixers.convolution import (
   sum_powers,
   to_front,
 )
-from jaxformers.models.mixers.recurrence import GatedOutput
+from jaxformers.models.mixers.recurrence import Recurrence
 from jaxformers.models.mixers.state_space import (
   check_pairs,
   discretize,
@@ -45,7 +45,7 @@ LARGEST_INPUT = 2.0  # Of the imaginary part of B at the start "legs".
 
 
 @MIXERS.register("s4d")
-class S4D(nn.Module):
+class S4D(Recurrence):
   """S4D: a diagonal state-space model of N states for each channel.
 
   y = k * x + D x with k_l = 2 Re sum_j C_j b_j a_j^l, by FFT; in both
@@ -62,12 +62,10 @@ class S4D(nn.Module):
     discretization: "zoh" or "bilinear".
     step_min, step_max: steps of channels start log-uniformly between these.
     num_ssm: sets of A and B, shared by the channels in turn; 0 for one each.
-    causal: True to read earlier tokens alone; False for both directions.
-    glu: form of the gate, see `recurrence.GatedOutput`.
-    dropout_rate: dropout inside the gate, of whole channels.
-    dtype: compute type; parameters and convolution are float32.
+    causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
+  activation: ClassVar[str] = "gelu"
   kinds: ClassVar[dict[str, str]] = {
     "log_A_real": EIGENVALUES,
     "A_imag": EIGENVALUES,
@@ -82,28 +80,17 @@ class S4D(nn.Module):
   step_min: float = 1e-3
   step_max: float = 0.1
   num_ssm: int = 0
-  causal: bool = False
-  glu: str = "full"
-  dropout_rate: float = 0.0
-  dtype: Any = jnp.float32
 
-  @nn.compact
-  def __call__(
-    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
-  ) -> tuple[jax.Array, Any]:
+  def respond(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the outputs of the convolution, [b, n, d], before the gate."""
     check_causal(self, causal=self.causal)
-    x = x.astype(self.dtype)
     log, inputs, outputs = self._systems(x.shape[-1])
     skip = self.param("D", nn.initializers.normal(1.0), x.shape[-1:])
     if is_decoding(self):
       y = self._continue(log, times(inputs, _part(outputs, 0)), x, mask)
     else:
       y = self._convolve(log, inputs, outputs, x, mask)
-    y = y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
-    gate = GatedOutput(
-      self.glu, "gelu", self.dropout_rate, self.dtype, name="gate"
-    )
-    return gate(y, train=train), carry
+    return y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
 
   def _systems(self, d: int) -> tuple[Pair, Pair, Pair]:
     """Returns log a and b, pairs of [d, N / 2], and C by direction."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
-from jaxformers.models.mixers.recurrence import LECUN, GatedOutput, System, run
+from jaxformers.models.mixers.recurrence import LECUN, Recurrence, System
 from jaxformers.models.mixers.scores import HIGHEST
 from jaxformers.models.mixers.state_space import (
   check_pairs,
@@ -33,7 +33,7 @@ LARGEST_REAL = -1e-4  # Of an eigenvalue with `clip_eigenvalues`.
 
 
 @MIXERS.register("s5")
-class S5(nn.Module):
+class S5(Recurrence):
   """S5: a state-space model of all channels, x' = Lambda x + B u, gated.
 
   y = 2 Re(C x) + D u goes through the gate. Lambda starts as the eigenvalues of
@@ -55,10 +55,7 @@ class S5(nn.Module):
     share_step: True for one step of all states ("dt_global").
     clip_eigenvalues: True to keep real parts at -1e-4 at most. Without it they
       may pass 0 in training, as in the authors' code.
-    causal: True to read earlier tokens alone; False for both directions.
-    glu: form of the gate, see `recurrence.GatedOutput`.
-    dropout_rate: dropout inside the gate, of whole channels.
-    dtype: compute type; parameters and recurrence are float32.
+    causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
   kinds: ClassVar[dict[str, str]] = {
@@ -79,23 +76,10 @@ class S5(nn.Module):
   step_max: float = 0.1
   share_step: bool = False
   clip_eigenvalues: bool = False
-  causal: bool = False
   glu: str = "half1"
-  dropout_rate: float = 0.0
-  dtype: Any = jnp.float32
 
-  @nn.compact
-  def __call__(
-    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
-  ) -> tuple[jax.Array, Any]:
-    x = x.astype(self.dtype)
-    y = run(self, self._system(x.shape[-1]), x, mask, causal=self.causal)
-    gate = GatedOutput(
-      self.glu, "gelu_tanh", self.dropout_rate, self.dtype, name="gate"
-    )
-    return gate(y, train=train), carry
-
-  def _system(self, d: int) -> System:
+  def system(self, d: int) -> System:
+    """Returns the system of d channels, whose parameters it makes."""
     check_pairs(self.state_size, self.blocks)
     eigenvalues, vectors = _start(self.state_size, self.blocks)
     kept = len(eigenvalues)
