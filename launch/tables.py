@@ -45,7 +45,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
   parser = cli.parser(
     __name__,
     cli.argument("table", help="1, 2, 3, or a name below"),
-    cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
+    cli.argument("--workdir", type=Path, help="folder of runs (not for 3)"),
     cli.argument("--archives", type=Path, help="folder of archives"),
     cli.argument("--seeds", default="0,1,2", help="such as 0,1,2"),
     cli.argument("--models", default="", help="names: a,b (default: all)"),
@@ -98,15 +98,18 @@ def _describe_data(cell: grid.Cell, known: plans.Data) -> str:
   return "generated" if known.is_generated else "not in --archives"
 
 
+def _print_speed(*, dry_run: bool) -> None:
+  """Prints table 3, or its title alone."""
+  print(f"{SPEED_TITLE}\n")
+  if not dry_run:
+    print(speed.text(speed.measure_seconds()))
+
+
 def _run(args: Any, overrides: list[str]) -> Sweep:
   """Runs a plan; prints its estimates, or its results."""
-  arguments.check_overrides(overrides, ())
-  if args.table in ("3", SPEED):
-    print(f"{SPEED_TITLE}\n")
-    if not args.dry_run:
-      print(speed.text(speed.measure_seconds()))
-    return Sweep(args.workdir, overrides)
   plan = plans.find_plan(args.table)
+  if args.workdir is None:
+    raise UserError("The runs need a folder: give --workdir.")
   models = cli.names(args.models)
   cells = plans.make_cells(plan, args.archives, size=args.size, models=models)
   cells = grid.set_fields(cells, args.settings or ())
@@ -129,6 +132,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   """Runs the command line; errors of users and files end in one message."""
   args, overrides = _parse_arguments(argv)
   try:
+    arguments.check_overrides(overrides, ())
+    if args.table in ("3", SPEED):
+      _print_speed(dry_run=args.dry_run)
+      return
     sweep = _run(args, overrides)
   except KeyboardInterrupt:
     interrupts.leave("runs with results are not repeated.")

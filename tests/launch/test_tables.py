@@ -78,3 +78,10 @@ def test_what_is_refused(argv, message, runs, tmp_path):
   with pytest.raises(SystemExit, match=message):
     tables.main([*argv, f"--workdir={tmp_path}"])
   assert not runs.commands
+
+
+def test_runs_need_a_folder_and_table_3_has_none(capsys):
+  tables.main(["3", "--dry_run"])
+  assert "parameters and speed" in capsys.readouterr().out
+  with pytest.raises(SystemExit, match="give --workdir"):
+    tables.main(ARGV)
