@@ -222,9 +222,8 @@ def model_fields(
     if name in recurrences.MODELS:
       # A class token in front of a causal mixer would read nothing.
       is_mean = protocol == "jaxformers" or pool == "cls"
-      own = {"pool": "mean" if is_mean else pool}
-      own |= {"protocol": protocol}
-      return recurrences.model_fields(name, size, task, common | own)
+      own = common | {"pool": "mean" if is_mean else pool}
+      return recurrences.model_fields(name, size, task, protocol, own)
     if original is not None:
       return original_fields(name, original, pool, head)
     # These are the sizes of Skyformer's comparison.

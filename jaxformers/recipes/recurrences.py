@@ -420,7 +420,7 @@ PUBLISHED: Mapping[str, Mapping[str, Published]] = {
 
 
 def model_fields(
-  name: str, size: str, task: str, common: Mapping[str, Any]
+  name: str, size: str, task: str, protocol: str, common: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns the fields of a recurrent model, positions and sizes among them.
 
@@ -433,6 +433,7 @@ def model_fields(
     name: in `MODELS`.
     size: "paper", "matched", "tiny" or "published".
     task: name of the config's task.
+    protocol: protocol of the task, on which the width at "matched" depends.
     common: fields that all models have, such as pool and head.
 
   Raises:
@@ -452,8 +453,8 @@ def model_fields(
     )
   width = 64
   if size == "matched":
-    protocols = MATCHED_WIDTHS[name][task]
-    width = protocols.get(common["protocol"], protocols["jaxformers"])
+    widths = MATCHED_WIDTHS[name][task]
+    width = widths.get(protocol, widths["jaxformers"])
   dropout_rate = 0.0 if size == "tiny" else 0.1
   return _fields(name, common, width, 2, dropout_rate, {}, {})
 
@@ -467,12 +468,11 @@ def _fields(
   mixer: Mapping[str, Any],
   block: Mapping[str, Any],
 ) -> dict[str, Any]:
-  fields = {key: value for key, value in common.items() if key != "protocol"}
   inside = {} if name in ("rglru", "mamba") else {"dropout_rate": dropout_rate}
   if name in ("mega", "rglru"):
     block = {"mlp_dim": 2 * width, **block}
   return {
-    **fields,
+    **common,
     "name": name,
     "d_model": width,
     "num_layers": num_layers,
