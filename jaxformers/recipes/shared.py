@@ -14,8 +14,10 @@ TRANSJECTS = ("transject", "random_transject")
 ATTENTION_ONLY = ("linearized",)
 # Models whose mixer reads earlier tokens alone.
 CAUSAL = ("rglru", "mamba")
+# Models whose recurrence has the same factors at every step.
+LINEAR_RECURRENCES = ("lru", "s5", "s4d")
 # Models whose mixer ends in a gate, without a feed-forward.
-ONE_BRANCH = ("lru", "s5", "s4d", "mamba")
+ONE_BRANCH = (*LINEAR_RECURRENCES, "mamba")
 
 # Adam of "Attention is all you need", without its schedule.
 VASWANI_ADAM = {
@@ -106,10 +108,13 @@ def with_reference(
 
 
 def tiny_rate(model: str, learning_rate: float) -> float:
-  """Returns TransJect's learning rate at size=tiny, or 1e-3 for other models.
+  """Returns the learning rate at size=tiny: TransJect's own, or by kind.
 
-  Softmax attention without a long warm-up stays at chance from 5e-3 on.
+  Linear recurrences have 4e-3, and others 1e-3: softmax attention without a
+  long warm-up stays at chance from 5e-3 on.
   """
+  if model in LINEAR_RECURRENCES:
+    return 4e-3
   return learning_rate if model in TRANSJECTS else 1e-3
 
 
@@ -139,7 +144,7 @@ def tiny_fields(
 
   Args:
     model: name of the model.
-    learning_rate: learning rate of TransJect; others have 1e-3.
+    learning_rate: learning rate of TransJect.
     total_steps: length of the run.
     **fields: fields that differ from those of `tiny_schedule`.
   """

@@ -54,6 +54,21 @@ def test_published_sizes_are_a_run(task, name):
   assert config["model"]["positions"] == "none"
 
 
+def test_tiny_sizes():
+  listops = load("listops", model="lru", size="tiny")
+  assert listops["model"]["pool"] == "max"
+  assert listops["model"]["mixer"]["r_min"] == 0.9
+  assert listops["schedule"]["learning_rate"] == 4e-3
+  # Another protocol keeps its pooling, and other tasks the default ring.
+  s4 = load("listops", model="lru", size="tiny", protocol="s4")
+  assert s4["model"]["pool"] == "mean"
+  text = load("text", model="lru", size="tiny")
+  assert text["model"]["pool"] == "mean"
+  assert text["model"]["mixer"]["r_max"] == 0.95
+  image = load("image", model="lru", size="tiny")
+  assert image["model"]["mixer"] == {"state_size": 32, "dropout_rate": 0.0}
+
+
 def test_rows_by_hand():
   listops = load("listops", model="s5", size="published", protocol="s4")
   # S5's run_lra_listops.sh: 40 epochs of 96,000 in batches of 50.

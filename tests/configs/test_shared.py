@@ -18,9 +18,10 @@ def test_models_of_a_block(names, block):
   assert registered == {*names}
 
 
-def test_tiny_rates_are_transjects_or_a_softmaxs():
+def test_tiny_rates_are_of_a_kind():
   assert shared.tiny_rate("random_transject", 5e-3) == 5e-3
   assert shared.tiny_rate("transformer", 5e-3) == 1e-3
+  assert shared.tiny_rate("s5", 5e-3) == 4e-3
 
 
 def test_tiny_fields_override_the_schedule():
