@@ -59,6 +59,8 @@ def test_tiny_sizes():
   assert listops["model"]["pool"] == "max"
   assert listops["model"]["mixer"]["r_min"] == 0.9
   assert listops["schedule"]["learning_rate"] == 4e-3
+  mega = load("retrieval", model="mega", size="tiny")
+  assert mega["model"]["mixer"]["attention_chunk"] == 128
   # Another protocol keeps its pooling, and other tasks the default ring.
   s4 = load("listops", model="lru", size="tiny", protocol="s4")
   assert s4["model"]["pool"] == "mean"
