@@ -256,6 +256,8 @@ def _segment(form: str, n: int) -> int:
 
 
 def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
+  if form == "scan":
+    return _loop_backward(kept, g)
   a, b, keep, before = kept
   n = b.real.shape[1]
   length = _segment(form, n)
@@ -340,6 +342,67 @@ def _segment_backward(
   decay = a if fixed is not None else _map(lambda x: x[:, 0], a)
   out = times(_adjoint(_ones_where(head, decay)), _map(lambda x: x[:, 0], lam))
   return da, lam, out
+
+
+def _loop_backward(residuals: Any, g: Pair) -> tuple[Any, ...]:
+  """Returns what `_states_backward` does for the form "scan".
+
+  Steps are the first axis throughout: cutting them into segments moves nothing.
+  """
+  a, b, keep, before = residuals
+  n = b.real.shape[1]
+  length = _segment("scan", n)
+  is_constant = _is_constant(a, b)
+
+  def forward(h: Pair, args: Any) -> tuple[Pair, Pair]:
+    factor, added, kept = args
+    factor = _ones_where(kept, a if is_constant else factor)
+    return _plus(times(factor, h), added), h
+
+  def backward(carry: Any, args: Any) -> tuple[Any, Any]:
+    after, total = carry
+    factor, kept, given, earlier = args
+    factor = a if is_constant else factor
+    lam = _plus(given, after)
+    effective = times(lam, _adjoint(earlier))
+    if kept is not None:
+      effective = _map(lambda x: jnp.where(kept, x, 0), effective)
+    after = times(_adjoint(_ones_where(kept, factor)), lam)
+    if is_constant:
+      return (after, _plus(total, effective)), (None, lam)
+    return (after, None), (effective, lam)
+
+  def segment(carry: Any, args: Any) -> tuple[Any, Any]:
+    start, factors, added, kept, given = args
+    _, earlier = jax.lax.scan(forward, start, (factors, added, kept))
+    return jax.lax.scan(
+      backward, carry, (factors, kept, given, earlier), reverse=True
+    )
+
+  # The last segment is filled up with steps that change nothing.
+  rest = -n % length
+  if rest and keep is None:
+    keep = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
+
+  def cut(x: jax.Array) -> jax.Array:
+    x = jnp.moveaxis(x, 1, 0)
+    x = jnp.pad(x, ((0, rest), *[(0, 0)] * (x.ndim - 1)))
+    return x.reshape(-1, length, *x.shape[1:])
+
+  def join(x: jax.Array) -> jax.Array:
+    return jnp.moveaxis(x.reshape(-1, *x.shape[2:])[:n], 0, 1)
+
+  steps = jax.tree.map(cut, (None if is_constant else a, b, keep, g))
+  starts = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
+  zero = _map(lambda x: jnp.zeros_like(x[0]), starts)
+  (dstart, total), (da, db) = jax.lax.scan(
+    segment,
+    (zero, zero if is_constant else None),
+    (starts, *steps),
+    reverse=True,
+  )
+  da = _map(lambda x: x[:, None], total) if is_constant else _map(join, da)
+  return _reduce(da, a, is_constant=is_constant), _map(join, db), None, dstart
 
 
 def _reduce(x: Pair, like: Pair, *, is_constant: bool) -> Pair:
