@@ -425,7 +425,7 @@ TINY: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "listops": {"r_min": 0.9, "r_max": 0.999, "max_phase": math.pi / 10},
     "text": {"r_min": 0.5, "r_max": 0.95},
   },
-  "mega": dict.fromkeys(NUM_TRAIN, {"attention_chunk": 128}),
+  "mega": {task: {"attention_chunk": 128} for task in NUM_TRAIN},
 }
 
 
