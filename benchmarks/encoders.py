@@ -7,13 +7,13 @@ TransJect has d = 80 and four experts. The first table has batches of 16,384
 tokens, and the seconds of a forward pass and of a train step (forward,
 backward, Adam): medians of interleaved rounds, without compilation. "PyTorch"
 is the twin in eager mode (`benchmarks.twins`; for TransJect
-`benchmarks.rivals`), "compiled" the twin under `torch.compile` if it has no loop
-over tokens, and "fused" the twin with PyTorch's own kernel of softmax attention. "forward times" and "step
-times" are speed-ups over the fastest twin, medians over the rounds: above 1 our
-model is faster. "of the rate" is the FLOPs of the twin's step over our time,
-over the rate of a large product in the same rounds. Memory is what the compiler
-plans for the train step; for PyTorch, the growth of the peak memory of a
-process.
+`benchmarks.rivals`), "compiled" the twin under `torch.compile` if it has no
+loop over tokens, and "fused" the twin with PyTorch's own kernel of softmax
+attention. "forward times" and "step times" are speed-ups over the fastest twin,
+medians over the rounds: above 1 our model is faster. "of the rate" is the FLOPs
+of the twin's step over our time, over the rate of a large product in the same
+rounds. Memory is what the compiler plans for the train step; for PyTorch, the
+growth of the peak memory of a process.
 
 The second table has fitted exponents of time and memory in the length. PyTorch
 comes with the extra `bench`.
