@@ -17,12 +17,15 @@ SHAPES = [(2, 37, 3), (1, 1, 2), (2, 20, 2, 2)]
 FORMS = sorted(scan.FORMS)
 
 
-@pytest.fixture(autouse=True)
-def short_parts(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def short_parts():
   """Segments of 16 steps and chunks of 8, so that few steps have several."""
-  monkeypatch.setattr(scan, "SEGMENT", 16)
-  monkeypatch.setattr(scan, "CHUNK", 8)
-  # Compiled programs would keep the sizes of another test.
+  # Compiled programs keep the sizes of the file before, and of this one.
+  jax.clear_caches()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(scan, "SEGMENT", 16)
+    patch.setattr(scan, "CHUNK", 8)
+    yield
   jax.clear_caches()
 
 
