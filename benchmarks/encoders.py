@@ -224,7 +224,7 @@ def growth(
     print(f"growth of {name} done", file=sys.stderr)
 
 
-TABLES: dict[str, Callable[[list[str], int], Rows]] = {
+TABLES: dict[str, Callable[..., Rows]] = {
   "twins": side_by_side,
   "growth": growth,
 }
@@ -234,15 +234,18 @@ TABLES: dict[str, Callable[[list[str], int], Rows]] = {
   cli.argument("--models", default="", help="names: a,b (default: all)"),
   cli.argument("--tables", default=",".join(TABLES), help="tables: a,b"),
   cli.argument("--rounds", default=7, help="timed rounds"),
+  cli.argument("--lengths", default="", help="a,b (default: the table's own)"),
   OUT,
 )
-def main(models: str, tables: str, rounds: int, out: str) -> None:
+def main(models: str, tables: str, rounds: int, lengths: str, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   # Training keeps freed memory as well. PyTorch also becomes faster.
   allocator.keep_freed_memory()
   names = cli.names(models) or sorted(MODELS)
   chosen = [choose("table", title, TABLES) for title in cli.names(tables)]
-  report(((title, TABLES[title](names, rounds)) for title in chosen), out)
+  tokens = tuple(cli.numbers("lengths", lengths))
+  options = {"lengths": tokens} if tokens else {}
+  report(((t, TABLES[t](names, rounds, **options)) for t in chosen), out)
 
 
 if __name__ == "__main__":
