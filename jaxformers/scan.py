@@ -256,30 +256,36 @@ def _segment(form: str, n: int) -> int:
 
 
 def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
-  if form == "scan":
-    return _loop_backward(kept, g)
   a, b, keep, before = kept
   n = b.real.shape[1]
   length = _segment(form, n)
-  is_constant = _is_constant(a, b)
+  is_constant, is_loop = _is_constant(a, b), form == "scan"
   fixed = a if is_constant else None
-  steps = (None if is_constant else a, b, keep, g)
-  count = -(-n // length)
-  if count == 1:
-    state = _map(lambda x: x[:, 0], before)
-    after = _map(jnp.zeros_like, state)
-    da, db, dstart = _segment_backward(form, fixed, after, (state, *steps))
-    return da, db, None, dstart
-  # Cut into segments; the last is filled up with steps that change nothing.
-  rest = count * length - n
-  if rest and keep is None:
+  # The last segment is filled up with steps that change nothing.
+  if n % length and keep is None:
     keep = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
-    steps = (steps[0], b, keep, g)
-  join = functools.partial(_join, n=n, axis=1)
+
+  # A loop has steps as its first axis: left behind the batch, XLA would move
+  # them in every segment, which is slow for complex numbers.
+  def cut(x: jax.Array) -> jax.Array:
+    if not is_loop:
+      return _cut(x, length, 1)
+    x = jnp.moveaxis(x, 1, 0)
+    x = jnp.pad(x, ((0, -n % length), *[(0, 0)] * (x.ndim - 1)))
+    return x.reshape(-1, length, *x.shape[1:])
+
+  def join(x: jax.Array) -> jax.Array:
+    if not is_loop:
+      return _join(x, n, 1)
+    return jnp.moveaxis(x.reshape(-1, *x.shape[2:])[:n], 0, 1)
+
+  backward = (
+    _loop_backward if is_loop else functools.partial(_segment_backward, form)
+  )
 
   def step(carry: Any, segment: Any) -> tuple[Any, Any]:
     after, total = carry
-    da, db, after = _segment_backward(form, fixed, after, segment)
+    da, db, after = backward(fixed, after, segment)
     if is_constant:
       return (after, _plus(total, da)), (None, db)
     return (after, total), (da, db)
@@ -287,10 +293,9 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
   after = _map(lambda x: jnp.zeros_like(x[:, 0]), before)
   total = _map(jnp.zeros_like, fixed) if is_constant else None
   befores = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
-  cut = functools.partial(_cut, length=length, axis=1)
-  segments = (befores, *jax.tree.map(cut, steps))
+  steps = (None if is_constant else a, b, keep, g)
   (dstart, total), (da, db) = jax.lax.scan(
-    step, (after, total), segments, reverse=True
+    step, (after, total), (befores, *jax.tree.map(cut, steps)), reverse=True
   )
   da = total if is_constant else _map(join, da)
   return da, _map(join, db), None, dstart
@@ -344,65 +349,37 @@ def _segment_backward(
   return da, lam, out
 
 
-def _loop_backward(residuals: Any, g: Pair) -> tuple[Any, ...]:
-  """Returns what `_states_backward` does for the form "scan".
-
-  Steps are the first axis throughout: cutting them into segments moves nothing.
-  """
-  a, b, keep, before = residuals
-  n = b.real.shape[1]
-  length = _segment("scan", n)
-  is_constant = _is_constant(a, b)
+def _loop_backward(
+  fixed: Pair | None, after: Pair, segment: Any
+) -> tuple[Pair, Pair, Pair]:
+  """Returns what `_segment_backward` does; steps are the first axis here."""
+  before, factors, b, keep, g = segment
 
   def forward(h: Pair, args: Any) -> tuple[Pair, Pair]:
-    factor, added, kept = args
-    factor = _ones_where(kept, a if is_constant else factor)
-    return _plus(times(factor, h), added), h
+    return _advance(fixed, h, args), h
 
   def backward(carry: Any, args: Any) -> tuple[Any, Any]:
     after, total = carry
-    factor, kept, given, earlier = args
-    factor = a if is_constant else factor
-    lam = _plus(given, after)
+    factor, kept, gradient, earlier = args
+    factor = factor if fixed is None else fixed
+    lam = _plus(gradient, after)
     effective = times(lam, _adjoint(earlier))
     if kept is not None:
       effective = _map(lambda x: jnp.where(kept, x, 0), effective)
     after = times(_adjoint(_ones_where(kept, factor)), lam)
-    if is_constant:
-      return (after, _plus(total, effective)), (None, lam)
-    return (after, None), (effective, lam)
+    if fixed is None:
+      return (after, None), (lam, effective)
+    return (after, _plus(total, effective)), (lam, None)
 
-  def segment(carry: Any, args: Any) -> tuple[Any, Any]:
-    start, factors, added, kept, given = args
-    _, earlier = jax.lax.scan(forward, start, (factors, added, kept))
-    return jax.lax.scan(
-      backward, carry, (factors, kept, given, earlier), reverse=True
-    )
-
-  # The last segment is filled up with steps that change nothing.
-  rest = -n % length
-  if rest and keep is None:
-    keep = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
-
-  def cut(x: jax.Array) -> jax.Array:
-    x = jnp.moveaxis(x, 1, 0)
-    x = jnp.pad(x, ((0, rest), *[(0, 0)] * (x.ndim - 1)))
-    return x.reshape(-1, length, *x.shape[1:])
-
-  def join(x: jax.Array) -> jax.Array:
-    return jnp.moveaxis(x.reshape(-1, *x.shape[2:])[:n], 0, 1)
-
-  steps = jax.tree.map(cut, (None if is_constant else a, b, keep, g))
-  starts = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
-  zero = _map(lambda x: jnp.zeros_like(x[0]), starts)
-  (dstart, total), (da, db) = jax.lax.scan(
-    segment,
-    (zero, zero if is_constant else None),
-    (starts, *steps),
-    reverse=True,
+  _, earlier = jax.lax.scan(forward, before, (factors, b, keep))
+  total = None if fixed is None else _map(jnp.zeros_like, before)
+  (out, total), (lam, effective) = jax.lax.scan(
+    backward, (after, total), (factors, keep, g, earlier), reverse=True
   )
-  da = _map(lambda x: x[:, None], total) if is_constant else _map(join, da)
-  return _reduce(da, a, is_constant=is_constant), _map(join, db), None, dstart
+  if fixed is None:
+    return _reduce(effective, factors, is_constant=False), lam, out
+  total = _map(lambda x: x[None], total)
+  return _reduce(total, fixed, is_constant=True), lam, out
 
 
 def _reduce(x: Pair, like: Pair, *, is_constant: bool) -> Pair:
@@ -423,17 +400,28 @@ def _reduce(x: Pair, like: Pair, *, is_constant: bool) -> Pair:
 _states.defvjp(_states_forward, _states_backward)
 
 
+def _advance(fixed: Pair | None, h: Pair, args: Any) -> Pair:
+  """Returns the state after h.
+
+  Args:
+    fixed: factor of all steps, or None.
+    h: a state.
+    args: factor of the step, or None; what is added; and where it counts.
+  """
+  factor, added, kept = args
+  factor = _ones_where(kept, factor if fixed is None else fixed)
+  return _plus(times(factor, h), added)
+
+
 def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   """One step after another."""
-  is_constant = _is_constant(a, b)
+  fixed = a if _is_constant(a, b) else None
 
   def step(h: Pair, args: Any) -> tuple[Pair, Pair]:
-    factor, added, kept = args
-    factor = _ones_where(kept, a if is_constant else factor)
-    h = _plus(times(factor, h), added)
+    h = _advance(fixed, h, args)
     return h, h
 
-  steps = (None if is_constant else a, b, keep)
+  steps = (a if fixed is None else None, b, keep)
   leading = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), steps)
   _, states = jax.lax.scan(step, start, leading)
   return _map(lambda x: jnp.moveaxis(x, 0, 1), states)
