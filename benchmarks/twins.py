@@ -21,6 +21,9 @@ from torch.nn.utils import parametrizations
 
 from benchmarks import recurrent_twins
 from jaxformers.models import MODELS, Model
+from jaxformers.models.blocks.invertible import require_layers
+from jaxformers.models.isometric import ring
+from jaxformers.models.variables import of_stack
 
 Arrays = Mapping[str, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Arrays], Tensor]
@@ -469,6 +472,56 @@ class Layer(nn.Module):
     return self.out(y.transpose(1, 2).flatten(-2)), v
 
 
+class IsometricLayer(nn.Module):
+  """A layer of `isometric`: rotations around filters on a ring, then u + a |u|.
+
+  Args:
+    layers: our layers, of which this is one.
+    weights: its weights, `isometric.layer.Weights`.
+  """
+
+  def __init__(self, layers: Any, weights: Any) -> None:
+    super().__init__()
+    self.rotations = nn.ModuleList(
+      Rotations([{"kernel": matrix}]) for matrix in weights.mixing
+    )
+    decay, angle, a, bias = (
+      nn.Parameter(_tensor(x))
+      for x in (*weights.sections, weights.a, weights.bias)
+    )
+    self.decay, self.angle, self.a, self.bias = decay, angle, a, bias
+    d = weights.mixing.shape[-1]
+    self.dilations = layers.dilations or ring.spread_dilations(
+      d, layers.max_len
+    )
+    self.order = ring.delays(self.dilations, len(weights.sections.decay))
+
+  def forward(
+    self, x: Tensor, mask: Tensor, first: Tensor | None
+  ) -> tuple[Tensor, Tensor]:
+    """Maps x [b, n, d]; every token counts."""
+    before, after = self.rotations
+    real, imag = before(x).mT.chunk(2, 1)
+    z = torch.fft.fft(torch.complex(real, imag))
+    z = torch.fft.ifft(z * self._response(x.shape[1]))
+    y = after(torch.cat([z.real, z.imag], 1).mT) + self.bias
+    return y + self.a * y.abs(), x
+
+  def _response(self, n: int) -> Tensor:
+    """Returns the transfer function of all sections, [d / 2, n]."""
+    steps = torch.tensor(self.dilations)[:, None]
+    angle = -2 * torch.pi * ((steps * torch.arange(n)) % n) / n
+    delay = torch.polar(torch.ones_like(angle), angle)[:, None, None]
+    delay = torch.cat([delay, delay.conj()], 2)  # Forwards, then backwards.
+    size = torch.exp(-ring.SLOWEST - self.decay.exp())
+    factors = torch.polar(size, self.angle).unflatten(1, (len(delay), -1, 2))
+    response = torch.ones(())
+    for index, factor in zip(self.order, factors[..., None], strict=True):
+      z = delay[index]
+      response = response * (z - factor.conj()) / (1 - factor * z)
+    return response.flatten(0, 2)
+
+
 def _recurrent_layer(
   mixer: str, weights: Mapping[str, Any]
 ) -> recurrent_twins.RecurrentLayer:
@@ -518,7 +571,13 @@ class Twin(nn.Module):
       variables.get(name, {}).get("encoder", {})
       for name in ("rotations", "random")
     )
-    if variant.mixer in recurrent_twins.MIXERS:
+    if variant.block == "isometric":
+      encoder = of_stack(variables, "encoder")
+      stack = require_layers(model.stacks()["encoder"])
+      self.layers = nn.ModuleList(
+        IsometricLayer(stack, layer) for layer in stack.weights(encoder)
+      )
+    elif variant.mixer in recurrent_twins.MIXERS:
       self.layers = nn.ModuleList(
         _recurrent_layer(variant.mixer, weights[name]) for name in layers
       )

@@ -32,7 +32,7 @@ from jaxformers import cli, tasks
 from jaxformers import config as configs
 from jaxformers.analysis.tables import speed
 from jaxformers.errors import UserError
-from jaxformers.models import MIXERS, MODELS, build, cost, size
+from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
@@ -146,7 +146,8 @@ def catalogue() -> str:
     options = {**variant.fixed, **variant.defaults}
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
     mixer = f"{variant.mixer} ({listed})" if listed else variant.mixer
-    summary = inspect.getdoc(MIXERS[variant.mixer]).splitlines()[0]
+    make = MIXERS[variant.mixer] if variant.mixer else BLOCKS[variant.block]
+    summary = inspect.getdoc(make).splitlines()[0]
     lines.append((name, mixer, variant.block, summary))
   return markdown_table(("model", "mixer", "block", "what it is"), lines)
 

@@ -135,7 +135,7 @@ _NAMES = {
     name select parallel mesh pretrained data_dir archive protocol vocabulary
     operators difficulty tokens crop objective pool head_activation interaction
     positions dtype orthogonal_map memory activation gating sigma kind
-    inverse_init norm_type glu c_init start discretization weights bias
+    inverse_init norm_type glu c_init start discretization weights bias form a
   """,
   Range(bool): """
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias
@@ -153,9 +153,10 @@ _NAMES = {
   Range(int, "[1, 2^31)"): """
     batch_size eval_batch_size buckets total_steps log_steps
     eval_steps checkpoint_steps num_train num_validation num_test num_images
-    max_length
+    max_length length num_pairs distance
   """,
   Range(int, "[1, 2^31)", is_list=True): "cutoffs",
+  Range(int, "[1, 2^15)", is_list=True): "dilations",
   # Sizes.
   Range(int, "[0, 2^24]"): "max_len padded_len",
   Range(int, "[0, 2^20]"): """
@@ -177,12 +178,13 @@ _NAMES = {
     int, "[1, 1000]"
   ): "num_layers div_value expansion num_experts num_hashes repeats",
   Range(int, "[2, 1000]"): "max_args",
-  Range(int, "[1, 100]"): "inverse_steps",
+  Range(int, "[1, 100]"): "inverse_steps num_sections",
   Range(int, "[2, 100]"): "max_depth",
   Range(int, "[1, 20]"): "head_layers",
   Range(int, "[1, 2]"): "num_inputs",
   # Shares, rates and weights.
   Range(float, "[0, 1)"): """
+    a_max
     label_smoothing ema_decay b1 b2 momentum dropout_rate head_dropout_rate
     drop_path_rate value_dropout_rate weight_dropout_rate hidden_dropout_rate
   """,

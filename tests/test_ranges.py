@@ -214,7 +214,9 @@ def model_fields(name):
   """Paths of all options of `models.build` for a model."""
   variant = models.MODELS[name]
   inner = {
-    "mixer": mixer_options(models.MIXERS[variant.mixer]),
+    "mixer": mixer_options(models.MIXERS[variant.mixer])
+    if variant.mixer
+    else (),
     "block": parameters(BLOCKS[variant.block]),
     "embedding": parameters(Embedding),
     "head": HEAD,

@@ -54,6 +54,8 @@ def get_config(arg=None):
       "eval_steps": 1_000,
     },
   )
+  if args.tiny and args.model == "isometric":
+    config.model.positions = "sinusoid_2d"
   if args.tiny and args.model in shared.TRANSJECTS:
     # With max pooling TransJect stays at chance on this task. Its tokens
     # interact through the mean alone, so that a channel is a filter on the

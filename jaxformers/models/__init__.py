@@ -1,6 +1,6 @@
 """Models by name. A model is a mixer in a block, under the one encoder."""
 
-from jaxformers.models import blocks, mixers, transject
+from jaxformers.models import blocks, isometric, mixers, transject
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.classifier import Classifier
@@ -41,6 +41,7 @@ __all__ = [
   "from_config",
   "generate",
   "in_float32",
+  "isometric",
   "make_variables",
   "mixers",
   "resolve_defaults",

@@ -52,6 +52,18 @@ def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   return masked_mean(x, mask) * share[:, None]
 
 
+@POOLS.register("root_mean")
+def root_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
+  """Returns the sum over the n tokens of x divided by sqrt(n) -> [b, d].
+
+  It expands no distance of two sequences, and what n independent tokens put
+  into it does not shrink with n, as the mean does.
+  """
+  del padded_len
+  count = mask.sum(1).astype(jnp.float32)
+  return masked_mean(x, mask) * jnp.sqrt(count)[:, None]
+
+
 @POOLS.register("all_mean")
 def all_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   """Returns the mean over all positions of x [b, n, d] -> [b, d].
@@ -104,7 +116,8 @@ class ClassifierHead(nn.Module):
 
   Attributes:
     num_classes: number of classes c.
-    pool: "max", "mean", "first", "cls", "padded_mean" or "all_mean".
+    pool: "max", "mean", "first", "cls", "padded_mean", "root_mean" or
+      "all_mean".
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
     activation: activation of the hidden layers: "relu", "gelu" (by tanh) or

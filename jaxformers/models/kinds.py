@@ -1,7 +1,8 @@
 """Kinds of parameters, which optimisers may train apart.
 
-A mixer declares the kinds of its parameters by a class attribute `kinds`, a
-mapping from names of parameters to kinds; others have none.
+A mixer, or a block without one, declares the kinds of its parameters by a
+class attribute `kinds`, a mapping from names of parameters to kinds; others
+have none.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ def find_kinds(stacks: Mapping[str, nn.Module], params: Any) -> Any:
   declared = {}
   for stack, block in stacks.items():
     make = getattr(block, "mixer", None)
-    mixer = make(parent=None) if make is not None else None
-    declared[stack] = getattr(mixer, "kinds", {})
+    owner, folder = (
+      (block, "") if make is None else (make(parent=None), "mixer")
+    )
+    declared[stack] = folder, getattr(owner, "kinds", {})
 
   def kind(path: Any, _: Any) -> str:
-    names = [str(getattr(key, "key", key)) for key in path]
-    if len(names) < 2 or "mixer" not in names[1:]:
+    stack, *names = [str(getattr(key, "key", key)) for key in path]
+    folder, kinds = declared.get(stack, ("", {}))
+    if not names or (folder and folder not in names):
       return ""
-    return declared.get(names[0], {}).get(names[-1], "")
+    return kinds.get(names[-1], "")
 
   return jax.tree_util.tree_map_with_path(kind, params)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
-from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.blocks.invertible import layers_of, model_names
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
@@ -125,27 +125,27 @@ def bind_encoder(config: ModelConfig) -> Make:
 
 
 def check_mixer(config: ModelConfig, mixer: Make | None, n: int) -> None:
-  """Traces a mixer on n tokens."""
-  if mixer is None:
-    return
+  """Traces a mixer on n tokens; if None, a block of the encoder."""
+  make = bind_encoder_block(config) if mixer is None else mixer
   # Trace shapes alone: nothing is computed.
   x = jax.ShapeDtypeStruct((1, n, config.d_model), jnp.dtype(config.dtype))
   mask = jax.ShapeDtypeStruct((1, n), bool)
-  init = functools.partial(mixer().init, carry=None, train=False)
+  init = functools.partial(make().init, carry=None, train=False)
   jax.eval_shape(lambda x, mask: init(jax.random.key(0), x, mask=mask), x, mask)
 
 
 def _check_reversible(config: ModelConfig) -> None:
-  if layers_of(bind_encoder_block(config)(parent=None)) is None:
+  layers = layers_of(bind_encoder_block(config)(parent=None))
+  if layers is None:
     raise UserError(
       'memory="reversible" needs layers that can be undone: those of '
-      'transject and random_transject. For other models choose "recomputed".'
+      f'{model_names()}. For other models choose "recomputed".'
     )
-  if config.num_layers < 2:
+  if config.num_layers < layers.least_layers:
     raise UserError(
       f'memory="reversible" with num_layers={config.num_layers}: alpha / '
       "L may come near to 1, and undoing a layer would take forever. Choose at "
-      'least 2 layers, or "recomputed".'
+      f'least {layers.least_layers} layers, or "recomputed".'
     )
 
 
@@ -182,10 +182,10 @@ class Model(nn.Module):
 
   @nn.nowrap
   def check(self) -> None:
-    """Traces the mixer on its longest input, so that wrong options raise here.
+    """Traces a layer on its longest input, so that wrong options raise here.
 
     Raises:
-      UserError: for an option of the mixer out of its range; for
+      UserError: for an option of the layer out of its range; for
         memory="reversible" where layers cannot be undone.
     """
     config, length = self.config, self.config.encoder_len

@@ -219,11 +219,13 @@ def model_fields(
   )
 
   def make_transformer(name: str) -> dict[str, Any]:
+    if name == "isometric":
+      return shared.isometric(common | {"pool": transject["pool"]})
     if name in recurrences.MODELS:
       # A class token in front of a causal mixer would read nothing.
       is_mean = protocol == "jaxformers" or pool == "cls"
-      own = common | {"pool": "mean" if is_mean else pool}
-      return recurrences.model_fields(name, size, task, protocol, own)
+      fields = common | {"pool": "mean" if is_mean else pool}
+      return recurrences.model_fields(name, size, task, protocol, fields)
     if original is not None:
       return original_fields(name, original, pool, head)
     # These are the sizes of Skyformer's comparison.

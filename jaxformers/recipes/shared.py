@@ -56,6 +56,25 @@ def transject(
   return {**shared, **fields, "mixer": {"num_experts": num_experts}}
 
 
+def isometric(shared: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of the model `isometric`.
+
+  Args:
+    shared: fields outside mixer and block.
+  """
+  return {
+    "name": "isometric",
+    **shared,
+    "num_layers": 6,
+    "d_model": 64,
+    "positions": "sinusoid",
+    "dropout_rate": 0.0,
+    "orthogonal_map": "cayley",
+    "embedding": {"init_std": 1.0},
+    "block": {},
+  }
+
+
 def transformer(
   name: str, shared: dict[str, Any], num_heads: int, mlp_dim: int
 ) -> dict[str, Any]:
@@ -79,6 +98,8 @@ def transformer(
 
 def block(name: str, **fields: Any) -> dict[str, Any]:
   """Returns the fields of a Transformer's block, or of one without them."""
+  if name == "isometric":
+    return {}
   if name in ONE_BRANCH:
     return {"dropout_rate": fields["dropout_rate"]}
   if name not in ATTENTION_ONLY:
@@ -110,9 +131,11 @@ def with_reference(
 def tiny_rate(model: str, learning_rate: float) -> float:
   """Returns the learning rate at size=tiny: TransJect's own, or by kind.
 
-  Linear recurrences have 4e-3, and others 1e-3: softmax attention without a
-  long warm-up stays at chance from 5e-3 on.
+  Linear recurrences have 4e-3, isometric layers 8e-3, and others 1e-3: softmax
+  attention without a long warm-up stays at chance from 5e-3 on.
   """
+  if model == "isometric":
+    return 8e-3
   if model in LINEAR_RECURRENCES:
     return 4e-3
   return learning_rate if model in TRANSJECTS else 1e-3

@@ -73,7 +73,7 @@ FEW = {"rank": 2, "num_landmarks": 2, "num_buckets": 2}
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_every_model_reads_images(name):
-  known = getattr(MIXERS[models.MODELS[name].mixer], "options", ())
+  known = getattr(MIXERS.data.get(models.MODELS[name].mixer), "options", ())
   # A causal mixer reads nothing after a token in front.
   pool = {"pool": "mean"} if name in ("mamba", "rglru") else {}
   model = small(name, mixer={k: FEW[k] for k in FEW if k in known}, **pool)

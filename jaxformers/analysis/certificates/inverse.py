@@ -1,4 +1,4 @@
-r"""Runs TransJect backwards, from any layer to the tokens it came from.
+r"""Runs injective layers backwards, from any of them to the tokens.
 
 python -m jaxformers inverse runs/listops
 
@@ -167,10 +167,12 @@ def _check_contraction(
 
 def tokens(
   model: Classifier, params: Any, x: jax.Array
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray | None]:
   """Returns the token and the position nearest to every embedded token.
 
-  Half of the channels are the token's and half the position's.
+  Where the block concatenates positions, half of the channels are the token's
+  and half the position's. Where it adds them, the position is known by the
+  place, and its vector is subtracted.
 
   Source: TransJect, section 4.4.
 
@@ -180,13 +182,14 @@ def tokens(
 
   Returns:
     int32 [b, n] ids, or for real-valued inputs float32 [b, n] values; and
-    int32 [b, n] positions. The class token in front is left out.
+    int32 [b, n] positions, None where they are added. The class token in front
+    is left out.
   """
   layers_in_float32(model)
   encoder = bind_encoder(model.config)(parent=None)
   embedding_params = params["encoder"]["embedding"]
-  half = x.shape[-1] // 2
-  embedding = encoder.embedding(concatenate=True)
+  has_channels = encoder.block().concatenate_positions
+  embedding = encoder.embedding(concatenate=has_channels)
   if model.config.image or embedding.cutoffs or embedding.norm_epsilon:
     raise UserError(
       "Tokens cannot be read from patches, adaptive tables or an embedding "
@@ -195,20 +198,32 @@ def tokens(
   first = int(model.config.cls)  # The class token in front has no id.
   dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
-  # Positions are compared with those of an empty sequence.
-  empty = embedding.apply({"params": embedding_params}, blank)
-  places = np.asarray(empty)[0, first:, half:]
-  # The second half of the channels gives the positions.
-  content, place = np.split(np.asarray(x)[:, first:], [half], -1)
-  positions = _nearest(place, places)
+  # Positions are those of an empty sequence, whose tokens are all alike.
+  empty = np.asarray(embedding.apply({"params": embedding_params}, blank))
+  empty, content = empty[0, first:], np.asarray(x)[:, first:]
+  positions = None
+  if has_channels:
+    half = x.shape[-1] // 2
+    positions = _nearest(content[..., half:], empty[:, half:])
+    content = content[..., :half]
+  else:
+    content = content - (empty - _vector_of_zero(embedding, embedding_params))
   if model.config.real:
     # Invert x = value * kernel + bias in the direction of the kernel.
     values = jax.device_get(embedding_params["values"])
-    direction = values["kernel"][0] / np.square(values["kernel"][0]).sum()
-    return (content - values["bias"]) @ direction, positions
+    kernel = values["kernel"][0] * embedding.scale
+    content = content - values["bias"] * embedding.scale
+    return content @ (kernel / np.square(kernel).sum()), positions
   # Ids are the nearest rows of the embedding.
   table = np.asarray(embedding_params["tokens"]["embedding"])
   return _nearest(content, table * embedding.scale), positions
+
+
+def _vector_of_zero(embedding: Any, params: Mapping[str, Any]) -> np.ndarray:
+  """Returns the vector of the token or the value 0, without a position."""
+  if "values" in params:
+    return np.asarray(params["values"]["bias"]) * embedding.scale
+  return np.asarray(params["tokens"]["embedding"])[0] * embedding.scale
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -261,13 +276,15 @@ def main(workdir: str, samples: int, length: int) -> None:
   ids = np.asarray(ids).reshape(mask.shape)
   # Compare ids and positions at tokens alone.
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
-  placed = (positions == np.arange(mask.shape[1]))[mask].mean()
+  found = f"{right:.4%} of the tokens"
+  if positions is not None:
+    placed = (positions == np.arange(mask.shape[1]))[mask].mean()
+    found += f" and {placed:.4%} of their positions"
   off = _largest_at_tokens(x - hidden[0], side.mask)
   print(
     f"{mask.sum()} tokens of {len(ids)} sequences, through "
-    f"{len(hidden) - 1} layers and back: {right:.4%} of the tokens and "
-    f"{placed:.4%} of their positions recovered; largest error of the "
-    f"embedding {off:.2g}."
+    f"{len(hidden) - 1} layers and back: {found} recovered; largest error of "
+    f"the embedding {off:.2g}."
   )
 
 

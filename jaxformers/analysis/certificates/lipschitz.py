@@ -47,8 +47,7 @@ def guaranteed(
     norms: largest Frobenius norm of a sample's tokens before each layer, [l].
 
   Returns:
-    `InvertibleLayers.certificate` of each layer, with the intervals `tokens`
-    and `sequences`.
+    `InvertibleLayers.certificate` of each layer.
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
@@ -230,7 +229,11 @@ def report(
     rows = guaranteed(model, params, shared, measured["norms"][:-1])
   # One layer without a certificate leaves the encoder without one.
   if rows and all(rows):
-    total = {kind: product([row[kind] for row in rows]) for kind in KINDS}
+    total = {
+      kind: product([row[kind] for row in rows])
+      for kind in KINDS
+      if all(kind in row for row in rows)
+    }
   # Search for pairs that come near the bounds.
   first = jnp.asarray(batches[0])
   extremes = adversarial(model, params, first, steps=steps, seed=seed)
@@ -255,12 +258,16 @@ def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
   sentences = []
   nouns = {"tokens": "Two tokens of one sample", "sequences": layers.scope()}
   for kind, noun in nouns.items():
+    if kind not in total:
+      sentences.append(f"{noun}: nothing is guaranteed, for tokens meet.")
+      continue
     low, high = total[kind]
     change = f"distances change by a factor of {low:.4g} to {high:.4g}."
     if not low > 0:
       change = f"the lower bound is vacuous (0){vacuous[kind]} {high:.4g}."
     sentences.append(f"{noun}: {change}")
-  return sentences + layers.remarks(bounded=total["sequences"][0] > 0)
+  is_bounded = "sequences" in total and total["sequences"][0] > 0
+  return sentences + layers.remarks(bounded=is_bounded)
 
 
 def table(content: dict[str, Any]) -> str:
@@ -270,7 +277,8 @@ def table(content: dict[str, Any]) -> str:
     return f"[{low:.4g}, {high:.4g}]"
 
   def line(label: str, intervals: Any) -> str:
-    spans = [span(*intervals[kind]) if intervals else "-" for kind in KINDS]
+    known = intervals or {}
+    spans = [span(*known[kind]) if kind in known else "-" for kind in KINDS]
     return f"{label:>5}  {spans[0]:18}  {spans[1]:18}"
 
   guarantee, measured = content["guaranteed"], content["measured"]

@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.errors import UserError
+from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import MAX_STEPS
+from jaxformers.models.variants import MODELS
 
 # Ways to have what the backward pass needs, besides storing it.
 LOOPED = ("recomputed", "reversible")
@@ -54,9 +56,11 @@ class InvertibleLayers(abc.ABC):
     num_layers: number of layers.
     dtype: compute type; x and y are float32 or wider.
     side_name: name under which modules sow `side` into `intermediates`.
+    least_layers: number of layers from which on training may undo them.
   """
 
   side_name: ClassVar[str] = "side"
+  least_layers: ClassVar[int] = 1
 
   num_layers: int
   dtype: Any
@@ -121,8 +125,9 @@ class InvertibleLayers(abc.ABC):
     """Returns what is guaranteed of one layer; {} if nothing is.
 
     `tokens` and `sequences` are intervals: the factors by which the distance of
-    two tokens of one sample, and of two sequences under one mask, may change.
-    Other entries are the numbers that they come from.
+    two tokens of one sample, and of two sequences under one mask, may change; a
+    layer has one of them or both. Other entries are the numbers that they come
+    from.
 
     Args:
       weights, shared: as for `forward`.
@@ -166,10 +171,18 @@ def require_layers(block: Any) -> InvertibleLayers:
   if layers is None:
     raise UserError(
       f"{type(block).__name__} layers cannot be run backwards: that needs "
-      "injective layers, such as those of the models transject and "
-      "random_transject."
+      f"injective layers, such as those of the models {model_names()}."
     )
   return layers
+
+
+def model_names() -> str:
+  """Returns the names of the models whose layers can be undone."""
+  return ", ".join(
+    name
+    for name, variant in sorted(MODELS.items())
+    if hasattr(BLOCKS[variant.block], "invertible")
+  )
 
 
 # At the full precision of float32, on accelerators too, where less is the

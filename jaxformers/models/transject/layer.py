@@ -269,6 +269,7 @@ class TransJectLayers(InvertibleLayers):
   """
 
   side_name: ClassVar[str] = "gate"
+  least_layers: ClassVar[int] = 2
 
   num_layers: int
   gating: str

@@ -30,6 +30,7 @@ FORMS = [
   pytest.param("transject", "paper", marks=pytest.mark.long),
   ("transject", "certified"),
   ("random_transject", "paper"),
+  ("isometric", ""),
 ]
 IDS = jax.random.randint(jax.random.key(0), (4, 12), 1, 30).at[1, 7:].set(0)
 
@@ -43,7 +44,7 @@ def build(name, activations, gating="paper", **options):
     max_len=512,
     num_classes=3,
     memory=activations,
-    mixer={} if name == "transformer" else mixer,
+    mixer=mixer if "transject" in name else {},
     **options,
   )
 
@@ -184,7 +185,9 @@ def test_other_layers_are_not_taken_for_transjects():
 
 
 def test_what_cannot_be_run_backwards():
-  with pytest.raises(ValueError, match=r"those of transject.*recomputed"):
+  with pytest.raises(
+    ValueError, match=r"those of isometric, .*transject.*recomputed"
+  ):
     build("transformer", "reversible")
   with pytest.raises(ValueError, match=r"num_layers=1.*at least"):
     build("transject", "reversible", num_layers=1)

@@ -18,8 +18,11 @@ B, H, N, E = 2, 2, 12, 4
 def small_sizes(mixer):
   """Returns options at which a mixer approximates with 17 tokens.
 
-  They are `SMALL` of the mixer's own tests; {} if these have none.
+  They are `SMALL` of the mixer's own tests; {} if these have none, and for
+  blocks without a mixer.
   """
+  if not mixer:
+    return {}
   package, _, name = MIXERS[mixer].__module__.rpartition(".")
   name = f"{package.replace('jaxformers', 'tests', 1)}.test_{name}"
   if importlib.util.find_spec(name) is None:

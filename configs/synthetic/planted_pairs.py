@@ -1,0 +1,44 @@
+r"""Planted pairs: do two kinds of marks stand at one distance? Generated.
+
+16 marks "a" and 16 marks "b" among 256 places: each b is 19 places after an a,
+or anywhere. Tokens that do not meet have 50.
+
+python -m jaxformers.main --config configs/synthetic/planted_pairs.py \
+    --workdir runs/pairs
+
+Arguments: model=NAME, one that python -m jaxformers models lists; seed=0.
+"""
+
+from jaxformers import config as c
+from jaxformers.recipes import lra, shared
+
+
+def get_config(arg=None):
+  arg = c.parse_arg(arg, model="isometric", seed=0)
+  config = c.base(
+    seed=arg.seed,
+    task={
+      "name": "planted_pairs",
+      "protocol": "jaxformers",
+      "seed": 0,  # Seed of the data, not of the run.
+      "num_train": 20_000,
+      "num_validation": 1_000,
+      "num_test": 2_000,
+      "length": 256,
+      "num_pairs": 16,
+      "distance": 19,
+    },
+    **lra.model_fields(
+      arg.model,
+      pools={"jaxformers": "mean"},
+      protocol="jaxformers",
+      size="tiny",
+      matched={"jaxformers": 94},
+    ),
+    batch_size=32,
+    eval_batch_size=50,
+    **shared.tiny_schedule(
+      shared.tiny_rate(arg.model, 5e-3), total_steps=1_500
+    ),
+  )
+  return config

@@ -1,0 +1,119 @@
+"""The module of isometric layers, which owns their parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.isometric.layer import (
+  BOUNDS,
+  FORMS,
+  IsometricLayers,
+  Weights,
+)
+from jaxformers.models.isometric.ring import Sections
+from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.variables import rotation
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.registry import choose
+
+MODELS.register("isometric")(Variant("", "isometric"))
+
+
+@BLOCKS.register("isometric")
+class Isometric(nn.Module):
+  """Mixes whole sequences without changing a distance, then bends each token.
+
+  psi(F X + b), or Z + a H(Z) with Z = F X: see `layer.IsometricLayers`. The
+  encoder is injective and Lipschitz as a function of the whole sequence, with
+  the products of (1 - a) and (1 + a) over its layers as constants.
+
+  No causal form: on a ring the last tokens reach the first.
+
+  Source: new here; the filters are those of Schroeder 1961 (Natural sounding
+  artificial reverberation), closed to a ring. docs/theory.md names other work.
+
+  Attributes:
+    num_layers: number L of layers of the encoder.
+    layer: index of this layer, from 0; not used here.
+    form: "pointwise" or "feed_forward".
+    a: "budget", TransJect's constants, or "wide", a up to a_max.
+    a_max: greatest a of "wide", below 1.
+    num_sections: all-pass sections in cascade.
+    dilations: how many tokens back a section reads, one for each group of
+      channels; four times their number divides d. () for dilations from 1 to
+      an eighth of max_len (`ring.spread_dilations`).
+    max_len: greatest number of tokens.
+    orthogonal_map: in `orthogonal.MAPS`.
+    dtype: compute type of products; parameters and filters are float32.
+  """
+
+  concatenate_positions: ClassVar[bool] = False
+  final_norm: ClassVar[bool] = False
+  in_turn: ClassVar[tuple[str, ...]] = ("mixing", "feed_forward")
+  kinds: ClassVar[dict[str, str]] = {
+    "decay": EIGENVALUES,
+    "angle": EIGENVALUES,
+  }
+
+  num_layers: int
+  layer: int = 0
+  form: str = "pointwise"
+  a: str = "wide"
+  a_max: float = 0.9
+  num_sections: int = 2
+  dilations: tuple[int, ...] = ()
+  max_len: int = 1_024
+  orthogonal_map: str = "cayley"
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    del train
+    d = x.shape[-1]
+    groups = 4 * len(self.dilations)
+    if groups and d % groups:
+      raise UserError(
+        f"d_model={d} with {len(self.dilations)} dilations: channels are "
+        f"groups of 4 for each, so d_model must be a multiple of {groups}."
+      )
+    shape = (self.num_sections, d // 2)
+    count = 2 if choose("form", self.form, FORMS) == "feed_forward" else 1
+    choose("a", self.a, BOUNDS)
+    layers = self.invertible()
+    weights = Weights(
+      rotation(self, "mixing", (2, d, d), self.orthogonal_map),
+      Sections(
+        self.param("decay", nn.initializers.uniform(2.0), shape),
+        self.param("angle", nn.initializers.uniform(2 * math.pi), shape),
+      ),
+      layers.strength(self.param("alpha", nn.initializers.constant(0.5), ())),
+      self.param("bias", nn.initializers.zeros, (count, d)),
+      rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
+      if count == 2
+      else None,
+    )
+    y, _ = layers.forward(weights, x, None, mask)
+    return y, carry
+
+  @nn.nowrap
+  def invertible(self) -> IsometricLayers:
+    """Returns all layers as pure functions."""
+    return IsometricLayers(
+      self.num_layers,
+      self.form,
+      self.a,
+      self.a_max,
+      tuple(self.dilations),
+      self.max_len,
+      self.orthogonal_map,
+      jnp.dtype(self.dtype),
+    )

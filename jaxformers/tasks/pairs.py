@@ -1,0 +1,142 @@
+"""Planted pairs: do the two kinds of marks stand at one distance? Generated.
+
+Every example has as many marks "a" and "b" among blanks. In the class "paired"
+each a has its b at the distance; in the class "free" the places of both are
+drawn apart. The places form a ring, so in both classes every token of every
+place has the same distribution: a rule that does not let tokens meet is at
+chance, whatever it knows of tokens, places and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.preparation import open_splits
+from jaxformers.data.engine.source import Keyed, Source
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+from jaxformers.tasks import baselines
+from jaxformers.tasks.splits import hold_out
+from jaxformers.tasks.task import TASKS, Task
+
+PROTOCOLS = ("jaxformers",)
+LABELS = ("free", "paired")
+VOCABULARY = (encodings.PAD, ".", "a", "b")  # Id 0 is padding.
+
+
+def places(
+  rng: np.random.Generator, length: int, count: int, distance: int, label: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Draws the places of the marks a and b, int [count] each, all different.
+
+  Args:
+    rng: generator.
+    length: number of places.
+    count: number of marks of each kind.
+    distance: places from an a to its b, counted around the end.
+    label: 1 for pairs, 0 for places drawn apart.
+  """
+  while True:
+    first = rng.choice(length, count, replace=False)
+    start = first if label else rng.choice(length, count, replace=False)
+    second = (start + distance) % length
+    if not np.isin(first, second).any():
+      return first, second
+
+
+def generated(
+  seed: int,
+  num_train: int,
+  num_test: int,
+  length: int,
+  num_pairs: int,
+  distance: int,
+) -> Source:
+  """Returns the source of the examples, half of them of each class.
+
+  Args:
+    seed: seed of the data, not of the run.
+    num_train: number of examples of train; validation is held out of it.
+    num_test: number of examples of test.
+    length, num_pairs, distance: see `load_planted_pairs`.
+
+  Raises:
+    UserError: if the marks do not fit, or the distance is none.
+  """
+  if not 0 < distance < length or 4 * num_pairs > length:
+    raise UserError(
+      f"length={length}, num_pairs={num_pairs}, distance={distance}: give a "
+      "distance from 1 to length - 1, and at most length / 4 pairs."
+    )
+  counts = {"train": num_train, "test": num_test}
+  sizes = {"length": length, "num_pairs": num_pairs, "distance": distance}
+
+  def examples(number: int, count: int) -> Iterator[Keyed]:
+    rng = np.random.default_rng([seed, number])
+    for key in range(count):
+      label = int(rng.integers(2))
+      ids = np.ones(length, np.uint8)
+      first, second = places(rng, length, num_pairs, distance, label)
+      ids[first], ids[second] = 2, 3
+      yield key, {"ids": ids, "label": LABELS[label]}
+
+  def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
+    del archive  # Nothing is read: the examples are generated.
+    splits = enumerate(counts.items())
+    return {split: examples(number, count) for number, (split, count) in splits}
+
+  return Source(
+    name="planted_pairs",
+    features={"ids": np.uint8, "label": LABELS},
+    read=read,
+    settings={"seed": seed, **counts, **sizes},
+    shuffled=False,
+  )
+
+
+@TASKS.register("planted_pairs")
+def load_planted_pairs(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  seed: int = 0,
+  num_train: int = 20_000,
+  num_validation: int = 1_000,
+  num_test: int = 2_000,
+  length: int = 256,
+  num_pairs: int = 16,
+  distance: int = 19,
+) -> Task:
+  """Opens sequences whose label says if their marks stand in pairs.
+
+  Args:
+    data_dir: folder of prepared data; see `data_folder`.
+    protocol: "jaxformers".
+    seed: seed of the data, not of the run.
+    num_train: number of examples to train on.
+    num_validation: number of examples to choose the checkpoint on.
+    num_test: number of examples to test on.
+    length: number of tokens of an example.
+    num_pairs: number of marks of each of the two kinds.
+    distance: places from an a to its b, counted around the end.
+  """
+  choose("protocol of planted_pairs", protocol, PROTOCOLS)
+  origin = generated(
+    seed, num_train + num_validation, num_test, length, num_pairs, distance
+  )
+  splits, info = open_splits(origin, encodings.ids(), data_dir)
+  return Task(
+    name="planted_pairs",
+    protocol=protocol,
+    splits={**splits, **hold_out(splits["train"], num_validation)},
+    vocabulary=VOCABULARY,
+    max_len=length,
+    num_classes=len(LABELS),
+    classes=LABELS,
+    trivial=baselines.HISTOGRAMS,
+    info=info,
+  )

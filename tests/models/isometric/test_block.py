@@ -1,0 +1,118 @@
+"""The module of isometric layers, in a model: options, inverse, certificate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.certificates import inverse, lipschitz
+from jaxformers.models.isometric.layer import BOUNDS, FORMS
+from jaxformers.models.kinds import EIGENVALUES, find_kinds
+from tests import initial
+
+IDS = jax.random.randint(jax.random.key(0), (3, 12), 1, 20).at[1, 7:].set(0)
+
+
+def build(
+  form="pointwise", num_layers=2, d_model=8, positions="sinusoid", **block
+):
+  return models.build(
+    "isometric",
+    vocab_size=20,
+    max_len=16,
+    num_classes=3,
+    d_model=d_model,
+    num_layers=num_layers,
+    positions=positions,
+    block={"form": form, **block},
+  )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_encoder_is_undone_to_its_tokens(form):
+  model = build(form, positions="none" if form == "pointwise" else "learned")
+  params = initial.params(model, IDS)
+  hidden, side = inverse.forward(model, params, IDS)
+  x = inverse.inverse(model, params, hidden[-1], side)
+  found, positions = inverse.tokens(model, params, x)
+  assert positions is None
+  mask = np.asarray(side.mask)
+  np.testing.assert_array_equal(found[mask], np.asarray(IDS)[mask])
+
+
+def test_numbers_come_back_too():
+  model = models.build(
+    "isometric",
+    vocab_size=0,
+    max_len=16,
+    num_classes=3,
+    d_model=8,
+    num_layers=2,
+  )
+  x = jax.random.normal(jax.random.key(0), (2, 9))
+  params = initial.params(model, x)
+  hidden, side = inverse.forward(model, params, x)
+  found, _ = inverse.tokens(
+    model, params, inverse.inverse(model, params, hidden[-1], side)
+  )
+  np.testing.assert_allclose(found, x, atol=1e-4)
+
+
+def test_the_report_speaks_of_sequences_alone():
+  model = build()
+  params = initial.params(model, IDS)
+  content = lipschitz.report(model, params, np.asarray(IDS), steps=20)
+  guarantee = content["guaranteed"]
+  low, high = guarantee["all"]["sequences"]
+  assert guarantee["all"].keys() == {"sequences"}
+  assert 0 < low < 1 < high
+  least, greatest = content["adversarial"]["sequences"]
+  assert low * (1 - 1e-4) <= least < greatest <= high * (1 + 1e-4)
+  assert "nothing is guaranteed" in guarantee["says"][0]
+  assert f"{high:.4g}" in lipschitz.table(content)
+
+
+@pytest.mark.parametrize("a", BOUNDS)
+def test_the_width_of_the_certificate_follows_the_option(a):
+  model = build(a=a, a_max=0.5, num_layers=4)
+  params = initial.params(model, IDS)
+  rows = lipschitz.guaranteed(model, params, None, [1.0] * 4)
+  low, high = lipschitz.product([row["sequences"] for row in rows])
+  alpha = np.tanh(0.5)
+  a = 1 - (1 - alpha / 4) ** 2 if a == "budget" else 0.5 * alpha
+  assert low == pytest.approx((1 - a) ** 4, rel=1e-4)
+  assert high == pytest.approx((1 + a) ** 4, rel=1e-4)
+
+
+def test_eigenvalues_do_not_decay():
+  model = build()
+  params = models.shapes(model)
+  layer = find_kinds(model.stacks(), params)["encoder"]["layer_0"]
+  assert layer["decay"] == layer["angle"] == EIGENVALUES
+  assert layer["bias"] == layer["alpha"] == ""
+
+
+def test_options_that_no_filter_has():
+  with pytest.raises(ValueError, match=r"d_model=8 with 3 dilations.*of 12"):
+    build(dilations=(1, 2, 3))
+  with pytest.raises(ValueError, match=r"form 'wide'.*pointwise"):
+    build(form="wide")
+  with pytest.raises(ValueError, match=r"a 'narrow'.*budget"):
+    build(a="narrow")
+  with pytest.raises(ValueError, match=r"d_model=6.*multiple of 4"):
+    build(d_model=6)
+
+
+def test_half_precision_is_near():
+  model = build()
+  params = initial.params(model, IDS)
+  half = models.build(
+    "isometric",
+    **{"vocab_size": 20, "max_len": 16, "num_classes": 3, "d_model": 8},
+    num_layers=2,
+    dtype="bfloat16",
+  )
+  y, z = (m.apply({"params": params}, IDS, train=False) for m in (model, half))
+  assert z.dtype == jnp.float32
+  np.testing.assert_allclose(y, z, atol=0.1)

@@ -1,0 +1,216 @@
+"""Isometric layers: formula, inverse, certificate, and searches against it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import orthogonal
+from jaxformers.analysis.certificates.ascent import ascend
+from jaxformers.models.blocks import invertible
+from jaxformers.models.isometric import layer as iso
+from jaxformers.models.isometric.ring import Sections, ring_filter
+from tests.marks import long_except
+
+WIDTH, LENGTH = 8, 7
+KINDS = [(form, a) for form in iso.FORMS for a in iso.BOUNDS]
+
+
+def layers(form="pointwise", a="wide", num_layers=3):
+  dtype = jnp.zeros(()).dtype  # float64 where it is enabled.
+  return iso.IsometricLayers(
+    num_layers, form, a, 0.9, (1, 3), LENGTH, "cayley", dtype
+  )
+
+
+def weights(of, seed=0, r=1.5):
+  """Weights of one layer, with an a near its greatest."""
+  keys = iter(jax.random.split(jax.random.key(seed), 5))
+
+  def rotations():
+    free = jax.random.normal(next(keys), (2, WIDTH, WIDTH), float)
+    return orthogonal.cayley(free)
+
+  is_pointwise = of.form == "pointwise"
+  shape = (2, WIDTH // 2)
+  sections = Sections(
+    jax.random.normal(next(keys), shape, float) - 1,
+    jax.random.normal(next(keys), shape, float),
+  )
+  count = 1 if is_pointwise else 2
+  return iso.Weights(
+    rotations(),
+    sections,
+    of.strength(jnp.asarray(r, float)),
+    jax.random.normal(next(keys), (count, WIDTH), float),
+    None if is_pointwise else rotations(),
+  )
+
+
+def tokens(seed=0, n=LENGTH):
+  return np.random.default_rng(seed).normal(size=(2, n, WIDTH))
+
+
+MASK = np.arange(LENGTH)[None] < np.array([[LENGTH], [5]])
+HOLES = MASK & (np.arange(LENGTH) != 2)[None]
+
+
+@pytest.mark.parametrize("form", iso.FORMS)
+def test_a_layer_is_its_formula(form):
+  with jax.enable_x64(True):
+    of = layers(form)
+    w, x = weights(of), tokens()
+    y, side = of.forward(w, x, None, MASK)
+    mixed = ring_filter(x @ w.mixing[0], w.sections, MASK, (1, 3)) @ w.mixing[1]
+    if form == "pointwise":
+      want = np.where(mixed + w.bias > 0, 1 + w.a, 1 - w.a) * (mixed + w.bias)
+    else:
+      hidden = mixed
+      for matrix, bias in zip(w.feed_forward, w.bias, strict=True):
+        hidden = jax.nn.elu(hidden @ matrix + bias)
+      want = mixed + w.a * hidden
+  assert side is None
+  np.testing.assert_allclose(y, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 24])
+def test_the_budget_is_that_of_a_layer_of_transject(num_layers):
+  """(1 - alpha / L)^2 below, and no more than (1 + alpha / L)^2 above."""
+  for r in (0.0, 0.3, -2.0, 50.0):
+    a = float(iso.strength(jnp.float32(r), num_layers, "budget", 0.9))
+    alpha = abs(np.tanh(r)) * (1 - 1e-6)
+    assert 1 - a == pytest.approx((1 - alpha / num_layers) ** 2, abs=2e-6)
+    assert 1 + a <= (1 + alpha / num_layers) ** 2 + 1e-6
+    assert 0 <= a < 1
+    wide = float(iso.strength(jnp.float32(r), num_layers, "wide", 0.9))
+    assert wide == pytest.approx(0.9 * alpha, abs=1e-6)
+
+
+@pytest.mark.parametrize(("form", "a"), KINDS)
+@pytest.mark.parametrize(
+  ("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-6)]
+)
+def test_a_layer_is_undone(form, a, dtype, tolerance):
+  """Relative to the norm of a sequence; a = 0.9 amplifies rounding tenfold."""
+  with jax.enable_x64(dtype == np.float64):
+    of = layers(form, a)
+    w = weights(of)
+    for mask in (MASK, HOLES, np.ones_like(MASK), np.zeros_like(MASK)):
+      x = np.where(mask[..., None], tokens(), 0).astype(dtype)
+      y, side = invertible.forward(of, w, x, None, mask)
+      back = invertible.inverse(of, w, y, None, mask, side)
+      off = np.where(mask[..., None], np.asarray(back) - x, 0)
+      limit = tolerance / (1 - float(w.a)) * (np.linalg.norm(x) + 1e-30)
+      assert np.linalg.norm(off) <= limit
+      assert back.dtype == dtype
+
+
+@pytest.mark.parametrize(("form", "a"), KINDS)
+def test_jacobians_have_singular_values_inside_the_certificate(form, a):
+  with jax.enable_x64(True):
+    of = layers(form, a)
+    for seed in range(3):
+      w = weights(of, seed)
+      low, high = of.certificate(w, None, 1.0)["sequences"]
+
+      def flat(x, of=of, w=w):
+        x = x.reshape(1, LENGTH, WIDTH)
+        mask = np.ones((1, LENGTH), bool)
+        return of.forward(w, x, None, mask)[0].ravel()
+
+      jacobian = jax.jacrev(flat)(tokens(seed)[0].ravel())
+      values = np.linalg.svd(jacobian, compute_uv=False)
+      assert low * (1 - 1e-12) <= values[-1]
+      assert values[0] <= high * (1 + 1e-12)
+      # The bounds are not idle: some direction comes near to each.
+      assert values[0] > 1 + 0.5 * (high - 1)
+      assert values[-1] < 1 - 0.5 * (1 - low)
+
+
+def test_both_bounds_are_attained():
+  """By two sequences that the filters send to positive, or negative, ones."""
+  with jax.enable_x64(True):
+    of = layers()
+    w = weights(of)
+    low, high = of.certificate(w, None, 1.0)["sequences"]
+    for sign, bound in ((1, high), (-1, low)):
+      ends = [sign * (5 + np.abs(tokens(seed))) for seed in (0, 1)]
+      x = [
+        of.mix(w, jnp.asarray(end) - w.bias, MASK | True, inverse=True)
+        for end in ends
+      ]
+      y = [of.forward(w, end, None, MASK | True)[0] for end in x]
+      ratio = np.linalg.norm(y[0] - y[1]) / np.linalg.norm(x[0] - x[1])
+      assert ratio == pytest.approx(bound, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", long_except(KINDS[1:2], KINDS))
+def test_ascent_finds_no_two_sequences_outside_the_certificate(kind):
+  """Three layers, any two sequences under a mask with a hole."""
+  of = layers(*kind)
+  stack = [weights(of, seed) for seed in range(3)]
+  low, high = np.prod(
+    [of.certificate(w, None, 1.0)["sequences"] for w in stack], 0
+  )
+
+  def ratio(points):
+    ends = points["middle"] + points["step"], points["middle"]
+    before = after = ends
+    for w in stack:
+      after = [of.forward(w, x, None, HOLES)[0] for x in after]
+
+    def distance(pair):
+      difference = jnp.where(HOLES[..., None], pair[0] - pair[1], 0)
+      return jnp.sqrt(jnp.square(difference).sum((1, 2)))
+
+    return distance(after) / distance(before)
+
+  start = {"middle": jnp.float32(tokens(0)), "step": jnp.float32(tokens(1))}
+  run = jax.jit(functools.partial(ascend, ratio, steps=150))
+  least, greatest = (run(start, sign=sign) for sign in (-1.0, 1.0))
+  assert low * (1 - 1e-5) <= least.min()
+  assert greatest.max() <= high * (1 + 1e-5)
+  # The search comes near: a fifth of the way is left at the most.
+  assert greatest.max() > high**0.8
+  assert least.min() < low**0.5
+
+
+@given(a=st.floats(0, 0.99), u=st.floats(-1e3, 1e3))
+def test_folding_is_undone(a, u):
+  y = iso.fold(np.float64(u), np.float64(a))
+  assert float(iso.unfold(np.float32(y), np.float32(a))) == pytest.approx(
+    u, rel=1e-4, abs=1e-30
+  )
+
+
+def test_tokens_of_both_kinds_of_padding_do_not_matter():
+  of = layers()
+  w = weights(of)
+  x = tokens().astype(np.float32)
+  y, _ = of.forward(w, x, None, HOLES)
+  x[~HOLES] = np.nan
+  other, _ = of.forward(w, x, None, HOLES)
+  np.testing.assert_array_equal(np.asarray(y)[HOLES], np.asarray(other)[HOLES])
+
+
+def test_one_token_reaches_all_others():
+  """Between whole sequences: what TransJect's layers do not do."""
+  of = layers()
+  w = weights(of)
+  x = tokens().astype(np.float32)
+  moved = x.copy()
+  moved[0, 3] += 1
+  change = of.forward(w, moved, None, MASK)[0] - of.forward(w, x, None, MASK)[0]
+  sizes = np.linalg.norm(np.asarray(change)[0], axis=-1)
+  assert (sizes > 1e-4).all()
+  assert not np.asarray(change)[1].any()
+
+
+def test_a_fixed_point_has_steps_enough_for_its_greatest_rate():
+  for a, rate in (("wide", 0.9), ("budget", 1 - (2 / 3) ** 2)):
+    steps = layers("feed_forward", a).max_steps()
+    assert rate**steps < np.finfo(np.float64).eps

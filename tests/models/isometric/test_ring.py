@@ -1,0 +1,172 @@
+"""Filters on a ring: against the recurrence itself, and what they keep."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers.models.isometric import ring
+
+WIDTH = 16
+DILATIONS = (1, 6)  # 6 divides some lengths, and shares factors with others.
+
+
+def sections(count=2, seed=0):
+  """Eigenvalues of |lambda| from 0.1 to 0.99, float64 where it is enabled."""
+  keys = jax.random.split(jax.random.key(seed))
+  shape = (count, WIDTH // 2)
+  decay = jax.random.uniform(keys[0], shape, minval=-4.6, maxval=0.8)
+  angle = jax.random.uniform(keys[1], shape, maxval=2 * np.pi)
+  return ring.Sections(*(x.astype(float) for x in (decay, angle)))
+
+
+def oracle(x, filters, dilations):
+  """The recurrence h_t = a h_(t-m) + s x_t on a ring, solved densely."""
+  n, d = x.shape
+  half = d // 2
+  a = np.asarray(filters.eigenvalues(), np.complex128)
+  z = x[:, :half] + 1j * x[:, half:]
+  groups = len(dilations)
+  for index, factors in zip(ring.delays(dilations, len(a)), a, strict=True):
+    for c in range(half):
+      step = dilations[index[c // (half // groups)]]
+      back = np.roll(np.eye(n), step, 0)  # Row t has a one at t - m.
+      back = back.T if c % 2 else back
+      s = np.sqrt(1 - abs(factors[c]) ** 2)
+      h = np.linalg.solve(np.eye(n) - factors[c] * back, s * z[:, c])
+      z[:, c] = s * back @ h - np.conj(factors[c]) * z[:, c]
+  return np.concatenate([z.real, z.imag], 1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 12, 20])
+def test_the_filter_is_the_closed_recurrence(n):
+  """Alone, as a short row of a batch, and with holes."""
+  rng = np.random.default_rng(n)
+  with jax.enable_x64(True):
+    filters = sections()
+    x = rng.normal(size=(1, n, WIDTH))
+    want = oracle(x[0], filters, DILATIONS)
+    full = ring.ring_filter(x, filters, np.ones((1, n), bool), DILATIONS)
+    np.testing.assert_allclose(full[0], want, atol=1e-12)
+    # The same tokens among holes, which hold anything.
+    mask = np.zeros((2, 25), bool)
+    mask[0, np.sort(rng.choice(25, n, replace=False))] = True
+    mask[1] = True
+    longer = rng.normal(size=(2, 25, WIDTH))
+    longer[0, mask[0]] = x[0]
+    y = np.asarray(ring.ring_filter(longer, filters, mask, DILATIONS))
+  np.testing.assert_allclose(y[0, mask[0]], want, atol=1e-12)
+  assert not y[0, ~mask[0]].any()
+
+
+@functools.cache
+def compiled(inverse):
+  """Compiled once for all masks of a shape; one call of the other way."""
+
+  def run(x, filters, mask):
+    return ring.ring_filter(x, filters, mask, (1, 19), inverse=inverse)
+
+  return jax.jit(run)
+
+
+def norms(x):
+  return np.sqrt(np.square(np.asarray(x, np.float64)).sum((1, 2)))
+
+
+@pytest.mark.parametrize(
+  ("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-6)]
+)
+@given(seed=st.integers(0, 2**31), length=st.integers(0, 2_000))
+def test_norms_are_kept_and_the_adjoint_undoes_it(
+  dtype, tolerance, seed, length
+):
+  """For every length to 2,000, holes in one sample, and none in the other."""
+  rng = np.random.default_rng(seed)
+  mask = np.arange(2_000)[None] < np.array([[length], [length]])
+  mask[1] &= rng.random(2_000) < 0.7
+  x = np.where(mask[..., None], rng.normal(size=(2, 2_000, WIDTH)), 0)
+  with jax.enable_x64(dtype == np.float64):
+    filters = sections(seed=seed % 7)
+    filters = jax.tree.map(lambda leaf: leaf.astype(dtype), filters)
+    x = x.astype(dtype)
+    y = compiled(False)(x, filters, mask)
+    back = compiled(True)(y, filters, mask)
+    assert y.dtype == dtype
+  size = norms(x)
+  assert (np.abs(norms(y) - size) <= tolerance * size).all()
+  assert (norms(np.asarray(back) - x) <= tolerance * size).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 97, 256, 1_999])
+def test_full_batches_keep_norms_too(n):
+  """By the Fourier transform of n points, n prime or a power of two."""
+  x = np.random.default_rng(n).normal(size=(2, n, WIDTH))
+  mask = np.ones((2, n), bool)
+  with jax.enable_x64(True):
+    filters = sections()
+    y = ring.ring_filter(x, filters, mask, (1, 19))
+    back = ring.ring_filter(y, filters, mask, (1, 19), inverse=True)
+  np.testing.assert_allclose(norms(y), norms(x), rtol=1e-12)
+  assert (norms(np.asarray(back) - x) <= 1e-12 * norms(x)).all()
+
+
+def test_gradients_are_those_of_the_formula():
+  """Of tokens and eigenvalues, by finite differences, for both forms."""
+  x = np.random.default_rng(0).normal(size=(2, 9, WIDTH))
+  weights = np.random.default_rng(1).normal(size=x.shape)
+  for length in (9, 5):
+    mask = np.arange(9)[None] < np.array([[9], [length]])
+    with jax.enable_x64(True):
+
+      def loss(filters, x, mask=mask):
+        y = ring.ring_filter(x, filters, mask, DILATIONS)
+        return (weights * jnp.sin(y)).sum()
+
+      filters = sections()
+      grads = jax.grad(loss, (0, 1))(filters, x)
+      direction = jax.tree.map(
+        lambda leaf: np.random.default_rng(2).normal(size=leaf.shape),
+        (filters, x),
+      )
+      products = jax.tree.map(lambda g, v: (g * v).sum(), grads, direction)
+      slope = float(sum(jax.tree.leaves(products)))
+
+      def moved(step, start=(filters, x), direction=direction):
+        return jax.tree.map(lambda p, v: p + step * v, start, direction)
+
+      ends = [float(loss(*moved(step))) for step in (1e-5, -1e-5)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+
+
+def test_padding_changes_nothing_and_is_never_read():
+  filters = sections()
+  x = np.random.default_rng(0).normal(size=(2, 30, WIDTH)).astype(np.float32)
+  mask = np.arange(30)[None] < np.array([[30], [11]])
+  y = ring.ring_filter(x, filters, mask, DILATIONS)
+  x[1, 11:] = np.nan
+  chex.assert_trees_all_equal(y, ring.ring_filter(x, filters, mask, DILATIONS))
+  alone = ring.ring_filter(x[1:, :11], filters, mask[1:, :11], DILATIONS)
+  # Rounding of a frequency counts 1 / (1 - |lambda|) times near a resonance.
+  np.testing.assert_allclose(y[1:, :11], alone, atol=3e-5)
+
+
+def test_dilations_spread_over_the_length():
+  assert ring.spread_dilations(64, 1_024) == (1, 2, 4, 8, 16, 32, 64, 128)
+  assert ring.spread_dilations(32, 1) == (1,)
+  assert 8 % len(ring.spread_dilations(32, 4_000)) == 0
+  with pytest.raises(ValueError, match=r"d_model=6.*multiple of 4"):
+    ring.spread_dilations(6, 100)
+
+
+def test_a_ring_has_a_greatest_length():
+  x = jax.ShapeDtypeStruct((1, ring.LONGEST + 1, WIDTH), jnp.float32)
+  mask = jax.ShapeDtypeStruct(x.shape[:2], bool)
+  with pytest.raises(ValueError, match=r"65537 tokens.*65536"):
+    jax.eval_shape(
+      lambda x, mask: ring.ring_filter(x, sections(), mask, DILATIONS), x, mask
+    )
