@@ -82,6 +82,8 @@ class ModelConfig:
       layers' inputs alone, "recomputed"; or for injective layers the encoder's
       output alone, "reversible", whose memory does not grow with num_layers.
       See `Encoder`.
+    coupled: True for layers of the block `coupled` around the mixer of the
+      name, which makes any mixer injective.
     mixer: options of the mixer.
     mixer_defaults: values that a recipe has for every mixer: attributes of
       `Attention`, such as num_heads and dropout_rate. They hold where the mixer
@@ -121,6 +123,7 @@ class ModelConfig:
   dtype: str = "float32"
   orthogonal_map: str = "cayley"
   memory: str = "stored"
+  coupled: bool = False
   mixer: Mapping[str, Any] = FrozenDict()
   mixer_defaults: Mapping[str, Any] = FrozenDict()
   block: Mapping[str, Any] = FrozenDict()
@@ -143,6 +146,11 @@ class ModelConfig:
   def variant(self) -> Variant:
     """Mixer and block that the name stands for."""
     return MODELS[self.name]
+
+  @property
+  def block_name(self) -> str:
+    """Name of the block of every layer, in `BLOCKS`."""
+    return block_of(self.variant, coupled=self.coupled)
 
   @property
   def cls(self) -> bool:
@@ -268,6 +276,11 @@ class ModelConfig:
       )
 
 
+def block_of(variant: Variant, *, coupled: bool) -> str:
+  """Returns the name of a variant's block, or of that which couples halves."""
+  return "coupled" if coupled else variant.block
+
+
 OBJECTIVES = ("classification", "language_model", "segmentation")
 FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
@@ -307,6 +320,12 @@ def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
       choose(what, options[option], choices)
   if missing := {"d_model", "num_layers"} - options.keys():
     raise UserError(f"{kind} needs {', '.join(sorted(missing))}: set both.")
+  coupled = options.get("coupled", False)
+  if coupled and not variant.mixer:
+    raise UserError(
+      f"coupled=True puts a mixer into other layers, and {options['name']!r} "
+      "has no mixer: leave it out."
+    )
   # Check the options of mixer and block by name.
   mixer, block, shared = (
     options.get(name) or {} for name in ("mixer", "block", "mixer_defaults")
@@ -318,14 +337,14 @@ def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
     check_section("mixer", kind, make, mixer, variant.fixed)
     module = make(**mixer, **variant.fixed)
     if isinstance(module, attention.Attention):
-      module.check_width(options["d_model"])
+      module.check_width(options["d_model"] // (2 if coupled else 1))
   elif mixer:
     raise UserError(
       f"The model {options['name']!r} has no mixer: leave mixer={mixer} out."
     )
-  kind = f"block {variant.block!r}"
-  check_section("block", kind, BLOCKS[variant.block], block)
-  concatenate = BLOCKS[variant.block].concatenate_positions
+  name = block_of(variant, coupled=coupled)
+  check_section("block", f"block {name!r}", BLOCKS[name], block)
+  concatenate = BLOCKS[name].concatenate_positions
   check_width(options["d_model"], concatenate=concatenate)
 
 

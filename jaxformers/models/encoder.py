@@ -71,7 +71,8 @@ class Encoder(nn.Module):
     layers = invertible.layers_of(kind)
     looped = layers is not None and self.memory in invertible.LOOPED
     if looped and not self.is_initializing():
-      return self._looped(layers, x, mask)
+      x = self._looped(layers, x, mask, train)
+      return self._end(kind, x, mask, train)
 
     def call(
       block: nn.Module, x: jax.Array, mask: jax.Array, carry: Any
@@ -86,19 +87,24 @@ class Encoder(nn.Module):
       x, carry = call(block, x, mask, carry)
       x = whole_tokens(x)
       self.sow("intermediates", "hidden", x)
-    if kind.final_norm:
-      norm = NORMS[kind.norm_type](kind.norm_epsilon, name="norm")
-      x = normalize(norm, x, mask=mask, train=train)
-    return x
+    return self._end(kind, x, mask, train)
 
   def _looped(
-    self, layers: invertible.InvertibleLayers, x: jax.Array, mask: jax.Array
+    self,
+    layers: invertible.InvertibleLayers,
+    x: jax.Array,
+    mask: jax.Array,
+    train: bool,
   ) -> jax.Array:
     """Runs injective layers as one loop, undone or made again backwards."""
     keep_hidden = self.is_mutable_collection("intermediates")
+    variables = dict(self.variables)
+    if train and self.has_rng("dropout"):
+      keys = jax.random.split(self.make_rng("dropout"), self.num_layers)
+      variables[invertible.KEYS] = jax.random.key_data(keys)
     outputs, shared = invertible.run_layers(
       layers,
-      self.variables,
+      variables,
       x,
       mask,
       memory=self.memory,
@@ -114,3 +120,12 @@ class Encoder(nn.Module):
           side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)
           self.sow("intermediates", layers.side_name, side)
     return outputs.y
+
+  def _end(
+    self, kind: nn.Module, x: jax.Array, mask: jax.Array, train: bool
+  ) -> jax.Array:
+    """Returns x after the norm that ends the encoder, if one does."""
+    if not kind.final_norm:
+      return x
+    norm = NORMS[kind.norm_type](kind.norm_epsilon, name="norm")
+    return normalize(norm, x, mask=mask, train=train)

@@ -86,7 +86,7 @@ def bind_block(
     **changes: options of the block that differ from the config's.
   """
   return _bind(
-    BLOCKS[config.variant.block],
+    BLOCKS[config.block_name],
     config,
     length,
     {**config.block, **changes},
@@ -191,7 +191,9 @@ class Model(nn.Module):
     config, length = self.config, self.config.encoder_len
     if config.memory == "reversible":
       _check_reversible(config)
-    check_mixer(config, bind_mixer(config, length), length)
+    # Coupled layers have mixers of half the width: trace the layer.
+    mixer = None if config.coupled else bind_mixer(config, length)
+    check_mixer(config, mixer, length)
 
   @nn.nowrap
   def mask(self, ids: jax.Array) -> jax.Array:

@@ -91,7 +91,7 @@ def decoder_len(config: ModelConfig) -> int:
 def decoder_block(config: ModelConfig) -> Make:
   """Returns what makes a layer of the decoder: no drop path, own dropout."""
   head = decoder_options(config)
-  fields = field_names(BLOCKS[config.variant.block])
+  fields = field_names(BLOCKS[config.block_name])
   changes = {
     "drop_path_rate": 0.0,
     "dropout_rate": head["dropout_rate"],

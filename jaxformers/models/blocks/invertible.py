@@ -22,6 +22,8 @@ from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import MAX_STEPS
 from jaxformers.models.variants import MODELS
 
+# Collection of the layers' random keys in training, uint32 [l, ...].
+KEYS = "keys"
 # Ways to have what the backward pass needs, besides storing it.
 LOOPED = ("recomputed", "reversible")
 Interval = tuple[float, float]
@@ -31,7 +33,7 @@ class Shared(NamedTuple):
   """Quantities of a batch that all layers share, made once from its embedding.
 
   Attributes:
-    value: pytree of float arrays, such as TransJect's Sigma; None if nothing.
+    value: pytree of arrays, such as TransJect's Sigma; None if nothing.
     sown: arrays for Linen's collections, {"losses": {"name": array}}.
   """
 
@@ -50,7 +52,8 @@ class InvertibleLayers(abc.ABC):
 
   A layer maps x [b, n, d] to y [b, n, d]. `weights` is any pytree of arrays,
   of the same structure in every layer; `shared` is `Shared.value`; `side` is
-  what the inverse needs besides y, such as the gate's weights.
+  what the inverse needs besides y, such as the gate's weights. Integers among
+  the arrays, such as random keys, have no gradient.
 
   Attributes:
     num_layers: number of layers.
@@ -71,7 +74,7 @@ class InvertibleLayers(abc.ABC):
 
     Args:
       variables: collections of the encoder, as `make_variables` has them;
-        what is missing besides `params` is made of these.
+        what is missing besides `params` is made of these. `KEYS` in training.
     """
 
   @abc.abstractmethod
@@ -340,22 +343,41 @@ def _reversible_backward(
     weights, side = layer
     # Undo the layer, then run it forwards from its input for the gradient.
     x = inverse(layers, weights, y, shared, mask, side)
-    _, pull = jax.vjp(
-      lambda x, weights, shared: forward(layers, weights, x, shared, mask)[0],
-      x,
-      weights,
-      shared,
-    )
+
+    def run(x: jax.Array, numbers: Any, common: Any) -> jax.Array:
+      given = _put_back(numbers, weights), x, _put_back(common, shared)
+      return forward(layers, *given, mask)[0]
+
+    _, pull = jax.vjp(run, x, _floats(weights), _floats(shared))
     # All layers add to the gradient of what they share.
     g, g_weights, more = pull(g)
     return (x, g, jax.tree.map(jnp.add, g_shared, more)), g_weights
 
   # Loop from the last layer to the first.
-  start = (y, g, jax.tree.map(jnp.zeros_like, shared))
+  start = (y, g, jax.tree.map(jnp.zeros_like, _floats(shared)))
   (_, g, g_shared), g_stacked = jax.lax.scan(
     step, start, (stacked, sides), reverse=True
   )
   return g_stacked, g, g_shared, None
+
+
+def _floats(tree: Any) -> Any:
+  """Returns a tree with None in place of arrays of integers."""
+
+  def keep(leaf: jax.Array) -> jax.Array | None:
+    return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+
+  return jax.tree.map(keep, tree)
+
+
+def _put_back(floats: Any, tree: Any) -> Any:
+  """Returns a tree with its floats replaced; undoes `_floats`."""
+  return jax.tree.map(
+    lambda new, old: old if new is None else new,
+    floats,
+    tree,
+    is_leaf=lambda leaf: leaf is None,
+  )
 
 
 reversible.defvjp(_reversible_forward, _reversible_backward)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,100 +95,164 @@ def _scaled(z: jax.Array, factor: jax.Array) -> jax.Array:
   return jax.lax.complex(z.real * factor, z.imag * factor)
 
 
-def transfer(
+class Grid(NamedTuple):
+  """Frequencies of a batch of rings.
+
+  Attributes:
+    delay: exp(-i w m) for the dilations m and frequencies w of each length,
+      complex [b, G, 1, 2, n]; the conjugate, which reads backwards, second.
+    order: index of the dilation of each section and group, int [S, G].
+  """
+
+  delay: jax.Array
+  order: np.ndarray
+
+
+def _grid(
   sections: Sections, dilations: tuple[int, ...], lengths: jax.Array, n: int
-) -> jax.Array:
+) -> Grid:
+  """Returns the first n frequencies of rings of the given lengths, [b]."""
+  frequency = jnp.arange(n, dtype=jnp.uint32)[None, None]
+  size = lengths.astype(jnp.uint32)[:, None, None]
+  steps = jnp.asarray(dilations, jnp.uint32)[None, :, None]
+  delay = _unit((frequency * steps) % size, size, sections.angle.dtype)
+  delay = jnp.stack([delay, jnp.conj(delay)], 2)[:, :, None]
+  return Grid(delay, delays(dilations, len(sections.angle)))
+
+
+def _of_groups(x: jax.Array, groups: int) -> jax.Array:
+  """Returns values of sections [S, C] as [S, G, C / 2G, 2, 1]."""
+  return x.reshape(len(x), groups, -1, 2, 1)
+
+
+def transfer(sections: Sections, grid: Grid) -> jax.Array:
   """Returns the transfer function at the frequencies of each length.
 
-  Half of the groups read backwards: every other channel.
+  Half of the channels read backwards: every other one.
 
   Args:
-    sections: S sections on C channels.
-    dilations: G dilations; G divides C.
-    lengths: int32 [b], at least 1.
-    n: greatest length.
+    sections: S sections on C channels; the number of dilations divides C / 2.
+    grid: frequencies.
 
   Returns:
     Complex [b, C, n] of modulus 1; without meaning from the length on.
   """
-  count, channels = sections.angle.shape
-  groups = len(dilations)
-  frequency = jnp.arange(n, dtype=jnp.uint32)[None, None]
-  size = lengths.astype(jnp.uint32)[:, None, None]
-  steps = jnp.asarray(dilations, jnp.uint32)[None, :, None]
-  # The delay of each dilation at each frequency, [b, G, n].
-  delay = _unit((frequency * steps) % size, size, sections.angle.dtype)
-  delay = delay[:, :, None, None]
-  # Channels are [G, C / 2G, 2]: forwards, then backwards.
-  delay = jnp.concatenate([delay, jnp.conj(delay)], 3)
-  eigenvalues = sections.eigenvalues().reshape(count, groups, -1, 2)
-  product = jnp.ones((), eigenvalues.dtype)
-  denominator = product
-  for index, factor in zip(delays(dilations, count), eigenvalues, strict=True):
-    z = delay[:, index]
+  eigenvalues = _of_groups(sections.eigenvalues(), grid.order.shape[1])
+  product = denominator = jnp.ones((), eigenvalues.dtype)
+  for index, factor in zip(grid.order, eigenvalues, strict=True):
+    z = grid.delay[:, index]
     product = product * z
-    denominator = denominator * (1 - factor[None, ..., None] * z)
+    denominator = denominator * (1 - factor[None] * z)
   # (z - conj a) / (1 - a z) is z conj(1 - a z) / (1 - a z) where |z| = 1.
   square = jnp.square(denominator.real) + jnp.square(denominator.imag)
   y = _scaled(product * jnp.square(jnp.conj(denominator)), 1 / square)
-  return y.reshape(len(lengths), channels, n)
+  return y.reshape(len(y), -1, y.shape[-1])
 
 
-def _full(
-  sections: Sections,
-  x: jax.Array,
-  lengths: jax.Array,
-  dilations: tuple[int, ...],
-  inverse: bool,
-) -> jax.Array:
-  """Filters x, complex [b, C, n], all of it tokens."""
-  del lengths
-  n = x.shape[-1]
-  response = transfer(sections, dilations, jnp.full((1,), n, jnp.int32), n)
-  response = (jnp.conj(response) if inverse else response).astype(x.dtype)
-  return jnp.fft.ifft(response * jnp.fft.fft(x))
+def _gradient_of_phases(
+  sections: Sections, grid: Grid, slope: jax.Array
+) -> Sections:
+  """Returns the gradient of a function of the phases of `transfer`.
 
+  A section's phase is arg z - 2 arg(1 - a z). With a z = r exp(i p) its
+  derivatives are 2 sin p / |1 - a z|^2 by r and 2 r (cos p - r) / |1 - a z|^2
+  by the angle of a.
 
-def _short(
-  sections: Sections,
-  x: jax.Array,
-  lengths: jax.Array,
-  dilations: tuple[int, ...],
-  inverse: bool,
-) -> jax.Array:
-  """Filters x, complex [b, C, n], of which the first `lengths` are tokens.
-
-  The Fourier transform of each length is a convolution with a chirp (Bluestein
-  1970), so one batch has rings of any lengths.
+  Args:
+    sections, grid: as for `transfer`.
+    slope: gradient by the phases, real [b, C, n].
   """
-  n = x.shape[-1]
-  # All arrays have the size of the convolution: XLA on CPUs computes what it
-  # pads six times slower.
+  groups = grid.order.shape[1]
+  slope = slope.reshape(len(slope), groups, -1, 2, slope.shape[-1])
+  eigenvalues = sections.eigenvalues()
+  sizes = jnp.abs(eigenvalues)
+  by_size, by_angle = [], []
+  for index, factor, r in zip(
+    grid.order,
+    _of_groups(eigenvalues, groups),
+    _of_groups(sizes, groups),
+    strict=True,
+  ):
+    turned = factor[None] * grid.delay[:, index]
+    square = jnp.square(1 - turned.real) + jnp.square(turned.imag)
+    weight = 2 * slope / square
+    sine = (weight * turned.imag).sum((0, 4))
+    cosine = (weight * (turned.real - jnp.square(r)[None])).sum((0, 4))
+    by_size.append(sine.ravel())
+    by_angle.append(cosine.ravel())
+  # r sin p is the imaginary part; log r is -SLOWEST - exp(decay).
+  by_decay = -jnp.exp(sections.decay) * jnp.stack(by_size)
+  return Sections(by_decay, jnp.stack(by_angle))
+
+
+Transform = Callable[[jax.Array], jax.Array]
+
+
+def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
+  """Returns the Fourier transform of each length, of arrays [b, C, size].
+
+  It is a convolution with a chirp (Bluestein 1970), so one batch has rings of
+  any lengths. All arrays have the size of the convolution: XLA on CPUs computes
+  what it pads six times slower.
+
+  Args:
+    lengths: int32 [b], at least 1.
+    n: greatest length.
+    dtype: real type of the chirp.
+  """
   size = _fast_size(2 * n - 1)
   place = jnp.arange(size, dtype=jnp.uint32)[None]
-  twice = 2 * lengths.astype(jnp.uint32)[:, None]
+  count = lengths.astype(jnp.uint32)[:, None]
   # exp(-i pi k^2 / length), for k from 0 to n - 1, and its conjugate on a ring.
   distance = jnp.minimum(place, size - place)
-  chirp = _unit((distance * distance) % twice, twice, x.real.dtype)
+  chirp = _unit((distance * distance) % (2 * count), 2 * count, dtype)
   ring = jnp.fft.fft(jnp.conj(chirp))[:, None]
-  inside = place < lengths.astype(jnp.uint32)[:, None]
-  chirp = jnp.where(inside, chirp, 0)[:, None]
+  chirp = jnp.where(place < count, chirp, 0)[:, None]
 
   def transform(x: jax.Array) -> jax.Array:
     return chirp * jnp.fft.ifft(jnp.fft.fft(x * chirp) * ring)
 
-  response = transfer(sections, dilations, lengths, size)
-  response = (jnp.conj(response) if inverse else response).astype(x.dtype)
-  x = jnp.pad(x, ((0, 0), (0, 0), (0, size - n)))
-  # The transform back is the conjugate of that of the conjugate.
-  y = jnp.conj(transform(jnp.conj(response * transform(x))))[..., :n]
-  return _scaled(y, 1 / lengths[:, None, None].astype(y.real.dtype))
+  return transform
 
 
 def _fast_size(least: int) -> int:
   """Returns the least 2^k or 3 2^k that is not below a number."""
   power = 1 << (least - 1).bit_length()
   return 3 * power // 4 if 3 * power // 4 >= least else power
+
+
+def _by_length(
+  x: jax.Array,
+  lengths: jax.Array,
+  function: Callable[[Transform, jax.Array, int], Any],
+) -> Any:
+  """Returns function(transform, lengths, size), where all are n or else.
+
+  Args:
+    x: complex [b, C, n].
+    lengths: int32 [b], at least 1.
+    function: function of the Fourier transform of each length, of the lengths
+      (one for all if they are n), and of the size of the transform's arrays.
+  """
+  n = x.shape[-1]
+  whole = jnp.full((1,), n, jnp.int32)
+  return jax.lax.cond(
+    (lengths == n).all(),
+    lambda: function(jnp.fft.fft, whole, n),
+    lambda: function(
+      _short_transform(lengths, n, x.real.dtype),
+      lengths,
+      _fast_size(2 * n - 1),
+    ),
+  )
+
+
+def _conjugate_if(z: jax.Array, is_inverse: bool) -> jax.Array:
+  return jnp.conj(z) if is_inverse else z
+
+
+def _fill(x: jax.Array, size: int) -> jax.Array:
+  return jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1])))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -199,11 +263,17 @@ def _apply(
   dilations: tuple[int, ...],
   inverse: bool,
 ) -> jax.Array:
-  def run(form: Callable[..., jax.Array]) -> jax.Array:
-    return form(sections, x, lengths, dilations, inverse)
+  """Filters x, complex [b, C, n], of which the first `lengths` are tokens."""
 
-  is_full = (lengths == x.shape[-1]).all()
-  return jax.lax.cond(is_full, lambda: run(_full), lambda: run(_short))
+  def run(transform: Transform, lengths: jax.Array, size: int) -> jax.Array:
+    grid = _grid(sections, dilations, lengths, size)
+    response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
+    spectrum = response * transform(_fill(x, size))
+    # The transform back is the conjugate of that of the conjugate.
+    y = jnp.conj(transform(jnp.conj(spectrum)))[..., : x.shape[-1]]
+    return _scaled(y, 1 / lengths.astype(y.real.dtype)[:, None, None])
+
+  return _by_length(x, lengths, run)
 
 
 def _apply_forward(
@@ -223,18 +293,29 @@ def _apply_backward(
   kept: tuple[Sections, jax.Array, jax.Array],
   g: jax.Array,
 ) -> tuple[Sections, jax.Array, None]:
+  """Returns the transposed filter of g, and the gradient by the phases.
+
+  The spectra are made again: nothing but x is kept.
+  """
   sections, x, lengths = kept
 
-  # Each branch makes its own spectrum again, so that neither keeps one.
-  def pull(form: Callable[..., jax.Array]) -> tuple[Sections, jax.Array]:
-    def filtered(sections: Sections, x: jax.Array) -> jax.Array:
-      return form(sections, x, lengths, dilations, inverse)
+  def run(
+    transform: Transform, lengths: jax.Array, size: int
+  ) -> tuple[Sections, jax.Array]:
+    grid = _grid(sections, dilations, lengths, size)
+    response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
+    back = jnp.conj(transform(jnp.conj(_fill(g, size))))
+    back = _scaled(back, 1 / lengths.astype(x.real.dtype)[:, None, None])
+    back = response * back
+    # The response is exp(i phase): its derivative is i times itself.
+    slope = -(back * transform(_fill(x, size))).imag
+    if len(lengths) < len(x):
+      slope = slope.sum(0, keepdims=True)
+    slope = (-slope if inverse else slope).astype(sections.angle.dtype)
+    grads = _gradient_of_phases(sections, grid, slope)
+    return grads, transform(back)[..., : x.shape[-1]]
 
-    return jax.vjp(filtered, sections, x)[1](g)
-
-  is_full = (lengths == x.shape[-1]).all()
-  grads = jax.lax.cond(is_full, lambda: pull(_full), lambda: pull(_short))
-  return *grads, None
+  return *_by_length(x, lengths, run), None
 
 
 _apply.defvjp(_apply_forward, _apply_backward)

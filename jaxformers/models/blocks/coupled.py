@@ -1,0 +1,236 @@
+"""Two halves of the channels that change in turn: any mixer made injective."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.errors import UserError
+from jaxformers.models.activations import ACTIVATIONS
+from jaxformers.models.attention import kernel_init
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.invertible import (
+  KEYS,
+  InvertibleLayers,
+  Shared,
+)
+from jaxformers.models.dropout import make_dropout
+from jaxformers.models.norm import NORMS
+from jaxformers.models.parallel import dot_general
+from jaxformers.registry import choose
+
+PER_TOKEN = ("layer", "rms", "scale")  # Norms of one token.
+
+
+@BLOCKS.register("coupled")
+class Coupled(nn.Module):
+  """y1 = x1 + F(norm x2), then y2 = x2 + G(norm y1), on halves of the channels.
+
+  F is any mixer, and G a feed-forward, W2 GELU(W1 x). Whatever they are, the
+  layer is a bijection of sequences: x2 = y2 - G(y1) and x1 = y1 - F(x2),
+  without iteration and up to the rounding of four sums. So it trains in the
+  memory of one layer (`model.memory="reversible"`), dropout included.
+
+  Source: Gomez et al. 2017, https://arxiv.org/abs/1707.04585, equation 8, as
+  Dinh et al. 2015, https://arxiv.org/abs/1410.8516; Kitaev et al. 2020
+  (Reformer) have it for attention, to save memory.
+
+  Attributes:
+    mixer: makes the mixer of d / 2 channels; called with a name.
+    num_layers: number of layers of the encoder.
+    layer: index of this layer, from 0; not used here.
+    mlp_dim: width of the feed-forward.
+    activation: activation of the feed-forward.
+    dropout_rate: dropout after the mixer, inside and after the feed-forward.
+    norm_type: "layer", "rms" or "scale", of every norm of the encoder.
+    norm_epsilon: epsilon of every norm.
+    init_std: standard deviation of the feed-forward's kernels at the start; 0
+      for Xavier's.
+    dtype: compute type; parameters and norms are float32.
+  """
+
+  concatenate_positions: ClassVar[bool] = False
+  final_norm: ClassVar[bool] = True
+
+  mixer: Callable[..., nn.Module]
+  num_layers: int
+  layer: int = 0
+  mlp_dim: int = 128
+  activation: str = "gelu"
+  dropout_rate: float = 0.0
+  norm_type: str = "layer"
+  norm_epsilon: float = 1e-5
+  init_std: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    x: jax.Array,
+    *,
+    mask: jax.Array,
+    carry: Any,
+    train: bool,
+    inverse: bool = False,
+  ) -> tuple[jax.Array, Any]:
+    """Returns the layer of x, or with `inverse` the x whose layer is given."""
+    d = x.shape[-1]
+    if d % 2:
+      raise UserError(
+        f"d_model={d} is odd, and coupled layers halve the channels: choose an "
+        "even d_model."
+      )
+    choose("norm of coupled halves", self.norm_type, PER_TOKEN)
+    # The same keys in both directions, so drawn before the branches.
+    dropouts = [
+      make_dropout(self, self.dropout_rate, train=train) for _ in range(3)
+    ]
+    mixer = self.mixer(name="mixer")
+
+    def mix(x: jax.Array) -> tuple[jax.Array, Any]:
+      y, new = mixer(
+        self._norm(x, "norm_mixer"), mask=mask, carry=carry, train=train
+      )
+      return dropouts[0](y).astype(x.dtype), new
+
+    def feed_forward(x: jax.Array) -> jax.Array:
+      activation = ACTIVATIONS[
+        choose("activation", self.activation, ACTIVATIONS)
+      ]
+      y = self._dense(self._norm(x, "norm_mlp"), self.mlp_dim, "up")
+      y = self._dense(dropouts[1](activation(y)), d // 2, "down")
+      return dropouts[2](y).astype(x.dtype)
+
+    first, second = jnp.split(x, 2, -1)
+    if inverse:
+      second = second - feed_forward(first)
+      change, carry = mix(second)
+      return jnp.concatenate([first - change, second], -1), carry
+    change, carry = mix(second)
+    first = first + change
+    return jnp.concatenate([first, second + feed_forward(first)], -1), carry
+
+  def _norm(self, x: jax.Array, name: str) -> jax.Array:
+    return NORMS[self.norm_type](self.norm_epsilon, name=name)(x)
+
+  def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
+    return nn.Dense(
+      width,
+      kernel_init=kernel_init(self.init_std),
+      dtype=self.dtype,
+      dot_general=dot_general,
+      name=name,
+    )(x)
+
+  @nn.nowrap
+  def invertible(self) -> CoupledLayers | None:
+    """Returns all layers as pure functions.
+
+    None where a mixer hands on other values in every layer, for a layer that
+    is undone does not know them.
+    """
+    if getattr(self.mixer(parent=None), "fidelity_schedule", ()):
+      return None
+    return CoupledLayers(self.num_layers, jnp.dtype(self.dtype), self)
+
+
+@dataclasses.dataclass(frozen=True)
+class CoupledLayers(InvertibleLayers):
+  """The layers of `Coupled`, which share what the first mixer hands on.
+
+  Attributes:
+    num_layers: number of layers.
+    dtype: compute type.
+    block: an unbound layer.
+  """
+
+  num_layers: int
+  dtype: Any
+  block: Coupled
+
+  def weights(self, variables: Mapping[str, Any]) -> list[Any]:
+    """Returns the collections of every layer, and in training its key."""
+    layers = [self._collections(variables, i) for i in range(self.num_layers)]
+    # What the first layer alone has is for what it hands on: see `shared`.
+    return [_like(layer, layers[-1]) for layer in layers]
+
+  def _collections(
+    self, variables: Mapping[str, Any], layer: int
+  ) -> dict[str, Any]:
+    """Returns all collections of a layer, and in training its key."""
+    name = f"layer_{layer}"
+    collections = {
+      kind: tree[name]
+      for kind, tree in variables.items()
+      if kind in ("params", "rotations", "random") and name in tree
+    }
+    keys = variables.get(KEYS)
+    return collections | ({} if keys is None else {KEYS: keys[layer]})
+
+  def shared(
+    self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
+  ) -> Shared:
+    """Returns what the first layer's mixer hands on, and what it sows."""
+    weights = self._collections(variables, 0)
+    (_, carry), sown = self._apply(weights, x, mask, None, mutable=["losses"])
+    losses = {
+      name: value[0]
+      for name, value in sown.get("losses", {}).get("mixer", {}).items()
+    }
+    return Shared(carry, {"losses": losses})
+
+  def forward(
+    self,
+    weights: Any,
+    x: jax.Array,
+    shared: Any,
+    mask: jax.Array,
+    side: None = None,
+  ) -> tuple[jax.Array, None]:
+    """Returns the layer's output; its inverse needs nothing beside it."""
+    return self._apply(weights, x, mask, shared)[0], None
+
+  def inverse(
+    self,
+    weights: Any,
+    y: jax.Array,
+    shared: Any,
+    mask: jax.Array,
+    side: None,
+    *,
+    constants: Mapping[str, Any] | None = None,
+    max_steps: int = 0,
+  ) -> jax.Array:
+    """Returns the layer's input, in closed form."""
+    del side, constants, max_steps
+    return self._apply(weights, y, mask, shared, inverse=True)[0]
+
+  def _apply(
+    self, weights: Any, x: jax.Array, mask: jax.Array, carry: Any, **how: Any
+  ) -> Any:
+    collections = {k: v for k, v in weights.items() if k != KEYS}
+    rngs = None
+    if KEYS in weights:
+      key = jax.random.wrap_key_data(weights[KEYS])
+      rngs = {"dropout": key, "random": jax.random.fold_in(key, 1)}
+    return self.block.apply(
+      collections,
+      x,
+      mask=mask,
+      carry=carry,
+      train=rngs is not None,
+      rngs=rngs,
+      **how,
+    )
+
+
+def _like(tree: Any, other: Any) -> Any:
+  """Returns the part of a tree of mappings whose names another one has."""
+  if not isinstance(other, Mapping):
+    return tree
+  return {name: _like(tree[name], below) for name, below in other.items()}

@@ -1,0 +1,159 @@
+"""Coupled layers: every mixer undone, and trained without activations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.certificates import inverse, lipschitz
+from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.coupled import Coupled
+from tests import initial
+from tests.marks import long_except
+from tests.models.mixers.oracle import small_sizes
+
+MIXED = sorted(name for name, kind in models.MODELS.items() if kind.mixer)
+# One for each kind of call: heads, a state, and a value that is handed on.
+SHORT = ("neutreno", "s5", "transformer")
+IDS = jax.random.randint(jax.random.key(0), (3, 17), 1, 20).at[1, 7:].set(0)
+
+
+def build(name, memory="stored", num_layers=3, mixer=None, **options):
+  mixer = small_sizes(models.MODELS[name].mixer) if mixer is None else mixer
+  options = {"d_model": 16, "max_len": 17} | options
+  return models.build(
+    name,
+    vocab_size=20,
+    num_classes=3,
+    num_layers=num_layers,
+    memory=memory,
+    coupled=True,
+    mixer=mixer,
+    **options,
+  )
+
+
+def moved(model, ids=IDS):
+  """Parameters away from the start."""
+  params = initial.params(model, ids)
+  return jax.tree.map(
+    lambda a: a + 0.05 * jax.random.normal(jax.random.key(a.size), a.shape),
+    params,
+  )
+
+
+@pytest.mark.parametrize("name", long_except(SHORT, MIXED))
+def test_every_mixer_is_undone(name):
+  """To float32: 1e-5 of the largest entry, three layers and a mask."""
+  model = build(name)
+  params = moved(model)
+  hidden, side = inverse.forward(model, params, IDS)
+  x = inverse.inverse(model, params, hidden[-1], side)
+  mask = np.asarray(side.mask)
+  size = np.abs(hidden[-1])[mask].max()
+  np.testing.assert_allclose(x[mask], hidden[0][mask], atol=1e-5 * size)
+  assert np.abs(hidden[-1] - hidden[0])[mask].max() > 0.1
+  found, _ = inverse.tokens(model, params, x)
+  np.testing.assert_array_equal(found[mask], np.asarray(IDS)[mask])
+
+
+def test_a_layer_is_undone_in_float64_to_rounding():
+  """Of a layer that maps halves as the formula says."""
+  with jax.enable_x64(True):
+    model = build("s5", num_layers=1)
+    layers = invertible.require_layers(model.stacks()["encoder"])
+    params = jax.tree.map(lambda a: a.astype(float), moved(model)["encoder"])
+    (weights,) = layers.weights({"params": params})
+    x = jax.random.normal(jax.random.key(1), (2, 17, 16), float)
+    mask = jnp.arange(17)[None] < jnp.array([[17], [9]])
+    y, side = layers.forward(weights, x, None, mask)
+    back = layers.inverse(weights, y, None, mask, side)
+    # The first half has changed by the second, the second by the new first.
+    other, _ = layers.forward(weights, x.at[..., :8].add(1.0), None, mask)
+  np.testing.assert_allclose(back[0], x[0], atol=1e-12)
+  np.testing.assert_allclose(other[..., :8] - y[..., :8], 1.0, atol=1e-12)
+
+
+def loss(params, model, key):
+  y, sown = model.apply(
+    {"params": params},
+    IDS,
+    train=True,
+    rngs={"dropout": key},
+    mutable=["losses"],
+  )
+  return jnp.square(y).sum() + sum(leaf.sum() for leaf in jax.tree.leaves(sown))
+
+
+@pytest.mark.parametrize("name", ["transformer", "neutreno", "transject"])
+def test_gradients_in_reverse_are_those_of_stored_activations(name):
+  """Without dropout, whose masks are others; losses of a mixer included."""
+  params = moved(build(name))
+  grads = {}
+  for memory in ("stored", "reversible"):
+    grad = jax.grad(
+      functools.partial(loss, model=build(name, memory), key=jax.random.key(0))
+    )
+    grads[memory] = jax.jit(grad)(params)
+  for want, got in zip(*map(jax.tree.leaves, grads.values()), strict=True):
+    scale = max(float(jnp.abs(want).max()), 1e-2)
+    np.testing.assert_allclose(got, want, atol=2e-4 * scale)
+
+
+def test_dropout_is_drawn_alike_in_both_directions():
+  """The gradient of a loop that undoes is that of one that recomputes."""
+  mixer = {"dropout_rate": 0.3}
+  make = functools.partial(
+    build, "transformer", mixer=mixer, block={"dropout_rate": 0.2}
+  )
+  params = moved(make())
+  grads, values = {}, {}
+  for memory in ("recomputed", "reversible"):
+    run = functools.partial(loss, model=make(memory))
+    grad = jax.jit(jax.value_and_grad(run))
+    value, grads[memory] = grad(params, key=jax.random.key(3))
+    values[memory] = float(value)
+  assert values["recomputed"] == pytest.approx(values["reversible"], rel=1e-5)
+  other, _ = grad(params, key=jax.random.key(4))
+  assert abs(float(other) - values["reversible"]) > 1e-3
+  for want, got in zip(*map(jax.tree.leaves, grads.values()), strict=True):
+    scale = max(float(jnp.abs(want).max()), 1e-2)
+    np.testing.assert_allclose(got, want, atol=2e-4 * scale)
+
+
+@pytest.mark.parametrize("depth", long_except((4,), (4, 24, 96)))
+def test_rounding_grows_slowly_with_depth(depth):
+  """Every layer adds the rounding of its sums: less than depth * 1e-6."""
+  model = build("s5", num_layers=depth, memory="reversible")
+  params = initial.params(model, IDS)
+  hidden, side = inverse.forward(model, params, IDS)
+  x = inverse.inverse(model, params, hidden[-1], side)
+  mask = np.asarray(side.mask)
+  off = np.abs(x - hidden[0])[mask].max() / np.abs(hidden[-1])[mask].max()
+  assert off < 1e-6 * depth
+
+
+def test_nothing_is_guaranteed_of_distances():
+  model = build("transformer")
+  report = lipschitz.report(model, moved(model), np.asarray(IDS), steps=5)
+  assert report["guaranteed"]["all"] is None
+  assert "no certificate" in report["guaranteed"]["says"][0]
+
+
+def test_what_cannot_be_coupled():
+  with pytest.raises(ValueError, match=r"d_model=15 is odd.*even"):
+    build("s5", d_model=15)
+  with pytest.raises(ValueError, match=r"norm.*'batch'.*layer, rms, scale"):
+    build("s5", block={"norm_type": "batch"})
+  with pytest.raises(ValueError, match=r"'isometric' has no mixer"):
+    build("isometric", mixer={})
+  with pytest.raises(ValueError, match=r"num_heads.*8"):
+    build("transformer", mixer={"num_heads": 16})
+  scheduled = {"fidelity": 0.5, "fidelity_schedule": (1.0, 0.5)}
+  with pytest.raises(ValueError, match=r"Coupled layers|can be undone"):
+    build("neutreno", memory="reversible", mixer=scheduled)
+  build("neutreno", mixer=scheduled)
+  assert Coupled.final_norm
