@@ -39,8 +39,8 @@ def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
   return choose("size", size, sizes) == "tiny"
 
 
-# Precision and memory of all models.
-COMMON = {"dtype": "float32", "memory": "stored"}
+# Precision, memory and form of all models.
+COMMON = {"dtype": "float32", "memory": "stored", "coupled": False}
 
 
 def transject(

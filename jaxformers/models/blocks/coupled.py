@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -170,7 +171,40 @@ class CoupledLayers(InvertibleLayers):
       if kind in ("params", "rotations", "random") and name in tree
     }
     keys = variables.get(KEYS)
+    mixer = self.block.mixer(parent=None)
+    tools = getattr(getattr(mixer, "signature", None), "tools", ())
+    # What is not drawn anew in every step depends on the place of the mixer.
+    if "draw" in tools and not (mixer.redraw and keys is not None):
+      collections.setdefault("random", self._draw(collections, layer))
     return collections | ({} if keys is None else {KEYS: keys[layer]})
+
+  def _draw(self, collections: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Returns the constants that a layer's mixer draws in an encoder.
+
+    They depend on the path of the mixer and on its greatest length, and not on
+    the tokens.
+    """
+    options = {
+      field.name: getattr(self.block, field.name)
+      for field in dataclasses.fields(self.block)
+      if field.name not in ("parent", "name")
+    }
+    name = f"layer_{layer}"
+    inside = functools.partial(
+      _Around, functools.partial(Coupled, **options), name
+    )
+    up = collections["params"]["up"]["kernel"]
+    length = self.block.mixer(parent=None).max_len
+    example = jnp.zeros((1, length, 2 * up.shape[0]))
+    _, drawn = _Around(inside, "encoder").apply(
+      {kind: {"encoder": {name: tree}} for kind, tree in collections.items()},
+      example,
+      mask=jnp.ones((1, length), bool),
+      carry=None,
+      train=False,
+      mutable=["random"],
+    )
+    return drawn["random"]["encoder"][name] if drawn else {}
 
   def shared(
     self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
@@ -234,3 +268,14 @@ def _like(tree: Any, other: Any) -> Any:
   if not isinstance(other, Mapping):
     return tree
   return {name: _like(tree[name], below) for name, below in other.items()}
+
+
+class _Around(nn.Module):
+  """Calls a module under a name, to give it its path."""
+
+  make: Callable[..., nn.Module]
+  child: str
+
+  @nn.compact
+  def __call__(self, *args: Any, **options: Any) -> Any:
+    return self.make(name=self.child)(*args, **options)
