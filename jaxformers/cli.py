@@ -17,6 +17,7 @@ from jaxformers.errors import UserError
 SUBCOMMANDS = {
   "advise": "jaxformers.theory.advise",
   "bounds": "jaxformers.theory.bounds",
+  "certified": "jaxformers.analysis.certificates.certified",
   "depth": "jaxformers.analysis.tables.depth",
   "export": "jaxformers.analysis.evaluation.export",
   "inverse": "jaxformers.analysis.certificates.inverse",

@@ -398,6 +398,7 @@ RUNNERS = {
       ("smoothness", "", *FEW),
       ("lipschitz", "transject", *FEW, "--steps=2"),
       ("inverse", "transject", *FEW),
+      ("certified", "", "--samples=2", "--examples=4", "--steps=1"),
       ("export", "transject", "--length=16"),
       ("perplexity", "language", "--tokens=40", "--strides=1,64"),
     )

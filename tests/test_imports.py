@@ -39,6 +39,7 @@ ALLOWED = {
   "analysis.tokens": {"models", "orthogonal", "trained", "analysis.plotting"},
   "analysis.certificates": {
     *("models", "orthogonal", "trained", "analysis.tokens"),
+    "analysis.plotting",
   },
   "analysis.evaluation": {
     *("models", "orthogonal", "tasks", "data", "workdirs", "training"),

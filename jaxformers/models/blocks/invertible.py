@@ -47,6 +47,20 @@ class Shared(NamedTuple):
         module.sow(collection, name, array)
 
 
+class Change(NamedTuple):
+  """Bounds of how far a sequence of n tokens was moved.
+
+  Attributes:
+    whole: Frobenius norm of the difference.
+    total: sum over tokens of the norms of their differences.
+    mean: norm of the difference of the means over tokens.
+  """
+
+  whole: Any
+  total: Any
+  mean: Any
+
+
 class InvertibleLayers(abc.ABC):
   """Layers of an encoder as pure functions; hashable, without arrays.
 
@@ -138,6 +152,22 @@ class InvertibleLayers(abc.ABC):
     """
     del weights, shared, norm
     return {}
+
+  def spread(
+    self, weights: Any, shared: Any, change: Change, n: Any
+  ) -> Change | None:
+    """Returns how far a layer's output moves if its input moves at most so.
+
+    For any two sequences of n tokens under one mask, by the weights at hand;
+    None where no such bound holds everywhere.
+
+    Args:
+      weights, shared: as for `forward`; `shared` does not change.
+      change: bounds at the layer's input, float64 arrays of one shape.
+      n: number of tokens, in that shape.
+    """
+    del weights, shared, change, n
+    return None
 
   def scope(self) -> str:
     """Returns the pairs that `sequences` speaks of, as a noun phrase."""

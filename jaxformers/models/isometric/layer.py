@@ -19,7 +19,11 @@ import numpy as np
 
 from jaxformers import orthogonal
 from jaxformers.models.blocks.fixed_point import solve
-from jaxformers.models.blocks.invertible import InvertibleLayers, Shared
+from jaxformers.models.blocks.invertible import (
+  Change,
+  InvertibleLayers,
+  Shared,
+)
 from jaxformers.models.isometric.ring import (
   Sections,
   ring_filter,
@@ -237,6 +241,25 @@ class IsometricLayers(InvertibleLayers):
       a = self.constants(weights, shared)["feed_forward"]
     interval = least * max(0.0, 1 - a), greatest * (1 + a)
     return {"a": float(weights.a), "sequences": interval}
+
+  def spread(
+    self, weights: Weights, shared: None, change: Change, n: Any
+  ) -> Change:
+    """Returns bounds of the output: see `InvertibleLayers.spread`.
+
+    The mean over a ring is its frequency 0, whose norm the filter keeps; what
+    follows acts on tokens, and adds at most a |difference|.
+    """
+    _, greatest = _norms(weights.mixing)
+    a = float(weights.a)
+    if weights.feed_forward is not None:
+      a = self.constants(weights, shared)["feed_forward"]
+    whole = greatest * change.whole
+    mean = greatest * change.mean + a * whole / np.sqrt(n)
+    whole = (1 + a) * whole
+    return Change(
+      whole, np.sqrt(n) * whole, np.minimum(mean, whole / np.sqrt(n))
+    )
 
 
 def _norms(matrices: jax.Array) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from jaxformers import orthogonal
 from jaxformers.models.activations import elu
 from jaxformers.models.blocks.fixed_point import MAX_STEPS, solve
 from jaxformers.models.blocks.invertible import (
+  Change,
   Interval,
   InvertibleLayers,
   Shared,
@@ -460,6 +461,31 @@ class TransJectLayers(InvertibleLayers):
       "tokens": interval(mixture, feed_forward),
       "sequences": interval(across, feed_forward),
     }
+
+  def spread(
+    self, weights: Weights, shared: Any, change: Change, n: Any
+  ) -> Change | None:
+    """Returns bounds of the output: see `InvertibleLayers.spread`.
+
+    For a learned Sigma, with the certified gate or one expert. With one expert
+    no tokens meet: a token that does not move does not move others.
+    """
+    is_alone = len(weights.experts.u) == 1
+    if self.sigma != "learned" or not (is_alone or self.gating == "certified"):
+      return None
+    constants = self.constants(weights, shared)
+    # A certified gate is divided by what it adds: its branch has the rate a.
+    mixture = constants["mixture"]
+    if not is_alone:
+      mixture *= float(certified_constant(weights.experts.gate))
+    whole, total, mean = change
+    for rate in (mixture, constants["feed_forward"]):
+      mean = mean + rate * whole / np.sqrt(n)
+      whole, total = (1 + rate) * whole, (1 + rate) * total
+    if not is_alone:
+      total = np.sqrt(n) * whole
+    total = np.minimum(total, np.sqrt(n) * whole)
+    return Change(whole, total, np.minimum(mean, total / n))
 
   def scope(self) -> str:
     """Returns the pairs that `sequences` speaks of, as a noun phrase."""

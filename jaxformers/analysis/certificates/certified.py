@@ -1,0 +1,568 @@
+r"""Accuracy of a classifier that no change of its input can take away.
+
+python -m jaxformers certified runs/imdb
+
+For k replaced tokens, and for perturbations of the embedded sequence: certified
+accuracy, the share of test examples that are classified right and stay so
+whatever the change is; and attacked accuracy, what is left after a search for
+such changes, which is an upper bound. The first needs layers with a bound for
+all sequences, such as those of `isometric`; every encoder has the second.
+
+The certificate: a change moves the pooled vector by at most a bound that goes
+through the layers with the weights at hand (`InvertibleLayers.spread`), and the
+difference of two logits by the norm of the difference of their weights times
+that. A prediction whose margin is greater cannot change. As the radius of
+Tsuzuku et al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1, but for
+the mean over tokens, of which k of n change by any token of the vocabulary.
+Jia et al. 2019 (https://arxiv.org/abs/1909.00986) certify substitutions from
+lists of similar words, at any number of places.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxformers import cli, trained
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Figure, Texts
+from jaxformers.analysis.tokens.capture import capture
+from jaxformers.errors import UserError
+from jaxformers.models import Classifier, in_float32
+from jaxformers.models.blocks.invertible import Change, layers_of
+from jaxformers.models.variables import make_variables, of_stack
+from jaxformers.tables import markdown_table
+
+# Greatest slopes of the activations of heads.
+SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13}
+# How far a pool moves at the most, from the bounds of the sequence.
+POOLED = {
+  "mean": lambda change, n: change.mean,
+  "root_mean": lambda change, n: np.sqrt(n) * change.mean,
+  "max": lambda change, n: change.whole,
+  "first": lambda change, n: change.whole,
+}
+BATCH = 50  # Examples at a time.
+CANDIDATES = 8  # Replacements that a step of the search tries out.
+# Room for the rounding of logits in float32, relative to the greatest.
+ROUNDING = 1e-5
+
+
+def token_reach(table: np.ndarray) -> np.ndarray:
+  """Returns the greatest distance of every token to another, float64 [v].
+
+  Args:
+    table: vectors of the vocabulary, [v, d]; 0 is padding, which is no token.
+  """
+  table = np.asarray(table, np.float64)
+  squares = np.square(table).sum(1)
+  reach = np.zeros(len(table))
+  for start in range(0, len(table), 1_024):
+    rows = slice(start, start + 1_024)
+    products = table[rows] @ table[1:].T
+    reach[rows] = (squares[rows, None] - 2 * products + squares[None, 1:]).max(
+      1
+    )
+  return np.sqrt(np.maximum(reach, 0))
+
+
+def token_table(model: Classifier, params: Any) -> jax.Array | None:
+  """Returns the vectors of the vocabulary, [v, c]; None for other inputs.
+
+  c is d, or the channels of tokens where positions have their own.
+  """
+  table = params["encoder"]["embedding"].get("tokens", {}).get("embedding")
+  scale = model.config.embedding.get("scale", 1.0)
+  return None if table is None else table * scale
+
+
+def replaced(reach: np.ndarray, mask: np.ndarray, k: int) -> Change:
+  """Returns how far k replaced tokens move the embedded sequences.
+
+  Args:
+    reach: distance that each token can be moved, [b, n].
+    mask: [b, n], True at tokens.
+    k: number of replaced tokens, at the worst places.
+  """
+  far = -np.sort(-np.where(mask, reach, 0), 1)[:, :k]
+  count = np.maximum(mask.sum(1), 1)
+  total = far.sum(1)
+  return Change(np.sqrt(np.square(far).sum(1)), total, total / count)
+
+
+def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
+  """Returns the change by any perturbation of a Frobenius norm, [b]."""
+  return Change(radius, np.sqrt(n) * radius, radius / np.sqrt(n))
+
+
+def pooled_change(
+  model: Classifier, params: Any, change: Change, n: np.ndarray
+) -> np.ndarray | None:
+  """Returns how far the input of the last linear map moves at the most, [b].
+
+  None where the layers have no bound for all sequences.
+
+  Args:
+    model, params: model in float32 and its parameters.
+    change: bounds of the embedded sequences.
+    n: number of tokens of each, at least 1.
+  """
+  config = model.config
+  layers = layers_of(model.stacks()["encoder"])
+  if layers is None or config.pool not in POOLED:
+    return None
+  encoder = of_stack(make_variables(model, params), "encoder")
+  # What layers share must not depend on the tokens, as a learned Sigma.
+  blank = jnp.zeros((1, 1, config.d_model))
+  shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
+  for weights in layers.weights(encoder):
+    change = layers.spread(weights, shared, change, n)
+    if change is None:
+      return None
+  moved = POOLED[config.pool](change, n)
+  for layer in range(config.head_layers if config.head_dim else 0):
+    name = "hidden" if layer == 0 else f"hidden_{layer}"
+    kernel = np.asarray(params["head"][name]["kernel"], np.float64)
+    moved = moved * np.linalg.norm(kernel, 2) * SLOPES[config.head_activation]
+  return moved
+
+
+def is_certified(
+  logits: np.ndarray, labels: np.ndarray, kernel: np.ndarray, moved: np.ndarray
+) -> np.ndarray:
+  """Returns where the right class stays the greatest logit, bool [b].
+
+  Args:
+    logits: [b, c].
+    labels: [b].
+    kernel: of the last linear map, [d, c].
+    moved: greatest change of its input, [b].
+  """
+  logits = np.asarray(logits, np.float64)
+  columns = np.asarray(kernel, np.float64).T
+  rows = np.arange(len(labels))
+  margin = logits[rows, labels][:, None] - logits
+  apart = np.linalg.norm(columns[labels][:, None] - columns[None], axis=-1)
+  room = apart * moved[:, None] + ROUNDING * np.abs(logits).max(1)[:, None]
+  is_own = np.arange(logits.shape[1])[None] == labels[:, None]
+  return ((margin > room) | is_own).all(1)
+
+
+def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  """Returns the logit of the label less the greatest other one, [b]."""
+  own = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+  classes = jnp.arange(logits.shape[1])[None]
+  others = jnp.where(classes == labels[:, None], -jnp.inf, logits)
+  return own - others.max(1)
+
+
+class Attack:
+  """Searches for changes of examples that make a model wrong.
+
+  Args:
+    model, params: classifier of ids, [b, n], in float32, and its parameters.
+  """
+
+  def __init__(self, model: Classifier, params: Any) -> None:
+    self._variables = make_variables(model, params)
+    self._model = model
+    self._table = token_table(model, params)
+    self._forward = jax.jit(
+      lambda ids: model.apply(self._variables, ids, train=False)
+    )
+    self._margins = jax.jit(self._score)
+    self._slopes = jax.jit(self._slope)
+    self._choose = jax.jit(self._best_tokens)
+    self._embedded = jax.jit(
+      lambda ids: capture(model, self._variables, ids).hidden[0]
+    )
+
+  def _logits(self, ids: jax.Array, change: jax.Array) -> jax.Array:
+    moved = {"perturbations": {"encoder": {"embedded": change}}}
+    variables = {**self._variables, **moved}
+    return self._model.apply(variables, ids, train=False)
+
+  def logits(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the logits of examples, [b, c]."""
+    return np.asarray(self._forward(ids))
+
+  def _score(self, ids: jax.Array, labels: jax.Array) -> jax.Array:
+    logits = self._model.apply(self._variables, ids, train=False)
+    return margins(logits, labels)
+
+  def _slope(
+    self, ids: jax.Array, labels: jax.Array, change: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the margins [b], and their gradient by the embedded tokens."""
+
+    def total(change: jax.Array) -> tuple[jax.Array, jax.Array]:
+      values = margins(self._logits(ids, change), labels)
+      return values.sum(), values
+
+    grads, values = jax.grad(total, has_aux=True)(change)
+    return values, grads
+
+  def _best_tokens(
+    self, slopes: jax.Array, ids: jax.Array, free: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns places and tokens of the steepest replacements, [b, m] each."""
+
+    def of_sample(args: Any) -> tuple[jax.Array, jax.Array]:
+      slope, row, is_free = args
+      # What a token in a place changes, to first order; 0 is no token.
+      scores = slope[:, : self._table.shape[1]] @ self._table.T
+      scores = scores.at[:, 0].set(jnp.inf)
+      best = scores.argmin(1)
+      own = jnp.take_along_axis(scores, row[:, None], 1)[:, 0]
+      gain = jnp.where(is_free, own - scores.min(1), -jnp.inf)
+      _, places = jax.lax.top_k(gain, min(CANDIDATES, len(row)))
+      return places, best[places]
+
+    return jax.lax.map(of_sample, (slopes, ids, free))
+
+  def replace(
+    self, ids: np.ndarray, labels: np.ndarray, counts: list[int]
+  ) -> dict[int, np.ndarray]:
+    """Returns where examples stay right after k replacements, bool [b] each.
+
+    One token after the other: the `CANDIDATES` that lower the margin most to
+    first order are tried out, and the best is kept.
+
+    Args:
+      ids: [b, n], 0 at padding.
+      labels: [b].
+      counts: numbers k, increasing.
+    """
+    ids, labels = np.array(ids), np.asarray(labels)
+    free = ids > 0
+    blank = jnp.zeros((*ids.shape, self._model.config.d_model))
+    right = np.asarray(self._margins(ids, labels)) > 0
+    results, rows = {}, np.arange(len(ids))
+    for step in range(max(counts) + 1):
+      if step in counts:
+        results[step] = right.copy()
+      if step == max(counts):
+        break
+      _, slopes = self._slopes(ids, labels, blank)
+      places, tokens = map(np.asarray, self._choose(slopes, ids, free))
+      trials = []
+      for place, token in zip(places.T, tokens.T, strict=True):
+        trial = ids.copy()
+        trial[rows, place] = np.where(
+          free[rows, place], token, ids[rows, place]
+        )
+        trials.append((np.asarray(self._margins(trial, labels)), place, trial))
+      best = np.argmin([values for values, _, _ in trials], 0)
+      ids = np.stack([trial for _, _, trial in trials])[best, rows]
+      chosen = np.stack([place for _, place, _ in trials])[best, rows]
+      free[rows, chosen] = False
+      right &= np.asarray(self._margins(ids, labels)) > 0
+    return results
+
+  def perturb(
+    self,
+    ids: np.ndarray,
+    labels: np.ndarray,
+    radius: np.ndarray,
+    *,
+    steps: int,
+  ) -> np.ndarray:
+    """Returns where examples stay right under gradient ascent, bool [b].
+
+    Args:
+      ids, labels: as for `replace`.
+      radius: greatest Frobenius norm of the perturbation, [b].
+      steps: number of steps, each a quarter of the radius.
+    """
+    limit = jnp.asarray(radius, jnp.float32)[:, None, None]
+    mask = jnp.asarray(self._model.mask(jnp.asarray(ids)))[..., None]
+    n = mask.shape[1]
+    change = jnp.zeros((len(ids), n, self._model.config.d_model))
+    right = np.ones(len(ids), bool)
+    for _ in range(steps + 1):
+      values, slopes = self._slopes(ids, labels, change)
+      right &= np.asarray(values) > 0
+      change = change - limit / 4 * _unit(jnp.where(mask, slopes, 0))
+      size = jnp.sqrt(jnp.square(change).sum((1, 2), keepdims=True))
+      change = change * jnp.minimum(1, limit / (size + 1e-30))
+    return right
+
+  def sizes(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the Frobenius norms of the embedded sequences, [b]."""
+    mask = np.asarray(self._model.mask(jnp.asarray(ids)))
+    x = np.where(mask[..., None], np.asarray(self._embedded(ids)), 0)
+    return np.sqrt(np.square(x.astype(np.float64)).sum((1, 2)))
+
+
+def _unit(x: jax.Array) -> jax.Array:
+  size = jnp.sqrt(jnp.square(x).sum((1, 2), keepdims=True))
+  return x / (size + 1e-30)
+
+
+Key = tuple[str, float]  # "tokens" and their number, or "radius" and its share.
+Batch = dict[str, np.ndarray]  # `inputs` and `targets`.
+
+
+def certified_accuracy(
+  model: Classifier,
+  params: Any,
+  batches: list[Batch],
+  counts: list[int],
+  radii: list[float],
+) -> dict[Key, float]:
+  """Returns the share of examples that no change makes wrong.
+
+  {} where the layers have no bound for all sequences.
+
+  Args:
+    model, params: classifier of sequences in float32, and its parameters.
+    batches: examples.
+    counts: numbers of replaced tokens.
+    radii: norms of perturbations, as shares of the embedded sequence's norm.
+  """
+  attack = Attack(model, params)
+  reach = np.zeros(0)
+  if counts:
+    reach = token_reach(np.asarray(token_table(model, params)))
+  kernel = params["head"]["logits"]["kernel"]
+  held: dict[Key, list[np.ndarray]] = {}
+  for batch in tqdm(batches, "certificates", disable=None):
+    ids, labels = batch["inputs"], batch["targets"]
+    mask = np.asarray(model.mask(jnp.asarray(ids)))
+    n = np.maximum(mask.sum(1), 1)
+    changes: dict[Key, Change] = {
+      ("tokens", k): replaced(reach[ids], mask, k) for k in counts
+    }
+    if radii:
+      sizes = attack.sizes(ids)
+      changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
+    logits = attack.logits(ids)
+    for key, change in changes.items():
+      moved = pooled_change(model, params, change, n)
+      if moved is None:
+        return {}
+      sure = is_certified(logits, labels, kernel, moved)
+      held.setdefault(key, []).append(sure)
+  return _shares(held)
+
+
+def attacked_accuracy(
+  model: Classifier,
+  params: Any,
+  batches: list[Batch],
+  counts: list[int],
+  radii: list[float],
+  *,
+  steps: int,
+) -> dict[Key, float]:
+  """Returns the share of examples that stay right under a search for changes.
+
+  Args:
+    model, params, batches, counts, radii: as for `certified_accuracy`.
+    steps: steps of gradient ascent.
+  """
+  attack = Attack(model, params)
+  survived: dict[Key, list[np.ndarray]] = {}
+  for batch in tqdm(batches, "attacks", disable=None):
+    ids, labels = batch["inputs"], batch["targets"]
+    if counts:
+      for k, right in attack.replace(ids, labels, counts).items():
+        survived.setdefault(("tokens", k), []).append(right)
+    sizes = attack.sizes(ids)
+    for r in radii:
+      right = attack.perturb(ids, labels, r * sizes, steps=steps)
+      survived.setdefault(("radius", r), []).append(right)
+  return _shares(survived)
+
+
+def _shares(found: dict[Key, list[np.ndarray]]) -> dict[Key, float]:
+  return {key: float(np.concatenate(x).mean()) for key, x in found.items()}
+
+
+def make_batches(split: Any, places: np.ndarray, max_len: int) -> list[Batch]:
+  """Returns examples of a split, each beside others of about its length.
+
+  Args:
+    split: split of a task.
+    places: numbers of the examples.
+    max_len: length that sequences are cut to.
+  """
+  lengths = np.minimum(split.lengths()[places], max_len)
+  # A program is compiled for each length: powers of two are few.
+  padded = np.minimum(
+    1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(int), max_len
+  )
+  batches = []
+  for length in np.unique(padded):
+    chosen = places[padded == length]
+    for start in range(0, len(chosen), BATCH):
+      rows = chosen[start : start + BATCH]
+      # Repeat the last example, so that all batches have one shape.
+      batch = split.batch(
+        np.pad(rows, (0, BATCH - len(rows)), "edge"), int(length)
+      )
+      batches.append(
+        {name: batch[name][: len(rows)] for name in ("inputs", "targets")}
+      )
+  return batches
+
+
+def figure(content: dict[str, Any]) -> Figure:
+  """Returns both accuracies over k and over the radius.
+
+  Args:
+    content: result of `report`.
+  """
+  panels = {
+    "tokens": "accuracy, tokens replaced",
+    "radius": "accuracy, share of the norm",
+  }
+  rows = [
+    (title, 0, kind, row["strength"], row[title])
+    for kind in panels
+    for row in content[kind]
+    for title in ("certified", "attacked")
+    if row[title] is not None
+  ]
+  texts = Texts(
+    "certified",
+    "Accuracy that changes of the input leave",
+    f"{content['examples']:,} test examples certified, {content['attacked']:,} "
+    "attacked; step {step} of {workdir}.".format(**content),
+  )
+  return plots.curves(texts, rows, "strength of the change", panels)
+
+
+def report(
+  run: trained.Trained,
+  *,
+  counts: list[int],
+  radii: list[float],
+  samples: int,
+  examples: int,
+  steps: int,
+  seed: int,
+) -> dict[str, Any]:
+  """Returns certified and attacked accuracies of a run, for JSON.
+
+  Args:
+    run: a trained classifier of single sequences.
+    counts: numbers of replaced tokens; ignored where inputs are numbers.
+    radii: norms of perturbations, as shares of the embedded sequence's norm.
+    samples: number of test examples that are attacked.
+    examples: number of test examples that are certified; 0 for all.
+    steps: steps of gradient ascent.
+    seed: seed of the choice of examples.
+
+  Raises:
+    UserError: for pairs, images, language models and segmenters.
+  """
+  config = run.model.config
+  is_sequence = config.num_inputs == 1 and not config.image
+  if config.objective != "classification" or not is_sequence:
+    raise UserError(
+      "Certified accuracy is of classifiers of one sequence, and "
+      f"{run.task.name} has another objective, pairs or images."
+    )
+  if config.embedding.get("cutoffs") or config.embedding.get("norm_epsilon"):
+    raise UserError(
+      "Tokens of adaptive tables, or under a LayerNorm, have no bound of how "
+      "far a replacement moves them: train with the plain embedding."
+    )
+  model = in_float32(run.model)
+  split = run.task.splits["test"]
+  counts = sorted(counts) if config.vocab_size else []
+  order = np.random.default_rng(seed).permutation(len(split))
+  attacked = np.sort(order[: min(samples, len(split))])
+  certified = np.sort(order[: examples or len(split)])
+  options = (counts, radii)
+  max_len = run.task.max_len
+  sure = certified_accuracy(
+    model, run.params, make_batches(split, certified, max_len), *options
+  )
+  left = attacked_accuracy(
+    model,
+    run.params,
+    make_batches(split, attacked, max_len),
+    *options,
+    steps=steps,
+  )
+  content: dict[str, Any] = {
+    "workdir": str(run.workdir),
+    "step": run.step,
+    "examples": len(certified),
+    "attacked": len(attacked),
+    "seed": seed,
+  }
+  for kind, strengths in (("tokens", counts), ("radius", radii)):
+    content[kind] = [
+      {
+        "strength": strength,
+        "certified": sure.get((kind, strength)),
+        "attacked": left[kind, strength],
+      }
+      for strength in strengths
+    ]
+  return content
+
+
+def lines(content: dict[str, Any]) -> list[str]:
+  """Returns the result of `report` as lines of text."""
+  rows = [
+    (
+      f"{row['strength']} tokens"
+      if kind == "tokens"
+      else f"{row['strength']:g} of the norm",
+      "-" if row["certified"] is None else f"{row['certified']:.2%}",
+      f"{row['attacked']:.2%}",
+    )
+    for kind in ("tokens", "radius")
+    for row in content[kind]
+  ]
+  titles = (
+    "change of",
+    f"certified ({content['examples']:,})",
+    f"attacked ({content['attacked']:,})",
+  )
+  text = [markdown_table(titles, rows, right=(1, 2))]
+  if all(row[1] == "-" for row in rows):
+    text.append(
+      "These layers have no bound for all sequences, so nothing is certified."
+    )
+  return text
+
+
+@cli.command(
+  cli.WORKDIR,
+  cli.option("tokens", "0,1,2,4,8", "numbers of replaced tokens"),
+  cli.option("radii", "0.001,0.01,0.1", "norms of perturbations, as shares"),
+  cli.option("samples", 200, "number of test examples to attack"),
+  cli.option("examples", 0, "number to certify (default: all)"),
+  cli.option("steps", 20, "steps of gradient ascent"),
+  cli.option("seed", 0, "seed of the choice of examples"),
+)
+def main(workdir: str, tokens: str, radii: str, **options: int) -> None:
+  """Prints the table of a run; writes `certified.json` and pictures into it."""
+  run = trained.load(workdir)
+  content = report(
+    run,
+    counts=cli.numbers("tokens", tokens),
+    radii=cli.numbers("radii", radii, float),
+    **options,
+  )
+  path = Path(workdir) / "certified.json"
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+  figure(content).write(Path(workdir))
+  print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
+  print("\n".join(lines(content)))
+  print(f"Written to {path}, with pictures beside it.")
+
+
+if __name__ == "__main__":
+  main()
