@@ -23,6 +23,7 @@ from benchmarks import (
   encoders,
   fidelity,
   gpu,
+  injective,
   memory,
   orthogonal,
   ours,
@@ -462,6 +463,22 @@ def test_tables_for_a_gpu_have_their_rows(monkeypatch):
     {"k": k} for k in range(3)
   ]
   assert list(gpu.until(iter([{"k": 0}]), time.monotonic() - 1)) == []
+
+
+def test_layers_that_can_be_undone_are_measured(monkeypatch):
+  monkeypatch.setattr(injective, "TOKENS", 32)
+  rows = list(injective.measure_layers(1, sizes=((16, 8),)))
+  names = [row["layer"] for row in rows]
+  assert names == ["TransJect", "isometric", "isometric, padded"]
+  assert all(row["gradient ms"] > 0 for row in rows)
+  assert rows[0]["forward / TransJect"] == 1
+  monkeypatch.setattr(injective, "BATCH", 2)
+  monkeypatch.setattr(injective, "LENGTH", 16)
+  monkeypatch.setattr(injective, "WIDTH", 8)
+  rows = list(injective.measure_memory((2,)))
+  assert [row["model"] for row in rows] == [
+    *("isometric", "coupled transformer", "coupled s5")
+  ]
 
 
 def test_scans_are_timed_beside_those_of_jax(monkeypatch):

@@ -247,6 +247,7 @@ SIZES["imagenet2012"] = SIZES.pop("imagenet")
 SIZES["imdb"] = test_language.SIZES["short/bert"]
 SIZES["ag_news"] = {**SIZES["imdb"], "num_classes": 4}
 SIZES["same_ends"] = {"vocab_size": 3, "max_len": 32, "num_classes": 2}
+SIZES["planted_pairs"] = {"vocab_size": 4, "max_len": 256, "num_classes": 2}
 SIZES["language"] = {"vocab_size": 8_000, "objective": "language_model"}
 NOTHING = {"vocab_size": 0, "max_len": 256, "num_classes": 0}
 

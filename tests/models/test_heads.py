@@ -22,6 +22,7 @@ def test_a_pool_reads_tokens_only(pool, strict):
     "max": x[0, :3].max(0),
     "mean": x[0, :3].mean(0),
     "padded_mean": x[0, :3].sum(0) / 9,
+    "root_mean": x[0, :3].sum(0) / np.sqrt(3),
     "first": x[0, 0],
     "cls": x[0, 0],
   }

@@ -21,6 +21,7 @@ lists of similar words, at any number of places.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +102,20 @@ def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
   return Change(radius, np.sqrt(n) * radius, radius / np.sqrt(n))
 
 
-def pooled_change(
-  model: Classifier, params: Any, change: Change, n: np.ndarray
-) -> np.ndarray | None:
-  """Returns how far the input of the last linear map moves at the most, [b].
+Bound = Callable[[Change, np.ndarray], np.ndarray]
 
-  None where the layers have no bound for all sequences.
+
+def pooled_bound(model: Classifier, params: Any) -> Bound | None:
+  """Returns how far the input of the last linear map moves at the most.
+
+  None where the layers or the pool have no bound for all sequences.
 
   Args:
     model, params: model in float32 and its parameters.
-    change: bounds of the embedded sequences.
-    n: number of tokens of each, at least 1.
+
+  Returns:
+    A function from bounds of the embedded sequences, and the number of tokens
+    of each, at least 1, to float64 [b].
   """
   config = model.config
   layers = layers_of(model.stacks()["encoder"])
@@ -121,16 +125,24 @@ def pooled_change(
   # What layers share must not depend on the tokens, as a learned Sigma.
   blank = jnp.zeros((1, 1, config.d_model))
   shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
-  for weights in layers.weights(encoder):
-    change = layers.spread(weights, shared, change, n)
-    if change is None:
-      return None
-  moved = POOLED[config.pool](change, n)
+  all_weights = jax.device_get(layers.weights(encoder))
+  head = 1.0
   for layer in range(config.head_layers if config.head_dim else 0):
     name = "hidden" if layer == 0 else f"hidden_{layer}"
     kernel = np.asarray(params["head"][name]["kernel"], np.float64)
-    moved = moved * np.linalg.norm(kernel, 2) * SLOPES[config.head_activation]
-  return moved
+    head *= np.linalg.norm(kernel, 2) * SLOPES[config.head_activation]
+
+  def spread(change: Change, n: np.ndarray) -> Change | None:
+    for weights in all_weights:
+      if change is not None:
+        change = layers.spread(weights, shared, change, n)
+    return change
+
+  def bound(change: Change, n: np.ndarray) -> np.ndarray:
+    return head * POOLED[config.pool](spread(change, n), n)
+
+  one = np.ones(1)
+  return bound if spread(Change(one, one, one), one) is not None else None
 
 
 def is_certified(
@@ -306,7 +318,7 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 Key = tuple[str, float]  # "tokens" and their number, or "radius" and its share.
-Batch = dict[str, np.ndarray]  # `inputs` and `targets`.
+Batch = Mapping[str, np.ndarray]  # `inputs` and `targets`.
 
 
 def certified_accuracy(
@@ -318,7 +330,7 @@ def certified_accuracy(
 ) -> dict[Key, float]:
   """Returns the share of examples that no change makes wrong.
 
-  {} where the layers have no bound for all sequences.
+  {} where layers or pool have no bound for all sequences.
 
   Args:
     model, params: classifier of sequences in float32, and its parameters.
@@ -326,6 +338,9 @@ def certified_accuracy(
     counts: numbers of replaced tokens.
     radii: norms of perturbations, as shares of the embedded sequence's norm.
   """
+  bound = pooled_bound(model, params)
+  if bound is None:
+    return {}
   attack = Attack(model, params)
   reach = np.zeros(0)
   if counts:
@@ -344,10 +359,7 @@ def certified_accuracy(
       changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
     logits = attack.logits(ids)
     for key, change in changes.items():
-      moved = pooled_change(model, params, change, n)
-      if moved is None:
-        return {}
-      sure = is_certified(logits, labels, kernel, moved)
+      sure = is_certified(logits, labels, kernel, bound(change, n))
       held.setdefault(key, []).append(sure)
   return _shares(held)
 
@@ -403,13 +415,7 @@ def make_batches(split: Any, places: np.ndarray, max_len: int) -> list[Batch]:
     chosen = places[padded == length]
     for start in range(0, len(chosen), BATCH):
       rows = chosen[start : start + BATCH]
-      # Repeat the last example, so that all batches have one shape.
-      batch = split.batch(
-        np.pad(rows, (0, BATCH - len(rows)), "edge"), int(length)
-      )
-      batches.append(
-        {name: batch[name][: len(rows)] for name in ("inputs", "targets")}
-      )
+      batches.append(split.batch(rows, int(length)))
   return batches
 
 

@@ -70,7 +70,7 @@ def test_no_replacement_moves_logits_beyond_the_bound(case):
   rng = np.random.default_rng(0)
   for k in (1, 2):
     change = certified.replaced(reach, mask, k)
-    moved = certified.pooled_change(model, params, change, mask.sum(1))
+    moved = certified.pooled_bound(model, params)(change, mask.sum(1))
     for row in range(len(ids)):
       places = np.nonzero(mask[row])[0]
       sets = list(itertools.combinations(places, k))
@@ -107,7 +107,7 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   is_tight = []
   for share in (0.003, 0.03, 0.3):
     change = certified.perturbed(share * sizes, n)
-    moved = certified.pooled_change(model, params, change, n)
+    moved = certified.pooled_bound(model, params)(change, n)
     sure = certified.is_certified(logits, labels, kernel, moved)
     right = attack.perturb(ids, labels, share * sizes, steps=30)
     assert right[sure].all()
