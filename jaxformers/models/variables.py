@@ -84,6 +84,20 @@ def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
   return {name: tree.get(stack, {}) for name, tree in variables.items()}
 
 
+def find_rotations(
+  variables: Mapping[str, Any], orthogonal_map: str
+) -> Mapping[str, Any]:
+  """Returns the orthogonal matrices of a stack, made here if they are missing.
+
+  Args:
+    variables: collections of the stack; a caller may give `params` alone.
+    orthogonal_map: name of the map, in `orthogonal.MAPS`.
+  """
+  return variables.get("rotations") or orthogonal.rotations(
+    variables["params"], orthogonal_map
+  )
+
+
 def rotation(
   module: nn.Module, name: str, shape: tuple[int, ...], orthogonal_map: str
 ) -> jax.Array:

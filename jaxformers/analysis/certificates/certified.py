@@ -46,8 +46,8 @@ SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13}
 POOLED = {
   "mean": lambda change, n: change.mean,
   "root_mean": lambda change, n: np.sqrt(n) * change.mean,
-  "max": lambda change, n: change.whole,
-  "first": lambda change, n: change.whole,
+  "max": lambda change, n: change.norm,
+  "first": lambda change, n: change.norm,
 }
 BATCH = 50  # Examples at a time.
 CANDIDATES = 8  # Replacements that a step of the search tries out.
@@ -205,8 +205,7 @@ class Attack:
     return np.asarray(self._forward(ids))
 
   def _score(self, ids: jax.Array, labels: jax.Array) -> jax.Array:
-    logits = self._model.apply(self._variables, ids, train=False)
-    return margins(logits, labels)
+    return margins(self._forward(ids), labels)
 
   def _slope(
     self, ids: jax.Array, labels: jax.Array, change: jax.Array

@@ -13,16 +13,15 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import (
   KEYS,
   InvertibleLayers,
   Shared,
 )
+from jaxformers.models.blocks.two_branches import dense
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS
-from jaxformers.models.parallel import dot_general
 from jaxformers.registry import choose
 
 PER_TOKEN = ("layer", "rms", "scale")  # Norms of one token.
@@ -103,8 +102,9 @@ class Coupled(nn.Module):
       activation = ACTIVATIONS[
         choose("activation", self.activation, ACTIVATIONS)
       ]
-      y = self._dense(self._norm(x, "norm_mlp"), self.mlp_dim, "up")
-      y = self._dense(dropouts[1](activation(y)), d // 2, "down")
+      start = (self.init_std, self.dtype)
+      y = dense(self._norm(x, "norm_mlp"), self.mlp_dim, "up", *start)
+      y = dense(dropouts[1](activation(y)), d // 2, "down", *start)
       return dropouts[2](y).astype(x.dtype)
 
     first, second = jnp.split(x, 2, -1)
@@ -118,15 +118,6 @@ class Coupled(nn.Module):
 
   def _norm(self, x: jax.Array, name: str) -> jax.Array:
     return NORMS[self.norm_type](self.norm_epsilon, name=name)(x)
-
-  def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
-    return nn.Dense(
-      width,
-      kernel_init=kernel_init(self.init_std),
-      dtype=self.dtype,
-      dot_general=dot_general,
-      name=name,
-    )(x)
 
   @nn.nowrap
   def invertible(self) -> CoupledLayers | None:

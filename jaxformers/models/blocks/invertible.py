@@ -51,12 +51,12 @@ class Change(NamedTuple):
   """Bounds of how far a sequence of n tokens was moved.
 
   Attributes:
-    whole: Frobenius norm of the difference.
+    norm: Frobenius norm of the difference.
     total: sum over tokens of the norms of their differences.
     mean: norm of the difference of the means over tokens.
   """
 
-  whole: Any
+  norm: Any
   total: Any
   mean: Any
 

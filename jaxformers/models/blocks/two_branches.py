@@ -20,6 +20,27 @@ from jaxformers.models.variables import semi_orthogonal
 from jaxformers.registry import choose
 
 
+def dense(
+  x: jax.Array, width: int, name: str, init_std: float, dtype: Any
+) -> jax.Array:
+  """Returns a linear map of x [b, n, d] with a bias, inside a module.
+
+  Args:
+    x: tokens.
+    width: number of channels of the result.
+    name: name of the parameters.
+    init_std: standard deviation of the kernel at the start; 0 for Xavier's.
+    dtype: compute type.
+  """
+  return nn.Dense(
+    width,
+    kernel_init=kernel_init(init_std),
+    dtype=dtype,
+    dot_general=dot_general,
+    name=name,
+  )(x)
+
+
 class TwoBranches(nn.Module):
   """x + r mixer(norm x), then x + r W2 GELU(W1 norm x), r = 1 and a LayerNorm.
 
@@ -125,13 +146,7 @@ class TwoBranches(nn.Module):
         "orthogonal=True draws rotations: leave one of the two out."
       )
     if not self.orthogonal:
-      return nn.Dense(
-        width,
-        kernel_init=kernel_init(self.init_std),
-        dtype=self.dtype,
-        dot_general=dot_general,
-        name=name,
-      )(x)
+      return dense(x, width, name, self.init_std, self.dtype)
     shape = (x.shape[-1], width)
     kernel = semi_orthogonal(self, name, shape, self.orthogonal_map)
     bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,))

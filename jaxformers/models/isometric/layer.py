@@ -34,6 +34,7 @@ from jaxformers.models.transject.layer import (
   orthogonal_feed_forward,
   residual_weight,
 )
+from jaxformers.models.variables import find_rotations
 
 FORMS = ("pointwise", "feed_forward")
 BOUNDS = ("budget", "wide")
@@ -44,7 +45,7 @@ class Weights(NamedTuple):
 
   Attributes:
     mixing: Q_1 and Q_2, [2, d, d], orthogonal.
-    sections: of the filter, on d / 2 complex channels.
+    sections: eigenvalues of the filter on d / 2 complex channels.
     a: float32 scalar in [0, 1).
     bias: [1, d]; or [2, d] of the feed-forward.
     feed_forward: [2, d, d], orthogonal; None for the form "pointwise".
@@ -98,8 +99,8 @@ class IsometricLayers(InvertibleLayers):
     num_layers: number of layers.
     form: in `FORMS`.
     a, a_max: see `strength`.
-    dilations: of the filters, see `ring.ring_filter`; () for those of
-      `ring.spread_dilations`.
+    dilations: tokens between two steps of each group of channels; () for
+      those of `ring.spread_dilations`.
     max_len: greatest number of tokens.
     orthogonal_map: in `orthogonal.MAPS`.
     dtype: compute type of products; filters are float32 or wider.
@@ -117,10 +118,7 @@ class IsometricLayers(InvertibleLayers):
   def weights(self, variables: Mapping[str, Any]) -> list[Weights]:
     """Returns the weights of every layer."""
     params = variables["params"]
-    # A caller that gives parameters alone has no rotations: map them here.
-    rotations = variables.get("rotations") or orthogonal.rotations(
-      params, self.orthogonal_map
-    )
+    rotations = find_rotations(variables, self.orthogonal_map)
     name = functools.partial(
       orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
     )
@@ -254,12 +252,10 @@ class IsometricLayers(InvertibleLayers):
     a = float(weights.a)
     if weights.feed_forward is not None:
       a = self.constants(weights, shared)["feed_forward"]
-    whole = greatest * change.whole
-    mean = greatest * change.mean + a * whole / np.sqrt(n)
-    whole = (1 + a) * whole
-    return Change(
-      whole, np.sqrt(n) * whole, np.minimum(mean, whole / np.sqrt(n))
-    )
+    norm = greatest * change.norm
+    mean = greatest * change.mean + a * norm / np.sqrt(n)
+    norm = (1 + a) * norm
+    return Change(norm, np.sqrt(n) * norm, np.minimum(mean, norm / np.sqrt(n)))
 
 
 def _norms(matrices: jax.Array) -> tuple[float, float]:

@@ -235,10 +235,10 @@ def _by_length(
       (one for all if they are n), and of the size of the transform's arrays.
   """
   n = x.shape[-1]
-  whole = jnp.full((1,), n, jnp.int32)
+  greatest = jnp.full((1,), n, jnp.int32)
   return jax.lax.cond(
     (lengths == n).all(),
-    lambda: function(jnp.fft.fft, whole, n),
+    lambda: function(jnp.fft.fft, greatest, n),
     lambda: function(
       _short_transform(lengths, n, x.real.dtype),
       lengths,
@@ -339,7 +339,8 @@ def ring_filter(
     x: [b, n, d].
     sections: on d / 2 complex channels.
     mask: [b, n], True at tokens; padding and holes are left out.
-    dilations: of the groups of channels; 2 len(dilations) divides d / 2.
+    dilations: tokens between two steps, one for each group of channels; their
+      number divides d / 4.
     inverse: True for the adjoint, which undoes the filter.
 
   Returns:

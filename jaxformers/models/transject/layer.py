@@ -42,7 +42,7 @@ from jaxformers.models.transject.sigma import (
   eigenvalues,
   learned_sigma,
 )
-from jaxformers.models.variables import DERIVED
+from jaxformers.models.variables import DERIVED, find_rotations
 
 # tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
 _BELOW_ONE = 1 - 1e-6
@@ -282,10 +282,7 @@ class TransJectLayers(InvertibleLayers):
   def weights(self, variables: Mapping[str, Any]) -> list[Weights]:
     """Returns the weights of every layer."""
     params = variables["params"]
-    # A caller that gives parameters alone has no rotations: map them here.
-    rotations = variables.get("rotations") or orthogonal.rotations(
-      params, self.orthogonal_map
-    )
+    rotations = find_rotations(variables, self.orthogonal_map)
     derived = variables.get(DERIVED) or {}
     name = functools.partial(
       orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
@@ -478,14 +475,14 @@ class TransJectLayers(InvertibleLayers):
     mixture = constants["mixture"]
     if not is_alone:
       mixture *= float(certified_constant(weights.experts.gate))
-    whole, total, mean = change
+    norm, total, mean = change
     for rate in (mixture, constants["feed_forward"]):
-      mean = mean + rate * whole / np.sqrt(n)
-      whole, total = (1 + rate) * whole, (1 + rate) * total
+      mean = mean + rate * norm / np.sqrt(n)
+      norm, total = (1 + rate) * norm, (1 + rate) * total
     if not is_alone:
-      total = np.sqrt(n) * whole
-    total = np.minimum(total, np.sqrt(n) * whole)
-    return Change(whole, total, np.minimum(mean, total / n))
+      total = np.sqrt(n) * norm
+    total = np.minimum(total, np.sqrt(n) * norm)
+    return Change(norm, total, np.minimum(mean, total / n))
 
   def scope(self) -> str:
     """Returns the pairs that `sequences` speaks of, as a noun phrase."""
