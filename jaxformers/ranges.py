@@ -133,7 +133,8 @@ _NAMES = {
   """,
   Range(str): """
     name select parallel mesh pretrained data_dir archive protocol vocabulary
-    operators difficulty tokens crop objective pool head_activation interaction
+    operators difficulty tokens crop objective pool pool_norm head_activation
+    interaction
     positions dtype orthogonal_map memory activation gating sigma kind
     inverse_init norm_type glu c_init start discretization weights bias form a
   """,

@@ -15,6 +15,7 @@ def head(config: ModelConfig) -> ClassifierHead:
   return ClassifierHead(
     num_classes=config.num_classes,
     pool=config.pool,
+    pool_norm=config.pool_norm,
     head_dim=config.head_dim,
     head_layers=config.head_layers,
     activation=config.head_activation,

@@ -21,6 +21,7 @@ from jaxformers.models.embedding import (
   check_width,
   num_patches,
 )
+from jaxformers.models.norm import NORMS
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import check_options, choose, unknown
 
@@ -30,6 +31,7 @@ MEMORY_MODES = ("stored", *LOOPED)
 SECTIONS = ("mixer", "mixer_defaults", "block", "embedding", "head")
 # Options that classifiers alone have, at their defaults.
 PLAIN_HEAD = {
+  "pool_norm": "",
   "head_dim": 0,
   "head_layers": 1,
   "head_init_std": 0.0,
@@ -42,6 +44,7 @@ CHOICES = {
   "dtype": ("dtype", DTYPES),
   "pool": ("pool", heads.POOLS),
   "positions": ("positions", POSITIONS),
+  "pool_norm": ("norm of the pooled vector", ("", *NORMS)),
   "head_activation": ("activation", ACTIVATIONS),
 }
 
@@ -69,7 +72,7 @@ class ModelConfig:
     num_inputs: 2 for pairs; from the task.
     padded_len: divisor of the pool "padded_mean", 0 for max_len; from the task.
     patch_size: side of the patches that images are cut to; 0 for sequences.
-    pool, head_dim, head_layers, head_activation, head_init_std,
+    pool, pool_norm, head_dim, head_layers, head_activation, head_init_std,
       head_dropout_rate, interaction: see `heads.ClassifierHead`; for
       classification. The pool "cls" puts a token in front, for segmentation
       too.
@@ -112,6 +115,7 @@ class ModelConfig:
   padded_len: int = 0
   patch_size: int = 0
   pool: str = "mean"
+  pool_norm: str = ""
   head_dim: int = 0
   head_layers: int = 1
   head_activation: str = "relu"

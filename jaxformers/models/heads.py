@@ -17,6 +17,7 @@ from jaxformers.models.attention import (
   masked_mean,
 )
 from jaxformers.models.dropout import make_dropout
+from jaxformers.models.norm import NORMS, normalize
 from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
@@ -118,6 +119,9 @@ class ClassifierHead(nn.Module):
     num_classes: number of classes c.
     pool: "max", "mean", "first", "cls", "padded_mean", "root_mean" or
       "all_mean".
+    pool_norm: norm of the pooled vector, in `NORMS`; "" for none. The means of
+      two long sequences differ little: "batch" scales each channel of them by
+      what it differs over samples, which is a fixed affine map in evaluation.
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
     activation: activation of the hidden layers: "relu", "gelu" (by tanh) or
@@ -134,6 +138,7 @@ class ClassifierHead(nn.Module):
 
   num_classes: int
   pool: str = "mean"
+  pool_norm: str = ""
   head_dim: int = 0
   head_layers: int = 1
   activation: str = "relu"
@@ -149,6 +154,11 @@ class ClassifierHead(nn.Module):
     """Returns the logits of x [b, n, d]; pairs are adjacent in [2 b, n, d]."""
     # Pool in float32, whatever the compute type.
     x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
+    if self.pool_norm:
+      norm = NORMS[self.pool_norm](name="norm")
+      # A sample without tokens has no part in the mean over samples.
+      known = mask.any(1, keepdims=True)
+      x = normalize(norm, x[:, None], mask=known, train=train)[:, 0]
     if self.interaction:
       # Combine the two pooled vectors of each pair.
       pairs = x.reshape(-1, 2, x.shape[-1])

@@ -204,7 +204,8 @@ def model_fields(
     )
   pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
-  head = {"head_dim": 0 if protocol == "s4" else 128} | head
+  width = 0 if protocol == "s4" else 128
+  head = {"pool_norm": "", "head_dim": width} | head
   # TransJect and the others differ in width, positions, dropout and pooling.
   common = {"num_layers": 2, **shared.COMMON, **head}
   widths = {"paper": 512, "matched": matched[protocol], "tiny": 32}

@@ -81,6 +81,7 @@ def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:
     "positions": "sinusoid",
     "dropout_rate": 0.2 if tiny else 0.1,
     "pool": "mean",
+    "pool_norm": "",
     "head_dim": 0,
     **shared.COMMON,
   }

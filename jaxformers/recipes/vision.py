@@ -67,6 +67,7 @@ def model_fields(
     "positions": "learned",
     "dropout_rate": 0.0,
     "pool": "cls",
+    "pool_norm": "",
     "head_dim": 0,
     **shared.COMMON,
   }

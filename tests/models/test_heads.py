@@ -53,6 +53,29 @@ def test_logits_are_float32(head_dim, strict):
   assert ("hidden" in variables["params"]) == bool(head_dim)
 
 
+def test_a_pooled_vector_is_normalized_over_samples_with_tokens(strict):
+  head = ClassifierHead(num_classes=3, pool_norm="batch")
+  x = jax.random.normal(jax.random.key(0), (6, 5, 4))
+  mask = jnp.ones((6, 5), bool)
+  variables = head.init(jax.random.key(1), x, mask, train=False)
+
+  def logits(x, mask, train):
+    return head.apply(variables, x, mask, train=train, mutable=["statistics"])
+
+  # In evaluation other samples do not matter, and in training they do.
+  moved = x.at[0].add(1.0)
+  still, other = (logits(z, mask, False)[0][1:] for z in (x, moved))
+  chex.assert_trees_all_equal(still, other)
+  one, other = (logits(z, mask, True)[0][1:] for z in (x, moved))
+  assert np.abs(one - other).max() > 1e-2
+  # The kernel sees vectors of mean 0; a sample without tokens has no part.
+  bias = variables["params"]["logits"]["bias"]
+  np.testing.assert_allclose(logits(x, mask, True)[0].mean(0), bias, atol=1e-5)
+  gone, sown = logits(x, mask.at[0].set(False), True)
+  np.testing.assert_allclose(gone[1:].mean(0), bias, atol=1e-5)
+  assert sown["statistics"]["norm"]["sums"][0] == 5
+
+
 def test_hidden_layers_halve():
   head = ClassifierHead(num_classes=2, head_dim=12, head_layers=2)
   x, mask = jnp.ones((1, 2, 5)), jnp.ones((1, 2), bool)

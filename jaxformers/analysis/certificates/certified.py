@@ -21,6 +21,7 @@ lists of similar words, at any number of places.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Change, layers_of
+from jaxformers.models.norm import BatchNorm
 from jaxformers.models.variables import make_variables, of_stack
 from jaxformers.tables import markdown_table
 
@@ -105,10 +107,40 @@ def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
 Bound = Callable[[Change, np.ndarray], np.ndarray]
 
 
+def head_kernels(model: Classifier, params: Any) -> list[np.ndarray] | None:
+  """Returns the kernels of the head's linear maps, float64 [inputs, outputs].
+
+  The scale of `pool_norm="batch"`, an affine map in evaluation, is part of the
+  first. None for other norms, which have no bound for all vectors.
+
+  Args:
+    model, params: model and its parameters.
+  """
+  config, head = model.config, params["head"]
+  names = [
+    "hidden" if layer == 0 else f"hidden_{layer}"
+    for layer in range(config.head_layers if config.head_dim else 0)
+  ]
+  kernels = [
+    np.asarray(head[name]["kernel"], np.float64) for name in (*names, "logits")
+  ]
+  if config.pool_norm not in ("", "batch"):
+    return None
+  if config.pool_norm:
+    scale, variance = (
+      np.asarray(head["norm"][name], np.float64)
+      for name in ("scale", "running_variance")
+    )
+    scale = scale / np.sqrt(variance + BatchNorm.epsilon)
+    kernels[0] = scale[:, None] * kernels[0]
+  return kernels
+
+
 def pooled_bound(model: Classifier, params: Any) -> Bound | None:
   """Returns how far the input of the last linear map moves at the most.
 
-  None where the layers or the pool have no bound for all sequences.
+  Before `pool_norm`, which `head_kernels` has in the first kernel. None where
+  the layers, the pool or its norm have no bound for all sequences.
 
   Args:
     model, params: model in float32 and its parameters.
@@ -119,18 +151,17 @@ def pooled_bound(model: Classifier, params: Any) -> Bound | None:
   """
   config = model.config
   layers = layers_of(model.stacks()["encoder"])
-  if layers is None or config.pool not in POOLED:
+  kernels = head_kernels(model, params)
+  if layers is None or config.pool not in POOLED or kernels is None:
     return None
   encoder = of_stack(make_variables(model, params), "encoder")
   # What layers share must not depend on the tokens, as a learned Sigma.
   blank = jnp.zeros((1, 1, config.d_model))
   shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
   all_weights = jax.device_get(layers.weights(encoder))
-  head = 1.0
-  for layer in range(config.head_layers if config.head_dim else 0):
-    name = "hidden" if layer == 0 else f"hidden_{layer}"
-    kernel = np.asarray(params["head"][name]["kernel"], np.float64)
-    head *= np.linalg.norm(kernel, 2) * SLOPES[config.head_activation]
+  slope = SLOPES[config.head_activation]
+  norms = [np.linalg.norm(kernel, 2) for kernel in kernels[:-1]]
+  head = math.prod(slope * norm for norm in norms)
 
   def spread(change: Change, n: np.ndarray) -> Change | None:
     for weights in all_weights:
@@ -344,7 +375,7 @@ def certified_accuracy(
   reach = np.zeros(0)
   if counts:
     reach = token_reach(np.asarray(token_table(model, params)))
-  kernel = params["head"]["logits"]["kernel"]
+  kernels = head_kernels(model, params)
   held: dict[Key, list[np.ndarray]] = {}
   for batch in tqdm(batches, "certificates", disable=None):
     ids, labels = batch["inputs"], batch["targets"]
@@ -358,7 +389,7 @@ def certified_accuracy(
       changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
     logits = attack.logits(ids)
     for key, change in changes.items():
-      sure = is_certified(logits, labels, kernel, bound(change, n))
+      sure = is_certified(logits, labels, kernels[-1], bound(change, n))
       held.setdefault(key, []).append(sure)
   return _shares(held)
 

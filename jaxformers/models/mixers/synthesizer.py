@@ -71,10 +71,11 @@ def synthesizer(
   """
   # Check the kinds, of which each has parameters of its name.
   kinds = [choose("kind of synthesizer", k, KINDS) for k in kind.split("+")]
-  if len(set(kinds)) < len(kinds) or factor < 1:
+  # The range of this name is Informer's, of real numbers.
+  if len(set(kinds)) < len(kinds) or factor < 1 or not isinstance(factor, int):
     raise UserError(
-      f"kind={kind!r}, factor={factor}: name a kind once, and give a factor of "
-      "at least 1."
+      f"kind={kind!r}, factor={factor}: name a kind once, and give an integer "
+      "factor of at least 1."
     )
   h, n, e = v.shape[1:]
   normal = nn.initializers.normal
