@@ -144,7 +144,7 @@ _NAMES = {
     redraw decay
     causal normalize share_heads share_key_value train_projection same_bucket
     correct_duplicates residual norm_first use_norm final_norm share_step
-    clip_eigenvalues coupled
+    clip_eigenvalues coupled certified
   """,
   # Counts.
   Range(int, "[0, 2^31)"): """

@@ -70,6 +70,12 @@ def _ones_where(keep: jax.Array | None, a: Pair) -> Pair:
   return Pair(jnp.where(keep, a.real, 1), imag)
 
 
+def _beside(x: Pair, y: Pair) -> Pair:
+  """Returns x with axes in front, as many as y has."""
+  lift = (1,) * (y.real.ndim - x.real.ndim)
+  return _map(lambda part: part.reshape(lift + part.shape), x)
+
+
 def _cut(x: jax.Array, length: int, axis: int) -> jax.Array:
   """Cuts the steps of x [batch, n, ...] into parts, the last filled with 0.
 
@@ -345,7 +351,8 @@ def _segment_backward(
   # Gradient of the state before the segment.
   head = None if keep is None else keep[:, 0]
   decay = a if fixed is not None else _map(lambda x: x[:, 0], a)
-  out = times(_adjoint(_ones_where(head, decay)), _map(lambda x: x[:, 0], lam))
+  last = _map(lambda x: x[:, 0], lam)
+  out = times(_adjoint(_beside(_ones_where(head, decay), last)), last)
   return da, lam, out
 
 
@@ -366,7 +373,8 @@ def _loop_backward(
     effective = times(lam, _adjoint(earlier))
     if kept is not None:
       effective = _map(lambda x: jnp.where(kept, x, 0), effective)
-    after = times(_adjoint(_ones_where(kept, factor)), lam)
+    factor = _beside(_ones_where(kept, factor), lam)
+    after = times(_adjoint(factor), lam)
     if fixed is None:
       return (after, None), (lam, effective)
     return (after, _plus(total, effective)), (lam, None)
@@ -410,7 +418,7 @@ def _advance(fixed: Pair | None, h: Pair, args: Any) -> Pair:
   """
   factor, added, kept = args
   factor = _ones_where(kept, factor if fixed is None else fixed)
-  return _plus(times(factor, h), added)
+  return _plus(times(_beside(factor, h), h), added)
 
 
 def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:

@@ -99,6 +99,17 @@ def test_states_are_those_of_a_loop(kind, shape, monkeypatch):
   chex.assert_trees_all_close(got, want, atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize("form", ["scan", "associative"])
+def test_one_factor_for_all_steps_needs_no_implicit_axes(form, strict):
+  b = jnp.ones((2, 5, 4, 3))
+
+  def total(a, b):
+    return linear_scan(a, b, form=form)[0].sum()
+
+  grads = jax.grad(total, (0, 1))(jnp.full((3,), 0.5), b)
+  chex.assert_trees_all_equal_shapes(grads, (jnp.ones(3), b))
+
+
 @kinds
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_gradients_are_finite_differences(kind, backend, monkeypatch):

@@ -120,8 +120,8 @@ class ClassifierHead(nn.Module):
     pool: "max", "mean", "first", "cls", "padded_mean", "root_mean" or
       "all_mean".
     pool_norm: norm of the pooled vector, in `NORMS`; "" for none. The means of
-      two long sequences differ little: "batch" scales each channel of them by
-      what it differs over samples, which is a fixed affine map in evaluation.
+      two long sequences differ little: "running" and "batch" scale each channel
+      by what it differs over samples, a fixed affine map in evaluation.
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
     activation: activation of the hidden layers: "relu", "gelu" (by tanh) or

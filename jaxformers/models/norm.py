@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -90,6 +90,8 @@ class BatchNorm(nn.Module):
     epsilon: constant that is added to the variance.
   """
 
+  reads_batch: ClassVar[bool] = True
+
   epsilon: float = 1e-5
 
   @nn.compact
@@ -114,6 +116,7 @@ class BatchNorm(nn.Module):
       squares = column_sums(jnp.square(kept))
       sums = mask.sum(dtype=x.dtype), column_sums(kept), squares
       self.sow(STATISTICS, "sums", sums, reduce_fn=lambda _, new: new)
+    if train and self.reads_batch:
       count, total, _ = sum_over_devices(sums)
       count = jnp.maximum(count, 1)
       # The variance in a second pass, for tokens that differ little.
@@ -122,6 +125,18 @@ class BatchNorm(nn.Module):
       variance = sum_over_devices(column_sums(jnp.square(kept))) / count
     unit = centred * _along(jax.lax.rsqrt(variance + self.epsilon), x)
     return _along(scale, x) * unit + _along(bias, x)
+
+
+@NORMS.register("running")
+class RunningNorm(BatchNorm):
+  """As `BatchNorm`, but by the running averages in training, too.
+
+  So a sample depends on no batch mate, and training has the affine map of
+  evaluation. There is no gradient through the averages: for features that are
+  bounded by themselves, such as pooled vectors of isometric layers.
+  """
+
+  reads_batch: ClassVar[bool] = False
 
 
 def _moments(

@@ -220,8 +220,8 @@ def model_fields(
   )
 
   def make_transformer(name: str) -> dict[str, Any]:
-    if name == "isometric":
-      return shared.isometric(common | {"pool": transject["pool"]})
+    if name in shared.CERTIFIED:
+      return shared.certified(name, common | {"pool": transject["pool"]})
     if name in recurrences.MODELS:
       # A class token in front of a causal mixer would read nothing.
       is_mean = protocol == "jaxformers" or pool == "cls"

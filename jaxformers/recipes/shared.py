@@ -10,6 +10,8 @@ from jaxformers.registry import choose
 SIZES = ("paper", "tiny")
 # Models with TransJect's layers, whose sizes the papers' tables give apart.
 TRANSJECTS = ("transject", "random_transject")
+# Models whose layers have bounds for all sequences.
+CERTIFIED = ("isometric", "allpass", "certified_s4d")
 # Models whose layer is attention without a feed-forward.
 ATTENTION_ONLY = ("linearized",)
 # Models whose mixer reads earlier tokens alone.
@@ -56,14 +58,15 @@ def transject(
   return {**shared, **fields, "mixer": {"num_experts": num_experts}}
 
 
-def isometric(shared: dict[str, Any]) -> dict[str, Any]:
-  """Returns the fields of the model `isometric`.
+def certified(name: str, shared: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of one of the models `CERTIFIED`.
 
   Args:
+    name: name of the model.
     shared: fields outside mixer and block.
   """
   return {
-    "name": "isometric",
+    "name": name,
     **shared,
     "num_layers": 6,
     "d_model": 64,
@@ -71,6 +74,7 @@ def isometric(shared: dict[str, Any]) -> dict[str, Any]:
     "dropout_rate": 0.0,
     "orthogonal_map": "cayley",
     "embedding": {"init_std": 1.0},
+    **({} if name == "isometric" else {"mixer": {}}),
     "block": {},
   }
 
@@ -86,19 +90,22 @@ def transformer(
     num_heads: attention heads of a layer.
     mlp_dim: hidden units of the feed-forward.
   """
+  # Defaults, not options: a mixer that has one head keeps it.
+  defaults: dict[str, Any] = {"num_heads": num_heads}
+  if name not in CERTIFIED:
+    defaults["dropout_rate"] = 0.1
   return {
     "name": name,
     **shared,
     "mixer": {},
-    # Defaults, not options: a mixer that has one head keeps it.
-    "mixer_defaults": {"num_heads": num_heads, "dropout_rate": 0.1},
+    "mixer_defaults": defaults,
     "block": block(name, mlp_dim=mlp_dim, dropout_rate=0.1),
   }
 
 
 def block(name: str, **fields: Any) -> dict[str, Any]:
   """Returns the fields of a Transformer's block, or of one without them."""
-  if name == "isometric":
+  if name in CERTIFIED:
     return {}
   if name in ONE_BRANCH:
     return {"dropout_rate": fields["dropout_rate"]}
@@ -131,10 +138,10 @@ def with_reference(
 def tiny_rate(model: str, learning_rate: float) -> float:
   """Returns the learning rate at size=tiny: TransJect's own, or by kind.
 
-  Linear recurrences have 4e-3, isometric layers 8e-3, and others 1e-3: softmax
-  attention without a long warm-up stays at chance from 5e-3 on.
+  Linear recurrences have 4e-3, layers with bounds 8e-3, and others 1e-3:
+  softmax attention without a long warm-up stays at chance from 5e-3 on.
   """
-  if model == "isometric":
+  if model in CERTIFIED:
     return 8e-3
   if model in LINEAR_RECURRENCES:
     return 4e-3

@@ -110,8 +110,8 @@ Bound = Callable[[Change, np.ndarray], np.ndarray]
 def head_kernels(model: Classifier, params: Any) -> list[np.ndarray] | None:
   """Returns the kernels of the head's linear maps, float64 [inputs, outputs].
 
-  The scale of `pool_norm="batch"`, an affine map in evaluation, is part of the
-  first. None for other norms, which have no bound for all vectors.
+  The scale of `pool_norm="running"` or "batch", an affine map in evaluation, is
+  part of the first. None for other norms, which have no bound for all vectors.
 
   Args:
     model, params: model and its parameters.
@@ -124,7 +124,7 @@ def head_kernels(model: Classifier, params: Any) -> list[np.ndarray] | None:
   kernels = [
     np.asarray(head[name]["kernel"], np.float64) for name in (*names, "logits")
   ]
-  if config.pool_norm not in ("", "batch"):
+  if config.pool_norm not in ("", "running", "batch"):
     return None
   if config.pool_norm:
     scale, variance = (

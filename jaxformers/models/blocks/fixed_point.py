@@ -5,13 +5,24 @@ Source: Behrmann et al. 2019, https://arxiv.org/abs/1811.00995, algorithm 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 MAX_STEPS = 64  # A rate below 1/2 needs 53 in float64.
+
+
+def enough_steps(rate: float) -> int:
+  """Returns how many steps float64 needs at a rate in (0, 1], with a reserve.
+
+  A rate of 1, which none reaches, counts as 0.999.
+  """
+  eps = float(np.finfo(np.float64).eps)
+  return math.ceil(math.log(eps) / math.log(min(rate, 0.999))) + 8
 
 
 def solve(

@@ -1,9 +1,10 @@
-"""Layers that mix whole sequences without changing a distance.
+"""Layers that mix whole sequences within proven bounds.
 
-`ring` has the filters, `layer` the layers as pure functions, and `block` the
-module that owns their parameters. Importing it registers the block.
+`ring` has the filters that keep every distance, `layer` the layers as pure
+functions, and `block` the module that owns their parameters; `contractive` has
+the block for mixers that expand no distance. Importing it registers both.
 """
 
-from jaxformers.models.isometric import block, layer, ring
+from jaxformers.models.isometric import block, contractive, layer, ring
 
-__all__ = ["block", "layer", "ring"]
+__all__ = ["block", "contractive", "layer", "ring"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -17,8 +16,8 @@ from jaxformers.models.isometric.layer import (
   IsometricLayers,
   Weights,
 )
-from jaxformers.models.isometric.ring import Sections
 from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.variables import rotation
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
@@ -91,10 +90,7 @@ class Isometric(nn.Module):
     layers = self.invertible()
     weights = Weights(
       rotation(self, "mixing", (2, d, d), self.orthogonal_map),
-      Sections(
-        self.param("decay", nn.initializers.uniform(2.0), shape),
-        self.param("angle", nn.initializers.uniform(2 * math.pi), shape),
-      ),
+      Sections.make(self, shape),
       layers.strength(self.param("alpha", nn.initializers.constant(0.5), ())),
       self.param("bias", nn.initializers.zeros, (count, d)),
       rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,17 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import orthogonal
-from jaxformers.models.blocks.fixed_point import solve
+from jaxformers.models.blocks.fixed_point import enough_steps, solve
 from jaxformers.models.blocks.invertible import (
   Change,
   InvertibleLayers,
   Shared,
 )
-from jaxformers.models.isometric.ring import (
-  Sections,
-  ring_filter,
-  spread_dilations,
-)
+from jaxformers.models.isometric.ring import ring_filter, spread_dilations
+from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.parallel import product
 from jaxformers.models.transject.layer import (
   orthogonal_feed_forward,
@@ -214,9 +210,7 @@ class IsometricLayers(InvertibleLayers):
   def max_steps(self) -> int:
     """Returns how many steps of the fixed point float64 needs at the most."""
     budget = 1 - (1 - 1 / self.num_layers) ** 2
-    largest = min(self.a_max if self.a == "wide" else budget, 1 - 1e-3)
-    eps = float(np.finfo(np.float64).eps)
-    return math.ceil(math.log(eps) / math.log(largest)) + 8
+    return enough_steps(self.a_max if self.a == "wide" else budget)
 
   def constants(self, weights: Weights, shared: None) -> dict[str, float]:
     """Returns a |W_1| |W_2| of the feed-forward, by float64 singular values."""

@@ -19,28 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.errors import UserError
+from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.mixers.convolution import move_back, to_front
 
-# |lambda| <= exp(-SLOWEST): where it is 1, the closed ring divides by 0.
-SLOWEST = 1e-3
 LONGEST = 1 << 16  # Squares of places are exact integers below it.
-
-
-class Sections(NamedTuple):
-  """Parameters of S sections in cascade on C complex channels.
-
-  Attributes:
-    decay: float32 [S, C], log of -log |lambda| beyond `SLOWEST`.
-    angle: float32 [S, C], the angle of lambda.
-  """
-
-  decay: jax.Array
-  angle: jax.Array
-
-  def eigenvalues(self) -> jax.Array:
-    """Returns lambda, complex [S, C]."""
-    log = jax.lax.complex(-(SLOWEST + jnp.exp(self.decay)), self.angle)
-    return jnp.exp(log)
 
 
 def spread_dilations(d: int, length: int) -> tuple[int, ...]:

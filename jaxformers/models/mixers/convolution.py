@@ -57,16 +57,29 @@ def convolve(
   """
   n = x.shape[1]
   size = 2 * n
-  # Lags below 0 are at the end of a ring that is long enough.
+  # Transforms run along the last axis, where CPUs are fast.
+  spectrum = jnp.fft.rfft(jnp.swapaxes(x, 1, 2), size)
+  spectrum = spectrum * jnp.fft.rfft(on_ring(kernel, backward))[None]
+  y = jnp.fft.irfft(spectrum, size)[..., :n]
+  return jnp.swapaxes(y, 1, 2).astype(x.dtype)
+
+
+def on_ring(kernel: jax.Array, backward: jax.Array | None = None) -> jax.Array:
+  """Returns kernels of n lags as one of a ring of 2 n, [d, 2 n].
+
+  Lags below 0 are at the end of the ring, which is long enough for them. The
+  convolution of n tokens or fewer is a part of that of the ring, so its norm is
+  at most the greatest modulus of the ring's Fourier transform.
+
+  Args:
+    kernel, backward: as for `convolve`.
+  """
+  n = kernel.shape[1]
   ring = jnp.pad(kernel, ((0, 0), (0, n)))
   if backward is not None:
     ring = ring.at[:, 0].add(backward[:, 0])
     ring = ring.at[:, n + 1 :].add(jnp.flip(backward[:, 1:], 1))
-  # Transforms run along the last axis, where CPUs are fast.
-  spectrum = jnp.fft.rfft(jnp.swapaxes(x, 1, 2), size)
-  spectrum = spectrum * jnp.fft.rfft(ring)[None]
-  y = jnp.fft.irfft(spectrum, size)[..., :n]
-  return jnp.swapaxes(y, 1, 2).astype(x.dtype)
+  return ring
 
 
 def to_front(

@@ -142,10 +142,14 @@ class Recurrence(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     y = self.respond(x.astype(self.dtype), mask)
+    return self.finish(y, train=train), carry
+
+  def finish(self, y: jax.Array, *, train: bool) -> jax.Array:
+    """Returns the mixer's output from that of the recurrence, [b, n, d]."""
     gate = GatedOutput(
       self.glu, self.activation, self.dropout_rate, self.dtype, name="gate"
     )
-    return gate(y, train=train), carry
+    return gate(y, train=train)
 
   def respond(self, x: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the outputs of the recurrence, [b, n, d], before the gate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.errors import UserError
+from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import (
   check_causal,
@@ -21,6 +24,7 @@ from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
 from jaxformers.models.mixers.convolution import (
   convolve,
   move_back,
+  on_ring,
   sum_powers,
   to_front,
 )
@@ -34,11 +38,16 @@ from jaxformers.models.mixers.state_space import (
   s4d_inv,
   s4d_lin,
 )
+from jaxformers.models.parallel import product
+from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("s4d")(Variant("s4d", "one_branch"))
+MODELS.register("certified_s4d")(
+  Variant("s4d", "contractive", {"certified": True})
+)
 
 STARTS = ("legs", "lin", "inv")
 LARGEST_INPUT = 2.0  # Of the imaginary part of B at the start "legs".
@@ -62,6 +71,12 @@ class S4D(Recurrence):
     discretization: "zoh" or "bilinear".
     step_min, step_max: steps of channels start log-uniformly between these.
     num_ssm: sets of A and B, shared by the channels in turn; 0 for one each.
+    certified: True for a mixer that expands no distance of two sequences of at
+      most max_len tokens: the kernel of a channel, D included, is divided by
+      its gain where that is above 1, and ELU(y Q + c) with a rotation Q takes
+      the place of the gate. See `gain`.
+    max_len: greatest number of tokens; for `certified`.
+    orthogonal_map: map to the rotation, in `orthogonal.MAPS`; for `certified`.
     causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
@@ -80,6 +95,56 @@ class S4D(Recurrence):
   step_min: float = 1e-3
   step_max: float = 0.1
   num_ssm: int = 0
+  certified: bool = False
+  max_len: int = 1_024
+  orthogonal_map: str = "cayley"
+
+  def finish(self, y: jax.Array, *, train: bool) -> jax.Array:
+    """Returns the mixer's output from that of the convolution, [b, n, d]."""
+    if not self.certified:
+      return super().finish(y, train=train)
+    if self.glu != "full" or self.dropout_rate:
+      raise UserError(
+        f"certified=True with glu={self.glu!r} and dropout_rate="
+        f"{self.dropout_rate}: it has a rotation in place of the gate, and no "
+        "dropout, so leave both out."
+      )
+    d = y.shape[-1]
+    q = rotation(self, "mixing", (1, d, d), self.orthogonal_map)[0]
+    bias = self.param("bias", nn.initializers.zeros, (d,)).astype(y.dtype)
+    return elu(product(y, q.astype(y.dtype)) + bias[None, None])
+
+  @nn.nowrap
+  def gain(self, collections: Mapping[str, Any]) -> float:
+    """Returns a Lipschitz constant for sequences of one mask, in float64.
+
+    The greatest modulus of the transfer function on a ring of 2 max_len tokens,
+    of which the convolution of max_len tokens or fewer is a part, times the
+    norm of the rotation.
+
+    Args:
+      collections: `params` of the mixer, and `rotations` if they are known.
+
+    Raises:
+      UserError: without `certified`: a gate has no bound.
+    """
+    if not self.certified:
+      raise UserError(
+        "S4D's gate has no Lipschitz constant: set mixer.certified=True."
+      )
+    d = collections["params"]["D"].shape[0]
+    _, sown = self.apply(
+      collections,
+      jnp.zeros((1, 1, d)),
+      mask=jnp.ones((1, 1), bool),
+      carry=None,
+      train=False,
+      mutable=["kernels"],
+    )
+    kernel = np.asarray(sown["kernels"]["ring"][0], np.float64)
+    (matrix,) = find_rotations(collections, self.orthogonal_map).values()
+    norm = np.linalg.norm(np.asarray(matrix[0], np.float64), 2)
+    return float(np.abs(np.fft.rfft(kernel)).max() * norm)
 
   def respond(self, x: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the outputs of the convolution, [b, n, d], before the gate."""
@@ -90,7 +155,26 @@ class S4D(Recurrence):
       y = self._continue(log, times(inputs, _part(outputs, 0)), x, mask)
     else:
       y = self._convolve(log, inputs, outputs, x, mask)
-    return y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
+    y = y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
+    if not self.certified:
+      return y
+    share = self._share(log, inputs, outputs, skip)
+    return share.astype(x.dtype)[None, None] * y
+
+  def _share(self, log: Pair, b: Pair, c: Pair, skip: jax.Array) -> jax.Array:
+    """Returns 1 over the gain of each channel, at most 1, [d].
+
+    That of the longest input, so that it does not depend on padding.
+    """
+    known = recall(self, "share")
+    if known is not None:
+      return known
+    ring = on_ring(*self._kernels(log, b, c, self.max_len))
+    ring = ring.at[:, 0].add(skip)
+    share = 1 / jnp.maximum(jnp.abs(jnp.fft.rfft(ring)).max(1), 1)
+    self.sow("kernels", "ring", share[:, None] * ring)
+    remember(self, "share", share)
+    return share
 
   def _systems(self, d: int) -> tuple[Pair, Pair, Pair]:
     """Returns log a and b, pairs of [d, N / 2], and C by direction."""
@@ -130,15 +214,19 @@ class S4D(Recurrence):
   def _convolve(
     self, log: Pair, b: Pair, c: Pair, x: jax.Array, mask: jax.Array
   ) -> jax.Array:
-    n = x.shape[1]
+    kernels = self._kernels(log, b, c, x.shape[1])
+    x, moved = to_front(wide(x), mask)
+    return move_back(convolve(x, *kernels), moved)
+
+  def _kernels(self, log: Pair, b: Pair, c: Pair, n: int) -> list[jax.Array]:
+    """Returns the kernel of each direction for n tokens, [d, n]."""
     kernels = [
       sum_powers(log, times(b, _part(c, i)), n) for i in range(c.real.shape[0])
     ]
     if not self.causal:
       # The backward kernel begins with the next token.
       kernels[1] = jnp.pad(kernels[1], ((0, 0), (1, 0)))[:, :n]
-    x, moved = to_front(wide(x), mask)
-    return move_back(convolve(x, *kernels), moved)
+    return kernels
 
   def _continue(
     self, log: Pair, weight: Pair, x: jax.Array, mask: jax.Array

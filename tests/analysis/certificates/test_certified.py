@@ -54,7 +54,8 @@ CASES = [
   ("isometric", "mean", {}),
   ("isometric", "max", {"block": {"form": "feed_forward", "a": "budget"}}),
   ("isometric", "root_mean", {"head_dim": 6}),
-  ("isometric", "mean", {"pool_norm": "batch"}),
+  ("isometric", "mean", {"pool_norm": "running"}),
+  ("allpass", "mean", {}),
   ("random_transject", "mean", {"mixer": {"num_experts": 1}}),
   ("random_transject", "mean", {"mixer": {"gating": "certified"}}),
 ]

@@ -12,6 +12,7 @@ from jaxformers.models.blocks.contract import BLOCKS
 
 MIXER_OF = {
   "attention_only": "linearized",
+  "contractive": "allpass",
   "coupled": "softmax",
   "gated": "mega",
   "one_branch": "lru",

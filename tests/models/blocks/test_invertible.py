@@ -31,6 +31,8 @@ FORMS = [
   ("transject", "certified"),
   ("random_transject", "paper"),
   ("isometric", ""),
+  ("allpass", ""),
+  pytest.param("certified_s4d", "", marks=pytest.mark.long),
 ]
 IDS = jax.random.randint(jax.random.key(0), (4, 12), 1, 30).at[1, 7:].set(0)
 
@@ -186,7 +188,7 @@ def test_other_layers_are_not_taken_for_transjects():
 
 def test_what_cannot_be_run_backwards():
   with pytest.raises(
-    ValueError, match=r"those of isometric, .*transject.*recomputed"
+    ValueError, match=r"those of allpass.*isometric.*transject.*recomputed"
   ):
     build("transformer", "reversible")
   with pytest.raises(ValueError, match=r"num_layers=1.*at least"):

@@ -13,7 +13,8 @@ from jaxformers import orthogonal
 from jaxformers.analysis.certificates.ascent import ascend
 from jaxformers.models.blocks import invertible
 from jaxformers.models.isometric import layer as iso
-from jaxformers.models.isometric.ring import Sections, ring_filter
+from jaxformers.models.isometric.ring import ring_filter
+from jaxformers.models.mixers.allpass import Sections
 from tests.marks import long_except
 
 WIDTH, LENGTH = 8, 7

@@ -1,5 +1,7 @@
 """S4D against its recurrence, and its start."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -75,3 +77,60 @@ def test_it_starts_from_its_table(start):
   assert ("B" in params) == (start == "legs")
   if start == "legs":
     assert np.abs(params["B"][..., 1]).max() <= 2
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_certified_convolution_expands_no_distance(causal):
+  """The norm of the map of n tokens, for all n up to the longest."""
+  d, longest = 4, 12
+  with jax.enable_x64(True):
+    mixer = MIXERS["s4d"](
+      **SMALL,
+      certified=True,
+      max_len=longest,
+      causal=causal,
+      dtype=jnp.float64,
+      step_min=0.1,
+      step_max=2.0,
+    )
+    params = sequential.init(mixer, d)
+    # Where ELU has slope 1, and with kernels that are too strong.
+    params["bias"] = jnp.full((d,), 50.0)
+    params["D"] = 2 * params["D"]
+    gain = mixer.gain({"params": params})
+    assert gain == pytest.approx(1, abs=1e-6)
+    norms = []
+    for n in (1, 5, longest):
+
+      def flat(x, n=n):
+        x, mask = x.reshape(1, n, d), jnp.ones((1, n), bool)
+        how = {"mask": mask, "carry": None, "train": False}
+        return mixer.apply({"params": params}, x, **how)[0].ravel()
+
+      matrix = np.asarray(jax.jacrev(flat)(jnp.ones(n * d)))
+      norms.append(np.linalg.norm(matrix, 2))
+  assert norms == sorted(norms)
+  assert 0.7 < norms[-1] <= gain * (1 + 1e-9)
+
+
+def test_a_certified_mixer_does_not_depend_on_padding():
+  x, mask = sequential.inputs()
+  mixer = MIXERS["s4d"](**SMALL, certified=True, max_len=40)
+  params = sequential.init(mixer, sequential.D)
+
+  def outputs(x, mask):
+    how = {"mask": jnp.asarray(mask), "carry": None, "train": False}
+    return np.asarray(mixer.apply({"params": params}, jnp.asarray(x), **how)[0])
+
+  far = [(0, 0), (0, 13)]
+  wide = outputs(np.pad(x, [*far, (0, 0)]), np.pad(mask, far))
+  np.testing.assert_allclose(
+    wide[:, : sequential.N][mask], outputs(x, mask)[mask], atol=1e-6
+  )
+
+
+def test_a_gate_has_no_certificate():
+  with pytest.raises(ValueError, match="glu='none'.*no dropout"):
+    sequential.init(MIXERS["s4d"](certified=True, glu="none"), 4)
+  with pytest.raises(ValueError, match="certified=True"):
+    MIXERS["s4d"]().gain({})

@@ -1,0 +1,364 @@
+"""All-pass filters in time: a mixer that expands no distance of sequences.
+
+A section is h_t = lambda h_(t-m) + s x_t, y_t = s h_(t-m) - conj(lambda) x_t
+with s = sqrt(1 - |lambda|^2) and the dilation m, on a complex channel. The
+matrix [[lambda, s], [s, -conj(lambda)]] that maps (h_(t-m), x_t) to (h_t, y_t)
+is unitary, so that the outputs and the states that are left over hold what the
+inputs and the first states did: |y|^2 + |h|^2 does not change, for any length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformers.errors import UserError
+from jaxformers.models.activations import elu
+from jaxformers.models.attention import MIXERS, wide
+from jaxformers.models.cache import (
+  check_causal,
+  count_tokens,
+  is_decoding,
+  recall,
+  remember,
+)
+from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.parallel import product
+from jaxformers.models.variables import find_rotations, rotation
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.scan import Pair, linear_scan, times
+
+MODELS.register("allpass")(Variant("allpass", "contractive"))
+
+# |lambda| <= exp(-SLOWEST): at 1 nothing goes through a section.
+SLOWEST = 1e-3
+
+
+class Sections(NamedTuple):
+  """Parameters of S sections in cascade on C complex channels.
+
+  Attributes:
+    decay: float32 [S, C], log of -log |lambda| beyond `SLOWEST`.
+    angle: float32 [S, C], the angle of lambda.
+  """
+
+  decay: jax.Array
+  angle: jax.Array
+
+  def log(self) -> Pair:
+    """Returns log lambda, a pair of [S, C]."""
+    return Pair(-(SLOWEST + jnp.exp(self.decay)), self.angle)
+
+  def eigenvalues(self) -> jax.Array:
+    """Returns lambda, complex [S, C]."""
+    return jnp.exp(jax.lax.complex(*self.log()))
+
+  @classmethod
+  def make(cls, module: nn.Module, shape: tuple[int, int]) -> Sections:
+    """Returns the parameters `decay` and `angle` of a module, in its call."""
+    return cls(
+      module.param("decay", nn.initializers.uniform(2.0), shape),
+      module.param("angle", nn.initializers.uniform(2 * math.pi), shape),
+    )
+
+
+class Past(NamedTuple):
+  """What a section remembers of a stream.
+
+  Attributes:
+    count: number of tokens so far, int32 [b].
+    states: h of the last m tokens, the one of token t at place t mod m; a pair
+      of [b, m, C].
+  """
+
+  count: jax.Array
+  states: Pair
+
+
+def begin(batch: int, dilation: int, channels: int, dtype: Any) -> Past:
+  """Returns the past of a stream that has not begun."""
+  zeros = jnp.zeros((batch, dilation, channels), dtype)
+  return Past(jnp.zeros((batch,), jnp.int32), Pair(zeros, zeros))
+
+
+def filter_causally(
+  x: Pair, log: Pair, dilation: int, *, reverse: bool = False
+) -> Pair:
+  """Returns the outputs of a section that begins with the states 0.
+
+  Args:
+    x: a pair of [b, n, C], 0 at padding, which is at the end.
+    log: log lambda, a pair of [C].
+    dilation: m.
+    reverse: True to read from the last token to the first.
+  """
+  n = x.real.shape[1]
+  # Token t is in row t // m: the columns are recurrences of their own.
+  grid = _map(lambda part: _rows(part, dilation), x)
+  y, _ = _run(grid, log, None, None, reverse=reverse)
+  return _map(lambda part: _flat(part)[:, :n], y)
+
+
+def filter_stream(
+  x: Pair, log: Pair, past: Past, lengths: jax.Array
+) -> tuple[Pair, Past]:
+  """Returns the outputs of a section that goes on, and its past after them.
+
+  Args:
+    x: a pair of [b, n, C], the new tokens.
+    log: log lambda, a pair of [C].
+    past: the past of the tokens before; its states give the dilation.
+    lengths: number of new tokens, int32 [b], of which the rest is padding.
+  """
+  grid, at, known = _place(x, past, past.count, lengths)
+  y, last = _run(grid, log, past.states, known)
+  return _map(at, y), Past(past.count + lengths, last)
+
+
+def undo_stream(
+  y: Pair, log: Pair, past: Past, lengths: jax.Array
+) -> tuple[Pair, Past]:
+  """Returns the x and the past for which `filter_stream` returns y and `past`.
+
+  (h_(t-m), x_t) is the adjoint matrix times (h_t, y_t), from the last token to
+  the first: again a section, with conj(lambda), that begins with the states
+  that the other one left.
+
+  Args:
+    y, log, past, lengths: as for `filter_stream`, with the past after y.
+  """
+  before = past.count - lengths
+  grid, at, known = _place(y, past, before, lengths)
+  x, first = _run(
+    grid, Pair(log.real, -log.imag), past.states, known, reverse=True
+  )
+  return _map(at, x), Past(before, first)
+
+
+def _place(
+  x: Pair, past: Past, before: jax.Array, lengths: jax.Array
+) -> tuple[Pair, Any, jax.Array]:
+  """Returns tokens in rows of m, by their number mod m.
+
+  Returns:
+    The rows, a pair of [b, rows, m, C]; a function that takes the tokens out of
+    such an array; and where tokens are, bool [b, rows, m].
+  """
+  n, m = x.real.shape[1], past.states.real.shape[1]
+  size = -(-(n + m - 1) // m) * m
+  first = (before % m)[:, None]
+  source = jnp.arange(size)[None] - first
+  known = (source >= 0) & (source < lengths[:, None])
+  source = jnp.clip(source, 0, n - 1)[..., None]
+  target = (jnp.arange(n)[None] + first)[..., None]
+
+  def put(part: jax.Array) -> jax.Array:
+    return _rows(jnp.take_along_axis(part, source, 1), m)
+
+  def at(part: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(_flat(part), target, 1)
+
+  return _map(put, x), at, known.reshape(len(known), -1, m)
+
+
+def _run(
+  x: Pair,
+  log: Pair,
+  states: Pair | None,
+  known: jax.Array | None,
+  *,
+  reverse: bool = False,
+) -> tuple[Pair, Pair]:
+  """Runs the m recurrences of a section side by side.
+
+  Args:
+    x: a pair of [b, rows, m, C].
+    log: log lambda, a pair of [C].
+    states: the first ones, a pair of [b, m, C]; None for 0.
+    known: bool [b, rows, m], False at steps to leave out; None for none.
+    reverse: True to begin with the last row.
+
+  Returns:
+    The outputs, like x, without meaning at steps that are left out; and the
+    last states.
+  """
+  dtype = x.real.dtype
+  log = _map(lambda part: part.astype(dtype), log)
+  size = jnp.exp(log.real)
+  factor = Pair(size * jnp.cos(log.imag), size * jnp.sin(log.imag))
+  # sqrt(1 - |lambda|^2), without cancellation near 1.
+  other = jnp.sqrt(-jnp.expm1(2 * log.real))[None, None, None]
+  drive = _map(lambda part: other * part, x)
+  steps = factor
+  if known is not None:
+    keep = known[..., None]
+    drive = _map(lambda part: jnp.where(keep, part, 0), drive)
+    shape = x.real.shape
+    steps = Pair(
+      jnp.where(keep, jnp.broadcast_to(factor.real, shape), 1),
+      jnp.where(keep, jnp.broadcast_to(factor.imag, shape), 0),
+    )
+  h, last = linear_scan(steps, drive, initial=states, reverse=reverse)
+
+  def before(part: jax.Array, start: jax.Array) -> jax.Array:
+    if reverse:
+      return jnp.concatenate([part[:, 1:], start[:, None]], 1)
+    return jnp.concatenate([start[:, None], part[:, :-1]], 1)
+
+  if states is None:
+    states = _map(lambda part: jnp.zeros_like(part[:, 0]), h)
+  earlier = _map(before, h, states)
+  minus = Pair(-factor.real[None, None, None], factor.imag[None, None, None])
+  direct = times(minus, x)
+  return _map(lambda a, b: other * a + b, earlier, direct), last
+
+
+def _map(function: Any, *pairs: Pair) -> Pair:
+  return jax.tree.map(function, *pairs)
+
+
+def _rows(x: jax.Array, m: int) -> jax.Array:
+  """Returns x [b, n, C] as [b, rows, m, C], filled with 0."""
+  x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % m), (0, 0)))
+  return x.reshape(x.shape[0], -1, m, x.shape[-1])
+
+
+def _flat(x: jax.Array) -> jax.Array:
+  return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def cascade_dilations(max_len: int) -> tuple[int, ...]:
+  """Returns 1, 4, 16, ..., up to an eighth of a length.
+
+  A section looks back m tokens in the mean, weighted by energy, whatever its
+  eigenvalues are; a cascade the sum of them (docs/theory.md, section 11).
+  """
+  longest = max(max_len // 8, 1)
+  return tuple(4**k for k in range(longest.bit_length()) if 4**k <= longest)
+
+
+@MIXERS.register("allpass")
+class AllPass(nn.Module):
+  """ELU(F x + b), F a cascade of dilated all-pass filters between rotations.
+
+  F keeps all of a sequence but what is left over in the last states, and
+  expands no distance of two sequences, in any direction of time; ELU neither.
+  So the mixer may stand in the block `contractive`, which is injective and
+  Lipschitz between whole sequences: with `causal=True`, a causal TransJect.
+
+  Source: new here; a section is the all-pass reverberator of Schroeder 1961
+  (Natural sounding artificial reverberation), with complex coefficients.
+
+  Attributes:
+    causal: True to read earlier tokens alone; False for one half of the
+      channels in each direction.
+    dilations: m of the sections in cascade; () for `cascade_dilations`.
+    max_len: greatest number of tokens.
+    orthogonal_map: in `orthogonal.MAPS`.
+    dtype: compute type of products; parameters and filters are float32.
+  """
+
+  kinds: ClassVar[dict[str, str]] = {
+    "decay": EIGENVALUES,
+    "angle": EIGENVALUES,
+  }
+
+  causal: bool = False
+  dilations: tuple[int, ...] = ()
+  max_len: int = 1_024
+  orthogonal_map: str = "cayley"
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    del train
+    check_causal(self, causal=self.causal)
+    d = x.shape[-1]
+    least = 2 if self.causal else 4
+    if d % least:
+      raise UserError(
+        f"d_model={d}: all-pass filters read complex channels"
+        + ("" if self.causal else " in both directions")
+        + f", so choose a multiple of {least}."
+      )
+    dilations = self.dilations or cascade_dilations(self.max_len)
+    sections = Sections.make(self, (len(dilations), d // 2))
+    first, second = rotation(self, "mixing", (2, d, d), self.orthogonal_map)
+    bias = self.param("bias", nn.initializers.zeros, (d,))
+    y = product(x.astype(self.dtype), first.astype(self.dtype))
+    y = self._filter(wide(y), sections, dilations, mask)
+    y = product(y.astype(self.dtype), second.astype(self.dtype))
+    return elu(y + bias.astype(y.dtype)[None, None]), carry
+
+  def _filter(
+    self,
+    x: jax.Array,
+    sections: Sections,
+    dilations: tuple[int, ...],
+    mask: jax.Array,
+  ) -> jax.Array:
+    """Returns the filtered tokens; holes are no steps."""
+    x, moved = to_front(x, mask)
+    lengths = mask.sum(1).astype(jnp.int32)
+    half = x.shape[-1] // 2
+    y = Pair(x[..., :half], x[..., half:])
+    if is_decoding(self):
+      # All sections have read the same tokens.
+      count = recall(self, "count")
+      if count is None:
+        count = jnp.zeros(lengths.shape, jnp.int32)
+      count_tokens(self, mask)
+    for i, m in enumerate(dilations):
+      log = _map(lambda part, i=i: part[i], sections.log())
+      if is_decoding(self):
+        states = recall(self, f"states_{i}")
+        if states is None:
+          states = begin(len(x), m, half, x.dtype).states
+        y, past = filter_stream(y, log, Past(count, states), lengths)
+        remember(self, f"states_{i}", past.states)
+      elif self.causal:
+        y = filter_causally(y, log, m)
+      else:
+        y = _both_ways(y, log, m)
+      # What padding gets is no input of the next section.
+      known = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
+      y = _map(lambda part, known=known: jnp.where(known, part, 0), y)
+    return move_back(jnp.concatenate(y, -1), moved)
+
+  @nn.nowrap
+  def gain(self, collections: Mapping[str, Any]) -> float:
+    """Returns a Lipschitz constant for sequences of one mask, in float64.
+
+    The norms of the two rotations; sections and ELU expand no distance.
+
+    Args:
+      collections: `rotations` of the mixer, or `params` if they are missing.
+    """
+    matrices = find_rotations(collections, self.orthogonal_map)
+    (mixing,) = matrices.values()
+    norms = np.linalg.norm(np.asarray(mixing, np.float64), 2, (-2, -1))
+    return float(norms.prod())
+
+
+def _both_ways(x: Pair, log: Pair, dilation: int) -> Pair:
+  """Filters half of the channels forwards, and the others backwards."""
+  half = x.real.shape[-1] // 2
+  early, late = (
+    filter_causally(
+      _map(lambda part, c=c: part[..., c], x),
+      _map(lambda part, c=c: part[c], log),
+      dilation,
+      reverse=is_late,
+    )
+    for c, is_late in ((slice(None, half), False), (slice(half, None), True))
+  )
+  return _map(lambda a, b: jnp.concatenate([a, b], -1), early, late)
