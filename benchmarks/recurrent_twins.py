@@ -72,9 +72,11 @@ def s5(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   return _gated(w, y, "half1", "tanh")
 
 
-def s4d(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """S4D-LegS in both directions, as its authors' minimal code, with a GLU."""
-  n = x.shape[1]
+def _s4d_kernels(w: Weights, n: int) -> tuple[Tensor, Tensor]:
+  """Returns the kernels of S4D-LegS in both directions, [n, d].
+
+  The backward kernel begins with the next token.
+  """
   eigenvalue = _complex(-w["log_A_real"].exp(), w["A_imag"])
   log = eigenvalue * w["log_dt"].exp()[:, None]
   gain = torch.view_as_complex(w["B"]) * (log.exp() - 1) / eigenvalue
@@ -83,11 +85,48 @@ def s4d(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
     2 * torch.einsum("dk,ndk->nd", gain * c, powers).real
     for c in torch.view_as_complex(w["C"])
   )
+  return forward, back
+
+
+def _s4d_response(w: Weights, x: Tensor) -> Tensor:
+  forward, back = _s4d_kernels(w, x.shape[1])
   y = _convolve(x, forward)
   later = _convolve(x.flip(1), back).flip(1)
-  # The backward kernel begins with the next token.
-  y = y + F.pad(later[:, 1:], (0, 0, 0, 1)) + w["D"] * x
-  return _gated(w, y, "full", "none")
+  return y + F.pad(later[:, 1:], (0, 0, 0, 1)) + w["D"] * x
+
+
+def s4d(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
+  """S4D-LegS in both directions, as its authors' minimal code, with a GLU."""
+  return _gated(w, _s4d_response(w, x), "full", "none")
+
+
+def certified_s4d(w: Weights, x: Tensor, options: Mapping[str, Any]) -> Tensor:
+  """S4D-LegS divided by its gain, before a rotation."""
+  n = options["max_len"]
+  forward, back = _s4d_kernels(w, n)
+  ring = torch.cat([forward, torch.zeros_like(forward)])
+  ring = torch.cat([ring[:1] + w["D"], ring[1 : n + 1], back[: n - 1].flip(0)])
+  gain = torch.fft.rfft(ring, dim=0).abs().amax(0)
+  y = _s4d_response(w, x) / gain.clamp(min=1)
+  return F.elu(w["mixing"][0](y) + w["bias"])
+
+
+def allpass(w: Weights, x: Tensor, options: Mapping[str, Any]) -> Tensor:
+  """A cascade of all-pass sections in both directions, between rotations."""
+  n = x.shape[1]
+  before, after = w["mixing"]
+  y = _complex(*before(x).chunk(2, -1))
+  logs = _complex(-options["slowest"] - w["decay"].exp(), w["angle"])
+  for log, m in zip(logs, options["dilations"], strict=True):
+    # -conj(lambda), then (1 - |lambda|^2) lambda^k at lags 1, 2, ... times m.
+    powers = _powers(log, max(-(-n // m) - 1, 0))
+    lags = (1 - (2 * log.real).exp()) * powers
+    kernel = torch.zeros(n, len(log), dtype=log.dtype)
+    kernel[::m] = torch.cat([-log.conj().exp()[None], lags])
+    (early, late), kernels = y.chunk(2, -1), kernel.chunk(2, -1)
+    late = _convolve(late.flip(1), kernels[1]).flip(1)
+    y = torch.cat([_convolve(early, kernels[0]), late], -1)
+  return F.elu(after(torch.cat([y.real, y.imag], -1)) + w["bias"])
 
 
 def mega(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
@@ -165,6 +204,10 @@ def mamba(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
 MIXERS: dict[str, Callable[[Weights, Tensor, Tensor], Tensor]] = {
   f.__name__: f for f in (lru, s5, s4d, mega, rglru, mamba)
 }
+
+
+# Mixers of the block "contractive".
+CONTRACTIONS = {f.__name__: f for f in (allpass, certified_s4d)}
 
 
 class Mixer(nn.Module):

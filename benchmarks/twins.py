@@ -9,6 +9,7 @@ multiples of 128: there is no code for blocks that are not full.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks import recurrent_twins
 from jaxformers.models import MODELS, Model
 from jaxformers.models.blocks.invertible import require_layers
 from jaxformers.models.isometric import ring
+from jaxformers.models.mixers import allpass
 from jaxformers.models.variables import of_stack
 
 Arrays = Mapping[str, Tensor]
@@ -513,13 +515,57 @@ class IsometricLayer(nn.Module):
     angle = -2 * torch.pi * ((steps * torch.arange(n)) % n) / n
     delay = torch.polar(torch.ones_like(angle), angle)[:, None, None]
     delay = torch.cat([delay, delay.conj()], 2)  # Forwards, then backwards.
-    size = torch.exp(-ring.SLOWEST - self.decay.exp())
+    size = torch.exp(-allpass.SLOWEST - self.decay.exp())
     factors = torch.polar(size, self.angle).unflatten(1, (len(delay), -1, 2))
     response = torch.ones(())
     for index, factor in zip(self.order, factors[..., None], strict=True):
       z = delay[index]
       response = response * (z - factor.conj()) / (1 - factor * z)
     return response.flatten(0, 2)
+
+
+class ContractiveLayer(nn.Module):
+  """A layer of the block `contractive`: x + a M(x), then y + a H(y).
+
+  Args:
+    name: name of the model.
+    layers: our layers, of which this is one.
+    weights: its weights.
+  """
+
+  def __init__(self, name: str, layers: Any, weights: Any) -> None:
+    super().__init__()
+    self.mix = recurrent_twins.CONTRACTIONS[name]
+    mixer = layers.block.mixer(parent=None)
+    self.options = {"max_len": mixer.max_len}
+    if name == "allpass":
+      dilations = mixer.dilations or allpass.cascade_dilations(mixer.max_len)
+      self.options |= {"dilations": dilations, "slowest": allpass.SLOWEST}
+    params, rotations = weights["params"], weights["rotations"]
+    free = {k: v for k, v in params["mixer"].items() if "_skew" not in k}
+    self.learned = nn.ParameterDict(
+      {name: nn.Parameter(_tensor(value)) for name, value in free.items()}
+    )
+    self.mixing, self.feed_forward = (
+      Rotations([{"kernel": matrix} for matrix in matrices]).layers
+      for matrices in (
+        rotations["mixer"]["mixing_skew"],
+        rotations["feed_forward_skew"],
+      )
+    )
+    self.a = nn.Parameter(_tensor(layers.block.strength(params["alpha"])))
+    self.bias = nn.Parameter(_tensor(params["bias"]))
+
+  def forward(
+    self, x: Tensor, mask: Tensor, first: Tensor | None
+  ) -> tuple[Tensor, Tensor]:
+    """Maps x [b, n, d]; every token counts."""
+    weights = {**self.learned, "mixing": self.mixing}
+    x = x + self.a * self.mix(weights, x, self.options)
+    y = x
+    for layer, bias in zip(self.feed_forward, self.bias, strict=True):
+      y = F.elu(layer(y) + bias)
+    return x + self.a * y, x
 
 
 def _recurrent_layer(
@@ -571,11 +617,14 @@ class Twin(nn.Module):
       variables.get(name, {}).get("encoder", {})
       for name in ("rotations", "random")
     )
-    if variant.block == "isometric":
+    if variant.block in ("isometric", "contractive"):
       encoder = of_stack(variables, "encoder")
       stack = require_layers(model.stacks()["encoder"])
+      layer = IsometricLayer
+      if variant.block == "contractive":
+        layer = functools.partial(ContractiveLayer, model.config.name)
       self.layers = nn.ModuleList(
-        IsometricLayer(stack, layer) for layer in stack.weights(encoder)
+        layer(stack, part) for part in stack.weights(encoder)
       )
     elif variant.mixer in recurrent_twins.MIXERS:
       self.layers = nn.ModuleList(
