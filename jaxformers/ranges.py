@@ -149,7 +149,7 @@ _NAMES = {
   # Counts.
   Range(int, "[0, 2^31)"): """
     seed patience accumulate eval_examples warmup_steps vocab_size num_classes
-    min_length test_min_length test_max_length stride eval_windows
+    min_length test_min_length test_max_length stride eval_windows margin_tokens
   """,
   Range(int, "[1, 2^31)"): """
     batch_size eval_batch_size buckets total_steps log_steps
@@ -190,7 +190,7 @@ _NAMES = {
     drop_path_rate value_dropout_rate weight_dropout_rate hidden_dropout_rate
   """,
   Range(float, "[0, 1]"): """
-    norm_epsilon epsilon color_jitter erase r_min r_max
+    norm_epsilon epsilon color_jitter erase r_min r_max margin_weight
   """,
   Range(float, "(0, 1]"): "eps block.norm_epsilon",
   Range(float, "[0, 10]"): "randaugment",

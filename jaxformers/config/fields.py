@@ -54,6 +54,10 @@ FIELDS = {
     0, "microbatches per batch, to save memory; 0: as many as are fastest"
   ),
   "label_smoothing": Field(0.0, "share of the target spread over all classes"),
+  "margin_tokens": Field(
+    0, "replaced tokens that the loss is robust to, by the certificate; 0: none"
+  ),
+  "margin_weight": Field(1.0, "share of that loss; the rest is without them"),
   "ema_decay": Field(
     0.0, "decay of the average of parameters that is scored; 0: none"
   ),

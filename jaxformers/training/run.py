@@ -20,6 +20,7 @@ from jaxformers import config as configs
 from jaxformers import models, ranges, tasks, workdirs
 from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.errors import UserError
+from jaxformers.models.bounds import check_bound
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
 from jaxformers.training import compilers, optim, resume
@@ -167,6 +168,7 @@ def _build(config: dict[str, Any], workdir: Path) -> Run:
     call("config.model", models.build, {**config[section], **task.sizes()})
     for section in ("model", "reference")
   )
+  check_bound(model, config["margin_tokens"])
   metric = LOSSES[model.objective].metric
   choose("field config.select", config["select"], (metric, "loss"))
   if config["eval_examples"] and not hasattr(

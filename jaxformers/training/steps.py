@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxformers.models import Model
+from jaxformers.models.bounds import nearest_wrong
 from jaxformers.models.norm import STATISTICS, move_averages
 from jaxformers.models.variables import Placement, make_variables
 from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
@@ -24,8 +25,47 @@ from jaxformers.training.state import TrainState
 T = TypeVar("T")
 
 
+class Margin(NamedTuple):
+  """Training against replaced tokens: see `models.bounds.nearest_wrong`.
+
+  Attributes:
+    tokens: number of replaced tokens; 0 for none.
+    weight: share of the loss under replacement in the loss that is minimised.
+  """
+
+  tokens: int = 0
+  weight: float = 1.0
+
+
+NO_MARGIN = Margin()
+
+
+def _margin_loss(
+  variables: Any,
+  logits: jax.Array,
+  batch: Batch,
+  model: Model,
+  margin: Margin,
+) -> jax.Array:
+  """Returns what the loss under replacement adds to the cross-entropy, [b]."""
+  targets = batch["targets"]
+  raised = nearest_wrong(
+    model, variables, logits, batch["inputs"], targets, margin.tokens
+  )
+  before, after = (
+    optax.softmax_cross_entropy_with_integer_labels(z, targets)
+    for z in (logits, raised)
+  )
+  return margin.weight * (after - before)
+
+
 def _forward(
-  variables: Any, batch: Batch, key: jax.Array, model: Model, smoothing: float
+  variables: Any,
+  batch: Batch,
+  key: jax.Array,
+  model: Model,
+  smoothing: float,
+  margin: Margin,
 ) -> tuple[jax.Array, Sums]:
   """Returns the sum to minimise over a batch, and the sums of its objective."""
   objective = LOSSES[model.objective]
@@ -37,6 +77,8 @@ def _forward(
     mutable=["losses", STATISTICS],
   )
   extra = sown_losses(sown.get("losses", {}), len(batch["weights"]))
+  if margin.tokens:
+    extra = extra + _margin_loss(variables, output, batch, model, margin)
   objective, sums = objective.sums(output, batch, extra, smoothing)
   # Running averages of norms need sums, too.
   statistics = sown.get(STATISTICS)
@@ -76,6 +118,7 @@ def train_step(
   seed: int,
   accumulate: int = 1,
   smoothing: float = 0.0,
+  margin: Margin = NO_MARGIN,
   ema_decay: float = 0.0,
   placement: Placement | None = None,
   axis_name: str | None = None,
@@ -91,6 +134,7 @@ def train_step(
     seed: seed of the run.
     accumulate: number of parts the batch is taken in; must divide b.
     smoothing: share of the target that all classes get.
+    margin: training against replaced tokens.
     ema_decay: decay of the average of parameters that is evaluated; 0 for
       none.
     placement: where parameters lie on a mesh; None for one device.
@@ -108,7 +152,9 @@ def train_step(
   variables, pull = jax.vjp(
     lambda params: make_variables(model, params, placement), state.params
   )
-  loss = functools.partial(_forward, model=model, smoothing=smoothing)
+  loss = functools.partial(
+    _forward, model=model, smoothing=smoothing, margin=margin
+  )
   part = functools.partial(jax.grad(loss, has_aux=True), variables)
   grads, sums = _sum_parts(part, batch, key, accumulate)
   grads = pull(grads)[0]

@@ -30,7 +30,7 @@ from jaxformers.training import (
 from jaxformers.training.evaluate import make_evaluator
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
-from jaxformers.training.steps import train_step
+from jaxformers.training.steps import Margin, train_step
 
 # Entries of the tokens x of a part, 2 MB: measured with `benchmarks.ours.train`
 # at widths of 64 to 512, lengths of 128 to 1,024 and 8 to 32 rows on two cores.
@@ -84,6 +84,7 @@ class Trainer:
       model=self.model,
       tx=self._tx,
       smoothing=c["label_smoothing"],
+      margin=Margin(c["margin_tokens"], c["margin_weight"]),
       placement=self.layout,
       accumulate=self.parts,
       **{name: c[name] for name in ("seed", "ema_decay")},

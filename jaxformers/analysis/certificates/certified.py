@@ -21,8 +21,7 @@ lists of similar words, at any number of places.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +36,11 @@ from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
-from jaxformers.models.blocks.invertible import Change, layers_of
-from jaxformers.models.norm import BatchNorm
-from jaxformers.models.variables import make_variables, of_stack
+from jaxformers.models.blocks.invertible import Change
+from jaxformers.models.bounds import find_bound, head_kernels, token_table
+from jaxformers.models.variables import make_variables
 from jaxformers.tables import markdown_table
 
-# Greatest slopes of the activations of heads.
-SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13}
-# How far a pool moves at the most, from the bounds of the sequence.
-POOLED = {
-  "mean": lambda change, n: change.mean,
-  "root_mean": lambda change, n: np.sqrt(n) * change.mean,
-  "max": lambda change, n: change.norm,
-  "first": lambda change, n: change.norm,
-}
 BATCH = 50  # Examples at a time.
 CANDIDATES = 8  # Replacements that a step of the search tries out.
 # Room for the rounding of logits in float32, relative to the greatest.
@@ -75,16 +65,6 @@ def token_reach(table: np.ndarray) -> np.ndarray:
   return np.sqrt(np.maximum(reach, 0))
 
 
-def token_table(model: Classifier, params: Any) -> jax.Array | None:
-  """Returns the vectors of the vocabulary, [v, c]; None for other inputs.
-
-  c is d, or the channels of tokens where positions have their own.
-  """
-  table = params["encoder"]["embedding"].get("tokens", {}).get("embedding")
-  scale = model.config.embedding.get("scale", 1.0)
-  return None if table is None else table * scale
-
-
 def replaced(reach: np.ndarray, mask: np.ndarray, k: int) -> Change:
   """Returns how far k replaced tokens move the embedded sequences.
 
@@ -102,78 +82,6 @@ def replaced(reach: np.ndarray, mask: np.ndarray, k: int) -> Change:
 def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
   """Returns the change by any perturbation of a Frobenius norm, [b]."""
   return Change(radius, np.sqrt(n) * radius, radius / np.sqrt(n))
-
-
-Bound = Callable[[Change, np.ndarray], np.ndarray]
-
-
-def head_kernels(model: Classifier, params: Any) -> list[np.ndarray] | None:
-  """Returns the kernels of the head's linear maps, float64 [inputs, outputs].
-
-  The scale of `pool_norm="running"` or "batch", an affine map in evaluation, is
-  part of the first. None for other norms, which have no bound for all vectors.
-
-  Args:
-    model, params: model and its parameters.
-  """
-  config, head = model.config, params["head"]
-  names = [
-    "hidden" if layer == 0 else f"hidden_{layer}"
-    for layer in range(config.head_layers if config.head_dim else 0)
-  ]
-  kernels = [
-    np.asarray(head[name]["kernel"], np.float64) for name in (*names, "logits")
-  ]
-  if config.pool_norm not in ("", "running", "batch"):
-    return None
-  if config.pool_norm:
-    scale, variance = (
-      np.asarray(head["norm"][name], np.float64)
-      for name in ("scale", "running_variance")
-    )
-    scale = scale / np.sqrt(variance + BatchNorm.epsilon)
-    kernels[0] = scale[:, None] * kernels[0]
-  return kernels
-
-
-def pooled_bound(model: Classifier, params: Any) -> Bound | None:
-  """Returns how far the input of the last linear map moves at the most.
-
-  Before `pool_norm`, which `head_kernels` has in the first kernel. None where
-  the layers, the pool or its norm have no bound for all sequences.
-
-  Args:
-    model, params: model in float32 and its parameters.
-
-  Returns:
-    A function from bounds of the embedded sequences, and the number of tokens
-    of each, at least 1, to float64 [b].
-  """
-  config = model.config
-  layers = layers_of(model.stacks()["encoder"])
-  kernels = head_kernels(model, params)
-  if layers is None or config.pool not in POOLED or kernels is None:
-    return None
-  encoder = of_stack(make_variables(model, params), "encoder")
-  # What layers share must not depend on the tokens, as a learned Sigma.
-  blank = jnp.zeros((1, 1, config.d_model))
-  shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
-  all_weights = jax.device_get(layers.weights(encoder))
-  slope = SLOPES[config.head_activation]
-  norms = [np.linalg.norm(kernel, 2) for kernel in kernels[:-1]]
-  head = math.prod(slope * norm for norm in norms)
-
-  def spread(change: Change, n: np.ndarray) -> Change | None:
-    for weights in all_weights:
-      if change is not None:
-        change = layers.spread(weights, shared, change, n)
-    return change
-
-  def bound(change: Change, n: np.ndarray) -> np.ndarray:
-    return head * POOLED[config.pool](spread(change, n), n)
-
-  one = np.ones(1)
-  return bound if spread(Change(one, one, one), one) is not None else None
 
 
 def is_certified(
@@ -368,14 +276,14 @@ def certified_accuracy(
     counts: numbers of replaced tokens.
     radii: norms of perturbations, as shares of the embedded sequence's norm.
   """
-  bound = pooled_bound(model, params)
+  bound = find_bound(model, make_variables(model, params))
   if bound is None:
     return {}
   attack = Attack(model, params)
   reach = np.zeros(0)
   if counts:
     reach = token_reach(np.asarray(token_table(model, params)))
-  kernels = head_kernels(model, params)
+  kernel = head_kernels(model, params)[-1]
   held: dict[Key, list[np.ndarray]] = {}
   for batch in tqdm(batches, "certificates", disable=None):
     ids, labels = batch["inputs"], batch["targets"]
@@ -389,7 +297,7 @@ def certified_accuracy(
       changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
     logits = attack.logits(ids)
     for key, change in changes.items():
-      sure = is_certified(logits, labels, kernels[-1], bound(change, n))
+      sure = is_certified(logits, labels, kernel, bound(change, n))
       held.setdefault(key, []).append(sure)
   return _shares(held)
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers.errors import UserError
 from jaxformers.models.blocks.contract import BLOCKS
@@ -59,6 +60,24 @@ class Change(NamedTuple):
   norm: Any
   total: Any
   mean: Any
+
+  def add_branch(self, rate: Any, n: Any) -> Change:
+    """Returns the bounds after a residual branch of a Lipschitz constant.
+
+    For a branch in which tokens meet, so that every token may move.
+
+    Args:
+      rate: the constant, for whole sequences.
+      n: number of tokens.
+    """
+    mean = self.mean + rate * self.norm / n**0.5
+    norm = (1 + rate) * self.norm
+    return Change(norm, n**0.5 * norm, lesser(mean, norm / n**0.5))
+
+
+def lesser(x: Any, y: Any) -> Any:
+  """Returns the lesser of two arrays, in NumPy's float64 or in JAX."""
+  return (jnp if isinstance(x, jax.Array) else np).minimum(x, y)
 
 
 class InvertibleLayers(abc.ABC):
@@ -154,19 +173,27 @@ class InvertibleLayers(abc.ABC):
     return {}
 
   def spread(
-    self, weights: Any, shared: Any, change: Change, n: Any
+    self,
+    weights: Any,
+    shared: Any,
+    change: Change,
+    n: Any,
+    *,
+    exact: bool = True,
   ) -> Change | None:
     """Returns how far a layer's output moves if its input moves at most so.
 
-    For any two sequences of n tokens under one mask, by the weights at hand;
-    None where no such bound holds everywhere.
+    For any two sequences of n tokens under one mask; None where no such bound
+    holds everywhere.
 
     Args:
       weights, shared: as for `forward`; `shared` does not change.
-      change: bounds at the layer's input, float64 arrays of one shape.
+      change: bounds at the layer's input, arrays of one shape.
       n: number of tokens, in that shape.
+      exact: True for float64 and the norms of the weights at hand; False for
+        arrays of JAX and rotations taken for orthogonal, for gradients.
     """
-    del weights, shared, change, n
+    del weights, shared, change, n, exact
     return None
 
   def scope(self) -> str:

@@ -251,14 +251,20 @@ class ContractiveLayers(InvertibleLayers):
     return {"a": a, **constants, "sequences": bounds}
 
   def spread(
-    self, weights: Any, shared: None, change: Change, n: Any
+    self,
+    weights: Any,
+    shared: None,
+    change: Change,
+    n: Any,
+    *,
+    exact: bool = True,
   ) -> Change:
     """Returns bounds of the output: see `InvertibleLayers.spread`."""
-    norm, _, mean = change
-    for rate in self.constants(weights, shared).values():
-      mean = mean + rate * norm / np.sqrt(n)
-      norm = (1 + rate) * norm
-    return Change(norm, np.sqrt(n) * norm, np.minimum(mean, norm / np.sqrt(n)))
+    a = self.block.strength(weights["params"]["alpha"])
+    rates = self.constants(weights, shared).values() if exact else (a, a)
+    for rate in rates:
+      change = change.add_branch(rate, n)
+    return change
 
   def _apply(
     self, weights: Any, x: jax.Array, mask: jax.Array, branch: str = ""

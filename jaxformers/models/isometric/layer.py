@@ -235,21 +235,25 @@ class IsometricLayers(InvertibleLayers):
     return {"a": float(weights.a), "sequences": interval}
 
   def spread(
-    self, weights: Weights, shared: None, change: Change, n: Any
+    self,
+    weights: Weights,
+    shared: None,
+    change: Change,
+    n: Any,
+    *,
+    exact: bool = True,
   ) -> Change:
     """Returns bounds of the output: see `InvertibleLayers.spread`.
 
     The mean over a ring is its frequency 0, whose norm the filter keeps; what
     follows acts on tokens, and adds at most a |difference|.
     """
-    _, greatest = _norms(weights.mixing)
-    a = float(weights.a)
-    if weights.feed_forward is not None:
-      a = self.constants(weights, shared)["feed_forward"]
-    norm = greatest * change.norm
-    mean = greatest * change.mean + a * norm / np.sqrt(n)
-    norm = (1 + a) * norm
-    return Change(norm, np.sqrt(n) * norm, np.minimum(mean, norm / np.sqrt(n)))
+    greatest, rate = 1.0, weights.a
+    if exact:
+      _, greatest = _norms(weights.mixing)
+      constants = self.constants(weights, shared)
+      rate = constants.get("feed_forward", float(weights.a))
+    return Change(*(greatest * bound for bound in change)).add_branch(rate, n)
 
 
 def _norms(matrices: jax.Array) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from jaxformers.models.blocks.invertible import (
   Interval,
   InvertibleLayers,
   Shared,
+  lesser,
 )
 from jaxformers.models.parallel import (
   experts_are_spread,
@@ -460,7 +461,13 @@ class TransJectLayers(InvertibleLayers):
     }
 
   def spread(
-    self, weights: Weights, shared: Any, change: Change, n: Any
+    self,
+    weights: Weights,
+    shared: Any,
+    change: Change,
+    n: Any,
+    *,
+    exact: bool = True,
   ) -> Change | None:
     """Returns bounds of the output: see `InvertibleLayers.spread`.
 
@@ -470,19 +477,22 @@ class TransJectLayers(InvertibleLayers):
     is_alone = len(weights.experts.u) == 1
     if self.sigma != "learned" or not (is_alone or self.gating == "certified"):
       return None
-    constants = self.constants(weights, shared)
     # A certified gate is divided by what it adds: its branch has the rate a.
-    mixture = constants["mixture"]
+    across = 1.0 if is_alone else certified_constant(weights.experts.gate)
+    if exact:
+      constants = self.constants(weights, shared)
+      rates = constants["mixture"] * float(across), constants["feed_forward"]
+    else:
+      mixture = self.mixing_rate(weights) * across * jnp.abs(shared).max()
+      rates = mixture, weights.experts.a
+    total = change.total
+    for rate in rates:
+      change = change.add_branch(rate, n)
+      total = (1 + rate) * total
     if not is_alone:
-      mixture *= float(certified_constant(weights.experts.gate))
-    norm, total, mean = change
-    for rate in (mixture, constants["feed_forward"]):
-      mean = mean + rate * norm / np.sqrt(n)
-      norm, total = (1 + rate) * norm, (1 + rate) * total
-    if not is_alone:
-      total = np.sqrt(n) * norm
-    total = np.minimum(total, np.sqrt(n) * norm)
-    return Change(norm, total, np.minimum(mean, total / n))
+      return change
+    total = lesser(total, change.total)
+    return Change(change.norm, total, lesser(change.mean, total / n))
 
   def scope(self) -> str:
     """Returns the pairs that `sequences` speaks of, as a noun phrase."""

@@ -11,6 +11,8 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis.certificates import certified
 from jaxformers.data.engine.packed import pack
+from jaxformers.models import bounds
+from jaxformers.models.variables import make_variables
 from tests import initial
 from tests.marks import long_except
 
@@ -50,6 +52,10 @@ def build(name="isometric", pool="mean", head_dim=0, **options):
   return model, params
 
 
+def find_bound(model, params):
+  return bounds.find_bound(model, make_variables(model, params))
+
+
 CASES = [
   ("isometric", "mean", {}),
   ("isometric", "max", {"block": {"form": "feed_forward", "a": "budget"}}),
@@ -70,13 +76,13 @@ def test_no_replacement_moves_logits_beyond_the_bound(case):
   table = params["encoder"]["embedding"]["tokens"]["embedding"]
   reach = certified.token_reach(np.asarray(table))[ids]
   mask = ids > 0
-  kernel = certified.head_kernels(model, params)[-1]
+  kernel = bounds.head_kernels(model, params)[-1]
   forward = jax.jit(functools.partial(model.apply, train=False))
   start = np.asarray(forward({"params": params}, ids), np.float64)
   rng = np.random.default_rng(0)
   for k in (1, 2):
     change = certified.replaced(reach, mask, k)
-    moved = certified.pooled_bound(model, params)(change, mask.sum(1))
+    moved = find_bound(model, params)(change, mask.sum(1))
     for row in range(len(ids)):
       places = np.nonzero(mask[row])[0]
       sets = list(itertools.combinations(places, k))
@@ -108,12 +114,12 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   logits = attack.logits(ids)
   labels = logits.argmax(1)
   n = (ids > 0).sum(1)
-  kernel = certified.head_kernels(model, params)[-1]
+  kernel = bounds.head_kernels(model, params)[-1]
   sizes = attack.sizes(ids)
   is_tight = []
   for share in (0.003, 0.03, 0.3):
     change = certified.perturbed(share * sizes, n)
-    moved = certified.pooled_bound(model, params)(change, n)
+    moved = find_bound(model, params)(change, n)
     sure = certified.is_certified(logits, labels, kernel, moved)
     right = attack.perturb(ids, labels, share * sizes, steps=30)
     assert right[sure].all()
