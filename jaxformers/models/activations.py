@@ -76,3 +76,11 @@ ACTIVATIONS = {
   "silu": nn.silu,
   "tanh": nn.tanh,
 }
+# Their greatest slopes, rounded up.
+SLOPES = {
+  "gelu": 1.13,
+  "gelu_tanh": 1.13,
+  "relu": 1.0,
+  "silu": 1.1,
+  "tanh": 1.0,
+}

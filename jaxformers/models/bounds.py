@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.errors import UserError
+from jaxformers.models.activations import SLOPES
 from jaxformers.models.blocks.invertible import Change, layers_of
 from jaxformers.models.classifier import Classifier
 from jaxformers.models.model import shapes
 from jaxformers.models.norm import BatchNorm
 from jaxformers.models.variables import make_variables, of_stack
 
-# Greatest slopes of the activations of heads.
-SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13}
 # How far a pool moves at the most, from the bounds of the sequence.
 POOLED = {
   "mean": lambda change, n: change.mean,
@@ -94,9 +93,11 @@ def find_bound(
     of each, at least 1, to [b].
   """
   config = model.config
-  layers = layers_of(model.stacks()["encoder"])
+  block = model.stacks()["encoder"]
+  layers = layers_of(block)
   is_known = config.pool in POOLED and config.pool_norm in AFFINE
-  if layers is None or not is_known:
+  # A norm of tokens at the end of the encoder has no bound either.
+  if layers is None or not is_known or block.final_norm:
     return None
   encoder = of_stack(variables, "encoder")
   # What layers share must not depend on the tokens, as a learned Sigma.

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from jaxformers.models import norm, parallel
-from jaxformers.models.norm import BatchNorm, LayerNorm, ScaleNorm
+from jaxformers.models.norm import (
+  BatchNorm,
+  LayerNorm,
+  RunningNorm,
+  ScaleNorm,
+)
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -122,3 +127,17 @@ def test_an_evaluation_depends_on_no_batch_mate():
   )
   want = want * params["scale"] + params["bias"]
   np.testing.assert_allclose(apply(x, mask), want, atol=1e-5)
+
+
+def test_a_running_norm_trains_as_it_evaluates_and_moves_its_averages():
+  x, mask, params = batch()
+
+  def apply(kind, train):
+    return kind().apply(
+      {"params": params}, x, mask=mask, train=train, mutable=[norm.STATISTICS]
+    )
+
+  y, sown = apply(RunningNorm, True)
+  chex.assert_trees_all_equal(y, apply(RunningNorm, False)[0])
+  chex.assert_trees_all_equal(y, apply(BatchNorm, False)[0])
+  chex.assert_trees_all_close(sown, apply(BatchNorm, True)[1])

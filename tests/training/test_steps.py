@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from jaxformers import orthogonal
+from jaxformers.models.bounds import nearest_wrong
+from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, losses, steps
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -128,6 +130,35 @@ def test_a_batch_norm_is_of_all_devices(name):
   chex.assert_trees_all_close(whole, halves, rtol=1e-4, atol=1e-6)
   for key in whole:
     assert jnp.abs(whole[key] - before[key]).max() > 1e-4
+
+
+def test_a_margin_is_part_of_what_is_minimised_alone():
+  """The reported loss is that without replacement; the gradient has a share."""
+  model, start, batch, step = setup("isometric")
+
+  def loss(params, weight):
+    variables = make_variables(model, params)
+    logits = model.apply(variables, batch["inputs"], train=False)
+    raised = nearest_wrong(
+      model, variables, logits, batch["inputs"], batch["targets"], 2
+    )
+    extra = jnp.zeros(8)
+    plain, robust = (
+      losses.classification(z, batch, extra)[0] for z in (logits, raised)
+    )
+    return ((1 - weight) * plain + weight * robust) / 8, (plain, robust)
+
+  plain, robust = loss(start.params, 1.0)[1]
+  assert robust > plain + 1
+  for weight in (0.25, 1.0):
+    margin = steps.Margin(2, weight)
+    after, sums = jax.jit(functools.partial(step, margin=margin))(start, batch)
+    grads = jax.jit(jax.grad(loss, has_aux=True))(start.params, weight)[0]
+    want = jax.tree.map(lambda p, g: p - 0.1 * g, start.params, grads)
+    chex.assert_trees_all_close(after.params, want, atol=1e-5)
+    np.testing.assert_allclose(sums["loss"], plain, rtol=1e-5)
+    share = (1 - weight) * plain + weight * robust
+    np.testing.assert_allclose(sums["objective"], share, rtol=1e-5)
 
 
 def test_padding_of_weight_zero_changes_nothing():

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers.errors import UserError
-from jaxformers.models.activations import ACTIVATIONS
+from jaxformers.models.activations import ACTIVATIONS, SLOPES
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import (
   KEYS,
+  Change,
   InvertibleLayers,
   Shared,
+  lesser,
 )
 from jaxformers.models.blocks.two_branches import dense
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS
 from jaxformers.registry import choose
 
-PER_TOKEN = ("layer", "rms", "scale")  # Norms of one token.
+PER_TOKEN = ("layer", "rms", "scale", "none")  # Norms of one token.
 
 
 @BLOCKS.register("coupled")
@@ -35,6 +39,9 @@ class Coupled(nn.Module):
   layer is a bijection of sequences: x2 = y2 - G(y1) and x1 = y1 - F(x2),
   without iteration and up to the rounding of four sums. So it trains in the
   memory of one layer (`model.memory="reversible"`), dropout included.
+
+  With norm_type="none" and a mixer that has a Lipschitz constant, so has the
+  layer: see `CoupledLayers.certificate`.
 
   Source: Gomez et al. 2017, https://arxiv.org/abs/1707.04585, equation 8, as
   Dinh et al. 2015, https://arxiv.org/abs/1410.8516; Kitaev et al. 2020
@@ -47,7 +54,8 @@ class Coupled(nn.Module):
     mlp_dim: width of the feed-forward.
     activation: activation of the feed-forward.
     dropout_rate: dropout after the mixer, inside and after the feed-forward.
-    norm_type: "layer", "rms" or "scale", of every norm of the encoder.
+    norm_type: "layer", "rms" or "scale", of every norm of the encoder; "none"
+      for no norms.
     norm_epsilon: epsilon of every norm.
     init_std: standard deviation of the feed-forward's kernels at the start; 0
       for Xavier's.
@@ -55,8 +63,6 @@ class Coupled(nn.Module):
   """
 
   concatenate_positions: ClassVar[bool] = False
-  final_norm: ClassVar[bool] = True
-
   mixer: Callable[..., nn.Module]
   num_layers: int
   layer: int = 0
@@ -67,6 +73,11 @@ class Coupled(nn.Module):
   norm_epsilon: float = 1e-5
   init_std: float = 0.0
   dtype: Any = jnp.float32
+
+  @property
+  def final_norm(self) -> bool:
+    """True for a norm at the end of the encoder."""
+    return self.norm_type != "none"
 
   @nn.compact
   def __call__(
@@ -117,6 +128,8 @@ class Coupled(nn.Module):
     return jnp.concatenate([first, second + feed_forward(first)], -1), carry
 
   def _norm(self, x: jax.Array, name: str) -> jax.Array:
+    if self.norm_type == "none":
+      return x
     return NORMS[self.norm_type](self.norm_epsilon, name=name)(x)
 
   @nn.nowrap
@@ -235,6 +248,65 @@ class CoupledLayers(InvertibleLayers):
     del side, constants, max_steps
     return self._apply(weights, y, mask, shared, inverse=True)[0]
 
+  def _rates(self, weights: Any) -> tuple[float, float] | None:
+    """Returns Lipschitz constants of F and G in float64, or None."""
+    block = self.block
+    mixer = block.mixer(parent=None)
+    if block.norm_type != "none" or not getattr(mixer, "is_bounded", False):
+      return None
+    collections = {
+      kind: tree["mixer"]
+      for kind, tree in weights.items()
+      if kind != KEYS and "mixer" in tree
+    }
+    up, down = (
+      np.linalg.norm(np.asarray(weights["params"][name]["kernel"], float), 2)
+      for name in ("up", "down")
+    )
+    return mixer.gain(collections), SLOPES[block.activation] * float(up * down)
+
+  def certificate(
+    self, weights: Any, shared: Any, norm: float
+  ) -> dict[str, Any]:
+    """Returns the constants of F and G, and the interval of two sequences.
+
+    {} with norms, or a mixer without a Lipschitz constant. Each half of the
+    layer changes a distance by a factor of at most s = (f + sqrt(f^2 + 4)) / 2,
+    the norm of [[1, f], [0, 1]]; so does its inverse.
+    """
+    del shared, norm
+    rates = self._rates(weights)
+    if rates is None:
+      return {}
+    greatest = math.prod(map(_shear, rates))
+    f, g = rates
+    interval = 1 / greatest, greatest
+    return {"mixer": f, "feed_forward": g, "sequences": interval}
+
+  def spread(
+    self,
+    weights: Any,
+    shared: Any,
+    change: Change,
+    n: Any,
+    *,
+    exact: bool = True,
+  ) -> Change | None:
+    """Returns bounds of the output: see `InvertibleLayers.spread`.
+
+    None for gradients, besides where there is no certificate.
+    """
+    del shared
+    rates = self._rates(weights) if exact else None
+    if rates is None:
+      return None
+    for rate in rates:
+      mean = change.mean + rate * change.norm / n**0.5
+      norm = _shear(rate) * change.norm
+      mean = lesser(mean, norm / n**0.5)
+      change = Change(norm, n**0.5 * norm, mean)
+    return change
+
   def _apply(
     self, weights: Any, x: jax.Array, mask: jax.Array, carry: Any, **how: Any
   ) -> Any:
@@ -252,6 +324,11 @@ class CoupledLayers(InvertibleLayers):
       rngs=rngs,
       **how,
     )
+
+
+def _shear(rate: float) -> float:
+  """Returns the norm of [[1, rate], [0, 1]]."""
+  return (rate + math.sqrt(rate**2 + 4)) / 2
 
 
 def _like(tree: Any, other: Any) -> Any:

@@ -46,7 +46,8 @@ class Contractive(nn.Module):
   Source: TransJect, equations 5 to 8, with M in place of the mixture.
 
   Attributes:
-    mixer: makes the mixer, which has a method `gain`; called with a name.
+    mixer: makes the mixer, which is bounded (`is_bounded`, `gain`); called with
+      a name.
     num_layers: number L of layers of the encoder.
     layer: index of this layer, from 0; not used here.
     a: "budget" for TransJect's a = alpha / L, or "wide", a up to a_max.
@@ -122,7 +123,7 @@ class Contractive(nn.Module):
       UserError: for a mixer without a bound.
     """
     mixer = self.mixer(parent=None)
-    if not hasattr(mixer, "gain"):
+    if not getattr(mixer, "is_bounded", False):
       raise UserError(
         f"The block 'contractive' needs a mixer that expands no distance, and "
         f"{type(mixer).__name__} has no bound: take allpass, or s4d with "

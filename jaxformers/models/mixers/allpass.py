@@ -269,6 +269,7 @@ class AllPass(nn.Module):
     "decay": EIGENVALUES,
     "angle": EIGENVALUES,
   }
+  is_bounded: ClassVar[bool] = True  # It has a Lipschitz constant, `gain`.
 
   causal: bool = False
   dilations: tuple[int, ...] = ()

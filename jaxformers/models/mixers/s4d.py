@@ -114,6 +114,11 @@ class S4D(Recurrence):
     bias = self.param("bias", nn.initializers.zeros, (d,)).astype(y.dtype)
     return elu(product(y, q.astype(y.dtype)) + bias[None, None])
 
+  @property
+  def is_bounded(self) -> bool:
+    """True if the mixer has a Lipschitz constant, `gain`."""
+    return self.certified
+
   @nn.nowrap
   def gain(self, collections: Mapping[str, Any]) -> float:
     """Returns a Lipschitz constant for sequences of one mask, in float64.

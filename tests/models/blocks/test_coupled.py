@@ -146,7 +146,7 @@ def test_nothing_is_guaranteed_of_distances():
 def test_what_cannot_be_coupled():
   with pytest.raises(ValueError, match=r"d_model=15 is odd.*even"):
     build("s5", d_model=15)
-  with pytest.raises(ValueError, match=r"norm.*'batch'.*layer, rms, scale"):
+  with pytest.raises(ValueError, match=r"norm.*'batch'.*layer, none, rms, scale"):
     build("s5", block={"norm_type": "batch"})
   with pytest.raises(ValueError, match=r"'isometric' has no mixer"):
     build("isometric", mixer={})
@@ -156,4 +156,51 @@ def test_what_cannot_be_coupled():
   with pytest.raises(ValueError, match=r"Coupled layers|can be undone"):
     build("neutreno", memory="reversible", mixer=scheduled)
   build("neutreno", mixer=scheduled)
-  assert Coupled.final_norm
+  assert Coupled(None, 2).final_norm
+  assert not Coupled(None, 2, norm_type="none").final_norm
+
+
+BOUNDED = {
+  "allpass": {"dilations": (1, 3)},
+  "certified_s4d": {"state_size": 4},
+}
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDED))
+def test_a_bounded_mixer_gives_the_layer_an_interval(name):
+  n, d = 5, 8
+  with jax.enable_x64(True):
+    model = build(
+      name,
+      mixer=BOUNDED[name],
+      num_layers=1,
+      d_model=d,
+      block={"norm_type": "none", "mlp_dim": 6},
+    )
+    params = moved(model)["encoder"]
+    layers = invertible.layers_of(model.stacks()["encoder"])
+    (weights,) = layers.weights({"params": params})
+    row = layers.certificate(weights, None, 1.0)
+    low, high = row["sequences"]
+
+    def flat(x):
+      mask = jnp.ones((1, n), bool)
+      return layers.forward(weights, x.reshape(1, n, d), None, mask)[0].ravel()
+
+    x = jax.random.normal(jax.random.key(0), (n * d,))
+    values = np.linalg.svd(jax.jacrev(flat)(x), compute_uv=False)
+    (found,) = lipschitz.guaranteed(model, {"encoder": params}, None, [1.0])
+  assert low <= values[-1] < 0.8
+  assert 1.25 < values[0] <= high
+  assert low * high == pytest.approx(1)
+  assert row["mixer"] == pytest.approx(1, abs=1e-3)
+  np.testing.assert_allclose(found["sequences"], (low, high), rtol=1e-6)
+
+
+def test_norms_and_other_mixers_have_no_interval():
+  for name, block in (("allpass", {}), ("s4d", {"norm_type": "none"})):
+    model = build(name, mixer=BOUNDED.get(name, {"state_size": 4}), block=block)
+    layers = invertible.layers_of(model.stacks()["encoder"])
+    weights = layers.weights({"params": moved(model)["encoder"]})[0]
+    assert layers.certificate(weights, None, 1.0) == {}
+    assert layers.spread(weights, None, None, 1) is None
