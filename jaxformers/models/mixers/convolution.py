@@ -93,26 +93,28 @@ def to_front(
 
   Returns:
     The tokens of each sample in their order, [b, n, d]; and what `move_back`
-    needs: whether there is no hole, and where each token went.
+    needs: whether there is no hole, and the mask.
   """
   x = jnp.where(mask[..., None], x, 0)
   is_whole = (mask[:, 1:] <= mask[:, :-1]).all()
-  order = jnp.argsort(~mask, axis=1, stable=True)
-  places = jnp.argsort(order, axis=1, stable=True)
-  return _reorder(x, order, is_whole), (is_whole, places)
+  return _reorder(x, mask, is_whole, back=False), (is_whole, mask)
 
 
 def move_back(y: jax.Array, moved: tuple[jax.Array, jax.Array]) -> jax.Array:
   """Undoes `to_front` for y [b, n, d]."""
-  is_whole, places = moved
-  return _reorder(y, places, is_whole)
+  is_whole, mask = moved
+  return _reorder(y, mask, is_whole, back=True)
 
 
-def _reorder(x: jax.Array, order: jax.Array, is_whole: jax.Array) -> jax.Array:
-  """Takes tokens [b, n, d] by their order [b, n], unless nothing moves."""
-  return jax.lax.cond(
-    is_whole,
-    lambda x: x,
-    lambda x: jnp.take_along_axis(x, order[..., None], 1),
-    x,
-  )
+def _reorder(
+  x: jax.Array, mask: jax.Array, is_whole: jax.Array, *, back: bool
+) -> jax.Array:
+  """Moves tokens [b, n, d] to the front or back, unless nothing moves."""
+
+  def take(x: jax.Array) -> jax.Array:
+    order = jnp.argsort(~mask, axis=1, stable=True)
+    if back:
+      order = jnp.argsort(order, axis=1, stable=True)
+    return jnp.take_along_axis(x, order[..., None], 1)
+
+  return jax.lax.cond(is_whole, lambda x: x, take, x)
