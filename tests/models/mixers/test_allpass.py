@@ -13,7 +13,7 @@ from tests.marks import long_except
 from tests.models.mixers import sequential
 
 CHANNELS = 3
-SMALL = {"dilations": (1, 4), "max_len": sequential.N}
+SMALL = {"dilations": (1, 4)}
 
 
 def pair(z, dtype=np.float64):
