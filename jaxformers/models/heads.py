@@ -157,8 +157,8 @@ class ClassifierHead(nn.Module):
     if self.pool_norm:
       norm = NORMS[self.pool_norm](name="norm")
       # A sample without tokens has no part in the mean over samples.
-      known = mask.any(1, keepdims=True)
-      x = normalize(norm, x[:, None], mask=known, train=train)[:, 0]
+      has_tokens = mask.any(1, keepdims=True)
+      x = normalize(norm, x[:, None], mask=has_tokens, train=train)[:, 0]
     if self.interaction:
       # Combine the two pooled vectors of each pair.
       pairs = x.reshape(-1, 2, x.shape[-1])

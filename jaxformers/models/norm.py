@@ -129,7 +129,7 @@ class BatchNorm(nn.Module):
 
 @NORMS.register("running")
 class RunningNorm(BatchNorm):
-  """As `BatchNorm`, but by the running averages in training, too.
+  """Normalises channels by `BatchNorm`'s running averages, in training too.
 
   So a sample depends on no batch mate, and training has the affine map of
   evaluation. There is no gradient through the averages: for features that are

@@ -19,11 +19,7 @@ import numpy as np
 from jaxformers.errors import UserError
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import enough_steps, solve
-from jaxformers.models.blocks.invertible import (
-  Change,
-  InvertibleLayers,
-  Shared,
-)
+from jaxformers.models.blocks.invertible import Change, InvertibleLayers
 from jaxformers.models.isometric.layer import BOUNDS
 from jaxformers.models.transject.layer import (
   interval,
@@ -162,13 +158,6 @@ class ContractiveLayers(InvertibleLayers):
       {"params": variables["params"][name], "rotations": rotations[name]}
       for name in names
     ]
-
-  def shared(
-    self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
-  ) -> Shared:
-    """Returns nothing: layers share nothing."""
-    del variables, x, mask
-    return Shared(None, {})
 
   def forward(
     self,

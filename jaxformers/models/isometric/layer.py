@@ -18,11 +18,7 @@ import numpy as np
 
 from jaxformers import orthogonal
 from jaxformers.models.blocks.fixed_point import enough_steps, solve
-from jaxformers.models.blocks.invertible import (
-  Change,
-  InvertibleLayers,
-  Shared,
-)
+from jaxformers.models.blocks.invertible import Change, InvertibleLayers
 from jaxformers.models.isometric.ring import ring_filter, spread_dilations
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.parallel import product
@@ -134,13 +130,6 @@ class IsometricLayers(InvertibleLayers):
   def strength(self, r: jax.Array) -> jax.Array:
     """Returns a of a layer from its free parameter."""
     return strength(r, self.num_layers, self.a, self.a_max)
-
-  def shared(
-    self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
-  ) -> Shared:
-    """Returns nothing: layers share nothing."""
-    del variables, x, mask
-    return Shared(None, {})
 
   def mix(
     self,

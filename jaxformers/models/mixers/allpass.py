@@ -70,7 +70,7 @@ class Sections(NamedTuple):
 
 
 class Past(NamedTuple):
-  """What a section remembers of a stream.
+  """Memory of a section between two parts of a stream.
 
   Attributes:
     count: number of tokens so far, int32 [b].
@@ -117,8 +117,8 @@ def filter_stream(
     past: the past of the tokens before; its states give the dilation.
     lengths: number of new tokens, int32 [b], of which the rest is padding.
   """
-  grid, at, known = _place(x, past, past.count, lengths)
-  y, last = _run(grid, log, past.states, known)
+  grid, at, is_token = _place(x, past, past.count, lengths)
+  y, last = _run(grid, log, past.states, is_token)
   return _map(at, y), Past(past.count + lengths, last)
 
 
@@ -135,9 +135,9 @@ def undo_stream(
     y, log, past, lengths: as for `filter_stream`, with the past after y.
   """
   before = past.count - lengths
-  grid, at, known = _place(y, past, before, lengths)
+  grid, at, is_token = _place(y, past, before, lengths)
   x, first = _run(
-    grid, Pair(log.real, -log.imag), past.states, known, reverse=True
+    grid, Pair(log.real, -log.imag), past.states, is_token, reverse=True
   )
   return _map(at, x), Past(before, first)
 
@@ -155,7 +155,7 @@ def _place(
   size = -(-(n + m - 1) // m) * m
   first = (before % m)[:, None]
   source = jnp.arange(size)[None] - first
-  known = (source >= 0) & (source < lengths[:, None])
+  is_token = (source >= 0) & (source < lengths[:, None])
   source = jnp.clip(source, 0, n - 1)[..., None]
   target = (jnp.arange(n)[None] + first)[..., None]
 
@@ -165,14 +165,14 @@ def _place(
   def at(part: jax.Array) -> jax.Array:
     return jnp.take_along_axis(_flat(part), target, 1)
 
-  return _map(put, x), at, known.reshape(len(known), -1, m)
+  return _map(put, x), at, is_token.reshape(len(is_token), -1, m)
 
 
 def _run(
   x: Pair,
   log: Pair,
   states: Pair | None,
-  known: jax.Array | None,
+  is_token: jax.Array | None,
   *,
   reverse: bool = False,
 ) -> tuple[Pair, Pair]:
@@ -182,7 +182,7 @@ def _run(
     x: a pair of [b, rows, m, C].
     log: log lambda, a pair of [C].
     states: the first ones, a pair of [b, m, C]; None for 0.
-    known: bool [b, rows, m], False at steps to leave out; None for none.
+    is_token: bool [b, rows, m], False at steps to leave out; None for none.
     reverse: True to begin with the last row.
 
   Returns:
@@ -197,8 +197,8 @@ def _run(
   other = jnp.sqrt(-jnp.expm1(2 * log.real))[None, None, None]
   drive = _map(lambda part: other * part, x)
   steps = factor
-  if known is not None:
-    keep = known[..., None]
+  if is_token is not None:
+    keep = is_token[..., None]
     drive = _map(lambda part: jnp.where(keep, part, 0), drive)
     shape = x.real.shape
     steps = Pair(
@@ -331,8 +331,8 @@ class AllPass(nn.Module):
       else:
         y = _both_ways(y, log, m)
       # What padding gets is no input of the next section.
-      known = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
-      y = _map(lambda part, known=known: jnp.where(known, part, 0), y)
+      is_token = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
+      y = _map(lambda part, is_token=is_token: jnp.where(is_token, part, 0), y)
     return move_back(jnp.concatenate(y, -1), moved)
 
   @nn.nowrap

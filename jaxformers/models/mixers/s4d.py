@@ -171,9 +171,9 @@ class S4D(Recurrence):
 
     That of the longest input, so that it does not depend on padding.
     """
-    known = recall(self, "share")
-    if known is not None:
-      return known
+    cached = recall(self, "share")
+    if cached is not None:
+      return cached
     ring = on_ring(*self._kernels(log, b, c, self.max_len))
     ring = ring.at[:, 0].add(skip)
     share = 1 / jnp.maximum(jnp.abs(jnp.fft.rfft(ring)).max(1), 1)

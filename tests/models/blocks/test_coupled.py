@@ -146,7 +146,9 @@ def test_nothing_is_guaranteed_of_distances():
 def test_what_cannot_be_coupled():
   with pytest.raises(ValueError, match=r"d_model=15 is odd.*even"):
     build("s5", d_model=15)
-  with pytest.raises(ValueError, match=r"norm.*'batch'.*layer, none, rms, scale"):
+  with pytest.raises(
+    ValueError, match=r"norm.*'batch'.*layer, none, rms, scale"
+  ):
     build("s5", block={"norm_type": "batch"})
   with pytest.raises(ValueError, match=r"'isometric' has no mixer"):
     build("isometric", mixer={})
