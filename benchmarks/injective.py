@@ -2,10 +2,10 @@ r"""Layers that can be undone: time of one layer, and memory by depth.
 
 python -m benchmarks.injective --out injective.json
 
-The first table has a layer of `isometric` (form "pointwise") beside one of
-TransJect with four experts: forward pass, and gradient by tokens and weights,
-in medians of rounds in which all take turns. "padded" has samples of two
-lengths. Orthogonal matrices are made before. The second table has the memory
+The first table has a layer of `isometric` (form "pointwise") and one of
+`allpass` beside one of TransJect with four experts: forward pass, and gradient
+by tokens and weights, in medians of rounds in which all take turns. "padded"
+has samples of two lengths, as `allpass` has. Orthogonal matrices are made before. The second table has the memory
 of the gradient of a model trained in reverse, by depth: twice the difference of
 XLA's scratch memory for a batch and for half a batch.
 """
@@ -66,6 +66,7 @@ def measure_layers(
       RIVAL: layer_calls("transject", n, d, padded=False),
       "isometric": layer_calls("isometric", n, d, padded=False),
       "isometric, padded": layer_calls("isometric", n, d, padded=True),
+      "allpass": layer_calls("allpass", n, d, padded=True),
     }
     times = {
       what: interleaved({k: calls[what] for k, calls in made.items()}, rounds)

@@ -469,7 +469,7 @@ def test_layers_that_can_be_undone_are_measured(monkeypatch):
   monkeypatch.setattr(injective, "TOKENS", 32)
   rows = list(injective.measure_layers(1, sizes=((16, 8),)))
   names = [row["layer"] for row in rows]
-  assert names == ["TransJect", "isometric", "isometric, padded"]
+  assert names == ["TransJect", "isometric", "isometric, padded", "allpass"]
   assert all(row["gradient ms"] > 0 for row in rows)
   assert rows[0]["forward / TransJect"] == 1
   monkeypatch.setattr(injective, "BATCH", 2)

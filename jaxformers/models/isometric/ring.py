@@ -128,7 +128,7 @@ def transfer(sections: Sections, grid: Grid) -> jax.Array:
   # (z - conj a) / (1 - a z) is z conj(1 - a z) / (1 - a z) where |z| = 1.
   square = jnp.square(denominator.real) + jnp.square(denominator.imag)
   y = _scaled(product * jnp.square(jnp.conj(denominator)), 1 / square)
-  return y.reshape(len(y), -1, y.shape[-1])
+  return y.reshape(y.shape[0], -1, y.shape[-1])
 
 
 def _gradient_of_phases(
@@ -145,7 +145,7 @@ def _gradient_of_phases(
     slope: gradient by the phases, real [b, C, n].
   """
   groups = grid.order.shape[1]
-  slope = slope.reshape(len(slope), groups, -1, 2, slope.shape[-1])
+  slope = slope.reshape(slope.shape[0], groups, -1, 2, slope.shape[-1])
   eigenvalues = sections.eigenvalues()
   sizes = jnp.abs(eigenvalues)
   by_size, by_angle = [], []
@@ -291,7 +291,7 @@ def _apply_backward(
     back = response * back
     # The response is exp(i phase): its derivative is i times itself.
     slope = -(back * transform(_fill(x, size))).imag
-    if len(lengths) < len(x):
+    if lengths.shape[0] == 1:
       slope = slope.sum(0, keepdims=True)
     slope = (-slope if inverse else slope).astype(sections.angle.dtype)
     grads = _gradient_of_phases(sections, grid, slope)

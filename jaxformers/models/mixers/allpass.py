@@ -165,7 +165,7 @@ def _place(
   def at(part: jax.Array) -> jax.Array:
     return jnp.take_along_axis(_flat(part), target, 1)
 
-  return _map(put, x), at, is_token.reshape(len(is_token), -1, m)
+  return _map(put, x), at, is_token.reshape(is_token.shape[0], -1, m)
 
 
 def _run(
@@ -323,7 +323,7 @@ class AllPass(nn.Module):
       if is_decoding(self):
         states = recall(self, f"states_{i}")
         if states is None:
-          states = begin(len(x), m, half, x.dtype).states
+          states = begin(x.shape[0], m, half, x.dtype).states
         y, past = filter_stream(y, log, Past(count, states), lengths)
         remember(self, f"states_{i}", past.states)
       elif self.causal:

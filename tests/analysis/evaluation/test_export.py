@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformers import trained
+from jaxformers import models, trained
 from jaxformers.analysis.evaluation import export
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
+from tests import initial
+from tests.marks import long_except
 
 USER = """
 import json, sys
@@ -53,6 +55,31 @@ def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
   np.testing.assert_allclose(q @ q.swapaxes(1, 2), eye, atol=1e-5)
   with pytest.raises(ValueError, match="--length=61 is out of range: give"):
     export.write(run, out, 61)
+
+
+UNDONE = ["isometric", "allpass", "certified_s4d", "transformer", "s5"]
+
+
+@pytest.mark.parametrize("name", long_except(UNDONE[:1], UNDONE))
+def test_layers_that_can_be_undone_take_batches_of_any_size(name):
+  """One program for two sizes, full lengths and others."""
+  model = models.build(
+    name,
+    vocab_size=9,
+    max_len=6,
+    num_classes=3,
+    d_model=8,
+    num_layers=2,
+    coupled=name in ("transformer", "s5"),
+  )
+  ids = jnp.array([[1, 2, 3, 4, 5, 6], [3, 2, 1, 0, 0, 0], [4, 4, 8, 1, 0, 0]])
+  params = initial.params(model, ids)
+  variables = make_variables(model, params)
+  arrays = export.arrays(model, params)
+  program = export.program(model, arrays, 6)
+  for rows in (ids[:1], ids):
+    want = model.apply(variables, rows, train=False)
+    np.testing.assert_allclose(program.call(arrays, rows), want, atol=1e-5)
 
 
 def test_images_have_no_length(tmp_path):
