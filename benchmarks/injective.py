@@ -5,9 +5,10 @@ python -m benchmarks.injective --out injective.json
 The first table has a layer of `isometric` (form "pointwise") and one of
 `allpass` beside one of TransJect with four experts: forward pass, and gradient
 by tokens and weights, in medians of rounds in which all take turns. "padded"
-has samples of two lengths, as `allpass` has. Orthogonal matrices are made before. The second table has the memory
-of the gradient of a model trained in reverse, by depth: twice the difference of
-XLA's scratch memory for a batch and for half a batch.
+has samples of two lengths, as `allpass` has. Orthogonal matrices are made
+before. The second table has the memory of the gradient of a model trained in
+reverse, by depth: twice the difference of XLA's scratch memory for a batch and
+for half a batch.
 """
 
 from __future__ import annotations

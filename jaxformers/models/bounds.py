@@ -18,6 +18,7 @@ from jaxformers.errors import UserError
 from jaxformers.models.activations import SLOPES
 from jaxformers.models.blocks.invertible import Change, layers_of
 from jaxformers.models.classifier import Classifier
+from jaxformers.models.config import ModelConfig
 from jaxformers.models.model import shapes
 from jaxformers.models.norm import BatchNorm
 from jaxformers.models.variables import make_variables, of_stack
@@ -32,7 +33,7 @@ POOLED = {
 # Norms of the pooled vector that are affine maps in evaluation.
 AFFINE = ("", "running", "batch")
 
-Bound = Callable[[Change, Any], Any]
+LogitBound = Callable[[Change, Any], Any]
 
 
 def head_kernels(
@@ -60,8 +61,27 @@ def head_kernels(
   kernels = [read(name, "kernel") for name in (*names, "logits")]
   if config.pool_norm:
     variance = read("norm", "running_variance") + BatchNorm.epsilon
+    if not exact:  # Averages are made of batches, and have no gradient.
+      variance = jax.lax.stop_gradient(variance)
     kernels[0] = (read("norm", "scale") / variance**0.5)[:, None] * kernels[0]
   return kernels
+
+
+# Why other embeddings are refused.
+NOT_PLAIN = (
+  "tokens of adaptive tables, or under a LayerNorm, have no bound of how far a "
+  "replacement moves them: train with the plain embedding"
+)
+
+
+def has_plain_tokens(config: ModelConfig) -> bool:
+  """Returns True if a token is a row of one table, so that its reach is known.
+
+  Args:
+    config: of a model with a vocabulary.
+  """
+  embedding = config.embedding
+  return not (embedding.get("cutoffs") or embedding.get("norm_epsilon"))
 
 
 def token_table(model: Classifier, params: Any) -> jax.Array | None:
@@ -76,7 +96,7 @@ def token_table(model: Classifier, params: Any) -> jax.Array | None:
 
 def find_bound(
   model: Classifier, variables: Mapping[str, Any], *, exact: bool = True
-) -> Bound | None:
+) -> LogitBound | None:
   """Returns how far the input of the last linear map moves at the most.
 
   Before `pool_norm`, which `head_kernels` has in the first kernel. None where
@@ -113,17 +133,16 @@ def find_bound(
     (slope * norm(kernel, 2) for kernel in kernels[:-1]), start=1
   )
 
-  def spread(change: Change, n: Any) -> Change | None:
-    for weights in all_weights:
-      if change is not None:
-        change = layers.spread(weights, shared, change, n, exact=exact)
-    return change
+  moves = [layers.bound(w, shared, exact=exact) for w in all_weights]
+  if None in moves:
+    return None
 
   def bound(change: Change, n: Any) -> Any:
-    return head * POOLED[config.pool](spread(change, n), n)
+    for move in moves:
+      change = move(change, n)
+    return head * POOLED[config.pool](change, n)
 
-  one = np.ones(1) if exact else jnp.ones(1)
-  return bound if spread(Change(one, one, one), one) is not None else None
+  return bound
 
 
 def nearest_wrong(
@@ -136,10 +155,10 @@ def nearest_wrong(
 ) -> jax.Array:
   """Returns logits, the wrong ones raised by what k replaced tokens can do.
 
-  Whatever tokens stand in any k places, the difference of two logits is no
-  smaller than that of the result. A token of the vector e can be moved by at
-  most |e| and the greatest norm of the vocabulary. For training: gradients go
-  through the bound, too.
+  Whatever tokens stand in any k places, or in all if there are fewer, the logit
+  of the target less a wrong one is in evaluation at least that of the result. A
+  token of the vector e can be moved by at most |e| plus the greatest norm of
+  the vocabulary. For training: gradients go through the bound, too.
 
   Source: Tsuzuku et al. 2018, https://arxiv.org/abs/1802.04034, equation 4, for
   the bound of this encoder in place of one radius for all inputs.
@@ -179,11 +198,17 @@ def check_bound(model: Any, k: int) -> None:
     reason = "it is for classifiers of tokens"
   elif config.num_inputs > 1:
     reason = "it is for one input, not for pairs"
-  elif config.pool not in POOLED or config.pool_norm not in AFFINE:
+  elif not has_plain_tokens(config):
+    reason = NOT_PLAIN
+  elif config.pool not in POOLED or config.pool_norm not in ("", "running"):
+    # A BatchNorm has another map in training than the bound has.
     reason = (
-      f"pool={config.pool!r} with pool_norm={config.pool_norm!r} has no bound: "
-      f"choose a pool of {', '.join(POOLED)}, and pool_norm='running' or ''"
+      f"pool={config.pool!r} with pool_norm={config.pool_norm!r} has no bound "
+      f"in training: choose a pool of {', '.join(POOLED)}, and "
+      "pool_norm='running' or ''"
     )
+  elif config.coupled:
+    reason = "coupled layers have no bound for gradients: set coupled=False"
   elif not _spreads(model):
     reason = (
       f"the layers of {config.name!r} have no bound for all sequences: choose "

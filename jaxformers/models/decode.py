@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxformers.errors import UserError
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.cache import CACHE
-from jaxformers.models.config import field_names
+from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables
 
@@ -116,9 +116,7 @@ def _check(
       "temperature above 0 draws tokens: give key=jax.random.key(0), or "
       "temperature=0 for the likeliest tokens."
     )
-  is_bounded = config.positions != "none" or "max_len" in field_names(
-    MIXERS[config.variant.mixer]
-  )
+  is_bounded = config.positions != "none" or _has_limit(config)
   total = prompt.shape[1] + steps - 1
   if is_bounded and total > config.max_len:
     raise UserError(
@@ -126,6 +124,15 @@ def _check(
       f"max_len={config.max_len}: shorten one of the two, or build the model "
       "with a greater max_len."
     )
+
+
+def _has_limit(config: ModelConfig) -> bool:
+  """Returns True if the mixer cannot read more than max_len tokens."""
+  make = MIXERS[config.variant.mixer]
+  if "max_len" not in field_names(make):
+    return False
+  mixer = make(**config.mixer_options(), **config.variant.fixed)
+  return getattr(mixer, "has_limit", True)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

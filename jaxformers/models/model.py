@@ -265,10 +265,8 @@ def shapes(model: Model) -> Any:
 
 def has_statistics(model: Model) -> bool:
   """Returns True if a model has a BatchNorm, whose batches see each other."""
-  return any(
-    _is_running(path)
-    for path, _ in jax.tree_util.tree_leaves_with_path(shapes(model))
-  )
+  config = model.config
+  return "batch" in (config.block.get("norm_type"), config.pool_norm)
 
 
 def _is_running(path: Any) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxformers.models.activations import elu, gelu
+from jaxformers.models.activations import ACTIVATIONS, SLOPES, elu, gelu
 
 
 def test_elu_is_its_formula_and_its_gradient():
@@ -49,3 +49,10 @@ def test_gelu_is_its_formula_and_its_gradient():
   slope = scipy.stats.norm.cdf(x) + x * scipy.stats.norm.pdf(x)
   np.testing.assert_allclose(g, slope, atol=2e-6)
   assert np.isnan(gelu(jnp.float32(jnp.nan)))
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_the_greatest_slope_is_rounded_up(name):
+  x = jnp.linspace(-6, 6, 20_001)
+  slopes = jax.vmap(jax.grad(ACTIVATIONS[name]))(x)
+  assert SLOPES[name] - 0.01 < jnp.abs(slopes).max() <= SLOPES[name]

@@ -114,6 +114,9 @@ def test_gradients_are_finite_where_nothing_can_move():
   np.testing.assert_allclose(raise_by[1], 0, atol=1e-4)
   assert raise_by[0, 1] == 0
   assert (raise_by[0, ::2] > 0.1).all()
+  # Averages are made of batches alone.
+  for name in ("running_mean", "running_variance"):
+    assert not grads["head"]["norm"][name].any()
   # The bound wants weaker layers and smaller vectors.
   assert grads["encoder"]["layer_0"]["alpha"] > 0
 
@@ -127,6 +130,10 @@ def test_what_has_no_bound_is_refused():
     ("isometric", {"pool_norm": "layer"}, "pool_norm='layer'.*'running'"),
     ("isometric", {"num_inputs": 2, "interaction": "nli"}, "not for pairs"),
     ("isometric", {"vocab_size": 0}, "classifiers of tokens"),
+    ("isometric", {"pool_norm": "batch"}, "pool_norm='batch' has no bound in"),
+    ("isometric", {"embedding": {"norm_epsilon": 1e-5}}, "tokens of adaptive"),
+    ("isometric", {"embedding": {"cutoffs": (4,)}}, "tokens of adaptive"),
+    ("allpass", {"coupled": True}, "set coupled=False"),
   ):
     options = {"vocab_size": VOCAB} | options
     model = models.build(

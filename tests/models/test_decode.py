@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from tests import initial
+from tests.marks import long_except
 from tests.models.test_cache import N, build, start
 
 PROMPT = np.array([[3, 7, 1, 4], [5, 2, 0, 0]])
@@ -73,6 +75,26 @@ def test_wrong_arguments(change, message):
   options = {"prompt": PROMPT, "steps": 2, "key": jax.random.key(0)} | change
   with pytest.raises(ValueError, match=message):
     models.generate(model, {}, options.pop("prompt"), **options)
+
+
+@pytest.mark.parametrize("name", long_except(["s4d"], ["s4d", "allpass"]))
+def test_a_recurrence_without_positions_goes_beyond_the_greatest_length(name):
+  sizes = dict(vocab_size=9, max_len=5, num_classes=0, d_model=8, num_layers=1)
+  model = models.build(
+    name, objective="language_model", positions="none", **sizes
+  )
+  params = initial.params(model, jnp.asarray(PROMPT))
+  ids = models.generate(model, params, PROMPT, 8, temperature=0)
+  assert ids.shape[1] >= 8
+
+
+def test_a_certified_mixer_ends_at_its_greatest_length():
+  sizes = dict(vocab_size=9, max_len=5, num_classes=0, d_model=8, num_layers=1)
+  model = models.build(
+    "certified_s4d", objective="language_model", positions="none", **sizes
+  )
+  with pytest.raises(ValueError, match="8 steps.*max_len=5"):
+    models.generate(model, {}, PROMPT, 8, temperature=0)
 
 
 def test_a_classifier_does_not_generate():

@@ -9,7 +9,7 @@ such changes, which is an upper bound. The first needs layers with a bound for
 all sequences, such as those of `isometric`; every encoder has the second.
 
 The certificate: a change moves the pooled vector by at most a bound that goes
-through the layers with the weights at hand (`InvertibleLayers.spread`), and the
+through the layers with the weights at hand (`InvertibleLayers.bound`), and the
 difference of two logits by the norm of the difference of their weights times
 that. A prediction whose margin is greater cannot change. As the radius of
 Tsuzuku et al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1, but for
@@ -37,14 +37,21 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Change
-from jaxformers.models.bounds import find_bound, head_kernels, token_table
+from jaxformers.models.bounds import (
+  NOT_PLAIN,
+  find_bound,
+  has_plain_tokens,
+  head_kernels,
+  token_table,
+)
 from jaxformers.models.variables import make_variables
 from jaxformers.tables import markdown_table
 
 BATCH = 50  # Examples at a time.
 CANDIDATES = 8  # Replacements that a step of the search tries out.
-# Room for the rounding of logits in float32, relative to the greatest.
-ROUNDING = 1e-5
+# Room for rounding in float32: of logits, relative to the greatest, and of the
+# encoder, as a perturbation of the embedded sequence, relative to its norm.
+ROUNDING, ENCODER_ROUNDING = 1e-5, 1e-6
 
 
 def token_reach(table: np.ndarray) -> np.ndarray:
@@ -292,12 +299,13 @@ def certified_accuracy(
     changes: dict[Key, Change] = {
       ("tokens", k): replaced(reach[ids], mask, k) for k in counts
     }
-    if radii:
-      sizes = attack.sizes(ids)
-      changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
+    sizes = attack.sizes(ids)
+    changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
+    rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
     logits = attack.logits(ids)
     for key, change in changes.items():
-      sure = is_certified(logits, labels, kernel, bound(change, n))
+      moved = bound(change, n) + rounding
+      sure = is_certified(logits, labels, kernel, moved)
       held.setdefault(key, []).append(sure)
   return _shares(held)
 
@@ -414,11 +422,8 @@ def report(
       "Certified accuracy is of classifiers of one sequence, and "
       f"{run.task.name} has another objective, pairs or images."
     )
-  if config.embedding.get("cutoffs") or config.embedding.get("norm_epsilon"):
-    raise UserError(
-      "Tokens of adaptive tables, or under a LayerNorm, have no bound of how "
-      "far a replacement moves them: train with the plain embedding."
-    )
+  if not has_plain_tokens(config):
+    raise UserError(f"{NOT_PLAIN[0].upper()}{NOT_PLAIN[1:]}.")
   model = in_float32(run.model)
   split = run.task.splits["test"]
   counts = sorted(counts) if config.vocab_size else []

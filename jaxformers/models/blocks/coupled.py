@@ -18,6 +18,7 @@ from jaxformers.models.activations import ACTIVATIONS, SLOPES
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import (
   KEYS,
+  Bound,
   Change,
   InvertibleLayers,
   Shared,
@@ -63,6 +64,7 @@ class Coupled(nn.Module):
   """
 
   concatenate_positions: ClassVar[bool] = False
+
   mixer: Callable[..., nn.Module]
   num_layers: int
   layer: int = 0
@@ -283,16 +285,10 @@ class CoupledLayers(InvertibleLayers):
     interval = 1 / greatest, greatest
     return {"mixer": f, "feed_forward": g, "sequences": interval}
 
-  def spread(
-    self,
-    weights: Any,
-    shared: Any,
-    change: Change,
-    n: Any,
-    *,
-    exact: bool = True,
-  ) -> Change | None:
-    """Returns bounds of the output: see `InvertibleLayers.spread`.
+  def bound(
+    self, weights: Any, shared: Any, *, exact: bool = True
+  ) -> Bound | None:
+    """Returns bounds of the output: see `InvertibleLayers.bound`.
 
     None for gradients, besides where there is no certificate.
     """
@@ -300,12 +296,16 @@ class CoupledLayers(InvertibleLayers):
     rates = self._rates(weights) if exact else None
     if rates is None:
       return None
-    for rate in rates:
-      mean = change.mean + rate * change.norm / n**0.5
-      norm = _shear(rate) * change.norm
-      mean = lesser(mean, norm / n**0.5)
-      change = Change(norm, n**0.5 * norm, mean)
-    return change
+
+    def move(change: Change, n: Any) -> Change:
+      for rate in rates:
+        mean = change.mean + rate * change.norm / n**0.5
+        norm = _shear(rate) * change.norm
+        mean = lesser(mean, norm / n**0.5)
+        change = Change(norm, n**0.5 * norm, mean)
+      return change
+
+    return move
 
   def _apply(
     self, weights: Any, x: jax.Array, mask: jax.Array, carry: Any, **how: Any

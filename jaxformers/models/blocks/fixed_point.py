@@ -17,12 +17,13 @@ MAX_STEPS = 64  # A rate below 1/2 needs 53 in float64.
 
 
 def enough_steps(rate: float) -> int:
-  """Returns how many steps float64 needs at a rate in (0, 1], with a reserve.
+  """Returns how many steps float64 needs at a rate in [0, 1], with a reserve.
 
   A rate of 1, which none reaches, counts as 0.999.
   """
   eps = float(np.finfo(np.float64).eps)
-  return math.ceil(math.log(eps) / math.log(min(rate, 0.999))) + 8
+  rate = min(max(rate, eps), 0.999)
+  return math.ceil(math.log(eps) / math.log(rate)) + 8
 
 
 def solve(

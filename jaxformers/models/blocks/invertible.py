@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
@@ -73,6 +73,9 @@ class Change(NamedTuple):
     mean = self.mean + rate * self.norm / n**0.5
     norm = (1 + rate) * self.norm
     return Change(norm, n**0.5 * norm, lesser(mean, norm / n**0.5))
+
+
+Bound = Callable[[Change, Any], Change]
 
 
 def lesser(x: Any, y: Any) -> Any:
@@ -173,15 +176,9 @@ class InvertibleLayers(abc.ABC):
     del weights, shared, norm
     return {}
 
-  def spread(
-    self,
-    weights: Any,
-    shared: Any,
-    change: Change,
-    n: Any,
-    *,
-    exact: bool = True,
-  ) -> Change | None:
+  def bound(
+    self, weights: Any, shared: Any, *, exact: bool = True
+  ) -> Bound | None:
     """Returns how far a layer's output moves if its input moves at most so.
 
     For any two sequences of n tokens under one mask; None where no such bound
@@ -189,12 +186,14 @@ class InvertibleLayers(abc.ABC):
 
     Args:
       weights, shared: as for `forward`; `shared` does not change.
-      change: bounds at the layer's input, arrays of one shape.
-      n: number of tokens, in that shape.
       exact: True for float64 and the norms of the weights at hand; False for
         arrays of JAX and rotations taken for orthogonal, for gradients.
+
+    Returns:
+      A function from a `Change` at the layer's input, arrays of one shape, and
+      n in that shape, to the `Change` at its output.
     """
-    del weights, shared, change, n, exact
+    del weights, shared, exact
     return None
 
   def scope(self) -> str:

@@ -19,7 +19,11 @@ import numpy as np
 from jaxformers.errors import UserError
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import enough_steps, solve
-from jaxformers.models.blocks.invertible import Change, InvertibleLayers
+from jaxformers.models.blocks.invertible import (
+  Bound,
+  Change,
+  InvertibleLayers,
+)
 from jaxformers.models.isometric.layer import BOUNDS
 from jaxformers.models.transject.layer import (
   interval,
@@ -92,6 +96,8 @@ class Contractive(nn.Module):
 
     def mix(x: jax.Array) -> jax.Array:
       y, _ = mixer(x.astype(self.dtype), mask=mask, carry=carry, train=train)
+      # Padding passes as it is, so that it is undone, too.
+      y = jnp.where(mask[..., None], y, 0)
       return a.astype(x.dtype) * y.astype(x.dtype)
 
     def feed_forward(x: jax.Array) -> jax.Array:
@@ -118,6 +124,7 @@ class Contractive(nn.Module):
     Raises:
       UserError: for a mixer without a bound.
     """
+    choose("a", self.a, BOUNDS)
     mixer = self.mixer(parent=None)
     if not getattr(mixer, "is_bounded", False):
       raise UserError(
@@ -197,16 +204,16 @@ class ContractiveLayers(InvertibleLayers):
       mask,
       **how,
     )
-    # A sequence is one vector to the iteration; padding is none of it.
+    # A sequence is one vector to the iteration; padding is no part of it.
     shape = y.shape
     flat = jnp.where(mask[..., None], middle, 0).reshape(shape[0], -1)
 
     def mix(z: jax.Array) -> jax.Array:
       z = self._apply(weights, z.reshape(shape), mask, branch="mixer")
-      return jnp.where(mask[..., None], z, 0).reshape(shape[0], -1)
+      return z.reshape(shape[0], -1)
 
     x, _ = solve(flat, mix, rates["mixer"], mask.any(1), **how)
-    return x.reshape(shape)
+    return jnp.where(mask[..., None], x.reshape(shape), middle)
 
   def max_steps(self) -> int:
     """Returns how many steps of a fixed point float64 needs at the most."""
@@ -240,21 +247,19 @@ class ContractiveLayers(InvertibleLayers):
     a = float(self.block.strength(weights["params"]["alpha"]))
     return {"a": a, **constants, "sequences": bounds}
 
-  def spread(
-    self,
-    weights: Any,
-    shared: None,
-    change: Change,
-    n: Any,
-    *,
-    exact: bool = True,
-  ) -> Change:
-    """Returns bounds of the output: see `InvertibleLayers.spread`."""
+  def bound(self, weights: Any, shared: None, *, exact: bool = True) -> Bound:
+    """Returns bounds of the output: see `InvertibleLayers.bound`."""
     a = self.block.strength(weights["params"]["alpha"])
-    rates = self.constants(weights, shared).values() if exact else (a, a)
-    for rate in rates:
-      change = change.add_branch(rate, n)
-    return change
+    rates = (a, a)
+    if exact:
+      rates = tuple(self.constants(weights, shared).values())
+
+    def move(change: Change, n: Any) -> Change:
+      for rate in rates:
+        change = change.add_branch(rate, n)
+      return change
+
+    return move
 
   def _apply(
     self, weights: Any, x: jax.Array, mask: jax.Array, branch: str = ""

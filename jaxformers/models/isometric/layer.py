@@ -18,7 +18,11 @@ import numpy as np
 
 from jaxformers import orthogonal
 from jaxformers.models.blocks.fixed_point import enough_steps, solve
-from jaxformers.models.blocks.invertible import Change, InvertibleLayers
+from jaxformers.models.blocks.invertible import (
+  Bound,
+  Change,
+  InvertibleLayers,
+)
 from jaxformers.models.isometric.ring import ring_filter, spread_dilations
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.parallel import product
@@ -223,16 +227,10 @@ class IsometricLayers(InvertibleLayers):
     interval = least * max(0.0, 1 - a), greatest * (1 + a)
     return {"a": float(weights.a), "sequences": interval}
 
-  def spread(
-    self,
-    weights: Weights,
-    shared: None,
-    change: Change,
-    n: Any,
-    *,
-    exact: bool = True,
-  ) -> Change:
-    """Returns bounds of the output: see `InvertibleLayers.spread`.
+  def bound(
+    self, weights: Weights, shared: None, *, exact: bool = True
+  ) -> Bound:
+    """Returns bounds of the output: see `InvertibleLayers.bound`.
 
     The mean over a ring is its frequency 0, whose norm the filter keeps; what
     follows acts on tokens, and adds at most a |difference|.
@@ -242,7 +240,12 @@ class IsometricLayers(InvertibleLayers):
       _, greatest = _norms(weights.mixing)
       constants = self.constants(weights, shared)
       rate = constants.get("feed_forward", float(weights.a))
-    return Change(*(greatest * bound for bound in change)).add_branch(rate, n)
+
+    def move(change: Change, n: Any) -> Change:
+      turned = Change(*(greatest * size for size in change))
+      return turned.add_branch(rate, n)
+
+    return move
 
 
 def _norms(matrices: jax.Array) -> tuple[float, float]:

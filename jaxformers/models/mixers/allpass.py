@@ -270,6 +270,7 @@ class AllPass(nn.Module):
     "angle": EIGENVALUES,
   }
   is_bounded: ClassVar[bool] = True  # It has a Lipschitz constant, `gain`.
+  has_limit: ClassVar[bool] = False  # max_len sets dilations alone.
 
   causal: bool = False
   dilations: tuple[int, ...] = ()
@@ -287,7 +288,7 @@ class AllPass(nn.Module):
     least = 2 if self.causal else 4
     if d % least:
       raise UserError(
-        f"d_model={d}: all-pass filters read complex channels"
+        f"{d} channels: all-pass filters read complex channels"
         + ("" if self.causal else " in both directions")
         + f", so choose a multiple of {least}."
       )

@@ -46,7 +46,11 @@ from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("s4d")(Variant("s4d", "one_branch"))
 MODELS.register("certified_s4d")(
-  Variant("s4d", "contractive", {"certified": True})
+  Variant(
+    "s4d",
+    "contractive",
+    {"certified": True, "glu": "full", "dropout_rate": 0.0},
+  )
 )
 
 STARTS = ("legs", "lin", "inv")
@@ -115,6 +119,11 @@ class S4D(Recurrence):
     return elu(product(y, q.astype(y.dtype)) + bias[None, None])
 
   @property
+  def has_limit(self) -> bool:
+    """True if the mixer reads at most max_len tokens."""
+    return self.certified
+
+  @property
   def is_bounded(self) -> bool:
     """True if the mixer has a Lipschitz constant, `gain`."""
     return self.certified
@@ -154,6 +163,11 @@ class S4D(Recurrence):
   def respond(self, x: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the outputs of the convolution, [b, n, d], before the gate."""
     check_causal(self, causal=self.causal)
+    if self.certified and x.shape[1] > self.max_len:
+      raise UserError(
+        f"{x.shape[1]} tokens, and certified=True bounds S4D for "
+        f"max_len={self.max_len}: build the model with a greater max_len."
+      )
     log, inputs, outputs = self._systems(x.shape[-1])
     skip = self.param("D", nn.initializers.normal(1.0), x.shape[-1:])
     if is_decoding(self):

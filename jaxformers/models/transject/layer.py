@@ -21,6 +21,7 @@ from jaxformers import orthogonal
 from jaxformers.models.activations import elu
 from jaxformers.models.blocks.fixed_point import MAX_STEPS, solve
 from jaxformers.models.blocks.invertible import (
+  Bound,
   Change,
   Interval,
   InvertibleLayers,
@@ -460,16 +461,10 @@ class TransJectLayers(InvertibleLayers):
       "sequences": interval(across, feed_forward),
     }
 
-  def spread(
-    self,
-    weights: Weights,
-    shared: Any,
-    change: Change,
-    n: Any,
-    *,
-    exact: bool = True,
-  ) -> Change | None:
-    """Returns bounds of the output: see `InvertibleLayers.spread`.
+  def bound(
+    self, weights: Weights, shared: Any, *, exact: bool = True
+  ) -> Bound | None:
+    """Returns bounds of the output: see `InvertibleLayers.bound`.
 
     For a learned Sigma, with the certified gate or one expert. With one expert
     no tokens meet: a token that does not move does not move others.
@@ -485,14 +480,18 @@ class TransJectLayers(InvertibleLayers):
     else:
       mixture = self.mixing_rate(weights) * across * jnp.abs(shared).max()
       rates = mixture, weights.experts.a
-    total = change.total
-    for rate in rates:
-      change = change.add_branch(rate, n)
-      total = (1 + rate) * total
-    if not is_alone:
-      return change
-    total = lesser(total, change.total)
-    return Change(change.norm, total, lesser(change.mean, total / n))
+
+    def move(change: Change, n: Any) -> Change:
+      total = change.total
+      for rate in rates:
+        change = change.add_branch(rate, n)
+        total = (1 + rate) * total
+      if not is_alone:
+        return change
+      total = lesser(total, change.total)
+      return Change(change.norm, total, lesser(change.mean, total / n))
+
+    return move
 
   def scope(self) -> str:
     """Returns the pairs that `sequences` speaks of, as a noun phrase."""

@@ -36,8 +36,7 @@ def build(name="isometric", pool="mean", head_dim=0, **options):
     num_layers=2,
     pool=pool,
     head_dim=head_dim,
-    embedding={"init_std": 1.0},
-    **options,
+    **{"embedding": {"init_std": 1.0}} | options,
   )
   params = initial.params(model, jnp.asarray(ids_of(0)))
   # Away from the start, where TransJect's layers do nothing.
@@ -62,6 +61,11 @@ CASES = [
   ("isometric", "root_mean", {"head_dim": 6}),
   ("isometric", "mean", {"pool_norm": "running"}),
   ("allpass", "mean", {}),
+  (
+    "certified_s4d",
+    "mean",
+    {"embedding": {"init_std": 1.0, "scale": 3.0}, "positions": "learned"},
+  ),
   ("random_transject", "mean", {"mixer": {"num_experts": 1}}),
   ("random_transject", "mean", {"mixer": {"gating": "certified"}}),
 ]
@@ -73,7 +77,7 @@ def test_no_replacement_moves_logits_beyond_the_bound(case):
   name, pool, options = case
   model, params = build(name, pool, **options)
   ids = ids_of(1, 2)
-  table = params["encoder"]["embedding"]["tokens"]["embedding"]
+  table = bounds.token_table(model, params)
   reach = certified.token_reach(np.asarray(table))[ids]
   mask = ids > 0
   kernel = bounds.head_kernels(model, params)[-1]

@@ -199,10 +199,49 @@ def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   np.testing.assert_allclose(found["sequences"], (low, high), rtol=1e-6)
 
 
+def test_no_two_sequences_move_beyond_the_bound_of_a_bounded_layer():
+  """The norm and the mean, under changes of one token and of all."""
+  n, d = 6, 8
+  model = build(
+    "allpass",
+    mixer=BOUNDED["allpass"],
+    num_layers=1,
+    d_model=d,
+    block={"norm_type": "none", "mlp_dim": 6},
+  )
+  params = moved(model)["encoder"]
+  layers = invertible.layers_of(model.stacks()["encoder"])
+  (weights,) = layers.weights({"params": params})
+  bound = layers.bound(weights, None)
+  assert layers.bound(weights, None, exact=False) is None
+  mask = jnp.ones((1, n), bool)
+  rng = np.random.default_rng(0)
+  nearness = []
+  for scale in (0.01, 1.0):
+    for count in (1, n):
+      x, step = rng.normal(size=(2, 1, n, d)).astype(np.float32)
+      step[:, count:] = 0
+      ends = [
+        np.asarray(layers.forward(weights, z, None, mask)[0])
+        for z in (x, x + scale * step)
+      ]
+
+      def sizes(change):
+        norms = np.linalg.norm(change[0], axis=-1)
+        mean = np.linalg.norm(change[0].mean(0))
+        return invertible.Change(np.linalg.norm(norms), norms.sum(), mean)
+
+      got, limit = sizes(ends[1] - ends[0]), bound(sizes(scale * step), n)
+      for found, most in zip(got, limit, strict=True):
+        assert found <= most * (1 + 1e-5)
+      nearness.append(got.norm / limit.norm)
+  assert max(nearness) > 0.2
+
+
 def test_norms_and_other_mixers_have_no_interval():
   for name, block in (("allpass", {}), ("s4d", {"norm_type": "none"})):
     model = build(name, mixer=BOUNDED.get(name, {"state_size": 4}), block=block)
     layers = invertible.layers_of(model.stacks()["encoder"])
     weights = layers.weights({"params": moved(model)["encoder"]})[0]
     assert layers.certificate(weights, None, 1.0) == {}
-    assert layers.spread(weights, None, None, 1) is None
+    assert layers.bound(weights, None) is None

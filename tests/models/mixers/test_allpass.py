@@ -224,7 +224,7 @@ def test_a_causal_mixer_does_not_see_the_future():
 
 
 def test_channels_come_in_pairs():
-  with pytest.raises(ValueError, match="d_model=6.*both directions.*of 4"):
+  with pytest.raises(ValueError, match="6 channels.*both directions.*of 4"):
     sequential.init(MIXERS["allpass"](), 6)
-  with pytest.raises(ValueError, match="d_model=5.*multiple of 2"):
+  with pytest.raises(ValueError, match="5 channels.*multiple of 2"):
     sequential.init(MIXERS["allpass"](causal=True), 5)

@@ -134,3 +134,9 @@ def test_a_gate_has_no_certificate():
     sequential.init(MIXERS["s4d"](certified=True, glu="none"), 4)
   with pytest.raises(ValueError, match="certified=True"):
     MIXERS["s4d"]().gain({})
+
+
+def test_a_certificate_ends_at_the_greatest_length():
+  mixer = MIXERS["s4d"](**SMALL, certified=True, max_len=3)
+  with pytest.raises(ValueError, match="4 tokens.*max_len=3"):
+    sequential.init(mixer, 4)
