@@ -25,6 +25,7 @@ SUBCOMMANDS = {
   "models": "jaxformers.costs",
   "perplexity": "jaxformers.analysis.evaluation.perplexity",
   "prepare": "jaxformers.prepare",
+  "price": "jaxformers.analysis.certificates.price",
   "published": "jaxformers.analysis.tables.published",
   "rank": "jaxformers.theory.rank",
   "report": "jaxformers.analysis.page.report",

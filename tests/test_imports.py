@@ -38,7 +38,7 @@ ALLOWED = {
   "analysis.plotting": set(),
   "analysis.tokens": {"models", "orthogonal", "trained", "analysis.plotting"},
   "analysis.certificates": {
-    *("models", "orthogonal", "trained", "analysis.tokens"),
+    *("models", "orthogonal", "trained", "workdirs", "analysis.tokens"),
     "analysis.plotting",
   },
   "analysis.evaluation": {

@@ -69,7 +69,7 @@ def test_layers_that_can_be_undone_take_batches_of_any_size(name):
     max_len=6,
     num_classes=3,
     d_model=8,
-    num_layers=2,
+    num_layers=1,
     coupled=name in ("transformer", "s5"),
   )
   ids = jnp.array([[1, 2, 3, 4, 5, 6], [3, 2, 1, 0, 0, 0], [4, 4, 8, 1, 0, 0]])

@@ -168,7 +168,7 @@ BOUNDED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(BOUNDED))
+@pytest.mark.parametrize("name", long_except(["allpass"], sorted(BOUNDED)))
 def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   n, d = 5, 8
   with jax.enable_x64(True):
@@ -190,7 +190,7 @@ def test_a_bounded_mixer_gives_the_layer_an_interval(name):
       return layers.forward(weights, x.reshape(1, n, d), None, mask)[0].ravel()
 
     x = jax.random.normal(jax.random.key(0), (n * d,))
-    values = np.linalg.svd(jax.jacrev(flat)(x), compute_uv=False)
+    values = np.linalg.svd(jax.jit(jax.jacrev(flat))(x), compute_uv=False)
     (found,) = lipschitz.guaranteed(model, {"encoder": params}, None, [1.0])
   assert low <= values[-1] < 0.8
   assert 1.25 < values[0] <= high
@@ -212,7 +212,7 @@ def test_no_two_sequences_move_beyond_the_bound_of_a_bounded_layer():
   params = moved(model)["encoder"]
   layers = invertible.layers_of(model.stacks()["encoder"])
   (weights,) = layers.weights({"params": params})
-  bound = layers.bound(weights, None)
+  bound, forward = layers.bound(weights, None), jax.jit(layers.forward)
   assert layers.bound(weights, None, exact=False) is None
   mask = jnp.ones((1, n), bool)
   rng = np.random.default_rng(0)
@@ -222,7 +222,7 @@ def test_no_two_sequences_move_beyond_the_bound_of_a_bounded_layer():
       x, step = rng.normal(size=(2, 1, n, d)).astype(np.float32)
       step[:, count:] = 0
       ends = [
-        np.asarray(layers.forward(weights, z, None, mask)[0])
+        np.asarray(forward(weights, z, None, mask)[0])
         for z in (x, x + scale * step)
       ]
 

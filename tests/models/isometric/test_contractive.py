@@ -16,6 +16,7 @@ from tests import initial
 from tests.marks import long_except
 
 NAMES = ("allpass", "certified_s4d")
+SHORT = long_except(NAMES[:1], NAMES)
 WIDTH, LENGTH = 4, 6
 IDS = jax.random.randint(jax.random.key(0), (3, 12), 1, 20).at[1, 7:].set(0)
 
@@ -45,7 +46,7 @@ def stack(model, seed=0, alpha=1.5):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", long_except([True], [True, False]))
 @pytest.mark.parametrize("a", long_except(["wide"], ["wide", "budget"]))
 def test_the_encoder_is_undone_to_its_tokens(name, causal, a):
   model = build(name, causal=causal, block={"a": a})
@@ -60,7 +61,7 @@ def test_the_encoder_is_undone_to_its_tokens(name, causal, a):
   np.testing.assert_array_equal(found[mask], np.asarray(IDS)[mask])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHORT)
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
 def test_jacobians_have_singular_values_inside_the_certificate(name, causal):
   with jax.enable_x64(True):
@@ -77,7 +78,7 @@ def test_jacobians_have_singular_values_inside_the_certificate(name, causal):
       return layers.forward(weights[0], x, None, mask)[0].ravel()
 
     x = np.random.default_rng(0).normal(size=LENGTH * WIDTH)
-    values = np.linalg.svd(jax.jacrev(flat)(x), compute_uv=False)
+    values = np.linalg.svd(jax.jit(jax.jacrev(flat))(x), compute_uv=False)
   assert low * (1 - 1e-6) <= values[-1]
   assert values[0] <= high * (1 + 1e-6)
   # The bounds are not idle.
@@ -85,7 +86,7 @@ def test_jacobians_have_singular_values_inside_the_certificate(name, causal):
   assert values[-1] < 0.75
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHORT)
 def test_ascent_finds_no_two_sequences_outside_the_certificate(name):
   """Two layers, any two sequences under a mask with a hole."""
   layers, both = stack(build(name))
@@ -119,7 +120,7 @@ def test_ascent_finds_no_two_sequences_outside_the_certificate(name):
   assert least.min() < low**0.2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHORT)
 def test_a_causal_encoder_is_undone_causally(name):
   """Later outputs, however they are changed, do not move earlier inputs."""
   layers, weights = stack(build(name, causal=True))

@@ -47,7 +47,7 @@ def section(x, log, m):
   return y, h[:, x.shape[1] :]
 
 
-@pytest.mark.parametrize("m", [1, 3, 4, 12, 40])
+@pytest.mark.parametrize("m", long_except([5, 40], [1, 4, 5, 12, 40]))
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_section_is_its_recurrence(m, reverse):
   """Dilations that divide the length, that do not, and that exceed it."""
@@ -87,7 +87,7 @@ def test_outputs_and_last_states_keep_the_norm(n, m, slowest):
 LENGTHS = [[3, 0, 5], [0, 0, 0], [7, 11, 2], [10, 9, 13]]
 
 
-@pytest.mark.parametrize("m", [1, 4, 7, 30])
+@pytest.mark.parametrize("m", long_except([7], [1, 4, 7, 30]))
 @pytest.mark.parametrize(
   ("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-6)]
 )
@@ -197,30 +197,24 @@ def jacobian(mixer, params, n, d):
     )
     return y.ravel()
 
-  return np.asarray(jax.jacrev(flat)(jnp.ones(n * d)))
+  return np.asarray(jax.jit(jax.jacrev(flat))(jnp.ones(n * d)))
 
 
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
-def test_no_direction_is_expanded(causal):
+def test_no_direction_is_expanded_and_a_causal_mixer_sees_no_future(causal):
   n, d = 9, 4
   with jax.enable_x64(True):
     mixer = MIXERS["allpass"](**SMALL, causal=causal, dtype=jnp.float64)
     params = sequential.init(mixer, d)
     # Where ELU has slope 1, all of the norm but the last states is kept.
     params["bias"] = jnp.full((d,), 50.0)
-    values = np.linalg.svd(jacobian(mixer, params, n, d), compute_uv=False)
+    matrix = jacobian(mixer, params, n, d)
     gain = mixer.gain({"params": params})
+  values = np.linalg.svd(matrix, compute_uv=False)
   assert gain == pytest.approx(1, abs=1e-6)
   assert 0.999 * gain < values[0] <= gain * (1 + 1e-9)
-
-
-def test_a_causal_mixer_does_not_see_the_future():
-  n, d = 9, 4
-  mixer = MIXERS["allpass"](**SMALL, causal=True)
-  params = sequential.init(mixer, d)
-  matrix = jacobian(mixer, params, n, d).reshape(n, d, n, d)
-  seen = np.abs(matrix).max((1, 3)) > 0
-  np.testing.assert_array_equal(seen, np.tril(np.ones((n, n), bool)))
+  seen = np.abs(matrix.reshape(n, d, n, d)).max((1, 3)) > 0
+  np.testing.assert_array_equal(seen, np.tri(n) > 0 if causal else seen | True)
 
 
 def test_channels_come_in_pairs():

@@ -1,0 +1,171 @@
+r"""The price of a certificate: the test score of runs over what they guarantee.
+
+python -m jaxformers price runs/text_narrow runs/text_wide --out price
+
+For every run: the factors by which its encoder changes the distance of two
+sequences at the least and at the most, the products over the layers of
+`InvertibleLayers.certificate`; their ratio, the width of the certificate; and
+the test score. Runs whose layers guarantee nothing of all sequences are listed
+without. --out draws the score over the width.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxformers import cli, trained, workdirs
+from jaxformers.analysis.certificates import lipschitz
+from jaxformers.analysis.plotting import figures
+from jaxformers.analysis.plotting.figures import Figure, Texts
+from jaxformers.errors import UserError
+from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.variables import make_variables, of_stack
+from jaxformers.tables import markdown_table
+
+
+class Priced(NamedTuple):
+  """A run, its score and its certificate.
+
+  Attributes:
+    name: name of the run's folder.
+    model: name of the model.
+    metric: name of the score.
+    score: test score, a share for accuracies.
+    interval: least and greatest factor of a distance of two sequences; None
+      where nothing is guaranteed for all of them.
+  """
+
+  name: str
+  model: str
+  metric: str
+  score: float
+  interval: tuple[float, float] | None
+
+  @property
+  def width(self) -> float:
+    """Decimal logarithm of the ratio of both factors; NaN without them."""
+    if self.interval is None:
+      return math.nan
+    low, high = self.interval
+    return math.log10(high / low)
+
+
+def find_interval(model: Any, params: Any) -> tuple[float, float] | None:
+  """Returns the factors of an encoder for two sequences, or None.
+
+  None too for layers whose bound depends on the data, such as TransJect's with
+  eigenvalues or the paper's gate.
+
+  Args:
+    model, params: a model and its parameters.
+  """
+  block = model.stacks()["encoder"]
+  layers = layers_of(block)
+  if layers is None or block.final_norm:
+    return None
+  encoder = of_stack(make_variables(model, params), "encoder")
+  # What layers share must not depend on the tokens.
+  blank = jnp.zeros((1, 1, model.config.d_model))
+  shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
+  if layers.bound(layers.weights(encoder)[0], shared) is None:
+    return None
+  rows = lipschitz.guaranteed(
+    model, params, shared, [1.0] * model.config.num_layers
+  )
+  return lipschitz.product([row["sequences"] for row in rows])
+
+
+def price(workdir: Path) -> Priced:
+  """Returns the certificate and the score of a run.
+
+  Raises:
+    UserError: for a folder without a run that has ended; see `trained.load`.
+  """
+  run = trained.load(workdir)
+  results = workdirs.read_results(workdir)
+  # Results of older versions name no metric.
+  metric = results.get("metric", "accuracy")
+  interval = find_interval(run.model, run.params)
+  name = run.config["model"]["name"]
+  return Priced(workdir.name, name, metric, results[metric], interval)
+
+
+def table(runs: list[Priced]) -> str:
+  """Returns the runs as a table in Markdown, the narrowest first."""
+  rows = [
+    (
+      run.name,
+      run.model,
+      f"{run.score:.4f}",
+      *(
+        ("-", "-")
+        if run.interval is None
+        else map("{:.3g}".format, run.interval)
+      ),
+      "-" if run.interval is None else f"{run.width:.2f}",
+    )
+    for run in sorted(runs, key=lambda run: (math.isnan(run.width), run.width))
+  ]
+  metric = runs[0].metric
+  titles = ("run", "model", metric, "least", "greatest", "log10 of their ratio")
+  return markdown_table(titles, rows, right=(2, 3, 4, 5))
+
+
+def figure(runs: list[Priced]) -> Figure:
+  """Returns the score of runs over the width of their certificates."""
+  rows = sorted(
+    (run.model, run.width, run.score)
+    for run in runs
+    if run.interval is not None
+  )
+  free = {run.model: run.score for run in runs if run.interval is None}
+
+  def paint(fig: Any, rows: Any) -> None:
+    axes = fig.subplots()
+    for number, (model, points) in enumerate(figures.grouped(rows).items()):
+      widths, scores = zip(*((w, s) for _, w, s in points), strict=True)
+      axes.plot(widths, scores, label=model, **figures.style(number))
+    for number, (model, score) in enumerate(free.items(), len(rows)):
+      look = figures.style(number) | {"marker": None, "linestyle": ":"}
+      axes.axhline(score, label=f"{model}, no certificate", **look)
+    axes.set_xlabel("log10 of greatest over least factor of a distance")
+    axes.set_ylabel(f"test {runs[0].metric}")
+    figures.draw_legend(fig, axes)
+
+  caption = (
+    f"Test score of {len(runs)} runs over the width of the interval by which "
+    "their encoders may change the distance of two sequences: to the left the "
+    "certificate is stronger."
+  )
+  texts = Texts("price", "The price of a certificate", caption)
+  columns = ("model", "log10 of the ratio", runs[0].metric)
+  return Figure(*texts, columns, rows, paint)
+
+
+@cli.command(
+  cli.argument(
+    "folders", nargs="+", type=Path, metavar="WORKDIR", help="folder of a run"
+  ),
+  cli.option("out", "", "folder of price.png, .svg and .csv"),
+)
+def main(folders: list[Path], out: str) -> None:
+  """Prints the table of the runs, and draws it if asked."""
+  runs = [price(folder) for folder in folders]
+  print(table(runs))
+  if out:
+    drawn = figure(runs)
+    if not drawn.rows:
+      raise UserError(
+        "None of the runs has a certificate, so there is no curve to draw: "
+        "leave out --out."
+      )
+    paths = drawn.write(Path(out))
+    print(f"Written to {', '.join(map(str, paths))}.")
+
+
+if __name__ == "__main__":
+  main()
