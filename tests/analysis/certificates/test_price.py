@@ -61,7 +61,7 @@ def test_the_figure_has_runs_with_a_certificate():
 
 
 def test_the_command_reads_runs(smoke, tmp_path, capsys):
-  loop.run(smoke("isometric"), tmp_path / "run")
+  loop.run(smoke("isometric", **{"model.num_layers": 1}), tmp_path / "run")
   price.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])
   found = capsys.readouterr().out
   results = json.loads((tmp_path / "run/results.json").read_text())
