@@ -400,7 +400,7 @@ RUNNERS = {
       ("lipschitz", "transject", *FEW, "--steps=2"),
       ("inverse", "transject", *FEW),
       ("certified", "", "--samples=2", "--examples=4", "--steps=1"),
-      ("price", ""),
+      ("price", "isometric"),
       ("export", "transject", "--length=16"),
       ("perplexity", "language", "--tokens=40", "--strides=1,64"),
     )
