@@ -16,7 +16,11 @@ import numpy as np
 
 from jaxformers.errors import UserError
 from jaxformers.models.activations import SLOPES
-from jaxformers.models.blocks.invertible import Change, layers_of
+from jaxformers.models.blocks.invertible import (
+  Change,
+  layers_of,
+  shared_by_all,
+)
 from jaxformers.models.classifier import Classifier
 from jaxformers.models.config import ModelConfig
 from jaxformers.models.model import shapes
@@ -120,19 +124,14 @@ def find_bound(
   if layers is None or not is_known or block.final_norm:
     return None
   encoder = of_stack(variables, "encoder")
-  # What layers share must not depend on the tokens, as a learned Sigma.
-  blank = jnp.zeros((1, 1, config.d_model))
-  shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
+  shared = shared_by_all(layers, encoder, config.d_model)
   all_weights = layers.weights(encoder)
   if exact:
     all_weights = jax.device_get(all_weights)
   kernels = head_kernels(model, variables["params"], exact=exact)
   norm = np.linalg.norm if exact else jnp.linalg.norm
   slope = SLOPES[config.head_activation]
-  head = math.prod(
-    (slope * norm(kernel, 2) for kernel in kernels[:-1]), start=1
-  )
-
+  head = math.prod(slope * norm(kernel, 2) for kernel in kernels[:-1])
   moves = [layers.bound(w, shared, exact=exact) for w in all_weights]
   if None in moves:
     return None
@@ -209,7 +208,7 @@ def check_bound(model: Any, k: int) -> None:
     )
   elif config.coupled:
     reason = "coupled layers have no bound for gradients: set coupled=False"
-  elif not _spreads(model):
+  elif not _has_bound(model):
     reason = (
       f"the layers of {config.name!r} have no bound for all sequences: choose "
       "isometric, allpass, certified_s4d, or random_transject with "
@@ -219,7 +218,7 @@ def check_bound(model: Any, k: int) -> None:
     raise UserError(f"config.margin_tokens={k}: {reason}.")
 
 
-def _spreads(model: Classifier) -> bool:
+def _has_bound(model: Classifier) -> bool:
   """Returns True if the layers of a model have a bound, from shapes alone."""
   found = []
 

@@ -15,14 +15,12 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from jaxformers import cli, trained, workdirs
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.errors import UserError
-from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.blocks.invertible import layers_of, shared_by_all
 from jaxformers.models.variables import make_variables, of_stack
 from jaxformers.tables import markdown_table
 
@@ -68,9 +66,7 @@ def find_interval(model: Any, params: Any) -> tuple[float, float] | None:
   if layers is None or block.final_norm:
     return None
   encoder = of_stack(make_variables(model, params), "encoder")
-  # What layers share must not depend on the tokens.
-  blank = jnp.zeros((1, 1, model.config.d_model))
-  shared = layers.shared(encoder, blank, jnp.ones((1, 1), bool)).value
+  shared = shared_by_all(layers, encoder, model.config.d_model)
   if layers.bound(layers.weights(encoder)[0], shared) is None:
     return None
   rows = lipschitz.guaranteed(

@@ -221,6 +221,23 @@ def layers_of(block: Any) -> InvertibleLayers | None:
   return offer() if offer else None
 
 
+def shared_by_all(
+  layers: InvertibleLayers, variables: Mapping[str, Any], d: int
+) -> Any:
+  """Returns what layers share if it does not depend on tokens.
+
+  For layers that have a `bound`, such as those with a learned Sigma; of others
+  it is what a blank token gives.
+
+  Args:
+    layers: the layers.
+    variables: collections of the encoder.
+    d: number of channels.
+  """
+  blank, mask = jnp.zeros((1, 1, d)), jnp.ones((1, 1), bool)
+  return layers.shared(variables, blank, mask).value
+
+
 def require_layers(block: Any) -> InvertibleLayers:
   """Returns `layers_of(block)`.
 

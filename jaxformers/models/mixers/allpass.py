@@ -311,6 +311,7 @@ class AllPass(nn.Module):
     """Returns the filtered tokens; holes are no steps."""
     x, moved = to_front(x, mask)
     lengths = mask.sum(1).astype(jnp.int32)
+    is_token = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
     half = x.shape[-1] // 2
     y = Pair(x[..., :half], x[..., half:])
     if is_decoding(self):
@@ -332,8 +333,7 @@ class AllPass(nn.Module):
       else:
         y = _both_ways(y, log, m)
       # What padding gets is no input of the next section.
-      is_token = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
-      y = _map(lambda part, is_token=is_token: jnp.where(is_token, part, 0), y)
+      y = _map(lambda part: jnp.where(is_token, part, 0), y)
     return move_back(jnp.concatenate(y, -1), moved)
 
   @nn.nowrap
