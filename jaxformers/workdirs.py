@@ -82,7 +82,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     UserError: for a file that is damaged, or that this package did not write;
       it names the file, what is wrong with it, and what to do.
   """
-  config = _read(folder, "config.json")
+  config = read(folder, "config.json")
   check_config(folder, "config.json", config)
   return config
 
@@ -93,12 +93,21 @@ def read_results(folder: Path) -> dict[str, Any]:
   Raises:
     UserError: as `read_config`.
   """
-  results = _read(folder, "results.json")
+  results = read(folder, "results.json")
   _check_types(folder, "results.json", results, RESULTS_FIELDS)
   # Results of older versions name no metric: it was accuracy.
   metric = results.get("metric", "accuracy")
   _check_types(folder, "results.json", results, {metric: (int, float)})
   return results
+
+
+def read_vocabulary(folder: Path) -> tuple[str, ...]:
+  """Returns what every id of a run's task stands for; () for real numbers.
+
+  Raises:
+    UserError: as `read_config`.
+  """
+  return tuple(read(folder, "vocabulary.json").get("tokens", ()))
 
 
 def check_config(folder: Path, name: str, config: Any) -> None:
@@ -164,8 +173,12 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
   return record if is_right else None
 
 
-def _read(folder: Path, name: str) -> dict[str, Any]:
-  """Returns the content of a JSON file whose digest is right."""
+def read(folder: Path, name: str) -> dict[str, Any]:
+  """Returns the content of a JSON file of a run, whose digest must be right.
+
+  Raises:
+    UserError: as `read_config`.
+  """
   try:
     content = json.loads((folder / name).read_bytes())
   except (ValueError, OSError, RecursionError) as error:

@@ -39,7 +39,9 @@ class Field(NamedTuple):
 FIELDS = {
   # Start of the run, and the sections of its data, model and training.
   "seed": Field(0, "seed of parameters, order of examples and dropout"),
-  "pretrained": Field("", "folder of safetensors to start from"),
+  "pretrained": Field(
+    "", "run, exported model or folder of Hugging Face to start from"
+  ),
   "task": Field({}, "name, protocol and options of the task"),
   "model": Field({}, "name and options of jaxformers.models.build"),
   "reference": Field({}, "Transformer for the comparison of parameters"),

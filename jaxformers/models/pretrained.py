@@ -27,13 +27,12 @@ import safetensors.numpy
 
 from jaxformers import models, paths
 from jaxformers.errors import UserError
+from jaxformers.models import transplant
 from jaxformers.registry import choose
 
 Params = dict[str, Any]
 Shape = tuple[int, ...]
-# Parameters that a file may lack: heads, and those of fidelity and FeatScale.
-_HEADS = ("head/", "decoder/")
-_NEW = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest")
+_HEADS = ("head/", "decoder/")  # Parameters that a file may lack.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +98,7 @@ def _positions(*names: str) -> Tensor:
     total = table.reshape(-1, shape[-1])
     for segment in segments:
       total = total + segment[:1]
-    return resize_positions(total, shape[0])
+    return transplant.resize_positions(total, shape[0])
 
   def fits(theirs: Shape, *others: Shape) -> bool:
     *segments, ours = others
@@ -110,33 +109,6 @@ def _positions(*names: str) -> Tensor:
     return theirs[-1] == ours[-1] and (old == new or is_square)
 
   return Tensor(names, convert, fits)
-
-
-def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
-  """Returns the positions of square images for another size of image.
-
-  Interpolates the positions of patches bicubically, as DeiT does, and keeps the
-  position of the class token.
-
-  Args:
-    table: positions of the class token and k^2 patches, [1 + k^2, d].
-    count: new number of positions, 1 + m^2.
-
-  Raises:
-    UserError: if the counts differ, and one of them is not 1 + a square.
-  """
-  if len(table) == count:
-    return table
-  old, new = (round((n - 1) ** 0.5) for n in (len(table), count))
-  if (old**2 + 1, new**2 + 1) != (len(table), count):
-    raise UserError(
-      f"{len(table)} positions cannot become {count}: both must be those of a "
-      "square image with a class token. Give an image of another size."
-    )
-  # Interpolate the patches on their grid; the class token has no place in it.
-  grid = table[1:].reshape(old, old, -1)
-  grid = jax.image.resize(grid, (new, new, grid.shape[-1]), "bicubic")
-  return np.concatenate([table[:1], np.asarray(grid).reshape(new**2, -1)])
 
 
 def _dense(theirs: str, ours: str) -> dict[str, Tensor]:
@@ -466,7 +438,7 @@ def _fill(
       params[path] = jnp.asarray(
         tensor.convert(*arrays, leaf.shape), jnp.float32
       )
-    elif path.startswith(_HEADS) or path.endswith(_NEW):
+    elif path.startswith(_HEADS) or path.endswith(transplant.ADDED):
       params[path] = leaf
     elif is_there:
       listed = ", ".join(str(shape) for shape in shapes)
@@ -482,18 +454,8 @@ def _fill(
     if name not in used and not name.startswith(_IGNORED)
   ]
   if differences:
-    raise _refuse(folder, differences)
+    raise transplant.refuse(folder, differences)
   return flax.traverse_util.unflatten_dict(params, sep="/")
-
-
-def _refuse(folder: str, differences: list[str]) -> UserError:
-  more = ["..."] if len(differences) > 8 else []
-  listed = "\n  ".join([*differences[:8], *more])
-  return UserError(
-    f"{folder} has another architecture; {len(differences)} tensors differ:\n"
-    f"  {listed}\nBuild the model with the sizes of the file: see "
-    "`pretrained.load`."
-  )
 
 
 def _fits(tensor: Tensor, shapes: list[Shape], shape: Shape) -> bool:

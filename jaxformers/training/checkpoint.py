@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.traverse_util
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -17,6 +18,7 @@ import orbax.checkpoint as ocp
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
 from jaxformers.training import arrays, disk, processes, resume
+from jaxformers.training.state import TrainState
 
 
 @dataclasses.dataclass
@@ -290,6 +292,29 @@ class Checkpoints:
       "first evaluation (config.eval_steps)."
     )
 
+  def describe(self) -> tuple[dict[str, Any], arrays.Shapes]:
+    """Returns the description of the data, and the shapes of the state.
+
+    Both are those of the latest checkpoint that says them.
+
+    Raises:
+      UserError: if there is no checkpoint, or none that is whole.
+    """
+    damaged = []
+    for step in reversed(self.steps()):
+      try:
+        meta = self._read_meta(step)
+      except _DamagedError:
+        damaged.append(step)
+        continue
+      return meta["about"], meta["shapes"]
+    if damaged:
+      raise self._none_whole(damaged)
+    raise UserError(
+      f"There is no checkpoint in {self.folder}: train until the first "
+      "evaluation (config.eval_steps)."
+    )
+
   def _rank(self) -> tuple[dict[int, float], list[int]]:
     """Returns the scores of evaluated steps, and steps of unknown score.
 
@@ -397,6 +422,37 @@ class Checkpoints:
     if meta["step"] != step:
       raise _DamagedError(folder, f"it was saved at step {meta['step']}")
     return meta
+
+
+def read_best(
+  workdir: Path, config: dict[str, Any]
+) -> tuple[Restored, dict[str, Any]]:
+  """Returns the best state of a run without its optimiser, and its data.
+
+  Neither its model nor its data are needed: shapes are those that are saved.
+
+  Args:
+    workdir: absolute path of the folder of the run.
+    config: content of its `config.json`.
+
+  Returns:
+    As `Checkpoints.restore_best`, on the first device; and the description of
+    the task.
+
+  Raises:
+    UserError: as `Checkpoints.restore_best`.
+  """
+  place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  with Checkpoints(workdir, {}, config) as checkpoints:
+    checkpoints.description, shapes = checkpoints.describe()
+    flat = {
+      path: jax.ShapeDtypeStruct(shape, np.float32, sharding=place)
+      for path, shape in _without(shapes, "opt_state/").items()
+    }
+    like = flax.traverse_util.unflatten_dict(flat, sep="/")
+    like["step"] = jax.ShapeDtypeStruct((), np.int32, sharding=place)
+    best = checkpoints.restore_best(TrainState(opt_state=None, **like))
+    return best, checkpoints.description
 
 
 class _DamagedError(UserError):

@@ -16,7 +16,14 @@ import jax
 
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
-from jaxformers.training import compilers, disk, processes, resume, summary
+from jaxformers.training import (
+  compilers,
+  disk,
+  origin,
+  processes,
+  resume,
+  summary,
+)
 from jaxformers.training.checkpoint import Checkpoints, Restored
 from jaxformers.training.evaluate import Evaluator, add_sums, make_evaluator
 from jaxformers.training.preemption import STOP_SIGNALS, Preemption
@@ -85,7 +92,7 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
     if latest is not None:
       trainer.state, loop_state = latest[0], LoopState(**latest[1])
       trainer.carried_seconds = loop_state.wall_seconds
-    begin(run)
+    begin(run, trainer.origin)
     with Preemption() as preemption:
       _train(trainer, loop_state, checkpoints, preemption, profile)
     # Score the best one.
@@ -222,6 +229,8 @@ class _Loop:
     total = self.config["total_steps"]
     if start:
       self.progress.line(f"Going on from step {start} of {total}.")
+    if self.trainer.origin:
+      self.progress.line(origin.describe(self.trainer.origin))
     warmup_steps = self.config["schedule"].get("warmup_steps", 0)
     if total <= warmup_steps:
       self.progress.line(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxformers import models, workdirs
-from jaxformers.training import provenance
+from jaxformers.training import origin, provenance
 from jaxformers.training.checkpoint import Restored
 from jaxformers.training.progress import duration
 from jaxformers.training.run import Run
@@ -43,6 +43,7 @@ def describe_results(
   """
   config, task = run.config, run.task
   num_params = models.size(run.model)
+  record = origin.read_record(run.workdir)
   return {
     "task": task.name,
     "protocol": task.protocol,
@@ -55,6 +56,7 @@ def describe_results(
     "best_step": best.step,
     "selection_score": best.score,
     **({} if best.lost is None else {"damaged_best_step": best.lost}),
+    **({} if record is None else {"pretrained": record}),
     "baselines": task.baselines(),
     "parameters": num_params,
     "parameter_ratio": num_params / run.num_reference_params,
@@ -105,6 +107,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   yield "relative to the Transformer", ratio
   yield "training time", duration(results["train_seconds"])
   yield "wall time", duration(results["wall_seconds"])
+  if "pretrained" in results:
+    yield "pretrained", results["pretrained"]["folder"]
   # Note if the data differ from those that the authors published.
   data = results["data"]
   if not data.get("authors_counts", True):

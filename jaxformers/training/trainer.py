@@ -15,7 +15,6 @@ import numpy as np
 from jaxformers import workdirs
 from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.errors import UserError
-from jaxformers.models import pretrained
 from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.model import has_statistics
 from jaxformers.models.parallel import on_one_cpu
@@ -24,6 +23,7 @@ from jaxformers.training import (
   disk,
   memory,
   optim,
+  origin,
   processes,
   resume,
 )
@@ -50,11 +50,14 @@ class Trainer:
     evaluate: `Evaluator` of parameters on a split.
     order: function from a step to the indices of its examples.
     carried_seconds: wall time of processes that worked on the run before.
+    origin: record of the trained weights that the run begins with; None if it
+      begins with none, or goes on.
   """
 
   def __init__(self, run: Run) -> None:
     self._began = time.perf_counter()
     self.carried_seconds = 0.0
+    self.origin: dict[str, Any] | None = None
     self.run, self.task, self.model = run, run.task, run.model
     c = run.config
     # Devices, and lengths of sequences that they can share.
@@ -175,11 +178,13 @@ class Trainer:
   def _initial_state(self) -> TrainState:
     """Returns the state of step 0, with pre-trained weights if any."""
     state = self.run.initial_state(self._tx)
-    folder = self.run.config["pretrained"]
+    config = self.run.config
     # A run that goes on needs no pre-trained weights: they may be gone.
     goes_on = resume.has_checkpoints(self.run.workdir)
-    if not processes.broadcast_from_first(goes_on) and folder:
-      params = pretrained.parameters(folder, state.params)
+    if not processes.broadcast_from_first(goes_on) and config["pretrained"]:
+      params, self.origin = origin.begin_with(
+        config["pretrained"], state.params, config["model"], self.task
+      )
       average = state.average and jax.tree.map(jnp.copy, params)
       state = state.replace(params=params, average=average)
     return self.layout.place_state(state)
@@ -225,11 +230,15 @@ def _shapes(batch: Any) -> Any:
   return tuple((name, x.shape) for name, x in sorted(batch.items()))
 
 
-def begin(run: Run) -> None:
+def begin(run: Run, record: dict[str, Any] | None = None) -> None:
   """Writes the config and the vocabulary of a run to its workdir.
 
   Called when everything could be built, and nothing in the workdir is of
   another run.
+
+  Args:
+    run: run that begins or goes on.
+    record: record of the trained weights that it begins with, if any.
   """
   if not processes.is_first():
     return
@@ -239,3 +248,6 @@ def begin(run: Run) -> None:
     workdirs.write(workdir, "config.json", run.config)
   with disk.saving("vocabulary.json", workdir):
     workdirs.write_vocabulary(workdir, run.task)
+  if record:
+    with disk.saving(origin.RECORD, workdir):
+      workdirs.write(workdir, origin.RECORD, record)

@@ -65,21 +65,6 @@ def test_another_image_and_other_classes():
   assert float(params["encoder"]["layer_1"]["mixer"]["fidelity"]) == 0
 
 
-def test_positions_between_positions():
-  table = np.random.default_rng(0).normal(size=(17, 3)).astype(np.float32)
-  assert pretrained.resize_positions(table, 17) is table
-  wide = pretrained.resize_positions(table, 65)
-  np.testing.assert_array_equal(wide[0], table[0])
-  grid, old = wide[1:].reshape(8, 8, 3), table[1:].reshape(4, 4, 3)
-  np.testing.assert_allclose(grid.mean((0, 1)), old.mean((0, 1)), atol=0.1)
-  flat = np.concatenate([table[:1], np.full((16, 3), 2.0, np.float32)])
-  np.testing.assert_allclose(
-    pretrained.resize_positions(flat, 37)[1:], 2, atol=1e-5
-  )
-  with pytest.raises(ValueError, match="17 positions cannot become 18"):
-    pretrained.resize_positions(table, 18)
-
-
 @pytest.mark.parametrize(
   ("changes", "message"),
   [

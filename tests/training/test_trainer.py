@@ -45,30 +45,23 @@ def test_parts_of_a_batch_fit_the_cache(smoke, tmp_path, monkeypatch):
 
 
 def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
-  def parameters(folder, start):
-    assert folder == "weights"
-    return jax.tree.map(lambda leaf: leaf + 1, start)
+  def begin_with(folder, start, model, task):
+    assert (folder, model["name"], task.name) == (
+      "weights",
+      "transject",
+      "listops",
+    )
+    return jax.tree.map(lambda leaf: leaf + 1, start), {"folder": folder}
 
   plain = trainer_of(smoke(), tmp_path / "plain")
-  monkeypatch.setattr(trainer.pretrained, "parameters", parameters)
+  monkeypatch.setattr(trainer.origin, "begin_with", begin_with)
   config = smoke(pretrained="weights", ema_decay=0.5)
   begun = trainer_of(config, tmp_path / "begun")
   for params in (begun.state.params, begun.state.average):
     chex.assert_trees_all_equal(
       params, jax.tree.map(lambda leaf: leaf + 1, plain.state.params)
     )
-  assert plain.state.average is None
-
-
-def test_a_run_taken_up_again_needs_no_pretrained_weights(
-  smoke, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(trainer.pretrained, "parameters", lambda _, start: start)
-  want = loop.run(smoke(pretrained="weights", total_steps=5), tmp_path)
-  monkeypatch.undo()  # And "weights" is nowhere.
-  (tmp_path / "results.json").unlink()
-  again = loop.run(smoke(pretrained="weights", total_steps=5), tmp_path)
-  assert again["accuracy"] == want["accuracy"]
+  assert plain.state.average is plain.origin is None
 
 
 def test_pretrained_weights_of_another_model(smoke, tmp_path):

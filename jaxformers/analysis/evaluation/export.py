@@ -10,8 +10,9 @@ compute. To use them:
     arrays = safetensors.numpy.load_file("model.safetensors")
     logits = program.call(arrays, ids)
 
-Beside them lie model.json, which describes inputs and outputs, and the
-vocabulary.json and tokenizer.json of the run.
+Beside them lie model.json, which describes inputs and outputs, the
+vocabulary.json and tokenizer.json of the run, and parameters.safetensors, the
+parameters as they are trained: `--config.pretrained=model` begins with them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.parallel import portable
 from jaxformers.models.variables import make_variables
+from jaxformers.training import origin
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -126,6 +128,7 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   out.mkdir(parents=True, exist_ok=True)
   (out / "model.jax").write_bytes(exported.serialize())
   safetensors.numpy.save_file(flat_arrays, out / "model.safetensors")
+  origin.write_parameters(out, run.params)
   (out / "model.json").write_text(json.dumps(content, indent=2) + "\n")
   workdirs.write_vocabulary(out, task)
   return content

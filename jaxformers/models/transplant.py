@@ -1,0 +1,260 @@
+"""Parameters of one model in another: the encoder's, and a head that fits.
+
+A classifier can begin with the encoder of a language model, a segmenter with
+that of a classifier, NeuTRENO with that of a softmax Transformer, and a model
+of longer sequences or larger images with that of a smaller one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformers.errors import UserError
+
+ENCODER = "encoder/"
+_EMBEDDING = "encoder/embedding/"
+# Parameters of terms that other models do not have; zero is no term.
+ADDED = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest")
+SHOWN = 8  # Differences that a message lists.
+
+
+class Transplant(NamedTuple):
+  """Parameters with those of another model in them, by their paths.
+
+  Attributes:
+    params: tree of parameters.
+    kept: paths that are the other model's.
+    resized: paths that are the other model's, cut or interpolated.
+    new: paths that are as they were.
+    unused: paths of the other model's head that no parameter took.
+  """
+
+  params: Any
+  kept: tuple[str, ...]
+  resized: tuple[str, ...]
+  new: tuple[str, ...]
+  unused: tuple[str, ...]
+
+
+def transplant(
+  start: Any,
+  source: Any,
+  *,
+  image: Sequence[int] = (),
+  vocabulary: Sequence[str] = (),
+  source_vocabulary: Sequence[str] = (),
+  same_task: bool = False,
+  name: str = "The source",
+) -> Transplant:
+  """Returns parameters that begin with those of another model.
+
+  All of the encoder is taken over, and must be there. Where sizes differ,
+  positions and the filters of patches are interpolated, positions of sequences
+  cut, and rows of the embedding added or left out at the end of the
+  vocabulary. Whatever is not of the encoder is the head: it is taken over from
+  a model of the same task if all of its shapes fit, and new otherwise.
+
+  Args:
+    start: parameters of the model at its start.
+    source: parameters of the other model.
+    image: (height, width, channels) of the model's inputs; () for sequences.
+    vocabulary: meaning of the model's ids; () if it has none.
+    source_vocabulary: likewise of the other model.
+    same_task: True if both models have the same classes.
+    name: what the other model is, for messages.
+
+  Raises:
+    UserError: for another encoder, naming the parameters that differ; or for
+      another vocabulary.
+  """
+  ours, theirs = (
+    flax.traverse_util.flatten_dict(tree, sep="/") for tree in (start, source)
+  )
+  takes_head = same_task and _same_shapes(*map(_head, (ours, theirs)))
+  params, kept, resized, new, differences = {}, [], [], [], []
+  for path, leaf in ours.items():
+    given = theirs.get(path)
+    if not path.startswith(ENCODER):
+      is_taken, given = takes_head, given if takes_head else leaf
+    elif given is None:
+      # A term that is zero at its start changes nothing.
+      if not path.endswith(ADDED):
+        differences.append(f"{path} {leaf.shape} is not there")
+      is_taken, given = False, leaf
+    else:
+      is_taken = True
+    if path == f"{_EMBEDDING}tokens/embedding" and is_taken:
+      given = _rows(
+        given, leaf, tuple(source_vocabulary), tuple(vocabulary), name
+      )
+    elif given.shape != leaf.shape:
+      changed = _resize(path, np.asarray(given), leaf, tuple(image))
+      if changed is None:
+        differences.append(f"{path} is {given.shape} there, not {leaf.shape}")
+        changed = leaf
+      given = changed
+    group = kept if is_taken else new
+    if is_taken and theirs[path].shape != leaf.shape:
+      group = resized
+    group.append(path)
+    params[path] = jnp.asarray(given, leaf.dtype)
+  unused = [path for path in theirs if path not in ours]
+  differences += [
+    f"{path} {theirs[path].shape} is there alone"
+    for path in unused
+    if path.startswith(ENCODER)
+  ]
+  if differences:
+    raise refuse(name, differences)
+  groups = (kept, resized, new, unused)
+  tree = flax.traverse_util.unflatten_dict(params, sep="/")
+  return Transplant(tree, *(tuple(sorted(group)) for group in groups))
+
+
+def refuse(name: str, differences: Sequence[str]) -> UserError:
+  """Returns the error for parameters of another architecture.
+
+  Args:
+    name: what they are of.
+    differences: one line for each parameter that differs.
+  """
+  more = ["..."] if len(differences) > SHOWN else []
+  listed = "\n  ".join([*differences[:SHOWN], *more])
+  return UserError(
+    f"{name} has another architecture; {len(differences)} tensors differ:\n"
+    f"  {listed}\nBuild the model with the same sizes and options."
+  )
+
+
+def _head(flat: Mapping[str, Any]) -> dict[str, Any]:
+  return {k: v for k, v in flat.items() if not k.startswith(ENCODER)}
+
+
+def _same_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+  shapes = [{k: v.shape for k, v in flat.items()} for flat in (ours, theirs)]
+  return shapes[0] == shapes[1]
+
+
+def _rows(
+  given: Any,
+  leaf: Any,
+  theirs: tuple[str, ...],
+  ours: tuple[str, ...],
+  name: str,
+) -> Any:
+  """Returns the rows of an embedding for another end of its vocabulary.
+
+  Args:
+    given: the other model's table, [their ids, d].
+    leaf: the model's table at its start, [our ids, d].
+    theirs, ours: both vocabularies.
+    name: what the other model is, for messages.
+
+  Raises:
+    UserError: if neither vocabulary begins with the other.
+  """
+  shared = min(len(theirs), len(ours))
+  if theirs[:shared] != ours[:shared]:
+    first = next(i for i in range(shared) if theirs[i] != ours[i])
+    raise UserError(
+      f"{name} has another vocabulary: id {first} is {theirs[first]!r} there "
+      f"and {ours[first]!r} here. Prepare the task with the same vocabulary."
+    )
+  if given.shape == leaf.shape or given.shape[1:] != leaf.shape[1:]:
+    return given
+  return jnp.concatenate([given[: len(leaf)], leaf[len(given) :]])
+
+
+def _resize(
+  path: str, given: np.ndarray, leaf: Any, image: tuple[int, ...]
+) -> Any | None:
+  """Returns a parameter in another size; None if it has but one size."""
+  width = leaf.shape[-1]
+  if given.ndim != leaf.ndim or given.shape[-1] != width:
+    return None
+  if path == f"{_EMBEDDING}positions":
+    if image:
+      return resize_positions(given, len(leaf))
+    return _resize_sequence(given, len(leaf))
+  if path == f"{_EMBEDDING}patches/kernel" and image:
+    return resize_patches(given, len(leaf), image[-1])
+  if path == f"{_EMBEDDING}values/kernel":
+    # Models of masked values have a second row, for the mask.
+    return jnp.concatenate([given[: len(leaf)], leaf[len(given) :]])
+  return None
+
+
+def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
+  """Returns the positions of square images for another size of image.
+
+  Interpolates the positions of patches bicubically, as DeiT does, and keeps the
+  position of a class token.
+
+  Args:
+    table: positions of k^2 patches, [k^2, d], or of a class token and k^2
+      patches, [1 + k^2, d].
+    count: new number of positions, m^2 or 1 + m^2.
+
+  Raises:
+    UserError: if the counts differ, and one of them is not that of a square.
+  """
+  if len(table) == count:
+    return table
+  extra = int(math.isqrt(len(table)) ** 2 != len(table))
+  old, new = (math.isqrt(n - extra) for n in (len(table), count))
+  if (old**2 + extra, new**2 + extra) != (len(table), count):
+    raise UserError(
+      f"{len(table)} positions cannot become {count}: both must be those of a "
+      "square image, both with or both without a class token. Give an image of "
+      "another size."
+    )
+  # Interpolate the patches on their grid; a class token has no place in it.
+  grid = table[extra:].reshape(old, old, -1)
+  grid = jax.image.resize(grid, (new, new, grid.shape[-1]), "bicubic")
+  rest = np.asarray(grid).reshape(new**2, -1)
+  return np.concatenate([table[:extra], rest])
+
+
+def _resize_sequence(table: np.ndarray, count: int) -> Any:
+  """Returns the first positions of a sequence, or interpolates for more."""
+  if count <= len(table):
+    return table[:count]
+  return jax.image.resize(table, (count, table.shape[1]), "linear")
+
+
+def resize_patches(
+  kernel: np.ndarray, rows: int, channels: int
+) -> np.ndarray | None:
+  """Returns the filters of patches for patches of another size.
+
+  Filters whose products with enlarged patches are those with the patches: the
+  pseudo-inverse of bilinear interpolation, so that the embedding of an image
+  changes as little as can be.
+
+  Source: Beyer et al. 2023 (FlexiViT), https://arxiv.org/abs/2212.08013,
+  section 3.4.
+
+  Args:
+    kernel: [p^2 channels, d].
+    rows: new number of rows, q^2 channels.
+    channels: channels of an image.
+
+  Returns:
+    [q^2 channels, d]; None if either is not of square patches.
+  """
+  old, new = (math.isqrt(n // channels) for n in (len(kernel), rows))
+  if (old**2 * channels, new**2 * channels) != (len(kernel), rows):
+    return None
+  # Column k is the patch with 1 at pixel k, enlarged.
+  basis = np.eye(old**2, dtype=np.float32).reshape(-1, old, old)
+  enlarged = jax.image.resize(basis, (old**2, new, new), "linear")
+  inverse = np.linalg.pinv(np.asarray(enlarged).reshape(old**2, new**2))
+  filters = kernel.reshape(old**2, -1)
+  return (inverse @ filters).reshape(rows, -1)

@@ -1,0 +1,175 @@
+"""What a model takes over from another, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.models import transplant as module
+from jaxformers.models.embedding import patches
+from jaxformers.models.transplant import transplant
+from tests import initial
+
+SIZES = {"vocab_size": 9, "max_len": 6, "d_model": 8, "num_layers": 1}
+IDS = jnp.array([[1, 2, 3, 4, 5, 6], [3, 2, 1, 0, 0, 0]])
+LETTERS = tuple("_abcdefgh")
+
+
+def built(name="transformer", seed=0, **options):
+  """A model and its parameters at the start."""
+  options = SIZES | {"num_classes": 3} | options
+  model = models.build(name, **options)
+  x = model.example()
+  return model, initial.params(model, x, seed)
+
+
+def begun(source, start, **options):
+  """The parameters of a model that begins with those of another."""
+  vocabularies = {"vocabulary": LETTERS, "source_vocabulary": LETTERS}
+  return transplant(start, source, **{**vocabularies, **options})
+
+
+def test_the_same_task_gives_the_same_logits():
+  model, source = built()
+  _, start = built(seed=1)
+  got = begun(source, start, same_task=True)
+  want = model.apply({"params": source}, IDS, train=False)
+  logits = model.apply({"params": got.params}, IDS, train=False)
+  np.testing.assert_array_equal(logits, want)
+  assert not got.new
+  assert not got.resized
+
+
+def test_another_task_has_a_new_head():
+  (_, source), (_, start) = built(), built(seed=1)
+  got = begun(source, start)
+  assert got.new == ("head/logits/bias", "head/logits/kernel")
+  np.testing.assert_array_equal(
+    got.params["head"]["logits"]["kernel"], start["head"]["logits"]["kernel"]
+  )
+  assert jax.tree.all(
+    jax.tree.map(np.array_equal, got.params["encoder"], source["encoder"])
+  )
+  # The same task, but more classes: all of the head is new.
+  _, more = built(seed=1, num_classes=5)
+  assert begun(source, more, same_task=True).new == got.new
+
+
+def test_a_classifier_begins_with_a_language_model():
+  _, source = built(objective="language_model", num_classes=0)
+  _, start = built(seed=1)
+  got = begun(source, start)
+  assert got.new == ("head/logits/bias", "head/logits/kernel")
+  assert got.unused
+  assert not any(path.startswith("encoder/") for path in got.unused)
+
+
+def test_a_softmax_model_becomes_neutreno():
+  _, source = built(num_layers=2)
+  held = {"num_layers": 2, "mixer": {"learn_fidelity": True}}
+  _, start = built("neutreno", 1, **held)
+  got = begun(source, start, same_task=True)
+  assert got.new == ("encoder/layer_1/mixer/fidelity",)
+  # And what is learned is not thrown away on the way back.
+  with pytest.raises(ValueError, match="fidelity.* is there alone"):
+    begun(start, source)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"d_model": 16}, "layer_0/mixer/out/kernel is .* there, not"),
+    ({"num_layers": 2}, r"(?s)tensors differ.*layer_1.* is not there"),
+    ({"block": {"mlp_dim": 4}}, r"down/kernel is .* there"),
+    ({"positions": "learned"}, r"embedding/positions .* is not there"),
+  ],
+)
+def test_another_architecture_is_refused_by_its_arrays(options, message):
+  (_, source), (_, start) = built(), built(**options)
+  with pytest.raises(ValueError, match=message):
+    begun(source, start, name="runs/x")
+
+
+def test_vocabularies_that_end_otherwise():
+  (_, source), (_, start) = built(vocab_size=10), built(seed=1)
+  longer = (*LETTERS, "<mask>")
+  got = begun(source, start, source_vocabulary=longer)
+  (table, theirs, ours) = (
+    np.asarray(p["encoder"]["embedding"]["tokens"]["embedding"])
+    for p in (got.params, source, start)
+  )
+  np.testing.assert_array_equal(table, theirs[:9])
+  assert got.resized == ("encoder/embedding/tokens/embedding",)
+  back = begun(start, source, vocabulary=longer)
+  table = back.params["encoder"]["embedding"]["tokens"]["embedding"]
+  np.testing.assert_array_equal(table, np.concatenate([ours, theirs[9:]]))
+
+
+def test_another_vocabulary_is_refused_though_it_has_the_same_size():
+  (_, source), (_, start) = built(), built(seed=1)
+  with pytest.raises(ValueError, match="id 2 is 'B' there and 'b' here"):
+    begun(source, start, source_vocabulary=tuple("_aBcdefgh"))
+
+
+@pytest.mark.parametrize("length", [4, 6, 11])
+def test_positions_of_sequences(length):
+  (_, source), (_, start) = (
+    built(positions="learned", seed=seed, max_len=n)
+    for seed, n in enumerate((6, length))
+  )
+  got = begun(source, start)
+  table = np.asarray(got.params["encoder"]["embedding"]["positions"])
+  theirs = np.asarray(source["encoder"]["embedding"]["positions"])
+  if length <= 6:
+    np.testing.assert_array_equal(table, theirs[:length])
+  else:  # Each is between two of them.
+    assert table.shape == (length, 8)
+    assert (table <= theirs.max(0) + 1e-6).all()
+    np.testing.assert_allclose(table[0], theirs[0], rtol=1e-6)
+
+
+def test_positions_between_positions():
+  table = np.random.default_rng(0).normal(size=(17, 3)).astype(np.float32)
+  assert module.resize_positions(table, 17) is table
+  wide = module.resize_positions(table, 65)
+  np.testing.assert_array_equal(wide[0], table[0])
+  grid, old = wide[1:].reshape(8, 8, 3), table[1:].reshape(4, 4, 3)
+  np.testing.assert_allclose(grid.mean((0, 1)), old.mean((0, 1)), atol=0.1)
+  # Without a class token there is none to keep.
+  np.testing.assert_allclose(
+    module.resize_positions(table[1:], 64), wide[1:], atol=1e-6
+  )
+  flat = np.concatenate([table[:1], np.full((16, 3), 2.0, np.float32)])
+  np.testing.assert_allclose(
+    module.resize_positions(flat, 37)[1:], 2, atol=1e-5
+  )
+  for count in (18, 16):
+    with pytest.raises(ValueError, match=f"17 positions cannot become {count}"):
+      module.resize_positions(table, count)
+
+
+def test_enlarged_patches_have_the_embedding_of_patches():
+  """Of an image that is enlarged as the filters are, to rounding."""
+  rng = np.random.default_rng(0)
+  kernel = rng.normal(size=(4 * 4 * 3, 5)).astype(np.float32)
+  larger = module.resize_patches(kernel, 8 * 8 * 3, 3)
+  image = rng.normal(size=(1, 4, 4, 3)).astype(np.float32)
+  enlarged = jax.image.resize(image, (1, 8, 8, 3), "linear")
+  np.testing.assert_allclose(
+    patches(enlarged, 8) @ larger, patches(image, 4) @ kernel, atol=1e-4
+  )
+  assert module.resize_patches(kernel, 7, 3) is None
+
+
+def test_a_segmenter_begins_with_a_classifier_of_smaller_images():
+  image = {"vocab_size": 0, "pool": "cls", "positions": "learned"}
+  _, source = built(image=(8, 8, 3), patch_size=4, **image)
+  model, start = built(
+    image=(16, 16, 3), patch_size=8, objective="segmentation", **image
+  )
+  got = transplant(start, source, image=(16, 16, 3))
+  assert got.resized == ("encoder/embedding/patches/kernel",)
+  assert {path.split("/")[0] for path in got.new} == {"decoder"}
+  out = model.apply({"params": got.params}, model.example(), train=False)
+  assert np.isfinite(out).all()

@@ -1,0 +1,153 @@
+"""Runs that begin with the weights of other runs."""
+
+import functools
+import json
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from jaxformers import trained, workdirs
+from jaxformers.analysis.evaluation import export
+from jaxformers.training import loop, origin, run
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def make(smoke):
+  """A function that makes a config of seconds of a Transformer."""
+  return functools.partial(smoke, "transformer")
+
+
+@pytest.fixture(scope="module")
+def first(make, tmp_path_factory):
+  """A trained run of a Transformer on ListOps; do not write there."""
+  workdir = tmp_path_factory.mktemp("first") / "run"
+  loop.run(make(), workdir)
+  return workdir
+
+
+def trainer_of(config, workdir):
+  return Trainer(open_run(config, workdir))
+
+
+def test_a_run_begins_where_another_was_best(first, make, tmp_path):
+  begun = trainer_of(make(pretrained=str(first), seed=1), tmp_path / "b")
+  best = trained.load(first)
+  chex.assert_trees_all_equal(
+    *map(jax.device_get, (begun.state.params, best.params))
+  )
+  record = begun.origin
+  assert record["new"] == record["resized"] == []
+  assert (record["step"], record["task"]) == (best.step, "listops")
+  assert record["differing_options"] == []
+  assert len(record["sha256"]) == 64
+
+
+def test_the_data_of_the_other_run_are_not_needed(first, monkeypatch):
+  """Nor its model: shapes are those of the checkpoint."""
+  want = jax.device_get(trained.load(first).params)
+  monkeypatch.setattr(run.tasks, "get", None)
+  monkeypatch.setattr(run.models, "build", None)
+  weights = origin.read(first)
+  chex.assert_trees_all_equal(want, weights.params)
+  assert weights.vocabulary[1] == "[MIN"
+
+
+def test_an_exported_model_gives_the_same_start(first, make, tmp_path):
+  out = tmp_path / "model"
+  export.main([str(first), f"--out={out}", "--length=20"])
+  one, two = (
+    trainer_of(make(pretrained=str(path), seed=1), tmp_path / path.name)
+    for path in (first, out)
+  )
+  chex.assert_trees_all_equal(one.state.params, two.state.params)
+  assert one.origin["sha256"] == two.origin["sha256"]
+  (out / "model.json").write_text("{}")
+  with pytest.raises(ValueError, match="cannot be read as an exported model"):
+    trainer_of(make(pretrained=str(out)), tmp_path / "c")
+
+
+def test_results_say_where_a_run_began(first, make, tmp_path, capsys):
+  fields = {"pretrained": str(first), "seed": 1, "total_steps": 5}
+  results = loop.run(make(**fields), tmp_path / "next")
+  assert results["pretrained"] == origin.read_record(tmp_path / "next")
+  assert results["pretrained"]["folder"] == str(first)
+  assert f"of {first}, step" in capsys.readouterr().err
+  # Taken up again, it needs no other run, and says the same.
+  (tmp_path / "next" / "results.json").unlink()
+  gone = tmp_path / "gone"
+  first.rename(gone)
+  again = loop.run(make(**fields), tmp_path / "next")
+  gone.rename(first)
+  assert again["accuracy"] == results["accuracy"]
+  assert again["pretrained"] == results["pretrained"]
+  assert "pretrained" not in workdirs.read_results(first)
+
+
+def test_options_that_differ_are_named(first, make, tmp_path):
+  fields = {"pretrained": str(first), "model.block.dropout_rate": 0.5}
+  begun = trainer_of(make(**fields), tmp_path / "b")
+  assert begun.origin["differing_options"] == ["block.dropout_rate: 0.1 -> 0.5"]
+  text = origin.describe(begun.origin)
+  assert "Differs: block.dropout_rate: 0.1 -> 0.5." in text
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"model.num_layers": 3}, "(?s)tensors differ.*layer_2"),
+    ({"model.block.mlp_dim": 4}, "up/kernel is"),
+  ],
+)
+def test_another_model_is_refused(first, make, tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message):
+    trainer_of(make(pretrained=str(first), **fields), tmp_path / "b")
+  assert not (tmp_path / "b" / "config.json").exists()
+
+
+def test_another_map_of_orthogonal_matrices_is_refused(smoke, tmp_path):
+  loop.run(smoke(total_steps=5), tmp_path / "a")
+  fields = {"pretrained": str(tmp_path / "a"), "model.orthogonal_map": "expm"}
+  with pytest.raises(ValueError, match="set --config.model.orthogonal_map=cay"):
+    Trainer(open_run(smoke(**fields), tmp_path / "b"))
+
+
+def test_what_is_no_run(first, make, tmp_path):
+  begin = {"pretrained": str(tmp_path)}
+  with pytest.raises(ValueError, match="There is no .*config.json"):
+    trainer_of(make(**begin), tmp_path / "b")
+  (tmp_path / "seed_1").mkdir()
+  with pytest.raises(ValueError, match="give one of them, such as .*seed_1"):
+    trainer_of(make(**begin), tmp_path / "b")
+  shutil.copy(first / "config.json", tmp_path)
+  with pytest.raises(ValueError, match="no checkpoint in"):
+    trainer_of(make(**begin), tmp_path / "b")
+  (tmp_path / "config.json").write_text(json.dumps([1]))
+  assert not origin.is_run(tmp_path)
+
+
+def test_a_digest_is_of_what_was_taken(first, make, tmp_path):
+  begun = trainer_of(make(pretrained=str(first)), tmp_path / "b")
+  params = jax.device_get(begun.state.params)
+  kernel = params["head"]["logits"]["kernel"]
+  changed = {**params, "head": {**params["head"]}}
+  changed["head"]["logits"] = {
+    **params["head"]["logits"],
+    "kernel": np.asarray(kernel) + 1,
+  }
+  digests = [
+    origin._record(tree, new=new)["sha256"]
+    for tree, new in (
+      (params, ()),
+      (changed, ()),
+      (params, ("head/logits/kernel",)),
+      (changed, ("head/logits/kernel",)),
+    )
+  ]
+  assert digests[0] == begun.origin["sha256"]
+  assert digests[0] != digests[1]
+  assert digests[2] == digests[3]
