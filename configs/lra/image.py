@@ -11,10 +11,11 @@ two cores. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-seed=0.
+objective=masked|causal for pre-training on the inputs, seed=0.
 """
 
 from jaxformers.recipes import lra, shared
+from jaxformers.recipes.pretraining import pretraining
 
 # LRA's sizes, by model, and training: 200 epochs.
 WIDE = lra.Shape(128, 8, 1, 64, 128, dropout_rate=0.3)
@@ -68,4 +69,4 @@ def get_config(arg=None):
     config.model.mixer.num_experts = 1
     if args.protocol == "jaxformers":
       config.model.pool = "mean"
-  return config
+  return pretraining(config, args.objective)

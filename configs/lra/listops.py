@@ -10,12 +10,13 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-seed=0.
+objective=masked|causal for pre-training on the inputs, seed=0.
 Longer test expressions: --config.task.test_min_length=2000
 --config.task.test_max_length=4000.
 """
 
 from jaxformers.recipes import lra, recurrences
+from jaxformers.recipes.pretraining import pretraining
 
 # LRA's sizes and training.
 ORIGINAL = lra.Original(
@@ -64,4 +65,4 @@ def get_config(arg=None):
   ):
     # As TransJect: with the mean nothing is learned for 450 of 1,500 steps.
     config.model.pool = "max"
-  return config
+  return pretraining(config, args.objective)

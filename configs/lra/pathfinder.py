@@ -10,12 +10,13 @@ python -m jaxformers.main --config configs/lra/pathfinder.py:size=tiny \
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-seed=0.
+objective=masked|causal for pre-training on the inputs, seed=0.
 Easier levels: --config.task.difficulty=intermediate|easy; longer sequences:
 --config.task.resolution=64|128|256.
 """
 
 from jaxformers.recipes import lra
+from jaxformers.recipes.pretraining import pretraining
 
 # LRA's code takes black pixels for padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
@@ -41,8 +42,9 @@ MATCHED_WIDTHS = dict.fromkeys(POOLS, 80) | {"lra": 30, "s4": 78}
 
 
 def get_config(arg=None):
-  return lra.make_config(
-    lra.parse_arguments(arg),
+  args = lra.parse_arguments(arg)
+  config = lra.make_config(
+    args,
     task={
       "name": "pathfinder",
       "archive": "",  # LRA's release or a folder of it; "" generates.
@@ -61,3 +63,4 @@ def get_config(arg=None):
     warmup_steps=312,
     tiny={"learning_rate": 5e-3, "total_steps": 1_500, "batch_size": 32},
   )
+  return pretraining(config, args.objective)

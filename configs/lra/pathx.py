@@ -9,13 +9,14 @@ python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-seed=0.
+objective=masked|causal for pre-training on the inputs, seed=0.
 Easier levels: --config.task.difficulty=intermediate|easy; other sizes:
 --config.task.resolution=32|64|256. At size=tiny there are 2,000 images, made in
 seconds.
 """
 
 from jaxformers.recipes import lra
+from jaxformers.recipes.pretraining import pretraining
 
 # LRA's code takes black pixels for padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
@@ -34,7 +35,7 @@ MATCHED_WIDTHS = dict.fromkeys(POOLS, 224) | {"lra": 154}
 
 def get_config(arg=None):
   args = lra.parse_arguments(arg)
-  return lra.make_config(
+  config = lra.make_config(
     args,
     task={
       "name": "pathx",
@@ -54,3 +55,4 @@ def get_config(arg=None):
     warmup_steps=312,
     tiny={"learning_rate": 5e-3, "total_steps": 100, "batch_size": 8},
   )
+  return pretraining(config, args.objective)

@@ -11,11 +11,13 @@ compares byte histograms reaches 53.1 on it. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-seed=0. If an archive has another number of pairs than LRA's, set
+objective=masked|causal for pre-training on the inputs, seed=0.
+If an archive has another number of pairs than LRA's, set
 --config.task.num_train, num_validation and num_test.
 """
 
 from jaxformers.recipes import lra, shared
+from jaxformers.recipes.pretraining import pretraining
 
 # How the head combines the two pooled documents. Ours is symmetric, because a
 # citation has no order here. LRA has two hidden layers, 512 and 256 wide; S4
@@ -67,4 +69,4 @@ def get_config(arg=None):
   if args.tiny and args.model in shared.TRANSJECTS:
     # Wide enough to tell bytes apart.
     config.model.update(d_model=64, num_layers=1)
-  return config
+  return pretraining(config, args.objective)

@@ -12,12 +12,13 @@ ten minutes. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-seed=0.
+objective=masked|causal for pre-training on the inputs, seed=0.
 Under all but the first protocol the test split selects the checkpoint, as it
 did for the published numbers.
 """
 
 from jaxformers.recipes import lra, shared
+from jaxformers.recipes.pretraining import pretraining
 
 POOLS = lra.POOLS | {"jaxformers": "mean"}
 # LRA's sizes and training.
@@ -59,4 +60,4 @@ def get_config(arg=None):
   if args.tiny and args.model == "isometric":
     # One section: bytes meet those next to them.
     config.model.block.update(num_sections=1, dilations=(1, 2, 3, 4))
-  return config
+  return pretraining(config, args.objective)

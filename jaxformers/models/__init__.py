@@ -20,6 +20,7 @@ from jaxformers.models.model import (
   shapes,
   size,
 )
+from jaxformers.models.reconstruction import Reconstruction
 from jaxformers.models.segmenter import Segmenter
 from jaxformers.models.variables import make_variables
 from jaxformers.models.variants import MODELS, Variant
@@ -32,6 +33,7 @@ __all__ = [
   "LanguageModel",
   "Model",
   "ModelConfig",
+  "Reconstruction",
   "Segmenter",
   "Variant",
   "blocks",

@@ -64,10 +64,10 @@ class ModelConfig:
       numbers or patches; from the task.
     max_len: greatest number of tokens, without meaning for images; from the
       task.
-    num_classes: number of logits, without meaning for language models; from
-      the task.
-    objective: "classification", "language_model" or "segmentation"; from the
-      task.
+    num_classes: number of logits, without meaning for language models and
+      models of values; from the task.
+    objective: "classification", "language_model", "segmentation", or one of
+      `Reconstruction`; from the task.
     image: (height, width, channels), or () for sequences; from the task.
     num_inputs: 2 for pairs; from the task.
     padded_len: divisor of the pool "padded_mean", 0 for max_len; from the task.
@@ -157,6 +157,21 @@ class ModelConfig:
     return block_of(self.variant, coupled=self.coupled)
 
   @property
+  def is_causal(self) -> bool:
+    """True if the objective is to predict what follows a token."""
+    return self.objective in NEXT
+
+  @property
+  def has_values(self) -> bool:
+    """True if the model predicts real numbers."""
+    return self.objective in ("masked_values", "next_values")
+
+  @property
+  def masks_values(self) -> bool:
+    """True if some of the inputs are NaN, for masked numbers."""
+    return self.real and self.objective in MASKED
+
+  @property
   def cls(self) -> bool:
     """True if the encoder puts a token of its own in front."""
     return self.pool == "cls"
@@ -188,9 +203,7 @@ class ModelConfig:
     for defaults in differing:
       shared |= defaults
     options = complete_mixer(self.variant, self.mixer, shared)
-    if self.objective == "language_model":
-      return {"causal": True} | options
-    return options
+    return {"causal": True} | options if self.is_causal else options
 
   def _check(self) -> None:
     check_names({field: getattr(self, field) for field in FIELDS})
@@ -205,9 +218,11 @@ class ModelConfig:
     self._check_objective()
     self._check_pool()
     for option in self.head:
-      choose("option of head", option, HEAD_OPTIONS[self.objective])
-    if self.objective == "language_model":
+      choose("option of head", option, HEAD_OPTIONS.get(self.objective, ()))
+    if self.is_causal:
       self._check_causal()
+    elif self.objective in MASKED:
+      self._check_bidirectional()
 
   def _check_causal(self) -> None:
     """Raises UserError for a mixer that sees what the model predicts."""
@@ -217,13 +232,22 @@ class ModelConfig:
     check_section("mixer", kind, make, options, variant.fixed)
     if not options["causal"]:
       raise UserError(
-        "A language model with mixer.causal=False sees what it predicts: "
-        "leave the option out."
+        "A model of what follows sees it with mixer.causal=False: leave the "
+        "option out."
       )
     if self.block.get("norm_type") == "batch":
       raise UserError(
         'block.norm_type="batch" shows later tokens to earlier ones in '
         "training, by their mean: choose another norm for a language model."
+      )
+
+  def _check_bidirectional(self) -> None:
+    """Raises UserError for a mixer that sees one side of a masked token."""
+    if is_causal(self.variant, self.mixer_options()):
+      raise UserError(
+        f"The mixer {self.variant.mixer!r} reads earlier tokens alone, and "
+        "masked tokens are predicted from both sides: choose "
+        "task.objective=causal, or mixer.causal=False where the mixer has it."
       )
 
   def _check_objective(self) -> None:
@@ -244,15 +268,17 @@ class ModelConfig:
       raise UserError(
         f"max_len={self.max_len}: a sequence has at least one token."
       )
-    if self.num_classes < 1 and self.objective != "language_model":
+    has_classes = self.objective != "language_model" and not self.has_values
+    if self.num_classes < 1 and has_classes:
       raise UserError(
         f"num_classes={self.num_classes}: choose at least one class."
       )
     if self.objective == "segmentation" and not self.image:
       raise UserError("Segmentation takes images, and this task has sequences.")
-    if self.objective == "language_model" and self.image:
+    if self.objective in (*NEXT, *MASKED) and self.image:
       raise UserError(
-        "Language models take sequences, and this task has images."
+        f"The objective {self.objective!r} takes sequences, and this task has "
+        "images."
       )
 
   def _check_pool(self) -> None:
@@ -267,16 +293,16 @@ class ModelConfig:
         f"{self.variant.mixer!r} reads nothing after: choose another pool, or "
         "mixer.causal=False where the mixer has it."
       )
-    pools = {"language_model": ("mean",), "segmentation": ("mean", "cls")}
-    if self.objective not in pools:
+    if self.objective == "classification":
       return
+    pools = ("mean",) if self.is_causal else ("mean", "cls")
     options = {name: getattr(self, name) for name in PLAIN_HEAD}
-    if self.pool not in pools[self.objective] or options != PLAIN_HEAD:
+    if self.pool not in pools or options != PLAIN_HEAD:
       options = {"pool": self.pool, **options}
       values = ", ".join(f"{key}={value!r}" for key, value in options.items())
       raise UserError(
-        f"{values} are of classifiers: leave them out for a language model; a "
-        'segmenter takes pool="cls" for a token in front.'
+        f"{values} are of classifiers: leave them out. Segmenters and models "
+        'of masked inputs take pool="cls" for a token in front.'
       )
 
 
@@ -285,7 +311,10 @@ def block_of(variant: Variant, *, coupled: bool) -> str:
   return "coupled" if coupled else variant.block
 
 
-OBJECTIVES = ("classification", "language_model", "segmentation")
+# Objectives that predict what follows a token, or masked tokens.
+NEXT = ("language_model", "next_tokens", "next_values")
+MASKED = ("masked_tokens", "masked_values")
+OBJECTIVES = ("classification", "segmentation", *NEXT, *MASKED)
 FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
 
@@ -385,7 +414,7 @@ HIDDEN = {
   "mixer": WIRING | {"residual"},
   "block": WIRING | {"mixer", "num_layers", "layer"},
   "embedding": WIRING
-  | {"vocab_size", "positions", "cls", "patch_size", "concatenate"},
+  | {"vocab_size", "positions", "cls", "patch_size", "concatenate", "masked"},
 }
 HEAD_OPTIONS = {
   "language_model": ("tied", "dropout_rate"),

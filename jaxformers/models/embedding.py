@@ -124,6 +124,8 @@ class Embedding(nn.Module):
     cls: True to put a learned class token before the others, at position 0
       -> [b, n + 1, d]. It starts at zero, and before patches like positions.
     patch_size: side of the patches of images; 0 for tokens.
+    masked: True if real numbers may be NaN, which stands for a masked number:
+      it enters as 0, with 1 in a channel that is 0 for all others.
     cutoffs, div_value: see `AdaptiveEmbedding`.
     scale: factor of the token vectors, before positions are added.
     init_std: standard deviation of the token vectors at initialization; 0 for
@@ -138,6 +140,7 @@ class Embedding(nn.Module):
   concatenate: bool = False
   cls: bool = False
   patch_size: int = 0
+  masked: bool = False
   cutoffs: tuple[int, ...] = ()
   div_value: int = 1
   scale: float = 1.0
@@ -223,6 +226,11 @@ class Embedding(nn.Module):
       x = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")(ids)
     else:
       # Real numbers enter by a linear map.
-      x = nn.Dense(d, kernel_init=init, name="values")(ids[..., None])
+      values = ids[..., None]
+      if self.masked:
+        is_masked = jnp.isnan(values)
+        values = jnp.where(is_masked, 0, values)
+        values = jnp.concatenate([values, is_masked.astype(values.dtype)], -1)
+      x = nn.Dense(d, kernel_init=init, name="values")(values)
     # Skip a product by 1.
     return x * self.scale if self.scale != 1 else x

@@ -112,6 +112,7 @@ def bind_encoder(config: ModelConfig) -> Make:
     positions=config.positions,
     cls=config.cls,
     patch_size=config.patch_size,
+    masked=config.masks_values,
     **config.embedding,
   )
   return functools.partial(

@@ -80,13 +80,20 @@ LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
 
 
 def parse_arguments(arg: str | None) -> ConfigDict:
-  """Returns model, size, protocol and seed; `tiny` is True at size=tiny.
+  """Returns model, size, protocol, objective and seed; and `tiny`.
+
+  `tiny` is True at size=tiny.
 
   Raises:
     UserError: for an unknown argument, or another size than `SIZES`.
   """
   args = parse_arg(
-    arg, model="transject", size="paper", protocol="jaxformers", seed=0
+    arg,
+    model="transject",
+    size="paper",
+    protocol="jaxformers",
+    objective="",
+    seed=0,
   )
   args.tiny = shared.is_tiny(args.size, SIZES)
   return args

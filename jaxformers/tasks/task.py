@@ -26,7 +26,7 @@ class Task:
     protocol: name of the protocol; scores compare within one protocol only.
     splits: `train`, `validation` and `test`: `Packed` sequences, `Images`,
       `Scenes` or `Segments` of text.
-    num_classes: number of classes; 0 for language models.
+    num_classes: number of classes; 0 for language models, and for values.
     trivial: baselines by name: functions of the task that return a score on
       test, in the metric of the objective; see `tasks.baselines`.
     info: where the data come from, as in `info.json`.
@@ -39,7 +39,8 @@ class Task:
     num_inputs: number of sequences of an example: 2 for pairs.
     tokenizer_json: tokenizer of word pieces or byte pairs in the format of
       `tokenizers`; "" for other tokens.
-    objective: "classification", "language_model" or "segmentation".
+    objective: "classification", "language_model", "segmentation", or one of
+      pre-training: see `reconstruction`.
     image: (height, width, channels), or () for sequences.
     classes: names of the classes, if they have names.
     tokenize: function from a text to its ids, without the ids that open and
@@ -91,6 +92,7 @@ class Task:
       )
     # Open and close the text as the task does its examples.
     train = self.splits["train"]
+    train = getattr(train, "split", train)  # Of which a model may be of inputs.
     marks = {name: getattr(train, name, 0) for name in ("start", "end")}
     split = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
     n = min(int(split.lengths()[0]), length or self.max_len)

@@ -170,8 +170,8 @@ def language(
   """
   if smoothing:
     raise UserError(
-      f"label_smoothing={smoothing} is for classes: set it to 0 for language "
-      "models."
+      f"label_smoothing={smoothing} is for classes: set it to 0 for models of "
+      "tokens or values."
     )
   # Sum over tokens; a sequence with any weight counts its sown losses once.
   weights = batch["weights"]
@@ -191,6 +191,35 @@ def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
   # The exp of more would overflow.
   perplexity = math.exp(loss) if loss < 700 else math.inf
   return {"loss": loss, "perplexity": perplexity, "count": int(total["count"])}
+
+
+def values(
+  predicted: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
+) -> tuple[jax.Array, Sums]:
+  """Returns the absolute error, summed over tokens with weight.
+
+  Args:
+    predicted: float32 [b, n].
+    batch: `targets` and `weights`, float32 [b, n].
+    extra: float32 [b], sown losses, as in `language`.
+    smoothing: must be 0.
+
+  Raises:
+    UserError: for any smoothing.
+  """
+  return language(
+    -jnp.abs(predicted - batch["targets"]), batch, extra, smoothing
+  )
+
+
+def values_means(total: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns `loss`, the same as `error`, the mean absolute one, and `count`.
+
+  Args:
+    total: sums of `values` over a split.
+  """
+  error = float(total["loss"]) / max(float(total["count"]), 1.0)
+  return {"loss": error, "error": error, "count": int(total["count"])}
 
 
 def segmentation(
@@ -305,6 +334,14 @@ LOSSES.register("classification")(
 LOSSES.register("language_model")(
   Objective("perplexity", False, _WITH_TARGETS, language, language_means)
 )
+for _name in ("masked_tokens", "next_tokens"):
+  LOSSES.register(_name)(
+    Objective("perplexity", False, _WITH_TARGETS, language, language_means)
+  )
+for _name in ("masked_values", "next_values"):
+  LOSSES.register(_name)(
+    Objective("error", False, _WITH_TARGETS, values, values_means)
+  )
 LOSSES.register("segmentation")(
   Objective("mean_iou", True, _INPUTS, segmentation, segmentation_means)
 )

@@ -11,6 +11,7 @@ import pytest
 
 from jaxformers import trained, workdirs
 from jaxformers.analysis.evaluation import export
+from jaxformers.recipes.pretraining import pretraining
 from jaxformers.training import loop, origin, run
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -151,3 +152,47 @@ def test_a_digest_is_of_what_was_taken(first, make, tmp_path):
   assert digests[0] == begun.origin["sha256"]
   assert digests[0] != digests[1]
   assert digests[2] == digests[3]
+
+
+class KilledError(BaseException):
+  pass
+
+
+def test_both_phases_resume_bit_for_bit(make, tmp_path, monkeypatch):
+  """Masked tokens, then classes; each is killed, and taken up again."""
+
+  def phases(folder, *, kills):
+    masked = pretraining(make(), "masked")
+    masked.model.head_dim = 0
+    first, second = folder / "pretraining", folder / "tuning"
+    tuned = make(pretrained=str(first), seed=1)
+    for config, workdir in ((masked, first), (tuned, second)):
+      if kills:
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+          patch.setattr(loop._Loop, "boundary", killed_at(8))
+          loop.run(config, workdir)
+      results = loop.run(config, workdir)
+    return results, trained.load(second).params
+
+  def killed_at(step):
+    real = loop._Loop.boundary
+
+    def boundary(self, now, is_preempted):
+      if now == step:
+        raise KilledError
+      real(self, now, is_preempted)
+
+    return boundary
+
+  (want, params), (got, again) = (
+    phases(tmp_path / name, kills=name == "killed")
+    for name in ("straight", "killed")
+  )
+  chex.assert_trees_all_equal(*map(jax.device_get, (params, again)))
+  assert (got["accuracy"], got["loss"]) == (want["accuracy"], want["loss"])
+  record = got["pretrained"]
+  assert record["sha256"] == want["pretrained"]["sha256"]
+  assert {path.split("/")[0] for path in record["new"]} == {"head"}
+  assert record["resized"] == ["encoder/embedding/tokens/embedding"]
+  assert record["unused"] == ["decoder/bias", "decoder/kernel"]
+  assert all(path.startswith("head/") for path in record["new"])

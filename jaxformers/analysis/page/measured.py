@@ -169,7 +169,7 @@ class Rows:
       for k, (i, j) in enumerate(pairs)
       for layer in range(len(hidden))
     ]
-    causal = run.model.objective == "language_model"
+    causal = run.model.config.is_causal
     self.of["maps"] += [
       (label, layer, i, j, float(weight))
       for layer, weights in smoothness.maps(captured, causal).items()

@@ -10,6 +10,7 @@ table has the mean and deviation over these settings.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ COLUMNS = (
 Result = Mapping[str, Any]
 
 FORMATS = {"parameters": "{:,}", "x Transformer": "{:.2f}", "train s": "{:.0f}"}
-LOWER_IS_BETTER = ("perplexity",)
+LOWER_IS_BETTER = ("perplexity", "error")
 # Fields that a label leaves out: they say nothing of the model.
 UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
 SIZES = ("num_layers", "d_model")
@@ -40,6 +41,7 @@ TITLES = {
   "accuracy": "accuracy %",
   "mean_iou": "mean IoU %",
   "perplexity": "perplexity",
+  "error": "mean error",
 }
 
 
@@ -99,6 +101,9 @@ def recipe(result: Result) -> str:
   # Leave out the seed, and fields that change no number.
   left_out = (*configs.RESUMABLE_FIELDS, "seed")
   fixed = {key: value for key, value in flat.items() if key not in left_out}
+  # Each seed may begin with the run of its own seed.
+  own = rf"/seed_{result['seed']}(?=/|$)"
+  fixed["pretrained"] = re.sub(own, "", str(flat.get("pretrained", "")))
   return json.dumps([fixed, result.get("task_description")], sort_keys=True)
 
 

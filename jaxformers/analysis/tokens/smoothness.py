@@ -487,7 +487,7 @@ def _batch_curves(
   model: Model, variables: Any, ids: jax.Array
 ) -> dict[str, jax.Array]:
   """Returns the curves of a batch; compiled once for a model."""
-  causal = model.objective == "language_model"
+  causal = model.config.is_causal
   return curves(captures.capture(model, variables, ids), causal)
 
 

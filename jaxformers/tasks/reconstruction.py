@@ -1,0 +1,229 @@
+"""Pre-training on the inputs of a task: masked tokens, or the next ones.
+
+Source: Amos et al. 2024 ("Never Train from Scratch"),
+https://arxiv.org/abs/2310.02980, section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxformers.data.engine.packed import Packed
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+from jaxformers.tasks.task import Task
+
+OBJECTIVES = ("masked", "causal")
+TARGETS = ("values", "classes")
+RATE = 0.15  # Share of masked tokens of Text, and of BERT.
+MASKS = ("<mask>", "[MASK]")  # Names of a vocabulary's own id for masks.
+CHUNK = 256  # Examples at a time for the baselines.
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+  """A split whose targets are its own inputs.
+
+  Attributes:
+    split: examples with one sequence each, of ids or real numbers.
+    rate: share of the tokens that are masked and predicted, drawn anew whenever
+      an example is read in training, and from its index in evaluation; 0 to
+      predict what follows each token.
+    mask_id: id of a masked token; real numbers become NaN.
+    as_classes: the same examples as ids, which are the targets of real numbers;
+      None for targets like the inputs.
+  """
+
+  split: Any
+  rate: float
+  mask_id: int = 0
+  as_classes: Any = None
+
+  def __len__(self) -> int:
+    return len(self.split)
+
+  def lengths(self) -> np.ndarray:
+    """Returns the number of tokens of every example, int64 [count]."""
+    return self.split.lengths()
+
+  def digest(self) -> str:
+    """Returns the digest of the examples."""
+    return self.split.digest()
+
+  def reading(self) -> dict[str, Any]:
+    """Returns how examples become inputs and targets, as plain JSON."""
+    masks = {"mask_rate": self.rate, "mask_id": self.mask_id}
+    classes = self.as_classes is not None
+    return {**self.split.reading(), **masks, "as_classes": classes}
+
+  def select(self, indices: Any) -> Reconstruction:
+    """Returns a split of some examples, in their order."""
+    classes = self.as_classes and self.as_classes.select(indices)
+    split = self.split.select(indices)
+    return dataclasses.replace(self, split=split, as_classes=classes)
+
+  def batch(
+    self,
+    indices: np.ndarray,
+    max_len: int,
+    key: tuple[int, int, int] | None = None,
+  ) -> dict[str, np.ndarray]:
+    """Returns a batch of examples, padded on the right.
+
+    Args:
+      indices: integers [b] within the split.
+      max_len: n, tokens of every row of the batch.
+      key: seed, step and row that the masks are drawn from; None to draw them
+        from the index of each example.
+
+    Returns:
+      inputs [b, n], int32 or float32; targets [b, n], likewise; and weights,
+      float32 [b, n], 1 where a target is predicted.
+    """
+    inputs = self.split.batch(indices, max_len)["inputs"]
+    targets = inputs
+    if self.as_classes is not None:
+      targets = self.as_classes.batch(indices, max_len)["inputs"]
+    is_token = self._is_token(inputs)
+    if not self.rate:
+      # What follows: the last token of a row has no target.
+      following = np.zeros_like(targets)
+      following[:, :-1] = targets[:, 1:]
+      is_target = np.zeros_like(is_token)
+      is_target[:, :-1] = is_token[:, 1:]
+      return _weighted(inputs, following, is_target)
+    drawn = self._draw(indices, inputs.shape[1], key)
+    is_target = is_token & (drawn < self.rate)
+    mask = np.nan if inputs.dtype == np.float32 else self.mask_id
+    masked = np.where(is_target, np.asarray(mask, inputs.dtype), inputs)
+    return _weighted(masked, targets, is_target)
+
+  def _is_token(self, inputs: np.ndarray) -> np.ndarray:
+    """Returns where there are tokens: neither padding nor marks, [b, n]."""
+    if inputs.dtype == np.float32:
+      return np.ones(inputs.shape, bool)
+    marks = [getattr(self.split, name, 0) for name in ("start", "end")]
+    return (inputs > 0) & ~np.isin(inputs, [mark for mark in marks if mark])
+
+  def _draw(
+    self, indices: np.ndarray, n: int, key: tuple[int, int, int] | None
+  ) -> np.ndarray:
+    """Returns numbers in [0, 1), [b, n]; the same for any padded length."""
+    if key is not None:
+      return np.random.default_rng([5, *key]).random((len(indices), n))
+    rows = [np.random.default_rng([6, int(i)]).random(n) for i in indices]
+    return np.stack(rows)
+
+
+def _weighted(
+  inputs: np.ndarray, targets: np.ndarray, is_target: np.ndarray
+) -> dict[str, np.ndarray]:
+  weights = is_target.astype(np.float32)
+  return {"inputs": inputs, "targets": targets, "weights": weights}
+
+
+def reconstruct(
+  task: Task, objective: str, mask_rate: float = RATE, targets: str = "values"
+) -> Task:
+  """Returns the task of predicting the inputs of another from each other.
+
+  Pairs are read as single sequences.
+
+  Args:
+    task: task of sequences.
+    objective: "masked" or "causal".
+    mask_rate: share of masked tokens; for "masked".
+    targets: of real numbers: "values", scored by the mean absolute error, or
+      "classes", scored by the perplexity over the 256 values of a pixel.
+
+  Raises:
+    UserError: for an unknown name, or a task without sequences.
+  """
+  choose("objective of config.task", objective, OBJECTIVES)
+  choose("targets of config.task", targets, TARGETS)
+  if task.image or task.objective != "classification":
+    has = "images in patches" if task.image else "an objective of its own"
+    raise UserError(
+      f"config.task.objective={objective!r} is for sequences with classes, and "
+      f"{task.name} has {has}. Leave it out, or choose a task of Long Range "
+      "Arena, IMDb or AG's News."
+    )
+  real = not task.vocabulary
+  if targets == "classes" and not real:
+    raise UserError(
+      "config.task.targets='classes' is for real numbers, and the ids of "
+      f"{task.name} are classes already: leave it out."
+    )
+  is_masked = objective == "masked"
+  vocabulary, mask_id = task.vocabulary, 0
+  if is_masked and not real:
+    own = [vocabulary.index(name) for name in MASKS if name in vocabulary]
+    mask_id = own[0] if own else len(vocabulary)
+    vocabulary = vocabulary if own else (*vocabulary, MASKS[0])
+  num_classes = 256 if real else task.vocab_size
+  rate = mask_rate if is_masked else 0.0
+
+  def wrap(split: Packed) -> Reconstruction:
+    split = _single(split)
+    classes = None
+    if targets == "classes":
+      classes = dataclasses.replace(split, scale=None)
+    return Reconstruction(split, rate, mask_id, classes)
+
+  has_values = real and targets == "values"
+  kind = "values" if has_values else "tokens"
+  return dataclasses.replace(
+    task,
+    protocol=f"{task.protocol}, {objective}"
+    + (f" {rate:g}" if is_masked else ""),
+    splits={name: wrap(split) for name, split in task.splits.items()},
+    vocabulary=vocabulary,
+    num_classes=0 if has_values else num_classes,
+    num_inputs=1,
+    objective=f"{'masked' if is_masked else 'next'}_{kind}",
+    trivial={"median": median} if has_values else {"unigram": unigram},
+    classes=(),
+  )
+
+
+def _single(split: Packed) -> Packed:
+  """Returns the sequences of pairs as examples of their own."""
+  count = split.num_inputs
+  labels, keys = (np.repeat(x, count) for x in (split.labels, split.keys))
+  return dataclasses.replace(split, num_inputs=1, labels=labels, keys=keys)
+
+
+def _predicted(task: Task, name: str) -> Iterator[np.ndarray]:
+  """Yields the targets of a split, a part of its examples at a time."""
+  split = task.splits[name]
+  for first in range(0, len(split), CHUNK):
+    indices = np.arange(first, min(first + CHUNK, len(split)))
+    n = min(int(split.lengths()[indices].max()), task.max_len)
+    batch = split.batch(indices, n)
+    yield batch["targets"][batch["weights"] > 0]
+
+
+def unigram(task: Task) -> float:
+  """Returns the perplexity of the frequencies of train's targets plus one."""
+  size = task.num_classes
+
+  def counts(name: str) -> np.ndarray:
+    parts = (np.bincount(t, minlength=size) for t in _predicted(task, name))
+    return sum(parts, np.zeros(size))
+
+  shares = counts("train") + 1
+  test = counts("test")
+  log_p = np.log(shares / shares.sum())
+  return math.exp(-(test * log_p).sum() / max(test.sum(), 1))
+
+
+def median(task: Task) -> float:
+  """Returns the mean absolute error of the median of train's targets."""
+  middle = np.median(np.concatenate(list(_predicted(task, "train"))))
+  test = np.concatenate(list(_predicted(task, "test")))
+  return float(np.abs(test - middle).mean())

@@ -1,0 +1,133 @@
+r"""Pre-trains on a task's own inputs, fine-tunes, and compares with scratch.
+
+python launch/pretrain.py --config configs/lra/text.py:size=tiny \
+    --grid model=transformer,s5 --workdir runs/pretrain --seeds 0,1,2
+
+Every way has the steps of its config, `config.total_steps`: a share of them for
+pre-training, and the others for fine-tuning. `--shares 0,0.5` compares training
+from scratch with half of the steps for each. `--objectives masked,causal` also
+predicts what follows, with mixers that have a causal form. Batches and models
+are the same in both phases; fields of one phase are set by
+`--pretraining FIELD=VALUE,...` and `--tuning FIELD=VALUE,...`, and arguments
+that begin with --config. go to every run.
+
+After a stop, run the same command again: runs with results are not repeated,
+and the others resume, in whichever phase they were. `--slurm` and `--set` are
+those of launch/sweep.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformers import cli, interrupts
+from jaxformers.errors import UserError
+from jaxformers.sweep import arguments, grid, pretraining
+from jaxformers.sweep.pretraining import Pretraining
+from jaxformers.sweep.runs import Sweep
+
+
+def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
+  """Returns the arguments of the command, and those that go to every run."""
+  pairs = {"metavar": "FIELD=VALUE,...", "default": ""}
+  parser = cli.parser(
+    __name__,
+    cli.argument(
+      "--config",
+      action="append",
+      required=True,
+      help="path.py or path.py:key=value,...; repeatable",
+    ),
+    cli.argument("--workdir", type=Path, required=True, help="folder of runs"),
+    cli.argument(
+      "--grid",
+      action="append",
+      metavar="KEY=VALUE,...",
+      help="values of an argument or a field; repeatable",
+    ),
+    cli.argument("--objectives", default="masked", help="masked, causal"),
+    cli.argument(
+      "--shares", default="0,0.5", help="shares of steps for pre-training"
+    ),
+    cli.argument("--pretraining", **pairs, help="fields of pre-training"),
+    cli.argument("--tuning", **pairs, help="fields of fine-tuning"),
+    arguments.SETTINGS,
+    cli.argument("--seeds", default="0", help="such as 0,1,2"),
+    arguments.SLURM,
+    cli.switch("--dry_run", help="print the commands, run nothing"),
+  )
+  parser.prog, parser.allow_abbrev = "python launch/pretrain.py", False
+  return parser.parse_known_args(argv)
+
+
+def _fields(flag: str, text: str) -> grid.Pairs:
+  """Returns the fields of a phase; `text` is the value of its flag."""
+  if not text:
+    return ()
+  pairs = [item.partition("=") for item in text.split(",")]
+  for key, equals, value in pairs:
+    if not (equals and value and grid.is_field(key)):
+      raise UserError(
+        f"--{flag}={text}: write FIELD=VALUE,..., such as "
+        "schedule.learning_rate=1e-3."
+      )
+  return tuple((key, value) for key, _, value in pairs)
+
+
+def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
+  """Runs all ways, and prints their table; returns what started the runs."""
+  seeds = cli.numbers("seeds", args.seeds)
+  axes = [grid.parse_axis(text) for text in args.grid or ()]
+  arguments.check_overrides(overrides, axes)
+  cells = grid.set_fields(grid.expand(args.config, axes), args.settings or ())
+  shares = cli.numbers("shares", args.shares, float)
+  chosen = pretraining.ways(cli.names(args.objectives), shares)
+
+  def make_sweep(folder: Path) -> Sweep:
+    own = argparse.Namespace(**{**vars(args), "workdir": folder})
+    return arguments.make_sweep(own, overrides)
+
+  phases = (
+    _fields(name, getattr(args, name)) for name in ("pretraining", "tuning")
+  )
+  all_runs = Pretraining(make_sweep, args.workdir, *phases)
+  if args.dry_run:
+    for way in chosen:
+      for command in all_runs.commands(way, cells, seeds):
+        print(shlex.join(command))
+    return []
+  rows = []
+  for way in chosen:
+    by_cell = all_runs.run(way, cells, seeds)
+    rows += [
+      pretraining.table_row(cell.title, way, results)
+      for cell, results in zip(cells, by_cell, strict=True)
+      if results
+    ]
+  if rows:
+    print("\n" + pretraining.table(rows))
+  return all_runs.sweeps
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the command line; errors of users and files end in one message."""
+  args, overrides = _parse_arguments(argv)
+  try:
+    sweeps = _run(args, overrides)
+  except KeyboardInterrupt:
+    interrupts.leave("runs with results are not repeated.")
+  except (UserError, OSError) as error:
+    sys.exit(f"error: {error}")
+  failed = {k: v for sweep in sweeps for k, v in sweep.failed.items()}
+  if failed:
+    listed = "\n  ".join(f"{k}: {v}" for k, v in failed.items())
+    sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,110 @@
+"""Pre-training and fine-tuning within one budget."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers.sweep.pretraining import Way, split_budget, ways
+from launch import pretrain
+
+SPEC = "configs/lra/listops.py:size=tiny"
+
+
+@given(total=st.integers(2, 10_000), share=st.floats(0.001, 0.999))
+def test_a_budget_is_divided_without_rest(total, share):
+  before, after = split_budget(total, share)
+  assert before + after == total
+  assert min(before, after) >= 1
+  assert abs(before - total * share) <= 1
+
+
+def test_a_budget_of_one_step():
+  with pytest.raises(ValueError, match="cannot be divided"):
+    split_budget(1, 0.5)
+
+
+def test_every_objective_with_every_share_and_scratch_once():
+  found = ways(["masked", "causal"], [0, 0.25, 0.5])
+  assert found[0] == Way()
+  assert [str(way.folder) for way in found] == [
+    *("scratch", "masked_0.25", "masked_0.5", "causal_0.25", "causal_0.5"),
+  ]
+  for objectives, shares, message in (
+    (["mask"], [0.5], "Unknown objective"),
+    (["masked"], [1], r"1 is not in \[0, 1\)"),
+    ([], [0.5], "nothing to run"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      ways(objectives, shares)
+
+
+def test_fine_tuning_begins_with_the_run_of_its_own_seed(
+  runs, tmp_path, capsys
+):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
+  pretrain.main(argv)
+  masked = f"{SPEC},objective=masked"
+  assert runs.commands == [
+    *((SPEC, 0), (SPEC, 1)),
+    *((masked, 0), (masked, 1)),
+    *((SPEC, 0), (SPEC, 1)),
+  ]
+  said = capsys.readouterr().out
+  assert f"| {SPEC} | none | 1,500 | 50.00 +- 0.00 accuracy |" in said
+  assert f"| {SPEC} | masked 50% | 750 + 750 | 50.00" in said
+  # Nothing is run twice, although the second phase depends on the first.
+  pretrain.main(argv)
+  assert len(runs.commands) == 6
+
+
+def test_commands_of_both_phases(runs, tmp_path, capsys):
+  pretrain.main(
+    [
+      *("--config", SPEC, f"--workdir={tmp_path}", "--shares=0.2", "--dry_run"),
+      *(
+        "--pretraining",
+        "schedule.learning_rate=0.01",
+        "--tuning",
+        "patience=2",
+      ),
+      "--config.batch_size=16",
+    ]
+  )
+  first, second = capsys.readouterr().out.splitlines()
+  assert not runs.commands
+  for part in (
+    "objective=masked",
+    "--config.total_steps=300",
+    "--config.schedule.warmup_steps=30",
+    "--config.schedule.learning_rate=0.01",
+    "--config.batch_size=16",
+  ):
+    assert part in first
+  folder = Path(first.partition("--workdir=")[2].split()[0])
+  for part in (
+    "--config.total_steps=1200",
+    "--config.schedule.warmup_steps=120",
+    "--config.patience=2",
+    "--config.batch_size=16",
+    f"--config.pretrained={folder}",
+  ):
+    assert part in second
+  assert "objective=masked " not in second
+  assert "learning_rate" not in second
+
+
+def test_a_failed_first_phase_leaves_out_its_second(runs, tmp_path):
+  masked = f"{SPEC},objective=masked"
+  runs.broken[masked] = 3
+  argv = ["--config", SPEC, f"--workdir={tmp_path}"]
+  with pytest.raises(SystemExit, match=r"(?s)runs that failed.*pretraining.*3"):
+    pretrain.main(argv)
+  assert runs.commands == [(SPEC, 0), (masked, 0)]
+
+
+def test_fields_of_a_phase_that_are_none(tmp_path):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", "--tuning=lower"]
+  with pytest.raises(SystemExit, match="--tuning=lower: write FIELD=VALUE"):
+    pretrain.main(argv)
