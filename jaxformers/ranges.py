@@ -137,7 +137,7 @@ _NAMES = {
     interaction
     positions dtype orthogonal_map memory activation gating sigma kind
     inverse_init norm_type glu c_init start discretization weights bias form a
-    targets
+    targets frozen
   """,
   Range(bool): """
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias
@@ -193,7 +193,7 @@ _NAMES = {
   Range(float, "[0, 1]"): """
     norm_epsilon epsilon color_jitter erase r_min r_max margin_weight
   """,
-  Range(float, "(0, 1]"): "eps block.norm_epsilon",
+  Range(float, "(0, 1]"): "eps block.norm_epsilon layer_decay",
   Range(float, "(0, 1)"): "mask_rate",
   Range(float, "[0, 10]"): "randaugment",
   Range(float, "[0, 100]"): "init_std head_init_std",

@@ -69,4 +69,4 @@ def get_config(arg=None):
     config.model.mixer.num_experts = 1
     if args.protocol == "jaxformers":
       config.model.pool = "mean"
-  return pretraining(config, args.objective)
+  return pretraining(config, args)

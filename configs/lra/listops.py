@@ -65,4 +65,4 @@ def get_config(arg=None):
   ):
     # As TransJect: with the mean nothing is learned for 450 of 1,500 steps.
     config.model.pool = "max"
-  return pretraining(config, args.objective)
+  return pretraining(config, args)

@@ -63,4 +63,4 @@ def get_config(arg=None):
     warmup_steps=312,
     tiny={"learning_rate": 5e-3, "total_steps": 1_500, "batch_size": 32},
   )
-  return pretraining(config, args.objective)
+  return pretraining(config, args)

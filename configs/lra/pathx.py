@@ -55,4 +55,4 @@ def get_config(arg=None):
     warmup_steps=312,
     tiny={"learning_rate": 5e-3, "total_steps": 100, "batch_size": 8},
   )
-  return pretraining(config, args.objective)
+  return pretraining(config, args)

@@ -69,4 +69,4 @@ def get_config(arg=None):
   if args.tiny and args.model in shared.TRANSJECTS:
     # Wide enough to tell bytes apart.
     config.model.update(d_model=64, num_layers=1)
-  return pretraining(config, args.objective)
+  return pretraining(config, args)

@@ -60,4 +60,4 @@ def get_config(arg=None):
   if args.tiny and args.model == "isometric":
     # One section: bytes meet those next to them.
     config.model.block.update(num_sections=1, dilations=(1, 2, 3, 4))
-  return pretraining(config, args.objective)
+  return pretraining(config, args)

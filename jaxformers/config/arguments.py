@@ -15,6 +15,8 @@ from jaxformers.registry import unknown
 # Sections in which a command may set options that the config does not list.
 OPTION_SECTIONS = (["model", "mixer"], ["model", "block"])
 GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
+# Fields of fine-tuning, which every config takes.
+TUNING = (["optimizer", "layer_decay"], ["optimizer", "frozen"])
 # A flag such as `--config.x.y=value` or `--noconfig.x.y`.
 OVERRIDE = re.compile(
   r"-+(?P<no>no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL
@@ -93,15 +95,17 @@ def take_options(
   Returns:
     The other arguments; and the options by path, such as
     {"model.mixer.causal": True}, read as Python values where possible and as
-    text otherwise; those of `optimizer.groups` among them.
+    text otherwise; those of `optimizer.groups` and of `TUNING` among them.
   """
   rest, options = [], {}
   for arg in argv:
-    # An option is model.mixer.NAME, model.block.NAME or one of a group.
+    # An option is model.mixer.NAME, model.block.NAME, one of a group, or one
+    # that every optimiser has.
     override = OVERRIDE.fullmatch(arg)
     path = override["path"].split(".") if override else []
     is_option = len(path) == 3 and path[:2] in OPTION_SECTIONS
     is_option |= len(path) == 4 and path[:2] == GROUPS
+    is_option |= path in TUNING
     # ml_collections sets the options that the config lists.
     if not is_option or _lists(config, path):
       rest.append(arg)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxformers.config import base, parse_arg
 from jaxformers.errors import UserError
-from jaxformers.recipes import recurrences, shared
+from jaxformers.recipes import pretraining, recurrences, shared
 from jaxformers.registry import choose
 
 SIZES = ("paper", "matched", "tiny", "published")
@@ -155,13 +155,20 @@ def make_config(
     **training | (original.fields if is_original else {}),
   )
   if args.size == "published":
-    config.update(recurrences.published_training(args.model, task["name"]))
+    config.update(published_training(args.model, task["name"]))
   if protocol in ("skyformer", "paper"):
     config.eval_examples = eval_examples
   # Replace the schedule by that of size=tiny.
   if args.tiny:
     config.update(shared.tiny_fields(args.model, **tiny))
   return config
+
+
+def published_training(name: str, task: str) -> dict[str, Any]:
+  """Returns the training of a model's own paper, as fields for `base`."""
+  if name == "transformer":
+    return pretraining.published_training(task)
+  return recurrences.published_training(name, task)
 
 
 def model_fields(
@@ -192,7 +199,8 @@ def model_fields(
     protocol: key of `pools`.
     size: "paper"; "matched", TransJect and recurrences with at most the
       Transformer's parameters; "tiny", TransJect with d = 32 and E = 2; or for
-      recurrences "published", see `recurrences`. Other models have one size.
+      recurrences and the Transformer "published", see `recurrences` and
+      `pretraining`. Other models have one size.
     matched: width of TransJect at size "matched", by protocol.
     length: tokens of an example in Skyformer's code, a power of two; 0 for
       mixers with their own defaults.
@@ -204,10 +212,11 @@ def model_fields(
     The fields `model` and `reference` for `base`.
   """
   tiny = shared.is_tiny(size, SIZES)
-  if size == "published" and name not in recurrences.PUBLISHED:
+  published = (*recurrences.PUBLISHED, "transformer")
+  if size == "published" and name not in published:
     raise UserError(
-      f"size=published is for {', '.join(recurrences.PUBLISHED)}, and "
-      f"{name} has the sizes of the protocol: choose size=paper."
+      f"size=published is for {', '.join(published)}, and {name} has the sizes "
+      "of the protocol: choose size=paper."
     )
   pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
@@ -249,7 +258,10 @@ def model_fields(
       model["mixer"] = skyformer_options(name, length)
     return model
 
-  return shared.with_reference(name, make_transformer, transject)
+  fields = shared.with_reference(name, make_transformer, transject)
+  if size == "published" and name == "transformer":
+    fields["model"] = pretraining.published_model(task, common)
+  return fields
 
 
 def skyformer_options(name: str, length: int) -> dict[str, Any]:

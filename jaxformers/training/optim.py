@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import optax
 from jaxformers import orthogonal, ranges
 from jaxformers.errors import UserError
 from jaxformers.models.kinds import KINDS, UNDECAYED
-from jaxformers.registry import Registry, call, choose
+from jaxformers.registry import Registry, call, choose, unknown
 from jaxformers.training.riemannian import riemannian
 
 Tx, Rate = optax.GradientTransformation, optax.Schedule
@@ -23,6 +24,7 @@ Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule")
 OPTIMIZERS: Registry = Registry("optimizer")
+LAYER = re.compile(r"encoder/layer_(\d+)/")
 
 
 @SCHEDULES.register("constant")
@@ -245,6 +247,68 @@ def _with_decay(
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
+def _names(path: Any) -> str:
+  """Returns the path of a parameter, such as "encoder/layer_0/up/kernel"."""
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def depth(path: str, num_layers: int) -> int:
+  """Returns how deep a parameter lies: 0 in the embedding, L + 1 in a head.
+
+  Layer i of the encoder, counted from 0, has i + 1.
+
+  Args:
+    path: path of the parameter.
+    num_layers: number of layers L of the encoder.
+  """
+  if path.startswith("encoder/embedding/"):
+    return 0
+  found = LAYER.match(path)
+  return int(found[1]) + 1 if found else num_layers + 1
+
+
+def scale_by_path(factor: Callable[[str, int], float]) -> Tx:
+  """Returns a transformation that multiplies updates by factors of their paths.
+
+  Args:
+    factor: function of the path of a parameter and the number of layers of the
+      encoder.
+  """
+
+  def update(updates: Any, state: Any, params: Any = None) -> Any:
+    del params
+    paths = [_names(p) for p, _ in jax.tree_util.tree_leaves_with_path(updates)]
+    found = filter(None, map(LAYER.match, paths))
+    num_layers = 1 + max((int(match[1]) for match in found), default=-1)
+
+    def scaled(path: Any, update: Any) -> Any:
+      value = factor(_names(path), num_layers)
+      return update if value == 1 else update * value
+
+    return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+  return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def _check_frozen(prefixes: Sequence[str]) -> Tx:
+  """Returns a transformation that refuses a prefix that no parameter has."""
+
+  def init(params: Any) -> Any:
+    paths = [_names(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    choices = {path.rpartition("/")[0] for path in paths}
+    for prefix in prefixes:
+      if not any(is_below(path, prefix) for path in paths):
+        raise unknown("part of config.optimizer.frozen", prefix, choices)
+    return optax.EmptyState()
+
+  return optax.GradientTransformation(init, lambda u, state, _=None: (u, state))
+
+
+def is_below(path: str, prefix: str) -> bool:
+  """Returns True for a path in a part of a model, such as encoder/layer_0."""
+  return f"{path}/".startswith(f"{prefix.rstrip('/')}/")
+
+
 def ends_with_run(name: str) -> bool:
   """Returns True for a schedule whose rates depend on the run's last step."""
   return "total_steps" in inspect.signature(SCHEDULES[name]).parameters
@@ -268,7 +332,13 @@ def build(
     optimizer: section `config.optimizer`: `name` in `OPTIMIZERS`, `clip_value`
       (each entry of the gradient) and `clip_norm` (all entries together), both
       0 for none, `cycle_momentum` (with the schedule "onecycle" only), `groups`
-      (see `Groups.table`), and options of that optimiser.
+      (see `Groups.table`), `layer_decay` and `frozen` for fine-tuning, and
+      options of that optimiser. With `layer_decay` the learning rate of layer
+      i of L is multiplied by its power L - i, that of the embedding by its
+      power L + 1, and that of a head by 1 (Clark et al. 2020, ELECTRA,
+      https://arxiv.org/abs/2003.10555, appendix B). `frozen` lists parts that
+      are not trained, such as encoder/embedding,encoder/layer_0, or encoder;
+      running averages of norms go on.
     schedule: section `config.schedule`: `name` in `SCHEDULES`, and options of
       that schedule.
     total_steps: last step of the run.
@@ -300,10 +370,26 @@ def build(
   _check_groups(table)
   groups = Groups(kinds, table)
   options |= {"schedule": rate, "decays": groups.decayed}
+  decay = options.pop("layer_decay", 1.0)
+  frozen = [part for part in options.pop("frozen", "").split(",") if part]
   tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
   # Gradients are clipped before they are turned on the group.
   clips = [optax.clip(clip_value)] if clip_value else []
   if clip_norm:
     clips.append(optax.clip_by_global_norm(clip_norm))
   scales = [groups.scale()] if table else []
-  return riemannian(optax.chain(*clips, tx, *scales)), rate
+  tx = riemannian(optax.chain(*clips, tx, *scales))
+  if decay == 1 and not frozen:
+    return tx, rate
+  ranges.check({"layer_decay": decay}, "config.optimizer")
+
+  def trained(path: str, _: int = 0) -> float:
+    return float(not any(is_below(path, part) for part in frozen))
+
+  def factor(path: str, num_layers: int) -> float:
+    power = num_layers + 1 - depth(path, num_layers)
+    return trained(path) * decay**power
+
+  # Frozen parts are out of the norm that is clipped, and out of the decay.
+  first = [_check_frozen(frozen), scale_by_path(trained)]
+  return optax.chain(*first, tx, scale_by_path(factor)), rate

@@ -70,6 +70,19 @@ def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():
   }
 
 
+def test_every_config_takes_fields_of_fine_tuning():
+  argv = [
+    "--config.optimizer.layer_decay=0.8",
+    "--config.optimizer.frozen=head",
+  ]
+  config = c.base()
+  rest, options = c.take_options(config, argv)
+  assert rest == []
+  c.set_options(config, options)
+  assert config.optimizer.layer_decay == 0.8
+  assert config.optimizer.frozen == "head"
+
+
 def test_options_may_be_of_a_section_that_the_config_leaves_out():
   config = c.base(model={"name": "transject"})
   c.set_options(config, {"model.block.foo": 1, "model.mixer.bar": True})

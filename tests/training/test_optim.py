@@ -155,3 +155,82 @@ def test_what_cannot_be_built(optimizer, schedule, message):
   schedule = {"name": "constant", "learning_rate": 1e-3} | schedule
   with pytest.raises(ValueError, match=message):
     optim.build(optimizer, schedule, 10)
+
+
+def tuned(params, grads=None, optimizer="sgd", **options):
+  """Updates of one step at a rate of 1, from gradients of one."""
+  tx, _ = optim.build(
+    {"name": optimizer, **options},
+    {"name": "constant", "learning_rate": 1.0},
+    10,
+  )
+  grads = jax.tree.map(jnp.ones_like, params) if grads is None else grads
+  return tx.update(grads, tx.init(params), params)[0]
+
+
+def parts():
+  """A tree like that of a model with two layers, and one orthogonal matrix."""
+  return {
+    "encoder": {
+      "embedding": {"tokens": {"embedding": jnp.ones((3, 2))}},
+      "layer_0": {"up": {"kernel": jnp.ones((2, 2))}},
+      "layer_1": {
+        "up": {"kernel": jnp.ones((2, 2))},
+        "u_orthogonal": jnp.eye(3)[None],
+      },
+      "norm": {"scale": jnp.ones(2)},
+    },
+    "head": {"logits": {"kernel": jnp.ones((2, 2))}},
+  }
+
+
+def test_lower_layers_learn_slower():
+  updates = tuned(parts(), layer_decay=0.5)
+  encoder = updates["encoder"]
+  for leaf, want in (
+    (encoder["embedding"]["tokens"]["embedding"], 0.125),
+    (encoder["layer_0"]["up"]["kernel"], 0.25),
+    (encoder["layer_1"]["up"]["kernel"], 0.5),
+    (encoder["norm"]["scale"], 1),
+    (updates["head"]["logits"]["kernel"], 1),
+  ):
+    np.testing.assert_allclose(leaf, -want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_frozen_parts_stay_bit_for_bit(optimizer):
+  params = parts()
+  # Slightly off: reorthogonalisation would move it.
+  q = params["encoder"]["layer_1"]["u_orthogonal"]
+  params["encoder"]["layer_1"]["u_orthogonal"] = q + 1e-4
+  options = {"frozen": "encoder/embedding,encoder/layer_1", "weight_decay": 0.1}
+  updates = tuned(params, optimizer=optimizer, **options)
+  for name, part in updates["encoder"].items():
+    is_frozen = name in ("embedding", "layer_1")
+    for leaf in jax.tree.leaves(part):
+      assert bool((leaf == 0).all()) == is_frozen, name
+  # All of the encoder, for a head alone.
+  updates = tuned(params, optimizer=optimizer, frozen="encoder/")
+  assert not any(leaf.any() for leaf in jax.tree.leaves(updates["encoder"]))
+  assert updates["head"]["logits"]["kernel"].all()
+
+
+def test_frozen_parts_are_not_in_the_norm_that_is_clipped():
+  params = {"encoder": {"norm": {"scale": jnp.ones(3)}}, "head": jnp.ones(4)}
+  alone = tuned({"head": params["head"]}, clip_norm=1.0)["head"]
+  updates = tuned(params, clip_norm=1.0, frozen="encoder")
+  np.testing.assert_allclose(updates["head"], alone, rtol=1e-6)
+  assert np.abs(tuned(params, clip_norm=1.0)["head"]).max() < 0.4
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"frozen": "encoder/layer_7"}, r"encoder/layer_7.*encoder/layer_1"),
+    ({"frozen": "encoder/layer"}, "encoder/layer"),
+    ({"layer_decay": 1.5}, r"layer_decay=1.5 is not in \(0, 1\]"),
+  ],
+)
+def test_what_cannot_be_tuned(options, message):
+  with pytest.raises(ValueError, match=f"(?s){message}"):
+    tuned(parts(), **options)

@@ -8,6 +8,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from jaxformers import trained, workdirs
 from jaxformers.analysis.evaluation import export
@@ -154,6 +155,9 @@ def test_a_digest_is_of_what_was_taken(first, make, tmp_path):
   assert digests[2] == digests[3]
 
 
+OBJECTIVE = {"objective": "masked", "size": "tiny", "model": "transformer"}
+
+
 class KilledError(BaseException):
   pass
 
@@ -162,7 +166,7 @@ def test_both_phases_resume_bit_for_bit(make, tmp_path, monkeypatch):
   """Masked tokens, then classes; each is killed, and taken up again."""
 
   def phases(folder, *, kills):
-    masked = pretraining(make(), "masked")
+    masked = pretraining(make(), ConfigDict(OBJECTIVE))
     masked.model.head_dim = 0
     first, second = folder / "pretraining", folder / "tuning"
     tuned = make(pretrained=str(first), seed=1)

@@ -1,0 +1,79 @@
+"""Configs of configs/lra as ones of pre-training on their inputs."""
+
+import pytest
+
+from jaxformers import config as c
+from jaxformers import models
+from jaxformers.recipes import pretraining
+from jaxformers.training.losses import LOSSES
+from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
+
+
+def sizes_of(task, protocol, objective):
+  """Sizes that `reconstruct` gives to a task."""
+  sizes = {**SIZES[task], **READINGS.get((task, protocol), {})}
+  ids = sizes["vocab_size"]
+  is_masked = objective == "masked"
+  values = not ids and task not in pretraining.AS_CLASSES
+  kind = "values" if values or (not ids and not is_masked) else "tokens"
+  sizes |= {"num_classes": ids or 256, "num_inputs": 1}
+  sizes |= {"vocab_size": ids + is_masked if ids else 0}
+  return sizes | {"objective": f"{'masked' if is_masked else 'next'}_{kind}"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("task", sorted(SIZES))
+def test_every_task_has_both_objectives(task, protocol):
+  for objective, model in (("masked", "transject"), ("causal", "transformer")):
+    arguments = f"protocol={protocol},objective={objective},model={model}"
+    config = c.plain(c.load(f"configs/lra/{task}.py:{arguments}"))
+    sizes = sizes_of(task, protocol, objective)
+    for section in ("model", "reference"):
+      assert models.build(**config[section], **sizes)
+    assert config["select"] in ("loss", LOSSES[sizes["objective"]].metric)
+    assert config["task"]["objective"] == objective
+
+
+def test_the_encoder_is_that_of_the_classifier():
+  """At every size and under every protocol: so it can be taken over."""
+  for arguments in ("size=tiny", "protocol=lra", "size=tiny,model=isometric"):
+    spec = f"configs/lra/image.py:{arguments}"
+    one, two = (c.load(s) for s in (spec, f"{spec},objective=masked"))
+    differing = c.differences(one.model, two.model)
+    assert {line.partition(":")[0] for line in differing} <= {
+      *("pool", "pool_norm", "head_dim"),
+    }
+  assert c.load("configs/lra/image.py:protocol=lra").model.pool == "cls"
+
+
+@pytest.mark.parametrize("task", sorted(pretraining.PUBLISHED))
+def test_the_published_transformer(task):
+  spec = f"configs/lra/{task}.py:size=published,model=transformer"
+  rates = {}
+  for objective in ("", "masked", "causal"):
+    config = c.load(f"{spec},objective={objective}" if objective else spec)
+    rates[objective] = config.schedule.learning_rate
+    sizes = (
+      sizes_of(task, "jaxformers", objective) if objective else SIZES[task]
+    )
+    model = models.build(**c.plain(config)["model"], **sizes)
+    row = pretraining.PUBLISHED[task]
+    assert (model.config.d_model, model.config.num_layers) == (
+      row.d_model,
+      row.num_layers,
+    )
+    assert model.config.mixer["rotary"]
+  assert rates == {
+    "": row.learning_rate,
+    "masked": row.masked_rate,
+    "causal": row.causal_rate,
+  }
+  # The reference stays that of the protocol.
+  assert config.reference.d_model == 64
+
+
+def test_what_is_no_objective():
+  with pytest.raises(ValueError, match="choose masked or causal"):
+    c.load("configs/lra/text.py:objective=mlm")
+  with pytest.raises(ValueError, match="task with size=published 'pathx'"):
+    c.load("configs/lra/pathx.py:size=published,model=transformer")
