@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxformers import cli, models
+from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
+from jaxformers.registry import call, choose
 from jaxformers.tasks import Task
-from jaxformers.training import compilers
-from jaxformers.training.run import open_trained_run
+from jaxformers.training import compilers, origin
+from jaxformers.training.run import Run, open_trained_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +75,14 @@ class Trained:
     split if it has fewer. n is `length` or the task's greatest.
 
     Raises:
-      UserError: for less than one example or token.
+      UserError: for less than one example or token, or an unknown split.
     """
     if count < 1 or length < 1:
       raise UserError(
         f"{count} samples of {length} tokens: give at least one of both, by "
         "--samples and --length."
       )
-    source = self.task.splits[split]
+    source = self.task.splits[choose("split", split, self.task.splits)]
     rng = np.random.default_rng(seed)
     count = min(count, len(source))
     # Sorted, because that is the order in which examples lie on disk.
@@ -86,20 +90,131 @@ class Trained:
     return source.batch(chosen, min(length, self.task.max_len))["inputs"]
 
 
-def load(workdir: str | Path) -> Trained:
+# Arguments of commands that measure a run, for `load`.
+STATE = (
+  cli.switch("--untrained", help="the start of the run, before training"),
+  cli.option(
+    "pretrained",
+    "",
+    "other weights in the model: a run, an exported model, or a folder of "
+    "Hugging Face",
+  ),
+  cli.option("model", "", "name of another model for the weights"),
+  cli.argument(
+    "--options",
+    default="",
+    metavar="NAME=VALUE,...",
+    help="options of the model that differ, such as mixer.fidelity=0.6",
+  ),
+)
+
+
+def take_state(options: dict[str, Any]) -> dict[str, Any]:
+  """Removes the arguments `STATE` from those of a command, and returns them."""
+  names = ("untrained", "pretrained", "model", "options")
+  return {name: options.pop(name) for name in names}
+
+
+def states(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns the states of a run that a command compares, for `load`.
+
+  The run as it was trained comes first; then its untrained start, and its model
+  with other weights or of another name, if the arguments ask for them.
+
+  Args:
+    arguments: values of `STATE`.
+  """
+  best = {"untrained": False, "pretrained": "", "model": "", "options": ""}
+  compared = [best]
+  if arguments["untrained"]:
+    compared.append({**best, "untrained": True})
+  other = {**arguments, "untrained": False}
+  return compared if other == best else [*compared, other]
+
+
+def describe(state: Mapping[str, Any]) -> str:
+  """Returns arguments of `load` in words, for a label; "" for the run's own."""
+  if state["untrained"]:
+    return "untrained"
+  parts = [f"as {state['model']}" if state["model"] else ""]
+  parts.append(f"with {state['pretrained']}" if state["pretrained"] else "")
+  return " ".join(filter(None, [*parts, state["options"]]))
+
+
+def load(
+  workdir: str | Path,
+  *,
+  untrained: bool = False,
+  pretrained: str | Path = "",
+  model: str = "",
+  options: str = "",
+) -> Trained:
   """Returns the model of a run with the parameters of its best checkpoint.
+
+  The other arguments give it other parameters, or these to another model, on
+  the task of the run: a softmax model as NeuTRENO, without training, is
+  model="neutreno", options="mixer.fidelity=0.6".
+
+  Args:
+    workdir: folder of the run.
+    untrained: True for the parameters that the run began with.
+    pretrained: folder of other weights, as `config.pretrained`; the run's own
+      if `model` or `options` are given alone.
+    model: name of a model in place of the run's.
+    options: options of the model that differ, "NAME=VALUE,...", those of a
+      section as mixer.NAME.
 
   Raises:
     UserError: if there is no run, if the `config.json` is of another program,
-      or if no checkpoint was evaluated.
+      if no checkpoint was evaluated, or if other weights do not fit.
   """
   # The first state gives shapes and placement of what is restored.
   run = open_trained_run(Path(workdir).absolute())
   start = compilers.layout().place_state(run.initial_state())
+  is_other = bool(pretrained or model or options)
+  if is_other and untrained:
+    raise UserError(
+      "--untrained is the start of a run, and --pretrained, --model and "
+      "--options give weights to a model: choose one."
+    )
+  if is_other:
+    return _with_weights(run, pretrained or workdir, model, options)
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(start)
   return Trained(
-    *(run.config, run.task, run.model, best.state.scored, best.step),
+    *(run.config, run.task, run.model),
+    start.params if untrained else best.state.scored,
+    0 if untrained else best.step,
     start=start.params,
+    workdir=run.workdir,
+  )
+
+
+def _with_weights(
+  run: Run, folder: str | Path, name: str, options: str
+) -> Trained:
+  """Returns a model on the task of a run, with the weights of a folder."""
+  section = copy.deepcopy(run.config["model"])
+  section["name"] = name or section["name"]
+  for item in filter(None, options.split(",")):
+    path, equals, value = item.partition("=")
+    if not equals or not path:
+      raise UserError(
+        f"--options={options}: write NAME=VALUE,..., such as "
+        "mixer.fidelity=0.6."
+      )
+    *sections, key = path.split(".")
+    owner = section
+    for part in sections:
+      owner = owner.setdefault(part, {})
+    owner[key] = configs.parse_value(value)
+  model = call("config.model", models.build, {**section, **run.task.sizes()})
+  init = jax.jit(lambda key: model.init(key, model.example(), train=False))
+  start = init(jax.random.key(run.config["seed"]))["params"]
+  params, record = origin.begin_with(folder, start, section, run.task)
+  return Trained(
+    {**run.config, "model": section},
+    *(run.task, model, params, record.get("step", 0)),
+    start=start,
     workdir=run.workdir,
   )

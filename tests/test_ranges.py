@@ -34,14 +34,17 @@ POOL = (
 WIRING = {
   *("parent", "mixer", "layer", "encoder", "cls", "concatenate", "schedule"),
   *("total_steps", "max_len", "num_layers", "dtype", "orthogonal_map"),
+  "masked",
 }
 # Options of the head of a language model, which have no signature.
 HEAD = {"tied": True, "dropout_rate": 0.0}
 # Options that `optim.build` takes for every optimiser.
 SHARED = {
   **{"clip_value": 0.0, "clip_norm": 0.0, "cycle_momentum": False},
-  "groups": {},
+  **{"groups": {}, "layer_decay": 1.0, "frozen": ""},
 }
+# Options of every task of sequences, which `tasks.get` takes.
+PRETRAINING = {"objective": "masked", "mask_rate": 0.15, "targets": "values"}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
 KINDS_OF_INPUT = (
   {},
@@ -97,7 +100,7 @@ def sections():
   for schedule in optim.SCHEDULES.values():
     yield "config.schedule", parameters(schedule)
   for task in tasks.TASKS.values():
-    yield "config.task", parameters(task)
+    yield "config.task", parameters(task) | PRETRAINING
   yield "config.task.augment", parameters(Augment)
 
 
@@ -409,6 +412,7 @@ def check_run(changes):
   """A run is refused by our error, or its first steps are finite."""
   try:
     config, tx, schedule = begin(changes)
+    finite = train_quadratic(tx, schedule, config["total_steps"])
   except UserError:
     return
-  assert train_quadratic(tx, schedule, config["total_steps"]) == (True, True)
+  assert finite == (True, True)

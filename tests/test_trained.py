@@ -58,3 +58,67 @@ def test_without_an_evaluation(smoke, tmp_path):
   begin(open_run(smoke(), tmp_path.absolute()))
   with pytest.raises(ValueError, match="no evaluated checkpoint"):
     trained.load(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def softmax(smoke, tmp_path_factory):
+  """A trained run of a Transformer; do not write there."""
+  workdir = tmp_path_factory.mktemp("softmax") / "run"
+  loop.run(smoke("transformer"), workdir)
+  return workdir
+
+
+def test_a_run_before_training(softmax):
+  run, start = trained.load(softmax), trained.load(softmax, untrained=True)
+  chex.assert_trees_all_equal(start.params, run.start)
+  assert start.step == 0
+
+
+def test_a_softmax_run_as_another_model(softmax):
+  """Its weights, with the options of the other one."""
+  run = trained.load(softmax)
+  held, none = (
+    trained.load(softmax, model="neutreno", options=f"mixer.fidelity={x}")
+    for x in (0.6, 0)
+  )
+  chex.assert_trees_all_equal(*map(jax.device_get, (run.params, held.params)))
+  assert held.config["model"]["mixer"]["fidelity"] == 0.6
+  assert held.step == run.step
+  ids = run.sample(4, 20)
+  logits = [np.asarray(each.apply(4)(ids)) for each in (run, none, held)]
+  np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+  assert np.abs(logits[0] - logits[2]).max() > 1e-4
+
+
+def test_other_weights_in_the_model_of_a_run(softmax, smoke, tmp_path):
+  loop.run(smoke("transformer", seed=1, total_steps=5), tmp_path / "other")
+  other = trained.load(tmp_path / "other")
+  run = trained.load(softmax, pretrained=tmp_path / "other")
+  chex.assert_trees_all_equal(*map(jax.device_get, (run.params, other.params)))
+  assert run.workdir == softmax
+
+
+@pytest.mark.parametrize(
+  ("state", "message"),
+  [
+    ({"untrained": True, "model": "neutreno"}, "choose one"),
+    ({"options": "fidelity"}, "write NAME=VALUE"),
+    ({"options": "mixer.fidelitty=1"}, "fidelitty"),
+    ({"model": "linformer", "options": "mixer.rank=4"}, "tensors differ"),
+    ({"pretrained": "nowhere"}, "There is no nowhere"),
+  ],
+)
+def test_states_that_a_run_has_not(softmax, state, message):
+  with pytest.raises(ValueError, match=message):
+    trained.load(softmax, **state)
+
+
+def test_states_to_compare():
+  given = {"untrained": True, "pretrained": "", "model": "", "options": "a=1"}
+  found = trained.states(given)
+  assert [trained.describe(state) for state in found] == [
+    *("", "untrained", "a=1"),
+  ]
+  with_model = {**given, "untrained": False, "model": "b", "pretrained": "c"}
+  assert trained.describe(with_model) == "as b with c a=1"
+  assert len(trained.states({**given, "options": "", "untrained": False})) == 1

@@ -8,6 +8,7 @@ from typing import Any
 from jaxformers.config.arguments import (
   check_overrides,
   parse_arg,
+  parse_value,
   set_options,
   take_options,
 )
@@ -39,6 +40,7 @@ __all__ = [
   "load",
   "load_with",
   "parse_arg",
+  "parse_value",
   "plain",
   "set_options",
   "take_options",

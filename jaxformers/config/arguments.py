@@ -112,7 +112,7 @@ def take_options(
     else:
       # `--noconfig.x` stands for False, and `--config.x` alone for True.
       text = "false" if override["no"] else override["value"] or "true"
-      options[override["path"]] = _parse_value(text)
+      options[override["path"]] = parse_value(text)
   return rest, options
 
 
@@ -139,7 +139,8 @@ def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
     config.update_from_flattened_dict(dict(options))
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+  """Returns the Python value that a text stands for, or the text itself."""
   # Commands write booleans in lower case, which Python does not read.
   if text in ("true", "false"):
     return text == "true"

@@ -232,8 +232,8 @@ class ModelConfig:
     check_section("mixer", kind, make, options, variant.fixed)
     if not options["causal"]:
       raise UserError(
-        "A model of what follows sees it with mixer.causal=False: leave the "
-        "option out."
+        "A model that predicts the next token sees what it predicts with "
+        "mixer.causal=False: leave the option out."
       )
     if self.block.get("norm_type") == "batch":
       raise UserError(

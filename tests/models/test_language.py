@@ -102,7 +102,7 @@ def test_what_is_no_language_model():
     build("linformer")
   with pytest.raises(ValueError, match="sees what it predicts"):
     build(mixer={"causal": False})
-  with pytest.raises(ValueError, match="take sequences"):
+  with pytest.raises(ValueError, match="takes sequences"):
     build(image=(8, 8, 3), patch_size=4)
   for option, value in (
     ("pool", "cls"),

@@ -156,7 +156,7 @@ def test_a_wrong_name_is_told_before_data_are_prepared(
     ({"model.mixer.num_experts": 0}, "config.model.mixer.num_experts=0"),
     ({"reference.block.mlp_dim": 0}, "config.reference.block.mlp_dim=0"),
     ({"reference.d_model": 15}, "num_heads=2 does not divide d_model=15"),
-    ({"select": "f1"}, "config.select 'f1'.*accuracy, loss"),
+    ({"select": "f1"}, "config.select 'f1'.*accuracy, error, loss"),
     ({"parallel": "xmap"}, "parallel mode 'xmap'"),
     ({"model.name": "lstm"}, "model 'lstm'"),
     ({"task.name": "copy"}, "task 'copy'.*listops, pathfinder"),

@@ -489,6 +489,7 @@ def lines(content: dict[str, Any]) -> list[str]:
 
 @cli.command(
   cli.WORKDIR,
+  *trained.STATE,
   cli.option("tokens", "0,1,2,4,8", "numbers of replaced tokens"),
   cli.option("radii", "0.001,0.01,0.1", "norms of perturbations, as shares"),
   cli.option("samples", 200, "number of test examples to attack"),
@@ -496,20 +497,27 @@ def lines(content: dict[str, Any]) -> list[str]:
   cli.option("steps", 20, "steps of gradient ascent"),
   cli.option("seed", 0, "seed of the choice of examples"),
 )
-def main(workdir: str, tokens: str, radii: str, **options: int) -> None:
-  """Prints the table of a run; writes `certified.json` and pictures into it."""
-  run = trained.load(workdir)
+def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
+  """Prints the table of a run; writes `certified.json` and pictures into it.
+
+  That of another state of it is printed alone.
+  """
+  state = trained.take_state(options)
+  run = trained.load(workdir, **state)
   content = report(
     run,
     counts=cli.numbers("tokens", tokens),
     radii=cli.numbers("radii", radii, float),
     **options,
   )
+  print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
+  print("\n".join(lines(content)))
+  if label := trained.describe(state):
+    print(f"Not written to {workdir}: {label}.")
+    return
   path = Path(workdir) / "certified.json"
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   figure(content).write(Path(workdir))
-  print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
-  print("\n".join(lines(content)))
   print(f"Written to {path}, with pictures beside it.")
 
 

@@ -260,12 +260,13 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
 
 @cli.command(
   cli.WORKDIR,
+  *trained.STATE,
   cli.option("samples", 32, "number of test samples"),
   cli.option("length", 512, "largest number of tokens per sample"),
 )
-def main(workdir: str, samples: int, length: int) -> None:
+def main(workdir: str, samples: int, length: int, **state: Any) -> None:
   """Prints how much of some test samples comes back from the last layer."""
-  run = trained.load(workdir)
+  run = trained.load(workdir, **state)
   ids = jnp.asarray(run.sample(samples, length))
   model = in_float32(run.model)
   # Recover the tokens from the last layer and the side information alone.

@@ -300,22 +300,31 @@ def table(content: dict[str, Any]) -> str:
 
 @cli.command(
   cli.WORKDIR,
+  *trained.STATE,
   cli.option("samples", 32, "number of test samples"),
   cli.option("length", 128, "largest number of tokens per sample"),
   cli.option("steps", 200, "Adam steps of each search"),
   cli.option("seed", 0, "seed of all that is drawn"),
 )
-def main(workdir: str, samples: int, length: int, **search: int) -> None:
-  """Prints the table of a run and writes `lipschitz.json` into its workdir."""
-  run = trained.load(workdir)
+def main(workdir: str, samples: int, length: int, **search: Any) -> None:
+  """Prints the table of a run and writes `lipschitz.json` into its workdir.
+
+  That of another state of it is printed alone.
+  """
+  state = trained.take_state(search)
+  run = trained.load(workdir, **state)
   ids = run.sample(samples, length, seed=search["seed"])
   content = {"step": run.step, "workdir": workdir, "samples": samples}
+  content |= {key: value for key, value in state.items() if value}
   content |= {"length": length, **search}
   content |= report(run.model, run.params, ids, **search)
-  path = Path(workdir) / "lipschitz.json"
-  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
   print(table(content))
+  if label := trained.describe(state):
+    print(f"Not written to {workdir}: {label}.")
+    return
+  path = Path(workdir) / "lipschitz.json"
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   print(f"Written to {path}.")
 
 

@@ -67,6 +67,7 @@ def measure_perplexity(
 
 @cli.command(
   cli.WORKDIR,
+  *trained.STATE,
   cli.option(
     "strides",
     "",
@@ -82,7 +83,7 @@ def measure_perplexity(
 def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   """Prints a line for each stride."""
   chosen = cli.numbers("strides", strides)
-  run = trained.load(workdir)
+  run = trained.load(workdir, **trained.take_state(options))
   # Compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
   rows = measure_perplexity(run, chosen, **options)

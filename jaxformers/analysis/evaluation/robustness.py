@@ -260,6 +260,7 @@ def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
   cli.argument(
     "workdirs", nargs="+", metavar="WORKDIR", help="folder of a run"
   ),
+  *trained.STATE,
   *(
     cli.argument(f"--{k}", type=Path, metavar="FOLDER", help="folder of a set")
     for k in COUNTS
@@ -277,16 +278,17 @@ def main(
   count: int,
   batch_size: int,
   as_json: bool,
-  **folders: Path | None,
+  **options: Any,
 ) -> None:
   """Prints scores of the given folders, or errors on corrupted test images."""
   names = cli.names(corruptions)
   scored = {}
   # Load all runs before the first is scored.
-  runs = {workdir: trained.load(workdir) for workdir in workdirs}
+  state = trained.take_state(options)
+  runs = {workdir: trained.load(workdir, **state) for workdir in workdirs}
   for workdir, run in runs.items():
     scores: dict[str, Any] = {}
-    for name, folder in folders.items():
+    for name, folder in options.items():
       if folder and name == "imagenet_c":
         scores |= imagenet_c(run, folder, batch_size=batch_size)
       elif folder:

@@ -212,6 +212,7 @@ def evaluate_segmenter(
 
 @cli.command(
   cli.WORKDIR,
+  *trained.STATE,
   cli.option("scales", "1", "sizes of a scene, relative to the config's"),
   cli.switch("--flip", help="add mirror images"),
   cli.option("stride", 0, "pixels between windows (default: a window less 32)"),
@@ -223,7 +224,7 @@ def evaluate_segmenter(
 def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   """Prints mean IoU and pixel accuracy."""
   sizes = cli.numbers("scales", scales, float)
-  run = trained.load(workdir)
+  run = trained.load(workdir, **trained.take_state(options))
   row = evaluate_segmenter(run, sizes, **options)
   split = options["split"]
   mirrored = ", mirrored, too" if options["flip"] else ""

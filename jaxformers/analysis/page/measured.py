@@ -23,9 +23,10 @@ from jaxformers.errors import UserError
 from jaxformers.models.variables import make_variables
 
 MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
+MOST_HEADS = 4  # Heads whose attention is drawn.
 QUANTITIES = (
   *("factors", "entropy", "shape", "parts", "gates", "smooth"),
-  *("pairs", "planes", "maps"),
+  *("pairs", "planes", "maps", "heads"),
 )
 BOXES = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
 
@@ -56,7 +57,7 @@ class Rows:
 
   Attributes:
     options: options of the measurements.
-    of: rows by the names of `QUANTITIES`; the last three are of single tokens.
+    of: rows by the names of `QUANTITIES`; the last four are of single tokens.
   """
 
   def __init__(self, options: Options) -> None:
@@ -104,9 +105,8 @@ class Rows:
             (name, seed, first_layer + layer, *indices, float(value))
             for (layer, *indices), value in np.ndenumerate(values)
           ]
-    # Smoothness of the trained model.
-    curves = smoothness.measure_curves(run.model, run.params, ids)
-    self.of["smooth"] += smoothness.rows(label, seed, curves)
+      curves = smoothness.measure_curves(run.model, params, ids)
+      self.of["smooth"] += smoothness.rows(name, seed, curves)
 
   def describe_data(self) -> str:
     """Returns how many samples, tokens and seeds there are, in words."""
@@ -170,11 +170,18 @@ class Rows:
       for layer in range(len(hidden))
     ]
     causal = run.model.config.is_causal
-    self.of["maps"] += [
-      (label, layer, i, j, float(weight))
-      for layer, weights in smoothness.maps(captured, causal).items()
-      for (i, j), weight in np.ndenumerate(weights)
-    ]
+    for layer, weights in smoothness.maps(captured, causal).items():
+      self.of["maps"] += [
+        (label, layer, i, j, float(weight))
+        for (i, j), weight in np.ndenumerate(weights.mean(0))
+      ]
+      # One head is its own mean.
+      heads = weights[:MOST_HEADS] if len(weights) > 1 else ()
+      self.of["heads"] += [
+        (f"{label}, head {number}", layer, i, j, float(weight))
+        for number, head in enumerate(heads, 1)
+        for (i, j), weight in np.ndenumerate(head)
+      ]
 
 
 def _correlations(rows: Rows) -> str:
@@ -373,11 +380,17 @@ def _of_tokens(rows: Rows) -> list[Figure]:
 
 def _of_smoothness(rows: Rows) -> list[Figure]:
   caption = (
-    "softmax(q k / sqrt e), mean over heads: what softmax attention weighs, "
+    "softmax(q k / sqrt e), {}: what softmax attention weighs, "
     "and other mixers with queries and keys would; models without keys are "
     f"left out. {rows.describe_texts()}"
   )
+  mean, each = (
+    caption.format(what)
+    for what in ("mean over heads", f"head by head, at most {MOST_HEADS}")
+  )
+  heads = Texts("attention_heads", "Attention maps of heads", each)
   return [
     smoothness.figure(rows.of["smooth"], rows.describe_data()),
-    plots.maps(Texts("attention", "Attention maps", caption), rows.of["maps"]),
+    plots.maps(Texts("attention", "Attention maps", mean), rows.of["maps"]),
+    plots.maps(heads, rows.of["heads"]),
   ]

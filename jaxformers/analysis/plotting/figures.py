@@ -117,7 +117,10 @@ class Figure:
 
 
 def describe_data(
-  samples: Iterable[int], tokens: Iterable[int], seeds: Collection[int]
+  samples: Iterable[int],
+  tokens: Iterable[int],
+  seeds: Collection[int],
+  split: str = "test",
 ) -> str:
   """Returns the number of samples, tokens and seeds of a figure, in words.
 
@@ -128,6 +131,7 @@ def describe_data(
     samples: number of examples of each run.
     tokens: number of tokens of the longest example of each run.
     seeds: number of seeds of each run.
+    split: split that the examples are from.
   """
   samples, tokens = (
     " or ".join(map(str, sorted({*counts}))) for counts in (samples, tokens)
@@ -135,7 +139,7 @@ def describe_data(
   few, many = min(seeds, default=0), max(seeds, default=0)
   counted = f"{few}" if few == many else f"{few} to {many}"
   return (
-    f"{samples} test samples of at most {tokens} tokens, "
+    f"{samples} {split} samples of at most {tokens} tokens, "
     f"{counted} seed{'' if many == 1 else 's'}"
   )
 

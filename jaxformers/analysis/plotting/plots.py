@@ -326,13 +326,13 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
         image[queries, keys] = values
         shown = axes.imshow(image, cmap="cividis", vmin=0)
         fig.colorbar(shown, ax=axes, shrink=0.7)
-        axes.set(xlabel="key", title=f"{run}, layer {layer}")
+        axes.set(xlabel="key", title=f"{run}\nlayer {layer}")
         for axis in (axes.xaxis, axes.yaxis):
           axis.get_major_locator().set_params(integer=True)
       layers[0][1].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
-  size = (2.5 * _num_columns(drawn), 2.4 * len(drawn) + 0.3)
+  size = (2.5 * _num_columns(drawn), 2.6 * len(drawn) + 0.4)
   return Figure(*texts, columns, rows, paint, size)
 
 

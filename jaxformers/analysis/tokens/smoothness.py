@@ -2,6 +2,9 @@ r"""Measures how alike tokens become: over-smoothing, and its functional.
 
 python -m jaxformers smoothness runs/transformer runs/neutreno \
     --out smoothness
+python -m jaxformers smoothness runs/transformer --untrained --split train
+python -m jaxformers smoothness runs/transformer --model neutreno \
+    --options mixer.fidelity=0.6
 
 The functions are pure; the command draws them for trained models.
 Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
@@ -420,7 +423,7 @@ def _of_heads(
 
 
 def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
-  """Returns softmax(q k.T / sqrt e) of the first sample, averaged over heads.
+  """Returns softmax(q k.T / sqrt e) of the first sample, for every head.
 
   These are the weights of softmax attention; of another mixer, those that it
   would have.
@@ -430,8 +433,8 @@ def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
     causal: True if no token sees a later one.
 
   Returns:
-    Matrices [n, n] by the number of the layer, from 1, of the layers that have
-    keys. Without queries of their own, keys are the queries.
+    Matrices [h, n, n] by the number of the layer, from 1, of the layers that
+    have keys. Without queries of their own, keys are the queries.
   """
   matrices = {}
   for layer, heads in enumerate(captured.heads, 1):
@@ -439,7 +442,7 @@ def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
       q, k = (heads.get(name, heads["key"])[:1] for name in captures.HEADS[:2])
       q, k = q.astype(jnp.float32), k.astype(jnp.float32)
       weights = attention_weights(q, k, captured.mask[:1, None], causal)
-      matrices[layer] = np.asarray(weights[0].mean(0))
+      matrices[layer] = np.asarray(weights[0])
   return matrices
 
 
@@ -570,27 +573,45 @@ def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
 
 @cli.command(
   cli.WORKDIRS,
-  cli.option("samples", 64, "number of test samples"),
+  *trained.STATE,
+  cli.option("samples", 64, "number of samples"),
   cli.option("length", 512, "largest number of tokens per sample"),
+  cli.option("split", "test", "split of the task"),
   cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
 )
-def main(workdirs: Sequence[Path], samples: int, length: int, out: str) -> None:
-  """Prints a table for each run, and draws the figure if asked."""
+def main(
+  workdirs: Sequence[Path],
+  samples: int,
+  length: int,
+  split: str,
+  out: str,
+  **state: Any,
+) -> None:
+  """Prints a table for each run, and draws the figure if asked.
+
+  A run as it was trained, its untrained start, and its model with other weights
+  or of another name stand beside each other.
+  """
+  states = trained.states(state)
   curve_rows: list[Row] = []
   seeds, sizes, lengths = set(), set(), set()
   for workdir in workdirs:
     # Seeds of one run, in seed_0 and so on, share its line.
     folders = sorted(workdir.glob("seed_*")) or [workdir]
     seeds.add(len(folders))
-    for seed, folder in enumerate(folders):
-      run = trained.load(folder)
-      ids = run.sample(samples, length)
-      sizes.add(len(ids))
-      lengths.add(captures.num_tokens(run.model, ids))
-      measured = measure_curves(run.model, run.params, ids)
-      curve_rows += rows(str(workdir), seed, measured)
+    for arguments in states:
+      label = ", ".join(
+        filter(None, [str(workdir), trained.describe(arguments)])
+      )
+      for seed, folder in enumerate(folders):
+        run = trained.load(folder, **arguments)
+        ids = run.sample(samples, length, split)
+        sizes.add(len(ids))
+        lengths.add(captures.num_tokens(run.model, ids))
+        measured = measure_curves(run.model, run.params, ids)
+        curve_rows += rows(label, seed, measured)
   # Print the table and the caption, and draw if asked.
-  data = figures.describe_data(sizes, lengths, seeds)
+  data = figures.describe_data(sizes, lengths, seeds, split)
   picture = figure(curve_rows, data, Path(out or "smoothness").name)
   print(f"{text(curve_rows)}\n\n{picture.caption}")
   if out:

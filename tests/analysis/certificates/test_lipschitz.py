@@ -170,7 +170,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(
     trained,
     "load",
-    lambda workdir: loaded(workdir) if "nothing" in workdir else run,
+    lambda workdir, **_: loaded(workdir) if "nothing" in workdir else run,
   )
   lipschitz.main([str(tmp_path), "--samples=4", "--steps=3", "--length=20"])
   printed = capsys.readouterr().out

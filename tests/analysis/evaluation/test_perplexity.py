@@ -58,7 +58,7 @@ def test_each_token_from_the_window_before_it(run):
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
-  monkeypatch.setattr(trained, "load", lambda workdir: run)
+  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
   perplexity.main(["here"])
   printed = capsys.readouterr().out
   assert "stride     1" in printed

@@ -123,7 +123,7 @@ def test_scores_of_several_runs_have_mean_and_deviation(
     "b": {"errors": {"fog": [0.7] * 5}, "mce": 64.0, "clean": 0.4},
   }
   monkeypatch.setattr(
-    trained, "load", lambda workdir: dataclasses.replace(run, step=workdir)
+    trained, "load", lambda workdir, **_: dataclasses.replace(run, step=workdir)
   )
   monkeypatch.setattr(r, "corrupted", lambda run, *_, **__: scores[run.step])
   r.main(["a", "b"])
@@ -141,7 +141,7 @@ def test_scores_of_several_runs_have_mean_and_deviation(
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
-  monkeypatch.setattr(trained, "load", lambda workdir: run)
+  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
   r.main(["here", "--corruptions=fog,snow", "--count=5"])
   printed = capsys.readouterr().out
   assert "fog" in printed

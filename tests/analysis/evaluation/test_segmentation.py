@@ -137,7 +137,7 @@ def test_measuring_a_model(run):
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
-  monkeypatch.setattr(trained, "load", lambda workdir: run)
+  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
   s.main(["here", "--count=1"])
   assert "mean IoU" in capsys.readouterr().out
   s.main(["here", "--count=1", "--json"])

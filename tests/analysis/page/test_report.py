@@ -64,7 +64,7 @@ def test_figures_of_both_models(page):
   assert {*by_name} == {
     *("training", "activation_factors", "entropy", "shape", "parts"),
     *("experts", "pairs", "isomap", "smoothness", "attention"),
-    *("factors_sizes", "entropy_sizes"),
+    *("attention_heads", "factors_sizes", "entropy_sizes"),
   }
   runs = {row[0] for row in by_name["entropy"].rows}
   assert runs == {

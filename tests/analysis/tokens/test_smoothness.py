@@ -338,7 +338,7 @@ def test_maps_have_the_numbers_of_their_layers():
   with jax.enable_x64(False):
     k = jnp.asarray(k[:1], jnp.float32)
     for layer, q in ((2, k), (3, 2 * k)):
-      want = s.attention_weights(q, k, mask[:1, None])[0].mean(0)
+      want = s.attention_weights(q, k, mask[:1, None])[0]
       np.testing.assert_allclose(maps[layer], want, rtol=1e-4)
 
 
@@ -359,7 +359,7 @@ def test_models_without_heads_have_a_similarity():
 def test_the_command(monkeypatch, tmp_path, capsys):
   loaded = trained.load
 
-  def load(workdir):
+  def load(workdir, **_):
     if "nothing" in str(workdir):
       return loaded(workdir)
     name = workdir.parent.name if "seed" in workdir.name else workdir.name
