@@ -27,10 +27,10 @@ from jaxformers.sweep import estimates
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep
 from jaxformers.sweep.slurm import parse_parameters
-from jaxformers.tasks import TASKS
+from jaxformers.tasks import PRETRAINING, TASKS
 from jaxformers.theory import rank
 from jaxformers.training import loop
-from launch import sweep, tables
+from launch import pretrain, sweep, tables
 from tests.configs import test_language, test_lra, test_vision
 from tests.models import test_attention as properties
 
@@ -47,6 +47,7 @@ SOURCES = [
   *sorted((ROOT / "configs").rglob("*.py")),
   *sorted((ROOT / "jaxformers").rglob("*.py")),
   *sorted((ROOT / "benchmarks").glob("*.py")),
+  ROOT / "launch" / "pretrain.py",
   ROOT / "launch" / "sweep.py",
   ROOT / "launch" / "tables.py",
 ]
@@ -270,7 +271,7 @@ def check_training(argv, *, examples, **_):
   options = dict(config["task"])
   name = options.pop("name")
   parameters = inspect.signature(TASKS[name]).parameters
-  assert options.keys() <= parameters.keys()
+  assert options.keys() <= {*parameters, *PRETRAINING}
   assert models.build(**config["model"], **NOTHING | SIZES[name])
 
 
@@ -300,7 +301,7 @@ def run_preparation(argv, **context):
   return with_arguments(module, *more)(argv)
 
 
-def run_sweep(argv, *, monkeypatch, tmp_path, capsys, **_):
+def run_sweep(argv, *, module=sweep, monkeypatch, tmp_path, capsys, **_):
   """Prints the commands of a sweep, without opening data."""
   monkeypatch.setattr(Sweep, "describe_task", lambda *_: {})
   if "--slurm" in argv:
@@ -308,7 +309,7 @@ def run_sweep(argv, *, monkeypatch, tmp_path, capsys, **_):
     assert parse_parameters(argv[at + 1])
     del argv[at : at + 2]
   assert "--workdir" in argv
-  sweep.main([*argv, f"--workdir={tmp_path}", "--dry_run"])
+  module.main([*argv, f"--workdir={tmp_path}", "--dry_run"])
   printed = capsys.readouterr().out.splitlines()
   assert all("-m jaxformers.main --config" in line for line in printed)
   assert len(printed) > 1
@@ -419,6 +420,7 @@ RUNNERS = {
     for path in (ROOT / "benchmarks").glob("*.py")
   },
   "launch/sweep.py": run_sweep,
+  "launch/pretrain.py": functools.partial(run_sweep, module=pretrain),
   "launch/tables.py": run_tables,
   "launch/gpu.sh": check_gpu,
   **{
