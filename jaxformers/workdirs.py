@@ -56,16 +56,21 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
 
 
 def write_vocabulary(folder: Path, task: Any) -> None:
-  """Writes `vocabulary.json`, which lists what every id stands for.
+  """Writes `vocabulary.json`: what every id stands for, and how to read inputs.
 
-  For word pieces it also writes `tokenizer.json`, which Hugging Face's
-  `tokenizers` reads.
+  With it a trained model reads texts and arrays without its data set; see
+  `tasks.inputs.from_record`. For word pieces it also writes `tokenizer.json`,
+  which Hugging Face's `tokenizers` reads.
 
   Args:
     folder: workdir of the run, or any other.
     task: a `tasks.Task`.
   """
-  content = task.description() | {"tokens": list(task.vocabulary)}
+  content = task.description() | {
+    "tokens": list(task.vocabulary),
+    "tokenizer": task.tokenizer,
+    "sizes": task.sizes(),
+  }
   if task.classes:
     content["classes"] = list(task.classes)
   write(folder, "vocabulary.json", content)
@@ -99,15 +104,6 @@ def read_results(folder: Path) -> dict[str, Any]:
   metric = results.get("metric", "accuracy")
   _check_types(folder, "results.json", results, {metric: (int, float)})
   return results
-
-
-def read_vocabulary(folder: Path) -> tuple[str, ...]:
-  """Returns what every id of a run's task stands for; () for real numbers.
-
-  Raises:
-    UserError: as `read_config`.
-  """
-  return tuple(read(folder, "vocabulary.json").get("tokens", ()))
 
 
 def check_config(folder: Path, name: str, config: Any) -> None:

@@ -38,10 +38,10 @@ def get(name: str = "", **options: object) -> Task:
   """
   values = {key: value for key, value in options.items() if value is not None}
   ranges.check({"task": {"name": name, **values}})
-  # Values of the inputs' own task are left out, as those of None.
-  own = {key: options.pop(key, None) for key in PRETRAINING}
+  # An empty value stands for the task without pre-training, as None does.
+  pretraining = {key: options.pop(key, None) for key in PRETRAINING}
   task = call(f"task {name!r}", TASKS[name], options)
-  chosen = {key: value for key, value in own.items() if value}
+  chosen = {key: value for key, value in pretraining.items() if value}
   if not chosen:
     return task
   if "objective" not in chosen:

@@ -54,7 +54,8 @@ def load_image(
     splits=chosen.apply(splits),
     vocabulary=chosen.vocabulary,
     max_len=1_024,
-    num_classes=10,
+    num_classes=len(cifar10.LABELS),
+    classes=cifar10.LABELS,
     trivial=baselines.PIXELS,
     info=info,
   )

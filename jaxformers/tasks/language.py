@@ -59,7 +59,7 @@ def load_language(
   encoding = _encoding(tokens, vocab_size)
   packed, info = open_splits(origin, encoding, data_dir, archive)
   tokenizer = info.pop("tokenizer", "")
-  vocabulary, tokenize = _vocabulary(tokens, tokenizer, info)
+  vocabulary = _vocabulary(tokens, tokenizer, info)
   shift = int(tokens == "bytes")
 
   def windows(name: str) -> Segments:
@@ -79,9 +79,9 @@ def load_language(
     num_classes=0,
     trivial={"unigram": unigram, "bigram": bigram},
     info=info,
+    tokenizer=tokens,
     tokenizer_json=tokenizer,
     objective="language_model",
-    tokenize=tokenize,
   )
 
 
@@ -111,15 +111,13 @@ def _encoding(tokens: str, vocab_size: int) -> Encoding:
 
 def _vocabulary(
   tokens: str, tokenizer: str, info: dict[str, Any]
-) -> tuple[tuple[str, ...], encodings.Ids]:
-  """Returns the vocabulary, and the function from a text to its ids."""
+) -> tuple[str, ...]:
+  """Returns the meaning of every id; it is taken out of `info`."""
   if tokens == "words":
-    vocabulary = tuple(info.pop("vocabulary"))
-    return vocabulary, encodings.word_ids(vocabulary)
+    return tuple(info.pop("vocabulary"))
   if tokens == "byte_pairs":
-    ids = encodings.piece_ids(tokenizer, end=True)
-    return encodings.pieces(tokenizer), ids
-  return encodings.BYTES, encodings.byte_ids
+    return encodings.pieces(tokenizer)
+  return encodings.BYTES
 
 
 def unigram(task: Task) -> float:

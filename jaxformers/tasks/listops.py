@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-
-import numpy as np
 
 from jaxformers.data.engine import encodings, packed
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Source
-from jaxformers.data.generators import listops, listops_text
+from jaxformers.data.generators import listops
 from jaxformers.data.sets import listops as listops_files
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -95,11 +92,12 @@ def load_listops(
     protocol=protocol,
     splits=splits,
     vocabulary=vocabulary,
-    num_classes=10,
+    num_classes=len(listops_files.LABELS),
+    classes=listops_files.LABELS,
     trivial=baselines.MAJORITY
     | {"first-token rule": baselines.first_token_rule},
     info=info,
-    tokenize=functools.partial(_ids, protocol),
+    tokenizer="listops",
     **{name: max(longest, length) for name, length in least.items()},
   )
 
@@ -131,11 +129,3 @@ def _under(
     closed = replace_all(splits, shift=2, end=2)
     return closed, (*special, *listops.TOKENS)
   return splits, (encodings.PAD, *listops.TOKENS)
-
-
-def _ids(protocol: str, text: str) -> np.ndarray:
-  """Returns the ids of an expression under a protocol."""
-  ids = listops_text.encode(text)
-  if protocol in WITHOUT_END:
-    return ids[ids != listops.END]
-  return ids + np.uint8(2) if protocol == "s4" else ids

@@ -115,7 +115,8 @@ def _load(
     splits=chosen.apply(splits),
     vocabulary=chosen.vocabulary,
     max_len=settings.resolution**2,
-    num_classes=2,
+    num_classes=len(pathfinder_files.LABELS),
+    classes=pathfinder_files.LABELS,
     trivial=baselines.HISTOGRAMS,
     info=info,
   )

@@ -113,7 +113,10 @@ class Reconstruction:
   def _draw(
     self, indices: np.ndarray, n: int, key: tuple[int, int, int] | None
   ) -> np.ndarray:
-    """Returns numbers in [0, 1), [b, n]; the same for any padded length."""
+    """Returns numbers in [0, 1), [b, n].
+
+    In evaluation those of an example do not depend on the padded length.
+    """
     if key is not None:
       return np.random.default_rng([5, *key]).random((len(indices), n))
     rows = [np.random.default_rng([6, int(i)]).random(n) for i in indices]
@@ -160,11 +163,16 @@ def reconstruct(
       f"{task.name} are classes already: leave it out."
     )
   is_masked = objective == "masked"
+  if not is_masked and mask_rate != RATE:
+    raise UserError(
+      f"config.task.mask_rate={mask_rate} is the share of masked tokens, and "
+      "config.task.objective='causal' masks none: leave it out."
+    )
   vocabulary, mask_id = task.vocabulary, 0
   if is_masked and not real:
-    own = [vocabulary.index(name) for name in MASKS if name in vocabulary]
-    mask_id = own[0] if own else len(vocabulary)
-    vocabulary = vocabulary if own else (*vocabulary, MASKS[0])
+    known = [vocabulary.index(name) for name in MASKS if name in vocabulary]
+    mask_id = known[0] if known else len(vocabulary)
+    vocabulary = vocabulary if known else (*vocabulary, MASKS[0])
   num_classes = 256 if real else task.vocab_size
   rate = mask_rate if is_masked else 0.0
 

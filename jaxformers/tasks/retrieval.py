@@ -19,6 +19,7 @@ PROTOCOLS = {
 }
 # Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
+CLASSES = ("unrelated", "citing")  # In the order of `aan.LABELS`.
 
 
 @TASKS.register("retrieval")
@@ -49,7 +50,7 @@ def load_retrieval(
   encoding = chosen.encoding("text1", "text2")
   splits, info = open_splits(origin, encoding, data_dir, archive)
   # The head combines the two sequences of a pair; see the config.
-  splits, vocabulary, tokenize = with_ids(splits, info)
+  splits, vocabulary, tokenizer = with_ids(splits, info)
   # Every example has two sequences, and a baseline that compares them.
   return Task(
     name="retrieval",
@@ -58,10 +59,11 @@ def load_retrieval(
     vocabulary=vocabulary,
     max_len=max_len or chosen.max_len,
     padded_len=max_len or chosen.padded_len,
-    num_classes=2,
+    num_classes=len(CLASSES),
+    classes=CLASSES,
     num_inputs=2,
     trivial=baselines.MAJORITY
     | {"histogram similarity": baselines.histogram_similarity},
     info=info,
-    tokenize=tokenize,
+    tokenizer=tokenizer,
   )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.engine.encodings import piece_ids, pieces, word_pieces
+from jaxformers.data.engine.encodings import pieces, word_pieces
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import ag_news, imdb
 from jaxformers.registry import choose
-from jaxformers.tasks import baselines
+from jaxformers.tasks import baselines, text
 from jaxformers.tasks.splits import hold_out, replace_all, with_validation
 from jaxformers.tasks.task import TASKS, Task
 
@@ -23,7 +23,7 @@ PROTOCOLS = {
   "ag_news": ("jaxformers", "paper", "test_only"),
 }
 
-NUM_CLASSES = {"imdb": len(imdb.LABELS), "ag_news": len(ag_news.LABELS)}
+CLASSES = {"imdb": text.CLASSES, "ag_news": ag_news.LABELS}
 HELD_OUT = {"imdb": 2_500, "ag_news": 12_000, "test_only": 1_000}
 TRIVIAL = baselines.MAJORITY | {
   "bag-of-pieces regression": baselines.bag_regression
@@ -128,9 +128,10 @@ def _task(
     selection="test" if protocol == "paper" else "validation",
     vocabulary=vocabulary,
     max_len=max_len,
-    num_classes=NUM_CLASSES[name],
+    num_classes=len(CLASSES[name]),
+    classes=CLASSES[name],
     trivial=TRIVIAL,
     info=info,
+    tokenizer="word_pieces",
     tokenizer_json=tokenizer,
-    tokenize=piece_ids(tokenizer),
   )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -10,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.data.engine.packed import pack
 from jaxformers.errors import UserError
 from jaxformers.registry import Registry
+from jaxformers.tasks.inputs import Inputs
 
 TASKS: Registry = Registry("task")
 
@@ -37,14 +38,14 @@ class Task:
     max_len: length that sequences are cut to; 0 for images.
     padded_len: number that the pool "padded_mean" divides by; 0 for max_len.
     num_inputs: number of sequences of an example: 2 for pairs.
+    tokenizer: how texts become ids: a name in `inputs.TOKENIZERS`; "" if inputs
+      are not text.
     tokenizer_json: tokenizer of word pieces or byte pairs in the format of
       `tokenizers`; "" for other tokens.
     objective: "classification", "language_model", "segmentation", or one of
       pre-training: see `reconstruction`.
     image: (height, width, channels), or () for sequences.
-    classes: names of the classes, if they have names.
-    tokenize: function from a text to its ids, without the ids that open and
-      close a sequence; None if inputs are not text.
+    classes: names of the classes of a classification.
   """
 
   name: str
@@ -58,11 +59,11 @@ class Task:
   max_len: int = 0
   padded_len: int = 0
   num_inputs: int = 1
+  tokenizer: str = ""
   tokenizer_json: str = ""
   objective: str = "classification"
   image: tuple[int, ...] = ()
   classes: tuple[str, ...] = ()
-  tokenize: Callable[[str], np.ndarray] | None = None
 
   @property
   def vocab_size(self) -> int:
@@ -74,29 +75,31 @@ class Task:
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
     return {name: getattr(self, name) for name in (*names.split(), "image")}
 
-  def encode(self, text: str, length: int = 0) -> np.ndarray:
-    """Returns the ids of a text as a model reads it, int32 [n], not padded.
+  @functools.cached_property
+  def inputs(self) -> Inputs:
+    """How a model of the task reads texts and arrays."""
+    return Inputs(
+      self.vocabulary,
+      self.max_len,
+      num_inputs=self.num_inputs,
+      image=self.image,
+      tokenizer=self.tokenizer,
+      tokenizer_json=self.tokenizer_json,
+      reading=self.splits["train"].reading(),
+    )
 
-    Args:
-      text: any text; unknown words are encoded as in the task's examples.
-      length: largest number of ids, opening and closing ones included; 0 for
-        max_len.
+  def encode(self, text: str, length: int = 0) -> np.ndarray:
+    """Returns the ids of a text as a model reads it; see `Inputs.encode`.
 
     Raises:
       UserError: if the inputs of the task are not text, or if it cannot encode
         this text.
     """
-    if self.tokenize is None:
+    if not self.tokenizer:
       raise UserError(
         f"The inputs of {self.name} are not text: choose a task of texts."
       )
-    # Open and close the text as the task does its examples.
-    train = self.splits["train"]
-    train = getattr(train, "split", train)  # Of which a model may be of inputs.
-    marks = {name: getattr(train, name, 0) for name in ("start", "end")}
-    split = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
-    n = min(int(split.lengths()[0]), length or self.max_len)
-    return split.batch(np.array([0]), n)["inputs"][0]
+    return self.inputs.encode(text, length)
 
   def baselines(self) -> dict[str, float]:
     """Fits each trivial baseline on train, and returns its score on test."""

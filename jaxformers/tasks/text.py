@@ -54,6 +54,7 @@ PROTOCOLS = {
 }
 # Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
+CLASSES = ("negative", "positive")  # In the order of `imdb.LABELS`.
 
 
 @TASKS.register("text")
@@ -79,7 +80,7 @@ def load_text(
   chosen = PROTOCOLS[choose("protocol of text", protocol, PROTOCOLS)]
   encoding = chosen.encoding("text")
   splits, info = open_splits(imdb.SOURCE, encoding, data_dir, archive)
-  splits, vocabulary, tokenize = with_ids(splits, info)
+  splits, vocabulary, tokenizer = with_ids(splits, info)
   return Task(
     name="text",
     protocol=protocol,
@@ -88,26 +89,26 @@ def load_text(
     vocabulary=vocabulary,
     max_len=max_len or chosen.max_len,
     padded_len=max_len or chosen.padded_len,
-    num_classes=2,
+    num_classes=len(CLASSES),
     trivial=baselines.HISTOGRAMS,
     info=info,
-    tokenize=tokenize,
+    tokenizer=tokenizer,
+    classes=CLASSES,
   )
 
 
 def with_ids(
   splits: Mapping[str, Packed], info: dict[str, Any]
-) -> tuple[dict[str, Packed], tuple[str, ...], encodings.Ids]:
+) -> tuple[dict[str, Packed], tuple[str, ...], str]:
   """Gives splits of bytes or characters their ids.
 
   Characters have a fitted vocabulary, which is taken out of `info`, and end
   with <eos>; bytes have a fixed one, byte + 1.
 
   Returns:
-    The splits, the vocabulary, and the function from a text to its ids.
+    The splits, the vocabulary, and the name of the tokenizer.
   """
   if "vocabulary" not in info:
-    return replace_all(splits, shift=1), encodings.BYTES, encodings.byte_ids
+    return replace_all(splits, shift=1), encodings.BYTES, "bytes"
   vocabulary = tuple(info.pop("vocabulary"))
-  ids = encodings.character_ids(vocabulary)
-  return replace_all(splits, end=2), vocabulary, ids
+  return replace_all(splits, end=2), vocabulary, "characters"

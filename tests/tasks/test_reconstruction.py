@@ -180,6 +180,7 @@ def test_parts_and_descriptions():
     ({"mask_rate": 0.5}, "config.task.mask_rate is for pre-training"),
     ({"objective": "masked", "targets": "classes"}, "classes already"),
     ({"objective": "masked", "mask_rate": 1.5}, "mask_rate=1.5"),
+    ({"objective": "causal", "mask_rate": 0.5}, "mask_rate=0.5 .*masks none"),
   ],
 )
 def test_what_is_refused(options, message, data_dir):

@@ -1,0 +1,256 @@
+"""Texts and arrays of users as the inputs of a model, without a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.packed import pack
+from jaxformers.data.generators import listops, listops_text
+from jaxformers.errors import UserError
+from jaxformers.registry import Registry
+
+Ids = Callable[[str], np.ndarray]
+# Functions of a vocabulary and of the JSON of a tokenizer that return one from
+# a text to its ids, without the ids that open and close a sequence.
+TOKENIZERS: Registry = Registry("tokenizer")
+
+
+@TOKENIZERS.register("bytes")
+def _bytes(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  del vocabulary, tokenizer_json
+  return encodings.byte_ids
+
+
+@TOKENIZERS.register("characters")
+def _characters(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  del tokenizer_json
+  return encodings.character_ids(vocabulary)
+
+
+@TOKENIZERS.register("words")
+def _words(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  del tokenizer_json
+  return encodings.word_ids(vocabulary)
+
+
+@TOKENIZERS.register("word_pieces")
+def _word_pieces(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  del vocabulary
+  return encodings.piece_ids(tokenizer_json)
+
+
+@TOKENIZERS.register("byte_pairs")
+def _byte_pairs(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  del vocabulary
+  return encodings.piece_ids(tokenizer_json, end=True)
+
+
+@TOKENIZERS.register("listops")
+def _listops(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  """Returns the ids of expressions; a vocabulary may lack closing brackets."""
+  del tokenizer_json
+  # Some protocols name an operator without its bracket.
+  by_name = {name.strip("["): i for i, name in enumerate(vocabulary)}
+  table = np.array(
+    [0, *(by_name.get(token.strip("["), 0) for token in listops.TOKENS)],
+    np.uint8,
+  )
+
+  def ids(text: str) -> np.ndarray:
+    found = table[listops_text.encode(text)]
+    return found[found > 0]
+
+  return ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+  """How a model reads texts, ids, numbers or images.
+
+  Attributes:
+    vocabulary: meaning of each id; () if inputs are numbers.
+    max_len: greatest number of tokens; 0 for images.
+    num_inputs: 2 for pairs.
+    image: (height, width, channels), or () for sequences.
+    tokenizer: name in `TOKENIZERS`; "" if inputs are not text.
+    tokenizer_json: tokenizer of word pieces or byte pairs; "" for others.
+    reading: how stored integers become inputs: result of `reading` of a split.
+  """
+
+  vocabulary: tuple[str, ...]
+  max_len: int
+  num_inputs: int = 1
+  image: tuple[int, ...] = ()
+  tokenizer: str = ""
+  tokenizer_json: str = ""
+  reading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @functools.cached_property
+  def tokenize(self) -> Ids:
+    """Function from a text to its ids, without marks at its ends.
+
+    Raises:
+      UserError: if the inputs are not text.
+    """
+    if not self.tokenizer:
+      raise UserError(
+        "The inputs of this model are not text: give arrays, as "
+        f"{self.expected()}."
+      )
+    make = TOKENIZERS[self.tokenizer]
+    return make(self.vocabulary, self.tokenizer_json)
+
+  def expected(self) -> str:
+    """Returns what arrays of inputs are, in words."""
+    if self.image:
+      shape = ", ".join(map(str, self.image))
+      return f"pixels uint8 [b, {shape}], or normalised ones in float32"
+    pair = "2, " if self.num_inputs > 1 else ""
+    if not self.vocabulary:
+      return f"numbers float32 [b, {pair}n], or pixels uint8"
+    return f"ids int32 [b, {pair}n] below {len(self.vocabulary)}, 0 for padding"
+
+  def encode(self, text: str, length: int = 0) -> np.ndarray:
+    """Returns the ids of a text as a model reads it, int32 [n], not padded.
+
+    Args:
+      text: any text; unknown words are encoded as in the task's examples.
+      length: largest number of ids, opening and closing ones included; 0 for
+        max_len.
+
+    Raises:
+      UserError: if the inputs are not text, or this one cannot be encoded.
+    """
+    # Open and close the text as the task does its examples.
+    names = {"start": "start_id", "end": "end_id"}
+    marks = {key: self.reading.get(name) or 0 for key, name in names.items()}
+    split = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
+    n = min(int(split.lengths()[0]), length or self.max_len)
+    return split.batch(np.array([0]), n)["inputs"][0]
+
+  def decode(self, ids: np.ndarray) -> str:
+    """Returns the text of ids [n]; padding and marks at the ends are left out.
+
+    Tokens that are not of a text are separated by spaces.
+    """
+    marks = {0, *(self.reading.get(name) for name in ("start_id", "end_id"))}
+    kept = [int(i) for i in np.asarray(ids).ravel() if int(i) not in marks]
+    if self.tokenizer == "bytes":
+      return bytes(i - 1 for i in kept if i <= 256).decode(errors="replace")
+    if self.tokenizer == "characters":
+      return "".join(self.vocabulary[i] for i in kept)
+    if self.tokenizer_json:
+      reader = tokenizers.Tokenizer.from_str(self.tokenizer_json)
+      if self.tokenizer == "word_pieces":
+        reader.decoder = tokenizers.decoders.WordPiece()
+      return reader.decode(kept)
+    return " ".join(self.vocabulary[i] for i in kept)
+
+  def batch(self, inputs: Any) -> np.ndarray:
+    """Returns inputs as a model reads them, padded to the longest.
+
+    Args:
+      inputs: texts, or pairs of texts; or arrays as `expected` says, also
+        sequences of ids of unequal lengths. Pixels of sequences may have their
+        rows and columns as axes.
+
+    Returns:
+      int32 or float32 [b, (2,) n], or float32 [b, height, width, c].
+
+    Raises:
+      UserError: for inputs of another kind or shape.
+    """
+    if isinstance(inputs, str):
+      raise UserError(
+        f"inputs={inputs[:40]!r} is one text: give a list of texts."
+      )
+    inputs = inputs if hasattr(inputs, "shape") else list(inputs)
+    if not len(inputs):
+      raise UserError("There are no inputs: give at least one.")
+    if self.image:
+      return self._images(np.asarray(inputs))
+    if isinstance(inputs, np.ndarray) or hasattr(inputs, "shape"):
+      return self._array(np.asarray(inputs))
+    flat = list(inputs)
+    if self.num_inputs > 1:
+      flat = [part for pair in inputs for part in pair]
+    rows = [self._row(row) for row in flat]
+    n = max(1, *(len(row) for row in rows))
+    padded = np.zeros((len(rows), n), rows[0].dtype)
+    for out, row in zip(padded, rows, strict=True):
+      out[: len(row)] = row
+    if self.num_inputs > 1:
+      padded = padded.reshape(-1, self.num_inputs, n)
+    return self._array(padded)
+
+  def _row(self, row: Any) -> np.ndarray:
+    if isinstance(row, str):
+      return self.encode(row)
+    row = np.asarray(row)
+    return row.astype(np.float32 if not self.vocabulary else np.int32)
+
+  def _array(self, x: np.ndarray) -> np.ndarray:
+    """Returns an array of sequences, checked, cut and scaled."""
+    front = 1 + (self.num_inputs > 1)
+    if x.dtype == np.uint8 and not self.tokenizer:
+      # Raw pixels: flatten rows and columns, then number or scale the values.
+      x = x.reshape(*x.shape[:front], -1).astype(np.int32)
+      x = x + self.reading.get("first_id", 0)
+      if scale := self.reading.get("scale"):
+        x = ((x - scale[0]) / scale[1]).astype(np.float32)
+    is_real = np.issubdtype(x.dtype, np.floating)
+    is_pair = self.num_inputs == 1 or x.shape[1:2] == (self.num_inputs,)
+    if x.ndim != front + 1 or not is_pair or is_real == bool(self.vocabulary):
+      raise UserError(
+        f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
+        f"{self.expected()}."
+      )
+    if is_real:
+      return x[..., : self.max_len].astype(np.float32)
+    if x.min() < 0 or x.max() >= len(self.vocabulary):
+      raise UserError(
+        f"Inputs have ids from {x.min()} to {x.max()}: give {self.expected()}."
+      )
+    return x[..., : self.max_len].astype(np.int32)
+
+  def _images(self, x: np.ndarray) -> np.ndarray:
+    if x.shape[1:] != tuple(self.image):
+      raise UserError(
+        f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
+        f"{self.expected()}."
+      )
+    if np.issubdtype(x.dtype, np.floating):
+      return x.astype(np.float32)
+    mean, deviation = (
+      np.float32(self.reading[name]) for name in ("mean", "deviation")
+    )
+    return (x.astype(np.float32) / 255 - mean) / deviation
+
+
+def from_record(
+  content: Mapping[str, Any], tokenizer_json: Any = None
+) -> Inputs:
+  """Returns the inputs that `Inputs.record` describes.
+
+  Args:
+    content: content of a run's `vocabulary.json`.
+    tokenizer_json: content of its `tokenizer.json`; None if it has none.
+  """
+  sizes = content["sizes"]
+  return Inputs(
+    tuple(content["tokens"]),
+    sizes["max_len"],
+    num_inputs=sizes["num_inputs"],
+    image=tuple(sizes["image"]),
+    tokenizer=content["tokenizer"],
+    tokenizer_json=json.dumps(tokenizer_json) if tokenizer_json else "",
+    reading=content,
+  )

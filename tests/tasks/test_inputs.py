@@ -1,0 +1,119 @@
+"""Texts and arrays as the inputs of a model, without a data set."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers import tasks, workdirs
+from jaxformers.data.engine import encodings
+from jaxformers.tasks.inputs import TOKENIZERS, Inputs, from_record
+
+TEXT = Inputs(encodings.BYTES, 10, tokenizer="bytes", reading={"first_id": 1})
+PIXELS = Inputs((), 4, reading={"first_id": 0, "scale": [100.0, 50.0]})
+COLOURS = Inputs(
+  (),
+  0,
+  image=(2, 2, 3),
+  reading={"mean": [0.5] * 3, "deviation": [0.25] * 3},
+)
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
+def test_texts_come_back_up_to_their_greatest_length(texts):
+  batch = TEXT.batch(texts)
+  assert batch.dtype == np.int32
+  assert batch.shape[1] <= 10
+  for row, text in zip(batch, texts, strict=True):
+    cut = text.encode()[:10].decode(errors="replace")
+    assert TEXT.decode(row) == cut
+
+
+@given(st.data())
+def test_rows_of_ids_are_padded_and_checked(data):
+  rows = data.draw(
+    st.lists(st.lists(st.integers(1, 256), max_size=12), min_size=1)
+  )
+  batch = TEXT.batch(rows)
+  for row, want in zip(batch, rows, strict=True):
+    n = min(len(want), 10)
+    assert row[:n].tolist() == want[:n]
+    assert not row[n:].any()
+
+
+def test_pairs():
+  pairs = Inputs(encodings.BYTES, 10, num_inputs=2, tokenizer="bytes")
+  batch = pairs.batch([("ab", "c"), ("", "defg")])
+  assert batch.shape == (2, 2, 4)
+  assert pairs.decode(batch[1, 1]) == "defg"
+  with pytest.raises(ValueError, match=r"int32 \[b, 2, n\]"):
+    pairs.batch(np.ones((2, 3, 4), np.int32))
+
+
+def test_pixels_are_scaled_and_numbers_are_not():
+  raw = np.array([[[0, 50], [100, 200]]], np.uint8)
+  want = [[-2, -1, 0, 2]]
+  np.testing.assert_array_equal(PIXELS.batch(raw), want)
+  numbers = np.float64(want)
+  np.testing.assert_array_equal(PIXELS.batch(numbers), want)
+  assert PIXELS.batch(numbers).dtype == np.float32
+  images = np.full((1, 2, 2, 3), 255, np.uint8)
+  np.testing.assert_array_equal(COLOURS.batch(images), np.full((1, 2, 2, 3), 2))
+  np.testing.assert_array_equal(COLOURS.batch(np.float32(images)), images)
+
+
+@pytest.mark.parametrize(
+  ("inputs", "x", "message"),
+  [
+    (TEXT, "a text", "is one text: give a list of texts"),
+    (TEXT, [], "no inputs"),
+    (TEXT, np.ones((2, 3)), r"float64 \[2, 3\].*ids int32 \[b, n\] below 257"),
+    (TEXT, [[1, 257]], "ids from 1 to 257"),
+    (TEXT, [[-1]], "ids from -1"),
+    (PIXELS, ["text"], "not text: give arrays, as numbers float32"),
+    (PIXELS, np.ones((2, 3), np.int32), "numbers float32"),
+    (COLOURS, np.ones((1, 3, 2, 3)), r"pixels uint8 \[b, 2, 2, 3\]"),
+  ],
+)
+def test_what_is_not_read(inputs, x, message):
+  with pytest.raises(ValueError, match=message):
+    inputs.batch(x)
+
+
+@pytest.mark.parametrize("protocol", ["jaxformers", "skyformer", "s4"])
+def test_inputs_are_read_without_their_data(protocol, data_dir, tmp_path):
+  sizes = {"num_train": 8, "num_validation": 2, "num_test": 2}
+  sizes |= {"min_length": 5, "max_length": 20}
+  task = tasks.get(
+    "listops", protocol=protocol, data_dir=str(data_dir), **sizes
+  )
+  workdirs.write_vocabulary(tmp_path, task)
+  inputs = from_record(workdirs.read(tmp_path, "vocabulary.json"))
+  text = "[MAX 2 [SM 3 9 ] ]"
+  np.testing.assert_array_equal(inputs.encode(text), task.encode(text))
+  assert inputs.batch([text, "[MIN 1 ]"]).shape[0] == 2
+  assert task.classes == tuple("0123456789")
+
+
+def test_word_pieces_need_their_tokenizer(tmp_path):
+  path = tmp_path / "vocab.txt"
+  path.write_text("\n".join([*encodings.SPECIAL, "good", "movie", "##s"]))
+  tokenizer = encodings._read_vocabulary(path).to_str()
+  names = encodings.pieces(tokenizer)
+  inputs = Inputs(
+    names,
+    5,
+    tokenizer="word_pieces",
+    tokenizer_json=json.dumps(json.loads(tokenizer)),
+    reading={"start_id": 2, "end_id": 3},
+  )
+  assert inputs.encode("Good movies").tolist() == [2, 5, 6, 7, 3]
+  assert inputs.decode(inputs.encode("Good movies")) == "good movies"
+
+
+def test_an_unknown_tokenizer():
+  with pytest.raises(ValueError, match="tokenizer 'letters'.*bytes"):
+    Inputs(("_",), 3, tokenizer="letters").encode("a")
+  assert {"bytes", "characters", "words", "listops"} <= TOKENIZERS.keys()
