@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ class Trained:
     model: model of the run, applied with `params`.
     params: parameters of the best checkpoint.
     step: step of that checkpoint.
-    start: parameters that the run began with, or would have without pre-trained
-      ones.
+    start: parameters that the run began with, those of `config.pretrained` if
+      it names any; None if these cannot be had any more.
     workdir: workdir of the run.
   """
 
@@ -92,7 +93,9 @@ class Trained:
 
 # Arguments of commands that measure a run, for `load`.
 STATE = (
-  cli.switch("--untrained", help="the start of the run, before training"),
+  cli.switch(
+    "--untrained", help="the parameters that the run began its training with"
+  ),
   cli.option(
     "pretrained",
     "",
@@ -113,6 +116,9 @@ def take_state(options: dict[str, Any]) -> dict[str, Any]:
   """Removes the arguments `STATE` from those of a command, and returns them."""
   names = ("untrained", "pretrained", "model", "options")
   return {name: options.pop(name) for name in names}
+
+
+SPLIT = cli.option("split", "test", "split of the task")
 
 
 def states(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -181,13 +187,44 @@ def load(
     return _with_weights(run, pretrained or workdir, model, options)
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(start)
+  try:
+    first = _first_params(run, start.params)
+  except UserError:
+    if untrained:
+      raise
+    first = None
   return Trained(
     *(run.config, run.task, run.model),
-    start.params if untrained else best.state.scored,
+    first if untrained else best.state.scored,
     0 if untrained else best.step,
-    start=start.params,
+    start=first,
     workdir=run.workdir,
   )
+
+
+def _first_params(run: Run, initial: Any) -> Any:
+  """Returns the parameters that a run began with.
+
+  Args:
+    run: run that has been trained.
+    initial: parameters that its seed gives.
+
+  Raises:
+    UserError: if the run began with other weights, which have changed since, or
+      which cannot be read.
+  """
+  folder = run.config.get("pretrained")
+  if not folder:
+    return initial
+  section = run.config["model"]
+  params, record = origin.begin_with(folder, initial, section, run.task)
+  before = origin.read_record(run.workdir)
+  if before and record["sha256"] != before["sha256"]:
+    raise UserError(
+      f"{folder} holds other weights than those that {run.workdir} began with: "
+      "restore them, or leave --untrained out."
+    )
+  return params
 
 
 def _with_weights(
@@ -196,16 +233,17 @@ def _with_weights(
   """Returns a model on the task of a run, with the weights of a folder."""
   section = copy.deepcopy(run.config["model"])
   section["name"] = name or section["name"]
-  for item in filter(None, options.split(",")):
+  # Commas in brackets do not separate options.
+  for item in filter(None, re.split(r",(?![^(\[]*[)\]])", options)):
     path, equals, value = item.partition("=")
     if not equals or not path:
       raise UserError(
         f"--options={options}: write NAME=VALUE,..., such as "
         "mixer.fidelity=0.6."
       )
-    *sections, key = path.split(".")
+    *parents, key = path.split(".")
     owner = section
-    for part in sections:
+    for part in parents:
       owner = owner.setdefault(part, {})
     owner[key] = configs.parse_value(value)
   model = call("config.model", models.build, {**section, **run.task.sizes()})

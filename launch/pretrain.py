@@ -101,6 +101,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
       for command in all_runs.commands(way, cells, seeds):
         print(shlex.join(command))
     return []
+  all_runs.check(chosen, cells, seeds)
   rows = []
   for way in chosen:
     by_cell = all_runs.run(way, cells, seeds)
@@ -123,10 +124,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     interrupts.leave("runs with results are not repeated.")
   except (UserError, OSError) as error:
     sys.exit(f"error: {error}")
-  failed = {k: v for sweep in sweeps for k, v in sweep.failed.items()}
-  if failed:
-    listed = "\n  ".join(f"{k}: {v}" for k, v in failed.items())
-    sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
+  for sweep in sweeps:
+    arguments.report(sweep, strict=False)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ size=tiny: 87.0 under "test_only" with BERT's vocabulary, on 1,000 articles.
 More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|tiny, protocol=jaxformers|paper|test_only, seed=0. Under "paper" the
-test split selects the checkpoint, by its loss; "test_only" needs nothing but
+size=paper|tiny, protocol=jaxformers|paper|test_only, seed=0,
+objective=masked|causal for pre-training on the inputs. Under "paper" the test
+split selects the checkpoint, by its loss; "test_only" needs nothing but
 test.csv, and its numbers are not comparable with published ones.
 
 The vocabulary is trained on the training split. For BERT's, as in the paper:

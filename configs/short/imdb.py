@@ -10,8 +10,9 @@ regression on which pieces occur reaches 87.9 with BERT's vocabulary. At
 size=tiny: 87.6 with it, in eight minutes on two cores. More in docs/results.md.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
-size=paper|tiny, protocol=jaxformers|paper, seed=0. Under "paper" the test split
-selects the checkpoint, by its loss.
+size=paper|tiny, protocol=jaxformers|paper, seed=0,
+objective=masked|causal for pre-training on the inputs. Under "paper" the test
+split selects the checkpoint, by its loss.
 
 The vocabulary is trained on the training split. For BERT's, as in the paper:
 --config.task.vocabulary=PATH/vocab.txt.

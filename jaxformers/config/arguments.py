@@ -15,8 +15,14 @@ from jaxformers.registry import unknown
 # Sections in which a command may set options that the config does not list.
 OPTION_SECTIONS = (["model", "mixer"], ["model", "block"])
 GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
-# Fields of fine-tuning, which every config takes.
-TUNING = (["optimizer", "layer_decay"], ["optimizer", "frozen"])
+# Fields of fine-tuning and of pre-training, which every config takes.
+TUNING = (
+  ["optimizer", "layer_decay"],
+  ["optimizer", "frozen"],
+  ["task", "objective"],
+  ["task", "mask_rate"],
+  ["task", "targets"],
+)
 # A flag such as `--config.x.y=value` or `--noconfig.x.y`.
 OVERRIDE = re.compile(
   r"-+(?P<no>no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL

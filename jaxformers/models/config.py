@@ -228,6 +228,11 @@ class ModelConfig:
     """Raises UserError for a mixer that sees what the model predicts."""
     variant, options = self.variant, self.mixer_options()
     kind = f"mixer {variant.mixer!r}"
+    if not variant.mixer:
+      raise UserError(
+        f"The model {self.name!r} has no causal form: choose a model with one, "
+        "or task.objective=masked."
+      )
     make = MIXERS[variant.mixer]
     check_section("mixer", kind, make, options, variant.fixed)
     if not options["causal"]:
@@ -238,7 +243,7 @@ class ModelConfig:
     if self.block.get("norm_type") == "batch":
       raise UserError(
         'block.norm_type="batch" shows later tokens to earlier ones in '
-        "training, by their mean: choose another norm for a language model."
+        "training, by their mean: choose another norm to predict what follows."
       )
 
   def _check_bidirectional(self) -> None:

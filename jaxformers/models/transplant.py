@@ -23,6 +23,11 @@ _EMBEDDING = "encoder/embedding/"
 # Parameters of terms that other models do not have; zero is no term.
 ADDED = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest")
 SHOWN = 8  # Differences that a message lists.
+# Advice where a causal model meets one that reads in both directions.
+CAUSAL_ADVICE = (
+  "These weights predict the next token from earlier ones alone: set "
+  "--config.model.mixer.causal=true for a model that reads so, too."
+)
 
 
 class Transplant(NamedTuple):
@@ -52,14 +57,17 @@ def transplant(
   source_vocabulary: Sequence[str] = (),
   same_task: bool = False,
   name: str = "The source",
+  advice: str = "",
 ) -> Transplant:
   """Returns parameters that begin with those of another model.
 
   All of the encoder is taken over, and must be there. Where sizes differ,
-  positions and the filters of patches are interpolated, positions of sequences
-  cut, and rows of the embedding added or left out at the end of the
-  vocabulary. Whatever is not of the encoder is the head: it is taken over from
-  a model of the same task if all of its shapes fit, and new otherwise.
+  positions of images and the filters of patches are interpolated on their grid;
+  positions of sequences are cut for shorter sequences, and stretched along the
+  sequence for longer ones; rows of the embedding are added or left out at the
+  end of the vocabulary. Whatever is not of the encoder is the head: it is taken
+  over from a model of the same task if all of its shapes fit, and new
+  otherwise.
 
   Args:
     start: parameters of the model at its start.
@@ -67,8 +75,9 @@ def transplant(
     image: (height, width, channels) of the model's inputs; () for sequences.
     vocabulary: meaning of the model's ids; () if it has none.
     source_vocabulary: likewise of the other model.
-    same_task: True if both models have the same classes.
+    same_task: True if both models predict the same, so that a head fits.
     name: what the other model is, for messages.
+    advice: sentence for the message about another encoder.
 
   Raises:
     UserError: for another encoder, naming the parameters that differ; or for
@@ -77,34 +86,35 @@ def transplant(
   ours, theirs = (
     flax.traverse_util.flatten_dict(tree, sep="/") for tree in (start, source)
   )
+  _check_vocabulary(tuple(source_vocabulary), tuple(vocabulary), name)
   takes_head = same_task and _same_shapes(*map(_head, (ours, theirs)))
+  has_class_token = f"{_EMBEDDING}cls" in ours
   params, kept, resized, new, differences = {}, [], [], [], []
   for path, leaf in ours.items():
-    given = theirs.get(path)
+    # Find the other model's parameter of the same path.
+    value = theirs.get(path)
     if not path.startswith(ENCODER):
-      is_taken, given = takes_head, given if takes_head else leaf
-    elif given is None:
+      is_taken, value = takes_head, value if takes_head else leaf
+    elif value is None:
       # A term that is zero at its start changes nothing.
       if not path.endswith(ADDED):
         differences.append(f"{path} {leaf.shape} is not there")
-      is_taken, given = False, leaf
+      is_taken, value = False, leaf
     else:
       is_taken = True
-    if path == f"{_EMBEDDING}tokens/embedding" and is_taken:
-      given = _rows(
-        given, leaf, tuple(source_vocabulary), tuple(vocabulary), name
-      )
-    elif given.shape != leaf.shape:
-      changed = _resize(path, np.asarray(given), leaf, tuple(image))
+    # Change its size where that is possible.
+    if value.shape != leaf.shape:
+      array = np.asarray(value)
+      changed = _resize(path, array, leaf, tuple(image), has_class_token)
       if changed is None:
-        differences.append(f"{path} is {given.shape} there, not {leaf.shape}")
+        differences.append(f"{path} is {value.shape} there, not {leaf.shape}")
         changed = leaf
-      given = changed
+      value = changed
     group = kept if is_taken else new
     if is_taken and theirs[path].shape != leaf.shape:
       group = resized
     group.append(path)
-    params[path] = jnp.asarray(given, leaf.dtype)
+    params[path] = jnp.asarray(value, leaf.dtype)
   unused = [path for path in theirs if path not in ours]
   differences += [
     f"{path} {theirs[path].shape} is there alone"
@@ -112,25 +122,29 @@ def transplant(
     if path.startswith(ENCODER)
   ]
   if differences:
-    raise refuse(name, differences)
+    raise refuse(name, differences, advice)
   groups = (kept, resized, new, unused)
   tree = flax.traverse_util.unflatten_dict(params, sep="/")
   return Transplant(tree, *(tuple(sorted(group)) for group in groups))
 
 
-def refuse(name: str, differences: Sequence[str]) -> UserError:
+def refuse(
+  name: str, differences: Sequence[str], advice: str = ""
+) -> UserError:
   """Returns the error for parameters of another architecture.
 
   Args:
     name: what they are of.
     differences: one line for each parameter that differs.
+    advice: sentence that follows the usual advice.
   """
   more = ["..."] if len(differences) > SHOWN else []
   listed = "\n  ".join([*differences[:SHOWN], *more])
-  return UserError(
+  message = (
     f"{name} has another architecture; {len(differences)} tensors differ:\n"
-    f"  {listed}\nBuild the model with the same sizes and options."
+    f"  {listed}\nBuild the model with the same sizes and options. {advice}"
   )
+  return UserError(message.strip())
 
 
 def _head(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,23 +156,14 @@ def _same_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
   return shapes[0] == shapes[1]
 
 
-def _rows(
-  given: Any,
-  leaf: Any,
-  theirs: tuple[str, ...],
-  ours: tuple[str, ...],
-  name: str,
-) -> Any:
-  """Returns the rows of an embedding for another end of its vocabulary.
+def _check_vocabulary(
+  theirs: tuple[str, ...], ours: tuple[str, ...], name: str
+) -> None:
+  """Raises UserError if neither vocabulary begins with the other.
 
   Args:
-    given: the other model's table, [their ids, d].
-    leaf: the model's table at its start, [our ids, d].
-    theirs, ours: both vocabularies.
+    theirs, ours: both vocabularies; () for inputs that are not ids.
     name: what the other model is, for messages.
-
-  Raises:
-    UserError: if neither vocabulary begins with the other.
   """
   shared = min(len(theirs), len(ours))
   if theirs[:shared] != ours[:shared]:
@@ -167,27 +172,36 @@ def _rows(
       f"{name} has another vocabulary: id {first} is {theirs[first]!r} there "
       f"and {ours[first]!r} here. Prepare the task with the same vocabulary."
     )
-  if given.shape == leaf.shape or given.shape[1:] != leaf.shape[1:]:
-    return given
-  return jnp.concatenate([given[: len(leaf)], leaf[len(given) :]])
 
 
 def _resize(
-  path: str, given: np.ndarray, leaf: Any, image: tuple[int, ...]
+  path: str,
+  value: np.ndarray,
+  leaf: Any,
+  image: tuple[int, ...],
+  has_class_token: bool,
 ) -> Any | None:
-  """Returns a parameter in another size; None if it has but one size."""
-  width = leaf.shape[-1]
-  if given.ndim != leaf.ndim or given.shape[-1] != width:
+  """Returns a parameter in the size of a leaf; None if it cannot be resized.
+
+  Args:
+    path: path of the parameter.
+    value: parameter of the other model.
+    leaf: the model's own, whose shape the result has.
+    image: (height, width, channels) of the model's inputs; () for sequences.
+    has_class_token: True if the first position is that of a class token.
+  """
+  if value.ndim != leaf.ndim or value.shape[-1] != leaf.shape[-1]:
     return None
   if path == f"{_EMBEDDING}positions":
     if image:
-      return resize_positions(given, len(leaf))
-    return _resize_sequence(given, len(leaf))
+      return resize_positions(value, len(leaf))
+    return _resize_sequence(value, len(leaf), int(has_class_token))
   if path == f"{_EMBEDDING}patches/kernel" and image:
-    return resize_patches(given, len(leaf), image[-1])
-  if path == f"{_EMBEDDING}values/kernel":
-    # Models of masked values have a second row, for the mask.
-    return jnp.concatenate([given[: len(leaf)], leaf[len(given) :]])
+    return resize_patches(value, len(leaf), image[-1])
+  # Rows of ids at the end of the vocabulary, such as that of masked tokens; and
+  # the second row of numbers, for masked ones.
+  if path in (f"{_EMBEDDING}tokens/embedding", f"{_EMBEDDING}values/kernel"):
+    return jnp.concatenate([value[: len(leaf)], leaf[len(value) :]])
   return None
 
 
@@ -222,11 +236,20 @@ def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
   return np.concatenate([table[:extra], rest])
 
 
-def _resize_sequence(table: np.ndarray, count: int) -> Any:
-  """Returns the first positions of a sequence, or interpolates for more."""
+def _resize_sequence(table: np.ndarray, count: int, extra: int) -> Any:
+  """Returns the first positions of a sequence, or stretches them for more.
+
+  Args:
+    table: positions, [n, d].
+    count: new number of positions.
+    extra: number of positions in front that are not stretched, of a class
+      token.
+  """
   if count <= len(table):
     return table[:count]
-  return jax.image.resize(table, (count, table.shape[1]), "linear")
+  size = (count - extra, table.shape[1])
+  rest = jax.image.resize(table[extra:], size, "linear")
+  return jnp.concatenate([table[:extra], rest])
 
 
 def resize_patches(

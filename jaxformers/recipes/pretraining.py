@@ -14,11 +14,14 @@ from jaxformers.errors import UserError
 from jaxformers.recipes import shared
 from jaxformers.registry import choose
 
-# Share of the tokens that are masked, by task (appendix of the paper).
+# Share of the tokens that are masked, by task (appendix of the paper; of word
+# pieces Devlin et al. 2019).
 MASK_RATES = {
   "listops": 0.1,
   "text": 0.15,
   "retrieval": 0.15,
+  "imdb": 0.15,
+  "ag_news": 0.15,
   "image": 0.5,
   "pathfinder": 0.5,
   "pathx": 0.5,
@@ -120,7 +123,8 @@ def pretraining(config: ConfigDict, args: ConfigDict) -> ConfigDict:
   Transformer has its own rate.
 
   Args:
-    config: config of a task of Long Range Arena; it is changed.
+    config: config of a task of Long Range Arena, or of short text; it is
+      changed.
     args: arguments of the config: `objective` is "masked", "causal", or "" to
       leave the config as it is.
 

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxformers.config import base, parse_arg
 from jaxformers.recipes import shared
+from jaxformers.recipes.pretraining import pretraining
 from jaxformers.registry import choose
 
 
@@ -20,7 +21,9 @@ def make_config(
   num_train: Mapping[str, int],
   tiny: Mapping[str, Any],
 ) -> ConfigDict:
-  """Returns the config of a short text task: model, size, protocol and seed.
+  """Returns the config of a short text task.
+
+  Its arguments are model, size, protocol, objective and seed.
 
   Args:
     arg: string argument of the config file.
@@ -32,7 +35,12 @@ def make_config(
     UserError: for an unknown argument, size or protocol.
   """
   args = parse_arg(
-    arg, model="transject", size="paper", protocol="jaxformers", seed=0
+    arg,
+    model="transject",
+    size="paper",
+    protocol="jaxformers",
+    objective="",
+    seed=0,
   )
   is_tiny = shared.is_tiny(args.size)
   protocol = choose("protocol", args.protocol, num_train)
@@ -57,7 +65,7 @@ def make_config(
   if is_tiny:  # Minutes on two cores, to the last step.
     fields = shared.tiny_fields(args.model, learning_rate=3e-3, **tiny)
     config.update(fields, patience=0)
-  return config
+  return pretraining(config, args)
 
 
 def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:

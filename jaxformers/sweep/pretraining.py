@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
+from jaxformers import models
 from jaxformers.errors import UserError
+from jaxformers.models.config import NEXT
+from jaxformers.models.transplant import CAUSAL_ADVICE, transplant
 from jaxformers.registry import choose
 from jaxformers.sweep.grid import Cell, Pairs
 from jaxformers.sweep.runs import Sweep
@@ -91,9 +98,14 @@ def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
   """Returns a cell of fewer steps, with as much less warm-up."""
   config = sweep.load_config(cell, 0)
   fields: Pairs = (("total_steps", str(steps)),)
-  if warmup := config["schedule"].get("warmup_steps"):
-    part = round(warmup * steps / config["total_steps"])
+  schedule = config["schedule"]
+  if warmup := schedule.get("warmup_steps"):
+    part = max(round(warmup * steps / config["total_steps"]), 1)
     fields += (("schedule.warmup_steps", str(part)),)
+    if schedule["name"] == "rsqrt":
+      # Its peak is the rate over the root of the warm-up: keep the peak.
+      rate = schedule["learning_rate"] * (part / warmup) ** 0.5
+      fields += (("schedule.learning_rate", f"{rate:.6g}"),)
   more = tuple(pair for pairs in settings for pair in pairs)
   return dataclasses.replace(cell, settings=(*cell.settings, *fields, *more))
 
@@ -138,6 +150,23 @@ class Pretraining:
       phases[1].append(Phase(after, second))
     return phases
 
+  def check(
+    self, chosen: Sequence[Way], cells: Sequence[Cell], seeds: Sequence[int]
+  ) -> None:
+    """Checks all runs of several ways before the first one is started.
+
+    Raises:
+      UserError: for a run that could not start, or a model whose pre-trained
+        encoder its fine-tuning could not take over.
+    """
+    for way in chosen:
+      phases = self.phases(way, cells)
+      for sweep, begun in _begin_all(phases, seeds):
+        for seed in seeds:
+          sweep.check([cell for cell, of in begun if of == seed], [seed])
+      for runs in zip(*phases, strict=True):
+        _check_transfer(runs)
+
   def run(
     self, way: Way, cells: Sequence[Cell], seeds: Sequence[int]
   ) -> list[list[tuple[int, list[Result]]]]:
@@ -145,28 +174,20 @@ class Pretraining:
 
     A seed of which a phase has failed is left out.
     """
-    done: dict[tuple[int, int], list[Result]] = {
-      (i, seed): [] for i in range(len(cells)) for seed in seeds
-    }
-    begin: list[Phase] = []
-    for phase in self.phases(way, cells):
-      sweep = phase[0].sweep
-      runs = {
-        (i, seed): _begun(phase[i], begin[i : i + 1], seed) for i, seed in done
-      }
-      for seed in seeds:
-        if own := [cell for (_, of), cell in runs.items() if of == seed]:
-          sweep.check(own, [seed])
-      sweep.submit([(cell, seed) for (_, seed), cell in runs.items()])
-      results = {key: sweep.run(cell, key[1]) for key, cell in runs.items()}
+    keys = [(i, seed) for i in range(len(cells)) for seed in seeds]
+    done: dict[tuple[int, int], list[Result]] = {key: [] for key in keys}
+    for sweep, begun in _begin_all(self.phases(way, cells), seeds):
+      # Leave out what has failed in an earlier phase.
+      runs = {k: b for k, b in zip(keys, begun, strict=True) if k in done}
+      sweep.submit([*runs.values()])
+      results = {key: sweep.run(*pair) for key, pair in runs.items()}
       done = {
         key: [*before, results[key]]
         for key, before in done.items()
         if results[key] is not None
       }
-      begin = phase
     return [
-      [(seed, list(done[i, seed])) for seed in seeds if (i, seed) in done]
+      [(seed, done[i, seed]) for seed in seeds if (i, seed) in done]
       for i in range(len(cells))
     ]
 
@@ -174,24 +195,72 @@ class Pretraining:
     self, way: Way, cells: Sequence[Cell], seeds: Sequence[int]
   ) -> list[list[str]]:
     """Returns the commands of all runs of a way, in their order."""
-    found, begin = [], []
-    for phase in self.phases(way, cells):
-      sweep = phase[0].sweep
-      sweep.check([run.cell for run in phase], seeds, open_data=False)
-      found += [
-        sweep.command(_begun(run, begin[i : i + 1], seed), seed)
-        for i, run in enumerate(phase)
+    phases = self.phases(way, cells)
+    for phase in phases:
+      phase[0].sweep.check([run.cell for run in phase], seeds, open_data=False)
+    return [
+      sweep.command(*pair)
+      for sweep, begun in _begin_all(phases, seeds)
+      for pair in begun
+    ]
+
+
+def _begin_all(
+  phases: Sequence[Sequence[Phase]], seeds: Sequence[int]
+) -> Iterator[tuple[Sweep, list[tuple[Cell, int]]]]:
+  """Yields what starts the runs of each phase, and their cells and seeds.
+
+  A run begins with that of the phase before of its own cell and seed.
+  """
+  before: Sequence[Phase | None] = [None] * len(phases[0])
+  for phase in phases:
+    yield (
+      phase[0].sweep,
+      [
+        (_begun(run, first, seed), seed)
+        for run, first in zip(phase, before, strict=True)
         for seed in seeds
-      ]
-      begin = phase
-    return found
+      ],
+    )
+    before = phase
 
 
-def _begun(phase: Phase, before: Sequence[Phase], seed: int) -> Cell:
+def _check_transfer(phases: Sequence[Phase]) -> None:
+  """Raises UserError if a run cannot take over the encoder of the one before.
+
+  Args:
+    phases: successive phases of a cell.
+  """
+  opened = []
+  for sweep, cell in phases:
+    config = sweep.load_config(cell, 0)
+    task = sweep.open_task(config)
+    model = models.build(**{**config["model"], **task.sizes()})
+    # Shapes alone matter, and zeros take no memory until they are read.
+    params = jax.tree.map(
+      lambda leaf: np.zeros(leaf.shape, leaf.dtype), models.shapes(model)
+    )
+    opened.append((task, params))
+  for (source, first), (task, second) in itertools.pairwise(opened):
+    is_causal = source.objective in NEXT and task.objective not in NEXT
+    transplant(
+      second,
+      first,
+      image=task.image,
+      vocabulary=task.vocabulary,
+      source_vocabulary=source.vocabulary,
+      name="The pre-trained model",
+      advice=CAUSAL_ADVICE if is_causal else "",
+    )
+
+
+def _begun(phase: Phase, before: Phase | None, seed: int) -> Cell:
   """Returns the cell of a run, which begins with that of the phase before."""
-  cell = phase.cell
-  begin = tuple(("pretrained", str(run.folder(seed))) for run in before)
-  return dataclasses.replace(cell, settings=(*cell.settings, *begin))
+  if before is None:
+    return phase.cell
+  begin = (("pretrained", str(before.folder(seed))),)
+  settings = (*phase.cell.settings, *begin)
+  return dataclasses.replace(phase.cell, settings=settings)
 
 
 COLUMNS = ("run", "pre-training", "steps", "score", "by seed", "train s")

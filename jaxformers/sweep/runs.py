@@ -35,7 +35,7 @@ class Sweep:
     self.overrides = list(overrides)
     self.failed: dict[str, int | str] = {}
     self.missing: dict[str, str] = {}
-    self._descriptions: dict[str, dict[str, Any] | UserError] = {}
+    self._tasks: dict[str, tasks.Task | UserError] = {}
 
   def load_config(self, cell: Cell, seed: int) -> dict[str, Any]:
     """Returns the config of a run as `jaxformers.main` reads it.
@@ -47,26 +47,32 @@ class Sweep:
     config.seed = seed
     return configs.complete(config)
 
-  def describe_task(self, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the description of a config's task, which results depend on.
-
-    Opens the task, and prepares its data if necessary.
+  def open_task(self, config: Mapping[str, Any]) -> tasks.Task:
+    """Returns the task of a config; prepares its data if necessary.
 
     Raises:
       UserError: for data that are not available.
     """
-    # Runs that differ in model or seed share the description of their task.
+    # Runs that differ in model or seed share their task.
     options = dict(config["task"], data_dir=config["data_dir"])
     key = json.dumps(options, sort_keys=True, default=str)
-    if key not in self._descriptions:
+    if key not in self._tasks:
       try:
-        self._descriptions[key] = tasks.get(**options).description()
+        self._tasks[key] = tasks.get(**options)
       except UserError as error:
-        self._descriptions[key] = error
-    description = self._descriptions[key]
-    if isinstance(description, UserError):
-      raise description
-    return description
+        self._tasks[key] = error
+    task = self._tasks[key]
+    if isinstance(task, UserError):
+      raise task
+    return task
+
+  def describe_task(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the description of a config's task, which results depend on.
+
+    Raises:
+      UserError: for data that are not available.
+    """
+    return self.open_task(config).description()
 
   def read_results(self, cell: Cell, seed: int) -> dict[str, Any] | None:
     """Returns the results of a run, or None if it has none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -278,8 +279,8 @@ def scale_by_path(factor: Callable[[str, int], float]) -> Tx:
   def update(updates: Any, state: Any, params: Any = None) -> Any:
     del params
     paths = [_names(p) for p, _ in jax.tree_util.tree_leaves_with_path(updates)]
-    found = filter(None, map(LAYER.match, paths))
-    num_layers = 1 + max((int(match[1]) for match in found), default=-1)
+    matches = filter(None, map(LAYER.match, paths))
+    num_layers = 1 + max((int(match[1]) for match in matches), default=-1)
 
     def scaled(path: Any, update: Any) -> Any:
       value = factor(_names(path), num_layers)
@@ -378,18 +379,22 @@ def build(
   if clip_norm:
     clips.append(optax.clip_by_global_norm(clip_norm))
   scales = [groups.scale()] if table else []
+  if decay != 1:
+    ranges.check({"layer_decay": decay}, "config.optimizer")
+    scales.append(scale_by_path(functools.partial(_layer_factor, decay)))
+  # Rates are scaled before a step is taken on the group, and so stay on it.
   tx = riemannian(optax.chain(*clips, tx, *scales))
-  if decay == 1 and not frozen:
+  if not frozen:
     return tx, rate
-  ranges.check({"layer_decay": decay}, "config.optimizer")
 
   def trained(path: str, _: int = 0) -> float:
     return float(not any(is_below(path, part) for part in frozen))
 
-  def factor(path: str, num_layers: int) -> float:
-    power = num_layers + 1 - depth(path, num_layers)
-    return trained(path) * decay**power
-
   # Frozen parts are out of the norm that is clipped, and out of the decay.
-  first = [_check_frozen(frozen), scale_by_path(trained)]
-  return optax.chain(*first, tx, scale_by_path(factor)), rate
+  mask = scale_by_path(trained)
+  return optax.chain(_check_frozen(frozen), mask, tx, mask), rate
+
+
+def _layer_factor(decay: float, path: str, num_layers: int) -> float:
+  """Returns the factor of the learning rate of a parameter by its depth."""
+  return decay ** (num_layers + 1 - depth(path, num_layers))

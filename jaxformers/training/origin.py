@@ -22,7 +22,12 @@ from jaxformers import config as configs
 from jaxformers import models, paths, workdirs
 from jaxformers.errors import UserError
 from jaxformers.models import pretrained
-from jaxformers.models.transplant import Transplant, transplant
+from jaxformers.models.config import NEXT, PLAIN_HEAD
+from jaxformers.models.transplant import (
+  CAUSAL_ADVICE,
+  Transplant,
+  transplant,
+)
 from jaxformers.tasks import Task
 from jaxformers.training.checkpoint import read_best
 
@@ -37,15 +42,33 @@ class Weights(NamedTuple):
     params: tree of parameters, NumPy arrays.
     model: section `config.model` of its run.
     task: description of its task; see `Task.description`.
-    vocabulary: meaning of its ids; () if it has none.
+    record: content of its `vocabulary.json`: tokens, classes, sizes.
     step: step of its checkpoint.
   """
 
   params: Any
   model: dict[str, Any]
   task: Mapping[str, Any]
-  vocabulary: tuple[str, ...]
+  record: Mapping[str, Any]
   step: int
+
+  @property
+  def vocabulary(self) -> tuple[str, ...]:
+    """Meaning of its ids; () if its inputs are numbers."""
+    return tuple(self.record.get("tokens", ()))
+
+  @property
+  def objective(self) -> str:
+    """Objective of its task; "" if an older version wrote the record."""
+    return self.record.get("sizes", {}).get("objective", "")
+
+  def has_same_head(self, task: Task) -> bool:
+    """Returns True if the model predicts what a model of a task predicts."""
+    return (
+      self.task.get("task") == task.name
+      and self.objective in ("", task.objective)
+      and tuple(self.record.get("classes", task.classes)) == task.classes
+    )
 
 
 def read(folder: Path) -> Weights | None:
@@ -61,8 +84,8 @@ def read(folder: Path) -> Weights | None:
     config = workdirs.read_config(folder)
     best, about = read_best(folder, config)
     params = jax.device_get(best.state.scored)
-    vocabulary = workdirs.read_vocabulary(folder)
-    return Weights(params, config["model"], about, vocabulary, best.step)
+    record = workdirs.read(folder, "vocabulary.json")
+    return Weights(params, config["model"], about, record, best.step)
   if seeds := sorted(folder.glob("seed_*")):
     names = ", ".join(seed.name for seed in seeds)
     raise UserError(
@@ -94,7 +117,8 @@ def _read_exported(folder: Path) -> Weights:
       "with python -m jaxformers export."
     ) from None
   params = flax.traverse_util.unflatten_dict(flat, sep="/")
-  return Weights(params, vocabulary=workdirs.read_vocabulary(folder), **about)
+  record = workdirs.read(folder, "vocabulary.json")
+  return Weights(params, record=record, **about)
 
 
 def write_parameters(folder: Path, params: Any) -> None:
@@ -118,33 +142,38 @@ def begin_with(
   Returns:
     The parameters; and the record as plain JSON: `folder`, `sha256` of the
     parameters that were taken over, `new` and `resized` ones; and of a run its
-    `step`, `task`, and the options of the model that differ.
+    `step`, `task`, `protocol`, `objective`, and the options of the encoder that
+    differ.
 
   Raises:
     UserError: for weights of another architecture or vocabulary, naming what
       differs; for a folder that cannot be read.
   """
-  path = paths.expand(folder)
+  path = paths.expand(folder).absolute()
   weights = read(path)
   if weights is None:
     params = pretrained.parameters(path, start)
     record = {"folder": str(path)}
     names = _same_leaves(start, params)
     return params, record | _record(params, new=names)
-  differing = _differences(weights, model)
+  differing = _differences(weights, model, task.objective)
+  is_causal = weights.objective in NEXT and task.objective not in NEXT
   chosen = transplant(
     start,
     weights.params,
     image=task.image,
     vocabulary=task.vocabulary,
     source_vocabulary=weights.vocabulary,
-    same_task=weights.task.get("task") == task.name,
+    same_task=weights.has_same_head(task),
     name=str(path),
+    advice=CAUSAL_ADVICE if is_causal else "",
   )
   record = {
     "folder": str(path),
     "step": weights.step,
     "task": weights.task.get("task"),
+    "protocol": weights.task.get("protocol"),
+    "objective": weights.objective,
     "model": weights.model["name"],
     "differing_options": differing,
   }
@@ -181,8 +210,15 @@ def _same_leaves(start: Any, params: Any) -> tuple[str, ...]:
   return tuple(sorted(name for name in ours if ours[name] is theirs[name]))
 
 
-def _differences(weights: Weights, model: Mapping[str, Any]) -> list[str]:
-  """Returns the options in which two models differ, as "option: a -> b".
+def _differences(
+  weights: Weights, model: Mapping[str, Any], objective: str
+) -> list[str]:
+  """Returns the options of two encoders that differ, as "option: a -> b".
+
+  Args:
+    weights: trained model.
+    model: section `config.model` of the model that begins.
+    objective: objective of its task.
 
   Raises:
     UserError: for another map of orthogonal matrices, whose parameters mean
@@ -198,11 +234,18 @@ def _differences(weights: Weights, model: Mapping[str, Any]) -> list[str]:
       f"{ours!r}, whose parameters mean other matrices: set "
       f"--config.model.orthogonal_map={theirs}."
     )
-  sections = (
-    models.resolve_defaults({"model": section})["model"]
-    for section in (weights.model, model)
-  )
-  return configs.differences(*sections)
+  pairs = ((weights.model, weights.objective), (model, objective))
+  return configs.differences(*(_encoder_options(*pair) for pair in pairs))
+
+
+def _encoder_options(
+  section: Mapping[str, Any], objective: str
+) -> dict[str, Any]:
+  """Returns the options of a model, of its mixer in full, without its head."""
+  options = models.resolve_defaults({"model": section})["model"]
+  if objective in NEXT:
+    options["mixer"] = {"causal": True, **options.get("mixer", {})}
+  return {k: v for k, v in options.items() if k not in (*PLAIN_HEAD, "pool")}
 
 
 def read_record(workdir: Path) -> dict[str, Any] | None:
@@ -216,7 +259,9 @@ def describe(record: Mapping[str, Any]) -> str:
   """Returns a record as lines for people."""
   where = record["folder"]
   if "step" in record:
-    where += f", step {record['step']} of {record['model']} on {record['task']}"
+    kind = f" ({record['protocol']})" if record.get("protocol") else ""
+    where += f", step {record['step']} of {record['model']} on "
+    where += f"{record['task']}{kind}"
   lines = [f"Begins with {record['taken']} arrays of {where}."]
   titles = {"new": "New", "resized": "Resized", "differing_options": "Differs"}
   lines += [

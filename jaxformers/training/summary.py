@@ -44,7 +44,7 @@ def describe_results(
   """
   config, task = run.config, run.task
   num_params = models.size(run.model)
-  record = origin.read_record(run.workdir)
+  record = origin.read_record(run.workdir) if config["pretrained"] else None
   return {
     "task": task.name,
     "protocol": task.protocol,

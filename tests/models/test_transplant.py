@@ -129,6 +129,32 @@ def test_positions_of_sequences(length):
     np.testing.assert_allclose(table[0], theirs[0], rtol=1e-6)
 
 
+def test_a_class_token_keeps_its_position():
+  (_, source), (_, start) = (
+    built(positions="learned", pool="cls", seed=seed, max_len=n)
+    for seed, n in enumerate((6, 12))
+  )
+  got = begun(source, start).params["encoder"]["embedding"]["positions"]
+  theirs = np.asarray(source["encoder"]["embedding"]["positions"])
+  assert got.shape == (13, 8)
+  np.testing.assert_array_equal(got[0], theirs[0])
+  np.testing.assert_allclose(got[1], theirs[1], rtol=1e-6)
+
+
+def test_adaptive_tables_need_the_same_vocabulary_too():
+  options = {"objective": "language_model", "num_classes": 0}
+  options["embedding"] = {"cutoffs": (3, 6)}
+  (_, source), (_, start) = (built(seed=s, **options) for s in (0, 1))
+  with pytest.raises(ValueError, match="has another vocabulary"):
+    begun(source, start, source_vocabulary=LETTERS[::-1])
+
+
+def test_another_width_is_refused_with_the_table_of_tokens():
+  (_, source), (_, start) = built(), built(d_model=16)
+  with pytest.raises(ValueError, match=r"(?s)differ.*tokens/embedding is"):
+    begun(source, start)
+
+
 def test_positions_between_positions():
   table = np.random.default_rng(0).normal(size=(17, 3)).astype(np.float32)
   assert module.resize_positions(table, 17) is table

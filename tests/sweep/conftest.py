@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxformers import tasks
 from jaxformers.sweep import commands, grid
 from jaxformers.sweep import runs as runs_module
 from jaxformers.sweep.runs import Sweep
@@ -63,9 +64,18 @@ def describe_task(self, config):
   return {"data": config["task"].get("archive") or "listops"}
 
 
+SMALL = {"num_train": 8, "num_validation": 2, "num_test": 2}
+SMALL |= {"min_length": 5, "max_length": 20}
+
+
 @pytest.fixture
-def runs(monkeypatch):
+def runs(monkeypatch, data_dir):
   fake = Runs()
+
+  def open_task(self, config):
+    return tasks.get(**{**config["task"], **SMALL, "data_dir": str(data_dir)})
+
+  monkeypatch.setattr(Sweep, "open_task", open_task)
   monkeypatch.setattr(commands, "call", fake)
   monkeypatch.setattr(Sweep, "describe_task", describe_task)
   return fake

@@ -95,6 +95,34 @@ def test_commands_of_both_phases(runs, tmp_path, capsys):
   assert "learning_rate" not in second
 
 
+def test_a_shorter_warm_up_keeps_the_peak(runs, tmp_path, capsys):
+  """The peak of rsqrt is the rate over the root of its warm-up."""
+  spec = "configs/lra/listops.py:protocol=lra,model=transformer"
+  argv = ["--config", spec, f"--workdir={tmp_path}", "--shares=0.05"]
+  pretrain.main([*argv, "--dry_run"])
+  for command in capsys.readouterr().out.splitlines():
+    fields = dict(
+      part.removeprefix("--config.").split("=", 1)
+      for part in command.split()
+      if part.startswith("--config.schedule.")
+    )
+    rate, warmup = (
+      float(fields[f"schedule.{name}"])
+      for name in ("learning_rate", "warmup_steps")
+    )
+    assert rate / warmup**0.5 == pytest.approx(0.05 / 1_000**0.5, rel=1e-5)
+
+
+def test_what_cannot_be_taken_over_is_refused_before_the_first_run(
+  runs, tmp_path
+):
+  spec = f"{SPEC},model=s5"
+  argv = ["--config", spec, f"--workdir={tmp_path}", "--objectives=causal"]
+  with pytest.raises(SystemExit, match="config.model.mixer.causal=true"):
+    pretrain.main(argv)
+  assert not runs.commands
+
+
 def test_a_failed_first_phase_leaves_out_its_second(runs, tmp_path):
   masked = f"{SPEC},objective=masked"
   runs.broken[masked] = 3

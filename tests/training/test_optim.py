@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxformers import orthogonal
 from jaxformers.training import optim
 
 
@@ -195,6 +196,22 @@ def test_lower_layers_learn_slower():
     (updates["head"]["logits"]["kernel"], 1),
   ):
     np.testing.assert_allclose(leaf, -want, rtol=1e-6)
+
+
+def test_slower_layers_stay_orthogonal():
+  rate = {"name": "constant", "learning_rate": 1e-2}
+  tx, _ = optim.build({"name": "adam", "layer_decay": 0.5}, rate, 50)
+  params = parts()
+  state = tx.init(params)
+  update = jax.jit(tx.update)
+  rng = np.random.default_rng(0)
+  for _ in range(50):
+    grads = jax.tree.map(lambda x: jnp.array(rng.normal(size=x.shape)), params)
+    updates, state = update(grads, state, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  q = params["encoder"]["layer_1"]["u_orthogonal"]
+  assert orthogonal.orthogonality_defect(q).max() < 5e-6
+  assert np.abs(q - jnp.eye(3)).max() > 0.01
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -15,7 +15,7 @@ from jaxformers.analysis.evaluation import export
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.training import loop, origin, run
 from jaxformers.training.run import open_run
-from jaxformers.training.trainer import Trainer
+from jaxformers.training.trainer import Trainer, begin
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,50 @@ def test_results_say_where_a_run_began(first, make, tmp_path, capsys):
   assert again["accuracy"] == results["accuracy"]
   assert again["pretrained"] == results["pretrained"]
   assert "pretrained" not in workdirs.read_results(first)
+
+
+def test_a_path_may_be_relative(first, make, tmp_path, monkeypatch):
+  monkeypatch.chdir(first.parent)
+  begun = trainer_of(make(pretrained=first.name, seed=1), tmp_path / "b")
+  assert begun.origin["folder"] == str(first)
+
+
+def test_a_record_of_another_start_is_not_told(first, make, tmp_path):
+  """A run stopped before its first checkpoint, and began without weights."""
+  workdir = tmp_path / "b"
+  begun = trainer_of(make(pretrained=str(first), total_steps=5), workdir)
+  begin(begun.run, begun.origin)
+  assert "pretrained" not in loop.run(make(total_steps=5), workdir)
+
+
+def test_the_untrained_start_of_a_run_that_began_with_weights(
+  first, make, tmp_path
+):
+  weights = tmp_path / "weights"
+  shutil.copytree(first, weights)
+  workdir = tmp_path / "next"
+  loop.run(make(pretrained=str(weights), seed=1, total_steps=5), workdir)
+  start = trained.load(workdir, untrained=True)
+  best = trained.load(first)
+  chex.assert_trees_all_equal(*map(jax.device_get, (start.params, best.params)))
+  # Weights that have changed since are not those of the start.
+  shutil.rmtree(weights)
+  loop.run(make(seed=3, total_steps=5), weights)
+  with pytest.raises(ValueError, match="other weights than those"):
+    trained.load(workdir, untrained=True)
+  assert trained.load(workdir).start is None
+
+
+def test_a_causal_model_for_one_that_reads_both_ways(smoke, tmp_path):
+  config = smoke("s5", total_steps=5, select="loss", eval_steps=5)
+  with config.unlocked():
+    config.task.objective = "causal"
+  config.model.update(head_dim=0, pool="mean")
+  config.reference.update(head_dim=0, pool="mean")
+  loop.run(config, tmp_path / "a")
+  fields = {"pretrained": str(tmp_path / "a")}
+  with pytest.raises(ValueError, match="set --config.model.mixer.causal=true"):
+    trainer_of(smoke("s5", **fields), tmp_path / "b")
 
 
 def test_options_that_differ_are_named(first, make, tmp_path):

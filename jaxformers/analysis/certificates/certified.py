@@ -45,6 +45,7 @@ from jaxformers.models.bounds import (
   token_table,
 )
 from jaxformers.models.variables import make_variables
+from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
 BATCH = 50  # Examples at a time.
@@ -400,6 +401,7 @@ def report(
   examples: int,
   steps: int,
   seed: int,
+  split: str = "test",
 ) -> dict[str, Any]:
   """Returns certified and attacked accuracies of a run, for JSON.
 
@@ -411,6 +413,7 @@ def report(
     examples: number of test examples that are certified; 0 for all.
     steps: steps of gradient ascent.
     seed: seed of the choice of examples.
+    split: split of the task.
 
   Raises:
     UserError: for pairs, images, language models and segmenters.
@@ -425,20 +428,20 @@ def report(
   if not has_plain_tokens(config):
     raise UserError(f"{NOT_PLAIN[0].upper()}{NOT_PLAIN[1:]}.")
   model = in_float32(run.model)
-  split = run.task.splits["test"]
+  source = run.task.splits[choose("split", split, run.task.splits)]
   counts = sorted(counts) if config.vocab_size else []
-  order = np.random.default_rng(seed).permutation(len(split))
-  attacked = np.sort(order[: min(samples, len(split))])
-  certified = np.sort(order[: examples or len(split)])
+  order = np.random.default_rng(seed).permutation(len(source))
+  attacked = np.sort(order[: min(samples, len(source))])
+  certified = np.sort(order[: examples or len(source)])
   options = (counts, radii)
   max_len = run.task.max_len
   sure = certified_accuracy(
-    model, run.params, make_batches(split, certified, max_len), *options
+    model, run.params, make_batches(source, certified, max_len), *options
   )
   left = attacked_accuracy(
     model,
     run.params,
-    make_batches(split, attacked, max_len),
+    make_batches(source, attacked, max_len),
     *options,
     steps=steps,
   )
@@ -448,6 +451,7 @@ def report(
     "examples": len(certified),
     "attacked": len(attacked),
     "seed": seed,
+    "split": split,
   }
   for kind, strengths in (("tokens", counts), ("radius", radii)):
     content[kind] = [
@@ -490,6 +494,7 @@ def lines(content: dict[str, Any]) -> list[str]:
 @cli.command(
   cli.WORKDIR,
   *trained.STATE,
+  trained.SPLIT,
   cli.option("tokens", "0,1,2,4,8", "numbers of replaced tokens"),
   cli.option("radii", "0.001,0.01,0.1", "norms of perturbations, as shares"),
   cli.option("samples", 200, "number of test examples to attack"),
@@ -500,7 +505,7 @@ def lines(content: dict[str, Any]) -> list[str]:
 def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
   """Prints the table of a run; writes `certified.json` and pictures into it.
 
-  That of another state of it is printed alone.
+  Tables of other states are printed, and not written.
   """
   state = trained.take_state(options)
   run = trained.load(workdir, **state)

@@ -261,13 +261,16 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
 @cli.command(
   cli.WORKDIR,
   *trained.STATE,
-  cli.option("samples", 32, "number of test samples"),
+  trained.SPLIT,
+  cli.option("samples", 32, "number of samples"),
   cli.option("length", 512, "largest number of tokens per sample"),
 )
-def main(workdir: str, samples: int, length: int, **state: Any) -> None:
-  """Prints how much of some test samples comes back from the last layer."""
+def main(
+  workdir: str, split: str, samples: int, length: int, **state: Any
+) -> None:
+  """Prints how much of some samples comes back from the last layer."""
   run = trained.load(workdir, **state)
-  ids = jnp.asarray(run.sample(samples, length))
+  ids = jnp.asarray(run.sample(samples, length, split))
   model = in_float32(run.model)
   # Recover the tokens from the last layer and the side information alone.
   hidden, side = forward(model, run.params, ids)
@@ -282,7 +285,9 @@ def main(workdir: str, samples: int, length: int, **state: Any) -> None:
     placed = (positions == np.arange(mask.shape[1]))[mask].mean()
     found += f" and {placed:.4%} of their positions"
   off = _largest_at_tokens(x - hidden[0], side.mask)
+  label = trained.describe(state)
   print(
+    f"{f'{label}: ' if label else ''}"
     f"{mask.sum()} tokens of {len(ids)} sequences, through "
     f"{len(hidden) - 1} layers and back: {found} recovered; largest error of "
     f"the embedding {off:.2g}."

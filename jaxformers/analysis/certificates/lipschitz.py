@@ -301,20 +301,24 @@ def table(content: dict[str, Any]) -> str:
 @cli.command(
   cli.WORKDIR,
   *trained.STATE,
-  cli.option("samples", 32, "number of test samples"),
+  trained.SPLIT,
+  cli.option("samples", 32, "number of samples"),
   cli.option("length", 128, "largest number of tokens per sample"),
   cli.option("steps", 200, "Adam steps of each search"),
   cli.option("seed", 0, "seed of all that is drawn"),
 )
-def main(workdir: str, samples: int, length: int, **search: Any) -> None:
+def main(
+  workdir: str, split: str, samples: int, length: int, **search: Any
+) -> None:
   """Prints the table of a run and writes `lipschitz.json` into its workdir.
 
-  That of another state of it is printed alone.
+  Tables of other states are printed, and not written.
   """
   state = trained.take_state(search)
   run = trained.load(workdir, **state)
-  ids = run.sample(samples, length, seed=search["seed"])
+  ids = run.sample(samples, length, split, seed=search["seed"])
   content = {"step": run.step, "workdir": workdir, "samples": samples}
+  content["split"] = split
   content |= {key: value for key, value in state.items() if value}
   content |= {"length": length, **search}
   content |= report(run.model, run.params, ids, **search)

@@ -73,7 +73,7 @@ def measure_perplexity(
     "",
     "distances between windows: 1,256 (default: 1 and a window's length)",
   ),
-  cli.option("split", "test", "split of the task"),
+  trained.SPLIT,
   cli.option(
     "tokens", 0, "number of tokens from the start of the split (default: all)"
   ),
@@ -83,13 +83,17 @@ def measure_perplexity(
 def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   """Prints a line for each stride."""
   chosen = cli.numbers("strides", strides)
-  run = trained.load(workdir, **trained.take_state(options))
+  state = trained.take_state(options)
+  run = trained.load(workdir, **state)
   # Compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
   rows = measure_perplexity(run, chosen, **options)
-  lines = [
-    f"{run.config['model']['name']}, step {run.step}, {options['split']}"
-  ]
+  # Say which state was measured, in JSON as well.
+  label = trained.describe(state)
+  if label:
+    rows = [{"state": label, **row} for row in rows]
+  title = f"{run.config['model']['name']}, step {run.step}, {options['split']}"
+  lines = [", ".join(filter(None, [title, label]))]
   lines += [
     f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "
     f"loss {row['loss']:.4f}  {row['count']:,} tokens"

@@ -278,17 +278,17 @@ def main(
   count: int,
   batch_size: int,
   as_json: bool,
-  **options: Any,
+  **folders: Any,
 ) -> None:
   """Prints scores of the given folders, or errors on corrupted test images."""
   names = cli.names(corruptions)
   scored = {}
   # Load all runs before the first is scored.
-  state = trained.take_state(options)
+  state = trained.take_state(folders)
   runs = {workdir: trained.load(workdir, **state) for workdir in workdirs}
   for workdir, run in runs.items():
     scores: dict[str, Any] = {}
-    for name, folder in options.items():
+    for name, folder in folders.items():
       if folder and name == "imagenet_c":
         scores |= imagenet_c(run, folder, batch_size=batch_size)
       elif folder:
@@ -299,7 +299,9 @@ def main(
     # Print each run as soon as it is scored.
     scored[workdir] = scores
     if not as_json:
-      print(f"{workdir}: {run.config['model']['name']}, step {run.step}")
+      parts = [f"{run.config['model']['name']}", f"step {run.step}"]
+      parts += filter(None, [trained.describe(state)])
+      print(f"{workdir}: {', '.join(parts)}")
       print("\n".join(_lines(scores)), flush=True)
   if as_json or len(scored) > 1:
     cli.show(scored, _average_lines([*scored.values()]), as_json)

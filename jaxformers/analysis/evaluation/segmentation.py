@@ -216,7 +216,7 @@ def evaluate_segmenter(
   cli.option("scales", "1", "sizes of a scene, relative to the config's"),
   cli.switch("--flip", help="add mirror images"),
   cli.option("stride", 0, "pixels between windows (default: a window less 32)"),
-  cli.option("split", "test", "split of the task"),
+  trained.SPLIT,
   cli.option("count", 0, "number of scenes (default: all)"),
   cli.option("batch_size", 8, "windows at a time"),
   cli.JSON,
@@ -224,13 +224,19 @@ def evaluate_segmenter(
 def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   """Prints mean IoU and pixel accuracy."""
   sizes = cli.numbers("scales", scales, float)
-  run = trained.load(workdir, **trained.take_state(options))
+  state = trained.take_state(options)
+  run = trained.load(workdir, **state)
   row = evaluate_segmenter(run, sizes, **options)
   split = options["split"]
-  mirrored = ", mirrored, too" if options["flip"] else ""
+  # Say which state was measured, in JSON as well.
+  label = trained.describe(state)
+  if label:
+    row = {"state": label, **row}
+  title = f"{run.config['model']['name']}, step {run.step}, {split}"
+  mirrored = "mirrored, too" if options["flip"] else ""
+  parts = [title, f"scales {scales}", mirrored, label]
   lines = (
-    f"{run.config['model']['name']}, step {run.step}, {split}, scales {scales}"
-    + mirrored,
+    ", ".join(filter(None, parts)),
     f"  mean IoU {row['mean_iou']:.2%}  pixel accuracy {row['accuracy']:.2%}  "
     f"{row['count']:,} scenes",
   )

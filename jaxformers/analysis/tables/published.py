@@ -95,6 +95,9 @@ def mismatch(run: Result, column: Column, table: Table) -> str:
   reasons = []
   if protocol not in protocols:
     reasons.append(f"protocol {protocol}, not {' or '.join(protocols)}")
+  is_asked = "pretrained" in table.rows.get(row_name(run, table), {})
+  if run["config"].get("pretrained") and not is_asked:
+    reasons.append("begins with trained weights")
   # Compare the number of test examples and their length.
   if column.examples and run["examples"] != column.examples:
     found, wanted = run["examples"], column.examples

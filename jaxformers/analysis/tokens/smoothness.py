@@ -576,7 +576,7 @@ def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
   *trained.STATE,
   cli.option("samples", 64, "number of samples"),
   cli.option("length", 512, "largest number of tokens per sample"),
-  cli.option("split", "test", "split of the task"),
+  trained.SPLIT,
   cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
 )
 def main(

@@ -149,13 +149,15 @@ def test_all_tasks_of_a_model_share_its_row_and_have_an_average():
     ("listops", {}, {"protocol": "skyformer"}, "skyformer, not paper"),
     ("imdb", {}, {"protocol": "jaxformers"}, "jaxformers, not paper"),
     ("text", {}, {"max_len": 2_000}, "cut to 2,000 tokens, not 4,000"),
+    ("listops", {}, {"pretrained": "runs/a"}, "begins with trained weights"),
   ],
 )
 def test_scores_on_other_test_examples_have_no_difference(
   task, options, fields, reason
 ):
   other = run(task, "transject", 0, 0.8) | fields
-  other["config"] = other["config"] | {"task": options}
+  begin = {"pretrained": fields.get("pretrained", "")}
+  other["config"] = other["config"] | {"task": options, **begin}
   is_short = task in ("imdb", "ag_news")
   table = papers.TRANSJECT_1 if is_short else papers.TRANSJECT_2
   filled = p.fill(table, [other])
