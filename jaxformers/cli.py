@@ -13,8 +13,22 @@ from typing import Any, NamedTuple
 from jaxformers import interrupts
 from jaxformers.errors import UserError
 
-# Each module has a `main` that takes the arguments after the name.
+# Commands as their overview groups them.
+GROUPS = {
+  "Train": ("train", "prepare", "models", "configs", "tasks"),
+  "Compare runs": ("results", "report", "published", "price"),
+  "Look into a model": ("lipschitz", "inverse", "certified", "smoothness"),
+  "Evaluate and take away": (
+    *("perplexity", "segmentation", "robustness", "export"),
+  ),
+  "Depth and width": ("advise", "bounds", "rank", "depth"),
+}
+# Each module has a `main` that takes the arguments after the name; that of
+# training reads the flags of the process.
 SUBCOMMANDS = {
+  "configs": "jaxformers.list_configs",
+  "tasks": "jaxformers.list_tasks",
+  "train": "jaxformers.main",
   "advise": "jaxformers.theory.advise",
   "bounds": "jaxformers.theory.bounds",
   "certified": "jaxformers.analysis.certificates.certified",

@@ -1,4 +1,4 @@
-r"""Trains and scores models: turns flags into a config for `training.loop.run`.
+r"""Trains the model of a config, and scores it on the test split.
 
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
@@ -177,6 +177,7 @@ def _parse(argv: list[str]) -> list[str]:
       sys.exit(0)
     # Check overrides before ml_collections does, for a better message.
     if spec is not None:
+      argv = _with_spec(argv, configs.resolve(spec))
       config = configs.load(spec)
       argv, options = configs.take_options(config, argv)
       sys.argv = argv  # Where ml_collections looks for overrides.
@@ -227,6 +228,17 @@ def _find_spec(argv: list[str]) -> str | None:
     if arg.startswith(("--config=", "-config=")):
       return arg.partition("=")[2]
   return None
+
+
+def _with_spec(argv: list[str], spec: str) -> list[str]:
+  """Returns arguments with another value of --config."""
+  changed = list(argv)
+  for i, arg in enumerate(argv):
+    if arg in ("--config", "-config"):
+      changed[i + 1] = spec
+    elif arg.startswith(("--config=", "-config=")):
+      changed[i] = f"--config={spec}"
+  return changed
 
 
 def console() -> None:

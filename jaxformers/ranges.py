@@ -137,7 +137,7 @@ _NAMES = {
     interaction
     positions dtype orthogonal_map memory activation gating sigma kind
     inverse_init norm_type glu c_init start discretization weights bias form a
-    targets frozen
+    targets frozen imports
   """,
   Range(bool): """
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias

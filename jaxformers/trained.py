@@ -57,15 +57,7 @@ class Trained:
     """
     variables = make_variables(self.model, self.params)
     forward = jax.jit(lambda x: self.model.apply(variables, x, train=False))
-
-    # Every batch has the same size, so that one program serves all.
-    def apply_to_all(x: np.ndarray) -> np.ndarray:
-      rest = ((0, -len(x) % batch_size), *[(0, 0)] * (x.ndim - 1))
-      batches = np.pad(x, rest).reshape(-1, batch_size, *x.shape[1:])
-      outputs = [np.asarray(forward(batch)) for batch in batches]
-      return np.concatenate(outputs)[: len(x)]
-
-    return apply_to_all
+    return lambda x: apply_in_batches(forward, x, batch_size)
 
   def sample(
     self, count: int, length: int, split: str = "test", seed: int = 0
@@ -89,6 +81,24 @@ class Trained:
     # Sorted, because that is the order in which examples lie on disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
     return source.batch(chosen, min(length, self.task.max_len))["inputs"]
+
+
+def apply_in_batches(
+  forward: Callable[[np.ndarray], Any], x: np.ndarray, batch_size: int
+) -> np.ndarray:
+  """Returns the outputs of a compiled function for any number of inputs.
+
+  Every batch has the same size, so that one program serves all.
+
+  Args:
+    forward: function of inputs [batch_size, ...].
+    x: inputs, [k, ...].
+    batch_size: inputs at a time; the last are filled up with zeros.
+  """
+  rest = ((0, -len(x) % batch_size), *[(0, 0)] * (x.ndim - 1))
+  batches = np.pad(x, rest).reshape(-1, batch_size, *x.shape[1:])
+  outputs = [np.asarray(forward(batch)) for batch in batches]
+  return np.concatenate(outputs)[: len(x)]
 
 
 # Arguments of commands that measure a run, for `load`.

@@ -4,6 +4,8 @@ import runpy
 
 import pytest
 
+from jaxformers import cli
+
 
 def run(monkeypatch, *argv):
   monkeypatch.setattr("sys.argv", ["jaxformers", *argv])
@@ -12,9 +14,21 @@ def run(monkeypatch, *argv):
   return exit_info.value.code
 
 
-def test_flags_alone_train(monkeypatch, capsys):
-  assert run(monkeypatch) == 2
+@pytest.mark.parametrize("argv", [["train"], ["--workdir=here"]])
+def test_training(monkeypatch, capsys, argv):
+  assert run(monkeypatch, *argv) == 2
   assert "--config and --workdir are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
+def test_all_commands_fit_a_screen(monkeypatch, capsys, argv):
+  monkeypatch.setattr("sys.argv", ["jaxformers", *argv])
+  runpy.run_module("jaxformers", run_name="__main__")
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) <= 40
+  assert max(map(len, lines)) <= 100
+  listed = {line.split()[0] for line in lines if line.startswith("  ")}
+  assert listed >= cli.SUBCOMMANDS.keys()
 
 
 def test_a_name_runs_its_command(monkeypatch, capsys):

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Small modules that import nothing but one another.
 EVERYWHERE = {
   *("registry", "durable", "interrupts", "paths", "ranges", "errors", "cli"),
-  *("allocator", "tables"),
+  *("allocator", "tables", "version"),
 }
 # Layers from below; a layer imports those that it names and `EVERYWHERE`.
 ALLOWED = {
@@ -50,6 +50,13 @@ ALLOWED = {
   "costs": {"config", "models", "tasks", "analysis.tables"},
   "prepare": {"data", "tasks"},
   "main": {"config", "training"},
+  "list_configs": {"config"},
+  "list_tasks": {"tasks"},
+  "inference": {
+    *("analysis.certificates", "analysis.tokens", "models", "tasks"),
+    *("trained", "training", "workdirs"),
+  },
+  "api": {"config", "inference", "tasks", "training"},
   "sweep": {"config", "models", "tasks", "training"},
   "__main__": {"main"},
 }

@@ -14,19 +14,24 @@ from jaxformers.config.arguments import (
 )
 from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, Field, base
 from jaxformers.config.files import (
+  PACKAGED,
   complete,
   describe,
   differences,
+  find_file,
   flatten,
+  import_modules,
   load,
   load_with,
   plain,
+  resolve,
 )
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
 
 __all__ = [
   "FIELDS",
+  "PACKAGED",
   "RESUMABLE_FIELDS",
   "Field",
   "UserError",
@@ -36,12 +41,15 @@ __all__ = [
   "complete",
   "describe",
   "differences",
+  "find_file",
   "flatten",
+  "import_modules",
   "load",
   "load_with",
   "parse_arg",
   "parse_value",
   "plain",
+  "resolve",
   "set_options",
   "take_options",
 ]

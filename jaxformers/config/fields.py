@@ -20,6 +20,7 @@ RENAMED_OPTIONS = {"activations": "memory"}
 RESUMABLE_FIELDS = (
   "accumulate",
   "data_dir",
+  "imports",
   "mesh",
   "task.archive",
   "task.vocabulary",
@@ -39,6 +40,9 @@ class Field(NamedTuple):
 FIELDS = {
   # Start of the run, and the sections of its data, model and training.
   "seed": Field(0, "seed of parameters, order of examples and dropout"),
+  "imports": Field(
+    "", "modules of your own code to import first, separated by commas"
+  ),
   "pretrained": Field(
     "", "run, exported model or folder of Hugging Face to start from"
   ),

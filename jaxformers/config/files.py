@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,39 @@ from jaxformers.config.fields import (
 )
 from jaxformers.errors import UserError
 
+# Configs that come with the package, wherever it is installed.
+PACKAGED = Path(__file__).parents[1] / "configs"
+
+
+def find_file(name: str) -> Path:
+  """Returns the file of a config: a path, or one of the package by its name.
+
+  Args:
+    name: path of a file; or "lra/text", "lra/text.py" or "configs/lra/text.py"
+      for a config of the package, from any folder.
+
+  Raises:
+    UserError: if there is neither.
+  """
+  path = Path(name)
+  if path.is_file():
+    return path
+  packaged = PACKAGED / name.removeprefix("configs/").removesuffix(".py")
+  packaged = packaged.with_name(f"{packaged.name}.py")
+  if not packaged.is_file():
+    raise UserError(
+      f"There is no config file {name!r} in {Path.cwd()}, and no config of "
+      "that name in the package: give a path, or a name such as lra/listops. "
+      "`python -m jaxformers configs` lists the names."
+    )
+  return packaged
+
+
+def resolve(spec: str) -> str:
+  """Returns "path/to/file.py:key=value" for the value of `--config`."""
+  name, colon, arg = spec.partition(":")
+  return f"{find_file(name)}{colon}{arg}"
+
 
 def load(spec: str) -> ConfigDict:
   """Returns the config of "path/to/file.py:key=value", as `--config` takes it.
@@ -29,13 +64,8 @@ def load(spec: str) -> ConfigDict:
   Raises:
     UserError: for a file that does not exist or an argument it does not take.
   """
-  path, _, arg = spec.partition(":")
-  if not Path(path).is_file():
-    raise UserError(
-      f"There is no config file {path!r} in {Path.cwd()}: give a path such as "
-      "configs/lra/listops.py."
-    )
-  return runpy.run_path(path)["get_config"](arg or None)
+  name, _, arg = spec.partition(":")
+  return runpy.run_path(str(find_file(name)))["get_config"](arg or None)
 
 
 def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
@@ -62,7 +92,36 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
     raise UserError(str(error)) from None
   # Add options that the config does not list.
   arguments.set_options(values.config, options)
+  import_modules(values.config)
   return values.config
+
+
+def import_modules(config: Mapping[str, Any]) -> None:
+  """Imports the modules of a user's own code that a config names.
+
+  They register mixers, blocks, tasks or optimisers. Modules in the working
+  directory are found, whichever command is run.
+
+  Args:
+    config: config with `imports`, names of modules separated by commas.
+
+  Raises:
+    UserError: for a module that cannot be found.
+  """
+  names = [name for name in config.get("imports", "").split(",") if name]
+  if names and "" not in sys.path and str(Path.cwd()) not in sys.path:
+    sys.path.insert(0, str(Path.cwd()))
+  for name in names:
+    try:
+      importlib.import_module(name)
+    except ModuleNotFoundError as error:
+      # A module that the user's own module lacks is the user's to install.
+      if error.name not in (name, name.partition(".")[0]):
+        raise
+      raise UserError(
+        f"config.imports={name!r} cannot be imported from {Path.cwd()}: run in "
+        f"the folder of {name}.py, or put that folder on PYTHONPATH."
+      ) from None
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,10 +10,11 @@ import pkgutil
 from jaxformers import ranges
 from jaxformers.errors import UserError
 from jaxformers.registry import call
+from jaxformers.tasks.arrays import from_arrays
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.tasks.task import TASKS, Task
 
-__all__ = ["TASKS", "Task", "get"]
+__all__ = ["TASKS", "Task", "from_arrays", "get"]
 
 for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f"{__name__}.{_module.name}")

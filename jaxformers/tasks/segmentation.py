@@ -21,6 +21,8 @@ from jaxformers.tasks.task import TASKS, Task
 
 HELD_OUT = 1_000
 
+PROTOCOLS = ("jaxformers", "paper")
+
 
 @TASKS.register("ade20k")
 def load_ade20k(
@@ -46,7 +48,7 @@ def load_ade20k(
       number than the authors' is for a part of their set.
     num_test: number of scenes in validation/.
   """
-  choose("protocol of ade20k", protocol, ("jaxformers", "paper"))
+  choose("protocol of ade20k", protocol, PROTOCOLS)
   if num_train < 2 or num_test < 1:
     raise UserError(
       f"num_train={num_train} and num_test={num_test}: choose at least two "

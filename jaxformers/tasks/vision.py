@@ -22,6 +22,11 @@ from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import slices, with_validation
 from jaxformers.tasks.task import TASKS, Task
 
+PROTOCOLS = {
+  "cifar10": ("jaxformers",),
+  "cifar100": ("jaxformers",),
+  "imagenet2012": ("jaxformers", "paper"),
+}
 # Counts by the authors of ILSVRC 2012.
 IMAGENET_COUNTS = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
 # Mean and deviation of the pixels of the 50,000 training images.
@@ -99,7 +104,7 @@ def load_cifar10(
     archive: path of the archive; see the task `image`.
     augment: augmentation of training images; see `images.augment.Augment`.
   """
-  choose("protocol of cifar10", protocol, ("jaxformers",))
+  choose("protocol of cifar10", protocol, PROTOCOLS["cifar10"])
   return _cifar("cifar10", cifar10.SOURCE, CIFAR10, data_dir, archive, augment)
 
 
@@ -120,7 +125,7 @@ def load_cifar100(
       then downloads.
     augment: augmentation of training images; see `images.augment.Augment`.
   """
-  choose("protocol of cifar100", protocol, ("jaxformers",))
+  choose("protocol of cifar100", protocol, PROTOCOLS["cifar100"])
   source = cifar100.SOURCE
   return _cifar("cifar100", source, CIFAR100, data_dir, archive, augment)
 
@@ -151,7 +156,7 @@ def load_imagenet(
     augment: augmentation of training images; see `images.augment.Augment`.
   """
   # Nothing can be downloaded: the authors require an account.
-  choose("protocol of imagenet2012", protocol, ("jaxformers", "paper"))
+  choose("protocol of imagenet2012", protocol, PROTOCOLS["imagenet2012"])
   if not archive:
     raise UserError(
       "imagenet2012 cannot be downloaded: fetch it from image-net.org and pass "

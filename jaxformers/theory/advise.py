@@ -1,4 +1,4 @@
-r"""Advice on depth and width, from the depth-efficiency papers.
+r"""Recommends depth and width for a number of parameters.
 
 python -m jaxformers advise --params 125e6 --vocab 32000
 python -m jaxformers advise --params 125e6 --vocab 32000 \

@@ -1,4 +1,4 @@
-r"""Bounds of the separation rank: where depth helps, and where width does.
+r"""Bounds separation ranks: where depth helps, and where width does.
 
 python -m jaxformers bounds --num_layers 96 --d_model 12288 \
     --num_heads 96

@@ -1,4 +1,4 @@
-r"""Separation rank of linearised self-attention, measured exactly.
+r"""Computes separation ranks of linearised self-attention exactly.
 
 python -m jaxformers rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
 

@@ -16,6 +16,7 @@ import jax
 
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
+from jaxformers.tasks import Task
 from jaxformers.training import (
   compilers,
   disk,
@@ -40,6 +41,7 @@ def run(
   config: Mapping[str, Any],
   workdir: str | Path,
   *,
+  task: Task | None = None,
   eval_only: bool = False,
   profile: bool = False,
 ) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def run(
   Args:
     config: config of the run, as `jaxformers.config.base` makes it.
     workdir: folder for checkpoints, metrics and results; made if it is missing.
+    task: task of a user's own examples; None for that of the config.
     eval_only: True to score the best checkpoint, and do nothing else.
     profile: True to write a trace of ten steps to `workdir`/profile.
 
@@ -71,7 +74,7 @@ def run(
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(resume.locked(workdir))
-    opened = open_run(config, workdir)
+    opened = open_run(config, workdir, task)
     # A run that has ended is not run again.
     if not profile:
       identity = (workdir, opened.config, opened.task.description())

@@ -82,6 +82,7 @@ def read(folder: Path) -> Weights | None:
     return _read_exported(folder)
   if is_run(folder):
     config = workdirs.read_config(folder)
+    configs.import_modules(config)
     best, about = read_best(folder, config)
     params = jax.device_get(best.state.scored)
     record = workdirs.read(folder, "vocabulary.json")

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-import jaxformers
+from jaxformers.version import __version__
 
 
 def commit() -> str:
@@ -33,7 +33,7 @@ def commit() -> str:
     changed = git("status", "--porcelain", "--untracked-files=no")
     return git("rev-parse", "HEAD") + ("+changes" if changed else "")
   except (OSError, subprocess.CalledProcessError):
-    return f"version {jaxformers.__version__}"
+    return f"version {__version__}"
 
 
 def hardware() -> dict[str, Any]:
@@ -58,5 +58,5 @@ def versions() -> dict[str, str]:
   names = ("jax", "jaxlib", "flax", "optax", "numpy")
   return {name: metadata.version(name) for name in names} | {
     "python": platform.python_version(),
-    "jaxformers": jaxformers.__version__,
+    "jaxformers": __version__,
   }

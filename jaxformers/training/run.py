@@ -22,7 +22,7 @@ from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.errors import UserError
 from jaxformers.models.bounds import check_bound
 from jaxformers.registry import call, choose
-from jaxformers.tasks import Task
+from jaxformers.tasks import Task, arrays
 from jaxformers.training import compilers, optim, resume
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
@@ -114,7 +114,9 @@ class Run:
     return Checkpoints(self.workdir, self.task.description(), self.config)
 
 
-def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
+def open_run(
+  config: Mapping[str, Any], workdir: Path, task: Task | None = None
+) -> Run:
   """Opens a run for training.
 
   All that can be checked without data is checked before data are prepared.
@@ -122,12 +124,14 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
   Args:
     config: config of the run, as `jaxformers.config.base` makes it.
     workdir: absolute path of the folder of the run; need not exist.
+    task: task of a user's own examples; None for that of the config.
 
   Raises:
     UserError: for a config that cannot be trained, or for a workdir of a run of
       another config.
   """
   c = configs.complete(config)
+  configs.import_modules(c)
   # Every field by itself.
   check_fields(c)
   # A batch splits evenly over devices and accumulated parts.
@@ -138,7 +142,7 @@ def open_run(config: Mapping[str, Any], workdir: Path) -> Run:
   resume.check_workdir(workdir, c)
   # Names and options of optimiser and schedule.
   optim.build(c["optimizer"], c["schedule"], c["total_steps"])
-  return _build(c, workdir)
+  return _build(c, workdir, task)
 
 
 def open_trained_run(workdir: Path, config: resume.Plain | None = None) -> Run:
@@ -156,14 +160,23 @@ def open_trained_run(workdir: Path, config: resume.Plain | None = None) -> Run:
   resume.check_trained(workdir)
   saved = workdirs.read_config(workdir)
   c = configs.complete(saved if config is None else config)
+  configs.import_modules(c)
   check_fields(c, eval_only=True)
   resume.check_workdir(workdir, c)
   return _build(c, workdir)
 
 
-def _build(config: dict[str, Any], workdir: Path) -> Run:
+def _build(
+  config: dict[str, Any], workdir: Path, task: Task | None = None
+) -> Run:
   """Opens the data and builds the model of a checked config."""
-  task = tasks.get(**{"data_dir": config["data_dir"], **config["task"]})
+  options = {"data_dir": config["data_dir"], **config["task"]}
+  if task is None and options["name"] == arrays.NAME:
+    raise UserError(
+      "The examples of this run were given in Python, and are not kept: call "
+      "jaxformers.train with the same ones, or jaxformers.load for the model."
+    )
+  task = tasks.get(**options) if task is None else task
   model, reference = (
     call("config.model", models.build, {**config[section], **task.sizes()})
     for section in ("model", "reference")

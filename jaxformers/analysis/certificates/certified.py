@@ -1,4 +1,4 @@
-r"""Accuracy of a classifier that no change of its input can take away.
+r"""Scores a classifier under every change of its inputs of a size.
 
 python -m jaxformers certified runs/imdb
 
@@ -21,7 +21,7 @@ lists of similar words, at any number of places.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +73,17 @@ def token_reach(table: np.ndarray) -> np.ndarray:
   return np.sqrt(np.maximum(reach, 0))
 
 
-def replaced(reach: np.ndarray, mask: np.ndarray, k: int) -> Change:
+def replaced(reach: np.ndarray, mask: np.ndarray, k: Any) -> Change:
   """Returns how far k replaced tokens move the embedded sequences.
 
   Args:
     reach: distance that each token can be moved, [b, n].
     mask: [b, n], True at tokens.
-    k: number of replaced tokens, at the worst places.
+    k: number of replaced tokens, at the worst places; or one for each
+      sequence, [b].
   """
-  far = -np.sort(-np.where(mask, reach, 0), 1)[:, :k]
+  far = -np.sort(-np.where(mask, reach, 0), 1)
+  far = np.where(np.arange(far.shape[1]) < np.reshape(k, (-1, 1)), far, 0)
   count = np.maximum(mask.sum(1), 1)
   total = far.sum(1)
   return Change(np.sqrt(np.square(far).sum(1)), total, total / count)
@@ -309,6 +311,85 @@ def certified_accuracy(
       sure = is_certified(logits, labels, kernel, moved)
       held.setdefault(key, []).append(sure)
   return _shares(held)
+
+
+def certify(
+  model: Classifier, params: Any, ids: np.ndarray, labels: np.ndarray
+) -> tuple[list[int | None], np.ndarray]:
+  """Returns the greatest changes that cannot change the class of examples.
+
+  Args:
+    model, params: classifier of sequences in float32, and its parameters.
+    ids: inputs of the model, [b, n].
+    labels: classes, [b].
+
+  Returns:
+    For each example the greatest number of replaced tokens under which the
+    label certainly stays the greatest logit, None where inputs are numbers; and
+    the greatest norm of a perturbation, as a share of the embedded sequence's
+    norm, float64 [b].
+
+  Raises:
+    UserError: for pairs, images, or layers without a bound for all sequences.
+  """
+  config = model.config
+  if config.num_inputs > 1 or config.image:
+    raise UserError(
+      "Certificates are of single sequences, not of these inputs."
+    )
+  bound = find_bound(model, make_variables(model, params))
+  if bound is None:
+    raise UserError(
+      f"The layers, pool or norm of {config.name!r} have no bound for all "
+      "sequences, and so there is no certificate: train model=isometric, "
+      "allpass or certified_s4d, or random_transject with "
+      "mixer.gating=certified."
+    )
+  attack = Attack(model, params)
+  mask = np.asarray(model.mask(jnp.asarray(ids)))
+  n = np.maximum(mask.sum(1), 1)
+  sizes, logits = attack.sizes(ids), attack.logits(ids)
+  rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
+  kernel = head_kernels(model, params)[-1]
+
+  def holds(change: Change) -> np.ndarray:
+    return is_certified(logits, labels, kernel, bound(change, n) + rounding)
+
+  zeros = np.zeros(len(ids))
+  counts: list[int | None] = [None] * len(ids)
+  if config.vocab_size and has_plain_tokens(config):
+    reach = token_reach(np.asarray(token_table(model, params)))[ids]
+    counts = _bisect(
+      lambda k: holds(replaced(reach, mask, np.floor(k))), zeros, n + 1.0, 1.0
+    ).tolist()
+  # Beyond the norm of the sequence itself nothing is searched for.
+  radii = _bisect(
+    lambda share: holds(perturbed(share * sizes, n)), zeros, zeros + 1, 1e-6
+  )
+  return [None if k is None else int(k) for k in counts], radii
+
+
+def _bisect(
+  holds: Callable[[np.ndarray], np.ndarray],
+  low: np.ndarray,
+  high: np.ndarray,
+  width: float,
+) -> np.ndarray:
+  """Returns the greatest values that hold, to a width; 0 where none does.
+
+  Args:
+    holds: monotone condition, from values [b] to booleans [b].
+    low: values that hold if any does, [b].
+    high: values that do not hold, [b].
+    width: width of the interval that is left; 1 for integers.
+  """
+  while (high - low > width).any():
+    middle = (low + high) / 2
+    middle = np.floor(middle) if width == 1 else middle
+    is_held = holds(middle)
+    low = np.where(is_held, middle, low)
+    high = np.where(is_held, high, middle)
+  return low
 
 
 def attacked_accuracy(

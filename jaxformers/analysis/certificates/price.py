@@ -1,4 +1,4 @@
-r"""The price of a certificate: the test score of runs over what they guarantee.
+r"""Draws the test scores of runs over what their certificates guarantee.
 
 python -m jaxformers price runs/text_narrow runs/text_wide --out price
 

@@ -118,6 +118,7 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   content = {
     "model": run.config["model"],
     "task": task.description(),
+    "imports": run.config.get("imports", ""),
     "step": run.step,
     "inputs": ["b", *inputs.shape[1:]],
     "dtype": str(inputs.dtype),

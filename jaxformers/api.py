@@ -1,0 +1,76 @@
+"""Training from Python, on the task of a config or on examples of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxformers import config as configs
+from jaxformers import inference, paths
+from jaxformers.tasks import PRETRAINING, arrays
+from jaxformers.tasks.arrays import Examples
+from jaxformers.tasks.reconstruction import reconstruct
+from jaxformers.training import loop
+
+
+def train(
+  config: str | Mapping[str, Any],
+  workdir: str | Path,
+  *,
+  train: Examples = None,
+  validation: Examples = None,
+  test: Examples = None,
+  options: Mapping[str, Any] | None = None,
+  **sizes: Any,
+) -> inference.TrainedModel:
+  """Trains a model, or goes on where a run has stopped; returns its best one.
+
+  Without examples it is what `python -m jaxformers.main` does with the same
+  config and workdir. The returned model is that of the best checkpoint, and its
+  `results` are those of the test split.
+
+  Args:
+    config: path of a config with its arguments, such as
+      "lra/text:size=tiny,model=s5" or "configs/mine.py"; or a config itself,
+      such as `jaxformers.config.base` makes it.
+    workdir: folder of the run: checkpoints, metrics, results.
+    train, validation, test: examples in place of the config's task; see
+      `tasks.arrays.from_arrays`. Give the same ones to go on with a run.
+    options: fields of the config by path, such as {"total_steps": 100,
+      "model.d_model": 32}.
+    **sizes: `classes`, `vocab_size` and `max_len` of `from_arrays`.
+
+  Raises:
+    UserError: for a config, or examples, that cannot be trained.
+    DivergedError: at the first loss that is not finite.
+  """
+  if isinstance(config, str):
+    overrides = [f"--config.{k}={_text(v)}" for k, v in (options or {}).items()]
+    loaded = configs.load_with(config, overrides)
+  else:
+    loaded = configs.base(**configs.plain(config))
+    configs.set_options(loaded, options or {})
+  task = None
+  if train is not None:
+    task = arrays.from_arrays(train, validation, test, **sizes)
+    section = loaded.task
+    given = {k: section[k] for k in PRETRAINING if section.get(k)}
+    if "objective" in given:
+      task = reconstruct(task, **given)
+    with loaded.unlocked():
+      loaded.task = {"name": arrays.NAME, **given}
+  elif sizes or validation is not None or test is not None:
+    names = sorted({*sizes, "validation" if validation is not None else "test"})
+    raise configs.UserError(
+      f"{', '.join(names)} describe examples of your own: give train=, too."
+    )
+  path = paths.expand(workdir).absolute()
+  loop.run(loaded, path, task=task)
+  return inference.load(path)
+
+
+def _text(value: Any) -> str:
+  """Returns a value as a command line has it."""
+  return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,357 @@
+"""Trained models in use: predictions, hidden states, inverses, certificates.
+
+A model is loaded from the workdir of a run, or from a folder that
+`TrainedModel.save` or `python -m jaxformers export` has written. Neither its
+data set nor its optimiser is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from jaxformers import durable, models, paths, workdirs
+from jaxformers.analysis.certificates import certified, inverse
+from jaxformers.analysis.tokens.capture import capture
+from jaxformers.errors import UserError
+from jaxformers.models import Model
+from jaxformers.models.variables import make_variables
+from jaxformers.registry import call
+from jaxformers.tasks import inputs as task_inputs
+from jaxformers.trained import apply_in_batches
+from jaxformers.training import origin
+
+
+class Prediction(NamedTuple):
+  """Class of one input.
+
+  Attributes:
+    label: name of the likeliest class, or its number if classes have no names.
+    probability: its probability.
+    probabilities: those of all classes, float32 [c].
+  """
+
+  label: str | int
+  probability: float
+  probabilities: np.ndarray
+
+
+class HiddenStates(NamedTuple):
+  """Hidden states of all layers.
+
+  Attributes:
+    states: embedded tokens and the output of every layer, float32
+      [l + 1, b, n, d]; the two sequences of a pair are samples of their own.
+    mask: [b, n], True at tokens.
+  """
+
+  states: np.ndarray
+  mask: np.ndarray
+
+
+class Inversion(NamedTuple):
+  """Inputs that were computed from the output of the last layer.
+
+  Attributes:
+    inputs: int32 ids or float32 numbers, [b, n].
+    texts: the same as texts; () if inputs are not text.
+    recovered: share of the tokens that are those of the inputs.
+    error: largest absolute error of the embedding.
+  """
+
+  inputs: np.ndarray
+  texts: tuple[str, ...]
+  recovered: float
+  error: float
+
+
+class Certificate(NamedTuple):
+  """Changes of one input that cannot change its prediction.
+
+  Attributes:
+    label: name of the predicted class, or its number.
+    tokens: greatest k such that no replacement of any k tokens changes it;
+      None if inputs are numbers.
+    radius: greatest norm of a perturbation of the embedded sequence that does
+      not change it, as a share of that sequence's norm.
+  """
+
+  label: str | int
+  tokens: int | None
+  radius: float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class TrainedModel:
+  """A trained model with what it needs to read its inputs.
+
+  Inputs are texts (or pairs of texts) for a model of text, and otherwise arrays
+  as `inputs.expected()` says.
+
+  Attributes:
+    folder: folder that it was loaded from.
+    config: section `config.model` of its run.
+    model: Linen module, applied with `params`.
+    params: tree of parameters.
+    inputs: reads texts and arrays; see `tasks.inputs.Inputs`.
+    classes: names of the classes; () if they have none.
+    about: task, protocol and digests of its data; sizes, tokens.
+    step: step of its checkpoint.
+    results: content of `results.json`; {} if the run has not ended.
+  """
+
+  folder: Path
+  config: Mapping[str, Any]
+  model: Model
+  params: Any
+  inputs: task_inputs.Inputs
+  classes: tuple[str, ...]
+  about: Mapping[str, Any]
+  step: int
+  results: Mapping[str, Any]
+
+  def __repr__(self) -> str:
+    """Describes model, task and score on one line."""
+    metric = self.results.get("metric", "")
+    score = f", test {metric} {self.results[metric]:.4g}" if metric else ""
+    return (
+      f"<TrainedModel {self.config['name']} on {self.about['task']} "
+      f"({self.about['protocol']}), step {self.step:,}, "
+      f"{models.size(self.model):,} parameters{score}>"
+    )
+
+  @functools.cached_property
+  def _variables(self) -> Any:
+    return make_variables(self.model, self.params)
+
+  @functools.cached_property
+  def _apply(self) -> Any:
+    variables = self._variables  # Made before the function is traced.
+    return jax.jit(lambda x: self.model.apply(variables, x, train=False))
+
+  def encode(self, inputs: Any) -> np.ndarray:
+    """Returns inputs as the model reads them.
+
+    Args:
+      inputs: texts or arrays.
+
+    Returns:
+      int32 ids or float32 numbers [b, n], [b, 2, n] for pairs, or
+      [b, height, width, c]; 0 is padding of ids.
+
+    Raises:
+      UserError: for inputs of another kind or shape.
+    """
+    return self.inputs.batch(inputs)
+
+  def decode(self, ids: Any) -> list[str]:
+    """Returns the texts of ids [b, n], without padding."""
+    return [self.inputs.decode(row) for row in np.asarray(ids)]
+
+  def outputs(self, inputs: Any, *, batch_size: int = 32) -> np.ndarray:
+    """Returns what the model computes: logits [b, c], or log p [b, n, v].
+
+    Args:
+      inputs: texts or arrays.
+      batch_size: inputs at a time.
+    """
+    x = self.encode(inputs)
+    is_padded = x.dtype == np.int32
+    if is_padded:
+      # Round the length up, so that few lengths are compiled.
+      length = 1 << (x.shape[-1] - 1).bit_length()
+      rest = max(0, min(length, self.inputs.max_len) - x.shape[-1])
+      x = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, rest)])
+    outputs = apply_in_batches(self._apply, x, min(batch_size, len(x)))
+    has_tokens = is_padded and outputs.ndim == 3
+    return outputs[:, : outputs.shape[1] - rest] if has_tokens else outputs
+
+  def predict(self, inputs: Any, *, batch_size: int = 32) -> list[Prediction]:
+    """Returns the class of every input.
+
+    Args:
+      inputs: texts or arrays.
+      batch_size: inputs at a time.
+
+    Raises:
+      UserError: for a model that is not a classifier.
+    """
+    self._require("classification", "predict", "`outputs` has what it computes")
+    logits = self.outputs(inputs, batch_size=batch_size)
+    shares = scipy.special.softmax(logits.astype(np.float64), -1)
+    best = shares.argmax(-1)
+    return [
+      Prediction(self._label(k), float(row[k]), np.float32(row))
+      for k, row in zip(best, shares, strict=True)
+    ]
+
+  def _label(self, k: int) -> str | int:
+    return self.classes[k] if self.classes else int(k)
+
+  def _require(self, objective: str, method: str, advice: str) -> None:
+    if self.model.objective != objective:
+      raise UserError(
+        f"{method} is for {objective.replace('_', ' ')}, and this model is for "
+        f"{self.model.objective.replace('_', ' ')}: {advice}."
+      )
+
+  def generate(
+    self,
+    prompts: Sequence[str],
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+  ) -> list[str]:
+    """Returns how a language model continues texts.
+
+    Args:
+      prompts: texts.
+      num_tokens: number of tokens to draw for each.
+      temperature, top_k: see `models.generate`.
+      seed: seed of what is drawn.
+    """
+    self._require("language_model", "generate", "`predict` has its classes")
+    drawn = models.generate(
+      self.model,
+      self.params,
+      self.encode(prompts),
+      num_tokens,
+      key=jax.random.key(seed),
+      temperature=temperature,
+      top_k=top_k,
+    )
+    return self.decode(drawn)
+
+  def hidden_states(self, inputs: Any) -> HiddenStates:
+    """Returns the embedded tokens and the output of every layer."""
+    captured = capture(self.model, self._variables, self.encode(inputs))
+    states = np.stack([np.asarray(x) for x in captured.hidden])
+    return HiddenStates(states, np.asarray(captured.mask))
+
+  def invert(self, inputs: Any) -> Inversion:
+    """Runs the layers on inputs, and then backwards from the last output.
+
+    Raises:
+      UserError: for a model whose layers cannot be undone.
+    """
+    x = self.encode(inputs)
+    model = models.in_float32(self.model)
+    hidden, side = inverse.forward(model, self.params, jnp.asarray(x))
+    back = inverse.inverse(model, self.params, hidden[-1], side)
+    values, _ = inverse.tokens(model, self.params, back)
+    first = int(model.config.cls)
+    mask = np.asarray(side.mask)[:, first:]
+    values = np.where(mask, values, 0)
+    wanted = x.reshape(mask.shape)
+    recovered = np.isclose(values, wanted, atol=1e-4)[mask].mean()
+    difference = np.abs(np.asarray(back - hidden[0]))[np.asarray(side.mask)]
+    return Inversion(
+      values,
+      tuple(self.decode(values)) if self.inputs.tokenizer else (),
+      float(recovered),
+      float(difference.max(initial=0)),
+    )
+
+  def certify(self, inputs: Any, labels: Any = None) -> list[Certificate]:
+    """Returns changes that cannot change the prediction of each input.
+
+    Args:
+      inputs: texts or arrays.
+      labels: numbers of the right classes, [b]: an input that is classified
+        wrong gets a certificate of 0; None for the predicted classes.
+
+    Raises:
+      UserError: for a model whose layers have no bound for all sequences.
+    """
+    self._require("classification", "certify", "only classes are certified")
+    x = self.encode(inputs)
+    model = models.in_float32(self.model)
+    if labels is None:
+      labels = self.outputs(x).argmax(-1)
+    labels = np.asarray(labels)
+    counts, radii = certified.certify(model, self.params, x, labels)
+    return [
+      Certificate(self._label(k), None if count is None else int(count), radius)
+      for k, count, radius in zip(labels, counts, radii.tolist(), strict=True)
+    ]
+
+  def save(self, folder: str | Path) -> Path:
+    """Writes the model into a folder, which `load` reads; returns its path.
+
+    model.json, parameters.safetensors and vocabulary.json; for word pieces and
+    byte pairs tokenizer.json, too; and results.json if the run has ended.
+
+    Args:
+      folder: folder to write, made if it is missing.
+    """
+    path = paths.expand(folder).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    origin.write_parameters(path, self.params)
+    content = {"model": self.config, "task": self.about, "step": self.step}
+    durable.write_json(path / "model.json", content)
+    workdirs.write(path, "vocabulary.json", self.about)
+    if self.inputs.tokenizer_json:
+      content = json.loads(self.inputs.tokenizer_json)
+      durable.write_json(path / "tokenizer.json", content)
+    if self.results:
+      workdirs.write(path, "results.json", self.results)
+    return path
+
+
+def load(folder: str | Path) -> TrainedModel:
+  """Returns a trained model, ready for use.
+
+  Args:
+    folder: workdir of a run, of which the best checkpoint is read; or a folder
+      that `TrainedModel.save` or `python -m jaxformers export` has written.
+
+  Raises:
+    UserError: for another folder, or one that an older version has written.
+  """
+  path = paths.expand(folder).absolute()
+  if not path.is_dir():
+    raise UserError(
+      f"There is no folder {path}: give the workdir of a run, or the folder of "
+      "an exported model."
+    )
+  weights = origin.read(path)
+  if weights is None:
+    raise UserError(
+      f"{path} has no trained model of this package: give the workdir of a "
+      "run, or the folder of an exported model. Folders of Hugging Face are "
+      "read by jaxformers.models.pretrained.load."
+    )
+  if "sizes" not in weights.record:
+    raise UserError(
+      f"{path}/vocabulary.json was written by an older version, without the "
+      "sizes of its inputs: run the training command of this run again, which "
+      "writes it anew."
+    )
+  record = weights.record
+  options = {**weights.model, **record["sizes"]}
+  tokenizer = path / "tokenizer.json"
+  results = path / "results.json"
+  return TrainedModel(
+    path,
+    weights.model,
+    call("config.model", models.build, options),
+    weights.params,
+    task_inputs.from_record(
+      record, json.loads(tokenizer.read_text()) if tokenizer.exists() else None
+    ),
+    tuple(record.get("classes", ())),
+    record,
+    weights.step,
+    workdirs.read(path, "results.json") if results.exists() else {},
+  )

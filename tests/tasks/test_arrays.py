@@ -1,0 +1,87 @@
+"""Tasks of examples that are given in Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformers.tasks import from_arrays
+
+RNG = np.random.default_rng(0)
+
+
+def inputs_of(split):
+  return split.batch(np.arange(len(split)), int(split.lengths().max()))
+
+
+@given(st.lists(st.tuples(st.text(), st.sampled_from("ab")), min_size=10))
+def test_every_text_is_in_one_split(pairs):
+  task = from_arrays(iter(pairs), classes=("a", "b"))
+  train, validation = task.splits["train"], task.splits["validation"]
+  assert len(train) + len(validation) == len(pairs)
+  assert task.splits["test"] is validation
+  assert task.selection == "test"
+  keys = np.concatenate([train.keys, validation.keys])
+  # An example keeps its label, wherever it went.
+  for split in (train, validation):
+    batch = inputs_of(split)
+    for row, label in zip(batch["inputs"], batch["targets"], strict=True):
+      text = task.inputs.decode(row)
+      assert any(
+        (x or " ") == text and y == task.classes[label] for x, y in pairs
+      )
+  assert len({*keys.tolist()}) == len(pairs)
+
+
+def test_ids_of_unequal_lengths():
+  rows = [[1, 2, 3], [4], [2, 2, 0]]
+  task = from_arrays((rows, [0, 1, 0]), (rows, [0, 1, 0]), (rows, [1, 1, 1]))
+  assert (task.vocab_size, task.max_len, task.num_classes) == (5, 3, 2)
+  batch = inputs_of(task.splits["train"])
+  assert batch["inputs"].tolist() == [[1, 2, 3], [4, 0, 0], [2, 2, 0]]
+  assert inputs_of(task.splits["test"])["targets"].tolist() == [1, 1, 1]
+  assert task.selection == "validation"
+  assert from_arrays((rows, [0, 1, 0]), vocab_size=9).vocab_size == 9
+
+
+def test_numbers_and_images():
+  x = RNG.normal(size=(20, 6))
+  task = from_arrays((x, np.arange(20) % 3), max_len=4)
+  assert (task.vocab_size, task.max_len, task.image) == (0, 4, ())
+  split = task.splits["train"]
+  batch = split.batch(np.arange(len(split)), 4)
+  assert batch["inputs"].dtype == np.float32
+  assert batch["inputs"].shape == (18, 4)
+  pixels = RNG.integers(0, 256, (20, 8, 8, 3), np.uint8)
+  task = from_arrays((pixels, np.arange(20) % 3))
+  assert task.image == (8, 8, 3)
+  batch = task.splits["train"].batch(np.arange(2))
+  assert batch["inputs"].shape == (2, 8, 8, 3)
+
+
+def test_other_examples_have_another_description():
+  x = RNG.normal(size=(20, 6))
+  y = np.arange(20) % 3
+  assert from_arrays((x, y)).description() == from_arrays((x, y)).description()
+  other = from_arrays((x + 1, y)).description()
+  assert other["data"] != from_arrays((x, y)).description()["data"]
+
+
+@pytest.mark.parametrize(
+  ("examples", "options", "message"),
+  [
+    (3, {}, "train is int: give .inputs, labels"),
+    ([("a",)], {}, "train is list"),
+    ((["a", "b"], [0]), {}, "2 inputs and 1 labels"),
+    (([], []), {}, "0 inputs"),
+    ((["a"] * 3, ["x", "y", "z"]), {"classes": ("x", "y")}, "the label 'z'"),
+    ((["a"] * 3, [0, 1, 5]), {"classes": ("x", "y")}, "integers from 0 to 1"),
+    ((["a"] * 3, [0.5, 1, 1]), {}, "labels float64"),
+    (([[1, 9]] * 3, [0, 1, 1]), {"vocab_size": 5}, "give at least 10"),
+    (([[-1]] * 3, [0, 1, 1]), {}, "an input int64"),
+    ((np.zeros((3, 4, 4, 1), np.uint8), [0, 1, 1]), {}, "Grey images are"),
+  ],
+)
+def test_what_is_refused(examples, options, message):
+  with pytest.raises(ValueError, match=message):
+    from_arrays(examples, **options)

@@ -1,0 +1,202 @@
+"""`import jaxformers as jf`: its names, and training from Python."""
+
+import importlib
+import pydoc
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxformers as jf
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+  **{"model.d_model": 8, "model.num_layers": 1, "batch_size": 8},
+  **{"total_steps": 6, "eval_steps": 3, "checkpoint_steps": 3},
+  **{"schedule.warmup_steps": 2, "eval_batch_size": 8, "buckets": 1},
+}
+TEXTS = [f"{'good' if k % 2 else 'bad'} number {k}" for k in range(40)]
+LABELS = ["good" if k % 2 else "bad" for k in range(40)]
+
+
+def test_every_public_name_is_there_and_described():
+  for name in dir(jf):
+    value = getattr(jf, name)
+    assert value is not None
+    if callable(value) and not name.isupper():
+      assert value.__doc__.strip(), name
+  with pytest.raises(AttributeError, match="no attribute 'trian'"):
+    _ = jf.trian
+
+
+def test_type_checkers_see_the_same_names():
+  source = (ROOT / "jaxformers" / "__init__.py").read_text()
+  listed = source.partition("if TYPE_CHECKING:")[2].partition("\n\n")[0]
+  names = {line.split()[-1] for line in listed.strip().splitlines()}
+  assert names == {name for name in dir(jf) if not name.startswith("__")}
+  assert (ROOT / "jaxformers" / "py.typed").exists()
+  assert typing.get_type_hints(jf.train)["return"] is jf.TrainedModel
+
+
+def test_help_begins_with_one_screen():
+  text = pydoc.plain(pydoc.render_doc(jf))
+  description = text.partition("PACKAGE CONTENTS")[0]
+  assert len(description.splitlines()) < 35
+  for name in ("train", "load", "build", "tasks", "mixers", "linear_scan"):
+    assert name in description
+
+
+def test_importing_it_imports_nothing_else():
+  code = (
+    "import sys, jaxformers; "
+    "assert not {'jax', 'numpy', 'flax'} & set(sys.modules), sys.modules"
+  )
+  subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture(scope="module")
+def texts_model(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("api") / "texts"
+  options = TINY | {"task.max_len": 20}
+  spec = "lra/text:size=tiny,model=transformer"
+  return jf.train(spec, workdir, train=(TEXTS, LABELS), options=options)
+
+
+def test_texts_of_ones_own(texts_model):
+  (prediction,) = texts_model.predict(["a good one"])
+  assert prediction.label in ("good", "bad")
+  assert texts_model.results["selection"] == "test"
+  assert texts_model.results["examples"] == 4
+
+
+def test_a_run_goes_on_with_the_same_examples(texts_model):
+  spec = "lra/text:size=tiny,model=transformer"
+  options = TINY | {"task.max_len": 20}
+  pairs = zip(TEXTS, LABELS, strict=True)
+  again = jf.train(spec, texts_model.folder, train=pairs, options=options)
+  np.testing.assert_array_equal(
+    again.outputs(TEXTS), texts_model.outputs(TEXTS)
+  )
+  with pytest.raises(ValueError, match=r"other data|data"):
+    jf.train(
+      spec, texts_model.folder, train=(TEXTS[::-1], LABELS), options=options
+    )
+  from jaxformers import trained
+
+  with pytest.raises(ValueError, match="were given in Python"):
+    trained.load(texts_model.folder)
+
+
+@pytest.mark.parametrize(
+  ("config", "make", "options"),
+  [
+    (
+      "lra/image:size=tiny,model=s5,protocol=s4",
+      lambda rng: rng.normal(size=(40, 16)),
+      {},
+    ),
+    (
+      "vision/cifar10:size=tiny,model=neutreno",
+      lambda rng: rng.integers(0, 256, (40, 8, 8, 3), np.uint8),
+      {},
+    ),
+    (
+      "lra/listops:size=tiny,model=transject",
+      lambda rng: rng.integers(1, 9, (40, 12)),
+      {},
+    ),
+    (
+      "lra/listops:size=tiny,model=transformer,objective=masked",
+      lambda rng: rng.integers(1, 9, (40, 12)),
+      {},
+    ),
+  ],
+)
+def test_arrays_of_ones_own(config, make, options, tmp_path):
+  x = make(np.random.default_rng(0))
+  y = np.arange(40) % 3
+  model = jf.train(
+    config,
+    tmp_path,
+    train=(x[:30], y[:30]),
+    validation=(x[30:35], y[30:35]),
+    test=(x[35:], y[35:]),
+    options=TINY | options,
+  )
+  assert model.outputs(x[:3]).shape[0] == 3
+  assert model.results["selection"] == "validation"
+
+
+def test_what_cannot_be_trained(tmp_path):
+  with pytest.raises(ValueError, match="give train=, too"):
+    jf.train("lra/listops:size=tiny", tmp_path, validation=([[1]], [0]))
+  with pytest.raises(ValueError, match=r"nowhere.*python -m jaxformers conf"):
+    jf.train("nowhere", tmp_path)
+  with pytest.raises(ValueError, match="key of config: 'total_stepz'"):
+    jf.train("lra/listops:size=tiny", tmp_path, options={"total_stepz": 1})
+
+
+PLUGIN = '''
+"""Code of a user."""
+import flax.linen as nn
+import optax
+import jaxformers as jf
+from jaxformers.training.optim import scale_by_path
+
+@jf.attention("halves")
+def halves(q, k, v, *, mask, share: float = 0.5):
+  """Adds a share of the values to themselves."""
+  return v * share
+
+jf.MODELS.register("halves")(jf.Variant("halves"))
+
+@jf.OPTIMIZERS.register("lion")
+def lion(schedule, decays, *, b1: float = 0.9):
+  return optax.lion(schedule, b1=b1)
+
+@jf.TASKS.register("letters")
+def letters(*, data_dir: str = "", protocol: str = "mine"):
+  """Tells a from b."""
+  texts = ["aaaa", "bbbb"] * 20
+  return jf.tasks.from_arrays((texts, [t[0] for t in texts]))
+'''
+
+
+def test_code_outside_of_the_package(tmp_path, monkeypatch):
+  """A mixer, an optimiser and a task, named in the config and kept in it."""
+  (tmp_path / "mine.py").write_text(PLUGIN)
+  config = """
+from jaxformers.recipes import lra
+
+def get_config(arg=None):
+  from jaxformers import config as c
+  config = c.load("lra/text:size=tiny,model=transformer")
+  config.imports = "mine"
+  config.task = {"name": "letters"}
+  config.model.name = "halves"
+  config.optimizer = {"name": "lion", "b1": 0.8}
+  return config
+"""
+  (tmp_path / "config.py").write_text(config)
+  monkeypatch.chdir(tmp_path)
+  for registry in (jf.MIXERS, jf.MODELS, jf.TASKS, jf.OPTIMIZERS):
+    monkeypatch.setattr(registry, "data", dict(registry.data))
+  try:
+    model = jf.train("config.py", "run", options=TINY)
+    assert model.predict(["aaaa"])[0].label in ("a", "b")
+    # It is analysed, exported and opened again.
+    from jaxformers import trained
+    from jaxformers.analysis.evaluation import export
+
+    assert trained.load("run").model.config.name == "halves"
+    export.main(["run", "--out=out", "--length=4"])
+    assert jf.load("out").config["name"] == "halves"
+  finally:
+    sys.modules.pop("mine", None)
+  (tmp_path / "mine.py").unlink()
+  importlib.invalidate_caches()
+  with pytest.raises(ValueError, match=r"imports='mine'.*PYTHONPATH"):
+    jf.load("run")

@@ -1,0 +1,171 @@
+"""Trained models in use, without their data and optimiser."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformers as jf
+from jaxformers import trained
+from jaxformers.analysis.certificates import certified
+from jaxformers.analysis.evaluation import export
+from jaxformers.models import in_float32
+from jaxformers.training import loop, run
+
+TEXTS = ["[MAX 2 [SM 3 9 ] ]", "[MIN 4 1 ]", "7"]
+
+
+@pytest.fixture(scope="module")
+def workdir(smoke, tmp_path_factory):
+  """A trained run of TransJect on ListOps; do not write there."""
+  folder = tmp_path_factory.mktemp("inference") / "run"
+  loop.run(smoke(), folder)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def model(workdir):
+  return jf.load(workdir)
+
+
+@pytest.fixture(scope="module")
+def isometric(smoke, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("isometric") / "run"
+  loop.run(smoke("isometric", total_steps=5), folder)
+  return jf.load(folder)
+
+
+def test_predictions_are_those_of_the_run(workdir, model):
+  whole = trained.load(workdir)
+  ids = whole.sample(5, 20)
+  want = whole.apply(5)(ids)
+  np.testing.assert_allclose(model.outputs(ids), want, atol=1e-5)
+  predictions = model.predict(ids, batch_size=2)
+  assert [int(p.label) for p in predictions] == want.argmax(-1).tolist()
+  for each in predictions:
+    assert each.probabilities.sum() == pytest.approx(1)
+    assert each.probability == each.probabilities.max()
+
+
+def test_neither_data_nor_optimiser_is_needed(workdir, monkeypatch):
+  monkeypatch.setattr(run.tasks, "get", None)
+  monkeypatch.setattr(run.optim, "build", None)
+  model = jf.load(workdir)
+  (prediction,) = model.predict(TEXTS[:1])
+  assert prediction.label in tuple("0123456789")
+  assert "transject on listops (jaxformers), step" in repr(model)
+  assert "test accuracy" in repr(model)
+
+
+@pytest.mark.parametrize("kind", ["saved", "exported"])
+def test_a_folder_that_was_written_gives_the_same(
+  workdir, model, tmp_path, kind
+):
+  folder = tmp_path / kind
+  if kind == "saved":
+    assert model.save(folder) == folder
+  else:
+    export.main([str(workdir), f"--out={folder}", "--length=20"])
+  other = jf.load(folder)
+  np.testing.assert_array_equal(other.outputs(TEXTS), model.outputs(TEXTS))
+  assert other.classes == model.classes
+  # And again, from the folder alone.
+  np.testing.assert_array_equal(
+    jf.load(other.save(tmp_path / "again")).outputs(TEXTS), model.outputs(TEXTS)
+  )
+
+
+def test_texts_are_read_as_the_task_reads_them(model):
+  ids = model.encode(TEXTS)
+  assert ids.shape == (3, 7)
+  assert model.decode(ids) == TEXTS
+  assert model.encode(ids).tolist() == ids.tolist()
+
+
+def test_hidden_states_have_every_layer(model):
+  states, mask = model.hidden_states(TEXTS)
+  assert states.shape == (3, 3, 7, 16)
+  assert mask.sum(1).tolist() == [7, 4, 1]
+  assert np.isfinite(states).all()
+
+
+@pytest.mark.parametrize("name", ["model", "isometric"])
+def test_inputs_come_back(name, request):
+  back = request.getfixturevalue(name).invert(TEXTS)
+  assert back.texts == tuple(TEXTS)
+  assert back.recovered == 1
+  assert back.error < 1e-4
+
+
+def test_certificates_are_the_greatest_that_hold(isometric):
+  ids = isometric.encode(TEXTS)
+  labels = isometric.outputs(ids).argmax(-1)
+  certificates = isometric.certify(TEXTS)
+  assert [c.label for c in certificates] == [str(k) for k in labels]
+  sure = certified.certified_accuracy
+  exact = in_float32(isometric.model)
+  for i, each in enumerate(certificates):
+    batch = [{"inputs": ids[i : i + 1], "targets": labels[i : i + 1]}]
+    counts = sorted({each.tokens, each.tokens + 1})
+    shares = sure(exact, isometric.params, batch, counts, [each.radius])
+    assert shares["tokens", each.tokens] == 1
+    is_whole = each.tokens == (ids[i] > 0).sum()
+    assert shares["tokens", each.tokens + 1] == is_whole
+    assert shares["radius", each.radius] == 1
+    wider = sure(exact, isometric.params, batch, [], [each.radius * 1.01])
+    assert wider["radius", each.radius * 1.01] == 0
+  # An example that is classified wrong has none.
+  (wrong, *_) = isometric.certify(TEXTS, (labels + 1) % 10)
+  assert (wrong.tokens, wrong.radius) == (0, 0)
+
+
+def test_what_a_model_cannot(model, workdir, tmp_path):
+  with pytest.raises(ValueError, match=r"'transject' have no bound.*isometric"):
+    model.certify(TEXTS)
+  with pytest.raises(ValueError, match=r"generate is for language model.*pred"):
+    model.generate(TEXTS, 3)
+  with pytest.raises(ValueError, match="There is no folder"):
+    jf.load(tmp_path / "nothing")
+  with pytest.raises(ValueError, match=r"no trained model.*Hugging Face"):
+    jf.load(tmp_path)
+  older = tmp_path / "older"
+  shutil.copytree(workdir, older)
+  content = json.loads((older / "vocabulary.json").read_text())
+  del content["sizes"], content["digest"]
+  (older / "vocabulary.json").write_text(json.dumps(content))
+  with pytest.raises(ValueError, match="older version.*run the training comm"):
+    jf.load(older)
+
+
+def test_a_language_model_goes_on(smoke, tmp_path):
+  texts = tmp_path / "texts"
+  texts.mkdir()
+  for split in ("train", "valid", "test"):
+    (texts / f"{split}.txt").write_text("to be or not to be " * 40)
+  options = {
+    **{"task.archive": str(texts), "task.tokens": "bytes", "d": 0},
+    **{"task.max_len": 16, "model.num_layers": 1, "model.d_model": 8},
+    **{"model.mixer_defaults.num_heads": 2, "total_steps": 2},
+    **{"eval_steps": 2, "checkpoint_steps": 2, "batch_size": 8},
+    **{"schedule.warmup_steps": 1, "data_dir": str(tmp_path / "data")},
+  }
+  del options["d"]
+  model = jf.train("lm/text:size=tiny", tmp_path / "run", options=options)
+  first, second = (
+    model.generate(["to b", "n"], 5, temperature=0) for _ in range(2)
+  )
+  assert first == second
+  assert len(first) == 2
+  assert model.outputs(["to b"]).shape == (1, 4, 257)
+  with pytest.raises(ValueError, match="predict is for classification"):
+    model.predict(["to b"])
+
+
+def test_a_model_may_be_read_in_a_loop_of_jax(model):
+  """The module and its parameters are those of Flax."""
+  ids = model.encode(TEXTS)
+  logits = model.model.apply({"params": model.params}, ids, train=False)
+  np.testing.assert_allclose(logits, model.outputs(ids), atol=1e-5)
+  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(model.params))
