@@ -29,7 +29,7 @@ from jaxformers.sweep.runs import Sweep
 from jaxformers.sweep.slurm import parse_parameters
 from jaxformers.tasks import PRETRAINING, TASKS
 from jaxformers.theory import rank
-from jaxformers.training import loop
+from jaxformers.training import loop, optim
 from launch import pretrain, sweep, tables
 from tests.configs import test_language, test_lra, test_vision
 from tests.models import test_attention as properties
@@ -42,6 +42,7 @@ PAGES = [
 ]
 EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
 BLOCK_PAGE = "docs/add_a_block.md"
+USERS_MODULE = "# mine.py\n"  # Title of a block that `config.imports` names.
 MIXER_FOLDER = "jaxformers/models/mixers"
 SOURCES = [
   *sorted((ROOT / "configs").rglob("*.py")),
@@ -95,8 +96,16 @@ def examples(tmp_path_factory):
   """The files of the pages on adding a mixer and a task, registered."""
   folder = tmp_path_factory.mktemp("examples")
   with pytest.MonkeyPatch.context() as patch:
-    for register in (MIXERS, models.MODELS, TASKS):
+    for register in (MIXERS, models.MODELS, TASKS, optim.OPTIMIZERS):
       patch.setattr(register, "data", dict(register.data))
+    # The module of a user is found by its name.
+    (code,) = (
+      block
+      for block in blocks("docs/python.md")
+      if block.startswith(USERS_MODULE)
+    )
+    (folder / "mine.py").write_text(code)
+    patch.syspath_prepend(folder)
     for page in EXAMPLE_PAGES:
       for block in blocks(page):
         title, _, code = block.partition("\n")
@@ -265,7 +274,7 @@ def check_training(argv, *, examples, **_):
     name = arg.removeprefix("--").partition("=")[0]
     assert not is_flag or name in main.flags.FLAGS
   spec = args.config
-  if not Path(spec.partition(":")[0]).exists():
+  if (examples / spec.partition(":")[0]).exists():
     spec = str(examples / spec)
   config = Sweep(Path(), overrides).load_config(Cell(spec), 0)
   options = dict(config["task"])
@@ -390,6 +399,8 @@ RUNNERS = {
   "jaxformers": check_training,
   "jaxformers.main": check_training,
   COMMANDS["models"]: run_models,
+  COMMANDS["configs"]: with_arguments(COMMANDS["configs"]),
+  COMMANDS["tasks"]: with_arguments(COMMANDS["tasks"]),
   COMMANDS["prepare"]: run_preparation,
   **{
     COMMANDS[name]: on_runs(COMMANDS[name], *more, kind=kind)
@@ -534,14 +545,16 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
     (name_of(page), number)
     for page in PAGES
     if name_of(page) not in (*EXAMPLE_PAGES, BLOCK_PAGE)
-    for number in range(len(blocks(page)))
+    for number, block in enumerate(blocks(page))
+    if not block.startswith(USERS_MODULE)
   ],
 )
-def test_a_block_runs(page, number, finished, monkeypatch):
+def test_a_block_runs(page, number, finished, tmp_path):
   code = blocks(page)[number]
   vit = ROOT / "tests" / "models" / "pretrained" / "vit"
   code = code.replace("PATH/deit-tiny-patch16-224", str(vit))
   code = code.replace("(21, 512, 512)", "(2, 32, 32)")  # Seconds less.
+  code = code.replace("runs/mine", str(tmp_path))
   if "runs/" in code:
     code = code.replace("runs/transject", finished("transject"))
   exec(PRELUDES.get(page, "") + code, {})
