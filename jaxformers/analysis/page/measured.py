@@ -171,17 +171,18 @@ class Rows:
     ]
     causal = run.model.config.is_causal
     for layer, weights in smoothness.maps(captured, causal).items():
-      self.of["maps"] += [
-        (label, layer, i, j, float(weight))
-        for (i, j), weight in np.ndenumerate(weights.mean(0))
-      ]
       # One head is its own mean.
       heads = weights[:MOST_HEADS] if len(weights) > 1 else ()
-      self.of["heads"] += [
-        (f"{label}, head {number}", layer, i, j, float(weight))
+      drawn = [("maps", label, weights.mean(0))]
+      drawn += [
+        ("heads", f"{label}, head {number}", head)
         for number, head in enumerate(heads, 1)
-        for (i, j), weight in np.ndenumerate(head)
       ]
+      for key, title, matrix in drawn:
+        self.of[key] += [
+          (title, layer, i, j, float(weight), names[i], names[j])
+          for (i, j), weight in np.ndenumerate(matrix)
+        ]
 
 
 def _correlations(rows: Rows) -> str:

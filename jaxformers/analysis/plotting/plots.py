@@ -15,6 +15,7 @@ from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 WIDE_RANGE = 5
 NUM_BINS = 40
 MOST_TICKS = 13
+MOST_NAMED = 24  # Tokens that are named along an axis of a map.
 MOST_LAYERS = 4  # Layers of a run that are drawn next to each other.
 
 
@@ -312,7 +313,8 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
 
   Args:
     texts: texts of the figure.
-    rows: (run, layer, query, key, weight).
+    rows: (run, layer, query, key, weight, token of the query, token of the
+      key).
   """
   drawn = _drawn_layers(rows)
 
@@ -321,19 +323,38 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
       for layer, axes, weights in layers:
         axes.grid(visible=False)
         # Build the matrix [queries, keys] from its rows.
-        _, _, queries, keys, values = zip(*weights, strict=True)
+        _, _, queries, keys, values, *_ = zip(*weights, strict=True)
         image = np.zeros((1 + max(queries), 1 + max(keys)))
         image[queries, keys] = values
         shown = axes.imshow(image, cmap="cividis", vmin=0)
         fig.colorbar(shown, ax=axes, shrink=0.7)
         axes.set(xlabel="key", title=f"{run}\nlayer {layer}")
-        for axis in (axes.xaxis, axes.yaxis):
-          axis.get_major_locator().set_params(integer=True)
+        _name_ticks(axes, weights)
       layers[0][1].set_ylabel("query")
 
   columns = ("run", "layer", "query", "key", "attention weight")
+  columns += ("query token", "key token")
   size = (2.5 * _num_columns(drawn), 2.6 * len(drawn) + 0.4)
   return Figure(*texts, columns, rows, paint, size)
+
+
+def _name_ticks(axes: Any, rows: Sequence[Row]) -> None:
+  """Names tokens along both axes of a map, every k-th if there are many.
+
+  Args:
+    axes: axes of matplotlib.
+    rows: rows of one map, as `maps` takes them.
+  """
+  queries = {row[2]: figures.literal(row[5]) for row in rows}
+  keys = {row[3]: figures.literal(row[6]) for row in rows}
+  style = {"fontsize": 5}
+  for names, set_ticks, more in (
+    (keys, axes.set_xticks, {"rotation": 90}),
+    (queries, axes.set_yticks, {}),
+  ):
+    shown = sorted(names)[:: -(-len(names) // MOST_NAMED)]
+    set_ticks(shown, [names[place] for place in shown], **style, **more)
+    axes.tick_params(length=0, pad=1)
 
 
 def against(

@@ -68,7 +68,12 @@ EVERY = {
   "planes": lambda: p.planes(TEXTS, points()),
   "maps": lambda: p.maps(
     TEXTS,
-    [(r, 1, i, j, 0.5) for r in "xy" for i in range(3) for j in range(3)],
+    [
+      (r, 1, i, j, 0.5, f"q{i}", f"k{j}")
+      for r in "xy"
+      for i in range(3)
+      for j in range(3)
+    ],
   ),
   "against": lambda: p.against(
     TEXTS,
@@ -157,7 +162,12 @@ def long(rows):
 QUANTITY = "a quantity with a name that is longer than its axis is high, nats"
 PARTS = [(r, 0, k, e, 0, 1.0 * k) for r in "xy" for k in (1, 2) for e in (0, 1)]
 PAIRS = [(r, "un(believable) - in(comprehensible)", 0, 1.0, 0.1) for r in "xy"]
-MAPS = [(r, k, 0, i, 0.5) for r in "xy" for k in range(4) for i in range(3)]
+MAPS = [
+  (r, k, 0, i, 0.5, "incomprehensible", "unbelievable")
+  for r in "xy"
+  for k in range(4)
+  for i in range(3)
+]
 LONG = {
   "curves": lambda: p.curves(
     TEXTS, long(lines()), QUANTITY, {"a": QUANTITY, "b": QUANTITY}
@@ -189,6 +199,17 @@ def test_no_label_is_clipped(kind):
       assert label.get_window_extent().width <= 1.02 * room.width
     label = axes.yaxis.label
     assert label.get_window_extent().height <= 1.02 * room.height
+
+
+def test_maps_carry_tokens_on_their_axes():
+  """All of a few, and every k-th of many."""
+  rows = [
+    ("x", 1, i, j, 0.5, f"q{i}", f"$k_{j}") for i in range(3) for j in range(60)
+  ]
+  axes = drawn(p.maps(TEXTS, rows)).axes[0]
+  assert [t.get_text() for t in axes.get_yticklabels()] == ["q0", "q1", "q2"]
+  assert axes.get_xticks().tolist() == [*range(0, 60, 3)]
+  assert axes.get_xticklabels()[1].get_text() == r"\$k_3"
 
 
 def test_a_single_point_has_its_value_and_a_bar_of_its_deviation():
