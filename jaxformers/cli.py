@@ -15,7 +15,7 @@ from jaxformers.errors import UserError
 
 # Commands as their overview groups them.
 GROUPS = {
-  "Train": ("train", "prepare", "models", "configs", "tasks"),
+  "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
   "Compare runs": ("results", "report", "published", "price"),
   "Look into a model": ("lipschitz", "inverse", "certified", "smoothness"),
   "Evaluate and take away": (
@@ -29,6 +29,7 @@ SUBCOMMANDS = {
   "configs": "jaxformers.list_configs",
   "tasks": "jaxformers.list_tasks",
   "train": "jaxformers.main",
+  "zoo": "jaxformers.zoo",
   "advise": "jaxformers.theory.advise",
   "bounds": "jaxformers.theory.bounds",
   "certified": "jaxformers.analysis.certificates.certified",

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from jaxformers import durable, models, paths, workdirs
+from jaxformers import durable, models, paths, workdirs, zoo
 from jaxformers.analysis.certificates import certified, inverse
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
@@ -314,12 +314,16 @@ def load(folder: str | Path) -> TrainedModel:
 
   Args:
     folder: workdir of a run, of which the best checkpoint is read; or a folder
-      that `TrainedModel.save` or `python -m jaxformers export` has written.
+      that `TrainedModel.save` or `python -m jaxformers export` has written; or
+      "zoo:NAME", a small trained model that `python -m jaxformers zoo` lists.
 
   Raises:
     UserError: for another folder, or one that an older version has written.
   """
-  path = paths.expand(folder).absolute()
+  if str(folder).startswith(zoo.PREFIX):
+    path = zoo.find(str(folder).removeprefix(zoo.PREFIX))
+  else:
+    path = paths.expand(folder).absolute()
   if not path.is_dir():
     raise UserError(
       f"There is no folder {path}: give the workdir of a run, or the folder of "

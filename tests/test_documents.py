@@ -31,6 +31,7 @@ from jaxformers.tasks import PRETRAINING, TASKS
 from jaxformers.theory import rank
 from jaxformers.training import loop, optim
 from launch import pretrain, sweep, tables
+from launch import zoo as zoo_launcher
 from tests.configs import test_language, test_lra, test_vision
 from tests.models import test_attention as properties
 
@@ -38,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
   *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
   ROOT / "launch" / "README.md",
+  ROOT / "examples" / "README.md",
   *sorted((ROOT / "docs").glob("*.md")),
 ]
 EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
@@ -51,6 +53,7 @@ SOURCES = [
   ROOT / "launch" / "pretrain.py",
   ROOT / "launch" / "sweep.py",
   ROOT / "launch" / "tables.py",
+  ROOT / "launch" / "zoo.py",
 ]
 COMMAND = r"(?:python|pip|pytest|sbatch|docker|launch/\w+\.sh)(?: |$)"
 # Words in capitals for which a reader puts in something.
@@ -374,6 +377,28 @@ def check_install(argv, **_):
     assert extra in setup["options.extras_require"]
 
 
+def check_zoo(argv, *, monkeypatch, **_):
+  """Every model's command is one of training."""
+  monkeypatch.setattr(
+    subprocess, "call", lambda command: check_command(command[3:])
+  )
+  monkeypatch.setattr(zoo_launcher, "keep", lambda *_: None)
+  zoo_launcher.main(argv)
+
+
+def check_command(argv):
+  config = Sweep(Path(), argv[4:]).load_config(Cell(argv[1]), 0)
+  assert models.build(
+    **config["model"], **NOTHING | SIZES[config["task"]["name"]]
+  )
+
+
+def check_notebooks(argv, **_):
+  """The notebooks are there."""
+  for path in (arg for arg in argv if arg.endswith(".ipynb")):
+    assert (ROOT / path).exists()
+
+
 def check_pytest(argv, *, examples, **_):
   """Files of tests are there."""
   for path in re.findall(r"tests/\S+", " ".join(argv)):
@@ -401,6 +426,7 @@ RUNNERS = {
   COMMANDS["models"]: run_models,
   COMMANDS["configs"]: with_arguments(COMMANDS["configs"]),
   COMMANDS["tasks"]: with_arguments(COMMANDS["tasks"]),
+  COMMANDS["zoo"]: with_arguments(COMMANDS["zoo"]),
   COMMANDS["prepare"]: run_preparation,
   **{
     COMMANDS[name]: on_runs(COMMANDS[name], *more, kind=kind)
@@ -439,6 +465,8 @@ RUNNERS = {
     for name in ("launch/local.sh", "launch/tpu_pod.sh", "launch/k8s.sh")
   },
   "sbatch": check_sbatch,
+  "launch/zoo.py": check_zoo,
+  "examples/run.py": check_notebooks,
   "pip": check_install,
   "pytest": check_pytest,
   "docker": check_docker,

@@ -52,9 +52,10 @@ ALLOWED = {
   "main": {"config", "training"},
   "list_configs": {"config"},
   "list_tasks": {"tasks"},
+  "zoo": {"workdirs"},
   "inference": {
     *("analysis.certificates", "analysis.tokens", "models", "tasks"),
-    *("trained", "training", "workdirs"),
+    *("trained", "training", "workdirs", "zoo"),
   },
   "api": {"config", "inference", "tasks", "training"},
   "sweep": {"config", "models", "tasks", "training"},

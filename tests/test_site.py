@@ -1,6 +1,10 @@
 """The site is built without a warning, and has every public name."""
 
+import functools
+import http.server
 import re
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,8 +13,16 @@ from mkdocs.config import load_config
 
 import jaxformers as jf
 from jaxformers.models import MODELS
+from tests.marks import BROWSER
 
 ROOT = Path(__file__).parents[1]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+  """A server that logs nothing."""
+
+  def log_message(self, *_):
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +65,38 @@ def test_no_page_asks_another_host(site):
       path.read_text(),
     )
     assert not loaded, path
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("page", ["", "reference/", "models/transject/"])
+def test_a_browser_opens_it(site, tmp_path, page, width):
+  """Nothing is wider than the window, and the console is empty."""
+  path = site / page / "index.html"
+  before = path.read_text()
+  script = """<script>addEventListener("load", () => {
+    document.title = document.documentElement.scrollWidth <= innerWidth;
+  });</script>"""
+  path.write_text(before.replace("</body>", script + "</body>"))
+  handler = functools.partial(Quiet, directory=str(site))
+  server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  try:
+    ran = subprocess.run(
+      [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+        *(f"--user-data-dir={tmp_path}", "--enable-logging=stderr"),
+        f"--window-size={width},900",
+        f"http://localhost:{server.server_port}/{page}",
+      ],
+      capture_output=True,
+      text=True,
+      timeout=120,
+      check=True,
+    )
+  finally:
+    server.shutdown()
+    server.server_close()
+    path.write_text(before)
+  assert "CONSOLE" not in ran.stderr
+  assert "<title>true</title>" in ran.stdout

@@ -180,7 +180,7 @@ class Rows:
       ]
       for key, title, matrix in drawn:
         self.of[key] += [
-          (title, layer, i, j, float(weight), names[i], names[j])
+          (title, layer, i, j, names[i], names[j], float(weight))
           for (i, j), weight in np.ndenumerate(matrix)
         ]
 

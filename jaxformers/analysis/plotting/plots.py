@@ -313,8 +313,8 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
 
   Args:
     texts: texts of the figure.
-    rows: (run, layer, query, key, weight, token of the query, token of the
-      key).
+    rows: (run, layer, query, key, token of the query, token of the key,
+      weight).
   """
   drawn = _drawn_layers(rows)
 
@@ -323,7 +323,7 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
       for layer, axes, weights in layers:
         axes.grid(visible=False)
         # Build the matrix [queries, keys] from its rows.
-        _, _, queries, keys, values, *_ = zip(*weights, strict=True)
+        _, _, queries, keys, *_, values = zip(*weights, strict=True)
         image = np.zeros((1 + max(queries), 1 + max(keys)))
         image[queries, keys] = values
         shown = axes.imshow(image, cmap="cividis", vmin=0)
@@ -332,8 +332,8 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
         _name_ticks(axes, weights)
       layers[0][1].set_ylabel("query")
 
-  columns = ("run", "layer", "query", "key", "attention weight")
-  columns += ("query token", "key token")
+  columns = ("run", "layer", "query", "key", "query token", "key token")
+  columns += ("attention weight",)
   size = (2.5 * _num_columns(drawn), 2.6 * len(drawn) + 0.4)
   return Figure(*texts, columns, rows, paint, size)
 
@@ -345,8 +345,8 @@ def _name_ticks(axes: Any, rows: Sequence[Row]) -> None:
     axes: axes of matplotlib.
     rows: rows of one map, as `maps` takes them.
   """
-  queries = {row[2]: figures.literal(row[5]) for row in rows}
-  keys = {row[3]: figures.literal(row[6]) for row in rows}
+  queries = {row[2]: figures.literal(row[4]) for row in rows}
+  keys = {row[3]: figures.literal(row[5]) for row in rows}
   style = {"fontsize": 5}
   for names, set_ticks, more in (
     (keys, axes.set_xticks, {"rotation": 90}),

@@ -1,7 +1,6 @@
 """The page and its tables."""
 
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -11,11 +10,7 @@ from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Texts
 from jaxformers.analysis.tables import papers, published
-
-BROWSER = next(
-  filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))),
-  None,
-)
+from tests.marks import BROWSER
 
 
 def test_a_figure_without_numbers_is_noted():

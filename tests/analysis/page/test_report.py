@@ -14,11 +14,7 @@ from jaxformers.analysis.page import report
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import write
 from jaxformers.training import loop
-
-BROWSER = next(
-  filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))),
-  None,
-)
+from tests.marks import BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +181,7 @@ def test_a_browser_opens_it(out, tmp_path, width):
   assert "CONSOLE" not in ran.stderr
   title = re.search("<title>(.*?)</title>", ran.stdout, re.S)[1]
   seen = json.loads(html.unescape(title))
-  assert seen["images"] == seen["drawn"] == 12
+  assert seen["images"] == seen["drawn"] == 13
   assert not seen["wide"]
   assert not seen["over"], seen
 

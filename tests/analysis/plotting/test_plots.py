@@ -69,7 +69,7 @@ EVERY = {
   "maps": lambda: p.maps(
     TEXTS,
     [
-      (r, 1, i, j, 0.5, f"q{i}", f"k{j}")
+      (r, 1, i, j, f"q{i}", f"k{j}", 0.5)
       for r in "xy"
       for i in range(3)
       for j in range(3)
@@ -163,7 +163,7 @@ QUANTITY = "a quantity with a name that is longer than its axis is high, nats"
 PARTS = [(r, 0, k, e, 0, 1.0 * k) for r in "xy" for k in (1, 2) for e in (0, 1)]
 PAIRS = [(r, "un(believable) - in(comprehensible)", 0, 1.0, 0.1) for r in "xy"]
 MAPS = [
-  (r, k, 0, i, 0.5, "incomprehensible", "unbelievable")
+  (r, k, 0, i, "incomprehensible", "unbelievable", 0.5)
   for r in "xy"
   for k in range(4)
   for i in range(3)
@@ -204,7 +204,7 @@ def test_no_label_is_clipped(kind):
 def test_maps_carry_tokens_on_their_axes():
   """All of a few, and every k-th of many."""
   rows = [
-    ("x", 1, i, j, 0.5, f"q{i}", f"$k_{j}") for i in range(3) for j in range(60)
+    ("x", 1, i, j, f"q{i}", f"$k_{j}", 0.5) for i in range(3) for j in range(60)
   ]
   axes = drawn(p.maps(TEXTS, rows)).axes[0]
   assert [t.get_text() for t in axes.get_yticklabels()] == ["q0", "q1", "q2"]

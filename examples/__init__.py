@@ -1,0 +1,1 @@
+"""Notebooks, and what runs them."""

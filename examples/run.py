@@ -1,0 +1,61 @@
+"""Runs notebooks from their first cell, and keeps what they print and draw.
+
+python examples/run.py examples/6_your_own_data.ipynb
+python examples/run.py examples/3_over_smoothing.ipynb --set archive=PATH
+
+`--set NAME=VALUE` replaces a value of the cell of parameters for this run; the
+notebook keeps its own. It needs `pip install nbclient ipykernel`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def has_tag(cell: Any, tag: str) -> bool:
+  """Returns True for a cell of code with a tag."""
+  return tag in cell["metadata"].get("tags", ())
+
+
+def run(path: Path, values: dict[str, str]) -> None:
+  """Runs a notebook in its folder's parent, and writes its outputs into it."""
+  import nbclient
+  import nbformat
+
+  notebook = nbformat.read(path, as_version=4)
+  changed = copy.deepcopy(notebook)
+  for cell in changed.cells:
+    if has_tag(cell, "parameters"):
+      cell.source += "".join(f"\n{k} = {v!r}" for k, v in values.items())
+    if has_tag(cell, "install"):
+      cell.source = ""
+  client = nbclient.NotebookClient(changed, timeout=1_200)
+  client.execute(cwd=str(path.parents[1]))
+  # Keep outputs without progress bars, and the source as it was.
+  for cell, done in zip(notebook.cells, changed.cells, strict=True):
+    if cell.cell_type == "code" and not has_tag(cell, "install"):
+      cell.execution_count = done.execution_count
+      cell.outputs = [
+        output for output in done.outputs if output.get("name") != "stderr"
+      ]
+  nbformat.write(notebook, path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the notebooks of the command line."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("notebooks", nargs="+", type=Path)
+  parser.add_argument("--set", action="append", default=[], dest="values")
+  args = parser.parse_args(argv)
+  pairs = (item.partition("=") for item in args.values)
+  values = {name: value for name, _, value in pairs}
+  for path in args.notebooks:
+    run(path.absolute(), values)
+
+
+if __name__ == "__main__":
+  main()

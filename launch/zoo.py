@@ -1,0 +1,60 @@
+"""Trains the models that come with the package anew.
+
+python launch/zoo.py --workdir runs/zoo --archives PATH
+
+A model whose run in the workdir has ended is not trained again. `--names
+pairs-isometric,listops-s5` chooses some. The files are written into
+`jaxformers/models_to_try`, which `python -m jaxformers zoo` lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jaxformers as jf
+from jaxformers import cli, zoo
+from jaxformers.errors import UserError
+
+
+def keep(workdir: Path, name: str) -> Path:
+  """Writes the model of a run into the zoo; returns its folder.
+
+  Raises:
+    UserError: for a model whose files are too large for a package.
+  """
+  folder = jf.load(workdir).save(zoo.find(name))
+  size = sum(path.stat().st_size for path in folder.iterdir())
+  if size > zoo.MOST_BYTES:
+    raise UserError(
+      f"{folder} has {size:,} bytes, more than {zoo.MOST_BYTES:,}: train a "
+      "smaller model."
+    )
+  return folder
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Trains the models one after the other; one error ends it."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--workdir", type=Path, required=True)
+  parser.add_argument("--archives", default="PATH", help="folder of archives")
+  parser.add_argument("--names", default="", help="models (default: all)")
+  args = parser.parse_args(argv)
+  try:
+    for name in cli.names(args.names) or zoo.RECIPES:
+      zoo.find(name)
+      workdir = args.workdir / name
+      arguments = zoo.RECIPES[name].command(str(workdir), args.archives)
+      command = [sys.executable, "-m", "jaxformers.main", *arguments]
+      if subprocess.call(command):
+        sys.exit(f"error: the run of {name} failed.")
+      print(f"{name} is in {keep(workdir, name)}.")
+  except UserError as error:
+    sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,32 @@
+"""Training the models of the zoo anew."""
+
+import pytest
+
+from jaxformers import zoo
+from jaxformers.training import loop
+from launch import zoo as launcher
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(zoo, "FOLDER", tmp_path / "models")
+  return tmp_path / "models"
+
+
+def test_a_run_is_kept_if_it_is_small(smoke, folder, tmp_path, monkeypatch):
+  loop.run(smoke(total_steps=5), tmp_path / "run")
+  kept = launcher.keep(tmp_path / "run", "listops-s5")
+  assert kept == folder / "listops-s5"
+  assert (kept / "results.json").exists()
+  monkeypatch.setattr(zoo, "MOST_BYTES", 1_000)
+  with pytest.raises(ValueError, match="bytes, more than 1,000: train a small"):
+    launcher.keep(tmp_path / "run", "listops-s5")
+
+
+def test_what_cannot_be_made(folder, tmp_path, monkeypatch, capsys):
+  argv = [f"--workdir={tmp_path}", "--names"]
+  with pytest.raises(SystemExit, match="model of the zoo 'bert'"):
+    launcher.main([*argv, "bert"])
+  monkeypatch.setattr(launcher.subprocess, "call", lambda _: 2)
+  with pytest.raises(SystemExit, match="the run of listops-s5 failed"):
+    launcher.main([*argv, "listops-s5"])

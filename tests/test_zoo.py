@@ -1,0 +1,83 @@
+"""The models that come with the package are scored again."""
+
+import pytest
+
+import jaxformers as jf
+from jaxformers import config as configs
+from jaxformers import tasks, workdirs, zoo
+
+# Examples that are scored again.
+COUNT = 200
+
+
+def test_every_model_is_small_and_says_where_it_is_from():
+  for name in zoo.RECIPES:
+    folder = zoo.find(name)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size <= zoo.MOST_BYTES
+    results = workdirs.read_results(folder)
+    assert {"commit", "hardware", "config", "protocol"} <= results.keys()
+  kept = {path.name for path in zoo.FOLDER.iterdir()}
+  assert kept == zoo.RECIPES.keys()
+
+
+def test_the_list_has_scores(capsys):
+  zoo.main([])
+  printed = capsys.readouterr().out
+  for name in zoo.RECIPES:
+    assert f"| zoo:{name} | " in printed
+  with pytest.raises(
+    ValueError, match="model of the zoo 'listops'.*listops-s5"
+  ):
+    jf.load("zoo:listops")
+
+
+def score(name, task):
+  """Accuracy on some test examples, and what its results say."""
+  model = jf.load(f"zoo:{name}")
+  split = task.splits["test"]
+  batch = split.batch(range(min(COUNT, len(split))), task.max_len)
+  labels = model.outputs(batch["inputs"]).argmax(-1)
+  return (labels == batch["targets"]).mean(), model.results["accuracy"]
+
+
+def test_generated_tasks_are_scored_again(data_dir):
+  """The test split does not depend on the number of training examples."""
+  task = tasks.get(
+    "planted_pairs", data_dir=str(data_dir), num_train=10, num_validation=2
+  )
+  got, want = score("pairs-isometric", task)
+  assert got == pytest.approx(want, abs=0.02)
+  assert want > 0.99
+
+
+@pytest.mark.parametrize("name", ["listops-transject", "listops-s5"])
+def test_expressions_are_scored_again(name, data_dir):
+  """On other expressions of the same lengths."""
+  sizes = {"num_train": 8, "num_validation": 2, "num_test": COUNT, "seed": 1}
+  task = tasks.get("listops", data_dir=str(data_dir), **sizes)
+  got, want = score(name, task)
+  # Four standard errors of so many examples.
+  assert got == pytest.approx(want, abs=4 * (0.25 / COUNT) ** 0.5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  "name", [name for name, recipe in zoo.RECIPES.items() if recipe.archive]
+)
+def test_archives_are_scored_again(name, archives, prepared):
+  recipe = zoo.RECIPES[name]
+  fields = [field for field in recipe.fields if "task" in field]
+  config = configs.load_with(recipe.config, fields)
+  archive = recipe.archive.replace(
+    "cifar-10-binary.tar.gz", "cifar10_jpeg.tar.xz"
+  )
+  task = tasks.get(
+    **{
+      **configs.plain(config.task),
+      "archive": str(archives / archive),
+      "data_dir": str(prepared),
+    }
+  )
+  got, want = score(name, task)
+  assert got == pytest.approx(want, abs=4 * (0.25 / COUNT) ** 0.5)
