@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -38,6 +39,25 @@ def _published(name: str) -> Iterator[str]:
         if score is not None
       ]
       yield f"- {table.title}, row {row}: {', '.join(cells)}"
+
+
+def _measured(name: str) -> Iterator[str]:
+  """Yields the rows on a model of the tables of other pages, with headings."""
+  for page in ("results", "mixers", "performance"):
+    title, lines = "", (ROOT / "docs" / f"{page}.md").read_text().splitlines()
+    tables: list[list[str]] = [[]]
+    for line in [*lines, ""]:
+      if line.startswith("|"):
+        tables[-1].append(line)
+        continue
+      rows = [row for row in tables[-1][2:] if row.startswith(f"| `{name}`")]
+      if rows and "`model=`" not in tables[-1][0]:
+        anchor = slugify(title, "-")
+        yield f"\nFrom [{title}](../{page}.md#{anchor}):\n"
+        yield from [*tables[-1][:2], *rows]
+      tables[-1] = []
+      if line.startswith("#"):
+        title = line.lstrip("# ")
 
 
 def _options(make: Any, fixed: Mapping[str, Any]) -> Iterator[str]:
@@ -81,8 +101,11 @@ def model_page(name: str) -> str:
       lines += [*head, *rows, ""] if rows else []
   published = list(_published(name))
   lines += ["## Published numbers", "", *published, ""] if published else []
+  measured = list(_measured(name))
+  lines += ["## Our numbers", *measured] if measured else []
   lines += [
-    "Our numbers: [results](../results.md). Time and memory beside softmax",
+    "",
+    "All numbers: [results](../results.md). Time and memory beside softmax",
     "attention: [all encoders](../mixers.md#speed-and-memory).",
   ]
   return "\n".join(lines)

@@ -10,14 +10,28 @@ pairs-isometric,listops-s5` chooses some. The files are written into
 from __future__ import annotations
 
 import argparse
+import copy
+import dataclasses
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jaxformers as jf
 from jaxformers import cli, zoo
 from jaxformers.errors import UserError
+
+
+def public(results: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns results without the places of data on the machine of the run."""
+  results = copy.deepcopy(dict(results))
+  config = results["config"]
+  config["data_dir"] = ""
+  for name in ("archive", "vocabulary"):
+    if config["task"].get(name):
+      config["task"][name] = Path(config["task"][name]).name
+  return results
 
 
 def keep(workdir: Path, name: str) -> Path:
@@ -26,7 +40,10 @@ def keep(workdir: Path, name: str) -> Path:
   Raises:
     UserError: for a model whose files are too large for a package.
   """
-  folder = jf.load(workdir).save(zoo.find(name))
+  model = jf.load(workdir)
+  folder = dataclasses.replace(model, results=public(model.results)).save(
+    zoo.find(name)
+  )
   size = sum(path.stat().st_size for path in folder.iterdir())
   if size > zoo.MOST_BYTES:
     raise UserError(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxformers import zoo
+from jaxformers import workdirs, zoo
 from jaxformers.training import loop
 from launch import zoo as launcher
 
@@ -17,7 +17,10 @@ def test_a_run_is_kept_if_it_is_small(smoke, folder, tmp_path, monkeypatch):
   loop.run(smoke(total_steps=5), tmp_path / "run")
   kept = launcher.keep(tmp_path / "run", "listops-s5")
   assert kept == folder / "listops-s5"
-  assert (kept / "results.json").exists()
+  results = workdirs.read_results(kept)
+  assert results["config"]["data_dir"] == ""
+  local = {"config": {"data_dir": "a", "task": {"archive": "a/b.tar.gz"}}}
+  assert launcher.public(local)["config"]["task"]["archive"] == "b.tar.gz"
   monkeypatch.setattr(zoo, "MOST_BYTES", 1_000)
   with pytest.raises(ValueError, match="bytes, more than 1,000: train a small"):
     launcher.keep(tmp_path / "run", "listops-s5")
