@@ -24,6 +24,8 @@ from jaxformers.models.variables import make_variables
 
 MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
 MOST_HEADS = 4  # Heads whose attention is drawn.
+MORE_TEXTS = 2  # Test samples whose tokens are drawn in a plane, too.
+LEAST_TOKENS = 8  # Tokens of a sample that is drawn.
 QUANTITIES = (
   *("factors", "entropy", "shape", "parts", "gates", "smooth"),
   *("pairs", "planes", "maps", "heads"),
@@ -151,15 +153,9 @@ class Rows:
     if len(mask) > len(names):  # The encoder's own token stands first.
       names, words = ["<cls>", *names], ["<cls>", *words]
     named = texts.name_tokens(words, options.named)
-    planes = layers.plane(hidden, mask)
     self.quotes.append((quote, label))
-    # `plane` leaves out padding: its k-th point is the k-th token.
-    places = np.flatnonzero(mask).tolist()
-    self.of["planes"] += [
-      (label, layer, place, names[place], int(place in named), *point)
-      for layer, points in enumerate(planes)
-      for place, point in zip(places, points.tolist(), strict=True)
-    ]
+    self._add_plane(label, hidden, mask, names, named)
+    self._add_samples(label, run, variables)
     # Distances of pairs of the named tokens.
     pairs = list(itertools.combinations(named, 2))[:MOST_PAIRS]
     apart = layers.distances(hidden, mask, pairs)
@@ -183,6 +179,39 @@ class Rows:
           (title, layer, i, j, names[i], names[j], float(weight))
           for (i, j), weight in np.ndenumerate(matrix)
         ]
+
+  def _add_plane(
+    self,
+    label: str,
+    hidden: Any,
+    mask: np.ndarray,
+    names: Sequence[str],
+    named: Sequence[int],
+  ) -> None:
+    """Adds the tokens of one text in a plane, layer by layer."""
+    # `plane` leaves out padding: its k-th point is the k-th token.
+    places = np.flatnonzero(mask).tolist()
+    self.of["planes"] += [
+      (label, layer, place, names[place], int(place in named), *point)
+      for layer, points in enumerate(layers.plane(hidden, mask))
+      for place, point in zip(places, points.tolist(), strict=True)
+    ]
+
+  def _add_samples(self, label: str, run: Any, variables: Any) -> None:
+    """Adds the planes of test samples, below that of the text."""
+    drawn = texts.samples(run, 8 * MORE_TEXTS, self.options.length)
+    long = [sample for sample in drawn if len(sample.ids) >= LEAST_TOKENS]
+    for number, sample in enumerate(long[:MORE_TEXTS], 1):
+      ids, names, words = sample[:3]
+      if run.model.config.num_inputs > 1:
+        ids = np.stack([ids] * run.model.config.num_inputs)
+      captured = capture(run.model, variables, jnp.asarray(ids)[None])
+      hidden, mask = layers.tokens(captured)
+      if len(mask) > len(names):
+        names, words = ["<cls>", *names], ["<cls>", *words]
+      named = texts.name_tokens(words, ())
+      title = f"{label}, sample {number}"
+      self._add_plane(title, hidden, mask, names, named)
 
 
 def _correlations(rows: Rows) -> str:
@@ -366,10 +395,15 @@ def _of_parts(rows: Rows) -> list[Figure]:
 
 def _of_tokens(rows: Rows) -> list[Figure]:
   text = rows.describe_texts()
-  distances = f"Layer by layer (TransJect, figure 1). {text}"
+  distances = (
+    "Layer by layer (TransJect, figure 1). A line that stays level is a "
+    f"distance that is kept. {text}"
+  )
   planes = (
     "Isomap of every layer for itself, turned to lie near the one before; its "
-    f"width stands above it (TransJect, figure 7). {text}"
+    "width stands above it (TransJect, figure 7). Tokens that keep their "
+    "neighbours from layer to layer keep their places. Below each run's text "
+    f"are the beginnings of {MORE_TEXTS} test samples. {text}"
   )
   pairs = Texts("pairs", "Distances of pairs of tokens", distances)
   isomap = Texts("isomap", "Tokens in a plane", planes)
@@ -383,7 +417,8 @@ def _of_smoothness(rows: Rows) -> list[Figure]:
   caption = (
     "softmax(q k / sqrt e), {}: what softmax attention weighs, "
     "and other mixers with queries and keys would; models without keys are "
-    f"left out. {rows.describe_texts()}"
+    "left out. A bright column is a token that all others read. "
+    f"{rows.describe_texts()}"
   )
   mean, each = (
     caption.format(what)

@@ -62,7 +62,6 @@ def example(run: Any, text: str, length: int) -> Example:
     )
   length = min(length, MOST_TOKENS)
   # Use a test sample if the vocabulary cannot encode the paper's sentence.
-  source = ""
   try:
     ids = task.encode(text or TEXT, length)
     # The quotation also says how long the whole text is, beyond max_len too.
@@ -76,10 +75,38 @@ def example(run: Any, text: str, length: int) -> Example:
   except UserError:
     if text:
       raise
-    # Of a sample of pairs, take the first sequence.
-    ids = np.atleast_2d(run.sample(1, task.max_len)[0])[0]
-    ids, total = ids[ids > 0][:length], np.count_nonzero(ids)
-    source = " that the model reads"  # The sample is cut at max_len.
+    return samples(run, 1, length)[0]
+  return _read(task, ids, total, source="")
+
+
+def samples(run: Any, count: int, length: int) -> list[Example]:
+  """Returns the beginnings of test samples; of pairs their first sequences.
+
+  Args:
+    run: result of `trained.load`, of a task with tokens.
+    count: number of samples.
+    length: largest number of tokens; more than `MOST_TOKENS` are never read.
+  """
+  examples = []
+  for sample in run.sample(count, run.task.max_len):
+    ids = np.atleast_2d(sample)[0]
+    total = np.count_nonzero(ids)
+    ids = ids[ids > 0][: min(length, MOST_TOKENS)]
+    # The sample is cut at max_len.
+    source = " that the model reads"
+    examples.append(_read(run.task, ids, total, source))
+  return examples
+
+
+def _read(task: Any, ids: np.ndarray, total: int, source: str) -> Example:
+  """Returns the beginning of a text for people.
+
+  Args:
+    task: task with a vocabulary.
+    ids: ids of the beginning.
+    total: number of tokens of the whole text.
+    source: end of the sentence on that number.
+  """
   names = [task.vocabulary[k] for k in ids]
   part = "all" if len(ids) == total else f"the first {len(ids)} of"
   # Words and pieces are shown with spaces between them.

@@ -76,6 +76,9 @@ def test_figures_of_both_models(page):
     r for r in by_name["isomap"].rows if r[4] and r[:2] == ("transject", 0)
   ]
   assert len(named) == 4
+  # Two test samples more, at least one of which is long enough.
+  labels = {row[0] for row in by_name["isomap"].rows}
+  assert labels & {"transject, sample 1", "transject, sample 2"}
 
 
 def test_no_label_of_a_figure_is_clipped(page):
