@@ -1,4 +1,4 @@
-"""What Transformers do to their tokens: models, tasks and analyses in JAX.
+"""Models, tasks and analyses of what Transformers do to their tokens, in JAX.
 
     import jaxformers as jf
 

@@ -56,11 +56,11 @@ def train(
   if train is not None:
     task = arrays.from_arrays(train, validation, test, **sizes)
     section = loaded.task
-    given = {k: section[k] for k in PRETRAINING if section.get(k)}
-    if "objective" in given:
-      task = reconstruct(task, **given)
+    pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
+    if "objective" in pretraining:
+      task = reconstruct(task, **pretraining)
     with loaded.unlocked():
-      loaded.task = {"name": arrays.NAME, **given}
+      loaded.task = {"name": arrays.NAME, **pretraining}
   elif sizes or validation is not None or test is not None:
     names = sorted({*sizes, "validation" if validation is not None else "test"})
     raise configs.UserError(

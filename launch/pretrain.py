@@ -89,8 +89,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
   chosen = pretraining.ways(cli.names(args.objectives), shares)
 
   def make_sweep(folder: Path) -> Sweep:
-    own = argparse.Namespace(**{**vars(args), "workdir": folder})
-    return arguments.make_sweep(own, overrides)
+    namespace = argparse.Namespace(**{**vars(args), "workdir": folder})
+    return arguments.make_sweep(namespace, overrides)
 
   phases = (
     _fields(name, getattr(args, name)) for name in ("pretraining", "tuning")

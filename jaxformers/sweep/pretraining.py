@@ -58,10 +58,10 @@ def ways(objectives: Sequence[str], shares: Sequence[float]) -> list[Way]:
         "that are spent on pre-training, 0 for none."
       )
   every = [Way(o, share) for o in objectives for share in shares if share]
-  found = [Way()] * (0 in shares) + list(dict.fromkeys(every))
-  if not found:
+  chosen = [Way()] * (0 in shares) + list(dict.fromkeys(every))
+  if not chosen:
     raise UserError("There is nothing to run: give --objectives and --shares.")
-  return found
+  return chosen
 
 
 class Phase(NamedTuple):

@@ -46,9 +46,9 @@ def get(name: str = "", **options: object) -> Task:
   if not chosen:
     return task
   if "objective" not in chosen:
-    given = ", ".join(f"config.task.{key}" for key in chosen)
+    fields = ", ".join(f"config.task.{key}" for key in chosen)
     raise UserError(
-      f"{given} is for pre-training: set config.task.objective to masked or "
+      f"{fields} is for pre-training: set config.task.objective to masked or "
       "causal, or leave it out."
     )
   return call(f"task {name!r}", reconstruct, {"task": task, **chosen})

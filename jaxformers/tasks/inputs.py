@@ -65,8 +65,8 @@ def _listops(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
   )
 
   def ids(text: str) -> np.ndarray:
-    found = table[listops_text.encode(text)]
-    return found[found > 0]
+    encoded = table[listops_text.encode(text)]
+    return encoded[encoded > 0]
 
   return ids
 

@@ -141,7 +141,7 @@ def reconstruct(
     task: task of sequences.
     objective: "masked" or "causal".
     mask_rate: share of masked tokens; for "masked".
-    targets: of real numbers: "values", scored by the mean absolute error, or
+    targets: targets of real numbers: "values", scored by the mean absolute error, or
       "classes", scored by the perplexity over the 256 values of a pixel.
 
   Raises:
@@ -170,9 +170,9 @@ def reconstruct(
     )
   vocabulary, mask_id = task.vocabulary, 0
   if is_masked and not real:
-    known = [vocabulary.index(name) for name in MASKS if name in vocabulary]
-    mask_id = known[0] if known else len(vocabulary)
-    vocabulary = vocabulary if known else (*vocabulary, MASKS[0])
+    mask_ids = [vocabulary.index(name) for name in MASKS if name in vocabulary]
+    mask_id = mask_ids[0] if mask_ids else len(vocabulary)
+    vocabulary = vocabulary if mask_ids else (*vocabulary, MASKS[0])
   num_classes = 256 if real else task.vocab_size
   rate = mask_rate if is_masked else 0.0
 

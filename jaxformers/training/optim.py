@@ -168,9 +168,9 @@ class Groups(NamedTuple):
       return jax.tree.map(scaled, self.kinds(updates), updates), state
 
     def init(params: Any) -> Any:
-      found = {kind for kind in jax.tree.leaves(self.kinds(params)) if kind}
+      kinds = {kind for kind in jax.tree.leaves(self.kinds(params)) if kind}
       for kind in self.table:
-        choose("kind of parameter of this model", kind, found)
+        choose("kind of parameter of this model", kind, kinds)
       return optax.EmptyState()
 
     return optax.GradientTransformation(init, update)
@@ -264,8 +264,8 @@ def depth(path: str, num_layers: int) -> int:
   """
   if path.startswith("encoder/embedding/"):
     return 0
-  found = LAYER.match(path)
-  return int(found[1]) + 1 if found else num_layers + 1
+  match = LAYER.match(path)
+  return int(match[1]) + 1 if match else num_layers + 1
 
 
 def scale_by_path(factor: Callable[[str, int], float]) -> Tx:

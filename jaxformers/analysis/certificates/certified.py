@@ -102,7 +102,7 @@ def is_certified(
   Args:
     logits: [b, c].
     labels: [b].
-    kernel: of the last linear map, [d, c].
+    kernel: kernel of the last linear map, [d, c].
     moved: greatest change of its input, [b].
   """
   logits = np.asarray(logits, np.float64)

@@ -280,16 +280,16 @@ def main(
   ids = np.asarray(ids).reshape(mask.shape)
   # Compare ids and positions at tokens alone.
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
-  found = f"{right:.4%} of the tokens"
+  shares = f"{right:.4%} of the tokens"
   if positions is not None:
     placed = (positions == np.arange(mask.shape[1]))[mask].mean()
-    found += f" and {placed:.4%} of their positions"
+    shares += f" and {placed:.4%} of their positions"
   off = _largest_at_tokens(x - hidden[0], side.mask)
   label = trained.describe(state)
   print(
     f"{f'{label}: ' if label else ''}"
     f"{mask.sum()} tokens of {len(ids)} sequences, through "
-    f"{len(hidden) - 1} layers and back: {found} recovered; largest error of "
+    f"{len(hidden) - 1} layers and back: {shares} recovered; largest error of "
     f"the embedding {off:.2g}."
   )
 

@@ -102,8 +102,10 @@ def recipe(result: Result) -> str:
   left_out = (*configs.RESUMABLE_FIELDS, "seed")
   fixed = {key: value for key, value in flat.items() if key not in left_out}
   # Each seed may begin with the run of its own seed.
-  own = rf"/seed_{flat.get('seed')}(?=/|$)"
-  fixed["pretrained"] = re.sub(own, "", str(flat.get("pretrained", "")))
+  folder_of_seed = rf"/seed_{flat.get('seed')}(?=/|$)"
+  fixed["pretrained"] = re.sub(
+    folder_of_seed, "", str(flat.get("pretrained", ""))
+  )
   return json.dumps([fixed, result.get("task_description")], sort_keys=True)
 
 
