@@ -141,8 +141,9 @@ def reconstruct(
     task: task of sequences.
     objective: "masked" or "causal".
     mask_rate: share of masked tokens; for "masked".
-    targets: targets of real numbers: "values", scored by the mean absolute error, or
-      "classes", scored by the perplexity over the 256 values of a pixel.
+    targets: targets of real numbers: "values", scored by the mean absolute
+      error, or "classes", scored by the perplexity over the 256 values of a
+      pixel.
 
   Raises:
     UserError: for an unknown name, or a task without sequences.

@@ -74,7 +74,7 @@ class Run:
 
   @property
   def selection(self) -> str:
-    """Split that selects the checkpoint, such as "validation, 4,800 of 18,090"."""
+    """Split that selects the checkpoint: "validation, 4,800 of 18,090"."""
     total = len(self.task.splits["validation"])
     count = len(self.selection_split)
     part = "" if count == total else f", {count:,} of {total:,}"
