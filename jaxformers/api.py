@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import inference, paths
@@ -14,9 +17,11 @@ from jaxformers.tasks.arrays import Examples
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import loop
 
+INTERRUPTED = 130  # Exit status of the training loop after Ctrl-C.
+
 
 def train(
-  config: str | Mapping[str, Any],
+  config: str | Path | Mapping[str, Any],
   workdir: str | Path,
   *,
   train: Examples = None,
@@ -45,10 +50,12 @@ def train(
   Raises:
     UserError: for a config, or examples, that cannot be trained.
     DivergedError: at the first loss that is not finite.
+    KeyboardInterrupt: after Ctrl-C, when everything is saved.
+    SystemExit: with 143 after SIGTERM, when everything is saved.
   """
-  if isinstance(config, str):
+  if isinstance(config, str | Path):
     overrides = [f"--config.{k}={_text(v)}" for k, v in (options or {}).items()]
-    loaded = configs.load_with(config, overrides)
+    loaded = configs.load_with(str(config), overrides)
   else:
     loaded = configs.base(**configs.plain(config))
     configs.set_options(loaded, options or {})
@@ -67,10 +74,17 @@ def train(
       f"{', '.join(names)} describe examples of your own: give train=, too."
     )
   path = paths.expand(workdir).absolute()
-  loop.run(loaded, path, task=task)
+  try:
+    loop.run(loaded, path, task=task)
+  except SystemExit as stop:
+    if stop.code != INTERRUPTED:
+      raise
+    raise KeyboardInterrupt("Everything is saved.") from None
   return inference.load(path)
 
 
 def _text(value: Any) -> str:
   """Returns a value as a command line has it."""
-  return value if isinstance(value, str) else json.dumps(value)
+  if isinstance(value, str | os.PathLike):
+    return str(value)
+  return json.dumps(value.item() if isinstance(value, np.generic) else value)

@@ -182,6 +182,7 @@ def main(
     raise UserError(
       "--config.model.name would rename every row: give --models."
     )
+  configs.load_with(config, overrides)  # Imports the modules that it names.
   names = cli.names(models) or sorted(MODELS)
   for name in names:
     choose("model", name, MODELS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import numbers as numbers_abc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,9 +79,9 @@ class Certificate(NamedTuple):
   """Changes of one input that cannot change its prediction.
 
   Attributes:
-    label: name of the predicted class, or its number.
+    label: name of the class that is certified, or its number.
     tokens: greatest k such that no replacement of any k tokens changes it;
-      None if inputs are numbers.
+      0 for an input that is classified as another; None if inputs are numbers.
     radius: greatest norm of a perturbation of the embedded sequence that does
       not change it, as a share of that sequence's norm.
   """
@@ -107,6 +108,7 @@ class TrainedModel:
     about: task, protocol and digests of its data; sizes, tokens.
     step: step of its checkpoint.
     results: content of `results.json`; {} if the run has not ended.
+    imports: modules of a user's code that the model needs.
   """
 
   folder: Path
@@ -118,6 +120,7 @@ class TrainedModel:
   about: Mapping[str, Any]
   step: int
   results: Mapping[str, Any]
+  imports: str = ""
 
   def __repr__(self) -> str:
     """Describes model, task and score on one line."""
@@ -225,7 +228,7 @@ class TrainedModel:
     drawn = models.generate(
       self.model,
       self.params,
-      self.encode(prompts),
+      self.inputs.batch(prompts, closed=False),
       num_tokens,
       key=jax.random.key(seed),
       temperature=temperature,
@@ -263,28 +266,56 @@ class TrainedModel:
       float(difference.max(initial=0)),
     )
 
-  def certify(self, inputs: Any, labels: Any = None) -> list[Certificate]:
+  def certify(
+    self, inputs: Any, labels: Any = None, *, batch_size: int = 32
+  ) -> list[Certificate]:
     """Returns changes that cannot change the prediction of each input.
 
     Args:
       inputs: texts or arrays.
-      labels: numbers of the right classes, [b]: an input that is classified
-        wrong gets a certificate of 0; None for the predicted classes.
+      labels: names or numbers of the right classes, [b]: an input that is
+        classified as another gets a certificate of 0; None for the predicted
+        classes.
+      batch_size: inputs at a time.
 
     Raises:
-      UserError: for a model whose layers have no bound for all sequences.
+      UserError: for a model whose layers have no bound for all sequences, or
+        labels that are no classes of the model.
     """
     self._require("classification", "certify", "only classes are certified")
     x = self.encode(inputs)
     model = models.in_float32(self.model)
     if labels is None:
-      labels = self.outputs(x).argmax(-1)
-    labels = np.asarray(labels)
-    counts, radii = certified.certify(model, self.params, x, labels)
-    return [
-      Certificate(self._label(k), None if count is None else int(count), radius)
-      for k, count, radius in zip(labels, counts, radii.tolist(), strict=True)
-    ]
+      numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
+    else:
+      numbers = self._numbers(labels)
+    certificates = []
+    for start in range(0, len(x), batch_size):
+      part = slice(start, start + batch_size)
+      counts, radii = certified.certify(
+        model, self.params, x[part], numbers[part]
+      )
+      certificates += [
+        Certificate(self._label(k), count, radius)
+        for k, count, radius in zip(
+          numbers[part], counts, radii.tolist(), strict=True
+        )
+      ]
+    return certificates
+
+  def _numbers(self, labels: Any) -> np.ndarray:
+    """Returns labels, names or numbers, as numbers of classes."""
+    table = {name: number for number, name in enumerate(self.classes)}
+    numbers = [table.get(label, label) for label in labels]
+    count = self.model.config.num_classes
+    for label in numbers:
+      is_number = isinstance(label, numbers_abc.Integral)
+      if not is_number or not 0 <= label < count:
+        raise UserError(
+          f"{label!r} is not a class of this model: give one of "
+          f"{', '.join(self.classes) or f'0 to {count - 1}'}."
+        )
+    return np.array(numbers)
 
   def save(self, folder: str | Path) -> Path:
     """Writes the model into a folder, which `load` reads; returns its path.
@@ -299,6 +330,7 @@ class TrainedModel:
     path.mkdir(parents=True, exist_ok=True)
     origin.write_parameters(path, self.params)
     content = {"model": self.config, "task": self.about, "step": self.step}
+    content["imports"] = self.imports
     durable.write_json(path / "model.json", content)
     workdirs.write(path, "vocabulary.json", self.about)
     if self.inputs.tokenizer_json:
@@ -321,7 +353,7 @@ def load(folder: str | Path) -> TrainedModel:
     UserError: for another folder, or one that an older version has written.
   """
   if str(folder).startswith(zoo.PREFIX):
-    path = zoo.find(str(folder).removeprefix(zoo.PREFIX))
+    path = zoo.require(str(folder).removeprefix(zoo.PREFIX))
   else:
     path = paths.expand(folder).absolute()
   if not path.is_dir():
@@ -358,4 +390,5 @@ def load(folder: str | Path) -> TrainedModel:
     record,
     weights.step,
     workdirs.read(path, "results.json") if results.exists() else {},
+    weights.imports,
   )

@@ -38,7 +38,7 @@ def names() -> dict[str, Path]:
 def main(name: str) -> None:
   """Prints a line for each config, or the description of one."""
   if name:
-    print(document(configs.find_file(name)))
+    print(document(configs.find_file(name.partition(":")[0])))
     return
   rows = [
     (config, document(path).splitlines()[0]) for config, path in names().items()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxformers import cli, workdirs
+from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
@@ -101,12 +102,27 @@ def find(name: str) -> Path:
   return FOLDER / choose("model of the zoo", name, RECIPES)
 
 
+def require(name: str) -> Path:
+  """Returns the folder of a model that is in this installation.
+
+  Raises:
+    UserError: as `find`; and for a model that is not there.
+  """
+  folder = find(name)
+  if not folder.is_dir():
+    raise UserError(
+      f"The model {name!r} of the zoo is not in this installation: "
+      f"python launch/zoo.py --workdir runs/zoo --names {name} trains it."
+    )
+  return folder
+
+
 @cli.command()
 def main() -> None:
   """Prints a line for each model, with its score."""
   rows = []
   for name, recipe in RECIPES.items():
-    results = workdirs.read_results(find(name))
+    results = workdirs.read_results(require(name))
     metric = results["metric"]
     score = f"{results['task']}, {metric} {results[metric]:.1%}"
     parameters = f"{results['parameters']:,}"

@@ -130,6 +130,34 @@ def test_arrays_of_ones_own(config, make, options, tmp_path):
   assert model.results["selection"] == "validation"
 
 
+def test_another_class_is_other_data(texts_model):
+  """Nothing in the folder of the run is changed."""
+  before = texts_model.outputs(TEXTS[:2])
+  with pytest.raises(ValueError, match="other data|data"):
+    jf.train(
+      "lra/text:size=tiny,model=transformer",
+      texts_model.folder,
+      train=(TEXTS, LABELS),
+      classes=("bad", "good", "so"),
+      options=TINY | {"task.max_len": 20},
+    )
+  after = jf.load(texts_model.folder).outputs(TEXTS[:2])
+  np.testing.assert_array_equal(before, after)
+
+
+def test_ctrl_c_is_one_of_python(tmp_path, monkeypatch):
+  def stop(*_, **__):
+    raise SystemExit(130)
+
+  monkeypatch.setattr("jaxformers.training.loop.run", stop)
+  with pytest.raises(KeyboardInterrupt, match="saved"):
+    jf.train(
+      "lra/listops:size=tiny",
+      tmp_path,
+      options={"total_steps": np.int64(9), "task.archive": tmp_path},
+    )
+
+
 def test_what_cannot_be_trained(tmp_path):
   with pytest.raises(ValueError, match="give train=, too"):
     jf.train("lra/listops:size=tiny", tmp_path, validation=([[1]], [0]))
@@ -194,6 +222,17 @@ def get_config(arg=None):
     assert trained.load("run").model.config.name == "halves"
     export.main(["run", "--out=out", "--length=4"])
     assert jf.load("out").config["name"] == "halves"
+    # In another process, too, from each folder.
+    jf.load("out").save("saved")
+    code = "import jaxformers as jf; print(jf.load({!r}).config['name'])"
+    for folder in ("out", "saved"):
+      ran = subprocess.run(
+        [sys.executable, "-c", code.format(folder)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+      )
+      assert ran.stdout.split() == ["halves"]
   finally:
     sys.modules.pop("mine", None)
   (tmp_path / "mine.py").unlink()

@@ -584,7 +584,8 @@ def test_a_block_runs(page, number, finished, tmp_path):
   code = code.replace("(21, 512, 512)", "(2, 32, 32)")  # Seconds less.
   code = code.replace("runs/mine", str(tmp_path))
   if "runs/" in code:
-    code = code.replace("runs/transject", finished("transject"))
+    for workdir in ("runs/listops", "runs/transject"):
+      code = code.replace(workdir, finished("transject"))
   exec(PRELUDES.get(page, "") + code, {})
 
 

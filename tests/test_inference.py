@@ -119,6 +119,12 @@ def test_certificates_are_the_greatest_that_hold(isometric):
   # An example that is classified wrong has none.
   (wrong, *_) = isometric.certify(TEXTS, (labels + 1) % 10)
   assert (wrong.tokens, wrong.radius) == (0, 0)
+  # Names are classes, too; what is neither is refused.
+  named = isometric.certify(TEXTS, [str(k) for k in labels], batch_size=2)
+  assert [c.tokens for c in named] == [c.tokens for c in certificates]
+  for label in ("ten", 10, -1, 0.5):
+    with pytest.raises(ValueError, match="not a class of this model: give one"):
+      isometric.certify(TEXTS[:1], [label])
 
 
 def test_what_a_model_cannot(model, workdir, tmp_path):

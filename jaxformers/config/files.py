@@ -108,7 +108,8 @@ def import_modules(config: Mapping[str, Any]) -> None:
   Raises:
     UserError: for a module that cannot be found.
   """
-  names = [name for name in config.get("imports", "").split(",") if name]
+  listed = (name.strip() for name in config.get("imports", "").split(","))
+  names = [name for name in listed if name]
   if names and "" not in sys.path and str(Path.cwd()) not in sys.path:
     sys.path.insert(0, str(Path.cwd()))
   for name in names:

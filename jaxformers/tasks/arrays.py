@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -90,15 +92,15 @@ def from_arrays(
   Args:
     train: (inputs, labels), or any finite iterable of pairs of an input and
       its label. Inputs are texts, which are read as bytes; or sequences of ids
-      from 1 on, of equal or unequal lengths, 0 is padding; or numbers
-      float32 [count, n]; or images uint8 [count, height, width, channels].
+      from 1 on, of equal or unequal lengths, 0 is padding at their ends; or
+      numbers float32 [count, n]; or images uint8 [count, height, width, 3].
       Labels are integers from 0 on, or names of classes.
     validation: examples that choose the checkpoint; None to hold out a tenth of
-      `train`.
+      `train`. Equal inputs are held out together.
     test: examples that are scored at the end; None for those of `validation`.
       The results say then that the test split chose the checkpoint.
     classes: names of the classes, in the order of their numbers; () to take
-      them from the labels of `train`.
+      them from the labels of `train`. Without names, predictions are numbers.
     vocab_size: number of ids; 0 for one more than the greatest.
     max_len: greatest number of tokens; 0 for the longest example.
 
@@ -112,11 +114,14 @@ def from_arrays(
     if examples is not None
   }
   classes = tuple(classes) or _classes(pairs["train"][1])
-  labels = {name: _numbers(y, classes, name) for name, (_, y) in pairs.items()}
+  count = len(classes) or 1 + int(np.max(pairs["train"][1]))
+  labels = {
+    name: _numbers(y, classes, count, name) for name, (_, y) in pairs.items()
+  }
   kind, splits = _splits({n: x for n, (x, _) in pairs.items()}, labels)
   if validation is None:
-    count = max(round(HELD_OUT * len(splits["train"])), 1)
-    splits |= hold_out(splits["train"], count)
+    held = max(round(HELD_OUT * len(splits["train"])), 1)
+    splits |= hold_out(splits["train"], held)
   has_test = test is not None
   splits = {**splits, "test": splits["test" if has_test else "validation"]}
   # Sizes of the inputs.
@@ -137,10 +142,10 @@ def from_arrays(
   image = first.shape if kind == "images" else ()
   return Task(
     name=NAME,
-    protocol="own examples",
+    protocol=_protocol(classes, count),
     splits=splits,
     selection="validation" if has_test else "test",
-    num_classes=len(classes),
+    num_classes=count,
     classes=classes,
     trivial=baselines.MAJORITY,
     info={"source": "examples given in Python"},
@@ -149,6 +154,12 @@ def from_arrays(
     tokenizer="bytes" if kind == "texts" else "",
     image=image,
   )
+
+
+def _protocol(classes: tuple[str, ...], count: int) -> str:
+  """Returns the name of a protocol, which tells other classes apart."""
+  names = hashlib.sha256(json.dumps(classes).encode()).hexdigest()[:8]
+  return f"own examples, {count} classes" + (f" {names}" if classes else "")
 
 
 def _pairs(examples: Examples, name: str) -> tuple[Any, Any]:
@@ -172,16 +183,14 @@ def _pairs(examples: Examples, name: str) -> tuple[Any, Any]:
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
-  """Returns the names of all classes: labels in order, or numbers from 0."""
-  if isinstance(labels[0], str):
-    return tuple(sorted({*labels}))
-  return tuple(str(k) for k in range(int(np.max(labels)) + 1))
+  """Returns the names of all classes in order; () for numbers."""
+  return tuple(sorted({*labels})) if isinstance(labels[0], str) else ()
 
 
 def _numbers(
-  labels: Sequence[Any], classes: tuple[str, ...], name: str
+  labels: Sequence[Any], classes: tuple[str, ...], count: int, name: str
 ) -> np.ndarray:
-  """Returns labels as numbers of classes, int32 [count]."""
+  """Returns labels as numbers of `count` classes, int32."""
   if isinstance(labels[0], str):
     table = {label: number for number, label in enumerate(classes)}
     if unknown := sorted({*labels} - table.keys()):
@@ -192,10 +201,10 @@ def _numbers(
     return np.array([table[label] for label in labels], np.int32)
   numbers = np.asarray(labels)
   is_integer = np.issubdtype(numbers.dtype, np.integer) and numbers.ndim == 1
-  if not is_integer or numbers.min() < 0 or numbers.max() >= len(classes):
+  if not is_integer or numbers.min() < 0 or numbers.max() >= count:
     raise UserError(
       f"{name} has labels {numbers.dtype} {list(numbers.shape)}: give integers "
-      f"from 0 to {len(classes) - 1}, or names of classes."
+      f"from 0 to {count - 1}, or names of classes."
     )
   return numbers.astype(np.int32)
 
@@ -217,25 +226,23 @@ def _splits(
     }
     return "texts", {n: _packed(rows[n], labels[n]) for n in rows}
   if np.ndim(first) == 3:
-    pixels = {name: np.asarray(x) for name, x in inputs.items()}
+    pixels = {name: np.stack(x) for name, x in inputs.items()}
     return "images", {n: _images(x, labels[n]) for n, x in pixels.items()}
   if np.issubdtype(np.asarray(first).dtype, np.floating):
-    return "numbers", {
-      n: Numbers(np.asarray(x, np.float32), labels[n], _keys(len(labels[n])))
-      for n, x in inputs.items()
-    }
+    return "numbers", {n: _of_numbers(x, labels[n]) for n, x in inputs.items()}
   rows = {
     name: [np.trim_zeros(np.asarray(row), "b") for row in rows]
     for name, rows in inputs.items()
   }
   for name, sequences in rows.items():
     for row in sequences:
-      is_ids = row.ndim == 1 and (not row.size or row.min() >= 0)
+      is_ids = row.ndim == 1 and (not row.size or row.min() > 0)
       if not is_ids or not np.issubdtype(row.dtype, np.integer):
         raise UserError(
-          f"{name} has an input {row.dtype} {list(row.shape)}: give texts, "
-          "sequences of ids from 1 on, numbers [count, n], or images uint8 "
-          "[count, height, width, channels]."
+          f"{name} has an input {row.dtype} {list(row.shape)} that is no "
+          "sequence of ids from 1 on, with 0 at its end alone: give such, "
+          "texts, numbers float32 [count, n] (also for grey pixels), or images "
+          "uint8 [count, height, width, 3]."
         )
   return "ids", {
     name: _packed([row.astype(np.int32) for row in sequences], labels[name])
@@ -243,13 +250,32 @@ def _splits(
   }
 
 
+def _of_numbers(rows: Any, labels: np.ndarray) -> Numbers:
+  """Returns a split of sequences of numbers; they have one length."""
+  shapes = {np.shape(row) for row in rows}
+  if len(shapes) > 1 or len(next(iter(shapes))) != 1:
+    raise UserError(
+      f"Inputs have the shapes {', '.join(map(str, sorted(shapes)))}: give "
+      "numbers float32 [count, n], all of one length."
+    )
+  values = np.asarray(rows, np.float32)
+  return Numbers(values, labels, _keys(values))
+
+
 def _packed(rows: list[np.ndarray], labels: np.ndarray) -> Packed:
-  return dataclasses.replace(pack(rows, labels), keys=_keys(len(rows)))
+  return dataclasses.replace(pack(rows, labels), keys=_keys(rows))
 
 
-def _keys(count: int) -> np.ndarray:
-  """Returns numbers in a shuffled order, by which examples are held out."""
-  return np.random.default_rng(0).permutation(count).astype(np.uint64)
+def _keys(rows: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns hashes of inputs, by which they are held out, uint64 [count]."""
+  digests_of_rows = (
+    hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8)
+    for row in rows
+  )
+  return np.array(
+    [int.from_bytes(each.digest(), "big") for each in digests_of_rows],
+    np.uint64,
+  )
 
 
 def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:
@@ -257,8 +283,8 @@ def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:
   if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
     raise UserError(
       f"Images {pixels.dtype} {list(pixels.shape)}: give uint8 [count, height, "
-      "width, 3]. Grey images are numbers [count, height * width], or have "
-      "their channel three times."
+      "width, 3]. Grey images are numbers float32 [count, height * width], or "
+      "have their channel three times."
     )
   packed = _packed([image.ravel() for image in pixels], labels)
   return Images(packed, pixels.shape[1:])

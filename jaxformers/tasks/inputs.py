@@ -118,13 +118,17 @@ class Inputs:
       return f"numbers float32 [b, {pair}n], or pixels uint8"
     return f"ids int32 [b, {pair}n] below {len(self.vocabulary)}, 0 for padding"
 
-  def encode(self, text: str, length: int = 0) -> np.ndarray:
+  def encode(
+    self, text: str, length: int = 0, *, closed: bool = True
+  ) -> np.ndarray:
     """Returns the ids of a text as a model reads it, int32 [n], not padded.
 
     Args:
       text: any text; unknown words are encoded as in the task's examples.
       length: largest number of ids, opening and closing ones included; 0 for
         max_len.
+      closed: False to leave out the id that closes a text, for a model that
+        continues it.
 
     Raises:
       UserError: if the inputs are not text, or this one cannot be encoded.
@@ -132,7 +136,12 @@ class Inputs:
     # Open and close the text as the task does its examples.
     names = {"start": "start_id", "end": "end_id"}
     marks = {key: self.reading.get(name) or 0 for key, name in names.items()}
-    split = pack([self.tokenize(text)], np.zeros(1, np.int32), **marks)
+    ids = self.tokenize(text)
+    if not closed:
+      marks["end"] = 0
+      is_end = ids[-1:] > 0 and self.vocabulary[int(ids[-1])] == encodings.END
+      ids = ids[:-1] if is_end else ids
+    split = pack([ids], np.zeros(1, np.int32), **marks)
     n = min(int(split.lengths()[0]), length or self.max_len)
     return split.batch(np.array([0]), n)["inputs"][0]
 
@@ -154,13 +163,14 @@ class Inputs:
       return reader.decode(kept)
     return " ".join(self.vocabulary[i] for i in kept)
 
-  def batch(self, inputs: Any) -> np.ndarray:
+  def batch(self, inputs: Any, *, closed: bool = True) -> np.ndarray:
     """Returns inputs as a model reads them, padded to the longest.
 
     Args:
       inputs: texts, or pairs of texts; or arrays as `expected` says, also
         sequences of ids of unequal lengths. Pixels of sequences may have their
         rows and columns as axes.
+      closed: see `encode`.
 
     Returns:
       int32 or float32 [b, (2,) n], or float32 [b, height, width, c].
@@ -177,25 +187,51 @@ class Inputs:
       raise UserError("There are no inputs: give at least one.")
     if self.image:
       return self._images(np.asarray(inputs))
-    if isinstance(inputs, np.ndarray) or hasattr(inputs, "shape"):
+    if hasattr(inputs, "shape"):
       return self._array(np.asarray(inputs))
     flat = list(inputs)
     if self.num_inputs > 1:
       flat = [part for pair in inputs for part in pair]
-    rows = [self._row(row) for row in flat]
+    rows = [
+      self.encode(row, closed=closed)
+      if isinstance(row, str)
+      else np.asarray(row)
+      for row in flat
+    ]
+    is_raw = rows[0].dtype == np.uint8 or rows[0].ndim > 1
+    if is_raw or not self.vocabulary:
+      return self._array(self._stacked(rows))
+    # Pad sequences of ids to the longest; an empty one has no dtype.
+    for row in rows:
+      is_ids = np.issubdtype(row.dtype, np.integer) or not row.size
+      if row.ndim != 1 or not is_ids:
+        raise self._refusal(row)
     n = max(1, *(len(row) for row in rows))
-    padded = np.zeros((len(rows), n), rows[0].dtype)
-    for out, row in zip(padded, rows, strict=True):
-      out[: len(row)] = row
-    if self.num_inputs > 1:
-      padded = padded.reshape(-1, self.num_inputs, n)
-    return self._array(padded)
+    padded = [np.pad(np.int32(row), (0, n - len(row))) for row in rows]
+    return self._array(self._stacked(padded))
 
-  def _row(self, row: Any) -> np.ndarray:
-    if isinstance(row, str):
-      return self.encode(row)
-    row = np.asarray(row)
-    return row.astype(np.float32 if not self.vocabulary else np.int32)
+  def _stacked(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns rows of one shape as an array, in pairs where inputs are pairs.
+
+    Raises:
+      UserError: for rows of several shapes, which numbers cannot have.
+    """
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+      raise UserError(
+        f"Inputs have the shapes {', '.join(map(str, sorted(shapes)))}: give "
+        f"{self.expected()}, all of one length."
+      )
+    x = np.stack(rows)
+    if self.num_inputs > 1:
+      x = x.reshape(-1, self.num_inputs, *x.shape[1:])
+    return x
+
+  def _refusal(self, x: np.ndarray) -> UserError:
+    return UserError(
+      f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
+      f"{self.expected()}."
+    )
 
   def _array(self, x: np.ndarray) -> np.ndarray:
     """Returns an array of sequences, checked, cut and scaled."""
@@ -208,11 +244,9 @@ class Inputs:
         x = ((x - scale[0]) / scale[1]).astype(np.float32)
     is_real = np.issubdtype(x.dtype, np.floating)
     is_pair = self.num_inputs == 1 or x.shape[1:2] == (self.num_inputs,)
-    if x.ndim != front + 1 or not is_pair or is_real == bool(self.vocabulary):
-      raise UserError(
-        f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
-        f"{self.expected()}."
-      )
+    is_shaped = x.ndim == front + 1 and x.shape[-1] > 0 and is_pair
+    if not is_shaped or is_real == bool(self.vocabulary):
+      raise self._refusal(x)
     if is_real:
       return x[..., : self.max_len].astype(np.float32)
     if x.min() < 0 or x.max() >= len(self.vocabulary):
@@ -223,10 +257,7 @@ class Inputs:
 
   def _images(self, x: np.ndarray) -> np.ndarray:
     if x.shape[1:] != tuple(self.image):
-      raise UserError(
-        f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
-        f"{self.expected()}."
-      )
+      raise self._refusal(x)
     if np.issubdtype(x.dtype, np.floating):
       return x.astype(np.float32)
     mean, deviation = (

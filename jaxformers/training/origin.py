@@ -28,7 +28,7 @@ from jaxformers.models.transplant import (
   Transplant,
   transplant,
 )
-from jaxformers.tasks import Task
+from jaxformers.tasks import Task, arrays
 from jaxformers.training.checkpoint import read_best
 
 RECORD = "pretrained.json"  # File of a workdir with the record.
@@ -44,6 +44,7 @@ class Weights(NamedTuple):
     task: description of its task; see `Task.description`.
     record: content of its `vocabulary.json`: tokens, classes, sizes.
     step: step of its checkpoint.
+    imports: modules of a user's code that it needs; see `config.imports`.
   """
 
   params: Any
@@ -51,6 +52,7 @@ class Weights(NamedTuple):
   task: Mapping[str, Any]
   record: Mapping[str, Any]
   step: int
+  imports: str = ""
 
   @property
   def vocabulary(self) -> tuple[str, ...]:
@@ -64,6 +66,9 @@ class Weights(NamedTuple):
 
   def has_same_head(self, task: Task) -> bool:
     """Returns True if the model predicts what a model of a task predicts."""
+    if task.name == arrays.NAME:
+      # Examples given in Python have one name, whatever they are.
+      return dict(self.task) == task.description()
     return (
       self.task.get("task") == task.name
       and self.objective in ("", task.objective)
@@ -81,12 +86,13 @@ def read(folder: Path) -> Weights | None:
   if (folder / PARAMETERS).is_file():
     return _read_exported(folder)
   if is_run(folder):
-    config = workdirs.read_config(folder)
+    config = configs.complete(workdirs.read_config(folder))
     configs.import_modules(config)
     best, about = read_best(folder, config)
     params = jax.device_get(best.state.scored)
     record = workdirs.read(folder, "vocabulary.json")
-    return Weights(params, config["model"], about, record, best.step)
+    fields = (config["model"], about, record, best.step, config["imports"])
+    return Weights(params, *fields)
   if seeds := sorted(folder.glob("seed_*")):
     names = ", ".join(seed.name for seed in seeds)
     raise UserError(
@@ -112,12 +118,14 @@ def _read_exported(folder: Path) -> Weights:
     flat = safetensors.numpy.load_file(path)
     content = json.loads((folder / "model.json").read_bytes())
     about = {key: content[key] for key in ("model", "task", "step")}
+    about["imports"] = content.get("imports", "")
   except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
     raise UserError(
       f"{folder} cannot be read as an exported model ({error}): write it again "
       "with python -m jaxformers export."
     ) from None
   params = flax.traverse_util.unflatten_dict(flat, sep="/")
+  configs.import_modules(about)
   record = workdirs.read(folder, "vocabulary.json")
   return Weights(params, record=record, **about)
 

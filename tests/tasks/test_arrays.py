@@ -21,7 +21,6 @@ def test_every_text_is_in_one_split(pairs):
   assert len(train) + len(validation) == len(pairs)
   assert task.splits["test"] is validation
   assert task.selection == "test"
-  keys = np.concatenate([train.keys, validation.keys])
   # An example keeps its label, wherever it went.
   for split in (train, validation):
     batch = inputs_of(split)
@@ -30,7 +29,25 @@ def test_every_text_is_in_one_split(pairs):
       assert any(
         (x or " ") == text and y == task.classes[label] for x, y in pairs
       )
-  assert len({*keys.tolist()}) == len(pairs)
+
+
+def test_equal_inputs_are_held_out_together():
+  texts = [f"text {k % 50}" for k in range(100)]
+  task = from_arrays((texts, [k % 2 for k in range(100)]))
+  rows = [
+    {tuple(row) for row in inputs_of(task.splits[name])["inputs"].tolist()}
+    for name in ("train", "validation")
+  ]
+  assert not rows[0] & rows[1]
+
+
+def test_labels_stay_numbers_where_they_have_no_names():
+  rows = [[1, 2, 3], [4], [2, 2]] * 4
+  task = from_arrays((rows, [0, 1, 0] * 4))
+  assert (task.classes, task.num_classes) == ((), 2)
+  named = from_arrays((rows, [0, 1, 0] * 4), classes=("x", "y"))
+  other = from_arrays((rows, [0, 1, 0] * 4), classes=("x", "z"))
+  assert len({t.protocol for t in (task, named, other)}) == 3
 
 
 def test_ids_of_unequal_lengths():
@@ -79,6 +96,9 @@ def test_other_examples_have_another_description():
     ((["a"] * 3, [0.5, 1, 1]), {}, "labels float64"),
     (([[1, 9]] * 3, [0, 1, 1]), {"vocab_size": 5}, "give at least 10"),
     (([[-1]] * 3, [0, 1, 1]), {}, "an input int64"),
+    (([[1, 0, 2]] * 3, [0, 1, 1]), {}, "also for grey pixels"),
+    (([[1.0], [1.0, 2.0]] * 3, [0, 1] * 3), {}, "all of one length"),
+    ((np.ones((6, 3, 1)), [0, 1] * 3), {}, "numbers float32"),
     ((np.zeros((3, 4, 4, 1), np.uint8), [0, 1, 1]), {}, "Grey images are"),
   ],
 )

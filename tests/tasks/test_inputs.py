@@ -52,6 +52,35 @@ def test_pairs():
     pairs.batch(np.ones((2, 3, 4), np.int32))
 
 
+@pytest.mark.parametrize(
+  ("tokenizer", "vocabulary"),
+  [("words", ("<pad>", "<eos>", "<unk>", "the", "cat")), ("byte_pairs", ())],
+)
+def test_a_prompt_is_not_closed(tokenizer, vocabulary):
+  """A model that continues a text would begin another one."""
+  options = {"tokenizer": tokenizer}
+  if tokenizer == "byte_pairs":
+    fit = encodings.byte_pairs("text", size=300).fit
+    _, info = fit(iter([{"text": b"the cat and the cat"}] * 9))
+    options["tokenizer_json"] = info["tokenizer"]
+    vocabulary = encodings.pieces(info["tokenizer"])
+  inputs = Inputs(vocabulary, 9, **options)
+  closed, free = (
+    inputs.batch(["the cat"], closed=each)[0].tolist() for each in (True, False)
+  )
+  assert closed[:-1] == free
+  assert vocabulary[closed[-1]] == "<eos>"
+
+
+def test_lists_of_pixels_are_read_as_arrays_are():
+  raw = np.array([[[0, 50], [100, 200]], [[1, 2], [3, 4]]], np.uint8)
+  np.testing.assert_array_equal(PIXELS.batch([*raw]), PIXELS.batch(raw))
+  with pytest.raises(ValueError, match="all of one length"):
+    PIXELS.batch([np.ones(3, np.float32), np.ones(2, np.float32)])
+  with pytest.raises(ValueError, match=r"float64 \[1\].*ids int32"):
+    TEXT.batch([[1.5], [2, 3]])
+
+
 def test_pixels_are_scaled_and_numbers_are_not():
   raw = np.array([[[0, 50], [100, 200]]], np.uint8)
   want = [[-2, -1, 0, 2]]
@@ -69,6 +98,7 @@ def test_pixels_are_scaled_and_numbers_are_not():
   [
     (TEXT, "a text", "is one text: give a list of texts"),
     (TEXT, [], "no inputs"),
+    (TEXT, np.ones((2, 0), np.int32), r"int32 \[2, 0\]"),
     (TEXT, np.ones((2, 3)), r"float64 \[2, 3\].*ids int32 \[b, n\] below 257"),
     (TEXT, [[1, 257]], "ids from 1 to 257"),
     (TEXT, [[-1]], "ids from -1"),

@@ -360,7 +360,7 @@ def certify(
   if config.vocab_size and has_plain_tokens(config):
     reach = token_reach(np.asarray(token_table(model, params)))[ids]
     counts = _bisect(
-      lambda k: holds(replaced(reach, mask, np.floor(k))), zeros, n + 1.0, 1.0
+      lambda k: holds(replaced(reach, mask, k)), zeros, mask.sum(1) + 1.0, 1.0
     ).tolist()
   # Beyond the norm of the sequence itself nothing is searched for.
   radii = _bisect(
