@@ -113,7 +113,7 @@ def model_page(name: str) -> str:
 
 def lists() -> str:
   """Returns the page of configs, tasks and commands, in Markdown."""
-  from jaxformers import __main__, list_configs, list_tasks
+  from jaxformers import commands, list_configs, list_tasks
   from jaxformers.tables import markdown_table
   from jaxformers.tasks import TASKS
 
@@ -133,7 +133,7 @@ def lists() -> str:
     [
       "# Configs, tasks and commands",
       "## Commands",
-      f"```\n{__main__.overview()}\n```",
+      f"```\n{commands.overview()}\n```",
       "## Configs",
       markdown_table(("`--config`", "what it is"), configs),
       "## Tasks",

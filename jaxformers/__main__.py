@@ -1,60 +1,6 @@
-"""Runs a command, `python -m jaxformers NAME ...`, or lists them all."""
+"""`python -m jaxformers`: see `commands`."""
 
-from __future__ import annotations
-
-import ast
-import importlib
-import importlib.util
-import sys
-from pathlib import Path
-
-from jaxformers.cli import GROUPS, SUBCOMMANDS
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
-
-USAGE = """usage: jaxformers COMMAND ...
-
-  jaxformers train --config lra/listops:size=tiny --workdir runs/listops
-  jaxformers COMMAND --help
-"""
-
-
-def overview() -> str:
-  """Returns a line for each command: the first of its module's docstring.
-
-  No command is imported for it.
-  """
-  lines = [USAGE]
-  width = max(map(len, SUBCOMMANDS))
-  for title, names in GROUPS.items():
-    lines.append(f"{title}:")
-    for name in names:
-      spec = importlib.util.find_spec(SUBCOMMANDS[name])
-      source = Path(spec.origin).read_text(encoding="utf-8")
-      document = ast.get_docstring(ast.parse(source)) or ""
-      lines.append(f"  {name:<{width}}  {document.splitlines()[0]}")
-  return "\n".join(lines)
-
-
-def console() -> None:
-  """Runs a command. Flags alone train; no argument lists the commands."""
-  name = sys.argv[1] if len(sys.argv) > 1 else ""
-  if name in ("", "help", "--help", "-h"):
-    print(overview())
-    return
-  if name == "train":
-    del sys.argv[1]  # Flags of absl follow the name of the program.
-  if name == "train" or name.startswith("-"):
-    from jaxformers import main  # Defines flags.
-
-    main.console()
-    return
-  try:
-    choose("command", name, SUBCOMMANDS)
-  except UserError as error:
-    sys.exit(f"error: {error} `jaxformers --help` describes them.")
-  importlib.import_module(SUBCOMMANDS[name]).main(sys.argv[2:])
-
+from jaxformers.commands import console
 
 if __name__ == "__main__":
   console()

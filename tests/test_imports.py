@@ -59,7 +59,8 @@ ALLOWED = {
   },
   "api": {"config", "inference", "tasks", "training"},
   "sweep": {"config", "models", "tasks", "training"},
-  "__main__": {"main"},
+  "commands": {"main"},
+  "__main__": {"commands"},
 }
 # tensorflow-datasets takes a second to import: where data is prepared only.
 SLOW = {"tensorflow_datasets": ("builder.py", "metadata.py")}

@@ -13,6 +13,7 @@ from jaxformers.analysis.certificates import certified
 from jaxformers.analysis.evaluation import export
 from jaxformers.models import in_float32
 from jaxformers.training import loop, run
+from tests.marks import long_except
 
 TEXTS = ["[MAX 2 [SM 3 9 ] ]", "[MIN 4 1 ]", "7"]
 
@@ -91,7 +92,9 @@ def test_hidden_states_have_every_layer(model):
   assert np.isfinite(states).all()
 
 
-@pytest.mark.parametrize("name", ["model", "isometric"])
+@pytest.mark.parametrize(
+  "name", long_except(("model",), ("model", "isometric"))
+)
 def test_inputs_come_back(name, request):
   back = request.getfixturevalue(name).invert(TEXTS)
   assert back.texts == tuple(TEXTS)

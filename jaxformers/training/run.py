@@ -171,7 +171,7 @@ def _build(
 ) -> Run:
   """Opens the data and builds the model of a checked config."""
   options = {"data_dir": config["data_dir"], **config["task"]}
-  if task is None and options["name"] == arrays.NAME:
+  if task is None and options.get("name") == arrays.NAME:
     raise UserError(
       "The examples of this run were given in Python, and are not kept: call "
       "jaxformers.train with the same ones, or jaxformers.load for the model."

@@ -165,7 +165,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     model=model,
     params=params,
     step=5,
-    sample=lambda count, length, seed: np.asarray(IDS),
+    sample=lambda count, length, split, seed: np.asarray(IDS),
   )
   monkeypatch.setattr(
     trained,

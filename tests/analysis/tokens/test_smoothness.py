@@ -368,7 +368,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     if workdir.name == "seed_1":
       params = jax.tree.map(lambda leaf: 2 * leaf, params)
     return types.SimpleNamespace(
-      model=model, params=params, sample=lambda count, length: ids
+      model=model, params=params, sample=lambda count, length, split: ids
     )
 
   monkeypatch.setattr(trained, "load", load)
