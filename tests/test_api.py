@@ -195,14 +195,14 @@ def letters(*, data_dir: str = "", protocol: str = "mine"):
 
 def test_code_outside_of_the_package(tmp_path, monkeypatch):
   """A mixer, an optimiser and a task, named in the config and kept in it."""
-  (tmp_path / "mine.py").write_text(PLUGIN)
+  (tmp_path / "of_a_user.py").write_text(PLUGIN)
   config = """
 from jaxformers.recipes import lra
 
 def get_config(arg=None):
   from jaxformers import config as c
   config = c.load("lra/text:size=tiny,model=transformer")
-  config.imports = "mine"
+  config.imports = "of_a_user"
   config.task = {"name": "letters"}
   config.model.name = "halves"
   config.optimizer = {"name": "lion", "b1": 0.8}
@@ -234,8 +234,8 @@ def get_config(arg=None):
       )
       assert ran.stdout.split() == ["halves"]
   finally:
-    sys.modules.pop("mine", None)
-  (tmp_path / "mine.py").unlink()
+    sys.modules.pop("of_a_user", None)
+  (tmp_path / "of_a_user.py").unlink()
   importlib.invalidate_caches()
-  with pytest.raises(ValueError, match=r"imports='mine'.*PYTHONPATH"):
+  with pytest.raises(ValueError, match=r"imports='of_a_user'.*PYTHONPATH"):
     jf.load("run")

@@ -128,6 +128,7 @@ def examples(tmp_path_factory):
     )
     assert {"mean", "window"} <= {*mixers.import_modules()}
     yield folder
+    sys.modules.pop("mine", None)  # What it registers goes with the patch.
     for name in ("mean", "window"):
       del sys.modules[f"{mixers.__name__}.{name}"]
       delattr(mixers, name)
