@@ -289,19 +289,11 @@ class TrainedModel:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
       numbers = self._numbers(labels)
-    certificates = []
-    for start in range(0, len(x), batch_size):
-      part = slice(start, start + batch_size)
-      counts, radii = certified.certify(
-        model, self.params, x[part], numbers[part]
-      )
-      certificates += [
-        Certificate(self._label(k), count, radius)
-        for k, count, radius in zip(
-          numbers[part], counts, radii.tolist(), strict=True
-        )
-      ]
-    return certificates
+    greatest = certified.certify(model, self.params, x, numbers, batch_size)
+    return [
+      Certificate(self._label(k), count, radius)
+      for k, (count, radius) in zip(numbers, greatest, strict=True)
+    ]
 
   def _numbers(self, labels: Any) -> np.ndarray:
     """Returns labels, names or numbers, as numbers of classes."""

@@ -39,6 +39,7 @@ from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Change
 from jaxformers.models.bounds import (
   NOT_PLAIN,
+  LogitBound,
   find_bound,
   has_plain_tokens,
   head_kernels,
@@ -253,9 +254,13 @@ class Attack:
       change = change * jnp.minimum(1, limit / (size + 1e-30))
     return right
 
+  def mask(self, ids: np.ndarray) -> np.ndarray:
+    """Returns where there are tokens, bool [b, n]."""
+    return np.asarray(self._model.mask(jnp.asarray(ids)))
+
   def sizes(self, ids: np.ndarray) -> np.ndarray:
     """Returns the Frobenius norms of the embedded sequences, [b]."""
-    mask = np.asarray(self._model.mask(jnp.asarray(ids)))
+    mask = self.mask(ids)
     x = np.where(mask[..., None], np.asarray(self._embedded(ids)), 0)
     return np.sqrt(np.square(x.astype(np.float64)).sum((1, 2)))
 
@@ -314,20 +319,25 @@ def certified_accuracy(
 
 
 def certify(
-  model: Classifier, params: Any, ids: np.ndarray, labels: np.ndarray
-) -> tuple[list[int | None], np.ndarray]:
+  model: Classifier,
+  params: Any,
+  ids: np.ndarray,
+  labels: np.ndarray,
+  batch_size: int = BATCH,
+) -> list[tuple[int | None, float]]:
   """Returns the greatest changes that cannot change the class of examples.
 
   Args:
     model, params: classifier of sequences in float32, and its parameters.
     ids: inputs of the model, [b, n].
     labels: classes, [b].
+    batch_size: examples at a time.
 
   Returns:
     For each example the greatest number of replaced tokens under which the
     label certainly stays the greatest logit, None where inputs are numbers; and
     the greatest norm of a perturbation, as a share of the embedded sequence's
-    norm, float64 [b].
+    norm.
 
   Raises:
     UserError: for pairs, images, or layers without a bound for all sequences.
@@ -345,28 +355,58 @@ def certify(
       "allpass or certified_s4d, or random_transject with "
       "mixer.gating=certified."
     )
+  # Make once what does not depend on the examples.
   attack = Attack(model, params)
-  mask = np.asarray(model.mask(jnp.asarray(ids)))
+  kernel = head_kernels(model, params)[-1]
+  reach = None
+  if config.vocab_size and has_plain_tokens(config):
+    reach = token_reach(np.asarray(token_table(model, params)))
+  certificates = []
+  for start in range(0, len(ids), batch_size):
+    part = slice(start, start + batch_size)
+    example = (ids[part], labels[part])
+    certificates += _certify_batch(attack, bound, kernel, reach, *example)
+  return certificates
+
+
+def _certify_batch(
+  attack: Attack,
+  bound: LogitBound,
+  kernel: np.ndarray,
+  reach: np.ndarray | None,
+  ids: np.ndarray,
+  labels: np.ndarray,
+) -> list[tuple[int | None, float]]:
+  """Returns `certify` of the examples of a batch.
+
+  Args:
+    attack: the model as functions of ids.
+    bound: bound of the model, from `find_bound`.
+    kernel: kernel of the last linear map, [d, c].
+    reach: result of `token_reach`; None where tokens are not replaced.
+    ids, labels: examples, [b, n] and [b].
+  """
+  mask = attack.mask(ids)
   n = np.maximum(mask.sum(1), 1)
   sizes, logits = attack.sizes(ids), attack.logits(ids)
   rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
-  kernel = head_kernels(model, params)[-1]
 
   def holds(change: Change) -> np.ndarray:
     return is_certified(logits, labels, kernel, bound(change, n) + rounding)
 
   zeros = np.zeros(len(ids))
   counts: list[int | None] = [None] * len(ids)
-  if config.vocab_size and has_plain_tokens(config):
-    reach = token_reach(np.asarray(token_table(model, params)))[ids]
+  if reach is not None:
+    far = reach[ids]
     counts = _bisect(
-      lambda k: holds(replaced(reach, mask, k)), zeros, mask.sum(1) + 1.0, 1.0
+      lambda k: holds(replaced(far, mask, k)), zeros, mask.sum(1) + 1.0, 1.0
     ).tolist()
   # Beyond the norm of the sequence itself nothing is searched for.
   radii = _bisect(
     lambda share: holds(perturbed(share * sizes, n)), zeros, zeros + 1, 1e-6
   )
-  return [None if k is None else int(k) for k in counts], radii
+  numbers = [None if k is None else int(k) for k in counts]
+  return list(zip(numbers, radii.tolist(), strict=True))
 
 
 def _bisect(
