@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,8 +34,8 @@ class Trained:
     model: model of the run, applied with `params`.
     params: parameters of the best checkpoint.
     step: step of that checkpoint.
-    start: parameters that the run began with, those of `config.pretrained` if
-      it names any; None if these cannot be had any more.
+    make_start: returns the parameters that the run began with, or raises
+      UserError if they cannot be had any more; see `start`.
     workdir: workdir of the run.
   """
 
@@ -43,8 +44,19 @@ class Trained:
   model: Model
   params: Any
   step: int
-  start: Any = None
+  make_start: Callable[[], Any] = lambda: None
   workdir: Path = Path()
+
+  @functools.cached_property
+  def start(self) -> Any:
+    """Parameters that the run began with; None if they cannot be had any more.
+
+    Those of `config.pretrained`, if it names any, are read at the first use.
+    """
+    try:
+      return self.make_start()
+    except UserError:
+      return None
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the model in evaluation as a function, compiled once.
@@ -197,17 +209,12 @@ def load(
     return _with_weights(run, pretrained or workdir, model, options)
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(start)
-  try:
-    first = _first_params(run, start.params)
-  except UserError:
-    if untrained:
-      raise
-    first = None
+  make_start = functools.partial(_first_params, run, start.params)
   return Trained(
     *(run.config, run.task, run.model),
-    first if untrained else best.state.scored,
+    make_start() if untrained else best.state.scored,
     0 if untrained else best.step,
-    start=first,
+    make_start=make_start,
     workdir=run.workdir,
   )
 
@@ -263,6 +270,6 @@ def _with_weights(
   return Trained(
     {**run.config, "model": section},
     *(run.task, model, params, record.get("step", 0)),
-    start=start,
+    make_start=lambda: start,
     workdir=run.workdir,
   )
