@@ -14,6 +14,7 @@ from jaxformers import cli, workdirs
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
+from jaxformers.training import summary
 
 FOLDER = Path(__file__).with_name("models_to_try")
 PREFIX = "zoo:"
@@ -87,6 +88,28 @@ RECIPES = {
     "cifar-10-binary.tar.gz",
     "isometric on grey pixels: injective, bounded, and its pixels meet",
   ),
+  "text-lru": Recipe(
+    "lra/text:size=tiny,model=lru",
+    (
+      *("--config.task.max_len=256", *_steps(1_000)),
+      *("--config.eval_steps=100", "--config.checkpoint_steps=100"),
+      "--config.eval_examples=1000",
+    ),
+    "aclImdb_v1.tar.gz",
+    "LRU, a linear recurrence, on 256 bytes of reviews",
+  ),
+  "cifar10-neutreno": Recipe(
+    "vision/cifar10:size=tiny,model=neutreno",
+    ("--config.model.num_layers=6", *_steps(1_406)),
+    "cifar-10-binary.tar.gz",
+    "NeuTRENO on patches of CIFAR-10, two epochs",
+  ),
+  "language-allpass": Recipe(
+    "lm/text:size=tiny,model=allpass",
+    ("--config.model.d_model=48", *_steps(1_500)),
+    "aclImdb_v1.tar.gz",
+    "a causal injective language model of reviews, in byte pairs",
+  ),
 }
 
 
@@ -124,7 +147,8 @@ def main() -> None:
   for name, recipe in RECIPES.items():
     results = workdirs.read_results(require(name))
     metric = results["metric"]
-    score = f"{results['task']}, {metric} {results[metric]:.1%}"
+    score = summary.format_score(metric, results[metric])
+    score = f"{results['task']}, {metric} {score}"
     parameters = f"{results['parameters']:,}"
     rows.append((f"{PREFIX}{name}", score, parameters, recipe.about))
   columns = ("jaxformers.load", "test score", "parameters", "what it is")

@@ -1,6 +1,7 @@
 """The table of what every model costs."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -25,6 +26,26 @@ def test_the_table_marks_who_has_more(capsys):
   first, second = (line.split("|") for line in lines[-2:])
   assert first[1:5] == [" transformer ", " 158,666 ", " 1.00 ", " yes "]
   assert second[1:5] == [" transject ", " 5,640,844 ", " 35.55 ", " NO "]
+
+
+def test_the_page_of_encoders_has_these_costs(capsys):
+  """For two models; the page has a row for each."""
+  command.main(
+    [
+      *("--config", "lra/text:size=tiny", "--models", "transformer,isometric"),
+      *("--sizes", "vocab_size=257,max_len=1024,num_classes=2"),
+    ]
+  )
+  page = pathlib.Path("docs/mixers.md").read_text(encoding="utf-8")
+  for line in capsys.readouterr().out.splitlines()[-2:]:
+    name, rest = line.removeprefix("| ").split(" ", 1)
+    assert f"| `{name}` {rest}" in page
+  columns = "| ".join(
+    ("| model ", *(f"{name} " for name in command.COLUMNS[1:]))
+  )
+  _, _, table = page.partition(f"{columns}|\n")
+  rows = table.partition("\n\n")[0].splitlines()[1:]
+  assert [row.split("`")[1] for row in rows] == sorted(models.MODELS)
 
 
 def test_without_a_config_all_models_are_listed(capsys):

@@ -1,5 +1,6 @@
 """The models that come with the package are scored again."""
 
+import numpy as np
 import pytest
 
 import jaxformers as jf
@@ -39,6 +40,21 @@ def score(name, task):
   batch = split.batch(range(min(COUNT, len(split))), task.max_len)
   labels = model.outputs(batch["inputs"]).argmax(-1)
   return (labels == batch["targets"]).mean(), model.results["accuracy"]
+
+
+def test_the_language_model_expects_english():
+  """Words of reviews are likelier than the same letters in another order."""
+  model = jf.load("zoo:language-allpass")
+  losses = []
+  for text in ("one of the best movies of the year", "eht fo raey seivom tseb"):
+    ids = model.encode([text])[0]
+    log_p = model.outputs([text])[0]  # Of what follows each token.
+    losses.append(-log_p[np.arange(len(ids) - 1), ids[1:]].mean())
+  likely, unlikely = losses
+  assert np.exp(likely) < model.results["perplexity"] < np.exp(unlikely)
+  (text,) = model.generate(["the film is"], 8, temperature=0.5)
+  assert text.isprintable()
+  assert len(model.encode([text])[0]) > 1
 
 
 def test_generated_tasks_are_scored_again(data_dir):
