@@ -176,9 +176,9 @@ def command(
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
       build = make_parser or (lambda: parser(function.__module__, *arguments))
-      given = sys.argv[1:] if argv is None else list(argv)
-      overrides = list(filter(is_override, given)) if takes_overrides else []
-      rest = [argument for argument in given if argument not in overrides]
+      flags = sys.argv[1:] if argv is None else list(argv)
+      overrides = list(filter(is_override, flags)) if takes_overrides else []
+      rest = [flag for flag in flags if flag not in overrides]
       options = vars(build().parse_args(rest))
       if takes_overrides:
         options["overrides"] = overrides

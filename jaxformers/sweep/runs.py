@@ -115,19 +115,19 @@ class Sweep:
     if not open_data:
       return list(cells)
     # Prepare the data, and read the results that there are.
-    found = []
+    runnable = []
     for cell, config in zip(cells, cell_configs, strict=True):
       try:
         self.describe_task(config)
       except UserError as error:
         self.missing[cell.title] = str(error)
         continue
-      found.append(cell)
+      runnable.append(cell)
       for seed in seeds:
         self.read_results(cell, seed)
-    if not found:
+    if not runnable:
       raise UserError("\n".join(dict.fromkeys(self.missing.values())))
-    return found
+    return runnable
 
   def run(self, cell: Cell, seed: int) -> dict[str, Any] | None:
     """Returns the results of a run, which is trained first if it has none.
@@ -246,21 +246,21 @@ def run_grid(
     UserError: before the first run, see `Sweep.check`.
   """
   # Check all runs that may be started.
-  found = sweep.check(candidates(cells, tuned), seeds, open_data=not dry_run)
+  runnable = sweep.check(candidates(cells, tuned), seeds, open_data=not dry_run)
   if dry_run:
-    for cell in found:
+    for cell in runnable:
       # Which value the other seeds get is only known after tuning.
       for seed in seeds[:1] if tuned else seeds:
         if not (sweep.folder(cell, seed) / "results.json").exists():
           print(shlex.join(sweep.command(cell, seed)))
     return []
   # Choose the best value of each cell under the first seed.
-  chosen: Sequence[Cell | None] = found
+  chosen: Sequence[Cell | None] = runnable
   if tuned:
     cells = [
-      cell for cell in cells if {*candidates([cell], tuned)}.issubset(found)
+      cell for cell in cells if {*candidates([cell], tuned)}.issubset(runnable)
     ]
-    sweep.submit([(cell, seeds[0]) for cell in found])
+    sweep.submit([(cell, seeds[0]) for cell in runnable])
     chosen = [sweep.tune(cell, tuned, seeds[0]) for cell in cells]
   # Run the cells with all seeds.
   pairs = [(cell, seed) for cell in chosen if cell for seed in seeds]

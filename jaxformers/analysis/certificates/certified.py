@@ -118,10 +118,10 @@ def is_certified(
 
 def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
   """Returns the logit of the label less the greatest other one, [b]."""
-  own = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+  of_class = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
   classes = jnp.arange(logits.shape[1])[None]
   others = jnp.where(classes == labels[:, None], -jnp.inf, logits)
-  return own - others.max(1)
+  return of_class - others.max(1)
 
 
 class Attack:
@@ -180,8 +180,8 @@ class Attack:
       scores = slope[:, : self._table.shape[1]] @ self._table.T
       scores = scores.at[:, 0].set(jnp.inf)
       best = scores.argmin(1)
-      own = jnp.take_along_axis(scores, row[:, None], 1)[:, 0]
-      gain = jnp.where(is_free, own - scores.min(1), -jnp.inf)
+      before = jnp.take_along_axis(scores, row[:, None], 1)[:, 0]
+      gain = jnp.where(is_free, before - scores.min(1), -jnp.inf)
       _, places = jax.lax.top_k(gain, min(CANDIDATES, len(row)))
       return places, best[places]
 
@@ -461,8 +461,8 @@ def attacked_accuracy(
   return _shares(survived)
 
 
-def _shares(found: dict[Key, list[np.ndarray]]) -> dict[Key, float]:
-  return {key: float(np.concatenate(x).mean()) for key, x in found.items()}
+def _shares(survived: dict[Key, list[np.ndarray]]) -> dict[Key, float]:
+  return {k: float(np.concatenate(x).mean()) for k, x in survived.items()}
 
 
 def make_batches(split: Any, places: np.ndarray, max_len: int) -> list[Batch]:

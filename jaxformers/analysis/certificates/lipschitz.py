@@ -277,8 +277,8 @@ def table(content: dict[str, Any]) -> str:
     return f"[{low:.4g}, {high:.4g}]"
 
   def line(label: str, intervals: Any) -> str:
-    known = intervals or {}
-    spans = [span(*known[kind]) if kind in known else "-" for kind in KINDS]
+    by_kind = intervals or {}
+    spans = [span(*by_kind[k]) if k in by_kind else "-" for k in KINDS]
     return f"{label:>5}  {spans[0]:18}  {spans[1]:18}"
 
   guarantee, measured = content["guaranteed"], content["measured"]

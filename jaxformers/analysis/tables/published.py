@@ -100,11 +100,11 @@ def mismatch(run: Result, column: Column, table: Table) -> str:
     reasons.append("begins with trained weights")
   # Compare the number of test examples and their length.
   if column.examples and run["examples"] != column.examples:
-    found, wanted = run["examples"], column.examples
-    reasons.append(f"{found:,} test examples, not {wanted:,}")
+    scored = f"{run['examples']:,} test examples"
+    reasons.append(f"{scored}, not {column.examples:,}")
   if run["max_len"] < column.length:
-    found, wanted = run["max_len"], column.length
-    reasons.append(f"cut to {found:,} tokens, not {wanted:,}")
+    cut = f"cut to {run['max_len']:,} tokens"
+    reasons.append(f"{cut}, not {column.length:,}")
   if column.source not in run["data"].get("source", ""):
     reasons.append(f"{run['data'].get('source')}, not {column.source}")
   # An option that the config lacks counts as the published one.
@@ -124,10 +124,10 @@ def row_name(run: Result, table: Table) -> str:
   fields = configs.flatten(run["config"])
 
   def agrees(name: str, value: Any) -> bool:
-    found = fields.get(name)
+    field = fields.get(name)
     if isinstance(value, tuple):
-      return found in value
-    return bool(found) == value if isinstance(value, bool) else found == value
+      return field in value
+    return bool(field) == value if isinstance(value, bool) else field == value
 
   for name, wanted in table.rows.items():
     if all(agrees(*item) for item in wanted.items()):
@@ -177,8 +177,8 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
   for name, of_model in rows.items():
     numbers = zip(table.columns, table.scores.get(name, ()), strict=False)
     theirs = {c.title: value for c, value in numbers if value is not None}
-    found = of_model or [Row(name, "", {}, {})]
-    filled += [row._replace(theirs=theirs) for row in found]
+    ours = of_model or [Row(name, "", {}, {})]
+    filled += [row._replace(theirs=theirs) for row in ours]
   return Filled(table, filled)
 
 
