@@ -34,12 +34,19 @@ def test_the_list_has_scores(capsys):
 
 
 def score(name, task):
-  """Accuracy on some test examples, and what its results say."""
+  """Score of some test examples, and what its results say.
+
+  Accuracy; for a language model, nats a token.
+  """
   model = jf.load(f"zoo:{name}")
   split = task.splits["test"]
-  batch = split.batch(range(min(COUNT, len(split))), task.max_len)
-  labels = model.outputs(batch["inputs"]).argmax(-1)
-  return (labels == batch["targets"]).mean(), model.results["accuracy"]
+  batch = split.batch(np.arange(min(COUNT, len(split))), task.max_len)
+  outputs, targets = model.outputs(batch["inputs"]), batch["targets"]
+  if "perplexity" in model.results:
+    log_p = np.take_along_axis(outputs, targets[..., None], -1)[..., 0]
+    nats = -np.average(log_p, weights=batch["weights"])
+    return nats, np.log(model.results["perplexity"])
+  return (outputs.argmax(-1) == targets).mean(), model.results["accuracy"]
 
 
 def test_the_language_model_expects_english():
