@@ -11,11 +11,13 @@ from pathlib import Path
 from jaxformers.cli import GROUPS, SUBCOMMANDS
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
+from jaxformers.version import __version__
 
 USAGE = """usage: jaxformers COMMAND ...
 
   jaxformers train --config lra/listops:size=tiny --workdir runs/listops
   jaxformers COMMAND --help
+  jaxformers --version
 """
 
 
@@ -41,6 +43,9 @@ def console() -> None:
   name = sys.argv[1] if len(sys.argv) > 1 else ""
   if name in ("", "help", "--help", "-h"):
     print(overview())
+    return
+  if name == "--version":
+    print(__version__)
     return
   if name == "train":
     del sys.argv[1]  # Flags of absl follow the name of the program.

@@ -203,8 +203,8 @@ class TrainedModel:
   def _require(self, objective: str, method: str, advice: str) -> None:
     if self.model.objective != objective:
       raise UserError(
-        f"{method} is for {objective.replace('_', ' ')}, and this model is for "
-        f"{self.model.objective.replace('_', ' ')}: {advice}."
+        f"{method} is for the objective {objective!r}, and this model has "
+        f"{self.model.objective!r}: {advice}."
       )
 
   def generate(

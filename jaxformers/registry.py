@@ -81,9 +81,16 @@ class Registry(collections.UserDict[str, Any]):
   An unknown name raises `UserError`, which lists the choices.
   """
 
-  def __init__(self, kind: str) -> None:
+  def __init__(self, kind: str, *, is_open: bool = False) -> None:
+    """Makes an empty registry.
+
+    Args:
+      kind: noun for its entries in messages, in the singular.
+      is_open: True if modules of users, which a config names, add entries.
+    """
     super().__init__()
     self.kind = kind
+    self.is_open = is_open
 
   def register(self, name: str) -> Callable[[Any], Any]:
     """Returns a decorator that adds an entry under a name."""
@@ -97,4 +104,8 @@ class Registry(collections.UserDict[str, Any]):
     return add
 
   def __missing__(self, name: str) -> NoReturn:
-    raise unknown(self.kind, name, self)
+    error = unknown(self.kind, name, self)
+    if self.is_open:
+      remedy = "If it is your own, name its module in config.imports."
+      raise UserError(f"{error} {remedy}")
+    raise error

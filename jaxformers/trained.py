@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers import cli, models
+from jaxformers import cli, models, zoo
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
@@ -196,6 +196,11 @@ def load(
     UserError: if there is no run, if the `config.json` is of another program,
       if no checkpoint was evaluated, or if other weights do not fit.
   """
+  if str(workdir).startswith(zoo.PREFIX):
+    raise UserError(
+      f"{workdir} is a model without a run and its data: open it in Python, "
+      f"jaxformers.load({str(workdir)!r}), or give the workdir of a run."
+    )
   # The first state gives shapes and placement of what is restored.
   run = open_trained_run(Path(workdir).absolute())
   start = compilers.layout().place_state(run.initial_state())

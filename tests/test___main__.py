@@ -4,6 +4,7 @@ import runpy
 
 import pytest
 
+import jaxformers
 from jaxformers import cli
 
 
@@ -29,6 +30,12 @@ def test_all_commands_fit_a_screen(monkeypatch, capsys, argv):
   assert max(map(len, lines)) <= 100
   listed = {line.split()[0] for line in lines if line.startswith("  ")}
   assert listed >= cli.SUBCOMMANDS.keys()
+
+
+def test_the_version(monkeypatch, capsys):
+  monkeypatch.setattr("sys.argv", ["jaxformers", "--version"])
+  runpy.run_module("jaxformers", run_name="__main__")
+  assert capsys.readouterr().out == f"{jaxformers.__version__}\n"
 
 
 def test_a_name_runs_its_command(monkeypatch, capsys):

@@ -85,6 +85,13 @@ def test_texts_are_read_as_the_task_reads_them(model):
   assert model.encode(ids).tolist() == ids.tolist()
 
 
+def test_a_text_that_is_too_long_is_cut_with_a_warning(model):
+  longer = f"[MAX {'1 ' * 40}]"
+  limit = model.inputs.max_len
+  with pytest.warns(UserWarning, match=f"is cut to {limit}.*MAX 1 1"):
+    assert model.encode([longer]).shape == (1, limit)
+
+
 def test_hidden_states_have_every_layer(model):
   states, mask = model.hidden_states(TEXTS)
   assert states.shape == (3, 3, 7, 16)
@@ -133,7 +140,9 @@ def test_certificates_are_the_greatest_that_hold(isometric):
 def test_what_a_model_cannot(model, workdir, tmp_path):
   with pytest.raises(ValueError, match=r"'transject' have no bound.*isometric"):
     model.certify(TEXTS)
-  with pytest.raises(ValueError, match=r"generate is for language model.*pred"):
+  with pytest.raises(
+    ValueError, match=r"generate is for the objective .language_model.*pred"
+  ):
     model.generate(TEXTS, 3)
   with pytest.raises(ValueError, match="There is no folder"):
     jf.load(tmp_path / "nothing")
@@ -168,7 +177,9 @@ def test_a_language_model_goes_on(smoke, tmp_path):
   assert first == second
   assert len(first) == 2
   assert model.outputs(["to b"]).shape == (1, 4, 257)
-  with pytest.raises(ValueError, match="predict is for classification"):
+  with pytest.raises(
+    ValueError, match="predict is for the objective .classification"
+  ):
     model.predict(["to b"])
 
 

@@ -17,6 +17,12 @@ def test_an_unknown_name_lists_the_choices_and_the_nearest():
   assert "softmx" not in names
 
 
+def test_a_registry_of_users_says_how_their_names_are_found():
+  names = registry.Registry("mixer", is_open=True)
+  with pytest.raises(ValueError, match="'mine'.*its module in config.imports"):
+    names["mine"]
+
+
 def test_a_name_is_taken_once():
   names = registry.Registry("mixer")
   names.register("softmax")(1)

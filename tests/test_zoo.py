@@ -5,7 +5,7 @@ import pytest
 
 import jaxformers as jf
 from jaxformers import config as configs
-from jaxformers import tasks, workdirs, zoo
+from jaxformers import tasks, trained, workdirs, zoo
 
 # Examples that are scored again.
 COUNT = 200
@@ -31,6 +31,20 @@ def test_the_list_has_scores(capsys):
     ValueError, match="model of the zoo 'listops'.*listops-s5"
   ):
     jf.load("zoo:listops")
+
+
+def test_a_model_that_is_absent_is_listed_as_such(
+  capsys, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(zoo, "FOLDER", tmp_path)
+  zoo.main([])
+  printed = capsys.readouterr().out
+  assert printed.count("not in this installation") == len(zoo.RECIPES)
+
+
+def test_a_command_names_what_opens_a_model_of_the_zoo():
+  with pytest.raises(ValueError, match="jaxformers.load.'zoo:listops-s5'"):
+    trained.load("zoo:listops-s5")
 
 
 def score(name, task):

@@ -41,7 +41,7 @@ from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import rotation
 from jaxformers.registry import Registry, choose
 
-MIXERS: Registry = Registry("mixer")
+MIXERS: Registry = Registry("mixer", is_open=True)
 # Greatest number of entries of a random array that the compiled program holds
 # as a constant; the program draws larger arrays itself.
 LARGEST_CONSTANT = 2**22

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxformers.registry import Registry
 
-MODELS: Registry = Registry("model")
+MODELS: Registry = Registry("model", is_open=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -123,6 +124,9 @@ class Inputs:
   ) -> np.ndarray:
     """Returns the ids of a text as a model reads it, int32 [n], not padded.
 
+    A longer text is cut, as the task's examples are, with a warning if the
+    limit is the model's.
+
     Args:
       text: any text; unknown words are encoded as in the task's examples.
       length: largest number of ids, opening and closing ones included; 0 for
@@ -142,7 +146,14 @@ class Inputs:
       is_end = ids[-1:] > 0 and self.vocabulary[int(ids[-1])] == encodings.END
       ids = ids[:-1] if is_end else ids
     split = pack([ids], np.zeros(1, np.int32), **marks)
-    n = min(int(split.lengths()[0]), length or self.max_len)
+    whole = int(split.lengths()[0])
+    n = min(whole, length or self.max_len)
+    if n < whole and not length:
+      warnings.warn(
+        f"A text of {whole:,} tokens is cut to {n:,}, the greatest length of "
+        "this model: {!r}...".format(text[:40]),
+        stacklevel=2,
+      )
     return split.batch(np.array([0]), n)["inputs"][0]
 
   def decode(self, ids: np.ndarray) -> str:

@@ -15,7 +15,7 @@ from jaxformers.errors import UserError
 from jaxformers.registry import Registry
 from jaxformers.tasks.inputs import Inputs
 
-TASKS: Registry = Registry("task")
+TASKS: Registry = Registry("task", is_open=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

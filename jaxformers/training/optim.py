@@ -23,8 +23,8 @@ from jaxformers.training.riemannian import riemannian
 Tx, Rate = optax.GradientTransformation, optax.Schedule
 Decays = Callable[[Any], Any]
 
-SCHEDULES: Registry = Registry("schedule")
-OPTIMIZERS: Registry = Registry("optimizer")
+SCHEDULES: Registry = Registry("schedule", is_open=True)
+OPTIMIZERS: Registry = Registry("optimizer", is_open=True)
 LAYER = re.compile(r"encoder/layer_(\d+)/")
 
 

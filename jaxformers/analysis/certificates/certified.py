@@ -590,7 +590,7 @@ def lines(content: dict[str, Any]) -> list[str]:
   """Returns the result of `report` as lines of text."""
   rows = [
     (
-      f"{row['strength']} tokens"
+      f"{row['strength']} token{'s' * (row['strength'] != 1)}"
       if kind == "tokens"
       else f"{row['strength']:g} of the norm",
       "-" if row["certified"] is None else f"{row['certified']:.2%}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -244,7 +245,10 @@ def plane(
   planes: list[np.ndarray] = []
   for layer in x:
     isomap = Isomap(n_neighbors=min(neighbours, count - 1), n_components=2)
-    y = isomap.fit_transform(layer)
+    with warnings.catch_warnings():
+      # Groups of tokens that are far apart are joined where they are nearest.
+      warnings.simplefilter("ignore")
+      y = isomap.fit_transform(layer)
     y = y - y.mean(0)
     if planes:
       # Turn to the layer before (orthogonal Procrustes).

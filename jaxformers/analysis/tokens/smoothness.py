@@ -374,8 +374,10 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
   """
   similarity = [cosine_similarity(x, captured.mask) for x in captured.hidden]
   result = {"similarity": jnp.stack([jnp.nanmean(s) for s in similarity])}
-  # All other quantities need keys and values in every layer.
-  if not all({"key", "value"} <= {*heads} for heads in captured.heads):
+  # All other quantities need keys and values in every layer; layers that are a
+  # loop, and those without heads, have none.
+  has_keys = [{"key", "value"} <= {*heads} for heads in captured.heads]
+  if not has_keys or not all(has_keys):
     return result
   mask = captured.mask[:, None]
   quantities, weights = zip(

@@ -2,4 +2,4 @@
 
 from jaxformers.registry import Registry
 
-BLOCKS: Registry = Registry("block")
+BLOCKS: Registry = Registry("block", is_open=True)

@@ -12,6 +12,7 @@ from jaxformers import models, trained
 from jaxformers.analysis.tokens import smoothness as s
 from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.models.variables import make_variables
+from tests.marks import long_except
 
 
 @pytest.fixture(autouse=True)
@@ -293,13 +294,24 @@ def build(name, **options):
     vocab_size=20,
     max_len=9,
     num_classes=3,
-    d_model=8,
     num_layers=3,
-    **options,
+    **{"d_model": 8, **options},
   )
   ids = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
   init = jax.jit(functools.partial(model.init, train=False))
   return model, init(jax.random.key(1), ids)["params"], np.asarray(ids)
+
+
+@pytest.mark.parametrize(
+  "name",
+  long_except(("isometric", "lru", "mega"), sorted(models.MODELS)),
+)
+def test_every_encoder_has_curves(name):
+  with jax.enable_x64(False):
+    model, params, ids = build(name, d_model=16)
+    measured = s.measure_curves(model, params, ids)
+  assert len(measured["similarity"]) == 4
+  assert np.isfinite(measured["similarity"]).all()
 
 
 def test_curves_of_a_model():
