@@ -70,11 +70,11 @@ RECIPES = {
     "aclImdb_v1.tar.gz",
     "Random-TransJect on bytes of reviews",
   ),
-  "text-isometric": Recipe(
-    "lra/text:size=tiny,model=isometric",
-    (*_TEXT, "--config.margin_tokens=1", *_steps(4_400)),
+  "text-certified": Recipe(
+    "lra/text:size=tiny,model=random_transject",
+    (*_TEXT, "--config.model.mixer.num_experts=1", *_steps(2_800)),
     "aclImdb_v1.tar.gz",
-    "isometric on bytes, trained for certificates of replaced bytes",
+    "Random-TransJect of one expert: predictions that some bytes cannot change",
   ),
   "text-transformer": Recipe(
     "lra/text:size=tiny,model=transformer,seed=1",

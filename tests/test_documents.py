@@ -373,7 +373,7 @@ def check_install(argv, **_):
   """Extras that pip is asked for are those of setup.cfg."""
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
-  assert argv[0] == "install"
+  assert argv[0] in ("install", "wheel")
   for extra in re.findall(r"\[(\w+)\]", " ".join(argv)):
     assert extra in setup["options.extras_require"]
 
