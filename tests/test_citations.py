@@ -32,4 +32,4 @@ def test_figures_of_the_report(request):
   assert rows["How alike tokens become"] == (
     "NeuTRENO, figures 1, 3 and 5, table 4"
   )
-  assert rows["Attention maps"] == "NeuTRENO, figure 4"
+  assert rows["Softmax of queries and keys"] == "NeuTRENO, figure 4"

@@ -150,8 +150,8 @@ class Inputs:
     n = min(whole, length or self.max_len)
     if n < whole and not length:
       warnings.warn(
-        f"A text of {whole:,} tokens is cut to {n:,}, the greatest length of "
-        "this model: {!r}...".format(text[:40]),
+        f"{text[:40]!r} has {whole:,} tokens, and is cut to {n:,}, the most "
+        "that this model reads.",
         stacklevel=2,
       )
     return split.batch(np.array([0]), n)["inputs"][0]

@@ -9,7 +9,7 @@ chance, whatever it knows of tokens, places and counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from jaxformers.data.engine.source import Keyed, Source
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines
+from jaxformers.tasks.inputs import TOKENIZERS, Ids
 from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import TASKS, Task
 
@@ -98,6 +99,21 @@ def generated(
   )
 
 
+@TOKENIZERS.register("marks")
+def _marks(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
+  """Returns the ids of marks such as "a..b"; spaces are left out."""
+  del tokenizer_json
+  table = {mark: i for i, mark in enumerate(vocabulary) if i}
+
+  def ids(text: str) -> np.ndarray:
+    marks = "".join(text.split())
+    if unknown := sorted({*marks} - table.keys()):
+      raise UserError(f"{unknown[0]!r} is no mark: use {' '.join(table)}.")
+    return np.array([table[mark] for mark in marks], np.uint8)
+
+  return ids
+
+
 @TASKS.register("planted_pairs")
 def load_planted_pairs(
   *,
@@ -134,6 +150,7 @@ def load_planted_pairs(
     protocol=protocol,
     splits={**splits, **hold_out(splits["train"], num_validation)},
     vocabulary=VOCABULARY,
+    tokenizer="marks",
     max_len=length,
     num_classes=len(LABELS),
     classes=LABELS,

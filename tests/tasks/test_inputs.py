@@ -1,6 +1,7 @@
 """Texts and arrays as the inputs of a model, without a data set."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -23,9 +24,15 @@ COLOURS = Inputs(
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
 def test_texts_come_back_up_to_their_greatest_length(texts):
-  batch = TEXT.batch(texts)
+  with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    batch = TEXT.batch(texts)
   assert batch.dtype == np.int32
   assert batch.shape[1] <= 10
+  cut = [text for text in texts if len(text.encode()) > 10]
+  assert [str(w.message).split(" has ")[0] for w in caught] == [
+    repr(text[:40]) for text in cut
+  ]
   for row, text in zip(batch, texts, strict=True):
     cut = text.encode()[:10].decode(errors="replace")
     assert TEXT.decode(row) == cut

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxformers import tasks
-from jaxformers.tasks import pairs
+from jaxformers.tasks import inputs, pairs
 
 SIZES = dict(num_train=60, num_validation=20, num_test=40)
 
@@ -64,3 +64,11 @@ def test_the_seed_is_that_of_the_data(tmp_path):
 def test_marks_that_do_not_fit_are_refused(tmp_path, options):
   with pytest.raises(ValueError, match=r"num_pairs=.*at most length / 4"):
     load(tmp_path, **options)
+
+
+def test_marks_are_written_as_text(tmp_path):
+  task = load(tmp_path)
+  read = inputs.TOKENIZERS[task.tokenizer](task.vocabulary, "")
+  assert read("a. .b").tolist() == [2, 1, 1, 3]
+  with pytest.raises(ValueError, match="'c' is no mark: use . a b"):
+    read("a.c")

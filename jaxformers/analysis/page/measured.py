@@ -424,9 +424,11 @@ def _of_smoothness(rows: Rows) -> list[Figure]:
     caption.format(what)
     for what in ("mean over heads", f"head by head, at most {MOST_HEADS}")
   )
-  heads = Texts("attention_heads", "Attention maps of heads", each)
+  heads = Texts("attention_heads", "Softmax of queries and keys, by head", each)
   return [
     smoothness.figure(rows.of["smooth"], rows.describe_data()),
-    plots.maps(Texts("attention", "Attention maps", mean), rows.of["maps"]),
+    plots.maps(
+      Texts("attention", "Softmax of queries and keys", mean), rows.of["maps"]
+    ),
     plots.maps(heads, rows.of["heads"]),
   ]
