@@ -86,7 +86,7 @@ def test_texts_are_read_as_the_task_reads_them(model):
 
 
 def test_a_text_that_is_too_long_is_cut_with_a_warning(model):
-  longer = f"[MAX {'1 ' * 40}]"
+  longer = f"[MAX {'1 ' * 60}]"
   limit = model.inputs.max_len
   with pytest.warns(UserWarning, match=f"MAX 1 1.*is cut to {limit}"):
     assert model.encode([longer]).shape == (1, limit)
