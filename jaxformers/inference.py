@@ -236,34 +236,51 @@ class TrainedModel:
     )
     return self.decode(drawn)
 
-  def hidden_states(self, inputs: Any) -> HiddenStates:
-    """Returns the embedded tokens and the output of every layer."""
-    captured = capture(self.model, self._variables, self.encode(inputs))
-    states = np.stack([np.asarray(x) for x in captured.hidden])
-    return HiddenStates(states, np.asarray(captured.mask))
+  def hidden_states(self, inputs: Any, *, batch_size: int = 32) -> HiddenStates:
+    """Returns the embedded tokens and the output of every layer.
 
-  def invert(self, inputs: Any) -> Inversion:
+    Args:
+      inputs: texts or arrays.
+      batch_size: inputs at a time.
+    """
+    captured = [
+      capture(self.model, self._variables, batch)
+      for batch in _batches(self.encode(inputs), batch_size)
+    ]
+    states = [np.stack([np.asarray(x) for x in c.hidden]) for c in captured]
+    masks = [np.asarray(c.mask) for c in captured]
+    return HiddenStates(np.concatenate(states, 1), np.concatenate(masks))
+
+  def invert(self, inputs: Any, *, batch_size: int = 32) -> Inversion:
     """Runs the layers on inputs, and then backwards from the last output.
+
+    Args:
+      inputs: texts or arrays.
+      batch_size: inputs at a time.
 
     Raises:
       UserError: for a model whose layers cannot be undone.
     """
     x = self.encode(inputs)
     model = models.in_float32(self.model)
-    hidden, side = inverse.forward(model, self.params, jnp.asarray(x))
-    back = inverse.inverse(model, self.params, hidden[-1], side)
-    values, _ = inverse.tokens(model, self.params, back)
     first = int(model.config.cls)
-    mask = np.asarray(side.mask)[:, first:]
-    values = np.where(mask, values, 0)
-    wanted = x.reshape(mask.shape)
-    recovered = np.isclose(values, wanted, atol=1e-4)[mask].mean()
-    difference = np.abs(np.asarray(back - hidden[0]))[np.asarray(side.mask)]
+    parts, masks, error = [], [], 0.0
+    for batch in _batches(x, batch_size):
+      hidden, side = inverse.forward(model, self.params, jnp.asarray(batch))
+      back = inverse.inverse(model, self.params, hidden[-1], side)
+      parts.append(inverse.tokens(model, self.params, back)[0])
+      mask = np.asarray(side.mask)
+      masks.append(mask[:, first:])
+      difference = np.abs(np.asarray(back - hidden[0]))[mask]
+      error = max(error, float(difference.max(initial=0)))
+    mask = np.concatenate(masks)
+    values = np.where(mask, np.concatenate(parts), 0)
+    recovered = np.isclose(values, x.reshape(mask.shape), atol=1e-4)[mask]
     return Inversion(
       values,
       tuple(self.decode(values)) if self.inputs.tokenizer else (),
-      float(recovered),
-      float(difference.max(initial=0)),
+      float(recovered.mean()),
+      error,
     )
 
   def certify(
@@ -331,6 +348,11 @@ class TrainedModel:
     if self.results:
       workdirs.write(path, "results.json", self.results)
     return path
+
+
+def _batches(x: np.ndarray, batch_size: int) -> list[np.ndarray]:
+  """Returns inputs in parts of at most `batch_size`."""
+  return [x[i : i + batch_size] for i in range(0, len(x), batch_size)]
 
 
 def load(folder: str | Path) -> TrainedModel:

@@ -97,13 +97,16 @@ def test_hidden_states_have_every_layer(model):
   assert states.shape == (3, 3, 7, 16)
   assert mask.sum(1).tolist() == [7, 4, 1]
   assert np.isfinite(states).all()
+  one_by_one = model.hidden_states(TEXTS, batch_size=1)
+  np.testing.assert_allclose(one_by_one.states, states, atol=1e-5)
+  np.testing.assert_array_equal(one_by_one.mask, mask)
 
 
 @pytest.mark.parametrize(
   "name", long_except(("model",), ("model", "isometric"))
 )
 def test_inputs_come_back(name, request):
-  back = request.getfixturevalue(name).invert(TEXTS)
+  back = request.getfixturevalue(name).invert(TEXTS, batch_size=2)
   assert back.texts == tuple(TEXTS)
   assert back.recovered == 1
   assert back.error < 1e-4
