@@ -9,7 +9,8 @@ from scratch with half of the steps for each. `--objectives masked,causal` also
 predicts what follows, with mixers that have a causal form. Batches and models
 are the same in both phases; fields of one phase are set by
 `--pretraining FIELD=VALUE,...` and `--tuning FIELD=VALUE,...`, and arguments
-that begin with --config. go to every run.
+that begin with --config. go to every run. `--out FOLDER` draws the scores that
+chose the checkpoints, over the steps of both phases.
 
 After a stop, run the same command again: runs with results are not repeated,
 and the others resume, in whichever phase they were. `--slurm` and `--set` are
@@ -21,14 +22,17 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxformers import cli, interrupts
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Texts
+from jaxformers.analysis.tables import runs
 from jaxformers.errors import UserError
 from jaxformers.sweep import arguments, grid, pretraining
-from jaxformers.sweep.pretraining import Pretraining
+from jaxformers.sweep.pretraining import Phase, Pretraining, Way
 from jaxformers.sweep.runs import Sweep
 
 
@@ -56,6 +60,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     ),
     cli.argument("--pretraining", **pairs, help="fields of pre-training"),
     cli.argument("--tuning", **pairs, help="fields of fine-tuning"),
+    cli.argument("--out", type=Path, help="folder of pretraining.png and .csv"),
     arguments.SETTINGS,
     cli.argument("--seeds", default="0", help="such as 0,1,2"),
     arguments.SLURM,
@@ -102,17 +107,60 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
         print(shlex.join(command))
     return []
   all_runs.check(chosen, cells, seeds)
-  rows = []
+  rows, points = [], []
   for way in chosen:
     by_cell = all_runs.run(way, cells, seeds)
-    rows += [
-      pretraining.table_row(cell.title, way, results)
-      for cell, results in zip(cells, by_cell, strict=True)
-      if results
-    ]
+    last = all_runs.phases(way, cells)[-1]
+    for phase, cell, results in zip(last, cells, by_cell, strict=True):
+      if results:
+        rows.append(pretraining.table_row(cell.title, way, results))
+        points += _points(way, cell.title, phase, results)
   if rows:
     print("\n" + pretraining.table(rows))
+  if args.out:
+    _draw(points, args.out)
   return all_runs.sweeps
+
+
+def _points(
+  way: Way,
+  title: str,
+  last: Phase,
+  results: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
+) -> Iterator[tuple[str, int, str, int, float]]:
+  """Yields the scores that chose the checkpoints, as `plots.curves` has them.
+
+  Steps of pre-training come before those of the last phase.
+
+  Args:
+    way: way of the runs.
+    title: cell, which has a panel.
+    last: last phase of the cell.
+    results: seeds, with the results of all phases.
+  """
+  for seed, phases in results:
+    before = sum(phase["config"]["total_steps"] for phase in phases[:-1])
+    metric = phases[-1]["metric"]
+    (record,), _ = runs.discover([last.folder(seed)])
+    for line in record.metrics:
+      for key, value in line.items():
+        split, _, name = key.partition("/")
+        if name == metric and split != "train":
+          yield way.title, seed, title, before + line["step"], value
+
+
+def _draw(points: Sequence[Any], out: Path) -> None:
+  """Draws scores over steps into a folder, with a panel for each cell."""
+  panels = {row[2]: row[2] for row in points}
+  caption = (
+    "Scores on the selection split over the steps of both phases: a curve that "
+    "begins late has spent the steps before on pre-training."
+  )
+  texts = Texts("pretraining", "Pre-training and fine-tuning", caption)
+  figure = plots.curves(texts, points, "step", panels, markers=False)
+  out.mkdir(parents=True, exist_ok=True)
+  figure.write(out)
+  print(f"Written to {out / 'pretraining.png'}.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

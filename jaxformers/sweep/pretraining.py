@@ -38,6 +38,11 @@ class Way(NamedTuple):
   share: float = 0.0
 
   @property
+  def title(self) -> str:
+    """Name for people, such as "masked 50%", or "none"."""
+    return f"{self.objective} {self.share:.0%}" if self.share else "none"
+
+  @property
   def folder(self) -> Path:
     """Folder of its runs, such as masked_0.5."""
     return Path(f"{self.objective}_{self.share:g}" if self.share else "scratch")
@@ -289,9 +294,8 @@ def table_row(
   seconds = statistics.mean(
     sum(phase["train_seconds"] for phase in phases) for _, phases in results
   )
-  kind = f"{way.objective} {way.share:.0%}" if way.share else "none"
   listed = ", ".join(f"{score:.2f}" for score in scores)
-  return [title, kind, steps, f"{mean} {metric}", listed, f"{seconds:.0f}"]
+  return [title, way.title, steps, f"{mean} {metric}", listed, f"{seconds:.0f}"]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformers import workdirs
 from jaxformers.sweep.pretraining import Way, split_budget, ways
 from launch import pretrain
 
@@ -54,6 +55,22 @@ def test_fine_tuning_begins_with_the_run_of_its_own_seed(
   said = capsys.readouterr().out
   assert f"| {SPEC} | none | 1,500 | 50.00 +- 0.00 accuracy |" in said
   assert f"| {SPEC} | masked 50% | 750 + 750 | 50.00" in said
+  # Scores over the steps of both phases.
+  for path in tmp_path.rglob("results.json"):
+    lines = [
+      (150, {"train/accuracy": 0.5}),
+      (300, {"validation/accuracy": 0.4}),
+    ]
+    text = "".join(workdirs.metrics_line(*line) for line in lines)
+    path.with_name("metrics.jsonl").write_text(text)
+  pretrain.main([*argv, f"--out={tmp_path / 'drawn'}"])
+  drawn = (tmp_path / "drawn" / "pretraining.csv").read_text().splitlines()
+  assert drawn[0] == "run,seed,quantity,step,value"
+  assert [row.rsplit(",", 2)[1:] for row in drawn[1:]] == [
+    *[["300", "0.4"]] * 2,
+    *[["1050", "0.4"]] * 2,
+  ]
+  assert (tmp_path / "drawn" / "pretraining.png").exists()
   # Nothing is run twice, although the second phase depends on the first.
   pretrain.main(argv)
   assert len(runs.commands) == 6
