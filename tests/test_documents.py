@@ -217,13 +217,18 @@ def with_arguments(module, *more):
 
 
 def once(module, run):
-  """Runs the first command of a module; of later ones the arguments alone."""
+  """Runs the first command of a module; of later ones the arguments alone.
+
+  So of those that name files that are not here.
+  """
   has_run = []
 
   def run_first(argv, **context):
-    chosen = parse_only(module) if has_run else run
-    has_run.append(argv)
-    chosen(argv, **context)
+    if has_run or any("PATH/" in argument for argument in argv):
+      parse_only(module)(argv, **context)
+    else:
+      has_run.append(argv)
+      run(argv, **context)
 
   return run_first
 
