@@ -69,7 +69,7 @@ def forward(
   shared = layers.shared(encoder, hidden[0], mask).value
   # Compute each layer's side output again, from the layer's input.
   sides = tuple(
-    invertible.forward(layers, weights, x, shared, mask)[1]
+    _apply(layers, weights, x, shared, mask)[1]
     for weights, x in zip(layers.weights(encoder), hidden[:-1], strict=True)
   )
   return hidden, Side(mask, sides, shared)

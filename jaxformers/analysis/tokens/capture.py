@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -57,13 +58,14 @@ def num_tokens(model: Model, ids: np.ndarray) -> int:
   return int(tokens.max()) - model.config.cls
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def capture(
   model: Model,
   variables: Any,
   ids: jax.Array,
   embedded: jax.Array | None = None,
 ) -> Capture:
-  """Returns the hidden states between layers, in evaluation.
+  """Returns the hidden states between layers, in evaluation; compiled once.
 
   Products are at the full precision of the compute type, on accelerators too.
 
