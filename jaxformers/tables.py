@@ -37,3 +37,9 @@ def plus_minus(
   """Returns "1.23 +- 0.45", or the mean alone if there is no deviation."""
   bar = "" if math.isnan(deviation) else f" {sign} {deviation:.{digits}f}"
   return f"{mean:.{digits}f}{bar}"
+
+
+def format_score(metric: str, value: float) -> str:
+  """Returns a score as text: perplexity and error unchanged, or in percent."""
+  digits = {"perplexity": 2, "error": 4}.get(metric)
+  return f"{value:.2%}" if digits is None else f"{value:.{digits}f}"

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from jaxformers import cli, workdirs
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
-from jaxformers.tables import markdown_table
-from jaxformers.training import summary
+from jaxformers.tables import format_score, markdown_table
 
 FOLDER = Path(__file__).with_name("models_to_try")
 PREFIX = "zoo:"
@@ -155,7 +154,7 @@ def main() -> None:
     if find(name).is_dir():
       results = workdirs.read_results(find(name))
       metric = results["metric"]
-      score = summary.format_score(metric, results[metric])
+      score = format_score(metric, results[metric])
       score = f"{results['task']}, {metric} {score}"
       parameters = f"{results['parameters']:,}"
     rows.append((f"{PREFIX}{name}", score, parameters, recipe.about))

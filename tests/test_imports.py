@@ -34,7 +34,8 @@ ALLOWED = {
   "training": {
     *("models", "tasks", "data", "config", "orthogonal", "workdirs"),
   },
-  "trained": {"config", "models", "tasks", "training", "workdirs"},
+  "zoo": {"workdirs"},
+  "trained": {"config", "models", "tasks", "training", "workdirs", "zoo"},
   "analysis.plotting": set(),
   "analysis.tokens": {"models", "orthogonal", "trained", "analysis.plotting"},
   "analysis.certificates": {
@@ -52,7 +53,6 @@ ALLOWED = {
   "main": {"config", "training"},
   "list_configs": {"config"},
   "list_tasks": {"tasks"},
-  "zoo": {"workdirs"},
   "inference": {
     *("analysis.certificates", "analysis.tokens", "models", "tasks"),
     *("trained", "training", "workdirs", "zoo"),

@@ -6,18 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxformers import models, workdirs
+from jaxformers.tables import format_score
 from jaxformers.training import origin, provenance
 from jaxformers.training.checkpoint import Restored
 from jaxformers.training.progress import duration
 from jaxformers.training.run import Run
 
 UNITS = {"perplexity": "tokens", "error": "tokens", "mean_iou": "images"}
-
-
-def format_score(metric: str, value: float) -> str:
-  """Returns a score as text: perplexity and error unchanged, or in percent."""
-  digits = {"perplexity": 2, "error": 4}.get(metric)
-  return f"{value:.2%}" if digits is None else f"{value:.{digits}f}"
 
 
 def format_scores(means: Mapping[str, Any], metric: str) -> str:

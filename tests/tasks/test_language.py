@@ -62,7 +62,11 @@ def test_a_text_of_the_user_is_read_as_the_stream(folder, tmp_path, tokens):
   np.testing.assert_array_equal(
     task.encode(WORDS["test"], 99), np.asarray(split.tokens) + split.shift
   )
-  assert len(task.encode(WORDS["test"])) == 4
+  if len(split.tokens) > 4:
+    with pytest.warns(UserWarning, match="is cut to 4"):
+      assert len(task.encode(WORDS["test"])) == 4
+  else:
+    assert len(task.encode(WORDS["test"])) == 4
 
 
 def test_rules_without_a_model(folder, tmp_path):
