@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 # Values of the cell of parameters, where they are others than in the notebook.
 REDUCED = {
   "1_train_and_look": {"steps": 2},
-  "2_back_to_the_tokens": {"steps": 2, "count": 100},
+  "2_back_to_the_tokens": {"steps": 2, "layers": 2, "count": 100},
   "3_over_smoothing": {"steps": 2, "layers": 2, "archive": "random"},
   "5_add_your_own_mixer": {"steps": 4},
   "6_your_own_data": {"steps": 6, "count": 200},

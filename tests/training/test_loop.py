@@ -145,8 +145,8 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(
 
 # One of each way in which a layer draws, carries, or has a block.
 SOME_MODELS = (
-  *("informer", "linformer", "mega", "neutreno", "reformer", "s5"),
-  *("synthesizer", "transformer", "transformer_rezero", "transject"),
+  *("informer", "mega", "neutreno", "reformer", "s5", "synthesizer"),
+  *("transject",),
 )
 
 
