@@ -243,9 +243,10 @@ class TrainedModel:
       inputs: texts or arrays.
       batch_size: inputs at a time.
     """
+    x = self.encode(inputs)
     captured = [
       capture(self.model, self._variables, batch)
-      for batch in _batches(self.encode(inputs), batch_size)
+      for batch in np.split(x, range(batch_size, len(x), batch_size))
     ]
     states = [np.stack([np.asarray(x) for x in c.hidden]) for c in captured]
     masks = [np.asarray(c.mask) for c in captured]
@@ -265,7 +266,7 @@ class TrainedModel:
     model = models.in_float32(self.model)
     first = int(model.config.cls)
     parts, masks, error = [], [], 0.0
-    for batch in _batches(x, batch_size):
+    for batch in np.split(x, range(batch_size, len(x), batch_size)):
       hidden, side = inverse.forward(model, self.params, jnp.asarray(batch))
       back = inverse.inverse(model, self.params, hidden[-1], side)
       parts.append(inverse.tokens(model, self.params, back)[0])
@@ -348,11 +349,6 @@ class TrainedModel:
     if self.results:
       workdirs.write(path, "results.json", self.results)
     return path
-
-
-def _batches(x: np.ndarray, batch_size: int) -> list[np.ndarray]:
-  """Returns inputs in parts of at most `batch_size`."""
-  return [x[i : i + batch_size] for i in range(0, len(x), batch_size)]
 
 
 def load(folder: str | Path) -> TrainedModel:

@@ -110,10 +110,14 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
   rows, points = [], []
   for way in chosen:
     by_cell = all_runs.run(way, cells, seeds)
-    last = all_runs.phases(way, cells)[-1]
-    for phase, cell, results in zip(last, cells, by_cell, strict=True):
-      if results:
-        rows.append(pretraining.table_row(cell.title, way, results))
+    rows += [
+      pretraining.table_row(cell.title, way, results)
+      for cell, results in zip(cells, by_cell, strict=True)
+      if results
+    ]
+    if args.out:
+      last = all_runs.phases(way, cells)[-1]
+      for phase, cell, results in zip(last, cells, by_cell, strict=True):
         points += _points(way, cell.title, phase, results)
   if rows:
     print("\n" + pretraining.table(rows))
@@ -158,9 +162,8 @@ def _draw(points: Sequence[Any], out: Path) -> None:
   )
   texts = Texts("pretraining", "Pre-training and fine-tuning", caption)
   figure = plots.curves(texts, points, "step", panels, markers=False)
-  out.mkdir(parents=True, exist_ok=True)
-  figure.write(out)
-  print(f"Written to {out / 'pretraining.png'}.")
+  paths = figure.write(out)
+  print(f"Written to {', '.join(map(str, paths))}.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

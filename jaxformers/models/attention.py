@@ -188,7 +188,7 @@ class Cache(NamedTuple):
     """Returns keys and values of all tokens so far, and which are seen.
 
     Args:
-      k, v: of the new tokens, [b, h, n, e].
+      k, v: keys and values of the new tokens, [b, h, n, e].
 
     Returns:
       Keys and values [b, h, max_len, e]; and where a query sees a key, bool
@@ -200,9 +200,9 @@ class Cache(NamedTuple):
     if not self.module.max_len:
       raise UserError("A cache of keys needs max_len: give a number of tokens.")
     k, v = (jnp.swapaxes(a, 1, 2) for a in (k, v))
-    known = extend(self.module, self.mask, self.module.max_len, k=k, v=v)
-    k, v = (jnp.swapaxes(known.arrays[name], 1, 2) for name in "kv")
-    return k, v, known.seen[:, None]
+    cache = extend(self.module, self.mask, self.module.max_len, k=k, v=v)
+    k, v = (jnp.swapaxes(cache.arrays[name], 1, 2) for name in "kv")
+    return k, v, cache.seen[:, None]
 
   def recall(self, name: str) -> Any:
     """Returns what was remembered under a name, None at first."""

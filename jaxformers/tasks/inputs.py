@@ -146,12 +146,12 @@ class Inputs:
       is_end = ids[-1:] > 0 and self.vocabulary[int(ids[-1])] == encodings.END
       ids = ids[:-1] if is_end else ids
     split = pack([ids], np.zeros(1, np.int32), **marks)
-    whole = int(split.lengths()[0])
-    n = min(whole, length or self.max_len)
-    if n < whole and not length:
+    num_tokens = int(split.lengths()[0])
+    n = min(num_tokens, length or self.max_len)
+    if n < num_tokens and not length:
       warnings.warn(
-        f"{text[:40]!r} has {whole:,} tokens, and is cut to {n:,}, the most "
-        "that this model reads.",
+        f"{text[:40]!r} has {num_tokens:,} tokens, and is cut to {n:,}, the "
+        "most that this model reads.",
         stacklevel=2,
       )
     return split.batch(np.array([0]), n)["inputs"][0]

@@ -29,9 +29,9 @@ def test_texts_come_back_up_to_their_greatest_length(texts):
     batch = TEXT.batch(texts)
   assert batch.dtype == np.int32
   assert batch.shape[1] <= 10
-  cut = [text for text in texts if len(text.encode()) > 10]
+  too_long = [text for text in texts if len(text.encode()) > 10]
   assert [str(w.message).split(" has ")[0] for w in caught] == [
-    repr(text[:40]) for text in cut
+    repr(text[:40]) for text in too_long
   ]
   for row, text in zip(batch, texts, strict=True):
     cut = text.encode()[:10].decode(errors="replace")

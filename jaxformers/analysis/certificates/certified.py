@@ -302,7 +302,7 @@ def certified_accuracy(
   held: dict[Key, list[np.ndarray]] = {}
   for batch in tqdm(batches, "certificates", disable=None):
     ids, labels = batch["inputs"], batch["targets"]
-    mask = np.asarray(model.mask(jnp.asarray(ids)))
+    mask = attack.mask(ids)
     n = np.maximum(mask.sum(1), 1)
     changes: dict[Key, Change] = {
       ("tokens", k): replaced(reach[ids], mask, k) for k in counts

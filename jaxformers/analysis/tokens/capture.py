@@ -65,9 +65,10 @@ def capture(
   ids: jax.Array,
   embedded: jax.Array | None = None,
 ) -> Capture:
-  """Returns the hidden states between layers, in evaluation; compiled once.
+  """Returns the hidden states between layers, in evaluation.
 
-  Products are at the full precision of the compute type, on accelerators too.
+  Compiled once for a model and the shape of its inputs. Products are at the
+  full precision of the compute type, on accelerators too.
 
   Args:
     model: model from `models.build`.
