@@ -81,32 +81,38 @@ def compile_pmap(
   """Compiles step(state, batch) by pmap; the state stays unreplicated.
 
   Arguments and results are those of `compile_jit`, so checkpoints are the same
-  in both modes. Nothing is donated: pmap copies the state to the devices.
+  in both modes. Every process maps its devices, and sums are over the devices
+  of all processes. Nothing is donated: pmap copies the state to the devices.
 
   Raises:
-    UserError: for a layout that splits more than batches, or for several
-      processes.
+    UserError: for a layout that splits more than batches.
   """
   del state, donate
-  if not layout.splits_batches_alone or jax.process_count() > 1:
+  if not layout.splits_batches_alone:
     raise UserError(
-      'config.parallel="pmap" splits batches alone, over the devices of one '
-      'process: leave config.mesh empty, or choose parallel="jit".'
+      'config.parallel="pmap" splits only batches, over all devices: leave '
+      'config.mesh empty, or choose parallel="jit".'
     )
   # The state goes to every device, and one copy of it comes back.
-  compiled = jax.pmap(
+  mapped = jax.pmap(
     functools.partial(step, axis_name=DATA),
     axis_name=DATA,
     devices=layout.mesh.devices.ravel().tolist(),
     in_axes=(None, 0),
     out_axes=None,
   )
+  # pmap takes and returns arrays of this process; a state spans all processes.
+  local = jax.sharding.Mesh(layout.mesh.local_mesh.devices.ravel(), (DATA,))
+  rows = jax.NamedSharding(local, jax.P(DATA))
+
+  def compiled(state: Any, batch: Any) -> Any:
+    return jax.tree.map(layout.replicated, mapped(state, batch))
 
   def place(batch: Any) -> Any:
     # pmap maps over a first axis of devices.
-    shape = (layout.mesh.size, -1)
+    shape = (local.size, -1)
     split = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), batch)
-    return layout.place_batch(split)
+    return jax.device_put(split, rows)
 
   return compiled, place
 

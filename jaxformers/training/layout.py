@@ -220,6 +220,20 @@ class Layout:
     """Places a state that all processes have on the devices of the mesh."""
     return jax.tree.map(put, state, self.state_sharding(state))
 
+  def replicated(self, array: jax.Array) -> jax.Array:
+    """Returns an array with copies on the mesh's devices of all processes.
+
+    Args:
+      array: the same values in all processes, with a copy on each device of
+        this process. Nothing is moved.
+    """
+    if array.sharding.device_set == {*self.mesh.devices.flat}:
+      return array
+    copies = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(
+      array.shape, self.sharding(), copies
+    )
+
   def gather(self, params: Any) -> Any:
     """Returns parameters that are not split over `fsdp`, as a step reads them.
 

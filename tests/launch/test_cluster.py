@@ -126,6 +126,19 @@ def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
   assert worst(alone, tmp_path) < 1e-5
 
 
+def test_two_processes_map_their_own_devices(alone, data, tmp_path):
+  """By pmap, each of two processes maps two devices, and sums over all four."""
+  mode = "--config.parallel=pmap"
+  launch(2, 2, *command(tmp_path / "a", data, mode))
+  assert results(tmp_path / "a")["hardware"]["devices"] == 4
+  assert worst(alone, tmp_path / "a") < 1e-5
+  # A checkpoint of both processes is whole: one process goes on from it.
+  shutil.rmtree(tmp_path / "a" / "checkpoints" / "12")
+  (tmp_path / "a" / "results.json").unlink()
+  launch(1, 1, *command(tmp_path / "a", data, mode))
+  assert worst(alone, tmp_path / "a") < 1e-5
+
+
 @pytest.mark.long
 def test_when_one_is_killed_the_other_ends_with_a_message(
   alone, data, tmp_path

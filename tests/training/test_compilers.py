@@ -38,5 +38,5 @@ def test_unknown_mode():
 
 def test_pmap_splits_batches_alone():
   layout = compilers.layout("data:2,model:2")
-  with pytest.raises(ValueError, match="pmap.*splits batches alone"):
+  with pytest.raises(ValueError, match="pmap.*splits only batches"):
     compilers.compile_step("pmap", step, layout)
