@@ -119,7 +119,7 @@ def lists() -> str:
 
   configs = [
     (f"`{name}`", list_configs.document(path).splitlines()[0])
-    for name, path in list_configs.names().items()
+    for name, path in configs.packaged_names().items()
   ]
   tasks = [
     (

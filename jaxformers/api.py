@@ -58,6 +58,7 @@ def train(
     loaded = configs.load_with(str(config), overrides)
   else:
     loaded = configs.base(**configs.plain(config))
+    configs.drop_replaced(loaded, options or {})
     configs.set_options(loaded, options or {})
   task = None
   if train is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import json
 import sys
@@ -122,7 +123,30 @@ def names(text: str) -> list[str]:
 
 def is_override(argument: str) -> bool:
   """Returns True for an argument that sets a field of a config."""
-  return argument.startswith(("--config.", "--noconfig."))
+  name = argument.removeprefix("-").removeprefix("-")
+  return name != argument and name.startswith(("config.", "noconfig."))
+
+
+def split_overrides(
+  arguments: Sequence[str],
+) -> tuple[list[str], list[str]]:
+  """Returns the arguments that set fields of a config, and the others.
+
+  "--config.seed 1" becomes "--config.seed=1"; a field that is followed by
+  another flag, such as "--config.wandb --eval_only", stands for True.
+  """
+  overrides, rest = [], []
+  words = collections.deque(arguments)
+  while words:
+    word = words.popleft()
+    if not is_override(word):
+      rest.append(word)
+      continue
+    is_whole = "=" in word or word.lstrip("-").startswith("no")
+    if not is_whole and words and not words[0].startswith("-"):
+      word = f"{word}={words.popleft()}"
+    overrides.append(word)
+  return overrides, rest
 
 
 def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
@@ -177,13 +201,15 @@ def command(
       # Build the parser at the call, so that an import does no work.
       build = make_parser or (lambda: parser(function.__module__, *arguments))
       flags = sys.argv[1:] if argv is None else list(argv)
-      overrides = list(filter(is_override, flags)) if takes_overrides else []
-      rest = [flag for flag in flags if flag not in overrides]
+      overrides, rest = [], flags
+      if takes_overrides:
+        overrides, rest = split_overrides(flags)
       options = vars(build().parse_args(rest))
       if takes_overrides:
         options["overrides"] = overrides
       try:
-        function(**options)
+        with interrupts.closed_pipe():
+          function(**options)
       except KeyboardInterrupt:
         if not on_interrupt:
           raise

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from jaxformers import interrupts
 from jaxformers.cli import GROUPS, SUBCOMMANDS
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -42,7 +43,8 @@ def console() -> None:
   """Runs a command. Flags alone train; no argument lists the commands."""
   name = sys.argv[1] if len(sys.argv) > 1 else ""
   if name in ("", "help", "--help", "-h"):
-    print(overview())
+    with interrupts.closed_pipe():
+      print(overview())
     return
   if name == "--version":
     print(__version__)

@@ -1,6 +1,7 @@
 r"""Lists the models, or what each costs under a config beside the Transformer.
 
 python -m jaxformers models
+python -m jaxformers models lru s5
 python -m jaxformers models --config configs/lra/listops.py
 python -m jaxformers models --config configs/lra/listops.py \
     --config.model.num_layers=4 --models transject,transformer
@@ -138,10 +139,11 @@ def table(costs: list[Fields]) -> str:
   return markdown_table(COLUMNS, lines, right=(1, 2, 4, 5, 6))
 
 
-def catalogue() -> str:
-  """Returns the names of all models with mixer, block and a line on each."""
+def catalogue(names: Sequence[str]) -> str:
+  """Returns the names of models with mixer, block and a line on each."""
   lines = []
-  for name, variant in sorted(MODELS.items()):
+  for name in names:
+    variant = MODELS[name]
     # List the options that define the variant, and its defaults.
     options = {**variant.fixed, **variant.defaults}
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
@@ -153,6 +155,7 @@ def catalogue() -> str:
 
 
 @cli.command(
+  cli.argument("names", nargs="*", help="models to list (default: all)"),
   cli.option("config", "", "path.py:key=value,..."),
   cli.option("models", "", "names: a,b (default: all)"),
   cli.option("sizes", "", "sizes of the task, see above"),
@@ -161,6 +164,7 @@ def catalogue() -> str:
   takes_overrides=True,
 )
 def main(
+  names: list[str],
   config: str,
   models: str,
   sizes: str,
@@ -169,12 +173,13 @@ def main(
   overrides: Sequence[str],
 ) -> None:
   """Prints the names of the models, or what each costs under a config."""
+  names = names or cli.names(models) or sorted(MODELS)
   if not config:
     if models or sizes or as_json or overrides:
       raise UserError(
         "--models, --sizes, --json and --config.FIELD need a --config."
       )
-    print(speed.counts_table() if published else catalogue())
+    print(speed.counts_table() if published else catalogue(names))
     return
   if published:
     raise UserError("--published has sizes of its own: leave --config out.")
@@ -183,7 +188,6 @@ def main(
       "--config.model.name would rename every row: give --models."
     )
   configs.load_with(config, overrides)  # Imports the modules that it names.
-  names = cli.names(models) or sorted(MODELS)
   for name in names:
     choose("model", name, MODELS)
   # Data are opened only if no sizes are given.

@@ -1,10 +1,12 @@
-"""Ends a command after Ctrl-C with one line instead of a traceback."""
+"""Ends a command that is interrupted or whose reader has gone, quietly."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 
@@ -19,3 +21,19 @@ def leave(advice: str) -> NoReturn:
   sys.stderr.write(f"\nInterrupted. Run the same command again: {advice}\n")
   sys.stderr.flush()
   os._exit(128 + signal.SIGINT)
+
+
+@contextlib.contextmanager
+def closed_pipe() -> Iterator[None]:
+  """Ends this process with status 141 if the reader of its output has gone.
+
+  `jaxformers models | head` closes the pipe after ten lines; a shell's own
+  tools end in the same way, by SIGPIPE.
+  """
+  try:
+    yield
+    sys.stdout.flush()
+  except BrokenPipeError:
+    # Python flushes again at its end: let that write go nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)

@@ -21,15 +21,6 @@ def document(path: Path) -> str:
   return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
-def names() -> dict[str, Path]:
-  """Returns the files of all configs of the package by their names."""
-  files = sorted(configs.PACKAGED.rglob("*.py"))
-  return {
-    path.relative_to(configs.PACKAGED).with_suffix("").as_posix(): path
-    for path in files
-  }
-
-
 @cli.command(
   cli.argument(
     "name", nargs="?", default="", help="config to describe, such as lra/text"
@@ -41,7 +32,8 @@ def main(name: str) -> None:
     print(document(configs.find_file(name.partition(":")[0])))
     return
   rows = [
-    (config, document(path).splitlines()[0]) for config, path in names().items()
+    (config, document(path).splitlines()[0])
+    for config, path in configs.packaged_names().items()
   ]
   print(markdown_table(("--config", "what it is"), rows))
 

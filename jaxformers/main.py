@@ -1,20 +1,23 @@
 r"""Trains the model of a config, and scores it on the test split.
 
-python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
-    --workdir runs/listops
+python -m jaxformers.main --config configs/lra/listops.py:size=tiny
+
+Without --workdir the run has a folder below runs/, which is printed first. The
+same command resumes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 from jaxformers import allocator, cli, interrupts, paths
 from jaxformers import config as configs
@@ -29,15 +32,18 @@ _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, flags.Error)
 
 FLAGS = flags.FLAGS
 
-config_flags.DEFINE_config_file(
-  "config",
-  None,
-  "Path of a config with its arguments, path.py:key=value,key=value. "
-  "--config.section.field=value overrides a field.",
-)
-# Name, default, least value and description of the other flags.
+# Name, default, least value and description of the flags.
 _FLAGS = (
-  ("workdir", None, None, "Folder for checkpoints, metrics and results."),
+  (
+    *("config", None, None),
+    "Config and its arguments: lra/text:size=tiny, or path.py:key=value. "
+    "--config.section.field=value overrides a field.",
+  ),
+  (
+    *("workdir", None, None),
+    "Folder for checkpoints, metrics and results. "
+    "Default: runs/CONFIG-MODEL-ARGUMENTS-PROTOCOL-SEED.",
+  ),
   ("seeds", "", None, "Run several seeds, such as 0,1,2, in WORKDIR/seed_N."),
   ("eval_only", False, None, "Score the best checkpoint of the workdir again."),
   ("profile", False, None, "Write a trace of ten steps to WORKDIR/profile."),
@@ -90,21 +96,33 @@ def _prepare_jax() -> None:
     processes.start(cluster)
 
 
-def _run(seeds: list[int]) -> None:
-  """Trains and scores the config, once for each seed if there are seeds."""
+def _run(overrides: list[str], seeds: list[int], began: float) -> None:
+  """Trains and scores the config, once for each seed if there are seeds.
+
+  Args:
+    overrides: arguments that set fields of the config.
+    seeds: seeds of the runs, one after the other; [] for the config's seed.
+    began: value of `time.perf_counter` at the start of the process.
+  """
   _prepare_jax()
   from jaxformers.training import loop, processes, summary
+  from jaxformers.training.run import default_workdir
 
   modes = {"eval_only": FLAGS.eval_only, "profile": FLAGS.profile}
-  # Seeds run one after the other, each in a folder of its own.
   for seed in seeds or [None]:
-    workdir = Path(FLAGS.workdir, "" if seed is None else f"seed_{seed}")
-    config = FLAGS.config.copy_and_resolve_references()
+    config = configs.override(FLAGS.config, overrides)
     if seed is not None:
       config.seed = seed
-    results = loop.run(config, workdir, **modes)
+    # Every seed has its folder.
+    workdir = FLAGS.workdir
+    if workdir is None:
+      workdir = default_workdir(FLAGS.config, config)
+    elif seed is not None:
+      workdir = Path(workdir, f"seed_{seed}")
+    results = loop.run(config, workdir, began=began, **modes)
     if processes.is_first():
       print(summary.table(results), flush=True)
+    began = time.perf_counter()
 
 
 def _explain(error: Exception) -> tuple[int, str | None]:
@@ -153,13 +171,18 @@ def _ignore_closed_loop(unraisable: Any) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def main(_: list[str]) -> None:
-  """Runs what the flags ask for; a user's mistake ends in one message."""
+def main(argv: list[str], began: float) -> None:
+  """Runs what the flags ask for; a user's mistake ends in one message.
+
+  Args:
+    argv: program, and arguments that set fields of the config.
+    began: value of `time.perf_counter` at the start of the process.
+  """
   # orbax warns of what is intended, and logs at length what it raises as well.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _ignore_closed_loop
   try:
-    _run(cli.numbers("seeds", FLAGS.seeds))
+    _run(argv[1:], cli.numbers("seeds", FLAGS.seeds), began)
   except KeyboardInterrupt:
     interrupts.leave("it resumes from the latest checkpoint.")
   except Exception as error:
@@ -167,39 +190,44 @@ def main(_: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Parses flags; a mistake ends in one message before JAX is imported."""
+  """Parses flags; a mistake ends in one message before JAX is imported.
+
+  Returns:
+    The program, and the arguments that set fields of the config.
+  """
   try:
-    # Find the config before flags are parsed: --help lists its fields.
-    spec = _find_spec(argv)
-    options: dict[str, Any] = {}
-    if {"--help", "--helpfull", "-help", "-h"} & {*argv}:
-      print(_help(spec))
+    program, *arguments = argv
+    overrides, rest = cli.split_overrides(arguments)
+    if {"--help", "--helpfull", "-help", "-h"} & {*rest}:
+      with interrupts.closed_pipe():
+        print(_help(_find_spec(rest)))
       sys.exit(0)
-    # Check overrides before ml_collections does, for a better message.
-    if spec is not None:
-      argv = _with_spec(argv, configs.resolve(spec))
-      config = configs.load(spec)
-      argv, options = configs.take_options(config, argv)
-      sys.argv = argv  # Where ml_collections looks for overrides.
-      configs.check_overrides(config, argv)
-    rest = FLAGS(argv)
-    if len(rest) > 1:
+    unread = FLAGS([program, *rest])[1:]
+    if unread:
+      raise UserError(_unexpected(unread))
+    if FLAGS.config is None:
       raise UserError(
-        f"Unexpected arguments {' '.join(rest[1:])}: flags start with --."
+        "--config is needed, such as --config configs/lra/listops.py:size=tiny."
+        " `python -m jaxformers configs` lists the configs, and --help all "
+        "flags."
       )
-    if FLAGS.config is None or FLAGS.workdir is None:
-      raise UserError(
-        "--config and --workdir are needed, such as --config "
-        "configs/lra/listops.py:size=tiny --workdir runs/listops. All flags: "
-        "--help"
-      )
-    # A wrong seed ends here, before JAX is imported.
+    # A wrong field or seed ends here, before JAX is imported.
+    configs.override(FLAGS.config, overrides)
     cli.numbers("seeds", FLAGS.seeds)
-    configs.set_options(FLAGS.config, options)
-    return rest
+    return [program, *overrides]
   except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)
     sys.exit(MISTAKE)
+
+
+def _unexpected(words: list[str]) -> str:
+  """Returns the message about arguments that are no flags."""
+  text = f"Unexpected arguments {' '.join(words)}: flags start with --."
+  try:
+    configs.find_file(words[0].partition(":")[0])
+  except UserError:
+    return text
+  return f"{text} Write --config {words[0]}."
 
 
 def _help(spec: str | None) -> str:
@@ -230,20 +258,10 @@ def _find_spec(argv: list[str]) -> str | None:
   return None
 
 
-def _with_spec(argv: list[str], spec: str) -> list[str]:
-  """Returns arguments with another value of --config."""
-  changed = list(argv)
-  for i, arg in enumerate(argv):
-    if arg in ("--config", "-config"):
-      changed[i + 1] = spec
-    elif arg.startswith(("--config=", "-config=")):
-      changed[i] = f"--config={spec}"
-  return changed
-
-
 def console() -> None:
   """Runs the command line."""
-  app.run(main, flags_parser=_parse)
+  began = time.perf_counter()
+  app.run(functools.partial(main, began=began), flags_parser=_parse)
 
 
 if __name__ == "__main__":

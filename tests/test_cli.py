@@ -76,3 +76,13 @@ def test_a_list_of_numbers_is_read_or_refused():
   with pytest.raises(UserError, match="--sizes=1,a: give integers, such as"):
     cli.numbers("sizes", "1,a")
   assert cli.names("a,b,") == ["a", "b"]
+
+
+def test_fields_of_a_config_are_told_from_other_flags():
+  words = "--a --config.seed 1 -config.x=2 --noconfig.y --config=z"
+  fields = ["--config.seed=1", "-config.x=2", "--noconfig.y"]
+  split = cli.split_overrides(words.split(" "))
+  assert split == (fields, ["--a", "--config=z"])
+  # A flag without a value stands for True.
+  flags = ["--config.wandb", "--eval_only"]
+  assert cli.split_overrides(flags) == (flags[:1], flags[1:])

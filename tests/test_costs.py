@@ -160,3 +160,11 @@ def test_a_wrong_argument(arguments, message):
   arguments = ["--config", "configs/lra/image.py", *arguments]
   with pytest.raises(SystemExit, match=message):
     command.main(arguments)
+
+
+def test_a_model_may_be_named(capsys):
+  command.main(["lru", "s5"])
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.split("|")[1].strip() for line in lines[2:]] == ["lru", "s5"]
+  with pytest.raises(SystemExit, match="'lruu'. Did you mean 'lru'"):
+    command.main(["lruu"])

@@ -378,6 +378,7 @@ def test_several_seeds(finished, command, tmp_path):
     ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),
     (["nonsense"], "", "Unexpected arguments nonsense"),
+    (["lra/text"], "", "Unexpected arguments lra/text.*--config lra/text"),
   ],
 )
 def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
@@ -387,10 +388,48 @@ def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
   assert "Traceback" not in done.stderr
 
 
-def test_config_and_workdir_are_needed():
+def test_a_config_is_needed():
   done = run([sys.executable, "-m", "jaxformers.main"])
   assert done.returncode == main.MISTAKE
-  assert "--config and --workdir are needed" in done.stderr
+  assert "--config is needed" in done.stderr
+
+
+def test_a_run_needs_no_more_than_a_config(finished, command, tmp_path):
+  """It has a folder, printed first, and the same command finds it again."""
+  *given, _, _ = command("")
+  root = os.getcwd()
+  given[given.index("--config") + 1] = (
+    f"{root}/configs/lra/listops.py:size=tiny"
+  )
+  for said in ("First step done", "nothing was trained"):
+    done = subprocess.run(
+      given,
+      env=environment(PYTHONPATH=root),
+      cwd=tmp_path,
+      capture_output=True,
+      text=True,
+      timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr
+    first = done.stderr.splitlines()[0]
+    (workdir,) = (tmp_path / "runs").iterdir()
+    assert first == f"Workdir: runs/{workdir.name}"
+  assert workdir.name.startswith("lra_listops-transject-tiny-jaxformers-0-")
+  assert results(workdir) == results(finished[0])
+
+
+def test_the_first_lines_say_what_is_trained(finished):
+  workdir, done, _ = finished
+  lines = done.stderr.splitlines()
+  assert lines[0] == f"Workdir: {workdir}"
+  assert [line.partition(":")[0] for line in lines[1:5]] == [
+    *("Model", "Data", "Device", "Training")
+  ]
+  for words in ("transject, ", " 64 train, 8 validation, 10 test", "24 steps"):
+    assert words in done.stderr
+  # The wall time is that of the process.
+  assert workdirs.read_results(workdir)["wall_seconds"] > 1
 
 
 def test_a_missing_config_file():

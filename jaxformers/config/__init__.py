@@ -7,10 +7,12 @@ from typing import Any
 
 from jaxformers.config.arguments import (
   check_overrides,
+  drop_replaced,
   parse_arg,
   parse_value,
   set_options,
   take_options,
+  values_of,
 )
 from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, Field, base
 from jaxformers.config.files import (
@@ -23,6 +25,8 @@ from jaxformers.config.files import (
   import_modules,
   load,
   load_with,
+  override,
+  packaged_names,
   plain,
   resolve,
 )
@@ -41,17 +45,21 @@ __all__ = [
   "complete",
   "describe",
   "differences",
+  "drop_replaced",
   "find_file",
   "flatten",
   "import_modules",
   "load",
   "load_with",
+  "override",
+  "packaged_names",
   "parse_arg",
   "parse_value",
   "plain",
   "resolve",
   "set_options",
   "take_options",
+  "values_of",
 ]
 
 # Config files of users import these names from here, where they used to be.

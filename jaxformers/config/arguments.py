@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxformers import ranges
 from jaxformers.errors import UserError
 from jaxformers.registry import unknown
 
 # Sections in which a command may set options that the config does not list.
-OPTION_SECTIONS = (["model", "mixer"], ["model", "block"])
+OPTION_SECTIONS = (
+  ["model", "mixer"],
+  ["model", "block"],
+  ["optimizer"],
+  ["schedule"],
+)
 GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
-# Fields of fine-tuning and of pre-training, which every config takes.
-TUNING = (
-  ["optimizer", "layer_decay"],
-  ["optimizer", "frozen"],
+# Fields of pre-training, which every config takes.
+PRETRAINING = (
   ["task", "objective"],
   ["task", "mask_rate"],
   ["task", "targets"],
 )
+# Options of every optimiser and of most schedules: they stay when a command
+# names another one.
+KEPT_OPTIONS = {
+  "optimizer": ("clip_norm", "clip_value", "frozen", "groups", "layer_decay"),
+  "schedule": ("learning_rate", "warmup_steps"),
+}
+# Names of fields in other packages, with the name that they have here.
+SYNONYMS = {
+  "bs": "batch_size",
+  "depth": "num_layers",
+  "dropout": "dropout_rate",
+  "heads": "num_heads",
+  "hidden_dim": "d_model",
+  "hidden_size": "d_model",
+  "layers": "num_layers",
+  "lr": "learning_rate",
+  "max_length": "max_len",
+  "max_steps": "total_steps",
+  "num_train_steps": "total_steps",
+  "random_seed": "seed",
+  "seq_len": "max_len",
+  "steps": "total_steps",
+  "train_steps": "total_steps",
+  "warmup": "warmup_steps",
+  "wd": "weight_decay",
+}
 # A flag such as `--config.x.y=value` or `--noconfig.x.y`.
 OVERRIDE = re.compile(
   r"-+(?P<no>no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL
@@ -74,9 +104,14 @@ def _convert(key: str, text: str, kind: type) -> Any:
 
 
 def check_overrides(config: ConfigDict, argv: list[str]) -> None:
-  """Raises UserError for a flag `--config.x.y=` that names an unknown field.
+  """Checks the flags `--config.x.y=value` for the fields of a config.
 
-  ml_collections rejects it too, but names neither the section nor the choices.
+  ml_collections rejects a wrong one too, but names neither the section nor the
+  choices.
+
+  Raises:
+    UserError: for an unknown field, with the field that was meant if its name
+      is known elsewhere in the config; or for a value of another type.
   """
   for override in filter(None, map(OVERRIDE.fullmatch, argv)):
     # Walk down the sections that the flag names.
@@ -86,32 +121,95 @@ def check_overrides(config: ConfigDict, argv: list[str]) -> None:
       if not isinstance(section, ConfigDict) or key not in section:
         where = ".".join(("config", *path[:depth]))
         choices = section if isinstance(section, ConfigDict) else ()
+        if meant := _meant(config, path[-1]):
+          raise UserError(
+            f"Unknown key of {where}: {key!r}. Did you mean config.{meant}?"
+          )
         raise unknown(f"key of {where}:", key, choices)
       section = section[key]
+    if isinstance(section, int | float) and override["value"] is not None:
+      _check_type(override["path"], section, override["value"])
+
+
+def _meant(config: ConfigDict, name: str) -> str:
+  """Returns the path of a field of that name or synonym; "" for none or many.
+
+  A field of the run goes before one of a section.
+  """
+  name = SYNONYMS.get(name, name)
+  if name in config:
+    return name
+  paths = [
+    f"{section}.{name}"
+    for section in ("schedule", "optimizer", "task", "model")
+    if isinstance(config.get(section), ConfigDict) and name in config[section]
+  ]
+  if not paths and name in config.model.get("mixer_defaults", {}):
+    paths = [f"model.mixer_defaults.{name}"]
+  return paths[0] if len(paths) == 1 else ""
+
+
+def _check_type(path: str, current: float, text: str) -> None:
+  """Raises UserError for a text that is no number of the type of a field."""
+  kind = type(current)
+  try:
+    BOOLEANS[text.lower()] if kind is bool else kind(text)
+  except (KeyError, ValueError):
+    allowed = ranges.find(path) or ranges.Range(kind)
+    raise UserError(
+      f"config.{path}={text!r} is not of type {kind.__name__}: give {allowed}."
+    ) from None
+
+
+def drop_replaced(config: ConfigDict, values: Mapping[str, Any]) -> None:
+  """Drops the options of an optimiser or a schedule that is replaced.
+
+  A config's options, such as b2 = 0.98, are meant for the optimiser that it
+  names. `KEPT_OPTIONS` stay.
+
+  Args:
+    config: config, changed in place.
+    values: new values of fields by path, such as {"optimizer.name": "lion"}.
+  """
+  with config.unlocked():
+    for name, kept in KEPT_OPTIONS.items():
+      section = config.get(name)
+      replaced = values.get(f"{name}.name")
+      if replaced is None or replaced == section.get("name"):
+        continue
+      for option in set(section) - {*kept, "name"}:
+        del section[option]
+
+
+def values_of(argv: Sequence[str]) -> dict[str, str]:
+  """Returns the texts of the flags `--config.x.y=text` by path, "x.y"."""
+  matches = filter(None, map(OVERRIDE.fullmatch, argv))
+  return {match["path"]: match["value"] or "" for match in matches}
 
 
 def take_options(
   config: ConfigDict, argv: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
-  """Removes options of mixer and block that the config does not list from argv.
+  """Removes options that the config does not list from argv.
 
   A config lists the options that its published numbers depend on.
-  `models.build` knows all options, and rejects the others.
+  `models.build` and `optim.build` know all options of mixers, blocks,
+  optimisers and schedules, and reject the others.
 
   Returns:
     The other arguments; and the options by path, such as
     {"model.mixer.causal": True}, read as Python values where possible and as
-    text otherwise; those of `optimizer.groups` and of `TUNING` among them.
+    text otherwise; those of `optimizer.groups` and of `PRETRAINING` among
+    them.
   """
   rest, options = [], {}
   for arg in argv:
-    # An option is model.mixer.NAME, model.block.NAME, one of a group, or one
-    # that every optimiser has.
+    # An option is model.mixer.NAME, optimizer.NAME, one of a group, or one of
+    # pre-training.
     override = OVERRIDE.fullmatch(arg)
     path = override["path"].split(".") if override else []
-    is_option = len(path) == 3 and path[:2] in OPTION_SECTIONS
+    is_option = path[:-1] in OPTION_SECTIONS or path in PRETRAINING
     is_option |= len(path) == 4 and path[:2] == GROUPS
-    is_option |= path in TUNING
     # ml_collections sets the options that the config lists.
     if not is_option or _lists(config, path):
       rest.append(arg)

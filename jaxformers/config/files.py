@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import runpy
@@ -44,12 +45,24 @@ def find_file(name: str) -> Path:
   packaged = PACKAGED / name.removeprefix("configs/").removesuffix(".py")
   packaged = packaged.with_name(f"{packaged.name}.py")
   if not packaged.is_file():
+    typed = name.removeprefix("configs/").removesuffix(".py")
+    close = difflib.get_close_matches(typed, packaged_names(), n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
     raise UserError(
       f"There is no config file {name!r} in {Path.cwd()}, and no config of "
-      "that name in the package: give a path, or a name such as lra/listops. "
-      "`python -m jaxformers configs` lists the names."
+      f"that name in the package.{hint} Give a path, or a name such as "
+      "lra/listops: `python -m jaxformers configs` lists the names."
     )
   return packaged
+
+
+def packaged_names() -> dict[str, Path]:
+  """Returns the files of all configs of the package by their names."""
+  files = sorted(PACKAGED.rglob("*.py"))
+  return {
+    path.relative_to(PACKAGED).with_suffix("").as_posix(): path
+    for path in files
+  }
 
 
 def resolve(spec: str) -> str:
@@ -69,7 +82,18 @@ def load(spec: str) -> ConfigDict:
 
 
 def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
-  """Returns the config of `load` with some fields set, as `jaxformers.main`.
+  """Returns the config of `override`, and imports the modules that it names.
+
+  Raises:
+    UserError: as `override`, and for a module that cannot be found.
+  """
+  config = override(spec, overrides)
+  import_modules(config)
+  return config
+
+
+def override(spec: str, overrides: Sequence[str]) -> ConfigDict:
+  """Returns the config of `load` with some fields set.
 
   Args:
     spec: path and arguments of the config.
@@ -79,6 +103,7 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
     UserError: for a field that the config does not have, or a wrong type.
   """
   loaded = load(spec)
+  arguments.drop_replaced(loaded, arguments.values_of(overrides))
   rest, options = arguments.take_options(loaded, list(overrides))
   arguments.check_overrides(loaded, rest)
   # Flags of their own, since those of the process are parsed once.
@@ -92,7 +117,6 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
     raise UserError(str(error)) from None
   # Add options that the config does not list.
   arguments.set_options(values.config, options)
-  import_modules(values.config)
   return values.config
 
 

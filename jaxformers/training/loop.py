@@ -23,12 +23,14 @@ from jaxformers.training import (
   origin,
   processes,
   resume,
+  rules,
   summary,
 )
 from jaxformers.training.checkpoint import Checkpoints, Restored
 from jaxformers.training.evaluate import Evaluator, add_sums, make_evaluator
 from jaxformers.training.preemption import STOP_SIGNALS, Preemption
 from jaxformers.training.progress import Progress
+from jaxformers.training.progress import line as show_line
 from jaxformers.training.run import Run, open_run, open_trained_run
 from jaxformers.training.state import LoopState
 from jaxformers.training.trainer import Trainer, begin
@@ -44,6 +46,7 @@ def run(
   task: Task | None = None,
   eval_only: bool = False,
   profile: bool = False,
+  began: float | None = None,
 ) -> dict[str, Any]:
   """Trains from the latest checkpoint, if any, to the end; scores the test.
 
@@ -53,6 +56,8 @@ def run(
     task: task of a user's own examples; None for that of the config.
     eval_only: True to score the best checkpoint, and do nothing else.
     profile: True to write a trace of ten steps to `workdir`/profile.
+    began: value of `time.perf_counter` at the start of the process, from which
+      the wall time is counted; None for the time of this call.
 
   Returns:
     The content of `results.json`.
@@ -67,9 +72,11 @@ def run(
       is saved.
     KeyboardInterrupt: at a second Ctrl-C, or at one outside training.
   """
+  began = time.perf_counter() if began is None else began
+  show_line(f"Workdir: {workdir}")
   workdir = Path(workdir).absolute()
   if eval_only:
-    return _score_again(config, workdir)
+    return _score_again(config, workdir, began)
   resume.check_writable(workdir)
   with contextlib.ExitStack() as stack:
     if processes.is_first():
@@ -81,8 +88,14 @@ def run(
       results = resume.finished_results(*identity)
       if processes.broadcast_from_first(results is not None):
         begin(opened)
+        show_line(
+          f"This run has ended at step {opened.config['total_steps']}: nothing "
+          "was trained. Its results are those of results.json."
+        )
         return results or resume.finished_results(*identity)
-    return _train_and_score(Trainer(opened), profile)
+    for text in summary.introduction(opened):
+      show_line(text)
+    return _train_and_score(Trainer(opened, began), profile)
 
 
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
@@ -123,18 +136,19 @@ def _score_test(
     began: value of `time.perf_counter` from which the wall time is counted.
   """
   test = run.task.splits["test"]
-  with Progress(len(test), 0, "test") as progress:
+  with Progress(len(test), 0, "test", unit="example") as progress:
     tick = functools.partial(progress.update, batch_size=1)
     scores = evaluate(best.state.scored, test, tick)
-  wall_seconds = time.perf_counter() - began
+  baselines = rules.scores(run.task, run.config["data_dir"], show_line)
   return summary.describe_results(
-    run, scores, best, train_seconds=seconds, wall_seconds=wall_seconds
+    run, scores, best, baselines, train_seconds=seconds, began=began
   )
 
 
-def _score_again(config: Mapping[str, Any], workdir: Path) -> dict[str, Any]:
+def _score_again(
+  config: Mapping[str, Any], workdir: Path, began: float
+) -> dict[str, Any]:
   """Scores the best checkpoint of a trained run; writes nothing."""
-  began = time.perf_counter()
   # Parameters alone, on the devices that there are now.
   run = open_trained_run(workdir, config)
   layout = compilers.layout()
@@ -180,7 +194,8 @@ def _train(
     loop.announce(start)
     if needed:
       parts = f" in {trainer.parts} parts" if trainer.parts > 1 else ""
-      progress.line(f"A step{parts} is planned in {needed / 2**30:.2f} GiB.")
+      size = f"{needed / 2**20:,.1f} MiB"
+      progress.line(f"Memory: a step{parts} needs {size} on each device.")
     for step in range(start + 1, total + 1):
       if 0 < c["patience"] <= loop_state.worse:
         progress.line(
@@ -228,7 +243,7 @@ class _Loop:
     self._waiting: tuple[int, Any] | None = None
 
   def announce(self, start: int) -> None:
-    """Tells from where a run goes on, and of a schedule that is all warm-up."""
+    """Shows what a run begins with, and warns of a schedule of only warm-up."""
     total = self.config["total_steps"]
     if start:
       self.progress.line(f"Going on from step {start} of {total}.")
@@ -320,9 +335,14 @@ class _Loop:
     self.settle()
     trainer, loop_state = self.trainer, self.loop_state
     # The split called validation is the test split under some protocols.
-    name, split = trainer.task.selection, trainer.run.selection_split
+    split, task = trainer.run.selection_split, trainer.task
+    name = summary.split_title(task.name, task.selection)
+
+    def tick(count: int) -> None:
+      self.progress.show_alive(f"{name}: {count:,}/{len(split):,} examples")
+
     with self.progress.phase(name):
-      scores = trainer.evaluate(trainer.state.scored, split)
+      scores = trainer.evaluate(trainer.state.scored, split, tick)
     self.writers.write(step, _without_count("validation", scores))
     if not math.isfinite(scores["loss"]):
       raise DivergedError(

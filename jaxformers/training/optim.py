@@ -25,6 +25,13 @@ Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule", is_open=True)
 OPTIMIZERS: Registry = Registry("optimizer", is_open=True)
+# Options of every optimiser, which `build` reads.
+SHARED_OPTIONS = (
+  *("clip_norm", "clip_value", "cycle_momentum", "frozen", "groups"),
+  "layer_decay",
+)
+# Arguments of optimisers and schedules that are no options: `build` makes them.
+BUILT = {"schedule", "decays", "total_steps"}
 LAYER = re.compile(r"encoder/layer_(\d+)/")
 
 
@@ -89,10 +96,20 @@ def linear(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
 
 @SCHEDULES.register("polynomial")
 def polynomial(
-  learning_rate: float, power: float, end: float, total_steps: int
+  learning_rate: float,
+  power: float,
+  end: float,
+  total_steps: int,
+  warmup_steps: int = 0,
 ) -> Rate:
-  """Returns Segmenter's (rate - end) (1 - step / total)^power + end."""
-  return optax.polynomial_schedule(learning_rate, end, power, total_steps)
+  """Returns Segmenter's (rate - end) (1 - step / total)^power + end.
+
+  With warmup_steps, which Segmenter has not, it is multiplied by a linear rise
+  from 0 to 1 over them.
+  """
+  rise = constant(1.0, warmup_steps)
+  decay = optax.polynomial_schedule(learning_rate, end, power, total_steps)
+  return lambda step: rise(step) * decay(step)
 
 
 @SCHEDULES.register("onecycle")
@@ -225,6 +242,25 @@ def adam(
   return _with_decay(steps, weight_decay, schedule, decays)
 
 
+@OPTIMIZERS.register("adamw")
+def adamw(
+  schedule: Rate,
+  decays: Decays,
+  *,
+  b1: float | Rate = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+  weight_decay: float = 0.01,
+) -> Tx:
+  """Returns `adam` with a weight decay of 0.01, as PyTorch's AdamW has it.
+
+  Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
+  """
+  return adam(
+    schedule, decays, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
+  )
+
+
 @OPTIMIZERS.register("sgd")
 def sgd(
   schedule: Rate,
@@ -351,6 +387,7 @@ def build(
   # Schedule.
   rate_options = dict(schedule)
   name = rate_options.pop("name", "")
+  _check_options(f"schedule {name!r}", SCHEDULES[name], rate_options)
   if ends_with_run(name):
     rate_options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], rate_options)
@@ -370,10 +407,12 @@ def build(
   table = options.pop("groups", {})
   _check_groups(table)
   groups = Groups(kinds, table)
-  options |= {"schedule": rate, "decays": groups.decayed}
   decay = options.pop("layer_decay", 1.0)
   frozen = [part for part in options.pop("frozen", "").split(",") if part]
-  tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
+  kind_name = f"optimizer {kind!r}"
+  _check_options(kind_name, OPTIMIZERS[kind], options)
+  options |= {"schedule": rate, "decays": groups.decayed}
+  tx = call(kind_name, OPTIMIZERS[kind], options)
   # Gradients are clipped before they are turned on the group.
   clips = [optax.clip(clip_value)] if clip_value else []
   if clip_norm:
@@ -393,6 +432,30 @@ def build(
   # Frozen parts are out of the norm that is clipped, and out of the decay.
   mask = scale_by_path(trained)
   return optax.chain(_check_frozen(frozen), mask, tx, mask), rate
+
+
+def _check_options(
+  kind: str, function: Callable[..., Any], options: Mapping[str, Any]
+) -> None:
+  """Raises UserError for an option that an optimiser or a schedule lacks.
+
+  Args:
+    kind: owner of the options, such as "optimizer 'adam'".
+    function: registered function. `build` passes the arguments `BUILT`.
+    options: options of the config.
+  """
+  accepted = inspect.signature(function).parameters
+  if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+    return
+  shared = SHARED_OPTIONS if kind.startswith("optimizer") else ()
+  for option, value in options.items():
+    if shared and option in ("lr", "learning_rate"):
+      raise UserError(
+        f"config.optimizer.{option}={value}: the learning rate is "
+        "config.schedule.learning_rate."
+      )
+    choices = {*accepted, *shared} - BUILT
+    choose(f"option of {kind}", option, choices)
 
 
 def _layer_factor(decay: float, path: str, num_layers: int) -> float:

@@ -11,6 +11,14 @@ from tqdm import tqdm
 
 from jaxformers.training import processes
 
+SILENCE = 30.0  # Seconds after which a log file gets a line about the speed.
+
+
+def line(text: str) -> None:
+  """Writes a line to stderr, by the first process of a run."""
+  if processes.is_first():
+    print(text, file=sys.stderr, flush=True)
+
 
 def duration(seconds: float) -> str:
   """Returns seconds as hours, minutes and seconds: 3671 as "1:01:11"."""
@@ -59,18 +67,22 @@ class Progress:
   """Shows the progress of a run on stderr.
 
   On a terminal a bar that stands still; elsewhere one line whenever something
-  is logged, so that a log file stays readable. Of several processes the first
-  alone shows anything.
+  is logged, or after `SILENCE`, so that a log file stays readable. Of several
+  processes only the first one shows anything.
 
   Args:
     total: last step.
     step: step that the run starts from.
     title: text before the bar.
+    unit: what is counted, in the singular.
   """
 
-  def __init__(self, total: int, step: int, title: str) -> None:
+  def __init__(
+    self, total: int, step: int, title: str, unit: str = "step"
+  ) -> None:
     self.clock = Clock()
-    self._total = total
+    self._total, self._title, self._unit = total, title, unit
+    self._line_time = time.perf_counter()
     self._quiet = not processes.is_first()
     self._is_terminal = sys.stderr.isatty() and not self._quiet
     self._bar = tqdm(
@@ -93,9 +105,13 @@ class Progress:
     self.clock.tick()
     # The bar is drawn again at most ten times per second.
     self._bar.n = step
+    speed = self.speed(step, batch_size)
     if self.clock.rate():
-      self._bar.set_postfix_str(self.speed(step, batch_size), refresh=False)
+      self._bar.set_postfix_str(speed, refresh=False)
     self._bar.update(0)
+    self.show_alive(
+      f"{self._title}: {self._unit} {step}/{self._total}  {speed}"
+    )
 
   def speed(self, step: int, batch_size: int) -> str:
     """Returns examples per second and the remaining time, as text."""
@@ -104,10 +120,17 @@ class Progress:
 
   def line(self, text: str) -> None:
     """Writes a line, above the bar if there is one."""
+    self._line_time = time.perf_counter()
     if self._is_terminal:
       self._bar.write(text, file=sys.stderr)
     elif not self._quiet:
       print(text, file=sys.stderr, flush=True)
+
+  def show_alive(self, text: str) -> None:
+    """Writes a line to a log file that had none for `SILENCE` seconds."""
+    is_silent = time.perf_counter() > self._line_time + SILENCE
+    if is_silent and not self._is_terminal:
+      self.line(text)
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:

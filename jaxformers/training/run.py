@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,45 @@ class Run:
   def checkpoints(self) -> Checkpoints:
     """Opens the checkpoints of the run; see `Checkpoints`."""
     return Checkpoints(self.workdir, self.task.description(), self.config)
+
+
+def default_workdir(spec: str, config: Mapping[str, Any]) -> Path:
+  """Returns the folder of a run that is given none, below runs/.
+
+  Its name says config, model, arguments, protocol and seed, such as
+  runs/lra_text-transject-tiny-jaxformers-0. A digest of fields that differ from
+  those of the config file follows. The same command has the same folder, and so
+  has a longer run, if its schedule does not end with the run.
+
+  Args:
+    spec: config and its arguments, as --config takes them.
+    config: config of the run.
+  """
+  name, _, arg = spec.partition(":")
+  stem = "_".join(Path(name).with_suffix("").parts[-2:])
+  stem = stem.removeprefix("configs_").removeprefix("/_")
+  # Arguments that the other parts of the name do not say already.
+  pairs = [item.partition("=") for item in arg.split(",") if item]
+  typed = [
+    value.strip() if key.strip() == "size" else f"{key.strip()}={value.strip()}"
+    for key, _, value in pairs
+    if key.strip() not in ("model", "protocol", "seed")
+  ]
+  fields = configs.plain(config)
+  words = [stem, fields["model"].get("name"), *typed]
+  words += [fields["task"].get("protocol"), str(fields["seed"])]
+  # Fields that were set otherwise; a longer run is the same run. The schedule
+  # may be a user's, whose module is not imported yet.
+  schedule = fields["schedule"].get("name")
+  is_fixed = schedule not in optim.SCHEDULES or optim.ends_with_run(schedule)
+  same = ("seed", "patience", *(() if is_fixed else ("total_steps",)))
+  before, after = (
+    {k: v for k, v in configs.plain(c).items() if k not in same}
+    for c in (configs.load(spec), fields)
+  )
+  if changed := configs.differences(before, after):
+    words.append(workdirs.digest(changed)[:6])
+  return Path("runs", re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, words))))
 
 
 def open_run(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxformers import models, workdirs
 from jaxformers.tables import format_score
+from jaxformers.tasks import arrays
 from jaxformers.training import origin, provenance
 from jaxformers.training.checkpoint import Restored
 from jaxformers.training.progress import duration
@@ -21,13 +23,58 @@ def format_scores(means: Mapping[str, Any], metric: str) -> str:
   return f"loss {means['loss']:.4f}  {metric.replace('_', ' ')} {score}"
 
 
+def split_title(task: str, selection: str) -> str:
+  """Returns what messages call the split that selects the checkpoint.
+
+  Examples given in Python without a test split are scored on those that were
+  held out: these select the checkpoint, too, as a test split does.
+
+  Args:
+    task: name of the task.
+    selection: name of the split, as in `Task.selection`.
+  """
+  is_held_out = task == arrays.NAME and selection.startswith("test")
+  return "held-out" + selection[4:] if is_held_out else selection
+
+
+def introduction(run: Run) -> Iterator[str]:
+  """Yields lines about a run: its model, data, device and training."""
+  config, task, hardware = run.config, run.task, provenance.hardware()
+  num_params = models.size(run.model)
+  ratio = num_params / run.num_reference_params
+  yield (
+    f"Model: {config['model']['name']}, {num_params:,} parameters, {ratio:.2f} "
+    "times those of the Transformer."
+  )
+  names = ("train", "validation", "test")
+  counts = ", ".join(f"{len(task.splits[n]):,} {n}" for n in names)
+  yield f"Data: {task.name}, protocol {task.protocol}, {counts} examples."
+  # A CPU has no kind of its own: its processor says more.
+  is_cpu = hardware["platform"] == "cpu"
+  kind = hardware["processor" if is_cpu else "device_kind"]
+  yield (
+    f"Device: {hardware['devices']} {hardware['platform'].upper()} ({kind}), "
+    f"{config['model'].get('dtype', 'float32')}."
+  )
+  schedule = config["schedule"]
+  rise = schedule.get("warmup_steps", 0)
+  warmup = f", {rise:,} warm-up steps" if rise else ""
+  yield (
+    f"Training: {config['total_steps']:,} steps of {config['batch_size']:,} "
+    f"examples, {config['optimizer']['name']}, learning rate "
+    f"{schedule.get('learning_rate', '?')} ({schedule['name']}{warmup}), seed "
+    f"{config['seed']}."
+  )
+
+
 def describe_results(
   run: Run,
   scores: Mapping[str, Any],
   best: Restored,
+  baselines: Mapping[str, float],
   *,
   train_seconds: float,
-  wall_seconds: float,
+  began: float,
 ) -> dict[str, Any]:
   """Returns the content of `results.json`.
 
@@ -35,7 +82,9 @@ def describe_results(
     run: run that was scored.
     scores: scores on the test split.
     best: checkpoint that was scored.
-    train_seconds, wall_seconds: times of all successive starts of the run.
+    baselines: scores of trivial rules.
+    train_seconds: training time of all successive starts of the run.
+    began: value of `time.perf_counter` from which the wall time is counted.
   """
   config, task = run.config, run.task
   num_params = models.size(run.model)
@@ -53,12 +102,12 @@ def describe_results(
     "selection_score": best.score,
     **({} if best.lost is None else {"damaged_best_step": best.lost}),
     **({} if record is None else {"pretrained": record}),
-    "baselines": task.baselines(),
+    "baselines": dict(baselines),
     "parameters": num_params,
     "parameter_ratio": num_params / run.num_reference_params,
     "metrics_records": len(workdirs.read_metrics(run.workdir)[0]),
     "train_seconds": train_seconds,
-    "wall_seconds": wall_seconds,
+    "wall_seconds": time.perf_counter() - began,
     "commit": provenance.commit(),
     "hardware": provenance.hardware(),
     "versions": provenance.versions(),
@@ -85,16 +134,18 @@ def table(results: Mapping[str, Any]) -> str:
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   """Yields the name and the value of every row of the table."""
   metric = results.get("metric", "accuracy")
-  # Scores, beside those of baselines.
+  selection = split_title(results["task"], results["selection"])
+  scored = "held-out" if selection.startswith("held-out") else "test"
+  # Scores, and those of baselines.
   for name in (metric, "accuracy_top5"):
     if name in results:
-      title = f"{results['model']} test {name.replace('_', ' ')}"
+      title = f"{results['model']} {scored} {name.replace('_', ' ')}"
       yield title, format_score(name, results[name])
   for name, value in results["baselines"].items():
     yield name, format_score(metric, value)
   yield f"{UNITS.get(metric, 'examples')} scored", f"{results['examples']:,}"
   # Selection of the checkpoint, size and times.
-  best = f"{results['best_step']}, {results['selection']}"
+  best = f"{results['best_step']}, {selection}"
   yield "best step, chosen on", best
   if "damaged_best_step" in results:
     yield "damaged best step", f"{results['damaged_best_step']}"

@@ -54,8 +54,15 @@ class Trainer:
       begins with none, or goes on.
   """
 
-  def __init__(self, run: Run) -> None:
-    self._began = time.perf_counter()
+  def __init__(self, run: Run, began: float | None = None) -> None:
+    """Builds what training needs.
+
+    Args:
+      run: run that is trained.
+      began: value of `time.perf_counter` at the start of the process, from
+        which the wall time is counted; None for now.
+    """
+    self._began = time.perf_counter() if began is None else began
     self.carried_seconds = 0.0
     self.origin: dict[str, Any] | None = None
     self.run, self.task, self.model = run, run.task, run.model

@@ -88,3 +88,38 @@ def test_options_may_be_of_a_section_that_the_config_leaves_out():
   c.set_options(config, {"model.block.foo": 1, "model.mixer.bar": True})
   assert config.model.block.foo == 1
   assert config.model.mixer.bar is True
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("learning_rate=1", "'learning_rate'. Did you mean config.schedule.learn"),
+    ("lr=1", "'lr'. Did you mean config.schedule.learning_rate"),
+    ("model.lr=1", "key of config.model: 'lr'. Did you mean config.schedule"),
+    ("bs=1", "'bs'. Did you mean config.batch_size"),
+    ("hidden_size=1", "Did you mean config.model.d_model"),
+    ("batch_size=abc", "config.batch_size='abc' .* give an integer in"),
+    ("batch_size=1.5", "config.batch_size='1.5' is not of type int"),
+    ("tensorboard=maybe", "config.tensorboard='maybe' .* give True or False"),
+    ("schedule.learning_rate=fast", "learning_rate='fast' .* give a number"),
+  ],
+)
+def test_a_mistyped_field_says_what_was_meant(flag, message):
+  config = c.base(model={"d_model": 8, "name": "lru"})
+  with pytest.raises(ValueError, match=message):
+    c.check_overrides(config, [f"--config.{flag}"])
+
+
+def test_another_optimiser_drops_the_options_of_the_one_before():
+  spec = "lra/listops"
+  before = c.load(spec).optimizer.to_dict()
+  assert {"name", "b2", "weight_decay"} <= before.keys()
+  flags = ["--config.optimizer.name=sgd", "--config.optimizer.momentum=0.5"]
+  after = c.override(spec, flags).optimizer.to_dict()
+  kept = {k: v for k, v in before.items() if k.startswith("clip")}
+  assert after == {"name": "sgd", "momentum": 0.5, **kept}
+  # The same name keeps them.
+  same = c.override(spec, [f"--config.optimizer.name={before['name']}"])
+  assert same.optimizer.to_dict() == before
+  schedule = c.override(spec, ["--config.schedule.name=constant"]).schedule
+  assert set(schedule) == {"name", "learning_rate", "warmup_steps"}

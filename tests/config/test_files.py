@@ -68,3 +68,9 @@ def test_older_names_of_options_are_read():
   assert completed["model"] == model | {"memory": "reversible"}
   newer = {"model": model | {"memory": "reversible"}, "reference": model}
   assert c.differences(completed, c.complete(newer)) == []
+
+
+def test_a_mistyped_config_says_which_was_meant():
+  for name in ("lra/listop", "configs/lra/listop.py", "lra/listopss:size=tiny"):
+    with pytest.raises(ValueError, match=r"Did you mean lra/listops\?"):
+      c.load(name)

@@ -1,5 +1,6 @@
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,7 +146,7 @@ def test_clipping_by_value_and_by_norm():
 @pytest.mark.parametrize(
   ("optimizer", "schedule", "message"),
   [
-    ({"name": "adan"}, {}, "optimizer 'adan'.*adam, sgd"),
+    ({"name": "adan"}, {}, "optimizer 'adan'.*adam, adamw, sgd"),
     ({"name": "adam", "beta": 1}, {}, "option of optimizer 'adam' 'beta'"),
     ({"name": "sgd"}, {"name": "step"}, "schedule 'step'.*constant, cosine"),
     ({"name": "sgd"}, {"warmup": 3}, "option of schedule 'constant' 'warmup'"),
@@ -251,3 +252,33 @@ def test_frozen_parts_are_not_in_the_norm_that_is_clipped():
 def test_what_cannot_be_tuned(options, message):
   with pytest.raises(ValueError, match=f"(?s){message}"):
     tuned(parts(), **options)
+
+
+def test_messages_about_options_name_those_of_users():
+  rate = {"name": "constant", "learning_rate": 1e-3}
+  with pytest.raises(ValueError) as error:
+    optim.build({"name": "sgd", "b2": 0.9}, rate, 10)
+  text = str(error.value)
+  assert "option of optimizer 'sgd' 'b2'" in text
+  assert "momentum" in text and "clip_norm" in text
+  assert "decays" not in text and " schedule" not in text
+  with pytest.raises(ValueError, match="learning rate is config.schedule"):
+    optim.build({"name": "adam", "lr": 0.1}, rate, 10)
+  with pytest.raises(ValueError, match="'total_steps'.*Choices: learning_rate"):
+    optim.build({"name": "adam"}, rate | {"total_steps": 3}, 10)
+
+
+def test_adamw_is_adam_with_a_decay():
+  rate = {"name": "constant", "learning_rate": 0.5}
+  params = {"kernel": jnp.ones((2, 2))}
+  grads = jax.tree.map(jnp.zeros_like, params)
+
+  def update(**options):
+    tx, _ = optim.build(options, rate, 10)
+    return tx.update(grads, tx.init(params), params)[0]["kernel"]
+
+  assert update(name="adam").max() == 0
+  chex.assert_trees_all_close(
+    update(name="adamw"), update(name="adam", weight_decay=0.01)
+  )
+  assert update(name="adamw").max() == pytest.approx(-0.005)

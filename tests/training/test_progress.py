@@ -46,3 +46,18 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
   assert "5/10" in shown
   assert "examples/s, ETA 0:00:" in shown
   assert "a line\n" in shown
+
+
+def test_a_log_file_is_never_silent_for_long(capsys, monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+  with progress.Progress(10, 0, "s5 on text") as shown:
+    shown.update(1, 4)
+    now[0] += progress.SILENCE + 1
+    shown.update(2, 4)
+    shown.update(3, 4)
+    now[0] += progress.SILENCE + 1
+    shown.show_alive("validation: 5/10 examples")
+  first, second = capsys.readouterr().err.splitlines()
+  assert first.startswith("s5 on text: step 2/10  ")
+  assert second == "validation: 5/10 examples"

@@ -231,3 +231,32 @@ def test_a_part_of_the_selection_split_is_the_same_for_every_seed(
   assert first.keys.tolist() == second.keys.tolist()
   with pytest.raises(ValueError, match=r"eval_examples=-1"):
     opened("wrong", eval_examples=-1)
+
+
+def test_a_run_without_a_workdir_has_a_folder_of_its_name(monkeypatch, request):
+  monkeypatch.chdir(request.config.rootpath)
+
+  def folder(spec, *overrides):
+    config = configs.override(spec, overrides)
+    return run.default_workdir(spec, config).as_posix()
+
+  spec = "configs/lra/text.py:size=tiny,model=lru"
+  name = "runs/lra_text-lru-tiny-jaxformers-0"
+  assert folder(spec) == folder("lra/text:model=lru,size=tiny") == name
+  # Neither what may differ when a run resumes, nor the names of its parts.
+  assert folder(spec, "--config.task.archive=x", "--config.patience=3") == name
+  assert folder(spec, "--config.seed=2") == name[:-1] + "2"
+  assert folder("lm/text") == "runs/lm_text-transformer-jaxformers-0"
+  assert folder("lra/text:protocol=lra") == "runs/lra_text-transject-lra-0"
+  # Other numbers have other folders.
+  others = {
+    folder(spec, flag)
+    for flag in ("--config.model.d_model=8", "--config.model.d_model=16")
+  }
+  assert len(others) == 2
+  assert all(other.startswith(f"{name}-") for other in others)
+  # A longer run is the same one, if its schedule allows it.
+  longer = "--config.total_steps=100000"
+  assert folder(spec, longer) != name
+  endless = ["--config.schedule.name=constant"]
+  assert folder(spec, *endless) == folder(spec, *endless, longer)

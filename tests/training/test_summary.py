@@ -1,3 +1,4 @@
+from jaxformers.tasks import arrays
 from jaxformers.training import summary
 
 
@@ -40,3 +41,10 @@ def test_the_table_shows_what_a_number_needs():
   results["data"] |= {"authors_counts": False, "counts": counts}
   shown = "not the authors' counts: 1,200 train, 10 classes"
   assert shown in summary.table(results)
+
+
+def test_own_examples_are_held_out_and_no_test_split():
+  assert summary.split_title("text", "test") == "test"
+  assert summary.split_title(arrays.NAME, "validation") == "validation"
+  title = summary.split_title(arrays.NAME, "test, 20 of 40")
+  assert title == "held-out, 20 of 40"

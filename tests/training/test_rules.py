@@ -1,0 +1,44 @@
+"""Trivial rules are fitted once for a data set."""
+
+import dataclasses
+
+from jaxformers import tasks
+from jaxformers.training import rules
+
+TASK = tasks.from_arrays((["a", "b"] * 20, ["x", "y"] * 20))
+
+
+def counted(task):
+  fits = []
+
+  def rule(given):
+    fits.append(given.name)
+    return 0.25
+
+  return dataclasses.replace(task, trivial={"a rule": rule}), fits
+
+
+def test_a_second_run_reads_what_the_first_has_fitted(tmp_path):
+  task, fits = counted(TASK)
+  said = []
+  for _ in range(2):
+    assert rules.scores(task, str(tmp_path), said.append) == {"a rule": 0.25}
+  assert len(fits) == len(said) == 1
+  assert said == ["Fitting a rule, once for these data."]
+  # Other data, other rules and a damaged file are fitted again.
+  other, fits = counted(tasks.from_arrays((["a", "c"] * 20, ["x", "y"] * 20)))
+  rules.scores(other, str(tmp_path), said.append)
+  assert len(fits) == 1
+  more = dataclasses.replace(other, trivial=other.trivial | TASK.trivial)
+  assert len(rules.scores(more, str(tmp_path), said.append)) == 2
+  for path in (tmp_path / "rules").iterdir():
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.75"))
+  assert rules.scores(other, str(tmp_path), said.append) == {"a rule": 0.25}
+
+
+def test_without_a_folder_that_can_be_written_they_are_fitted(tmp_path):
+  (tmp_path / "rules").write_text("a file")
+  task, fits = counted(TASK)
+  for _ in range(2):
+    assert rules.scores(task, str(tmp_path), print) == {"a rule": 0.25}
+  assert len(fits) == 2
