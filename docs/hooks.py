@@ -114,12 +114,13 @@ def model_page(name: str) -> str:
 def lists() -> str:
   """Returns the page of configs, tasks and commands, in Markdown."""
   from jaxformers import commands, list_configs, list_tasks
+  from jaxformers.config import packaged_names
   from jaxformers.tables import markdown_table
   from jaxformers.tasks import TASKS
 
   configs = [
     (f"`{name}`", list_configs.document(path).splitlines()[0])
-    for name, path in configs.packaged_names().items()
+    for name, path in packaged_names().items()
   ]
   tasks = [
     (
