@@ -156,6 +156,8 @@ def make_config(
   )
   if args.size == "published":
     config.update(published_training(args.model, task["name"]))
+  if protocol == "paper":
+    shared.use_papers_options(config)
   if protocol in ("skyformer", "paper"):
     config.eval_examples = eval_examples
   # Replace the schedule by that of size=tiny.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from jaxformers.registry import choose
 
 SIZES = ("paper", "tiny")
@@ -101,6 +103,21 @@ def transformer(
     "mixer_defaults": defaults,
     "block": block(name, mlp_dim=mlp_dim, dropout_rate=0.1),
   }
+
+
+def use_papers_options(config: ConfigDict) -> None:
+  """Sets what protocol=paper of TransJect's tables 1 and 2 has otherwise.
+
+  All weight matrices of the layers of `transformer_orthogonal` are orthogonal,
+  as the text of the paper says; without these options those of queries, keys
+  and values alone are, as in the code of its authors.
+
+  Args:
+    config: config of a run; it is changed.
+  """
+  if config.model.name == "transformer_orthogonal":
+    config.model.mixer.update(orthogonal_output=True)
+    config.model.block.update(orthogonal=True)
 
 
 def block(name: str, **fields: Any) -> dict[str, Any]:

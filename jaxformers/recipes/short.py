@@ -62,6 +62,8 @@ def make_config(
     select="loss" if protocol == "paper" else "accuracy",
     **schedule(num_train[protocol]),
   )
+  if protocol == "paper":
+    shared.use_papers_options(config)
   if is_tiny:  # Minutes on two cores, to the last step.
     fields = shared.tiny_fields(args.model, learning_rate=3e-3, **tiny)
     config.update(fields, patience=0)

@@ -1,7 +1,9 @@
 """Recipes agree with the registry of models."""
 
+import jax
 import pytest
 
+from jaxformers import config as c
 from jaxformers import models
 from jaxformers.recipes import shared
 
@@ -32,3 +34,19 @@ def test_tiny_fields_override_the_schedule():
   assert fields["schedule"]["warmup_steps"] == 5
   with pytest.raises(ValueError, match="Unknown size 'huge'.*paper, tiny"):
     shared.is_tiny("huge")
+
+
+@pytest.mark.parametrize("path", ["short/imdb", "lra/listops"])
+def test_all_matrices_are_orthogonal_in_the_papers_tables(path):
+  """With as many parameters as queries, keys and values alone have."""
+  sizes = {"vocab_size": 300, "max_len": 64, "num_classes": 2}
+  counts = set()
+  for protocol in ("paper", "jaxformers"):
+    spec = f"configs/{path}.py:model=transformer_orthogonal,protocol={protocol}"
+    model = c.plain(c.load(spec))["model"] | {"num_layers": 1}
+    shapes = models.shapes(models.build(**model, **sizes))
+    counts.add(sum(leaf.size for leaf in jax.tree.leaves(shapes)))
+    paths = jax.tree_util.tree_leaves_with_path(shapes["encoder"]["layer_0"])
+    free = [path for path, leaf in paths if "kernel" in str(path)]
+    assert bool(free) == (protocol != "paper")
+  assert len(counts) == 1
