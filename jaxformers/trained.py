@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers import cli, models, zoo
+from jaxformers import cli, models, workdirs, zoo
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
@@ -167,6 +169,43 @@ def describe(state: Mapping[str, Any]) -> str:
   parts = [f"as {state['model']}" if state["model"] else ""]
   parts.append(f"with {state['pretrained']}" if state["pretrained"] else "")
   return " ".join(filter(None, [*parts, state["options"]]))
+
+
+def record(
+  run: Trained,
+  workdir: str | Path,
+  state: Mapping[str, Any],
+  command: str,
+  scores: Mapping[str, float],
+  examples: int,
+  **how: Any,
+) -> None:
+  """Adds scores to the `scores.json` of a finished run, for `published`.
+
+  Nothing is written for other weights than those of the run, or for scores that
+  are not finite. A workdir that cannot be written to is named on stderr.
+
+  Args:
+    run: run that was scored.
+    workdir: its workdir.
+    state: arguments of `load`, those of `STATE`.
+    command: name of the command that computed the scores.
+    scores: scores by name.
+    examples: number of examples that they are of.
+    **how: how they were made, as plain JSON.
+  """
+  finite = {k: float(v) for k, v in scores.items() if math.isfinite(v)}
+  is_finished = (Path(workdir) / "results.json").exists()
+  if describe(state) or not is_finished or not finite:
+    return
+  entry = {
+    **{"command": command, "how": how, "step": run.step},
+    **{"examples": examples, "scores": finite},
+  }
+  try:
+    workdirs.add_score(Path(workdir), entry)
+  except OSError as error:
+    print(f"The scores are not kept: {error}", file=sys.stderr)
 
 
 def load(

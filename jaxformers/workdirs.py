@@ -27,6 +27,8 @@ RESULTS_FIELDS: dict[str, Any] = {
   **dict.fromkeys(("parameter_ratio", "train_seconds"), (int, float)),
   **dict.fromkeys(("config.model.num_layers", "config.model.d_model"), int),
 }
+# Fields of a record of scores.json.
+SCORE_FIELDS = ("command", "how", "step", "examples", "scores")
 # Fields of a config that are sections of fields.
 CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
 
@@ -95,6 +97,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_results(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `results.json`.
 
+  It has `scores`, too, if commands have written a `scores.json`.
+
   Raises:
     UserError: as `read_config`.
   """
@@ -103,7 +107,56 @@ def read_results(folder: Path) -> dict[str, Any]:
   # Results of older versions name no metric: it was accuracy.
   metric = results.get("metric", "accuracy")
   _check_types(folder, "results.json", results, {metric: (int, float)})
+  if scores := read_scores(folder):
+    results["scores"] = scores
   return results
+
+
+def read_scores(folder: Path) -> list[dict[str, Any]]:
+  """Returns the records of a run's `scores.json`; [] if there is no file.
+
+  See `add_score`.
+
+  Raises:
+    UserError: for a file that is damaged, or that this package did not write.
+  """
+  if not (folder / "scores.json").exists():
+    return []
+  try:
+    scores = read(folder, "scores.json").get("scores")
+    is_list = isinstance(scores, list) and all(
+      isinstance(record, Mapping) and {*SCORE_FIELDS} <= {*record}
+      for record in scores
+    )
+  except UserError:
+    is_list = False
+  if not is_list:
+    raise UserError(
+      f"{folder / 'scores.json'} is damaged, or this package did not write it: "
+      "remove it, and run the commands again whose scores it held "
+      "(segmentation, perplexity, smoothness or robustness)."
+    )
+  return scores
+
+
+def add_score(folder: Path, record: Mapping[str, Any]) -> None:
+  """Adds a record to a run's `scores.json`, in place of one made alike.
+
+  Args:
+    folder: workdir of the run.
+    record: `command` that computed it, `how` it was made, `step` of the
+      checkpoint, number of `examples`, and `scores` by name.
+
+  Raises:
+    UserError: as `read_scores`.
+  """
+  key = [record[name] for name in ("command", "how")]
+  kept = [
+    other
+    for other in read_scores(folder)
+    if [other["command"], other["how"]] != key
+  ]
+  write(folder, "scores.json", {"scores": [*kept, record]})
 
 
 def check_config(folder: Path, name: str, config: Any) -> None:

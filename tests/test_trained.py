@@ -1,11 +1,12 @@
 import json
+import types
 
 import chex
 import jax
 import numpy as np
 import pytest
 
-from jaxformers import trained
+from jaxformers import trained, workdirs
 from jaxformers.training import compilers, loop
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import begin
@@ -26,6 +27,8 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
   }
   assert losses[run.step] == pytest.approx(float(-log_p.mean()), rel=1e-5)
   assert run.step == results["best_step"]
+  epochs = run.step * run.config["batch_size"] / len(run.task.splits["train"])
+  assert results["scored"] == {"split": "test", "epochs": round(epochs, 4)}
   assert run.config["model"]["name"] == "transject"
   ids = run.sample(100, 1_000)  # More than there are, and longer.
   test = run.task.splits["test"]
@@ -122,3 +125,32 @@ def test_states_to_compare():
   with_model = {**given, "untrained": False, "model": "b", "pretrained": "c"}
   assert trained.describe(with_model) == "as b with c a=1"
   assert len(trained.states({**given, "options": "", "untrained": False})) == 1
+
+
+def test_scores_of_the_run_itself_are_kept(tmp_path, capsys, monkeypatch):
+  run = types.SimpleNamespace(step=7)
+  (best, start) = trained.states(
+    {"untrained": True, "pretrained": "", "model": "", "options": ""}
+  )
+  scores = {"perplexity": 2.0, "loss": float("nan")}
+
+  def record(state):
+    trained.record(run, tmp_path, state, "perplexity", scores, 9, stride=1)
+    return workdirs.read_scores(tmp_path)
+
+  assert not record(best)  # The run has not ended.
+  (tmp_path / "results.json").touch()
+  assert not record(start)
+  assert record(best) == [
+    {
+      **{"command": "perplexity", "how": {"stride": 1}, "step": 7},
+      **{"examples": 9, "scores": {"perplexity": 2.0}},
+    }
+  ]
+
+  def refuse(*_):
+    raise OSError("read-only")
+
+  monkeypatch.setattr(workdirs, "add_score", refuse)
+  record(best)
+  assert "The scores are not kept: read-only" in capsys.readouterr().err

@@ -137,3 +137,17 @@ def result(task, seed):
     **{"baselines": {}, "data": {}, "selection": "validation"},
     **{"train_seconds": 1.0, "accuracy": 0.5, "task_description": {}},
   }
+
+
+def test_scores_of_commands_are_kept_beside_the_results(tmp_path):
+  made = {"command": "perplexity", "step": 3, "examples": 9}
+  first = {**made, "how": {"stride": 1}, "scores": {"perplexity": 2.0}}
+  again = {**first, "scores": {"perplexity": 3.0}}
+  other = {**first, "how": {"stride": 4}}
+  for record in (first, other, again):
+    workdirs.add_score(tmp_path, record)
+  assert workdirs.read_scores(tmp_path) == [other, again]
+  for content in ('{"scores": [1]}', "[]", "{"):
+    (tmp_path / "scores.json").write_text(content)
+    with pytest.raises(ValueError, match="scores.json is damaged.*remove it"):
+      workdirs.read_scores(tmp_path)

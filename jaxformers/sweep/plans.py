@@ -127,6 +127,13 @@ _LRA_TASKS = ("listops", "text", "retrieval", "pathfinder", "image")
 _ADAPTED = (
   "The adapted model starts from a finished run, and is not part of it."
 )
+_COMMANDS = "python -m jaxformers"
+_SEGMENTED = (
+  "Encoders start untrained: NeuTRENO's start from their own ImageNet runs "
+  "(--config.pretrained=FOLDER). The paper's scores are by windows that slide: "
+  f"{_COMMANDS} segmentation RUN, and with --scales "
+  "0.5,0.75,1,1.25,1.5,1.75 --flip."
+)
 LAMBDAS = ("0.1", "0.2", "0.4", "0.5", "0.6", "0.8", "1.0", "2.0")
 # Sym-DeiT and Sym-NeuTRENO.
 _SYMMETRIC = (
@@ -175,8 +182,7 @@ PLANS = {
     ("configs/vision/ade20k.py:protocol=paper",),
     _models("transformer", "neutreno"),
     has_sizes=False,
-    note="Encoders start untrained: NeuTRENO's start from their own ImageNet "
-    "runs (--config.pretrained=FOLDER).",
+    note=_SEGMENTED,
   ),
   "neutreno_3": Plan(
     "NeuTRENO, table 3: WikiText-103",
@@ -184,7 +190,15 @@ PLANS = {
     _models("transformer", "neutreno"),
     has_sizes=False,
     note="The paper's perplexities are of a window that moves by one word: "
-    "python -m jaxformers perplexity.",
+    f"{_COMMANDS} perplexity RUN --strides 1, also with --split validation.",
+  ),
+  "neutreno_4": Plan(
+    "NeuTRENO, table 4: cosine of attention's slope and J's, ImageNet",
+    ("configs/vision/imagenet.py:protocol=paper",),
+    rows=(_row("symmetric_transformer"), _row("transformer")),
+    has_sizes=False,
+    note=f"The cosines are by {_COMMANDS} smoothness RUN --samples 1000, also "
+    "with --split train. That of Sym-DeiT is 1 by construction.",
   ),
   "neutreno_5": Plan(
     "NeuTRENO, table 5: ImageNet, symmetric attention",
@@ -197,6 +211,7 @@ PLANS = {
     ("configs/vision/ade20k.py:protocol=paper",),
     rows=_SYMMETRIC,
     has_sizes=False,
+    note=_SEGMENTED,
   ),
   "neutreno_7": Plan(
     "NeuTRENO, table 7: ImageNet, DeiT-small",
@@ -208,12 +223,33 @@ PLANS = {
     ),
     has_sizes=False,
   ),
+  "neutreno_8": Plan(
+    "NeuTRENO, table 8: CIFAR-10, attention with a kernel",
+    ("configs/vision/cifar10.py",),
+    rows=(
+      _row("kernelized", normalize="true"),
+      _row("kernelized", normalize="true", fidelity=0.6),
+    ),
+    note="The paper does not give lambda, sizes and training: these are ours.",
+  ),
+  "neutreno_12": Plan(
+    "NeuTRENO, table 12: ImageNet-C, -A and -R",
+    ("configs/vision/imagenet.py:protocol=paper",),
+    _models("transformer", "neutreno"),
+    has_sizes=False,
+    note=f"The scores are by {_COMMANDS} robustness RUN --imagenet_c, "
+    "--imagenet_a and --imagenet_r. The runs are those of table 1.",
+  ),
   "neutreno_13": Plan(
     "NeuTRENO, table 13: ADE20K by lambda",
-    ("configs/vision/ade20k.py:protocol=paper,model=neutreno",),
-    (("model.mixer.fidelity", LAMBDAS),),
+    ("configs/vision/ade20k.py:protocol=paper",),
+    rows=(
+      _row("transformer"),
+      *(_row("neutreno", fidelity=float(value)) for value in LAMBDAS),
+    ),
     has_sizes=False,
-    note="The lambdas are not in the paper's text: these are our reading.",
+    note="The lambdas are not in the paper's text: these are our reading. "
+    + _SEGMENTED,
   ),
   "levine_2": Plan(
     "Levine et al., figure 2: depth against width",

@@ -98,6 +98,7 @@ def describe_results(
     "metric": run.objective.metric,
     **{key: value for key, value in scores.items() if key != "count"},
     "examples": scores["count"],
+    "scored": _describe_scoring(run, best.step),
     "best_step": best.step,
     "selection_score": best.score,
     **({} if best.lost is None else {"damaged_best_step": best.lost}),
@@ -116,6 +117,15 @@ def describe_results(
     "max_len": task.max_len,
     "config": config,
   }
+
+
+def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
+  """Returns how the test split was scored, and after how many epochs."""
+  splits = run.task.splits
+  epochs = step * run.config["batch_size"] / max(len(splits["train"]), 1)
+  # Texts are cut into windows, and pictures to their middle.
+  way = getattr(splits["test"], "scoring", dict)()
+  return {"split": "test", **way, "epochs": round(epochs, 4)}
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from jaxformers import models, tasks
 from jaxformers.analysis.tables import papers, published
+from jaxformers.recipes import recurrences
 from jaxformers.sweep import plans
 from jaxformers.sweep.runs import Sweep
 
@@ -40,6 +41,42 @@ def test_the_protocol_is_that_of_the_table(tmp_path):
       for cell in plans.make_cells(plans.PLANS[table.name], None):
         config = sweep.load_config(cell, 0)
         assert config["task"]["protocol"] in table.protocols
+
+
+def test_a_plan_trains_and_measures_as_its_table(tmp_path):
+  """No run of a plan differs from its table in a config's field."""
+  sweep = Sweep(tmp_path, [])
+  begun = {"begins without trained weights"}  # Their note says how to begin.
+  for table in papers.TABLES:
+    for cell in (
+      plans.make_cells(plans.PLANS[table.name], None)
+      if (table.name in plans.PLANS)
+      else []
+    ):
+      config = sweep.load_config(cell, 0)
+      task = config["task"]
+      run = {
+        **{"config": config, "model": config["model"]["name"]},
+        **{"protocol": task["protocol"], "max_len": 10**6},
+        **{"data": {"source": "wikitext-103"}, "examples": 0},
+      }
+      reasons = {
+        published.mismatch(run, column, table)
+        for column in table.columns
+        if column.task == task["name"]
+      }
+      remark = table.remarks.get(published.row_name(run, table), "")
+      assert reasons <= {"", *begun, remark}, (table.name, cell.title)
+
+
+def test_state_spaces_train_as_their_own_code():
+  table = papers.STATE_SPACES
+  for row, trainings in table.trainings.items():
+    for column in table.columns:
+      fields = recurrences.published_training(row.split(",")[0], column.task)
+      training = trainings[column.title]
+      assert training.steps == fields["total_steps"]
+      assert training.batch_size == fields["batch_size"]
 
 
 def test_sizes_of_the_tasks_build_a_model_of_every_table(tmp_path):

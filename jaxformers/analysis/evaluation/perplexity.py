@@ -6,7 +6,8 @@ With a stride of 1 every token is predicted from a whole window of earlier
 tokens, by one forward pass for each token. This is the evaluation of NeuTRENO's
 table 3. Only the tokens of the first window have fewer tokens before them. With
 windows side by side, as in training, the first tokens of every window are
-predicted from few earlier tokens.
+predicted from few earlier tokens. Each score is kept in the run's
+`scores.json`, with its stride, for `python -m jaxformers published`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,17 @@ def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   # Compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
   rows = measure_perplexity(run, chosen, **options)
+  # A part of the split is scored in another way than all of it.
+  part = {"tokens": options["tokens"]} if options["tokens"] else {}
+  for row in rows:
+    trained.record(
+      *(run, workdir, state, "perplexity"),
+      {name: row[name] for name in ("perplexity", "loss")},
+      row["count"],
+      split=options["split"],
+      stride=row["stride"],
+      **part,
+    )
   # Say which state was measured, in JSON as well.
   label = trained.describe(state)
   if label:

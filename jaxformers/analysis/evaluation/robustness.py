@@ -12,7 +12,8 @@ every corruption over five severities, divided by AlexNet's, in percent
 (Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261). ImageNet-A
 and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
 Of several runs each is printed, then mean and sample deviation of all; JSON has
-the scores of each run.
+the scores of each run. Scores of a folder are kept in the run's `scores.json`,
+with their set, for `python -m jaxformers published`.
 """
 
 from __future__ import annotations
@@ -205,6 +206,21 @@ def unusual(
   return 1 - error(logits, images, classes=classes, batch_size=batch_size)
 
 
+def count_images(folder: Path, name: str) -> int:
+  """Returns the number of images of a set; of ImageNet-C per severity.
+
+  Args:
+    folder: folder of the set.
+    name: name of the set, in `COUNTS`.
+  """
+  endings = (path.suffix.lower() for path in folder.rglob("*.*"))
+  count = sum(ending in stores.ENDINGS for ending in endings)
+  # Severities of every corruption; round a part down.
+  return count // (
+    len(ALEXNET) * len(SEVERITIES) if name == "imagenet_c" else 1
+  )
+
+
 def _test_images(run: trained.Trained) -> Images:
   images = run.task.splits["test"]
   if not isinstance(images, Images):
@@ -291,8 +307,17 @@ def main(
     for name, folder in folders.items():
       if folder and name == "imagenet_c":
         scores |= imagenet_c(run, folder, batch_size=batch_size)
+        kept = {"mce": scores["mce"]}
       elif folder:
         scores[name] = unusual(run, folder, name, batch_size=batch_size)
+        kept = {"accuracy": scores[name]}
+      if folder:
+        count = count_images(folder, name)
+        trained.record(
+          *(run, workdir, state, "robustness", kept),
+          count_images(folder, name),
+          set=name,
+        )
     # Without a folder, corrupt the run's own test images.
     if not scores:
       scores = corrupted(run, names, count=count, batch_size=batch_size)

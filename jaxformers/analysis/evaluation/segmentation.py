@@ -7,7 +7,8 @@ python -m jaxformers segmentation runs/ade20k \
 The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
 A scene that is smaller than a window at some scale is enlarged to the window's
 side, as in Segmenter's code. Scores are interpolated to every scene's size
-and compared there.
+and compared there. The score is kept in the run's `scores.json`, with window,
+stride, scales and mirror images, for `python -m jaxformers published`.
 """
 
 from __future__ import annotations
@@ -161,6 +162,11 @@ def count_areas(
   return {k: np.bincount(v, minlength=classes) for k, v in pixels.items()}
 
 
+def default_stride(source: Scenes) -> int:
+  """Returns 32 less than the side of a window, as in Segmenter."""
+  return max(min(source.shape[:2]) - 32, 1)
+
+
 def evaluate_segmenter(
   run: trained.Trained,
   scales: Sequence[float] = (1.0,),
@@ -191,7 +197,7 @@ def evaluate_segmenter(
       f"The task {run.task.name!r} has no scenes: give the run of a segmenter."
     )
   side = min(source.shape[:2])
-  stride = stride or max(side - 32, 1)
+  stride = stride or default_stride(source)
   # A stride above the side would leave pixels without a score.
   if not 1 <= stride <= side or not all(scale > 0 for scale in scales):
     raise UserError(
@@ -228,6 +234,15 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   run = trained.load(workdir, **state)
   row = evaluate_segmenter(run, sizes, **options)
   split = options["split"]
+  trained.record(
+    *(run, workdir, state, "segmentation"),
+    {name: row[name] for name in ("mean_iou", "accuracy")},
+    row["count"],
+    split=split,
+    stride=options["stride"] or default_stride(run.task.splits[split]),
+    scales=sizes,
+    flip=options["flip"],
+  )
   # Say which state was measured, in JSON as well.
   label = trained.describe(state)
   if label:

@@ -160,8 +160,9 @@ def _papers_html(papers: Mapping[str, Any]) -> list[str]:
       f"<h3>{_text(title)}</h3>",
       *_tables_html(published.markdown(filled)),
       "<p>Test scores; shares in percent. In brackets: our score minus the "
-      "paper's, and the same in standard errors (of our seeds and of the size "
-      "of the test set). Compare only rows of the same sizes and protocol. "
+      "paper's, and the same in standard errors (of our seeds, of the paper's "
+      "runs where it prints a deviation, and of the size of the test set). "
+      "Compare only rows of the same sizes and protocol. "
       f"{_links(filled.table.name, ('md', 'tex'))}</p>",
       *(f"<p>{_text(reason)}</p>" for reason in published.notes(filled)),
     ]

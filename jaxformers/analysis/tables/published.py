@@ -5,10 +5,15 @@ python -m jaxformers published runs/* [--latex]
 The tables are TransJect's 1 and 2, Long Range Arena's, those of S4, S5 and
 Mega, and NeuTRENO's (`papers.py`). A row of ours is a model at its sizes under
 a protocol. The difference to the paper is also given in standard errors, which
-count the spread of our seeds and, for accuracies, the chance of the test
-examples on both sides. It is given only where a run has the protocol, the test
-examples and the options of the published number. Otherwise a star stands in its
-place, and the reason below the table.
+count the spread of our seeds, that of the paper's runs where it prints one, and
+for accuracies the chance of the test examples on both sides. It is given only
+where a run has the protocol, the training length, the test examples and the
+options of the published number, and a score that was made in the same way.
+Otherwise a star stands in its place, and the reason below the table.
+
+Some scores are not those that training ends with. They come from the
+`scores.json` that `segmentation` (sliding windows), `perplexity` (a window that
+moves by a word), `smoothness` and `robustness` write to a run's workdir.
 """
 
 from __future__ import annotations
@@ -21,13 +26,15 @@ from typing import Any, NamedTuple
 from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.analysis.tables import results
-from jaxformers.analysis.tables.papers import TABLES, Column, Table
+from jaxformers.analysis.tables.papers import RUNS, TABLES, Column, Table
 from jaxformers.analysis.tables.results import Result
 from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table, plus_minus, spread
 
 # Under this protocol a model has sizes of its own on every task.
 SIZES_BY_TASK = "lra"
+# Share by which two lengths of training may differ that count as the same.
+SAME_LENGTH = 0.01
 
 
 class Score(NamedTuple):
@@ -47,17 +54,21 @@ class Score(NamedTuple):
   examples: int
   mismatch: str = ""
 
-  def difference(self, printed: float) -> tuple[float, float]:
+  def difference(
+    self, printed: float, deviation: float = 0.0
+  ) -> tuple[float, float]:
     """Returns our mean less the paper's, and the same in standard errors.
 
-    The error has two parts: the spread of our seeds, which one seed has not,
-    and the binomial deviation of two accuracies over the test examples. It is
-    NaN if there is neither.
+    The error has three parts: the spread of our seeds, which one seed has not,
+    that of the paper's `RUNS` runs, and the binomial deviation of two
+    accuracies over the test examples. It is NaN if there is none.
 
     Args:
       printed: number of the paper.
+      deviation: the paper's deviation over its runs; 0 if it prints none.
     """
     variance = self.deviation**2 / self.seeds if self.seeds > 1 else 0.0
+    variance += deviation**2 / RUNS
     if self.examples:
       shares = sum(p * (100 - p) for p in (self.mean, printed))
       variance += shares / self.examples
@@ -72,6 +83,7 @@ class Row(NamedTuple):
     name: name of the row: of a model, or as the paper's table has it.
     label: layers, width and protocol of our runs; "" if we have none.
     theirs: the paper's numbers by title of the column; {} if it has none.
+    deviations: the paper's deviations by title of the column; {} if none.
     ours: our scores by title of the column.
   """
 
@@ -79,6 +91,7 @@ class Row(NamedTuple):
   label: str
   theirs: Mapping[str, float]
   ours: dict[str, Score]
+  deviations: Mapping[str, float] = {}
 
 
 class Filled(NamedTuple):
@@ -88,19 +101,84 @@ class Filled(NamedTuple):
   rows: list[Row]
 
 
+class Measured(NamedTuple):
+  """A score of a run.
+
+  Attributes:
+    value: the score.
+    how: how it was made, by name: split, stride, scales and such.
+    examples: number of examples that it is of.
+  """
+
+  value: float
+  how: Mapping[str, Any]
+  examples: int
+
+
+def measured(run: Result, column: Column) -> Measured | None:
+  """Returns the score of a run that is most like a column's, or None.
+
+  Args:
+    run: content of `results.json`, with `scores` of `scores.json`.
+    column: column of a table.
+  """
+  found = []
+  # Scores of training come first, which a tie prefers.
+  if column.score in run:
+    how = _how_training_scores(run)
+    found.append(Measured(run[column.score], how, run["examples"]))
+  for record in run.get("scores", ()):
+    # A checkpoint that is not the best any more has other scores.
+    is_best = record["step"] == run.get("best_step", record["step"])
+    is_asked = record["command"] == column.command and is_best
+    if is_asked and column.score in record["scores"]:
+      value = record["scores"][column.score]
+      found.append(Measured(value, record["how"], record["examples"]))
+  if column.command:
+    found = [
+      score
+      for score in found
+      if all(score.how.get(k) == column.how[k] for k in column.shown)
+    ]
+  return min(found, key=lambda s: s.how != column.how, default=None)
+
+
+def _how_training_scores(run: Result) -> dict[str, Any]:
+  """Returns how the score at the end of training was made."""
+  how = {k: v for k, v in run.get("scored", {}).items() if k != "epochs"}
+  # Results of older versions do not say it, and had no other way.
+  if not how:
+    if "mean_iou" in run:
+      how = {"crop": "centre", "scales": [1.0], "flip": False}
+    elif "perplexity" in run:
+      stride = run["config"]["task"].get("stride")
+      how = {"stride": stride or run["max_len"]}
+  return {"split": "test", **how}
+
+
 def mismatch(run: Result, column: Column, table: Table) -> str:
   """Returns why a run does not compare with a column; "" if it does."""
   protocol = run["protocol"]
   protocols = table.own_protocols.get(run["model"], table.protocols)
+  row = row_name(run, table)
+  score = measured(run, column)
   reasons = []
+  if remark := table.remarks.get(row):
+    reasons.append(remark)
   if protocol not in protocols:
     reasons.append(f"protocol {protocol}, not {' or '.join(protocols)}")
-  is_asked = "pretrained" in table.rows.get(row_name(run, table), {})
-  if run["config"].get("pretrained") and not is_asked:
+  is_asked = table.is_pretrained or "pretrained" in table.rows.get(row, {})
+  pretrained = run["config"].get("pretrained")
+  if pretrained and not is_asked:
     reasons.append("begins with trained weights")
+  elif table.is_pretrained and pretrained == "":
+    reasons.append("begins without trained weights")
+  # Compare how the score was made.
+  if score and column.command and dict(score.how) != dict(column.how):
+    reasons.append(_describe_difference(score.how, column.how))
   # Compare the number of test examples and their length.
-  if column.examples and run["examples"] != column.examples:
-    scored = f"{run['examples']:,} test examples"
+  if score and column.examples and score.examples != column.examples:
+    scored = f"{score.examples:,} test examples"
     reasons.append(f"{scored}, not {column.examples:,}")
   if run["max_len"] < column.length:
     cut = f"cut to {run['max_len']:,} tokens"
@@ -114,7 +192,56 @@ def mismatch(run: Result, column: Column, table: Table) -> str:
     for name, value in column.options.items()
     if options.get(name, value) != value
   ]
-  return "; ".join(reasons)
+  fields = configs.flatten(run["config"])
+  reasons += [
+    f"{name.rpartition('.')[2]}={fields.get(name)}, not {_any_of(value)}"
+    for name, value in table.fields.get(row, {}).items()
+    if not _agrees(fields.get(name), value)
+  ]
+  return "; ".join([*reasons, *_training_differs(run, column, table, row)])
+
+
+def _describe_difference(
+  how: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> str:
+  """Returns in which entries two ways to make a score differ."""
+
+  def listed(entries: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+    parts = [f"{k}={v}" for k, v in entries.items() if others.get(k) != v]
+    return ", ".join(parts) or "all"
+
+  return f"scored with {listed(how, wanted)}, not {listed(wanted, how)}"
+
+
+def _training_differs(
+  run: Result, column: Column, table: Table, row: str
+) -> list[str]:
+  """Returns the reason if a run was trained for longer or shorter, or []."""
+  trainings = table.trainings.get(row, {})
+  wanted = trainings.get(column.title, column.training)
+  config = run["config"]
+  steps, batch_size = config.get("total_steps"), config.get("batch_size")
+  # A length that the config lacks counts as the published one.
+  if wanted is None or steps is None or batch_size is None:
+    return []
+  ratio = steps * batch_size / (wanted.steps * wanted.batch_size)
+  if abs(ratio - 1) <= SAME_LENGTH:
+    return []
+  length = f"{steps:,} steps of {batch_size:,}"
+  return [f"{length}, not {wanted.steps:,} of {wanted.batch_size:,}"]
+
+
+def _agrees(field: Any, value: Any) -> bool:
+  """Returns True if a field of a config has a value of `Table.rows`."""
+  if isinstance(value, tuple):
+    return field in value
+  return bool(field) == value if isinstance(value, bool) else field == value
+
+
+def _any_of(value: Any) -> str:
+  """Returns a value of `Table.rows` in words."""
+  values = value if isinstance(value, tuple) else (value,)
+  return " or ".join(str(v) for v in values if v is not None)
 
 
 def row_name(run: Result, table: Table) -> str:
@@ -122,15 +249,8 @@ def row_name(run: Result, table: Table) -> str:
   if not table.rows:
     return str(run["model"])
   fields = configs.flatten(run["config"])
-
-  def agrees(name: str, value: Any) -> bool:
-    field = fields.get(name)
-    if isinstance(value, tuple):
-      return field in value
-    return bool(field) == value if isinstance(value, bool) else field == value
-
   for name, wanted in table.rows.items():
-    if all(agrees(*item) for item in wanted.items()):
+    if all(_agrees(fields.get(k), value) for k, value in wanted.items()):
       return name
   is_known = any(run["model"] in name.split(", ") for name in table.rows)
   return f"{run['model']}, otherwise" if is_known else str(run["model"])
@@ -150,26 +270,27 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
   rows: dict[str, list[Row]] = {name: [] for name in table.scores}
   for column in table.columns:
     fitting = (
-      r for r in runs if r["task"] == column.task and column.score in r
+      r for r in runs if r["task"] == column.task and measured(r, column)
     )
     for by_seed in results.by_seed(fitting):
-      # Seeds of a recipe share protocol and test examples.
-      first, *_ = seeds = list(by_seed.values())
+      first, scores = _score_alike(list(by_seed.values()), column)
+      name = row_name(first, table)
+      if name not in table.scores and not table.has_others:
+        continue
       label = f"{results.describe_size(first)}, {first['protocol']}"
       if first["protocol"] == SIZES_BY_TASK:
         label = f"{SIZES_BY_TASK}'s sizes, {SIZES_BY_TASK}"
-      of_model = rows.setdefault(row_name(first, table), [])
+      of_model = rows.setdefault(name, [])
       # A second recipe of the same sizes stands in a row of its own.
       free = (r for r in of_model if r.label == label)
       row = next((r for r in free if column.title not in r.ours), None)
       if row is None:
-        row = Row(row_name(first, table), label, {}, {})
+        row = Row(name, label, {}, {})
         of_model.append(row)
-      values = [column.scale * run[column.score] for run in seeds]
       row.ours[column.title] = Score(
-        *spread(values),
-        len(seeds),
-        first["examples"] if column.score.startswith("accuracy") else 0,
+        *spread([column.scale * score.value for score in scores]),
+        len(scores),
+        scores[0].examples if column.score.startswith("accuracy") else 0,
         mismatch(first, column, table),
       )
   # A model that we have not run has a row, too.
@@ -177,25 +298,44 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
   for name, of_model in rows.items():
     numbers = zip(table.columns, table.scores.get(name, ()), strict=False)
     theirs = {c.title: value for c, value in numbers if value is not None}
+    titles = [column.title for column in table.columns]
+    spreads = dict(zip(titles, table.deviations.get(name, ()), strict=False))
     ours = of_model or [Row(name, "", {}, {})]
-    filled += [row._replace(theirs=theirs) for row in ours]
+    filled += [row._replace(theirs=theirs, deviations=spreads) for row in ours]
   return Filled(table, filled)
 
 
-def _cells(row: Row, title: str, plus: str) -> tuple[str, str]:
+def _score_alike(
+  seeds: Sequence[Result], column: Column
+) -> tuple[Result, list[Measured]]:
+  """Returns the scores of seeds that were made in one way, and the first run.
+
+  Of several ways it is the published one, if any seed has it. Seeds of a recipe
+  share protocol and test examples.
+  """
+  pairs = [(run, score) for run in seeds if (score := measured(run, column))]
+  first, chosen = min(pairs, key=lambda pair: pair[1].how != column.how)
+  return first, [score for _, score in pairs if score.how == chosen.how]
+
+
+def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
   """Returns the paper's number, and ours with the difference."""
+  title, digits = column.title, column.digits
   theirs, ours = row.theirs.get(title), row.ours.get(title)
-  printed = "" if theirs is None else f"{theirs:.1f}"
+  deviation = row.deviations.get(title, 0.0)
+  printed = "" if theirs is None else f"{theirs:.{digits}f}"
+  if theirs is not None and deviation:
+    printed = plus_minus(theirs, deviation, digits + 1, plus)
   if ours is None:
     return printed, ""
-  text = plus_minus(ours.mean, ours.deviation, 1, plus)
+  text = plus_minus(ours.mean, ours.deviation, digits, plus)
   # A star instead of a difference where inputs differ.
   if ours.mismatch:
     text += " *"
   elif theirs is not None:
-    gap, errors = ours.difference(theirs)
+    gap, errors = ours.difference(theirs, deviation)
     in_errors = "" if math.isnan(errors) else f", {abs(errors):.1f} s.e."
-    text += f" ({gap:+.1f}{in_errors})"
+    text += f" ({gap:+.{digits}f}{in_errors})"
   return printed, text
 
 
@@ -221,7 +361,7 @@ def _lines(filled: Filled, plus: str) -> list[list[str]]:
   head = [f"{title}, {side}" for title in named for side in ("paper", "ours")]
   lines = [["model", "ours", *head]]
   for row in filled.rows:
-    cells = [cell for title in titles for cell in _cells(row, title, plus)]
+    cells = [c for column in table.columns for c in _cells(row, column, plus)]
     if table.has_average:
       cells += _average(row, table)
     lines.append([row.name, row.label, *cells])

@@ -73,6 +73,11 @@ class Segments:
     """Returns how the stream is cut, as plain JSON."""
     return {"first_id": self.shift, "length": self.length}
 
+  def scoring(self) -> dict[str, Any]:
+    """Returns how the text is scored: its stride, and windows if not all."""
+    part = {"windows": self.most} if self.most else {}
+    return {"stride": self.stride, **part}
+
   def _numbers(self, indices: np.ndarray) -> np.ndarray:
     """Returns the numbers in the stream of windows of the split."""
     return np.asarray(indices, np.int64) * self.windows // len(self)

@@ -70,6 +70,10 @@ class Pictures:
     names = ("shape", "mean", "deviation")
     return {name: list(getattr(self, name)) for name in names}
 
+  def scoring(self) -> dict[str, Any]:
+    """Returns how `batch` without a key sees pictures: their middle."""
+    return {"crop": "centre", "scales": [1.0], "flip": False}
+
   def select(self, indices: Any) -> Self:
     """Returns a split of some images, in their order."""
     return dataclasses.replace(self, packed=self.packed.select(indices))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models, trained
+from jaxformers import models, trained, workdirs
 from jaxformers.analysis.evaluation import perplexity
 from jaxformers.data.engine.segments import Segments
 from tests import initial
@@ -65,6 +65,14 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   assert "stride     6" in printed
   perplexity.main(["here", "--strides=2", "--json"])
   assert json.loads(capsys.readouterr().out)[0]["stride"] == 2
+  # A finished run keeps its scores, and how they were made.
+  finished = tmp_path / "finished"
+  finished.mkdir()
+  (finished / "results.json").touch()
+  perplexity.main([str(finished), "--strides=1", "--tokens=5"])
+  (kept,) = workdirs.read_scores(finished)
+  assert kept["how"] == {"split": "test", "stride": 1, "tokens": 5}
+  assert kept["examples"] == kept["step"] == 5
   with pytest.raises(SystemExit, match="stride=7 is not in 1 to 6"):
     perplexity.main(["here", "--strides=7"])
   monkeypatch.setattr(trained, "load", loaded)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers import trained
+from jaxformers import trained, workdirs
 from jaxformers.analysis.evaluation import robustness as r
 from jaxformers.data.engine import packed
 from jaxformers.data.images import corruptions
@@ -151,6 +151,13 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   said = capsys.readouterr()
   assert json.loads(said.out) == {"here": {"imagenet_a": 1.0}}
   assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
+  finished = tmp_path / "finished"
+  finished.mkdir()
+  (finished / "results.json").touch()
+  r.main([str(finished), "--imagenet_a", str(root)])
+  (kept,) = workdirs.read_scores(finished)
+  assert (kept["how"], kept["examples"]) == ({"set": "imagenet_a"}, 1)
+  assert kept["scores"] == {"accuracy": 1.0}
   with pytest.raises(SystemExit, match="There is no folder"):
     r.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
   with pytest.raises(SystemExit, match=r"'rain'.*snow"):

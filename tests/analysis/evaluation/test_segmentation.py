@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformers import models, tasks, trained
+from jaxformers import models, tasks, trained, workdirs
 from jaxformers.analysis.evaluation import segmentation as s
 from tests import initial
 from tests.data import scenes
@@ -142,6 +142,15 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   assert "mean IoU" in capsys.readouterr().out
   s.main(["here", "--count=1", "--json"])
   assert json.loads(capsys.readouterr().out)["count"] == 1
+  finished = tmp_path / "finished"
+  finished.mkdir()
+  (finished / "results.json").touch()
+  s.main([str(finished), "--count=1", "--scales=1,2", "--flip"])
+  (kept,) = workdirs.read_scores(finished)
+  assert kept["how"] == {
+    **{"split": "test", "stride": 1, "scales": [1.0, 2.0], "flip": True}
+  }
+  assert {*kept["scores"]} == {"mean_iou", "accuracy"}
   with pytest.raises(SystemExit, match="stride=99"):
     s.main(["here", "--stride=99"])
   monkeypatch.setattr(trained, "load", loaded)
