@@ -181,8 +181,11 @@ def _results_html(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _tables_html(markdown: str) -> list[str]:
-  """Returns Markdown tables, with blank lines between them, as HTML."""
-  return [_table_html(block) for block in markdown.split("\n\n")]
+  """Returns Markdown tables and lines, with blank lines between, as HTML."""
+  return [
+    _table_html(block) if block.startswith("|") else f"<p>{_text(block)}</p>"
+    for block in markdown.split("\n\n")
+  ]
 
 
 def _table_html(markdown: str) -> str:

@@ -4,7 +4,9 @@ python -m jaxformers results runs/*
 
 Runs that differ in the seed alone are one row. Where a model has several rows
 on a task, each names up to three fields in which they differ, and a second
-table has the mean and deviation over these settings.
+table has the mean and deviation over these settings, if their data are the
+same. A line below a table names the tasks whose rows differ in steps, batch
+size, protocol or data, so that their scores do not compare.
 """
 
 from __future__ import annotations
@@ -23,13 +25,23 @@ from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table, plus_minus, spread
 
 COLUMNS = (
-  *("task", "protocol", "model", "config", "score", "seeds", "parameters"),
+  *("task", "protocol", "model", "config", "steps", "score", "seeds"),
+  "parameters",
   *("x Transformer", "trivial", "chosen on", "train s"),
 )
 
 Result = Mapping[str, Any]
 
-FORMATS = {"parameters": "{:,}", "x Transformer": "{:.2f}", "train s": "{:.0f}"}
+# Properties of a row in which rows that compare agree.
+COMPARED = {
+  "steps": "steps",
+  "batch_size": "batch size",
+  "protocol": "protocol",
+}
+FORMATS = {
+  **{"steps": "{:,}", "parameters": "{:,}"},
+  **{"x Transformer": "{:.2f}", "train s": "{:.0f}"},
+}
 LOWER_IS_BETTER = ("perplexity", "error")
 # Fields that a label leaves out: they say nothing of the model.
 UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
@@ -128,9 +140,9 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
   Returns:
     Rows with the fields of `COLUMNS`, and `metric`. The score is (mean, sample
     standard deviation), in percent except for perplexities; the deviation of
-    one seed is NaN.
+    one seed is NaN. `data` is the digest of the data, "" if it is unknown.
   """
-  rows = []
+  rows: list[dict[str, Any]] = []
   recipes = by_seed(results)
   settings = _describe_settings([next(iter(r.values())) for r in recipes])
   for seeds, setting in zip(recipes, settings, strict=True):
@@ -146,6 +158,9 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
         "protocol": describe_protocol(first),
         "model": first["model"],
         "config": " ".join(filter(None, (describe_size(first), setting))),
+        "steps": first["config"].get("total_steps"),
+        "batch_size": first["config"].get("batch_size"),
+        "data": describe_data(first),
         "metric": metric,
         "score": spread([scale * run[metric] for run in runs]),
         "seeds": " ".join(map(str, sorted(seeds))),
@@ -156,7 +171,21 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
         "train s": statistics.mean(run["train_seconds"] for run in runs),
       }
     )
+  # Tasks of one name may be of several data: a user's own examples.
+  data_by_task: dict[tuple[str, str], set[str]] = {}
+  for row in rows:
+    key = (row["task"], row["protocol"])
+    data_by_task.setdefault(key, set()).add(row["data"])
+  for row in rows:
+    if len(data_by_task[row["task"], row["protocol"]]) > 1 and row["data"]:
+      row["protocol"] += f", data {row['data'][:6]}"
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
+
+
+def describe_data(result: Result) -> str:
+  """Returns a digest of the examples of all splits; "" if it is unknown."""
+  data = (result.get("task_description") or {}).get("data")
+  return workdirs.digest(data) if data else ""
 
 
 def labelled_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,17 +236,19 @@ def over_settings(rows: Sequence[Result]) -> list[dict[str, Any]]:
 
   Settings are the rows of one task, protocol and model, such as those of
   TransJect's figure 3, whose deviations are 1.7 (IMDb) and 0.8 (Text) for
-  TransJect. Each counts once, by its mean over seeds.
+  TransJect. Each counts once, by its mean over seeds. Rows of other data are
+  apart: they are other tasks.
 
   Args:
     rows: result of `summarise`.
   """
   groups: dict[tuple[str, ...], list[Result]] = {}
   for row in rows:
-    key = tuple(row[name] for name in ("task", "protocol", "model", "metric"))
+    names = ("task", "protocol", "model", "metric", "data")
+    key = tuple(row.get(name, "") for name in names)
     groups.setdefault(key, []).append(row)
   lines = []
-  for (task, protocol, model, metric), of_model in groups.items():
+  for (task, protocol, model, metric, _), of_model in groups.items():
     means = [row["score"][0] for row in of_model]
     if len(means) > 1:
       lines.append(
@@ -248,7 +279,35 @@ def describe_protocol(result: Result) -> str:
   return result["protocol"] + length + note
 
 
+def notes(rows: Sequence[Result]) -> list[str]:
+  """Returns a line for each task whose rows differ in what they compare by.
+
+  Args:
+    rows: result of `summarise`.
+  """
+  lines = []
+  for task in dict.fromkeys(row["task"] for row in rows):
+    of_task = [row for row in rows if row["task"] == task]
+    differing = []
+    for name, title in COMPARED.items():
+      values = {row.get(name) for row in of_task} - {None}
+      if len(values) > 1:
+        ordered = sorted(values, key=lambda v: (isinstance(v, str), v))
+        shown = ("; " if name == "protocol" else ", ").join(
+          v if isinstance(v, str) else f"{v:,}" for v in ordered
+        )
+        differing.append(f"{title} ({shown})")
+    if differing:
+      lines.append(
+        f"Rows of {task} differ in {' and in '.join(differing)}: compare those "
+        "that agree."
+      )
+  return lines
+
+
 def _cell(column: str, value: Any) -> str:
+  if value is None:
+    return ""
   if column == "score":
     return plus_minus(*value)
   if column == "trivial":
@@ -259,7 +318,8 @@ def _cell(column: str, value: Any) -> str:
 def markdown(rows: Sequence[Result]) -> str:
   """Returns the rows of `summarise` as Markdown, a table for each metric.
 
-  A table of the spread over settings follows if a model has several.
+  `notes` follow a table, and a table of the spread over settings if a model has
+  several.
   """
   tables = []
   # Metrics are in the order of their first row.
@@ -270,7 +330,7 @@ def markdown(rows: Sequence[Result]) -> str:
     header = [titles.get(name, name) for name in COLUMNS]
     of_metric = [row for row in rows if row["metric"] == metric]
     lines = ([_cell(name, row[name]) for name in COLUMNS] for row in of_metric)
-    tables.append(markdown_table(header, lines))
+    tables += [markdown_table(header, lines), *notes(of_metric)]
     spreads = over_settings(of_metric)
     if spreads:
       columns = ("task", "protocol", "model", "settings", "score", "range")

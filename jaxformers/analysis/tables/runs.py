@@ -205,8 +205,14 @@ def by_size(
 ) -> Iterator[tuple[str, str, int, SeedGroup]]:
   """Yields (line, size, value, group); groups of a line differ in the size."""
   by_model: dict[str, list[SeedGroup]] = {}
-  for group in groups:
-    name = f"{group.config['task']['name']} {group.config['model']['name']}"
+  # Tasks of one name may be of several data: a user's own examples.
+  data = [tables.describe_data(group.runs[0].results) for group in groups]
+  tasks = [group.config["task"]["name"] for group in groups]
+  for group, task, known in zip(groups, tasks, data, strict=True):
+    pairs = zip(tasks, data, strict=True)
+    several = {other for name, other in pairs if name == task} - {""}
+    mark = f", data {known[:6]}" if len(several) > 1 and known else ""
+    name = f"{task} {group.config['model']['name']}{mark}"
     by_model.setdefault(name, []).append(group)
   for (name, of_model), size in itertools.product(by_model.items(), SIZES):
     lines: dict[str, list[tuple[int, SeedGroup]]] = {}

@@ -111,3 +111,35 @@ def test_settings_are_named_and_their_spread_is_shown(tmp_path):
 def test_the_protocol_says_what_is_known_of_the_data(data, shown):
   result = {"protocol": "lra", "max_len": 9, "data": data}
   assert results.describe_protocol(result) == shown
+
+
+def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
+  """Examples in Python have one name, and settings are of one task."""
+  for k, accuracy in enumerate((0.95, 0.485)):
+    write(tmp_path / str(k), 0, accuracy)
+    path = tmp_path / str(k) / "results.json"
+    content = json.loads(path.read_text())
+    content["task_description"] = {"data": {"test": str(k)}}
+    path.write_text(json.dumps(content))
+  rows = results.summarise(results.read([tmp_path]))
+  assert results.over_settings(rows) == []
+  text = results.markdown(rows)
+  assert "over settings" not in text and "71.75" not in text
+  # The rows say that they are of several data.
+  assert len({row["protocol"] for row in rows}) == 2
+  assert all("generated, data " in row["protocol"] for row in rows)
+
+
+def test_steps_are_shown_and_rows_that_differ_are_named(tmp_path):
+  write(tmp_path / "a", 0, 0.3, total_steps=2_400, batch_size=32)
+  write(tmp_path / "b", 0, 0.4, total_steps=1_000, batch_size=8)
+  rows = results.summarise(results.read([tmp_path]))
+  text = results.markdown(rows)
+  assert "| config | steps | accuracy % |" in text
+  assert "| 2,400 | 30.00 |" in text and "| 1,000 | 40.00 |" in text
+  note = (
+    "Rows of listops differ in steps (1,000, 2,400) and in batch size (8, 32): "
+    "compare those that agree."
+  )
+  assert note in text.split("\n\n")
+  assert "Rows of" not in results.markdown(rows[:1])

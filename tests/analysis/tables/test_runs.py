@@ -140,3 +140,17 @@ def result(task, config):
     **{"baselines": {}, "data": {}, "selection": "validation"},
     **{"train_seconds": 1.0, "accuracy": 0.5},
   }
+
+
+def test_own_tasks_of_one_name_share_no_line():
+  def record(data, depth):
+    model = {"name": "local", "num_layers": depth}
+    config = {"seed": 0, "task": {"name": "arrays"}, "model": model}
+    results = {"task_description": {"data": {"test": data}}}
+    return runs.RunRecord(Path(f"runs/{data}{depth}"), config, results)
+
+  records = [record(data, depth) for data in "ab" for depth in (1, 2)]
+  points = list(runs.by_size(runs.group_by_recipe(records)))
+  lines = {line for line, *_ in points}
+  assert len(points) == 4 and len(lines) == 2
+  assert all(line.startswith("arrays local, data ") for line in lines)
