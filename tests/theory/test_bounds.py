@@ -1,6 +1,7 @@
 """The bounds of theorems 1 and 2, against the reference's values."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -112,6 +113,29 @@ def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
     less = 3 ** (found.log3_width - 1)
     own = b.theorem_1(found.num_layers - 1, round(less), 16)
     assert own.lower <= deep.upper * (1 + 1e-6)
+
+
+@given(st.floats(1, 9), st.floats(0.6, 9), st.floats(0, 1))
+def test_the_order_of_corollary_2(log_layers, log_width, log_heads):
+  """beta is log_3 L + O(1), which is O(log H log d log L) for H >= 2."""
+  d = round(10**log_width)
+  heads = max(1, min(round(d**log_heads), d - 1))
+  num_layers = round(10**log_layers) + 3 * round(b.threshold(d)) + 30
+  beta = b.surpassing(num_layers, d, heads).beta
+  assert 1.5 < beta - b.log3(num_layers) < 4
+  # With one constant for all sizes; a constant of H and d alone would not do.
+  order = b.log3(max(heads, 2)) * b.log3(d) * b.log3(num_layers)
+  assert beta <= 4 * order
+
+
+def test_beta_grows_with_the_logarithm_of_the_depth_alone():
+  betas = [b.surpassing(3**k, 1_000, 16).beta for k in range(4, 18)]
+  assert all(after - before == 1 for before, after in pairwise(betas))
+  sizes = [(d, heads) for d in (10, 1_000, 10**6) for heads in (1, 2, d - 1)]
+  least = {b.surpassing(3**10, d, heads).beta for d, heads in sizes}
+  assert max(least) - min(least) <= 2
+  # For one head the printed order is 0, and the bounds need more than that.
+  assert math.log(1) == 0 and b.surpassing(3**10, 1_000, 1).beta >= 10
 
 
 @pytest.mark.parametrize(
