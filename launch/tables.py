@@ -1,7 +1,8 @@
 r"""Reproduces a table or figure of the papers: its runs, and then the table.
 
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH
-python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run
+python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run \
+    --accelerator h100
 
 Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2;
 the list is below. Every run has the protocol of the table. PATH is a folder
@@ -16,9 +17,11 @@ and the others resume. `--slurm`, `--set` and arguments that begin with
 where the configs have such a size, and `--models` a part of it.
 
 `--dry_run` prepares nothing. It prints the command of every run, with its steps
-and estimates of hours and memory on the device at hand: from the operations of
+and estimates of hours and memory on the local device: from the operations of
 the model, the measured rate of a large product and the share of it that a step
-usually reaches, so within a factor of two or so.
+usually reaches, so within a factor of two or so. `--accelerator` adds the hours
+on a100, h100, h200, v4, v5e, v5p or v6e, or on several chips (h100:8, v4-8).
+They assume a fifth of the chip's peak, which is not measured.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     arguments.SETTINGS,
     arguments.SLURM,
     cli.switch("--dry_run", help="print commands and estimates, run nothing"),
+    cli.option(
+      "accelerator", "", "with --dry_run: hours on h100, a100, v4-8 ..., too"
+    ),
     arguments.STRICT,
   )
   parser.prog, parser.allow_abbrev = "python launch/tables.py", False
@@ -61,11 +67,23 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
 
 
 def _print_estimates(
-  sweep: Sweep, cells: Sequence[grid.Cell], seeds: Sequence[int]
+  sweep: Sweep,
+  cells: Sequence[grid.Cell],
+  seeds: Sequence[int],
+  accelerator: str,
 ) -> None:
-  """Prints what a run of each cell costs, and all of them."""
+  """Prints what a run of each cell costs, and all of them.
+
+  Args:
+    sweep: runs of the table.
+    cells: cells of the table.
+    seeds: seeds of every cell.
+    accelerator: name of another device for which to give hours, or "".
+  """
   from jaxformers.sweep import estimates  # Starts the device.
 
+  if accelerator:
+    estimates.accelerator_rate(accelerator, "float32")  # Check the name.
   # Estimate one seed of each cell.
   rate = estimates.measure_rate()
   configs = [sweep.load_config(cell, seeds[0]) for cell in cells]
@@ -81,14 +99,36 @@ def _print_estimates(
     ]
     for cell, cost, known in zip(cells, costs, data, strict=True)
   ]
-  header = ("run", "steps", "hours", "GB", "data")
-  print("\n" + markdown_table(header, lines, right=(1, 2, 3)))
+  header = ["run", "steps", "hours", "GB", "data"]
+  there: list[float] = []
+  if accelerator:
+    there = [
+      estimates.accelerator_hours(cost, config, accelerator)
+      for cost, config in zip(costs, configs, strict=True)
+    ]
+    header.insert(3, f"hours, {accelerator}")
+    for line, hours in zip(lines, there, strict=True):
+      line.insert(3, f"{hours:,.2f}")
+  right = range(1, len(header) - 1)
+  print("\n" + markdown_table(header, lines, right=tuple(right)))
   total = len(seeds) * sum(cost.hours for cost in costs)
   print(
     f"\n{len(cells) * len(seeds)} runs with {len(seeds)} seeds: about "
     f"{total:,.0f} hours one after the other, with products at "
     f"{rate / 1e9:,.0f} GFLOP/s. Estimated, not measured."
   )
+  if accelerator:
+    dtypes = sorted({config["model"]["dtype"] for config in configs})
+    peaks = " and ".join(
+      f"{estimates.accelerator_rate(accelerator, dtype) / 1e12:,.0f} TFLOP/s "
+      f"in {dtype}"
+      for dtype in dtypes
+    )
+    print(
+      f"On {accelerator} about {len(seeds) * sum(there):,.1f} hours, if steps "
+      f"reach {estimates.ACCELERATOR_SHARE:.0%} of its peak of {peaks}: "
+      "assumed, not measured."
+    )
 
 
 def _describe_data(cell: grid.Cell, known: plans.Data) -> str:
@@ -110,6 +150,11 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   plan = plans.find_plan(args.table)
   if args.workdir is None:
     raise UserError("The runs need a folder: give --workdir.")
+  if args.accelerator and not args.dry_run:
+    raise UserError(
+      f"--accelerator={args.accelerator} is for estimates: add --dry_run, or "
+      "leave it out."
+    )
   models = cli.names(args.models)
   cells = plans.make_cells(plan, args.archives, size=args.size, models=models)
   cells = grid.set_fields(cells, args.settings or ())
@@ -120,7 +165,8 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   if args.dry_run:
     # Which value the other seeds get is only known after tuning.
     once = seeds[:1] if plan.tuned else seeds
-    _print_estimates(sweep, candidates(cells, plan.tuned), once)
+    tuned = candidates(cells, plan.tuned)
+    _print_estimates(sweep, tuned, once, args.accelerator)
   # The table of our runs, then the paper's beside it.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformers.errors import UserError
 from jaxformers.models import attention, build, cost
+from jaxformers.registry import choose
 from jaxformers.sweep.plans import Data
 
 # Share of the rate of a large product that a training step reaches, and how
@@ -21,6 +23,39 @@ from jaxformers.sweep.plans import Data
 SHARE, PASSES = 0.35, 3.0
 BYTES_OF_STATE = 16  # Of a parameter: itself, its gradient, Adam's two means.
 COUNTED = ("model", "sizes", "length")
+# Share of its peak that an accelerator is assumed to reach. It is not measured:
+# by the compiler's counts, TransJect at d = 512 and n = 4,096 is bound by the
+# memory of an H100 at 0.19 (docs/devices.md). Narrower models reach less.
+ACCELERATOR_SHARE = 0.2
+
+
+class Accelerator(NamedTuple):
+  """Peak rates of a chip, dense, in operations per second.
+
+  Attributes:
+    float32: rate of float32 products as JAX runs them by default: TF32 on a
+      GPU, and a pass of bfloat16 on a TPU.
+    bfloat16: rate of bfloat16 products.
+    cores: number that the name of a slice counts for a chip, as v4-8 has four
+      chips.
+  """
+
+  float32: float
+  bfloat16: float
+  cores: int = 1
+
+
+# Sources: NVIDIA's data sheets of the A100, H100 and H200 (SXM, without
+# sparsity), and Google Cloud's pages "TPU v4", "v5e", "v5p" and "v6e".
+ACCELERATORS = {
+  "a100": Accelerator(156e12, 312e12),
+  "h100": Accelerator(494e12, 989e12),
+  "h200": Accelerator(494e12, 989e12),
+  "v4": Accelerator(275e12, 275e12, 2),
+  "v5e": Accelerator(197e12, 197e12),
+  "v5p": Accelerator(459e12, 459e12, 2),
+  "v6e": Accelerator(918e12, 918e12),
+}
 
 
 class Estimate(NamedTuple):
@@ -28,13 +63,56 @@ class Estimate(NamedTuple):
 
   Attributes:
     steps: training steps.
-    hours: hours of training and evaluation, on the device at hand.
+    hours: hours of training and evaluation, on the local device.
     gigabytes: memory of a training step with its state.
+    operations: counted operations of training and evaluation.
   """
 
   steps: int
   hours: float
   gigabytes: float
+  operations: float
+
+
+def accelerator_rate(name: str, dtype: str) -> float:
+  """Returns the peak rate of an accelerator, in operations per second.
+
+  Args:
+    name: name in `ACCELERATORS`, also of several chips: h100:8, or a slice of
+      TPUs as Google Cloud names it, such as v4-8.
+    dtype: compute type of the model, "float32" or "bfloat16".
+
+  Raises:
+    UserError: for another name, or a number of chips that does not exist.
+  """
+  mark = next((mark for mark in ":-" if mark in name), "")
+  chip, _, count = name.partition(mark) if mark else (name, "", "")
+  peaks = ACCELERATORS[choose("accelerator", chip, ACCELERATORS)]
+  unit = peaks.cores if mark == "-" else 1
+  is_slice = mark != "-" or chip.startswith("v")
+  chips = int(count) // unit if count.isdecimal() else int(not mark)
+  if not is_slice or chips < 1 or (count and int(count) % unit):
+    raise UserError(
+      f"--accelerator={name}: give a name and a number of chips, such as "
+      "h100, h100:8 or v4:4, or a slice of TPUs such as v4-8."
+    )
+  return chips * (peaks.bfloat16 if dtype == "bfloat16" else peaks.float32)
+
+
+def accelerator_hours(
+  cost: Estimate, config: Mapping[str, Any], name: str
+) -> float:
+  """Returns the hours of a run on an accelerator at `ACCELERATOR_SHARE`.
+
+  Several chips are taken to be as many times faster as one.
+
+  Args:
+    cost: estimate of the run.
+    config: its config.
+    name: see `accelerator_rate`.
+  """
+  rate = accelerator_rate(name, config["model"]["dtype"])
+  return cost.operations / (ACCELERATOR_SHARE * rate) / 3_600
 
 
 def measure_rate(size: int = 2_048, rounds: int = 5) -> float:
@@ -89,12 +167,13 @@ def estimate(
   factor = sequences * config["model"]["num_layers"]
   scored = steps // config["eval_steps"] * data.validation
   operations = factor * (count.flops + count.elementwise)
-  seconds = (PASSES * steps * batch + scored) * operations / (SHARE * rate)
+  operations *= PASSES * steps * batch + scored
+  seconds = operations / (SHARE * rate)
   # The parts of a batch take turns; 0 stands for what is fastest.
   rows = -(-batch // max(config["accumulate"], 1))
   memory = factor * rows * count.activations
   memory += BYTES_OF_STATE * count.parameters * config["model"]["num_layers"]
-  return Estimate(steps, seconds / 3_600, memory / 1e9)
+  return Estimate(steps, seconds / 3_600, memory / 1e9, operations)
 
 
 def _start() -> None:

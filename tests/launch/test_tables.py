@@ -53,7 +53,8 @@ def test_a_dry_run_prints_commands_and_costs(
   runs, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
-  tables.main([*ARGV, f"--workdir={tmp_path}", "--dry_run"])
+  argv = [*ARGV, f"--workdir={tmp_path}", "--dry_run", "--accelerator=h100:2"]
+  tables.main(argv)
   said = capsys.readouterr().out
   assert said.count("-m jaxformers.main --config configs/lra/") == 20
   assert (
@@ -61,6 +62,8 @@ def test_a_dry_run_prints_commands_and_costs(
   )
   assert "| not in --archives |" in said
   assert "20 runs with 2 seeds: about" in said
+  assert "| run | steps | hours | hours, h100:2 | GB | data |" in said
+  assert "if steps reach 20% of its peak of 988 TFLOP/s in float32" in said
   assert not runs.commands and not list(tmp_path.iterdir())
 
 
@@ -70,6 +73,8 @@ def test_a_dry_run_prints_commands_and_costs(
     (["3x"], "Unknown table '3x'"),
     (["2", "--models=transjec"], "Did you mean 'transject'"),
     (["2", "--config.seed=1"], "give --seeds"),
+    (["2", "--accelerator=h100"], "add --dry_run"),
+    (["2", "--accelerator=h101", "--dry_run"], "Unknown accelerator 'h101'"),
     (["2", "--size=huge"], "Unknown size 'huge'"),
     (["2", "--set=model=local:batch_size=2"], "no run .* model=local"),
   ],

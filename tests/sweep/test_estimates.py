@@ -25,6 +25,7 @@ def test_hours_and_memory_follow_from_the_cost_of_an_example(tmp_path):
   hours = examples * 2 * 1e9 / (estimates.SHARE * 1e12) / 3_600
   assert found.steps == 50_000
   assert found.hours == pytest.approx(hours)
+  assert found.operations == pytest.approx(examples * 2 * 1e9)
   state = 2 * 10**6 * estimates.BYTES_OF_STATE
   assert found.gigabytes == pytest.approx((2 * 32 * 10 + state) / 1e9)
   # A pair has two sequences, and parts of a batch take turns.
@@ -51,3 +52,38 @@ def test_a_layer_times_the_layers_is_the_cost_of_the_model(tmp_path):
 
 def test_the_rate_is_one_of_this_machine():
   assert 1e8 < estimates.measure_rate(256) < 1e16
+
+
+@pytest.mark.parametrize(
+  ("name", "dtype", "tera"),
+  [
+    ("h100", "float32", 494),
+    ("h100", "bfloat16", 989),
+    ("a100:8", "float32", 8 * 156),
+    # Google Cloud counts cores of v4, and chips of v5e.
+    ("v4-8", "float32", 4 * 275),
+    ("v5e-8", "float32", 8 * 197),
+    ("v4:8", "bfloat16", 8 * 275),
+  ],
+)
+def test_hours_on_a_named_accelerator(name, dtype, tera):
+  assert estimates.accelerator_rate(name, dtype) == pytest.approx(tera * 1e12)
+  cost = estimates.Estimate(1, 1.0, 1.0, 3_600 * tera * 1e12)
+  hours = estimates.accelerator_hours(cost, {"model": {"dtype": dtype}}, name)
+  assert hours == pytest.approx(1 / estimates.ACCELERATOR_SHARE)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("h101", "Unknown accelerator 'h101'.*h100"),
+    ("h100-8", "h100:8"),
+    ("h100:0", "a number of chips"),
+    ("h100:", "a number of chips"),
+    ("v4-3", "a slice of TPUs such as v4-8"),
+    ("v4:x", "a number of chips"),
+  ],
+)
+def test_accelerators_that_do_not_exist(name, message):
+  with pytest.raises(ValueError, match=message):
+    estimates.accelerator_rate(name, "float32")
