@@ -182,16 +182,16 @@ def record(
 ) -> None:
   """Adds scores to the `scores.json` of a finished run, for `published`.
 
-  Nothing is written for other weights than those of the run, or for scores that
-  are not finite. A workdir that cannot be written to is named on stderr.
+  Nothing is written for weights that are not the run's, or for scores that are
+  not finite. A workdir that cannot be written to is named on stderr.
 
   Args:
     run: run that was scored.
     workdir: its workdir.
-    state: arguments of `load`, those of `STATE`.
+    state: arguments of `load`, see `STATE`.
     command: name of the command that computed the scores.
     scores: scores by name.
-    examples: number of examples that they are of.
+    examples: number of examples that were scored.
     **how: how they were made, as plain JSON.
   """
   finite = {k: float(v) for k, v in scores.items() if math.isfinite(v)}

@@ -140,7 +140,7 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
 
 
 def add_score(folder: Path, record: Mapping[str, Any]) -> None:
-  """Adds a record to a run's `scores.json`, in place of one made alike.
+  """Adds a record to a run's `scores.json`, or replaces one made alike.
 
   Args:
     folder: workdir of the run.

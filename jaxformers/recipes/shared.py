@@ -109,8 +109,8 @@ def use_papers_options(config: ConfigDict) -> None:
   """Sets what protocol=paper of TransJect's tables 1 and 2 has otherwise.
 
   All weight matrices of the layers of `transformer_orthogonal` are orthogonal,
-  as the text of the paper says; without these options those of queries, keys
-  and values alone are, as in the code of its authors.
+  as the text of the paper says. Without these options only the projections to
+  queries, keys and values are, as in the code of its authors.
 
   Args:
     config: config of a run; it is changed.

@@ -197,8 +197,8 @@ PLANS = {
     ("configs/vision/imagenet.py:protocol=paper",),
     rows=(_row("symmetric_transformer"), _row("transformer")),
     has_sizes=False,
-    note=f"The cosines are by {_COMMANDS} smoothness RUN --samples 1000, also "
-    "with --split train. That of Sym-DeiT is 1 by construction.",
+    note=f"Each cosine is by {_COMMANDS} smoothness RUN --samples 1000, also "
+    "with --split train. For Sym-DeiT it is 1 by construction.",
   ),
   "neutreno_5": Plan(
     "NeuTRENO, table 5: ImageNet, symmetric attention",
@@ -238,7 +238,7 @@ PLANS = {
     _models("transformer", "neutreno"),
     has_sizes=False,
     note=f"The scores are by {_COMMANDS} robustness RUN --imagenet_c, "
-    "--imagenet_a and --imagenet_r. The runs are those of table 1.",
+    "--imagenet_a and --imagenet_r. The runs are the same as for table 1.",
   ),
   "neutreno_13": Plan(
     "NeuTRENO, table 13: ADE20K by lambda",

@@ -210,7 +210,7 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
   A network of floor(log_3 d) + beta layers and 3^beta d channels lies in its
   depth-efficient regime. It has a higher rank than the deeper network if its
   lower bound, by theorem 1, is above the deeper network's upper bound. The
-  least beta is log_3 L + O(1), whatever d and H are. This is within the
+  least beta is log_3 L + O(1), for every d and H. This is within the
   corollary's order O(log H log d log L) for two and more heads; for one head
   that order is 0, which the bounds do not prove.
 

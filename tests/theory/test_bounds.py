@@ -123,7 +123,7 @@ def test_the_order_of_corollary_2(log_layers, log_width, log_heads):
   num_layers = round(10**log_layers) + 3 * round(b.threshold(d)) + 30
   beta = b.surpassing(num_layers, d, heads).beta
   assert 1.5 < beta - b.log3(num_layers) < 4
-  # With one constant for all sizes; a constant of H and d alone would not do.
+  # With one constant for all sizes; a constant of only H and d would not do.
   order = b.log3(max(heads, 2)) * b.log3(d) * b.log3(num_layers)
   assert beta <= 4 * order
 

@@ -78,8 +78,8 @@ class Table(NamedTuple):
     deviations: standard deviations of the scores over `RUNS` runs, by row.
     fields: fields of the config, by row and dotted name, that a run must have
       to compare, where they do not name its row.
-    trainings: lengths of training by row and title of the column, where they
-      are not those of the column.
+    trainings: lengths of training by row and title of the column, where the
+      column's length does not hold.
     is_pretrained: True if the published models begin with trained weights.
     remarks: reasons, by row, why its numbers do not compare with any.
     has_others: True to show our other models of its tasks, too.
@@ -441,7 +441,7 @@ NEUTRENO_4 = Table(
   },
   remarks={
     "Sym-DeiT": "1 by construction, because its queries are its keys; the "
-    "paper's number is of something else"
+    "paper's number must be another quantity"
   },
 )
 NEUTRENO_5 = Table(

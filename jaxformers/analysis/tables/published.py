@@ -5,11 +5,12 @@ python -m jaxformers published runs/* [--latex]
 The tables are TransJect's 1 and 2, Long Range Arena's, those of S4, S5 and
 Mega, and NeuTRENO's (`papers.py`). A row of ours is a model at its sizes under
 a protocol. The difference to the paper is also given in standard errors, which
-count the spread of our seeds, that of the paper's runs where it prints one, and
-for accuracies the chance of the test examples on both sides. It is given only
-where a run has the protocol, the training length, the test examples and the
-options of the published number, and a score that was made in the same way.
-Otherwise a star stands in its place, and the reason below the table.
+count the spread of our seeds, the spread of the paper's runs where it prints
+one, and for accuracies the chance of the test examples on both sides. The
+difference is given only where a run has the protocol, the training length, the
+test examples and the options of the published number, and a score that was made
+in the same way. Otherwise a star stands in its place, and the reason below the
+table.
 
 Some scores are not those that training ends with. They come from the
 `scores.json` that `segmentation` (sliding windows), `perplexity` (a window that
@@ -60,7 +61,7 @@ class Score(NamedTuple):
     """Returns our mean less the paper's, and the same in standard errors.
 
     The error has three parts: the spread of our seeds, which one seed has not,
-    that of the paper's `RUNS` runs, and the binomial deviation of two
+    the spread of the paper's `RUNS` runs, and the binomial deviation of two
     accuracies over the test examples. It is NaN if there is none.
 
     Args:
@@ -107,7 +108,7 @@ class Measured(NamedTuple):
   Attributes:
     value: the score.
     how: how it was made, by name: split, stride, scales and such.
-    examples: number of examples that it is of.
+    examples: number of examples that were scored.
   """
 
   value: float
@@ -122,25 +123,25 @@ def measured(run: Result, column: Column) -> Measured | None:
     run: content of `results.json`, with `scores` of `scores.json`.
     column: column of a table.
   """
-  found = []
+  candidates = []
   # Scores of training come first, which a tie prefers.
   if column.score in run:
     how = _how_training_scores(run)
-    found.append(Measured(run[column.score], how, run["examples"]))
+    candidates.append(Measured(run[column.score], how, run["examples"]))
   for record in run.get("scores", ()):
     # A checkpoint that is not the best any more has other scores.
     is_best = record["step"] == run.get("best_step", record["step"])
     is_asked = record["command"] == column.command and is_best
     if is_asked and column.score in record["scores"]:
       value = record["scores"][column.score]
-      found.append(Measured(value, record["how"], record["examples"]))
+      candidates.append(Measured(value, record["how"], record["examples"]))
   if column.command:
-    found = [
+    candidates = [
       score
-      for score in found
+      for score in candidates
       if all(score.how.get(k) == column.how[k] for k in column.shown)
     ]
-  return min(found, key=lambda s: s.how != column.how, default=None)
+  return min(candidates, key=lambda s: s.how != column.how, default=None)
 
 
 def _how_training_scores(run: Result) -> dict[str, Any]:

@@ -208,10 +208,10 @@ def by_size(
   # Tasks of one name may be of several data: a user's own examples.
   data = [tables.describe_data(group.runs[0].results) for group in groups]
   tasks = [group.config["task"]["name"] for group in groups]
-  for group, task, known in zip(groups, tasks, data, strict=True):
+  for group, task, digest in zip(groups, tasks, data, strict=True):
     pairs = zip(tasks, data, strict=True)
     several = {other for name, other in pairs if name == task} - {""}
-    mark = f", data {known[:6]}" if len(several) > 1 and known else ""
+    mark = f", data {digest[:6]}" if len(several) > 1 and digest else ""
     name = f"{task} {group.config['model']['name']}{mark}"
     by_model.setdefault(name, []).append(group)
   for (name, of_model), size in itertools.product(by_model.items(), SIZES):

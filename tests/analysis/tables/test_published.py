@@ -242,18 +242,18 @@ def test_the_command(tmp_path, capsys):
     p.main([str(tmp_path / "nothing")])
 
 
-def score_of(table, made, row, title):
-  filled = p.fill(table, made)
-  (found,) = [r for r in filled.rows if r.name == row and r.ours]
-  return found.ours.get(title)
+def score_of(table, result, row, title):
+  filled = p.fill(table, result)
+  (shown,) = [r for r in filled.rows if r.name == row and r.ours]
+  return shown.ours.get(title)
 
 
 def scenes(model="neutreno", fidelity=0.6, **fields):
-  made = run("ade20k", model, 0, 0.0, pretrained="runs/deit")
+  result = run("ade20k", model, 0, 0.0, pretrained="runs/deit")
   mixer = {"fidelity": fidelity} if model == "neutreno" else {}
-  made["config"]["model"]["mixer"] = mixer
-  made["config"] |= fields
-  return made | {"mean_iou": 0.3, "metric": "mean_iou"}
+  result["config"]["model"]["mixer"] = mixer
+  result["config"] |= fields
+  return result | {"mean_iou": 0.3, "metric": "mean_iou"}
 
 
 SLIDING = {"stride": 480, "scales": [1.0], "flip": False}
@@ -262,47 +262,47 @@ SS, MS = (column.title for column in papers.MEAN_IOUS)
 
 def test_a_crop_is_not_windows_that_slide():
   """The score of a run, and the two of `segmentation`."""
-  made = scenes()
-  crop = score_of(papers.NEUTRENO_2, [made], "neutreno", SS)
+  result = scenes()
+  crop = score_of(papers.NEUTRENO_2, [result], "neutreno", SS)
   assert crop.mean == pytest.approx(30)
   assert crop.mismatch == "scored with crop=centre, not stride=480"
-  assert score_of(papers.NEUTRENO_2, [made], "neutreno", MS) is None
+  assert score_of(papers.NEUTRENO_2, [result], "neutreno", MS) is None
   several = {**SLIDING, "scales": list(papers.SCALES), "flip": True}
-  made["scores"] = [
+  result["scores"] = [
     scored("segmentation", {"mean_iou": 0.37}, 2_000, **SLIDING),
     scored("segmentation", {"mean_iou": 0.38}, 2_000, **several),
   ]
   for title, mean in ((SS, 37), (MS, 38)):
-    found = score_of(papers.NEUTRENO_2, [made], "neutreno", title)
-    assert (found.mean, found.mismatch) == (pytest.approx(mean), "")
+    score = score_of(papers.NEUTRENO_2, [result], "neutreno", title)
+    assert (score.mean, score.mismatch) == (pytest.approx(mean), "")
   # Fewer scenes, another stride, and an earlier checkpoint.
-  made["scores"][0]["examples"] = 5
-  found = score_of(papers.NEUTRENO_2, [made], "neutreno", SS)
-  assert found.mismatch == "5 test examples, not 2,000"
-  made["scores"][0]["how"]["stride"] = 100
-  found = score_of(papers.NEUTRENO_2, [made], "neutreno", SS)
-  assert found.mismatch == "scored with crop=centre, not stride=480"
-  made["best_step"] = 2
-  assert score_of(papers.NEUTRENO_2, [made], "neutreno", MS) is None
+  result["scores"][0]["examples"] = 5
+  score = score_of(papers.NEUTRENO_2, [result], "neutreno", SS)
+  assert score.mismatch == "5 test examples, not 2,000"
+  result["scores"][0]["how"]["stride"] = 100
+  score = score_of(papers.NEUTRENO_2, [result], "neutreno", SS)
+  assert score.mismatch == "scored with crop=centre, not stride=480"
+  result["best_step"] = 2
+  assert score_of(papers.NEUTRENO_2, [result], "neutreno", MS) is None
 
 
 def test_windows_side_by_side_are_not_a_window_that_moves_by_a_word():
-  made = run("language", "neutreno", 0, 0.0, protocol="jaxformers")
-  made |= {"perplexity": 40.0, "max_len": 256}
-  made["data"] = {"source": "wikitext-103"}
+  result = run("language", "neutreno", 0, 0.0, protocol="jaxformers")
+  result |= {"perplexity": 40.0, "max_len": 256}
+  result["data"] = {"source": "wikitext-103"}
   test, valid = "test perplexity", "valid perplexity"
-  found = score_of(papers.NEUTRENO_3, [made], "neutreno", test)
-  assert found.mismatch == "scored with stride=256, not stride=1"
-  assert score_of(papers.NEUTRENO_3, [made], "neutreno", valid) is None
-  made["scores"] = [
+  score = score_of(papers.NEUTRENO_3, [result], "neutreno", test)
+  assert score.mismatch == "scored with stride=256, not stride=1"
+  assert score_of(papers.NEUTRENO_3, [result], "neutreno", valid) is None
+  result["scores"] = [
     scored("perplexity", {"perplexity": 33.0}, stride=1, split="validation")
   ]
-  found = score_of(papers.NEUTRENO_3, [made], "neutreno", valid)
-  assert (found.mean, found.mismatch) == (33, "")
+  score = score_of(papers.NEUTRENO_3, [result], "neutreno", valid)
+  assert (score.mean, score.mismatch) == (33, "")
   # The printed deviation of five runs counts: 0.08.
-  gap, errors = found.difference(32.6, 0.08)
+  gap, errors = score.difference(32.6, 0.08)
   assert errors == pytest.approx(gap / (0.08 / 5**0.5))
-  text = p.markdown(p.fill(papers.NEUTRENO_3, [made]))
+  text = p.markdown(p.fill(papers.NEUTRENO_3, [result]))
   assert "| 32.60 +- 0.08 | 33.0 (+0.4, 11.2 s.e.) |" in text
 
 
@@ -316,28 +316,28 @@ def test_windows_side_by_side_are_not_a_window_that_moves_by_a_word():
   ],
 )
 def test_training_length_and_experts_are_compared(fields, reason):
-  made = run("imdb", "transject", 0, 0.8)
-  made["config"]["model"] |= {"mixer": fields.pop("mixer", {})}
-  made["config"] |= fields
-  found = score_of(papers.TRANSJECT_1, [made], "transject", "IMDb")
-  assert found.mismatch.startswith(reason) and bool(found.mismatch) == bool(
+  result = run("imdb", "transject", 0, 0.8)
+  result["config"]["model"] |= {"mixer": fields.pop("mixer", {})}
+  result["config"] |= fields
+  score = score_of(papers.TRANSJECT_1, [result], "transject", "IMDb")
+  assert score.mismatch.startswith(reason) and bool(score.mismatch) == bool(
     reason
   )
 
 
 def test_a_segmenter_begins_with_a_trained_encoder():
-  found = score_of(papers.NEUTRENO_2, [scenes(pretrained="")], "neutreno", SS)
-  assert "begins without trained weights" in found.mismatch
+  score = score_of(papers.NEUTRENO_2, [scenes(pretrained="")], "neutreno", SS)
+  assert "begins without trained weights" in score.mismatch
 
 
 def test_a_lambda_is_compared_with_its_number():
-  """Table 13; table 2 has 0.6 alone."""
-  made = [scenes(fidelity=at) for at in (0.1, 0.6, 2.0)]
-  for one in made:
+  """Table 13; table 2 has only 0.6."""
+  result = [scenes(fidelity=at) for at in (0.1, 0.6, 2.0)]
+  for one in result:
     one["scores"] = [
       scored("segmentation", {"mean_iou": 0.36}, 2_000, **SLIDING)
     ]
-  filled = p.fill(papers.NEUTRENO_13, [*made, scenes("transformer")])
+  filled = p.fill(papers.NEUTRENO_13, [*result, scenes("transformer")])
   gaps = {
     row.name: row.ours[SS].difference(row.theirs[SS])[0]
     for row in filled.rows
@@ -356,7 +356,7 @@ def test_a_lambda_is_compared_with_its_number():
   assert not row.theirs
   reasons = {
     score.mismatch
-    for row in p.fill(papers.NEUTRENO_2, made).rows
+    for row in p.fill(papers.NEUTRENO_2, result).rows
     for score in row.ours.values()
   }
   assert reasons == {"", "fidelity=0.1, not 0.6", "fidelity=2.0, not 0.6"}
@@ -364,21 +364,21 @@ def test_a_lambda_is_compared_with_its_number():
 
 def test_scores_of_images_come_from_their_commands():
   """Tables 4, 8 and 12."""
-  made = run("imagenet2012", "transformer", 0, 0.7, d_model=192)
-  made["scores"] = [
+  result = run("imagenet2012", "transformer", 0, 0.7, d_model=192)
+  result["scores"] = [
     scored("robustness", {"mce": 72.0}, 50_000, split=None, set="imagenet_c"),
     scored("robustness", {"accuracy": 0.1}, 7_500, set="imagenet_a"),
     scored("smoothness", {"gradient_cosine": 0.9}, 1_000, samples=1_000),
   ]
-  for record in made["scores"][:2]:
+  for record in result["scores"][:2]:
     del record["how"]["split"]
-  text = p.markdown(p.fill(papers.NEUTRENO_12, [made]))
+  text = p.markdown(p.fill(papers.NEUTRENO_12, [result]))
   assert "| 71.6 | 72.0 (+0.4) | 6.9 | 10.0 (+3.1, 6.8 s.e.) | 32.8 |" in text
-  text = p.markdown(p.fill(papers.NEUTRENO_4, [made]))
+  text = p.markdown(p.fill(papers.NEUTRENO_4, [result]))
   assert "| 0.973 |  | 0.964 | 0.900 (-0.064) |" in text
   # Sym-DeiT's queries are its keys.
-  made["config"]["model"]["name"] = made["model"] = "symmetric_transformer"
-  (note,) = p.notes(p.fill(papers.NEUTRENO_4, [made]))
+  result["config"]["model"]["name"] = result["model"] = "symmetric_transformer"
+  (note,) = p.notes(p.fill(papers.NEUTRENO_4, [result]))
   assert note.startswith("* test data (Sym-DeiT): 1 by construction")
   kernel = run("cifar10", "kernelized", 0, 0.75, protocol="jaxformers")
   kernel["examples"] = 10_000

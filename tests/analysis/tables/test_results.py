@@ -114,7 +114,7 @@ def test_the_protocol_says_what_is_known_of_the_data(data, shown):
 
 
 def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
-  """Examples in Python have one name, and settings are of one task."""
+  """Examples in Python have one name, and settings belong to one task."""
   for k, accuracy in enumerate((0.95, 0.485)):
     write(tmp_path / str(k), 0, accuracy)
     path = tmp_path / str(k) / "results.json"
@@ -125,7 +125,7 @@ def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
   assert results.over_settings(rows) == []
   text = results.markdown(rows)
   assert "over settings" not in text and "71.75" not in text
-  # The rows say that they are of several data.
+  # The rows name their data.
   assert len({row["protocol"] for row in rows}) == 2
   assert all("generated, data " in row["protocol"] for row in rows)
 
