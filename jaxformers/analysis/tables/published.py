@@ -127,7 +127,7 @@ def measured(run: Result, column: Column) -> Measured | None:
   # Scores of training come first, which a tie prefers.
   if column.score in run:
     how = _how_training_scores(run)
-    candidates.append(Measured(run[column.score], how, run["examples"]))
+    candidates.append(Measured(run[column.score], how, run.get("examples", 0)))
   for record in run.get("scores", ()):
     # A checkpoint that is not the best any more has other scores.
     is_best = record["step"] == run.get("best_step", record["step"])
