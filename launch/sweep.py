@@ -22,7 +22,8 @@ if data were missing.
 them; `--slurm partition=gpu,time=720,gpus_per_node=8` sets parameters of
 submitit, which are those of sbatch (times in minutes). A sweep that is stopped
 and run again waits for the jobs that are still queued. `--dry_run` prints the
-commands, and prepares and runs nothing.
+commands, with `--slurm` also the script of the jobs, and prepares and runs
+nothing; it needs no Slurm.
 """
 
 from __future__ import annotations

@@ -55,12 +55,15 @@ def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
   """Returns what starts runs: here, one at a time, or on Slurm, all at once.
 
   Args:
-    args: parsed arguments, with `workdir` and `slurm`.
+    args: parsed arguments, with `workdir`, `slurm` and `dry_run`.
     overrides: arguments that go to every run.
   """
   if args.slurm is None:
     return Sweep(args.workdir, overrides)
-  return SlurmSweep(args.workdir, overrides, parse_parameters(args.slurm))
+  return SlurmSweep(
+    *(args.workdir, overrides, parse_parameters(args.slurm)),
+    dry_run=args.dry_run,
+  )
 
 
 def report(sweep: Sweep, *, strict: bool) -> None:

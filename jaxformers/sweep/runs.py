@@ -155,6 +155,21 @@ class Sweep:
   def submit(self, pairs: Sequence[tuple[Cell, int]]) -> None:
     """Announces (cell, seed) of the next runs, to start them at once."""
 
+  def show(self, pairs: Sequence[tuple[Cell, int]]) -> None:
+    """Prints the commands of (cell, seed) that have no results; runs none."""
+    for cell, seed in self.pending(pairs):
+      print(shlex.join(self.command(cell, seed)))
+
+  def pending(
+    self, pairs: Sequence[tuple[Cell, int]]
+  ) -> list[tuple[Cell, int]]:
+    """Returns the pairs (cell, seed) whose folder has no results."""
+    return [
+      (cell, seed)
+      for cell, seed in pairs
+      if not (self.folder(cell, seed) / "results.json").exists()
+    ]
+
   def command(self, cell: Cell, seed: int) -> list[str]:
     """Returns the command of a run."""
     paths = ["--config", cell.spec, f"--workdir={self.folder(cell, seed)}"]
@@ -248,11 +263,9 @@ def run_grid(
   # Check all runs that may be started.
   runnable = sweep.check(candidates(cells, tuned), seeds, open_data=not dry_run)
   if dry_run:
-    for cell in runnable:
-      # Which value the other seeds get is only known after tuning.
-      for seed in seeds[:1] if tuned else seeds:
-        if not (sweep.folder(cell, seed) / "results.json").exists():
-          print(shlex.join(sweep.command(cell, seed)))
+    # Which value the other seeds get is only known after tuning.
+    first = seeds[:1] if tuned else seeds
+    sweep.show([(cell, seed) for cell in runnable for seed in first])
     return []
   # Choose the best value of each cell under the first seed.
   chosen: Sequence[Cell | None] = runnable

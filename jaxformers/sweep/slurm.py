@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import durable
+from jaxformers import durable, requirements
 from jaxformers.errors import UserError
 from jaxformers.sweep.commands import SECONDS_TO_SAVE, Job
 from jaxformers.sweep.grid import Cell
@@ -56,18 +56,29 @@ def _check_parameters(parameters: Parameters) -> None:
     )
 
 
-def _make_executor(folder: Path, parameters: Parameters) -> Any:
-  """Returns submitit's executor, whose scripts and logs are in a folder."""
+def _make_executor(
+  folder: Path, parameters: Parameters, *, dry_run: bool = False
+) -> Any:
+  """Returns submitit's executor, whose scripts and logs are in a folder.
+
+  Args:
+    folder: folder of the scripts and logs.
+    parameters: parameters of the jobs.
+    dry_run: True for an executor that submits nothing and needs no Slurm.
+  """
+  requirements.require("slurm", "--slurm")
+  import submitit
+
+  class Printer(submitit.SlurmExecutor):
+    """Makes scripts where the programs of Slurm are not installed."""
+
+    @classmethod
+    def affinity(cls) -> int:
+      return 1
+
+  make = Printer if dry_run else submitit.SlurmExecutor
   try:
-    import submitit
-  except ImportError:
-    raise UserError(
-      "--slurm needs submitit: run pip install 'jaxformers[slurm]'."
-    ) from None
-  try:
-    executor = submitit.SlurmExecutor(
-      folder / "%j", max_num_timeout=MAX_REQUEUES
-    )
+    executor = make(folder / "%j", max_num_timeout=MAX_REQUEUES)
     # The signal before the time limit leaves time to save, with a margin.
     executor.update_parameters(
       **DEFAULTS | parameters, signal_delay_s=SECONDS_TO_SAVE + 20
@@ -81,7 +92,12 @@ class SlurmSweep(Sweep):
   """Runs of a grid in a workdir, all at once as jobs of Slurm."""
 
   def __init__(
-    self, workdir: Path, overrides: Sequence[str], parameters: Parameters
+    self,
+    workdir: Path,
+    overrides: Sequence[str],
+    parameters: Parameters,
+    *,
+    dry_run: bool = False,
   ) -> None:
     """Prepares to submit jobs.
 
@@ -89,15 +105,16 @@ class SlurmSweep(Sweep):
       workdir: folder that holds the workdirs of all runs.
       overrides: arguments that go to every run.
       parameters: parameters of the jobs, from `parse_parameters`.
+      dry_run: True for a sweep that only prints its script.
 
     Raises:
-      UserError: for unknown parameters, or without Slurm.
+      UserError: for unknown parameters, or without Slurm if jobs are submitted.
     """
     # A job need not start in the folder from which it was submitted.
     super().__init__(workdir.absolute(), overrides)
     _check_parameters(parameters)
     folder = self.workdir / "slurm"
-    self._executor = _make_executor(folder, parameters)
+    self._executor = _make_executor(folder, parameters, dry_run=dry_run)
     self._nodes = int(parameters.get("nodes", 1))
     self._ids_path = folder / "jobs.json"  # Id of the latest job, by workdir.
     self._jobs: dict[str, Any] = {}
@@ -106,6 +123,17 @@ class SlurmSweep(Sweep):
     """Returns the command of a run; on several nodes its processes join."""
     distributed = ["--distributed"] if self._nodes > 1 else []
     return [*super().command(cell, seed), *distributed]
+
+  def show(self, pairs: Sequence[tuple[Cell, int]]) -> None:
+    """Prints the commands of the jobs, and the script that sbatch would get."""
+    super().show(pairs)
+    # submitit has no public function for the text of its script.
+    if count := len(self.pending(pairs)):
+      executor = self._executor
+      if count > 1:
+        executor.parameters["map_count"] = count
+      command = executor._submitit_command_str
+      print(executor._make_submission_file_text(command, uid=""))
 
   def submit(self, pairs: Sequence[tuple[Cell, int]]) -> None:
     """Submits the runs that have no results and are not queued yet."""

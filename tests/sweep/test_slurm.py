@@ -72,3 +72,25 @@ def test_without_slurm(runs, tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", "")
   with pytest.raises(SystemExit, match="--slurm: .*srun"):
     sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--slurm"])
+
+
+def test_a_dry_run_prints_the_script_off_a_cluster(
+  runs, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setenv("PATH", "")
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--dry_run"]
+  sweep.main([*argv, "--seeds=0,1,2", "--slurm=partition=gpu,time=60"])
+  printed = capsys.readouterr().out
+  assert printed.count("-m jaxformers.main --config") == 3
+  for line in ("--array=0-2%3", "--partition=gpu", "--time=60"):
+    assert f"#SBATCH {line}\n" in printed
+  assert "srun --unbuffered" in printed
+  assert not [*tmp_path.iterdir()]
+  # What has results is not submitted.
+  folder = tmp_path / "runs/lra_listops/size=tiny/seed_0"
+  folder.mkdir(parents=True)
+  (folder / "results.json").write_text("{}")
+  sweep.main([*argv, "--seeds=0,1", "--slurm"])
+  assert "--array" not in capsys.readouterr().out
+  with pytest.raises(SystemExit, match="--slurm: Unav.*tiem"):
+    sweep.main([*argv, "--slurm=tiem=1"])
