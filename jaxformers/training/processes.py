@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -151,6 +152,31 @@ def _start_witness(stall_seconds: int) -> Callable[[], None]:
   return restart
 
 
+def hide_lines(beginning: bytes) -> None:
+  """Drops lines on the process's stdout that libraries of C++ begin like this.
+
+  Other lines of theirs pass through a pipe; what Python prints does not.
+
+  Args:
+    beginning: first bytes of the lines.
+  """
+  sys.stdout.flush()
+  stdout = os.dup(1)
+  encoding = sys.stdout.encoding
+  sys.stdout = os.fdopen(stdout, "w", buffering=1, encoding=encoding)
+  read, write = os.pipe()
+  os.dup2(write, 1)
+  os.close(write)
+
+  def forward() -> None:
+    with open(read, "rb") as lines:
+      for line in lines:
+        if not line.startswith(beginning):
+          os.write(stdout, line)
+
+  threading.Thread(target=forward, daemon=True).start()
+
+
 def start(cluster: Cluster) -> None:
   """Joins the other processes; called before anything else of JAX.
 
@@ -168,6 +194,8 @@ def start(cluster: Cluster) -> None:
   )
   # JAX now knows of all processes, and watches over them.
   if jax.process_count() > 1:
+    if jax.default_backend() == "cpu":
+      hide_lines(b"[Gloo]")  # One for every group of processes that meets.
     _restart_timer = _start_witness(cluster.stall_seconds)
 
 

@@ -84,6 +84,7 @@ def launch(count, devices, *arguments):
     check=False,
   )
   assert done.returncode == 0, done.stderr[-3000:]
+  assert "[Gloo]" not in done.stdout + done.stderr
   return done
 
 

@@ -1,5 +1,8 @@
 """Clusters of processes: who they are, and what one of them alone does."""
 
+import subprocess
+import sys
+
 import pytest
 
 from jaxformers.training import processes
@@ -59,3 +62,21 @@ def test_the_loss_of_another_process_is_told_from_other_errors():
   assert not processes.explain_lost(ValueError("batch_size=0"))
   nowhere = "Gloo ...: Connection refused, remote=[127.0.0.1]:21923"
   assert "see /etc/hosts" in processes.explain_lost(ValueError(nowhere))
+
+
+def test_lines_of_libraries_are_hidden_from_stdout():
+  code = """
+import os
+from jaxformers.training import processes
+os.write(1, b"before\\n")
+processes.hide_lines(b"[Gloo]")
+os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks.\\n")
+print("of Python")
+os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks.\\nof C\\n")
+import time
+time.sleep(0.5)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], check=True, capture_output=True, text=True
+  )
+  assert sorted(done.stdout.split("\n")) == ["", "before", "of C", "of Python"]
