@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
+import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxformers import durable, workdirs
-from jaxformers.errors import UserError
+from jaxformers import durable, requirements, workdirs
 from jaxformers.training import disk, processes
-
-
-def _import_optional(module: str, extra: str) -> Any:
-  """Imports the library of an extra of setup.cfg, or says how to install it."""
-  try:
-    return importlib.import_module(module)
-  except ImportError:
-    raise UserError(
-      f"config.{extra} is on, but {module} is not installed: run "
-      f"pip install 'jaxformers[{extra}]' or turn it off."
-    ) from None
 
 
 def _cut_metrics(workdir: Path, step: int) -> None:
@@ -48,6 +36,35 @@ def _cut_metrics(workdir: Path, step: int) -> None:
     durable.write_text(path, text)
 
 
+def _wandb_id(workdir: Path) -> str:
+  """Returns the id of a workdir's run at W&B, made when it is first asked for.
+
+  A folder that was deleted has another id, so its run does not go on at W&B.
+  """
+  path = workdir / "wandb.json"
+  if not path.exists():
+    durable.write_json(path, {"id": secrets.token_hex(8)})
+  return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+
+
+def _wandb_names(config: Mapping[str, Any], protocol: str) -> dict[str, str]:
+  """Returns project, name and group of a run at W&B.
+
+  W&B reads a name that is left out from its own variable of the environment.
+  """
+  task, model = (config[section]["name"] for section in ("task", "model"))
+  names = {
+    "WANDB_PROJECT": ("project", "jaxformers"),
+    "WANDB_NAME": ("name", f"{task}-{model}-{config['seed']}"),
+    "WANDB_RUN_GROUP": ("group", f"{task}/{protocol}"),
+  }
+  return dict(
+    default
+    for variable, default in names.items()
+    if not os.environ.get(variable)
+  )
+
+
 class Writers:
   """Writes scalars of a step to every place that the config names.
 
@@ -57,32 +74,41 @@ class Writers:
   Args:
     workdir: workdir of the run.
     step: step that the run starts from.
-    config: config of the run, of which `tensorboard` and `wandb` are read.
+    config: config of the run, of which `tensorboard` and `wandb` are read, and
+      for W&B the names of task and model, and the seed.
+    protocol: protocol of the task, a part of the group at W&B.
   """
 
-  def __init__(self, workdir: Path, step: int, config: dict[str, Any]) -> None:
+  def __init__(
+    self,
+    workdir: Path,
+    step: int,
+    config: Mapping[str, Any],
+    protocol: str = "",
+  ) -> None:
     self._workdir = workdir
     self._path = self._board = self._wandb = None
     if not processes.is_first():
       return
     # A library that is missing is an error before anything is written.
-    board, wandb = (
-      _import_optional(module, extra) if config[extra] else None
-      for module, extra in (("tensorboardX", "tensorboard"), ("wandb", "wandb"))
-    )
+    requirements.require_logs(config)
     # Records after the step are computed again.
     self._path = workdir / "metrics.jsonl"
     with disk.saving(self._path.name, workdir):
       _cut_metrics(workdir, step)
-    if board:
-      self._board = board.SummaryWriter(
+    if config["tensorboard"]:
+      import tensorboardX
+
+      self._board = tensorboardX.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
-    if wandb:
-      name = str(workdir)
-      identity = hashlib.sha256(name.encode()).hexdigest()[:16]
-      options = {"dir": name, "config": dict(config), "resume": "allow"}
-      self._wandb = wandb.init(id=identity, **options)
+    if config["wandb"]:
+      import wandb
+
+      options = {"dir": str(workdir), "config": dict(config)}
+      options |= _wandb_names(config, protocol)
+      run_id = _wandb_id(workdir)
+      self._wandb = wandb.init(id=run_id, resume="allow", **options)
 
   def __enter__(self) -> Writers:
     return self
@@ -115,3 +141,15 @@ class Writers:
         self._board.add_scalar(name, value, step)
     if self._wandb:
       self._wandb.log(dict(scalars), step=step)
+
+  def write_results(self, results: Mapping[str, Any]) -> None:
+    """Writes the test score into the summary of the run at W&B.
+
+    Args:
+      results: content of `results.json`.
+    """
+    if self._wandb:
+      metric = results["metric"]
+      scores = {f"test/{metric}": results[metric]}
+      scores |= {key: results[key] for key in ("best_step", "parameters")}
+      self._wandb.summary.update(scores)

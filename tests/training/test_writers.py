@@ -1,5 +1,5 @@
-import builtins
 import json
+import shutil
 import sys
 import types
 
@@ -69,42 +69,87 @@ def test_tensorboard_reads_what_is_written(tmp_path):
   assert (event.step, event.value) == (3, 0.5)
 
 
-def test_wandb_gets_the_scalars_of_one_run(tmp_path, monkeypatch):
+@pytest.fixture
+def wandb_runs(monkeypatch):
+  """What a stand-in for W&B is called with, in order."""
   calls = []
-  run = types.SimpleNamespace(
-    log=lambda scalars, step: calls.append((step, scalars)),
-    finish=lambda: calls.append("finish"),
-  )
-  identities = []
 
   def init(**kwargs):
-    identities.append(kwargs["id"])
+    calls.append(("init", kwargs))
+    return types.SimpleNamespace(
+      log=lambda scalars, step: calls.append((step, scalars)),
+      finish=lambda: calls.append("finish"),
+      summary={},
+    )
+
+  def update(**kwargs):
+    run = init(**kwargs)
+    run.summary = types.SimpleNamespace(
+      update=lambda scores: calls.append(("summary", scores))
+    )
     return run
 
-  wandb = types.SimpleNamespace(init=init)
+  wandb = types.SimpleNamespace(init=update)
   monkeypatch.setitem(sys.modules, "wandb", wandb)
+  for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP"):
+    monkeypatch.delenv(name, raising=False)
+  return calls
+
+
+RUN = OFF | {"wandb": True, "seed": 3}
+RUN |= {"task": {"name": "listops"}, "model": {"name": "s5"}}
+
+
+def test_wandb_gets_the_scalars_of_one_run(tmp_path, wandb_runs):
   for step in (1, 2):
-    with Writers(tmp_path, step - 1, OFF | {"wandb": True}) as writers:
+    with Writers(tmp_path, step - 1, RUN, "lra") as writers:
       writers.write(step, {"train/loss": 0.5})
-  assert calls == [
+  first, second = (call for call in wandb_runs if call[0] == "init")
+  assert first == second  # Taken up again, not begun anew.
+  wandb_runs = [call for call in wandb_runs if call[0] != "init"]
+  assert wandb_runs == [
     *((1, {"train/loss": 0.5}), "finish"),
     *((2, {"train/loss": 0.5}), "finish"),
   ]
-  assert identities[0] == identities[1]  # Taken up again, not begun anew.
+
+
+def test_a_run_at_wandb_has_names_and_its_score(
+  tmp_path, wandb_runs, monkeypatch
+):
+  results = {"metric": "accuracy", "accuracy": 0.4, "parameters": 7}
+  results |= {"best_step": 5, "seed": 3}
+  with Writers(tmp_path, 0, RUN, "lra") as writers:
+    writers.write_results(results)
+  (_, options), (_, scores), _ = wandb_runs
+  assert options["project"] == "jaxformers"
+  assert options["name"] == "listops-s5-3"
+  assert options["group"] == "listops/lra"
+  assert scores == {"test/accuracy": 0.4, "parameters": 7, "best_step": 5}
+  # W&B reads its own variables where they are set.
+  monkeypatch.setenv("WANDB_PROJECT", "mine")
+  with Writers(tmp_path, 0, RUN, "lra"):
+    pass
+  assert "project" not in wandb_runs[3][1]
+  assert wandb_runs[3][1]["name"] == "listops-s5-3"
+
+
+def test_a_folder_that_was_deleted_is_a_new_run_at_wandb(tmp_path, wandb_runs):
+  for _ in range(2):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Writers(folder, 0, RUN):
+      pass
+    shutil.rmtree(folder)
+  first, second = (call[1]["id"] for call in wandb_runs if call != "finish")
+  assert first != second
 
 
 @pytest.mark.parametrize(
   ("extra", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
 )
 def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
-  real = builtins.__import__
-
-  def without(name, *args, **kwargs):
-    if name == module:
-      raise ImportError(name)
-    return real(name, *args, **kwargs)
-
-  monkeypatch.setattr("importlib.import_module", lambda name: without(name))
-  message = rf"config.{extra} is on.*jaxformers\[{extra}\]"
+  monkeypatch.setitem(sys.modules, module, None)
+  message = rf"config.{extra}=True needs {module}.*\[{extra}\]"
   with pytest.raises(ValueError, match=message):
     Writers(tmp_path, 0, OFF | {extra: True})
+  assert not [*tmp_path.iterdir()]
