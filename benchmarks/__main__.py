@@ -15,10 +15,11 @@ from __future__ import annotations
 import importlib
 
 from benchmarks.data import OUT, report
-from jaxformers import cli
+from jaxformers import cli, requirements
 from jaxformers.registry import choose
 
 MODULES = ("speed", "against", "memory", "start")
+WITH_PYTORCH = frozenset({"speed", "against"})
 
 
 @cli.command(
@@ -29,6 +30,8 @@ MODULES = ("speed", "against", "memory", "start")
 def main(tables: str, rounds: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
   names = [choose("table", name, MODULES) for name in cli.names(tables)]
+  for name in WITH_PYTORCH.intersection(names):
+    requirements.require("bench", f"The table {name!r}")
   modules = (importlib.import_module(f"benchmarks.{name}") for name in names)
   report(
     (entry for module in modules for entry in module.tables(rounds).items()),

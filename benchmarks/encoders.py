@@ -45,7 +45,7 @@ from benchmarks.timing import (
   product,
   ratio,
 )
-from jaxformers import allocator, cli, models
+from jaxformers import allocator, cli, models, requirements
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.variables import make_variables
 from jaxformers.registry import choose
@@ -243,6 +243,8 @@ def main(models: str, tables: str, rounds: int, lengths: str, out: str) -> None:
   allocator.keep_freed_memory()
   names = cli.names(models) or sorted(MODELS)
   chosen = [choose("table", title, TABLES) for title in cli.names(tables)]
+  if "twins" in chosen:
+    requirements.require("bench", "The table 'twins'")
   tokens = tuple(cli.numbers("lengths", lengths))
   options = {"lengths": tokens} if tokens else {}
   report(((t, TABLES[t](names, rounds, **options)) for t in chosen), out)

@@ -31,7 +31,7 @@ from benchmarks import ours, speed
 from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.encoders import keeps_square, make_encoder
 from benchmarks.timing import Call, Calls, interleaved, median, ready
-from jaxformers import cli, orthogonal
+from jaxformers import cli, orthogonal, requirements
 from jaxformers.models import MODELS
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import flash
@@ -289,7 +289,8 @@ def until(rows: Rows, deadline: float) -> Rows:
 )
 def main(tables: str, seconds: int, small: bool, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  import torch  # PyTorch is an extra.
+  requirements.require("bench", "A table of this module")
+  import torch
 
   if torch.cuda.is_available():
     torch.set_default_device("cuda")

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.timing import Calls, interleaved, median, ready, threads, timed
-from jaxformers import cli, orthogonal
+from jaxformers import cli, orthogonal, requirements
 
 COUNT = 21
 ROUNDS = 7
@@ -173,6 +173,7 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
 )
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
+  requirements.require("bench", "The cost of a map beside PyTorch's")
   sides = cli.numbers("sizes", sizes)
   drifting = orthogonal.MAPS if steps else ()
   results = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers import config as configs
-from jaxformers import inference, paths
+from jaxformers import inference, paths, requirements
 from jaxformers.tasks import PRETRAINING, arrays
 from jaxformers.tasks.arrays import Examples
 from jaxformers.tasks.reconstruction import reconstruct
@@ -53,6 +53,7 @@ def train(
     KeyboardInterrupt: after Ctrl-C, when everything is saved.
     SystemExit: with 143 after SIGTERM, when everything is saved.
   """
+  requirements.require_device()
   if isinstance(config, str | Path):
     overrides = [f"--config.{k}={_text(v)}" for k, v in (options or {}).items()]
     loaded = configs.load_with(str(config), overrides)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers import interrupts
+from jaxformers import interrupts, requirements
 from jaxformers.errors import UserError
 
 # Commands as their overview groups them.
@@ -208,6 +208,8 @@ def command(
       if takes_overrides:
         options["overrides"] = overrides
       try:
+        if "jax" in sys.modules:  # A command that computes.
+          requirements.require_device()
         with interrupts.closed_pipe():
           function(**options)
       except KeyboardInterrupt:

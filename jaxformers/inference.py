@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from jaxformers import durable, models, paths, workdirs, zoo
+from jaxformers import durable, models, paths, requirements, workdirs, zoo
 from jaxformers.analysis.certificates import certified, inverse
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
@@ -362,6 +362,7 @@ def load(folder: str | Path) -> TrainedModel:
   Raises:
     UserError: for another folder, or one that an older version has written.
   """
+  requirements.require_device()
   if str(folder).startswith(zoo.PREFIX):
     path = zoo.require(str(folder).removeprefix(zoo.PREFIX))
   else:

@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from jaxformers import allocator, cli, interrupts, paths
+from jaxformers import allocator, cli, interrupts, paths, requirements
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 
@@ -94,6 +94,7 @@ def _prepare_jax() -> None:
   cluster = processes.find_cluster(**fields)
   if FLAGS.distributed or cluster.num_processes > 0:
     processes.start(cluster)
+  requirements.require_device()
 
 
 def _run(overrides: list[str], seeds: list[int], began: float) -> None:
@@ -212,8 +213,10 @@ def _parse(argv: list[str]) -> list[str]:
         "flags."
       )
     # A wrong field or seed ends here, before JAX is imported.
-    configs.override(FLAGS.config, overrides)
+    config = configs.override(FLAGS.config, overrides)
     cli.numbers("seeds", FLAGS.seeds)
+    if not FLAGS.eval_only:
+      requirements.require_logs(config)
     return [program, *overrides]
   except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)

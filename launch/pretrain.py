@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli, interrupts
+from jaxformers import cli, interrupts, requirements
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Texts
 from jaxformers.analysis.tables import runs
@@ -101,6 +101,8 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
     _fields(name, getattr(args, name)) for name in ("pretraining", "tuning")
   )
   all_runs = Pretraining(make_sweep, args.workdir, *phases)
+  if args.out:
+    requirements.require("plots", f"--out={args.out}")
   if args.dry_run:
     for way in chosen:
       for command in all_runs.commands(way, cells, seeds):

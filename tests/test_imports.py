@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Small modules that import nothing but one another.
 EVERYWHERE = {
   *("registry", "durable", "interrupts", "paths", "ranges", "errors", "cli"),
-  *("allocator", "tables", "version"),
+  *("allocator", "requirements", "tables", "version"),
 }
 # Layers from below; a layer imports those that it names and `EVERYWHERE`.
 ALLOWED = {

@@ -22,7 +22,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxformers import cli
+from jaxformers import cli, requirements
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.theory import bounds, fit
@@ -251,6 +251,7 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
     advice: result of `advise`.
     sizes: sizes of the config to compare, or None.
   """
+  requirements.require("plots", f"The picture {path}")
   import numpy as np
   from matplotlib.figure import Figure
 
@@ -303,6 +304,8 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
 )
 def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
   """Prints the advice, and draws it if asked."""
+  if out:
+    requirements.require("plots", f"--out={out}")
   sizes = _sizes(config) if config else None
   print("\n".join(report(params, vocab, rank, sizes)))
   if out:

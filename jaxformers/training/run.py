@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from jaxformers import config as configs
-from jaxformers import models, ranges, tasks, workdirs
+from jaxformers import models, ranges, requirements, tasks, workdirs
 from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.errors import UserError
 from jaxformers.models.bounds import check_bound
@@ -256,6 +256,7 @@ def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
     models.check_names(config[section], f"config.{section}")
   if eval_only:
     return
+  requirements.require_logs(c)
   # Choices.
   choose("parallel mode", c["parallel"], compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}

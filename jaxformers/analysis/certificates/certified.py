@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import cli, trained
+from jaxformers import cli, requirements, trained
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tokens.capture import capture
@@ -629,6 +629,8 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
   Tables of other states are printed, and not written.
   """
   state = trained.take_state(options)
+  if not trained.describe(state):
+    requirements.require("plots", f"The picture in {workdir}")
   run = trained.load(workdir, **state)
   content = report(
     run,

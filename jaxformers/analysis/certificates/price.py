@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers import cli, trained, workdirs
+from jaxformers import cli, requirements, trained, workdirs
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Figure, Texts
@@ -150,6 +150,8 @@ def figure(runs: list[Priced]) -> Figure:
 )
 def main(folders: list[Path], out: str) -> None:
   """Prints the table of the runs, and draws it if asked."""
+  if out:
+    requirements.require("plots", f"--out={out}")
   runs = [price(folder) for folder in folders]
   print(table(runs))
   if out:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxformers import requirements
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import entropy
 from jaxformers.analysis.tokens.capture import Capture, batches, capture, parts
@@ -234,6 +235,7 @@ def plane(
   Raises:
     UserError: for fewer than four tokens.
   """
+  requirements.require("plots", "An Isomap")
   from sklearn.manifold import Isomap
 
   x = hidden[:, mask]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxformers import requirements
 from jaxformers.analysis.plotting.figures import Figure
 from jaxformers.analysis.tables import published
 from jaxformers.analysis.tables import results as tables
@@ -55,6 +56,7 @@ def write(page: Page, out: Path) -> Path:
   Returns:
     Path of index.html.
   """
+  requirements.require("plots", "The page of a report")
   # Figures first: the page embeds their SVG files.
   out.mkdir(parents=True, exist_ok=True)
   for figure in itertools.chain(*page.figures.values()):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli
+from jaxformers import cli, requirements
 from jaxformers.analysis.page import measured, overview
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import Page, write
@@ -39,6 +39,7 @@ def build(
   Raises:
     UserError: if no run was found; lists the reasons.
   """
+  requirements.require("plots", "The page of a report")
   # Group the runs, and note which are left out.
   records, notes = runs.discover(workdirs)
   if not records:
@@ -125,6 +126,7 @@ def main(
       f"--samples={options.samples} --length={options.length}: give at least 1 "
       "of each."
     )
+  requirements.require("plots", "The page of a report")
   # A folder that cannot be written ends the command before the measurements.
   out.mkdir(parents=True, exist_ok=True)
   page = build(workdirs, options, checkpoints=not no_checkpoints)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxformers import requirements
+
 # Okabe and Ito 2008, black last.
 COLOURS = (
   *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
@@ -87,6 +89,7 @@ class Figure:
 
   def draw(self) -> Any:
     """Returns the rows drawn on a figure of matplotlib, no label clipped."""
+    requirements.require("plots", f"The figure {self.name!r}")
     import matplotlib.figure
 
     with matplotlib.rc_context(STYLE):
@@ -97,6 +100,7 @@ class Figure:
 
   def picture(self, kind: str) -> bytes:
     """Returns the drawn figure as the content of a "png" or "svg" file."""
+    requirements.require("plots", f"The figure {self.name!r}")
     import matplotlib
 
     out = io.BytesIO()
@@ -108,6 +112,7 @@ class Figure:
 
   def write(self, folder: Path) -> list[Path]:
     """Writes NAME.csv, NAME.png and NAME.svg; returns their paths."""
+    requirements.require("plots", f"The figure {self.name!r}")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "svg")]
     paths[0].write_bytes(self.csv().encode())

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import scipy.stats
 
-from jaxformers import cli
+from jaxformers import cli, requirements
 from jaxformers import config as configs
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.tables.results import Result, read
@@ -335,6 +335,8 @@ def figure(points: Sequence[Point], name: str = "depth") -> figures.Figure:
 @cli.command(cli.WORKDIRS, cli.option("out", "", "write OUT.png, .svg, .csv"))
 def main(workdirs: Sequence[Path], out: str) -> None:
   """Prints the tables, and draws them if asked."""
+  if out:
+    requirements.require("plots", f"--out={out}")
   points = select_points(read(workdirs))
   print(markdown(points))
   if out:

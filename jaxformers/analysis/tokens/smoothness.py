@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import cli, trained
+from jaxformers import cli, requirements, trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
 from jaxformers.analysis.tokens import capture as captures
@@ -599,6 +599,8 @@ def main(
   A run as it was trained, its untrained start, and its model with other weights
   or of another name stand beside each other.
   """
+  if out:
+    requirements.require("plots", f"--out={out}")
   states = trained.states(state)
   curve_rows: list[Row] = []
   seeds, sizes, lengths = set(), set(), set()
