@@ -101,24 +101,24 @@ def run(
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
   """Trains in a workdir that no other run writes to, and scores the best."""
   run = trainer.run
-  with run.checkpoints() as checkpoints, contextlib.ExitStack() as logs:
-    # Go on from the latest checkpoint.
+  with run.checkpoints() as checkpoints:
+    # Continue from the latest checkpoint.
     loop_state = LoopState()
     latest = checkpoints.restore_latest(trainer.state)
     if latest is not None:
       trainer.state, loop_state = latest[0], LoopState(**latest[1])
       trainer.carried_seconds = loop_state.wall_seconds
     begin(run, trainer.origin)
-    with Preemption() as preemption:
-      writers = _train(
-        *(trainer, loop_state, checkpoints, preemption, profile, logs)
-      )
-    # Score the best one.
-    best = checkpoints.restore_best(trainer.state.without_optimizer())
-    seconds = loop_state.train_seconds
-    began = time.perf_counter() - trainer.wall_seconds()
-    results = _score_test(run, best, trainer.evaluate, seconds, began)
-    writers.write_results(results)
+    step = int(jax.device_get(trainer.state.step))
+    with Writers(run.workdir, step, run.config, run.task.protocol) as writers:
+      with Preemption() as preemption:
+        _train(trainer, loop_state, checkpoints, writers, preemption, profile)
+      # Score the best one.
+      best = checkpoints.restore_best(trainer.state.without_optimizer())
+      seconds = loop_state.train_seconds
+      began = time.perf_counter() - trainer.wall_seconds()
+      results = _score_test(run, best, trainer.evaluate, seconds, began)
+      writers.write_results(results)
   if processes.is_first():
     with disk.saving("results.json", run.workdir):
       workdirs.write(run.workdir, "results.json", results)
@@ -171,15 +171,11 @@ def _train(
   trainer: Trainer,
   loop_state: LoopState,
   checkpoints: Checkpoints,
+  writers: Writers,
   preemption: Preemption,
   profile: bool,
-  logs: contextlib.ExitStack,
-) -> Writers:
-  """Trains to the end, or to where patience ends; updates `loop_state`.
-
-  Returns:
-    The writers of metrics, which `logs` closes.
-  """
+) -> None:
+  """Trains to the end, or to where patience ends; updates `loop_state`."""
   c, workdir = trainer.run.config, trainer.run.workdir
   start, total = int(jax.device_get(trainer.state.step)), c["total_steps"]
   if profile and total - start < PROFILED[1]:
@@ -187,11 +183,9 @@ def _train(
       f"--profile needs {PROFILED[1]} steps, and {total - start} are left: "
       "raise config.total_steps, or choose a new --workdir."
     )
-  needed = 0 if start == total else trainer.plan()
-  writers = Writers(workdir, start, c, trainer.task.protocol)
-  logs.enter_context(writers)
   if start == total:
-    return writers
+    return
+  needed = trainer.plan()
   title = f"{c['model']['name']} on {trainer.task.name}"
   with (
     Progress(total, start, title) as progress,
@@ -232,7 +226,6 @@ def _train(
         sys.exit(128 + stop)
     # Steps after the last checkpoint, where patience ended the run.
     loop.update_times()
-  return writers
 
 
 @dataclasses.dataclass
