@@ -264,7 +264,7 @@ class TrainedModel:
     """
     x = self.encode(inputs)
     model = models.in_float32(self.model)
-    first = int(model.config.cls)
+    first = model.config.cls
     parts, masks, error = [], [], 0.0
     for batch in np.split(x, range(batch_size, len(x), batch_size)):
       hidden, side = inverse.forward(model, self.params, jnp.asarray(batch))

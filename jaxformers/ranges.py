@@ -143,7 +143,7 @@ _NAMES = {
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias
     orthogonal orthogonal_output symmetric rotary learn_fidelity feat_scale
     redraw decay
-    causal normalize share_heads share_key_value train_projection same_bucket
+    qkv_bias causal normalize share_heads share_key_value train_projection same_bucket
     correct_duplicates residual norm_first use_norm final_norm share_step
     clip_eigenvalues coupled certified
   """,
@@ -204,6 +204,9 @@ _NAMES = {
     mixup cutmix
   """,
   Range(float, "[0, 1000]", is_list=True): "fidelity_schedule",
+  # Statistics of pixels, those of 0 to 255 too.
+  Range(float, "[-1000, 1000]", is_list=True): "mean",
+  Range(float, "(0, 1000]", is_list=True): "deviation",
 }
 
 # The range of each field, by "name" or "section.name".

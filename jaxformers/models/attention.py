@@ -290,6 +290,8 @@ class Attention(nn.Module):
     num_heads: number of heads h; must divide d, unless `head_size` is given.
     head_size: number of channels e of a head; 0 for d / h.
     use_bias: True for projections with biases (Skyformer: yes; LRA: no).
+    qkv_bias: False to leave out the biases of the projections to heads, and
+      keep that of the projection back (`qkv_bias` of ViT).
     orthogonal: True for rotations as the projections to heads, with biases if
       `use_bias` (Transformer with orthogonal parametrisation, TransJect, table
       1).
@@ -332,6 +334,7 @@ class Attention(nn.Module):
   num_heads: int = 2
   head_size: int = 0
   use_bias: bool = True
+  qkv_bias: bool = True
   orthogonal: bool = False
   orthogonal_output: bool = False
   symmetric: bool = False
@@ -512,7 +515,7 @@ class Attention(nn.Module):
     kernels, biases = zip(*weights, strict=True)
     # The projections are an axis of their own, so that a mesh may split heads.
     y = product(x.astype(self.dtype), jnp.stack(kernels, 1).astype(self.dtype))
-    if self.use_bias:
+    if self.use_bias and self.qkv_bias:
       y = y + jnp.stack(biases).astype(self.dtype)[None, None]
     return [jnp.swapaxes(y[:, :, i], 1, 2) for i in range(len(names))]
 
@@ -540,13 +543,14 @@ class Attention(nn.Module):
     self, name: str, d: int, shape: tuple[int, int]
   ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the kernel [d, h, e] of a projection, and its bias [h, e]."""
+    use_bias = self.use_bias and self.qkv_bias
     if not self.orthogonal:
       return HeadWeights(
-        shape, self.use_bias, kernel_init(self.init_std), name=name
+        shape, use_bias, kernel_init(self.init_std), name=name
       )(d)
     kernel = rotation(self, name, (d, d), self.orthogonal_map)
     bias = None
-    if self.use_bias:
+    if use_bias:
       bias = self.param(f"{name}_bias", nn.initializers.zeros, shape)
     return kernel.reshape(d, *shape), bias
 

@@ -28,6 +28,8 @@ from jaxformers.registry import check_options, choose, unknown
 DTYPES = ("float32", "bfloat16")
 # What the backward pass reads: see `ModelConfig.memory`.
 MEMORY_MODES = ("stored", *LOOPED)
+# Learned tokens in front of the input, by the pool that reads them.
+FRONT_TOKENS = {"cls": 1, "distilled": 2}
 SECTIONS = ("mixer", "mixer_defaults", "block", "embedding", "head")
 # Options that classifiers alone have, at their defaults.
 PLAIN_HEAD = {
@@ -74,8 +76,8 @@ class ModelConfig:
     patch_size: side of the patches that images are cut to; 0 for sequences.
     pool, pool_norm, head_dim, head_layers, head_activation, head_init_std,
       head_dropout_rate, interaction: see `heads.ClassifierHead`; for
-      classification. The pool "cls" puts a token in front, for segmentation
-      too.
+      classification. The pool "cls" puts a token in front, and "distilled"
+      two, for segmentation too.
     positions: "sinusoid", "sinusoid_2d", "learned" or "none".
     dropout_rate: dropout after the embedding.
     dtype: "float32" or "bfloat16", the compute type; parameters are float32.
@@ -172,9 +174,9 @@ class ModelConfig:
     return self.real and self.objective in MASKED
 
   @property
-  def cls(self) -> bool:
-    """True if the encoder puts a token of its own in front."""
-    return self.pool == "cls"
+  def cls(self) -> int:
+    """Number of learned tokens that the encoder puts in front."""
+    return FRONT_TOKENS.get(self.pool, 0)
 
   @property
   def real(self) -> bool:
@@ -190,7 +192,7 @@ class ModelConfig:
 
   @property
   def encoder_len(self) -> int:
-    """Greatest number of tokens in the encoder, one in front included."""
+    """Greatest number of tokens in the encoder, those in front included."""
     return self.num_tokens + self.cls
 
   def mixer_options(self, *differing: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,20 +296,21 @@ class ModelConfig:
     is_read = self.cls and self.objective == "classification"
     if is_read and is_causal(self.variant, self.mixer_options()):
       raise UserError(
-        f'pool="cls" puts a token in front, which the causal mixer '
+        f'pool="{self.pool}" puts a token in front, which the causal mixer '
         f"{self.variant.mixer!r} reads nothing after: choose another pool, or "
         "mixer.causal=False where the mixer has it."
       )
     if self.objective == "classification":
       return
-    pools = ("mean",) if self.is_causal else ("mean", "cls")
+    pools = ("mean",) if self.is_causal else ("mean", *FRONT_TOKENS)
     options = {name: getattr(self, name) for name in PLAIN_HEAD}
     if self.pool not in pools or options != PLAIN_HEAD:
       options = {"pool": self.pool, **options}
       values = ", ".join(f"{key}={value!r}" for key, value in options.items())
       raise UserError(
         f"{values} are of classifiers: leave them out. Segmenters and models "
-        'of masked inputs take pool="cls" for a token in front.'
+        'of masked inputs take pool="cls" for a token in front, or '
+        '"distilled" for two.'
       )
 
 

@@ -121,8 +121,9 @@ class Embedding(nn.Module):
     concatenate: True to concatenate the vectors of token and position, half of
       the channels each, instead of adding them. This is injective (TransJect,
       section 4.4).
-    cls: True to put a learned class token before the others, at position 0
-      -> [b, n + 1, d]. It starts at zero, and before patches like positions.
+    cls: number of learned tokens before the others, 0 to 2, which have the
+      first positions -> [b, n + cls, d]: a class token, and one for
+      distillation. They start at zero, and before patches like positions.
     patch_size: side of the patches of images; 0 for tokens.
     masked: True if real numbers may be NaN, which stands for a masked number:
       it enters as 0, with 1 in a channel that is 0 for all others.
@@ -138,7 +139,7 @@ class Embedding(nn.Module):
   d_model: int
   positions: str = "sinusoid"
   concatenate: bool = False
-  cls: bool = False
+  cls: int = 0
   patch_size: int = 0
   masked: bool = False
   cutoffs: tuple[int, ...] = ()
@@ -160,7 +161,7 @@ class Embedding(nn.Module):
         f"cutoffs={self.cutoffs} cut a vocabulary, but the inputs are real "
         "numbers or patches: leave them out."
       )
-    # Embed the tokens, after a class token.
+    # Embed the tokens, after those in front.
     init = nn.initializers.normal(1.0 if self.concatenate else 0.02)
     token_init = init
     if self.init_std:
@@ -168,8 +169,11 @@ class Embedding(nn.Module):
     x = self._embed_tokens(ids, d, token_init)
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
-      token = self.param("cls", start, (d,))
-      token = jnp.broadcast_to(token[None, None], (x.shape[0], 1, d))
+      # One token is a vector, as in checkpoints.
+      token = self.param("cls", start, (d,) if self.cls == 1 else (self.cls, d))
+      token = jnp.broadcast_to(
+        token.reshape(1, self.cls, d), (x.shape[0], self.cls, d)
+      )
       x = jnp.concatenate([token, x], 1)
     # Combine with the positions.
     if self.positions != "none":
@@ -206,8 +210,8 @@ class Embedding(nn.Module):
       return self.param("positions", init, (max_len, d))[:n]
     if self.positions == "sinusoid":
       return jnp.asarray(sinusoids(n, d))
-    # The class token has no position in the image.
-    table = np.pad(sinusoids_2d(self.max_len, d), ((int(self.cls), 0), (0, 0)))
+    # Tokens in front have no position in the image.
+    table = np.pad(sinusoids_2d(self.max_len, d), ((self.cls, 0), (0, 0)))
     return jnp.asarray(table[:n])
 
   def _embed_tokens(

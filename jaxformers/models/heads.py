@@ -87,6 +87,22 @@ def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   return jnp.where(mask[:, 0, None], x[:, 0], 0)
 
 
+@POOLS.register("distilled")
+def first_two_tokens(
+  x: jax.Array, mask: jax.Array, padded_len: int
+) -> jax.Array:
+  """Returns the first two tokens of x [b, n, d] next to each other -> [b, 2 d].
+
+  The encoder puts a class token and one for distillation there. Half of the sum
+  of a linear head of each is one linear head of both.
+
+  Source: `forward` of DistilledVisionTransformer in DeiT's models.py; Touvron
+  et al. 2021, section 4.
+  """
+  del mask, padded_len  # Both are there for every input.
+  return x[:, :2].reshape(len(x), -1)
+
+
 @INTERACTIONS.register("concat")
 def concat(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns [a, b], as LRA's dual encoder: [b, d] twice -> [b, 2 d]."""
@@ -117,8 +133,8 @@ class ClassifierHead(nn.Module):
 
   Attributes:
     num_classes: number of classes c.
-    pool: "max", "mean", "first", "cls", "padded_mean", "root_mean" or
-      "all_mean".
+    pool: "max", "mean", "first", "cls", "distilled", "padded_mean",
+      "root_mean" or "all_mean".
     pool_norm: norm of the pooled vector, in `NORMS`; "" for none. The means of
       two long sequences differ little: "running" and "batch" scale each channel
       by what it differs over samples, a fixed affine map in evaluation.

@@ -200,8 +200,8 @@ class Model(nn.Module):
   def mask(self, ids: jax.Array) -> jax.Array:
     """Returns where the encoder's tokens are -> bool [b, n].
 
-    The sequences of pairs stand one after the other, [2b, n]; with a token in
-    front [b, n + 1].
+    The sequences of pairs stand one after the other, [2b, n]; with tokens in
+    front [b, n + config.cls].
 
     Args:
       ids: as in a call.
@@ -213,7 +213,8 @@ class Model(nn.Module):
     ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
     if config.cls:
-      mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
+      front = ((0, 0), (config.cls, 0))
+      mask = jnp.pad(mask, front, constant_values=True)
     return mask
 
   @nn.nowrap

@@ -5,18 +5,19 @@ r"""Vision Transformers, DeiT and BERT from safetensors of Hugging Face.
 
 PATH is a folder as `save_pretrained` writes it and the hub ships it, with
 config.json and model.safetensors. PyTorch is not needed. In training the field
-`config.pretrained` does the same.
+`config.pretrained` does the same. `huggingface.py` says which fields of
+config.json are obeyed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -27,8 +28,7 @@ import safetensors.numpy
 
 from jaxformers import models, paths
 from jaxformers.errors import UserError
-from jaxformers.models import transplant
-from jaxformers.registry import choose
+from jaxformers.models import huggingface, transplant
 
 Params = dict[str, Any]
 Shape = tuple[int, ...]
@@ -90,25 +90,98 @@ def _filter(name: str) -> Tensor:
   return Tensor((name,), convert, fits)
 
 
-def _positions(*names: str) -> Tensor:
-  """Returns a table of positions, plus BERT's vector of the first segment."""
+def _image_positions(name: str, count: int, front: int) -> Tensor:
+  """Returns a table of positions, interpolated for another size of image.
 
-  def convert(*arguments: Any) -> np.ndarray:
-    table, *segments, shape = arguments
-    total = table.reshape(-1, shape[-1])
-    for segment in segments:
-      total = total + segment[:1]
-    return transplant.resize_positions(total, shape[0])
+  Args:
+    name: name of the tensor.
+    count: number of positions, by config.json.
+    front: number of tokens before the patches.
+  """
 
-  def fits(theirs: Shape, *others: Shape) -> bool:
-    *segments, ours = others
-    if not theirs or any(len(s) != 2 or s[-1] != ours[-1] for s in segments):
-      return False
-    old, new = math.prod(theirs[:-1]), ours[0]
-    is_square = all(math.isqrt(n - 1) ** 2 == n - 1 for n in (old, new))
-    return theirs[-1] == ours[-1] and (old == new or is_square)
+  def convert(table: np.ndarray, shape: Shape) -> np.ndarray:
+    table = table.reshape(-1, shape[-1])
+    return transplant.resize_positions(table, shape[0], front)
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    grids = (count - front, ours[0] - front)
+    is_square = all(n > 0 and math.isqrt(n) ** 2 == n for n in grids)
+    is_table = theirs[-1:] == ours[-1:] and math.prod(theirs[:-1]) == count
+    return is_table and (is_square or count == ours[0])
+
+  return Tensor((name,), convert, fits)
+
+
+def _text_positions(names: tuple[str, str], count: int) -> Tensor:
+  """Returns a table of positions, plus BERT's vector of the first segment.
+
+  Positions beyond the table repeat it from its start, as Longformer's do
+  (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, section 5), so that
+  shorter texts are read as before.
+
+  Args:
+    names: names of the tables of positions and of segments.
+    count: number of positions, by config.json.
+  """
+
+  def convert(
+    table: np.ndarray, segments: np.ndarray, shape: Shape
+  ) -> np.ndarray:
+    return (table + segments[:1])[np.arange(shape[0]) % count]
+
+  def fits(theirs: Shape, segments: Shape, ours: Shape) -> bool:
+    is_table = theirs == (count, ours[-1])
+    return is_table and len(segments) == 2 and segments[-1] == ours[-1]
 
   return Tensor(names, convert, fits)
+
+
+def _stacked(*names: str) -> Tensor:
+  """Returns vectors [1, 1, d] under each other, [k, d]."""
+
+  def fits(*shapes: Shape) -> bool:
+    *theirs, ours = shapes
+    is_vector = [math.prod(shape) == shape[-1] for shape in theirs if shape]
+    return (len(theirs), *theirs[0][-1:]) == ours and all(is_vector)
+
+  return Tensor(
+    names,
+    lambda *arrays: np.stack([x.ravel() for x in arrays[:-1]]),
+    fits,
+  )
+
+
+def _distilled_head(*names: str) -> dict[str, Tensor]:
+  """Returns the mean of a head of each token in front, as one head of both.
+
+  Args:
+    *names: names of the heads, of the class token and of the token for
+      distillation. A single one reads the class token only.
+  """
+  share = 1 / len(names)
+
+  def convert(*arrays: Any) -> np.ndarray:
+    *kernels, shape = arrays
+    both = np.concatenate([share * x.T for x in kernels])
+    return np.pad(both, ((0, shape[0] - len(both)), (0, 0)))
+
+  def fits(*shapes: Shape) -> bool:
+    *theirs, (rows, classes) = shapes
+    return all(shape == (classes, rows // 2) for shape in theirs)
+
+  def average(*arrays: Any) -> np.ndarray:
+    return share * np.sum(arrays[:-1], 0)
+
+  def are_equal(*shapes: Shape) -> bool:
+    return len({*shapes}) == 1
+
+  weights, biases = (
+    tuple(f"{name}.{part}" for name in names) for part in ("weight", "bias")
+  )
+  return {
+    "head/logits/kernel": Tensor(weights, convert, fits),
+    "head/logits/bias": Tensor(biases, average, are_equal),
+  }
 
 
 def _dense(theirs: str, ours: str) -> dict[str, Tensor]:
@@ -149,22 +222,32 @@ def _layers(
 
 
 def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-  size, patch = config["image_size"], config["patch_size"]
+  """Returns the options of a ViT or a DeiT, and the tensors of parameters.
+
+  Args:
+    config: fields from `huggingface.read_config`, with `kind`.
+  """
+  (height, width), (patch, _) = config["image_size"], config["patch_size"]
+  is_deit = config["kind"] == "deit"
   options = {
-    "image": (size, size, config.get("num_channels", 3)),
+    "image": (height, width, config["num_channels"]),
     "patch_size": patch,
     "vocab_size": 0,
     "max_len": 0,
-    "num_classes": _num_labels(config),
-    "pool": "cls",
-    "mixer": {"use_bias": config.get("qkv_bias", True)},
+    "pool": "distilled" if is_deit else "cls",
+    "mixer": {} if config["qkv_bias"] else {"qkv_bias": False},
     "block": {"norm_first": True},
   }
   # Name the tensors of each parameter.
   theirs, ours = "embeddings.patch_embeddings.projection", "encoder/embedding"
+  front = ["embeddings.cls_token"]
+  front += ["embeddings.distillation_token"] if is_deit else []
+  count = (height // patch) * (width // patch) + len(front)
   tensors = {
-    f"{ours}/cls": _array("embeddings.cls_token"),
-    f"{ours}/positions": _positions("embeddings.position_embeddings"),
+    f"{ours}/cls": _stacked(*front) if is_deit else _array(*front),
+    f"{ours}/positions": _image_positions(
+      "embeddings.position_embeddings", count, len(front)
+    ),
     f"{ours}/patches/kernel": _filter(f"{theirs}.weight"),
     f"{ours}/patches/bias": _array(f"{theirs}.bias"),
     **_norm("layernorm", "encoder/norm"),
@@ -181,29 +264,27 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _bert(
   config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-  if config.get("position_embedding_type", "absolute") != "absolute":
-    raise UserError(
-      f"position_embedding_type={config['position_embedding_type']!r} is not "
-      "supported: give a BERT with absolute positions."
-    )
+  """Does `_vit` for a BERT."""
   options = {
     "vocab_size": config["vocab_size"],
     "max_len": config["max_position_embeddings"],
-    "num_classes": _num_labels(config),
     "pool": "first",
     "head_dim": config["hidden_size"],
     "head_activation": "tanh",
     "embedding": {"norm_epsilon": config["layer_norm_eps"]},
-    "mixer": {},
+    "mixer": {"causal": True} if config["is_decoder"] else {},
     "block": {"norm_first": False},
   }
   # BERT adds a vector of the segment to the positions; segments are not used.
   theirs, ours = "embeddings", "encoder/embedding"
   tensors = {
     f"{ours}/tokens/embedding": _array(f"{theirs}.word_embeddings.weight"),
-    f"{ours}/positions": _positions(
-      f"{theirs}.position_embeddings.weight",
-      f"{theirs}.token_type_embeddings.weight",
+    f"{ours}/positions": _text_positions(
+      (
+        f"{theirs}.position_embeddings.weight",
+        f"{theirs}.token_type_embeddings.weight",
+      ),
+      config["max_position_embeddings"],
     ),
     **_norm(f"{theirs}.LayerNorm", f"{ours}/norm"),
     **_dense("pooler.dense", "head/hidden"),
@@ -217,57 +298,42 @@ def _bert(
   return options, tensors
 
 
-_KINDS = {"vit": _vit, "bert": _bert}
-# Tensors that may stay unused: heads, poolers and position ids.
-_IGNORED = ("cls.", "classifier.", "pooler.", "embeddings.position_ids")
-
-# Fields of config.json that must be positive integers.
-_SIZES = {
-  "vit": ("image_size", "patch_size"),
-  "bert": ("vocab_size", "max_position_embeddings"),
-}
-_COMMON_SIZES = (
-  "hidden_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-  "intermediate_size",
+_KINDS = {"vit": _vit, "deit": _vit, "bert": _bert}
+# Tensors that may stay unused: heads, poolers, ids, and the mask of pixels.
+_IGNORED = (
+  "cls.",
+  "classifier.",
+  "cls_classifier.",
+  "distillation_classifier.",
+  "qa_outputs.",
+  "decoder.",
+  "pooler.",
+  "embeddings.position_ids",
+  "embeddings.token_type_ids",
+  "embeddings.mask_token",
 )
 
 
-def _num_labels(config: Mapping[str, Any]) -> int:
-  return len(config.get("id2label") or {}) or config.get("num_labels", 2)
+def _guess_head(kind: str, values: Mapping[str, Any]) -> str:
+  """Returns the head of a file that names no architecture, by its tensors."""
+  if "cls_classifier.weight" in values:
+    return "teacher"
+  if "classifier.weight" not in values:
+    return ""
+  # Labels of tokens have no pooler.
+  is_other = kind == "bert" and "pooler.dense.weight" not in values
+  return "other" if is_other else "logits"
 
 
-def _read_config(file: Path) -> tuple[str, dict[str, Any]]:
-  """Returns the kind of the model and the fields of config.json.
-
-  Raises:
-    UserError: for a damaged file, another kind of model, or a missing size.
-  """
-  remedy = "Fetch it again from the source of the weights."
-  try:
-    config = json.loads(file.read_text(encoding="utf-8"))
-  except (ValueError, OSError, RecursionError) as error:
-    raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
-  if not isinstance(config, dict):
-    raise UserError(f"{file} is not a JSON object with fields. {remedy}")
-  # Check the fields that become sizes of the model.
-  kind = choose(f"model_type in {file}:", config.get("model_type"), _KINDS)
-  for name in (*_COMMON_SIZES, *_SIZES[kind]):
-    value = config.get(name)
-    if type(value) is not int or value < 1:
-      raise UserError(
-        f"{name}={value!r} in {file} is not a positive integer. {remedy}"
-      )
-  epsilon = config.get("layer_norm_eps")
-  if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
-    raise UserError(
-      f"layer_norm_eps={epsilon!r} in {file} is not a number in [0, 1). "
-      f"{remedy}"
-    )
-  if not isinstance(config.get("id2label") or {}, dict):
-    raise UserError(f"id2label in {file} is not an object. {remedy}")
-  return kind, config
+def _head(kind: str, head: str) -> dict[str, Tensor]:
+  """Returns the tensors of the logits; {} if the head is of another kind."""
+  if head == "teacher":
+    return _distilled_head("cls_classifier", "distillation_classifier")
+  if head != "logits":
+    return {}
+  if kind == "deit":
+    return _distilled_head("classifier")
+  return _dense("classifier", "head/logits")
 
 
 def _read_tensors(file: Path) -> dict[str, np.ndarray]:
@@ -317,40 +383,63 @@ def _find_files(folder: Path) -> list[Path]:
   return files
 
 
-def _read(
-  folder: str | Path,
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, np.ndarray]]:
-  """Reads a folder of weights.
+class Checkpoint(NamedTuple):
+  """Folder of weights.
 
-  Returns:
-    Options of `models.build`; the tensors of each parameter; the values of the
-    tensors by name, without the prefix of the model.
+  Attributes:
+    options: options of `models.build`.
+    tensors: tensors of each parameter.
+    values: values of the tensors by name, without the prefix of the model.
+    config: fields of config.json, from `huggingface.read_config`, and `kind`.
   """
-  config_file, weights_file = _find_files(paths.expand(folder))
-  kind, config = _read_config(config_file)
-  if config.get("hidden_act", "gelu") != "gelu":
-    raise UserError(
-      f"hidden_act={config['hidden_act']!r} in {config_file} is not supported: "
-      'give a model with "gelu".'
-    )
-  # Translate the fields of the config to options.
+
+  options: dict[str, Any]
+  tensors: dict[str, Tensor]
+  values: dict[str, np.ndarray]
+  config: dict[str, Any]
+
+
+def _translate(
+  file: Path,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+  """Returns fields of config.json, options of `build`, and tensors."""
+  kind, config = huggingface.read_config(file)
+  config = {**config, "kind": kind}
   options, tensors = _KINDS[kind](config)
-  tensors |= _dense("classifier", "head/logits")
   # Add the options that all kinds share.
   options |= {
     "d_model": config["hidden_size"],
     "num_layers": config["num_hidden_layers"],
+    "num_classes": config["num_labels"],
     "positions": "learned",
     "mixer": options["mixer"] | {"num_heads": config["num_attention_heads"]},
     "block": options["block"]
     | {
       "mlp_dim": config["intermediate_size"],
       "norm_epsilon": config["layer_norm_eps"],
+      "activation": huggingface.ACTIVATIONS[config["hidden_act"]],
     },
   }
+  return config, options, tensors
+
+
+def read_options(folder: str | Path) -> dict[str, Any]:
+  """Returns the options of `models.build` of a folder, and its sizes.
+
+  Raises:
+    UserError: for a folder without weights, or of an unsupported model.
+  """
+  config_file, _ = _find_files(paths.expand(folder))
+  return _translate(config_file)[1]
+
+
+def _read(folder: str | Path) -> Checkpoint:
+  """Reads a folder of weights."""
+  config_file, weights_file = _find_files(paths.expand(folder))
+  config, options, tensors = _translate(config_file)
   # Rename gamma and beta, LayerNorm's parameters in BERT's first release.
   values = {
-    name.removeprefix(f"{kind}."): value
+    name.removeprefix(f"{config['kind']}."): value
     for name, value in _read_tensors(weights_file).items()
   }
   for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -358,7 +447,10 @@ def _read(
       name.removesuffix(old) + new if name.endswith(old) else name: value
       for name, value in values.items()
     }
-  return options, tensors, values
+  if config["head"] is None:
+    config["head"] = _guess_head(config["kind"], values)
+  tensors |= _head(config["kind"], config["head"])
+  return Checkpoint(options, tensors, values, config)
 
 
 def load(
@@ -367,19 +459,29 @@ def load(
   """Returns the model of a folder, and its parameters.
 
   Args:
-    folder: folder with config.json, whose model_type is "vit" (DeiT, too) or
-      "bert", and model.safetensors.
+    folder: folder with config.json, whose model_type is "vit", "deit" or
+      "bert", and model.safetensors. preprocessor_config.json is not read: give
+      images normalised by `huggingface.read_normalisation`.
     name: name of the model, in `models.MODELS`; "neutreno" adds the fidelity
       term to the same weights.
     **changes: options of `models.build` that replace those of the file; options
       of mixer, block and embedding are merged. Another `image` interpolates the
-      positions. Another `num_classes`, or a file without a head, gives a new
-      head.
+      positions; another `max_len` cuts those of texts, or repeats them. Another
+      `num_classes`, or a file without a head, gives a new head; without
+      `num_classes` that is a warning.
 
   Raises:
-    UserError: for another architecture, naming the tensors that differ.
+    UserError: for another architecture, naming the tensors that differ; for a
+      head of another kind, such as labels of tokens, without `num_classes`.
   """
-  options, tensors, values = _read(folder)
+  checkpoint = _read(folder)
+  options, has_head = checkpoint.options, "num_classes" not in changes
+  if has_head and checkpoint.config["head"] == "other":
+    names = checkpoint.config["architectures"] or ["no architecture"]
+    raise UserError(
+      f"The head of {folder} ({names[0]}) is not that of a classifier of whole "
+      "texts: give num_classes=N for a new head on its encoder, to be trained."
+    )
   # Build the model of the file, with the changes.
   for part in ("mixer", "block", "embedding"):
     changed = changes.pop(part, None) or {}
@@ -389,10 +491,19 @@ def load(
   # Replace initial parameters by those of the file; a new head keeps its own.
   init = jax.jit(functools.partial(model.init, train=False))
   start = init(jax.random.key(0), model.example())["params"]
-  return model, _fill(start, tensors, values, str(folder))
+  chosen = _fill(start, checkpoint, str(folder))
+  new = [path for path in chosen.new if path.startswith("head/")]
+  if has_head and new:
+    warnings.warn(
+      f"{folder} has no head for {', '.join(new)}: they are random, and outputs "
+      "mean nothing before training. Give num_classes=N for a new head without "
+      "this warning.",
+      stacklevel=2,
+    )
+  return model, chosen.params
 
 
-def parameters(folder: str | Path, start: Params) -> Params:
+def take(folder: str | Path, start: Params) -> transplant.Transplant:
   """Returns the parameters of a folder, for a model that has been built.
 
   Args:
@@ -403,59 +514,78 @@ def parameters(folder: str | Path, start: Params) -> Params:
   Raises:
     UserError: for another architecture, naming the tensors that differ.
   """
-  options, tensors, values = _read(folder)
-  heads = options["mixer"]["num_heads"]
+  checkpoint = _read(folder)
+  heads = checkpoint.options["mixer"]["num_heads"]
   # Kernels of another number of heads may have the same size: compare it.
   query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
     raise UserError(
       f"{folder} has {heads} heads and the model {query.shape[1]}: set "
-      f"model.mixer.num_heads={heads}."
+      f"--config.model.mixer.num_heads={heads}."
     )
-  return _fill(start, tensors, values, str(folder))
+  return _fill(start, checkpoint, str(folder))
+
+
+def parameters(folder: str | Path, start: Params) -> Params:
+  """Returns the parameters that `take` returns, without what became of them."""
+  return take(folder, start).params
 
 
 def _fill(
-  start: Params,
-  tensors: dict[str, Tensor],
-  values: dict[str, np.ndarray],
-  folder: str,
-) -> Params:
+  start: Params, checkpoint: Checkpoint, folder: str
+) -> transplant.Transplant:
   """Returns `start` with the values of a file, or raises what differs."""
-  params: dict[str, Any] = {}
-  differences: list[str] = []
-  used: set[str] = set()
-  for path, leaf in flax.traverse_util.flatten_dict(start, sep="/").items():
-    # Find the tensors of the parameter, and compare their shapes.
-    tensor = tensors.get(path)
-    names = tensor.names if tensor else ()
-    used.update(names)
-    is_there = bool(names) and all(name in values for name in names)
-    shapes = [values[name].shape for name in names] if is_there else []
-    fits = is_there and _fits(tensor, shapes, leaf.shape)
-    if fits:
-      arrays = (np.asarray(values[name], np.float32) for name in names)
-      params[path] = jnp.asarray(
-        tensor.convert(*arrays, leaf.shape), jnp.float32
-      )
+  tensors, values = checkpoint.tensors, checkpoint.values
+  ours = flax.traverse_util.flatten_dict(start, sep="/")
+  # Find the parameters whose tensors are there and fit. Logits read the hidden
+  # layer below them: a head is taken as a whole, or from below.
+  shapes = {
+    path: [values[name].shape for name in tensor.names]
+    for path, tensor in tensors.items()
+    if all(name in values for name in tensor.names)
+  }
+  fitting = {
+    path
+    for path in shapes.keys() & ours.keys()
+    if _fits(tensors[path], shapes[path], ours[path].shape)
+  }
+  if any(p.startswith("head/") and p not in fitting for p in tensors):
+    fitting -= {"head/logits/kernel", "head/logits/bias"}
+  params, resized, new, differences = {}, [], [], []
+  for path, leaf in ours.items():
+    if path in fitting:
+      tensor = tensors[path]
+      arrays = (np.asarray(values[name], np.float32) for name in tensor.names)
+      converted = tensor.convert(*arrays, leaf.shape)
+      params[path] = jnp.asarray(converted, jnp.float32)
+      is_table = path == "encoder/embedding/positions"
+      if is_table and math.prod(shapes[path][0]) != leaf.size:
+        resized.append(path)
     elif path.startswith(_HEADS) or path.endswith(transplant.ADDED):
       params[path] = leaf
-    elif is_there:
-      listed = ", ".join(str(shape) for shape in shapes)
+      new.append(path)
+    elif path in shapes:
+      listed = ", ".join(str(shape) for shape in shapes[path])
+      name = tensors[path].names[0]
       differences.append(
-        f"{path} is {leaf.shape}, but {names[0]} in the file is {listed}"
+        f"{path} is {leaf.shape}, but {name} in the file is {listed}"
       )
     else:
       differences.append(f"{path} {leaf.shape} is not in the file")
   # Tensors that no parameter uses differ, too.
+  used = {name for path in ours.keys() & tensors for name in tensors[path].names}
+  unused = sorted(values.keys() - used)
   differences += [
-    f"{name} {value.shape} is in the file alone"
-    for name, value in sorted(values.items())
-    if name not in used and not name.startswith(_IGNORED)
+    f"{name} {values[name].shape} is in the file alone"
+    for name in unused
+    if not name.startswith(_IGNORED)
   ]
   if differences:
     raise transplant.refuse(folder, differences)
-  return flax.traverse_util.unflatten_dict(params, sep="/")
+  kept = params.keys() - {*resized, *new}
+  groups = (kept, resized, new, unused)
+  tree = flax.traverse_util.unflatten_dict(params, sep="/")
+  return transplant.Transplant(tree, *(tuple(sorted(g)) for g in groups))
 
 
 def _fits(tensor: Tensor, shapes: list[Shape], shape: Shape) -> bool:

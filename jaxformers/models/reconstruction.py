@@ -53,7 +53,7 @@ class Reconstruction(Model):
     encoder = bind_encoder(config)(name="encoder")
     x = encoder(inputs, mask=self.mask(inputs), train=train)
     # A class token in front has no target.
-    x = x[:, int(config.cls) :].astype(jnp.float32)
+    x = x[:, config.cls :].astype(jnp.float32)
     width = 1 if config.has_values else config.num_classes
     init = kernel_init(0.02)
     y = nn.Dense(width, kernel_init=init, name="decoder")(x)

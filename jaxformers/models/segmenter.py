@@ -137,7 +137,7 @@ class Segmenter(Model):
       num_classes=config.num_classes,
       name="decoder",
     )
-    x = decoder(x[:, int(config.cls) :], train=train)
+    x = decoder(x[:, config.cls :], train=train)
     # Lay the patches on their grid, and enlarge it to the image.
     height, width, _ = config.image
     rows, columns = height // config.patch_size, width // config.patch_size

@@ -88,7 +88,9 @@ def transplant(
   )
   _check_vocabulary(tuple(source_vocabulary), tuple(vocabulary), name)
   takes_head = same_task and _same_shapes(*map(_head, (ours, theirs)))
-  has_class_token = f"{_EMBEDDING}cls" in ours
+  # A class token is a vector; several tokens in front are a matrix.
+  tokens = ours.get(f"{_EMBEDDING}cls")
+  front = 0 if tokens is None else 1 if tokens.ndim == 1 else len(tokens)
   params, kept, resized, new, differences = {}, [], [], [], []
   for path, leaf in ours.items():
     # Find the other model's parameter of the same path.
@@ -105,7 +107,7 @@ def transplant(
     # Change its size where that is possible.
     if value.shape != leaf.shape:
       array = np.asarray(value)
-      changed = _resize(path, array, leaf, tuple(image), has_class_token)
+      changed = _resize(path, array, leaf, tuple(image), front)
       if changed is None:
         differences.append(f"{path} is {value.shape} there, not {leaf.shape}")
         changed = leaf
@@ -179,7 +181,7 @@ def _resize(
   value: np.ndarray,
   leaf: Any,
   image: tuple[int, ...],
-  has_class_token: bool,
+  front: int,
 ) -> Any | None:
   """Returns a parameter in the size of a leaf; None if it cannot be resized.
 
@@ -188,14 +190,14 @@ def _resize(
     value: parameter of the other model.
     leaf: the model's own, whose shape the result has.
     image: (height, width, channels) of the model's inputs; () for sequences.
-    has_class_token: True if the first position is that of a class token.
+    front: number of tokens before those of the input.
   """
   if value.ndim != leaf.ndim or value.shape[-1] != leaf.shape[-1]:
     return None
   if path == f"{_EMBEDDING}positions":
     if image:
-      return resize_positions(value, len(leaf))
-    return _resize_sequence(value, len(leaf), int(has_class_token))
+      return resize_positions(value, len(leaf), front)
+    return _resize_sequence(value, len(leaf), front)
   if path == f"{_EMBEDDING}patches/kernel" and image:
     return resize_patches(value, len(leaf), image[-1])
   # Rows of ids at the end of the vocabulary, such as that of masked tokens; and
@@ -205,35 +207,62 @@ def _resize(
   return None
 
 
-def resize_positions(table: np.ndarray, count: int) -> np.ndarray:
+def resize_positions(
+  table: np.ndarray, count: int, front: int | None = None
+) -> np.ndarray:
   """Returns the positions of square images for another size of image.
 
-  Interpolates the positions of patches bicubically, as DeiT does, and keeps the
-  position of a class token.
+  Interpolates the positions of patches bicubically, and keeps those of tokens
+  before the patches.
+
+  Source: `finetune` of DeiT's main.py, which calls PyTorch's `interpolate` with
+  mode="bicubic" and align_corners=False.
 
   Args:
-    table: positions of k^2 patches, [k^2, d], or of a class token and k^2
-      patches, [1 + k^2, d].
-    count: new number of positions, m^2 or 1 + m^2.
+    table: positions, those of k^2 patches last, [front + k^2, d].
+    count: new number of positions, front + m^2.
+    front: number of tokens before the patches; None for 1 if the positions are
+      not those of a square, and 0 otherwise.
 
   Raises:
     UserError: if the counts differ, and one of them is not that of a square.
   """
   if len(table) == count:
     return table
-  extra = int(math.isqrt(len(table)) ** 2 != len(table))
-  old, new = (math.isqrt(n - extra) for n in (len(table), count))
-  if (old**2 + extra, new**2 + extra) != (len(table), count):
+  if front is None:
+    front = int(math.isqrt(len(table)) ** 2 != len(table))
+  old, new = (math.isqrt(max(n - front, 0)) for n in (len(table), count))
+  if (old**2 + front, new**2 + front) != (len(table), count):
     raise UserError(
       f"{len(table)} positions cannot become {count}: both must be those of a "
       "square image, both with or both without a class token. Give an image of "
       "another size."
     )
-  # Interpolate the patches on their grid; a class token has no place in it.
-  grid = table[extra:].reshape(old, old, -1)
-  grid = jax.image.resize(grid, (new, new, grid.shape[-1]), "bicubic")
-  rest = np.asarray(grid).reshape(new**2, -1)
-  return np.concatenate([table[:extra], rest])
+  # Interpolate the patches on their grid; tokens in front have no place in it.
+  grid = np.asarray(table[front:]).reshape(old, old, -1)
+  weights = _cubic_weights(old, new).astype(grid.dtype)
+  grid = np.einsum("ij,kl,jlc->ikc", weights, weights, grid, optimize=True)
+  return np.concatenate([table[:front], grid.reshape(new**2, -1)])
+
+
+def _cubic_weights(old: int, new: int) -> np.ndarray:
+  """Returns the map of `old` points to `new` ones, float64 [new, old].
+
+  Cubic convolution (Keys 1981) with PyTorch's a = -0.75: without smoothing for
+  fewer points, and with the outermost points repeated beyond the border.
+  """
+  a = -0.75
+  # Place the new points among the old ones, by the middles of their cells.
+  places = (np.arange(new) + 0.5) * old / new - 0.5
+  weights = np.zeros((new, old))
+  for offset in range(-1, 3):
+    point = np.floor(places).astype(int) + offset
+    x = np.abs(places - point)
+    near = ((a + 2) * x - (a + 3)) * x**2 + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    rows, columns = np.arange(new), np.clip(point, 0, old - 1)
+    np.add.at(weights, (rows, columns), np.where(x <= 1, near, far))
+  return weights
 
 
 def _resize_sequence(table: np.ndarray, count: int, extra: int) -> Any:

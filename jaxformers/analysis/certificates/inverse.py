@@ -195,7 +195,7 @@ def tokens(
       "Tokens cannot be read from patches, adaptive tables or an embedding "
       "with a LayerNorm: use `inverse`, which returns the embedding."
     )
-  first = int(model.config.cls)  # The class token in front has no id.
+  first = model.config.cls  # The class token in front has no id.
   dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
   # Positions are those of an empty sequence, whose tokens are all alike.
@@ -276,7 +276,7 @@ def main(
   hidden, side = forward(model, run.params, ids)
   x = inverse(model, run.params, hidden[-1], side)
   recovered, positions = tokens(model, run.params, x)
-  mask = np.asarray(model.mask(ids))[:, int(model.config.cls) :]
+  mask = np.asarray(model.mask(ids))[:, model.config.cls :]
   ids = np.asarray(ids).reshape(mask.shape)
   # Compare ids and positions at tokens alone.
   right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()

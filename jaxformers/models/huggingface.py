@@ -1,0 +1,410 @@
+"""Fields of Hugging Face's config.json and preprocessor_config.json.
+
+Every field of transformers' BertConfig, ViTConfig and DeiTConfig, of today and
+of older releases, is obeyed, refused, or listed as without effect on a forward
+pass. Any other field is named in a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+
+Fields = dict[str, Any]
+KINDS = ("bert", "deit", "vit")
+REMEDY = "Fetch it again from the source of the weights."
+
+# Fields that are obeyed. Those of `_SIZES` must be there; the others have the
+# defaults of transformers, because old files lack some of them.
+_COMMON_SIZES = (
+  "hidden_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "intermediate_size",
+)
+_SIZES = {
+  "vit": ("image_size", "patch_size"),
+  "deit": ("image_size", "patch_size"),
+  "bert": ("vocab_size", "max_position_embeddings"),
+}
+_COMMON_DEFAULTS: Fields = {
+  "hidden_act": "gelu",
+  "layer_norm_eps": 1e-12,
+  "architectures": None,
+  "id2label": None,
+  "num_labels": None,
+}
+_IMAGE_DEFAULTS: Fields = {"num_channels": 3, "qkv_bias": True}
+_DEFAULTS = {
+  "vit": _COMMON_DEFAULTS | _IMAGE_DEFAULTS,
+  "deit": _COMMON_DEFAULTS | _IMAGE_DEFAULTS,
+  "bert": _COMMON_DEFAULTS | {"is_decoder": False, "type_vocab_size": 2},
+}
+
+# Activations of `hidden_act`, by the name in `activations.ACTIVATIONS`.
+ACTIVATIONS = {
+  "gelu": "gelu",
+  "gelu_python": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_fast": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "relu": "relu",
+  "silu": "silu",
+  "swish": "silu",
+  "tanh": "tanh",
+}
+
+# Fields that change the outputs, with the values that are supported and what to
+# do about others.
+_EXPORT = "load the model with transformers, and save_pretrained it without"
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+  "add_cross_attention": ((False,), "give a model without cross-attention"),
+  "cross_attention_hidden_size": (
+    (None,),
+    "give a model without cross-attention",
+  ),
+  "is_encoder_decoder": ((False,), "give an encoder"),
+  "pruned_heads": (({}, None), "give a model with all of its heads"),
+  "quantization_config": ((None,), f"{_EXPORT} quantization"),
+  "compression_config": ((None,), f"{_EXPORT} compression"),
+  "auto_map": (
+    (None, {}),
+    "its code is not run: give a model of transformers itself",
+  ),
+  "per_layer_config": ((None, {}), "give a model whose layers are alike"),
+  "problem_type": (
+    (None, "single_label_classification"),
+    "models here tell classes apart: to read its outputs as logits of classes, "
+    "or to replace its head, set the field to null in a copy of the folder",
+  ),
+}
+_REFUSED_BERT: dict[str, tuple[tuple[Any, ...], str]] = {
+  "position_embedding_type": (
+    ("absolute",),
+    "give a BERT with absolute positions",
+  ),
+  "pad_token_id": (
+    (0,),
+    "id 0 is padding here: exchange the rows of both ids in word_embeddings "
+    "and in vocab.txt, and set the field to 0",
+  ),
+  "directionality": (("bidi",), "give a BERT that reads in both directions"),
+  "pooler_type": (
+    ("first_token_transform",),
+    "give a BERT that pools the first token",
+  ),
+}
+_REFUSED_IMAGE: dict[str, tuple[tuple[Any, ...], str]] = {
+  "is_decoder": ((False,), "give an encoder"),
+}
+
+# Fields without effect on a forward pass in evaluation: training, names, types
+# of storage, heads that are not read, and what is returned.
+_WITHOUT_EFFECT = frozenset(
+  """
+  model_type transformers_version name_or_path label2id finetuning_task
+  task_specific_params tokenizer_class prefix language license
+  hidden_dropout_prob attention_probs_dropout_prob classifier_dropout
+  initializer_range gradient_checkpointing output_past
+  torch_dtype dtype torchscript use_bfloat16 tf_legacy_loss
+  attn_implementation experts_implementation chunk_size_feed_forward
+  output_attentions output_hidden_states return_dict use_return_dict use_cache
+  tie_word_embeddings tie_encoder_decoder tie_last_hidden_states
+  encoder_stride pooler_output_size pooler_act
+  pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+  pooler_size_per_head
+  bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+  decoder_start_token_id
+  """.split()
+)
+# Fields of text generation, which older releases wrote into config.json.
+_GENERATION = frozenset(
+  """
+  assistant_confidence_threshold assistant_lookbehind bad_words_ids
+  begin_suppress_tokens diversity_penalty do_sample early_stopping
+  encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff
+  eta_cutoff exponential_decay_length_penalty forced_bos_token_id
+  forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size
+  num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
+  num_return_sequences output_scores remove_invalid_values repetition_penalty
+  return_dict_in_generate suppress_tokens target_lookbehind temperature top_k
+  top_p typical_p
+  """.split()
+)
+
+# Heads by architecture: "logits" is read; "" is no head of a classifier, and a
+# new one takes its place; "other" would be mistaken for one.
+_HEADS = {
+  "bert": {
+    "BertForSequenceClassification": "logits",
+    "BertModel": "",
+    "BertForMaskedLM": "",
+    "BertForPreTraining": "",
+    "BertForNextSentencePrediction": "",
+    "BertLMHeadModel": "",
+    "BertForTokenClassification": "other",
+    "BertForQuestionAnswering": "other",
+    "BertForMultipleChoice": "other",
+  },
+  "vit": {
+    "ViTForImageClassification": "logits",
+    "ViTModel": "",
+    "ViTForMaskedImageModeling": "",
+  },
+  "deit": {
+    "DeiTForImageClassification": "logits",
+    "DeiTForImageClassificationWithTeacher": "teacher",
+    "DeiTModel": "",
+    "DeiTForMaskedImageModeling": "",
+  },
+}
+
+
+class Normalisation(NamedTuple):
+  """Mean and deviation of each channel, of pixels in [0, 1].
+
+  Attributes:
+    mean, deviation: numbers, one a channel.
+    size: side of the images that a model is given; 0 if the file does not say.
+  """
+
+  mean: tuple[float, ...]
+  deviation: tuple[float, ...]
+  size: int
+
+
+def read_json(file: Path) -> Fields:
+  """Returns the fields of a JSON file.
+
+  Raises:
+    UserError: for a damaged file.
+  """
+  try:
+    content = json.loads(file.read_text(encoding="utf-8"))
+  except (ValueError, OSError, RecursionError) as error:
+    raise UserError(f"{file} cannot be read ({error}). {REMEDY}") from None
+  if not isinstance(content, dict):
+    raise UserError(f"{file} is not a JSON object with fields. {REMEDY}")
+  return content
+
+
+def read_config(file: Path) -> tuple[str, Fields]:
+  """Returns the kind of a model, and all fields that are obeyed.
+
+  Warns of fields that are not known.
+
+  Args:
+    file: config.json.
+
+  Returns:
+    The kind, in `KINDS`; and the fields with the defaults of those that are
+    missing. `image_size` and `patch_size` are (height, width); `num_labels` is
+    the number of labels; `head` says how the head is read.
+
+  Raises:
+    UserError: for a damaged file, another kind of model, a missing size, or a
+      field whose value is not supported.
+  """
+  config = read_json(file)
+  kind = choose(f"model_type in {file}:", _find_kind(config), KINDS)
+  fields = _DEFAULTS[kind] | config
+  # Check the fields that become sizes and options of the model.
+  for name in (*_COMMON_SIZES, *_SIZES[kind]):
+    _check_size(file, name, config.get(name))
+  _check_values(file, fields)
+  for name in ("image_size", "patch_size") if kind != "bert" else ():
+    value = fields[name]
+    fields[name] = tuple(value) if isinstance(value, list) else (value, value)
+  heads, width = fields["num_attention_heads"], fields["hidden_size"]
+  if width % heads:
+    raise UserError(
+      f"num_attention_heads={heads} in {file} does not divide "
+      f"hidden_size={width}. {REMEDY}"
+    )
+  # Refuse what would change the outputs, and name what may.
+  refused = _REFUSED | (_REFUSED_BERT if kind == "bert" else _REFUSED_IMAGE)
+  refused |= {
+    "head_dim": ((None, width // heads), "give heads of hidden_size / heads"),
+    "embedding_size": ((None, width), "give embeddings of the hidden size"),
+  }
+  for name, (allowed, remedy) in refused.items():
+    if name in config and not any(_is_same(config[name], v) for v in allowed):
+      raise UserError(
+        f"{name}={config[name]!r} in {file} is not supported: {remedy}."
+      )
+  _warn_of_unknown(file, config, {*_SIZES[kind], *_DEFAULTS[kind], *refused})
+  labels = fields["id2label"]
+  if labels is not None:
+    fields["num_labels"] = len(labels)
+  fields["num_labels"] = fields["num_labels"] or 2
+  fields["head"] = _find_head(file, kind, fields["architectures"])
+  return kind, fields
+
+
+def _find_kind(config: Mapping[str, Any]) -> Any:
+  """Returns model_type; files of its time without it are told by a field."""
+  if "model_type" in config:
+    return config["model_type"]
+  if "type_vocab_size" in config and "vocab_size" in config:
+    return "bert"
+  names = config.get("architectures") or [""]
+  is_deit = isinstance(names, list) and str(names[0]).startswith("DeiT")
+  if "patch_size" in config and "image_size" in config:
+    return "deit" if is_deit else "vit"
+  return None
+
+
+def _is_same(value: Any, allowed: Any) -> bool:
+  """Returns True for an equal value of the same type: 0 is not False."""
+  return type(value) is type(allowed) and value == allowed
+
+
+def _check_size(file: Path, name: str, value: Any) -> None:
+  """Raises UserError for a size that is no positive integer, or pair of them.
+
+  A pair is (height, width), of images and patches; patches are square.
+  """
+  is_pair = isinstance(value, list) and len(value) == 2
+  can_be_pair = name in ("image_size", "patch_size")
+  entries = value if is_pair and can_be_pair else [value]
+  if any(type(entry) is not int or entry < 1 for entry in entries):
+    raise UserError(
+      f"{name}={value!r} in {file} is not a positive integer. {REMEDY}"
+    )
+  if name == "patch_size" and entries[0] != entries[-1]:
+    raise UserError(
+      f"patch_size={value!r} in {file} is not supported: give a model of "
+      "square patches."
+    )
+
+
+def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
+  """Raises UserError for an obeyed field of another type or without meaning."""
+  epsilon = fields["layer_norm_eps"]
+  if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
+    raise UserError(
+      f"layer_norm_eps={epsilon!r} in {file} is not a number in (0, 1). "
+      f"{REMEDY}"
+    )
+  if not isinstance(fields["id2label"], dict | None):
+    raise UserError(f"id2label in {file} is not an object. {REMEDY}")
+  labels = fields["num_labels"]
+  if labels is not None and (type(labels) is not int or labels < 0):
+    raise UserError(f"num_labels={labels!r} in {file} is no count. {REMEDY}")
+  for name in ("num_channels", "type_vocab_size"):
+    if name in fields:
+      _check_size(file, name, fields[name])
+  for name in ("qkv_bias", "is_decoder"):
+    if name in fields and not isinstance(fields[name], bool):
+      raise UserError(
+        f"{name}={fields[name]!r} in {file} is not true or false. {REMEDY}"
+      )
+  if fields["hidden_act"] not in ACTIVATIONS:
+    raise UserError(
+      f"hidden_act={fields['hidden_act']!r} in {file} is not supported: give a "
+      f"model with one of {', '.join(ACTIVATIONS)}."
+    )
+
+
+def _warn_of_unknown(
+  file: Path, config: Mapping[str, Any], read: set[str]
+) -> None:
+  """Warns of fields that are neither read nor known to have no effect."""
+  known = _WITHOUT_EFFECT | _GENERATION | {*_COMMON_SIZES, *read}
+  unknown = sorted(
+    name for name in config if name not in known and not name.startswith("_")
+  )
+  if unknown:
+    listed = ", ".join(f"{name}={config[name]!r}" for name in unknown)
+    warnings.warn(
+      f"{file} has fields that are not read: {listed}. If they change what the "
+      "model computes, its outputs are not those of transformers; if not, "
+      "remove them from the file.",
+      stacklevel=2,
+    )
+
+
+def _find_head(file: Path, kind: str, names: Any) -> str | None:
+  """Returns how the head of an architecture is read; None if not known."""
+  if not names:
+    return None
+  if not isinstance(names, list):
+    raise UserError(f"architectures={names!r} in {file} is no list. {REMEDY}")
+  heads = _HEADS[kind]
+  return heads[choose(f"architecture in {file}:", names[0], heads)]
+
+
+def read_normalisation(folder: Path) -> Normalisation | None:
+  """Returns how preprocessor_config.json normalises images; None without it.
+
+  Missing fields have the defaults of transformers: mean and deviation 0.5.
+  The crop is that of DeiT's evaluation, whatever the file says.
+
+  Raises:
+    UserError: for a damaged file, or one whose values have no meaning.
+  """
+  file = folder / "preprocessor_config.json"
+  if not file.is_file():
+    return None
+  fields = read_json(file)
+  if fields.get("do_flip_channel_order"):
+    raise UserError(
+      f"do_flip_channel_order=True in {file} is not supported: pixels are red, "
+      "green, blue here. Exchange the channels of the filters of patches, and "
+      "set the field to false."
+    )
+  # y = (scale * pixel - mean) / deviation, with pixels from 0 to 255.
+  scale = 1.0
+  if fields.get("do_rescale", True):
+    scale = fields.get("rescale_factor", 1 / 255)
+  mean: Any = fields.get("image_mean", 0.5)
+  deviation: Any = fields.get("image_std", 0.5)
+  if not fields.get("do_normalize", True):
+    mean, deviation = 0.0, 1.0
+  mean, deviation = (
+    x if isinstance(x, list) else [x] * 3 for x in (mean, deviation)
+  )
+  for name, values in (
+    ("rescale_factor", [scale]),
+    ("image_mean", mean),
+    ("image_std", deviation),
+  ):
+    is_signed = name == "image_mean"
+    if not values or not all(
+      type(x) in (int, float) and math.isfinite(x) and (is_signed or x > 0)
+      for x in values
+    ):
+      raise UserError(f"{name}={values!r} in {file} is not supported: {REMEDY}")
+  # Divide by 255 first, as images here are read.
+  factor = 255 * scale
+  mean, deviation = (tuple(x / factor for x in v) for v in (mean, deviation))
+  return Normalisation(mean, deviation, _find_side(file, fields))
+
+
+def _find_side(file: Path, fields: Mapping[str, Any]) -> int:
+  """Returns the side of the images that a model is given; 0 if not known."""
+  is_cropped = fields.get("do_center_crop", "crop_size" in fields)
+  if not is_cropped and not fields.get("do_resize", True):
+    return 0
+  name = "crop_size" if is_cropped and "crop_size" in fields else "size"
+  size = fields.get(name, 0)
+  if isinstance(size, dict):
+    if "height" not in size:
+      return 0  # The shortest edge only, so that images differ.
+    size = [size["height"], size.get("width")]
+  sides = size if isinstance(size, list) else [size, size]
+  if any(type(side) is not int or side < 0 for side in sides):
+    raise UserError(f"{name}={fields[name]!r} in {file} is no size. {REMEDY}")
+  if sides[0] != sides[-1]:
+    raise UserError(
+      f"{name}={fields[name]!r} in {file} is not supported: give a model of "
+      "square images."
+    )
+  return sides[0]
