@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import inference, paths, requirements
-from jaxformers.tasks import PRETRAINING, arrays
+from jaxformers.tasks import PRETRAINING, STATISTICS, arrays
 from jaxformers.tasks.arrays import Examples
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import loop
@@ -57,7 +57,9 @@ def train(
   if isinstance(config, str | Path):
     overrides = [f"--config.{k}={_text(v)}" for k, v in (options or {}).items()]
     loaded = configs.load_with(str(config), overrides)
+    chosen = {*(options or {})}  # Weights replace what the config says besides.
   else:
+    chosen = None
     loaded = configs.base(**configs.plain(config))
     configs.drop_replaced(loaded, options or {})
     configs.set_options(loaded, options or {})
@@ -69,7 +71,8 @@ def train(
     if "objective" in pretraining:
       task = reconstruct(task, **pretraining)
     with loaded.unlocked():
-      loaded.task = {"name": arrays.NAME, **pretraining}
+      statistics = {k: section[k] for k in STATISTICS if k in section}
+      loaded.task = {"name": arrays.NAME, **pretraining, **statistics}
   elif sizes or validation is not None or test is not None:
     names = sorted({*sizes, "validation" if validation is not None else "test"})
     raise configs.UserError(
@@ -77,7 +80,7 @@ def train(
     )
   path = paths.expand(workdir).absolute()
   try:
-    loop.run(loaded, path, task=task)
+    loop.run(loaded, path, task=task, chosen=chosen)
   except SystemExit as stop:
     if stop.code != INTERRUPTED:
       raise

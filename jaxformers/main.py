@@ -120,7 +120,8 @@ def _run(overrides: list[str], seeds: list[int], began: float) -> None:
       workdir = default_workdir(FLAGS.config, config)
     elif seed is not None:
       workdir = Path(workdir, f"seed_{seed}")
-    results = loop.run(config, workdir, began=began, **modes)
+    chosen = configs.values_of(overrides)
+    results = loop.run(config, workdir, chosen=chosen, began=began, **modes)
     if processes.is_first():
       print(summary.table(results), flush=True)
     began = time.perf_counter()

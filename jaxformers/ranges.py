@@ -142,8 +142,8 @@ _NAMES = {
   Range(bool): """
     tensorboard wandb cycle_momentum flip special_tokens tied use_bias
     orthogonal orthogonal_output symmetric rotary learn_fidelity feat_scale
-    redraw decay
-    qkv_bias causal normalize share_heads share_key_value train_projection same_bucket
+    redraw decay qkv_bias
+    causal normalize share_heads share_key_value train_projection same_bucket
     correct_duplicates residual norm_first use_norm final_norm share_step
     clip_eigenvalues coupled certified
   """,

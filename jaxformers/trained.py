@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers import cli, models, workdirs, zoo
+from jaxformers import cli, models, paths, workdirs, zoo
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.registry import call, choose
-from jaxformers.tasks import Task
+from jaxformers.tasks import STATISTICS, Task, normalise
 from jaxformers.training import compilers, origin
 from jaxformers.training.run import Run, open_trained_run
 
@@ -310,10 +310,14 @@ def _with_weights(
   model = call("config.model", models.build, {**section, **run.task.sizes()})
   init = jax.jit(lambda key: model.init(key, model.example(), train=False))
   start = init(jax.random.key(run.config["seed"]))["params"]
-  params, record = origin.begin_with(folder, start, section, run.task)
+  # Pixels are normalised as those that the weights were trained on.
+  fields = origin.read_fields(paths.expand(folder).absolute())
+  statistics = {name: fields.get(f"task.{name}", ()) for name in STATISTICS}
+  task = normalise(run.task, **statistics) if run.task.image else run.task
+  params, record = origin.begin_with(folder, start, section, task)
   return Trained(
     {**run.config, "model": section},
-    *(run.task, model, params, record.get("step", 0)),
+    *(task, model, params, record.get("step", 0)),
     make_start=lambda: start,
     workdir=run.workdir,
   )

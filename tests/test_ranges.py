@@ -45,6 +45,8 @@ SHARED = {
 }
 # Options of every task of sequences, which `tasks.get` takes.
 PRETRAINING = {"objective": "masked", "mask_rate": 0.15, "targets": "values"}
+# Options of every task of images, likewise.
+STATISTICS = {"mean": (0.5,), "deviation": (0.5,)}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
 KINDS_OF_INPUT = (
   {},
@@ -100,7 +102,7 @@ def sections():
   for schedule in optim.SCHEDULES.values():
     yield "config.schedule", parameters(schedule)
   for task in tasks.TASKS.values():
-    yield "config.task", parameters(task) | PRETRAINING
+    yield "config.task", parameters(task) | PRETRAINING | STATISTICS
   yield "config.task.augment", parameters(Augment)
 
 

@@ -21,11 +21,13 @@ OPTION_SECTIONS = (
   ["schedule"],
 )
 GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
-# Fields of pre-training, which every config takes.
-PRETRAINING = (
+# Fields of pre-training and of pixels, which every config takes.
+TASK_OPTIONS = (
   ["task", "objective"],
   ["task", "mask_rate"],
   ["task", "targets"],
+  ["task", "mean"],
+  ["task", "deviation"],
 )
 # Options of every optimiser and of most schedules: they stay when a command
 # names another one.
@@ -199,7 +201,7 @@ def take_options(
   Returns:
     The other arguments; and the options by path, such as
     {"model.mixer.causal": True}, read as Python values where possible and as
-    text otherwise; those of `optimizer.groups` and of `PRETRAINING` among
+    text otherwise; those of `optimizer.groups` and of `TASK_OPTIONS` among
     them.
   """
   rest, options = [], {}
@@ -208,7 +210,7 @@ def take_options(
     # pre-training.
     override = OVERRIDE.fullmatch(arg)
     path = override["path"].split(".") if override else []
-    is_option = path[:-1] in OPTION_SECTIONS or path in PRETRAINING
+    is_option = path[:-1] in OPTION_SECTIONS or path in TASK_OPTIONS
     is_option |= len(path) == 4 and path[:2] == GROUPS
     # ml_collections sets the options that the config lists.
     if not is_option or _lists(config, path):

@@ -107,8 +107,7 @@ _REFUSED_IMAGE: dict[str, tuple[tuple[Any, ...], str]] = {
 
 # Fields without effect on a forward pass in evaluation: training, names, types
 # of storage, heads that are not read, and what is returned.
-_WITHOUT_EFFECT = frozenset(
-  """
+_WITHOUT_EFFECT = """
   model_type transformers_version name_or_path label2id finetuning_task
   task_specific_params tokenizer_class prefix language license
   hidden_dropout_prob attention_probs_dropout_prob classifier_dropout
@@ -122,11 +121,9 @@ _WITHOUT_EFFECT = frozenset(
   pooler_size_per_head
   bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id
   decoder_start_token_id
-  """.split()
-)
+"""
 # Fields of text generation, which older releases wrote into config.json.
-_GENERATION = frozenset(
-  """
+_GENERATION = """
   assistant_confidence_threshold assistant_lookbehind bad_words_ids
   begin_suppress_tokens diversity_penalty do_sample early_stopping
   encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff
@@ -136,8 +133,7 @@ _GENERATION = frozenset(
   num_return_sequences output_scores remove_invalid_values repetition_penalty
   return_dict_in_generate suppress_tokens target_lookbehind temperature top_k
   top_p typical_p
-  """.split()
-)
+"""
 
 # Heads by architecture: "logits" is read; "" is no head of a classifier, and a
 # new one takes its place; "other" would be mistaken for one.
@@ -306,7 +302,7 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
       raise UserError(
         f"{name}={fields[name]!r} in {file} is not true or false. {REMEDY}"
       )
-  if fields["hidden_act"] not in ACTIVATIONS:
+  if fields["hidden_act"] not in list(ACTIVATIONS):
     raise UserError(
       f"hidden_act={fields['hidden_act']!r} in {file} is not supported: give a "
       f"model with one of {', '.join(ACTIVATIONS)}."
@@ -317,7 +313,8 @@ def _warn_of_unknown(
   file: Path, config: Mapping[str, Any], read: set[str]
 ) -> None:
   """Warns of fields that are neither read nor known to have no effect."""
-  known = _WITHOUT_EFFECT | _GENERATION | {*_COMMON_SIZES, *read}
+  known = {*_WITHOUT_EFFECT.split(), *_GENERATION.split()}
+  known |= {*_COMMON_SIZES, *read}
   unknown = sorted(
     name for name in config if name not in known and not name.startswith("_")
   )
@@ -338,7 +335,7 @@ def _find_head(file: Path, kind: str, names: Any) -> str | None:
   if not isinstance(names, list):
     raise UserError(f"architectures={names!r} in {file} is no list. {REMEDY}")
   heads = _HEADS[kind]
-  return heads[choose(f"architecture in {file}:", names[0], heads)]
+  return heads[choose(f"architecture in {file}:", names[0], [*heads])]
 
 
 def read_normalisation(folder: Path) -> Normalisation | None:

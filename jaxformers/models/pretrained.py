@@ -495,21 +495,24 @@ def load(
   new = [path for path in chosen.new if path.startswith("head/")]
   if has_head and new:
     warnings.warn(
-      f"{folder} has no head for {', '.join(new)}: they are random, and outputs "
-      "mean nothing before training. Give num_classes=N for a new head without "
-      "this warning.",
+      f"{folder} has no {', '.join(new)}: they are random, and outputs mean "
+      "nothing before training. Give num_classes=N for a new head without this "
+      "warning.",
       stacklevel=2,
     )
   return model, chosen.params
 
 
-def take(folder: str | Path, start: Params) -> transplant.Transplant:
+def take(
+  folder: str | Path, start: Params, advice: str = ""
+) -> transplant.Transplant:
   """Returns the parameters of a folder, for a model that has been built.
 
   Args:
     folder: folder of the weights, as for `load`.
     start: initial parameters of the model. Those that the file lacks stay, if
       they belong to a head or to a term that pre-trained models do not have.
+    advice: sentence that follows the message about another architecture.
 
   Raises:
     UserError: for another architecture, naming the tensors that differ.
@@ -523,7 +526,7 @@ def take(folder: str | Path, start: Params) -> transplant.Transplant:
       f"{folder} has {heads} heads and the model {query.shape[1]}: set "
       f"--config.model.mixer.num_heads={heads}."
     )
-  return _fill(start, checkpoint, str(folder))
+  return _fill(start, checkpoint, str(folder), advice)
 
 
 def parameters(folder: str | Path, start: Params) -> Params:
@@ -532,7 +535,7 @@ def parameters(folder: str | Path, start: Params) -> Params:
 
 
 def _fill(
-  start: Params, checkpoint: Checkpoint, folder: str
+  start: Params, checkpoint: Checkpoint, folder: str, advice: str = ""
 ) -> transplant.Transplant:
   """Returns `start` with the values of a file, or raises what differs."""
   tensors, values = checkpoint.tensors, checkpoint.values
@@ -573,7 +576,9 @@ def _fill(
     else:
       differences.append(f"{path} {leaf.shape} is not in the file")
   # Tensors that no parameter uses differ, too.
-  used = {name for path in ours.keys() & tensors for name in tensors[path].names}
+  used = {
+    name for path in ours.keys() & tensors for name in tensors[path].names
+  }
   unused = sorted(values.keys() - used)
   differences += [
     f"{name} {values[name].shape} is in the file alone"
@@ -581,7 +586,7 @@ def _fill(
     if not name.startswith(_IGNORED)
   ]
   if differences:
-    raise transplant.refuse(folder, differences)
+    raise transplant.refuse(folder, differences, advice)
   kept = params.keys() - {*resized, *new}
   groups = (kept, resized, new, unused)
   tree = flax.traverse_util.unflatten_dict(params, sep="/")

@@ -4,8 +4,10 @@ Importing this package imports every module in its folder, so a new file that
 registers a task needs no entry anywhere else.
 """
 
+import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Sequence
 
 from jaxformers import ranges
 from jaxformers.errors import UserError
@@ -14,7 +16,7 @@ from jaxformers.tasks.arrays import from_arrays
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.tasks.task import TASKS, Task
 
-__all__ = ["TASKS", "Task", "from_arrays", "get"]
+__all__ = ["TASKS", "Task", "from_arrays", "get", "normalise"]
 
 for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f"{__name__}.{_module.name}")
@@ -22,6 +24,8 @@ for _module in pkgutil.iter_modules(__path__):
 
 # Options of every task of sequences, for pre-training on its inputs.
 PRETRAINING = ("objective", "mask_rate", "targets")
+# Options of every task of images: statistics that normalise its pixels.
+STATISTICS = ("mean", "deviation")
 
 
 def get(name: str = "", **options: object) -> Task:
@@ -31,7 +35,8 @@ def get(name: str = "", **options: object) -> Task:
     name: name of a registered task.
     **options: keyword arguments of the function that is registered; and
       `objective`, "masked" or "causal", for the task of predicting its inputs,
-      with `mask_rate` and `targets`: see `reconstruction.reconstruct`.
+      with `mask_rate` and `targets`: see `reconstruction.reconstruct`; and
+      `mean` and `deviation` for images: see `normalise`.
 
   Raises:
     UserError: for an unknown name or option, with the choices; for an option
@@ -41,7 +46,9 @@ def get(name: str = "", **options: object) -> Task:
   ranges.check({"task": {"name": name, **values}})
   # An empty value stands for the task without pre-training, as None does.
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
+  statistics = [options.pop(key, None) or () for key in STATISTICS]
   task = call(f"task {name!r}", TASKS[name], options)
+  task = normalise(task, *statistics)
   chosen = {key: value for key, value in pretraining.items() if value}
   if not chosen:
     return task
@@ -52,3 +59,38 @@ def get(name: str = "", **options: object) -> Task:
       "causal, or leave it out."
     )
   return call(f"task {name!r}", reconstruct, {"task": task, **chosen})
+
+
+def normalise(
+  task: Task, mean: Sequence[float] = (), deviation: Sequence[float] = ()
+) -> Task:
+  """Returns a task of images whose pixels are normalised by other statistics.
+
+  Args:
+    task: task of images.
+    mean, deviation: statistics of each channel, of pixels in [0, 1], such as
+      those of a model that was trained elsewhere; () for those of the task.
+
+  Raises:
+    UserError: for a task of sequences, or another number of channels.
+  """
+  if not mean and not deviation:
+    return task
+  given = {"mean": tuple(mean), "deviation": tuple(deviation)}
+  given = {name: value for name, value in given.items() if value}
+  if not task.image:
+    raise UserError(
+      f"task.{next(iter(given))} normalises images, and {task.name} has "
+      "sequences: leave it out."
+    )
+  for name, values in given.items():
+    if len(values) != task.image[-1]:
+      raise UserError(
+        f"task.{name}={list(values)} is for {len(values)} channels, and images "
+        f"have {task.image[-1]}: give one number a channel."
+      )
+  splits = {
+    name: dataclasses.replace(split, **given)
+    for name, split in task.splits.items()
+  }
+  return dataclasses.replace(task, splits=splits)

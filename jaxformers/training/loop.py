@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def run(
   workdir: str | Path,
   *,
   task: Task | None = None,
+  chosen: Collection[str] | None = None,
   eval_only: bool = False,
   profile: bool = False,
   began: float | None = None,
@@ -54,6 +55,7 @@ def run(
     config: config of the run, as `jaxformers.config.base` makes it.
     workdir: folder for checkpoints, metrics and results; made if it is missing.
     task: task of a user's own examples; None for that of the config.
+    chosen: paths of the fields that the user has set; see `open_run`.
     eval_only: True to score the best checkpoint, and do nothing else.
     profile: True to write a trace of ten steps to `workdir`/profile.
     began: value of `time.perf_counter` at the start of the process, from which
@@ -76,12 +78,12 @@ def run(
   show_line(f"Workdir: {workdir}")
   workdir = Path(workdir).absolute()
   if eval_only:
-    return _score_again(config, workdir, began)
+    return _score_again(config, workdir, chosen, began)
   resume.check_writable(workdir)
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(resume.locked(workdir))
-    opened = open_run(config, workdir, task)
+    opened = open_run(config, workdir, task, chosen)
     # A run that has ended is not run again.
     if not profile:
       identity = (workdir, opened.config, opened.task.description())
@@ -149,11 +151,14 @@ def _score_test(
 
 
 def _score_again(
-  config: Mapping[str, Any], workdir: Path, began: float
+  config: Mapping[str, Any],
+  workdir: Path,
+  chosen: Collection[str] | None,
+  began: float,
 ) -> dict[str, Any]:
   """Scores the best checkpoint of a trained run; writes nothing."""
   # Parameters alone, on the devices that there are now.
-  run = open_trained_run(workdir, config)
+  run = open_trained_run(workdir, config, chosen)
   layout = compilers.layout()
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(run.scored_template(layout))

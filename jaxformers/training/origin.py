@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +23,47 @@ import safetensors.numpy
 from jaxformers import config as configs
 from jaxformers import models, paths, workdirs
 from jaxformers.errors import UserError
-from jaxformers.models import pretrained
-from jaxformers.models.config import NEXT, PLAIN_HEAD
+from jaxformers.models import huggingface, pretrained
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.config import NEXT, PLAIN_HEAD, block_of, field_names
 from jaxformers.models.transplant import (
   CAUSAL_ADVICE,
   Transplant,
   transplant,
 )
-from jaxformers.tasks import Task, arrays
+from jaxformers.tasks import STATISTICS, TASKS, Task, arrays
+from jaxformers.training import resume
 from jaxformers.training.checkpoint import read_best
 
 RECORD = "pretrained.json"  # File of a workdir with the record.
 PARAMETERS = "parameters.safetensors"  # File of an exported model.
+
+# Fields that a folder of Hugging Face determines and no model can have
+# otherwise: weights have these shapes. The nouns are for messages.
+_SHAPES = {
+  "model.d_model": "channels",
+  "model.num_layers": "layers",
+  "model.mixer.num_heads": "heads",
+  "model.block.mlp_dim": "channels in a feed-forward",
+  "model.patch_size": "pixels a side of a patch",
+  "model.positions": "",
+  "model.mixer.qkv_bias": "",
+  "model.block.norm_first": "",
+}
+_POOLS = ("cls", "distilled")  # Pools that add tokens, which have weights.
+# Values that fields have where a config does not list them.
+_DEFAULTS = {
+  "model.mixer.qkv_bias": True,
+  "model.mixer.causal": False,
+  "model.block.activation": "gelu",
+  "model.block.norm_first": True,
+}
+# Sizes that a run or an exported model determines.
+_SIZES = ("d_model", "num_layers", "mixer.num_heads", "block.mlp_dim")
+# Options of an encoder that change no shape.
+_WITHOUT_SHAPE = ("dropout", "drop_path", "init_std", "seed", "memory", "dtype")
+_ABSENT = object()  # Differs from every value, None included.
 
 
 class Weights(NamedTuple):
@@ -93,13 +124,228 @@ def read(folder: Path) -> Weights | None:
     record = workdirs.read(folder, "vocabulary.json")
     fields = (config["model"], about, record, best.step, config["imports"])
     return Weights(params, *fields)
+  _refuse_seeds(folder)
+  return None
+
+
+def _refuse_seeds(folder: Path) -> None:
+  """Raises UserError for a folder with the runs of several seeds."""
   if seeds := sorted(folder.glob("seed_*")):
     names = ", ".join(seed.name for seed in seeds)
     raise UserError(
       f"{folder} holds the runs of several seeds, {names}: give one of them, "
       f"such as {seeds[0]}."
     )
-  return None
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+  """Returns the fields of a run's config that weights determine, by path.
+
+  Of a run or an exported model these are the sizes of the encoder. Of a folder
+  of Hugging Face they are all that changes its outputs: options of the model,
+  and of the task the size of images, the number of positions, the vocabulary,
+  and the mean and deviation of pixels.
+
+  Args:
+    folder: absolute path of the folder.
+
+  Raises:
+    UserError: for a folder that cannot be read.
+  """
+  if is_run(folder) or (folder / PARAMETERS).is_file():
+    file = "config.json" if is_run(folder) else "model.json"
+    section = huggingface.read_json(folder / file).get("model", {})
+    section = models.resolve_defaults({"model": section})["model"]
+    flat = configs.flatten(section)
+    return {f"model.{name}": flat[name] for name in _SIZES if name in flat}
+  _refuse_seeds(folder)
+  options = pretrained.read_options(folder)
+  image, max_len = options.pop("image", ()), options.pop("max_len")
+  vocab_size = options.pop("vocab_size")
+  del options["num_classes"]
+  # Options of the model, with those that have their defaults.
+  fields = _DEFAULTS | configs.flatten({"model": options})
+  # Options of the task.
+  if vocab_size:
+    fields["task.max_len"] = max_len
+    fields["task.vocab_size"] = vocab_size
+    if (folder / "vocab.txt").is_file():
+      fields["task.vocabulary"] = str(folder / "vocab.txt")
+    return configs.plain(fields)
+  normalisation = huggingface.read_normalisation(folder)
+  size = image[0] if image[0] == image[1] else 0
+  if normalisation:
+    fields["task.mean"] = normalisation.mean
+    fields["task.deviation"] = normalisation.deviation
+    size = normalisation.size or size
+  if size:
+    fields["task.size"] = size
+  return configs.plain(fields)
+
+
+def take_fields(
+  config: dict[str, Any],
+  workdir: Path,
+  chosen: Collection[str] | None = None,
+) -> dict[str, Any]:
+  """Returns a config with the fields that `config.pretrained` determines.
+
+  A run that goes on takes them from its record: the folder may be gone.
+
+  Args:
+    config: plain and complete.
+    workdir: workdir of the run.
+    chosen: paths of the fields that the user has set, which stay; None for all
+      that the config lists.
+
+  Raises:
+    UserError: for chosen fields that the weights cannot have, with all that
+      have to be set instead.
+  """
+  if not config["pretrained"] or config["model"].get("name") not in (
+    models.MODELS
+  ):
+    return config
+  path = paths.expand(config["pretrained"]).absolute()
+  has_results = (workdir / "results.json").exists()
+  if has_results or resume.has_checkpoints(workdir):
+    fields = (read_record(workdir) or {}).get("fields", {})
+  else:
+    fields = read_fields(path)
+  taken, conflicts = copy.deepcopy(config), {}
+  for field, value in fields.items():
+    current = _current(config, field)
+    is_same = _is_same(field, current, value)
+    if is_same or not _has_field(config, field, value):
+      continue
+    # A shorter text needs fewer positions.
+    if field == "task.max_len" and current is not _ABSENT and current < value:
+      continue
+    if not _is_chosen(field, chosen, current):
+      _set(taken, field, value)
+    # Runs are compared by their parameters, some of which can be resized.
+    elif _is_shape(field, value, current) and "model.positions" in fields:
+      conflicts[field] = value
+    # The Transformer that parameters are compared with has the same sizes.
+    other = field.replace("model.", "reference.", 1)
+    if (
+      chosen is not None
+      and other != field
+      and not _is_chosen(other, chosen, _ABSENT)
+      and _has_field(config, other, value)
+    ):
+      _set(taken, other, value)
+  if conflicts:
+    raise _refusal(path, config, conflicts, chosen)
+  needs_vocabulary = _has_field(config, "task.vocabulary", "")
+  size = fields.get("task.vocab_size", 0) if needs_vocabulary else 0
+  if size and _current(taken, "task.vocabulary") is _ABSENT:
+    raise UserError(
+      f"{path} has no vocab.txt, and config.task.vocabulary is empty: set "
+      "--config.task.vocabulary=PATH/vocab.txt, the vocabulary of its "
+      f"{size:,} tokens."
+    )
+  return taken
+
+
+def _current(config: Mapping[str, Any], field: str) -> Any:
+  """Returns the value of a field, by `mixer_defaults` too, or `_ABSENT`."""
+  value: Any = models.resolve_defaults(config)
+  for name in field.split("."):
+    value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+  is_empty = field == "task.vocabulary" and value == ""
+  return _ABSENT if is_empty else value
+
+
+def _is_chosen(
+  field: str, chosen: Collection[str] | None, current: Any
+) -> bool:
+  if chosen is None:
+    return current is not _ABSENT
+  return bool({field, field.replace(".mixer.", ".mixer_defaults.")} & {*chosen})
+
+
+def _is_same(field: str, current: Any, value: Any) -> bool:
+  if current is _ABSENT:
+    return value == _DEFAULTS.get(field, _ABSENT)
+  return current == value
+
+
+def _is_shape(field: str, *values: Any) -> bool:
+  """Returns True for a field on which shapes of weights depend."""
+  return field in _SHAPES or (
+    field == "model.pool" and any(value in _POOLS for value in values)
+  )
+
+
+def _has_field(config: Mapping[str, Any], field: str, value: Any) -> bool:
+  """Returns True if the model, or the task, of a config can have a field."""
+  section, *names = field.split(".")
+  if section == "task":
+    options = config["task"]
+    if names[0] in STATISTICS:
+      return True
+    if options.get("name") not in TASKS:
+      return False
+    return names[0] in inspect.signature(TASKS[options["name"]]).parameters
+  options = config[section]
+  if options.get("name") not in models.MODELS:
+    return False
+  variant = models.MODELS[options["name"]]
+  if names[0] == "mixer":
+    has_mixer = bool(variant.mixer) and names[1] not in variant.fixed
+    return has_mixer and names[1] in field_names(MIXERS[variant.mixer])
+  if names[0] == "block":
+    block = block_of(variant, coupled=options.get("coupled", False))
+    return names[1] in field_names(BLOCKS[block])
+  # Classifiers only have heads, and pools that add no token.
+  is_head = names[0].startswith("head_")
+  is_head |= names[0] == "pool" and value not in _POOLS
+  return not (is_head and config["task"].get("objective"))
+
+
+def _set(config: dict[str, Any], field: str, value: Any) -> None:
+  *sections, name = field.split(".")
+  for section in sections:
+    config = config.setdefault(section, {})
+  config[name] = value
+
+
+def _as_flags(fields: Mapping[str, Any]) -> str:
+  """Returns fields as arguments of a command."""
+  texts = {
+    field: value if isinstance(value, str) else json.dumps(value)
+    for field, value in fields.items()
+  }
+  return " ".join(f"--config.{field}={text}" for field, text in texts.items())
+
+
+def _refusal(
+  folder: Path,
+  config: Mapping[str, Any],
+  conflicts: Mapping[str, Any],
+  chosen: Collection[str] | None,
+) -> UserError:
+  """Returns the error for fields that weights cannot have.
+
+  Args:
+    folder: folder of the weights.
+    config: config of the run.
+    conflicts: values that the weights need, by field.
+    chosen: as for `take_fields`.
+  """
+  reasons = []
+  for field, value in conflicts.items():
+    current = _current(config, field)
+    if noun := _SHAPES.get(field, ""):
+      reasons.append(f"it has {value} {noun} and the model {current}")
+    else:
+      reasons.append(f"it has {field}={value!r} and the model {current!r}")
+  remedy = "" if chosen is None else "Leave these fields out, or set "
+  return UserError(
+    f"config.pretrained={folder} does not fit the model: {'; '.join(reasons)}. "
+    f"{remedy or 'Set '}{_as_flags(conflicts)}"
+  )
 
 
 def is_run(folder: Path) -> bool:
@@ -160,13 +406,15 @@ def begin_with(
   """
   path = paths.expand(folder).absolute()
   weights = read(path)
+  fields = read_fields(path)
   if weights is None:
-    params = pretrained.parameters(path, start)
-    record = {"folder": str(path)}
-    names = _same_leaves(start, params)
-    return params, record | _record(params, new=names)
+    differing, advice = _compare(fields, model, task)
+    chosen = pretrained.take(path, start, advice)
+    record = {"folder": str(path), "differing_options": differing}
+    return chosen.params, record | _of_transplant(chosen) | {"fields": fields}
   differing = _differences(weights, model, task.objective)
   is_causal = weights.objective in NEXT and task.objective not in NEXT
+  advice = CAUSAL_ADVICE if is_causal else _advise(weights, model, task)
   chosen = transplant(
     start,
     weights.params,
@@ -175,7 +423,7 @@ def begin_with(
     source_vocabulary=weights.vocabulary,
     same_task=weights.has_same_head(task),
     name=str(path),
-    advice=CAUSAL_ADVICE if is_causal else "",
+    advice=advice,
   )
   record = {
     "folder": str(path),
@@ -185,8 +433,73 @@ def begin_with(
     "objective": weights.objective,
     "model": weights.model["name"],
     "differing_options": differing,
+    "fields": fields,
   }
   return chosen.params, record | _of_transplant(chosen)
+
+
+def _compare(
+  fields: Mapping[str, Any], model: Mapping[str, Any], task: Task
+) -> tuple[list[str], str]:
+  """Returns the fields in which a run differs from a folder, and advice.
+
+  Args:
+    fields: fields that a folder of Hugging Face determines.
+    model: section `config.model` of the run.
+    task: task of the run.
+  """
+  section = {"name": task.name}
+  if task.objective != "classification":
+    section["objective"] = task.objective
+  section |= task.splits["train"].reading() if task.image else {}
+  config = {"model": model, "task": section}
+  names = [
+    field
+    for field in fields
+    if field.startswith("model.") or field.removeprefix("task.") in STATISTICS
+  ]
+  differing = {}
+  for field in names:
+    current = _current(config, field)
+    # A list of JSON stands for a tuple.
+    current = list(current) if isinstance(current, tuple) else current
+    value = fields[field]
+    is_same = _is_same(field, current, value)
+    if not is_same and _has_field(config, field, value):
+      differing[field] = current
+  lines = [
+    f"{field.removeprefix('model.')}: {fields[field]!r} -> "
+    f"{'absent' if current is _ABSENT else repr(current)}"
+    for field, current in differing.items()
+  ]
+  needed = {f: fields[f] for f in differing if _is_shape(f, fields[f])}
+  advice = f"Set {_as_flags(needed)}" if needed else ""
+  size = fields.get("task.vocab_size", 0)
+  if size != task.vocab_size:
+    advice += (
+      f" It has {size:,} tokens, and {task.name} has {task.vocab_size:,}: give "
+      "the vocabulary of the weights, as by --config.task.vocabulary=FILE."
+    )
+  return lines, advice.strip()
+
+
+def _advise(weights: Weights, model: Mapping[str, Any], task: Task) -> str:
+  """Returns the options that give a model the encoder of a run, as advice."""
+  theirs, ours = (
+    configs.flatten(_encoder_options(*pair))
+    for pair in (
+      (weights.model, weights.objective),
+      (model, task.objective),
+    )
+  )
+  needed = {
+    f"model.{name}": value
+    for name, value in theirs.items()
+    if ours.get(name, _ABSENT) != value
+    and value != {}
+    and not any(word in name for word in _WITHOUT_SHAPE)
+  }
+  return f"Set {_as_flags(needed)}" if needed else ""
 
 
 def _of_transplant(chosen: Transplant) -> dict[str, Any]:
@@ -209,14 +522,6 @@ def _record(params: Any, **groups: tuple[str, ...]) -> dict[str, Any]:
   lists = {key: list(names) for key, names in groups.items()}
   taken = len(flat) - len(groups["new"])
   return {"sha256": digest.hexdigest(), "taken": taken, **lists}
-
-
-def _same_leaves(start: Any, params: Any) -> tuple[str, ...]:
-  """Returns the paths of the leaves that both trees share as one array."""
-  ours, theirs = (
-    flax.traverse_util.flatten_dict(tree, sep="/") for tree in (start, params)
-  )
-  return tuple(sorted(name for name in ours if ours[name] is theirs[name]))
 
 
 def _differences(

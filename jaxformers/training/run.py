@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from jaxformers.errors import UserError
 from jaxformers.models.bounds import check_bound
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task, arrays
-from jaxformers.training import compilers, optim, resume
+from jaxformers.training import compilers, optim, origin, resume
 from jaxformers.training import state as states
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.layout import Layout, placed_shapes
@@ -155,7 +155,10 @@ def default_workdir(spec: str, config: Mapping[str, Any]) -> Path:
 
 
 def open_run(
-  config: Mapping[str, Any], workdir: Path, task: Task | None = None
+  config: Mapping[str, Any],
+  workdir: Path,
+  task: Task | None = None,
+  chosen: Collection[str] | None = None,
 ) -> Run:
   """Opens a run for training.
 
@@ -165,6 +168,8 @@ def open_run(
     config: config of the run, as `jaxformers.config.base` makes it.
     workdir: absolute path of the folder of the run; need not exist.
     task: task of a user's own examples; None for that of the config.
+    chosen: paths of the fields that the user has set, such as "model.d_model",
+      which `config.pretrained` does not replace; None for all of the config.
 
   Raises:
     UserError: for a config that cannot be trained, or for a workdir of a run of
@@ -172,6 +177,7 @@ def open_run(
   """
   c = configs.complete(config)
   configs.import_modules(c)
+  c = origin.take_fields(c, workdir, chosen)
   # Every field by itself.
   check_fields(c)
   # A batch splits evenly over devices and accumulated parts.
@@ -185,12 +191,17 @@ def open_run(
   return _build(c, workdir, task)
 
 
-def open_trained_run(workdir: Path, config: resume.Plain | None = None) -> Run:
+def open_trained_run(
+  workdir: Path,
+  config: resume.Plain | None = None,
+  chosen: Collection[str] | None = None,
+) -> Run:
   """Opens a run that has been trained, on whatever devices there are.
 
   Args:
     workdir: absolute path of the folder of the run.
     config: config that the run must have; None for that of its `config.json`.
+    chosen: as for `open_run`.
 
   Raises:
     UserError: if there is no run, if its `config.json` is of another program or
@@ -201,6 +212,8 @@ def open_trained_run(workdir: Path, config: resume.Plain | None = None) -> Run:
   saved = workdirs.read_config(workdir)
   c = configs.complete(saved if config is None else config)
   configs.import_modules(c)
+  if config is not None:
+    c = origin.take_fields(c, workdir, chosen)
   check_fields(c, eval_only=True)
   resume.check_workdir(workdir, c)
   return _build(c, workdir)
@@ -216,7 +229,11 @@ def _build(
       "The examples of this run were given in Python, and are not kept: call "
       "jaxformers.train with the same ones, or jaxformers.load for the model."
     )
-  task = tasks.get(**options) if task is None else task
+  if task is None:
+    task = tasks.get(**options)
+  else:
+    statistics = {k: options[k] for k in tasks.STATISTICS if k in options}
+    task = tasks.normalise(task, **statistics)
   model, reference = (
     call("config.model", models.build, {**config[section], **task.sizes()})
     for section in ("model", "reference")

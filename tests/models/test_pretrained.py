@@ -104,12 +104,73 @@ def test_names_of_other_releases(tmp_path):
   }
   renamed["cls.predictions.bias"] = np.zeros(30, np.float32)
   safetensors.numpy.save_file(renamed, tmp_path / "bert" / "model.safetensors")
-  (_, one), (_, two) = (
-    pretrained.load(folder / "bert") for folder in (HERE, tmp_path)
-  )
+  _, one = pretrained.load(HERE / "bert")
+  # A head that the file lacks is new, which is told unless it is asked for.
+  with pytest.warns(UserWarning, match="has no head/logits/bias, head/logits/"):
+    _, two = pretrained.load(tmp_path / "bert")
+  pretrained.load(tmp_path / "bert", num_classes=3)
   assert jax.tree.all(
     jax.tree.map(jnp.array_equal, one["encoder"], two["encoder"])
   )
+
+
+@pytest.mark.parametrize("name", make.DERIVED)
+def test_variants_have_the_logits_of_transformers(name, tmp_path):
+  model, params = pretrained.load(make.derive(name, tmp_path / name))
+  want = json.loads((HERE / "logits.json").read_text())[name]
+  got = logits(model, params, INPUTS["bert" if name == "decoder" else "vit"])
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [5, 10, 12])
+def test_positions_of_texts_are_cut_or_repeated(length):
+  """Also 10 and 17, which could be those of images with a class token."""
+  model, params = pretrained.load(HERE / "bert")
+  ids = IDS[:, :5]
+  want = logits(model, params, ids)
+  model, params = pretrained.load(HERE / "bert", max_len=length)
+  np.testing.assert_allclose(logits(model, params, ids), want, atol=1e-6)
+  table = params["encoder"]["embedding"]["positions"]
+  np.testing.assert_array_equal(table[9:], table[: max(length - 9, 0)])
+  assert len(table) == length
+
+
+def with_fields(folder, kind, **fields):
+  """A copy of a model whose config.json has other fields."""
+  shutil.copytree(HERE / kind, folder)
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+  return folder
+
+
+def test_positions_are_as_many_as_the_config_says(tmp_path):
+  folder = with_fields(tmp_path / "a", "bert", max_position_embeddings=8)
+  with pytest.raises(ValueError, match="1 tensors differ.*\n.*positions"):
+    pretrained.load(folder)
+
+
+@pytest.mark.parametrize(
+  "name", ["TokenClassification", "QuestionAnswering", "MultipleChoice"]
+)
+def test_the_head_of_another_task_is_not_taken_for_one_of_classes(
+  name, tmp_path
+):
+  architectures = [f"BertFor{name}"]
+  folder = with_fields(tmp_path / "a", "bert", architectures=architectures)
+  with pytest.raises(ValueError, match=rf"{name}\).*give num_classes=N"):
+    pretrained.load(folder)
+  _, start = pretrained.load(folder, num_classes=3)
+  chosen = pretrained.take(folder, start)
+  assert chosen.new == ("head/logits/bias", "head/logits/kernel")
+  # Labels of tokens without a pooler are told by it.
+  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+  tensors = {k: v for k, v in tensors.items() if "pooler" not in k}
+  safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+  config = json.loads((folder / "config.json").read_text())
+  del config["architectures"]
+  (folder / "config.json").write_text(json.dumps(config))
+  with pytest.raises(ValueError, match="not that of a classifier"):
+    pretrained.load(folder)
 
 
 def test_what_cannot_be_read(tmp_path):
@@ -118,9 +179,9 @@ def test_what_cannot_be_read(tmp_path):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   config = json.loads((HERE / "vit" / "config.json").read_text())
   for field, value, message in (
-    ("model_type", "swin", r"model_type in .* 'swin'.*bert, vit"),
-    ("model_type", ["vit"], r"model_type in .* \['vit'\].*bert, vit"),
-    ("hidden_act", "relu", "hidden_act='relu'"),
+    ("model_type", "swin", r"model_type in .* 'swin'.*bert, deit, vit"),
+    ("model_type", ["vit"], r"model_type in .* \['vit'\].*bert, deit, vit"),
+    ("hidden_act", "mish", "hidden_act='mish'.*one of gelu, "),
     ("hidden_size", "12", "hidden_size='12' in .* is not a positive integer"),
     ("patch_size", None, "patch_size=None in .* is not a positive integer"),
     ("num_hidden_layers", 0, "num_hidden_layers=0 in "),

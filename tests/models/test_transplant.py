@@ -14,6 +14,55 @@ from tests import initial
 SIZES = {"vocab_size": 9, "max_len": 6, "d_model": 8, "num_layers": 1}
 IDS = jnp.array([[1, 2, 3, 4, 5, 6], [3, 2, 1, 0, 0, 0]])
 LETTERS = tuple("_abcdefgh")
+# Grid of the test below, interpolated to 2 x 2 and 5 x 5 points.
+PYTORCH = tuple(
+  map(
+    np.array,
+    [
+      [
+        [0.900771975517273, 2.710632085800171],
+        [4.365722179412842, 4.8679351806640625],
+      ],
+      [
+        [
+          -0.24191999435424805,
+          -0.28918299078941345,
+          0.328000009059906,
+          2.906464099884033,
+          4.8785929679870605,
+        ],
+        [
+          0.22246499359607697,
+          2.1108338832855225,
+          4.076000213623047,
+          2.7428479194641113,
+          1.2351690530776978,
+        ],
+        [
+          1.4240000247955322,
+          4.97599983215332,
+          8.0,
+          2.9239981174468994,
+          -1.8639999628067017,
+        ],
+        [
+          3.8394570350646973,
+          4.6854071617126465,
+          5.443999767303467,
+          4.381712913513184,
+          3.3528339862823486,
+        ],
+        [
+          5.553729057312012,
+          3.836160898208618,
+          2.52000093460083,
+          5.532482147216797,
+          8.271809577941895,
+        ],
+      ],
+    ],
+  )
+)
 
 
 def built(name="transformer", seed=0, **options):
@@ -173,6 +222,21 @@ def test_positions_between_positions():
   for count in (18, 16):
     with pytest.raises(ValueError, match=f"17 positions cannot become {count}"):
       module.resize_positions(table, count)
+
+
+def test_positions_are_interpolated_as_those_of_deit():
+  """Numbers of PyTorch's interpolate(mode="bicubic", align_corners=False)."""
+  grid = np.array([[0, 1, 4], [2, 8, -1], [5, 3, 7]], np.float32)
+  for want in PYTORCH:
+    count = len(want)
+    got = module.resize_positions(grid.reshape(9, 1), count**2)
+    np.testing.assert_allclose(got.reshape(count, count), want, atol=1e-5)
+  # Two tokens in front: 27 positions are not those of a square and one.
+  table = np.concatenate([np.full((2, 1), 9, np.float32), grid.reshape(9, 1)])
+  got = module.resize_positions(table, 6, 2)
+  np.testing.assert_allclose(
+    got.ravel(), [9, 9, *PYTORCH[0].ravel()], atol=1e-5
+  )
 
 
 def test_enlarged_patches_have_the_embedding_of_patches():

@@ -1,21 +1,29 @@
 """Runs that begin with the weights of other runs."""
 
 import functools
+import io
 import json
 import shutil
+from pathlib import Path
 
 import chex
 import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 
-from jaxformers import trained, workdirs
+from jaxformers import config as configs
+from jaxformers import inference, tasks, trained, workdirs
 from jaxformers.analysis.evaluation import export
+from jaxformers.models import pretrained
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.training import loop, origin, run
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer, begin
+from tests.data.archives import write_folder
+
+HUGGING_FACE = Path(__file__).parents[1] / "models" / "pretrained"
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +252,157 @@ def test_both_phases_resume_bit_for_bit(make, tmp_path, monkeypatch):
   assert record["resized"] == ["encoder/embedding/tokens/embedding"]
   assert record["unused"] == ["decoder/bias", "decoder/kernel"]
   assert all(path.startswith("head/") for path in record["new"])
+
+
+def taken(spec, folder, *overrides, is_command=True, workdir=Path("none")):
+  """The config of a command, with what a folder determines."""
+  overrides = [f"--config.{item}" for item in overrides]
+  overrides += [f"--config.pretrained={folder}"]
+  config = configs.complete(configs.load_with(spec, overrides))
+  chosen = configs.overridden(overrides) if is_command else None
+  return origin.take_fields(config, workdir, chosen)
+
+
+def with_preprocessor(tmp_path, **fields):
+  """A copy of a ViT with a preprocessor_config.json."""
+  folder = tmp_path / "vit"
+  shutil.copytree(HUGGING_FACE / "vit", folder)
+  path = folder / "preprocessor_config.json"
+  path.write_text(json.dumps({"image_mean": [0.2, 0.3, 0.4]} | fields))
+  return folder
+
+
+def test_a_command_takes_the_sizes_of_a_vit(tmp_path):
+  folder = with_preprocessor(tmp_path)
+  got = taken("vision/imagenet:deit=tiny", folder)
+  for section in ("model", "reference"):
+    fields = got[section]
+    assert (fields["d_model"], fields["num_layers"]) == (12, 2)
+    assert (fields["patch_size"], fields["mixer"]) == (4, {"num_heads": 3})
+    assert (fields["block"]["mlp_dim"], fields["pool"]) == (24, "cls")
+    assert fields["block"]["norm_epsilon"] == 1e-12
+  assert (got["task"]["size"], got["task"]["mean"]) == (16, [0.2, 0.3, 0.4])
+  assert got["task"]["deviation"] == [0.5] * 3
+  # What is chosen stays where weights can have it.
+  chosen = ("task.size=32", "model.block.norm_epsilon=0.1", "task.mean=0,0,0")
+  got = taken("vision/imagenet", folder, *chosen)
+  assert (got["task"]["size"], got["task"]["mean"]) == (32, [0, 0, 0])
+  assert got["model"]["block"]["norm_epsilon"] == 0.1
+  assert got["reference"]["block"]["norm_epsilon"] == 1e-12
+  # Windows of scenes keep their size.
+  assert taken("vision/ade20k", folder)["task"]["window"] == 512
+
+
+def test_all_overrides_are_named_at_once(tmp_path):
+  folder = HUGGING_FACE / "vit"
+  chosen = ("model.d_model=16", "model.mixer_defaults.num_heads=4")
+  with pytest.raises(ValueError, match="has 3 heads and the model 4") as error:
+    taken("vision/imagenet", folder, *chosen)
+  flags = {"--config.model.d_model=12", "--config.model.mixer.num_heads=3"}
+  assert flags == {w for w in str(error.value).split() if w[:2] == "--"}
+  # From Python the config says what is wanted, and the message all of it.
+  with pytest.raises(ValueError, match="does not fit the model") as error:
+    taken("vision/imagenet", folder, is_command=False)
+  flags = [word for word in str(error.value).split() if word[:2] == "--"]
+  got = taken("vision/imagenet", folder, *(f[9:] for f in flags))
+  assert got["model"]["d_model"] == 12
+  assert len(flags) == 5
+
+
+def test_a_command_takes_the_sizes_of_a_bert(tmp_path):
+  folder = tmp_path / "bert"
+  shutil.copytree(HUGGING_FACE / "bert", folder)
+  with pytest.raises(ValueError, match="has no vocab.txt.* of its 30 tokens"):
+    taken("short/bert", folder)
+  (folder / "vocab.txt").write_text("[PAD]\n")
+  got = taken("short/bert", folder)
+  assert (got["model"]["d_model"], got["model"]["head_dim"]) == (12, 12)
+  assert got["task"]["max_len"] == 9
+  assert got["task"]["vocabulary"] == str(folder / "vocab.txt")
+  got = taken("short/bert", folder, "task.max_len=5", "task.vocabulary=a")
+  assert (got["task"]["max_len"], got["task"]["vocabulary"]) == (5, "a")
+  # A decoder, and another activation.
+  config = json.loads((folder / "config.json").read_text())
+  config |= {"is_decoder": True, "hidden_act": "relu"}
+  (folder / "config.json").write_text(json.dumps(config))
+  got = taken("short/bert", folder)["model"]
+  assert (got["mixer"]["causal"], got["block"]["activation"]) == (True, "relu")
+
+
+def test_a_distilled_deit_brings_its_pool(tmp_path):
+  import tests.models.test_pretrained as tests_of_pretrained
+
+  make = tests_of_pretrained.make
+  folder = make.derive("teacher", tmp_path / "teacher")
+  assert taken("vision/imagenet", folder)["model"]["pool"] == "distilled"
+  with pytest.raises(ValueError, match="--config.model.pool=distilled"):
+    taken("vision/imagenet", folder, "model.pool=cls")
+
+
+def test_a_command_takes_the_sizes_of_a_run(first):
+  spec = "lra/listops:size=tiny,model=transformer"
+  got = taken(spec, first)["model"]
+  assert (got["d_model"], got["num_layers"]) == (16, 2)
+  got = taken(spec, first, is_command=False)["model"]
+  assert got["d_model"] == 64
+
+
+def test_another_model_is_told_all_options_that_differ(first, make, tmp_path):
+  fields = {"model.num_layers": 3, "model.block.mlp_dim": 4}
+  with pytest.raises(ValueError, match="tensors differ") as error:
+    trainer_of(make(pretrained=str(first), **fields), tmp_path / "b")
+  flags = [word for word in str(error.value).split() if word[:2] == "--"]
+  assert "--config.model.num_layers=2" in flags
+  assert any(flag.startswith("--config.model.block.mlp_dim=") for flag in flags)
+  assert len(flags) == 2
+
+
+def test_a_run_normalises_pixels_as_its_weights(tmp_path):
+  rng = np.random.default_rng(0)
+  files = {}
+  for name in ("train", "val"):
+    for k in range(15):
+      file = io.BytesIO()
+      pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
+      Image.fromarray(pixels).save(file, "PNG")
+      files[f"{name}/{k % 5}/{k}.png"] = file.getvalue()
+  archive = write_folder(tmp_path / "images", files)
+  folder = with_preprocessor(tmp_path, rescale_factor=1 / 127.5)
+  steps = ("total_steps", "eval_steps", "log_steps", "checkpoint_steps")
+  overrides = [
+    *(f"--config.{name}=1" for name in steps),
+    *("--config.batch_size=4", "--config.schedule.warmup_steps=0"),
+    *("--config.schedule.learning_rate=1e-30", f"--config.data_dir={tmp_path}"),
+    *(f"--config.task.archive={archive}", "--config.task.augment.repeats=1"),
+    *(f"--config.pretrained={folder}", "--config.eval_batch_size=4"),
+  ]
+  config = configs.load_with("vision/imagenet", overrides)
+  chosen = configs.overridden(overrides)
+  loop.run(config, tmp_path / "run", chosen=chosen)
+  record = origin.read_record(tmp_path / "run")
+  assert record["new"] == record["differing_options"] == []
+  # Pixels of users are read so, too.
+  model, params = pretrained.load(folder)
+  x = rng.integers(0, 256, (3, 16, 16, 3), np.uint8)
+  normalised = (x / 127.5 - [0.2, 0.3, 0.4]) / 0.5
+  want = model.apply({"params": params}, np.float32(normalised), train=False)
+  got = inference.load(tmp_path / "run").outputs(x)
+  np.testing.assert_allclose(got, want, atol=1e-4)
+  # The same command goes on without the folder.
+  shutil.rmtree(folder)
+  opened = open_run(config, tmp_path / "run", chosen=chosen)
+  assert opened.config == workdirs.read_config(tmp_path / "run")
+
+
+def test_statistics_of_pixels_are_those_of_images():
+  pixels = np.zeros((4, 4, 4, 3), np.uint8)
+  task = tasks.from_arrays((pixels, np.arange(4) % 2))
+  got = tasks.normalise(task, (0.5,) * 3, (0.25,) * 3)
+  assert (got.splits["train"].batch(np.arange(1))["inputs"] == -2).all()
+  assert got.inputs.reading["mean"] == [0.5] * 3
+  assert tasks.normalise(task) is task
+  with pytest.raises(ValueError, match="is for 1 channels, and images have 3"):
+    tasks.normalise(task, (0.5,))
+  texts = tasks.from_arrays((["a", "b"], [0, 1]))
+  with pytest.raises(ValueError, match="task.mean normalises images"):
+    tasks.normalise(texts, (0.5,))

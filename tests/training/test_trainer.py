@@ -55,6 +55,7 @@ def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
 
   plain = trainer_of(smoke(), tmp_path / "plain")
   monkeypatch.setattr(trainer.origin, "begin_with", begin_with)
+  monkeypatch.setattr(trainer.origin, "read_fields", lambda folder: {})
   config = smoke(pretrained="weights", ema_decay=0.5)
   begun = trainer_of(config, tmp_path / "begun")
   for params in (begun.state.params, begun.state.average):

@@ -6,9 +6,11 @@ Run with PyTorch and transformers at hand (5.23 made these):
 """
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
 
 HERE = Path(__file__).parent
 SMALL = dict(
@@ -59,11 +61,76 @@ def make(seed):
   }
 
 
+DERIVED = ("decoder", "no_qkv_bias", "relu", "deit", "teacher")
+
+
+def derive(name, folder):
+  """Writes a variant of the models beside this file, without PyTorch."""
+  kind = "bert" if name == "decoder" else "vit"
+  config = json.loads((HERE / kind / "config.json").read_text())
+  tensors = safetensors.numpy.load_file(HERE / kind / "model.safetensors")
+  if name == "decoder":
+    config["is_decoder"] = True
+  elif name == "relu":
+    config["hidden_act"] = "relu"
+  elif name == "no_qkv_bias":
+    config["qkv_bias"] = False
+    left_out = tuple(
+      f"attention.{part}.bias" for part in ("query", "key", "value")
+    )
+    tensors = {k: v for k, v in tensors.items() if not k.endswith(left_out)}
+  else:
+    is_teacher = name == "teacher"
+    architecture = "DeiTForImageClassification" + "WithTeacher" * is_teacher
+    config |= {"model_type": "deit", "architectures": [architecture]}
+    tensors = {k.replace("vit.", "deit."): v for k, v in tensors.items()}
+    table = tensors["deit.embeddings.position_embeddings"]
+    token = np.linspace(-1, 1, 12, dtype=np.float32)[None, None]
+    tensors["deit.embeddings.distillation_token"] = token
+    tensors["deit.embeddings.position_embeddings"] = np.concatenate(
+      [table[:, :1], -table[:, 1:2], table[:, 1:]], 1
+    )
+    if is_teacher:
+      for part in ("weight", "bias"):
+        value = tensors.pop(f"classifier.{part}")
+        tensors[f"cls_classifier.{part}"] = value
+        tensors[f"distillation_classifier.{part}"] = value[::-1] + 0.5
+  folder.mkdir(parents=True)
+  (folder / "config.json").write_text(json.dumps(config))
+  tensors = {k: np.ascontiguousarray(v) for k, v in tensors.items()}
+  path = folder / "model.safetensors"
+  safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+  return folder
+
+
+def derived_logits(folder):
+  """Logits of transformers for all variants, which are written to a folder."""
+  import torch
+  import transformers as t
+
+  images, ids = inputs()
+  logits = {}
+  for name in DERIVED:
+    path = derive(name, folder / name)
+    config = json.loads((path / "config.json").read_text())
+    model = getattr(t, config["architectures"][0]).from_pretrained(path).eval()
+    with torch.no_grad():
+      if name == "decoder":
+        mask = torch.tensor(ids > 0)
+        out = model(input_ids=torch.tensor(ids), attention_mask=mask)
+      else:
+        out = model(pixel_values=torch.tensor(images.transpose(0, 3, 1, 2)))
+    logits[name] = out.logits.numpy().tolist()
+  return logits
+
+
 def main():
   """Writes a folder for each model, and logits.json."""
   found, logits = make(0)
   for name, model in found.items():
     model.save_pretrained(HERE / name)
+  with tempfile.TemporaryDirectory() as folder:
+    logits |= derived_logits(Path(folder))
   (HERE / "logits.json").write_text(json.dumps(logits, indent=1) + "\n")
 
 

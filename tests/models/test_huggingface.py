@@ -1,0 +1,166 @@
+"""Fields of config.json are obeyed, refused, or known to change nothing."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from jaxformers.models import huggingface
+
+HERE = Path(__file__).parent / "pretrained"
+CONFIGS = {
+  kind: json.loads((HERE / kind / "config.json").read_text())
+  for kind in ("bert", "vit")
+}
+CONFIGS["deit"] = {**CONFIGS["vit"], "model_type": "deit"}
+CONFIGS["deit"]["architectures"] = ["DeiTForImageClassification"]
+
+
+def written(tmp_path, kind, without=(), **fields):
+  """A config.json with other fields."""
+  config = CONFIGS[kind] | fields
+  config = {k: v for k, v in config.items() if k not in without}
+  file = tmp_path / "config.json"
+  file.write_text(json.dumps(config))
+  return file
+
+
+@pytest.mark.parametrize("kind", huggingface.KINDS)
+def test_no_field_of_the_installed_transformers_is_unknown(kind, tmp_path):
+  transformers = pytest.importorskip("transformers")
+  names = {"bert": "BertConfig", "vit": "ViTConfig", "deit": "DeiTConfig"}
+  config = getattr(transformers, names[kind])()
+  file = tmp_path / "config.json"
+  file.write_text(config.to_json_string(use_diff=False))
+  huggingface.read_config(file)  # A warning would be an error.
+
+
+@pytest.mark.parametrize(
+  ("kind", "field", "value"),
+  [
+    *(("bert", "add_cross_attention", value) for value in (True, 1)),
+    ("bert", "is_encoder_decoder", True),
+    ("bert", "pad_token_id", 1),
+    ("bert", "pad_token_id", None),
+    ("bert", "position_embedding_type", "relative_key"),
+    ("bert", "problem_type", "regression"),
+    ("vit", "problem_type", "multi_label_classification"),
+    ("bert", "pruned_heads", {"0": [1]}),
+    ("vit", "quantization_config", {"quant_method": "bitsandbytes"}),
+    ("bert", "auto_map", {"AutoModel": "code.Model"}),
+    ("bert", "directionality", "left"),
+    ("bert", "embedding_size", 6),
+    ("vit", "head_dim", 8),
+    ("vit", "is_decoder", True),
+    ("deit", "per_layer_config", {"0": {"intermediate_size": 3}}),
+    ("bert", "is_decoder", "no"),
+    ("vit", "qkv_bias", 0),
+    ("vit", "num_channels", 0),
+    ("bert", "layer_norm_eps", 0),
+    ("vit", "hidden_act", ["gelu"]),
+    ("vit", "patch_size", [4, 2]),
+    ("vit", "num_attention_heads", 5),
+    ("bert", "num_labels", -1),
+    ("bert", "architectures", ["BertForChess"]),
+    ("vit", "architectures", "ViTModel"),
+  ],
+)
+def test_a_field_that_changes_the_outputs_is_refused(
+  kind, field, value, tmp_path
+):
+  file = written(tmp_path, kind, **{field: value})
+  name = "architecture" if field == "architectures" else field
+  with pytest.raises(ValueError, match=f"{name}.*(:|\\.) "):
+    huggingface.read_config(file)
+
+
+def test_a_field_that_is_not_known_is_named(tmp_path):
+  file = written(tmp_path, "bert", sparsity=0.5, use_rope=True, _private=1)
+  with pytest.warns(UserWarning, match=r"sparsity=0.5, use_rope=True\. If"):
+    huggingface.read_config(file)
+
+
+def test_fields_of_old_files_have_their_defaults(tmp_path):
+  lacking = ("layer_norm_eps", "hidden_act", "is_decoder", "architectures")
+  for kind in ("bert", "vit"):
+    file = written(tmp_path, kind, (*lacking, "model_type", "qkv_bias"))
+    read, fields = huggingface.read_config(file)
+    assert read == kind
+    assert fields["layer_norm_eps"] == 1e-12
+    assert fields["hidden_act"] == "gelu"
+    assert fields["head"] is None
+  assert fields["qkv_bias"] is True
+  file = written(tmp_path, "deit", ("model_type",))
+  assert huggingface.read_config(file)[0] == "deit"
+
+
+def test_fields_of_older_releases_change_nothing(tmp_path):
+  file = written(
+    tmp_path,
+    "bert",
+    **{"gradient_checkpointing": False, "torchscript": False, "top_k": 50},
+    **{"chunk_size_feed_forward": 4, "pooler_fc_size": 768, "torch_dtype": "x"},
+    **{"position_embedding_type": "absolute", "finetuning_task": None},
+  )
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    huggingface.read_config(file)
+
+
+@pytest.mark.parametrize(
+  ("fields", "mean", "deviation"),
+  [
+    ({}, 0.5, 0.5),
+    ({"image_mean": [0.1, 0.2, 0.3]}, (0.1, 0.2, 0.3), 0.5),
+    ({"image_std": 0.25}, 0.5, 0.25),
+    ({"do_normalize": False, "image_mean": [0.9] * 3}, 0.0, 1.0),
+    ({"do_rescale": False, "image_mean": [51] * 3}, 0.2, 0.5 / 255),
+    ({"rescale_factor": 1 / 127.5}, 0.25, 0.25),
+  ],
+)
+def test_pixels_are_normalised_as_the_folder_says(
+  fields, mean, deviation, tmp_path
+):
+  (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+  got = huggingface.read_normalisation(tmp_path)
+  mean, deviation = (
+    x if isinstance(x, tuple) else (x,) * 3 for x in (mean, deviation)
+  )
+  assert got.mean == pytest.approx(mean)
+  assert got.deviation == pytest.approx(deviation)
+
+
+@pytest.mark.parametrize(
+  ("fields", "size"),
+  [
+    ({"size": 8}, 8),
+    ({"size": {"height": 8, "width": 8}}, 8),
+    ({"size": 256, "crop_size": {"height": 224, "width": 224}}, 224),
+    ({"size": 8, "crop_size": 6, "do_center_crop": False}, 8),
+    ({"size": {"shortest_edge": 8}}, 0),
+    ({"size": 8, "do_resize": False}, 0),
+  ],
+)
+def test_the_size_of_images_is_that_after_the_crop(fields, size, tmp_path):
+  (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+  assert huggingface.read_normalisation(tmp_path).size == size
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"image_std": [0, 1, 1]},
+    {"image_mean": ["a"] * 3},
+    {"rescale_factor": 0},
+    {"do_flip_channel_order": True},
+    {"size": {"height": 8, "width": 4}},
+    {"size": "large"},
+  ],
+)
+def test_a_normalisation_without_meaning_is_refused(fields, tmp_path):
+  assert huggingface.read_normalisation(tmp_path) is None
+  (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+  name = next(iter(fields))
+  with pytest.raises(ValueError, match=rf"{name}=.*preprocessor_config.json"):
+    huggingface.read_normalisation(tmp_path)
