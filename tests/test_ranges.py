@@ -45,7 +45,7 @@ SHARED = {
 }
 # Options of every task of sequences, which `tasks.get` takes.
 PRETRAINING = {"objective": "masked", "mask_rate": 0.15, "targets": "values"}
-# Options of every task of images, likewise.
+# Options of every task of images, which `tasks.get` takes.
 STATISTICS = {"mean": (0.5,), "deviation": (0.5,)}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
 KINDS_OF_INPUT = (

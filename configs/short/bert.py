@@ -5,8 +5,9 @@ model.safetensors and vocab.txt:
 
 python -m jaxformers.main --config configs/short/bert.py:model=neutreno \
     --workdir runs/bert --config.pretrained=PATH/bert-base-uncased \
-    --config.task.vocabulary=PATH/bert-base-uncased/vocab.txt \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
+
+The folder gives the sizes and the vocabulary.
 
 Three epochs of AdamW at 2e-5, up over a tenth of the steps and down to 0 in
 straight lines, dropout 0.1 of the pooled vector too (Devlin et al. 2019,

@@ -6,7 +6,11 @@ from Hugging Face's hub:
 
 python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
     --workdir runs/ade20k --config.pretrained=PATH/deit-tiny \
+    --config.model.block.norm_epsilon=1e-5 \
     --config.task.archive=PATH/ADEChallengeData2016
+
+A folder of Hugging Face replaces the sizes below; Segmenter's epsilon stays by
+the command.
 
 The paper reports a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
 softmax attention, and 37.24 and 38.06 for NeuTRENO (model=neutreno,

@@ -21,7 +21,7 @@ Fields = dict[str, Any]
 KINDS = ("bert", "deit", "vit")
 REMEDY = "Fetch it again from the source of the weights."
 
-# Fields that are obeyed. Those of `_SIZES` must be there; the others have the
+# Fields that are obeyed. Fields of `_SIZES` must be there; the others have the
 # defaults of transformers, because old files lack some of them.
 _COMMON_SIZES = (
   "hidden_size",
@@ -245,7 +245,7 @@ def read_config(file: Path) -> tuple[str, Fields]:
 
 
 def _find_kind(config: Mapping[str, Any]) -> Any:
-  """Returns model_type; files of its time without it are told by a field."""
+  """Returns model_type; older files without it are known by other fields."""
   if "model_type" in config:
     return config["model_type"]
   if "type_vocab_size" in config and "vocab_size" in config:
@@ -313,17 +313,17 @@ def _warn_of_unknown(
   file: Path, config: Mapping[str, Any], read: set[str]
 ) -> None:
   """Warns of fields that are neither read nor known to have no effect."""
-  known = {*_WITHOUT_EFFECT.split(), *_GENERATION.split()}
-  known |= {*_COMMON_SIZES, *read}
+  ignored = {*_WITHOUT_EFFECT.split(), *_GENERATION.split()}
+  ignored |= {*_COMMON_SIZES, *read}
   unknown = sorted(
-    name for name in config if name not in known and not name.startswith("_")
+    name for name in config if name not in ignored and not name.startswith("_")
   )
   if unknown:
     listed = ", ".join(f"{name}={config[name]!r}" for name in unknown)
     warnings.warn(
       f"{file} has fields that are not read: {listed}. If they change what the "
-      "model computes, its outputs are not those of transformers; if not, "
-      "remove them from the file.",
+      "model computes, its outputs differ from transformers; if not, remove "
+      "them from the file.",
       stacklevel=2,
     )
 
@@ -342,7 +342,7 @@ def read_normalisation(folder: Path) -> Normalisation | None:
   """Returns how preprocessor_config.json normalises images; None without it.
 
   Missing fields have the defaults of transformers: mean and deviation 0.5.
-  The crop is that of DeiT's evaluation, whatever the file says.
+  How images are resized and cropped is not read: DeiT's evaluation holds.
 
   Raises:
     UserError: for a damaged file, or one whose values have no meaning.

@@ -326,7 +326,7 @@ def _guess_head(kind: str, values: Mapping[str, Any]) -> str:
 
 
 def _head(kind: str, head: str) -> dict[str, Tensor]:
-  """Returns the tensors of the logits; {} if the head is of another kind."""
+  """Returns the tensors of the logits; {} for a head of another kind."""
   if head == "teacher":
     return _distilled_head("cls_classifier", "distillation_classifier")
   if head != "logits":
@@ -466,7 +466,7 @@ def load(
       term to the same weights.
     **changes: options of `models.build` that replace those of the file; options
       of mixer, block and embedding are merged. Another `image` interpolates the
-      positions; another `max_len` cuts those of texts, or repeats them. Another
+      positions; another `max_len` cuts the positions of texts or repeats them. Another
       `num_classes`, or a file without a head, gives a new head; without
       `num_classes` that is a warning.
 
@@ -479,8 +479,8 @@ def load(
   if has_head and checkpoint.config["head"] == "other":
     names = checkpoint.config["architectures"] or ["no architecture"]
     raise UserError(
-      f"The head of {folder} ({names[0]}) is not that of a classifier of whole "
-      "texts: give num_classes=N for a new head on its encoder, to be trained."
+      f"The head of {folder} ({names[0]}) does not classify whole texts: give "
+      "num_classes=N for a new head on its encoder, to be trained."
     )
   # Build the model of the file, with the changes.
   for part in ("mixer", "block", "embedding"):
@@ -540,20 +540,12 @@ def _fill(
   """Returns `start` with the values of a file, or raises what differs."""
   tensors, values = checkpoint.tensors, checkpoint.values
   ours = flax.traverse_util.flatten_dict(start, sep="/")
-  # Find the parameters whose tensors are there and fit. Logits read the hidden
-  # layer below them: a head is taken as a whole, or from below.
   shapes = {
     path: [values[name].shape for name in tensor.names]
     for path, tensor in tensors.items()
     if all(name in values for name in tensor.names)
   }
-  fitting = {
-    path
-    for path in shapes.keys() & ours.keys()
-    if _fits(tensors[path], shapes[path], ours[path].shape)
-  }
-  if any(p.startswith("head/") and p not in fitting for p in tensors):
-    fitting -= {"head/logits/kernel", "head/logits/bias"}
+  fitting = _find_fitting(tensors, shapes, ours)
   params, resized, new, differences = {}, [], [], []
   for path, leaf in ours.items():
     if path in fitting:
@@ -587,10 +579,28 @@ def _fill(
   ]
   if differences:
     raise transplant.refuse(folder, differences, advice)
-  kept = params.keys() - {*resized, *new}
-  groups = (kept, resized, new, unused)
+  groups = (params.keys() - {*resized, *new}, resized, new, unused)
   tree = flax.traverse_util.unflatten_dict(params, sep="/")
   return transplant.Transplant(tree, *(tuple(sorted(g)) for g in groups))
+
+
+def _find_fitting(
+  tensors: Mapping[str, Tensor],
+  shapes: Mapping[str, list[Shape]],
+  ours: Mapping[str, Any],
+) -> set[str]:
+  """Returns the paths of the parameters whose tensors are there and fit.
+
+  Logits read the hidden layer below them, so that they only fit with it.
+  """
+  fitting = {
+    path
+    for path in shapes.keys() & ours.keys()
+    if _fits(tensors[path], shapes[path], ours[path].shape)
+  }
+  if any(p.startswith("head/") and p not in fitting for p in tensors):
+    fitting -= {"head/logits/kernel", "head/logits/bias"}
+  return fitting
 
 
 def _fits(tensor: Tensor, shapes: list[Shape], shape: Shape) -> bool:

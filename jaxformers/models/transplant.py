@@ -190,7 +190,7 @@ def _resize(
     value: parameter of the other model.
     leaf: the model's own, whose shape the result has.
     image: (height, width, channels) of the model's inputs; () for sequences.
-    front: number of tokens before those of the input.
+    front: number of learned tokens before the input.
   """
   if value.ndim != leaf.ndim or value.shape[-1] != leaf.shape[-1]:
     return None
@@ -212,17 +212,17 @@ def resize_positions(
 ) -> np.ndarray:
   """Returns the positions of square images for another size of image.
 
-  Interpolates the positions of patches bicubically, and keeps those of tokens
-  before the patches.
+  Interpolates the positions of patches bicubically, and keeps the positions of
+  tokens before the patches.
 
   Source: `finetune` of DeiT's main.py, which calls PyTorch's `interpolate` with
   mode="bicubic" and align_corners=False.
 
   Args:
-    table: positions, those of k^2 patches last, [front + k^2, d].
+    table: positions, k^2 patches last, [front + k^2, d].
     count: new number of positions, front + m^2.
-    front: number of tokens before the patches; None for 1 if the positions are
-      not those of a square, and 0 otherwise.
+    front: number of tokens before the patches; None for 0 if the number of
+      positions is a square, and 1 otherwise.
 
   Raises:
     UserError: if the counts differ, and one of them is not that of a square.

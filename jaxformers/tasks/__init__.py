@@ -69,28 +69,28 @@ def normalise(
   Args:
     task: task of images.
     mean, deviation: statistics of each channel, of pixels in [0, 1], such as
-      those of a model that was trained elsewhere; () for those of the task.
+      a model has that was trained elsewhere; () to keep the task's.
 
   Raises:
     UserError: for a task of sequences, or another number of channels.
   """
   if not mean and not deviation:
     return task
-  given = {"mean": tuple(mean), "deviation": tuple(deviation)}
-  given = {name: value for name, value in given.items() if value}
+  statistics = {"mean": tuple(mean), "deviation": tuple(deviation)}
+  statistics = {name: value for name, value in statistics.items() if value}
   if not task.image:
     raise UserError(
-      f"task.{next(iter(given))} normalises images, and {task.name} has "
+      f"task.{next(iter(statistics))} normalises images, and {task.name} has "
       "sequences: leave it out."
     )
-  for name, values in given.items():
+  for name, values in statistics.items():
     if len(values) != task.image[-1]:
       raise UserError(
         f"task.{name}={list(values)} is for {len(values)} channels, and images "
         f"have {task.image[-1]}: give one number a channel."
       )
   splits = {
-    name: dataclasses.replace(split, **given)
+    name: dataclasses.replace(split, **statistics)
     for name, split in task.splits.items()
   }
   return dataclasses.replace(task, splits=splits)

@@ -190,7 +190,7 @@ def take_fields(
 ) -> dict[str, Any]:
   """Returns a config with the fields that `config.pretrained` determines.
 
-  A run that goes on takes them from its record: the folder may be gone.
+  A run that resumes takes them from its record: the folder may be gone.
 
   Args:
     config: plain and complete.
@@ -212,6 +212,7 @@ def take_fields(
     fields = (read_record(workdir) or {}).get("fields", {})
   else:
     fields = read_fields(path)
+  # Take the fields that nobody chose.
   taken, conflicts = copy.deepcopy(config), {}
   for field, value in fields.items():
     current = _current(config, field)

@@ -105,7 +105,7 @@ def test_names_of_other_releases(tmp_path):
   renamed["cls.predictions.bias"] = np.zeros(30, np.float32)
   safetensors.numpy.save_file(renamed, tmp_path / "bert" / "model.safetensors")
   _, one = pretrained.load(HERE / "bert")
-  # A head that the file lacks is new, which is told unless it is asked for.
+  # A head that the file lacks is new: a warning, unless it is asked for.
   with pytest.warns(UserWarning, match="has no head/logits/bias, head/logits/"):
     _, two = pretrained.load(tmp_path / "bert")
   pretrained.load(tmp_path / "bert", num_classes=3)
@@ -124,7 +124,7 @@ def test_variants_have_the_logits_of_transformers(name, tmp_path):
 
 @pytest.mark.parametrize("length", [5, 10, 12])
 def test_positions_of_texts_are_cut_or_repeated(length):
-  """Also 10 and 17, which could be those of images with a class token."""
+  """Also 10, which could be an image with a class token."""
   model, params = pretrained.load(HERE / "bert")
   ids = IDS[:, :5]
   want = logits(model, params, ids)
@@ -162,14 +162,14 @@ def test_the_head_of_another_task_is_not_taken_for_one_of_classes(
   _, start = pretrained.load(folder, num_classes=3)
   chosen = pretrained.take(folder, start)
   assert chosen.new == ("head/logits/bias", "head/logits/kernel")
-  # Labels of tokens without a pooler are told by it.
+  # Labels of tokens are known by the pooler that they lack.
   tensors = safetensors.numpy.load_file(folder / "model.safetensors")
   tensors = {k: v for k, v in tensors.items() if "pooler" not in k}
   safetensors.numpy.save_file(tensors, folder / "model.safetensors")
   config = json.loads((folder / "config.json").read_text())
   del config["architectures"]
   (folder / "config.json").write_text(json.dumps(config))
-  with pytest.raises(ValueError, match="not that of a classifier"):
+  with pytest.raises(ValueError, match="does not classify whole texts"):
     pretrained.load(folder)
 
 

@@ -274,7 +274,7 @@ def with_preprocessor(tmp_path, **fields):
 
 def test_a_command_takes_the_sizes_of_a_vit(tmp_path):
   folder = with_preprocessor(tmp_path)
-  got = taken("vision/imagenet:deit=tiny", folder)
+  got = taken("vision/imagenet:deit=small", folder)
   for section in ("model", "reference"):
     fields = got[section]
     assert (fields["d_model"], fields["num_layers"]) == (12, 2)
@@ -302,7 +302,7 @@ def test_all_overrides_are_named_at_once(tmp_path):
   assert flags == {w for w in str(error.value).split() if w[:2] == "--"}
   # From Python the config says what is wanted, and the message all of it.
   with pytest.raises(ValueError, match="does not fit the model") as error:
-    taken("vision/imagenet", folder, is_command=False)
+    taken("vision/imagenet:deit=small", folder, is_command=False)
   flags = [word for word in str(error.value).split() if word[:2] == "--"]
   got = taken("vision/imagenet", folder, *(f[9:] for f in flags))
   assert got["model"]["d_model"] == 12
@@ -388,7 +388,7 @@ def test_a_run_normalises_pixels_as_its_weights(tmp_path):
   want = model.apply({"params": params}, np.float32(normalised), train=False)
   got = inference.load(tmp_path / "run").outputs(x)
   np.testing.assert_allclose(got, want, atol=1e-4)
-  # The same command goes on without the folder.
+  # The same command resumes without the folder.
   shutil.rmtree(folder)
   opened = open_run(config, tmp_path / "run", chosen=chosen)
   assert opened.config == workdirs.read_config(tmp_path / "run")

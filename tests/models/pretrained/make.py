@@ -65,7 +65,7 @@ DERIVED = ("decoder", "no_qkv_bias", "relu", "deit", "teacher")
 
 
 def derive(name, folder):
-  """Writes a variant of the models beside this file, without PyTorch."""
+  """Writes a variant of the models in this folder, without PyTorch."""
   kind = "bert" if name == "decoder" else "vit"
   config = json.loads((HERE / kind / "config.json").read_text())
   tensors = safetensors.numpy.load_file(HERE / kind / "model.safetensors")
