@@ -122,6 +122,7 @@ _WITHOUT_EFFECT = """
   bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id
   decoder_start_token_id
 """
+_WITHOUT_EFFECT_ON_IMAGES = "pad_token_id type_vocab_size vocab_size"
 # Fields of text generation, which older releases wrote into config.json.
 _GENERATION = """
   assistant_confidence_threshold assistant_lookbehind bad_words_ids
@@ -315,6 +316,8 @@ def _warn_of_unknown(
   """Warns of fields that are neither read nor known to have no effect."""
   ignored = {*_WITHOUT_EFFECT.split(), *_GENERATION.split()}
   ignored |= {*_COMMON_SIZES, *read}
+  if "patch_size" in read:
+    ignored |= {*_WITHOUT_EFFECT_ON_IMAGES.split()}
   unknown = sorted(
     name for name in config if name not in ignored and not name.startswith("_")
   )

@@ -466,8 +466,8 @@ def load(
       term to the same weights.
     **changes: options of `models.build` that replace those of the file; options
       of mixer, block and embedding are merged. Another `image` interpolates the
-      positions; another `max_len` cuts the positions of texts or repeats them. Another
-      `num_classes`, or a file without a head, gives a new head; without
+      positions; another `max_len` cuts the positions of texts, or repeats them.
+      Another `num_classes`, or a file without a head, gives a new head; without
       `num_classes` that is a warning.
 
   Raises:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers import tasks
+from jaxformers import paths, tasks
 from jaxformers.errors import UserError
 from jaxformers.sweep import commands
 from jaxformers.sweep.grid import Axis, Cell
-from jaxformers.training import resume
+from jaxformers.training import origin, resume
 from jaxformers.training.run import check_fields
 
 MAIN = (sys.executable, "-m", "jaxformers.main")
@@ -43,9 +43,17 @@ class Sweep:
     Raises:
       UserError: for an argument or a field that the config does not have.
     """
-    config = configs.load_with(cell.spec, [*self.overrides, *cell.options])
+    overrides = [*self.overrides, *cell.options]
+    config = configs.load_with(cell.spec, overrides)
     config.seed = seed
-    return configs.complete(config)
+    complete = configs.complete(config)
+    # Weights that another run of the sweep will have are not there yet.
+    folder = self.folder(cell, seed)
+    weights = paths.expand(complete["pretrained"])
+    if not weights.exists() and not folder.exists():
+      return complete
+    chosen = configs.overridden(overrides)
+    return origin.take_fields(complete, folder, chosen)
 
   def open_task(self, config: Mapping[str, Any]) -> tasks.Task:
     """Returns the task of a config; prepares its data if necessary.

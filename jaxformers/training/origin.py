@@ -10,6 +10,7 @@ import copy
 import hashlib
 import inspect
 import json
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -314,11 +315,11 @@ def _set(config: dict[str, Any], field: str, value: Any) -> None:
 
 def _as_flags(fields: Mapping[str, Any]) -> str:
   """Returns fields as arguments of a command."""
-  texts = {
-    field: value if isinstance(value, str) else json.dumps(value)
+  texts = (
+    f"--config.{field}={value if isinstance(value, str) else json.dumps(value)}"
     for field, value in fields.items()
-  }
-  return " ".join(f"--config.{field}={text}" for field, text in texts.items())
+  )
+  return " ".join(map(shlex.quote, texts))
 
 
 def _refusal(

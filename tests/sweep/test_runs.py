@@ -3,10 +3,12 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxformers.errors import UserError
+from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep, find_ends
 from launch import sweep
 from tests.sweep.conftest import describe_task
@@ -235,3 +237,11 @@ def test_a_dry_run_prints_what_has_no_results(runs, tmp_path, capsys):
   assert len(lines) == 4
   assert lines[0].endswith("model=local/seed_0 --config.seed=0")
   assert not runs.commands
+
+
+def test_runs_have_the_sizes_of_the_weights_that_they_begin_with(tmp_path):
+  vit = Path(__file__).parents[1] / "models" / "pretrained" / "vit"
+  cell = Cell("vision/imagenet")
+  for folder, width in ((vit, 12), (tmp_path / "later", 192)):
+    planned = Sweep(tmp_path, [f"--config.pretrained={folder}"])
+    assert planned.load_config(cell, 0)["model"]["d_model"] == width
