@@ -20,7 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from jaxformers import durable, models, paths, requirements, workdirs, zoo
+from jaxformers import (
+  durable,
+  models,
+  paths,
+  ranges,
+  requirements,
+  workdirs,
+  zoo,
+)
 from jaxformers.analysis.certificates import certified, inverse
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
@@ -28,8 +36,11 @@ from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.registry import call
 from jaxformers.tasks import inputs as task_inputs
+from jaxformers.tasks import rows
 from jaxformers.trained import apply_in_batches
 from jaxformers.training import origin
+
+_BATCH_SIZE, _SEED = ranges.RANGES["batch_size"], ranges.RANGES["seed"]
 
 
 class Prediction(NamedTuple):
@@ -156,6 +167,13 @@ class TrainedModel:
     """
     return self.inputs.batch(inputs)
 
+  def _read(self, inputs: Any, batch_size: int) -> np.ndarray:
+    """Returns `encode` of inputs that have tokens, with a size of batches."""
+    _BATCH_SIZE.check("batch_size", batch_size)
+    x = self.encode(inputs)
+    _require_tokens(x, "inputs")
+    return x
+
   def decode(self, ids: Any) -> list[str]:
     """Returns the texts of ids [b, n], without padding."""
     return [self.inputs.decode(row) for row in np.asarray(ids)]
@@ -167,7 +185,7 @@ class TrainedModel:
       inputs: texts or arrays.
       batch_size: inputs at a time.
     """
-    x = self.encode(inputs)
+    x = self._read(inputs, batch_size)
     is_padded = x.dtype == np.int32
     if is_padded:
       # Round the length up, so that few lengths are compiled.
@@ -225,10 +243,13 @@ class TrainedModel:
       seed: seed of what is drawn.
     """
     self._require("language_model", "generate", "`predict` has its classes")
+    _SEED.check("seed", seed)
+    ids = self.inputs.batch(prompts, closed=False)
+    _require_tokens(ids, "prompts")
     drawn = models.generate(
       self.model,
       self.params,
-      self.inputs.batch(prompts, closed=False),
+      ids,
       num_tokens,
       key=jax.random.key(seed),
       temperature=temperature,
@@ -243,7 +264,7 @@ class TrainedModel:
       inputs: texts or arrays.
       batch_size: inputs at a time.
     """
-    x = self.encode(inputs)
+    x = self._read(inputs, batch_size)
     captured = [
       capture(self.model, self._variables, batch)
       for batch in np.split(x, range(batch_size, len(x), batch_size))
@@ -262,7 +283,7 @@ class TrainedModel:
     Raises:
       UserError: for a model whose layers cannot be undone.
     """
-    x = self.encode(inputs)
+    x = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     first = model.config.cls
     parts, masks, error = [], [], 0.0
@@ -301,30 +322,37 @@ class TrainedModel:
         labels that are no classes of the model.
     """
     self._require("classification", "certify", "only classes are certified")
-    x = self.encode(inputs)
+    x = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     if labels is None:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
-      numbers = self._numbers(labels)
+      numbers = self._numbers(labels, len(x))
     greatest = certified.certify(model, self.params, x, numbers, batch_size)
     return [
       Certificate(self._label(k), count, radius)
       for k, (count, radius) in zip(numbers, greatest, strict=True)
     ]
 
-  def _numbers(self, labels: Any) -> np.ndarray:
+  def _numbers(self, labels: Any, expected: int) -> np.ndarray:
     """Returns labels, names or numbers, as numbers of classes."""
-    table = {name: number for number, name in enumerate(self.classes)}
-    numbers = [table.get(label, label) for label in labels]
+    labels = rows.values(labels, "labels")
+    if len(labels) != expected:
+      raise UserError(
+        f"{len(labels)} labels for {expected} inputs: give one for each."
+      )
     count = self.model.config.num_classes
-    for label in numbers:
-      is_number = isinstance(label, numbers_abc.Integral)
-      if not is_number or not 0 <= label < count:
+    numbers = []
+    for label in labels:
+      is_name = isinstance(label, str) and label in self.classes
+      number = self.classes.index(label) if is_name else label
+      is_number = isinstance(number, numbers_abc.Integral)
+      if not is_number or not 0 <= number < count:
         raise UserError(
           f"{label!r} is not a class of this model: give one of "
           f"{', '.join(self.classes) or f'0 to {count - 1}'}."
         )
+      numbers.append(int(number))
     return np.array(numbers)
 
   def save(self, folder: str | Path) -> Path:
@@ -349,6 +377,18 @@ class TrainedModel:
     if self.results:
       workdirs.write(path, "results.json", self.results)
     return path
+
+
+def _require_tokens(x: np.ndarray, what: str) -> None:
+  """Raises UserError for ids of a sequence without any token."""
+  if x.dtype != np.int32:
+    return
+  has_tokens = (x > 0).any(-1).reshape(len(x), -1).all(-1)
+  if not has_tokens.all():
+    raise UserError(
+      f"{what}[{int(has_tokens.argmin())}] has no tokens: give a text or ids "
+      "with at least one."
+    )
 
 
 def load(folder: str | Path) -> TrainedModel:

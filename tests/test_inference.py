@@ -192,3 +192,42 @@ def test_a_model_may_be_read_in_a_loop_of_jax(model):
   logits = model.model.apply({"params": model.params}, ids, train=False)
   np.testing.assert_allclose(logits, model.outputs(ids), atol=1e-5)
   assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(model.params))
+
+
+@pytest.mark.parametrize(
+  ("method", "inputs", "options", "message"),
+  [
+    ("predict", TEXTS, {"batch_size": 0}, "batch_size=0 is not in"),
+    ("outputs", TEXTS, {"batch_size": 1.5}, "batch_size=1.5"),
+    ("hidden_states", TEXTS, {"batch_size": -1}, "batch_size=-1"),
+    ("invert", TEXTS, {"batch_size": 0}, "batch_size=0"),
+    ("certify", TEXTS, {"batch_size": 0}, "batch_size=0"),
+    ("predict", {"text": "7"}, {}, "dict with the columns 'text'"),
+    ("predict", ["7", ""], {}, r"inputs\[1\] has no tokens"),
+    ("hidden_states", [[1], [0, 0]], {}, r"inputs\[1\] has no tokens"),
+    ("invert", [[]], {}, r"inputs\[0\] has no tokens"),
+    ("certify", [""], {}, r"inputs\[0\] has no tokens"),
+    ("encode", ["7", None], {}, r"inputs\[1\]=None"),
+    ("certify", TEXTS, {"labels": ["7"]}, "1 labels for 3 inputs"),
+    ("certify", TEXTS, {"labels": "777"}, "is one text"),
+    ("certify", TEXTS, {"labels": [7, 7, [7]]}, "not a class"),
+    ("certify", TEXTS, {"labels": [7, 7, float("nan")]}, "nan is not a class"),
+  ],
+)
+def test_what_a_trained_model_refuses(
+  isometric, method, inputs, options, message
+):
+  with pytest.raises(ValueError, match=message):
+    getattr(isometric, method)(inputs, **options)
+
+
+def test_what_a_language_model_refuses():
+  model = jf.load("zoo:language-allpass")
+  for prompts, options, message in (
+    (["the", ""], {}, r"prompts\[1\] has no tokens"),
+    ("the", {}, "is one text"),
+    (["the"], {"seed": 0.5}, "seed=0.5"),
+    (["the"], {"temperature": float("nan")}, "temperature=nan"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      model.generate(prompts, 3, **options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +17,17 @@ from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables
 
+# Below it log probabilities over the temperature would overflow, and draws are
+# the likeliest token long before.
+COLDEST = 1e-20
+
 
 class Choice(NamedTuple):
   """How a token is chosen by its log probability.
 
   Attributes:
-    temperature: what log probabilities are divided by; 0 for the likeliest.
+    temperature: what log probabilities are divided by; 0, and anything below
+      `COLDEST`, for the likeliest.
     top_k: number of likeliest tokens that are drawn from; 0 for all.
   """
 
@@ -29,7 +36,7 @@ class Choice(NamedTuple):
 
   def draw(self, log_p: jax.Array, key: jax.Array) -> jax.Array:
     """Returns one id for each row of log_p [b, vocab_size], int32 [b]."""
-    if not self.temperature:
+    if self.temperature < COLDEST:
       return log_p.argmax(-1).astype(jnp.int32)
     if self.top_k:
       least = jax.lax.top_k(log_p, self.top_k)[0][:, -1:]
@@ -100,16 +107,22 @@ def _check(
     raise UserError(
       "prompt has padding, 0, before a token: put it after all tokens of a row."
     )
-  if (prompt < 0).any() or (prompt >= config.vocab_size).any():
+  size = config.vocab_size
+  if (prompt < 0).any() or (prompt >= size).any():
     raise UserError(
       f"prompt has ids from {prompt.min()} to {prompt.max()}, and the model "
-      f"knows 0 to {config.vocab_size - 1}: encode it with its vocabulary."
+      f"knows 0 to {size - 1}: encode it with its vocabulary."
     )
-  if steps < 1 or temperature < 0 or not 0 <= top_k < config.vocab_size:
+  # NaN fails both comparisons of the temperature.
+  is_warm = (
+    isinstance(temperature, numbers.Real) and 0 <= temperature < math.inf
+  )
+  is_count = all(isinstance(k, numbers.Integral) for k in (steps, top_k))
+  if not is_warm or not is_count or steps < 1 or not 0 <= top_k < size:
     raise UserError(
-      f"steps={steps}, temperature={temperature}, top_k={top_k}: give steps of "
-      "1 or more, a temperature of 0 or more, and top_k from 0 to "
-      f"{config.vocab_size - 1}."
+      f"steps={steps}, temperature={temperature}, top_k={top_k}: give an "
+      "integer of 1 or more for steps, a finite temperature of 0 or more, and "
+      f"an integer top_k from 0 to {size - 1}."
     )
   if temperature and key is None:
     raise UserError(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import numbers as numbers_abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxformers import ranges
 from jaxformers.data.engine import digests, encodings
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
-from jaxformers.tasks import baselines
+from jaxformers.tasks import baselines, rows
 from jaxformers.tasks.inputs import TOKENIZERS
 from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import Task
@@ -22,7 +24,10 @@ from jaxformers.tasks.task import Task
 NAME = "arrays"  # Name of the task in configs and results.
 # Share of the training examples that are held out to choose the checkpoint.
 HELD_OUT = 0.1
-Examples = Any  # (inputs, labels), or pairs of an input and its label.
+# Number of texts of an example, by the kind of the inputs.
+TEXTS = {"texts": 1, "pairs": 2}
+MAX_CLASSES = 1 << 16  # A greater label is an identifier, not a class.
+Examples = Any  # Inputs and labels in any form that `rows.read` takes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +92,16 @@ def from_arrays(
   vocab_size: int = 0,
   max_len: int = 0,
 ) -> Task:
-  """Returns a classification task of examples that are in memory.
+  """Returns a classification task of examples that are in memory or in a file.
 
   Args:
-    train: (inputs, labels), or any finite iterable of pairs of an input and
-      its label. Inputs are texts, which are read as bytes; or sequences of ids
-      from 1 on, of equal or unequal lengths, 0 is padding at their ends; or
-      numbers float32 [count, n]; or images uint8 [count, height, width, 3].
-      Labels are integers from 0 on, or names of classes.
+    train: (inputs, labels); any finite iterable of pairs of an input and its
+      label; a table or rows with columns such as text and label; or the path of
+      a .csv or .tsv file: see `rows`. Inputs are texts, which are read as
+      bytes; or pairs of texts, for a model of pairs; or sequences of ids from 1
+      on, of equal or unequal lengths, 0 is padding at their ends; or numbers
+      float32 [count, n]; or images uint8 [count, height, width, 3]. Labels are
+      integers from 0 on, or names of classes.
     validation: examples that choose the checkpoint; None to hold out a tenth of
       `train`. Equal inputs are held out together.
     test: examples that are scored at the end; None for those of `validation`.
@@ -107,18 +114,26 @@ def from_arrays(
   Raises:
     UserError: for inputs or labels of another kind.
   """
+  ranges.check({"vocab_size": vocab_size, "max_len": max_len})
   parts = {"train": train, "validation": validation, "test": test}
-  pairs = {
-    name: _pairs(examples, name)
+  columns = {
+    name: rows.read(examples, name)
     for name, examples in parts.items()
     if examples is not None
   }
-  classes = tuple(classes) or _classes(pairs["train"][1])
-  count = len(classes) or 1 + int(np.max(pairs["train"][1]))
+  labelled = columns["train"]
+  names = tuple(classes) or labelled.classes or _classes(labelled.labels)
+  count = len(names) or 1 + _greatest(labelled.labels)
   labels = {
-    name: _numbers(y, classes, count, name) for name, (_, y) in pairs.items()
+    name: _numbers(each.labels, names, count, name)
+    for name, each in columns.items()
   }
-  kind, splits = _splits({n: x for n, (x, _) in pairs.items()}, labels)
+  if not classes:
+    _refuse_swapped(labelled)
+  classes = names
+  kind, splits = _splits(
+    {n: each.inputs for n, each in columns.items()}, labels
+  )
   if validation is None:
     held = max(round(HELD_OUT * len(splits["train"])), 1)
     splits |= hold_out(splits["train"], held)
@@ -128,7 +143,7 @@ def from_arrays(
   longest = max(int(split.lengths().max()) for split in splits.values())
   first = splits["train"]
   vocabulary: tuple[str, ...] = ()
-  if kind == "texts":
+  if kind in TEXTS:
     vocabulary = encodings.BYTES
   elif kind == "ids":
     largest = (int(split.tokens.max(initial=0)) for split in splits.values())
@@ -151,7 +166,8 @@ def from_arrays(
     info={"source": "examples given in Python"},
     vocabulary=vocabulary,
     max_len=0 if image else max_len or longest,
-    tokenizer="bytes" if kind == "texts" else "",
+    num_inputs=TEXTS.get(kind, 1),
+    tokenizer="bytes" if kind in TEXTS else "",
     image=image,
   )
 
@@ -162,51 +178,74 @@ def _protocol(classes: tuple[str, ...], count: int) -> str:
   return f"own examples, {count} classes" + (f" {names}" if classes else "")
 
 
-def _pairs(examples: Examples, name: str) -> tuple[Any, Any]:
-  """Returns inputs and labels of examples in either form."""
-  is_two = isinstance(examples, tuple) and len(examples) == 2
-  if not is_two:
-    pairs = list(examples) if isinstance(examples, Iterable) else []
-    if not pairs or any(len(pair) != 2 for pair in pairs):
-      raise UserError(
-        f"{name} is {type(examples).__name__}: give (inputs, labels), or pairs "
-        "of an input and its label."
-      )
-    examples = tuple(zip(*pairs, strict=True))
-  inputs, labels = examples
-  if len(inputs) != len(labels) or not len(inputs):
+def _refuse_swapped(train: rows.Columns) -> None:
+  """Refuses labels that differ from each other as inputs do.
+
+  Raises:
+    UserError: if no label occurs twice, or most of the labels occur once and
+      the inputs repeat each other more often.
+  """
+  # Arrays are no labels; only scalars can have changed places with them.
+  labels = {repr(label) for label in train.labels}
+  is_scalar = np.ndim(train.inputs[0]) == 0
+  inputs = {repr(each) for each in train.inputs} if is_scalar else labels
+  count = len(train.labels)
+  is_swapped = len(inputs) < len(labels) and 2 * len(labels) > count
+  if len(labels) > 2 and (is_swapped or len(labels) == count):
     raise UserError(
-      f"{name} has {len(inputs)} inputs and {len(labels)} labels: give one "
-      "label for every input, and at least one of both."
+      f"train has {len(labels):,} different labels for {count:,} examples, "
+      f"such as {rows.show(train.labels[0])}: give (inputs, labels) in this "
+      "order. If the labels are right, name all of them by classes=."
     )
-  return inputs, labels
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
   """Returns the names of all classes in order; () for numbers."""
-  return tuple(sorted({*labels})) if isinstance(labels[0], str) else ()
+  if not isinstance(labels[0], str):
+    return ()
+  return tuple(sorted({label for label in labels if isinstance(label, str)}))
+
+
+def _greatest(labels: Any) -> int:
+  """Returns the greatest integer of labels, below `MAX_CLASSES`, or 0."""
+  integers = (y for y in labels if isinstance(y, numbers_abc.Integral))
+  return min(int(max(integers, default=0)), MAX_CLASSES - 1)
 
 
 def _numbers(
   labels: Sequence[Any], classes: tuple[str, ...], count: int, name: str
 ) -> np.ndarray:
   """Returns labels as numbers of `count` classes, int32."""
-  if isinstance(labels[0], str):
-    table = {label: number for number, label in enumerate(classes)}
-    if unknown := sorted({*labels} - table.keys()):
+  has_names = any(isinstance(label, str) for label in labels)
+  table = {label: number for number, label in enumerate(classes)}
+  greatest = "on"
+  if classes or name != "train":
+    greatest = f"to {count - 1}"
+  # Look at the numbers that are not finite first: they are what is wrong.
+  order = np.arange(len(labels))
+  if isinstance(labels, np.ndarray) and labels.dtype.kind == "f":
+    order = np.argsort(np.isfinite(labels), kind="stable")
+  for k in order.tolist():
+    label = labels[k]
+    if has_names and isinstance(label, str):
+      if label in table and label:
+        continue
+      known = f"one of the classes {', '.join(classes)}"
       raise UserError(
-        f"{name} has the label {unknown[0]!r}, which is not one of the classes "
-        f"{', '.join(classes)}: correct it, or name all classes."
+        f"{name} has the label {label!r} at {k}, which is not {known}: correct "
+        "it, or name all classes."
       )
-    return np.array([table[label] for label in labels], np.int32)
-  numbers = np.asarray(labels)
-  is_integer = np.issubdtype(numbers.dtype, np.integer) and numbers.ndim == 1
-  if not is_integer or numbers.min() < 0 or numbers.max() >= count:
-    raise UserError(
-      f"{name} has labels {numbers.dtype} {list(numbers.shape)}: give integers "
-      f"from 0 to {count - 1}, or names of classes."
-    )
-  return numbers.astype(np.int32)
+    is_flag = isinstance(label, bool | np.bool_)
+    is_integer = isinstance(label, numbers_abc.Integral) and not is_flag
+    if has_names or not is_integer or not 0 <= label < count:
+      raise UserError(
+        f"{name} has labels {_as_array(label).dtype}, such as "
+        f"{rows.show(label)} at {k}: give integers from 0 {greatest}, or names "
+        "of classes, to all examples."
+      )
+  return np.array(
+    [table[label] if has_names else label for label in labels], np.int32
+  )
 
 
 def _splits(
@@ -214,63 +253,140 @@ def _splits(
 ) -> tuple[str, dict[str, Any]]:
   """Returns the kind of the inputs, and the splits.
 
-  Kinds are "texts", "ids", "numbers" and "images".
+  Kinds are "texts", "pairs", "ids", "numbers" and "images".
   """
   first = inputs["train"][0]
-  if isinstance(first, str):
-    tokenize = TOKENIZERS["bytes"](encodings.BYTES, "")
-    # Empty texts have one token, so that every example has something to read.
-    rows = {
-      name: [tokenize(text or " ") for text in texts]
-      for name, texts in inputs.items()
-    }
-    return "texts", {n: _packed(rows[n], labels[n]) for n in rows}
-  if np.ndim(first) == 3:
-    pixels = {name: np.stack(x) for name, x in inputs.items()}
+  is_pair = isinstance(first, tuple | list) and len(first) == 2
+  if isinstance(first, str) or (is_pair and isinstance(first[0], str)):
+    count = 2 if is_pair else 1
+    kind = next(name for name, parts in TEXTS.items() if parts == count)
+    texts = {name: _texts(x, name, count) for name, x in inputs.items()}
+    return kind, {n: _packed(x, labels[n], count) for n, x in texts.items()}
+  arrays = {name: _arrays(x, name) for name, x in inputs.items()}
+  # All inputs have the axes and the kind of the first one.
+  example = arrays["train"][0]
+  if example.ndim == 3:
+    _require_one_shape(arrays, "images uint8 [count, height, width, 3]")
+    pixels = {name: np.stack(x) for name, x in arrays.items()}
     return "images", {n: _images(x, labels[n]) for n, x in pixels.items()}
-  if np.issubdtype(np.asarray(first).dtype, np.floating):
-    return "numbers", {n: _of_numbers(x, labels[n]) for n, x in inputs.items()}
-  rows = {
-    name: [np.trim_zeros(np.asarray(row), "b") for row in rows]
-    for name, rows in inputs.items()
-  }
-  for name, sequences in rows.items():
-    for row in sequences:
-      is_ids = row.ndim == 1 and (not row.size or row.min() > 0)
-      if not is_ids or not np.issubdtype(row.dtype, np.integer):
-        raise UserError(
-          f"{name} has an input {row.dtype} {list(row.shape)} that is no "
-          "sequence of ids from 1 on, with 0 at its end alone: give such, "
-          "texts, numbers float32 [count, n] (also for grey pixels), or images "
-          "uint8 [count, height, width, 3]."
-        )
-  return "ids", {
-    name: _packed([row.astype(np.int32) for row in sequences], labels[name])
-    for name, sequences in rows.items()
-  }
+  if example.dtype.kind == "f":
+    _require_one_shape(arrays, "numbers float32 [count, n]")
+    numbers = {name: _floats(x, name) for name, x in arrays.items()}
+    return "numbers", {
+      n: Numbers(x, labels[n], _keys(map(_bytes, x)))
+      for n, x in numbers.items()
+    }
+  ids = {name: _ids(x, name) for name, x in arrays.items()}
+  return "ids", {n: _packed(x, labels[n]) for n, x in ids.items()}
 
 
-def _of_numbers(rows: Any, labels: np.ndarray) -> Numbers:
-  """Returns a split of sequences of numbers; they have one length."""
-  shapes = {np.shape(row) for row in rows}
-  if len(shapes) > 1 or len(next(iter(shapes))) != 1:
+def _texts(inputs: Sequence[Any], name: str, count: int) -> list[np.ndarray]:
+  """Returns the ids of texts, or of the texts of pairs one after the other."""
+  tokenize = TOKENIZERS["bytes"](encodings.BYTES, "")
+  ids = []
+  for k, each in enumerate(inputs):
+    texts = [each] if count == 1 else each
+    is_row = isinstance(texts, tuple | list) and len(texts) == count
+    if not is_row or not all(isinstance(text, str) for text in texts):
+      what = "a text" if count == 1 else "a pair of texts"
+      raise UserError(
+        f"{name} has the input {rows.show(each)} at {k}, which is not {what} "
+        "as the first one is: correct it, or leave the example out."
+      )
+    # Empty texts have one token, so that every example has something to read.
+    ids += [tokenize(text or " ") for text in texts]
+  return ids
+
+
+def _arrays(inputs: Sequence[Any], name: str) -> list[np.ndarray]:
+  """Returns inputs as arrays of numbers.
+
+  Raises:
+    UserError: for an input that is no array of numbers, or that is empty.
+  """
+  arrays = []
+  for k, each in enumerate(inputs):
+    array = _as_array(each)
+    is_read = array.ndim and array.size and array.dtype.kind in "iuf"
+    if not is_read:
+      problem = "has no tokens" if np.shape(array) == (0,) else "is not read"
+      raise UserError(
+        f"{name} has the input {rows.show(each)} at {k}, which {problem}: give "
+        "texts, sequences of ids from 1 on, numbers float32 [count, n], or "
+        "images uint8 [count, height, width, 3]."
+      )
+    arrays.append(array)
+  return arrays
+
+
+def _as_array(value: Any) -> np.ndarray:
+  """Returns a value as an array; one of objects if it is not rectangular."""
+  try:
+    return np.asarray(value)
+  except (TypeError, ValueError):
+    return np.zeros((), object)
+
+
+def _require_one_shape(
+  arrays: Mapping[str, list[np.ndarray]], expected: str
+) -> None:
+  """Raises UserError if inputs of any split differ in shape."""
+  shapes = {row.shape for split in arrays.values() for row in split}
+  if len(shapes) > 1 or ("float" in expected and len(min(shapes)) != 1):
     raise UserError(
       f"Inputs have the shapes {', '.join(map(str, sorted(shapes)))}: give "
-      "numbers float32 [count, n], all of one length."
+      f"{expected}, all of one length or size."
     )
-  values = np.asarray(rows, np.float32)
-  return Numbers(values, labels, _keys(values))
 
 
-def _packed(rows: list[np.ndarray], labels: np.ndarray) -> Packed:
-  return dataclasses.replace(pack(rows, labels), keys=_keys(rows))
+def _floats(arrays: list[np.ndarray], name: str) -> np.ndarray:
+  """Returns sequences of finite numbers, float32 [count, n]."""
+  values = np.asarray(arrays, np.float32)
+  if not np.isfinite(values).all():
+    k = int((~np.isfinite(values)).any(1).argmax())
+    raise UserError(
+      f"{name} has an input with numbers that are not finite at {k}: correct "
+      "it, or leave the example out."
+    )
+  return values
 
 
-def _keys(rows: Sequence[np.ndarray]) -> np.ndarray:
+def _ids(arrays: list[np.ndarray], name: str) -> list[np.ndarray]:
+  """Returns sequences of ids without their padding, int32."""
+  sequences = []
+  for k, row in enumerate(arrays):
+    ids = np.trim_zeros(row, "b") if row.ndim == 1 else row
+    is_ids = row.ndim == 1 and row.dtype.kind in "iu"
+    if not is_ids or not ids.size or ids.min() <= 0:
+      problem = "has no tokens" if is_ids and not ids.size else "is no sequence"
+      raise UserError(
+        f"{name} has an input {row.dtype} {list(row.shape)} at {k} that "
+        f"{problem} of ids from 1 on, with 0 at its end alone: give such, "
+        "texts, numbers float32 [count, n] (also for grey pixels), or images "
+        "uint8 [count, height, width, 3]."
+      )
+    sequences.append(ids.astype(np.int32))
+  return sequences
+
+
+def _packed(
+  sequences: list[np.ndarray], labels: np.ndarray, num_inputs: int = 1
+) -> Packed:
+  """Returns a split whose keys are hashes of the sequences of each example."""
+  packed = pack(sequences, labels, num_inputs=num_inputs)
+  parts = [sequences[k::num_inputs] for k in range(num_inputs)]
+  joined = (b"\0".join(map(_bytes, row)) for row in zip(*parts, strict=True))
+  return dataclasses.replace(packed, keys=_keys(joined))
+
+
+def _bytes(row: np.ndarray) -> bytes:
+  return np.ascontiguousarray(row).tobytes()
+
+
+def _keys(contents: Iterable[bytes]) -> np.ndarray:
   """Returns hashes of inputs, by which they are held out, uint64 [count]."""
   digests_of_rows = (
-    hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8)
-    for row in rows
+    hashlib.blake2b(content, digest_size=8) for content in contents
   )
   return np.array(
     [int.from_bytes(each.digest(), "big") for each in digests_of_rows],

@@ -17,6 +17,7 @@ from jaxformers.data.engine.packed import pack
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.errors import UserError
 from jaxformers.registry import Registry
+from jaxformers.tasks import rows
 
 Ids = Callable[[str], np.ndarray]
 # Functions of a vocabulary and of the JSON of a tokenizer that return one from
@@ -106,8 +107,8 @@ class Inputs:
         "The inputs of this model are not text: give arrays, as "
         f"{self.expected()}."
       )
-    make = TOKENIZERS[self.tokenizer]
-    return make(self.vocabulary, self.tokenizer_json)
+    ids = TOKENIZERS[self.tokenizer](self.vocabulary, self.tokenizer_json)
+    return lambda text: ids(encodings.well_formed(text))
 
   def expected(self) -> str:
     """Returns what arrays of inputs are, in words."""
@@ -117,7 +118,10 @@ class Inputs:
     pair = "2, " if self.num_inputs > 1 else ""
     if not self.vocabulary:
       return f"numbers float32 [b, {pair}n], or pixels uint8"
-    return f"ids int32 [b, {pair}n] below {len(self.vocabulary)}, 0 for padding"
+    texts = "pairs of texts, or " if pair else "texts, or "
+    return (
+      texts if self.tokenizer else ""
+    ) + f"ids int32 [b, {pair}n] below {len(self.vocabulary)}, 0 for padding"
 
   def encode(
     self, text: str, length: int = 0, *, closed: bool = True
@@ -189,51 +193,82 @@ class Inputs:
     Raises:
       UserError: for inputs of another kind or shape.
     """
-    if isinstance(inputs, str):
-      raise UserError(
-        f"inputs={inputs[:40]!r} is one text: give a list of texts."
-      )
-    inputs = inputs if hasattr(inputs, "shape") else list(inputs)
+    inputs = rows.values(inputs, "inputs")
     if not len(inputs):
       raise UserError("There are no inputs: give at least one.")
     if self.image:
-      return self._images(np.asarray(inputs))
-    if hasattr(inputs, "shape"):
-      return self._array(np.asarray(inputs))
+      is_array = isinstance(inputs, np.ndarray)
+      images = enumerate([] if is_array else inputs)
+      stacked = [self._numbers(k, image) for k, image in images]
+      return self._images(inputs if is_array else self._stacked(stacked))
+    if isinstance(inputs, np.ndarray):
+      return self._array(inputs)
     flat = list(inputs)
     if self.num_inputs > 1:
-      flat = [part for pair in inputs for part in pair]
-    rows = [
+      flat = [
+        part for k, pair in enumerate(flat) for part in self._pair(k, pair)
+      ]
+    sequences = [
       self.encode(row, closed=closed)
       if isinstance(row, str)
-      else np.asarray(row)
-      for row in flat
+      else self._numbers(k // self.num_inputs, row)
+      for k, row in enumerate(flat)
     ]
-    is_raw = rows[0].dtype == np.uint8 or rows[0].ndim > 1
+    is_raw = sequences[0].dtype == np.uint8 or sequences[0].ndim > 1
     if is_raw or not self.vocabulary:
-      return self._array(self._stacked(rows))
+      return self._array(self._stacked(sequences))
     # Pad sequences of ids to the longest; an empty one has no dtype.
-    for row in rows:
+    for row in sequences:
       is_ids = np.issubdtype(row.dtype, np.integer) or not row.size
       if row.ndim != 1 or not is_ids:
         raise self._refusal(row)
-    n = max(1, *(len(row) for row in rows))
-    padded = [np.pad(np.int32(row), (0, n - len(row))) for row in rows]
+    n = max(1, *(len(row) for row in sequences))
+    padded = [np.pad(np.int64(row), (0, n - len(row))) for row in sequences]
     return self._array(self._stacked(padded))
 
-  def _stacked(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+  def _pair(self, k: int, pair: Any) -> Sequence[Any]:
+    """Returns the parts of pair k.
+
+    Raises:
+      UserError: for anything but a sequence of two parts.
+    """
+    is_sequence = isinstance(pair, tuple | list | np.ndarray)
+    if not is_sequence or len(pair) != self.num_inputs:
+      raise UserError(
+        f"inputs[{k}]={rows.show(pair)} is not a pair: give {self.expected()}."
+      )
+    return pair
+
+  def _numbers(self, k: int, row: Any) -> np.ndarray:
+    """Returns input k as an array of numbers.
+
+    Raises:
+      UserError: for anything else, such as None or NaN in place of a text.
+    """
+    try:
+      array = np.asarray(row)
+    except (TypeError, ValueError):
+      array = np.zeros((), object)
+    if not array.ndim or array.dtype.kind not in "iuf":
+      raise UserError(
+        f"inputs[{k}]={rows.show(row)} is not what this model reads: give "
+        f"{self.expected()}."
+      )
+    return array
+
+  def _stacked(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
     """Returns rows of one shape as an array, in pairs where inputs are pairs.
 
     Raises:
       UserError: for rows of several shapes, which numbers cannot have.
     """
-    shapes = {row.shape for row in rows}
+    shapes = {row.shape for row in sequences}
     if len(shapes) > 1:
       raise UserError(
         f"Inputs have the shapes {', '.join(map(str, sorted(shapes)))}: give "
         f"{self.expected()}, all of one length."
       )
-    x = np.stack(rows)
+    x = np.stack(sequences)
     if self.num_inputs > 1:
       x = x.reshape(-1, self.num_inputs, *x.shape[1:])
     return x
@@ -253,13 +288,14 @@ class Inputs:
       x = x + self.reading.get("first_id", 0)
       if scale := self.reading.get("scale"):
         x = ((x - scale[0]) / scale[1]).astype(np.float32)
-    is_real = np.issubdtype(x.dtype, np.floating)
+    is_real = x.dtype.kind == "f"
     is_pair = self.num_inputs == 1 or x.shape[1:2] == (self.num_inputs,)
     is_shaped = x.ndim == front + 1 and x.shape[-1] > 0 and is_pair
-    if not is_shaped or is_real == bool(self.vocabulary):
+    is_number = x.dtype.kind in "iuf"
+    if not is_shaped or not is_number or is_real == bool(self.vocabulary):
       raise self._refusal(x)
     if is_real:
-      return x[..., : self.max_len].astype(np.float32)
+      return _finite(x[..., : self.max_len])
     if x.min() < 0 or x.max() >= len(self.vocabulary):
       raise UserError(
         f"Inputs have ids from {x.min()} to {x.max()}: give {self.expected()}."
@@ -269,12 +305,29 @@ class Inputs:
   def _images(self, x: np.ndarray) -> np.ndarray:
     if x.shape[1:] != tuple(self.image):
       raise self._refusal(x)
-    if np.issubdtype(x.dtype, np.floating):
-      return x.astype(np.float32)
+    if x.dtype.kind == "f":
+      return _finite(x)
+    if x.dtype.kind not in "iu" or x.min() < 0 or x.max() > 255:
+      raise self._refusal(x)
     mean, deviation = (
       np.float32(self.reading[name]) for name in ("mean", "deviation")
     )
     return (x.astype(np.float32) / 255 - mean) / deviation
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+  """Returns numbers as float32.
+
+  Raises:
+    UserError: for a number that is not finite.
+  """
+  is_finite = np.isfinite(x).reshape(len(x), -1).all(1)
+  if not is_finite.all():
+    raise UserError(
+      f"inputs[{int(is_finite.argmin())}] has numbers that are not finite: "
+      "correct them."
+    )
+  return x.astype(np.float32)
 
 
 def from_record(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from jaxformers.models import decode
 from tests import initial
 from tests.marks import long_except
 from tests.models.test_cache import N, build, start
@@ -28,6 +29,16 @@ def test_the_likeliest_tokens_are_those_of_whole_sequences(name):
     padded = np.pad(text, (0, N - len(text)))[None]
     likeliest = np.asarray(apply({"params": params}, padded)[0]).argmax(-1)
     assert (likeliest[len(text) - 6 : len(text) - 1] == tokens).all()
+
+
+def test_a_temperature_that_is_almost_zero_is_zero():
+  """Log probabilities over 1e-40 are infinite, and NaN for the likeliest."""
+  log_p = jnp.log(jnp.array([[0.0, 0.2, 0.5, 0.3], [0.1, 0.1, 0.1, 0.7]]))
+  for temperature in (0.0, 1e-300, 1e-40, 1e-21, 1e-19, 1e-3):
+    for top_k in (0, 2):
+      choice = decode.Choice(temperature, top_k)
+      drawn = choice.draw(log_p, jax.random.key(0))
+      assert drawn.tolist() == [2, 3], temperature
 
 
 def test_draws_follow_the_probabilities():
@@ -63,6 +74,11 @@ def test_a_recurrence_goes_beyond_the_longest_training_sequence():
     ({"steps": 0}, "steps=0"),
     ({"key": None}, "give key="),
     ({"top_k": 11}, "top_k from 0 to 10"),
+    ({"top_k": 1.5}, "top_k=1.5"),
+    ({"steps": 2.5}, "steps=2.5"),
+    ({"temperature": float("nan")}, "temperature=nan.*a finite temperature"),
+    ({"temperature": float("inf")}, "temperature=inf"),
+    ({"temperature": "0"}, "temperature=0"),
     ({"prompt": [[1], [0]]}, "at least one token"),
     ({"prompt": [[0, 1]]}, "at the beginning of every row"),
     ({"prompt": [[1, 0, 1]]}, "padding, 0, before a token"),

@@ -76,6 +76,14 @@ def test_numbers_and_images():
   assert batch["inputs"].shape == (2, 8, 8, 3)
 
 
+def test_a_lone_surrogate_is_a_replacement_character():
+  texts = ["bad \ud83d", "joined \ud83d\ude00", "good"] * 4
+  task = from_arrays((texts, [0, 1, 1] * 4))
+  rows = inputs_of(task.splits["train"])["inputs"]
+  decoded = {task.inputs.decode(row) for row in rows}
+  assert decoded == {"bad \ufffd", "joined \U0001f600", "good"}
+
+
 def test_other_examples_have_another_description():
   x = RNG.normal(size=(20, 6))
   y = np.arange(20) % 3
@@ -100,6 +108,28 @@ def test_other_examples_have_another_description():
     (([[1.0], [1.0, 2.0]] * 3, [0, 1] * 3), {}, "all of one length"),
     ((np.ones((6, 3, 1)), [0, 1] * 3), {}, "numbers float32"),
     ((np.zeros((3, 4, 4, 1), np.uint8), [0, 1, 1]), {}, "Grey images are"),
+    ((["a", float("nan"), "b"], [0, 1, 1]), {}, "the input nan at 1"),
+    ((["a", None, "b"], [0, 1, 1]), {}, "the input None at 1"),
+    (([None, "a", "b"], [0, 1, 1]), {}, "the input None at 0"),
+    ((["a", "b", b"c"], [0, 1, 1]), {}, "input b'c' at 2"),
+    (([["a", "b", "c"]] * 3, [0, 1, 1]), {}, "which is not read"),
+    (([("a", "b"), "ab"] * 3, [0, 1] * 3), {}, "'ab' at 1.*a pair of texts"),
+    (([1, 2, 3], [0, 1, 1]), {}, "the input 1 at 0"),
+    (([[1], [], [2]], [0, 1, 1]), {}, "at 1, which has no tokens"),
+    (([[1], [0], [2]], [0, 1, 1]), {}, "at 1 that has no tokens"),
+    ((np.ones((3, 0)), [0, 1, 1]), {}, "has no tokens"),
+    (([[1.0], [np.nan], [2]], [0, 1, 1]), {}, "not finite at 1"),
+    ((["a"] * 3, ["x", "y", float("nan")]), {}, "such as nan at 2"),
+    ((["a"] * 3, ["x", None, "y"]), {}, "such as None at 1"),
+    ((["a"] * 3, ["x", "", "y"]), {}, "the label '' at 1"),
+    ((["a"] * 3, np.array([0, 1, np.nan])), {}, "such as np.float64.nan. at 2"),
+    ((["a"] * 3, [0, 1, -1]), {}, "such as -1 at 2"),
+    ((["a"] * 3, [0, 1, 1 << 40]), {"classes": "xy"}, "integers from 0 to 1"),
+    ((["a"] * 3, [True, False, True]), {}, "labels bool"),
+    ((["a"] * 3, [[0], [1, 2], [0]]), {}, r"such as \[0\] at 0"),
+    (([0, 1] * 3, [*"abcdef"]), {}, "6 different labels for 6 examples"),
+    (([0, 1] * 3, [*"abcdea"]), {}, r"'a': give \(inputs, labels\) in this"),
+    ((["a"] * 3, [0, 1, 1]), {"max_len": -1}, "max_len=-1"),
   ],
 )
 def test_what_is_refused(examples, options, message):

@@ -14,6 +14,7 @@ from jaxformers.tasks.inputs import TOKENIZERS, Inputs, from_record
 
 TEXT = Inputs(encodings.BYTES, 10, tokenizer="bytes", reading={"first_id": 1})
 PIXELS = Inputs((), 4, reading={"first_id": 0, "scale": [100.0, 50.0]})
+PAIRS = Inputs(encodings.BYTES, 10, num_inputs=2, tokenizer="bytes")
 COLOURS = Inputs(
   (),
   0,
@@ -79,6 +80,27 @@ def test_a_prompt_is_not_closed(tokenizer, vocabulary):
   assert vocabulary[closed[-1]] == "<eos>"
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", "byte_pairs", "words"])
+def test_texts_as_they_come_out_of_tables_and_the_web(tokenizer):
+  options, vocabulary = {"tokenizer": tokenizer}, encodings.BYTES
+  if tokenizer == "byte_pairs":
+    fit = encodings.byte_pairs("text", size=300).fit
+    _, info = fit(iter([{"text": b"the cat and the cat"}] * 9))
+    options["tokenizer_json"] = info["tokenizer"]
+    vocabulary = encodings.pieces(info["tokenizer"])
+  if tokenizer == "words":
+    vocabulary = ("<pad>", "<eos>", "<unk>", "the", "cat\ufffd")
+  inputs = Inputs(vocabulary, 20, **options)
+  texts = ["the cat\ud83d", "cat"]
+  want = inputs.batch(["the cat\ufffd", "cat"])
+  np.testing.assert_array_equal(inputs.batch(texts), want)
+  for column in (np.array(texts, object), iter(texts), tuple(texts)):
+    np.testing.assert_array_equal(inputs.batch(column), want)
+  # An array of NumPy's texts cannot hold a lone surrogate everywhere.
+  array = np.array(["the", "cat"])
+  np.testing.assert_array_equal(inputs.batch(array), inputs.batch([*array]))
+
+
 def test_lists_of_pixels_are_read_as_arrays_are():
   raw = np.array([[[0, 50], [100, 200]], [[1, 2], [3, 4]]], np.uint8)
   np.testing.assert_array_equal(PIXELS.batch([*raw]), PIXELS.batch(raw))
@@ -112,6 +134,23 @@ def test_pixels_are_scaled_and_numbers_are_not():
     (PIXELS, ["text"], "not text: give arrays, as numbers float32"),
     (PIXELS, np.ones((2, 3), np.int32), "numbers float32"),
     (COLOURS, np.ones((1, 3, 2, 3)), r"pixels uint8 \[b, 2, 2, 3\]"),
+    (COLOURS, np.full((1, 2, 2, 3), 256), "pixels uint8"),
+    (COLOURS, ["a"], r"inputs\[0\]='a'"),
+    (COLOURS, [np.full((2, 2, 3), np.nan)], r"inputs\[0\] has numbers that"),
+    (PIXELS, [[0.0], [np.inf]], r"inputs\[1\] has numbers that are not finite"),
+    (TEXT, {"text": "good"}, "dict with the columns 'text'"),
+    (TEXT, [{"text": "good"}], r"inputs\[0\]=\{'text': 'good'\} is not what"),
+    (TEXT, {"good"}, "is set: give a list"),
+    (TEXT, b"good", "is one text"),
+    (TEXT, 3, "inputs is int: give a list"),
+    (TEXT, ["a", None], r"inputs\[1\]=None is not .*: give texts, or ids"),
+    (TEXT, ["a", float("nan")], r"inputs\[1\]=nan"),
+    (TEXT, [b"a"], r"inputs\[0\]=b'a'"),
+    (TEXT, np.array([["a"], ["b"]]), r"inputs\[0\]=\['a'\]"),
+    (TEXT, [[1], [1 << 40]], "ids from 1 to 1099511627776"),
+    (PAIRS, ["ab", "cd"], r"inputs\[0\]='ab' is not a pair: give pairs of"),
+    (PAIRS, [("a", "b", "c")], "is not a pair"),
+    (PAIRS, [("a", None)], r"inputs\[0\]=None"),
   ],
 )
 def test_what_is_not_read(inputs, x, message):

@@ -6,6 +6,7 @@ none depends on the order of a set. Id 0 is padding wherever there is any.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
 import json
@@ -30,6 +31,50 @@ BYTES = (PAD, *(f"0x{value:02x}" for value in range(256)))
 
 Ids = Callable[[str], np.ndarray]
 Fitted = tuple[Encode, dict[str, Any]]
+
+
+# Encodings by their marks. The longer marks go first: UTF-32 begins as UTF-16.
+BYTE_ORDER_MARKS = {
+  codecs.BOM_UTF32_LE: "utf-32",
+  codecs.BOM_UTF32_BE: "utf-32",
+  codecs.BOM_UTF8: "utf-8-sig",
+  codecs.BOM_UTF16_LE: "utf-16",
+  codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def decode_text(content: bytes, name: str) -> str:
+  """Returns a text in UTF-8, or in the encoding that its first bytes name.
+
+  Args:
+    content: content of a file.
+    name: path of the file, for the message.
+
+  Raises:
+    UserError: for a text in another encoding.
+  """
+  starts = (m for m in BYTE_ORDER_MARKS if content.startswith(m))
+  encoding = BYTE_ORDER_MARKS.get(next(starts, b""), "utf-8")
+  try:
+    return content.decode(encoding)
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f"{name} is not text in {encoding.upper()} (byte {error.start:,}): save "
+      "it as UTF-8, or as UTF-16 with a byte-order mark."
+    ) from None
+
+
+def well_formed(text: str) -> str:
+  """Returns a text that UTF-8 can encode.
+
+  Two surrogates of one character are joined, as JSON writes them; each other
+  surrogate becomes U+FFFD.
+  """
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+  return text
 
 
 def _hash(content: bytes) -> int:
@@ -320,7 +365,8 @@ def _lines(text: str) -> list[str]:
 
 def byte_ids(text: str) -> np.ndarray:
   """Returns the ids of a text under `BYTES`: each byte plus one."""
-  return np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + 1
+  content = well_formed(text).encode()
+  return np.frombuffer(content, np.uint8).astype(np.uint16) + 1
 
 
 def character_ids(vocabulary: Sequence[str]) -> Ids:

@@ -1,0 +1,284 @@
+"""Tables of a user's examples, as inputs and labels.
+
+No library of tables is imported. A table is an object with names of columns (of
+pandas, polars, pyarrow or Hugging Face's `datasets`), a mapping of columns, a
+list of rows that are mappings, or a file of comma or tab separated values.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxformers import paths
+from jaxformers.data.engine import encodings
+from jaxformers.errors import UserError
+
+# Names of columns, in lower case. The first ones are preferred where a table
+# has several.
+LABELS = ("label", "labels", "target", "class", "category", "sentiment", "y")
+INPUTS = ("text", "input_ids", "image", "img", "sentence", "review")
+PAIRS = (
+  *(("text1", "text2"), ("text_a", "text_b"), ("sentence1", "sentence2")),
+  *(("premise", "hypothesis"), ("question1", "question2")),
+  *(("question", "sentence"), ("question", "passage")),
+)
+NUMBERINGS = ("", "id", "idx", "index", "unnamed: 0")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+FORMS = (
+  "(inputs, labels), pairs of an input and its label, a table or rows with "
+  "columns such as text and label, or the path of a .csv or .tsv file"
+)
+
+
+class Columns(NamedTuple):
+  """Inputs and labels of examples.
+
+  Attributes:
+    inputs: a list, or an array of numbers; the parts of a pair are a tuple.
+    labels: a list, or an array of numbers.
+    classes: names of the classes, if the table has them; or ().
+  """
+
+  inputs: Any
+  labels: Any
+  classes: tuple[str, ...] = ()
+
+
+def read(examples: Any, name: str) -> Columns:
+  """Returns the inputs and the labels of examples in any form.
+
+  Args:
+    examples: (inputs, labels); pairs of an input and its label; or a table.
+    name: name of the examples, for messages.
+
+  Raises:
+    UserError: for examples of another form or without known columns.
+  """
+  if isinstance(examples, str | os.PathLike):
+    chosen = _choose(read_file(paths.expand(examples)), name)
+    return chosen._replace(labels=_as_integers(chosen.labels))
+  if (names := column_names(examples)) is not None:
+    return _read_table(examples, names, name)
+  # A tuple of two rows with fields is a table all the same.
+  is_couple = isinstance(examples, tuple) and len(examples) == 2
+  if is_couple and any(_fields(part) is None for part in examples):
+    return _checked(*examples, name)
+  is_text = isinstance(examples, bytes) or not isinstance(examples, Iterable)
+  rows = [] if is_text else list(examples)
+  if rows and all(_fields(row) is not None for row in rows):
+    return _choose(_transpose([_fields(row) for row in rows], name), name)
+  others = (k for k, row in enumerate(rows) if not _is_pair(row))
+  if not rows or (k := next(others, None)) is not None:
+    place = f" with the row {show(rows[k])} at {k}" if rows else ""
+    raise UserError(
+      f"{name} is {type(examples).__name__}{place}: give {FORMS}."
+    )
+  return _checked(*zip(*rows, strict=True), name)
+
+
+def values(column: Any, what: str) -> Any:
+  """Returns a column as a list, or as an array if it is one of numbers.
+
+  Args:
+    column: any finite iterable but a text, a mapping or a set; the index of a
+      Series is ignored.
+    what: name of the column, for messages.
+
+  Raises:
+    UserError: for anything else, with what to give.
+  """
+  if isinstance(column, str | bytes):
+    raise UserError(f"{what}={show(column)} is one text: give a list of texts.")
+  if (names := column_names(column)) is not None:
+    numeric = hasattr(column, "to_numpy") and _is_numeric(column.to_numpy())
+    if isinstance(column, Mapping) or not numeric:
+      raise UserError(
+        f"{what} is {type(column).__name__} with the columns "
+        f"{', '.join(map(repr, names))}: give the list of one column."
+      )
+  if isinstance(column, Set) or not isinstance(column, Iterable):
+    raise UserError(
+      f"{what} is {type(column).__name__}: give a list, which has an order."
+    )
+  # Take the values of a Series, which are looked up by its index otherwise.
+  if hasattr(column, "to_numpy"):
+    column = column.to_numpy()
+  elif hasattr(column, "__array__"):
+    column = np.asarray(column)
+  if isinstance(column, np.ndarray):
+    return column if _is_numeric(column) else np.atleast_1d(column).tolist()
+  return list(column)
+
+
+def _is_numeric(array: Any) -> bool:
+  return getattr(array, "ndim", 0) > 0 and array.dtype.kind in "biufc"
+
+
+def show(value: Any) -> str:
+  """Returns a value for a message, cut to some characters."""
+  text = repr(value)
+  return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _checked(inputs: Any, labels: Any, name: str) -> Columns:
+  """Returns two columns of one length.
+
+  Raises:
+    UserError: for columns of two lengths, or without any row.
+  """
+  inputs, labels = (
+    values(column, f"{what} of {name}")
+    for what, column in (("inputs", inputs), ("labels", labels))
+  )
+  if len(inputs) != len(labels) or not len(inputs):
+    raise UserError(
+      f"{name} has {len(inputs)} inputs and {len(labels)} labels: give one "
+      "label for every input, and at least one of both."
+    )
+  return Columns(inputs, labels)
+
+
+def _is_pair(row: Any) -> bool:
+  return isinstance(row, tuple | list | np.ndarray) and len(row) == 2
+
+
+def _fields(row: Any) -> Mapping[str, Any] | None:
+  """Returns a row that has fields as a mapping; None for another row."""
+  if hasattr(row, "_asdict"):
+    return row._asdict()  # A named tuple, as of DataFrame.itertuples.
+  return row if isinstance(row, Mapping) else None
+
+
+def _transpose(
+  rows: Sequence[Mapping[str, Any]], name: str
+) -> dict[str, list[Any]]:
+  """Returns rows as columns; all rows have the fields of the first."""
+  for k, row in enumerate(rows):
+    if row.keys() != rows[0].keys():
+      raise UserError(
+        f"{name} has the columns {', '.join(map(repr, rows[0]))} in row 0, and "
+        f"{', '.join(map(repr, row))} in row {k}: give all rows the same ones."
+      )
+  return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+def column_names(table: Any) -> list[Any] | None:
+  """Returns the names of a table's columns; None for what is no table."""
+  if isinstance(table, Mapping):
+    return list(table)
+  names = getattr(table, "column_names", None)
+  if names is None and hasattr(table, "to_numpy"):
+    names = getattr(table, "columns", None)
+  # A stream of `datasets` has names, but its columns cannot be looked up.
+  return (
+    list(names) if names is not None and hasattr(table, "__len__") else None
+  )
+
+
+def _read_table(table: Any, names: list[Any], name: str) -> Columns:
+  """Returns the columns of a table, and its names of classes."""
+  columns = {key: table[key] for key in names}
+  parts = [k for k, part in columns.items() if column_names(part) is not None]
+  if len(columns) < len(names):
+    raise UserError(
+      f"{name} has the columns {', '.join(map(repr, names))}, some of them "
+      "twice: give each a name."
+    )
+  if parts:
+    raise UserError(
+      f"{name} is {type(table).__name__} of the tables "
+      f"{', '.join(map(repr, parts))}: give one of them, such as "
+      f"{name}=data[{parts[0]!r}]."
+    )
+  # `datasets` has numbers for labels, and their names in its features.
+  chosen = _choose(columns, name)
+  features = getattr(table, "features", None)
+  feature = features.get(_label(names)) if features is not None else None
+  classes = tuple(getattr(feature, "names", None) or ())
+  return chosen._replace(classes=classes)
+
+
+def _choose(table: Mapping[Any, Any], name: str) -> Columns:
+  """Returns the columns of inputs and labels, by their names."""
+  by_name = {str(key).strip().lower(): key for key in table}
+  label = _label(table)
+  others = [
+    key for key in by_name if by_name[key] != label and key not in NUMBERINGS
+  ]
+  chosen = [(key,) for key in INPUTS if key in others][:1]
+  chosen = chosen or [pair for pair in PAIRS if {*pair} <= {*others}][:1]
+  # A column that is the only other one may have any name.
+  chosen = chosen or [(key,) for key in others if len(others) == 1]
+  if label is None or not chosen:
+    raise UserError(
+      f"{name} has the columns {', '.join(map(repr, table))}: name the inputs "
+      f"{INPUTS[0]} (or {PAIRS[0][0]} and {PAIRS[0][1]} for pairs) and the "
+      "labels label, or give (inputs, labels)."
+    )
+  columns = [
+    values(table[by_name[key]], f"column {by_name[key]!r} of {name}")
+    for key in chosen[0]
+  ]
+  is_pair = len(columns) == 2
+  inputs = list(zip(*columns, strict=True)) if is_pair else columns[0]
+  return _checked(inputs, table[label], name)
+
+
+def _label(names: Iterable[Any]) -> Any:
+  """Returns the name of the column of labels; None if there is none."""
+  by_name = {str(key).strip().lower(): key for key in names}
+  return next((by_name[key] for key in LABELS if key in by_name), None)
+
+
+def read_file(path: Path) -> dict[str, list[str]]:
+  """Returns the columns of a .csv or .tsv file, whose first row names them.
+
+  Raises:
+    UserError: for a file that is missing, of another kind, not UTF-8 or UTF-16,
+      or whose rows do not have the fields of the first row.
+  """
+  delimiter = DELIMITERS.get(path.suffix.lower())
+  if delimiter is None or not path.is_file():
+    problem = "is no file" if delimiter else "is neither .csv nor .tsv"
+    raise UserError(f"{path} {problem}: give {FORMS}.")
+  text = encodings.decode_text(path.read_bytes(), str(path))
+  # Texts may be longer than the limit of the module, which is global.
+  limit = csv.field_size_limit(max(len(text), 1))
+  try:
+    reader = csv.reader(
+      io.StringIO(text, newline=""), delimiter=delimiter, strict=True
+    )
+    names = next(reader, [])
+    columns = {name: [] for name in names}
+    if len(columns) < len(names) or not names:
+      raise UserError(
+        f"{path} has the columns {', '.join(map(repr, names))}: give every "
+        "column a name in the first row."
+      )
+    for row in filter(None, reader):
+      if len(row) != len(names):
+        raise csv.Error(f"{len(row)} fields, and {len(names)} in the first row")
+      for column, field in zip(columns.values(), row, strict=True):
+        column.append(field)
+  except csv.Error as error:
+    raise UserError(
+      f"{path}, line {reader.line_num}: {error}. Separate the fields by "
+      f"{delimiter!r}, and quote those that contain it, a quote or a line end."
+    ) from None
+  finally:
+    csv.field_size_limit(limit)
+  return columns
+
+
+def _as_integers(labels: list[str]) -> list[Any]:
+  """Returns labels such as "0" and "1" as integers; others unchanged."""
+  is_number = all(re.fullmatch("0|[1-9][0-9]{0,8}", label) for label in labels)
+  return [*map(int, labels)] if is_number else labels
