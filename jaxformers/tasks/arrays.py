@@ -230,10 +230,9 @@ def _numbers(
     if has_names and isinstance(label, str):
       if label in table and label:
         continue
-      known = f"one of the classes {', '.join(classes)}"
       raise UserError(
-        f"{name} has the label {label!r} at {k}, which is not {known}: correct "
-        "it, or name all classes."
+        f"{name} has the label {label!r} at {k}, which is not one of the "
+        f"classes {', '.join(classes)}: correct it, or name all classes."
       )
     is_flag = isinstance(label, bool | np.bool_)
     is_integer = isinstance(label, numbers_abc.Integral) and not is_flag

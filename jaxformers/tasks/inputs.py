@@ -173,7 +173,7 @@ class Inputs:
       return "".join(self.vocabulary[i] for i in kept)
     if self.tokenizer_json:
       reader = tokenizers.Tokenizer.from_str(self.tokenizer_json)
-      if self.tokenizer == "word_pieces":
+      if self.tokenizer == "word_pieces" and reader.decoder is None:
         reader.decoder = tokenizers.decoders.WordPiece()
       return reader.decode(kept)
     return " ".join(self.vocabulary[i] for i in kept)
@@ -243,7 +243,7 @@ class Inputs:
     """Returns input k as an array of numbers.
 
     Raises:
-      UserError: for anything else, such as None or NaN in place of a text.
+      UserError: for anything else, such as None or NaN instead of a text.
     """
     try:
       array = np.asarray(row)

@@ -49,7 +49,9 @@ def load_imdb(
       (validation is test).
     archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
       downloads.
-    vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
+    vocabulary: path of BERT's vocab.txt or one like it, of a tokenizer.json, or
+      of their folder; "" trains one. A tokenizer_config.json next to it is
+      obeyed.
     vocab_size: size of the vocabulary that is trained.
     max_len: number of word pieces that a review is cut to.
     special_tokens: True to open every review with [CLS] and close it with

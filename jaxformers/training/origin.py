@@ -23,6 +23,7 @@ import safetensors.numpy
 
 from jaxformers import config as configs
 from jaxformers import models, paths, workdirs
+from jaxformers.data.engine import vocabularies
 from jaxformers.errors import UserError
 from jaxformers.models import huggingface, pretrained
 from jaxformers.models.attention import MIXERS
@@ -410,6 +411,9 @@ def begin_with(
   weights = read(path)
   fields = read_fields(path)
   if weights is None:
+    if task.tokenizer == "word_pieces":
+      remedy = f"set --config.task.vocabulary={path}."
+      vocabularies.require_same(path, task.tokenizer_json, remedy)
     differing, advice = _compare(fields, model, task)
     chosen = pretrained.take(path, start, advice)
     record = {"folder": str(path), "differing_options": differing}

@@ -8,6 +8,7 @@ an archive was made to do harm.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
 import hashlib
@@ -28,6 +29,37 @@ from jaxformers.paths import expand
 
 Place = TypeVar("Place")
 Stream = tuple[str, Iterator[bytes]]  # A name, and the content in parts.
+
+
+# Encodings by their marks. The longer marks go first: UTF-32 begins as UTF-16.
+BYTE_ORDER_MARKS = {
+  codecs.BOM_UTF32_LE: "utf-32",
+  codecs.BOM_UTF32_BE: "utf-32",
+  codecs.BOM_UTF8: "utf-8-sig",
+  codecs.BOM_UTF16_LE: "utf-16",
+  codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def decode_text(content: bytes, name: str) -> str:
+  """Returns a text in UTF-8, or in the encoding that its first bytes name.
+
+  Args:
+    content: content of a file.
+    name: path of the file, for the message.
+
+  Raises:
+    UserError: for a text in another encoding.
+  """
+  starts = (m for m in BYTE_ORDER_MARKS if content.startswith(m))
+  encoding = BYTE_ORDER_MARKS.get(next(starts, b""), "utf-8")
+  try:
+    return content.decode(encoding)
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f"{name} is not text in {encoding.upper()} (byte {error.start:,}): save "
+      "it as UTF-8, or as UTF-16 with a byte-order mark."
+    ) from None
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:

@@ -6,13 +6,11 @@ none depends on the order of a set. Id 0 is padding wherever there is any.
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,48 +18,19 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxformers import paths
+from jaxformers.data.engine import vocabularies
 from jaxformers.data.engine.source import Encode, Encoding, Example
 from jaxformers.errors import UserError
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL = vocabularies.SPECIAL
+_read_vocabulary = vocabularies.read
 # Largest number of characters of a trained vocabulary.
 ALPHABET = 1_000
 BYTES = (PAD, *(f"0x{value:02x}" for value in range(256)))
 
 Ids = Callable[[str], np.ndarray]
 Fitted = tuple[Encode, dict[str, Any]]
-
-
-# Encodings by their marks. The longer marks go first: UTF-32 begins as UTF-16.
-BYTE_ORDER_MARKS = {
-  codecs.BOM_UTF32_LE: "utf-32",
-  codecs.BOM_UTF32_BE: "utf-32",
-  codecs.BOM_UTF8: "utf-8-sig",
-  codecs.BOM_UTF16_LE: "utf-16",
-  codecs.BOM_UTF16_BE: "utf-16",
-}
-
-
-def decode_text(content: bytes, name: str) -> str:
-  """Returns a text in UTF-8, or in the encoding that its first bytes name.
-
-  Args:
-    content: content of a file.
-    name: path of the file, for the message.
-
-  Raises:
-    UserError: for a text in another encoding.
-  """
-  starts = (m for m in BYTE_ORDER_MARKS if content.startswith(m))
-  encoding = BYTE_ORDER_MARKS.get(next(starts, b""), "utf-8")
-  try:
-    return content.decode(encoding)
-  except UnicodeDecodeError as error:
-    raise UserError(
-      f"{name} is not text in {encoding.upper()} (byte {error.start:,}): save "
-      "it as UTF-8, or as UTF-16 with a byte-order mark."
-    ) from None
 
 
 def well_formed(text: str) -> str:
@@ -171,8 +140,8 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
 
   Args:
     fields: names of the fields, whose texts become one sequence.
-    vocabulary: path of a `vocab.txt` as BERT's, one piece a line; "" trains
-      one on the training split.
+    vocabulary: path of a `vocab.txt` as BERT's, of a `tokenizer.json`, or of
+      their folder, see `vocabularies`; "" trains one on the training split.
     size: size of the vocabulary that is trained, special tokens included.
 
   Raises:
@@ -183,8 +152,7 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
   if vocabulary:
     path = paths.expand(vocabulary)
     published = _read_vocabulary(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    name = f"wordpiece-{digest}"
+    name = f"wordpiece-{vocabularies.digest(path, published)}"
   else:
     advice = ", or a vocab.txt"
     _check_size(size, len(SPECIAL) + 2, "word pieces", advice)
@@ -293,40 +261,6 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
   return Encoding(f"byte-pairs-{size}", fit, text_key(*fields), dtype=np.uint16)
 
 
-def _read_vocabulary(path: Path) -> tokenizers.Tokenizer:
-  """Returns the tokenizer of a `vocab.txt` as BERT's."""
-  if not path.is_file():
-    raise UserError(
-      f"There is no vocabulary {path}: give the path of a vocab.txt, or leave "
-      "task.vocabulary empty to train one."
-    )
-  # The number of a line is the id of its piece, and 0 is padding.
-  pieces = path.read_text(encoding="utf-8").splitlines()
-  if not pieces or pieces[0] != "[PAD]" or "[UNK]" not in pieces:
-    raise UserError(
-      f"{path} is not a vocabulary of word pieces: give a vocab.txt whose "
-      "first line is [PAD] and that has a line [UNK]."
-    )
-  # Ids are stored in 16 bits, and no piece may have two.
-  if not len(set(pieces)) == len(pieces) <= 1 << 16:
-    raise UserError(
-      f"{path} holds {len(pieces):,} pieces, {len(set(pieces)):,} different "
-      f"ones: give a vocab.txt of distinct pieces, at most {1 << 16:,}."
-    )
-  return _piece_tokenizer({piece: i for i, piece in enumerate(pieces)})
-
-
-def _piece_tokenizer(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-  """Returns BERT's lower-case tokenizer of word pieces."""
-  model = models.WordPiece(
-    vocabulary, unk_token="[UNK]", max_input_chars_per_word=100
-  )
-  tokenizer = tokenizers.Tokenizer(model)
-  tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-  return tokenizer
-
-
 def _train_pieces(texts: list[str], size: int) -> tokenizers.Tokenizer:
   """Trains a tokenizer of word pieces that depends on the texts alone.
 
@@ -352,10 +286,10 @@ def _train_pieces(texts: list[str], size: int) -> tokenizers.Tokenizer:
     limit_alphabet=len(alphabet),
     show_progress=False,
   )
-  trained = _piece_tokenizer({})
+  trained = vocabularies.from_vocabulary({})
   trained.train_from_iterator(texts, trainer)
   # A new tokenizer, for which "##c" in a text is nothing special.
-  return _piece_tokenizer(trained.get_vocab())
+  return vocabularies.from_vocabulary(trained.get_vocab())
 
 
 def _lines(text: str) -> list[str]:

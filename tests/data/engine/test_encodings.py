@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -118,6 +119,33 @@ def test_word_pieces_of_a_given_vocabulary(tmp_path):
   assert again.encode("a film").ids == [2, 3, 4]
 
 
+def test_data_of_another_tokenizer_have_another_name(tmp_path):
+  """Data that older versions have prepared right are read again."""
+  pieces = ["[PAD]", "[UNK]", "a"]
+  path = vocabulary(tmp_path, pieces)
+  content = (tmp_path / "vocab.txt").read_bytes()
+  digest = hashlib.sha256(content).hexdigest()[:8]
+  names = [e.word_pieces("t", vocabulary=path).name]
+  assert names == [f"wordpiece-{digest}"]
+  (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+  names.append(e.word_pieces("t", vocabulary=path).name)
+  (tmp_path / "tokenizer_config.json").unlink()
+  # Older versions ended lines at these characters, too, and lowered the case.
+  for piece in ("\u2028", "A"):
+    path = vocabulary(tmp_path, [*pieces, piece])
+    names.append(e.word_pieces("t", vocabulary=path).name)
+    content = (tmp_path / "vocab.txt").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()[:8]
+    assert names[-1] != f"wordpiece-{digest}"
+  assert len({*names}) == 4
+
+
+def test_half_a_surrogate_pair_is_a_replacement_character():
+  assert e.well_formed("a \u00e9 \U0001f600") == "a \u00e9 \U0001f600"
+  assert e.well_formed("\ud83d\ude00 \ud83d") == "\U0001f600 \ufffd"
+  assert e.byte_ids("\ude00").tolist() == e.byte_ids("\ufffd").tolist()
+
+
 def test_berts_own_vocabulary(archives):
   path = str(archives / "bert-base-uncased-vocab.txt")
   encoding = e.word_pieces("t", vocabulary=path)
@@ -132,6 +160,7 @@ def test_berts_own_vocabulary(archives):
     (["a", "b"], r"whose first line is \[PAD\]"),
     (["[PAD]", "a"], r"whose first line is \[PAD\]"),
     (["[PAD]", "[UNK]", "a", "a"], "of distinct pieces"),
+    (["[PAD]", "[UNK]", "", "", "a"], "of distinct pieces"),
   ],
 )
 def test_wrong_vocabularies(tmp_path, pieces, message):

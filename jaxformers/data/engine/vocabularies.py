@@ -1,0 +1,340 @@
+"""Vocabularies of word pieces as Hugging Face's folders have them.
+
+A `vocab.txt` has one piece a line. A `tokenizer.json` has the vocabulary and
+what is done to a text first. A `tokenizer_config.json` next to either has
+options such as `do_lower_case`. What these files say is obeyed or refused.
+
+Differs from transformers: [PAD] in a text is text, because id 0 is padding; and
+without a `tokenizer_config.json` so are [MASK] and the like for a `vocab.txt`,
+and a `tokenizer.json` is obeyed as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from jaxformers.data.engine import archive
+from jaxformers.errors import UserError
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_SIZE = 1 << 16  # Ids are stored in 16 bits.
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+CONFIG, NAMES, ADDED = (
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+)
+# Fields of a tokenizer_config.json that are obeyed, and their names in the
+# normalizer of `tokenizers`.
+NORMALIZER = {
+  "do_lower_case": "lowercase",
+  "strip_accents": "strip_accents",
+  "tokenize_chinese_chars": "handle_chinese_chars",
+}
+# Fields that are refused with another value.
+FIXED = {
+  **{f"{name[1:-1].lower()}_token": name for name in SPECIAL},
+  "do_basic_tokenize": True,
+  "never_split": [],
+  "wordpieces_prefix": "##",
+}
+# Classes of `transformers` that read word pieces as BERT does. The last two
+# read whatever a tokenizer.json says.
+CLASSES = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert")
+GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
+
+
+def read(path: Path) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a vocabulary and of the files next to it.
+
+  Args:
+    path: a vocab.txt, a tokenizer.json, or the folder of either.
+
+  Raises:
+    UserError: for a file that is missing or damaged, or that asks for
+      something else than word pieces as BERT's.
+  """
+  if path.is_dir():
+    names = (VOCABULARY, TOKENIZER)
+    files = [path / name for name in names if (path / name).is_file()]
+    path = files[0] if files else path / VOCABULARY
+  if not path.is_file():
+    raise UserError(
+      f"There is no vocabulary {path}: give the path of a vocab.txt, a "
+      "tokenizer.json or their folder, or leave task.vocabulary empty to train "
+      "one."
+    )
+  options = _options(path.parent)
+  file = path if path.suffix == ".json" else path.with_name(TOKENIZER)
+  tokenizer = _from_json(file, options) if file.is_file() else None
+  if path != file:
+    pieces = _pieces(path)
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    if tokenizer is None:
+      tokenizer = _from_pieces(path, vocabulary, options)
+    elif tokenizer.get_vocab(with_added_tokens=False) != vocabulary:
+      raise UserError(
+        f"{path} and {file} have other vocabularies: remove the one that is "
+        "not the model's."
+      )
+  _require_added(path.parent, tokenizer)
+  _check(path, tokenizer)
+  return tokenizer
+
+
+def digest(path: Path, tokenizer: tokenizers.Tokenizer) -> str:
+  """Returns eight digits that tell a tokenizer from others.
+
+  A vocab.txt that has no other files next to it is told by its own content, as
+  in data that older versions have prepared.
+  """
+  content = path.read_bytes() if path.is_file() else b""
+  # Older versions ended lines at other characters, too.
+  lines = content.decode(errors="replace").splitlines()
+  plain = from_vocabulary({piece: i for i, piece in enumerate(lines)})
+  if tokenizer.to_str() != plain.to_str():
+    content = tokenizer.to_str().encode()
+  return hashlib.sha256(content).hexdigest()[:8]
+
+
+def from_vocabulary(
+  vocabulary: dict[str, int], **options: Any
+) -> tokenizers.Tokenizer:
+  """Returns BERT's tokenizer of word pieces, with lower case by default.
+
+  Args:
+    vocabulary: the id of every piece.
+    **options: arguments of `tokenizers.normalizers.BertNormalizer`.
+  """
+  model = models.WordPiece(
+    vocabulary, unk_token="[UNK]", max_input_chars_per_word=100
+  )
+  tokenizer = tokenizers.Tokenizer(model)
+  tokenizer.normalizer = normalizers.BertNormalizer(
+    **{"lowercase": True, **options}
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  return tokenizer
+
+
+def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
+  """Raises UserError if the files in a folder read texts in another way.
+
+  Args:
+    folder: folder of weights, which may have no such files.
+    tokenizer_json: tokenizer of the task.
+    advice: sentence for the message.
+  """
+  ours = json.loads(tokenizer_json)
+  if any((folder / name).is_file() for name in (VOCABULARY, TOKENIZER)):
+    theirs = json.loads(read(folder).to_str())
+    names = ["normalizer", "pre_tokenizer", "model"]
+  elif (folder / CONFIG).is_file():
+    options = _options(folder) or {}
+    theirs = json.loads(from_vocabulary({}, **options).to_str())
+    names = ["normalizer"]
+  else:
+    return
+  different = [name for name in names if ours[name] != theirs[name]]
+  if different:
+    values = [json.dumps(each[different[0]])[:200] for each in (theirs, ours)]
+    raise UserError(
+      f"The {different[0]} of the tokenizer in {folder} is {values[0]}, and "
+      f"the task has {values[1]}: {advice}"
+    )
+
+
+def _pieces(path: Path) -> list[str]:
+  """Returns the pieces of a vocab.txt by the numbers of their lines."""
+  text = archive.decode_text(path.read_bytes(), str(path))
+  # Lines end at \n only: a piece may be another character that ends lines.
+  lines = [line.rstrip(" \t\r") for line in text.split("\n")]
+  while lines and not lines[-1]:
+    lines.pop()
+  if not lines or lines[0] != "[PAD]" or "[UNK]" not in lines:
+    raise UserError(
+      f"{path} is not a vocabulary of word pieces: give a vocab.txt whose "
+      "first line is [PAD] and that has a line [UNK]."
+    )
+  if len(set(lines)) < len(lines):
+    raise UserError(
+      f"{path} holds {len(lines):,} pieces, {len(set(lines)):,} different "
+      "ones: give a vocab.txt of distinct pieces."
+    )
+  return lines
+
+
+def _from_pieces(
+  path: Path, vocabulary: dict[str, int], options: Mapping[str, Any] | None
+) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a vocab.txt.
+
+  Without a tokenizer_config.json, case is kept if a piece has capital letters,
+  because no text in lower case has that piece.
+
+  Args:
+    path: path of the file, for the message.
+    vocabulary: the id of every piece.
+    options: options of its normalizer; None without a tokenizer_config.json.
+      With one, [MASK] and the like in a text are special, but [PAD] is text.
+  """
+  capitals = [
+    piece
+    for piece in vocabulary
+    if piece != piece.lower() and not piece.startswith("[")
+  ]
+  if options is None:
+    return from_vocabulary(vocabulary, lowercase=not capitals)
+  if capitals and "lowercase" not in options:
+    raise UserError(
+      f"{path} has pieces with capital letters, such as {capitals[0]!r}, and "
+      f"{CONFIG} next to it does not say do_lower_case: add it, false to keep "
+      "the case of texts."
+    )
+  tokenizer = from_vocabulary(vocabulary, **options)
+  special = [name for name in SPECIAL[1:] if name in vocabulary]
+  tokenizer.add_special_tokens(special)
+  return tokenizer
+
+
+def _from_json(
+  path: Path, options: Mapping[str, Any] | None
+) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a tokenizer.json, checked against the options."""
+  try:
+    content = json.loads(path.read_bytes())
+    kind = content["model"]["type"]
+    # [PAD] in a text is text: id 0 is padding, which is never attended to.
+    content["added_tokens"] = [
+      token
+      for token in content.get("added_tokens") or []
+      if token["id"] or token["content"] != SPECIAL[0]
+    ]
+    # A text is not cut or padded here.
+    content |= {"truncation": None, "padding": None}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+  except Exception as error:
+    raise UserError(
+      f"{path} cannot be read as a tokenizer ({error}): write it again with "
+      "the program that wrote it."
+    ) from None
+  if kind != "WordPiece":
+    raise UserError(
+      f"{path} is a tokenizer of {kind}: give one of WordPiece, as BERT's."
+    )
+  # Two files that say different things are both refused.
+  normalizer = content.get("normalizer") or {}
+  for name, value in (options or {}).items():
+    if normalizer.get("type") != "BertNormalizer" or (
+      normalizer.get(name) != value
+    ):
+      raise UserError(
+        f"{path} has the normalizer {json.dumps(normalizer)[:200]}, and "
+        f"{CONFIG} next to it asks for {name}={value}: correct or remove one."
+      )
+  return tokenizer
+
+
+def _options(folder: Path) -> dict[str, Any] | None:
+  """Returns the options of a normalizer; None without a tokenizer_config.json.
+
+  Raises:
+    UserError: for a file that asks for what is not done.
+  """
+  config = _read_object(folder / CONFIG)
+  for file, fields in (
+    (folder / CONFIG, config or {}),
+    (folder / NAMES, _read_object(folder / NAMES) or {}),
+  ):
+    for name, value in FIXED.items():
+      chosen = fields.get(name)
+      chosen = chosen.get("content") if isinstance(chosen, dict) else chosen
+      if chosen is not None and chosen != value:
+        raise UserError(
+          f"{file} has {name}={chosen!r}: only {value!r} is read. Give a "
+          "vocabulary as BERT's."
+        )
+  if config is None:
+    return None
+  name = config.get("tokenizer_class") or "Bert"
+  family = str(name).removesuffix("Fast").removesuffix("Tokenizer")
+  is_generic = str(name).startswith(GENERIC) and (folder / TOKENIZER).is_file()
+  if family not in CLASSES and not is_generic:
+    raise UserError(
+      f"{folder / CONFIG} has tokenizer_class={name!r}: only tokenizers of "
+      f"word pieces are read, such as those of {', '.join(CLASSES)}."
+    )
+  options = {}
+  for field, option in NORMALIZER.items():
+    value = config.get(field)
+    if value is not None and not isinstance(value, bool):
+      raise UserError(
+        f"{folder / CONFIG} has {field}={value!r}: give true or false."
+      )
+    if value is not None:
+      options[option] = value
+  return options
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+  """Returns the object in a JSON file; None if there is no file."""
+  if not path.is_file():
+    return None
+  try:
+    content = json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{path} cannot be read ({error}): correct it.") from None
+  if not isinstance(content, dict):
+    raise UserError(f"{path} is not a JSON object with fields: correct it.")
+  return content
+
+
+def _require_added(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
+  """Raises UserError for a token of a folder that a tokenizer does not have."""
+  vocabulary = tokenizer.get_vocab()
+  for file, token in _added(folder):
+    if token not in vocabulary:
+      raise UserError(
+        f"{file} adds the token {token!r}, which is not in the vocabulary: put "
+        f"the model's {TOKENIZER}, which has it, into the folder."
+      )
+
+
+def _added(folder: Path) -> Iterator[tuple[Path, str]]:
+  """Yields the tokens that files add to a vocabulary."""
+  for name in (CONFIG, NAMES):
+    fields = _read_object(folder / name) or {}
+    added = fields.get("added_tokens_decoder") or {}
+    names = ("additional_special_tokens", "extra_special_tokens")
+    more = [token for key in names for token in _tokens(fields.get(key))]
+    for token in (*added.values(), *more):
+      content = token["content"] if isinstance(token, dict) else token
+      yield folder / name, content
+  for token in _read_object(folder / ADDED) or {}:
+    yield folder / ADDED, token
+
+
+def _tokens(tokens: Any) -> list[Any]:
+  """Returns a list of tokens, which may be a mapping by name."""
+  return list(tokens.values() if isinstance(tokens, dict) else tokens or [])
+
+
+def _check(path: Path, tokenizer: tokenizers.Tokenizer) -> None:
+  """Raises UserError for ids with gaps, or that begin otherwise than BERT's."""
+  vocabulary = tokenizer.get_vocab()
+  size = len(vocabulary)
+  is_complete = {*vocabulary.values()} == {*range(size)} and size <= MAX_SIZE
+  if not is_complete or vocabulary.get("[PAD]") or "[UNK]" not in vocabulary:
+    raise UserError(
+      f"{path} has {size:,} tokens with ids up to "
+      f"{max(vocabulary.values(), default=0):,}, and [PAD] has the id "
+      f"{vocabulary.get('[PAD]')}: give a vocabulary with [UNK] whose ids "
+      f"begin with 0, [PAD], and have no gaps, at most {MAX_SIZE:,} of them."
+    )

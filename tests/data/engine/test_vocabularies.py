@@ -1,0 +1,191 @@
+"""Vocabularies of word pieces, and the files next to them."""
+
+import json
+
+import pytest
+import tokenizers
+
+from jaxformers.data.engine import vocabularies
+
+PIECES = [
+  *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+  *("The", "Film", "the", "film", "caf\u00e9", "cafe", "Caf\u00e9", "##s"),
+  *("\u4e2d\u6587", "\u4e2d", "\u6587", "[", "]", "mask", "pad"),
+]
+TEXT = "The Films Caf\u00e9 \u4e2d\u6587 [MASK]"
+
+
+def write(folder, **files):
+  """Writes files by name: bytes, lists of lines, or JSON."""
+  for name, content in files.items():
+    path = folder / name.replace("__", ".")
+    if isinstance(content, list):
+      content = "\n".join([*content, ""]).encode()
+    if not isinstance(content, bytes):
+      content = json.dumps(content).encode()
+    path.write_bytes(content)
+  return folder / "vocab.txt"
+
+
+def ids(path, text):
+  return vocabularies.read(path).encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+  ("content", "expected"),
+  [
+    ("[PAD]\n[UNK]\n\u2028\na\nfilm\n", [3, 4]),
+    ("[PAD]\n[UNK]\n\u0085\na\nfilm", [3, 4]),
+    ("[PAD]\n[UNK]\nb\x0cc\na\nfilm", [3, 4]),
+    ("[PAD]\n[UNK]\na\nfilm\n\n\n", [2, 3]),
+    ("[PAD]\r\n[UNK]\r\na\r\nfilm\r\n\r\n", [2, 3]),
+    ("\ufeff[PAD]\n[UNK]\na\nfilm\n", [2, 3]),
+    ("[PAD]\n[UNK]\n\na\nfilm\n", [3, 4]),
+  ],
+)
+def test_a_piece_has_the_number_of_its_line(tmp_path, content, expected):
+  """The ids of transformers 5.24."""
+  path = write(tmp_path, vocab__txt=content.encode())
+  assert ids(path, "a film") == expected
+  path.write_bytes(content.removeprefix("\ufeff").encode("utf-16"))
+  assert ids(path, "a film") == expected
+
+
+# Options, and the ids of transformers 5.24 for `TEXT`.
+OPTIONS = [
+  ({}, None),
+  ({"do_lower_case": True}, [7, 8, 12, 10, 14, 15, 4]),
+  ({"do_lower_case": False}, [5, 6, 12, 11, 14, 15, 4]),
+  (
+    {"do_lower_case": True, "strip_accents": False},
+    [7, 8, 12, 9, 14, 15, 4],
+  ),
+  (
+    {"do_lower_case": False, "tokenize_chinese_chars": False},
+    [5, 6, 12, 11, 13, 4],
+  ),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), OPTIONS)
+@pytest.mark.parametrize("has_vocabulary", [True, False])
+@pytest.mark.parametrize("has_config", [True, False])
+def test_options_are_obeyed(
+  tmp_path, options, expected, has_vocabulary, has_config
+):
+  if expected is None:
+    expected = [5, 6, 12, 11, 14, 15, 16, 1, 17]  # Case is kept, [MASK] split.
+    has_config, has_vocabulary = False, True
+  elif not (has_vocabulary and has_config):
+    names = vocabularies.NORMALIZER
+    tokenizer = vocabularies.from_vocabulary(
+      {piece: i for i, piece in enumerate(PIECES)},
+      **{names[key]: value for key, value in options.items()},
+    )
+    tokenizer.add_special_tokens(PIECES[:5])
+    # Files of sentence-transformers cut and pad.
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+  if has_config:
+    config = {"tokenizer_class": "BertTokenizer", "pad_token": "[PAD]"}
+    write(tmp_path, tokenizer_config__json=config | options)
+  if has_vocabulary:
+    write(tmp_path, vocab__txt=PIECES)
+  file = "vocab.txt" if has_vocabulary else "tokenizer.json"
+  for path in (tmp_path, tmp_path / file):
+    assert ids(path, TEXT) == expected
+
+
+def test_tokens_that_a_tokenizer_adds(tmp_path):
+  tokenizer = vocabularies.from_vocabulary(
+    {piece: i for i, piece in enumerate(PIECES)}
+  )
+  tokenizer.add_special_tokens([*PIECES[:5], "<user>"])
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  path = write(tmp_path, vocab__txt=PIECES, added_tokens__json={"<user>": 20})
+  # [PAD] in a text is text, and not padding.
+  assert ids(path, "<user>[PAD] film") == [20, 16, 19, 17, 8]
+  (tmp_path / "tokenizer.json").unlink()
+  with pytest.raises(ValueError, match=r"added_tokens.json adds .*'<user>'"):
+    vocabularies.read(path)
+
+
+@pytest.mark.parametrize(
+  ("files", "message"),
+  [
+    ({"vocab__txt": b"[PAD]\n[UNK]\ncaf\xe9\n"}, r"not text in UTF-8 .byte 15"),
+    ({"tokenizer_config__json": {}}, r"'The'.*does not say do_lower_case"),
+    ({"tokenizer_config__json": b"{"}, "tokenizer_config.json cannot be read"),
+    ({"tokenizer_config__json": b"[]"}, "is not a JSON object"),
+    ({"tokenizer_config__json": {"do_lower_case": 0}}, "give true or false"),
+    ({"tokenizer_config__json": {"unk_token": "the"}}, "unk_token='the'"),
+    (
+      {"special_tokens_map__json": {"sep_token": {"content": "</s>"}}},
+      "special_tokens_map.json has sep_token='</s>'",
+    ),
+    (
+      {"tokenizer_config__json": {"tokenizer_class": "RobertaTokenizer"}},
+      "tokenizer_class='RobertaTokenizer'",
+    ),
+    (
+      {"tokenizer_config__json": {"tokenizer_class": "PreTrainedTokenizer"}},
+      "tokenizer_class='PreTrainedTokenizer'",
+    ),
+    (
+      {
+        "tokenizer_config__json": {
+          "do_lower_case": False,
+          "added_tokens_decoder": {"20": {"content": "<user>"}},
+        }
+      },
+      "adds the token '<user>'",
+    ),
+    ({"tokenizer__json": b"{}"}, "tokenizer.json cannot be read"),
+    ({"tokenizer__json": {"model": {"type": "X"}}}, "cannot be read"),
+  ],
+)
+def test_what_is_refused(tmp_path, files, message):
+  path = write(tmp_path, **{"vocab__txt": PIECES} | files)
+  with pytest.raises(ValueError, match=message):
+    vocabularies.read(path)
+
+
+@pytest.mark.parametrize("case", ["kind", "pieces", "options", "padding"])
+def test_tokenizers_that_do_not_fit(tmp_path, case):
+  path = write(tmp_path, vocab__txt=PIECES)
+  pieces = PIECES[:6] if case == "pieces" else PIECES
+  vocabulary = {piece: i for i, piece in enumerate(pieces)}
+  message = "have other vocabularies"
+  if case == "padding":
+    path.unlink()
+    vocabulary |= {"[PAD]": 1, "[UNK]": 0}
+    message = r"\[PAD\] has the id 1"
+  tokenizer = vocabularies.from_vocabulary(vocabulary)
+  if case == "kind":
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    message = "a tokenizer of BPE"
+  if case == "options":
+    write(tmp_path, tokenizer_config__json={"do_lower_case": False})
+    message = "asks for lowercase=False: correct or remove one"
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  with pytest.raises(ValueError, match=message):
+    vocabularies.read(tmp_path)
+
+
+def test_weights_of_another_tokenizer(tmp_path):
+  ours = vocabularies.from_vocabulary({p: i for i, p in enumerate(PIECES)})
+  require = vocabularies.require_same
+  require(tmp_path, ours.to_str(), "advice")
+  write(tmp_path, tokenizer_config__json={"do_lower_case": True})
+  require(tmp_path, ours.to_str(), "advice")
+  write(tmp_path, tokenizer_config__json={"do_lower_case": False})
+  with pytest.raises(ValueError, match=r'The normalizer.*"lowercase": false'):
+    require(tmp_path, ours.to_str(), "advice")
+  write(
+    tmp_path,
+    tokenizer_config__json={"do_lower_case": True},
+    vocab__txt=PIECES[:-1],
+  )
+  with pytest.raises(ValueError, match="The model of the tokenizer.*advice"):
+    require(tmp_path, ours.to_str(), "advice")
