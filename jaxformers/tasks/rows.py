@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxformers import paths
-from jaxformers.data.engine import archive
+from jaxformers.data.engine import files
 from jaxformers.errors import UserError
 
 # Names of columns, in lower case. The first ones are preferred where a table
@@ -249,7 +249,7 @@ def read_file(path: Path) -> dict[str, list[str]]:
   if delimiter is None or not path.is_file():
     problem = "is no file" if delimiter else "is neither .csv nor .tsv"
     raise UserError(f"{path} {problem}: give {FORMS}.")
-  text = archive.decode_text(path.read_bytes(), str(path))
+  text = files.decode_text(path.read_bytes(), str(path))
   # Texts may be longer than the limit of the module, which is global.
   limit = csv.field_size_limit(max(len(text), 1))
   try:

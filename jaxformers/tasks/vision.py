@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import paths
-from jaxformers.data.engine import digests, encodings
+from jaxformers.data.engine import digests, encodings, files
 from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images import stores
@@ -206,9 +206,13 @@ def _open_prepared(
   description = (root / "dataset_info.json").read_bytes()
   digest = hashlib.blake2b(description, digest_size=6).hexdigest()
   # Names and sizes of the files stand for their content in the digest.
-  files = sorted(root.glob("*.array_record*"))
+  records = sorted(
+    path
+    for path in root.glob("*.array_record*")
+    if not files.is_junk(path.name)
+  )
   content = digests.of_parts(
-    *(f"{path.name} {path.stat().st_size}" for path in files)
+    *(f"{path.name} {path.stat().st_size}" for path in records)
   )
   return {
     name: stores.open_prepared(

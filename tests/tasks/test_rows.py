@@ -136,7 +136,7 @@ def test_files(tmp_path, encoding, ending, mark):
     ("text;label\ngood;1\n", "the columns 'text;label': name the inputs text"),
     ("text,text\na,b\n", "'text', 'text': give every column a name"),
     ("text,label\n", "0 inputs"),
-    ("caf\u00e9,label\n", r"rows.csv is not text in UTF-8 \(byte 3\)"),
+    ("caf\u00e9,label\n", r"rows.csv is not text in UTF-8 \(place 3\)"),
   ],
 )
 def test_wrong_files(tmp_path, content, message):

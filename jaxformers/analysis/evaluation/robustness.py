@@ -30,6 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers import cli, trained
+from jaxformers.data.engine import files
 from jaxformers.data.images import stores
 from jaxformers.data.images.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from jaxformers.data.images.splits import Images
@@ -152,7 +153,12 @@ def imagenet_c(
   """
   # Corruptions lie in the folder, or in its groups.
   paths = [*folder.glob("*"), *folder.glob("*/*")]
-  folders = {path.name: path for path in paths if path.name in ALEXNET}
+  folders = {
+    path.name: path
+    for path in paths
+    if path.name in ALEXNET
+    and not files.is_junk(path.relative_to(folder).as_posix())
+  }
   # List everything that is missing before scoring.
   missing = [
     f"{name}/{level}"

@@ -8,7 +8,6 @@ an archive was made to do harm.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
 import hashlib
@@ -19,47 +18,25 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tqdm
 
-from jaxformers.data.engine import tar
+from jaxformers.data.engine import files, tar
 from jaxformers.errors import UserError
 from jaxformers.paths import expand
 
+COMPRESSED = (".gz", ".bz2", ".xz")
+# Archives that are refused, by their first bytes.
+NOT_READ = {
+  b"PK\x03\x04": "zip",
+  b"PK\x05\x06": "zip",
+  b"7z\xbc\xaf": "7z",
+  b"Rar!": "rar",
+  b"\x28\xb5\x2f\xfd": "zstd",
+}
 Place = TypeVar("Place")
 Stream = tuple[str, Iterator[bytes]]  # A name, and the content in parts.
-
-
-# Encodings by their marks. The longer marks go first: UTF-32 begins as UTF-16.
-BYTE_ORDER_MARKS = {
-  codecs.BOM_UTF32_LE: "utf-32",
-  codecs.BOM_UTF32_BE: "utf-32",
-  codecs.BOM_UTF8: "utf-8-sig",
-  codecs.BOM_UTF16_LE: "utf-16",
-  codecs.BOM_UTF16_BE: "utf-16",
-}
-
-
-def decode_text(content: bytes, name: str) -> str:
-  """Returns a text in UTF-8, or in the encoding that its first bytes name.
-
-  Args:
-    content: content of a file.
-    name: path of the file, for the message.
-
-  Raises:
-    UserError: for a text in another encoding.
-  """
-  starts = (m for m in BYTE_ORDER_MARKS if content.startswith(m))
-  encoding = BYTE_ORDER_MARKS.get(next(starts, b""), "utf-8")
-  try:
-    return content.decode(encoding)
-  except UnicodeDecodeError as error:
-    raise UserError(
-      f"{name} is not text in {encoding.upper()} (byte {error.start:,}): save "
-      "it as UTF-8, or as UTF-16 with a byte-order mark."
-    ) from None
 
 
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
@@ -93,19 +70,25 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
   return next((path for path in paths if path.exists()), None)
 
 
-def checksum(path: Path) -> str:
+def checksum(path: Path, *, with_junk: bool = False) -> str:
   """Returns the SHA-256 of a file; for a folder, "listing-" and another one.
 
   The SHA-256 of a folder is that of names and sizes: a release may be a folder
   of many gigabytes, and every run that names it asks for this at its start.
+
+  Args:
+    path: file or folder.
+    with_junk: True to count files that systems add to a folder, as older
+      versions did; see `files.is_junk`.
   """
   if path.is_file():
     status = path.stat()
     return _file_checksum(path, status.st_size, status.st_mtime_ns)
   digest = hashlib.sha256()
-  for file in _files(path):
-    name = file.relative_to(path).as_posix()
-    digest.update(f"{name}\0{file.stat().st_size}\n".encode())
+  for name, entry in files.walk(path, with_junk=with_junk):
+    if entry.is_file():
+      size = entry.stat().st_size
+      digest.update(os.fsencode(name) + f"\0{size}\n".encode())
   return f"listing-{digest.hexdigest()}"
 
 
@@ -126,6 +109,7 @@ def members(
   *,
   max_bytes: int,
   wanted: Callable[[str], bool] = lambda name: True,
+  is_users: bool = False,
 ) -> Iterator[tuple[str, bytes]]:
   """Yields (name, content) of every wanted file of an archive, in its order.
 
@@ -133,9 +117,12 @@ def members(
   its end, and its checksum compared.
 
   Args:
-    path: a tar, a folder, or a single file.
+    path: a tar, a folder, or a single file, which may be compressed.
     max_bytes: largest allowed size of all content, unpacked.
-    wanted: returns True for the name of a file to read.
+    wanted: returns True for the name of a file to read; files that systems add
+      to a folder, see `files.is_junk`, are never read.
+    is_users: True for a folder that its user has made, whose links may lead out
+      of it.
 
   Raises:
     UserError: for an archive that is damaged, truncated or of another kind,
@@ -143,7 +130,7 @@ def members(
       or more than max_bytes.
   """
   with _explained(path):
-    for name, parts in _streams(path, max_bytes, wanted):
+    for name, parts in _streams(path, max_bytes, wanted, is_users):
       content = io.BytesIO()
       content.writelines(parts)
       yield name, content.getvalue()
@@ -190,11 +177,14 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _streams(
-  path: Path, max_bytes: int, wanted: Callable[[str], bool]
+  path: Path,
+  max_bytes: int,
+  wanted: Callable[[str], bool],
+  is_users: bool = False,
 ) -> Iterator[Stream]:
   """Yields (name, parts) of every wanted file of an archive, in its order."""
   if path.is_dir():
-    yield from _folder(path, max_bytes, wanted)
+    yield from _folder(path, max_bytes, wanted, is_users)
     return
   # Yield every file once; two of a name would be two contents of one thing.
   names: set[str] = set()
@@ -241,15 +231,29 @@ def _file_members(
   """Yields (name, parts) of the wanted files of a tar, or the file itself."""
   with path.open("rb") as raw:
     # Decide by the content: the file may have any name.
-    is_tar = tar.is_tar(raw.read(tar.BLOCK))
+    start = raw.read(tar.BLOCK)
     raw.seek(0)
+    for magic, kind in NOT_READ.items():
+      if start.startswith(magic):
+        raise UserError(
+          f"{path} is a {kind} archive, which is not read: unpack it, and give "
+          "the folder, or pack it as a tar."
+        )
+    # A name such as train.txt.gz is that of one file, which is compressed.
+    is_tar, name = tar.is_tar(start), path.name
+    is_one = tar.is_compressed(start) and ".tar" not in path.suffixes
+    if is_one and path.suffix.lower() in COMPRESSED:
+      name = path.stem
+    if is_one and wanted(name):
+      is_tar = tar.is_compressed_tar(raw)
+      raw.seek(0)
     if not is_tar:
       if path.stat().st_size > max_bytes:
         raise _too_large(path)
-      if not wanted(path.name):
+      if not wanted(name):
         problem = f"{path.name} is neither a tar nor one of its files"
         raise tarfile.ReadError(problem)
-      yield path.name, _parts(raw)
+      yield name, tar.read_file(raw, max_bytes)
       return
     # Read the tar as a stream; the bar shows the bytes of the file, and there
     # is none where stderr is no terminal.
@@ -303,13 +307,14 @@ def _is_wanted(
   if is_device or member.type == tarfile.GNUTYPE_SPARSE:
     raise _refused(path, f"holds {name!r}, which is not a plain file")
   # Refuse links in the place of files that are read.
-  if (member.issym() or member.islnk()) and wanted(name):
+  is_link = member.issym() or member.islnk()
+  if is_link and not files.is_junk(name) and wanted(name):
     raise UserError(
       f"{path} holds {name!r} only as a link to {member.linkname!r}: give the "
       "unpacked folder, or pack it again with the files themselves (GNU tar: "
       "--hard-dereference --dereference)."
     )
-  return member.isfile() and wanted(name)
+  return member.isfile() and not files.is_junk(name) and wanted(name)
 
 
 def refusal(archive: Path, name: str, problem: str) -> UserError:
@@ -326,34 +331,29 @@ def refusal(archive: Path, name: str, problem: str) -> UserError:
   )
 
 
-def _files(folder: Path) -> list[Path]:
-  return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
 def _folder(
-  folder: Path, max_bytes: int, wanted: Callable[[str], bool]
+  folder: Path, max_bytes: int, wanted: Callable[[str], bool], is_users: bool
 ) -> Iterator[Stream]:
   """Yields (name, parts) of the wanted files of an unpacked archive."""
   left, root = max_bytes, folder.resolve()
-  for file in tqdm.tqdm(
-    _files(folder), folder.name, unit="file", file=sys.stderr, disable=None
+  for name, entry in tqdm.tqdm(
+    files.walk(folder), folder.name, unit="file", file=sys.stderr, disable=None
   ):
-    name = file.relative_to(folder).as_posix()
     if not wanted(name):
       continue
+    file = Path(entry.path)
+    if not entry.is_file():
+      raise UserError(
+        f"{file} is no file, or a link to a missing one: remove or replace it."
+      )
     # Refuse links to other folders, and more bytes than the set has.
-    if not file.resolve().is_relative_to(root):
+    if not is_users and not file.resolve().is_relative_to(root):
       raise UserError(
         f"{folder} holds {name!r}, a link that leads out of it: replace the "
         "link by the file itself."
       )
-    left -= file.stat().st_size
+    left -= entry.stat().st_size
     if left < 0:
       raise _too_large(folder)
     with file.open("rb") as raw:
-      yield name, _parts(raw)
-
-
-def _parts(raw: Any) -> Iterator[bytes]:
-  """Yields what a file holds."""
-  return iter(functools.partial(raw.read, tar.BUFFER), b"")
+      yield name, iter(functools.partial(raw.read, tar.BUFFER), b"")

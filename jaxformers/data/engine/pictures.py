@@ -14,6 +14,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from PIL import Image, JpegImagePlugin, PngImagePlugin
 
 from jaxformers.errors import UserError
@@ -82,7 +83,7 @@ def decode(
       if not reason:
         # Transparency is not used, and a damaged one cannot be converted.
         picture.info.pop("transparency", None)
-        pixels = picture.convert(mode)
+        pixels = _in_8_bits(picture).convert(mode)
         if reader is PngImagePlugin.PngImageFile:
           # Decoding compares no checksum, and stops at the last pixel.
           reader(io.BytesIO(content)).verify()
@@ -90,6 +91,17 @@ def decode(
   except _DAMAGED as error:
     reason = f"damaged or truncated ({error})"
   raise refuse(reason)
+
+
+def _in_8_bits(picture: Image.Image) -> Image.Image:
+  """Returns a grey image of 16 bits by its upper bytes; others unchanged.
+
+  Pillow's own conversion makes 255 of all greater values. It reads colours of
+  16 bits by their upper bytes.
+  """
+  if not picture.mode.startswith("I"):
+    return picture
+  return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
 
 
 def _silence() -> None:

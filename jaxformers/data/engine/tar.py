@@ -61,7 +61,7 @@ def is_tar(start: bytes) -> bool:
   Args:
     start: the first `BLOCK` bytes of the file, fewer for a shorter file.
   """
-  if start.startswith(tuple(DECOMPRESSORS)) or start[257:262] == b"ustar":
+  if is_compressed(start) or start[257:262] == b"ustar":
     return True
   # Tars from before POSIX do not name their format; their headers have a
   # checksum, which tarfile verifies.
@@ -114,6 +114,37 @@ def _decompress(raw: Any, start: bytes, magic: bytes) -> Iterator[bytes]:
     pending = decompressor.unused_data.lstrip(b"\0")
     while not pending and (more := raw.read(CHUNK)):
       pending = more.lstrip(b"\0")
+
+
+def is_compressed(start: bytes) -> bool:
+  """Returns True for the first bytes of a compressed file."""
+  return start.startswith(tuple(DECOMPRESSORS))
+
+
+def is_compressed_tar(raw: Any) -> bool:
+  """Returns True if a compressed file is a tar; False for other content.
+
+  Args:
+    raw: the file, opened in binary mode at its beginning.
+
+  Raises:
+    EOFError, OSError, zlib.error, lzma.LZMAError: for a damaged file.
+  """
+  return is_tar(_Reader(raw, RECORD).read_some(BLOCK))
+
+
+def read_file(raw: Any, max_bytes: int) -> Iterator[bytes]:
+  """Yields the content of a file that is no tar, decompressed.
+
+  Args:
+    raw: the file, opened in binary mode at its beginning.
+    max_bytes: largest allowed size of the decompressed content.
+
+  Raises:
+    TooLargeError: for more than `max_bytes`.
+    EOFError, OSError, zlib.error, lzma.LZMAError: for a damaged file.
+  """
+  return iter(_Reader(raw, max_bytes).read_some, b"")
 
 
 def read_members(

@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from jaxformers.data.engine import archive
+from jaxformers.data.engine import files
 from jaxformers.errors import UserError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -153,7 +153,7 @@ def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
 
 def _pieces(path: Path) -> list[str]:
   """Returns the pieces of a vocab.txt by the numbers of their lines."""
-  text = archive.decode_text(path.read_bytes(), str(path))
+  text = files.decode_text(path.read_bytes(), str(path))
   # Lines end at \n only: a piece may be another character that ends lines.
   lines = [line.rstrip(" \t\r") for line in text.split("\n")]
   while lines and not lines[-1]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from jaxformers.data.engine import digests, packed
+from jaxformers.data.engine import digests, files, packed
 from jaxformers.errors import UserError
 
 ENDINGS = (".jpeg", ".jpg", ".png")
@@ -70,24 +71,32 @@ class ImageStore:
 
 
 def _hash(name: str) -> int:
-  digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+  digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
   return int.from_bytes(digest, "big")
 
 
 def list_classes(root: Path) -> tuple[str, ...]:
-  """Returns the names of the folders in a folder, in order."""
-  return tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
+  """Returns the names of the folders in a folder, in order.
+
+  Folders that systems add, such as .ipynb_checkpoints, are no classes.
+  """
+  folders = (path.name for path in root.iterdir() if path.is_dir())
+  return tuple(sorted(name for name in folders if not files.is_junk(name)))
 
 
 def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
   """Lists the images of root/CLASS/**, labelled by CLASS.
+
+  Links to folders are entered; files that systems add are passed over: see
+  `files.walk`.
 
   Args:
     root: folder of the classes' folders.
     classes: names of the classes; a label is a place in it.
 
   Raises:
-    UserError: for a folder that is not a class, or if there are no images.
+    UserError: for a folder that is not a class, a link to a missing image or
+      to a folder that holds it, or if there are no images.
   """
   # List all files by class, in the order of their names.
   numbers = {name: number for number, name in enumerate(classes)}
@@ -99,9 +108,14 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
         f"{classes[0]!r} to {classes[-1]!r}: give the folder that holds the "
         "classes' folders and no others."
       )
-    for path in sorted((root / name).rglob("*")):
-      if path.suffix.lower() in ENDINGS:
-        names.append(path.relative_to(root).as_posix())
+    for file, entry in files.walk(root / name):
+      if file.lower().endswith(ENDINGS):
+        if not entry.is_file():
+          raise UserError(
+            f"{entry.path} is no file, or a link to a missing one: remove or "
+            "replace it."
+          )
+        names.append(f"{name}/{file}")
         labels.append(numbers[name])
   if not names:
     raise UserError(

@@ -2,10 +2,14 @@
 
 A file belongs to a split if a folder of its path is named train, valid,
 validation, dev or test, or else the file is: train.txt, test-00001.txt,
-wiki.train.tokens. If no file names a split, all are train; if only some do, the
-others are skipped with a message. Where there is no validation or test split, a
-tenth of the training texts each is held out, by their hashes, before anything
-is fitted to them.
+wiki.train.tokens, train.en.txt, test_data.txt. If no file names a split, all
+are train; if only some do, the others are skipped with a message. Where there
+is no validation or test split, a tenth of the training texts each is held out,
+by their hashes, before anything is fitted to them.
+
+Texts are in UTF-8, or in UTF-16 or UTF-32 with a byte-order mark. Links are
+followed, and files that systems add to a folder passed over: see
+`engine.files`.
 
 WikiText can be read as its authors ship it, IMDb's archive (with the reviews
 without label if there are any, without its lists of addresses), a folder of the
@@ -16,12 +20,14 @@ array_record, by its splits.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine import files
 from jaxformers.data.engine.source import Keyed, Source
 from jaxformers.errors import UserError
 
@@ -34,6 +40,9 @@ SPLITS = {
   "test": "test",
 }
 ENDINGS = (".txt", ".tokens", ".raw", ".md")
+PACKED = (*archives.COMPRESSED, ".zip", ".zst")
+# Part of the names of prepared data. Raise it where texts are read otherwise.
+READING = 2
 MAX_BYTES = 1 << 33  # All texts are held in memory, to be sorted.
 PIECE = 1 << 20  # Bytes; longer texts are cut at the end of a line.
 
@@ -41,10 +50,16 @@ PIECE = 1 << 20  # Bytes; longer texts are cut at the end of a line.
 def split_of(name: str) -> str | None:
   """Returns the split that a path names: by its innermost folder, else file."""
   *folders, file = name.lower().split("/")
-  # Cut "-00001-of-00010" and the like off the name of the file.
-  stem = re.sub(r"[-_.]?\d+(-of-\d+)?$", "", file.rpartition(".")[0])
-  words = [*reversed(folders), re.split(r"[._]", stem)[-1]]
-  return next((SPLITS[word] for word in words if word in SPLITS), None)
+  # Cut numbers and languages off the file's name: -00001-of-00010, .en, -en.
+  stem = re.sub(
+    r"([-_.]?\d+(-of-\d+)?|[-_.][a-z]{2})+$", "", file.rpartition(".")[0]
+  )
+  # Its last word goes first, then its first one, then others between dots.
+  words = re.split(r"[._]", stem)
+  words = [words[-1], words[0], *stem.split(".")]
+  return next(
+    (SPLITS[w] for w in (*folders[::-1], *words) if w in SPLITS), None
+  )
 
 
 def pieces(text: bytes, size: int = PIECE) -> Iterator[bytes]:
@@ -76,7 +91,7 @@ def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
       for number, content in enumerate(texts)
     )
   else:
-    members = archives.members(path, max_bytes=MAX_BYTES, wanted=_is_text)
+    members = _decoded(path)
   # Read all texts that are not empty, and divide them.
   by_name = {name: content for name, content in members if content.strip()}
   splits = _splits(path, by_name)
@@ -91,10 +106,33 @@ def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
   return {split: rows(names) for split, names in splits.items()}
 
 
+def _decoded(path: Path) -> Iterator[tuple[str, bytes]]:
+  """Yields (name, text in UTF-8) of every text file.
+
+  Raises:
+    UserError: for a text in another encoding, or one that is compressed.
+  """
+
+  def is_wanted(name: str) -> bool:
+    stem, ending = os.path.splitext(name.lower())
+    if path.is_dir() and ending in PACKED and _is_text(stem):
+      raise UserError(
+        f"{path / name} is compressed: unpack it, or give it on its own."
+      )
+    return _is_text(name)
+
+  texts = archives.members(
+    path, max_bytes=MAX_BYTES, wanted=is_wanted, is_users=True
+  )
+  for name, content in texts:
+    place = path if path.is_file() and name == path.name else path / name
+    yield name, files.decode_text(content, str(place)).encode()
+
+
 def _is_text(name: str) -> bool:
   # IMDb's archive has lists of web addresses besides the reviews.
   addresses = name.rpartition("/")[2].startswith("urls_")
-  return name.endswith(ENDINGS) and not addresses
+  return name.lower().endswith(ENDINGS) and not addresses
 
 
 def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
@@ -147,7 +185,7 @@ def source(path: Path) -> Source:
     name="text_files",
     features={"text": bytes},
     read=read,
-    tag=digest[:12],
+    tag=f"{digest[:12]}-{READING}",
     archives=(path.name,),
     local_only="is read from a folder or archive of text files",
     shuffled=False,

@@ -90,6 +90,8 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
       folder = f"{'noise/' if number < 3 else ''}{name}/{level}"
       files[f"{folder}/n00/a.JPEG"] = jpeg(value)
       files[f"{folder}/n02/b.JPEG"] = jpeg(240)
+  # A zip that macOS has packed has such a mirror of its folders.
+  files |= {f"__MACOSX/{name}/1/n00/._a.JPEG": b"\0\5" for name in r.ALEXNET}
   root = write_folder(tmp_path / "c", files)
   scores = r.imagenet_c(run, root)
   assert scores["errors"]["fog"] == [0, 0, 0, 0.5, 0.5]

@@ -69,6 +69,18 @@ def test_jpeg_of_printers_and_palettes_become_colours():
   np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), want)
 
 
+def test_a_png_of_16_bits_is_read_by_its_upper_bytes():
+  ramp = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1_040
+  file = io.BytesIO()
+  Image.fromarray(ramp).save(file, "PNG")
+  pixels = np.asarray(decode(file.getvalue()))
+  assert pixels.shape == (8, 8, 3)
+  assert (pixels == (ramp >> 8)[..., None]).all()
+  # Where grey levels are labels, no conversion is allowed.
+  with pytest.raises(ValueError, match="instead of L"):
+    decode(file.getvalue(), mode="L")
+
+
 @pytest.mark.parametrize(
   ("content", "options", "reason"),
   [

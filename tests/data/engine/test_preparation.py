@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import preparation
+from jaxformers.data.engine import archive, preparation
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Source
 
@@ -268,3 +268,29 @@ def test_no_data_directory_without_a_home(tmp_path, monkeypatch):
   assert preparation.data_folder(str(tmp_path / "a")) == tmp_path / "a"
   monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
   assert preparation.data_folder("") == tmp_path / "b"
+
+
+def test_files_of_systems_make_no_other_archive(tmp_path):
+  """Data that an older version has prepared, which counted them, are kept."""
+  folder = tmp_path / "toy"
+  folder.mkdir()
+  (folder / "a.txt").write_text("a")
+  (folder / ".DS_Store").write_text("x")
+  source = toy(archives=("toy",))
+
+  def read(name):
+    return open_splits(source, ENCODE, tmp_path / name, str(folder))
+
+  checksum = archive.checksum
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      archive, "checksum", lambda path, **_: checksum(path, with_junk=True)
+    )
+    read("older")
+  read("older")
+  read("now")
+  (folder / ".DS_Store").write_text("xx")
+  read("now")
+  (folder / "a.txt").write_text("aa")
+  with pytest.raises(ValueError, match="was prepared from another archive"):
+    read("now")

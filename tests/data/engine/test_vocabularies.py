@@ -114,7 +114,10 @@ def test_tokens_that_a_tokenizer_adds(tmp_path):
 @pytest.mark.parametrize(
   ("files", "message"),
   [
-    ({"vocab__txt": b"[PAD]\n[UNK]\ncaf\xe9\n"}, r"not text in UTF-8 .byte 15"),
+    (
+      {"vocab__txt": b"[PAD]\n[UNK]\ncaf\xe9\n"},
+      r"not text in UTF-8 .place 15",
+    ),
     ({"tokenizer_config__json": {}}, r"'The'.*does not say do_lower_case"),
     ({"tokenizer_config__json": b"{"}, "tokenizer_config.json cannot be read"),
     ({"tokenizer_config__json": b"[]"}, "is not a JSON object"),

@@ -1,6 +1,7 @@
 """Images where they lie."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -105,3 +106,32 @@ def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
   message = "example 1 of PATH, split 'test' is .*Prepare the set again"
   with pytest.raises(ValueError, match=message):
     split.pixels(np.array([0]))
+
+
+def test_what_tools_leave_is_no_image(root):
+  classes = stores.list_classes(root)
+  digest = stores.open_folder(root, classes).digest()
+  (root / ".ipynb_checkpoints").mkdir()
+  (root / "__MACOSX" / "n01").mkdir(parents=True)
+  (root / "n01" / "._0.JPEG").write_bytes(b"\0\5\x16\7")
+  write_folder(root / "n01" / ".ipynb_checkpoints", {"0.JPEG": jpeg(1)})
+  assert stores.list_classes(root) == classes
+  assert stores.open_folder(root, classes).digest() == digest
+
+
+def test_links_and_names_that_are_not_utf_8(root, tmp_path):
+  other = write_folder(tmp_path / "other", {"deep/9.jpg": jpeg(9)})
+  (root / "n01" / "more").symlink_to(other)
+  name = os.fsencode(root) + b"/n02/\xe9.png"
+  os.rename(root / "n02" / "1.JPEG", name)
+  store = stores.open_folder(root, stores.list_classes(root))
+  assert store.labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
+  split = Images(store, (16, 16, 3), True)
+  assert split.pixels(np.arange(4)).shape == (4, 16, 16, 3)
+  (other / "none.png").symlink_to(tmp_path / "nowhere")
+  with pytest.raises(ValueError, match=r"none.png is no file, or a link"):
+    stores.open_folder(root, ("n01", "n02", "n03"))
+  (other / "none.png").unlink()
+  (other / "up").symlink_to(root)
+  with pytest.raises(ValueError, match=r"up/n01 leads by a link back to"):
+    stores.open_folder(root, ("n01", "n02", "n03"))

@@ -1,6 +1,11 @@
 """Folders and archives of text."""
 
+import bz2
+import gzip
+import lzma
+import os
 import tarfile
+import zipfile
 
 import pytest
 
@@ -36,6 +41,15 @@ def read(path):
     ("test-of-time.txt", None),
     ("en_test-00001-of-00005.txt", "test"),
     ("corpus.train.02.txt", "train"),
+    ("train.en.txt", "train"),
+    ("test-de.txt", "test"),
+    ("valid.de-en.en.txt", "validation"),
+    ("wiki.test.en_US.txt", "test"),
+    ("test_data.txt", "test"),
+    ("wiki.train.clean.txt", "train"),
+    ("TRAIN.TXT", "train"),
+    ("en.txt", None),
+    ("train_test.txt", "test"),
   ],
 )
 def test_names_say_the_split(name, split):
@@ -119,3 +133,103 @@ def test_another_folder_is_another_source(tmp_path):
   first = text_files.source(path).key
   (path / "b.txt").write_text("more")
   assert text_files.source(path).key != first
+
+
+PLAIN = {"train.txt": "a", "valid.txt": "b", "test.txt": "c"}
+TEXT = "one two na\u00efve\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_encodings_are_told_by_their_marks(tmp_path, encoding):
+  path = folder(
+    tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": ""}
+  )
+  (path / "test.txt").write_bytes(TEXT.encode(encoding))
+  assert read(path)["test"] == [TEXT]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16-le", "utf-16-be"])
+def test_other_encodings_are_refused_by_name(tmp_path, encoding):
+  path = folder(
+    tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": ""}
+  )
+  (path / "test.txt").write_bytes(TEXT.encode(encoding))
+  with pytest.raises(ValueError, match="texts/test.txt is not text in UTF-8"):
+    read(path)
+  with pytest.raises(ValueError, match="/test.txt is not text in UTF-8"):
+    read(path / "test.txt")
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_files_of_systems_are_passed_over(tmp_path, pack):
+  names = ("train.txt", "valid.txt", "test.txt")
+  path = folder(tmp_path, **dict.fromkeys(names, TEXT))
+  plain = text_files.source(path).key
+  junk = ["._train.txt", "__MACOSX__train.txt", ".ipynb_checkpoints__test.txt"]
+  folder(tmp_path, **dict.fromkeys([*junk, "train__Thumbs.db"], "\0\5"))
+  assert text_files.source(path).key == plain
+  if pack:
+    with tarfile.open(tmp_path / "texts.tar", "w") as tar:
+      tar.add(path, ".")
+    path = tmp_path / "texts.tar"
+  assert read(path) == {
+    split: [TEXT] for split in ("train", "validation", "test")
+  }
+
+
+def test_links_are_followed(tmp_path):
+  path = folder(
+    tmp_path, **{"train__a.txt": "a", "valid.txt": "b", "test.txt": "c"}
+  )
+  before = text_files.source(path).key
+  other = tmp_path / "other"
+  other.mkdir()
+  (other / "b.txt").write_text("linked")
+  (path / "train" / "more").symlink_to(other)
+  assert read(path)["train"] == ["a", "linked"]
+  after = text_files.source(path).key
+  (other / "b.txt").write_text("linked more")
+  assert len({before, after, text_files.source(path).key}) == 3
+  (other / "c.txt").symlink_to(tmp_path / "nowhere")
+  with pytest.raises(ValueError, match=r"more/c.txt is no file, or a link"):
+    read(path)
+  (other / "c.txt").unlink()
+  (other / "up").symlink_to(path)
+  with pytest.raises(
+    ValueError, match="more/up leads by a link back to .*texts,"
+  ):
+    read(path)
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+  path = folder(
+    tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": "c"}
+  )
+  before = text_files.source(path).key
+  name = os.fsencode(path) + b"/caf\xe9.train.txt"
+  with open(name, "w") as file:
+    file.write("d")
+  assert text_files.source(path).key != before
+  assert sorted(read(path)["train"]) == ["a", "d"]
+
+
+@pytest.mark.parametrize(
+  ("ending", "module"), [("gz", gzip), ("BZ2", bz2), ("xz", lzma)]
+)
+def test_one_compressed_text(tmp_path, ending, module):
+  path = tmp_path / f"texts.txt.{ending}"
+  path.write_bytes(module.compress(TEXT.encode() * 3))
+  (_, content), *more = text_files._decoded(path)
+  assert content.decode() == TEXT * 3 and not more
+  with pytest.raises(ValueError, match=f"texts.txt.{ending} is compressed"):
+    read(tmp_path)
+  path.write_bytes(path.read_bytes()[:-9])
+  with pytest.raises(ValueError, match="cannot be read to its end"):
+    list(text_files._decoded(path))
+
+
+def test_a_zip_is_refused_as_what_it_is(tmp_path):
+  with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
+    file.writestr("train.txt", TEXT)
+  with pytest.raises(ValueError, match="texts.zip is a zip archive.*unpack it"):
+    read(tmp_path / "texts.zip")

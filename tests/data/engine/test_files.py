@@ -1,0 +1,60 @@
+"""Folders as tools leave them, and the encodings of texts."""
+
+import os
+
+import pytest
+
+from jaxformers.data.engine import files
+from tests.data.archives import write_folder
+
+
+@pytest.mark.parametrize(
+  ("name", "is_junk"),
+  [
+    ("train/a.txt", False),
+    ("./a/../b.txt", False),
+    ("a.b/c..txt", False),
+    ("._a.txt", True),
+    (".ipynb_checkpoints/a.txt", True),
+    ("x/__MACOSX/a.txt", True),
+    ("x/Thumbs.db", True),
+    ("Desktop.ini", True),
+    ("./x/.DS_Store", True),
+  ],
+)
+def test_files_of_systems(name, is_junk):
+  assert files.is_junk(name) == is_junk
+
+
+def test_a_folder_is_walked_in_the_order_of_paths(tmp_path):
+  names = ["a.txt", "a/b.txt", "a-b/c", "b/d", ".hidden", "a/.x/y"]
+  folder = write_folder(tmp_path / "x", dict.fromkeys(names, b"x"))
+  (folder / "b" / "link").symlink_to(folder / "a-b")
+  walked = [name for name, entry in files.walk(folder) if entry.is_file()]
+  assert walked == ["a/b.txt", "a-b/c", "a.txt", "b/d", "b/link/c"]
+  everything = [name for name, _ in files.walk(folder, with_junk=True)]
+  assert sorted({*everything} - {*walked}) == [".hidden", "a/.x/y"]
+  # Python's own walk has the same order, but enters no links.
+  paths = sorted(path for path in folder.rglob("*") if path.is_file())
+  plain = [path.relative_to(folder).as_posix() for path in paths]
+  assert [name for name in everything if "link" not in name] == plain
+
+
+def test_links_in_a_circle_are_refused(tmp_path):
+  folder = write_folder(tmp_path / "x", {"a/b.txt": b"x"})
+  os.symlink("..", folder / "a" / "up")
+  with pytest.raises(ValueError, match=r"a/up leads by a link back to .*/x, a"):
+    files.walk(folder)
+
+
+def test_texts_are_decoded_or_refused():
+  text = "na\u00efve \U0001f600\n"
+  for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+    assert files.decode_text(text.encode(encoding), "x") == text
+  assert files.decode_text(b"", "x") == ""
+  for encoding in ("cp1252", "utf-16-le", "utf-16-be", "utf-32-le"):
+    content = "na\u00efve".encode(encoding)
+    with pytest.raises(ValueError, match=r"x.txt is not text in UTF-8 .place"):
+      files.decode_text(content, "x.txt")
+  with pytest.raises(ValueError, match="not text in UTF-16"):
+    files.decode_text(b"\xff\xfea", "x.txt")
