@@ -171,8 +171,8 @@ def read_fields(folder: Path) -> dict[str, Any]:
   if vocab_size:
     fields["task.max_len"] = max_len
     fields["task.vocab_size"] = vocab_size
-    if (folder / "vocab.txt").is_file():
-      fields["task.vocabulary"] = str(folder / "vocab.txt")
+    if vocabulary := vocabularies.find(folder):
+      fields["task.vocabulary"] = str(vocabulary)
     return configs.plain(fields)
   normalisation = huggingface.read_normalisation(folder)
   size = image[0] if image[0] == image[1] else 0
@@ -244,9 +244,9 @@ def take_fields(
   size = fields.get("task.vocab_size", 0) if needs_vocabulary else 0
   if size and _current(taken, "task.vocabulary") is _ABSENT:
     raise UserError(
-      f"{path} has no vocab.txt, and config.task.vocabulary is empty: set "
-      "--config.task.vocabulary=PATH/vocab.txt, the vocabulary of its "
-      f"{size:,} tokens."
+      f"{path} has neither a vocab.txt nor a tokenizer.json, and "
+      "config.task.vocabulary is empty: set --config.task.vocabulary="
+      f"PATH/vocab.txt, the vocabulary of its {size:,} tokens."
     )
   return taken
 

@@ -62,9 +62,7 @@ def read(path: Path) -> tokenizers.Tokenizer:
       something else than word pieces as BERT's.
   """
   if path.is_dir():
-    names = (VOCABULARY, TOKENIZER)
-    files = [path / name for name in names if (path / name).is_file()]
-    path = files[0] if files else path / VOCABULARY
+    path = find(path) or path / VOCABULARY
   if not path.is_file():
     raise UserError(
       f"There is no vocabulary {path}: give the path of a vocab.txt, a "
@@ -87,6 +85,12 @@ def read(path: Path) -> tokenizers.Tokenizer:
   _require_added(path.parent, tokenizer)
   _check(path, tokenizer)
   return tokenizer
+
+
+def find(folder: Path) -> Path | None:
+  """Returns the file with the vocabulary of a folder, or None."""
+  paths = [folder / name for name in (VOCABULARY, TOKENIZER)]
+  return next((path for path in paths if path.is_file()), None)
 
 
 def digest(path: Path, tokenizer: tokenizers.Tokenizer) -> str:
@@ -133,7 +137,7 @@ def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
     advice: sentence for the message.
   """
   ours = json.loads(tokenizer_json)
-  if any((folder / name).is_file() for name in (VOCABULARY, TOKENIZER)):
+  if find(folder):
     theirs = json.loads(read(folder).to_str())
     names = ["normalizer", "pre_tokenizer", "model"]
   elif (folder / CONFIG).is_file():
