@@ -159,9 +159,19 @@ class ModelConfig:
     return block_of(self.variant, coupled=self.coupled)
 
   @property
-  def is_causal(self) -> bool:
+  def predicts_next(self) -> bool:
     """True if the objective is to predict what follows a token."""
     return self.objective in NEXT
+
+  @property
+  def is_causal(self) -> bool:
+    """True if the mixer reads earlier tokens only, whatever the objective."""
+    if not self.variant.mixer:
+      return False
+    fixed = self.variant.fixed
+    module = MIXERS[self.variant.mixer](**self.mixer_options(), **fixed)
+    others = getattr(module, "options", {})
+    return bool(getattr(module, "causal", others.get("causal", False)))
 
   @property
   def has_values(self) -> bool:
@@ -205,7 +215,7 @@ class ModelConfig:
     for defaults in differing:
       shared |= defaults
     options = complete_mixer(self.variant, self.mixer, shared)
-    return {"causal": True} | options if self.is_causal else options
+    return {"causal": True} | options if self.predicts_next else options
 
   def _check(self) -> None:
     check_names({field: getattr(self, field) for field in FIELDS})
@@ -221,7 +231,7 @@ class ModelConfig:
     self._check_pool()
     for option in self.head:
       choose("option of head", option, HEAD_OPTIONS.get(self.objective, ()))
-    if self.is_causal:
+    if self.predicts_next:
       self._check_causal()
     elif self.objective in MASKED:
       self._check_bidirectional()
@@ -250,7 +260,7 @@ class ModelConfig:
 
   def _check_bidirectional(self) -> None:
     """Raises UserError for a mixer that sees one side of a masked token."""
-    if is_causal(self.variant, self.mixer_options()):
+    if self.is_causal:
       raise UserError(
         f"The mixer {self.variant.mixer!r} reads earlier tokens alone, and "
         "masked tokens are predicted from both sides: choose "
@@ -294,7 +304,7 @@ class ModelConfig:
     And for a class token in front of a mixer that reads earlier tokens alone.
     """
     is_read = self.cls and self.objective == "classification"
-    if is_read and is_causal(self.variant, self.mixer_options()):
+    if is_read and self.is_causal:
       raise UserError(
         f'pool="{self.pool}" puts a token in front, which the causal mixer '
         f"{self.variant.mixer!r} reads nothing after: choose another pool, or "
@@ -302,7 +312,7 @@ class ModelConfig:
       )
     if self.objective == "classification":
       return
-    pools = ("mean",) if self.is_causal else ("mean", *FRONT_TOKENS)
+    pools = ("mean",) if self.predicts_next else ("mean", *FRONT_TOKENS)
     options = {name: getattr(self, name) for name in PLAIN_HEAD}
     if self.pool not in pools or options != PLAIN_HEAD:
       options = {"pool": self.pool, **options}
@@ -333,15 +343,6 @@ def _hashable(value: Any) -> Any:
   if isinstance(value, list | tuple):
     return tuple(_hashable(item) for item in value)
   return value
-
-
-def is_causal(variant: Variant, options: Mapping[str, Any]) -> bool:
-  """Returns True if a variant's mixer reads earlier tokens alone."""
-  if not variant.mixer:
-    return False
-  module = MIXERS[variant.mixer](**options, **variant.fixed)
-  others = getattr(module, "options", {})
-  return bool(getattr(module, "causal", others.get("causal", False)))
 
 
 def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:

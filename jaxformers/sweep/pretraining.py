@@ -247,7 +247,7 @@ def _check_transfer(phases: Sequence[Phase]) -> None:
     )
     opened.append((task, params))
   for (source, first), (task, second) in itertools.pairwise(opened):
-    is_causal = source.objective in NEXT and task.objective not in NEXT
+    leaves_next = source.objective in NEXT and task.objective not in NEXT
     transplant(
       second,
       first,
@@ -255,7 +255,7 @@ def _check_transfer(phases: Sequence[Phase]) -> None:
       vocabulary=task.vocabulary,
       source_vocabulary=source.vocabulary,
       name="The pre-trained model",
-      advice=CAUSAL_ADVICE if is_causal else "",
+      advice=CAUSAL_ADVICE if leaves_next else "",
     )
 
 

@@ -419,8 +419,8 @@ def begin_with(
     record = {"folder": str(path), "differing_options": differing}
     return chosen.params, record | _of_transplant(chosen) | {"fields": fields}
   differing = _differences(weights, model, task.objective)
-  is_causal = weights.objective in NEXT and task.objective not in NEXT
-  advice = CAUSAL_ADVICE if is_causal else _advise(weights, model, task)
+  leaves_next = weights.objective in NEXT and task.objective not in NEXT
+  advice = CAUSAL_ADVICE if leaves_next else _advise(weights, model, task)
   chosen = transplant(
     start,
     weights.params,

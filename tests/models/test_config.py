@@ -80,3 +80,23 @@ def test_a_language_model_has_no_batch_norm():
       **{"num_layers": 1, "objective": "language_model"},
       block={"norm_type": "batch"},
     )
+
+
+def test_a_causal_mixer_is_not_an_objective():
+  """A classifier's mixer may read earlier tokens only."""
+
+  def make(name, **options):
+    return ModelConfig(name=name, **SIZES | options)
+
+  for options, predicts_next, is_causal in (
+    ({}, False, False),
+    ({"mixer": {"causal": True}}, False, True),
+    ({"objective": "next_tokens"}, True, True),
+  ):
+    config = make("transformer", **options)
+    assert config.predicts_next == predicts_next, options
+    assert config.is_causal == is_causal, options
+  # One has a causal form only, one has no mixer, and one no causal form.
+  assert make("mamba").is_causal
+  assert not make("isometric").is_causal
+  assert not make("linformer").is_causal

@@ -7,7 +7,6 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models import MODELS, ModelConfig
-from jaxformers.models.config import is_causal
 from tests import initial
 from tests.marks import long_except
 
@@ -36,14 +35,13 @@ def names(objective):
   causal = objective.startswith("next")
   found = []
   for name in MODELS:
-    variant = MODELS[name]
     options = {"num_classes": 9, "vocab_size": 10, "max_len": 8}
     options |= {"d_model": 8, "num_layers": 1, "name": name}
     config = ModelConfig(**options)
     if causal:
       if has_causal_form(name):
         found.append(name)
-    elif not is_causal(variant, config.mixer_options()):
+    elif not config.is_causal:
       found.append(name)
   return found
 

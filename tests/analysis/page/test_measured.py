@@ -5,10 +5,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from jaxformers import models
 from jaxformers.analysis.page import measured
 from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
+from tests import initial
 
 
 def test_data_are_described_by_what_was_read():
@@ -51,3 +53,34 @@ def test_what_is_measured_of_the_last_layer_against_sizes():
   assert measured._correlations(rows) == f"{few} -1.00, {many} -1.00"
   rows.of["factors"] = rows.of["factors"][:1]
   assert measured._correlations(rows) == "none"
+
+
+WORDS = ("<pad>", "<unk>", *"abcdefgh")
+SIZES = {"num_classes": 2, "d_model": 8, "num_layers": 2}
+
+
+def run_of(model, ids, **task):
+  """Returns a run of a model with its start, on a task of few fields."""
+  params = initial.params(model, ids)
+  fields = {"image": (), "vocabulary": WORDS, "max_len": 8, "name": "t"}
+  return types.SimpleNamespace(
+    model=model,
+    params=params,
+    start=None,
+    sample=lambda count, length: ids[:count],
+    task=types.SimpleNamespace(**fields | task),
+  )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_maps_of_a_causal_classifier_are_lower_triangular(causal):
+  mixer = {"num_heads": 1, "causal": causal}
+  sizes = SIZES | {"vocab_size": len(WORDS), "max_len": 8}
+  model = models.build("transformer", mixer=mixer, **sizes)
+  ids = np.array([[2, 3, 4, 5, 6, 7, 8, 0]], np.int32)
+  run = run_of(model, ids, encode=lambda text, length: ids[0, :7])
+  rows = measured.Rows(measured.Options())
+  rows.add_tokens("run", run)
+  later = [row[-1] for row in rows.of["maps"] if row[3] > row[2]]
+  assert len(later) == 2 * 21
+  assert any(later) != causal

@@ -468,3 +468,18 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
       measured = s.measure_curves(model, params, ids, batch_size)
       for name in s.NEEDS_PAIRS:
         np.testing.assert_allclose(measured[name], want[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_causal_classifier_has_the_curves_of_its_mixer(causal):
+  """Its objective does not predict the next token."""
+  mixer = {"num_heads": 2, "causal": causal}
+  model, params, ids = build("transformer", mixer=mixer)
+  with jax.enable_x64(False):
+    measured = s.measure_curves(model, params, ids[:2])
+    captured = capture(model, make_variables(model, params), ids[:2])
+    for name, values in s.curves(captured, causal).items():
+      np.testing.assert_allclose(measured[name], values, rtol=1e-4)
+    other = s.curves(captured, not causal)
+  difference = np.array(measured["functional"]) - other["functional"]
+  assert abs(difference).max() > 1e-4
