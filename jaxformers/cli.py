@@ -18,7 +18,9 @@ from jaxformers.errors import UserError
 GROUPS = {
   "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
   "Compare runs": ("results", "report", "published", "price"),
-  "Look into a model": ("lipschitz", "inverse", "certified", "smoothness"),
+  "Look into a model": (
+    *("lipschitz", "inverse", "certified", "smoothness", "isometry"),
+  ),
   "Evaluate and take away": (
     *("perplexity", "segmentation", "robustness", "export"),
   ),
@@ -37,6 +39,7 @@ SUBCOMMANDS = {
   "depth": "jaxformers.analysis.tables.depth",
   "export": "jaxformers.analysis.evaluation.export",
   "inverse": "jaxformers.analysis.certificates.inverse",
+  "isometry": "jaxformers.analysis.tokens.isometry",
   "lipschitz": "jaxformers.analysis.certificates.lipschitz",
   "models": "jaxformers.costs",
   "perplexity": "jaxformers.analysis.evaluation.perplexity",

@@ -441,6 +441,7 @@ RUNNERS = {
       ("published", ""),
       ("report", "", "--no_checkpoints"),
       ("smoothness", "", *FEW),
+      ("isometry", "", *FEW, "--steps=2"),
       ("lipschitz", "transject", *FEW, "--steps=2"),
       ("inverse", "transject", *FEW),
       ("certified", "", "--samples=2", "--examples=4", "--steps=1"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from jaxformers import trained
 from jaxformers.analysis.evaluation import layers
@@ -17,7 +18,7 @@ from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
-from jaxformers.analysis.tokens import entropy, smoothness
+from jaxformers.analysis.tokens import entropy, isometry, smoothness
 from jaxformers.analysis.tokens.capture import capture, num_tokens
 from jaxformers.errors import UserError
 from jaxformers.models.variables import make_variables
@@ -25,9 +26,11 @@ from jaxformers.models.variables import make_variables
 MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
 MOST_HEADS = 4  # Heads whose attention is drawn.
 MORE_TEXTS = 2  # Test samples whose tokens are drawn in a plane, too.
+# Samples, and their largest number of tokens, whose Jacobians are measured.
+JACOBIANS = (2, 64)
 LEAST_TOKENS = 8  # Tokens of a sample that is drawn.
 QUANTITIES = (
-  *("factors", "entropy", "shape", "parts", "gates", "smooth"),
+  *("factors", "entropy", "shape", "parts", "gates", "smooth", "isometry"),
   *("pairs", "planes", "maps", "heads"),
 )
 BOXES = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
@@ -70,6 +73,8 @@ class Rows:
     self.finite = 1.0
     self.samples: set[int] = set()
     self.lengths: set[int] = set()
+    self.jacobian_samples: set[int] = set()
+    self.jacobian_lengths: set[int] = set()
     self.quotes: list[Row] = []
 
   def add_model(self, label: str, seed: int, run: Any, start: bool) -> None:
@@ -86,6 +91,10 @@ class Rows:
     # All states read the same samples.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
+    count, length = np.minimum(JACOBIANS, (options.samples, options.length))
+    few = run.sample(int(count), int(length))
+    self.jacobian_samples.add(len(few))
+    self.jacobian_lengths.add(num_tokens(run.model, few))
     # The untrained start is a run of its own in the figures.
     states = [(label, run.params)]
     if start and run.start is not None:
@@ -109,16 +118,25 @@ class Rows:
           ]
       curves = smoothness.measure_curves(run.model, params, ids)
       self.of["smooth"] += smoothness.rows(name, seed, curves)
+      spectra = isometry.measure_spectra(run.model, params, few)
+      self.of["isometry"] += isometry.rows(name, seed, spectra)
 
-  def describe_data(self) -> str:
-    """Returns how many samples, tokens and seeds there are, in words."""
+  def describe_data(self, *, jacobians: bool = False) -> str:
+    """Returns how many samples, tokens and seeds there are, in words.
+
+    Args:
+      jacobians: True for the samples whose Jacobians are measured.
+    """
     # Count the seeds of each run, not of its untrained start.
     seeds = [
       len(grouped(rows, 1))
       for label, rows in grouped(self.of["factors"]).items()
       if not label.endswith(figures.UNTRAINED)
     ]
-    return figures.describe_data(self.samples, self.lengths, seeds)
+    counts = (self.samples, self.lengths)
+    if jacobians:
+      counts = (self.jacobian_samples, self.jacobian_lengths)
+    return figures.describe_data(*counts, seeds)
 
   def describe_texts(self) -> str:
     """Returns the text that the single tokens are from, in words."""
@@ -257,10 +275,12 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
     options: options of the measurements.
   """
   rows = Rows(options)
+  bar = tqdm(desc="measuring runs", total=sum(len(g.runs) for g in groups))
   for group in groups:
     # Single tokens and the untrained start are those of the first seed.
     first = True
     for record in group.runs:
+      bar.update()
       # A run that cannot be loaded is noted, and the others are drawn.
       try:
         run = trained.load(record.folder)
@@ -278,8 +298,11 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
       except UserError as error:
         note = f"{group.label}: no figure of single tokens, {error}."
         page.notes.append(note)
+  bar.close()
   # The page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)
+  data = rows.describe_data(jacobians=True)
+  layer_figures.append(isometry.figure(rows.of["isometry"], data))
   for section, section_figures in (
     ("Distances and entropy", layer_figures),
     ("Single tokens", _of_tokens(rows)),

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from jaxformers import requirements
 from jaxformers.analysis.plotting.figures import Figure
 from jaxformers.analysis.tables import published
@@ -59,8 +61,12 @@ def write(page: Page, out: Path) -> Path:
   requirements.require("plots", "The page of a report")
   # Figures first: the page embeds their SVG files.
   out.mkdir(parents=True, exist_ok=True)
-  for figure in itertools.chain(*page.figures.values()):
-    figure.write(out)
+  figures = [*itertools.chain(*page.figures.values())]
+  # The bar is on stderr; stdout has the tables alone.
+  with tqdm(figures, unit="figure") as bar:
+    for figure in bar:
+      bar.set_description(f"drawing {figure.name}")
+      figure.write(out)
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
   # The papers' tables, as Markdown and as LaTeX.

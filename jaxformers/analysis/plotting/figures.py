@@ -325,19 +325,25 @@ def draw_line(
     axes.fill_between(x, mean - deviation, mean + deviation, **band)
 
 
+WHISKERS = (5, 95)  # Percentiles at which the whiskers of boxes end.
 UNTRAINED = ", untrained"  # Ends the label of a run's start.
 
 
-def draw_boxes(axes: Any, groups: Mapping[str, dict[Any, list[float]]]) -> None:
+def draw_boxes(
+  axes: Any,
+  groups: Mapping[str, dict[Any, list[float]]],
+  whiskers: tuple[float, float] = WHISKERS,
+) -> None:
   """Draws boxes of several groups side by side at every category.
 
-  A box has the quartiles and the median, whiskers the 5th and 95th percentile.
+  A box has the quartiles and the median.
   The untrained start of a run has the run's colour and is not filled.
 
   Args:
     axes: axes of matplotlib.
     groups: values by label and category; those that are not finite are left
       out.
+    whiskers: percentiles at which the whiskers of a box end.
   """
   from matplotlib.colors import to_rgba
 
@@ -363,7 +369,7 @@ def draw_boxes(axes: Any, groups: Mapping[str, dict[Any, list[float]]]) -> None:
         list(boxes.values()),
         positions=list(boxes),
         widths=0.8 * width,
-        whis=(5, 95),
+        whis=whiskers,
         showfliers=False,
         patch_artist=True,
         manage_ticks=False,

@@ -26,6 +26,9 @@ def over_layers(
   *,
   lines: Sequence[tuple[float, str]] = (),
   ratio: bool = False,
+  x: str = "layer (0: embedding)",
+  sample: str = "sample",
+  whiskers: tuple[float, float] = figures.WHISKERS,
 ) -> Figure:
   """Returns boxes of a quantity over samples, layer by layer.
 
@@ -35,18 +38,21 @@ def over_layers(
     quantity: label of the axis, with its unit.
     lines: values to mark, with their labels.
     ratio: True for a logarithmic axis where values differ much.
+    x: label of the horizontal axis.
+    sample: name of the column of samples in the table.
+    whiskers: percentiles at which the whiskers of a box end.
   """
 
   def paint(fig: Any, rows: Sequence[Row]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes = fig.subplots()
-    figures.draw_boxes(axes, _values_by(rows, 0, 2))
+    figures.draw_boxes(axes, _values_by(rows, 0, 2), whiskers)
     # Mark the given values.
     for k, (value, label) in enumerate(lines):
       dash = figures.DASHES[1 + k % 3]
       axes.axhline(value, color="0.3", linestyle=dash, lw=1, label=label)
-    axes.set(xlabel="layer (0: embedding)", ylabel=quantity)
+    axes.set(xlabel=x, ylabel=quantity)
     # A logarithmic axis suits ratios that differ much.
     finite = [row[-1] for row in rows if math.isfinite(row[-1])]
     if ratio and finite and max(finite) > WIDE_RANGE * min(finite) > 0:
@@ -56,7 +62,7 @@ def over_layers(
       axes.yaxis.set_minor_locator(NullLocator())
     figures.draw_legend(fig, axes)
 
-  columns = ("run", "seed", "layer", "sample", quantity)
+  columns = ("run", "seed", "layer", sample, quantity)
   return Figure(*texts, columns, rows, paint)
 
 

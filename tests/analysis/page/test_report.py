@@ -60,7 +60,7 @@ def test_figures_of_both_models(page):
   assert {*by_name} == {
     *("training", "activation_factors", "entropy", "shape", "parts"),
     *("experts", "pairs", "isomap", "smoothness", "attention"),
-    *("attention_heads", "factors_sizes", "entropy_sizes"),
+    *("attention_heads", "factors_sizes", "entropy_sizes", "isometry"),
   }
   runs = {row[0] for row in by_name["entropy"].rows}
   assert runs == {
@@ -184,7 +184,7 @@ def test_a_browser_opens_it(out, tmp_path, width):
   assert "CONSOLE" not in ran.stderr
   title = re.search("<title>(.*?)</title>", ran.stdout, re.S)[1]
   seen = json.loads(html.unescape(title))
-  assert seen["images"] == seen["drawn"] == 13
+  assert seen["images"] == seen["drawn"] == 14
   assert not seen["wide"]
   assert not seen["over"], seen
 
@@ -206,7 +206,9 @@ def test_a_wrong_argument(argument, message, tmp_path):
 def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
   runs = [str(workdir / name) for name in ("transject", "begun")]
   report.main([*runs, f"--out={tmp_path}", "--no_checkpoints"])
-  printed = capsys.readouterr().out
+  printed, progress = capsys.readouterr()
+  assert "drawing training: 100%" in progress
+  assert "drawing" not in printed
   assert "| transject |" in printed
   assert f"Note: {workdir / 'begun'} has no results.json" in printed
   assert (tmp_path / "training.svg").exists()

@@ -1,0 +1,454 @@
+r"""Measures dynamical isometry: singular values of an encoder's Jacobian.
+
+python -m jaxformers isometry runs/transject runs/transformer --out isometry
+python -m jaxformers isometry runs/transformer --untrained
+
+A map is a dynamical isometry if all singular values of its Jacobian are near 1:
+no small change of its input grows or vanishes (TransJect, section 2; Pennington
+et al. 2017, https://arxiv.org/abs/1711.04735). The Jacobian is that of all
+tokens of one sequence: of each layer, and of all layers from the embedding on,
+without the norm that may end the encoder. In that of a layer, what an earlier
+layer has handed on (TransJect's Sigma, NeuTRENO's values) is held fixed.
+
+A Jacobian of at most 2,048 rows (tokens times d) is computed whole and
+decomposed, in one vector-Jacobian product a row. Of a larger one, --steps of
+Lanczos bidiagonalization from a random vector estimate the distribution, in two
+such products and one Jacobian-vector product a step, for all layers together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformers import cli, trained
+from jaxformers.analysis.plotting import figures, plots
+from jaxformers.analysis.plotting.figures import Row, Texts
+from jaxformers.analysis.tokens import capture as captures
+from jaxformers.errors import UserError
+from jaxformers.models import Model, from_config, in_float32
+from jaxformers.models.variables import make_variables
+
+ALL = "all"  # Label of the whole encoder, beside the numbers of layers.
+MOST_ROWS = 2_048  # Rows up to which a Jacobian is computed whole.
+CHUNK = 64  # Rows that are computed together.
+# Least weight of a value that Lanczos' method has found, and not rounding.
+LEAST_WEIGHT = 1e-12
+LEVELS = np.linspace(0, 1, 21)  # Quantiles that a figure is drawn from.
+
+Map = Callable[[jax.Array], jax.Array]
+
+
+class Spectrum(NamedTuple):
+  """Singular values of a Jacobian, with the share that each stands for.
+
+  Attributes:
+    values: singular values, float64 [k], in rising order.
+    weights: their shares, float64 [k], of sum 1.
+  """
+
+  values: np.ndarray
+  weights: np.ndarray
+
+  def quantiles(self, levels: np.ndarray) -> np.ndarray:
+    """Returns the least values that hold these shares of all, [levels]."""
+    shares = np.cumsum(self.weights)
+    # Rounding may leave the last share below 1.
+    places = np.searchsorted(shares, np.asarray(levels) * shares[-1] - 1e-9)
+    return self.values[places]
+
+  def root_mean_square(self) -> float:
+    """Returns the factor by which random changes grow in the mean."""
+    return float(np.sqrt((self.weights * self.values**2).sum()))
+
+
+def join(spectra: Sequence[Spectrum]) -> Spectrum:
+  """Returns the distribution over several Jacobians, each of the same share."""
+  values, weights = map(np.concatenate, zip(*spectra, strict=True))
+  order = np.argsort(values)
+  return Spectrum(values[order], weights[order] / len(spectra))
+
+
+def decompose(jacobian: np.ndarray) -> Spectrum:
+  """Returns all singular values of a matrix [n, m], each of the same weight."""
+  values = np.linalg.svd(jacobian, compute_uv=False)[::-1].astype(float)
+  return Spectrum(values, np.full(len(values), 1 / len(values)))
+
+
+def bidiagonalize(
+  pull: Map, push: Map, start: jax.Array, steps: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the diagonals of B in A V = U B, by Golub, Kahan and Lanczos.
+
+  Vectors are orthogonalized against all before them, twice.
+
+  Source: Golub and Kahan 1965, https://doi.org/10.1137/0702016.
+
+  Args:
+    pull: y [g, m] -> A.T y [g, m], for g matrices A.
+    push: x [g, m] -> A x [g, m].
+    start: first columns of V, [g, m], of length 1.
+    steps: number k of columns.
+
+  Returns:
+    Diagonal [k, g] and superdiagonal [k, g] of B; the last of these is outside.
+  """
+
+  def orthogonalize(x: jax.Array, basis: jax.Array) -> jax.Array:
+    for _ in range(2):
+      inner = jnp.einsum("kgm,gm->kg", basis, x)
+      x = x - jnp.einsum("kg,kgm->gm", inner, basis)
+    return x
+
+  def normalize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    norm = jnp.linalg.norm(x, axis=-1)
+    return x / jnp.where(norm > 0, norm, 1)[..., None], norm
+
+  def step(state: Any, k: jax.Array) -> tuple[Any, Any]:
+    left, right, v = state
+    # Columns that are still to come are zero, and change nothing.
+    right = right.at[k].set(v)
+    u, diagonal = normalize(orthogonalize(push(v), left))
+    left = left.at[k].set(u)
+    v, superdiagonal = normalize(orthogonalize(pull(u), right))
+    return (left, right, v), (diagonal, superdiagonal)
+
+  zeros = jnp.zeros((steps, *start.shape), start.dtype)
+  with jax.default_matmul_precision("highest"):
+    _, diagonals = jax.lax.scan(step, (zeros, zeros, start), jnp.arange(steps))
+  return diagonals
+
+
+def quadrature(diagonal: np.ndarray, superdiagonal: np.ndarray) -> Spectrum:
+  """Returns singular values of B [k, k] as a distribution of those of A.
+
+  The weights are those of Gauss' quadrature for the start, which is exact for
+  the mean square of a random start and for k as many as A has values.
+
+  Source: Golub and Meurant 2010, Matrices, Moments and Quadrature, chapter 6.
+
+  Args:
+    diagonal, superdiagonal: result of `bidiagonalize` for one A, [k] each.
+  """
+  b = np.diag(diagonal.astype(float)) + np.diag(superdiagonal[:-1], 1)
+  _, values, right = np.linalg.svd(b)
+  weights = right[:, 0] ** 2
+  # Without a part of the start, a value is rounding or comes of a zero vector.
+  order = np.argsort(values)
+  order = order[weights[order] > LEAST_WEIGHT]
+  return Spectrum(values[order], weights[order] / weights[order].sum())
+
+
+def measure_spectra(
+  model: Model,
+  params: Any,
+  ids: np.ndarray,
+  *,
+  steps: int = 32,
+  seed: int = 0,
+  most_rows: int = MOST_ROWS,
+) -> dict[str, list[Spectrum]]:
+  """Returns the singular values of every layer and of all, sample by sample.
+
+  Computed in float32, in evaluation. The second sequence of a pair is a sample
+  of its own. Samples without a token are left out.
+
+  Args:
+    model, params: model and parameters from `models.build`.
+    ids: samples, as the model takes them.
+    steps: steps of Lanczos' method, for Jacobians of more rows.
+    seed: seed of its starts.
+    most_rows: rows up to which a Jacobian is computed whole.
+
+  Returns:
+    Lists of `Spectrum` by the number of the layer, "1" and so on, and `ALL`.
+  """
+  # A loop over layers calls no block: store activations, in single precision.
+  config = dataclasses.replace(in_float32(model).config, memory="stored")
+  model = from_config(config)
+  variables = make_variables(model, params)
+  names = [str(layer + 1) for layer in range(config.num_layers)]
+  spectra: dict[str, list[Spectrum]] = {name: [] for name in [*names, ALL]}
+  key = jax.random.key(seed)
+  for number, sample in enumerate(captures.batches(ids, 1, "isometry")):
+    masks = np.asarray(model.mask(sample))
+    num_rows = masks.shape[1] * config.d_model
+    start = jax.random.normal(
+      jax.random.fold_in(key, number), (*masks.shape, config.d_model)
+    )
+    for labels, is_whole in ((names, False), ([ALL], True)):
+      if num_rows <= most_rows:
+        matrices = _matrices(model, variables, sample, is_whole)
+        results = map(decompose, _without_padding(matrices, masks))
+      else:
+        # A step more than there are values has nothing to find.
+        count = min(steps, max(1, int(masks.sum(1).min())) * config.d_model)
+        arguments = (model, is_whole, count, variables, sample, start)
+        diagonals = jax.device_get(_diagonals(*arguments))
+        # From [k, l b] to a row for each Jacobian.
+        results = map(quadrature, *(x.T for x in diagonals))
+      # The layers of the first sequence come first, then of the second.
+      for place, result in enumerate(results):
+        if masks[place % len(masks)].any():
+          spectra[labels[place // len(masks)]].append(result)
+  return spectra
+
+
+def _without_padding(
+  matrices: np.ndarray, masks: np.ndarray
+) -> list[np.ndarray]:
+  """Returns Jacobians [g, n d, n d] of the tokens alone."""
+  width = matrices.shape[-1] // masks.shape[1]
+  kept = [np.repeat(mask, width) for mask in masks]
+  return [
+    matrix[np.ix_(rows, rows)]
+    for matrix, rows in zip(
+      matrices, kept * (len(matrices) // len(kept)), strict=True
+    )
+  ]
+
+
+def _pull(
+  model: Model, variables: Any, ids: jax.Array, is_whole: bool
+) -> tuple[Map, jax.Array]:
+  """Returns y -> J.T y of Jacobians, and zeros of their outputs [l, b, n, d].
+
+  Args:
+    model, variables, ids: as `capture` takes them; layers are not looped.
+    is_whole: True for all layers as one, with l = 1.
+  """
+
+  def outputs(changes: jax.Array) -> jax.Array:
+    def change_input(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      path = context.module.path
+      is_layer = path[:1] == ("encoder",) and len(path) == 2
+      if context.method_name != "__call__" or not is_layer:
+        return call(*args, **kwargs)
+      stack, _, number = path[1].partition("_")
+      if stack != "layer" or (is_whole and number != "0"):
+        return call(*args, **kwargs)
+      # A layer's Jacobian has nothing of the layers before it.
+      (x,) = args
+      if not is_whole:
+        x = jax.lax.stop_gradient(x)
+        kwargs = kwargs | {"carry": jax.lax.stop_gradient(kwargs["carry"])}
+      return call(x + changes[int(number)], **kwargs)
+
+    with (
+      nn.intercept_methods(change_input),
+      jax.default_matmul_precision("highest"),
+    ):
+      _, state = model.apply(
+        variables, ids, train=False, mutable=["intermediates"]
+      )
+    hidden = state["intermediates"]["encoder"]["hidden"]
+    return jnp.stack(hidden[-1:] if is_whole else hidden[1:])
+
+  count = 1 if is_whole else model.config.num_layers
+  shape = (count, *model.mask(ids).shape, model.config.d_model)
+  _, pull = jax.vjp(outputs, jnp.zeros(shape))
+  return lambda y: pull(y)[0], jnp.zeros(shape)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _rows(
+  model: Model,
+  variables: Any,
+  ids: jax.Array,
+  places: jax.Array,
+  is_whole: bool,
+) -> jax.Array:
+  """Returns rows of Jacobians, [places, l, b, n d]."""
+  pull, zeros = _pull(model, variables, ids, is_whole)
+  count, b, n, d = zeros.shape
+
+  def row(place: jax.Array) -> jax.Array:
+    unit = jax.nn.one_hot(place, n * d).reshape(n, d)
+    return pull(jnp.broadcast_to(unit, zeros.shape)).reshape(count, b, n * d)
+
+  return jax.vmap(row)(places)
+
+
+def _matrices(
+  model: Model, variables: Any, ids: np.ndarray, is_whole: bool
+) -> np.ndarray:
+  """Returns whole Jacobians, [l b, n d, n d]."""
+  num_rows = model.mask(ids).shape[1] * model.config.d_model
+  # Every call has as many rows, so that it is compiled once.
+  places = np.arange(-(-num_rows // CHUNK) * CHUNK).reshape(-1, CHUNK)
+  rows = [
+    np.asarray(_rows(model, variables, ids, chunk, is_whole))
+    for chunk in places
+  ]
+  matrices = np.concatenate(rows)[:num_rows]
+  return np.moveaxis(matrices, 0, 2).reshape(-1, num_rows, num_rows)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _diagonals(
+  model: Model,
+  is_whole: bool,
+  steps: int,
+  variables: Any,
+  ids: jax.Array,
+  start: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns `bidiagonalize` of Jacobians from a start [b, n, d]."""
+  pull, zeros = _pull(model, variables, ids, is_whole)
+  # Mixers may have no forward mode: transpose the transpose.
+  _, push = jax.vjp(pull, zeros)
+  mask = model.mask(ids)[..., None]
+  # Padding is no part of the sequence, on neither side.
+  rows = (zeros.shape[0] * zeros.shape[1], -1)
+
+  def on_tokens(linear: Map) -> Map:
+    def apply(x: jax.Array) -> jax.Array:
+      x = jnp.where(mask, x.reshape(zeros.shape), 0)
+      return jnp.where(mask, linear(x), 0).reshape(rows)
+
+    return apply
+
+  first = jnp.broadcast_to(jnp.where(mask, start, 0), zeros.shape).reshape(rows)
+  norm = jnp.linalg.norm(first, axis=-1, keepdims=True)
+  first = first / jnp.where(norm > 0, norm, 1)
+  return bidiagonalize(
+    on_tokens(pull), on_tokens(lambda x: push(x)[0]), first, steps
+  )
+
+
+def rows(
+  label: str, seed: int, spectra: Mapping[str, Sequence[Spectrum]]
+) -> list[Row]:
+  """Returns quantiles over all samples, as rows of `plots.over_layers`.
+
+  Args:
+    label: label of the run.
+    seed: seed of the run.
+    spectra: result of `measure_spectra`.
+
+  Returns:
+    (label, seed, layer, quantile, singular value).
+  """
+  return [
+    (label, seed, layer, float(level), float(value))
+    for layer, of_layer in spectra.items()
+    if of_layer
+    for level, value in zip(
+      LEVELS, join(of_layer).quantiles(LEVELS), strict=True
+    )
+  ]
+
+
+EXPLANATION = (
+  "Singular values of the Jacobian of one sequence, of every layer and of all "
+  "layers (TransJect, section 2). In a dynamical isometry all are near 1. "
+  f"Jacobians of at most {MOST_ROWS:,} rows, tokens times d, are whole; of "
+  "larger ones the distribution is an estimate by Lanczos' method, and the "
+  "extremes lie inside the true ones. Boxes: quartiles; whiskers: the extremes."
+)
+
+
+def figure(
+  value_rows: list[Row], data: str, name: str = "isometry"
+) -> figures.Figure:
+  """Returns a figure of singular values, layer by layer and of all.
+
+  Args:
+    value_rows: results of `rows` for several runs and seeds.
+    data: sentence on samples and seeds, which begins the caption.
+    name: name of the figure's files.
+  """
+  texts = Texts(name, "Dynamical isometry", f"{data}. {EXPLANATION}")
+  return plots.over_layers(
+    texts,
+    value_rows,
+    "singular value of the Jacobian",
+    lines=[(1.0, "isometry")],
+    ratio=True,
+    x="layer",
+    sample="quantile",
+    whiskers=(0, 100),
+  )
+
+
+COLUMNS = ("least", "5 %", "median", "95 %", "greatest", "root mean square")
+
+
+def text(label: str, spectra: Mapping[str, Sequence[Spectrum]]) -> str:
+  """Returns a table of a run: a line for every layer, and one for all.
+
+  Args:
+    label: heading of the table.
+    spectra: result of `measure_spectra`.
+  """
+  lines = [label, f"  {'layer':>5}" + "".join(f"  {c:>9}" for c in COLUMNS)]
+  for layer, of_layer in spectra.items():
+    if of_layer:
+      joined = join(of_layer)
+      values = joined.quantiles(np.array([0, 0.05, 0.5, 0.95, 1])).tolist()
+      values.append(joined.root_mean_square())
+      cells = (f"  {value:>9.4g}" for value in values)
+      lines.append(f"  {layer:>5}{''.join(cells)}")
+  return "\n".join(lines)
+
+
+@cli.command(
+  cli.WORKDIRS,
+  *trained.STATE,
+  cli.option("samples", 4, "number of samples"),
+  cli.option("length", 32, "largest number of tokens per sample"),
+  cli.option("steps", 32, "steps of Lanczos' method for large Jacobians"),
+  cli.option("seed", 0, "seed of the samples and of Lanczos' method"),
+  trained.SPLIT,
+  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
+)
+def main(
+  workdirs: Sequence[Path],
+  samples: int,
+  length: int,
+  steps: int,
+  seed: int,
+  split: str,
+  out: str,
+  **state: Any,
+) -> None:
+  """Prints a table for each run, and draws the figure if asked.
+
+  A run as it was trained, its untrained start, and its model with other weights
+  or of another name stand beside each other.
+  """
+  if steps < 1:
+    raise UserError(f"--steps={steps}: give at least 1.")
+  value_rows: list[Row] = []
+  sizes, lengths = set(), set()
+  for workdir in workdirs:
+    for arguments in trained.states(state):
+      name = trained.describe(arguments)
+      label = ", ".join(filter(None, [str(workdir), name]))
+      run = trained.load(workdir, **arguments)
+      ids = run.sample(samples, length, split, seed=seed)
+      sizes.add(len(ids))
+      lengths.add(captures.num_tokens(run.model, ids))
+      spectra = measure_spectra(
+        run.model, run.params, ids, steps=steps, seed=seed
+      )
+      value_rows += rows(label, 0, spectra)
+      print(f"{text(label, spectra)}\n", flush=True)
+  data = figures.describe_data(sizes, lengths, {1}, split)
+  picture = figure(value_rows, data, Path(out or "isometry").name)
+  print(picture.caption)
+  if out:
+    picture.write(Path(out).parent)
+    print(f"\nWritten to {out}.csv, .png and .svg.")
+
+
+if __name__ == "__main__":
+  main()
