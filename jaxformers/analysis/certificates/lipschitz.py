@@ -118,6 +118,29 @@ def activation_factors(distances: np.ndarray) -> np.ndarray:
   return lengths / np.where(lengths[0] > 0, lengths[0], np.nan)
 
 
+def dot_factors(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
+  """Returns x_i^l . x_j^l / x_i^0 . x_j^0 of token pairs, [l + 1, b, count].
+
+  The activation factor under the dot product. NaN where the embedded tokens are
+  equal, as for activation factors, or orthogonal.
+
+  Source: TransJect, section 6, which gives no formula: equation 9 with dot
+  products instead of distances.
+
+  Args:
+    hidden: `hidden` of a `capture.Capture`.
+    places: result of `pairs`.
+  """
+  first, second = places[..., 0, None], places[..., 1, None]
+  products, differ = [], None
+  for x in hidden:
+    x, y = (jnp.take_along_axis(x, k, 1) for k in (first, second))
+    differ = (x != y).any(-1) if differ is None else differ
+    products.append(jnp.einsum("bkd,bkd->bk", x, y, precision="highest"))
+  start = jnp.where(differ & (products[0] != 0), products[0], jnp.nan)
+  return jnp.stack(products) / start
+
+
 def measure_factors(
   model: Classifier,
   params: Any,

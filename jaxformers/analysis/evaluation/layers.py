@@ -43,6 +43,9 @@ class Layers(NamedTuple):
       models without heads or experts.
     gates: weights of the experts, [L, s, e]; None for other models.
     values: number of values that an entropy is estimated from, [s].
+    dots: median over pairs of tokens of their dot product over that of the
+      embedding, [L + 1, s]; NaN as for `factors`. The ratio has no mean, for
+      dot products near 0 are divided by.
   """
 
   factors: np.ndarray
@@ -52,6 +55,7 @@ class Layers(NamedTuple):
   parts: np.ndarray | None
   gates: np.ndarray | None
   values: np.ndarray
+  dots: np.ndarray
 
 
 def measure_layers(
@@ -84,7 +88,7 @@ def measure_layers(
     observed = jax.device_get(_observe(model, variables, batch, places))
     measured.append(_measure_batch(*observed, estimation))
   fields = zip(*measured, strict=True)
-  factors, entropies, shapes, finite, each_part, gates, values = fields
+  factors, entropies, shapes, finite, each_part, gates, values, dots = fields
   # Weigh batches by their number of samples; leave out those without values.
   sizes = [batch.shape[1] for batch in factors]
   shares = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
@@ -96,28 +100,34 @@ def measure_layers(
     None if each_part[0] is None else np.concatenate(each_part, 2),
     None if gates[0] is None else np.concatenate(gates, 1),
     np.concatenate(values),
+    np.concatenate(dots, 1),
   )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _observe(
   model: Model, variables: Any, ids: jax.Array, places: jax.Array
-) -> tuple[Capture, tuple[jax.Array, ...] | None, jax.Array]:
-  """Returns the captured layers, their parts, and distances of pairs.
+) -> tuple[Capture, tuple[jax.Array, ...] | None, jax.Array, jax.Array]:
+  """Returns the captured layers, their parts, and two factors of pairs.
+
+  These are the distances of pairs, and their dot products over those of the
+  embedding.
 
   Compiled once for a model, whatever its parameters.
   """
   captured = capture(model, variables, ids)
   pair_distances = lipschitz.distances(captured.hidden, places)
+  pair_dots = lipschitz.dot_factors(captured.hidden, places)
   layer_parts = parts(model, variables, captured)
   # Queries, keys and values are large, and not needed any more.
-  return captured._replace(heads=()), layer_parts, pair_distances
+  return captured._replace(heads=()), layer_parts, pair_distances, pair_dots
 
 
 def _measure_batch(
   captured: Capture,
   layer_parts: tuple[np.ndarray, ...] | None,
   pair_distances: np.ndarray,
+  pair_dots: np.ndarray,
   estimation: Mapping[str, str],
 ) -> Layers:
   """Returns the statistics of one batch, on the host.
@@ -126,6 +136,7 @@ def _measure_batch(
     captured: layers of the batch.
     layer_parts: result of `capture.parts`.
     pair_distances: result of `lipschitz.distances`.
+    pair_dots: result of `lipschitz.dot_factors`.
     estimation: `axis` and `estimator` of the entropy.
   """
   mask, gates = captured.mask, captured.gates
@@ -152,12 +163,18 @@ def _measure_batch(
     entropies_of_parts,
     None if gates is None else np.asarray(gates, np.float64),
     counts if estimation["axis"] == "tokens" else np.full_like(counts, width),
+    _finite_median(pair_dots),
   )
 
 
 def _finite_mean(values: np.ndarray) -> np.ndarray:
   """Returns means over the last axis; NaN where no value is finite."""
   return np.ma.masked_invalid(values).mean(-1).filled(math.nan)
+
+
+def _finite_median(values: np.ndarray) -> np.ndarray:
+  """Returns medians over the last axis; NaN where no value is finite."""
+  return np.ma.median(np.ma.masked_invalid(values), -1).filled(math.nan)
 
 
 def _entropy_by_sample(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,19 +20,22 @@ from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
 from jaxformers.analysis.tokens import entropy, isometry, smoothness
-from jaxformers.analysis.tokens.capture import capture, num_tokens
+from jaxformers.analysis.tokens.capture import capture, num_tokens, parts
 from jaxformers.errors import UserError
 from jaxformers.models.variables import make_variables
+from jaxformers.tables import markdown_table, plus_minus, spread
 
 MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
 MOST_HEADS = 4  # Heads whose attention is drawn.
+MOST_HEAD_PAIRS = 2  # Pairs of tokens whose distances in each head are drawn.
+MOST_PATCHES = 256  # Patches of an image whose attention is drawn.
 MORE_TEXTS = 2  # Test samples whose tokens are drawn in a plane, too.
 # Samples, and their largest number of tokens, whose Jacobians are measured.
 JACOBIANS = (2, 64)
 LEAST_TOKENS = 8  # Tokens of a sample that is drawn.
 QUANTITIES = (
   *("factors", "entropy", "shape", "parts", "gates", "smooth", "isometry"),
-  *("pairs", "planes", "maps", "heads"),
+  *("dots", "pairs", "head_pairs", "planes", "maps", "heads"),
 )
 BOXES = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
 
@@ -62,7 +66,7 @@ class Rows:
 
   Attributes:
     options: options of the measurements.
-    of: rows by the names of `QUANTITIES`; the last four are of single tokens.
+    of: rows by the names of `QUANTITIES`; the last five are of single tokens.
   """
 
   def __init__(self, options: Options) -> None:
@@ -106,7 +110,7 @@ class Rows:
       self.samples.add(measured.factors.shape[1])
       self.values.append(int(np.median(measured.values)))
       # Heads and experts have no embedding, and are drawn after training alone.
-      first_layers = {"factors": 0, "entropy": 0, "shape": 0}
+      first_layers = {"factors": 0, "dots": 0, "entropy": 0, "shape": 0}
       if name == label:
         first_layers |= {"parts": 1, "gates": 1}
       for key, first_layer in first_layers.items():
@@ -146,19 +150,23 @@ class Rows:
     for quote, rows in by_quote.items():
       runs = ", ".join(label for _, label in rows)
       quotes.append(f"{quote} ({runs})" if len(by_quote) > 1 else quote)
-    return f"Text: {'; '.join(quotes)}. One seed."
+    return f"Input: {'; '.join(quotes)}. One seed."
 
   def add_tokens(self, label: str, run: Any) -> None:
-    """Measures single tokens of one text.
+    """Measures single tokens of one text, or the attention of one image.
 
     Args:
       label: label of the run in the figures.
       run: result of `trained.load`.
 
     Raises:
-      UserError: if the task has no tokens.
+      UserError: if the task has neither tokens nor patches, or too many of
+        these.
     """
     options = self.options
+    if run.task.image:
+      self._add_image(label, run)
+      return
     example = texts.example(run, options.text, options.length)
     ids, names, words, quote = example
     # A model of pairs reads the text twice, and the first is drawn.
@@ -183,8 +191,56 @@ class Rows:
       for k, (i, j) in enumerate(pairs)
       for layer in range(len(hidden))
     ]
-    causal = run.model.config.is_causal
-    for layer, weights in smoothness.maps(captured, causal).items():
+    # Distances of the first pairs inside each head or expert.
+    each_part = parts(run.model, variables, captured) or ()
+    if each_part:
+      noun = "head" if captured.gates is None else "expert"
+      in_parts = np.array([np.asarray(x[0], np.float64) for x in each_part])
+      for number, states in enumerate(np.moveaxis(in_parts, 1, 0), 1):
+        apart = layers.distances(states, mask, pairs[:MOST_HEAD_PAIRS])
+        both = np.stack([apart["euclidean"], apart["cosine"]], -1)
+        self.of["head_pairs"] += [
+          (
+            f"{label}, {names[i]} - {names[j]}",
+            f"{noun} {number}",
+            layer + 1,
+            *both[layer, k].tolist(),
+          )
+          for k, (i, j) in enumerate(pairs[:MOST_HEAD_PAIRS])
+          for layer in range(len(states))
+        ]
+    maps = smoothness.maps(captured, run.model.config.is_causal)
+    self._add_maps(label, maps, names)
+
+  def _add_image(self, label: str, run: Any) -> None:
+    """Adds the attention between the patches of one test image."""
+    image = run.sample(1, self.options.length)
+    mask = np.asarray(run.model.mask(image))[0]
+    if len(mask) > MOST_PATCHES + 1:
+      raise UserError(
+        f"the {len(mask)} patches of {run.task.name} are more than the "
+        f"{MOST_PATCHES} whose attention is drawn"
+      )
+    # Name patches by row and column; a class token may stand first.
+    height, width = (
+      side // run.model.config.patch_size for side in run.task.image[:2]
+    )
+    names = [f"{row},{column}" for row, column in np.ndindex(height, width)]
+    names = ["<cls>"] * (len(mask) - len(names)) + names
+    variables = make_variables(run.model, run.params)
+    captured = capture(run.model, variables, jnp.asarray(image))
+    maps = smoothness.maps(captured, run.model.config.is_causal)
+    # An image has many patches: keep the layers that are drawn.
+    drawn = figures.evenly_spaced([*maps], plots.MOST_LAYERS) if maps else ()
+    self._add_maps(label, {layer: maps[layer] for layer in drawn}, names)
+    quote = f"a test image, {height} x {width} patches named by row and column"
+    self.quotes.append((quote, label))
+
+  def _add_maps(
+    self, label: str, maps: Mapping[int, np.ndarray], names: Sequence[str]
+  ) -> None:
+    """Adds attention matrices, [h, n, n] by the number of the layer."""
+    for layer, weights in maps.items():
       # One head is its own mean.
       heads = weights[:MOST_HEADS] if len(weights) > 1 else ()
       drawn = [("maps", label, weights.mean(0))]
@@ -251,6 +307,56 @@ def _correlations(rows: Rows) -> str:
   return ", ".join(described) or "none"
 
 
+# Mean and deviation of the entropies that TransJect prints (section 6), by task
+# and model: of tokens, and of heads or experts.
+PAPER_ENTROPIES = {
+  ("imdb", "transject"): ("-1.3 +- 0.12", "-2.2"),
+  ("imdb", "transformer"): ("5.80 +- 0.13", "0.67"),
+}
+ENTROPY_COLUMNS = (
+  *("run", "entropy, nats", "at deviation 1", "paper"),
+  *("heads or experts, nats", "paper"),
+)
+
+
+def _entropy_table(groups: Sequence[SeedGroup], rows: Rows) -> str:
+  """Returns a Markdown table of entropies, with the paper's beside them.
+
+  Each is a mean over the layers after the embedding, then mean and deviation
+  over samples and seeds. "" if nothing was measured.
+  """
+  published = {}
+  for group in groups:
+    names = (group.config["task"]["name"], group.config["model"]["name"])
+    published[group.label] = PAPER_ENTROPIES.get(names, ("", ""))
+  by_label = {
+    key: grouped(rows.of[key]) for key in ("entropy", "shape", "parts")
+  }
+  lines = []
+  for label, entropies in by_label["entropy"].items():
+    after = [row for row in entropies if row[2]]
+    shapes = [row for row in by_label["shape"][label] if row[2]]
+    in_parts = by_label["parts"].get(label, [])
+    cells = [_over_samples(values) for values in (after, shapes, in_parts)]
+    tokens, heads = published.get(label, ("", ""))
+    lines.append((label, *cells[:2], tokens, cells[2], heads))
+  return markdown_table(ENTROPY_COLUMNS, lines) if lines else ""
+
+
+def _over_samples(values: Sequence[Row]) -> str:
+  """Returns mean and deviation over samples and seeds; "" without a value.
+
+  Args:
+    values: (run, seed, layer, ..., sample, value).
+  """
+  by_sample: dict[tuple[int, int], list[float]] = {}
+  for row in values:
+    if math.isfinite(row[-1]):
+      by_sample.setdefault((row[1], row[-2]), []).append(row[-1])
+  means = [float(np.mean(of_sample)) for of_sample in by_sample.values()]
+  return plus_minus(*spread(means)) if means else ""
+
+
 def _last_layer(groups: Sequence[SeedGroup], rows: Rows, key: str) -> list[Row]:
   """Returns the last layer's mean over samples, by size and seed."""
   # Rows are (label, seed, layer, sample, value).
@@ -299,6 +405,7 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
         note = f"{group.label}: no figure of single tokens, {error}."
         page.notes.append(note)
   bar.close()
+  page.entropies = _entropy_table(groups, rows)
   # The page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)
   data = rows.describe_data(jacobians=True)
@@ -324,6 +431,11 @@ def _of_layers(rows: Rows) -> list[Figure]:
     "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
     f"that of the embedding (TransJect, equation 9). {beside} Exactly 1 at "
     "TransJect's start; near 1 for random rotations as well."
+  )
+  dots = (
+    "Median over pairs of tokens of a sample of x_i . x_j after a layer over "
+    f"that of the embedding (TransJect, section 6). {beside} A mean does not "
+    "exist: dot products of embeddings may be near 0, and of both signs."
   )
   entropies = (
     f"Differential entropy of the values of {values}, by the estimator "
@@ -354,6 +466,12 @@ def _of_layers(rows: Rows) -> list[Figure]:
       "activation factor",
       lines=[(1.0, "distances kept")],
       ratio=True,
+    ),
+    plots.over_layers(
+      Texts("dot_factors", "Activation factors of dot products", dots),
+      rows.of["dots"],
+      "dot product over the embedding's",
+      lines=[(1.0, "dot products kept")],
     ),
     plots.over_layers(
       Texts("entropy", "Entropy", correlation),
@@ -428,10 +546,16 @@ def _of_tokens(rows: Rows) -> list[Figure]:
     "neighbours from layer to layer keep their places. Below each run's text "
     f"are the beginnings of {MORE_TEXTS} test samples. {text}"
   )
+  in_parts = (
+    "Distances of the first pairs in the output of each head before the "
+    f"projection back, or of each expert (TransJect, figure 1). {text}"
+  )
   pairs = Texts("pairs", "Distances of pairs of tokens", distances)
+  head_pairs = Texts("head_pairs", "Distances inside each head", in_parts)
   isomap = Texts("isomap", "Tokens in a plane", planes)
   return [
     plots.pairs(pairs, rows.of["pairs"]),
+    plots.pairs(head_pairs, rows.of["head_pairs"]),
     plots.planes(isomap, rows.of["planes"]),
   ]
 

@@ -29,6 +29,7 @@ class Page:
       damaged.
     rows: rows of the table of results, see `results.summarise`.
     speeds: Markdown table of parameters and speeds, see `overview.speeds`.
+    entropies: Markdown table of mean entropies, with the paper's.
     papers: the papers' tables with our runs, see `published.tables`.
   """
 
@@ -36,6 +37,7 @@ class Page:
   notes: list[str] = dataclasses.field(default_factory=list)
   rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   speeds: str = ""
+  entropies: str = ""
   papers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, section: str, figure: Figure | None) -> None:
@@ -69,6 +71,8 @@ def write(page: Page, out: Path) -> Path:
       figure.write(out)
   if page.rows:
     (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
+  if page.entropies:
+    (out / "entropies.md").write_text(page.entropies + "\n")
   # The papers' tables, as Markdown and as LaTeX.
   for filled in page.papers.values():
     for kind, form, mark in (
@@ -118,6 +122,7 @@ def _html(page: Page, out: Path) -> str:
     "Results": [
       *_results_html(page.rows),
       *(_tables_html(page.speeds) if page.speeds else ()),
+      *_entropies_html(page.entropies),
       *_papers_html(page.papers),
     ],
     **{
@@ -175,6 +180,18 @@ def _papers_html(papers: Mapping[str, Any]) -> list[str]:
       *(f"<p>{_text(reason)}</p>" for reason in published.notes(filled)),
     ]
   return parts
+
+
+def _entropies_html(entropies: str) -> list[str]:
+  if not entropies:
+    return []
+  return [
+    "<h3>Entropy</h3>",
+    *_tables_html(entropies),
+    "<p>Mean over the layers after the embedding; mean and sample deviation "
+    "over samples and seeds. The paper's are TransJect's of IMDb (section 6), "
+    "by an estimator that it does not name: see docs/report.md.</p>",
+  ]
 
 
 def _results_html(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -133,6 +133,8 @@ def main(
   path = write(page, out)
   if page.rows:
     print(tables.markdown(page.rows))
+  if page.entropies:
+    print(f"\n{page.entropies}\n")
   for note in page.notes:
     print(f"Note: {note}")
   print(f"Written to {path}.")

@@ -181,3 +181,19 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   assert content["samples"] == 4
   with pytest.raises(SystemExit, match="There is no run in"):
     lipschitz.main([str(tmp_path / "nothing")])
+
+
+def test_factors_of_dot_products():
+  """Of one sequence with a pair of equal tokens, and one of orthogonal ones."""
+  hidden = np.random.default_rng(0).normal(size=(3, 1, 4, 5))
+  hidden[0, 0, 1] = hidden[0, 0, 0]
+  hidden[0, 0, 2:] = np.eye(5)[:2]
+  places = np.array([[[0, 1], [2, 3], [0, 3]]])
+  factors = lipschitz.dot_factors(tuple(map(jnp.asarray, hidden)), places)
+  assert factors.shape == (3, 1, 3)
+  assert np.isnan(factors[:, 0, :2]).all()
+  first, last = hidden[:, 0, 0], hidden[:, 0, 3]
+  products = (first * last).sum(-1)
+  np.testing.assert_allclose(
+    factors[:, 0, 2], products / products[0], rtol=1e-4
+  )

@@ -61,6 +61,7 @@ def test_figures_of_both_models(page):
     *("training", "activation_factors", "entropy", "shape", "parts"),
     *("experts", "pairs", "isomap", "smoothness", "attention"),
     *("attention_heads", "factors_sizes", "entropy_sizes", "isometry"),
+    *("dot_factors", "head_pairs"),
   }
   runs = {row[0] for row in by_name["entropy"].rows}
   assert runs == {
@@ -184,7 +185,7 @@ def test_a_browser_opens_it(out, tmp_path, width):
   assert "CONSOLE" not in ran.stderr
   title = re.search("<title>(.*?)</title>", ran.stdout, re.S)[1]
   seen = json.loads(html.unescape(title))
-  assert seen["images"] == seen["drawn"] == 14
+  assert seen["images"] == seen["drawn"] == 16
   assert not seen["wide"]
   assert not seen["over"], seen
 
