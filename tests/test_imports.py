@@ -47,7 +47,9 @@ ALLOWED = {
     *("trained", "analysis.tokens", "analysis.certificates"),
   },
   "analysis.tables": {"config", "models", "workdirs", "analysis.plotting"},
-  "analysis.page": {"analysis", "config", "models", "trained", "workdirs"},
+  "analysis.page": {
+    *("analysis", "config", "models", "tasks", "trained", "workdirs"),
+  },
   "costs": {"config", "models", "tasks", "analysis.tables"},
   "prepare": {"data", "tasks"},
   "main": {"config", "training"},

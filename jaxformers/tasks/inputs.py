@@ -7,6 +7,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -348,4 +349,33 @@ def from_record(
     tokenizer=content["tokenizer"],
     tokenizer_json=json.dumps(tokenizer_json) if tokenizer_json else "",
     reading=content,
+  )
+
+
+def read_as_bert(vocabulary: Path, max_len: int) -> Inputs:
+  """Returns how BERT reads texts: word pieces between [CLS] and [SEP].
+
+  Args:
+    vocabulary: path of a `vocab.txt`, one piece a line.
+    max_len: greatest number of tokens, these two included.
+
+  Raises:
+    UserError: for a file that is missing or damaged, or lacks one of the two.
+  """
+  encoding = encodings.word_pieces("text", vocabulary=str(vocabulary))
+  tokenizer = encoding.fit(iter(()))[1]["tokenizer"]
+  listed = encodings.pieces(tokenizer)
+  marks = {"start_id": "[CLS]", "end_id": "[SEP]"}
+  for piece in marks.values():
+    if piece not in listed:
+      raise UserError(
+        f"{vocabulary} has no line {piece}, which BERT reads at an end of each "
+        "text: give the vocab.txt of the weights."
+      )
+  return Inputs(
+    tuple(listed),
+    max_len,
+    tokenizer="word_pieces",
+    tokenizer_json=tokenizer,
+    reading={name: listed.index(piece) for name, piece in marks.items()},
   )

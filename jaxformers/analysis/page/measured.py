@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -372,13 +373,23 @@ def _last_layer(groups: Sequence[SeedGroup], rows: Rows, key: str) -> list[Row]:
   return means
 
 
-def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
+def add(
+  page: Page,
+  groups: Sequence[SeedGroup],
+  options: Options,
+  pretrained: Sequence[Path] = (),
+) -> None:
   """Adds all figures that need checkpoints, and notes on runs without.
 
   Args:
     page: page to add to.
     groups: result of `runs.group_by_recipe`.
     options: options of the measurements.
+    pretrained: folders of pre-trained models, of which the figures of single
+      tokens are drawn.
+
+  Raises:
+    UserError: for a folder that holds no pre-trained model of texts.
   """
   rows = Rows(options)
   bar = tqdm(desc="measuring runs", total=sum(len(g.runs) for g in groups))
@@ -405,6 +416,8 @@ def add(page: Page, groups: Sequence[SeedGroup], options: Options) -> None:
         note = f"{group.label}: no figure of single tokens, {error}."
         page.notes.append(note)
   bar.close()
+  for folder in pretrained:
+    rows.add_tokens(folder.name, texts.open_pretrained(folder))
   page.entropies = _entropy_table(groups, rows)
   # The page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)

@@ -1,6 +1,7 @@
 r"""Writes one page with the tables and figures of any runs.
 
 python -m jaxformers report runs/transject runs/local --out report
+python -m jaxformers report --pretrained PATH/bert-base-uncased --out report
 
 Writes report/index.html, which needs no server and no network, and every figure
 beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it. Runs
@@ -27,7 +28,11 @@ from jaxformers.registry import choose
 
 
 def build(
-  workdirs: Sequence[Path], options: Options, *, checkpoints: bool = True
+  workdirs: Sequence[Path],
+  options: Options,
+  *,
+  checkpoints: bool = True,
+  pretrained: Sequence[Path] = (),
 ) -> Page:
   """Returns the page of some folders.
 
@@ -35,25 +40,28 @@ def build(
     workdirs: runs, or folders with runs below.
     options: options of the measurements.
     checkpoints: True to load models; False for tables and curves alone.
+    pretrained: folders of pre-trained models without a run.
 
   Raises:
-    UserError: if no run was found; lists the reasons.
+    UserError: if there is neither a run nor a pre-trained model; lists the
+      reasons.
   """
   requirements.require("plots", "The page of a report")
   # Group the runs, and note which are left out.
   records, notes = runs.discover(workdirs)
-  if not records:
+  if not records and not pretrained:
     raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
   groups = runs.group_by_recipe(records)
   shown = [record for group in groups for record in group.runs]
   ended = [record.results for record in shown if record.results]
   page = Page(notes=notes + _notes(records, shown))
   # Tables and curves need no model.
-  page.rows = tables.summarise(ended)
-  page.speeds = overview.speeds(groups)
-  page.papers = published.tables(ended)
-  page.add("Training", overview.training(groups))
-  page.add("Training", overview.sizes(groups))
+  if groups:
+    page.rows = tables.summarise(ended)
+    page.speeds = overview.speeds(groups)
+    page.papers = published.tables(ended)
+    page.add("Training", overview.training(groups))
+    page.add("Training", overview.sizes(groups))
   # If runs cannot be compared, leave out only this figure.
   try:
     page.add("Depth and width", overview.depth_against_width(groups))
@@ -61,7 +69,7 @@ def build(
     page.notes.append(f"No figure of depth against width: {error}")
   # Only the figures of layers load models.
   if checkpoints:
-    measured.add(page, groups, options)
+    measured.add(page, groups, options, pretrained)
   return page
 
 
@@ -94,7 +102,19 @@ def _notes(
 
 
 @cli.command(
-  cli.WORKDIRS,
+  cli.argument(
+    "workdirs",
+    nargs="*",
+    type=Path,
+    metavar="WORKDIR",
+    help="folder of a run, or a folder with runs below it",
+  ),
+  cli.option(
+    "pretrained",
+    "",
+    "folders of BERT from Hugging Face without a run, for the figures of "
+    "single tokens: a,b",
+  ),
   cli.option("out", Path("report"), "folder of the page"),
   cli.option("samples", 32, "number of test samples"),
   cli.option("length", 512, "largest number of tokens per sample"),
@@ -114,6 +134,7 @@ def main(
   workdirs: Sequence[Path],
   out: Path,
   tokens: str,
+  pretrained: str,
   no_checkpoints: bool,
   **measurement: Any,
 ) -> None:
@@ -126,10 +147,18 @@ def main(
       f"--samples={options.samples} --length={options.length}: give at least 1 "
       "of each."
     )
+  folders = [Path(name) for name in cli.names(pretrained)]
+  if folders and no_checkpoints:
+    raise UserError(
+      f"--pretrained={pretrained} needs models, and --no_checkpoints loads "
+      "none: leave out one of the two."
+    )
   requirements.require("plots", "The page of a report")
   # A folder that cannot be written ends the command before the measurements.
   out.mkdir(parents=True, exist_ok=True)
-  page = build(workdirs, options, checkpoints=not no_checkpoints)
+  page = build(
+    workdirs, options, checkpoints=not no_checkpoints, pretrained=folders
+  )
   path = write(page, out)
   if page.rows:
     print(tables.markdown(page.rows))

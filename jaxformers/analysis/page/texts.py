@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxformers import models, paths
 from jaxformers.errors import UserError
+from jaxformers.models import pretrained
+from jaxformers.tasks.inputs import Inputs, read_as_bert
 
 TEXT = "This movie is terrible but it has some good effects."
 
@@ -41,6 +46,75 @@ class Example(NamedTuple):
   quote: str
 
 
+@dataclasses.dataclass(frozen=True)
+class PretrainedTask:
+  """Texts of a pre-trained model that has no run, read as `example` needs.
+
+  Attributes:
+    name: name of the model's folder.
+    inputs: reads texts.
+    image: (), for texts.
+  """
+
+  name: str
+  inputs: Inputs
+  image: tuple[int, ...] = ()
+
+  @property
+  def vocabulary(self) -> tuple[str, ...]:
+    """Meaning of each id."""
+    return self.inputs.vocabulary
+
+  @property
+  def max_len(self) -> int:
+    """Greatest number of tokens."""
+    return self.inputs.max_len
+
+  def encode(self, text: str, length: int = 0) -> np.ndarray:
+    """Returns the ids of a text, see `Inputs.encode`."""
+    return self.inputs.encode(text, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedRun:
+  """A pre-trained model of texts, in place of a run of `trained.load`."""
+
+  model: models.Model
+  params: Any
+  task: PretrainedTask
+
+  def sample(self, count: int, length: int) -> np.ndarray:
+    """Returns no examples, [0, n]: the model has no data."""
+    return np.zeros((0, min(length, self.task.max_len)), np.int32)
+
+
+def open_pretrained(folder: Path) -> PretrainedRun:
+  """Returns the BERT of a folder of Hugging Face, with its vocabulary.
+
+  Args:
+    folder: folder with config.json, model.safetensors and vocab.txt.
+
+  Raises:
+    UserError: for weights that cannot be read or are of images, and for a
+      vocabulary that is missing or larger than the model's.
+  """
+  model, params = pretrained.load(folder)
+  if model.config.image:
+    raise UserError(
+      f"{folder} reads images, and the figures of single tokens need texts: "
+      "give a folder of BERT."
+    )
+  vocabulary = paths.expand(folder) / "vocab.txt"
+  inputs = read_as_bert(vocabulary, model.config.max_len)
+  if len(inputs.vocabulary) > model.config.vocab_size:
+    raise UserError(
+      f"{vocabulary} has {len(inputs.vocabulary):,} pieces, and the weights "
+      f"{model.config.vocab_size:,}: give the vocab.txt of the weights."
+    )
+  task = PretrainedTask(Path(folder).name, inputs)
+  return PretrainedRun(model, params, task)
+
+
 def example(run: Any, text: str, length: int) -> Example:
   """Returns the beginning of a text, or of the first test sample.
 
@@ -60,7 +134,8 @@ def example(run: Any, text: str, length: int) -> Example:
       f"{task.name} has images or numbers as inputs, not tokens: give the run "
       "of a task with a vocabulary"
     )
-  length = min(length, MOST_TOKENS)
+  # A model reads no more than its positions.
+  length = min(length, MOST_TOKENS, task.max_len)
   # Use a test sample if the vocabulary cannot encode the paper's sentence.
   try:
     ids = task.encode(text or TEXT, length)
@@ -73,9 +148,10 @@ def example(run: Any, text: str, length: int) -> Example:
         f"{task.name}: give another with --text"
       )
   except UserError:
-    if text:
+    drawn = [] if text else samples(run, 1, length)
+    if not drawn:
       raise
-    return samples(run, 1, length)[0]
+    return drawn[0]
   return _read(task, ids, total, source="")
 
 

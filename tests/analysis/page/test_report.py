@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -214,3 +215,38 @@ def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
   assert f"Note: {workdir / 'begun'} has no results.json" in printed
   assert (tmp_path / "training.svg").exists()
   assert not (tmp_path / "entropy.svg").exists()
+
+
+BERT = Path(__file__).parents[2] / "models" / "pretrained" / "bert"
+PIECES = "[PAD] [UNK] [CLS] [SEP] this movie is terrible but it has some"
+
+
+def test_a_folder_of_bert_needs_no_run(tmp_path, capsys):
+  """TransJect, figure 1: distances over layers, and inside each head."""
+  folder = tmp_path / "bert"
+  shutil.copytree(BERT, folder)
+  vocabulary = folder / "vocab.txt"
+  arguments = [f"--pretrained={folder}", f"--out={tmp_path / 'report'}"]
+  with pytest.raises(SystemExit, match="There is no vocabulary"):
+    report.main(arguments)
+  vocabulary.write_text("\n".join(PIECES.split()))
+  report.main([*arguments, "--tokens=movie,terrible"])
+  assert "Written to" in capsys.readouterr().out
+  table = (tmp_path / "report" / "pairs.csv").read_text()
+  rows = list(csv.reader(table.splitlines()))[1:]
+  assert [row[:3] for row in rows] == [
+    ["bert", "movie - terrible", str(layer)] for layer in range(3)
+  ]
+  table = (tmp_path / "report" / "head_pairs.csv").read_text()
+  heads = [row[1] for row in csv.reader(table.splitlines())][1:]
+  assert heads == [f"head {number}" for number in (1, 1, 2, 2, 3, 3)]
+  page = (tmp_path / "report" / "index.html").read_text()
+  assert "[CLS] this movie is terrible" in page
+  vocabulary.write_text("\n".join([*PIECES.split(), *map(str, range(99))]))
+  with pytest.raises(SystemExit, match="has 111 pieces, and the weights 30"):
+    report.main(arguments)
+  vocabulary.write_text(PIECES.replace(" ", "\n").replace("[SEP]\n", ""))
+  with pytest.raises(SystemExit, match=r"no line \[SEP\]"):
+    report.main(arguments)
+  with pytest.raises(SystemExit, match="reads images"):
+    report.main([f"--pretrained={BERT.parent / 'vit'}", *arguments[1:]])

@@ -53,6 +53,7 @@ def test_letters_are_named_by_their_words():
     name="bytes",
     image=(),
     vocabulary=encodings.BYTES,
+    max_len=99,
     encode=lambda text, length=99: encodings.byte_ids(text)[:length],
   )
   run = types.SimpleNamespace(task=task)
