@@ -10,6 +10,8 @@
 train       trains a config on its task, or on texts and arrays of your own
 load        opens a trained model: a run, or a folder that `save` has written
 build       returns a model of a name and sizes, a Flax module
+encoder     returns its encoder, a part of a Flax module of your own
+ModelConfig all that defines a model: model.config; build(config) reads it
 generate    continues prompts with a language model
 linear_scan linear recurrences of real or complex numbers, in four forms
 orthogonal  maps from free matrices to rotations
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
   from jaxformers.models import BLOCKS as BLOCKS
   from jaxformers.models import MIXERS as MIXERS
   from jaxformers.models import MODELS as MODELS
+  from jaxformers.models import ModelConfig as ModelConfig
   from jaxformers.models import Variant as Variant
   from jaxformers.models import build as build
+  from jaxformers.models import encoder as encoder
   from jaxformers.models import generate as generate
   from jaxformers.models import mixers as mixers
   from jaxformers.models.attention import attention as attention
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
   **dict.fromkeys(("TrainedModel", "load"), "inference"),
   **dict.fromkeys(("BLOCKS", "MIXERS", "MODELS", "Variant"), "models"),
-  **dict.fromkeys(("build", "generate"), "models"),
+  **dict.fromkeys(("ModelConfig", "build", "encoder", "generate"), "models"),
   **dict.fromkeys(("OPTIMIZERS", "SCHEDULES"), "training.optim"),
   "TASKS": "tasks",
   "UserError": "errors",

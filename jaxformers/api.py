@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import inference, paths, requirements
-from jaxformers.tasks import PRETRAINING, STATISTICS, arrays
+from jaxformers.registry import choose
+from jaxformers.tasks import PRETRAINING, STATISTICS, Task, arrays, language
 from jaxformers.tasks.arrays import Examples
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import loop
 
+LANGUAGE = "language"  # Name of the task of language models in configs.
 INTERRUPTED = 130  # Exit status of the training loop after Ctrl-C.
 
 
@@ -41,11 +44,14 @@ def train(
       "lra/text:size=tiny,model=s5" or "configs/mine.py"; or a config itself,
       such as `jaxformers.config.base` makes it.
     workdir: folder of the run: checkpoints, metrics, results.
-    train, validation, test: examples in place of the config's task; see
-      `tasks.arrays.from_arrays`. Give the same ones to go on with a run.
+    train, validation, test: examples that replace the config's task; see
+      `tasks.arrays.from_arrays`. For a config of `lm/` they are lists of texts
+      without labels; see `tasks.language.from_texts`. Give the same ones to go
+      on with a run.
     options: fields of the config by path, such as {"total_steps": 100,
       "model.d_model": 32}.
-    **sizes: `classes`, `vocab_size` and `max_len` of `from_arrays`.
+    **sizes: keywords of `from_arrays`: `classes`, `vocab_size`, `max_len`; for
+      a language model `vocab_size` and `max_len`.
 
   Raises:
     UserError: for a config, or examples, that cannot be trained.
@@ -63,16 +69,14 @@ def train(
     loaded = configs.base(**configs.plain(config))
     configs.drop_replaced(loaded, options or {})
     configs.set_options(loaded, options or {})
+  _check_sizes(sizes)
   task = None
   if train is not None:
-    task = arrays.from_arrays(train, validation, test, **sizes)
-    section = loaded.task
-    pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
-    if "objective" in pretraining:
-      task = reconstruct(task, **pretraining)
+    make = _make_language if loaded.task.get("name") == LANGUAGE else _make_task
+    task, section = make(loaded.task, (train, validation, test), sizes)
     with loaded.unlocked():
-      statistics = {k: section[k] for k in STATISTICS if k in section}
-      loaded.task = {"name": arrays.NAME, **pretraining, **statistics}
+      statistics = {k: loaded.task[k] for k in STATISTICS if k in loaded.task}
+      loaded.task = {"name": arrays.NAME, **section, **statistics}
   elif sizes or validation is not None or test is not None:
     names = sorted({*sizes, "validation" if validation is not None else "test"})
     raise configs.UserError(
@@ -86,6 +90,42 @@ def train(
       raise
     raise KeyboardInterrupt("Everything is saved.") from None
   return inference.load(path)
+
+
+def _check_sizes(sizes: Mapping[str, Any]) -> None:
+  """Raises UserError for a keyword that `train` does not take."""
+  parameters = {
+    name: parameter
+    for function in (train, arrays.from_arrays)
+    for name, parameter in inspect.signature(function).parameters.items()
+  }
+  accepted = [
+    name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD
+  ]
+  for name in sizes:
+    choose("argument of train", name, accepted)
+
+
+def _make_task(
+  section: Mapping[str, Any], examples: Sequence[Any], sizes: Mapping[str, Any]
+) -> tuple[Task, dict[str, Any]]:
+  """Returns the task of examples with labels, and fields of its config."""
+  task = arrays.from_arrays(*examples, **sizes)
+  pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
+  if "objective" in pretraining:
+    task = reconstruct(task, **pretraining)
+  return task, pretraining
+
+
+def _make_language(
+  section: Mapping[str, Any], texts: Sequence[Any], sizes: Mapping[str, Any]
+) -> tuple[Task, dict[str, Any]]:
+  """Returns the task of a language model, and fields of its config."""
+  fields = ("tokens", "vocab_size", "max_len", "stride", "eval_windows")
+  for name in sizes:
+    choose("argument of train for a language model", name, fields)
+  options = {key: section[key] for key in fields if key in section} | {**sizes}
+  return language.from_texts(*texts, **options), options
 
 
 def _text(value: Any) -> str:

@@ -34,7 +34,7 @@ from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
-from jaxformers.registry import call
+from jaxformers.registry import call, check_keywords
 from jaxformers.tasks import inputs as task_inputs
 from jaxformers.tasks import rows
 from jaxformers.trained import apply_in_batches
@@ -178,6 +178,7 @@ class TrainedModel:
     """Returns the texts of ids [b, n], without padding."""
     return [self.inputs.decode(row) for row in np.asarray(ids)]
 
+  @check_keywords
   def outputs(self, inputs: Any, *, batch_size: int = 32) -> np.ndarray:
     """Returns what the model computes: logits [b, c], or log p [b, n, v].
 
@@ -196,6 +197,7 @@ class TrainedModel:
     has_tokens = is_padded and outputs.ndim == 3
     return outputs[:, : outputs.shape[1] - rest] if has_tokens else outputs
 
+  @check_keywords
   def predict(self, inputs: Any, *, batch_size: int = 32) -> list[Prediction]:
     """Returns the class of every input.
 
@@ -225,6 +227,7 @@ class TrainedModel:
         f"{self.model.objective!r}: {advice}."
       )
 
+  @check_keywords
   def generate(
     self,
     prompts: Sequence[str],
@@ -257,6 +260,7 @@ class TrainedModel:
     )
     return self.decode(drawn)
 
+  @check_keywords
   def hidden_states(self, inputs: Any, *, batch_size: int = 32) -> HiddenStates:
     """Returns the embedded tokens and the output of every layer.
 
@@ -273,6 +277,7 @@ class TrainedModel:
     masks = [np.asarray(c.mask) for c in captured]
     return HiddenStates(np.concatenate(states, 1), np.concatenate(masks))
 
+  @check_keywords
   def invert(self, inputs: Any, *, batch_size: int = 32) -> Inversion:
     """Runs the layers on inputs, and then backwards from the last output.
 
@@ -305,6 +310,7 @@ class TrainedModel:
       error,
     )
 
+  @check_keywords
   def certify(
     self, inputs: Any, labels: Any = None, *, batch_size: int = 32
   ) -> list[Certificate]:
@@ -391,6 +397,7 @@ def _require_tokens(x: np.ndarray, what: str) -> None:
     )
 
 
+@check_keywords
 def load(folder: str | Path) -> TrainedModel:
   """Returns a trained model, ready for use.
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import collections
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from jaxformers.errors import UserError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
@@ -73,6 +77,28 @@ def check_options(
   for option in options:
     if option not in accepted:
       raise unknown(f"option of {kind}", option, accepted)
+
+
+def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
+  """Makes a function name the keyword that was meant for one it does not take.
+
+  The function then raises UserError, with the choices, and no TypeError.
+  """
+  parameters = inspect.signature(function).parameters.values()
+  accepted = [
+    p.name
+    for p in parameters
+    if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
+  ]
+
+  @functools.wraps(function)
+  def checked(*args: P.args, **options: P.kwargs) -> R:
+    for option in options:
+      if option not in accepted:
+        raise unknown(f"argument of {function.__name__}", option, accepted)
+    return function(*args, **options)
+
+  return checked
 
 
 class Registry(collections.UserDict[str, Any]):

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformers.registry import check_keywords
+
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
 CHUNK = 32  # Steps of a chunk, all of which run at the same time.
 
@@ -96,6 +98,7 @@ def _join(x: jax.Array, n: int, axis: int) -> jax.Array:
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :n]
 
 
+@check_keywords
 def linear_scan(
   a: Any,
   b: Any,

@@ -27,6 +27,8 @@ import pytest
 from hypothesis import settings
 
 from jaxformers import config as configs
+from jaxformers.errors import UserError
+from jaxformers.models.attention import MIXERS
 from jaxformers.training import compilers
 
 ROOT = Path(__file__).parents[1]
@@ -49,10 +51,50 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_addoption(parser):
-  """--long, for what takes minutes."""
+  """--long, for what takes minutes; --imports, for mixers from elsewhere."""
   parser.addoption(
     "--long", action="store_true", help="also run what is marked long"
   )
+  parser.addoption(
+    "--imports",
+    default="",
+    metavar="MODULE,...",
+    help="run the property tests of the mixers that these modules register",
+  )
+
+
+PROPERTIES = ROOT / "tests" / "models" / "test_attention.py"
+imported = set()  # Mixers that the modules of --imports have registered.
+
+
+def pytest_configure(config):
+  """Imports the modules of --imports before the tests list the mixers."""
+  if names := config.getoption("imports"):
+    before = {*MIXERS}
+    try:
+      configs.import_modules({"imports": names})
+    except UserError as error:
+      message = str(error).replace("config.imports", "--imports")
+      raise pytest.UsageError(message) from None
+    imported.update({*MIXERS} - before)
+    if not imported:
+      raise pytest.UsageError(
+        f"--imports={names} registers no mixer: decorate one with "
+        "jaxformers.attention or jaxformers.MIXERS.register."
+      )
+
+
+def pytest_ignore_collect(collection_path, config):
+  """With --imports, no other file than that of the properties is read."""
+  if config.getoption("imports") and collection_path.suffix == ".py":
+    return collection_path != PROPERTIES
+  return None
+
+
+def is_imported(item):
+  """Returns True for a test of a mixer that --imports has registered."""
+  values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+  return any(isinstance(v, str) and v in imported for v in values)
 
 
 # Files that take longest, first: or one process ends long after the other.
@@ -71,6 +113,10 @@ LONGEST = (
 
 def pytest_collection_modifyitems(config, items):
   """Leaves out what was not asked for, and puts long files first."""
+  if imported:
+    left = [item for item in items if not is_imported(item)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if is_imported(item)]
   if not config.getoption("long"):
     left = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left)

@@ -1,6 +1,7 @@
 """`import jaxformers as jf`: its names, and training from Python."""
 
 import importlib
+import os
 import pydoc
 import subprocess
 import sys
@@ -239,3 +240,112 @@ def get_config(arg=None):
   importlib.invalidate_caches()
   with pytest.raises(ValueError, match=r"imports='of_a_user'.*PYTHONPATH"):
     jf.load("run")
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (
+      lambda: jf.train("lm/text", "run", max_length=10),
+      "arg.*mean 'max_len'",
+    ),
+    (lambda: jf.train("lm/text", "run", tset=[]), "arg.*mean 'test'"),
+    (lambda: jf.load(folde="run"), "arg.*mean 'folder'"),
+    (
+      lambda: jf.build("transfomer", max_len=10),
+      "model.*mean 'transformer'",
+    ),
+    (lambda: jf.build("transformer", max_length=1), "opt.*mean 'max_len'"),
+    (lambda: jf.encoder("transfomer"), "model.*mean 'transformer'"),
+    (lambda: jf.encoder("lru", num_layer=10), "arg.*mean 'num_layers'"),
+    (lambda: jf.encoder("lru", num_classes=10), "arg.*'num_classes'.*Choices"),
+    (lambda: jf.generate(temprature=1), "arg.*mean 'temperature'"),
+    (lambda: jf.linear_scan(axes=1), "argument of linear_scan 'axes'"),
+    (
+      lambda: jf.tasks.from_arrays(([], []), max_length=1),
+      "arg.*mean 'max_len'",
+    ),
+    (
+      lambda: jf.tasks.get("listops", max_lenght=1),
+      "option.*mean 'max_length'",
+    ),
+    (lambda: jf.TrainedModel.predict(None, batch=1), "arg.*mean 'batch_size'"),
+  ],
+)
+def test_a_keyword_that_is_not_there_names_the_one_that_was_meant(
+  call, message
+):
+  with pytest.raises(jf.UserError, match=f"Unknown {message}"):
+    call()
+
+
+def test_a_language_model_of_ones_own_texts(tmp_path):
+  texts = [f"the film number {k} is good\n" for k in range(40)]
+  options = TINY | {"model.mixer_defaults.num_heads": 1, "task.stride": 4}
+  spec = "lm/text:size=tiny,model=transformer"
+  sizes = {"vocab_size": 270, "max_len": 8}
+  model = jf.train(spec, tmp_path, train=texts, options=options, **sizes)
+  assert model.results["metric"] == "perplexity"
+  assert model.results["selection"] == "test"
+  assert model.inputs.max_len == 8
+  assert len(model.generate(["the film"], 5)) == 1
+  # It goes on with the same texts, and refuses others.
+  again = jf.train(spec, tmp_path, train=texts, options=options, **sizes)
+  assert again.results == model.results
+  with pytest.raises(jf.UserError, match="data"):
+    jf.train(spec, tmp_path, train=texts[::2], options=options, **sizes)
+  with pytest.raises(jf.UserError, match="language model 'classes'"):
+    jf.train(spec, tmp_path, train=texts, classes=("a",), options=options)
+
+
+def test_a_model_of_a_config_has_another_dtype_and_the_same_parameters():
+  sizes = {"vocab_size": 9, "max_len": 8, "d_model": 8, "num_layers": 1}
+  model = jf.build("lru", objective="language_model", **sizes)
+  assert model.config == jf.ModelConfig(
+    "lru", 8, 1, 9, 8, objective="language_model"
+  )
+  half = jf.build(model.config, dtype="bfloat16")
+  assert half.config.dtype == "bfloat16"
+  with pytest.raises(jf.UserError, match="'dtype'"):
+    jf.build(model.config, dtyp="bfloat16")
+  with pytest.raises(jf.UserError, match="num_classes=0.*one class"):
+    jf.build("lru", **sizes)
+
+
+OUTSIDE = '''
+import jaxformers as jf
+
+@jf.attention("doubles")
+def doubles(v, *, mask):
+  """Adds its value to every token."""
+  return 2 * v
+
+@jf.attention("leaks")
+def leaks(v, *, mask):
+  """Adds the mean over padding, too, which is wrong."""
+  return v + v.mean(2, keepdims=True)
+'''
+
+
+def test_the_properties_of_a_mixer_outside_of_the_repository(tmp_path):
+  (tmp_path / "of_a_user.py").write_text(OUTSIDE)
+
+  def check(name):
+    return subprocess.run(
+      [
+        *(sys.executable, "-m", "pytest", "-n", "0", "-q", "-k", "never_read"),
+        f"--imports={name}",
+      ],
+      env=os.environ | {"PYTHONPATH": str(tmp_path)},
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      check=False,
+    )
+
+  done = check("of_a_user")
+  assert "1 failed, 1 passed" in done.stdout
+  assert "test_masked_tokens_are_never_read[leaks]" in done.stdout
+  done = check("of_nobody")
+  assert "--imports='of_nobody' cannot be imported" in done.stdout

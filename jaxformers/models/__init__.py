@@ -13,8 +13,10 @@ from jaxformers.models.config import (
 from jaxformers.models.decode import generate
 from jaxformers.models.language import LanguageModel
 from jaxformers.models.model import (
+  EncoderModel,
   Model,
   build,
+  encoder,
   from_config,
   in_float32,
   shapes,
@@ -30,6 +32,7 @@ __all__ = [
   "MIXERS",
   "MODELS",
   "Classifier",
+  "EncoderModel",
   "LanguageModel",
   "Model",
   "ModelConfig",
@@ -40,6 +43,7 @@ __all__ = [
   "build",
   "causal_mixers",
   "check_names",
+  "encoder",
   "from_config",
   "generate",
   "in_float32",

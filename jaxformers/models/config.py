@@ -66,8 +66,8 @@ class ModelConfig:
       numbers or patches; from the task.
     max_len: greatest number of tokens, without meaning for images; from the
       task.
-    num_classes: number of logits, without meaning for language models and
-      models of values; from the task.
+    num_classes: number of logits, at least 1; 0 for language models and models
+      of values, for which it has no meaning; from the task.
     objective: "classification", "language_model", "segmentation", or one of
       `Reconstruction`; from the task.
     image: (height, width, channels), or () for sequences; from the task.
@@ -110,7 +110,7 @@ class ModelConfig:
   num_layers: int
   vocab_size: int
   max_len: int
-  num_classes: int
+  num_classes: int = 0
   objective: str = "classification"
   image: tuple[int, ...] = ()
   num_inputs: int = 1
@@ -288,7 +288,8 @@ class ModelConfig:
     has_classes = self.objective != "language_model" and not self.has_values
     if self.num_classes < 1 and has_classes:
       raise UserError(
-        f"num_classes={self.num_classes}: choose at least one class."
+        f"num_classes={self.num_classes}: choose at least one class for the "
+        f"objective {self.objective!r}."
       )
     if self.objective == "segmentation" and not self.image:
       raise UserError("Segmentation takes images, and this task has sequences.")

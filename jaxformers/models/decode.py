@@ -16,6 +16,7 @@ from jaxformers.models.cache import CACHE
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables
+from jaxformers.registry import check_keywords
 
 # Below it log probabilities over the temperature would overflow, and draws are
 # the likeliest token long before.
@@ -45,6 +46,7 @@ class Choice(NamedTuple):
     return drawn.astype(jnp.int32)
 
 
+@check_keywords
 def generate(
   model: Model,
   params: Any,

@@ -19,16 +19,33 @@ from jaxformers.errors import UserError
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import layers_of, model_names
-from jaxformers.models.config import ModelConfig, field_names
+from jaxformers.models.config import (
+  FIELDS,
+  PLAIN_HEAD,
+  ModelConfig,
+  field_names,
+)
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
 from jaxformers.models.kinds import find_kinds
 from jaxformers.models.norm import RUNNING
-from jaxformers.registry import Registry, call
+from jaxformers.models.variants import MODELS
+from jaxformers.registry import Registry, call, unknown
 
 Make = functools.partial[Any]
 # Classes of models by objective; each registers in its own file.
 CLASSES: Registry = Registry("objective")
+# Fields of `ModelConfig` that say something of the encoder.
+ENCODER_FIELDS = tuple(
+  field
+  for field in FIELDS
+  if field not in PLAIN_HEAD
+  and field
+  not in (
+    *("name", "num_classes", "objective", "num_inputs", "padded_len"),
+    *("head", "head_activation", "interaction"),
+  )
+)
 
 
 def _bind(
@@ -131,7 +148,8 @@ def check_mixer(config: ModelConfig, mixer: Make | None, n: int) -> None:
   # Trace shapes alone: nothing is computed.
   x = jax.ShapeDtypeStruct((1, n, config.d_model), jnp.dtype(config.dtype))
   mask = jax.ShapeDtypeStruct((1, n), bool)
-  init = functools.partial(make().init, carry=None, train=False)
+  # Without a parent: inside of another module's call it would be a part of it.
+  init = functools.partial(make(parent=None).init, carry=None, train=False)
   jax.eval_shape(lambda x, mask: init(jax.random.key(0), x, mask=mask), x, mask)
 
 
@@ -231,20 +249,68 @@ class Model(nn.Module):
     return jnp.zeros((1, *pair, length), dtype)
 
 
-def build(name: str, **options: Any) -> Model:
-  """Returns the model of a name.
+class EncoderModel(Model):
+  """Tokens to the output of the encoder, float32 [b, n, d].
+
+  Tokens are ids [b, n], 0 at padding, whose rows are of no meaning; or float32
+  [b, n], none of them padding; or images, float32 [b, height, width, c].
+  """
+
+  @nn.compact
+  def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
+    encode = bind_encoder(self.config)(name="encoder")
+    return encode(ids, mask=self.mask(ids), train=train)
+
+
+def build(name: str | ModelConfig, **options: Any) -> Model:
+  """Returns the model of a name, or of a config.
 
   Args:
-    name: in `MODELS`.
-    **options: the other fields of `ModelConfig`.
+    name: in `MODELS`; or a `ModelConfig`, such as `config` of another model.
+    **options: the other fields of `ModelConfig`; of a config, those to change.
 
   Raises:
     UserError: see `ModelConfig`; and for options of a mixer that a trace of
       its longest input refuses.
   """
-  return from_config(
-    call("config.model", ModelConfig, options | {"name": name})
-  )
+  if isinstance(name, ModelConfig):
+    fields = {field: getattr(name, field) for field in FIELDS}
+    return from_config(call("build", ModelConfig, fields | options))
+  return from_config(_named_config("config.model", name, options))
+
+
+def encoder(name: str, **options: Any) -> EncoderModel:
+  """Returns the encoder of a name, without pool and head.
+
+  It is a Flax module for a model of one's own: in a module's call,
+  `encoder(ids, train=train)` is [b, n, d].
+
+  Args:
+    name: in `MODELS`.
+    **options: the other fields of `ModelConfig` that describe an encoder:
+      d_model, num_layers, vocab_size (0 for tokens that are real numbers),
+      max_len, image, patch_size, pool ("mean"; "cls" puts a token in front, as
+      the first of n + 1), positions, dropout_rate, dtype, orthogonal_map,
+      memory, coupled, mixer, mixer_defaults, block, embedding.
+
+  Raises:
+    UserError: see `build`; and for a field of a head.
+  """
+  for option in options:
+    if option not in ENCODER_FIELDS:
+      raise unknown("argument of encoder", option, ENCODER_FIELDS)
+  config = _named_config("encoder", name, {**options, "num_classes": 1})
+  model = EncoderModel(config)
+  model.check()
+  return model
+
+
+def _named_config(
+  kind: str, name: str, options: Mapping[str, Any]
+) -> ModelConfig:
+  """Returns the config of a name, which is checked before the sizes are."""
+  _ = MODELS[name]
+  return call(kind, ModelConfig, {**options, "name": name})
 
 
 def from_config(config: ModelConfig) -> Model:

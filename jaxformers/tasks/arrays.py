@@ -16,6 +16,7 @@ from jaxformers.data.engine import digests, encodings
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
+from jaxformers.registry import check_keywords
 from jaxformers.tasks import baselines, rows
 from jaxformers.tasks.inputs import TOKENIZERS
 from jaxformers.tasks.splits import hold_out
@@ -83,6 +84,7 @@ class Numbers:
     return {"inputs": inputs, "targets": self.labels[indices]}
 
 
+@check_keywords
 def from_arrays(
   train: Examples,
   validation: Examples = None,

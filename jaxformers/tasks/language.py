@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from jaxformers.data.engine.segments import Segments, stream
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import text_files
 from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.registry import check_keywords, choose
+from jaxformers.tasks.arrays import NAME
 from jaxformers.tasks.task import TASKS, Task
 
 TOKENS = ("words", "byte_pairs", "bytes")
@@ -58,6 +61,114 @@ def load_language(
   origin = text_files.source(_existing(archive))
   encoding = _encoding(tokens, vocab_size)
   packed, info = open_splits(origin, encoding, data_dir, archive)
+  streams = {name: stream(split) for name, split in packed.items()}
+  names = {"name": "language", "protocol": protocol}
+  return _make_task(streams, info, tokens, max_len, stride, eval_windows, names)
+
+
+@check_keywords
+def from_texts(
+  train: Sequence[str],
+  validation: Sequence[str] | None = None,
+  test: Sequence[str] | None = None,
+  *,
+  tokens: str = "byte_pairs",
+  vocab_size: int = 8_000,
+  max_len: int = 256,
+  stride: int = 0,
+  eval_windows: int = 0,
+) -> Task:
+  """Returns the task of predicting the next token of texts in memory.
+
+  Args:
+    train: texts, to which the vocabulary is fitted.
+    validation: texts that choose the checkpoint; None to hold out a tenth of
+      `train`, by hashes. Equal texts are held out together.
+    test: texts that are scored at the end; None for those of `validation`.
+    tokens, vocab_size, max_len, stride, eval_windows: see `load_language`.
+
+  Raises:
+    UserError: for texts that are no list of strings, or too few to hold any
+      out; for an option out of its range.
+  """
+  choose("tokens", tokens, TOKENS)
+  parts = {"train": train, "validation": validation, "test": test}
+  texts = {
+    name: _checked_texts(name, part)
+    for name, part in parts.items()
+    if part is not None
+  }
+  if validation is None:
+    texts["train"], texts["validation"] = _hold_out(texts["train"])
+  has_test = test is not None
+  # Fit the vocabulary to the training texts, and encode all.
+  examples = {
+    name: [{"text": text.encode()} for text in part]
+    for name, part in texts.items()
+  }
+  encode, info = _encoding(tokens, vocab_size).fit(iter(examples["train"]))
+  streams = {
+    name: np.concatenate([row for (row,) in encode(part)])
+    for name, part in examples.items()
+  }
+  streams["test"] = streams["test" if has_test else "validation"]
+  info = {"source": "texts given in Python", **info}
+  names = {"name": NAME, "protocol": f"own texts, {tokens}"}
+  names["selection"] = "validation" if has_test else "test"
+  return _make_task(streams, info, tokens, max_len, stride, eval_windows, names)
+
+
+def _checked_texts(name: str, texts: Any) -> list[str]:
+  """Returns texts as a list; UserError for anything else."""
+  texts = [texts] if isinstance(texts, str) else list(texts)
+  for text in texts:
+    if not isinstance(text, str):
+      raise UserError(
+        f"{name} has {text!r:.60} of type {type(text).__name__}: give a list "
+        "of texts to a language model; it has no labels."
+      )
+  if not any(texts):
+    raise UserError(f"{name} has no text: give at least one.")
+  return [text for text in texts if text]
+
+
+def _hold_out(texts: list[str]) -> tuple[list[str], list[str]]:
+  """Returns texts to train on, and a tenth that is held out by hashes."""
+  hashes = [
+    hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts
+  ]
+  count = len(texts) // 10
+  held = {*sorted({*hashes})[:count]}
+  if not held or len(held) == len({*hashes}):
+    raise UserError(
+      f"train has {len(texts)} texts, of which a tenth is less than one: give "
+      "validation=, or at least ten different texts, such as paragraphs."
+    )
+  parts: tuple[list[str], list[str]] = ([], [])
+  for text, key in zip(texts, hashes, strict=True):
+    parts[key in held].append(text)
+  return parts
+
+
+def _make_task(
+  streams: Mapping[str, np.ndarray],
+  info: dict[str, Any],
+  tokens: str,
+  max_len: int,
+  stride: int,
+  eval_windows: int,
+  names: Mapping[str, str],
+) -> Task:
+  """Returns the task of the tokens of every split, end to end.
+
+  Args:
+    streams: tokens of every split.
+    info: where they come from, with what the encoding was fitted to.
+    tokens, max_len, stride, eval_windows: see `load_language`.
+    names: name, protocol and selection of the task.
+  """
+  if max_len < 1:
+    raise UserError(f"max_len={max_len}: choose at least 1 token per window.")
   tokenizer = info.pop("tokenizer", "")
   vocabulary = _vocabulary(tokens, tokenizer, info)
   shift = int(tokens == "bytes")
@@ -66,14 +177,12 @@ def load_language(
     # Only the test split may have overlapping windows; training never has.
     step = stride if name == "test" and stride else max_len
     most = 0 if name == "train" else eval_windows
-    return Segments(stream(packed[name]), max_len, step, shift, most)
+    return Segments(streams[name], max_len, step, shift, most)
 
   # Cut every split into windows.
-  splits = {name: windows(name) for name in packed}
   return Task(
-    name="language",
-    protocol=protocol,
-    splits=splits,
+    **names,
+    splits={name: windows(name) for name in streams},
     vocabulary=vocabulary,
     max_len=max_len,
     num_classes=0,

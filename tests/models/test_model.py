@@ -1,5 +1,7 @@
 """What classifiers, language models and segmenters share."""
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from jaxformers import models
 from jaxformers.models import Classifier, ModelConfig
 from jaxformers.models.config import HEAD_OPTIONS
 from jaxformers.models.model import CLASSES, bind_encoder_block
+from tests import initial
 
 SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=2)
 IMAGE = {"image": (8, 8, 3), "patch_size": 4, "vocab_size": 0, "max_len": 0}
@@ -86,3 +89,53 @@ def test_an_unknown_option_of_a_head_lists_the_choices(objective):
 def test_an_unknown_option_lists_the_choices():
   with pytest.raises(ValueError, match=r"'num_layer'.*num_layers"):
     models.build("transformer", **SIZES, num_layer=3)
+
+
+@pytest.mark.parametrize("name", ["transformer", "transject", "lru"])
+def test_an_encoder_is_a_part_of_another_module(name):
+  """It is made inside of a call or before, with the output of a classifier."""
+  sizes = {key: SIZES[key] for key in SIZES if key != "num_classes"}
+
+  class Tagger(nn.Module):
+    inside: bool
+    encoder: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, ids, *, train):
+      encoder = self.encoder
+      if self.inside:
+        encoder = models.encoder(name, **sizes)
+      return nn.Dense(5)(encoder(ids, train=train))
+
+  ids = jnp.array([[3, 4, 0], [1, 0, 0]])
+  for module in (Tagger(True), Tagger(False, models.encoder(name, **sizes))):
+    y, variables = module.init_with_output(jax.random.key(0), ids, train=False)
+    assert y.shape == (2, 3, 5)
+  params = variables["params"]["encoder"]
+  x = models.encoder(name, **sizes).apply({"params": params}, ids, train=False)
+  assert x.shape == (2, 3, 8)
+  classifier = models.build(name, **SIZES)
+  head = initial.params(classifier, ids)["head"]
+  _, seen = classifier.apply(
+    {"params": params | {"head": head}},
+    ids,
+    train=False,
+    capture_intermediates=lambda module, _: module.name == "encoder",
+  )
+  (expected,) = seen["intermediates"]["encoder"]["__call__"]
+  np.testing.assert_allclose(x, expected, atol=1e-6)
+
+
+def test_an_encoder_takes_numbers_images_and_a_token_in_front():
+  x = jnp.ones((2, 6))
+  model = models.encoder(
+    "lru", vocab_size=0, max_len=6, d_model=8, num_layers=1
+  )
+  y, _ = model.init_with_output(jax.random.key(0), x, train=False)
+  assert y.shape == (2, 6, 8)
+  sizes = {"d_model": 8, "num_layers": 1}
+  model = models.encoder("transformer", **IMAGE, **sizes, pool="cls")
+  y, _ = model.init_with_output(
+    jax.random.key(0), jnp.ones((2, 8, 8, 3)), train=False
+  )
+  assert y.shape == (2, 5, 8)

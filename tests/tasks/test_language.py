@@ -7,6 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from jaxformers import tasks
+from jaxformers.tasks import language
 
 WORDS = {"train": "a b a b a c\n" * 40, "valid": "a b\n" * 9, "test": "a b d\n"}
 
@@ -156,3 +157,46 @@ def test_a_prepared_set_of_several_texts_is_refused(tmp_path, monkeypatch):
   builder.download_and_prepare()
   with pytest.raises(ValueError, match="and among them (body|title), "):
     load(tmp_path / "sets" / "pages" / "1.0.0", tmp_path)
+
+
+TEXTS = [f"{k % 7} {k % 5} film\n" for k in range(30)]
+
+
+@pytest.mark.parametrize("tokens", ["words", "byte_pairs", "bytes"])
+def test_texts_in_memory_are_read_as_those_of_a_folder(tokens, tmp_path):
+  splits = {"train": TEXTS[:20], "validation": TEXTS[20:25], "test": TEXTS[25:]}
+  for name, texts in splits.items():
+    folder = tmp_path / "text" / name
+    folder.mkdir(parents=True)
+    for k, text in enumerate(texts):
+      (folder / f"{k:02d}.txt").write_text(text)
+  options = {"tokens": tokens, "vocab_size": 262, "max_len": 4}
+  ours = language.from_texts(*splits.values(), **options)
+  theirs = load(tmp_path / "text", tmp_path, **options)
+  assert ours.vocabulary == theirs.vocabulary
+  assert ours.description()["data"] == theirs.description()["data"]
+  assert ours.selection == "validation"
+  assert ours.inputs.batch(["1 film"]).shape[0] == 1
+
+
+def test_a_tenth_of_the_texts_is_held_out():
+  task = language.from_texts(TEXTS, tokens="bytes")
+  counts = [len(task.splits[n].tokens) for n in ("train", "validation", "test")]
+  assert sum(counts[:2]) == sum(map(len, TEXTS))
+  assert counts[0] > 8 * counts[1] > 0
+  assert counts[1] == counts[2]
+  assert task.selection == "test"
+
+
+@pytest.mark.parametrize(
+  ("texts", "message"),
+  [
+    ("one text", "train has 1 texts.*give validation="),
+    ((["a"], ["b"]), r"train has \['a'\] of type list.*no labels"),
+    ([""] * 20, "train has no text"),
+    (["a"] * 20, "ten different texts"),
+  ],
+)
+def test_texts_that_are_no_texts(texts, message):
+  with pytest.raises(ValueError, match=message):
+    language.from_texts(texts)

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,17 @@ B, H, N, E = 2, 2, 12, 4
 def small_sizes(mixer):
   """Returns options at which a mixer approximates with 17 tokens.
 
-  They are `SMALL` of the mixer's own tests; {} if these have none, and for
-  blocks without a mixer.
+  They are `SMALL` of the mixer's own tests, or of a user's module that
+  registers it; {} if these have none, and for blocks without a mixer.
   """
   if not mixer:
     return {}
-  package, _, name = MIXERS[mixer].__module__.rpartition(".")
+  module = sys.modules[MIXERS[mixer].__module__]
+  if hasattr(module, "SMALL"):  # A user's module has no file of tests here.
+    return module.SMALL
+  package, _, name = module.__name__.rpartition(".")
+  if not package.startswith("jaxformers"):
+    return {}
   name = f"{package.replace('jaxformers', 'tests', 1)}.test_{name}"
   if importlib.util.find_spec(name) is None:
     return {}
