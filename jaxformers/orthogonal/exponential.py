@@ -80,8 +80,10 @@ def _forward(s: jax.Array) -> tuple[jax.Array, Any]:
   scaled = tuple(p * scale**j for j, p in enumerate(powers, 1))
   x, pull_taylor = jax.vjp(_taylor, scaled)
   q = jax.lax.fori_loop(0, count, lambda _, x: dot(x, x), x)
-  # Every squaring doubles the rounding error. Up to three need no correction.
-  q = jax.lax.cond(count > 3, reorthogonalize, lambda q: q, q)
+  # Every squaring doubles the rounding error. Up to three need no correction,
+  # and many need several: a Newton step squares the error.
+  steps = (count > 3).astype(jnp.int32) + 2 * (count > 10).astype(jnp.int32)
+  q = jax.lax.fori_loop(0, steps, lambda _, q: reorthogonalize(q), q)
   q = jnp.where(lost, jnp.nan, q)
   return q, (x, count, scale, pull_taylor, pull_powers)
 

@@ -7,6 +7,7 @@ programs on CPUs with few cores.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -102,3 +103,40 @@ def reorthogonalize(q: jax.Array) -> jax.Array:
   # some.
   defect = eye_like(fixed) - dot(transpose(fixed), fixed)
   return q + dot(fixed, defect) / 2
+
+
+def polar(x: jax.Array, smallest: jax.Array) -> jax.Array:
+  """Returns the nearest orthogonal matrices of x [..., d, d], by Newton steps.
+
+  A step needs two products, and makes the singular values s to
+  s (3 - s^2) / 2: small ones grow by half, and those near 1 converge.
+
+  Args:
+    x: [..., d, d], with singular values of at most 1.
+    smallest: lower bound of the singular values of all x, which decides the
+      number of steps at run time.
+  """
+  steps = jnp.ceil(-jnp.log(smallest) / math.log(1.5)) + 6
+
+  def step(_: jax.Array, x: jax.Array) -> jax.Array:
+    return x + dot(x, eye_like(x) - dot(transpose(x), x)) / 2
+
+  return jax.lax.fori_loop(0, steps.astype(jnp.int32), step, x)
+
+
+def frobenius(x: jax.Array) -> jax.Array:
+  """Returns the Frobenius norm of each matrix of x [..., d, d], [..., 1, 1]."""
+  return jnp.sqrt(jnp.square(x).sum((-1, -2), keepdims=True))
+
+
+def limit_norm(s: jax.Array) -> jax.Array:
+  """Scales skew-symmetric s [..., d, d] down to where maps have right digits.
+
+  The limit is 1 / (32 eps) of the type, 262,144 in float32, of the greatest sum
+  of a row, which bounds the spectral norm. Matrices below it stay as they are.
+  """
+  limit = float(1 / (32 * jnp.finfo(s.dtype).eps))
+  # A small exact factor keeps the sums below the greatest number of the type.
+  small = s * 2**-16
+  norm = jnp.abs(small).sum(-1, keepdims=True).max(-2, keepdims=True)
+  return small * (limit / jnp.maximum(norm, limit * 2**-16))

@@ -109,10 +109,70 @@ def test_a_matrix_that_is_not_finite_leaves_the_others_alone(name):
   chex.assert_trees_all_close(q[0::2], want[0::2], atol=1e-6)
 
 
-def test_an_exponential_without_a_right_digit_is_not_a_number():
-  q = orthogonal.expm(jnp.stack([arrays(0, 4, 1e8)[0], arrays(0, 4, 1.0)[0]]))
-  assert np.isnan(q[0]).all()
-  assert float(orthogonal.orthogonality_defect(q[1])) <= 5e-6
+def of_norm(norm, d, count=2):
+  """Lower triangles [count, d, d] whose skew matrices have a spectral norm."""
+  a = np.tril(np.random.default_rng(d).normal(size=(count, d, d)), -1)
+  s = a - a.swapaxes(1, 2)
+  # Divide first: the spectral norm may be near the greatest float32.
+  scales = np.linalg.norm(s, 2, axis=(1, 2), keepdims=True)
+  return (a / scales * norm).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("d", [3, 4, 33])
+def test_the_result_is_a_rotation_up_to_the_greatest_number(name, d):
+  """Odd sizes have an eigenvalue 0, and lose digits first."""
+  mapping = orthogonal.MAPS[name]
+  slope = jax.jit(jax.grad(lambda a: jnp.sin(mapping(a)).sum()))
+  mapping = jax.jit(mapping)
+  for norm in (500, 1e3, 3e3, 1e4, 1e5, 1e6, 1e8, 1e19, 1e30, 3e38):
+    a = of_norm(norm, d)
+    q = mapping(a)
+    chex.assert_tree_all_finite((q, slope(a)))
+    assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6, norm
+    np.testing.assert_allclose(np.linalg.det(q), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("d", [3, 33])
+@pytest.mark.parametrize("norm", [300, 3e3, 3e4])
+def test_a_long_cayley_map_is_its_formula_and_so_is_its_gradient(norm, d):
+  def sine(a):
+    return jnp.sin(orthogonal.cayley(a)).sum()
+
+  a = of_norm(norm, d)
+  q, slope = jax.jit(lambda a: (orthogonal.cayley(a), jax.grad(sine)(a)))(a)
+  with jax.enable_x64(True):
+    exact = jnp.asarray(a, jnp.float64)
+    s = (exact - exact.swapaxes(1, 2)) / 2
+    want = np.linalg.solve(np.eye(d) - s, np.eye(d) + s)
+    want_slope = np.asarray(jax.grad(sine)(exact))
+  chex.assert_trees_all_close(np.asarray(q, np.float64), want, atol=2e-5)
+  scale = np.abs(want_slope).max()
+  chex.assert_trees_all_close(
+    np.asarray(slope, np.float64) / scale,
+    want_slope / scale,
+    atol=3e-8 * norm,
+  )
+
+
+@pytest.mark.parametrize("name", ["cayley", "expm"])
+def test_beyond_its_range_a_map_depends_on_the_direction_alone(name):
+  mapping = jax.jit(orthogonal.MAPS[name])
+  a = of_norm(1e7, 5)
+  chex.assert_trees_all_close(mapping(a), mapping(1e20 * a), atol=0.05)
+  # So the slope along the matrix itself is 0, but not the others.
+  slope = jax.grad(lambda a: jnp.sin(mapping(a)).sum())(a)
+  along = np.vdot(slope, a) / np.linalg.norm(a)
+  assert abs(along) < 0.02 * np.linalg.norm(slope)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_long_matrix_leaves_the_others_alone(name):
+  mapping = orthogonal.MAPS[name]
+  a = jnp.concatenate([arrays(0, 5, 1.0), of_norm(1e6, 5)])
+  want = jnp.concatenate([mapping(part) for part in jnp.split(a, 2)])
+  chex.assert_trees_all_close(mapping(a), want, atol=2e-6)
+  chex.assert_trees_all_close(jax.vmap(mapping)(a), want, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["cayley", "householder"])
