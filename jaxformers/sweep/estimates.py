@@ -71,7 +71,7 @@ class Estimate(NamedTuple):
   steps: int
   hours: float
   gigabytes: float
-  operations: float
+  operations: float = 0.0
 
 
 def accelerator_rate(name: str, dtype: str) -> float:
