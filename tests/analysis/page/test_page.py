@@ -75,6 +75,6 @@ def test_tables_may_be_wider_than_text():
 
 def test_a_line_below_a_table_is_a_paragraph():
   table = "| a |\n| --- |\n| 1 |"
-  first, second = page._tables_html(f"{table}\n\nRows of x differ in steps.")
+  first, second = pages._tables_html(f"{table}\n\nRows of x differ in steps.")
   assert "<td>1</td>" in first
   assert second == "<p>Rows of x differ in steps.</p>"
