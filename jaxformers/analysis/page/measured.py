@@ -81,6 +81,7 @@ class Rows:
     self.jacobian_samples: set[int] = set()
     self.jacobian_lengths: set[int] = set()
     self.quotes: list[Row] = []
+    self.images: list[Row] = []
 
   def add_model(self, label: str, seed: int, run: Any, start: bool) -> None:
     """Measures the layers of a run, and of its untrained start.
@@ -143,11 +144,15 @@ class Rows:
       counts = (self.jacobian_samples, self.jacobian_lengths)
     return figures.describe_data(*counts, seeds)
 
-  def describe_texts(self) -> str:
-    """Returns the text that the single tokens are from, in words."""
+  def describe_inputs(self, *, images: bool = False) -> str:
+    """Returns the text that the single tokens are from, in words.
+
+    Args:
+      images: True for a figure that shows images, too.
+    """
     # Runs of one task show the same text.
     quotes = []
-    by_quote = grouped(self.quotes)
+    by_quote = grouped(self.quotes + (self.images if images else []))
     for quote, rows in by_quote.items():
       runs = ", ".join(label for _, label in rows)
       quotes.append(f"{quote} ({runs})" if len(by_quote) > 1 else quote)
@@ -235,7 +240,7 @@ class Rows:
     drawn = figures.evenly_spaced([*maps], plots.MOST_LAYERS) if maps else ()
     self._add_maps(label, {layer: maps[layer] for layer in drawn}, names)
     quote = f"a test image, {height} x {width} patches named by row and column"
-    self.quotes.append((quote, label))
+    self.images.append((quote, label))
 
   def _add_maps(
     self, label: str, maps: Mapping[int, np.ndarray], names: Sequence[str]
@@ -548,7 +553,7 @@ def _of_parts(rows: Rows) -> list[Figure]:
 
 
 def _of_tokens(rows: Rows) -> list[Figure]:
-  text = rows.describe_texts()
+  text = rows.describe_inputs()
   distances = (
     "Layer by layer (TransJect, figure 1). A line that stays level is a "
     f"distance that is kept. {text}"
@@ -578,7 +583,7 @@ def _of_smoothness(rows: Rows) -> list[Figure]:
     "softmax(q k / sqrt e), {}: what softmax attention weighs, "
     "and other mixers with queries and keys would; models without keys are "
     "left out. A bright column is a token that all others read. "
-    f"{rows.describe_texts()}"
+    f"{rows.describe_inputs(images=True)}"
   )
   mean, each = (
     caption.format(what)

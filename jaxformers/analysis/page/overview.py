@@ -49,7 +49,7 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
 
 
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
-  """Returns test scores against depth, width and experts.
+  """Returns test scores against depth, width, experts, heads and dropout.
 
   None if no two runs of one model and task differ in a size.
 

@@ -14,7 +14,14 @@ from jaxformers import models, workdirs
 from jaxformers.analysis.tables import results as tables
 from jaxformers.errors import UserError
 
-SIZES = {"num_layers": "layers", "d_model": "width d", "num_experts": "experts"}
+# Axes of the figures against sizes, with their labels.
+SIZES = {
+  "num_layers": "layers",
+  "d_model": "width d",
+  "num_experts": "experts",
+  "num_heads": "heads",
+  "dropout_rate": "dropout rate",
+}
 Fields = Mapping[str, Any]
 
 
@@ -202,8 +209,12 @@ def describe_seeds(groups: Sequence[SeedGroup]) -> str:
 
 def by_size(
   groups: Sequence[SeedGroup],
-) -> Iterator[tuple[str, str, int, SeedGroup]]:
-  """Yields (line, size, value, group); groups of a line differ in the size."""
+) -> Iterator[tuple[str, str, float, SeedGroup]]:
+  """Yields (line, size, value, group); groups of a line differ in the size.
+
+  Dropout is a size where all of its rates that differ between the runs of a
+  model, such as those of block and embedding, are equal in every run.
+  """
   by_model: dict[str, list[SeedGroup]] = {}
   # Tasks of one name may be of several data: a user's own examples.
   data = [tables.describe_data(group.runs[0].results) for group in groups]
@@ -215,13 +226,15 @@ def by_size(
     name = f"{task} {group.config['model']['name']}{mark}"
     by_model.setdefault(name, []).append(group)
   for (name, of_model), size in itertools.product(by_model.items(), SIZES):
-    lines: dict[str, list[tuple[int, SeedGroup]]] = {}
+    lines: dict[str, list[tuple[float, SeedGroup]]] = {}
+    rates = _dropout_rates(of_model)
     # A line fixes the other sizes, and all other options.
     for group in of_model:
-      shape = _sizes(group.config)
+      shape = _sizes(group.config) | rates.get(group.label, {})
       if size in shape:
         fixed = ", ".join(f"{k}={v}" for k, v in shape.items() if k != size)
-        line = f"{name} ({fixed}){_other_options(group, of_model)}"
+        others = _other_options(group, of_model, rates)
+        line = f"{name} ({fixed}){others}"
         lines.setdefault(line, []).append((shape[size], group))
     for line, points in lines.items():
       # A line of one value shows nothing.
@@ -229,20 +242,62 @@ def by_size(
         yield from ((line, size, value, group) for value, group in points)
 
 
-def _other_options(group: SeedGroup, of_model: Sequence[SeedGroup]) -> str:
-  """Returns what differs between runs of a model besides its sizes, or ""."""
+def _dropout_rates(
+  of_model: Sequence[SeedGroup],
+) -> dict[str, dict[str, float]]:
+  """Returns the size "dropout_rate" of each group, by its label.
+
+  {} where no rate differs, or where two that differ are not equal.
+  """
+  flat = [tables.labelled_fields(group.config) for group in of_model]
+  flat = [
+    {
+      key: value
+      for key, value in fields.items()
+      if key.startswith("model.") and key.endswith(".dropout_rate")
+    }
+    for fields in flat
+  ]
+  differing = {
+    key for rates in flat for key in tables.differing_keys(rates, flat)
+  }
+  sizes = {}
+  for group, rates in zip(of_model, flat, strict=True):
+    values = {rates.get(key) for key in differing}
+    if len(values) != 1 or None in values:
+      return {}
+    sizes[group.label] = {"dropout_rate": values.pop()}
+  return sizes
+
+
+def _other_options(
+  group: SeedGroup,
+  of_model: Sequence[SeedGroup],
+  rates: Mapping[str, Mapping[str, float]],
+) -> str:
+  """Returns what differs between runs of a model besides its sizes, or "".
+
+  Args:
+    group: one of the groups.
+    of_model: groups of the model.
+    rates: result of `_dropout_rates`.
+  """
   config = tables.labelled_fields(group.config)
   others = [configs.flatten(other.config) for other in of_model]
   keys = [
     key
     for key in sorted(tables.differing_keys(config, others))
     if key.rpartition(".")[2] not in (*SIZES, *tables.DERIVED_OPTIONS)
+    or (key.endswith(".dropout_rate") and not rates)
   ]
   return "".join(f", {text}" for text in tables.assignments(config, keys))
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+  """Returns the sizes of a config; those of `_dropout_rates` are left out."""
   model = config["model"]
-  # The number of experts is an option of the mixer.
-  options = {**model, **model.get("mixer", {})}
-  return {name: options[name] for name in SIZES if name in options}
+  # Numbers of experts and heads are options of the mixer.
+  shared = model.get("mixer_defaults", {})
+  options = {**model, **shared, **model.get("mixer", {})}
+  names = (name for name in SIZES if name != "dropout_rate")
+  return {name: options[name] for name in names if name in options}

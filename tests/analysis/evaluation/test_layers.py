@@ -90,7 +90,7 @@ def test_every_model_can_be_looked_at(name):
   mixer = small_sizes(models.MODELS[name].mixer)
   model = make(name, head_dim=8, mixer=mixer)
   shapes = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((5, 12), (5, 9, 2))]
-  captured, each, apart = jax.eval_shape(
+  captured, each, apart, dots = jax.eval_shape(
     lambda params, *rest: layers._observe(
       model, make_variables(model, params), *rest
     ),
@@ -98,7 +98,7 @@ def test_every_model_can_be_looked_at(name):
     *shapes,
   )
   assert len(captured.hidden) == 3
-  assert apart.shape == (3, 5, 9)
+  assert apart.shape == dots.shape == (3, 5, 9)
   assert (captured.gates is None) == (name not in TRANSJECTS)
   if each is not None:
     assert [part.shape[:3] for part in each] == [(5, each[0].shape[1], 12)] * 2
@@ -123,6 +123,14 @@ def test_factors_are_ratios_of_distances():
   factors = apart[:, *upper] / apart[0][upper]
   np.testing.assert_allclose(
     statistics.factors[:, 0], factors.mean(1), rtol=0.05
+  )
+  # Medians of dot products, none of which a sample of one token has.
+  products = np.einsum("lid,ljd->lij", x, x)[:, *upper]
+  medians = np.median(products / products[0], 1)
+  np.testing.assert_allclose(statistics.dots[0, [0, 1, 3, 4]], 1)
+  assert np.isnan(statistics.dots[:, 2]).all()
+  np.testing.assert_allclose(
+    statistics.dots[:, 0], medians, atol=0.25 * np.ptp(medians) + 0.1
   )
   np.testing.assert_array_equal(statistics.factors[0, [0, 1, 3, 4]], 1)
   assert np.isnan(statistics.factors[:, 2]).all()  # One token makes no pair.

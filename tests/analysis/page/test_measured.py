@@ -106,7 +106,7 @@ def test_an_image_has_maps_of_queries_and_keys(pool):
   assert rows.of["maps"][-1][4:6] == ("1,2", "1,2")
   first = [row[-1] for row in rows.of["maps"][:n]]
   np.testing.assert_allclose(sum(first), 1, rtol=1e-4)
-  assert rows.describe_texts() == (
+  assert rows.describe_inputs(images=True) == (
     "Input: a test image, 2 x 3 patches named by row and column. One seed."
   )
   assert not rows.of["pairs"]

@@ -154,3 +154,38 @@ def test_own_tasks_of_one_name_share_no_line():
   lines = {line for line, *_ in points}
   assert len(points) == 4 and len(lines) == 2
   assert all(line.startswith("arrays local, data ") for line in lines)
+
+
+def test_heads_and_dropout_are_sizes():
+  """Rates that differ together are a size; those that differ apart are not."""
+
+  def record(num_heads=2, rate=0.1, attention=None):
+    rates = {"num_heads": num_heads}
+    rates["dropout_rate"] = rate if attention is None else attention
+    model = {"name": "transformer", "d_model": 8, "dropout_rate": rate}
+    model |= {"mixer_defaults": rates, "block": {"dropout_rate": rate}}
+    model |= {"head_dropout_rate": 0.1}
+    config = {"seed": 0, "task": {"name": "imdb"}, "model": model}
+    return runs.RunRecord(Path("run"), config, {})
+
+  def sizes(*records):
+    points = runs.by_size(runs.group_by_recipe(records))
+    return [(line, size, value) for line, size, value, _ in points]
+
+  heads = "imdb transformer (d_model=8)"
+  assert sizes(record(2), record(4)) == [
+    (heads, "num_heads", 2),
+    (heads, "num_heads", 4),
+  ]
+  dropout = "imdb transformer (d_model=8, num_heads=2)"
+  assert sizes(record(rate=0.1), record(rate=0.3)) == [
+    (dropout, "dropout_rate", 0.1),
+    (dropout, "dropout_rate", 0.3),
+  ]
+  # The attention weights' alone.
+  assert sizes(record(attention=0.2), record(attention=0.5)) == [
+    (dropout, "dropout_rate", 0.2),
+    (dropout, "dropout_rate", 0.5),
+  ]
+  apart = sizes(record(rate=0.2), record(rate=0.3, attention=0.2), record(4))
+  assert {size for _, size, _ in apart} <= {"num_heads"}
