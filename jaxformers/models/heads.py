@@ -91,16 +91,17 @@ def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 def first_two_tokens(
   x: jax.Array, mask: jax.Array, padded_len: int
 ) -> jax.Array:
-  """Returns the first two tokens of x [b, n, d] next to each other -> [b, 2 d].
+  """Returns the first two tokens of x [b, n, d] in a row -> [b, 2 d].
 
-  The encoder puts a class token and one for distillation there. Half of the sum
-  of a linear head of each is one linear head of both.
+  Masked tokens are zero. The encoder puts a class token and one for
+  distillation there. The mean of a linear head of each is one linear head of
+  both.
 
   Source: `forward` of DistilledVisionTransformer in DeiT's models.py; Touvron
   et al. 2021, section 4.
   """
-  del mask, padded_len  # Both are there for every input.
-  return x[:, :2].reshape(len(x), -1)
+  del padded_len
+  return jnp.where(mask[:, :2, None], x[:, :2], 0).reshape(len(x), -1)
 
 
 @INTERACTIONS.register("concat")

@@ -62,7 +62,7 @@ _DEFAULTS = {
   "model.block.norm_first": True,
 }
 # Sizes that a run or an exported model determines.
-_SIZES = ("d_model", "num_layers", "mixer.num_heads", "block.mlp_dim")
+_SIZES = tuple(_SHAPES)[:4]
 # Options of an encoder that change no shape.
 _WITHOUT_SHAPE = ("dropout", "drop_path", "init_std", "seed", "memory", "dtype")
 _ABSENT = object()  # Differs from every value, None included.
@@ -143,7 +143,8 @@ def _refuse_seeds(folder: Path) -> None:
 def read_fields(folder: Path) -> dict[str, Any]:
   """Returns the fields of a run's config that weights determine, by path.
 
-  Of a run or an exported model these are the sizes of the encoder. Of a folder
+  For a run or an exported model these are the sizes of the encoder, and the
+  statistics of pixels that it has taken from other weights. For a folder
   of Hugging Face they are all that changes its outputs: options of the model,
   and of the task the size of images, the number of positions, the vocabulary,
   and the mean and deviation of pixels.
@@ -156,10 +157,14 @@ def read_fields(folder: Path) -> dict[str, Any]:
   """
   if is_run(folder) or (folder / PARAMETERS).is_file():
     file = "config.json" if is_run(folder) else "model.json"
-    section = huggingface.read_json(folder / file).get("model", {})
-    section = models.resolve_defaults({"model": section})["model"]
-    flat = configs.flatten(section)
-    return {f"model.{name}": flat[name] for name in _SIZES if name in flat}
+    content = huggingface.read_json(folder / file)
+    resolved = models.resolve_defaults({"model": content.get("model", {})})
+    flat = configs.flatten({"model": resolved["model"]})
+    fields = {name: flat[name] for name in _SIZES if name in flat}
+    # Statistics that a run has taken from its weights go with the weights.
+    task = content.get("task", {})
+    statistics = {name: task[name] for name in STATISTICS if name in task}
+    return fields | configs.flatten({"task": statistics} if statistics else {})
   _refuse_seeds(folder)
   options = pretrained.read_options(folder)
   image, max_len = options.pop("image", ()), options.pop("max_len")

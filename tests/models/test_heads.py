@@ -17,7 +17,7 @@ def test_a_pool_reads_tokens_only(pool, strict):
     for pad in (-9.0, 9.0)
   )
   chex.assert_trees_all_equal(a, b)
-  chex.assert_trees_all_equal(a[1], jnp.zeros(3))
+  chex.assert_trees_all_equal(a[1], jnp.zeros_like(a[1]))
   want = {
     "max": x[0, :3].max(0),
     "mean": x[0, :3].mean(0),
@@ -25,6 +25,7 @@ def test_a_pool_reads_tokens_only(pool, strict):
     "root_mean": x[0, :3].sum(0) / np.sqrt(3),
     "first": x[0, 0],
     "cls": x[0, 0],
+    "distilled": x[0, :2].ravel(),
   }
   chex.assert_trees_all_close(a[0], want[pool], atol=1e-6)
   # However far a batch is padded.

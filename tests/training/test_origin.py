@@ -388,6 +388,9 @@ def test_a_run_normalises_pixels_as_its_weights(tmp_path):
   want = model.apply({"params": params}, np.float32(normalised), train=False)
   got = inference.load(tmp_path / "run").outputs(x)
   np.testing.assert_allclose(got, want, atol=1e-4)
+  # Another run that begins with this one reads pixels in the same way.
+  task = taken("vision/imagenet", tmp_path / "run")["task"]
+  assert (task["mean"], task["deviation"]) == ([0.1, 0.15, 0.2], [0.25] * 3)
   # The same command resumes without the folder.
   shutil.rmtree(folder)
   opened = open_run(config, tmp_path / "run", chosen=chosen)
