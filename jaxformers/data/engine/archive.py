@@ -239,19 +239,20 @@ def _file_members(
           f"{path} is a {kind} archive, which is not read: unpack it, and give "
           "the folder, or pack it as a tar."
         )
-    # A name such as train.txt.gz is that of one file, which is compressed.
+    # A file such as train.txt.gz is compressed, but no tar.
     is_tar, name = tar.is_tar(start), path.name
     is_one = tar.is_compressed(start) and ".tar" not in path.suffixes
     if is_one and path.suffix.lower() in COMPRESSED:
       name = path.stem
-    if is_one and wanted(name):
+    if is_one:
       is_tar = tar.is_compressed_tar(raw)
       raw.seek(0)
     if not is_tar:
       if path.stat().st_size > max_bytes:
         raise _too_large(path)
       if not wanted(name):
-        problem = f"{path.name} is neither a tar nor one of its files"
+        kind = f"a compressed {name!r}, and neither" if is_one else "neither"
+        problem = f"{path.name} is {kind} a tar nor one of its files"
         raise tarfile.ReadError(problem)
       yield name, tar.read_file(raw, max_bytes)
       return

@@ -46,7 +46,7 @@ FIXED = {
   "wordpieces_prefix": "##",
 }
 # Classes of `transformers` that read word pieces as BERT does. The last two
-# read whatever a tokenizer.json says.
+# read any tokenizer.json.
 CLASSES = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert")
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 
@@ -96,8 +96,8 @@ def find(folder: Path) -> Path | None:
 def digest(path: Path, tokenizer: tokenizers.Tokenizer) -> str:
   """Returns eight digits that tell a tokenizer from others.
 
-  A vocab.txt that has no other files next to it is told by its own content, as
-  in data that older versions have prepared.
+  For a vocab.txt without other files next to it they are a digest of the file,
+  as in data that older versions have prepared.
   """
   content = path.read_bytes() if path.is_file() else b""
   # Older versions ended lines at other characters, too.
@@ -273,7 +273,7 @@ def _options(folder: Path) -> dict[str, Any] | None:
   if family not in CLASSES and not is_generic:
     raise UserError(
       f"{folder / CONFIG} has tokenizer_class={name!r}: only tokenizers of "
-      f"word pieces are read, such as those of {', '.join(CLASSES)}."
+      f"word pieces are read, such as {', '.join(CLASSES)}."
     )
   options = {}
   for field, option in NORMALIZER.items():

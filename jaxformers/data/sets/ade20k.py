@@ -8,6 +8,7 @@ latter. The user has to unpack ADEChallengeData2016.zip.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def _place(name: str) -> tuple[str, str, str] | None:
   field, ending = kinds.get(top, ("", ""))
   if not field or folder not in splits or not file.endswith(ending):
     return None
-  return splits[folder], file.rpartition(".")[0], field
+  # A name that is not UTF-8 has surrogates, which cannot be stored.
+  key = os.fsencode(file.rpartition(".")[0])
+  return splits[folder], key.decode(errors="backslashreplace"), field
 
 
 def source(

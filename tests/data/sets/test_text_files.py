@@ -228,6 +228,13 @@ def test_one_compressed_text(tmp_path, ending, module):
     list(text_files._decoded(path))
 
 
+def test_a_compressed_file_that_is_no_text(tmp_path):
+  path = tmp_path / "texts.gz"
+  path.write_bytes(gzip.compress(TEXT.encode() * 99))
+  with pytest.raises(ValueError, match="a compressed 'texts', and neither"):
+    read(path)
+
+
 def test_a_zip_is_refused_as_what_it_is(tmp_path):
   with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
     file.writestr("train.txt", TEXT)
