@@ -66,7 +66,8 @@ def generate(
   Args:
     model: a language model from `models.build`, whose mixer has a cache.
     params: its parameters.
-    prompt: ids, int [b, n]; 0 is padding, after the tokens of a prompt.
+    prompt: ids, int [b, n]; 0 is padding, which may stand anywhere: before or
+      after the tokens of a prompt, or between them.
     steps: number of tokens to draw for each prompt.
     key: random key; needed unless `temperature` is 0.
     temperature: what log probabilities are divided by before a draw; 0 takes
@@ -99,15 +100,10 @@ def _check(
       f"generate needs a language model, and this one is for "
       f"{config.objective}: build it with objective='language_model'."
     )
-  if prompt.ndim != 2 or not (prompt > 0)[:, :1].all():
+  if prompt.ndim != 2 or not (prompt != 0).any(-1).all():
     raise UserError(
       f"prompt has the shape {prompt.shape}: give ids [b, n] with at least one "
-      "token, not 0, at the beginning of every row."
-    )
-  is_token = prompt > 0
-  if (is_token[:, 1:] > is_token[:, :-1]).any():
-    raise UserError(
-      "prompt has padding, 0, before a token: put it after all tokens of a row."
+      "token, not 0, in every row."
     )
   size = config.vocab_size
   if (prompt < 0).any() or (prompt >= size).any():
@@ -171,7 +167,8 @@ def _generate(
     return log_p, dict(changed)
 
   log_p, cache = read(prompt, {})
-  last = jnp.maximum((prompt > 0).sum(1) - 1, 0)
+  # Read the last token of each row, which padding may follow.
+  last = prompt.shape[1] - 1 - jnp.argmax(prompt[:, ::-1] > 0, axis=1)
   log_p = jnp.take_along_axis(log_p, last[:, None, None], 1)[:, 0]
   keys = jax.random.split(key, steps)
   first = choice.draw(log_p, keys[0])

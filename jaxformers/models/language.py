@@ -19,7 +19,8 @@ from jaxformers.models.model import CLASSES, Model, bind_encoder
 class LanguageModel(Model):
   """Ids [b, n] to log p of what follows each, float32 [b, n, vocab_size].
 
-  Id 0 is padding and has probability 0. Ids run from 0 to vocab_size - 1,
+  Id 0 is padding and has probability 0; it may stand anywhere in a row, and
+  changes nothing for tokens (see `close_holes`). Ids run from 0 to vocab_size - 1,
   frequent ones first if there are cutoffs.
 
   Options of `ModelConfig.head`:
@@ -46,7 +47,8 @@ class LanguageModel(Model):
     Where `weights` [b, n] is 0, log p of a target is not needed and is 0.
     """
     encoder = bind_encoder(self.config)(name="encoder")
-    x = encoder(ids, mask=self.mask(ids), train=train)
+    ids, move_back = self.close_holes(ids)
+    x = move_back(encoder(ids, mask=self.mask(ids), train=train))
     rate = self.config.head.get("dropout_rate", 0.0)
     x = make_dropout(self, rate, train=train)(x)
     softmax = self._softmax()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -28,6 +28,7 @@ from jaxformers.models.config import (
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
 from jaxformers.models.kinds import find_kinds
+from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.norm import RUNNING
 from jaxformers.models.variants import MODELS
 from jaxformers.registry import Registry, call, unknown
@@ -234,6 +235,29 @@ class Model(nn.Module):
       front = ((0, 0), (config.cls, 0))
       mask = jnp.pad(mask, front, constant_values=True)
     return mask
+
+  @nn.nowrap
+  def close_holes(
+    self, ids: jax.Array
+  ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Moves the tokens of each row to its front, for causal models.
+
+    So padding before or between tokens counts for no position, bias, window or
+    chunk of any mixer: a row gives the same as its tokens, and as the steps of
+    a cache. Rows with padding at the end only stay as they are.
+
+    Args:
+      ids: int32 [b, n]. Real numbers, which have no padding, and inputs of
+        models that are not causal stay as they are.
+
+    Returns:
+      The ids [b, n]; and the function that moves outputs [b, n, d] back.
+    """
+    if self.config.real or not self.config.is_causal:
+      return ids, lambda y: y
+    ids = jnp.asarray(ids)
+    front, moved = to_front(ids[..., None], ids > 0)
+    return front[..., 0], lambda y: move_back(y, moved)
 
   @nn.nowrap
   def example(self, length: int = 2) -> jax.Array:

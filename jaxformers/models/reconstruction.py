@@ -51,7 +51,8 @@ class Reconstruction(Model):
     del weights
     config = self.config
     encoder = bind_encoder(config)(name="encoder")
-    x = encoder(inputs, mask=self.mask(inputs), train=train)
+    inputs, move_back = self.close_holes(inputs)
+    x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
     # A class token in front has no target.
     x = x[:, config.cls :].astype(jnp.float32)
     width = 1 if config.has_values else config.num_classes

@@ -9,7 +9,9 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models import cache
+from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
+from tests.models.test_reconstruction import names
 
 N = 13
 # Models whose mixer goes on from a cache, and options that change how.
@@ -64,9 +66,6 @@ def ids():
 def test_steps_and_whole_sequences_agree(name, options):
   model = build(name, tuple(options.items()), positions="none")
   params, tokens = start(model), ids()
-  # Attention knows the place of a token by its index; in the cache, by count.
-  if name in ("transformer", "neutreno", "mega"):
-    tokens = tokens.at[1, :5].set(3)
   whole = jax.jit(functools.partial(model.apply, train=False))(
     {"params": params}, tokens
   )
@@ -107,10 +106,41 @@ def test_a_recurrence_remembers_as_much_after_many_tokens(name):
   assert 0 < remembered(ids()[:, :1]) == remembered(ids())
 
 
+@pytest.mark.parametrize("name", long_except(["local", "mega"], names("next")))
+def test_every_causal_mixer_counts_tokens_and_not_places(name):
+  """Padding on the left and holes give the same as the tokens themselves."""
+  check_padding(build(name, positions="none"))
+
+
+@pytest.mark.parametrize("positions", ["sinusoid", "learned"])
+def test_every_kind_of_positions_counts_tokens(positions):
+  options = (("rotary", positions == "sinusoid"),)
+  check_padding(build("transformer", options, positions=positions))
+
+
+def check_padding(model):
+  params = start(model)
+  text = np.random.default_rng(2).integers(1, 11, 9)
+  padded = np.zeros((4, N), np.int32)
+  places = [
+    np.arange(9),
+    np.arange(9) + 4,
+    np.array([0, 1, 4, 5, 6, 8, 9, 10, 11]),
+    np.array([1, 2, 3, 5, 6, 7, 9, 11, 12]),
+  ]
+  for row, at in zip(padded, places, strict=True):
+    row[at] = text
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  log_p = np.asarray(apply({"params": params}, padded))
+  alone = log_p[0, :9, 1:]
+  for row, at in zip(log_p, places, strict=True):
+    np.testing.assert_allclose(row[at, 1:], alone, atol=2e-5)
+
+
 @pytest.mark.parametrize("positions", ["sinusoid", "learned"])
 def test_positions_go_on_after_the_prompt(positions):
   model = build("transformer", positions=positions)
-  params, tokens = start(model), ids()[:1]
+  params, tokens = start(model), ids()
   whole = jax.jit(functools.partial(model.apply, train=False))(
     {"params": params}, tokens
   )
@@ -120,7 +150,8 @@ def test_positions_go_on_after_the_prompt(positions):
   first, carried = apply({"params": params}, tokens[:, :6])
   rest, _ = apply({"params": params, **carried}, tokens[:, 6:])
   steps = np.concatenate([first, rest], 1)
-  np.testing.assert_allclose(steps[..., 1:], whole[..., 1:], atol=1e-5)
+  at = np.asarray(tokens > 0)
+  np.testing.assert_allclose(steps[at, 1:], whole[at, 1:], atol=1e-5)
 
 
 def test_nothing_is_remembered_without_a_cache():

@@ -79,6 +79,9 @@ def capture(
       differentiable.
   """
 
+  # A causal model closes holes: hidden states and mask have that order.
+  ids, _ = model.close_holes(ids)
+
   def run(**more: Any) -> Any:
     with jax.default_matmul_precision("highest"):
       _, state = model.apply(
