@@ -20,8 +20,8 @@ class LanguageModel(Model):
   """Ids [b, n] to log p of what follows each, float32 [b, n, vocab_size].
 
   Id 0 is padding and has probability 0; it may stand anywhere in a row, and
-  changes nothing for tokens (see `close_holes`). Ids run from 0 to vocab_size - 1,
-  frequent ones first if there are cutoffs.
+  changes nothing for tokens (see `close_holes`). Ids run from 0 to
+  vocab_size - 1, frequent ones first if there are cutoffs.
 
   Options of `ModelConfig.head`:
     tied: True if the softmax shares the embedding's tables (Press and Wolf

@@ -240,7 +240,7 @@ class Model(nn.Module):
   def close_holes(
     self, ids: jax.Array
   ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Moves the tokens of each row to its front, for causal models.
+    """Moves the tokens of each row to its front, if the model predicts the next.
 
     So padding before or between tokens counts for no position, bias, window or
     chunk of any mixer: a row gives the same as its tokens, and as the steps of
@@ -248,12 +248,12 @@ class Model(nn.Module):
 
     Args:
       ids: int32 [b, n]. Real numbers, which have no padding, and inputs of
-        models that are not causal stay as they are.
+        models that do not predict the next token stay as they are.
 
     Returns:
       The ids [b, n]; and the function that moves outputs [b, n, d] back.
     """
-    if self.config.real or not self.config.is_causal:
+    if self.config.real or not self.config.predicts_next:
       return ids, lambda y: y
     ids = jnp.asarray(ids)
     front, moved = to_front(ids[..., None], ids > 0)

@@ -79,7 +79,7 @@ def capture(
       differentiable.
   """
 
-  # A causal model closes holes: hidden states and mask have that order.
+  # A model of next tokens closes holes: hidden states have that order.
   ids, _ = model.close_holes(ids)
 
   def run(**more: Any) -> Any:
