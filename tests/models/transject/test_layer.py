@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
 from jaxformers.analysis.tokens.capture import capture
-from jaxformers.models.attention import masked_mean
+from jaxformers.models.attention import MIXERS, masked_mean
 from jaxformers.models.blocks import invertible
 from jaxformers.models.transject import layer as t
+from jaxformers.models.transject import sigma as sigmas
 from jaxformers.models.variables import DERIVED, make_variables, of_stack
 from tests import initial
 from tests.marks import long_except
@@ -69,6 +70,37 @@ def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
       y = np.asarray(x[b], np.float64) @ u[e] @ s @ v[e]
       want = np.where(y > 0, y, np.expm1(np.minimum(y, 0)))
       np.testing.assert_allclose(f[e][b], want, atol=2e-5)
+
+
+def test_orthogonal_attention_is_x_u_sigma_v():
+  """Theorem 1 of the paper, with U and V of its proof, which depend on X."""
+  n, d = 9, 4
+  x, mask = normal(0, 1, n, d), jnp.ones((1, n), bool)
+  # Project by rotations, as the Transformer with orthogonal parameters does.
+  mixer = MIXERS["softmax"](num_heads=1, orthogonal=True, use_bias=False)
+  kw = {"mask": mask, "carry": None, "train": False}
+  variables = mixer.init(jax.random.key(1), x, **kw)
+  _, state = mixer.apply(variables, x, **kw, mutable=["intermediates"])
+  projected = state["intermediates"]["projected"][0]
+  q, k, v = (projected[name][0, 0] for name in ("query", "key", "value"))
+  w_q, w_k, w_v = (jnp.linalg.lstsq(x[0], a)[0] for a in (q, k, v))
+  # Decompose x.T x; U and V are orthogonal.
+  eigenvalues, basis = jnp.linalg.eigh(x[0].T @ x[0])
+  u, v_matrix = w_q @ w_k.T @ basis, basis.T @ w_v
+  for matrix in (u, v_matrix):
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(d), atol=2e-5)
+  # Sigma of the model is that of the paper, over its maximum.
+  sigma, _ = sigmas.eigenvalues(x, basis, mask)
+  top = eigenvalues.max()
+  np.testing.assert_allclose(sigma[0], eigenvalues / top, atol=1e-6)
+  # Attention without its softmax, over the same maximum.
+  want = (q @ k.T) @ v / top
+  y = x[0] @ t.folded(u[None], sigma, v_matrix[None])[0]
+  np.testing.assert_allclose(y, want, atol=2e-5)
+  # The largest singular value of X bounds it.
+  norm = functools.partial(jnp.linalg.norm, ord=2)
+  assert norm(want) <= norm(x[0]) * (1 + 1e-6)
+  assert norm(want) > 0.3 * norm(x[0])
 
 
 @pytest.mark.parametrize(
