@@ -41,6 +41,7 @@ PROJECTIONS = (
   "query_global",
   "key_global",
   "value_global",
+  "sort",
 )
 LOWEST = torch.finfo(torch.float32).min
 
@@ -297,6 +298,40 @@ def sparse(
   return y.flatten(2, 3)
 
 
+def sinkhorn(
+  q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arrays: Arrays
+) -> Tensor:
+  """Attention to the own block and the one sorted to it, five rounds."""
+  q, k, v, x = (a.unflatten(2, (-1, BLOCK)) for a in (q, k, v, arrays["sort"]))
+  tokens = mask.unflatten(1, (-1, BLOCK))
+  blocks, here = q.shape[2], tokens[:, None, :, :, None]
+  filled = tokens.any(2)
+  pairs = (filled[:, :, None] & filled[:, None])[:, None]
+  # Normalise rows and columns of the weights of the blocks that have tokens.
+  sums = (x * here).sum(3).relu()
+  log_p = sums @ arrays["sort_kernel"][None, :, :, :blocks] / 0.75
+  log_p = log_p.masked_fill(~pairs, LOWEST)
+  for _ in range(5):
+    for axis in (-1, -2):
+      log_p = log_p - log_p.logsumexp(axis, keepdim=True)
+      log_p = log_p.masked_fill(~pairs, LOWEST)
+  p = log_p.exp() * pairs
+  # Average the tokens that are at a place of each block.
+  share = p @ tokens[:, None].to(p.dtype)
+  is_seen = share > 1e-6
+  divisor = share.masked_fill(~is_seen, 1.0)
+  k_far, v_far = (
+    (p @ (a * here).flatten(3)).view_as(a) / divisor[..., None] for a in (k, v)
+  )
+  far = _scores(q, k_far) + divisor.log()[:, :, :, None]
+  seen = tokens[:, None, :, None].expand(-1, far.shape[1], -1, BLOCK, -1)
+  far_seen = is_seen[:, :, :, None].expand(-1, -1, -1, BLOCK, -1)
+  scores = torch.cat([_scores(q, k), far], -1)
+  weights = _weigh(scores, torch.cat([seen, far_seen], -1))
+  y = weights[..., :BLOCK] @ v + weights[..., BLOCK:] @ v_far
+  return y.flatten(2, 3)
+
+
 def _scores(q: Tensor, k: Tensor) -> Tensor:
   return q @ k.mT / q.shape[-1] ** 0.5
 
@@ -342,7 +377,7 @@ ATTENDS: dict[str, Attend] = {
   for f in (
     softmax, kernelized, linear, linearized, performer, linformer,
     nystromformer, skyformer, synthesizer, informer, reformer, bigbird,
-    longformer, local, sparse,
+    longformer, local, sparse, sinkhorn,
   )
 }  # fmt: skip
 

@@ -180,7 +180,7 @@ _NAMES = {
     int, "[1, 1000]"
   ): "num_layers div_value expansion num_experts num_hashes repeats",
   Range(int, "[2, 1000]"): "max_args",
-  Range(int, "[1, 100]"): "inverse_steps num_sections",
+  Range(int, "[1, 100]"): "inverse_steps sort_steps num_sections",
   Range(int, "[2, 100]"): "max_depth",
   Range(int, "[1, 20]"): "head_layers",
   Range(int, "[1, 2]"): "num_inputs",
@@ -198,7 +198,7 @@ _NAMES = {
   Range(float, "[0, 10]"): "randaugment",
   Range(float, "[0, 100]"): "init_std head_init_std",
   Range(float, "(0, 100]"): "power max_phase step_min step_max",
-  Range(float, "(0, 1000]"): "learning_rate scale factor",
+  Range(float, "(0, 1000]"): "learning_rate scale factor temperature",
   Range(float, "[0, 1000]"): """
     end weight_decay clip_value clip_norm fidelity reconstruction_weight gamma
     mixup cutmix

@@ -26,6 +26,7 @@ ORIGINAL = lra.Original(
     "local": WIDE._replace(num_heads=2, pool="mean"),
     "longformer": lra.Shape(128, 4, 4, 64, 128, 0.3, "mean"),
     "reformer": lra.Shape(64, 8, 4, 32, 64, 0.3),
+    "sinkhorn": lra.Shape(32, 1, 1, 32, 64, 0.1),
   },
   lra.original_schedule("cosine", 5e-4, 175, 35_000, batch_size=256),
   attention_dropout=0.2,
@@ -55,6 +56,8 @@ def get_config(arg=None):
       "eval_steps": 1_000,
     },
   )
+  if args.protocol == "lra" and args.model == "sinkhorn" and not args.tiny:
+    config.optimizer.weight_decay = 0.7  # As LRA's config of this model.
   if args.tiny and args.model in shared.CERTIFIED:
     config.model.positions = "sinusoid_2d"
   if args.tiny and args.model == "isometric":

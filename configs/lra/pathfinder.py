@@ -31,6 +31,7 @@ ORIGINAL = lra.Original(
     "longformer": lra.Shape(32, 2, 2, 16, 32),
     "performer": lra.Shape(32, 8, 4, 16, 32, 0.2),
     "reformer": lra.Shape(64, 8, 2, 32, 64, 0.2),
+    "sinkhorn": lra.Shape(32, 4, 2, 16, 64, 0.2),
     "sparse": lra.Shape(32, 8, 1, 16, 32, 0.2),
     "synthesizer": lra.Shape(64, 4, 2, 32, 64, 0.2),
   },

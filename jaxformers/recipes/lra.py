@@ -59,7 +59,7 @@ class Original(NamedTuple):
     fields: fields of the run, for `base`.
     attention_dropout: dropout of attention weights.
     positions: kind of positions.
-    block_size: tokens of a block of local and sparse attention.
+    block_size: tokens of a block of local, sparse and Sinkhorn attention.
   """
 
   shapes: Mapping[str, Shape]
@@ -323,7 +323,7 @@ def original_fields(
   }
   model["block"]["dropout_rate"] = shape.dropout_rate
   mixer = dict(LRA_MIXERS.get(name, {}))
-  if name in ("local", "sparse"):
+  if name in ("local", "sinkhorn", "sparse"):
     mixer["block_size"] = original.block_size
   model["mixer"] = mixer
   return model

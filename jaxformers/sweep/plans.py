@@ -163,6 +163,7 @@ PLANS = {
     _models(
       *("transformer", "local", "linear_transformer", "reformer", "sparse"),
       *("linformer", "performer", "synthesizer", "longformer", "bigbird"),
+      "sinkhorn",
     ),
   ),
   "neutreno_1": Plan(

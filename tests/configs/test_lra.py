@@ -72,6 +72,7 @@ OTHER_SIZE = {
   "longformer",
   "random_transject",
   "reformer",
+  "sinkhorn",
   "symmetric_transformer",
   "synthesizer",
   "transformer_rezero",
@@ -278,7 +279,18 @@ def test_lra_has_its_own_sizes_and_schedule(task):
   assert "head_size" in reformer.mixer_defaults
 
 
-@pytest.mark.parametrize("model", ["local", *sorted(lra.LRA_MIXERS)])
+def test_sinkhorn_on_image_has_lras_size_and_decay():
+  spec = "configs/lra/image.py:model={},protocol=lra".format
+  config = c.load(spec("sinkhorn"))
+  model = config.model
+  assert (model.d_model, model.num_layers, model.dropout_rate) == (32, 1, 0.1)
+  assert config.optimizer.weight_decay == 0.7
+  assert c.load(spec("local")).optimizer.weight_decay == 0
+
+
+@pytest.mark.parametrize(
+  "model", ["local", "sinkhorn", *sorted(lra.LRA_MIXERS)]
+)
 def test_every_model_has_lras_sizes(model):
   """On Pathfinder LRA's efficient Transformers have sizes of their own."""
   spec = f"configs/lra/pathfinder.py:protocol=lra,model={model}"
@@ -287,6 +299,6 @@ def test_every_model_has_lras_sizes(model):
   assert models.build(**config, **sizes).config.d_model in (32, 64)
   assert config["mixer"].items() >= lra.LRA_MIXERS.get(model, {}).items()
   # Blocks of images are wider than those of texts.
-  if model in ("local", "sparse"):
+  if model in ("local", "sinkhorn", "sparse"):
     text = c.load(f"configs/lra/text.py:protocol=lra,model={model}").model
     assert (config["mixer"]["block_size"], text.mixer.block_size) == (64, 50)
