@@ -194,7 +194,7 @@ class TrainedModel:
       rest = max(0, min(length, self.inputs.max_len) - x.shape[-1])
       x = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, rest)])
     outputs = apply_in_batches(self._apply, x, min(batch_size, len(x)))
-    has_tokens = is_padded and outputs.ndim == 3
+    has_tokens = is_padded and x.ndim == 2 and outputs.ndim == 3
     return outputs[:, : outputs.shape[1] - rest] if has_tokens else outputs
 
   @check_keywords

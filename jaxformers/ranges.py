@@ -150,6 +150,7 @@ _NAMES = {
   # Counts.
   Range(int, "[0, 2^31)"): """
     seed patience accumulate eval_examples warmup_steps vocab_size num_classes
+    separator question_len
     min_length test_min_length test_max_length stride eval_windows margin_tokens
   """,
   Range(int, "[1, 2^31)"): """
@@ -160,7 +161,7 @@ _NAMES = {
   Range(int, "[1, 2^31)", is_list=True): "cutoffs",
   Range(int, "[1, 2^15)", is_list=True): "dilations",
   # Sizes.
-  Range(int, "[0, 2^24]"): "max_len padded_len",
+  Range(int, "[0, 2^24]"): "max_len padded_len train_len",
   Range(int, "[0, 2^20]"): """
     head_dim head_size num_random num_global num_summary num_queries num_samples
     num_buckets num_ssm truncation attention_chunk step_rank

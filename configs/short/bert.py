@@ -18,6 +18,7 @@ Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
 """
 
 from jaxformers import config as c
+from jaxformers.recipes import short
 
 # Examples of the training split.
 NUM_TRAIN = {"imdb": 22_500, "ag_news": 108_000}
@@ -28,30 +29,14 @@ def get_config(arg=None):
   task = c.choose("task", arg.task, NUM_TRAIN)
   # Steps of an epoch in batches of 32, rounded up.
   epoch = -(-NUM_TRAIN[task] // 32)
-  # BERT-base: normalised after each block, and a tanh layer on the first token.
+  # BERT's pooler is a tanh layer on the first token.
   model = {
-    "name": arg.model,
-    "d_model": 768,
-    "num_layers": 12,
-    "positions": "learned",
-    "dropout_rate": 0.1,
+    **short.bert_base(arg.model),
     "pool": "first",
     "head_dim": 768,
     "head_activation": "tanh",
     "head_init_std": 0.02,
     "head_dropout_rate": 0.1,
-    "dtype": "float32",
-    "memory": "stored",
-    "embedding": {"norm_epsilon": 1e-12},
-    "mixer": {},
-    "mixer_defaults": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},
-    "block": {
-      "mlp_dim": 3_072,
-      "dropout_rate": 0.1,
-      "norm_first": False,
-      "norm_epsilon": 1e-12,
-      "init_std": 0.02,
-    },
   }
   return c.base(
     seed=arg.seed,

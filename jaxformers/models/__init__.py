@@ -24,6 +24,8 @@ from jaxformers.models.model import (
 )
 from jaxformers.models.reconstruction import Reconstruction
 from jaxformers.models.segmenter import Segmenter
+from jaxformers.models.sentences import SentenceModel
+from jaxformers.models.spans import SpanModel
 from jaxformers.models.variables import make_variables
 from jaxformers.models.variants import MODELS, Variant
 
@@ -38,6 +40,8 @@ __all__ = [
   "ModelConfig",
   "Reconstruction",
   "Segmenter",
+  "SentenceModel",
+  "SpanModel",
   "Variant",
   "blocks",
   "build",

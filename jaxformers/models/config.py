@@ -68,10 +68,12 @@ class ModelConfig:
       task.
     num_classes: number of logits, at least 1; 0 for language models and models
       of values, for which it has no meaning; from the task.
-    objective: "classification", "language_model", "segmentation", or one of
-      `Reconstruction`; from the task.
+    objective: "classification", "language_model", "segmentation", "spans",
+      "sentences", or one of `Reconstruction`; from the task.
     image: (height, width, channels), or () for sequences; from the task.
     num_inputs: 2 for pairs; from the task.
+    separator: id that ends the first part of a sequence of two; 0 if sequences
+      have one part; from the task.
     padded_len: divisor of the pool "padded_mean", 0 for max_len; from the task.
     patch_size: side of the patches that images are cut to; 0 for sequences.
     pool, pool_norm, head_dim, head_layers, head_activation, head_init_std,
@@ -114,6 +116,7 @@ class ModelConfig:
   objective: str = "classification"
   image: tuple[int, ...] = ()
   num_inputs: int = 1
+  separator: int = 0
   padded_len: int = 0
   patch_size: int = 0
   pool: str = "mean"
@@ -285,11 +288,21 @@ class ModelConfig:
       raise UserError(
         f"max_len={self.max_len}: a sequence has at least one token."
       )
-    has_classes = self.objective != "language_model" and not self.has_values
+    has_classes = self.objective not in NO_CLASSES and not self.has_values
     if self.num_classes < 1 and has_classes:
       raise UserError(
         f"num_classes={self.num_classes}: choose at least one class for the "
         f"objective {self.objective!r}."
+      )
+    if self.objective in TEXTS and not self.vocab_size:
+      raise UserError(
+        f"The objective {self.objective!r} takes texts, and this task has "
+        "numbers or images."
+      )
+    if self.separator >= max(self.vocab_size, 1):
+      raise UserError(
+        f"separator={self.separator} is no id of a vocabulary of "
+        f"{self.vocab_size}: give a smaller id, or 0 for none."
       )
     if self.objective == "segmentation" and not self.image:
       raise UserError("Segmentation takes images, and this task has sequences.")
@@ -304,7 +317,7 @@ class ModelConfig:
 
     And for a class token in front of a mixer that reads earlier tokens alone.
     """
-    is_read = self.cls and self.objective == "classification"
+    is_read = self.cls and self.objective in ("classification", "sentences")
     if is_read and self.is_causal:
       raise UserError(
         f'pool="{self.pool}" puts a token in front, which the causal mixer '
@@ -315,6 +328,10 @@ class ModelConfig:
       return
     pools = ("mean",) if self.predicts_next else ("mean", *FRONT_TOKENS)
     options = {name: getattr(self, name) for name in PLAIN_HEAD}
+    if self.objective == "sentences":
+      # Sentences are pooled, and pass a layer in training.
+      pools = (*heads.POOLS,)
+      options |= {"head_dim": 0, "head_init_std": 0.0}
     if self.pool not in pools or options != PLAIN_HEAD:
       options = {"pool": self.pool, **options}
       values = ", ".join(f"{key}={value!r}" for key, value in options.items())
@@ -333,7 +350,9 @@ def block_of(variant: Variant, *, coupled: bool) -> str:
 # Objectives that predict what follows a token, or masked tokens.
 NEXT = ("language_model", "next_tokens", "next_values")
 MASKED = ("masked_tokens", "masked_values")
-OBJECTIVES = ("classification", "segmentation", *NEXT, *MASKED)
+TEXTS = ("spans", "sentences")
+OBJECTIVES = ("classification", "segmentation", *NEXT, *MASKED, *TEXTS)
+NO_CLASSES = ("language_model", *TEXTS)
 FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
 
@@ -424,7 +443,8 @@ HIDDEN = {
   "mixer": WIRING | {"residual"},
   "block": WIRING | {"mixer", "num_layers", "layer"},
   "embedding": WIRING
-  | {"vocab_size", "positions", "cls", "patch_size", "concatenate", "masked"},
+  | {"vocab_size", "positions", "cls", "patch_size", "concatenate", "masked"}
+  | {"separator"},
 }
 HEAD_OPTIONS = {
   "language_model": ("tied", "dropout_rate"),

@@ -97,6 +97,12 @@ def _fan_in_uniform() -> nn.initializers.Initializer:
   return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
+def second_part(ids: jax.Array, separator: int) -> jax.Array:
+  """Returns 1 after the first separator of each row, else 0, int32 [b, n]."""
+  ends = (ids == separator).astype(jnp.int32)
+  return jnp.minimum(jnp.cumsum(ends, -1) - ends, 1)
+
+
 def check_width(d_model: int, *, concatenate: bool) -> None:
   """Raises UserError for an odd width if token and position share it."""
   if concatenate and d_model % 2:
@@ -127,6 +133,9 @@ class Embedding(nn.Module):
     patch_size: side of the patches of images; 0 for tokens.
     masked: True if real numbers may be NaN, which stands for a masked number:
       it enters as 0, with 1 in a channel that is 0 for all others.
+    separator: id that ends the first of two parts of a sequence; later tokens
+      have another vector, `segments`, added to them, which starts at zero. 0
+      for sequences of one part.
     cutoffs, div_value: see `AdaptiveEmbedding`.
     scale: factor of the token vectors, before positions are added.
     init_std: standard deviation of the token vectors at initialization; 0 for
@@ -142,6 +151,7 @@ class Embedding(nn.Module):
   cls: int = 0
   patch_size: int = 0
   masked: bool = False
+  separator: int = 0
   cutoffs: tuple[int, ...] = ()
   div_value: int = 1
   scale: float = 1.0
@@ -167,6 +177,9 @@ class Embedding(nn.Module):
     if self.init_std:
       token_init = nn.initializers.normal(self.init_std)
     x = self._embed_tokens(ids, d, token_init)
+    if self.separator:
+      segments = self.param("segments", nn.initializers.zeros, (2, d))
+      x = x + segments[second_part(ids, self.separator)]
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
       # One token is a vector, as in checkpoints.

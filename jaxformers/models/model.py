@@ -131,6 +131,7 @@ def bind_encoder(config: ModelConfig) -> Make:
     cls=config.cls,
     patch_size=config.patch_size,
     masked=config.masks_values,
+    separator=config.separator,
     **config.embedding,
   )
   return functools.partial(

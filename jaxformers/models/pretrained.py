@@ -90,6 +90,15 @@ def _filter(name: str) -> Tensor:
   return Tensor((name,), convert, fits)
 
 
+def _segments(name: str) -> Tensor:
+  """Returns BERT's vectors of segments less the first, which positions have."""
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    return len(theirs) == 2 and theirs[0] >= ours[0] and theirs[1:] == ours[1:]
+
+  return Tensor((name,), lambda x, shape: (x - x[:1])[: shape[0]], fits)
+
+
 def _image_positions(name: str, count: int, front: int) -> Tensor:
   """Returns a table of positions, interpolated for another size of image.
 
@@ -275,7 +284,8 @@ def _bert(
     "mixer": {"causal": True} if config["is_decoder"] else {},
     "block": {"norm_first": False},
   }
-  # BERT adds a vector of the segment to the positions; segments are not used.
+  # BERT adds a vector of the segment to the positions. Ours have that of the
+  # first segment in them, and models of one part use no other.
   theirs, ours = "embeddings", "encoder/embedding"
   tensors = {
     f"{ours}/tokens/embedding": _array(f"{theirs}.word_embeddings.weight"),
@@ -286,8 +296,10 @@ def _bert(
       ),
       config["max_position_embeddings"],
     ),
+    f"{ours}/segments": _segments(f"{theirs}.token_type_embeddings.weight"),
     **_norm(f"{theirs}.LayerNorm", f"{ours}/norm"),
     **_dense("pooler.dense", "head/hidden"),
+    **_dense("qa_outputs", "decoder"),
     **_layers(
       config["num_hidden_layers"],
       "attention.self",

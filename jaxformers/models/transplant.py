@@ -21,7 +21,7 @@ from jaxformers.errors import UserError
 ENCODER = "encoder/"
 _EMBEDDING = "encoder/embedding/"
 # Parameters of terms that other models do not have; zero is no term.
-ADDED = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest")
+ADDED = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest", "/segments")
 SHOWN = 8  # Differences that a message lists.
 # Advice where a causal model meets one that reads in both directions.
 CAUSAL_ADVICE = (

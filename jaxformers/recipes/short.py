@@ -134,3 +134,33 @@ def schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
     "checkpoint_steps": epoch,
     "patience": 4,
   }
+
+
+def bert_base(name: str) -> dict[str, Any]:
+  """Returns the section `model` of BERT-base, without pool and head.
+
+  12 layers that are normalised after each block (Devlin et al. 2019, section
+  3, and the defaults of their code).
+
+  Args:
+    name: name of the model.
+  """
+  return {
+    "name": name,
+    "d_model": 768,
+    "num_layers": 12,
+    "positions": "learned",
+    "dropout_rate": 0.1,
+    "dtype": "float32",
+    "memory": "stored",
+    "embedding": {"norm_epsilon": 1e-12},
+    "mixer": {},
+    "mixer_defaults": {"num_heads": 12, "dropout_rate": 0.1, "init_std": 0.02},
+    "block": {
+      "mlp_dim": 3_072,
+      "dropout_rate": 0.1,
+      "norm_first": False,
+      "norm_epsilon": 1e-12,
+      "init_std": 0.02,
+    },
+  }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.data.engine.encodings import pieces, word_pieces
+from jaxformers.data.engine.encodings import marks, pieces, word_pieces
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import ag_news, imdb
@@ -121,7 +121,7 @@ def _task(
   vocabulary = pieces(tokenizer)
   # Mark the ends of every sequence as BERT does.
   if special_tokens:
-    start, end = (vocabulary.index(name) for name in ("[CLS]", "[SEP]"))
+    start, end = marks(vocabulary)
     splits = replace_all(splits, start=start, end=end)
   return Task(
     name=name,

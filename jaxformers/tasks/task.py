@@ -38,12 +38,14 @@ class Task:
     max_len: length that sequences are cut to; 0 for images.
     padded_len: number that the pool "padded_mean" divides by; 0 for max_len.
     num_inputs: number of sequences of an example: 2 for pairs.
+    separator: id that ends the first of two parts of a sequence; 0 for
+      sequences of one part.
     tokenizer: how texts become ids: a name in `inputs.TOKENIZERS`; "" if inputs
       are not text.
     tokenizer_json: tokenizer of word pieces or byte pairs in the format of
       `tokenizers`; "" for other tokens.
-    objective: "classification", "language_model", "segmentation", or one of
-      pre-training: see `reconstruction`.
+    objective: "classification", "language_model", "segmentation", "spans",
+      "sentences", or one of pre-training: see `reconstruction`.
     image: (height, width, channels), or () for sequences.
     classes: names of the classes of a classification.
   """
@@ -59,6 +61,7 @@ class Task:
   max_len: int = 0
   padded_len: int = 0
   num_inputs: int = 1
+  separator: int = 0
   tokenizer: str = ""
   tokenizer_json: str = ""
   objective: str = "classification"
@@ -73,7 +76,9 @@ class Task:
   def sizes(self) -> dict[str, int]:
     """Returns the sizes that `models.build` takes from a task."""
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
-    return {name: getattr(self, name) for name in (*names.split(), "image")}
+    sizes = {name: getattr(self, name) for name in (*names.split(), "image")}
+    # Records of earlier versions have no separator.
+    return sizes | ({"separator": self.separator} if self.separator else {})
 
   @functools.cached_property
   def inputs(self) -> Inputs:

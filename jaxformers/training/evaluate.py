@@ -16,7 +16,7 @@ from jaxformers.training import compilers, processes
 from jaxformers.training.layout import Layout
 from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
-from jaxformers.training.steps import eval_step
+from jaxformers.training.steps import COLLECTED, eval_step
 
 Tick = Callable[[int], None]  # Takes the number of examples done so far.
 
@@ -30,6 +30,16 @@ def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
   return total | {
     key: np.add(total.get(key, 0.0), np.asarray(value, np.float64)).tolist()
     for key, value in jax.device_get(sums).items()
+  }
+
+
+def join_rows(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  """Returns collected arrays of all batches, without rows of padding."""
+  is_real = np.concatenate([part["weights"] for part in parts]) > 0
+  return {
+    name: np.concatenate([part[name] for part in parts])[is_real]
+    for name in parts[0]
+    if name != "weights"
   }
 
 
@@ -76,6 +86,7 @@ class Evaluator:
     variables = self._prepared(params)
     total: dict[str, Any] = {}
     waiting: dict[str, Any] = {}
+    rows: list[dict[str, np.ndarray]] = []
     # Sum over all batches; each process reads its share of the rows.
     loader = Loader(split, self.lengths, *self._share)
     batches = prefetch(self._place, loader.all(self.batch_size))
@@ -83,9 +94,15 @@ class Evaluator:
       processes.restart_stall_timer()
       sums = self._step(variables, batch)
       # One batch behind, so that host and device work at the same time.
+      if collected := waiting.pop(COLLECTED, None):
+        rows.append(jax.device_get(collected))
       total, waiting = add_sums(total, waiting), sums
       tick(min(number * self.batch_size, len(split)))
-    return self.objective.means(add_sums(total, waiting))
+    if collected := waiting.pop(COLLECTED, None):
+      rows.append(jax.device_get(collected))
+    means = self.objective.means(add_sums(total, waiting))
+    # A metric that is not a mean is computed from all examples at once.
+    return means | (split.score(join_rows(rows)) if rows else {})
 
 
 def make_evaluator(run: Run, layout: Layout) -> Evaluator:

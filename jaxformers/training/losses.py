@@ -38,6 +38,12 @@ class Objective:
       `loss`, `count` and more.
     means: maps sums over a split to plain numbers: `loss`, `count` and the
       metric. The one division.
+    collect: maps (output of the model, batch) to arrays [b] for a metric that
+      is not a mean over examples; `weights` of the batch is joined to them.
+      `split.score` maps the arrays of a whole split, without padding, to the
+      metric. None for a metric that `means` has.
+    sees_batch: True if the loss of an example depends on the other examples of
+      its batch, so that a batch is not divided unless the config says so.
   """
 
   metric: str
@@ -45,6 +51,8 @@ class Objective:
   inputs: tuple[str, ...]
   sums: Callable[[jax.Array, Batch, jax.Array, float], tuple[jax.Array, Sums]]
   means: Callable[[Mapping[str, Any]], dict[str, Any]]
+  collect: Callable[[jax.Array, Batch], dict[str, jax.Array]] | None = None
+  sees_batch: bool = False
 
 
 def sown_losses(collection: Any, count: int) -> jax.Array:
@@ -168,17 +176,22 @@ def language(
   Raises:
     UserError: for any smoothing.
   """
-  if smoothing:
-    raise UserError(
-      f"label_smoothing={smoothing} is for classes: set it to 0 for models of "
-      "tokens or values."
-    )
+  _refuse_smoothing(smoothing)
   # Sum over tokens; a sequence with any weight counts its sown losses once.
   weights = batch["weights"]
   loss = _summed(-log_p, weights)
   objective = loss + _summed(extra, weights.max(1))
   sums = {"objective": objective, "loss": loss, "count": weights.sum()}
   return objective, sums
+
+
+def _refuse_smoothing(smoothing: float) -> None:
+  """Raises UserError for label smoothing where nothing has classes."""
+  if smoothing:
+    raise UserError(
+      f"label_smoothing={smoothing} is for classes: set it to 0 for models of "
+      "tokens, values, answers or sentences."
+    )
 
 
 def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,6 +338,135 @@ def overlap(total: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
+MAX_ANSWER = 30  # Tokens of the longest answer, as in BERT's run_squad.py.
+
+
+def spans(
+  logits: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
+) -> tuple[jax.Array, Sums]:
+  """Returns the cross-entropy of the first and the last token of an answer.
+
+  Source: Devlin et al. 2019, section 4.2: the mean of both cross-entropies.
+
+  Args:
+    logits: float32 [b, n, 2], of the first and of the last token.
+    batch: `targets` int32 [b, 2], places of these tokens, and `weights` [b].
+    extra: float32 [b], sown losses, as in `classification`.
+    smoothing: must be 0.
+
+  Returns:
+    As `classification`; `correct` counts answers with both ends right.
+  """
+  _refuse_smoothing(smoothing)
+  weights, targets = batch["weights"], batch["targets"]
+  log_p = jax.nn.log_softmax(logits, axis=1)
+  chosen = jnp.take_along_axis(log_p, targets[:, None], 1)[:, 0]  # [b, 2]
+  loss = -chosen.mean(1)
+  is_right = (logits.argmax(1) == targets).all(1)
+  hits = {"correct": (weights * is_right).sum()}
+  return _report(loss, loss, extra, weights, hits)
+
+
+def best_spans(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+  """Returns the best answer in each window of a text.
+
+  Differs from BERT's code, which searches the 20 best first and last tokens:
+  all answers of up to `MAX_ANSWER` tokens are searched.
+
+  Args:
+    logits: float32 [b, n, 2].
+    batch: `places` int32 [b, n]: 2 where an answer may begin, 1 where it may
+      only go on or end, 0 elsewhere; and `numbers` int32 [b], of the windows.
+
+  Returns:
+    `numbers`; `scores` float32 [b], the sum of both logits, -inf where no
+    answer can begin; `starts` and `stops` int32 [b], places of the first and
+    the last token.
+  """
+  places, n = batch["places"], logits.shape[1]
+  first = jnp.where(places == 2, logits[..., 0], -jnp.inf)
+  last = jnp.where(places > 0, logits[..., 1], -jnp.inf)
+  # Add the logits of all pairs, by the number of tokens after the first.
+  length = min(MAX_ANSWER, n)
+  padded = jnp.pad(last, ((0, 0), (0, length)), constant_values=-jnp.inf)
+  scores = jnp.stack([first + padded[:, k : k + n] for k in range(length)], 1)
+  best = scores.reshape(len(scores), -1).argmax(1).astype(jnp.int32)
+  starts = best % n
+  return {
+    "numbers": batch["numbers"],
+    "scores": scores.max((1, 2)),
+    "starts": starts,
+    "stops": starts + best // n,
+  }
+
+
+TEMPERATURE = 0.05  # Of the similarities in SimCSE.
+
+
+def sentences(
+  vectors: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
+) -> tuple[jax.Array, Sums]:
+  """Returns the contrastive loss of pairs, or their error where scores exist.
+
+  The contrastive loss is the cross-entropy of finding the second sentence of a
+  pair among those of the batch, by the cosine over `TEMPERATURE`. Pairs with
+  `scores` of people have the squared difference of cosine and score instead:
+  a loss that does not depend on the other pairs.
+
+  Source: Gao et al. 2021, https://arxiv.org/abs/2104.08821, equation 1.
+
+  Args:
+    vectors: [b, 2, d].
+    batch: `weights` [b]; to evaluate also `scores` float32 [b] in [0, 1].
+    extra: float32 [b], sown losses, as in `classification`.
+    smoothing: must be 0.
+
+  Returns:
+    As `classification`; `correct` counts sentences whose pair is the nearest,
+    and is left out where there are scores.
+  """
+  _refuse_smoothing(smoothing)
+  weights = batch["weights"]
+  if "scores" in batch:
+    loss = jnp.square(_cosines(vectors) - batch["scores"])
+    return _report(loss, loss, extra, weights, {})
+  # Compare every first sentence with every second one that is not padding.
+  first, second = _unit(vectors[:, 0]), _unit(vectors[:, 1])
+  logits = first @ second.T / TEMPERATURE
+  logits = jnp.where(weights[None] > 0, logits, jnp.finfo(logits.dtype).min)
+  loss = -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
+  is_right = logits.argmax(1) == jnp.arange(len(logits))
+  hits = {"correct": (weights * is_right).sum()}
+  return _report(loss, loss, extra, weights, hits)
+
+
+def similarities(vectors: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+  """Returns the cosines of pairs [b, 2, d], and the numbers of the pairs."""
+  return {"numbers": batch["numbers"], "cosines": _cosines(vectors)}
+
+
+def _cosines(vectors: jax.Array) -> jax.Array:
+  return (_unit(vectors[:, 0]) * _unit(vectors[:, 1])).sum(-1)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+  """Returns x [..., d] over its norm; 0 where x is 0."""
+  square = jnp.square(x).sum(-1, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
+
+
+def collected_means(total: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns `loss`, `count`, and `accuracy` where it was counted.
+
+  Args:
+    total: sums of `spans` or `sentences`, whose metric is collected.
+  """
+  if "correct" in total:
+    return classification_means(total)
+  count = int(total["count"])
+  return {"loss": float(total["loss"]) / max(count, 1), "count": count}
+
+
 _INPUTS = ("inputs",)
 _WITH_TARGETS = ("inputs", "targets", "weights")
 
@@ -344,4 +486,13 @@ for _name in ("masked_values", "next_values"):
   )
 LOSSES.register("segmentation")(
   Objective("mean_iou", True, _INPUTS, segmentation, segmentation_means)
+)
+LOSSES.register("spans")(
+  Objective("f1", True, _INPUTS, spans, collected_means, best_spans)
+)
+LOSSES.register("sentences")(
+  Objective(
+    *("spearman", True, _INPUTS, sentences, collected_means, similarities),
+    sees_batch=True,
+  )
 )

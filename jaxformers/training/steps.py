@@ -38,6 +38,7 @@ class Margin(NamedTuple):
 
 
 NO_MARGIN = Margin()
+COLLECTED = "collected"  # Key of arrays of examples beside the sums.
 
 
 def _margin_loss(
@@ -66,8 +67,12 @@ def _forward(
   model: Model,
   smoothing: float,
   margin: Margin,
+  axis_name: str | None,
 ) -> tuple[jax.Array, Sums]:
-  """Returns the sum to minimise over a batch, and the sums of its objective."""
+  """Returns the sum to minimise over a batch, and the sums of its objective.
+
+  Where an example sees the whole batch, these are the sums of all devices.
+  """
   objective = LOSSES[model.objective]
   output, sown = model.apply(
     variables,
@@ -79,10 +84,17 @@ def _forward(
   extra = sown_losses(sown.get("losses", {}), len(batch["weights"]))
   if margin.tokens:
     extra = extra + _margin_loss(variables, output, batch, model, margin)
+  if objective.sees_batch and axis_name is not None:
+    output, batch, extra = _gather((output, batch, extra), axis_name)
   objective, sums = objective.sums(output, batch, extra, smoothing)
   # Running averages of norms need sums, too.
   statistics = sown.get(STATISTICS)
   return objective, sums | ({STATISTICS: statistics} if statistics else {})
+
+
+def _gather(tree: T, axis_name: str) -> T:
+  """Returns arrays [b, ...] of all devices that pmap maps over, joined."""
+  return jax.lax.all_gather(tree, axis_name, tiled=True)
 
 
 def _sum_parts(
@@ -153,12 +165,21 @@ def train_step(
     lambda params: make_variables(model, params, placement), state.params
   )
   loss = functools.partial(
-    _forward, model=model, smoothing=smoothing, margin=margin
+    _forward,
+    model=model,
+    smoothing=smoothing,
+    margin=margin,
+    axis_name=axis_name,
   )
   part = functools.partial(jax.grad(loss, has_aux=True), variables)
   grads, sums = _sum_parts(part, batch, key, accumulate)
   grads = pull(grads)[0]
-  if axis_name is not None:
+  if axis_name is not None and LOSSES[model.objective].sees_batch:
+    # Every device has computed the loss of the whole batch.
+    grads = jax.lax.pmean(grads, axis_name)
+    if STATISTICS in sums:
+      sums[STATISTICS] = jax.lax.psum(sums[STATISTICS], axis_name)
+  elif axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
   # The only division: by all examples of the batch.
   count = jnp.maximum(sums["count"], 1)
@@ -184,10 +205,24 @@ def eval_step(
     batch: as for `train_step`; examples of weight 0 do not count.
     model: from `models.build`.
     axis_name: axis that pmap maps over, or None.
+
+  Returns:
+    The sums; and under `COLLECTED` the arrays of `Objective.collect` for all
+    examples of the batch, with their `weights`, if the objective has it.
   """
   objective = LOSSES[model.objective]
   inputs = [batch[name] for name in objective.inputs]
   output = model.apply(variables, *inputs, train=False)
   extra = jnp.zeros(len(batch["weights"]), jnp.float32)
+  if objective.sees_batch and axis_name is not None:
+    output, batch, extra = _gather((output, batch, extra), axis_name)
   _, sums = objective.sums(output, batch, extra, 0.0)
-  return sums if axis_name is None else jax.lax.psum(sums, axis_name)
+  if axis_name is not None and not objective.sees_batch:
+    sums = jax.lax.psum(sums, axis_name)
+  if objective.collect is None:
+    return sums
+  # Collect the rows of all devices; under jit the compiler joins them.
+  rows = objective.collect(output, batch) | {"weights": batch["weights"]}
+  if axis_name is not None and not objective.sees_batch:
+    rows = _gather(rows, axis_name)
+  return sums | {COLLECTED: rows}

@@ -14,11 +14,18 @@ from jaxformers.training.checkpoint import Restored
 from jaxformers.training.progress import duration
 from jaxformers.training.run import Run
 
-UNITS = {"perplexity": "tokens", "error": "tokens", "mean_iou": "images"}
+UNITS = {
+  "perplexity": "tokens",
+  "error": "tokens",
+  "mean_iou": "images",
+  "f1": "questions",
+  "spearman": "pairs",
+}
 
 
 def format_scores(means: Mapping[str, Any], metric: str) -> str:
-  """Returns loss and metric on one line."""
+  """Returns loss and metric on one line; accuracy where it is not computed."""
+  metric = metric if metric in means else "accuracy"
   score = format_score(metric, means[metric])
   return f"loss {means['loss']:.4f}  {metric.replace('_', ' ')} {score}"
 
@@ -147,7 +154,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   selection = split_title(results["task"], results["selection"])
   scored = "held-out" if selection.startswith("held-out") else "test"
   # Scores, and those of baselines.
-  for name in (metric, "accuracy_top5"):
+  for name in (metric, "accuracy_top5", "exact_match"):
     if name in results:
       title = f"{results['model']} {scored} {name.replace('_', ' ')}"
       yield title, format_score(name, results[name])

@@ -111,7 +111,7 @@ class Trainer:
     """Compiles the step for its longest batch, which must fit the device.
 
     Under `config.accumulate=0` the batch is taken in as many parts as fit,
-    unless the model has a BatchNorm.
+    unless its examples see each other, in a BatchNorm or in the loss.
 
     Returns:
       Bytes that the step holds on one device; 0 where that is not known, as
@@ -133,8 +133,9 @@ class Trainer:
         self.parts = more
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
-      # Parts of a batch have a BatchNorm of their own: the user must agree.
-      is_chosen = self.run.config["accumulate"] or has_statistics(self.model)
+      # A BatchNorm and some losses see a part alone: the user must agree.
+      sees_batch = has_statistics(self.model) or self.run.objective.sees_batch
+      is_chosen = self.run.config["accumulate"] or sees_batch
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[_shapes(batch)] = program
@@ -205,6 +206,8 @@ class Trainer:
     size = self.run.config["batch_size"]
     is_injective = layers_of(self.model.stacks()["encoder"]) is not None
     if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
+      return 1
+    if self.run.objective.sees_batch:
       return 1
     # Divide the batch evenly, as close to such parts as can be.
     config = self.model.config

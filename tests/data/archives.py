@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import json
 import tarfile
 
 
@@ -68,3 +69,70 @@ def ag_news(counts):
     ).encode()
     for split, count in counts.items()
   }
+
+
+def squad(counts):
+  """SQuAD's files of `counts` paragraphs, with four questions each."""
+  names, cities = (
+    ("Ada", "Bob", "Cleo", "Dan"),
+    ("Rome", "Oslo", "Lima", "Bern"),
+  )
+
+  def paragraph(split, i):
+    facts = [(name, cities[(i + k) % 4]) for k, name in enumerate(names)]
+    context = " ".join(f"The {n} lives in {c}, \u00e9 {i}." for n, c in facts)
+    questions = []
+    for name, city in facts:
+      start = context.index(city, context.index(name))
+      answers = [{"answer_start": start, "text": city}]
+      if split == "dev":
+        answers += [{"answer_start": start - 3, "text": f"in {city}"}]
+      questions.append(
+        {"id": f"{split}-{i}-{name}", "question": f" Where is {name}?"}
+        | {"answers": answers}
+      )
+    return {"context": context, "qas": questions}
+
+  return {
+    f"{split}-v1.1.json": json.dumps(
+      {
+        "version": "1.1",
+        "data": [
+          {"title": "t", "paragraphs": [paragraph(split, i)]} for i in range(n)
+        ],
+      }
+    ).encode()
+    for split, n in counts.items()
+  }
+
+
+def simcse(count, pairs=4):
+  """Sentences, and pairs of STS-12 and STS-B in SentEval's files."""
+  words = ("red", "blue", "green", "house", "tree", "river", "is", "was")
+
+  def sentence(k):
+    return " ".join(words[(k * m + m) % 8] for m in range(1, 6))
+
+  files = {
+    "wiki1m_for_simcse.txt": "".join(f"{sentence(k)}\n" for k in range(count))
+  }
+  subsets = (
+    "MSRpar",
+    "MSRvid",
+    "SMTeuroparl",
+    "surprise.OnWN",
+    "surprise.SMTnews",
+  )
+  for s, subset in enumerate(subsets):
+    ks = range(s, s + pairs)
+    inputs = "".join(f"{sentence(k)}\t{sentence(k * 2)}\n" for k in ks)
+    # A pair without a score does not count.
+    scores = "".join(f"{k % 6}.{k % 3}00\n" for k in ks[1:]) + "\n"
+    files[f"STS/STS12-en-test/STS.input.{subset}.txt"] = inputs
+    files[f"STS/STS12-en-test/STS.gs.{subset}.txt"] = scores
+  files["STS/STS13-en-test/STS.input.surprise.OnWN.txt"] = "another\tyear\n"
+  files["STS/STSBenchmark/sts-dev.csv"] = "".join(
+    f"news\tfile\t2012\t{k:04d}\t{k % 6}.5\t{sentence(k)}\t{sentence(k + 1)}\n"
+    for k in range(6)
+  )
+  return {name: content.encode() for name, content in files.items()}

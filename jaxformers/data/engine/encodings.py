@@ -148,6 +148,35 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     UserError: for a vocabulary file that is missing or damaged, or a size out
       of range.
   """
+  return pieces_of(
+    lambda example: [" ".join(_texts([example], fields))],
+    lambda example, encoded: [encoded[0].ids],
+    text_key(*fields),
+    vocabulary=vocabulary,
+    size=size,
+  )
+
+
+def pieces_of(
+  texts: Callable[[Example], Sequence[str]],
+  rows: Callable[[Example, Sequence[tokenizers.Encoding]], Sequence[Any]],
+  key: Callable[[Example], int],
+  *,
+  vocabulary: str = "",
+  size: int = 0,
+) -> Encoding:
+  """Encodes texts of an example as word pieces, whose rows a function makes.
+
+  Args:
+    texts: function from an example to its texts.
+    rows: function from an example and its encoded texts, which have the ids and
+      the offsets of their pieces, to rows of integers below 2^16.
+    key: key of the encoding.
+    vocabulary, size: as for `word_pieces`.
+
+  Raises:
+    UserError: as `word_pieces`.
+  """
   # Name the encoding after the file's content, or after the size.
   if vocabulary:
     path = paths.expand(vocabulary)
@@ -158,21 +187,25 @@ def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
     _check_size(size, len(SPECIAL) + 2, "word pieces", advice)
     published, name = None, f"wordpiece-{size}"
 
-  def joined(examples: Iterable[Example]) -> list[str]:
-    return [" ".join(_texts([example], fields)) for example in examples]
+  def flat(examples: Iterable[Example]) -> list[str]:
+    return [text for example in examples for text in texts(example)]
 
   def fit(train: Iterator[Example]) -> Fitted:
     # Use the published vocabulary, or train one on the training split.
-    tokenizer = published or _train_pieces(joined(train), size)
+    tokenizer = published or _train_pieces(flat(train), size)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
-      texts = joined(examples)
-      for row in tokenizer.encode_batch(texts, add_special_tokens=False):
-        yield [np.array(row.ids, np.uint16)]
+      encoded = iter(
+        tokenizer.encode_batch(flat(examples), add_special_tokens=False)
+      )
+      for example in examples:
+        # Take as many of the encoded texts as the example has.
+        parts = [next(encoded) for _ in texts(example)]
+        yield [np.array(row, np.uint16) for row in rows(example, parts)]
 
     return encode, {"tokenizer": tokenizer.to_str()}
 
-  return Encoding(name, fit, text_key(*fields), dtype=np.uint16)
+  return Encoding(name, fit, key, dtype=np.uint16)
 
 
 def words(*fields: str, size: int = 0) -> Encoding:
@@ -339,6 +372,20 @@ def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:
     return np.array([*encoded.ids, *last], np.uint16)
 
   return encode
+
+
+def marks(vocabulary: Sequence[str]) -> tuple[int, int]:
+  """Returns the ids of [CLS] and [SEP], by which BERT marks its sequences.
+
+  Raises:
+    UserError: for a vocabulary without them.
+  """
+  if missing := {"[CLS]", "[SEP]"} - {*vocabulary}:
+    raise UserError(
+      f"The vocabulary has no {' and no '.join(sorted(missing))}: give a "
+      "vocab.txt as BERT's, or leave task.vocabulary empty to train one."
+    )
+  return vocabulary.index("[CLS]"), vocabulary.index("[SEP]")
 
 
 def pieces(tokenizer: str) -> tuple[str, ...]:

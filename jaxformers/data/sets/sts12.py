@@ -1,0 +1,131 @@
+"""Sentences to train SimCSE on, and pairs of STS-12 and STS-B to test it.
+
+The training text has one sentence a line. The pairs are in the files of
+SentEval's folder `STS`: STS.input.NAME.txt with two sentences a line and
+STS.gs.NAME.txt with their scores from 0 to 5 (Agirre et al. 2012), and
+sts-dev.csv (Cer et al. 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine.source import Keyed, Source
+from jaxformers.errors import UserError
+
+# In SentEval's order, in which the pairs of all subsets are joined.
+SUBSETS = (
+  *("MSRpar", "MSRvid", "SMTeuroparl"),
+  *("surprise.OnWN", "surprise.SMTnews"),
+)
+TRAIN = ("wiki1m_for_simcse.txt", "train.txt")
+VALIDATION = "sts-dev.csv"
+MAX_BYTES = 1 << 30  # The million sentences of SimCSE have 120 MB.
+FOLDER = "STS12-en-test"
+
+
+def _place(name: str) -> str | None:
+  """Returns what a file holds: "train", "validation", or its name in STS-12."""
+  *folders, file = name.split("/")
+  if file in TRAIN:
+    return "train"
+  if file == VALIDATION:
+    return "validation"
+  # Other years have files of the same names in other folders.
+  is_other = any(
+    f.startswith("STS") and f[3:5] not in ("", "12") for f in folders
+  )
+  is_pairs = any(file in _names(subset) for subset in SUBSETS)
+  return file if is_pairs and not is_other else None
+
+
+def _names(subset: str) -> tuple[str, str]:
+  return f"STS.input.{subset}.txt", f"STS.gs.{subset}.txt"
+
+
+def _lines(content: bytes) -> list[str]:
+  return content.decode(errors="replace").rstrip("\n").split("\n")
+
+
+def _example(first: str, second: str, score: str) -> dict[str, bytes]:
+  texts = (first.strip(), second.strip(), f"{float(score):.6f}")
+  names = ("first", "second", "score")
+  return {n: t.encode() for n, t in zip(names, texts, strict=True)}
+
+
+def _pairs(inputs: bytes, scores: bytes) -> Iterator[dict[str, bytes]]:
+  """Yields the pairs of a subset that have a score; ValueError for others."""
+  for line, score in zip(_lines(inputs), _lines(scores), strict=True):
+    if score.strip():
+      first, second = line.split("\t")[:2]
+      yield _example(first, second, score)
+
+
+def _benchmark(content: bytes) -> Iterator[dict[str, bytes]]:
+  """Yields the pairs of sts-dev.csv: its columns 5 to 7, between tabs."""
+  for line in _lines(content):
+    score, first, second = line.split("\t")[4:7]
+    yield _example(first, second, score)
+
+
+def read(path: Path | None) -> Mapping[str, list[Keyed]]:
+  """Reads sentences and pairs: `first`, `second` and `score`, bytes.
+
+  Sentences to train on are their own second ones. `validation` is left out
+  where there is no sts-dev.csv.
+
+  Raises:
+    UserError: for files that are missing, or not of their format.
+  """
+  contents: dict[str, bytes] = {}
+  for place, name, content in archives.placed_members(
+    path, _place, max_bytes=MAX_BYTES
+  ):
+    if place in contents:
+      raise UserError(
+        f"{path} holds two files for {place}, one of them {name}: leave one."
+      )
+    contents[place] = content
+  wanted = ["train", *(name for s in SUBSETS for name in _names(s))]
+  if missing := [name for name in wanted if name not in contents]:
+    names = [" or ".join(TRAIN) if n == "train" else n for n in missing]
+    raise UserError(
+      f"{path} holds no {', no '.join(names)}: put the training text beside "
+      f"SentEval's folders {FOLDER} and STSBenchmark."
+    )
+  splits: dict[str, list[dict[str, bytes]]] = {}
+  splits["train"] = [
+    _example(line, line, "5")
+    for line in _lines(contents["train"])
+    if line.strip()
+  ]
+  try:
+    if "validation" in contents:
+      splits["validation"] = [*_benchmark(contents["validation"])]
+    splits["test"] = [
+      pair
+      for subset in SUBSETS
+      for pair in _pairs(*(contents[name] for name in _names(subset)))
+    ]
+  except ValueError as error:
+    raise UserError(
+      f"{path} has pairs that are not in SentEval's format ({error}): fetch "
+      "the files again."
+    ) from None
+  return {split: [*enumerate(rows)] for split, rows in splits.items()}
+
+
+SOURCE = Source(
+  name="sts12",
+  features=dict.fromkeys(("first", "second", "score"), bytes),
+  read=read,
+  archives=("simcse",),
+  homepage="https://github.com/facebookresearch/SentEval",
+  local_only=(
+    f"is read from a folder with {TRAIN[0]}, SentEval's {FOLDER} and "
+    f"{VALIDATION}"
+  ),
+  shuffled=False,
+)

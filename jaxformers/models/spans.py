@@ -1,0 +1,33 @@
+"""Answers to questions: the first and the last token in a text."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.attention import kernel_init
+from jaxformers.models.model import CLASSES, Model, bind_encoder
+
+
+@CLASSES.register("spans")
+class SpanModel(Model):
+  """Ids [b, n] of question and text to logits float32 [b, n, 2].
+
+  An encoder and one linear map, `decoder`, whose softmax over the tokens is
+  the distribution of the first and of the last token of the answer. Padding has
+  the lowest number.
+
+  Source: Devlin et al. 2019, https://arxiv.org/abs/1810.04805, section 4.2.
+  """
+
+  @nn.compact
+  def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
+    encoder = bind_encoder(self.config)(name="encoder")
+    mask = self.mask(ids)
+    x = encoder(ids, mask=mask, train=train)
+    # A class token in front is no part of an answer.
+    first = int(self.config.cls)
+    x = x[:, first:].astype(jnp.float32)
+    y = nn.Dense(2, kernel_init=kernel_init(0.02), name="decoder")(x)
+    return jnp.where(mask[:, first:, None], y, jnp.finfo(y.dtype).min)

@@ -1,0 +1,196 @@
+"""SimCSE: vectors of sentences, learned without labels, tested on STS-12."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from jaxformers.data.engine import encodings
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.preparation import open_splits
+from jaxformers.data.engine.source import Encoding, Example
+from jaxformers.data.sets import sts12
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+from jaxformers.tasks.task import TASKS, Task
+
+# jaxformers: the development set of STS-B chooses the checkpoint, as in
+# SimCSE's code. paper: STS-12, which is the test set, does.
+PROTOCOLS = ("jaxformers", "paper")
+MOST = 5.0  # Score of two sentences that mean the same.
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredPairs(Packed):
+  """Pairs of sentences, and how similar people find them.
+
+  Attributes:
+    similarity: scores in [0, 1], float64 [count].
+  """
+
+  similarity: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros(0)
+  )
+
+  def select(self, indices: Any) -> ScoredPairs:
+    """Returns a split of some pairs; see `Packed.select`."""
+    chosen = super().select(indices)
+    return dataclasses.replace(chosen, similarity=self.similarity[indices])
+
+  def batch(
+    self,
+    indices: np.ndarray,
+    max_len: int,
+    key: tuple[int, int, int] | None = None,
+  ) -> dict[str, np.ndarray]:
+    """Returns a batch of pairs; see `Packed.batch`.
+
+    Returns:
+      inputs and targets; scores float32 [b], and numbers int32 [b] of the
+      pairs in the split.
+    """
+    return super().batch(indices, max_len, key) | {
+      "scores": self.similarity[indices].astype(np.float32),
+      "numbers": np.asarray(indices, np.int32),
+    }
+
+  def score(self, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns `spearman`, the rank correlation over all pairs together.
+
+    Source: SentEval's setting "all", in which the pairs of all subsets are
+    joined before they are ranked.
+
+    Args:
+      rows: `cosines` of all pairs, and the `numbers` of the pairs.
+    """
+    known = self.similarity[rows["numbers"]]
+    return {"spearman": spearman(rows["cosines"], known)}
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+  """Returns Spearman's rank correlation; 0 where one side is constant."""
+  if np.ptp(x) == 0 or np.ptp(y) == 0:
+    return 0.0
+  return float(scipy.stats.spearmanr(x, y).statistic)
+
+
+def shared_pieces(task: Task) -> float:
+  """Scores the share of word pieces that two sentences have in common."""
+  split = task.splits["test"]
+  shares = []
+  for i in range(len(split)):
+    first, second = ({*split[2 * i + k].tolist()} for k in (0, 1))
+    shares.append(len(first & second) / max(len(first | second), 1))
+  return spearman(np.array(shares), split.similarity)
+
+
+def _encoding(vocabulary: str, size: int) -> Encoding:
+  """Returns the encoding of two sentences, and of the text of their score."""
+
+  def texts(example: Example) -> list[str]:
+    return [example[n].decode(errors="replace") for n in ("first", "second")]
+
+  def rows(example: Example, encoded: Sequence[Any]) -> list[Any]:
+    return [*(e.ids for e in encoded), list(example["score"])]
+
+  key = encodings.text_key("first", "second")
+  return encodings.pieces_of(texts, rows, key, vocabulary=vocabulary, size=size)
+
+
+def _take(packed: Packed, columns: Sequence[int]) -> dict[str, Any]:
+  """Returns the fields of two of the three sequences of every example."""
+  starts, stops = (
+    a.reshape(-1, 3)[:, columns].ravel() for a in (packed.starts, packed.stops)
+  )
+  return {"starts": starts, "stops": stops, "num_inputs": 2}
+
+
+def _scored(packed: Packed, marks: Mapping[str, int]) -> ScoredPairs:
+  """Returns the pairs of a split with their scores over `MOST`."""
+  scores = [
+    float(bytes(packed.raw(3 * i + 2).tolist())) for i in range(len(packed))
+  ]
+  fields = {f.name: getattr(packed, f.name) for f in dataclasses.fields(packed)}
+  fields |= _take(packed, (0, 1)) | marks
+  return ScoredPairs(**fields, similarity=np.array(scores) / MOST)
+
+
+@TASKS.register("simcse")
+def load_simcse(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  vocabulary: str = "",
+  vocab_size: int = 30_522,
+  max_len: int = 128,
+  train_len: int = 32,
+) -> Task:
+  """Opens sentences, and the pairs of STS-12; the score is Spearman's.
+
+  A training example is a sentence twice: its vectors differ by dropout.
+
+  Args:
+    data_dir: folder of prepared data; see `data_folder`.
+    protocol: "jaxformers" (the development set of STS-B is validation) or
+      "paper" (validation is test).
+    archive: path of a folder with wiki1m_for_simcse.txt (or train.txt, one
+      sentence a line), SentEval's STS12-en-test and sts-dev.csv; "" looks for a
+      folder `simcse`.
+    vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
+    vocab_size: size of the vocabulary that is trained.
+    max_len: number of word pieces that pairs are cut to, marks included.
+    train_len: number of word pieces that training sentences are cut to, marks
+      included; 0 for max_len.
+
+  Raises:
+    UserError: for lengths without room for a word, or for "jaxformers" without
+      sts-dev.csv.
+  """
+  choose("protocol of simcse", protocol, PROTOCOLS)
+  cut = train_len or max_len
+  if not 3 <= cut <= max_len:
+    raise UserError(
+      f"max_len={max_len}, train_len={train_len}: give at least 3 word pieces, "
+      "two of them marks, and no more to train on than max_len."
+    )
+  packed, info = open_splits(
+    sts12.SOURCE, _encoding(vocabulary, vocab_size), data_dir, archive
+  )
+  if protocol == "jaxformers" and "validation" not in packed:
+    raise UserError(
+      f"The archive of simcse has no {sts12.VALIDATION} to choose the "
+      "checkpoint on: add it and prepare the data again, or set "
+      "task.protocol=paper, under which STS-12 chooses."
+    )
+  tokenizer = info.pop("tokenizer")
+  names = encodings.pieces(tokenizer)
+  start, end = encodings.marks(names)
+  ends = {"start": start, "end": end}
+  # Give every training sentence itself as its pair, and cut both.
+  pairs = _take(packed["train"], (0, 0))
+  pairs["stops"] = np.minimum(pairs["stops"], pairs["starts"] + cut - 2)
+  chosen = "validation" if protocol == "jaxformers" else "test"
+  return Task(
+    name="simcse",
+    protocol=protocol,
+    splits={
+      "train": dataclasses.replace(packed["train"], **pairs, **ends),
+      "validation": _scored(packed[chosen], ends),
+      "test": _scored(packed["test"], ends),
+    },
+    selection=chosen,
+    vocabulary=names,
+    max_len=max_len,
+    num_classes=0,
+    num_inputs=2,
+    trivial={"share of common pieces": shared_pieces},
+    info=info,
+    tokenizer="word_pieces",
+    tokenizer_json=tokenizer,
+    objective="sentences",
+  )

@@ -1,0 +1,326 @@
+"""SQuAD v1.1: the span of a paragraph that answers a question."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxformers.data.engine import digests, encodings
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.preparation import open_splits
+from jaxformers.data.engine.source import Encoding, Example
+from jaxformers.data.sets import squad
+from jaxformers.errors import UserError
+from jaxformers.registry import choose
+from jaxformers.tasks.splits import with_validation
+from jaxformers.tasks.task import TASKS, Task
+
+# jaxformers: paragraphs with about 8,000 questions of train choose the
+# checkpoint. paper: the dev set, which is the test set, does.
+HELD_OUT = {"jaxformers": 8_000, "paper": 0}
+
+
+class Windows(NamedTuple):
+  """Parts of contexts that are read with their questions, one after another.
+
+  Attributes:
+    examples: number of the question of each window, int64 [count].
+    firsts: first piece of its context in each window.
+    sizes: number of pieces of its context in each window.
+  """
+
+  examples: np.ndarray
+  firsts: np.ndarray
+  sizes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+  """Windows [CLS] question [SEP] part of the context [SEP] over questions.
+
+  A context that is too long is read in several windows, and the best answer of
+  all of them counts, as in BERT's run_squad.py. An answer begins in the window
+  that has most context on both sides of its first piece.
+
+  Attributes:
+    pieces: four sequences for each question: its pieces, those of the context,
+      and the first character and the character after the last of each of these.
+    texts: three sequences for each question: bytes of the context, of its
+      answers in JSON, and of the question.
+    start, end: ids of [CLS] and [SEP].
+    max_len: greatest number of pieces of a window, marks included.
+    stride: pieces between the starts of two windows.
+    question_len: number of pieces that questions are cut to.
+  """
+
+  pieces: Packed
+  texts: Packed
+  start: int
+  end: int
+  max_len: int
+  stride: int
+  question_len: int
+
+  @functools.cached_property
+  def windows(self) -> Windows:
+    """All windows, in the order of the questions."""
+    sizes = self.pieces.sizes.reshape(-1, 4)
+    rooms = self.max_len - 3 - np.minimum(sizes[:, 0], self.question_len)
+    rows = []
+    for example, (total, room) in enumerate(
+      zip(sizes[:, 1].tolist(), rooms.tolist(), strict=True)
+    ):
+      first = 0
+      while first + room < total:
+        rows.append((example, first, room))
+        first += min(room, self.stride)
+      rows.append((example, first, total - first))
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    return Windows(*columns)
+
+  def __len__(self) -> int:
+    return len(self.windows.examples)
+
+  def lengths(self) -> np.ndarray:
+    """Returns the number of pieces of every window, marks included."""
+    questions = self.pieces.sizes.reshape(-1, 4)[self.windows.examples, 0]
+    return np.minimum(questions, self.question_len) + self.windows.sizes + 3
+
+  def reading(self) -> dict[str, Any]:
+    """Returns how texts become what a model reads, as plain JSON."""
+    marks = {"first_id": 0, "start_id": self.start, "end_id": self.end}
+    return marks | {"stride": self.stride, "question_len": self.question_len}
+
+  def digest(self) -> str:
+    """Returns the digest of all pieces and texts."""
+    return digests.of_parts(self.pieces.digest(), self.texts.digest())
+
+  def text(self, example: int) -> tuple[str, list[tuple[int, str]], str]:
+    """Returns context, known answers and question of an example.
+
+    An answer has the number of its first character, and its text.
+    """
+    context, answers, question = (
+      self.texts.raw(3 * example + k).tobytes().decode() for k in range(3)
+    )
+    return context, json.loads(answers), question
+
+  def batch(
+    self,
+    indices: np.ndarray,
+    max_len: int,
+    key: tuple[int, int, int] | None = None,
+  ) -> dict[str, np.ndarray]:
+    """Returns a batch of windows.
+
+    Args:
+      indices: integers [b] within the split.
+      max_len: n, pieces of every row of the batch.
+      key: ignored; texts are not augmented.
+
+    Returns:
+      inputs int32 [b, n]; targets int32 [b, 2], places of the first and the
+      last piece of the first known answer, (0, 0) where it is not inside; and
+      places [b, n] and numbers [b], as for `training.losses.best_spans`.
+    """
+    del key
+    inputs, places = np.zeros((2, len(indices), max_len), np.int32)
+    targets = np.zeros((len(indices), 2), np.int32)
+    for row, window in enumerate(np.asarray(indices).tolist()):
+      example, first, size = (int(a[window]) for a in self.windows)
+      question = self.pieces.raw(4 * example)[: self.question_len]
+      context = self.pieces.raw(4 * example + 1)[first : first + size]
+      # Place the context after the question and two marks.
+      at = len(question) + 2
+      ids = [[self.start], question, [self.end], context, [self.end]]
+      inputs[row, : at + size + 1] = np.concatenate(ids)
+      places[row, at : at + size] = 1 + self._is_widest(window)
+      targets[row] = self._target(example, first, size, at)
+    return {
+      "inputs": inputs,
+      "targets": targets,
+      "places": places,
+      "numbers": np.asarray(indices, np.int32),
+    }
+
+  def _is_widest(self, window: int) -> np.ndarray:
+    """Returns where no other window has more context around a piece, bool."""
+    example, first, size = (int(a[window]) for a in self.windows)
+    low, high = np.searchsorted(
+      self.windows.examples, [example, example + 1]
+    ).tolist()
+    # Count pieces on the shorter side, as BERT's code, which also prefers
+    # longer windows, and earlier ones.
+    at = np.arange(first, first + size)
+    firsts = self.windows.firsts[low:high, None]
+    sizes = self.windows.sizes[low:high, None]
+    left, right = at - firsts, firsts + sizes - 1 - at
+    context = np.minimum(left, right)
+    score = np.where(context >= 0, context + 0.01 * sizes, -1.0)
+    return score.argmax(0) == window - low
+
+  def _target(
+    self, example: int, first: int, size: int, at: int
+  ) -> tuple[int, int]:
+    """Returns places of the first and the last piece of the first answer."""
+    start, text = self.text(example)[1][0]
+    begins, ends = (self.pieces.raw(4 * example + k) for k in (2, 3))
+    inside = np.flatnonzero((begins < start + len(text)) & (ends > start))
+    if not len(inside) or inside[0] < first or inside[-1] >= first + size:
+      return 0, 0
+    return int(inside[0]) - first + at, int(inside[-1]) - first + at
+
+  def predicted(self, rows: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the best answer to every question, a part of its context.
+
+    Args:
+      rows: result of `training.losses.best_spans` for every window.
+    """
+    # Take the window with the greatest score of each question.
+    order = np.argsort(rows["numbers"], kind="stable")
+    scores, starts, stops = (
+      rows[name][order] for name in ("scores", "starts", "stops")
+    )
+    examples, firsts, _ = self.windows
+    best = np.lexsort((-scores, examples))
+    _, chosen = np.unique(examples[best], return_index=True)
+    texts = []
+    for example, window in enumerate(best[chosen].tolist()):
+      if scores[window] == -np.inf:
+        texts.append("")  # The context is empty.
+        continue
+      question = self.pieces.raw(4 * example)[: self.question_len]
+      offset = int(firsts[window]) - len(question) - 2
+      begins, ends = (self.pieces.raw(4 * example + k) for k in (2, 3))
+      begin = int(begins[starts[window] + offset])
+      end = int(ends[stops[window] + offset])
+      texts.append(self.text(example)[0][begin:end])
+    return texts
+
+  def score(self, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns `f1`, `exact_match` and the number of questions, `count`.
+
+    Args:
+      rows: as for `predicted`.
+    """
+    texts = self.predicted(rows)
+    return squad.evaluate(texts, self.known()) | {"count": len(texts)}
+
+  def known(self) -> list[list[str]]:
+    """Returns the texts of the known answers to every question."""
+    count = len(self.pieces)
+    return [[text for _, text in self.text(i)[1]] for i in range(count)]
+
+
+def nearest_sentence(task: Task) -> float:
+  """Scores the sentence that shares most words with its question, by F1."""
+  split = task.splits["test"]
+
+  def words(text: str) -> set[str]:
+    return {*squad.normalize(text).split()}
+
+  answers = []
+  for example in range(len(split.pieces)):
+    context, _, question = split.text(example)
+    asked = words(question)
+    parts = re.split(r"(?<=[.!?])\s+", context)
+    answers.append(max(parts, key=lambda part: len(asked & words(part))))
+  return squad.evaluate(answers, split.known())["f1"]
+
+
+def _encoding(vocabulary: str, size: int) -> Encoding:
+  """Returns the encoding of the four sequences of `Questions.pieces`."""
+
+  def texts(example: Example) -> list[str]:
+    return [example[name].decode() for name in ("question", "context")]
+
+  def rows(example: Example, encoded: Sequence[Any]) -> list[Any]:
+    del example
+    question, context = encoded
+    offsets = np.array(context.offsets, np.int64).reshape(-1, 2)
+    return [question.ids, context.ids, *offsets.T]
+
+  key = encodings.text_key("context")
+  return encodings.pieces_of(texts, rows, key, vocabulary=vocabulary, size=size)
+
+
+@TASKS.register("squad")
+def load_squad(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  archive: str = "",
+  vocabulary: str = "",
+  vocab_size: int = 30_522,
+  max_len: int = 384,
+  stride: int = 128,
+  question_len: int = 64,
+  num_train: int = squad.COUNTS["train"],
+  num_test: int = squad.COUNTS["test"],
+) -> Task:
+  """Opens the questions; the score is F1 of the dev set, as papers quote it.
+
+  Args:
+    data_dir: folder of prepared data; see `data_folder`.
+    protocol: "jaxformers" (paragraphs with about 8,000 questions of train are
+      validation) or "paper" (validation is test).
+    archive: path of a folder with train-v1.1.json and dev-v1.1.json; "" looks
+      for a folder `squad`.
+    vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
+    vocab_size: size of the vocabulary that is trained.
+    max_len: greatest number of word pieces of question and context together;
+      longer contexts are read in several windows.
+    stride: word pieces between the starts of two windows of a context.
+    question_len: number of word pieces that questions are cut to.
+    num_train, num_test: number of questions of each file; others than SQuAD's
+      are for a stand-in of the same format.
+
+  Raises:
+    UserError: for windows without room for a context.
+  """
+  held_out = HELD_OUT[choose("protocol of squad", protocol, HELD_OUT)]
+  if max_len < question_len + 4 or stride < 1:
+    raise UserError(
+      f"max_len={max_len}, question_len={question_len}, stride={stride}: give "
+      "a stride of at least 1, and windows with room for a question, three "
+      "marks and a part of the context."
+    )
+  # Pack pieces for the model, and texts to score it; the key of both is the
+  # context, so that they are divided alike.
+  origin = squad.source(num_train, num_test)
+  coded, info = open_splits(
+    origin, _encoding(vocabulary, vocab_size), data_dir, archive
+  )
+  texts = encodings.of_bytes("context", "answers", "question")
+  texts = dataclasses.replace(texts, key=encodings.text_key("context"))
+  written, _ = open_splits(origin, texts, data_dir, archive)
+  coded, written = (with_validation(s, held_out) for s in (coded, written))
+  # Cut contexts into windows.
+  tokenizer = info.pop("tokenizer")
+  names = encodings.pieces(tokenizer)
+  start, end = encodings.marks(names)
+  sizes = {"max_len": max_len, "stride": stride, "question_len": question_len}
+  return Task(
+    name="squad",
+    protocol=protocol,
+    splits={
+      split: Questions(coded[split], written[split], start, end, **sizes)
+      for split in coded
+    },
+    selection="validation" if held_out else "test",
+    vocabulary=names,
+    max_len=max_len,
+    num_classes=0,
+    trivial={"sentence nearest to the question": nearest_sentence},
+    info=info,
+    tokenizer="word_pieces",
+    tokenizer_json=tokenizer,
+    objective="spans",
+    separator=end,
+  )
