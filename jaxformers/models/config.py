@@ -222,11 +222,17 @@ class ModelConfig:
 
   def _check(self) -> None:
     check_names({field: getattr(self, field) for field in FIELDS})
+    compares = self.objective == "sentences"
+    if compares and self.interaction:
+      raise UserError(
+        f"interaction={self.interaction!r} is of classifiers, and sentences are "
+        "compared by their cosine: leave it empty."
+      )
     heads.check(
       self.pool,
       self.head_activation,
       self.interaction,
-      self.num_inputs,
+      1 if compares else self.num_inputs,
       (self.head_dim, self.head_layers),
     )
     check_section("embedding", "embedding", Embedding, self.embedding)

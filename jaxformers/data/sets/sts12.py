@@ -46,7 +46,9 @@ def _names(subset: str) -> tuple[str, str]:
 
 
 def _lines(content: bytes) -> list[str]:
-  return content.decode(errors="replace").rstrip("\n").split("\n")
+  # Lines end in \n alone; the last one may have none.
+  text = content.decode(errors="replace")
+  return text.removesuffix("\n").split("\n")
 
 
 def _example(first: str, second: str, score: str) -> dict[str, bytes]:
