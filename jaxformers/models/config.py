@@ -225,8 +225,8 @@ class ModelConfig:
     compares = self.objective == "sentences"
     if compares and self.interaction:
       raise UserError(
-        f"interaction={self.interaction!r} is of classifiers, and sentences are "
-        "compared by their cosine: leave it empty."
+        f"interaction={self.interaction!r} is of classifiers, and sentences "
+        "are compared by their cosine: leave it empty."
       )
     heads.check(
       self.pool,

@@ -53,6 +53,42 @@ def test_logits_are_those_of_the_installed_transformers(seed, tmp_path):
     np.testing.assert_allclose(got, want[kind], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["transformer", "neutreno"])
+def test_spans_of_pairs_are_those_of_transformers(name, tmp_path):
+  """Both segments have their vectors, and a head for questions is read."""
+  folder = shutil.copytree(HERE / "bert", tmp_path / "bert")
+  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+  tensors["qa_outputs.weight"] = np.eye(2, 12, dtype=np.float32)
+  tensors["qa_outputs.bias"] = np.zeros(2, np.float32)
+  safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+  sizes = {"objective": "spans", "separator": 29, "num_classes": 0}
+  options = {"pool": "mean", "head_dim": 0}
+  if name == "neutreno":
+    options["mixer"] = {"fidelity": 0.0}  # The same model then.
+  model, params = pretrained.load(folder, name, **sizes, **options)
+  ids, segments = make.pairs()
+  want = np.array(json.loads((HERE / "logits.json").read_text())["pairs"])
+  got = logits(model, params, jnp.asarray(ids))
+  at = ids > 0
+  np.testing.assert_allclose(np.asarray(got)[at], want[at], atol=1e-5)
+  assert (segments[at] == 1).any()
+  # Other models of these weights take no head for questions.
+  _, plain = pretrained.load(folder)
+  assert "decoder" not in plain
+
+
+def test_positions_of_texts_are_cut_for_shorter_ones():
+  model, params = pretrained.load(HERE / "bert", max_len=6)
+  _, whole = pretrained.load(HERE / "bert")
+  short, long = (
+    p["encoder"]["embedding"]["positions"] for p in (params, whole)
+  )
+  np.testing.assert_array_equal(short, long[:6])
+  assert logits(model, params, IDS[:, :6]).shape == (3, 3)
+  with pytest.raises(ValueError, match=r"positions is \(12, 12\), but"):
+    pretrained.load(HERE / "bert", max_len=12)
+
+
 def test_another_image_and_other_classes():
   model, params = pretrained.load(HERE / "vit", image=(24, 24, 3))
   x = jnp.zeros((1, 24, 24, 3))

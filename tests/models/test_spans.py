@@ -44,7 +44,8 @@ def test_the_second_part_has_a_vector_of_its_own(built):
   assert table.shape[0] == 2
   assert not table.any()  # So that weights of one part stay what they are.
   embedding = params["encoder"]["embedding"]
-  changed = embedding | {"segments": table.at[1].set(1.0)}
+  shift = jnp.arange(table.shape[1], dtype=jnp.float32)
+  changed = embedding | {"segments": table.at[1].set(shift)}
   other = params | {"encoder": params["encoder"] | {"embedding": changed}}
   apply = jax.jit(lambda p: model.apply({"params": p}, ids, train=False))
   assert jnp.abs(apply(params) - apply(other))[1].max() > 1e-3

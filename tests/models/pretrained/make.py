@@ -31,6 +31,14 @@ def inputs():
   return images, ids
 
 
+def pairs():
+  """Returns ids [3, 9] with separators, 29, and the segment of each."""
+  _, ids = inputs()
+  ids[:, 3] = 29
+  ends = (ids == 29).astype(int)
+  return ids, (np.cumsum(ends, 1) - ends > 0).astype(int)
+
+
 def make(seed):
   """Randomly initialised models of PyTorch, by name, and their logits."""
   import torch
@@ -51,8 +59,16 @@ def make(seed):
       parameter.data += 0.1 * torch.randn_like(parameter)
   seen = torch.tensor(images.transpose(0, 3, 1, 2))
   mask = torch.tensor(ids > 0)
+  ids_of_pairs, segments = map(torch.tensor, pairs())
   with torch.no_grad():
+    states = bert.bert(
+      input_ids=ids_of_pairs,
+      attention_mask=ids_of_pairs > 0,
+      token_type_ids=segments,
+    )
     logits = {
+      # Two channels stand for the logits of a span.
+      "pairs": states.last_hidden_state[..., :2],
       "vit": vit(pixel_values=seen).logits,
       "bert": bert(input_ids=torch.tensor(ids), attention_mask=mask).logits,
     }
