@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.packed import Packed
@@ -73,6 +72,8 @@ class ScoredPairs(Packed):
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
   """Returns Spearman's rank correlation; 0 where one side is constant."""
+  import scipy.stats  # Slow to import.
+
   if np.ptp(x) == 0 or np.ptp(y) == 0:
     return 0.0
   return float(scipy.stats.spearmanr(x, y).statistic)

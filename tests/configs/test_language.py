@@ -13,11 +13,19 @@ SIZES = {
   "lm/wikitext103": dict(vocab_size=267_736, objective="language_model"),
   "lm/text": dict(vocab_size=8_000, objective="language_model"),
   "short/bert": dict(vocab_size=30_522, max_len=512, num_classes=2),
+  "short/squad": dict(
+    vocab_size=30_522, max_len=384, objective="spans", separator=102
+  ),
+  "short/simcse": dict(
+    vocab_size=30_522, max_len=128, objective="sentences", num_inputs=2
+  ),
 }
 GOLDEN = {
   "lm/wikitext103.py:model=neutreno": 44_018_523,
   "lm/text.py": 6_860_608,
   "short/bert.py": 109_482_242,
+  "short/squad.py": 108_794_882,
+  "short/simcse.py": 109_185_792,
 }
 
 
@@ -46,6 +54,17 @@ def test_fine_tuning_is_berts():
   for model in (config.model, config.reference):
     assert (model.head_dropout_rate, model.head_init_std) == (0.1, 0.02)
   assert (config.optimizer.eps, config.optimizer.weight_decay) == (1e-6, 0.01)
+
+
+def test_simcse_trains_as_its_authors():
+  """Gao et al. 2021, appendix A, for BERT-base without supervision."""
+  config = c.load("configs/short/simcse.py")
+  assert (config.batch_size, config.total_steps) == (64, 10**6 // 64)
+  assert (config.schedule.learning_rate, config.task.train_len) == (3e-5, 32)
+  assert (config.eval_steps, config.select) == (250, "spearman")
+  squad = c.load("configs/short/squad.py:protocol=paper")
+  assert squad.total_steps == 3 * math.ceil(87_599 / 32)
+  assert (squad.task.max_len, squad.task.stride) == (384, 128)
 
 
 def test_language_models_of_the_paper():

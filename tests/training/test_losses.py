@@ -116,3 +116,48 @@ def test_an_image_without_labels_adds_nothing():
   total, sums = losses.segmentation(jnp.ones((1, 2, 2, 3)), own, jnp.zeros(1))
   assert total == 0
   assert losses.segmentation_means(sums)["mean_iou"] == 0
+
+
+def test_spans_by_hand():
+  """Both ends count half; an answer is right if both of its ends are."""
+  p = jnp.array([[[0.5, 0.25], [0.25, 0.5], [0.25, 0.25]]] * 3)
+  total, sums = losses.spans(
+    jnp.log(p),
+    batch([[0, 1], [0, 2], [2, 2]], [1, 1, 0]),
+    jnp.zeros(3),
+  )
+  want = -np.log(0.5) - (np.log(0.5) + np.log(0.25)) / 2
+  np.testing.assert_allclose(total, want, rtol=1e-6)
+  assert (sums["correct"], sums["count"]) == (1, 2)
+  means = losses.LOSSES["spans"].means(sums)
+  assert means == {"loss": pytest.approx(want / 2), "accuracy": 0.5, "count": 2}
+
+
+def test_the_contrastive_loss_by_hand():
+  rng = np.random.default_rng(0)
+  vectors = rng.normal(size=(4, 2, 3))
+  unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+  # The last pair is padding: neither found nor a wrong choice of others.
+  cosines = (unit[:3, 0] @ unit[:3, 1].T) / 0.05
+  shares = np.exp(cosines - cosines.max(1, keepdims=True))
+  shares /= shares.sum(1, keepdims=True)
+  rows = {"weights": jnp.array([1.0, 1.0, 1.0, 0.0])}
+  vectors = jnp.asarray(vectors, jnp.float32)
+  total, sums = losses.sentences(vectors, rows, jnp.zeros(4))
+  np.testing.assert_allclose(total, -np.log(np.diag(shares)).sum(), rtol=1e-4)
+  assert sums["correct"] == (cosines.argmax(1) == np.arange(3)).sum()
+  assert sums["count"] == 3
+  # With scores of people, the error of the cosine.
+  scores = jnp.array([0.2, 0.9, 1.0, jnp.nan])
+  total, sums = losses.sentences(
+    vectors, rows | {"scores": scores}, jnp.zeros(4)
+  )
+  want = np.square((unit[:3, 0] * unit[:3, 1]).sum(1) - scores[:3]).sum()
+  np.testing.assert_allclose(total, want, rtol=1e-4)
+  assert "accuracy" not in losses.LOSSES["sentences"].means(sums)
+
+
+@pytest.mark.parametrize("name", ["spans", "sentences"])
+def test_what_has_no_classes_is_not_smoothed(name):
+  with pytest.raises(ValueError, match=r"label_smoothing=0.1 is for classes"):
+    losses.LOSSES[name].sums(jnp.ones((2, 2, 2)), {}, jnp.zeros(2), 0.1)

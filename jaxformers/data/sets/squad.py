@@ -21,20 +21,26 @@ MAX_BYTES = 1 << 28  # Both files have 35 MB.
 MAX_CHARACTERS = 1 << 16
 
 
-def _questions(content: bytes) -> Iterator[dict[str, Any]]:
-  """Yields the examples of a file: texts as bytes, answers as JSON."""
+def _questions(path: Path, name: str, content: bytes) -> Iterator[Any]:
+  """Yields the examples of a file: texts as bytes, answers as JSON.
+
+  Raises:
+    UserError: for a context that is too long, or a question without an answer.
+  """
   for article in json.loads(content)["data"]:
     for paragraph in article["paragraphs"]:
       context = paragraph["context"]
       if len(context) >= MAX_CHARACTERS:
-        raise ValueError(f"a paragraph of {len(context):,} characters")
+        problem = f"of a paragraph of {len(context):,} characters"
+        raise archives.refusal(path, name, problem)
       for question in paragraph["qas"]:
         answers = [
           (int(answer["answer_start"]), str(answer["text"]))
           for answer in question["answers"]
         ]
         if not answers:
-          raise ValueError(f"question {question['id']!r} without an answer")
+          problem = f"with question {question['id']!r} without an answer"
+          raise archives.refusal(path, name, problem)
         yield {
           "id": question["id"].encode(),
           "context": context.encode(),
@@ -59,7 +65,9 @@ def source(num_train: int, num_test: int) -> Source:
     )
     for split, name, content in files:
       try:
-        splits[split] = [*enumerate(_questions(content))]
+        splits[split] = [*enumerate(_questions(path, name, content))]
+      except UserError:
+        raise
       except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"not of SQuAD v1.1's format ({error})"
         raise archives.refusal(path, name, problem) from None
