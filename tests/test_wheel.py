@@ -1,6 +1,7 @@
 """A wheel of the package works from an empty folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,3 +80,19 @@ def test_the_first_minutes(installed, tmp_path):
   printed = run(target, tmp_path, "-c", FIRST_MINUTES)
   assert printed.split(maxsplit=1)[0] in ("good", "bad")
   assert "('a film',)" in printed
+
+
+def test_no_instruction_installs_the_package_of_another_project(installed):
+  """The index has a package called jaxformers that is not this one."""
+  wheel, _ = installed
+  assert wheel.name.startswith("jaxformers_encoders-")
+  foreign = re.compile(
+    r"pip install[^\n`]*[\s'\"]jaxformers(?:\[|['\"\s`]|$)", re.M
+  )
+  assert foreign.search('pip install -q "jaxformers[plots]"')
+  folders = ("docs", "examples", "launch", "jaxformers", "benchmarks", ".ci")
+  paths = [path for name in folders for path in (ROOT / name).rglob("*")]
+  for path in [*ROOT.glob("*.*"), *paths]:
+    if path.suffix in (".md", ".py", ".ipynb", ".sh", ".cfg", ".yml", ""):
+      text = path.read_text() if path.is_file() else ""
+      assert not foreign.search(text), path

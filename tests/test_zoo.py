@@ -1,5 +1,8 @@
 """The models that come with the package are scored again."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ import jaxformers as jf
 from jaxformers import config as configs
 from jaxformers import tasks, trained, workdirs, zoo
 
+ROOT = Path(__file__).parents[1]
 # Examples that are scored again.
 COUNT = 200
 
@@ -118,3 +122,18 @@ def test_archives_are_scored_again(name, archives, prepared):
   )
   got, want = score(name, task)
   assert got == pytest.approx(want, abs=4 * (0.25 / COUNT) ** 0.5)
+
+
+def test_the_start_page_says_what_the_models_predict():
+  """Comments of its block begin with the result, and say if it is wrong."""
+  page = (ROOT / "docs" / "start.md").read_text()
+  (block,) = re.findall(r"```python\n(.*?zoo:.*?)```", page, re.S)
+  names, checked = {}, 0
+  for line in block.rpartition("```python")[2].splitlines():
+    code, _, comment = line.partition("  # ")
+    if "=" in code.partition("(")[0] or code.startswith("import"):
+      exec(code, names)
+    elif comment:
+      assert str(eval(code, names)) == re.match(r"\w+", comment)[0], line
+      checked += 1
+  assert checked == 7

@@ -170,7 +170,7 @@ def test_texts_in_memory_are_read_as_those_of_a_folder(tokens, tmp_path):
     folder.mkdir(parents=True)
     for k, text in enumerate(texts):
       (folder / f"{k:02d}.txt").write_text(text)
-  options = {"tokens": tokens, "vocab_size": 262, "max_len": 4}
+  options = {"tokens": tokens, "vocab_size": 262, "max_len": 8}
   ours = language.from_texts(*splits.values(), **options)
   theirs = load(tmp_path / "text", tmp_path, **options)
   assert ours.vocabulary == theirs.vocabulary
