@@ -241,7 +241,7 @@ class Model(nn.Module):
   def close_holes(
     self, ids: jax.Array
   ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Moves the tokens of each row to its front, if the model predicts the next.
+    """Moves tokens to the front of each row, in models that predict the next.
 
     So padding before or between tokens counts for no position, bias, window or
     chunk of any mixer: a row gives the same as its tokens, and as the steps of

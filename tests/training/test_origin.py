@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import shutil
+import types
 from pathlib import Path
 
 import chex
@@ -16,6 +17,7 @@ from PIL import Image
 from jaxformers import config as configs
 from jaxformers import inference, tasks, trained, workdirs
 from jaxformers.analysis.evaluation import export
+from jaxformers.data.engine import vocabularies
 from jaxformers.models import pretrained
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.training import loop, origin, run
@@ -409,3 +411,16 @@ def test_statistics_of_pixels_are_those_of_images():
   texts = tasks.from_arrays((["a", "b"], [0, 1]))
   with pytest.raises(ValueError, match="task.mean normalises images"):
     tasks.normalise(texts, (0.5,))
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path):
+  pieces = {piece: k for k, piece in enumerate(vocabularies.SPECIAL)}
+  task = types.SimpleNamespace(
+    tokenizer="word_pieces",
+    tokenizer_json=vocabularies.from_vocabulary(pieces).to_str(),
+  )
+  (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+  with pytest.raises(
+    ValueError, match=f"The normalizer .*config.task.vocabulary={tmp_path}"
+  ):
+    origin.begin_with(tmp_path, {}, {}, task)
