@@ -110,8 +110,7 @@ def _observe(
 ) -> tuple[Capture, tuple[jax.Array, ...] | None, jax.Array, jax.Array]:
   """Returns the captured layers, their parts, and two factors of pairs.
 
-  These are the distances of pairs, and their dot products over those of the
-  embedding.
+  The factors are distances, and dot products over the embedding's.
 
   Compiled once for a model, whatever its parameters.
   """

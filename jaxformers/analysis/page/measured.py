@@ -326,7 +326,7 @@ ENTROPY_COLUMNS = (
 
 
 def _entropy_table(groups: Sequence[SeedGroup], rows: Rows) -> str:
-  """Returns a Markdown table of entropies, with the paper's beside them.
+  """Returns a Markdown table of entropies, compared with the paper's.
 
   Each is a mean over the layers after the embedding, then mean and deviation
   over samples and seeds. "" if nothing was measured.

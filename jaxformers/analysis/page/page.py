@@ -64,7 +64,7 @@ def write(page: Page, out: Path) -> Path:
   # Figures first: the page embeds their SVG files.
   out.mkdir(parents=True, exist_ok=True)
   figures = [*itertools.chain(*page.figures.values())]
-  # The bar is on stderr; stdout has the tables alone.
+  # The bar is on stderr; stdout has the tables only.
   with tqdm(figures, unit="figure") as bar:
     for figure in bar:
       bar.set_description(f"drawing {figure.name}")

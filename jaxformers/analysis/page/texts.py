@@ -77,7 +77,7 @@ class PretrainedTask:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedRun:
-  """A pre-trained model of texts, in place of a run of `trained.load`."""
+  """A pre-trained model of texts, with what `example` needs of a run."""
 
   model: models.Model
   params: Any

@@ -5,10 +5,10 @@ python -m jaxformers isometry runs/transformer --untrained
 
 A map is a dynamical isometry if all singular values of its Jacobian are near 1:
 no small change of its input grows or vanishes (TransJect, section 2; Pennington
-et al. 2017, https://arxiv.org/abs/1711.04735). The Jacobian is that of all
-tokens of one sequence: of each layer, and of all layers from the embedding on,
-without the norm that may end the encoder. In that of a layer, what an earlier
-layer has handed on (TransJect's Sigma, NeuTRENO's values) is held fixed.
+et al. 2017, https://arxiv.org/abs/1711.04735). A Jacobian has all tokens of one
+sequence: one Jacobian for each layer, and one for all layers from the embedding
+on, without the norm that may end the encoder. In a layer's Jacobian, what an
+earlier layer has handed on (TransJect's Sigma, NeuTRENO's values) is fixed.
 
 A Jacobian of at most 2,048 rows (tokens times d) is computed whole and
 decomposed, in one vector-Jacobian product a row. Of a larger one, --steps of
@@ -37,7 +37,7 @@ from jaxformers.errors import UserError
 from jaxformers.models import Model, from_config, in_float32
 from jaxformers.models.variables import make_variables
 
-ALL = "all"  # Label of the whole encoder, beside the numbers of layers.
+ALL = "all"  # Label of the whole encoder; layers have their numbers.
 MOST_ROWS = 2_048  # Rows up to which a Jacobian is computed whole.
 CHUNK = 64  # Rows that are computed together.
 # Least weight of a value that Lanczos' method has found, and not rounding.
@@ -128,10 +128,10 @@ def bidiagonalize(
 
 
 def quadrature(diagonal: np.ndarray, superdiagonal: np.ndarray) -> Spectrum:
-  """Returns singular values of B [k, k] as a distribution of those of A.
+  """Returns singular values of B [k, k] as an estimate of A's distribution.
 
-  The weights are those of Gauss' quadrature for the start, which is exact for
-  the mean square of a random start and for k as many as A has values.
+  Gauss' quadrature for the start gives the weights. It is exact for the mean
+  square along the start, and for all values with as many steps as A has rows.
 
   Source: Golub and Meurant 2010, Matrices, Moments and Quadrature, chapter 6.
 
@@ -158,8 +158,8 @@ def measure_spectra(
 ) -> dict[str, list[Spectrum]]:
   """Returns the singular values of every layer and of all, sample by sample.
 
-  Computed in float32, in evaluation. The second sequence of a pair is a sample
-  of its own. Samples without a token are left out.
+  Computed in float32, in evaluation. The sequences of a pair count as two
+  samples. Samples without a token are left out.
 
   Args:
     model, params: model and parameters from `models.build`.
@@ -205,7 +205,7 @@ def measure_spectra(
 def _without_padding(
   matrices: np.ndarray, masks: np.ndarray
 ) -> list[np.ndarray]:
-  """Returns Jacobians [g, n d, n d] of the tokens alone."""
+  """Returns Jacobians [g, n d, n d] of the tokens only."""
   width = matrices.shape[-1] // masks.shape[1]
   kept = [np.repeat(mask, width) for mask in masks]
   return [
@@ -423,7 +423,7 @@ def main(
   """Prints a table for each run, and draws the figure if asked.
 
   A run as it was trained, its untrained start, and its model with other weights
-  or of another name stand beside each other.
+  or of another name are compared.
   """
   if steps < 1:
     raise UserError(f"--steps={steps}: give at least 1.")

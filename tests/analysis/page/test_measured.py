@@ -137,14 +137,14 @@ def test_distances_inside_heads_and_experts(name):
   rows = measured.Rows(measured.Options())
   rows.add_tokens("run", run)
   noun = "head" if name == "transformer" else "expert"
-  found = {row[:3]: row[3] for row in rows.of["head_pairs"]}
+  distances = {row[:3]: row[3] for row in rows.of["head_pairs"]}
   pairs = {row[1] for row in rows.of["pairs"]}
   assert len(pairs) == measured.MOST_PAIRS
   # Two pairs, two heads, two layers.
-  assert len(found) == 8
+  assert len(distances) == 8
   captured = capture(model, make_variables(model, run.params), ids[:, :7])
   of_parts = parts(model, make_variables(model, run.params), captured)
-  (title, part, layer), distance = list(found.items())[-1]
+  (title, part, layer), distance = list(distances.items())[-1]
   first, second = (
     WORDS.index(word) - 2 for word in title.removeprefix("run, ").split(" - ")
   )

@@ -182,7 +182,7 @@ def test_heads_and_dropout_are_sizes():
     (dropout, "dropout_rate", 0.1),
     (dropout, "dropout_rate", 0.3),
   ]
-  # The attention weights' alone.
+  # Only the rate of attention weights.
   assert sizes(record(attention=0.2), record(attention=0.5)) == [
     (dropout, "dropout_rate", 0.2),
     (dropout, "dropout_rate", 0.5),

@@ -99,9 +99,11 @@ def test_the_jacobian_is_that_of_the_tokens():
       ).values
       for k in (1, 0)
     )
-    found = {name: values[sample].values for name, values in spectra.items()}
-    np.testing.assert_allclose(found["all"], of_all, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(found["1"], first, rtol=1e-3, atol=1e-4)
+    values_of = {
+      name: values[sample].values for name, values in spectra.items()
+    }
+    np.testing.assert_allclose(values_of["all"], of_all, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(values_of["1"], first, rtol=1e-3, atol=1e-4)
   # The second layer as a module, with the values of the first.
   weights = {
     kind: tree["encoder"]["layer_1"]
@@ -127,9 +129,9 @@ def test_the_jacobian_is_that_of_the_tokens():
     model, params, IDS, steps=40, most_rows=0
   )
   for name, of_layer in spectra.items():
-    for whole, estimate in zip(of_layer, estimated[name], strict=True):
+    for exact, estimate in zip(of_layer, estimated[name], strict=True):
       np.testing.assert_allclose(
-        estimate.quantiles([0, 1]), whole.quantiles([0, 1]), rtol=1e-3
+        estimate.quantiles([0, 1]), exact.quantiles([0, 1]), rtol=1e-3
       )
 
 
