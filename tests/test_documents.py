@@ -260,6 +260,17 @@ def on_runs(module, *more, kind=""):
   return once(module, run)
 
 
+def run_report(module):
+  """Runs the report; with weights that are not here, parses its arguments."""
+  run, parse = on_runs(module, "--no_checkpoints"), parse_only(module)
+
+  def check(argv, **fixtures):
+    check_arguments = parse if "--pretrained" in argv else run
+    check_arguments(argv, **fixtures)
+
+  return check
+
+
 # Sizes of tasks, by the name of the task.
 SIZES = {**test_vision.SIZES, **test_lra.SIZES}
 SIZES["imagenet2012"] = SIZES.pop("imagenet")
@@ -432,6 +443,7 @@ RUNNERS = {
   "jaxformers": check_training,
   "jaxformers.main": check_training,
   COMMANDS["models"]: run_models,
+  COMMANDS["report"]: run_report(COMMANDS["report"]),
   COMMANDS["configs"]: with_arguments(COMMANDS["configs"]),
   COMMANDS["tasks"]: with_arguments(COMMANDS["tasks"]),
   COMMANDS["zoo"]: with_arguments(COMMANDS["zoo"]),
@@ -441,7 +453,6 @@ RUNNERS = {
     for name, kind, *more in (
       ("results", ""),
       ("published", ""),
-      ("report", "", "--no_checkpoints"),
       ("smoothness", "", *FEW),
       ("isometry", "", *FEW, "--steps=2"),
       ("lipschitz", "transject", *FEW, "--steps=2"),
