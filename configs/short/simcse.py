@@ -10,7 +10,7 @@ python -m jaxformers.main --config configs/short/simcse.py:model=neutreno \
 
 Gao et al. 2021, appendix A, for BERT-base: an epoch of a million sentences in
 batches of 64 at 3e-5, down to 0 in a straight line, the first token with a tanh
-layer in training alone; 68.40 on STS-12. They choose the checkpoint on STS-B
+layer only in training; 68.40 on STS-12. They choose the checkpoint on STS-B
 every 250 steps. NeuTRENO's appendix G.9 says nothing of its training, and its
 scores are lost from our text of it. 109 million parameters: for accelerators,
 and not run by us.

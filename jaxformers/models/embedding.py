@@ -179,7 +179,7 @@ class Embedding(nn.Module):
     x = self._embed_tokens(ids, d, token_init)
     if self.separator:
       segments = self.param("segments", nn.initializers.zeros, (2, d))
-      x = x + segments[second_part(ids, self.separator)]
+      x = x + jnp.take(segments, second_part(ids, self.separator), axis=0)
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
       # One token is a vector, as in checkpoints.

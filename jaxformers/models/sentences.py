@@ -32,7 +32,7 @@ class SentenceModel(Model):
     mask = self.mask(ids)
     encoder = bind_encoder(config)(name="encoder")
     x = encoder(ids, mask=mask, train=train)
-    # Pool in float32, whatever the compute type.
+    # Pool in float32 under every compute type.
     padded_len = config.padded_len or config.num_tokens
     x = POOLS[config.pool](x, mask, padded_len).astype(jnp.float32)
     if config.head_dim and (train or self.is_initializing()):

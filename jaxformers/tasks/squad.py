@@ -49,7 +49,7 @@ class Questions:
   that has most context on both sides of its first piece.
 
   Attributes:
-    pieces: four sequences for each question: its pieces, those of the context,
+    pieces: four sequences for each question: its pieces, the context's pieces,
       and the first character and the character after the last of each of these.
     texts: three sequences for each question: bytes of the context, of its
       answers in JSON, and of the question.

@@ -376,7 +376,7 @@ def best_spans(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
   Args:
     logits: float32 [b, n, 2].
     batch: `places` int32 [b, n]: 2 where an answer may begin, 1 where it may
-      only go on or end, 0 elsewhere; and `numbers` int32 [b], of the windows.
+      only continue or end, 0 elsewhere; `numbers` int32 [b], of the windows.
 
   Returns:
     `numbers`; `scores` float32 [b], the sum of both logits, -inf where no
@@ -409,9 +409,9 @@ def sentences(
   """Returns the contrastive loss of pairs, or their error where scores exist.
 
   The contrastive loss is the cross-entropy of finding the second sentence of a
-  pair among those of the batch, by the cosine over `TEMPERATURE`. Pairs with
-  `scores` of people have the squared difference of cosine and score instead:
-  a loss that does not depend on the other pairs.
+  pair among all second sentences of the batch, by the cosine over
+  `TEMPERATURE`. Pairs with `scores` of people have the squared difference of
+  cosine and score instead: a loss that does not depend on the other pairs.
 
   Source: Gao et al. 2021, https://arxiv.org/abs/2104.08821, equation 1.
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import jaxformers
 from jaxformers import config as c
 from jaxformers import models, tasks
 from jaxformers.data.sets import sts12
@@ -159,6 +160,9 @@ def test_bert_is_trained_on_it(options, tmp_path):
   assert -1 <= results["spearman"] <= 1
   lines = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert "validation/spearman" in lines
+  trained = jaxformers.load(str(tmp_path / "run"))
+  pairs = [("red house", "a tree"), ("blue", "green"), ("was", "is")]
+  assert trained.outputs(pairs).shape == (3, 2, 16)
 
 
 @pytest.mark.parametrize(

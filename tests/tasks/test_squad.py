@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxformers
 from jaxformers import config as c
 from jaxformers import models, tasks
 from jaxformers.tasks import squad
@@ -178,6 +179,9 @@ def test_bert_is_trained_on_it(task, tmp_path, monkeypatch, request):
   lines = (tmp_path / "metrics.jsonl").read_text()
   assert "validation/exact_match" in lines
   assert "train/accuracy" in lines
+  # Parameters of a loaded model are arrays of NumPy.
+  trained = jaxformers.load(str(tmp_path))
+  assert trained.outputs(["where is ada ?"]).shape[2] == 2
 
 
 @pytest.mark.parametrize(

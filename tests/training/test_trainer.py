@@ -1,5 +1,6 @@
 """Training of a run: its first state, its batches and its files."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import chex
 import jax
 import pytest
 
-from jaxformers.training import loop, trainer
+from jaxformers.training import loop, losses, trainer
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
@@ -40,6 +41,13 @@ def test_parts_of_a_batch_fit_the_cache(smoke, tmp_path, monkeypatch):
   assert parts("transject") == 4
   assert parts("transject", accumulate=2) == 2
   assert parts("local") == 1  # Not injective.
+  # A loss that sees the whole batch does not divide it.
+  objective = dataclasses.replace(
+    losses.LOSSES["classification"], sees_batch=True
+  )
+  with monkeypatch.context() as patch:
+    patch.setitem(losses.LOSSES, "classification", objective)
+    assert parts("transject", seed=1) == 1
   monkeypatch.setattr(trainer, "CACHED", 2**19)
   assert parts("random_transject") == 1
 

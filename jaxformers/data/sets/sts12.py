@@ -46,7 +46,7 @@ def _names(subset: str) -> tuple[str, str]:
 
 
 def _lines(content: bytes) -> list[str]:
-  # Lines end in \n alone; the last one may have none.
+  # Only \n ends a line; the last line may have none.
   text = content.decode(errors="replace")
   return text.removesuffix("\n").split("\n")
 
@@ -94,7 +94,7 @@ def read(path: Path | None) -> Mapping[str, list[Keyed]]:
   if missing := [name for name in wanted if name not in contents]:
     names = [" or ".join(TRAIN) if n == "train" else n for n in missing]
     raise UserError(
-      f"{path} holds no {', no '.join(names)}: put the training text beside "
+      f"{path} holds no {', no '.join(names)}: put the training text next to "
       f"SentEval's folders {FOLDER} and STSBenchmark."
     )
   splits: dict[str, list[dict[str, bytes]]] = {}
