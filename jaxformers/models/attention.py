@@ -147,11 +147,13 @@ class HeadsSignature(NamedTuple):
     tools: its keyword-only arguments without a default.
     options: its keyword-only arguments with a default, and their defaults;
       a config can set them.
+    redraws: True if the mixer redraws by default, also where it draws nothing.
   """
 
   inputs: tuple[str, ...]
   tools: tuple[str, ...]
   options: dict[str, Any]
+  redraws: bool = False
 
 
 # Inputs of a function of heads, and the names of their projections.
@@ -455,7 +457,8 @@ class Attention(nn.Module):
     }
     tools = {name: tools[name] for name in self.signature.tools}
     y = self.attend(*heads, **tools, **self.options)
-    if (self.seed or self.redraw) and not drawn:
+    redraws = self.redraw and not self.signature.redraws
+    if (self.seed or redraws) and not drawn:
       raise UserError(
         f"seed={self.seed}, redraw={self.redraw}: this mixer draws nothing "
         "with these options. Leave both out."
@@ -668,7 +671,9 @@ def attention(
   """
 
   def register(attend: Callable[..., Any]) -> Callable[..., Any]:
-    signature = _read_signature(attend)
+    signature = _read_signature(attend)._replace(
+      redraws=defaults.get("redraw", False)
+    )
 
     def mixer(**values: Any) -> Attention:
       _check_ranges(values)

@@ -1,10 +1,15 @@
 import functools
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers import models
+from jaxformers.errors import UserError
 from jaxformers.models.mixers.reformer import buckets_of, factors_of, reformer
+from tests import initial
 from tests.models.mixers.oracle import (
   B,
   E,
@@ -87,6 +92,22 @@ def test_one_bucket_is_softmax_of_shared_queries_and_keys():
   want = weigh(itself_last(q), tokens()[:, None, None]) @ v
   options = {"num_buckets": 1, "num_hashes": 2, "chunk_size": 12}
   agree(reformer, (q, v), want, draw=None, max_len=12, **options)
+
+
+def test_a_model_with_one_bucket_hashes_nothing():
+  """All hash rounds and all drawn keys give the same."""
+  sizes = dict(vocab_size=9, max_len=8, num_classes=2, d_model=8, num_layers=1)
+  ids = jnp.array([[1, 2, 3, 4, 5, 6, 7, 8], [3, 2, 1, 4, 5, 0, 0, 0]])
+  outputs = []
+  for redraw in (True, False):
+    mixer = {"num_buckets": 1, "chunk_size": 8, "redraw": redraw}
+    model = models.build("reformer", mixer=mixer, **sizes)
+    params = initial.params(model, ids)
+    outputs.append(model.apply({"params": params}, ids, train=False))
+  chex.assert_trees_all_close(*outputs, atol=0)
+  with pytest.raises(UserError, match="seed=3.*draws nothing"):
+    model = models.build("reformer", mixer=mixer | {"seed": 3}, **sizes)
+    model.init(jax.random.key(0), ids, train=False)
 
 
 def test_opposite_vectors_are_in_opposite_buckets():
