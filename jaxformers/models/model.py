@@ -225,8 +225,16 @@ class Model(nn.Module):
 
     Args:
       ids: as in a call.
+
+    Raises:
+      UserError: for inputs without tokens.
     """
     config = self.config
+    if 0 in ids.shape[1:]:
+      raise UserError(
+        f"Inputs of the shape {ids.shape} have no tokens: give at least one to "
+        "each sample, such as padding (id 0)."
+      )
     if config.image:
       return jnp.ones((ids.shape[0], config.encoder_len), bool)
     # NumPy's ids would make a mask of NumPy, whose sums are 64 bits wide.

@@ -1,5 +1,7 @@
 """Activations are their formulas, forwards and backwards."""
 
+import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,31 @@ def test_gelu_is_its_formula_and_its_gradient():
   slope = scipy.stats.norm.cdf(x) + x * scipy.stats.norm.pdf(x)
   np.testing.assert_allclose(g, slope, atol=2e-6)
   assert np.isnan(gelu(jnp.float32(jnp.nan)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", sorted({*ACTIVATIONS, "elu"}))
+def test_activations_and_slopes_are_finite_up_to_the_greatest_number(
+  name, dtype
+):
+  function = {**ACTIVATIONS, "elu": elu}[name]
+  top = jnp.finfo(dtype)
+  powers = np.geomspace(float(top.tiny), 0.999 * float(top.max), 300)
+  x = jnp.asarray(np.concatenate([-powers[::-1], [0], powers]), dtype)
+  y, slope = jax.vmap(jax.value_and_grad(function))(x)
+  chex.assert_tree_all_finite((x, y, slope))
+  # Far from 0 an activation is a line on each side.
+  assert abs(y[-1] - slope[-1] * x[-1]) <= 1
+  assert abs(slope[0]) < 1e-6
+
+
+def test_gelu_by_tanh_is_its_formula_and_its_gradient():
+  x = jnp.linspace(-30, 30, 4001)
+  found, want = (
+    jax.vmap(jax.value_and_grad(function))(x)
+    for function in (ACTIVATIONS["gelu_tanh"], nn.gelu)
+  )
+  chex.assert_trees_all_close(found, want, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from jaxformers.errors import UserError
 from jaxformers.models import Classifier, ModelConfig
 from jaxformers.models.config import HEAD_OPTIONS
 from jaxformers.models.model import CLASSES, bind_encoder_block
 from tests import initial
+from tests.models.test_reconstruction import SMALL, names
 
 SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=2)
 IMAGE = {"image": (8, 8, 3), "patch_size": 4, "vocab_size": 0, "max_len": 0}
@@ -31,6 +33,20 @@ def test_the_mask_of_pairs_and_of_a_token_in_front():
   want = [[True, True, False], [True, True, True]]
   np.testing.assert_array_equal(model.mask(pairs), want)
   assert model.example(4).shape == (1, 2, 4)
+
+
+@pytest.mark.parametrize("objective", ["classification", "language_model"])
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_every_model_refuses_a_sequence_of_no_tokens(name, objective):
+  is_causal = objective == "language_model"
+  if is_causal and name not in names("next"):
+    return
+  sizes = SIZES | ({"num_classes": 0} if is_causal else {})
+  model = models.build(
+    name, **sizes, objective=objective, mixer=SMALL.get(name, {})
+  )
+  with pytest.raises(UserError, match=r"shape \(2, 0\) have no tokens"):
+    model.init(jax.random.key(0), jnp.zeros((2, 0), jnp.int32), train=False)
 
 
 def test_stacks_are_by_their_parameters():

@@ -45,10 +45,10 @@ def nystromformer(
   14. Equals softmax attention with a landmark for every token and many steps.
   Differs from their code and Skyformer's: there padding counts in the means,
   and the inverse starts from the greatest norm in the batch
-  (`inverse_init="batch"`, which makes a sample depend on its batch mates). With
-  a landmark for every token they compute softmax attention itself; here
-  `inverse_steps` still approximate the inverse. No causal form: a landmark is a
-  mean over past and future.
+  (`inverse_init="batch"`, which makes a sample depend on its batch mates).
+  Differs from their code with a landmark for every token: there the result is
+  softmax attention itself; here `inverse_steps` approximate the inverse. No
+  causal form: a landmark is a mean over past and future.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """

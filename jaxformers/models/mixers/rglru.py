@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.models.activations import gelu_tanh
 from jaxformers.models.attention import MIXERS, check_heads, wide
 from jaxformers.models.cache import count_tokens, recall, remember
 from jaxformers.models.kinds import EIGENVALUES
@@ -65,7 +66,7 @@ class RGLRU(nn.Module):
     x, moved = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
     mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
-    gate = nn.gelu(dense(x, width, "gate", dtype=self.dtype))
+    gate = gelu_tanh(dense(x, width, "gate", dtype=self.dtype))
     u = dense(x, width, "input", dtype=self.dtype)
     u = short_convolution(self, u, lengths, CONV_WIDTH)
     # Only the first token of all has no state before it.
