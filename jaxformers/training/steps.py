@@ -38,7 +38,7 @@ class Margin(NamedTuple):
 
 
 NO_MARGIN = Margin()
-COLLECTED = "collected"  # Key of arrays of examples beside the sums.
+COLLECTED = "collected"  # Key of arrays of examples, next to the sums.
 
 
 def _margin_loss(

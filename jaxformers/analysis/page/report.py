@@ -155,10 +155,16 @@ def main(
     )
   requirements.require("plots", "The page of a report")
   # A folder that cannot be written ends the command before the measurements.
+  is_new = not out.exists()
   out.mkdir(parents=True, exist_ok=True)
-  page = build(
-    workdirs, options, checkpoints=not no_checkpoints, pretrained=folders
-  )
+  try:
+    page = build(
+      workdirs, options, checkpoints=not no_checkpoints, pretrained=folders
+    )
+  except UserError:
+    if is_new:
+      out.rmdir()
+    raise
   path = write(page, out)
   if page.rows:
     print(tables.markdown(page.rows))

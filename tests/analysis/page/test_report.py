@@ -201,8 +201,10 @@ def test_a_browser_opens_it(out, tmp_path, width):
   ],
 )
 def test_a_wrong_argument(argument, message, tmp_path):
+  out = tmp_path / "page"
   with pytest.raises(SystemExit, match=message):
-    report.main([str(tmp_path), argument])
+    report.main([str(tmp_path), argument, f"--out={out}"])
+  assert not out.exists()
 
 
 def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
