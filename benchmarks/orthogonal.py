@@ -173,7 +173,7 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
 )
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:
   """Prints the tables, and writes them as JSON if asked."""
-  requirements.require("bench", "The cost of a map beside PyTorch's")
+  requirements.require("bench", "The comparison with PyTorch")
   sides = cli.numbers("sizes", sizes)
   drifting = orthogonal.MAPS if steps else ()
   results = {

@@ -84,7 +84,7 @@ def from_texts(
     train: texts, to which the vocabulary is fitted.
     validation: texts that choose the checkpoint; None to hold out a tenth of
       `train`, by hashes. Equal texts are held out together.
-    test: texts that are scored at the end; None for those of `validation`.
+    test: texts that are scored at the end; None for `validation`.
     tokens, vocab_size, max_len, stride, eval_windows: see `load_language`.
 
   Raises:

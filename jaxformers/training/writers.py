@@ -39,7 +39,7 @@ def _cut_metrics(workdir: Path, step: int) -> None:
 def _wandb_id(workdir: Path) -> str:
   """Returns the id of a workdir's run at W&B, made when it is first asked for.
 
-  A folder that was deleted has another id, so its run does not go on at W&B.
+  A folder that was deleted has another id, so W&B begins a new run.
   """
   path = workdir / "wandb.json"
   if not path.exists():
