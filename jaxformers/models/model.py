@@ -285,8 +285,8 @@ class Model(nn.Module):
 class EncoderModel(Model):
   """Tokens to the output of the encoder, float32 [b, n, d].
 
-  Tokens are ids [b, n], 0 at padding, whose rows mean nothing; or float32 [b, n],
-  none of them padding; or images, float32 [b, height, width, c].
+  Tokens are ids [b, n], 0 at padding, whose rows mean nothing; or float32
+  [b, n], none of them padding; or images, float32 [b, height, width, c].
   """
 
   @nn.compact
