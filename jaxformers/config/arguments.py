@@ -123,7 +123,8 @@ def check_overrides(config: ConfigDict, argv: list[str]) -> None:
       if not isinstance(section, ConfigDict) or key not in section:
         where = ".".join(("config", *path[:depth]))
         choices = section if isinstance(section, ConfigDict) else ()
-        if meant := _meant(config, path[-1]):
+        is_field = depth == len(path) - 1
+        if is_field and (meant := _meant(config, key)):
           raise UserError(
             f"Unknown key of {where}: {key!r}. Did you mean config.{meant}?"
           )

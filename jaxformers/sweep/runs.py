@@ -52,7 +52,7 @@ class Sweep:
     weights = paths.expand(complete["pretrained"])
     if not weights.exists() and not folder.exists():
       return complete
-    chosen = configs.overridden(overrides)
+    chosen = configs.values_of(overrides)
     return origin.take_fields(complete, folder, chosen)
 
   def open_task(self, config: Mapping[str, Any]) -> tasks.Task:

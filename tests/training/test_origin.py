@@ -261,7 +261,7 @@ def taken(spec, folder, *overrides, is_command=True, workdir=Path("none")):
   overrides = [f"--config.{item}" for item in overrides]
   overrides += [f"--config.pretrained={folder}"]
   config = configs.complete(configs.load_with(spec, overrides))
-  chosen = configs.overridden(overrides) if is_command else None
+  chosen = configs.values_of(overrides) if is_command else None
   return origin.take_fields(config, workdir, chosen)
 
 
@@ -379,7 +379,7 @@ def test_a_run_normalises_pixels_as_its_weights(tmp_path):
     *(f"--config.pretrained={folder}", "--config.eval_batch_size=4"),
   ]
   config = configs.load_with("vision/imagenet", overrides)
-  chosen = configs.overridden(overrides)
+  chosen = configs.values_of(overrides)
   loop.run(config, tmp_path / "run", chosen=chosen)
   record = origin.read_record(tmp_path / "run")
   assert record["new"] == record["differing_options"] == []
