@@ -242,23 +242,9 @@ def adam(
   return _with_decay(steps, weight_decay, schedule, decays)
 
 
-@OPTIMIZERS.register("adamw")
-def adamw(
-  schedule: Rate,
-  decays: Decays,
-  *,
-  b1: float | Rate = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
-  weight_decay: float = 0.01,
-) -> Tx:
-  """Returns `adam` with a weight decay of 0.01, as PyTorch's AdamW has it.
-
-  Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
-  """
-  return adam(
-    schedule, decays, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
-  )
+# AdamW is Adam with the weight decay that PyTorch gives it.
+# Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
+OPTIMIZERS.register("adamw")(functools.partial(adam, weight_decay=0.01))
 
 
 @OPTIMIZERS.register("sgd")
