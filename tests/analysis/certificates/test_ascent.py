@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis.certificates.ascent import adversarial, ascend
 from tests import initial
+from tests.assertions import assert_between
 
 IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
 
@@ -39,8 +41,8 @@ def test_ascent_finds_the_singular_values_of_a_matrix():
   values = np.linalg.svd(m, compute_uv=False)
   high = ascend(ratio, start, sign=1.0, steps=300)
   low = ascend(ratio, start, sign=-1.0, steps=300)
-  np.testing.assert_allclose(high.max(), values[0], rtol=1e-3)
-  np.testing.assert_allclose(low.min(), values[-1], rtol=2e-2)
+  chex.assert_trees_all_close(high.max(), values[0], rtol=1e-3)
+  chex.assert_trees_all_close(low.min(), values[-1], rtol=2e-2)
   assert high.shape == (20,)
 
 
@@ -52,9 +54,8 @@ def test_the_extreme_is_that_of_the_whole_way():
   extremes = [
     ascend(ratio, start, sign=1.0, steps=k, rate=2.0) for k in (1, 7, 40)
   ]
-  assert (extremes[0] == ratio(start)).all()
-  assert (extremes[1] >= extremes[0]).all()
-  assert (extremes[2] >= extremes[1]).all()
+  chex.assert_trees_all_equal(extremes[0], ratio(start))
+  assert_between(extremes[1], extremes[0], extremes[2])
 
 
 def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
@@ -63,11 +64,13 @@ def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   model, params = build("random_transject", gating="certified")
   extremes = adversarial(model, params, IDS, steps=60)
   for kind in ("tokens", "sequences"):
-    assert low <= extremes[kind][0] < extremes[kind][1] <= high
+    assert_between(extremes[kind], low, high)
+    assert extremes[kind][0] < extremes[kind][1]
   assert extremes["tokens"][1] > 1.2  # And it did look for them.
   model, params = build("random_transject")
   extremes = adversarial(model, params, IDS, steps=60)
-  assert low <= extremes["tokens"][0] < extremes["tokens"][1] <= high
+  assert_between(extremes["tokens"], low, high)
+  assert extremes["tokens"][0] < extremes["tokens"][1]
   assert extremes["sequences"][1] > high
 
 
@@ -75,7 +78,7 @@ def test_any_encoder_can_be_searched():
   model, params = build("transformer", num_heads=2)
   extremes = adversarial(model, params, IDS, steps=20)
   assert extremes["tokens"][0] < 1 < extremes["tokens"][1]
-  assert np.isfinite(extremes["sequences"]).all()
+  chex.assert_tree_all_finite(extremes)
 
 
 def test_one_token_has_no_pairs():

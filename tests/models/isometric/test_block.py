@@ -1,5 +1,6 @@
 """The module of isometric layers, in a model: options, inverse, certificate."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from jaxformers.analysis.certificates import inverse, lipschitz
 from jaxformers.models.isometric.layer import BOUNDS, FORMS
 from jaxformers.models.kinds import EIGENVALUES, find_kinds
 from tests import initial
+from tests.assertions import assert_between
 
 IDS = jax.random.randint(jax.random.key(0), (3, 12), 1, 20).at[1, 7:].set(0)
 
@@ -38,7 +40,7 @@ def test_the_encoder_is_undone_to_its_tokens(form):
   found, positions = inverse.tokens(model, params, x)
   assert positions is None
   mask = np.asarray(side.mask)
-  np.testing.assert_array_equal(found[mask], np.asarray(IDS)[mask])
+  chex.assert_trees_all_equal(found[mask], np.asarray(IDS)[mask])
 
 
 def test_numbers_come_back_too():
@@ -56,7 +58,7 @@ def test_numbers_come_back_too():
   found, _ = inverse.tokens(
     model, params, inverse.inverse(model, params, hidden[-1], side)
   )
-  np.testing.assert_allclose(found, x, atol=1e-4)
+  chex.assert_trees_all_close(found, x, atol=1e-4, rtol=0)
 
 
 def test_the_report_speaks_of_sequences_alone():
@@ -68,7 +70,8 @@ def test_the_report_speaks_of_sequences_alone():
   assert guarantee["all"].keys() == {"sequences"}
   assert 0 < low < 1 < high
   least, greatest = content["adversarial"]["sequences"]
-  assert low * (1 - 1e-4) <= least < greatest <= high * (1 + 1e-4)
+  assert_between((least, greatest), low, high, rtol=1e-4)
+  assert least < greatest
   assert "nothing is guaranteed" in guarantee["says"][0]
   assert f"{high:.4g}" in lipschitz.table(content)
 
@@ -81,8 +84,8 @@ def test_the_width_of_the_certificate_follows_the_option(a):
   low, high = lipschitz.product([row["sequences"] for row in rows])
   alpha = np.tanh(0.5)
   a = 1 - (1 - alpha / 4) ** 2 if a == "budget" else 0.5 * alpha
-  assert low == pytest.approx((1 - a) ** 4, rel=1e-4)
-  assert high == pytest.approx((1 + a) ** 4, rel=1e-4)
+  chex.assert_trees_all_close(low, (1 - a) ** 4, rtol=1e-4)
+  chex.assert_trees_all_close(high, (1 + a) ** 4, rtol=1e-4)
 
 
 def test_eigenvalues_do_not_decay():
@@ -115,4 +118,4 @@ def test_half_precision_is_near():
   )
   y, z = (m.apply({"params": params}, IDS, train=False) for m in (model, half))
   assert z.dtype == jnp.float32
-  np.testing.assert_allclose(y, z, atol=0.1)
+  chex.assert_trees_all_close(y, z, atol=0.1, rtol=0)

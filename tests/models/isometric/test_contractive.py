@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from jaxformers.analysis.certificates.ascent import ascend
 from jaxformers.models.blocks import invertible
 from jaxformers.models.variables import make_variables, of_stack
 from tests import initial
+from tests.assertions import assert_between
 from tests.marks import long_except
 
 NAMES = ("allpass", "certified_s4d")
@@ -54,11 +56,11 @@ def test_the_encoder_is_undone_to_its_tokens(name, causal, a):
   hidden, side = inverse.forward(model, params, IDS)
   x = inverse.inverse(model, params, hidden[-1], side)
   mask = np.asarray(side.mask)
-  np.testing.assert_allclose(
-    np.asarray(x)[mask], np.asarray(hidden[0])[mask], atol=1e-5
+  chex.assert_trees_all_close(
+    np.asarray(x)[mask], np.asarray(hidden[0])[mask], atol=1e-5, rtol=0
   )
   found, _ = inverse.tokens(model, params, x)
-  np.testing.assert_array_equal(found[mask], np.asarray(IDS)[mask])
+  chex.assert_trees_all_equal(found[mask], np.asarray(IDS)[mask])
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -79,8 +81,7 @@ def test_jacobians_have_singular_values_inside_the_certificate(name, causal):
 
     x = np.random.default_rng(0).normal(size=LENGTH * WIDTH)
     values = np.linalg.svd(jax.jit(jax.jacrev(flat))(x), compute_uv=False)
-  assert low * (1 - 1e-6) <= values[-1]
-  assert values[0] <= high * (1 + 1e-6)
+  assert_between(values, low, high, rtol=1e-6)
   # The bounds are not idle.
   assert values[0] > 1.3
   assert values[-1] < 0.75
@@ -113,8 +114,7 @@ def test_ascent_finds_no_two_sequences_outside_the_certificate(name):
   start = {"middle": jnp.float32(draw()), "step": jnp.float32(draw())}
   run = jax.jit(functools.partial(ascend, ratio, steps=100))
   least, greatest = (run(start, sign=sign) for sign in (-1.0, 1.0))
-  assert low * (1 - 1e-5) <= least.min()
-  assert greatest.max() <= high * (1 + 1e-5)
+  assert_between((least, greatest), low, high, rtol=1e-5)
   # The search comes near; two branches seldom meet in their worst cases.
   assert greatest.max() > high**0.5
   assert least.min() < low**0.2
@@ -133,10 +133,10 @@ def test_a_causal_encoder_is_undone_causally(name):
     np.asarray(invertible.inverse(layers, weights[0], z, None, mask, None))
     for z in (y, other)
   )
-  np.testing.assert_allclose(one[:, :4], two[:, :4], atol=1e-5)
+  chex.assert_trees_all_close(one[:, :4], two[:, :4], atol=1e-5, rtol=0)
   assert np.abs(one[:, 4:] - two[:, 4:]).max() > 0.5
   back, _ = layers.forward(weights[0], two, None, mask)
-  np.testing.assert_allclose(back, other, atol=1e-5)
+  chex.assert_trees_all_close(back, other, atol=1e-5, rtol=0)
 
 
 def test_a_language_model_keeps_the_certificate():
@@ -156,7 +156,7 @@ def test_a_language_model_keeps_the_certificate():
   log_p = forward({"params": params}, IDS)
   later = IDS.at[0, 8].set(IDS[0, 8] % 19 + 1)
   other = forward({"params": params}, later)
-  np.testing.assert_allclose(log_p[0, :8], other[0, :8], atol=1e-6)
+  chex.assert_trees_all_close(log_p[0, :8], other[0, :8], atol=1e-6, rtol=0)
   # Padding has probability 0.
   assert np.abs(log_p[0, 8:, 1:] - other[0, 8:, 1:]).max() > 1e-4
   rows = lipschitz.guaranteed(model, params, None, [1.0] * 2)
@@ -168,9 +168,9 @@ def test_the_width_of_the_certificate_follows_the_option():
   for a, bound in (("budget", 0.5), ("wide", 0.7)):
     layers, weights = stack(build(block={"a": a, "a_max": 0.7}))
     row = layers.certificate(weights[0], None, 1.0)
-    assert row["a"] == pytest.approx(bound * np.tanh(1.5), rel=1e-4)
+    chex.assert_trees_all_close(row["a"], bound * np.tanh(1.5), rtol=1e-4)
     want = (1 - row["a"]) ** 2, (1 + row["a"]) ** 2
-    np.testing.assert_allclose(row["sequences"], want, rtol=1e-4)
+    chex.assert_trees_all_close(row["sequences"], want, rtol=1e-4)
     assert row["a"] ** layers.max_steps() < np.finfo(np.float64).eps
 
 
