@@ -48,8 +48,8 @@ def _distribution(x: jax.Array) -> jax.Array:
 def gelu_tanh(x: jax.Array) -> jax.Array:
   """Returns x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, near to GELU.
 
-  Finite for all finite x, and so is the gradient: the cube is of x within +-16,
-  beyond which the hyperbolic tangent is 1 or -1 in float64, too.
+  Finite for all finite x, and so is the gradient: x is cut to +-16 before its
+  cube, and beyond that the hyperbolic tangent is 1 or -1 in float64, too.
 
   Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415, section
   2.

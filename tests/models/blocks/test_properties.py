@@ -73,7 +73,7 @@ def norm(x, axes):
 
 
 class PropertiesTest(chex.TestCase):
-  """What a certificate says, of two sequences and of two tokens."""
+  """Certificates of two sequences, and of two tokens of a sequence."""
 
   @chex.variants(with_jit=True, without_jit=True, with_pmap=True)
   @parameterized.named_parameters(*BLOCKS)
