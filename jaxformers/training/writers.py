@@ -47,8 +47,8 @@ def _wandb_id(workdir: Path) -> str:
   return str(json.loads(path.read_text(encoding="utf-8"))["id"])
 
 
-def _wandb_names(config: Mapping[str, Any], protocol: str) -> dict[str, str]:
-  """Returns project, name and group of a run at W&B.
+def _wandb_names(config: Mapping[str, Any], protocol: str) -> dict[str, Any]:
+  """Returns project, name, group and tags of a run at W&B.
 
   W&B reads a name that is left out from its own variable of the environment.
   """
@@ -57,6 +57,7 @@ def _wandb_names(config: Mapping[str, Any], protocol: str) -> dict[str, str]:
     "WANDB_PROJECT": ("project", "jaxformers"),
     "WANDB_NAME": ("name", f"{task}-{model}-{config['seed']}"),
     "WANDB_RUN_GROUP": ("group", f"{task}/{protocol}"),
+    "WANDB_TAGS": ("tags", [task, model]),
   }
   return dict(
     default

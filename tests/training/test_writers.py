@@ -91,8 +91,8 @@ def wandb_runs(monkeypatch):
 
   wandb = types.SimpleNamespace(init=update)
   monkeypatch.setitem(sys.modules, "wandb", wandb)
-  for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP"):
-    monkeypatch.delenv(name, raising=False)
+  for name in ("PROJECT", "NAME", "RUN_GROUP", "TAGS"):
+    monkeypatch.delenv(f"WANDB_{name}", raising=False)
   return calls
 
 
@@ -124,6 +124,7 @@ def test_a_run_at_wandb_has_names_and_its_score(
   assert options["project"] == "jaxformers"
   assert options["name"] == "listops-s5-3"
   assert options["group"] == "listops/lra"
+  assert options["tags"] == ["listops", "s5"]
   assert scores == {"test/accuracy": 0.4, "parameters": 7, "best_step": 5}
   # W&B reads its own variables where they are set.
   monkeypatch.setenv("WANDB_PROJECT", "mine")
