@@ -6,6 +6,7 @@ import argparse
 import collections
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -85,6 +86,8 @@ def switch(flag: str, **options: Any) -> Argument:
   return Argument((flag,), {"action": "store_true", **options})
 
 
+VALUE = re.compile(r"(?!-)|-\.?\d")  # A word that is no flag: -1 is a number.
+
 WORKDIR = argument("workdir", metavar="WORKDIR", help="folder of a run")
 WORKDIRS = argument(
   "workdirs",
@@ -146,7 +149,7 @@ def split_overrides(
       rest.append(word)
       continue
     is_whole = "=" in word or word.lstrip("-").startswith("no")
-    if not is_whole and words and not words[0].startswith("-"):
+    if not is_whole and words and VALUE.match(words[0]):
       word = f"{word}={words.popleft()}"
     overrides.append(word)
   return overrides, rest

@@ -204,7 +204,7 @@ def record(
   }
   try:
     workdirs.add_score(Path(workdir), entry)
-  except OSError as error:
+  except (OSError, UserError) as error:
     print(f"The scores are not kept: {error}", file=sys.stderr)
 
 

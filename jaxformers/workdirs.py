@@ -97,8 +97,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_results(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `results.json`.
 
-  It has `scores`, too, if commands have written a `scores.json`.
-
   Raises:
     UserError: as `read_config`.
   """
@@ -107,9 +105,18 @@ def read_results(folder: Path) -> dict[str, Any]:
   # Results of older versions name no metric: it was accuracy.
   metric = results.get("metric", "accuracy")
   _check_types(folder, "results.json", results, {metric: (int, float)})
-  if scores := read_scores(folder):
-    results["scores"] = scores
   return results
+
+
+def read_all_scores(folder: Path) -> dict[str, Any]:
+  """Returns the results of a run, with `scores` that commands have written.
+
+  Raises:
+    UserError: as `read_config`, also for a damaged `scores.json`.
+  """
+  results = read_results(folder)
+  scores = read_scores(folder)
+  return results | ({"scores": scores} if scores else {})
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:

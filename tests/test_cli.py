@@ -83,6 +83,9 @@ def test_fields_of_a_config_are_told_from_other_flags():
   fields = ["--config.seed=1", "-config.x=2", "--noconfig.y"]
   split = cli.split_overrides(words.split(" "))
   assert split == (fields, ["--a", "--config=z"])
+  words = ["--config.a", "-1", "--config.b", "-.5", "--config.c", "-x"]
+  fields = ["--config.a=-1", "--config.b=-.5", "--config.c"]
+  assert cli.split_overrides(words) == (fields, ["-x"])
   # A flag without a value stands for True.
   flags = ["--config.wandb", "--eval_only"]
   assert cli.split_overrides(flags) == (flags[:1], flags[1:])

@@ -50,7 +50,9 @@ class Sweep:
     # Weights that another run of the sweep will have are not there yet.
     folder = self.folder(cell, seed)
     weights = paths.expand(complete["pretrained"])
-    if not weights.exists() and not folder.exists():
+    files = ("config.json", "model.json")
+    is_there = any((weights / name).exists() for name in files)
+    if not is_there and not (folder / "config.json").exists():
       return complete
     chosen = configs.values_of(overrides)
     return origin.take_fields(complete, folder, chosen)

@@ -356,7 +356,7 @@ def read_as_bert(vocabulary: Path, max_len: int) -> Inputs:
   """Returns how BERT reads texts: word pieces between [CLS] and [SEP].
 
   Args:
-    vocabulary: path of a `vocab.txt`, one piece a line.
+    vocabulary: path of a `vocab.txt`, a `tokenizer.json` or their folder.
     max_len: greatest number of tokens, these two included.
 
   Raises:

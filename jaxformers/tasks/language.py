@@ -129,7 +129,7 @@ def _checked_texts(name: str, texts: Any) -> list[str]:
       )
   if not any(texts):
     raise UserError(f"{name} has no text: give at least one.")
-  return [text for text in texts if text]
+  return [encodings.well_formed(text) for text in texts if text]
 
 
 def _hold_out(texts: list[str]) -> tuple[list[str], list[str]]:

@@ -103,7 +103,7 @@ def run(
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
   """Trains in a workdir that no other run writes to, and scores the best."""
   run = trainer.run
-  with run.checkpoints() as checkpoints:
+  with run.checkpoints() as checkpoints, contextlib.ExitStack() as logs:
     # Continue from the latest checkpoint.
     loop_state = LoopState()
     latest = checkpoints.restore_latest(trainer.state)
@@ -111,16 +111,23 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
       trainer.state, loop_state = latest[0], LoopState(**latest[1])
       trainer.carried_seconds = loop_state.wall_seconds
     begin(run, trainer.origin)
-    step = int(jax.device_get(trainer.state.step))
-    with Writers(run.workdir, step, run.config, run.task.protocol) as writers:
-      with Preemption() as preemption:
-        _train(trainer, loop_state, checkpoints, writers, preemption, profile)
-      # Score the best one.
-      best = checkpoints.restore_best(trainer.state.without_optimizer())
-      seconds = loop_state.train_seconds
-      began = time.perf_counter() - trainer.wall_seconds()
-      results = _score_test(run, best, trainer.evaluate, seconds, began)
-      writers.write_results(results)
+    start = int(jax.device_get(trainer.state.step))
+    with Preemption() as preemption:
+      needed = _plan(trainer, start, profile)
+      # Nothing is logged of a run that does not fit its devices.
+      writers = Writers(run.workdir, start, run.config, run.task.protocol)
+      logs.enter_context(writers)
+      _train(
+        *(trainer, loop_state, checkpoints, writers, preemption),
+        needed=needed,
+        profile=profile,
+      )
+    # Score the best one.
+    best = checkpoints.restore_best(trainer.state.without_optimizer())
+    seconds = loop_state.train_seconds
+    began = time.perf_counter() - trainer.wall_seconds()
+    results = _score_test(run, best, trainer.evaluate, seconds, began)
+    writers.write_results(results)
   if processes.is_first():
     with disk.saving("results.json", run.workdir):
       workdirs.write(run.workdir, "results.json", results)
@@ -172,25 +179,36 @@ def _score_again(
   return results
 
 
+def _plan(trainer: Trainer, start: int, profile: bool) -> int:
+  """Returns the bytes that a step needs on one device; 0 if none is left.
+
+  Raises:
+    UserError: if a step does not fit, or if too few are left for a profile.
+  """
+  left = trainer.run.config["total_steps"] - start
+  if profile and left < PROFILED[1]:
+    raise UserError(
+      f"--profile needs {PROFILED[1]} steps, and {left} are left: raise "
+      "config.total_steps, or choose a new --workdir."
+    )
+  return trainer.plan() if left else 0
+
+
 def _train(
   trainer: Trainer,
   loop_state: LoopState,
   checkpoints: Checkpoints,
   writers: Writers,
   preemption: Preemption,
+  *,
+  needed: int,
   profile: bool,
 ) -> None:
   """Trains to the end, or to where patience ends; updates `loop_state`."""
   c, workdir = trainer.run.config, trainer.run.workdir
   start, total = int(jax.device_get(trainer.state.step)), c["total_steps"]
-  if profile and total - start < PROFILED[1]:
-    raise UserError(
-      f"--profile needs {PROFILED[1]} steps, and {total - start} are left: "
-      "raise config.total_steps, or choose a new --workdir."
-    )
   if start == total:
     return
-  needed = trainer.plan()
   title = f"{c['model']['name']} on {trainer.task.name}"
   with (
     Progress(total, start, title) as progress,

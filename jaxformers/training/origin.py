@@ -65,6 +65,8 @@ _DEFAULTS = {
 _SIZES = tuple(_SHAPES)[:4]
 # Options of an encoder that change no shape.
 _WITHOUT_SHAPE = ("dropout", "drop_path", "init_std", "seed", "memory", "dtype")
+# Tasks whose models have no head of classes, whatever their config says.
+_HEADLESS = ("ade20k", "language", "squad")
 _ABSENT = object()  # Differs from every value, None included.
 
 
@@ -144,7 +146,8 @@ def read_fields(folder: Path) -> dict[str, Any]:
   """Returns the fields of a run's config that weights determine, by path.
 
   For a run or an exported model these are the sizes of the encoder, and the
-  statistics of pixels that it has taken from other weights. For a folder
+  statistics of pixels: of a run if it has taken them from other weights, and of
+  an exported model always, since it does not say. For a folder
   of Hugging Face they are all that changes its outputs: options of the model,
   and of the task the size of images, the number of positions, the vocabulary,
   and the mean and deviation of pixels.
@@ -309,7 +312,8 @@ def _has_field(config: Mapping[str, Any], field: str, value: Any) -> bool:
   # Classifiers only have heads, and pools that add no token.
   is_head = names[0].startswith("head_")
   is_head |= names[0] == "pool" and value not in _POOLS
-  return not (is_head and config["task"].get("objective"))
+  task = config["task"]
+  return not (is_head and (task.get("objective") or task["name"] in _HEADLESS))
 
 
 def _set(config: dict[str, Any], field: str, value: Any) -> None:
@@ -414,11 +418,11 @@ def begin_with(
   """
   path = paths.expand(folder).absolute()
   weights = read(path)
+  if weights is None and task.tokenizer == "word_pieces":
+    remedy = f"set --config.task.vocabulary={path}."
+    vocabularies.require_same(path, task.tokenizer_json, remedy)
   fields = read_fields(path)
   if weights is None:
-    if task.tokenizer == "word_pieces":
-      remedy = f"set --config.task.vocabulary={path}."
-      vocabularies.require_same(path, task.tokenizer_json, remedy)
     differing, advice = _compare(fields, model, task)
     chosen = pretrained.take(path, start, advice)
     record = {"folder": str(path), "differing_options": differing}

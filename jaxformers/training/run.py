@@ -245,8 +245,9 @@ def _build(
     task.splits["validation"], "select"
   ):
     raise UserError(
-      f"eval_examples={config['eval_examples']}: the windows of a text are no "
-      "examples to draw from. Leave it out, and set task.eval_windows."
+      f"eval_examples={config['eval_examples']}: the windows of texts are no "
+      "examples to draw from. Leave it out; a language model has "
+      "task.eval_windows instead."
     )
   return Run(config, workdir, task, model, models.size(reference))
 

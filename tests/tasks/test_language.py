@@ -180,6 +180,7 @@ def test_texts_in_memory_are_read_as_those_of_a_folder(tokens, tmp_path):
 
 
 def test_a_tenth_of_the_texts_is_held_out():
+  task = language.from_texts([*TEXTS, "half \ud83d"], tokens="bytes")
   task = language.from_texts(TEXTS, tokens="bytes")
   counts = [len(task.splits[n].tokens) for n in ("train", "validation", "test")]
   assert sum(counts[:2]) == sum(map(len, TEXTS))

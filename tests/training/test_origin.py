@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from jaxformers import config as configs
-from jaxformers import inference, tasks, trained, workdirs
+from jaxformers import inference, models, tasks, trained, workdirs
 from jaxformers.analysis.evaluation import export
 from jaxformers.data.engine import vocabularies
 from jaxformers.models import pretrained
@@ -314,7 +314,9 @@ def test_all_overrides_are_named_at_once(tmp_path):
 def test_a_command_takes_the_sizes_of_a_bert(tmp_path):
   folder = tmp_path / "bert"
   shutil.copytree(HUGGING_FACE / "bert", folder)
-  with pytest.raises(ValueError, match="has no vocab.txt.* of its 30 tokens"):
+  with pytest.raises(
+    ValueError, match="neither a vocab.txt.* of its 30 tokens"
+  ):
     taken("short/bert", folder)
   (folder / "vocab.txt").write_text("[PAD]\n")
   got = taken("short/bert", folder)
@@ -329,6 +331,21 @@ def test_a_command_takes_the_sizes_of_a_bert(tmp_path):
   (folder / "config.json").write_text(json.dumps(config))
   got = taken("short/bert", folder)["model"]
   assert (got["mixer"]["causal"], got["block"]["activation"]) == (True, "relu")
+
+
+def test_a_model_without_a_head_takes_no_head_of_a_bert(tmp_path):
+  folder = tmp_path / "bert"
+  shutil.copytree(HUGGING_FACE / "bert", folder)
+  (folder / "vocab.txt").write_text("[PAD]\n")
+  sizes = {"vocab_size": 30, "max_len": 9}
+  for spec, objective in (
+    ("short/squad", "spans"),
+    ("lm/text", "language_model"),
+    ("short/simcse", "sentences"),
+  ):
+    got = taken(spec, folder)["model"]
+    assert got["d_model"] == 12
+    assert models.build(**got, **sizes, objective=objective)
 
 
 def test_a_distilled_deit_brings_its_pool(tmp_path):

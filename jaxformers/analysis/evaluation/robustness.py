@@ -219,8 +219,8 @@ def count_images(folder: Path, name: str) -> int:
     folder: folder of the set.
     name: name of the set, in `COUNTS`.
   """
-  endings = (path.suffix.lower() for path in folder.rglob("*.*"))
-  count = sum(ending in stores.ENDINGS for ending in endings)
+  names = (name.lower() for name, _ in files.walk(folder))
+  count = sum(name.endswith(stores.ENDINGS) for name in names)
   # Severities of every corruption; round a part down.
   return count // (
     len(ALEXNET) * len(SEVERITIES) if name == "imagenet_c" else 1
@@ -318,11 +318,9 @@ def main(
         scores[name] = unusual(run, folder, name, batch_size=batch_size)
         kept = {"accuracy": scores[name]}
       if folder:
-        count = count_images(folder, name)
+        num_images = count_images(folder, name)
         trained.record(
-          *(run, workdir, state, "robustness", kept),
-          count_images(folder, name),
-          set=name,
+          *(run, workdir, state, "robustness", kept, num_images), set=name
         )
     # Without a folder, corrupt the run's own test images.
     if not scores:

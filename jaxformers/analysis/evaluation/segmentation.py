@@ -234,6 +234,8 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   run = trained.load(workdir, **state)
   row = evaluate_segmenter(run, sizes, **options)
   split = options["split"]
+  # Part of the scenes is scored in another way than all of them.
+  part = {"count": options["count"]} if options["count"] else {}
   trained.record(
     *(run, workdir, state, "segmentation"),
     {name: row[name] for name in ("mean_iou", "accuracy")},
@@ -242,6 +244,7 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
     stride=options["stride"] or default_stride(run.task.splits[split]),
     scales=sizes,
     flip=options["flip"],
+    **part,
   )
   # Say which state was measured, in JSON as well.
   label = trained.describe(state)

@@ -397,6 +397,8 @@ def add(
     UserError: for a folder that holds no pre-trained model of texts.
   """
   rows = Rows(options)
+  # A wrong folder ends here, before the runs are measured.
+  opened = [(f.name, texts.open_pretrained(f)) for f in pretrained]
   bar = tqdm(desc="measuring runs", total=sum(len(g.runs) for g in groups))
   for group in groups:
     # Single tokens and the untrained start are those of the first seed.
@@ -421,8 +423,8 @@ def add(
         note = f"{group.label}: no figure of single tokens, {error}."
         page.notes.append(note)
   bar.close()
-  for folder in pretrained:
-    rows.add_tokens(folder.name, texts.open_pretrained(folder))
+  for name, run in opened:
+    rows.add_tokens(name, run)
   page.entropies = _entropy_table(groups, rows)
   # The page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)

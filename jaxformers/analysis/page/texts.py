@@ -92,7 +92,8 @@ def open_pretrained(folder: Path) -> PretrainedRun:
   """Returns the BERT of a folder of Hugging Face, with its vocabulary.
 
   Args:
-    folder: folder with config.json, model.safetensors and vocab.txt.
+    folder: folder with config.json, model.safetensors, and vocab.txt or
+      tokenizer.json.
 
   Raises:
     UserError: for weights that cannot be read or are of images, and for a
@@ -104,12 +105,11 @@ def open_pretrained(folder: Path) -> PretrainedRun:
       f"{folder} reads images, and the figures of single tokens need texts: "
       "give a folder of BERT."
     )
-  vocabulary = paths.expand(folder) / "vocab.txt"
-  inputs = read_as_bert(vocabulary, model.config.max_len)
+  inputs = read_as_bert(paths.expand(folder), model.config.max_len)
   if len(inputs.vocabulary) > model.config.vocab_size:
     raise UserError(
-      f"{vocabulary} has {len(inputs.vocabulary):,} pieces, and the weights "
-      f"{model.config.vocab_size:,}: give the vocab.txt of the weights."
+      f"The vocabulary in {folder} has {len(inputs.vocabulary):,} pieces, and "
+      f"the weights {model.config.vocab_size:,}: give that of the weights."
     )
   task = PretrainedTask(Path(folder).name, inputs)
   return PretrainedRun(model, params, task)

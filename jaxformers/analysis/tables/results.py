@@ -85,7 +85,7 @@ def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
       )
     for path in paths:
       try:
-        results.append(workdirs.read_results(path.parent))
+        results.append(workdirs.read_all_scores(path.parent))
         # Keep a result whose best checkpoint was damaged, with a note.
         if "damaged_best_step" in results[-1]:
           note = describe_damage(results[-1])

@@ -113,7 +113,7 @@ def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
 def _read_run(folder: Path) -> RunRecord:
   results: dict[str, Any] = {}
   if (folder / "results.json").exists():
-    results = workdirs.read_results(folder)
+    results = workdirs.read_all_scores(folder)
     workdirs.check_config(folder, "results.json", results["config"])
   # Results hold the config of their run as well.
   if not (folder / "config.json").exists():

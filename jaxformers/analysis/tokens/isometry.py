@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import cli, trained
+from jaxformers import cli, requirements, trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
 from jaxformers.analysis.tokens import capture as captures
@@ -427,6 +427,8 @@ def main(
   """
   if steps < 1:
     raise UserError(f"--steps={steps}: give at least 1.")
+  if out:
+    requirements.require("plots", f"--out={out}")
   value_rows: list[Row] = []
   sizes, lengths = set(), set()
   for workdir in workdirs:
