@@ -129,6 +129,26 @@ def pytest_collection_modifyitems(config, items):
   items.sort(key=place)
 
 
+MOST_MAPPINGS = 15_000  # Of memory, by a process: Linux allows 65,530.
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs():
+  """Drops the programs of a file, before the process has too many of them.
+
+  A program that XLA compiles for the CPU takes about nine mappings of memory.
+  Where Linux grants no more, the process ends by a segmentation fault, usually
+  while a program is written to the cache on disk.
+  """
+  yield
+  mappings = Path("/proc/self/maps")
+  if not mappings.exists():
+    return
+  if mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture
 def strict():
   """No implicit type or rank promotion."""
