@@ -288,7 +288,7 @@ def check_training(argv, *, examples, **_):
   """Loads the config with its overrides and builds the model."""
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--config", required=True)
-  parser.add_argument("--workdir", required=True)
+  parser.add_argument("--workdir")
   args, rest = parser.parse_known_args(argv)
   overrides = [arg for arg in rest if arg.startswith("--config.")]
   for arg in rest:
