@@ -28,7 +28,6 @@ from jaxformers.config.files import (
   override,
   packaged_names,
   plain,
-  resolve,
 )
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -56,7 +55,6 @@ __all__ = [
   "parse_arg",
   "parse_value",
   "plain",
-  "resolve",
   "set_options",
   "take_options",
   "values_of",

@@ -65,12 +65,6 @@ def packaged_names() -> dict[str, Path]:
   }
 
 
-def resolve(spec: str) -> str:
-  """Returns "path/to/file.py:key=value" for the value of `--config`."""
-  name, colon, arg = spec.partition(":")
-  return f"{find_file(name)}{colon}{arg}"
-
-
 def load(spec: str) -> ConfigDict:
   """Returns the config of "path/to/file.py:key=value", as `--config` takes it.
 

@@ -119,6 +119,7 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
       logs.enter_context(writers)
       _train(
         *(trainer, loop_state, checkpoints, writers, preemption),
+        start=start,
         needed=needed,
         profile=profile,
       )
@@ -201,12 +202,13 @@ def _train(
   writers: Writers,
   preemption: Preemption,
   *,
+  start: int,
   needed: int,
   profile: bool,
 ) -> None:
   """Trains to the end, or to where patience ends; updates `loop_state`."""
   c, workdir = trainer.run.config, trainer.run.workdir
-  start, total = int(jax.device_get(trainer.state.step)), c["total_steps"]
+  total = c["total_steps"]
   if start == total:
     return
   title = f"{c['model']['name']} on {trainer.task.name}"

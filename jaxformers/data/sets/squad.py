@@ -125,7 +125,7 @@ def evaluate(
     raise UserError("There are no questions to score: give at least one.")
   pairs = [*zip(predicted, answers, strict=True)]
   return {
-    name: sum(max(score(text, a) for a in known) for text, known in pairs)
+    name: sum(max(score(text, a) for a in right) for text, right in pairs)
     / len(pairs)
     for name, score in (("f1", f1_score), ("exact_match", exact_match))
   }
