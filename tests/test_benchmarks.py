@@ -368,9 +368,9 @@ def test_imports_take_time(monkeypatch):
 
 def test_every_table_is_saved_as_it_comes(monkeypatch, tmp_path, capsys):
   rows = [{"model": "a", "times user": 2.0}]
-  monkeypatch.setattr(speed, "tables", lambda rounds: {"train": rows * rounds})
+  monkeypatch.setattr(start, "tables", lambda rounds: {"train": rows * rounds})
   out = tmp_path / "now.json"
-  __main__.main(["--tables=speed", "--rounds=2", f"--out={out}"])
+  __main__.main(["--tables=start", "--rounds=2", f"--out={out}"])
   assert "| a | 2 |" in capsys.readouterr().out
   assert json.loads(out.read_text())["train"] == rows * 2
   with pytest.raises(SystemExit, match=r"sped.*speed"):
