@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config, items):
   items.sort(key=place)
 
 
-MOST_MAPPINGS = 15_000  # Of memory, by a process: Linux allows 65,530.
+MOST_MAPPINGS = 30_000  # Of memory, by a process: Linux allows 65,530.
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -465,6 +465,7 @@ def test_tables_for_a_gpu_have_their_rows(monkeypatch):
   assert list(gpu.until(iter([{"k": 0}]), time.monotonic() - 1)) == []
 
 
+@pytest.mark.long
 def test_layers_that_can_be_undone_are_measured(monkeypatch):
   monkeypatch.setattr(injective, "TOKENS", 32)
   rows = list(injective.measure_layers(1, sizes=((16, 8),)))

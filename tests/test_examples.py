@@ -11,6 +11,7 @@ import pytest
 import jaxformers as jf
 from examples.run import has_tag
 from jaxformers.training import optim
+from tests.marks import long_except
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -40,7 +41,12 @@ def elsewhere(tmp_path, monkeypatch, data_dir):
   plt.close("all")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+QUICK = [path for path in NOTEBOOKS if path.stem[0] in "456"]
+
+
+@pytest.mark.parametrize(
+  "path", long_except(QUICK, NOTEBOOKS), ids=lambda path: path.stem
+)
 def test_a_notebook_runs(path, elsewhere):
   names = {"__name__": "__main__"}
   for number, cell in enumerate(cells(path)):

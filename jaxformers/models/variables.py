@@ -8,6 +8,7 @@ products that its blocks make of them. A block declares these by a method
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -53,25 +54,47 @@ def make_variables(
     `params`; `rotations`, the orthogonal matrices that a map makes of them; and
     `derived`, the products that blocks make of both.
   """
-  # Make the orthogonal matrices, where they lie on the mesh.
-  blocks = model.stacks()
-  orthogonal_map = model.orthogonal_map
   if placement is None:
-    rotations = orthogonal.rotations(params, orthogonal_map)
-  else:
-    in_turn = frozenset(
-      orthogonal.parameter_name(name, orthogonal_map)
-      for block in blocks.values()
-      for name in getattr(block, "in_turn", ())
-    )
-    rotations = placement.rotations(params, orthogonal_map, in_turn)
-    params = placement.gather(params)
-  # Make the products that blocks declare.
+    # Compiled once for each model: called outside of a compiled function, the
+    # maps would compile their branches in every call.
+    return {"params": params, **_made(model, params)}
+  in_turn = frozenset(
+    orthogonal.parameter_name(name, model.orthogonal_map)
+    for block in model.stacks().values()
+    for name in getattr(block, "in_turn", ())
+  )
+  rotations = placement.rotations(params, model.orthogonal_map, in_turn)
+  params = placement.gather(params)
+  return {"params": params, **_with_derived(model, params, rotations)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outputs(model: Any, variables: Any, inputs: jax.Array) -> jax.Array:
+  """Returns what a model computes in evaluation, compiled once for a shape.
+
+  Args:
+    model: from `models.build`.
+    variables: result of `make_variables`.
+    inputs: as the model takes them, [b, ...].
+  """
+  return model.apply(variables, inputs, train=False)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _made(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+  rotations = orthogonal.rotations(params, model.orthogonal_map)
+  return _with_derived(model, params, rotations)
+
+
+def _with_derived(
+  model: Any, params: Mapping[str, Any], rotations: dict[str, Any]
+) -> dict[str, Any]:
+  """Returns rotations, and the products that blocks declare."""
   derived = {}
-  for stack, block in blocks.items():
+  for stack, block in model.stacks().items():
     if derive := getattr(block, "derive", None):
       derived[stack] = derive(params[stack], rotations.get(stack, {}))
-  return {"params": params, "rotations": rotations, DERIVED: derived}
+  return {"rotations": rotations, DERIVED: derived}
 
 
 def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:

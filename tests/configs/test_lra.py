@@ -6,6 +6,7 @@ from jaxformers import config as c
 from jaxformers import models, tasks
 from jaxformers.recipes import lra, recurrences, shared
 from jaxformers.training import optim
+from tests.marks import long_except
 
 SIZES = {
   "listops": dict(vocab_size=16, max_len=1999, num_classes=10),
@@ -108,7 +109,7 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", long_except(("lra",), PROTOCOLS))
 @pytest.mark.parametrize("task", sorted(SIZES))
 def test_a_matched_transject_has_no_more_parameters(task, protocol):
   """And at most 15 % less: the next width that suits would have more."""
@@ -124,7 +125,10 @@ def test_a_matched_transject_has_no_more_parameters(task, protocol):
   assert config["model"]["mixer"]["num_experts"] == 4
 
 
-@pytest.mark.parametrize("model", sorted(models.MODELS))
+@pytest.mark.parametrize(
+  "model",
+  long_except(("informer", "s5", "transject"), sorted(models.MODELS)),
+)
 def test_every_model_has_a_config_of_every_size(model):
   sizes = ("paper",)
   if model in (*shared.TRANSJECTS, *recurrences.MODELS):

@@ -120,6 +120,7 @@ def alone(data, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
   done = launch(2, 1, *command(tmp_path, data, "--config.mesh=sequence:2"))
   assert done.stdout.count("test accuracy") == 1  # One of them speaks.

@@ -14,6 +14,7 @@ from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.config import field_names
 from jaxformers.models.mixers import flash
+from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 
 NAMES = sorted(MIXERS)
@@ -71,6 +72,11 @@ def at_tokens(y, mask):
 @pytest.fixture(params=NAMES)
 def name(request):
   return request.param
+
+
+# One mixer of each kind, for what takes long or seldom differs.
+SOME = ("bigbird", "linear", "local", "mega", "s5", "softmax", "transject")
+some = pytest.mark.parametrize("name", long_except(SOME, NAMES))
 
 
 def test_the_registry_knows_them():
@@ -141,6 +147,7 @@ def test_every_token_counts(name):
   assert (reached == mask).all()
 
 
+@some
 def test_the_second_call_does_not_recompile(name):
   _, variables, apply = make(name)
   x, mask = inputs()
@@ -150,6 +157,7 @@ def test_the_second_call_does_not_recompile(name):
   assert apply._cache_size() == before
 
 
+@some
 def test_over_devices_and_mapped_it_is_the_same(name, strict):
   _, variables, apply = make(name)
   x, mask = inputs()
@@ -164,6 +172,7 @@ def test_over_devices_and_mapped_it_is_the_same(name, strict):
   chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
+@some
 def test_half_precision_stays_near(name):
   _, variables, apply = make(name)
   _, _, half = make(name, dtype=jnp.bfloat16)
@@ -187,12 +196,11 @@ def test_a_sample_without_tokens_is_finite(name):
 NUMERICAL = [
   *((name, {}) for name in NAMES),
   ("linear", {"causal": True}),
-  ("performer", {"causal": True}),
   # The causal form of others is another mask.
   *(
     pytest.param(name, {"causal": True}, marks=pytest.mark.long)
     for name in models.causal_mixers()
-    if name not in ("linear", "performer")
+    if name != "linear"
   ),
   ("kernelized", {"normalize": True}),
   ("linformer", {"share_key_value": True, "share_heads": True}),

@@ -67,7 +67,7 @@ def has_causal_form(name):
 
 
 @pytest.mark.parametrize(
-  "name", long_except(("transformer", "s5", "rglru", "allpass"), names("next"))
+  "name", long_except(("transformer", "rglru"), names("next"))
 )
 @pytest.mark.parametrize("kind", ["tokens", "values"])
 def test_no_prediction_of_what_follows_sees_it(name, kind):

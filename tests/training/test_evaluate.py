@@ -6,6 +6,7 @@ from jaxformers import models
 from jaxformers.data.engine.packed import pack
 from jaxformers.training import compilers, evaluate, losses
 from tests import initial
+from tests.marks import long_except
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,8 @@ def example():
 
 
 @pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
-@pytest.mark.parametrize("devices", [1, 3, 4])
-@pytest.mark.parametrize("batch_size", [5, 13, 16])
+@pytest.mark.parametrize("devices", long_except([3], [1, 3, 4]))
+@pytest.mark.parametrize("batch_size", long_except([5, 16], [5, 13, 16]))
 def test_every_example_counts_once(
   example, monkeypatch, mode, devices, batch_size
 ):

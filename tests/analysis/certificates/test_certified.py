@@ -73,7 +73,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", long_except(CASES[:-1], CASES), ids=str)
+@pytest.mark.parametrize("case", long_except(CASES[1:6:2], CASES), ids=str)
 def test_no_replacement_moves_logits_beyond_the_bound(case):
   """All single tokens at all places, and random pairs of places."""
   name, pool, options = case

@@ -16,6 +16,7 @@ from jaxformers.data.generators.pathfinder import (
   GEOMETRIES,
   Settings,
 )
+from tests.marks import long_except
 
 ORIGINAL = {
   (32, "hard"): dict(
@@ -64,7 +65,11 @@ ORIGINAL = {
 COUNTS = {32: 600, 64: 60, 128: 60, 256: 60}
 
 
-@pytest.fixture(scope="module", params=sorted(ORIGINAL), ids=str)
+@pytest.fixture(
+  scope="module",
+  params=long_except([(64, "hard")], sorted(ORIGINAL)),
+  ids=str,
+)
 def drawn(request):
   size, difficulty = request.param
   settings = Settings(size, difficulty, seed=5)

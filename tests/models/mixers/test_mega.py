@@ -9,6 +9,7 @@ from scipy.special import erf
 
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.mixers import mega
+from tests.marks import long_except
 from tests.models.mixers import sequential
 
 SMALL = {"state_size": 4, "query_dim": 8}
@@ -86,7 +87,7 @@ def outputs(params, x, places, options):
   return sequential.sigmoid(update) * (h - x[:, ::-1])
 
 
-@pytest.mark.parametrize("block", [4, 256])
+@pytest.mark.parametrize("block", long_except([4], [4, 256]))
 @pytest.mark.parametrize(
   "options",
   [
