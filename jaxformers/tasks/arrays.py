@@ -27,6 +27,7 @@ NAME = "arrays"  # Name of the task in configs and results.
 HELD_OUT = 0.1
 # Number of texts of an example, by the kind of the inputs.
 TEXTS = {"texts": 1, "pairs": 2}
+MOST_IDS = 1 << 24  # A greater id is an identifier, not one of a vocabulary.
 MAX_CLASSES = 1 << 16  # A greater label is an identifier, not a class.
 Examples = Any  # Inputs and labels in any form that `rows.read` takes.
 
@@ -365,6 +366,11 @@ def _ids(arrays: list[np.ndarray], name: str) -> list[np.ndarray]:
         f"{problem} of ids from 1 on, with 0 at its end alone: give such, "
         "texts, numbers float32 [count, n] (also for grey pixels), or images "
         "uint8 [count, height, width, 3]."
+      )
+    if ids.max() >= MOST_IDS:
+      raise UserError(
+        f"{name} has the id {ids.max()} at {k}: number the tokens from 1 on, "
+        f"below {MOST_IDS:,}, since each id has its row in the embedding."
       )
     sequences.append(ids.astype(np.int32))
   return sequences

@@ -274,6 +274,12 @@ class Inputs:
       x = x.reshape(-1, self.num_inputs, *x.shape[1:])
     return x
 
+  def _misfit(self, x: np.ndarray, remedy: str) -> UserError:
+    return UserError(
+      f"Inputs {x.dtype} {list(x.shape)} have another size than this model "
+      f"reads: give {remedy}."
+    )
+
   def _refusal(self, x: np.ndarray) -> UserError:
     return UserError(
       f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
@@ -285,7 +291,10 @@ class Inputs:
     front = 1 + (self.num_inputs > 1)
     if x.dtype == np.uint8 and not self.tokenizer:
       # Raw pixels: flatten rows and columns, then number or scale the values.
-      x = x.reshape(*x.shape[:front], -1).astype(np.int32)
+      pixels = x.reshape(*x.shape[:front], -1)
+      if pixels.shape[-1] != self.max_len:
+        raise self._misfit(x, f"{self.max_len} pixels, grey, each")
+      x = pixels.astype(np.int32)
       x = x + self.reading.get("first_id", 0)
       if scale := self.reading.get("scale"):
         x = ((x - scale[0]) / scale[1]).astype(np.float32)
@@ -296,12 +305,18 @@ class Inputs:
     if not is_shaped or not is_number or is_real == bool(self.vocabulary):
       raise self._refusal(x)
     if is_real:
-      return _finite(x[..., : self.max_len])
+      x = _finite(x)
+      if x.shape[-1] != self.max_len:
+        raise self._misfit(x, f"{self.max_len} numbers each")
+      return x
+    if x[..., self.max_len :].any():
+      raise self._misfit(x, f"at most {self.max_len} ids each, or cut them")
+    x = x[..., : self.max_len]
     if x.min() < 0 or x.max() >= len(self.vocabulary):
       raise UserError(
         f"Inputs have ids from {x.min()} to {x.max()}: give {self.expected()}."
       )
-    return x[..., : self.max_len].astype(np.int32)
+    return x.astype(np.int32)
 
   def _images(self, x: np.ndarray) -> np.ndarray:
     if x.shape[1:] != tuple(self.image):
@@ -322,13 +337,15 @@ def _finite(x: np.ndarray) -> np.ndarray:
   Raises:
     UserError: for a number that is not finite.
   """
+  with np.errstate(over="ignore"):
+    x = x.astype(np.float32)
   is_finite = np.isfinite(x).reshape(len(x), -1).all(1)
   if not is_finite.all():
     raise UserError(
       f"inputs[{int(is_finite.argmin())}] has numbers that are not finite: "
       "correct them."
     )
-  return x.astype(np.float32)
+  return x
 
 
 def from_record(

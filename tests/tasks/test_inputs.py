@@ -44,11 +44,39 @@ def test_rows_of_ids_are_padded_and_checked(data):
   rows = data.draw(
     st.lists(st.lists(st.integers(1, 256), max_size=12), min_size=1)
   )
+  if max(map(len, rows)) > 10:
+    with pytest.raises(ValueError, match="at most 10 ids each, or cut them"):
+      TEXT.batch(rows)
+    return
   batch = TEXT.batch(rows)
   for row, want in zip(batch, rows, strict=True):
-    n = min(len(want), 10)
-    assert row[:n].tolist() == want[:n]
+    n = len(want)
+    assert row[:n].tolist() == want
     assert not row[n:].any()
+
+
+def test_padding_beyond_the_greatest_length_is_cut():
+  ids = np.pad(np.ones((2, 10), np.int32), ((0, 0), (0, 7)))
+  np.testing.assert_array_equal(TEXT.batch(ids), ids[:, :10])
+
+
+@pytest.mark.parametrize(
+  "shape", [(2, 4, 4, 3), (2, 8, 8), (2, 3), (2, 17)], ids=str
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("vocabulary", [(), tuple(map(str, range(257)))])
+def test_pixels_of_another_size_are_refused(shape, dtype, vocabulary):
+  """RGB for a grey model, larger images, and single rows: 4 x 4 is right."""
+  scale = None if vocabulary else [127.5, 127.5]
+  inputs = Inputs(vocabulary, 16, reading={"first_id": 1, "scale": scale})
+  with pytest.raises(ValueError, match=r"another size|are not what"):
+    inputs.batch(np.ones(shape, dtype))
+  assert inputs.batch(np.ones((2, 4, 4), np.uint8)).shape == (2, 16)
+
+
+def test_numbers_beyond_float32_are_not_finite():
+  with pytest.raises(ValueError, match=r"inputs\[1\] has .* not finite"):
+    Inputs((), 2).batch(np.array([[1.0, 2.0], [1e39, 0.0]]))
 
 
 def test_pairs():
