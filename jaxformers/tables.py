@@ -14,6 +14,8 @@ def markdown_table(
 ) -> str:
   """Returns a Markdown table.
 
+  Markdown and HTML inside of cells are shown as they are written.
+
   Args:
     header: titles of the columns.
     rows: cells of each line, one for each column.
@@ -21,8 +23,23 @@ def markdown_table(
   """
   right = set(right)
   rules = ["---:" if k in right else "---" for k in range(len(header))]
-  lines = [header, rules, *rows]
-  return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+  head, *body = ([_escape(cell) for cell in cells] for cells in [header, *rows])
+  lines = [head, rules, *body]
+  return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _escape(cell: object) -> str:
+  """Returns a cell whose text ends neither the cell nor the table."""
+  text = " ".join(str(cell).split("\n"))
+  return text.replace("|", r"\|").replace("<", "&lt;")
+
+
+def split_cells(line: str) -> list[str]:
+  """Returns the cells of a line of `markdown_table`, as they were given."""
+  inner = line.removeprefix("| ").removesuffix(" |")
+  return [
+    cell.replace(r"\|", "|").replace("&lt;", "<") for cell in inner.split(" | ")
+  ]
 
 
 def spread(values: Collection[float]) -> tuple[float, float]:

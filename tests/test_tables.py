@@ -1,5 +1,6 @@
 """Tables in Markdown."""
 
+from jaxformers import tables
 from jaxformers.tables import markdown_table
 
 
@@ -15,3 +16,12 @@ def test_cells_stand_under_their_titles():
 
 def test_a_table_without_rows_is_its_header():
   assert markdown_table(["a"], []) == "| a |\n| --- |"
+
+
+def test_text_in_a_cell_stays_in_it():
+  cells = ["<script>alert(1)</script>", "a | b", "", "two\nlines", "1 < 2"]
+  head, _, line = tables.markdown_table(list("abcde"), [cells]).splitlines()
+  assert "<" not in line
+  assert tables.split_cells(head) == list("abcde")
+  want = [cell.replace("\n", " ") for cell in cells]
+  assert tables.split_cells(line) == want

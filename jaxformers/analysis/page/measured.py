@@ -581,14 +581,11 @@ def _of_tokens(rows: Rows) -> list[Figure]:
 
 
 def _of_smoothness(rows: Rows) -> list[Figure]:
-  caption = (
-    "softmax(q k / sqrt e), {}: what softmax attention weighs, "
+  mean, each = (
+    f"softmax(q k / sqrt e), {what}: what softmax attention weighs, "
     "and other mixers with queries and keys would; models without keys are "
     "left out. A bright column is a token that all others read. "
     f"{rows.describe_inputs(images=True)}"
-  )
-  mean, each = (
-    caption.format(what)
     for what in ("mean over heads", f"head by head, at most {MOST_HEADS}")
   )
   heads = Texts("attention_heads", "Softmax of queries and keys, by head", each)

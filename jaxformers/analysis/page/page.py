@@ -17,6 +17,7 @@ from jaxformers import requirements
 from jaxformers.analysis.plotting.figures import Figure
 from jaxformers.analysis.tables import published
 from jaxformers.analysis.tables import results as tables
+from jaxformers.tables import split_cells
 
 
 @dataclasses.dataclass
@@ -216,7 +217,7 @@ def _tables_html(markdown: str) -> list[str]:
 def _table_html(markdown: str) -> str:
   # The second line of a Markdown table is its rule.
   header, _, *body = [
-    [_text(cell.strip()) for cell in line.strip("|").split("|")]
+    [_text(cell) for cell in split_cells(line)]
     for line in markdown.splitlines()
   ]
   titles = "".join(f"<th>{cell}</th>" for cell in header)

@@ -375,11 +375,24 @@ def markdown(filled: Filled) -> str:
   return markdown_table(head, lines)
 
 
+# Letters that TeX reads as commands, and what prints them.
+_TEX = str.maketrans(
+  {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\n": " ",
+  }
+)
+
+
 def latex(filled: Filled) -> str:
   """Returns a filled table as a LaTeX tabular, for the package booktabs."""
-  lines = _lines(filled, r"$\pm$")
+  lines = _lines(filled, "+-")
   head, *body = (
-    " & ".join(cells).replace("_", r"\_").replace("%", r"\%") + r" \\"
+    " & ".join(cell.translate(_TEX) for cell in cells).replace("+-", r"$\pm$")
+    + r" \\"
     for cells in lines
   )
   # Each task has two columns: the paper's, and ours.

@@ -388,3 +388,12 @@ def test_scores_of_images_come_from_their_commands():
   }
   text = p.markdown(p.fill(papers.NEUTRENO_8, [kernel]))
   assert "| 76.8 | 75.0 (-1.8, 2.9 s.e.) |" in text
+
+
+def test_letters_of_tex_are_printed():
+  assert r"50 % & a_b #1 $x$ {c}".translate(p._TEX) == (
+    r"50 \% \& a\_b \#1 \$x\$ \{c\}"
+  )
+  assert "\\input{x}~^".translate(p._TEX) == (
+    r"\textbackslash{}input\{x\}\textasciitilde{}\textasciicircum{}"
+  )
