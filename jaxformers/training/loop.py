@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxformers import config as configs
 from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
 from jaxformers.tasks import Task
@@ -22,6 +23,7 @@ from jaxformers.training import (
   disk,
   origin,
   processes,
+  provenance,
   resume,
   rules,
   summary,
@@ -84,6 +86,7 @@ def run(
     if processes.is_first():
       stack.enter_context(resume.locked(workdir))
     opened = open_run(config, workdir, task, chosen)
+    processes.require_same(_identity(opened))
     # A run that has ended is not run again.
     if not profile:
       identity = (workdir, opened.config, opened.task.description())
@@ -98,6 +101,26 @@ def run(
     for text in summary.introduction(opened):
       show_line(text)
     return _train_and_score(Trainer(opened, began), profile)
+
+
+# Fields that are paths, which may have another name on each host.
+_PATHS = ("data_dir", "pretrained", "task.archive", "task.vocabulary")
+
+
+def _identity(run: Run) -> dict[str, Any]:
+  """Returns all that the processes of a run must have in common."""
+  fields = {
+    f"config.{name}": value
+    for name, value in configs.flatten(run.config).items()
+    if name not in _PATHS
+  }
+  about = {f"data {k}": v for k, v in run.task.description().items()}
+  return {
+    **fields,
+    **about,
+    "code": provenance.commit(),
+    **{f"version of {k}": v for k, v in provenance.versions().items()},
+  }
 
 
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:

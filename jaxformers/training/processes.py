@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -89,6 +90,12 @@ def find_cluster(
       "cluster tells JAX."
     )
   cluster = Cluster(**fields)
+  _, colon, port = cluster.coordinator.rpartition(":")
+  if cluster.coordinator and not (colon and port.isdecimal()):
+    raise UserError(
+      f"--coordinator={cluster.coordinator} has no port: give host:port of the "
+      "first process, such as 10.0.0.1:8476."
+    )
   if not missing and not 0 <= cluster.process_id < cluster.num_processes:
     raise UserError(
       f"--process_id={cluster.process_id} is not in 0 to "
@@ -271,6 +278,50 @@ def broadcast_from_first(flag: bool) -> bool:
 def all_true(flag: bool) -> bool:
   """Returns True if the flag is True in all processes."""
   return bool(multihost_utils.process_allgather(np.array(flag)).all())
+
+
+def require_same(fields: Mapping[str, Any]) -> None:
+  """Compares fields with those of all other processes.
+
+  Args:
+    fields: plain JSON by names, which may be others in each process.
+
+  Raises:
+    UserError: in all processes, for a field that differs; it names the field
+      and two of its values.
+  """
+  if not has_peers():
+    return
+  # Gather one array of bytes from every process, all of one length.
+  text = json.dumps(fields, sort_keys=True).encode()
+  sizes = multihost_utils.process_allgather(np.int32(len(text)))
+  padded = np.frombuffer(text.ljust(int(sizes.max())), np.uint8)
+  texts = multihost_utils.process_allgather(padded)
+  described = [json.loads(bytes(row)) for row in np.asarray(texts)]
+  if lines := differing(described):
+    raise UserError(
+      "The processes of this run differ, and would train different models or "
+      f"wait for each other forever: {'; '.join(lines)}. Start all of them "
+      "with the same config, data and code."
+    )
+
+
+def differing(described: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns a line for each field that is not the same in all processes.
+
+  Args:
+    described: fields of each process by its index.
+  """
+  lines = []
+  for name in sorted({name for fields in described for name in fields}):
+    values = [fields.get(name, "absent") for fields in described]
+    other = next((i for i, v in enumerate(values) if v != values[0]), 0)
+    if other:
+      lines.append(
+        f"{name} is {values[0]!r} in process 0 and {values[other]!r} in "
+        f"process {other}"
+      )
+  return lines
 
 
 def wait_for_all(name: str) -> None:

@@ -193,6 +193,9 @@ class Trainer:
       params, self.origin = origin.begin_with(
         config["pretrained"], state.params, config["model"], self.task
       )
+      processes.require_same(
+        {"sha256 of config.pretrained": self.origin["sha256"]}
+      )
       average = state.average and jax.tree.map(jnp.copy, params)
       state = state.replace(params=params, average=average)
     return self.layout.place_state(state)

@@ -368,3 +368,39 @@ def test_a_cut_network_ends_in_a_clear_message(data, tmp_path, hosts):
     last = said.strip().splitlines()[-1]
     assert last.startswith(f"error: process {k} (jf{k}) was ended by JAX")
     assert "Start all of them again" in last
+
+
+@pytest.mark.parametrize(
+  ("field", "values"),
+  [("eval_steps", (6, 4)), ("schedule.learning_rate", (0.5, 0.005))],
+)
+def test_processes_with_different_configs_do_not_begin(
+  data, tmp_path, field, values
+):
+  """All of them end before the first step, and name the field."""
+  with contextlib.ExitStack() as stack:
+    started = [
+      stack.enter_context(
+        subprocess.Popen(
+          command(
+            tmp_path,
+            data,
+            "--coordinator=127.0.0.1:18476",
+            "--num_processes=2",
+            f"--process_id={k}",
+            **{field: value},
+          ),
+          cwd=ROOT,
+          env=environment(),
+          stderr=subprocess.PIPE,
+          text=True,
+        )
+      )
+      for k, value in enumerate(values)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in started]
+  assert [process.returncode for process in started] == [2, 2]
+  for text in said:
+    assert f"config.{field} is {values[0]} in process 0 and {values[1]}" in text
+    assert "Traceback" not in text
+  assert not (tmp_path / "metrics.jsonl").exists()

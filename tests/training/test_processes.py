@@ -80,3 +80,21 @@ time.sleep(0.5)
     [sys.executable, "-c", code], check=True, capture_output=True, text=True
   )
   assert sorted(done.stdout.split("\n")) == ["", "before", "of C", "of Python"]
+
+
+def test_a_field_that_differs_is_named():
+  one = {"config.eval_steps": 25, "code": "a", "data train": "x"}
+  assert processes.differing([one, dict(one), one]) == []
+  other = one | {"config.eval_steps": 50}
+  (line,) = processes.differing([one, one, other])
+  assert line == "config.eval_steps is 25 in process 0 and 50 in process 2"
+  (line,) = processes.differing([one, one | {"more": 1}])
+  assert line == "more is 'absent' in process 0 and 1 in process 1"
+  processes.require_same(one)  # Alone, there is nothing to compare with.
+
+
+@pytest.mark.parametrize("coordinator", ["x", "host:", "host:port", ":"])
+def test_a_coordinator_without_a_port(coordinator):
+  flags = {"coordinator": coordinator, "num_processes": 2, "process_id": 0}
+  with pytest.raises(ValueError, match="has no port: give host:port"):
+    processes.find_cluster({}, **flags)
