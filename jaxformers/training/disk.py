@@ -37,6 +37,9 @@ def error_number(error: BaseException) -> int:
     return number or errno.ENOSPC
   if number in _AWAY:
     return int(number)
+  # A wait that gave up, also because the wall clock has jumped.
+  if isinstance(error, TimeoutError):
+    return errno.ETIMEDOUT
   text = str(error)
   return next((code for words, code in _QUOTED.items() if words in text), 0)
 

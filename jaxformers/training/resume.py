@@ -43,6 +43,11 @@ def check_writable(workdir: Path) -> None:
       f"The workdir {text!r} is the address of a store: give the --workdir as "
       "a folder of a file system, such as one where the store is mounted."
     )
+  if any("\ud800" <= char <= "\udfff" for char in text):
+    raise UserError(
+      f"The workdir {text!r} has a name that is not UTF-8, which no file of a "
+      "run can hold: choose another --workdir."
+    )
   if bad := next((char for char in REFUSED if char in text), None):
     raise UserError(
       f"The workdir {text!r} has {bad!r} in its path, with which checkpoints "

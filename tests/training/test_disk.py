@@ -65,3 +65,8 @@ def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
   ):
     (tmp_path / "metrics.jsonl").open("r+b")
   assert raised.value.errno == errno.EIO
+
+
+def test_a_wait_that_gave_up_is_an_absent_disk():
+  """As after a jump of the wall clock, when libraries wait by it."""
+  assert disk.error_number(TimeoutError("barrier")) == errno.ETIMEDOUT

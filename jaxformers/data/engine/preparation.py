@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -161,6 +162,13 @@ def _prepare(
   source: Source, local: Path | None, data_dir: Path, staged: Path
 ) -> None:
   """Writes the array_record files of a source into an empty folder."""
+  free = shutil.disk_usage(staged).free
+  if source.least_bytes > free:
+    raise UserError(
+      f"{source.key} needs at least {source.least_bytes / 2**30:,.0f} GiB, and "
+      f"{free / 2**30:,.0f} GiB are free below {data_dir}: choose fewer "
+      "examples, or another --config.data_dir."
+    )
   # Without an archive, fail early if it cannot be downloaded.
   if local is None and source.archives:
     if not source.url:

@@ -45,6 +45,8 @@ class Source:
       which are then integers below 2^24.
     is_users: True if the data are the user's, so that no authors have an
       archive to compare with.
+    least_bytes: number of bytes that the prepared examples need at least; 0 if
+      that is not known before.
     local_only: reason why nothing is downloaded, and where the archive is.
   """
 
@@ -63,6 +65,7 @@ class Source:
   finish: Callable[[], None] = lambda: None
   shuffled: bool = True
   is_users: bool = False
+  least_bytes: int = 0
   local_only: str = ""
 
   @property

@@ -43,6 +43,8 @@ def generated(settings: listops.Settings) -> Source:
     settings=fields,
     tag=blake2b(text.encode(), digest_size=6).hexdigest(),
     shuffled=False,
+    least_bytes=settings.min_length
+    * (settings.num_train + settings.num_validation + settings.num_test),
   )
 
 

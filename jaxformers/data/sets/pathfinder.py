@@ -53,6 +53,8 @@ def generated(settings: Settings, folder: Path) -> Source:
     read=read,
     settings={name: getattr(settings, name) for name in names},
     shuffled=False,
+    # Compressed images take much more than half a bit a pixel.
+    least_bytes=settings.num_images * settings.resolution**2 // 16,
     finish=lambda: shutil.rmtree(folder / source.key, ignore_errors=True),
   )
   return source
