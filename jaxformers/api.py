@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers import config as configs
-from jaxformers import inference, paths, requirements
+from jaxformers import inference, paths, requirements, user_code
 from jaxformers.registry import choose
 from jaxformers.tasks import PRETRAINING, STATISTICS, Task, arrays, language
 from jaxformers.tasks.arrays import Examples
@@ -31,6 +31,7 @@ def train(
   validation: Examples = None,
   test: Examples = None,
   options: Mapping[str, Any] | None = None,
+  trust: bool = False,
   **sizes: Any,
 ) -> inference.TrainedModel:
   """Trains a model, or goes on where a run has stopped; returns its best one.
@@ -50,6 +51,8 @@ def train(
       on with a run.
     options: fields of the config by path, such as {"total_steps": 100,
       "model.d_model": 32}.
+    trust: True to import the modules of code that the folder in the field
+      `pretrained` names; see `load`.
     **sizes: keywords of `from_arrays`: `classes`, `vocab_size`, `max_len`; for
       a language model `vocab_size` and `max_len`.
 
@@ -84,7 +87,8 @@ def train(
     )
   path = paths.expand(workdir).absolute()
   try:
-    loop.run(loaded, path, task=task, chosen=chosen)
+    with user_code.trusting(trust):
+      loop.run(loaded, path, task=task, chosen=chosen)
   except SystemExit as stop:
     if stop.code != INTERRUPTED:
       raise

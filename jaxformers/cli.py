@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers import interrupts, requirements
+from jaxformers import interrupts, requirements, user_code
 from jaxformers.errors import UserError
 
 # Commands as their overview groups them.
@@ -96,6 +96,7 @@ WORKDIRS = argument(
   metavar="WORKDIR",
   help="folder of a run, or a folder with runs below it",
 )
+TRUST = switch("--trust", help="import modules of code that the folders name")
 JSON = switch("--json", dest="as_json", help="print JSON")
 
 
@@ -188,7 +189,7 @@ def command(
   """Makes a command of a function: `main(argv)` parses and calls it.
 
   A `UserError` or an error of the file system ends the command with one line
-  and status 1.
+  and status 1. A command that reads the folders of runs also takes --trust.
 
   Args:
     *arguments: from `argument`; the function takes them by keyword.
@@ -196,7 +197,7 @@ def command(
     takes_overrides: True for a command that takes fields of a config, such as
       --config.model.d_model=64; the function takes the list `overrides`.
     on_interrupt: sentence that says what the same command does when it is run
-      again after Ctrl-C; "" keeps Python's traceback.
+      again after Ctrl-C; "" if it starts again from nothing.
   """
 
   def decorate(
@@ -205,7 +206,9 @@ def command(
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
-      build = make_parser or (lambda: parser(function.__module__, *arguments))
+      reads_runs = any(a.options.get("metavar") == "WORKDIR" for a in arguments)
+      offered = (*arguments, TRUST) if reads_runs else arguments
+      build = make_parser or (lambda: parser(function.__module__, *offered))
       flags = sys.argv[1:] if argv is None else list(argv)
       overrides, rest = [], flags
       if takes_overrides:
@@ -213,14 +216,13 @@ def command(
       options = vars(build().parse_args(rest))
       if takes_overrides:
         options["overrides"] = overrides
+      trust = reads_runs and options.pop("trust")
       try:
         if "jax" in sys.modules:  # A command that computes.
           requirements.require_device()
-        with interrupts.closed_pipe():
+        with interrupts.closed_pipe(), user_code.trusting(trust):
           function(**options)
       except KeyboardInterrupt:
-        if not on_interrupt:
-          raise
         interrupts.leave(on_interrupt)
       # Mistakes of the user end in one line; bugs keep their traceback.
       except (UserError, OSError) as error:

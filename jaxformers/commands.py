@@ -41,6 +41,13 @@ def overview() -> str:
 
 def console() -> None:
   """Runs a command. Flags alone train; no argument lists the commands."""
+  try:
+    _run()
+  except KeyboardInterrupt:  # Before the command has begun.
+    interrupts.leave()
+
+
+def _run() -> None:
   name = sys.argv[1] if len(sys.argv) > 1 else ""
   if name in ("", "help", "--help", "-h"):
     with interrupts.closed_pipe():

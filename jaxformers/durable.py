@@ -6,12 +6,17 @@ its name, because file systems may write a new name before its content.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 # Some file systems, such as those of object stores, cannot sync a folder.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
@@ -44,12 +49,77 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def rename(staged: Path, path: Path) -> None:
   """Renames a folder after writing all of its content to the disk."""
-  for folder, _, names in os.walk(staged, topdown=False):
+  _sync_content(staged)
+  os.rename(staged, path)
+  _sync(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+  """Yields an empty folder that takes the place of `path` at the end.
+
+  Readers see the old folder or the new one, whole; after an error or a kill
+  they see the old one. A second process waits until the first has ended.
+
+  Args:
+    path: folder to write, made if it is missing. What it holds is removed.
+
+  Raises:
+    OSError: if the folder cannot be written; the old one stays.
+  """
+  path = path.resolve()
+  path.parent.mkdir(parents=True, exist_ok=True)
+  staged, aside = (
+    path.with_name(f".{path.name}.{suffix}") for suffix in ("staged", "aside")
+  )
+  with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+    # A process may have been killed here before.
+    if aside.exists() and not path.exists():
+      os.rename(aside, path)
+    for folder in (staged, aside):
+      shutil.rmtree(folder, ignore_errors=True)
+    staged.mkdir()
+    try:
+      yield staged
+      _sync_content(staged)
+      if path.exists():
+        _exchange(staged, path, aside)
+      else:
+        os.rename(staged, path)
+      _sync(path.parent)
+    finally:
+      shutil.rmtree(staged, ignore_errors=True)
+
+
+_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2).
+_HERE = -100  # AT_FDCWD.
+
+
+def _exchange(one: Path, other: Path, aside: Path) -> None:
+  """Exchanges two folders in one step where the file system can do that.
+
+  Elsewhere a kill may leave the other folder under the name `aside` only.
+  """
+  renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+  names = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
+  if renameat2 and renameat2(*names, _EXCHANGE) == 0:
+    return
+  # Two steps.
+  os.rename(other, aside)
+  try:
+    os.rename(one, other)
+  except OSError:
+    os.rename(aside, other)
+    raise
+  os.rename(aside, one)
+
+
+def _sync_content(top: Path) -> None:
+  """Waits until all files of a folder are on the disk."""
+  for folder, _, names in os.walk(top, topdown=False):
     for name in names:
       _sync(Path(folder, name))
     _sync(Path(folder))
-  os.rename(staged, path)
-  _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import numbers as numbers_abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
 from jaxformers import (
-  durable,
   models,
   paths,
   ranges,
   requirements,
+  user_code,
   workdirs,
   zoo,
 )
@@ -33,14 +33,23 @@ from jaxformers.analysis.certificates import certified, inverse
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
 from jaxformers.models import Model
-from jaxformers.models.variables import make_variables
+from jaxformers.models.decode import at_least
+from jaxformers.models.variables import make_variables, outputs
 from jaxformers.registry import call, check_keywords
 from jaxformers.tasks import inputs as task_inputs
 from jaxformers.tasks import rows
-from jaxformers.trained import apply_in_batches
-from jaxformers.training import origin
+from jaxformers.trained import apply_in_batches, in_batches
+from jaxformers.training import exported, origin
 
 _BATCH_SIZE, _SEED = ranges.RANGES["batch_size"], ranges.RANGES["seed"]
+
+
+class _Padded(NamedTuple):
+  """Inputs as read, the same padded, and how many to take at a time."""
+
+  inputs: np.ndarray
+  padded: np.ndarray
+  size: int
 
 
 class Prediction(NamedTuple):
@@ -102,12 +111,33 @@ class Certificate(NamedTuple):
   radius: float
 
 
+def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes a method say which weights do not fit, if that is why it fails.
+
+  The comparison traces the whole model, which takes longer than a load.
+  """
+
+  @functools.wraps(method)
+  def call_method(self: TrainedModel, *args: Any, **options: Any) -> Any:
+    try:
+      return method(self, *args, **options)
+    except UserError:
+      raise
+    except Exception:
+      _require_fitting(self.folder, self.model, self.params)
+      raise
+
+  return call_method
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrainedModel:
   """A trained model with what it needs to read its inputs.
 
   Inputs are texts (or pairs of texts) for a model of text, and otherwise arrays
-  as `inputs.expected()` says.
+  as `inputs.expected()` says. Programs are kept by shapes: batches and lengths
+  of ids are padded to powers of two, up to `batch_size` and `max_len`, so a
+  method compiles at most log2(batch_size) * log2(max_len) of them.
 
   Attributes:
     folder: folder that it was loaded from.
@@ -147,11 +177,6 @@ class TrainedModel:
   def _variables(self) -> Any:
     return make_variables(self.model, self.params)
 
-  @functools.cached_property
-  def _apply(self) -> Any:
-    variables = self._variables  # Made before the function is traced.
-    return jax.jit(lambda x: self.model.apply(variables, x, train=False))
-
   def encode(self, inputs: Any) -> np.ndarray:
     """Returns inputs as the model reads them.
 
@@ -167,18 +192,24 @@ class TrainedModel:
     """
     return self.inputs.batch(inputs)
 
-  def _read(self, inputs: Any, batch_size: int) -> np.ndarray:
-    """Returns `encode` of inputs that have tokens, with a size of batches."""
+  def _read(self, inputs: Any, batch_size: int) -> _Padded:
+    """Returns inputs in shapes of which there are few, so few are compiled."""
     _BATCH_SIZE.check("batch_size", batch_size)
     x = self.encode(inputs)
     _require_tokens(x, "inputs")
-    return x
+    length, size = x.shape[-1], min(batch_size, at_least(len(x)))
+    padded = x
+    if x.dtype == np.int32:
+      rest = at_least(length, self.inputs.max_len) - length
+      padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, rest)])
+    return _Padded(x, padded, size)
 
   def decode(self, ids: Any) -> list[str]:
     """Returns the texts of ids [b, n], without padding."""
     return [self.inputs.decode(row) for row in np.asarray(ids)]
 
   @check_keywords
+  @_explained
   def outputs(self, inputs: Any, *, batch_size: int = 32) -> np.ndarray:
     """Returns what the model computes: logits [b, c], or log p [b, n, v].
 
@@ -186,16 +217,12 @@ class TrainedModel:
       inputs: texts or arrays.
       batch_size: inputs at a time.
     """
-    x = self._read(inputs, batch_size)
-    is_padded = x.dtype == np.int32
-    if is_padded:
-      # Round the length up, so that few lengths are compiled.
-      length = 1 << (x.shape[-1] - 1).bit_length()
-      rest = max(0, min(length, self.inputs.max_len) - x.shape[-1])
-      x = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, rest)])
-    outputs = apply_in_batches(self._apply, x, min(batch_size, len(x)))
-    has_tokens = is_padded and x.ndim == 2 and outputs.ndim == 3
-    return outputs[:, : outputs.shape[1] - rest] if has_tokens else outputs
+    x, padded, size = self._read(inputs, batch_size)
+    forward = functools.partial(outputs, self.model, self._variables)
+    results = apply_in_batches(forward, padded, size)
+    has_tokens = x.dtype == np.int32 and x.ndim == 2 and results.ndim == 3
+    rest = padded.shape[-1] - x.shape[-1]
+    return results[:, : results.shape[1] - rest] if has_tokens else results
 
   @check_keywords
   def predict(self, inputs: Any, *, batch_size: int = 32) -> list[Prediction]:
@@ -228,6 +255,7 @@ class TrainedModel:
       )
 
   @check_keywords
+  @_explained
   def generate(
     self,
     prompts: Sequence[str],
@@ -261,6 +289,7 @@ class TrainedModel:
     return self.decode(drawn)
 
   @check_keywords
+  @_explained
   def hidden_states(self, inputs: Any, *, batch_size: int = 32) -> HiddenStates:
     """Returns the embedded tokens and the output of every layer.
 
@@ -268,16 +297,23 @@ class TrainedModel:
       inputs: texts or arrays.
       batch_size: inputs at a time.
     """
-    x = self._read(inputs, batch_size)
+    x, padded, size = self._read(inputs, batch_size)
     captured = [
       capture(self.model, self._variables, batch)
-      for batch in np.split(x, range(batch_size, len(x), batch_size))
+      for batch in in_batches(padded, size)
     ]
     states = [np.stack([np.asarray(x) for x in c.hidden]) for c in captured]
     masks = [np.asarray(c.mask) for c in captured]
-    return HiddenStates(np.concatenate(states, 1), np.concatenate(masks))
+    # The two sequences of a pair are samples of their own.
+    samples = len(x) * self.model.config.num_inputs
+    tokens = masks[0].shape[1] - (padded.shape[-1] - x.shape[-1])
+    return HiddenStates(
+      np.concatenate(states, 1)[:, :samples, :tokens],
+      np.concatenate(masks)[:samples, :tokens],
+    )
 
   @check_keywords
+  @_explained
   def invert(self, inputs: Any, *, batch_size: int = 32) -> Inversion:
     """Runs the layers on inputs, and then backwards from the last output.
 
@@ -288,11 +324,11 @@ class TrainedModel:
     Raises:
       UserError: for a model whose layers cannot be undone.
     """
-    x = self._read(inputs, batch_size)
+    x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     first = model.config.cls
     parts, masks, error = [], [], 0.0
-    for batch in np.split(x, range(batch_size, len(x), batch_size)):
+    for batch in in_batches(padded, size):
       hidden, side = inverse.forward(model, self.params, jnp.asarray(batch))
       back = inverse.inverse(model, self.params, hidden[-1], side)
       parts.append(inverse.tokens(model, self.params, back)[0])
@@ -300,8 +336,10 @@ class TrainedModel:
       masks.append(mask[:, first:])
       difference = np.abs(np.asarray(back - hidden[0]))[mask]
       error = max(error, float(difference.max(initial=0)))
-    mask = np.concatenate(masks)
-    values = np.where(mask, np.concatenate(parts), 0)
+    samples, length = x.size // x.shape[-1], x.shape[-1]
+    mask = np.concatenate(masks)[:samples, :length]
+    values = np.concatenate(parts)[:samples, :length]
+    values = np.where(mask, values, 0)
     recovered = np.isclose(values, x.reshape(mask.shape), atol=1e-4)[mask]
     return Inversion(
       values,
@@ -311,6 +349,7 @@ class TrainedModel:
     )
 
   @check_keywords
+  @_explained
   def certify(
     self, inputs: Any, labels: Any = None, *, batch_size: int = 32
   ) -> list[Certificate]:
@@ -328,13 +367,13 @@ class TrainedModel:
         labels that are no classes of the model.
     """
     self._require("classification", "certify", "only classes are certified")
-    x = self._read(inputs, batch_size)
+    x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     if labels is None:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
-    greatest = certified.certify(model, self.params, x, numbers, batch_size)
+    greatest = certified.certify(model, self.params, padded, numbers, size)
     return [
       Certificate(self._label(k), count, radius)
       for k, (count, radius) in zip(numbers, greatest, strict=True)
@@ -368,20 +407,20 @@ class TrainedModel:
     byte pairs tokenizer.json, too; and results.json if the run has ended.
 
     Args:
-      folder: folder to write, made if it is missing.
+      folder: folder to write: a new one, or one with a saved model, which is
+        replaced as a whole.
+
+    Raises:
+      UserError: for a folder with other files.
     """
     path = paths.expand(folder).absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    origin.write_parameters(path, self.params)
     content = {"model": self.config, "task": self.about, "step": self.step}
     content["imports"] = self.imports
-    durable.write_json(path / "model.json", content)
-    workdirs.write(path, "vocabulary.json", self.about)
-    if self.inputs.tokenizer_json:
-      content = json.loads(self.inputs.tokenizer_json)
-      durable.write_json(path / "tokenizer.json", content)
-    if self.results:
-      workdirs.write(path, "results.json", self.results)
+    with exported.writing(path, content) as staged:
+      exported.write_parameters(staged, self.params)
+      workdirs.write_record(staged, self.about, self.inputs.tokenizer_json)
+      if self.results:
+        workdirs.write(staged, "results.json", self.results)
     return path
 
 
@@ -397,17 +436,52 @@ def _require_tokens(x: np.ndarray, what: str) -> None:
     )
 
 
+def _require_numbers(folder: Path, params: Any) -> None:
+  """Raises UserError for weights of another type, or that are not finite."""
+  for name, leaf in flax.traverse_util.flatten_dict(params, sep="/").items():
+    if leaf.dtype != np.float32:
+      raise _misfit(folder, f"{name} is {leaf.dtype}, not float32")
+    if not np.isfinite(leaf).all():
+      raise _misfit(folder, f"{name} is not finite")
+
+
+def _require_fitting(folder: Path, model: Model, params: Any) -> None:
+  """Raises UserError for weights of other names or shapes than the model's."""
+  needed, given = (
+    flax.traverse_util.flatten_dict(tree, sep="/")
+    for tree in (models.shapes(model), params)
+  )
+  for name in needed.keys() ^ given.keys():
+    what = "missing" if name in needed else "not in the model"
+    raise _misfit(folder, f"{name} is {what}")
+  for name, leaf in given.items():
+    have, want = list(leaf.shape), list(needed[name].shape)
+    if have != want:
+      raise _misfit(folder, f"{name} is {have}, and the model needs {want}")
+
+
+def _misfit(folder: Path, problem: str) -> UserError:
+  return UserError(
+    f"The weights in {folder} are not those of its model: {problem}. Write the "
+    "folder again from the run."
+  )
+
+
 @check_keywords
-def load(folder: str | Path) -> TrainedModel:
+def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
   """Returns a trained model, ready for use.
 
   Args:
     folder: workdir of a run, of which the best checkpoint is read; or a folder
       that `TrainedModel.save` or `python -m jaxformers export` has written; or
       "zoo:NAME", a small trained model that `python -m jaxformers zoo` lists.
+    trust: True to import the modules of code that the folder names, which run
+      with your rights; see SECURITY.md. Modules that are imported already need
+      no trust.
 
   Raises:
-    UserError: for another folder, or one that an older version has written.
+    UserError: for another folder, or one that an older version has written; for
+      a folder that names code, without `trust`.
   """
   requirements.require_device()
   if str(folder).startswith(zoo.PREFIX):
@@ -419,7 +493,8 @@ def load(folder: str | Path) -> TrainedModel:
       f"There is no folder {path}: give the workdir of a run, or the folder of "
       "an exported model."
     )
-  weights = origin.read(path)
+  with user_code.trusting(trust):
+    weights = origin.read(path)
   if weights is None:
     raise UserError(
       f"{path} has no trained model of this package: give the workdir of a "
@@ -434,19 +509,16 @@ def load(folder: str | Path) -> TrainedModel:
     )
   record = weights.record
   options = {**weights.model, **record["sizes"]}
-  tokenizer = path / "tokenizer.json"
-  results = path / "results.json"
+  _require_numbers(path, weights.params)
   return TrainedModel(
     path,
     weights.model,
     call("config.model", models.build, options),
     weights.params,
-    task_inputs.from_record(
-      record, json.loads(tokenizer.read_text()) if tokenizer.exists() else None
-    ),
+    task_inputs.from_record(record, weights.tokenizer),
     tuple(record.get("classes", ())),
     record,
     weights.step,
-    workdirs.read(path, "results.json") if results.exists() else {},
+    weights.results,
     weights.imports,
   )

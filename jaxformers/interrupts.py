@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -10,17 +11,25 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 
-def leave(advice: str) -> NoReturn:
+def leave(advice: str = "") -> NoReturn:
   """Ends this process at once, with status 130.
 
   A normal exit would wait for threads that still read or generate data.
 
   Args:
-    advice: one sentence on what running the same command again does.
+    advice: one sentence on what running the same command again does; "" for a
+      command that starts again from nothing.
   """
-  sys.stderr.write(f"\nInterrupted. Run the same command again: {advice}\n")
+  again = f" Run the same command again: {advice}" if advice else ""
+  sys.stderr.write(f"\nInterrupted.{again}\n")
   sys.stderr.flush()
   os._exit(128 + signal.SIGINT)
+
+
+def print_all_letters() -> None:
+  """Makes stdout print the codes of letters that the locale cannot show."""
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -30,6 +39,7 @@ def closed_pipe() -> Iterator[None]:
   `jaxformers models | head` closes the pipe after ten lines; a shell's own
   tools end in the same way, by SIGPIPE.
   """
+  print_all_letters()
   try:
     yield
     sys.stdout.flush()

@@ -19,7 +19,14 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from jaxformers import allocator, cli, interrupts, paths, requirements
+from jaxformers import (
+  allocator,
+  cli,
+  interrupts,
+  paths,
+  requirements,
+  user_code,
+)
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 
@@ -47,6 +54,12 @@ _FLAGS = (
   ("seeds", "", None, "Run several seeds, such as 0,1,2, in WORKDIR/seed_N."),
   ("eval_only", False, None, "Score the best checkpoint of the workdir again."),
   ("profile", False, None, "Write a trace of ten steps to WORKDIR/profile."),
+  (
+    "trust",
+    False,
+    None,
+    "Import code that the folder config.pretrained names.",
+  ),
   ("distributed", False, None, "Join the processes of a cluster JAX detects."),
 )
 # The same of flags that are fields of `processes.Cluster`.
@@ -121,7 +134,8 @@ def _run(overrides: list[str], seeds: list[int], began: float) -> None:
     elif seed is not None:
       workdir = Path(workdir, f"seed_{seed}")
     chosen = configs.values_of(overrides)
-    results = loop.run(config, workdir, chosen=chosen, began=began, **modes)
+    with user_code.trusting(FLAGS.trust):
+      results = loop.run(config, workdir, chosen=chosen, began=began, **modes)
     if processes.is_first():
       print(summary.table(results), flush=True)
     began = time.perf_counter()
@@ -183,6 +197,7 @@ def main(argv: list[str], began: float) -> None:
   # orbax warns of what is intended, and logs at length what it raises as well.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _ignore_closed_loop
+  interrupts.print_all_letters()
   try:
     _run(argv[1:], cli.numbers("seeds", FLAGS.seeds), began)
   except KeyboardInterrupt:
@@ -212,6 +227,11 @@ def _parse(argv: list[str]) -> list[str]:
         "--config is needed, such as --config configs/lra/listops.py:size=tiny."
         " `python -m jaxformers configs` lists the configs, and --help all "
         "flags."
+      )
+    if FLAGS.workdir == "":
+      raise UserError(
+        "--workdir is empty: name a folder, or leave out the option for a "
+        "folder below runs/."
       )
     # A wrong field or seed ends here, before JAX is imported.
     config = configs.override(FLAGS.config, overrides)

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from jaxformers import cli, models, paths, workdirs, zoo
 from jaxformers import config as configs
 from jaxformers.errors import UserError
 from jaxformers.models import Model
-from jaxformers.models.variables import make_variables
+from jaxformers.models.variables import make_variables, outputs
 from jaxformers.registry import call, choose
 from jaxformers.tasks import STATISTICS, Task, normalise
 from jaxformers.training import compilers, origin
@@ -64,13 +64,13 @@ class Trained:
     """Returns the model in evaluation as a function, compiled once.
 
     Args:
-      batch_size: inputs at a time; the last are filled up with zeros.
+      batch_size: inputs at a time; the last batch repeats its last input.
 
     Returns:
       A function from any number of float32 inputs [k, ...] to outputs [k, ...].
     """
     variables = make_variables(self.model, self.params)
-    forward = jax.jit(lambda x: self.model.apply(variables, x, train=False))
+    forward = functools.partial(outputs, self.model, variables)
     return lambda x: apply_in_batches(forward, x, batch_size)
 
   def sample(
@@ -107,12 +107,17 @@ def apply_in_batches(
   Args:
     forward: function of inputs [batch_size, ...].
     x: inputs, [k, ...].
-    batch_size: inputs at a time; the last are filled up with zeros.
+    batch_size: inputs at a time; see `in_batches`.
   """
-  rest = ((0, -len(x) % batch_size), *[(0, 0)] * (x.ndim - 1))
-  batches = np.pad(x, rest).reshape(-1, batch_size, *x.shape[1:])
-  outputs = [np.asarray(forward(batch)) for batch in batches]
-  return np.concatenate(outputs)[: len(x)]
+  batches = in_batches(x, batch_size)
+  return np.concatenate([np.asarray(forward(b)) for b in batches])[: len(x)]
+
+
+def in_batches(x: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+  """Yields x [k, ...] `batch_size` at a time, the last repeated to fill up."""
+  for start in range(0, len(x), batch_size):
+    rows = np.arange(start, start + batch_size)
+    yield x[np.minimum(rows, len(x) - 1)]
 
 
 # Arguments of commands that measure a run, for `load`.

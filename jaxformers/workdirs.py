@@ -17,6 +17,7 @@ from typing import Any
 from jaxformers import durable
 from jaxformers.errors import UserError
 
+TOKENIZER = "tokenizer.json"
 # Fields that every file of this package has, with their types; a dot leads into
 # a section.
 CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
@@ -75,11 +76,35 @@ def write_vocabulary(folder: Path, task: Any) -> None:
   }
   if task.classes:
     content["classes"] = list(task.classes)
+  write_record(folder, content, task.tokenizer_json)
+
+
+def write_record(
+  folder: Path, content: Mapping[str, Any], tokenizer_json: str
+) -> None:
+  """Writes `vocabulary.json` and, unless it is "", `tokenizer.json`."""
+  if tokenizer_json:
+    tokenizer = json.loads(tokenizer_json)
+    durable.write_json(folder / TOKENIZER, tokenizer)
+    content = {**content, "tokenizer_digest": digest(tokenizer)}
   write(folder, "vocabulary.json", content)
-  if task.tokenizer_json:
-    durable.write_json(
-      folder / "tokenizer.json", json.loads(task.tokenizer_json)
-    )
+
+
+def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:
+  """Returns the content of `tokenizer.json`, which has its digest elsewhere.
+
+  Args:
+    folder: workdir of the run, or an exported model.
+    vocabulary: content of its `vocabulary.json`, which has the digest.
+
+  Raises:
+    UserError: as `read_config`.
+  """
+  content = _read_json(folder, TOKENIZER)
+  if vocabulary.get("tokenizer_digest") != digest(content):
+    problem = f"the digest of {TOKENIZER} is not that in vocabulary.json"
+    raise _not_a_run(folder, TOKENIZER, problem)
+  return content
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -235,6 +260,17 @@ def read(folder: Path, name: str) -> dict[str, Any]:
   Raises:
     UserError: as `read_config`.
   """
+  content = _read_json(folder, name)
+  # Files of older versions have no digest, nor what came with it.
+  is_older = "digest" not in content and "metrics_records" not in content
+  if content.pop("digest", None) != digest(content) and not is_older:
+    problem = f"the digest of {name} is not that of its content"
+    raise _not_a_run(folder, name, problem)
+  return content
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+  """Returns the content of a JSON file, whatever its digest is."""
   try:
     content = json.loads((folder / name).read_bytes())
   except (ValueError, OSError, RecursionError) as error:
@@ -242,11 +278,6 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     raise _not_a_run(folder, name, problem) from None
   if not isinstance(content, dict):
     raise _not_a_run(folder, name, f"{name} holds no JSON object")
-  # Files of older versions have no digest, nor what came with it.
-  is_older = "digest" not in content and "metrics_records" not in content
-  if content.pop("digest", None) != digest(content) and not is_older:
-    problem = f"the digest of {name} is not that of its content"
-    raise _not_a_run(folder, name, problem)
   return content
 
 

@@ -27,6 +27,7 @@ import pytest
 from hypothesis import settings
 
 from jaxformers import config as configs
+from jaxformers import user_code
 from jaxformers.errors import UserError
 from jaxformers.models.attention import MIXERS
 from jaxformers.training import compilers
@@ -72,7 +73,7 @@ def pytest_configure(config):
   if names := config.getoption("imports"):
     before = {*MIXERS}
     try:
-      configs.import_modules({"imports": names})
+      user_code.import_modules(names)
     except UserError as error:
       message = str(error).replace("config.imports", "--imports")
       raise pytest.UsageError(message) from None

@@ -225,7 +225,9 @@ def get_config(arg=None):
     assert jf.load("out").config["name"] == "halves"
     # In another process, too, from each folder.
     jf.load("out").save("saved")
-    code = "import jaxformers as jf; print(jf.load({!r}).config['name'])"
+    code = (
+      "import jaxformers as jf;print(jf.load({!r}, trust=True).config['name'])"
+    )
     for folder in ("out", "saved"):
       ran = subprocess.run(
         [sys.executable, "-c", code.format(folder)],
@@ -239,6 +241,8 @@ def get_config(arg=None):
   (tmp_path / "of_a_user.py").unlink()
   importlib.invalidate_caches()
   with pytest.raises(ValueError, match=r"imports='of_a_user'.*PYTHONPATH"):
+    jf.load("run", trust=True)
+  with pytest.raises(ValueError, match=r"run needs the code of 'of_a_user'"):
     jf.load("run")
 
 

@@ -1,18 +1,22 @@
 """Trained models in use, without their data and optimiser."""
 
+import gc
 import json
+import os
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import jaxformers as jf
-from jaxformers import trained
+from jaxformers import models, trained
 from jaxformers.analysis.certificates import certified
 from jaxformers.analysis.evaluation import export
 from jaxformers.models import in_float32
 from jaxformers.training import loop, run
+from tests import initial
 from tests.marks import long_except
 
 TEXTS = ["[MAX 2 [SM 3 9 ] ]", "[MIN 4 1 ]", "7"]
@@ -231,3 +235,58 @@ def test_what_a_language_model_refuses():
   ):
     with pytest.raises(ValueError, match=message):
       model.generate(prompts, 3, **options)
+
+
+CALLS = int(os.environ.get("JAXFORMERS_CALLS", "30"))
+
+
+def resident():
+  """Returns the bytes of memory of this process."""
+  gc.collect()
+  pages = int(Path("/proc/self/statm").read_text().split()[1])
+  return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_calls_of_one_kind_compile_once(model, isometric):
+  """Whatever the lengths, the numbers of inputs, and the options are."""
+  sizes = dict(vocab_size=10, max_len=64, num_classes=0, d_model=8)
+  language = models.build(
+    "transformer", objective="language_model", num_layers=1, **sizes
+  )
+  params = initial.params(language, language.example())
+  rng = np.random.default_rng(0)
+
+  def some(vocabulary=10):
+    count, length = rng.integers(3, 5), rng.integers(17, 33)
+    return rng.integers(1, vocabulary, (count, length))
+
+  methods = {
+    "predict": lambda: model.predict(some()),
+    "hidden_states": lambda: model.hidden_states(some()),
+    "invert": lambda: model.invert(some()),
+    "certify": lambda: isometric.certify(some()),
+    "generate": lambda: models.generate(
+      language,
+      params,
+      some()[:, :8],
+      int(rng.integers(5, 9)),
+      key=jax.random.key(rng.integers(99)),
+      temperature=float(rng.uniform(0, 2)),
+      top_k=int(rng.integers(3, 5)),
+    ),
+  }
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: (
+      compiled.append(event)
+      if event.endswith("backend_compile_duration")
+      else None
+    )
+  )
+  for name, call in methods.items():
+    call()
+    before, start = resident(), len(compiled)
+    for _ in range(CALLS):
+      call()
+    assert len(compiled) == start, name
+    assert resident() - before < 20e6, name

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import runpy
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxformers import ranges
+from jaxformers import ranges, user_code
 from jaxformers.config import arguments
 from jaxformers.config.fields import (
   FIELDS,
@@ -69,10 +67,31 @@ def load(spec: str) -> ConfigDict:
   """Returns the config of "path/to/file.py:key=value", as `--config` takes it.
 
   Raises:
-    UserError: for a file that does not exist or an argument it does not take.
+    UserError: for a file that does not exist, or is no config, or an argument
+      that it does not take.
   """
   name, _, arg = spec.partition(":")
-  return runpy.run_path(str(find_file(name)))["get_config"](arg or None)
+  file = find_file(name)
+  try:
+    get_config = runpy.run_path(str(file)).get("get_config")
+  except (SyntaxError, UnicodeDecodeError) as error:
+    place = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+    raise UserError(
+      f"{file}{place} is not Python ({error.args[0]}): give a config, such as "
+      "configs/lra/listops.py."
+    ) from None
+  if not callable(get_config):
+    raise UserError(
+      f"{file} has no function get_config(arg), which returns a config: see "
+      "configs/lra/listops.py."
+    )
+  config = get_config(arg or None)
+  if not isinstance(config, ConfigDict):
+    raise UserError(
+      f"get_config of {file} returns {config!r:.40}: return a "
+      "ml_collections.ConfigDict, such as jaxformers.config.base() makes."
+    )
+  return config
 
 
 def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
@@ -82,7 +101,7 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
     UserError: as `override`, and for a module that cannot be found.
   """
   config = override(spec, overrides)
-  import_modules(config)
+  user_code.import_modules(config.get("imports", ""))
   return config
 
 
@@ -112,35 +131,6 @@ def override(spec: str, overrides: Sequence[str]) -> ConfigDict:
   # Add options that the config does not list.
   arguments.set_options(values.config, options)
   return values.config
-
-
-def import_modules(config: Mapping[str, Any]) -> None:
-  """Imports the modules of a user's own code that a config names.
-
-  They register mixers, blocks, tasks or optimisers. Modules in the working
-  directory are found, whichever command is run.
-
-  Args:
-    config: config with `imports`, names of modules separated by commas.
-
-  Raises:
-    UserError: for a module that cannot be found.
-  """
-  listed = (name.strip() for name in config.get("imports", "").split(","))
-  names = [name for name in listed if name]
-  if names and "" not in sys.path and str(Path.cwd()) not in sys.path:
-    sys.path.insert(0, str(Path.cwd()))
-  for name in names:
-    try:
-      importlib.import_module(name)
-    except ModuleNotFoundError as error:
-      # A module that the user's own module lacks is the user's to install.
-      if error.name not in (name, name.partition(".")[0]):
-        raise
-      raise UserError(
-        f"config.imports={name!r} cannot be imported from {Path.cwd()}: run in "
-        f"the folder of {name}.py, or put that folder on PYTHONPATH."
-      ) from None
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers.errors import UserError
 from jaxformers.models.attention import MIXERS
@@ -27,23 +28,31 @@ class Choice(NamedTuple):
   """How a token is chosen by its log probability.
 
   Attributes:
-    temperature: what log probabilities are divided by; 0, and anything below
-      `COLDEST`, for the likeliest.
-    top_k: number of likeliest tokens that are drawn from; 0 for all.
+    temperature: divisor of log probabilities, float32; 0, and anything below
+      `COLDEST`, for the likeliest token.
+    top_k: number of likeliest tokens that are drawn from, int32.
   """
 
-  temperature: float
-  top_k: int
+  temperature: jax.Array
+  top_k: jax.Array
 
-  def draw(self, log_p: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns one id for each row of log_p [b, vocab_size], int32 [b]."""
-    if self.temperature < COLDEST:
-      return log_p.argmax(-1).astype(jnp.int32)
-    if self.top_k:
-      least = jax.lax.top_k(log_p, self.top_k)[0][:, -1:]
+  def draw(self, log_p: jax.Array, key: jax.Array, most: int) -> jax.Array:
+    """Returns one id for each row of log_p [b, vocab_size], int32 [b].
+
+    Args:
+      log_p: log probabilities, float32.
+      key: random key.
+      most: upper limit of `top_k`; 0 to draw from all tokens.
+    """
+    likeliest = log_p.argmax(-1)
+    if most:
+      sorted_p = jax.lax.top_k(log_p, most)[0]
+      least = jax.lax.dynamic_index_in_dim(sorted_p, self.top_k - 1, 1)
       log_p = jnp.where(log_p >= least, log_p, -jnp.inf)
-    drawn = jax.random.categorical(key, log_p / self.temperature)
-    return drawn.astype(jnp.int32)
+    warm = jnp.maximum(self.temperature, COLDEST)
+    drawn = jax.random.categorical(key, log_p / warm)
+    is_cold = self.temperature < COLDEST
+    return jnp.where(is_cold, likeliest, drawn).astype(jnp.int32)
 
 
 @check_keywords
@@ -61,7 +70,8 @@ def generate(
 
   The prompt is read at once, and every further token alone: a recurrent mixer
   remembers its states, whose size does not depend on the number of tokens, and
-  attention its keys and values.
+  attention its keys and values. Programs are compiled for numbers of prompts,
+  tokens and steps that are powers of two, and serve all smaller ones.
 
   Args:
     model: a language model from `models.build`, whose mixer has a cache.
@@ -79,16 +89,35 @@ def generate(
       tokens than the model can have, an empty prompt, or arguments out of
       range.
   """
-  prompt = jnp.asarray(prompt, jnp.int32)
+  prompt = np.asarray(prompt, np.int32)
   _check(model, prompt, steps, key, temperature, top_k)
-  choice = Choice(float(temperature), int(top_k))
+  choice = Choice(jnp.float32(temperature), jnp.int32(top_k))
   key = jax.random.key(0) if key is None else key
-  return _generate(model, choice, int(steps), params, prompt, key)
+  # Pad to sizes of which there are few.
+  count, width = prompt.shape
+  wide = at_least(width, model.config.max_len if _is_bounded(model) else 0)
+  rows = np.minimum(np.arange(at_least(count)), count - 1)
+  padded = np.pad(prompt[rows], ((0, 0), (0, wide - width)))
+  most = at_least(int(top_k), model.config.vocab_size) if top_k else 0
+  sizes = (most, at_least(int(steps)))
+  drawn = _generate(model, sizes, params, padded, key, choice, int(steps))
+  return jax.device_put(np.asarray(drawn)[:count, :steps])
+
+
+def at_least(number: int, limit: int = 0) -> int:
+  """Returns the least power of two from a number on, or a limit below it.
+
+  Args:
+    number: 1 or more.
+    limit: greatest result, at least `number`; 0 for none.
+  """
+  power = 1 << (number - 1).bit_length()
+  return min(power, limit) if limit else power
 
 
 def _check(
   model: Model,
-  prompt: jax.Array,
+  prompt: np.ndarray,
   steps: int,
   key: jax.Array | None,
   temperature: float,
@@ -127,14 +156,19 @@ def _check(
       "temperature above 0 draws tokens: give key=jax.random.key(0), or "
       "temperature=0 for the likeliest tokens."
     )
-  is_bounded = config.positions != "none" or _has_limit(config)
   total = prompt.shape[1] + steps - 1
-  if is_bounded and total > config.max_len:
+  if _is_bounded(model) and total > config.max_len:
     raise UserError(
       f"A prompt of {prompt.shape[1]} tokens and {steps} steps are more than "
       f"max_len={config.max_len}: shorten one of the two, or build the model "
       "with a greater max_len."
     )
+
+
+def _is_bounded(model: Model) -> bool:
+  """Returns True if a model cannot read more than max_len tokens."""
+  config = model.config
+  return config.positions != "none" or _has_limit(config)
 
 
 def _has_limit(config: ModelConfig) -> bool:
@@ -146,15 +180,25 @@ def _has_limit(config: ModelConfig) -> bool:
   return getattr(mixer, "has_limit", True)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _generate(
   model: Model,
-  choice: Choice,
-  steps: int,
+  sizes: tuple[int, int],
   params: Any,
   prompt: jax.Array,
   key: jax.Array,
+  choice: Choice,
+  steps: jax.Array,
 ) -> jax.Array:
+  """Returns drawn ids, int32 [b, most_steps], the first `steps` of each row.
+
+  Args:
+    model, params, prompt, key: as for `generate`.
+    sizes: `most` of `Choice.draw`; and most_steps, at least `steps`.
+    choice: how tokens are chosen.
+    steps: number of tokens to draw.
+  """
+  most, most_steps = sizes
   variables = make_variables(model, params)
 
   def read(
@@ -170,16 +214,17 @@ def _generate(
   # Read the last token of each row, which padding may follow.
   last = prompt.shape[1] - 1 - jnp.argmax(prompt[:, ::-1] > 0, axis=1)
   log_p = jnp.take_along_axis(log_p, last[:, None, None], 1)[:, 0]
-  keys = jax.random.split(key, steps)
-  first = choice.draw(log_p, keys[0])
+  keys = jax.random.split(key, most_steps)
+  drawn = jnp.zeros((most_steps, len(prompt)), jnp.int32)
+  drawn = drawn.at[0].set(choice.draw(log_p, keys[0], most))
 
   def step(
-    carry: tuple[jax.Array, dict[str, Any]], key: jax.Array
-  ) -> tuple[tuple[jax.Array, dict[str, Any]], jax.Array]:
-    token, cache = carry
-    log_p, cache = read(token[:, None], cache)
-    token = choice.draw(log_p[:, 0], key)
-    return (token, cache), token
+    i: jax.Array, carry: tuple[jax.Array, dict[str, Any]]
+  ) -> tuple[jax.Array, dict[str, Any]]:
+    drawn, cache = carry
+    log_p, cache = read(drawn[i - 1][:, None], cache)
+    token = choice.draw(log_p[:, 0], keys[i], most)
+    return drawn.at[i].set(token), cache
 
-  _, rest = jax.lax.scan(step, (first, cache), keys[1:])
-  return jnp.concatenate([first[:, None], rest.T], 1)
+  drawn, _ = jax.lax.fori_loop(1, steps, step, (drawn, cache))
+  return drawn.T

@@ -57,7 +57,8 @@ def make_variables(
   if placement is None:
     # Compiled once for each model: called outside of a compiled function, the
     # maps would compile their branches in every call.
-    return {"params": params, **_made(model, params)}
+    make = _made if _makes_anything(model, params) else _made.__wrapped__
+    return {"params": params, **make(model, params)}
   in_turn = frozenset(
     orthogonal.parameter_name(name, model.orthogonal_map)
     for block in model.stacks().values()
@@ -78,6 +79,14 @@ def outputs(model: Any, variables: Any, inputs: jax.Array) -> jax.Array:
     inputs: as the model takes them, [b, ...].
   """
   return model.apply(variables, inputs, train=False)
+
+
+def _makes_anything(model: Any, params: Mapping[str, Any]) -> bool:
+  paths = jax.tree_util.tree_flatten_with_path(params)[0]
+  blocks = model.stacks().values()
+  return any(orthogonal.is_parameter(path) for path, _ in paths) or any(
+    hasattr(block, "derive") for block in blocks
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)

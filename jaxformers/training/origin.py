@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import shlex
+import types
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,9 @@ from typing import Any, NamedTuple
 import flax.traverse_util
 import jax
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from jaxformers import config as configs
-from jaxformers import models, paths, workdirs
+from jaxformers import models, paths, user_code, workdirs
 from jaxformers.data.engine import vocabularies
 from jaxformers.errors import UserError
 from jaxformers.models import huggingface, pretrained
@@ -35,11 +34,10 @@ from jaxformers.models.transplant import (
   transplant,
 )
 from jaxformers.tasks import STATISTICS, TASKS, Task, arrays
-from jaxformers.training import resume
+from jaxformers.training import exported, resume
 from jaxformers.training.checkpoint import read_best
 
 RECORD = "pretrained.json"  # File of a workdir with the record.
-PARAMETERS = "parameters.safetensors"  # File of an exported model.
 
 # Fields that a folder of Hugging Face determines and no model can have
 # otherwise: weights have these shapes. The nouns are for messages.
@@ -80,6 +78,8 @@ class Weights(NamedTuple):
     record: content of its `vocabulary.json`: tokens, classes, sizes.
     step: step of its checkpoint.
     imports: modules of a user's code that it needs; see `config.imports`.
+    tokenizer: content of its `tokenizer.json`; None if it has none.
+    results: content of its `results.json`; {} if its run has not ended.
   """
 
   params: Any
@@ -88,6 +88,8 @@ class Weights(NamedTuple):
   record: Mapping[str, Any]
   step: int
   imports: str = ""
+  tokenizer: Any = None
+  results: Mapping[str, Any] = types.MappingProxyType({})
 
   @property
   def vocabulary(self) -> tuple[str, ...]:
@@ -118,18 +120,33 @@ def read(folder: Path) -> Weights | None:
     UserError: for a run without an evaluated checkpoint, a folder with the runs
       of several seeds, or files that are damaged.
   """
-  if (folder / PARAMETERS).is_file():
+  if exported.is_exported(folder):
     return _read_exported(folder)
   if is_run(folder):
     config = configs.complete(workdirs.read_config(folder))
-    configs.import_modules(config)
-    best, about = read_best(folder, config)
+    user_code.import_named_by(folder, config["imports"])
+    best, about = _read_best(folder, config)
     params = jax.device_get(best.state.scored)
     record = workdirs.read(folder, "vocabulary.json")
     fields = (config["model"], about, record, best.step, config["imports"])
-    return Weights(params, *fields)
+    tokenizer, results = None, {}
+    if (folder / workdirs.TOKENIZER).exists():
+      tokenizer = workdirs.read_tokenizer(folder, record)
+    if (folder / "results.json").exists():
+      results = workdirs.read(folder, "results.json")
+    return Weights(params, *fields, tokenizer, results)
   _refuse_seeds(folder)
   return None
+
+
+def _read_best(folder: Path, config: dict[str, Any]) -> Any:
+  """Returns `read_best`, read again if a training beside has removed files."""
+  try:
+    return read_best(folder, config)
+  except (OSError, UserError):
+    if (folder / "results.json").exists():
+      raise
+  return read_best(folder, config)
 
 
 def _refuse_seeds(folder: Path) -> None:
@@ -158,8 +175,8 @@ def read_fields(folder: Path) -> dict[str, Any]:
   Raises:
     UserError: for a folder that cannot be read.
   """
-  if is_run(folder) or (folder / PARAMETERS).is_file():
-    file = "config.json" if is_run(folder) else "model.json"
+  if is_run(folder) or exported.is_exported(folder):
+    file = "config.json" if is_run(folder) else exported.RECORD
     content = huggingface.read_json(folder / file)
     resolved = models.resolve_defaults({"model": content.get("model", {})})
     flat = configs.flatten({"model": resolved["model"]})
@@ -370,29 +387,20 @@ def is_run(folder: Path) -> bool:
 
 
 def _read_exported(folder: Path) -> Weights:
-  """Returns the weights of a folder that `export` has written."""
-  path = folder / PARAMETERS
-  try:
-    flat = safetensors.numpy.load_file(path)
-    content = json.loads((folder / "model.json").read_bytes())
-    about = {key: content[key] for key in ("model", "task", "step")}
-    about["imports"] = content.get("imports", "")
-  except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
-    raise UserError(
-      f"{folder} cannot be read as an exported model ({error}): write it again "
-      "with python -m jaxformers export."
-    ) from None
-  params = flax.traverse_util.unflatten_dict(flat, sep="/")
-  configs.import_modules(about)
+  """Returns the weights of a folder that `exported` has written."""
+  content, params, files = exported.read(folder)
+  about = {key: content[key] for key in exported.FIELDS}
+  user_code.import_named_by(folder, about["imports"])
   record = workdirs.read(folder, "vocabulary.json")
-  return Weights(params, record=record, **about)
-
-
-def write_parameters(folder: Path, params: Any) -> None:
-  """Writes the parameters of a model, for `read` to find them."""
-  flat = flax.traverse_util.flatten_dict(jax.device_get(params), sep="/")
-  arrays = {name: np.asarray(leaf, order="C") for name, leaf in flat.items()}
-  safetensors.numpy.save_file(arrays, folder / PARAMETERS)
+  tokenizer = None
+  if workdirs.TOKENIZER in files:
+    tokenizer = workdirs.read_tokenizer(folder, record)
+  results = {}
+  if "results.json" in files:
+    results = workdirs.read(folder, "results.json")
+  return Weights(
+    params, record=record, **about, tokenizer=tokenizer, results=results
+  )
 
 
 def begin_with(

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from jaxformers import config as configs
-from jaxformers import models, ranges, requirements, tasks, workdirs
+from jaxformers import models, ranges, requirements, tasks, user_code, workdirs
 from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.errors import UserError
 from jaxformers.models.bounds import check_bound
@@ -176,7 +176,7 @@ def open_run(
       another config.
   """
   c = configs.complete(config)
-  configs.import_modules(c)
+  user_code.import_modules(c["imports"])
   c = origin.take_fields(c, workdir, chosen)
   # Every field by itself.
   check_fields(c)
@@ -205,14 +205,17 @@ def open_trained_run(
 
   Raises:
     UserError: if there is no run, if its `config.json` is of another program or
-      damaged, or if the run is of another config.
+      damaged, or names code outside of `user_code.trusting`; for a run of
+      another config.
   """
   # Check the config against the run in the workdir, then open the data.
   resume.check_trained(workdir)
   saved = workdirs.read_config(workdir)
   c = configs.complete(saved if config is None else config)
-  configs.import_modules(c)
-  if config is not None:
+  if config is None:
+    user_code.import_named_by(workdir, c["imports"])
+  else:
+    user_code.import_modules(c["imports"])
     c = origin.take_fields(c, workdir, chosen)
   check_fields(c, eval_only=True)
   resume.check_workdir(workdir, c)

@@ -74,3 +74,18 @@ def test_a_mistyped_config_says_which_was_meant():
   for name in ("lra/listop", "configs/lra/listop.py", "lra/listopss:size=tiny"):
     with pytest.raises(ValueError, match=r"Did you mean lra/listops\?"):
       c.load(name)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("training time  0:02:22", "config.py, line 1 is not Python"),
+    ("x = 1", r"no function get_config\(arg\)"),
+    ("def get_config(arg=None):\n  return 5", "returns 5: return a ml_coll"),
+    ("def get_config(arg=None):\n  pass", "returns None: return a ml_coll"),
+  ],
+)
+def test_a_file_that_is_no_config(tmp_path, text, message):
+  (tmp_path / "config.py").write_text(text)
+  with pytest.raises(ValueError, match=message):
+    c.load(str(tmp_path / "config.py"))

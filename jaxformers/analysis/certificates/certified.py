@@ -20,6 +20,7 @@ lists of similar words, at any number of places.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ from jaxformers.models.bounds import (
   head_kernels,
   token_table,
 )
-from jaxformers.models.variables import make_variables
+from jaxformers.models.variables import make_variables, outputs
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
@@ -124,6 +125,59 @@ def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return of_class - others.max(1)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _margins(
+  model: Classifier, variables: Any, ids: jax.Array, labels: jax.Array
+) -> jax.Array:
+  return margins(model.apply(variables, ids, train=False), labels)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _slopes(
+  model: Classifier,
+  variables: Any,
+  ids: jax.Array,
+  labels: jax.Array,
+  change: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the margins [b], and their gradient by the embedded tokens.
+
+  Args:
+    model, variables: model and its collections.
+    ids, labels: examples, [b, n] and [b].
+    change: what is added to the embedded tokens, [b, n, d].
+  """
+
+  def total(change: jax.Array) -> tuple[jax.Array, jax.Array]:
+    moved = {"perturbations": {"encoder": {"embedded": change}}}
+    logits = model.apply({**variables, **moved}, ids, train=False)
+    values = margins(logits, labels)
+    return values.sum(), values
+
+  grads, values = jax.grad(total, has_aux=True)(change)
+  return values, grads
+
+
+@jax.jit
+def _best_tokens(
+  table: jax.Array, slopes: jax.Array, ids: jax.Array, free: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns places and tokens of the steepest replacements, [b, m] each."""
+
+  def of_sample(args: Any) -> tuple[jax.Array, jax.Array]:
+    slope, row, is_free = args
+    # What a token in a place changes, to first order; 0 is no token.
+    scores = slope[:, : table.shape[1]] @ table.T
+    scores = scores.at[:, 0].set(jnp.inf)
+    best = scores.argmin(1)
+    before = jnp.take_along_axis(scores, row[:, None], 1)[:, 0]
+    gain = jnp.where(is_free, before - scores.min(1), -jnp.inf)
+    _, places = jax.lax.top_k(gain, min(CANDIDATES, len(row)))
+    return places, best[places]
+
+  return jax.lax.map(of_sample, (slopes, ids, free))
+
+
 class Attack:
   """Searches for changes of examples that make a model wrong.
 
@@ -132,60 +186,16 @@ class Attack:
   """
 
   def __init__(self, model: Classifier, params: Any) -> None:
-    self._variables = make_variables(model, params)
     self._model = model
+    self._variables = make_variables(model, params)
     self._table = token_table(model, params)
-    self._forward = jax.jit(
-      lambda ids: model.apply(self._variables, ids, train=False)
-    )
-    self._margins = jax.jit(self._score)
-    self._slopes = jax.jit(self._slope)
-    self._choose = jax.jit(self._best_tokens)
-    self._embedded = jax.jit(
-      lambda ids: capture(model, self._variables, ids).hidden[0]
-    )
-
-  def _logits(self, ids: jax.Array, change: jax.Array) -> jax.Array:
-    moved = {"perturbations": {"encoder": {"embedded": change}}}
-    variables = {**self._variables, **moved}
-    return self._model.apply(variables, ids, train=False)
 
   def logits(self, ids: np.ndarray) -> np.ndarray:
     """Returns the logits of examples, [b, c]."""
-    return np.asarray(self._forward(ids))
+    return np.asarray(outputs(self._model, self._variables, ids))
 
-  def _score(self, ids: jax.Array, labels: jax.Array) -> jax.Array:
-    return margins(self._forward(ids), labels)
-
-  def _slope(
-    self, ids: jax.Array, labels: jax.Array, change: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns the margins [b], and their gradient by the embedded tokens."""
-
-    def total(change: jax.Array) -> tuple[jax.Array, jax.Array]:
-      values = margins(self._logits(ids, change), labels)
-      return values.sum(), values
-
-    grads, values = jax.grad(total, has_aux=True)(change)
-    return values, grads
-
-  def _best_tokens(
-    self, slopes: jax.Array, ids: jax.Array, free: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns places and tokens of the steepest replacements, [b, m] each."""
-
-    def of_sample(args: Any) -> tuple[jax.Array, jax.Array]:
-      slope, row, is_free = args
-      # What a token in a place changes, to first order; 0 is no token.
-      scores = slope[:, : self._table.shape[1]] @ self._table.T
-      scores = scores.at[:, 0].set(jnp.inf)
-      best = scores.argmin(1)
-      before = jnp.take_along_axis(scores, row[:, None], 1)[:, 0]
-      gain = jnp.where(is_free, before - scores.min(1), -jnp.inf)
-      _, places = jax.lax.top_k(gain, min(CANDIDATES, len(row)))
-      return places, best[places]
-
-    return jax.lax.map(of_sample, (slopes, ids, free))
+  def _margins(self, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.asarray(_margins(self._model, self._variables, ids, labels))
 
   def replace(
     self, ids: np.ndarray, labels: np.ndarray, counts: list[int]
@@ -203,27 +213,28 @@ class Attack:
     ids, labels = np.array(ids), np.asarray(labels)
     free = ids > 0
     blank = jnp.zeros((*ids.shape, self._model.config.d_model))
-    right = np.asarray(self._margins(ids, labels)) > 0
+    right = self._margins(ids, labels) > 0
     results, rows = {}, np.arange(len(ids))
     for step in range(max(counts) + 1):
       if step in counts:
         results[step] = right.copy()
       if step == max(counts):
         break
-      _, slopes = self._slopes(ids, labels, blank)
-      places, tokens = map(np.asarray, self._choose(slopes, ids, free))
+      _, slopes = _slopes(self._model, self._variables, ids, labels, blank)
+      found = _best_tokens(self._table, slopes, ids, free)
+      places, tokens = map(np.asarray, found)
       trials = []
       for place, token in zip(places.T, tokens.T, strict=True):
         trial = ids.copy()
         trial[rows, place] = np.where(
           free[rows, place], token, ids[rows, place]
         )
-        trials.append((np.asarray(self._margins(trial, labels)), place, trial))
+        trials.append((self._margins(trial, labels), place, trial))
       best = np.argmin([values for values, _, _ in trials], 0)
       ids = np.stack([trial for _, _, trial in trials])[best, rows]
       chosen = np.stack([place for _, place, _ in trials])[best, rows]
       free[rows, chosen] = False
-      right &= np.asarray(self._margins(ids, labels)) > 0
+      right &= self._margins(ids, labels) > 0
     return results
 
   def perturb(
@@ -247,7 +258,9 @@ class Attack:
     change = jnp.zeros((len(ids), n, self._model.config.d_model))
     right = np.ones(len(ids), bool)
     for _ in range(steps + 1):
-      values, slopes = self._slopes(ids, labels, change)
+      values, slopes = _slopes(
+        self._model, self._variables, ids, labels, change
+      )
       right &= np.asarray(values) > 0
       change = change - limit / 4 * _unit(jnp.where(mask, slopes, 0))
       size = jnp.sqrt(jnp.square(change).sum((1, 2), keepdims=True))
@@ -261,7 +274,8 @@ class Attack:
   def sizes(self, ids: np.ndarray) -> np.ndarray:
     """Returns the Frobenius norms of the embedded sequences, [b]."""
     mask = self.mask(ids)
-    x = np.where(mask[..., None], np.asarray(self._embedded(ids)), 0)
+    embedded = capture(self._model, self._variables, ids).hidden[0]
+    x = np.where(mask[..., None], np.asarray(embedded), 0)
     return np.sqrt(np.square(x.astype(np.float64)).sum((1, 2)))
 
 
@@ -362,11 +376,10 @@ def certify(
   if config.vocab_size and has_plain_tokens(config):
     reach = token_reach(np.asarray(token_table(model, params)))
   certificates = []
-  for start in range(0, len(ids), batch_size):
-    part = slice(start, start + batch_size)
-    example = (ids[part], labels[part])
-    certificates += _certify_batch(attack, bound, kernel, reach, *example)
-  return certificates
+  pairs = (trained.in_batches(x, batch_size) for x in (ids, labels))
+  for examples in zip(*pairs, strict=True):
+    certificates += _certify_batch(attack, bound, kernel, reach, *examples)
+  return certificates[: len(ids)]
 
 
 def _certify_batch(

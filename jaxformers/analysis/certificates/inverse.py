@@ -66,11 +66,11 @@ def forward(
   variables = make_variables(model, params)
   hidden, mask, *_ = capture(model, variables, ids, embedded)
   encoder = of_stack(variables, "encoder")
-  shared = layers.shared(encoder, hidden[0], mask).value
+  shared = _shared(layers, encoder, hidden[0], mask)
   # Compute each layer's side output again, from the layer's input.
   sides = tuple(
     _apply(layers, weights, x, shared, mask)[1]
-    for weights, x in zip(layers.weights(encoder), hidden[:-1], strict=True)
+    for weights, x in zip(_weights(layers, encoder), hidden[:-1], strict=True)
   )
   return hidden, Side(mask, sides, shared)
 
@@ -104,7 +104,7 @@ def inverse(
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
-  weights = layers.weights(of_stack(variables, "encoder"))
+  weights = _weights(layers, of_stack(variables, "encoder"))
   # Layers count from 1: undo the layers `top` to 1.
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
@@ -146,6 +146,17 @@ def _largest_at_tokens(x: jax.Array, mask: jax.Array) -> float:
 # Layers are hashable, so that calls for one model share the compilation.
 _undo = jax.jit(invertible.inverse, static_argnames=("layers", "max_steps"))
 _apply = jax.jit(invertible.forward, static_argnames="layers")
+_weights = jax.jit(
+  lambda layers, variables: layers.weights(variables), static_argnums=0
+)
+_shared = jax.jit(
+  lambda layers, variables, x, mask: layers.shared(variables, x, mask).value,
+  static_argnums=0,
+)
+_embed = jax.jit(
+  lambda embedding, params, ids: embedding.apply({"params": params}, ids),
+  static_argnums=0,
+)
 
 
 def _check_contraction(
@@ -199,7 +210,7 @@ def tokens(
   dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
   # Positions are those of an empty sequence, whose tokens are all alike.
-  empty = np.asarray(embedding.apply({"params": embedding_params}, blank))
+  empty = np.asarray(_embed(embedding, embedding_params, blank))
   empty, content = empty[0, first:], np.asarray(x)[:, first:]
   positions = None
   if has_channels:

@@ -75,12 +75,19 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
   durable.write_json(folder / name, {**record, "digest": _of_json(record)})
 
 
-def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+# What to do about damage of a folder, for prepared data.
+PREPARED = "Remove {folder} and run again: the data are prepared again."
+
+
+def verify(
+  folder: Path, name: str, remedy: str = PREPARED
+) -> tuple[dict[str, Any], dict[str, str]]:
   """Reads all files of a sealed folder, and compares them with their digests.
 
   Args:
     folder: folder that `seal` has sealed.
     name: file name of its record.
+    remedy: last sentence of the error, with {folder} in it.
 
   Returns:
     The content that was given to `seal`, and the digests of the files.
@@ -93,15 +100,24 @@ def verify(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     # Verify the record first: the digests of the other files are in it.
     record = _read(folder / name)
     is_intact = record.pop("digest", None) == _of_json(record)
-    if not is_intact or "digests" not in record:
-      raise _damaged(folder, name, "differs from its digest")
+    files = record.pop("digests", None)
+    if not is_intact or not isinstance(files, dict):
+      raise _Damage("differs from its digest")
     # Then verify every file.
-    files = record.pop("digests")
     for file, digest in files.items():
+      # The record may be somebody else's: read no file of another folder.
+      if Path(file).is_absolute() or ".." in Path(file).parts:
+        raise _Damage("is not in this folder")
+      if not (folder / file).is_file():
+        raise _Damage("is missing")
       if of_file(folder / file) != digest:
-        raise _damaged(folder, file, "differs from its digest")
-  except _MISSING as error:
-    raise _damaged(folder, file, f"is missing ({error.strerror})") from None
+        raise _Damage("differs from its digest")
+  except (_Damage, *_MISSING) as error:
+    problem = error if isinstance(error, _Damage) else "is missing"
+    raise UserError(
+      f"The folder is damaged: {folder / file} {problem}. "
+      f"{remedy.format(folder=folder)}"
+    ) from None
   return record, files
 
 
@@ -115,7 +131,7 @@ def is_older(folder: Path, name: str, field: str) -> bool:
   """
   try:
     fields = _read(folder / name).keys()
-  except (ValueError, *_MISSING):
+  except (_Damage, *_MISSING):
     return False
   return field in fields and not {"digest", "digests"} & fields
 
@@ -125,20 +141,15 @@ def is_older(folder: Path, name: str, field: str) -> bool:
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
+class _Damage(Exception):
+  """What is wrong with a file, as the end of a sentence about it."""
+
+
 def _read(path: Path) -> dict[str, Any]:
   try:
     record = json.loads(path.read_text(encoding="utf-8"))
   except (ValueError, RecursionError) as error:
-    reason = f"cannot be read ({error})"
-    raise _damaged(path.parent, path.name, reason) from None
+    raise _Damage(f"cannot be read ({error})") from None
   if not isinstance(record, dict):
-    reason = f"holds no JSON object but {record!r:.40}"
-    raise _damaged(path.parent, path.name, reason)
+    raise _Damage(f"holds no JSON object but {record!r:.40}")
   return record
-
-
-def _damaged(folder: Path, name: str, problem: str) -> UserError:
-  return UserError(
-    f"Prepared data are damaged: {folder / name} {problem}. Remove {folder} "
-    "and run again: the data are prepared again."
-  )
