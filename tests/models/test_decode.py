@@ -36,8 +36,8 @@ def test_a_temperature_that_is_almost_zero_is_zero():
   log_p = jnp.log(jnp.array([[0.0, 0.2, 0.5, 0.3], [0.1, 0.1, 0.1, 0.7]]))
   for temperature in (0.0, 1e-300, 1e-40, 1e-21, 1e-19, 1e-3):
     for top_k in (0, 2):
-      choice = decode.Choice(temperature, top_k)
-      drawn = choice.draw(log_p, jax.random.key(0))
+      choice = decode.Choice(jnp.float32(temperature), jnp.int32(top_k))
+      drawn = choice.draw(log_p, jax.random.key(0), top_k)
       assert drawn.tolist() == [2, 3], temperature
 
 
