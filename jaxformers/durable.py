@@ -95,23 +95,23 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2).
 _HERE = -100  # AT_FDCWD.
 
 
-def _exchange(one: Path, other: Path, aside: Path) -> None:
+def _exchange(first: Path, second: Path, aside: Path) -> None:
   """Exchanges two folders in one step where the file system can do that.
 
-  Elsewhere a kill may leave the other folder under the name `aside` only.
+  Elsewhere a kill may leave the second folder under the name `aside` only.
   """
   renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-  names = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
+  names = (_HERE, os.fsencode(first), _HERE, os.fsencode(second))
   if renameat2 and renameat2(*names, _EXCHANGE) == 0:
     return
   # Two steps.
-  os.rename(other, aside)
+  os.rename(second, aside)
   try:
-    os.rename(one, other)
+    os.rename(first, second)
   except OSError:
-    os.rename(aside, other)
+    os.rename(aside, second)
     raise
-  os.rename(aside, one)
+  os.rename(aside, first)
 
 
 def _sync_content(top: Path) -> None:

@@ -304,7 +304,7 @@ class TrainedModel:
     ]
     states = [np.stack([np.asarray(x) for x in c.hidden]) for c in captured]
     masks = [np.asarray(c.mask) for c in captured]
-    # The two sequences of a pair are samples of their own.
+    # The two sequences of a pair are two samples.
     samples = len(x) * self.model.config.num_inputs
     tokens = masks[0].shape[1] - (padded.shape[-1] - x.shape[-1])
     return HiddenStates(
@@ -447,14 +447,14 @@ def _require_numbers(folder: Path, params: Any) -> None:
 
 def _require_fitting(folder: Path, model: Model, params: Any) -> None:
   """Raises UserError for weights of other names or shapes than the model's."""
-  needed, given = (
+  needed, found = (
     flax.traverse_util.flatten_dict(tree, sep="/")
     for tree in (models.shapes(model), params)
   )
-  for name in needed.keys() ^ given.keys():
+  for name in needed.keys() ^ found.keys():
     what = "missing" if name in needed else "not in the model"
     raise _misfit(folder, f"{name} is {what}")
-  for name, leaf in given.items():
+  for name, leaf in found.items():
     have, want = list(leaf.shape), list(needed[name].shape)
     if have != want:
       raise _misfit(folder, f"{name} is {have}, and the model needs {want}")
@@ -462,7 +462,7 @@ def _require_fitting(folder: Path, model: Model, params: Any) -> None:
 
 def _misfit(folder: Path, problem: str) -> UserError:
   return UserError(
-    f"The weights in {folder} are not those of its model: {problem}. Write the "
+    f"The weights in {folder} do not fit its model: {problem}. Write the "
     "folder again from the run."
   )
 

@@ -59,13 +59,13 @@ def _require_own(folder: Path) -> None:
   if not folder.exists():
     return
   if not folder.is_dir() or Path.cwd().is_relative_to(folder.resolve()):
-    raise UserError(f"{folder} cannot be replaced: give a folder of its own.")
+    raise UserError(f"{folder} cannot be replaced: give a new folder.")
   try:
     record = json.loads((folder / RECORD).read_bytes())
-    own = {RECORD, *record["digests"]}
+    written = {RECORD, *record["digests"]}
   except (OSError, ValueError, RecursionError, KeyError, TypeError):
-    own = set()
-  if others := sorted({path.name for path in folder.iterdir()} - own):
+    written = set()
+  if others := sorted({path.name for path in folder.iterdir()} - written):
     raise UserError(
       f"{folder} holds other files, which would be lost, such as "
       f"{others[0]!r}: give a new folder."

@@ -281,7 +281,7 @@ def all_true(flag: bool) -> bool:
 
 
 def require_same(fields: Mapping[str, Any]) -> None:
-  """Compares fields with those of all other processes.
+  """Compares fields with the same fields of all other processes.
 
   Args:
     fields: plain JSON by names, which may be others in each process.

@@ -134,13 +134,13 @@ def test_a_save_replaces_a_model_and_nothing_else(model, folder, tmp_path):
     model.save(own)
   (own / "a").unlink()
   assert model.save(own) == own  # It is empty now.
-  with pytest.raises(UserError, match="a folder of its own"):
+  with pytest.raises(UserError, match="cannot be replaced"):
     model.save(own / "model.json")
 
 
 def test_the_working_directory_is_not_replaced(model, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match="a folder of its own"):
+  with pytest.raises(UserError, match="cannot be replaced"):
     model.save(".")
 
 
