@@ -223,6 +223,8 @@ def command(
         with interrupts.closed_pipe(), user_code.trusting(trust):
           function(**options)
       except KeyboardInterrupt:
+        if argv is not None:  # Another program has called it.
+          raise
         interrupts.leave(on_interrupt)
       # Mistakes of the user end in one line; bugs keep their traceback.
       except (UserError, OSError) as error:

@@ -67,4 +67,5 @@ def _run() -> None:
     choose("command", name, SUBCOMMANDS)
   except UserError as error:
     sys.exit(f"error: {error} `jaxformers --help` describes them.")
-  importlib.import_module(SUBCOMMANDS[name]).main(sys.argv[2:])
+  del sys.argv[1]
+  importlib.import_module(SUBCOMMANDS[name]).main()

@@ -72,7 +72,7 @@ def new_folder(path: Path) -> Iterator[Path]:
   staged, aside = (
     path.with_name(f".{path.name}.{suffix}") for suffix in ("staged", "aside")
   )
-  with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+  with _lock(path.with_name(f".{path.name}.lock")):
     # A process may have been killed here before.
     if aside.exists() and not path.exists():
       os.rename(aside, path)
@@ -89,6 +89,18 @@ def new_folder(path: Path) -> Iterator[Path]:
       _sync(path.parent)
     finally:
       shutil.rmtree(staged, ignore_errors=True)
+
+
+def _lock(path: Path) -> contextlib.AbstractContextManager[Any]:
+  """Waits for a lock; returns no lock where the file system has none."""
+  try:
+    return filelock.FileLock(path).acquire()
+  except NotImplementedError:
+    return contextlib.nullcontext()
+  except OSError as error:
+    if error.errno not in (errno.ENOLCK, *_UNSUPPORTED):
+      raise
+    return contextlib.nullcontext()
 
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2).

@@ -137,7 +137,8 @@ class TrainedModel:
   Inputs are texts (or pairs of texts) for a model of text, and otherwise arrays
   as `inputs.expected()` says. Programs are kept by shapes: batches and lengths
   of ids are padded to powers of two, up to `batch_size` and `max_len`, so a
-  method compiles at most log2(batch_size) * log2(max_len) of them.
+  method compiles a few for each of (1 + log2(batch_size)) * (1 + log2(max_len))
+  shapes.
 
   Attributes:
     folder: folder that it was loaded from.
@@ -174,8 +175,12 @@ class TrainedModel:
     )
 
   @functools.cached_property
+  def _params(self) -> Any:
+    return jax.device_put(self.params)  # Once: they are arguments of each call.
+
+  @functools.cached_property
   def _variables(self) -> Any:
-    return make_variables(self.model, self.params)
+    return make_variables(self.model, self._params)
 
   def encode(self, inputs: Any) -> np.ndarray:
     """Returns inputs as the model reads them.
@@ -279,7 +284,7 @@ class TrainedModel:
     _require_tokens(ids, "prompts")
     drawn = models.generate(
       self.model,
-      self.params,
+      self._params,
       ids,
       num_tokens,
       key=jax.random.key(seed),
@@ -329,9 +334,9 @@ class TrainedModel:
     first = model.config.cls
     parts, masks, error = [], [], 0.0
     for batch in in_batches(padded, size):
-      hidden, side = inverse.forward(model, self.params, jnp.asarray(batch))
-      back = inverse.inverse(model, self.params, hidden[-1], side)
-      parts.append(inverse.tokens(model, self.params, back)[0])
+      hidden, side = inverse.forward(model, self._params, jnp.asarray(batch))
+      back = inverse.inverse(model, self._params, hidden[-1], side)
+      parts.append(inverse.tokens(model, self._params, back)[0])
       mask = np.asarray(side.mask)
       masks.append(mask[:, first:])
       difference = np.abs(np.asarray(back - hidden[0]))[mask]
@@ -373,7 +378,7 @@ class TrainedModel:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
-    greatest = certified.certify(model, self.params, padded, numbers, size)
+    greatest = certified.certify(model, self._params, padded, numbers, size)
     return [
       Certificate(self._label(k), count, radius)
       for k, (count, radius) in zip(numbers, greatest, strict=True)

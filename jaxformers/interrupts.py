@@ -20,6 +20,8 @@ def leave(advice: str = "") -> NoReturn:
     advice: one sentence on what running the same command again does; "" for a
       command that starts again from nothing.
   """
+  with contextlib.suppress(OSError, ValueError):
+    sys.stdout.flush()
   again = f" Run the same command again: {advice}" if advice else ""
   sys.stderr.write(f"\nInterrupted.{again}\n")
   sys.stderr.flush()

@@ -14,7 +14,7 @@ def markdown_table(
 ) -> str:
   """Returns a Markdown table.
 
-  Markdown and HTML inside of cells are shown as they are written.
+  Bars, line ends and tags inside of cells are shown as they are written.
 
   Args:
     header: titles of the columns.
@@ -30,7 +30,7 @@ def markdown_table(
 
 def _escape(cell: object) -> str:
   """Returns a cell whose text ends neither the cell nor the table."""
-  text = " ".join(str(cell).split("\n"))
+  text = " ".join(str(cell).splitlines()).replace("&", "&amp;")
   return text.replace("|", r"\|").replace("<", "&lt;")
 
 
@@ -38,7 +38,8 @@ def split_cells(line: str) -> list[str]:
   """Returns the cells of a line of `markdown_table`, as they were given."""
   inner = line.removeprefix("| ").removesuffix(" |")
   return [
-    cell.replace(r"\|", "|").replace("&lt;", "<") for cell in inner.split(" | ")
+    cell.replace(r"\|", "|").replace("&lt;", "<").replace("&amp;", "&")
+    for cell in inner.split(" | ")
   ]
 
 

@@ -38,7 +38,8 @@ def trusting(trust: bool = True) -> Iterator[None]:
 def import_modules(listed: Any) -> None:
   """Imports modules that the user has named.
 
-  Modules in the working directory are found, whichever command runs.
+  Modules in the working directory are found, whichever command runs, and can
+  import their neighbours later.
 
   Args:
     listed: value of `config.imports`, names separated by commas.
@@ -47,13 +48,17 @@ def import_modules(listed: Any) -> None:
     UserError: for a module that cannot be found.
   """
   for name in _names(listed):
-    _import(name)
+    with _search_path([str(Path.cwd()), *sys.path]):
+      _import(name)
+  if listed and not {"", str(Path.cwd())} & {*sys.path}:
+    sys.path.append(str(Path.cwd()))
 
 
 def import_named_by(folder: Path, listed: Any) -> None:
   """Imports modules that the files of a folder name.
 
-  Modules that are imported already need no trust.
+  Modules that are imported already need no trust. Neither a module nor what it
+  imports comes from the folder itself.
 
   Args:
     folder: folder of a trained model.
@@ -70,15 +75,17 @@ def import_named_by(folder: Path, listed: Any) -> None:
       "with your rights. If you trust this code, and whoever wrote the folder, "
       "give --trust (in Python trust=True), or import the code first."
     )
+  places = [str(Path.cwd()), *sys.path]
+  others = [place for place in places if not _is_inside(place, folder)]
   for name in names:
-    with _working_directory():
-      if _lies_in(folder, name):
-        raise UserError(
-          f"The module {name!r}, which {folder} names, lies in that folder "
-          "itself, and is never imported from there: move the module out of "
-          "the folder if you trust its code."
-        )
-    _import(name)
+    if _lies_in(folder, name, places):
+      raise UserError(
+        f"The module {name!r}, which {folder} names, lies in that folder "
+        "itself, and is never imported from there: move the module out of "
+        "the folder if you trust its code."
+      )
+    with _search_path(others):
+      _import(name)
 
 
 def _names(listed: Any) -> list[str]:
@@ -93,23 +100,19 @@ def _names(listed: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def _working_directory() -> Iterator[None]:
-  """Puts the working directory in front of `sys.path`, inside the block."""
-  folder = str(Path.cwd())
-  if {"", folder} & {*sys.path}:
-    yield
-    return
-  sys.path.insert(0, folder)
+def _search_path(places: list[str]) -> Iterator[None]:
+  """Makes places the whole of `sys.path`, inside the block."""
+  before = sys.path[:]
+  sys.path[:] = places
   try:
     yield
   finally:
-    sys.path.remove(folder)
+    sys.path[:] = before
 
 
 def _import(name: str) -> None:
   try:
-    with _working_directory():
-      importlib.import_module(name)
+    importlib.import_module(name)
   except ModuleNotFoundError as error:
     # A module that the user's own module lacks is the user's to install.
     if error.name not in (name, name.partition(".")[0]):
@@ -120,26 +123,33 @@ def _import(name: str) -> None:
     ) from None
 
 
-def _lies_in(folder: Path, name: str) -> bool:
+def _lies_in(folder: Path, name: str, places: list[str]) -> bool:
   """Returns True if an import of a module would run code of a folder.
 
   Finds the module, and the packages around it, without importing any.
   """
-  places: list[str] | None = None
-  parts = name.split(".")
-  for count in range(1, len(parts) + 1):
-    spec = PathFinder.find_spec(".".join(parts[:count]), places)
+  for part in name.split("."):
+    # Without its parent's name, which would have to be imported.
+    spec = PathFinder.find_spec(part, places)
     if spec is None:
       return False
-    if any(p.is_relative_to(folder.resolve()) for p in _files(spec)):
+    if any(_is_inside(place, folder) for place in _files(spec)):
       return True
-    places = list(spec.submodule_search_locations or [])
+    places = _folders(spec)
   return False
 
 
-def _files(spec: ModuleSpec) -> list[Path]:
+def _is_inside(place: str, folder: Path) -> bool:
+  return Path(place).resolve().is_relative_to(folder.resolve())
+
+
+def _files(spec: ModuleSpec) -> list[str]:
   """Returns the file of a module, and the folders of a package."""
-  names = [*(spec.submodule_search_locations or [])]
+  names = [*_folders(spec)]
   if spec.has_location and spec.origin:
     names.append(spec.origin)
-  return [Path(name).resolve() for name in names]
+  return names
+
+
+def _folders(spec: ModuleSpec) -> list[str]:
+  return list(spec.submodule_search_locations or [])

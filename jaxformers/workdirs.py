@@ -90,6 +90,11 @@ def write_record(
   write(folder, "vocabulary.json", content)
 
 
+def has_tokenizer(vocabulary: Mapping[str, Any]) -> bool:
+  """Returns True if a `vocabulary.json` has a `tokenizer.json` next to it."""
+  return vocabulary.get("tokenizer") in ("word_pieces", "byte_pairs")
+
+
 def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:
   """Returns the content of `tokenizer.json`, which has its digest elsewhere.
 
@@ -101,7 +106,9 @@ def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:
     UserError: as `read_config`.
   """
   content = _read_json(folder, TOKENIZER)
-  if vocabulary.get("tokenizer_digest") != digest(content):
+  # Older versions wrote no digest.
+  expected = vocabulary.get("tokenizer_digest")
+  if expected not in (None, digest(content)):
     problem = f"the digest of {TOKENIZER} is not that in vocabulary.json"
     raise _not_a_run(folder, TOKENIZER, problem)
   return content

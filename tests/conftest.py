@@ -106,7 +106,6 @@ LONGEST = (
   "tests/test_documents.py",
   "tests/models/test_models.py",
   "tests/training/test_steps.py",
-  "tests/models/test_reversible.py",
   "tests/test_benchmarks.py",
   "tests/launch/test_cluster.py",
 )

@@ -158,3 +158,27 @@ def test_another_process_needs_trust_too(stranger):
   assert done.returncode == 1
   assert "trust=True" in done.stderr
   assert not ran.exists()
+
+
+def test_what_a_trusted_module_imports_is_not_of_the_folder(
+  stranger, tmp_path, monkeypatch
+):
+  folder, module = stranger
+  module.write_text("import neighbour_of_a_stranger")
+  (tmp_path / "neighbour_of_a_stranger.py").write_text("x = 1")
+  ran = write_payload(folder / "neighbour_of_a_stranger.py")
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.chdir(folder)
+  with user_code.trusting():
+    user_code.import_named_by(folder, "payload_of_a_stranger")
+  assert sys.modules.pop("neighbour_of_a_stranger").x == 1
+  assert not (ran.exists() or (folder / "ran").exists())
+
+
+def test_a_module_below_packages_without_init(tmp_path, monkeypatch):
+  (tmp_path / "pk_of_a_user" / "sub").mkdir(parents=True)
+  (tmp_path / "pk_of_a_user" / "sub" / "mod.py").write_text("x = 1")
+  monkeypatch.chdir(tmp_path)
+  with user_code.trusting():
+    user_code.import_named_by(tmp_path / "run", "pk_of_a_user.sub.mod")
+  assert sys.modules["pk_of_a_user.sub.mod"].x == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import runpy
 from collections.abc import Mapping, Sequence
@@ -75,12 +76,15 @@ def load(spec: str) -> ConfigDict:
   try:
     get_config = runpy.run_path(str(file)).get("get_config")
   except (SyntaxError, UnicodeDecodeError) as error:
-    place = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+    # The error may be in a module that the config imports.
+    where = getattr(error, "filename", None) or str(file)
+    line = getattr(error, "lineno", None)
     raise UserError(
-      f"{file}{place} is not Python ({error.args[0]}): give a config, such as "
+      f"{where}{f', line {line}' if line else ''} is not Python "
+      f"({error.args[0]}): correct it, or give a config, such as "
       "configs/lra/listops.py."
     ) from None
-  if not callable(get_config):
+  if not callable(get_config) or not _takes_one(get_config):
     raise UserError(
       f"{file} has no function get_config(arg), which returns a config: see "
       "configs/lra/listops.py."
@@ -92,6 +96,15 @@ def load(spec: str) -> ConfigDict:
       "ml_collections.ConfigDict, such as jaxformers.config.base() makes."
     )
   return config
+
+
+def _takes_one(function: Any) -> bool:
+  """Returns True if a function can be called with one argument."""
+  try:
+    inspect.signature(function).bind(None)
+  except TypeError:
+    return False
+  return True
 
 
 def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:

@@ -112,7 +112,8 @@ def from_arrays(
     classes: names of the classes, in the order of their numbers; () to take
       them from the labels of `train`. Without names, predictions are numbers.
     vocab_size: number of ids; 0 for one more than the greatest.
-    max_len: greatest number of tokens; 0 for the longest example.
+    max_len: greatest number of tokens; 0 for the longest example. Training
+      reads the beginning of longer ones; `predict` cuts texts only.
 
   Raises:
     UserError: for inputs or labels of another kind.
@@ -158,6 +159,9 @@ def from_arrays(
       )
     vocabulary = ("<pad>", *(str(i) for i in range(1, vocab_size or seen)))
   image = first.shape if kind == "images" else ()
+  most = max_len or longest
+  if kind == "numbers":  # All have one length, and there is no padding.
+    most = min(most, longest)
   return Task(
     name=NAME,
     protocol=_protocol(classes, count),
@@ -168,7 +172,7 @@ def from_arrays(
     trivial=baselines.MAJORITY,
     info={"source": "examples given in Python"},
     vocabulary=vocabulary,
-    max_len=0 if image else max_len or longest,
+    max_len=0 if image else most,
     num_inputs=TEXTS.get(kind, 1),
     tokenizer="bytes" if kind in TEXTS else "",
     image=image,

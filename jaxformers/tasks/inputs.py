@@ -289,7 +289,9 @@ class Inputs:
   def _array(self, x: np.ndarray) -> np.ndarray:
     """Returns an array of sequences, checked, cut and scaled."""
     front = 1 + (self.num_inputs > 1)
-    if x.dtype == np.uint8 and not self.tokenizer:
+    is_read = self.reading.get("scale") or self.reading.get("first_id")
+    is_pixels = x.dtype == np.uint8 and not self.tokenizer
+    if is_pixels and (is_read or x.ndim > front + 1):
       # Raw pixels: flatten rows and columns, then number or scale the values.
       pixels = x.reshape(*x.shape[:front], -1)
       if pixels.shape[-1] != self.max_len:

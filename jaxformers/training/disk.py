@@ -37,9 +37,6 @@ def error_number(error: BaseException) -> int:
     return number or errno.ENOSPC
   if number in _AWAY:
     return int(number)
-  # A wait that gave up, also because the wall clock has jumped.
-  if isinstance(error, TimeoutError):
-    return errno.ETIMEDOUT
   text = str(error)
   return next((code for words, code in _QUOTED.items() if words in text), 0)
 
@@ -72,6 +69,9 @@ def saving(content: str, workdir: Path) -> Iterator[None]:
     yield
   except Exception as error:
     number = error_number(error)
+    # A wait that gave up, also because the wall clock has jumped.
+    if isinstance(error, TimeoutError):
+      number = number or errno.ETIMEDOUT
     if isinstance(error, FileNotFoundError) and not holds_run(workdir):
       number = errno.EIO
     if not number or processes.explain_lost(error):

@@ -7,6 +7,7 @@ a digest of every other file; see `digests`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,12 +28,27 @@ PARAMETERS = "parameters.safetensors"
 TOKENIZER = "tokenizer.json"
 # Fields of model.json that are read, with their types.
 FIELDS = {"model": Mapping, "task": Mapping, "step": int, "imports": str}
+# Codes of a folder that cannot be renamed.
+_FIXED = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EROFS)
 _REMEDY = "Copy the folder again, or write it again from the run."
 
 
 def is_exported(folder: Path) -> bool:
   """Returns True if a folder has the parameters of an exported model."""
   return (folder / PARAMETERS).is_file()
+
+
+def read_record(folder: Path) -> bytes:
+  """Returns the bytes of model.json, which differ for each save; b"" if none.
+
+  Raises:
+    OSError: if it cannot be read.
+  """
+  path = folder / RECORD
+  try:
+    return path.read_bytes() if path.is_file() else b""
+  except FileNotFoundError:
+    return b""
 
 
 @contextlib.contextmanager
@@ -46,12 +62,21 @@ def writing(folder: Path, content: Mapping[str, Any]) -> Iterator[Path]:
     content: content of model.json.
 
   Raises:
-    UserError: for a folder with files that were not written here.
+    UserError: for a folder with files that were not written here, or one that
+      cannot be replaced, such as the place where a disk is mounted.
   """
   _require_own(folder)
-  with durable.new_folder(folder) as staged:
-    yield staged
-    digests.seal(staged, RECORD, content)
+  try:
+    with durable.new_folder(folder) as staged:
+      yield staged
+      digests.seal(staged, RECORD, content)
+  except OSError as error:
+    if error.errno not in _FIXED:
+      raise
+    raise UserError(
+      f"{folder} cannot be replaced as a whole ({error.strerror}): give a "
+      f"folder inside of it, such as {folder / 'model'}."
+    ) from None
 
 
 def _require_own(folder: Path) -> None:

@@ -118,7 +118,7 @@ def _identity(run: Run) -> dict[str, Any]:
   return {
     **fields,
     **about,
-    "code": provenance.commit(),
+    "code": provenance.code_digest(),
     **{f"version of {k}": v for k, v in provenance.versions().items()},
   }
 

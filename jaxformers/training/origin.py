@@ -130,7 +130,7 @@ def read(folder: Path) -> Weights | None:
     record = workdirs.read(folder, "vocabulary.json")
     fields = (config["model"], about, record, best.step, config["imports"])
     tokenizer, results = None, {}
-    if (folder / workdirs.TOKENIZER).exists():
+    if workdirs.has_tokenizer(record):
       tokenizer = workdirs.read_tokenizer(folder, record)
     if (folder / "results.json").exists():
       results = workdirs.read(folder, "results.json")
@@ -387,13 +387,29 @@ def is_run(folder: Path) -> bool:
 
 
 def _read_exported(folder: Path) -> Weights:
-  """Returns the weights of a folder that `exported` has written."""
+  """Returns the weights of a folder that `exported` has written.
+
+  Reads again if another process has replaced the folder meanwhile.
+  """
+  while True:
+    before = exported.read_record(folder)
+    try:
+      weights = _read_files(folder)
+    except UserError:
+      if exported.read_record(folder) == before:
+        raise
+      continue
+    if exported.read_record(folder) == before:
+      return weights
+
+
+def _read_files(folder: Path) -> Weights:
   content, params, files = exported.read(folder)
   about = {key: content[key] for key in exported.FIELDS}
   user_code.import_named_by(folder, about["imports"])
   record = workdirs.read(folder, "vocabulary.json")
   tokenizer = None
-  if workdirs.TOKENIZER in files:
+  if workdirs.TOKENIZER in files or workdirs.has_tokenizer(record):
     tokenizer = workdirs.read_tokenizer(folder, record)
   results = {}
   if "results.json" in files:

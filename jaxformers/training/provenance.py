@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -34,6 +35,16 @@ def commit() -> str:
     return git("rev-parse", "HEAD") + ("+changes" if changed else "")
   except (OSError, subprocess.CalledProcessError):
     return f"version {__version__}"
+
+
+def code_digest() -> str:
+  """Returns the digest of the package's Python files."""
+  package = Path(__file__).parents[1]
+  digest = hashlib.blake2b(digest_size=8)
+  for path in sorted(package.rglob("*.py")):
+    digest.update(path.relative_to(package).as_posix().encode())
+    digest.update(path.read_bytes())
+  return digest.hexdigest()
 
 
 def hardware() -> dict[str, Any]:

@@ -194,7 +194,10 @@ def test_a_sample_without_tokens_is_finite(name):
 
 # Options that change the arithmetic of a mixer's gradient.
 NUMERICAL = [
-  *((name, {}) for name in NAMES),
+  *(
+    pytest.param(name, {}, marks=[] if name in SOME else pytest.mark.long)
+    for name in NAMES
+  ),
   ("linear", {"causal": True}),
   # The causal form of others is another mask.
   *(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers.tasks import from_arrays
+from jaxformers.tasks.inputs import Inputs
 
 RNG = np.random.default_rng(0)
 
@@ -135,3 +136,28 @@ def test_other_examples_have_another_description():
 def test_what_is_refused(examples, options, message):
   with pytest.raises(ValueError, match=message):
     from_arrays(examples, **options)
+
+
+@pytest.mark.parametrize("max_len", [0, 16, 64])
+def test_numbers_are_read_as_they_were_trained(max_len):
+  rows = np.random.default_rng(0).normal(size=(40, 32)).astype(np.float32)
+  task = from_arrays((rows, np.arange(40) % 2), max_len=max_len)
+  assert task.max_len == (16 if max_len == 16 else 32)
+  inputs = Inputs((), task.max_len, reading=task.splits["train"].reading())
+  assert inputs.batch(rows[:, : task.max_len]).shape == (40, task.max_len)
+
+
+def test_bytes_of_ids_are_no_pixels():
+  ids = np.random.default_rng(0).integers(1, 9, (40, 32)).astype(np.uint8)
+  ids[:, 28:] = 0
+  task = from_arrays((ids, np.arange(40) % 2))
+  reading = task.splits["train"].reading()
+  inputs = Inputs(task.vocabulary, task.max_len, reading=reading)
+  for x in (ids, ids[:, :10], ids.astype(np.int32)):
+    np.testing.assert_array_equal(inputs.batch(x), x[:, :28])
+
+
+def test_ids_that_are_identifiers():
+  ids = np.array([[1, 2], [3, 10**9]] * 5)
+  with pytest.raises(ValueError, match="id 1000000000 at 1: number the tokens"):
+    from_arrays((ids, np.arange(10) % 2))

@@ -67,6 +67,11 @@ def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
   assert raised.value.errno == errno.EIO
 
 
-def test_a_wait_that_gave_up_is_an_absent_disk():
+def test_a_wait_that_gave_up_is_an_absent_disk(tmp_path):
   """As after a jump of the wall clock, when libraries wait by it."""
-  assert disk.error_number(TimeoutError("barrier")) == errno.ETIMEDOUT
+  with (
+    pytest.raises(OSError, match="does not answer") as caught,
+    disk.saving("Step 3", tmp_path),
+  ):
+    raise TimeoutError("barrier")
+  assert caught.value.errno == errno.ETIMEDOUT

@@ -13,10 +13,10 @@ import pytest
 import safetensors.numpy
 
 import jaxformers as jf
-from jaxformers import durable
+from jaxformers import durable, workdirs
 from jaxformers.data.engine import digests
 from jaxformers.errors import UserError
-from jaxformers.training import exported
+from jaxformers.training import exported, origin
 
 CONTENT = {"model": {}, "task": {}, "step": 3, "imports": ""}
 
@@ -218,3 +218,40 @@ def test_two_at_once_take_turns(tmp_path):
   assert max(most) == 1
   content, _ = digests.verify(folder, exported.RECORD)
   assert (folder / "a").read_text() == str(content["step"])
+
+
+def test_a_load_beside_saves_reads_one_of_them(tmp_path):
+  """Never the weights of one with the step of another."""
+  folder, stop, seen = tmp_path / "model", threading.Event(), set()
+
+  def write(k):
+    with exported.writing(folder, CONTENT | {"step": k}) as staged:
+      exported.write_parameters(staged, {"w": np.full(50, k, np.float32)})
+      workdirs.write(staged, "vocabulary.json", {"k": k})
+
+  def save():
+    k = 1
+    while not stop.is_set():
+      write(k)
+      k += 1
+
+  write(0)
+  thread = threading.Thread(target=save)
+  thread.start()
+  try:
+    for _ in range(200):
+      weights = origin.read(folder)
+      assert {*weights.params["w"].tolist()} == {weights.step}
+      assert weights.record["k"] == weights.step
+      seen.add(weights.step)
+  finally:
+    stop.set()
+    thread.join()
+  assert len(seen) > 1
+
+
+def test_a_tokenizer_that_is_lost_is_missed(tmp_path):
+  jf.load("zoo:language-allpass").save(tmp_path / "model")
+  (tmp_path / "model" / "tokenizer.json").unlink()
+  with pytest.raises(UserError, match="tokenizer.json is missing"):
+    jf.load(tmp_path / "model")

@@ -216,6 +216,7 @@ class KilledError(BaseException):
   pass
 
 
+@pytest.mark.long
 def test_both_phases_resume_bit_for_bit(make, tmp_path, monkeypatch):
   """Masked tokens, then classes; each is killed, and taken up again."""
 

@@ -217,8 +217,7 @@ def _tables_html(markdown: str) -> list[str]:
 def _table_html(markdown: str) -> str:
   # The second line of a Markdown table is its rule.
   header, _, *body = [
-    [_text(cell) for cell in split_cells(line)]
-    for line in markdown.splitlines()
+    [_text(cell) for cell in split_cells(line)] for line in markdown.split("\n")
   ]
   titles = "".join(f"<th>{cell}</th>" for cell in header)
   lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in body)

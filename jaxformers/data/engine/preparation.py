@@ -165,8 +165,8 @@ def _prepare(
   free = shutil.disk_usage(staged).free
   if source.least_bytes > free:
     raise UserError(
-      f"{source.key} needs at least {source.least_bytes / 2**30:,.0f} GiB, and "
-      f"{free / 2**30:,.0f} GiB are free below {data_dir}: choose fewer "
+      f"{source.key} needs at least {source.least_bytes / 2**20:,.0f} MiB, and "
+      f"{free / 2**20:,.0f} MiB are free below {data_dir}: choose fewer "
       "examples, or another --config.data_dir."
     )
   # Without an archive, fail early if it cannot be downloaded.
