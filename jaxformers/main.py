@@ -285,7 +285,10 @@ def _find_spec(argv: list[str]) -> str | None:
 def console() -> None:
   """Runs the command line."""
   began = time.perf_counter()
-  app.run(functools.partial(main, began=began), flags_parser=_parse)
+  try:
+    app.run(functools.partial(main, began=began), flags_parser=_parse)
+  except KeyboardInterrupt:  # Before `main` has begun.
+    interrupts.leave()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def hardware() -> dict[str, Any]:
   devices = jax.devices()
   # Linux alone names the model of the processor.
   info = Path("/proc/cpuinfo")
-  text = info.read_text() if info.exists() else ""
+  text = info.read_text(encoding="utf-8") if info.exists() else ""
   model = re.search(r"^model name\s*:\s*(.*?)\s*$", text, re.M)
   processor = model[1] if model else ""
   return {

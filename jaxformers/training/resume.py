@@ -134,7 +134,7 @@ def _holder(path: Path) -> str:
   """Returns the holder of the lock, such as "process 7 on host1 since ..."."""
   for _ in range(10):  # The holder may not have written the file yet.
     try:
-      holder = json.loads(path.read_text())
+      holder = json.loads(path.read_bytes())
       process, host = holder["process"], holder["host"]
       return f"process {process} on {host} since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):

@@ -71,9 +71,11 @@ def write(page: Page, out: Path) -> Path:
       bar.set_description(f"drawing {figure.name}")
       figure.write(out)
   if page.rows:
-    (out / "results.md").write_text(tables.markdown(page.rows) + "\n")
+    text = tables.markdown(page.rows) + "\n"
+    (out / "results.md").write_text(text, encoding="utf-8")
   if page.entropies:
-    (out / "entropies.md").write_text(page.entropies + "\n")
+    text = page.entropies + "\n"
+    (out / "entropies.md").write_text(text, encoding="utf-8")
   # The papers' tables, as Markdown and as LaTeX.
   for filled in page.papers.values():
     for kind, form, mark in (
@@ -82,7 +84,8 @@ def write(page: Page, out: Path) -> Path:
     ):
       reasons = [f"{mark}{reason}\n" for reason in published.notes(filled)]
       path = out / f"{filled.table.name}.{kind}"
-      path.write_text("".join([form(filled), "\n", *reasons]))
+      text = "".join([form(filled), "\n", *reasons])
+      path.write_text(text, encoding="utf-8")
   path = out / "index.html"
   path.write_text(_html(page, out), encoding="utf-8")
   return path

@@ -67,7 +67,7 @@ def check(path: Path) -> None:
   try:
     # A file larger than any real one could fill the memory.
     is_small = path.stat().st_size <= MAX_BYTES
-    content = json.loads(path.read_text()) if is_small else None
+    content = json.loads(path.read_bytes()) if is_small else None
     names = _class_names(content) if isinstance(content, dict) else None
   except (ValueError, RecursionError, OSError) as error:  # Also not UTF-8.
     raise _error(path, str(error)) from None
