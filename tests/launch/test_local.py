@@ -135,11 +135,18 @@ def ranks(tmp_path):
 
   def start(script, kind):
     command = (str(script), "2", "--", sys.executable, "-c", RANK)
-    # A shell's background, where tests may run, ignores Ctrl-C; a script that
-    # starts so cannot undo it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell's background, where tests may run, ignores Ctrl-C, and nohup the
+    # end of the terminal; a script that starts so cannot undo it.
+    before = {
+      number: signal.signal(number, handler)
+      for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+      )
+    }
     process = subprocess.Popen([*command, str(tmp_path), kind])
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)
     started.append(process)
     while not all((tmp_path / name).exists() for name in "01"):
       assert process.poll() is None
