@@ -117,7 +117,8 @@ def pytest_collection_modifyitems(config, items):
     left = [item for item in items if not is_imported(item)]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if is_imported(item)]
-  if not config.getoption("long"):
+  # All of them for a mixer from elsewhere.
+  if not config.getoption("long") and not imported:
     left = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]

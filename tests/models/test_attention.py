@@ -132,6 +132,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
   assert not np.allclose(y[1], z[1], atol=1e-3)
 
 
+@some
 def test_every_token_counts(name):
   """Nothing of a sample is dropped: a gradient reaches all its tokens."""
   _, variables, apply = make(name)
@@ -184,6 +185,7 @@ def test_half_precision_stays_near(name):
   assert (jnp.median(off) if name in SELECTING else off.max()) < 0.1
 
 
+@some
 def test_a_sample_without_tokens_is_finite(name):
   _, variables, apply = make(name)
   x, mask = inputs()
