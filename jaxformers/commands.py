@@ -59,7 +59,8 @@ def _run() -> None:
   if name == "train":
     del sys.argv[1]  # Flags of absl follow the name of the program.
   if name == "train" or name.startswith("-"):
-    from jaxformers import main  # Defines flags.
+    with interrupts.importing():
+      from jaxformers import main  # Defines flags.
 
     main.console()
     return
@@ -68,4 +69,6 @@ def _run() -> None:
   except UserError as error:
     sys.exit(f"error: {error} `jaxformers --help` describes them.")
   del sys.argv[1]
-  importlib.import_module(SUBCOMMANDS[name]).main()
+  with interrupts.importing():
+    module = importlib.import_module(SUBCOMMANDS[name])
+  module.main()

@@ -28,6 +28,22 @@ def leave(advice: str = "") -> NoReturn:
   os._exit(128 + signal.SIGINT)
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+  """Ends this process at once at Ctrl-C, inside the block.
+
+  For imports: an extension module turns KeyboardInterrupt into other errors.
+  """
+  before = signal.getsignal(signal.SIGINT)
+  if before is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: leave())
+  try:
+    yield
+  finally:
+    if before is signal.default_int_handler:
+      signal.signal(signal.SIGINT, before)
+
+
 def print_all_letters() -> None:
   """Makes stdout print the codes of letters that the locale cannot show."""
   if isinstance(sys.stdout, io.TextIOWrapper):

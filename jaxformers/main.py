@@ -91,7 +91,8 @@ def _prepare_jax() -> None:
   if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "16")
   allocator.keep_freed_memory()  # Before JAX starts its threads.
-  import jax
+  with interrupts.importing():
+    import jax
 
   # Cache compiled programs; without a home directory there is no cache.
   if not jax.config.jax_compilation_cache_dir:
