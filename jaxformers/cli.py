@@ -223,8 +223,8 @@ def command(
         with interrupts.closed_pipe(), user_code.trusting(trust):
           function(**options)
       except KeyboardInterrupt:
-        if argv is not None:  # Another program has called it.
-          raise
+        if argv is not None and not on_interrupt:
+          raise  # Another program has called it.
         interrupts.leave(on_interrupt)
       # Mistakes of the user end in one line; bugs keep their traceback.
       except (UserError, OSError) as error:
