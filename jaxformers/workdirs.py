@@ -92,7 +92,9 @@ def write_record(
 
 def has_tokenizer(vocabulary: Mapping[str, Any]) -> bool:
   """Returns True if a `vocabulary.json` has a `tokenizer.json` next to it."""
-  return vocabulary.get("tokenizer") in ("word_pieces", "byte_pairs")
+  # Older versions wrote no digest; their tokenizers are these.
+  is_older = vocabulary.get("tokenizer") in ("word_pieces", "byte_pairs")
+  return "tokenizer_digest" in vocabulary or is_older
 
 
 def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:

@@ -25,7 +25,6 @@ from jaxformers.errors import UserError
 
 RECORD = "model.json"
 PARAMETERS = "parameters.safetensors"
-TOKENIZER = "tokenizer.json"
 # Fields of model.json that are read, with their types.
 FIELDS = {"model": Mapping, "task": Mapping, "step": int, "imports": str}
 # Codes of a folder that cannot be renamed.

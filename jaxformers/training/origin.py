@@ -129,12 +129,8 @@ def read(folder: Path) -> Weights | None:
     params = jax.device_get(best.state.scored)
     record = workdirs.read(folder, "vocabulary.json")
     fields = (config["model"], about, record, best.step, config["imports"])
-    tokenizer, results = None, {}
-    if workdirs.has_tokenizer(record):
-      tokenizer = workdirs.read_tokenizer(folder, record)
-    if (folder / "results.json").exists():
-      results = workdirs.read(folder, "results.json")
-    return Weights(params, *fields, tokenizer, results)
+    has_results = (folder / "results.json").exists()
+    return Weights(params, *fields, *_others(folder, record, has_results))
   _refuse_seeds(folder)
   return None
 
@@ -408,15 +404,27 @@ def _read_files(folder: Path) -> Weights:
   about = {key: content[key] for key in exported.FIELDS}
   user_code.import_named_by(folder, about["imports"])
   record = workdirs.read(folder, "vocabulary.json")
-  tokenizer = None
-  if workdirs.TOKENIZER in files or workdirs.has_tokenizer(record):
-    tokenizer = workdirs.read_tokenizer(folder, record)
-  results = {}
-  if "results.json" in files:
-    results = workdirs.read(folder, "results.json")
+  tokenizer, results = _others(folder, record, "results.json" in files)
   return Weights(
     params, record=record, **about, tokenizer=tokenizer, results=results
   )
+
+
+def _others(
+  folder: Path, record: Mapping[str, Any], has_results: bool
+) -> tuple[Any, Mapping[str, Any]]:
+  """Returns `tokenizer` and `results` of `Weights`.
+
+  Args:
+    folder: workdir of a run, or an exported model.
+    record: content of its `vocabulary.json`.
+    has_results: True if it has a `results.json`.
+  """
+  tokenizer = None
+  if workdirs.has_tokenizer(record):
+    tokenizer = workdirs.read_tokenizer(folder, record)
+  results = workdirs.read(folder, "results.json") if has_results else {}
+  return tokenizer, results
 
 
 def begin_with(
