@@ -59,7 +59,8 @@ def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
       "transject",
       "listops",
     )
-    return jax.tree.map(lambda leaf: leaf + 1, start), {"folder": folder}
+    record = {"folder": folder, "sha256": "f" * 64}
+    return jax.tree.map(lambda leaf: leaf + 1, start), record
 
   plain = trainer_of(smoke(), tmp_path / "plain")
   monkeypatch.setattr(trainer.origin, "begin_with", begin_with)
