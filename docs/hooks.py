@@ -15,7 +15,13 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 # Fields of modules that the package sets by itself.
 WIRING = {
-  *("parent", "name", "mixer", "residual", "layer", "dtype", "max_len"),
+  "parent",
+  "name",
+  "mixer",
+  "residual",
+  "layer",
+  "dtype",
+  "max_len",
   "orthogonal_map",
 }
 sys.path.insert(0, str(ROOT))

@@ -20,10 +20,17 @@ GROUPS = {
   "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
   "Compare runs": ("results", "report", "published", "price"),
   "Look into a model": (
-    *("lipschitz", "inverse", "certified", "smoothness", "isometry"),
+    "lipschitz",
+    "inverse",
+    "certified",
+    "smoothness",
+    "isometry",
   ),
   "Evaluate and take away": (
-    *("perplexity", "segmentation", "robustness", "export"),
+    "perplexity",
+    "segmentation",
+    "robustness",
+    "export",
   ),
   "Depth and width": ("advise", "bounds", "rank", "depth"),
 }

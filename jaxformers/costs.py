@@ -114,8 +114,13 @@ def rows(
 
 
 COLUMNS = (
-  *("model", "parameters", "of Transformer's", "at most 10 % more"),
-  *("GFLOP, products", "GFLOP, other", "MB kept"),
+  "model",
+  "parameters",
+  "of Transformer's",
+  "at most 10 % more",
+  "GFLOP, products",
+  "GFLOP, other",
+  "MB kept",
 )
 
 

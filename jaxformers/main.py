@@ -42,12 +42,16 @@ FLAGS = flags.FLAGS
 # Name, default, least value and description of the flags.
 _FLAGS = (
   (
-    *("config", None, None),
+    "config",
+    None,
+    None,
     "Config and its arguments: lra/text:size=tiny, or path.py:key=value. "
     "--config.section.field=value overrides a field.",
   ),
   (
-    *("workdir", None, None),
+    "workdir",
+    None,
+    None,
     "Folder for checkpoints, metrics and results. "
     "Default: runs/CONFIG-MODEL-ARGUMENTS-PROTOCOL-SEED.",
   ),
@@ -69,11 +73,15 @@ _CLUSTER = (
   ("process_id", -1, -1, "Index of this process, from 0."),
   ("start_seconds", 300, 1, "Time to wait for all processes to start."),
   (
-    *("silence_seconds", 60, 1),
+    "silence_seconds",
+    60,
+    1,
     "Time after which a silent process counts as dead, and all processes end.",
   ),
   (
-    *("stall_seconds", 1800, 0),
+    "stall_seconds",
+    1800,
+    0,
     "Time after which a process of several that hangs ends itself; 0: never.",
   ),
 )

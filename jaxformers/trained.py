@@ -204,8 +204,11 @@ def record(
   if describe(state) or not is_finished or not finite:
     return
   entry = {
-    **{"command": command, "how": how, "step": run.step},
-    **{"examples": examples, "scores": finite},
+    "command": command,
+    "how": how,
+    "step": run.step,
+    "examples": examples,
+    "scores": finite,
   }
   try:
     workdirs.add_score(Path(workdir), entry)
@@ -260,7 +263,9 @@ def load(
     best = checkpoints.restore_best(start)
   make_start = functools.partial(_first_params, run, start.params)
   return Trained(
-    *(run.config, run.task, run.model),
+    run.config,
+    run.task,
+    run.model,
     make_start() if untrained else best.state.scored,
     0 if untrained else best.step,
     make_start=make_start,
@@ -322,7 +327,10 @@ def _with_weights(
   params, record = origin.begin_with(folder, start, section, task)
   return Trained(
     {**run.config, "model": section},
-    *(task, model, params, record.get("step", 0)),
+    task,
+    model,
+    params,
+    record.get("step", 0),
     make_start=lambda: start,
     workdir=run.workdir,
   )

@@ -96,8 +96,10 @@ RECIPES = {
   "text-lru": Recipe(
     "lra/text:size=tiny,model=lru",
     (
-      *("--config.task.max_len=256", *_steps(1_000)),
-      *("--config.eval_steps=100", "--config.checkpoint_steps=100"),
+      "--config.task.max_len=256",
+      *_steps(1_000),
+      "--config.eval_steps=100",
+      "--config.checkpoint_steps=100",
       "--config.eval_examples=1000",
     ),
     "aclImdb_v1.tar.gz",

@@ -15,9 +15,15 @@ import jaxformers as jf
 
 ROOT = Path(__file__).parents[1]
 TINY = {
-  **{"model.d_model": 8, "model.num_layers": 1, "batch_size": 8},
-  **{"total_steps": 6, "eval_steps": 3, "checkpoint_steps": 3},
-  **{"schedule.warmup_steps": 2, "eval_batch_size": 8, "buckets": 1},
+  "model.d_model": 8,
+  "model.num_layers": 1,
+  "batch_size": 8,
+  "total_steps": 6,
+  "eval_steps": 3,
+  "checkpoint_steps": 3,
+  "schedule.warmup_steps": 2,
+  "eval_batch_size": 8,
+  "buckets": 1,
 }
 TEXTS = [f"{'good' if k % 2 else 'bad'} number {k}" for k in range(40)]
 LABELS = ["good" if k % 2 else "bad" for k in range(40)]
@@ -337,7 +343,14 @@ def test_the_properties_of_a_mixer_outside_of_the_repository(tmp_path):
   def check(name):
     return subprocess.run(
       [
-        *(sys.executable, "-m", "pytest", "-n", "0", "-q", "-k", "never_read"),
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-q",
+        "-k",
+        "never_read",
         f"--imports={name}",
       ],
       env=os.environ | {"PYTHONPATH": str(tmp_path)},

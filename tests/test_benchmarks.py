@@ -42,7 +42,12 @@ from tests.marks import long_except
 
 # Modules that other benchmarks import, and that are not commands.
 LIBRARIES = (
-  *("__init__", "ours", "recurrent_twins", "rivals", "timing", "twins"),
+  "__init__",
+  "ours",
+  "recurrent_twins",
+  "rivals",
+  "timing",
+  "twins",
 )
 COMMANDS = sorted(
   path
@@ -478,7 +483,9 @@ def test_layers_that_can_be_undone_are_measured(monkeypatch):
   monkeypatch.setattr(injective, "WIDTH", 8)
   rows = list(injective.measure_memory((2,)))
   assert [row["model"] for row in rows] == [
-    *("isometric", "coupled transformer", "coupled s5")
+    "isometric",
+    "coupled transformer",
+    "coupled s5",
   ]
 
 
@@ -489,7 +496,10 @@ def test_scans_are_timed_beside_those_of_jax(monkeypatch):
   for varies in (False, True):
     rows = list(scan.measure(8, 1, varies=varies))
     assert [row["form"] for row in rows] == [
-      *("scan", "auto", "JAX tree", "JAX loop")
+      "scan",
+      "auto",
+      "JAX tree",
+      "JAX loop",
     ]
     assert all(row["gradient ms"] > 0 for row in rows)
   # All of them have the same states.

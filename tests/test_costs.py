@@ -32,8 +32,12 @@ def test_the_page_of_encoders_has_these_costs(capsys):
   """For two models; the page has a row for each."""
   command.main(
     [
-      *("--config", "lra/text:size=tiny", "--models", "transformer,isometric"),
-      *("--sizes", "vocab_size=257,max_len=1024,num_classes=2"),
+      "--config",
+      "lra/text:size=tiny",
+      "--models",
+      "transformer,isometric",
+      "--sizes",
+      "vocab_size=257,max_len=1024,num_classes=2",
     ]
   )
   page = pathlib.Path("docs/mixers.md").read_text(encoding="utf-8")

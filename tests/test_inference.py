@@ -170,11 +170,19 @@ def test_a_language_model_goes_on(smoke, tmp_path):
   for split in ("train", "valid", "test"):
     (texts / f"{split}.txt").write_text("to be or not to be " * 40)
   options = {
-    **{"task.archive": str(texts), "task.tokens": "bytes", "d": 0},
-    **{"task.max_len": 16, "model.num_layers": 1, "model.d_model": 8},
-    **{"model.mixer_defaults.num_heads": 2, "total_steps": 2},
-    **{"eval_steps": 2, "checkpoint_steps": 2, "batch_size": 8},
-    **{"schedule.warmup_steps": 1, "data_dir": str(tmp_path / "data")},
+    "task.archive": str(texts),
+    "task.tokens": "bytes",
+    "d": 0,
+    "task.max_len": 16,
+    "model.num_layers": 1,
+    "model.d_model": 8,
+    "model.mixer_defaults.num_heads": 2,
+    "total_steps": 2,
+    "eval_steps": 2,
+    "checkpoint_steps": 2,
+    "batch_size": 8,
+    "schedule.warmup_steps": 1,
+    "data_dir": str(tmp_path / "data"),
   }
   del options["d"]
   model = jf.train("lm/text:size=tiny", tmp_path / "run", options=options)

@@ -13,7 +13,9 @@ def test_every_task_has_a_line(capsys):
     for line in lines
   )
   assert list_tasks.protocols("ag_news") == (
-    *("jaxformers", "paper", "test_only"),
+    "jaxformers",
+    "paper",
+    "test_only",
   )
   assert list_tasks.protocols("imagenet2012") == ("jaxformers", "paper")
   assert list_tasks.protocols("language") == ("jaxformers",)

@@ -46,10 +46,15 @@ def command(tmp_path_factory, request):
 
   def make(workdir, *flags, arg=":size=tiny"):
     return [
-      *(sys.executable, "-m", "jaxformers.main"),
-      *("--config", f"configs/lra/listops.py{arg}"),
+      sys.executable,
+      "-m",
+      "jaxformers.main",
+      "--config",
+      f"configs/lra/listops.py{arg}",
       *(f"--config.{key}={value}" for key, value in fields.items()),
-      *("--workdir", str(workdir), *flags),
+      "--workdir",
+      str(workdir),
+      *flags,
     ]
 
   return make
@@ -368,7 +373,7 @@ def test_several_seeds(finished, command, tmp_path):
     ([], ":sise=tiny", "config argument 'sise'.*'size'"),
     (["--seeds=one"], "", "--seeds=one: give integers"),
     pytest.param(
-      *(["--config.batch_size=0"], "", "batch_size=0"), marks=pytest.mark.long
+      ["--config.batch_size=0"], "", "batch_size=0", marks=pytest.mark.long
     ),
     (
       ["--config.schedule.learning_rate=nan"],
@@ -424,7 +429,10 @@ def test_the_first_lines_say_what_is_trained(finished):
   lines = done.stderr.splitlines()
   assert lines[0] == f"Workdir: {workdir}"
   assert [line.partition(":")[0] for line in lines[1:5]] == [
-    *("Model", "Data", "Device", "Training")
+    "Model",
+    "Data",
+    "Device",
+    "Training",
   ]
   for words in ("transject, ", " 64 train, 8 validation, 10 test", "24 steps"):
     assert words in done.stderr

@@ -88,8 +88,14 @@ def test_a_wrong_archive_ends_in_one_message_and_leaves_nothing(tmp_path):
   path.write_bytes(path.read_bytes()[:-100])
   job = subprocess.run(
     [
-      *(sys.executable, "-m", "jaxformers.prepare", "retrieval"),
-      *("--archive", str(path), "--data_dir", str(tmp_path / "data")),
+      sys.executable,
+      "-m",
+      "jaxformers.prepare",
+      "retrieval",
+      "--archive",
+      str(path),
+      "--data_dir",
+      str(tmp_path / "data"),
     ],
     capture_output=True,
     text=True,

@@ -26,22 +26,54 @@ from tests.models.mixers.oracle import small_sizes
 ROOT = Path(__file__).parents[1]
 # Values that a hand or a sweep can put into any field.
 POOL = (
-  *(0, 1, 2, 3, -1, 2**64),
-  *(0.5, 2.0, -1e-9, 1e30, math.nan, math.inf, -math.inf),
-  *(True, False, "x", "", None, [], [1, 2], {}),
+  0,
+  1,
+  2,
+  3,
+  -1,
+  2**64,
+  0.5,
+  2.0,
+  -1e-9,
+  1e30,
+  math.nan,
+  math.inf,
+  -math.inf,
+  True,
+  False,
+  "x",
+  "",
+  None,
+  [],
+  [1, 2],
+  {},
 )
 # Fields that the package sets by itself, and no config.
 WIRING = {
-  *("parent", "mixer", "layer", "encoder", "cls", "concatenate", "schedule"),
-  *("total_steps", "max_len", "num_layers", "dtype", "orthogonal_map"),
+  "parent",
+  "mixer",
+  "layer",
+  "encoder",
+  "cls",
+  "concatenate",
+  "schedule",
+  "total_steps",
+  "max_len",
+  "num_layers",
+  "dtype",
+  "orthogonal_map",
   "masked",
 }
 # Options of the head of a language model, which have no signature.
 HEAD = {"tied": True, "dropout_rate": 0.0}
 # Options that `optim.build` takes for every optimiser.
 SHARED = {
-  **{"clip_value": 0.0, "clip_norm": 0.0, "cycle_momentum": False},
-  **{"groups": {}, "layer_decay": 1.0, "frozen": ""},
+  "clip_value": 0.0,
+  "clip_norm": 0.0,
+  "cycle_momentum": False,
+  "groups": {},
+  "layer_decay": 1.0,
+  "frozen": "",
 }
 # Options of every task of sequences, which `tasks.get` takes.
 PRETRAINING = {"objective": "masked", "mask_rate": 0.15, "targets": "values"}
@@ -386,7 +418,12 @@ def run_changes(draw):
     *(f"schedule.{k}" for k in parameters(optim.SCHEDULES[schedule])),
     *(f"optimizer.{k}" for k in parameters(optim.OPTIMIZERS[optimizer])),
     *(f"optimizer.{k}" for k in SHARED),
-    *("total_steps", "seed", "batch_size", "select", "parallel", "ema_decay"),
+    "total_steps",
+    "seed",
+    "batch_size",
+    "select",
+    "parallel",
+    "ema_decay",
   }
   options -= {"schedule.total_steps", "optimizer.schedule"}
   options -= {"optimizer.decays"}

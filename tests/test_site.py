@@ -84,8 +84,13 @@ def test_a_browser_opens_it(site, tmp_path, page, width):
   try:
     ran = subprocess.run(
       [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-        *(f"--user-data-dir={tmp_path}", "--enable-logging=stderr"),
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--dump-dom",
+        f"--user-data-dir={tmp_path}",
+        "--enable-logging=stderr",
         f"--window-size={width},900",
         f"http://localhost:{server.server_port}/{page}",
       ],

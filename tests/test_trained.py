@@ -120,7 +120,9 @@ def test_states_to_compare():
   given = {"untrained": True, "pretrained": "", "model": "", "options": "a=1"}
   found = trained.states(given)
   assert [trained.describe(state) for state in found] == [
-    *("", "untrained", "a=1"),
+    "",
+    "untrained",
+    "a=1",
   ]
   with_model = {**given, "untrained": False, "model": "b", "pretrained": "c"}
   assert trained.describe(with_model) == "as b with c a=1"
@@ -143,8 +145,11 @@ def test_scores_of_the_run_itself_are_kept(tmp_path, capsys, monkeypatch):
   assert not record(start)
   assert record(best) == [
     {
-      **{"command": "perplexity", "how": {"stride": 1}, "step": 7},
-      **{"examples": 9, "scores": {"perplexity": 2.0}},
+      "command": "perplexity",
+      "how": {"stride": 1},
+      "step": 7,
+      "examples": 9,
+      "scores": {"perplexity": 2.0},
     }
   ]
 

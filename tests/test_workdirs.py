@@ -10,8 +10,14 @@ from jaxformers import cli, workdirs
 from jaxformers.analysis.tables import depth, published, results
 
 COMMANDS = (
-  *("smoothness", "lipschitz", "inverse", "perplexity", "segmentation"),
-  *("robustness", "export", "report"),
+  "smoothness",
+  "lipschitz",
+  "inverse",
+  "perplexity",
+  "segmentation",
+  "robustness",
+  "export",
+  "report",
 )
 
 
@@ -132,10 +138,20 @@ def result(task, seed):
   sizes = {"name": "transject", "num_layers": 2, "d_model": 8}
   config = {"task": {"name": task}, "model": sizes, "seed": seed}
   return {
-    **{"task": task, "protocol": "lra", "model": "transject", "seed": seed},
-    **{"config": config, "max_len": 8, "parameters": 1, "parameter_ratio": 1.0},
-    **{"baselines": {}, "data": {}, "selection": "validation"},
-    **{"train_seconds": 1.0, "accuracy": 0.5, "task_description": {}},
+    "task": task,
+    "protocol": "lra",
+    "model": "transject",
+    "seed": seed,
+    "config": config,
+    "max_len": 8,
+    "parameters": 1,
+    "parameter_ratio": 1.0,
+    "baselines": {},
+    "data": {},
+    "selection": "validation",
+    "train_seconds": 1.0,
+    "accuracy": 0.5,
+    "task_description": {},
   }
 
 

@@ -43,8 +43,14 @@ ENCODER_FIELDS = tuple(
   if field not in PLAIN_HEAD
   and field
   not in (
-    *("name", "num_classes", "objective", "num_inputs", "padded_len"),
-    *("head", "head_activation", "interaction"),
+    "name",
+    "num_classes",
+    "objective",
+    "num_inputs",
+    "padded_len",
+    "head",
+    "head_activation",
+    "interaction",
   )
 )
 

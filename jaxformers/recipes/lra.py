@@ -309,7 +309,8 @@ def original_fields(
     "dropout_rate": shape.dropout_rate,
     "pool": shape.pool or pool,
     "embedding": {"init_std": 1.0},
-    **{"head_dim": shape.mlp_dim, **head},
+    "head_dim": shape.mlp_dim,
+    **head,
   }
   model = shared.transformer(name, sizes, shape.num_heads, shape.mlp_dim)
   # Rotations are square: the heads of this baseline keep all channels.

@@ -13,8 +13,12 @@ from jaxformers.registry import choose
 MODELS = ("s5", "s4d", "lru", "mega", "rglru", "mamba")
 # Examples of the training split, for lengths that papers give in epochs.
 NUM_TRAIN = {
-  **{"listops": 96_000, "text": 25_000, "retrieval": 147_086},
-  **{"image": 45_000, "pathfinder": 160_000, "pathx": 160_000},
+  "listops": 96_000,
+  "text": 25_000,
+  "retrieval": 147_086,
+  "image": 45_000,
+  "pathfinder": 160_000,
+  "pathx": 160_000,
 }
 # Width at size=matched: most channels with at most the Transformer's
 # parameters, by model, task and protocol, where it is not "jaxformers"'s.
@@ -213,33 +217,87 @@ def _s5(
 # state-space parameters, ratio of the global rate to it.
 _S5 = {
   "listops": _s5(
-    *("listops", 128, 16, 8, 40, 0.0, 0.04, 1e-3, 3, "BfastandCdecay"),
+    "listops",
+    128,
+    16,
+    8,
+    40,
+    0.0,
+    0.04,
+    1e-3,
+    3,
+    "BfastandCdecay",
     num_layers=8,
     glu="half2",
   ),
   "text": _s5(
-    *("text", 256, 192, 12, 35, 0.1, 0.07, 1e-3, 4, "standard"),
+    "text",
+    256,
+    192,
+    12,
+    35,
+    0.1,
+    0.07,
+    1e-3,
+    4,
+    "standard",
     warmup_epochs=0,
     share_step=True,
     glu="half2",
   ),
   "retrieval": _s5(
-    *("retrieval", 128, 256, 16, 20, 0.0, 0.05, 1e-3, 2, "standard"),
+    "retrieval",
+    128,
+    256,
+    16,
+    20,
+    0.0,
+    0.05,
+    1e-3,
+    2,
+    "standard",
     batch_size=32,
     share_step=True,
     c_init="rows",
   ),
   "image": _s5(
-    *("image", 512, 384, 3, 250, 0.1, 0.07, 1e-3, 4.5, "BfastandCdecay"),
+    "image",
+    512,
+    384,
+    3,
+    250,
+    0.1,
+    0.07,
+    1e-3,
+    4.5,
+    "BfastandCdecay",
     clip_eigenvalues=True,
   ),
   "pathfinder": _s5(
-    *("pathfinder", 192, 256, 8, 200, 0.05, 0.03, 9e-4, 5, "standard"),
+    "pathfinder",
+    192,
+    256,
+    8,
+    200,
+    0.05,
+    0.03,
+    9e-4,
+    5,
+    "standard",
     batch_size=64,
     c_init="rows",
   ),
   "pathx": _s5(
-    *("pathx", 128, 256, 16, 75, 0.0, 0.06, 6e-4, 3, "BandCdecay"),
+    "pathx",
+    128,
+    256,
+    16,
+    75,
+    0.0,
+    0.06,
+    6e-4,
+    3,
+    "BandCdecay",
     batch_size=32,
     c_init="complex",
     step_min=1e-4,
@@ -267,7 +325,8 @@ def _s4d(
   """
   slow = {"factor": 1e-3 / rate, "decay": False}
   groups: dict[str, dict[str, Any]] = {
-    **{"eigenvalues": slow, "input": slow},
+    "eigenvalues": slow,
+    "input": slow,
     "step": {"factor": 1.0, "decay": False},
   }
   if states == 64:
@@ -278,7 +337,8 @@ def _s4d(
     dropout_rate,
     {"state_size": states, "num_ssm": num_ssm, **mixer},
     {
-      **{"norm_type": "batch", "norm_first": norm_first},
+      "norm_type": "batch",
+      "norm_first": norm_first,
       "final_norm": norm_first,
     },
     batch_size,
@@ -325,8 +385,11 @@ def _lru(
     6,
     dropout_rate,
     {
-      **{"state_size": states, "r_min": ring[0], "r_max": ring[1]},
-      **{"causal": causal, **mixer},
+      "state_size": states,
+      "r_min": ring[0],
+      "r_max": ring[1],
+      "causal": causal,
+      **mixer,
     },
     {"norm_type": "batch"},
     batch_size,
@@ -347,7 +410,13 @@ _LRU = {
     192, 256, 500_000, 64, 0.25, 0.0, (0.9, 0.999), causal=False
   ),
   "pathx": _lru(
-    *(128, 256, 250_000, 32, 0.25, 0.0, (0.999, 0.9999)),
+    128,
+    256,
+    250_000,
+    32,
+    0.25,
+    0.0,
+    (0.999, 0.9999),
     causal=False,
     max_phase=math.pi / 10,
     glu="half1",
@@ -377,8 +446,9 @@ def _mega(
     dropout_rate,
     {"query_dim": query_dim, **mixer},
     {
-      **{"mlp_dim": 2 * d_model, "norm_type": norm_type},
-      **{"norm_first": norm_first},
+      "mlp_dim": 2 * d_model,
+      "norm_type": norm_type,
+      "norm_first": norm_first,
     },
     batch_size,
     steps,
@@ -390,7 +460,9 @@ def _mega(
 
 
 _PIXELS: dict[str, Any] = {
-  **{"norm_type": "batch", "norm_first": True, "dropout_rate": 0.0},
+  "norm_type": "batch",
+  "norm_first": True,
+  "dropout_rate": 0.0,
   "weights": "laplace",
 }
 _MEGA = {
@@ -400,22 +472,39 @@ _MEGA = {
     6, 128, 64, 64, 3e-3, 0.04, 91_960, 10_000, norm_type="scale"
   ),
   "image": _mega(
-    *(8, 160, 96, 50, 0.01, 0.02, 180_000, 9_000), truncation=1_024, **_PIXELS
+    8, 160, 96, 50, 0.01, 0.02, 180_000, 9_000, truncation=1_024, **_PIXELS
   ),
   "pathfinder": _mega(
-    *(6, 128, 64, 128, 0.01, 0.01, 250_000, 50_000),
+    6,
+    128,
+    64,
+    128,
+    0.01,
+    0.01,
+    250_000,
+    50_000,
     truncation=1_024,
     **_PIXELS,
   ),
   "pathx": _mega(
-    *(4, 64, 32, 128, 0.01, 0.01, 125_000, 25_000),
+    4,
+    64,
+    32,
+    128,
+    0.01,
+    0.01,
+    125_000,
+    25_000,
     truncation=4_096,
     **_PIXELS,
   ),
 }
 
 PUBLISHED: Mapping[str, Mapping[str, Published]] = {
-  **{"s5": _S5, "s4d": _S4D, "lru": _LRU, "mega": _MEGA},
+  "s5": _S5,
+  "s4d": _S4D,
+  "lru": _LRU,
+  "mega": _MEGA,
 }
 
 # Options of a mixer at size=tiny.
@@ -512,9 +601,11 @@ def published_training(name: str, task: str) -> dict[str, Any]:
   is_mega = name == "mega"
   optimizer = {
     **shared.VASWANI_ADAM,
-    **{"b2": 0.98 if is_mega else 0.999, "eps": 1e-8},
-    **{"clip_norm": 1.0 if is_mega else 0.0},
-    **{"weight_decay": sizes.weight_decay, "groups": _plain(sizes.groups)},
+    "b2": 0.98 if is_mega else 0.999,
+    "eps": 1e-8,
+    "clip_norm": 1.0 if is_mega else 0.0,
+    "weight_decay": sizes.weight_decay,
+    "groups": _plain(sizes.groups),
   }
   return {
     "optimizer": optimizer,

@@ -61,7 +61,9 @@ def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
   if args.slurm is None:
     return Sweep(args.workdir, overrides)
   return SlurmSweep(
-    *(args.workdir, overrides, parse_parameters(args.slurm)),
+    args.workdir,
+    overrides,
+    parse_parameters(args.slurm),
     dry_run=args.dry_run,
   )
 

@@ -42,8 +42,10 @@ def _tokens(
   vocab_size: int, max_len: int, num_classes: int, **more: Any
 ) -> dict[str, Any]:
   return {
-    **{"vocab_size": vocab_size, "max_len": max_len},
-    **{"num_classes": num_classes, **more},
+    "vocab_size": vocab_size,
+    "max_len": max_len,
+    "num_classes": num_classes,
+    **more,
   }
 
 
@@ -153,16 +155,31 @@ PLANS = {
     "TransJect, table 2: Long Range Arena",
     tuple(f"configs/lra/{task}.py:protocol=paper" for task in _LRA_TASKS),
     _models(
-      *(*BASELINES, "reformer", "bigbird", "linformer", "informer"),
-      *("nystromformer", "performer", "skyformer", *TRANSJECTS),
+      *BASELINES,
+      "reformer",
+      "bigbird",
+      "linformer",
+      "informer",
+      "nystromformer",
+      "performer",
+      "skyformer",
+      *TRANSJECTS,
     ),
   ),
   "lra": Plan(
     "Long Range Arena, by its own code's sizes and training",
     tuple(f"configs/lra/{task}.py:protocol=lra" for task in _LRA_TASKS),
     _models(
-      *("transformer", "local", "linear_transformer", "reformer", "sparse"),
-      *("linformer", "performer", "synthesizer", "longformer", "bigbird"),
+      "transformer",
+      "local",
+      "linear_transformer",
+      "reformer",
+      "sparse",
+      "linformer",
+      "performer",
+      "synthesizer",
+      "longformer",
+      "bigbird",
       "sinkhorn",
     ),
   ),

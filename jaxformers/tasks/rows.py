@@ -26,9 +26,13 @@ from jaxformers.errors import UserError
 LABELS = ("label", "labels", "target", "class", "category", "sentiment", "y")
 INPUTS = ("text", "input_ids", "image", "img", "sentence", "review")
 PAIRS = (
-  *(("text1", "text2"), ("text_a", "text_b"), ("sentence1", "sentence2")),
-  *(("premise", "hypothesis"), ("question1", "question2")),
-  *(("question", "sentence"), ("question", "passage")),
+  ("text1", "text2"),
+  ("text_a", "text_b"),
+  ("sentence1", "sentence2"),
+  ("premise", "hypothesis"),
+  ("question1", "question2"),
+  ("question", "sentence"),
+  ("question", "passage"),
 )
 NUMBERINGS = ("", "id", "idx", "index", "unnamed: 0")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -365,8 +365,14 @@ def closed_form(setting: Setting) -> int | None:
 
 
 TITLES = (
-  *("L", "d", "H", "N", "rank"),
-  *("closed form", "log_3 rank", "bounds of log_3"),
+  "L",
+  "d",
+  "H",
+  "N",
+  "rank",
+  "closed form",
+  "log_3 rank",
+  "bounds of log_3",
 )
 
 

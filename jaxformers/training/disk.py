@@ -16,8 +16,14 @@ from jaxformers.training import processes
 
 # Codes of a disk, or a mounted file system, that is absent.
 _AWAY = (
-  *(errno.EIO, errno.ESTALE, errno.EACCES, errno.EROFS),
-  *(errno.ENODEV, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN),
+  errno.EIO,
+  errno.ESTALE,
+  errno.EACCES,
+  errno.EROFS,
+  errno.ENODEV,
+  errno.ENOTCONN,
+  errno.ETIMEDOUT,
+  errno.EHOSTDOWN,
 )
 # How libraries quote these errors, and what file servers answer.
 _QUOTED = {

@@ -142,7 +142,11 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
       writers = Writers(run.workdir, start, run.config, run.task.protocol)
       logs.enter_context(writers)
       _train(
-        *(trainer, loop_state, checkpoints, writers, preemption),
+        trainer,
+        loop_state,
+        checkpoints,
+        writers,
+        preemption,
         start=start,
         needed=needed,
         profile=profile,

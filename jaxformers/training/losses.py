@@ -492,7 +492,12 @@ LOSSES.register("spans")(
 )
 LOSSES.register("sentences")(
   Objective(
-    *("spearman", True, _INPUTS, sentences, collected_means, similarities),
+    "spearman",
+    True,
+    _INPUTS,
+    sentences,
+    collected_means,
+    similarities,
     sees_batch=True,
   )
 )

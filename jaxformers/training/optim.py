@@ -27,7 +27,11 @@ SCHEDULES: Registry = Registry("schedule", is_open=True)
 OPTIMIZERS: Registry = Registry("optimizer", is_open=True)
 # Options of every optimiser, which `build` reads.
 SHARED_OPTIONS = (
-  *("clip_norm", "clip_value", "cycle_momentum", "frozen", "groups"),
+  "clip_norm",
+  "clip_value",
+  "cycle_momentum",
+  "frozen",
+  "groups",
   "layer_decay",
 )
 # Arguments of optimisers and schedules that are no options: `build` makes them.

@@ -220,8 +220,13 @@ def has_peers() -> bool:
 # Words of errors about a process that is gone: of collectives on CPUs and GPUs,
 # and of JAX's coordinator.
 _LOST = (
-  *("Gloo", "Connection closed by peer", "NCCL", "Socket closed"),
-  *("coordination service", "GetKeyValue", "Barrier"),
+  "Gloo",
+  "Connection closed by peer",
+  "NCCL",
+  "Socket closed",
+  "coordination service",
+  "GetKeyValue",
+  "Barrier",
 )
 
 

@@ -102,7 +102,9 @@ READINGS = {
     (task, protocol): dict(vocab_size=size)
     for task in ("image", "pathfinder", "pathx")
     for protocol, size in (
-      *(("lra", 256), ("skyformer", 256), ("paper", 256)),
+      ("lra", 256),
+      ("skyformer", 256),
+      ("paper", 256),
       ("s4", 0),
     )
   },

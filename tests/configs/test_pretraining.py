@@ -41,7 +41,9 @@ def test_the_encoder_is_that_of_the_classifier():
     one, two = (c.load(s) for s in (spec, f"{spec},objective=masked"))
     differing = c.differences(one.model, two.model)
     assert {line.partition(":")[0] for line in differing} <= {
-      *("pool", "pool_norm", "head_dim"),
+      "pool",
+      "pool_norm",
+      "head_dim",
     }
   assert c.load("configs/lra/image.py:protocol=lra").model.pool == "cls"
 

@@ -88,16 +88,21 @@ def test_rows_by_hand():
     for task in ("image", "listops")
   )
   assert image["optimizer"]["groups"] == {
-    **{"eigenvalues": slow, "input": slow, "step": slow},
+    "eigenvalues": slow,
+    "input": slow,
+    "step": slow,
     "output": {"factor": pytest.approx(0.1)},
   }
   assert words["optimizer"]["groups"] == {
-    **{"eigenvalues": slow, "input": slow},
+    "eigenvalues": slow,
+    "input": slow,
     "step": {"factor": 1.0, "decay": False},
   }
   assert image["model"]["block"] == {
-    **{"dropout_rate": 0.1, "norm_type": "batch"},
-    **{"norm_first": False, "final_norm": False},
+    "dropout_rate": 0.1,
+    "norm_type": "batch",
+    "norm_first": False,
+    "final_norm": False,
   }
   pathfinder = load("pathfinder", model="s4d", size="published", protocol="s4")
   assert pathfinder["model"]["mixer"]["num_ssm"] == 0
@@ -105,8 +110,12 @@ def test_rows_by_hand():
   # Table 9 of the LRU's paper.
   pathx = load("pathx", model="lru", size="published")
   assert pathx["model"]["mixer"] == {
-    **{"dropout_rate": 0.0, "state_size": 256, "causal": False},
-    **{"r_min": 0.999, "r_max": 0.9999, "glu": "half1"},
+    "dropout_rate": 0.0,
+    "state_size": 256,
+    "causal": False,
+    "r_min": 0.999,
+    "r_max": 0.9999,
+    "glu": "half1",
     "max_phase": pytest.approx(0.3141592653589793),
   }
   assert pathx["optimizer"]["groups"]["input"] == {
@@ -116,7 +125,9 @@ def test_rows_by_hand():
   # Table 8 of Mega's paper.
   text = load("text", model="mega", size="published")
   assert text["model"]["block"] == {
-    **{"dropout_rate": 0.1, "mlp_dim": 256, "norm_type": "scale"},
+    "dropout_rate": 0.1,
+    "mlp_dim": 256,
+    "norm_type": "scale",
     "norm_first": False,
   }
   assert text["optimizer"]["clip_norm"] == 1.0
@@ -184,8 +195,13 @@ def test_groups_train_apart():
     if name != "gate"
   }
   assert is_moved == {
-    **{"B": False, "C1": True, "C2": True, "D": False},
-    **{"Lambda_re": False, "Lambda_im": False, "log_step": True},
+    "B": False,
+    "C1": True,
+    "C2": True,
+    "D": False,
+    "Lambda_re": False,
+    "Lambda_im": False,
+    "log_step": True,
   }
 
 
@@ -221,6 +237,11 @@ def test_no_class_token_is_put_before_a_causal_mixer(name):
   with pytest.raises(ValueError, match='pool="cls" puts a token in front'):
     models.build(
       name,
-      **{"vocab_size": 9, "max_len": 8, "num_classes": 2, "d_model": 8},
-      **{"num_layers": 1, "pool": "cls", "mixer": mixer},
+      vocab_size=9,
+      max_len=8,
+      num_classes=2,
+      d_model=8,
+      num_layers=1,
+      pool="cls",
+      mixer=mixer,
     )

@@ -47,10 +47,15 @@ def data(tmp_path_factory):
 
 def command(workdir, data, *flags, **fields):
   return [
-    *(sys.executable, "-m", "jaxformers.main"),
-    *("--config", "configs/lra/listops.py:size=tiny"),
+    sys.executable,
+    "-m",
+    "jaxformers.main",
+    "--config",
+    "configs/lra/listops.py:size=tiny",
     *(f"--config.{key}={value}" for key, value in (FIELDS | fields).items()),
-    *(f"--config.data_dir={data}", f"--workdir={workdir}", *flags),
+    f"--config.data_dir={data}",
+    f"--workdir={workdir}",
+    *flags,
   ]
 
 
@@ -228,8 +233,13 @@ class Launched:
     with log.open("w") as file:
       self.process = subprocess.Popen(
         [
-          *(str(ROOT / "launch" / "local.sh"), "4", "--restarts", "1000"),
-          *("--", *arguments, "--silence_seconds=10"),
+          str(ROOT / "launch" / "local.sh"),
+          "4",
+          "--restarts",
+          "1000",
+          "--",
+          *arguments,
+          "--silence_seconds=10",
         ],
         cwd=ROOT,
         env=environment(),
@@ -328,10 +338,21 @@ def hosts(tmp_path):
     return [
       subprocess.Popen(
         [
-          *("ip", "netns", "exec", f"jf{k}", "unshare", "--uts"),
-          *("bash", "-c", f'hostname jf{k}; exec "$@"', "bash"),
-          *(*arguments, "--coordinator=10.77.0.1:5000", "--num_processes=2"),
-          *(f"--process_id={k}", "--silence_seconds=10"),
+          "ip",
+          "netns",
+          "exec",
+          f"jf{k}",
+          "unshare",
+          "--uts",
+          "bash",
+          "-c",
+          f'hostname jf{k}; exec "$@"',
+          "bash",
+          *arguments,
+          "--coordinator=10.77.0.1:5000",
+          "--num_processes=2",
+          f"--process_id={k}",
+          "--silence_seconds=10",
         ],
         cwd=ROOT,
         env=environment(),

@@ -15,8 +15,12 @@ LAUNCH = ROOT / "launch"
 SOFTMAX = "jaxformers/models/mixers/softmax.py"
 # A file of each part that is installed, beside the launchers.
 PACKED = (
-  *("setup.cfg", "pyproject.toml", "README.md", "LICENSE"),
-  *("configs/lra/text.py", SOFTMAX),
+  "setup.cfg",
+  "pyproject.toml",
+  "README.md",
+  "LICENSE",
+  "configs/lra/text.py",
+  SOFTMAX,
 )
 # Without site packages it starts several times as fast.
 RECORDER = (
@@ -106,7 +110,11 @@ def test_a_pod_from_creation_to_deletion(run, pod):
   assert told[6] == "--worker=0"
   _, (gone,) = run(pod, "delete", *POD, "--project", "p")
   assert gone[4:] == [
-    *("delete", "pod", "--quiet", "--zone", "z"),
+    "delete",
+    "pod",
+    "--quiet",
+    "--zone",
+    "z",
     "--project",
     "p",
   ]
@@ -167,7 +175,14 @@ def test_of_a_checkout_what_is_committed_is_installed(
 )
 def test_a_pod_is_left_alone_or_made_anew(run, pod, state, verbs):
   ran, calls = run(
-    *(pod, "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
+    pod,
+    "resume",
+    *POD,
+    "--type",
+    "v4-8",
+    "--",
+    "--config",
+    "a",
     SAYS=state,
   )
   assert ran.returncode == 0, ran.stderr
@@ -176,7 +191,14 @@ def test_a_pod_is_left_alone_or_made_anew(run, pod, state, verbs):
 
 def test_a_pod_that_is_not_there_yet_is_not_deleted(run):
   ran, calls = run(
-    *("tpu_pod.sh", "resume", *POD, "--type", "v4-8", "--", "--config", "a"),
+    "tpu_pod.sh",
+    "resume",
+    *POD,
+    "--type",
+    "v4-8",
+    "--",
+    "--config",
+    "a",
     SAYS="CREATING",
   )
   assert ran.returncode == 1
@@ -197,7 +219,9 @@ def test_a_job_of_slurm_queues_again_if_it_wants_to_go_on(
   run, status, restarts, again
 ):
   ran, calls = run(
-    *("slurm.sbatch", "--config", "a b"),
+    "slurm.sbatch",
+    "--config",
+    "a b",
     STATUS=status,
     SLURM_NNODES="4",
     SLURM_JOB_ID="7",
@@ -205,8 +229,14 @@ def test_a_job_of_slurm_queues_again_if_it_wants_to_go_on(
   )
   assert ran.returncode == int(status)
   assert calls[0] == [
-    *("srun", "--kill-on-bad-exit=1", "python", "-m", "jaxformers.main"),
-    *("--distributed", "--config", "a b"),
+    "srun",
+    "--kill-on-bad-exit=1",
+    "python",
+    "-m",
+    "jaxformers.main",
+    "--distributed",
+    "--config",
+    "a b",
   ]
   assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
 

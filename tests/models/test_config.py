@@ -76,8 +76,12 @@ def test_a_language_model_has_no_batch_norm():
   with pytest.raises(ValueError, match='norm_type="batch" shows later tokens'):
     models.build(
       "lru",
-      **{"vocab_size": 9, "max_len": 8, "num_classes": 0, "d_model": 8},
-      **{"num_layers": 1, "objective": "language_model"},
+      vocab_size=9,
+      max_len=8,
+      num_classes=0,
+      d_model=8,
+      num_layers=1,
+      objective="language_model",
       block={"norm_type": "batch"},
     )
 

@@ -98,9 +98,14 @@ def test_fields_of_older_releases_change_nothing(tmp_path):
   file = written(
     tmp_path,
     "bert",
-    **{"gradient_checkpointing": False, "torchscript": False, "top_k": 50},
-    **{"chunk_size_feed_forward": 4, "pooler_fc_size": 768, "torch_dtype": "x"},
-    **{"position_embedding_type": "absolute", "finetuning_task": None},
+    gradient_checkpointing=False,
+    torchscript=False,
+    top_k=50,
+    chunk_size_feed_forward=4,
+    pooler_fc_size=768,
+    torch_dtype="x",
+    position_embedding_type="absolute",
+    finetuning_task=None,
   )
   huggingface.read_config(file)  # A warning would be an error.
   file = written(tmp_path, "vit", pad_token_id=None, sep_token_id=None)

@@ -47,8 +47,14 @@ def test_names_of_papers_stand_for_their_options():
 
 
 TITLES = (
-  *("`model=`", "mixer", "block", "source", "options of `model.mixer`"),
-  *("causal", "memory grows as", "equals softmax attention"),
+  "`model=`",
+  "mixer",
+  "block",
+  "source",
+  "options of `model.mixer`",
+  "causal",
+  "memory grows as",
+  "equals softmax attention",
 )
 # Attributes of `Attention` that are an option of some mixers only.
 TOOL_OPTIONS = ("dropout_rate", "seed", "redraw")

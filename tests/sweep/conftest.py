@@ -49,12 +49,22 @@ def content(spec, options, score=0.5):
   (cell,) = grid.expand([spec], [])
   config = sweep.load_config(cell, seed)
   return {
-    **{"task": "listops", "protocol": "lra", "model": "transject"},
-    **{"seed": seed, "config": config, "max_len": 0, "metric": "accuracy"},
-    **{"accuracy": score, "selection_score": score, "data": {}},
-    **{"selection": "validation", "baselines": {}, "parameters": 1},
+    "task": "listops",
+    "protocol": "lra",
+    "model": "transject",
+    "seed": seed,
+    "config": config,
+    "max_len": 0,
+    "metric": "accuracy",
+    "accuracy": score,
+    "selection_score": score,
+    "data": {},
+    "selection": "validation",
+    "baselines": {},
+    "parameters": 1,
     "examples": 10,
-    **{"parameter_ratio": 1.0, "train_seconds": 1.0},
+    "parameter_ratio": 1.0,
+    "train_seconds": 1.0,
     "task_description": describe_task(sweep, config),
   }
 

@@ -55,9 +55,12 @@ def test_a_plan_trains_and_measures_as_its_table(tmp_path):
       config = sweep.load_config(cell, 0)
       task = config["task"]
       run = {
-        **{"config": config, "model": config["model"]["name"]},
-        **{"protocol": task["protocol"], "max_len": 10**6},
-        **{"data": {"source": "wikitext-103"}, "examples": 0},
+        "config": config,
+        "model": config["model"]["name"],
+        "protocol": task["protocol"],
+        "max_len": 10**6,
+        "data": {"source": "wikitext-103"},
+        "examples": 0,
       }
       reasons = {
         published.mismatch(run, column, table)

@@ -30,7 +30,11 @@ def test_every_objective_with_every_share_and_scratch_once():
   found = ways(["masked", "causal"], [0, 0.25, 0.5])
   assert found[0] == Way()
   assert [str(way.folder) for way in found] == [
-    *("scratch", "masked_0.25", "masked_0.5", "causal_0.25", "causal_0.5"),
+    "scratch",
+    "masked_0.25",
+    "masked_0.5",
+    "causal_0.25",
+    "causal_0.5",
   ]
   for objectives, shares, message in (
     (["mask"], [0.5], "Unknown objective"),
@@ -48,9 +52,12 @@ def test_fine_tuning_begins_with_the_run_of_its_own_seed(
   pretrain.main(argv)
   masked = f"{SPEC},objective=masked"
   assert runs.commands == [
-    *((SPEC, 0), (SPEC, 1)),
-    *((masked, 0), (masked, 1)),
-    *((SPEC, 0), (SPEC, 1)),
+    (SPEC, 0),
+    (SPEC, 1),
+    (masked, 0),
+    (masked, 1),
+    (SPEC, 0),
+    (SPEC, 1),
   ]
   said = capsys.readouterr().out
   assert f"| {SPEC} | none | 1,500 | 50.00 +- 0.00 accuracy |" in said
@@ -79,13 +86,15 @@ def test_fine_tuning_begins_with_the_run_of_its_own_seed(
 def test_commands_of_both_phases(runs, tmp_path, capsys):
   pretrain.main(
     [
-      *("--config", SPEC, f"--workdir={tmp_path}", "--shares=0.2", "--dry_run"),
-      *(
-        "--pretraining",
-        "schedule.learning_rate=0.01",
-        "--tuning",
-        "patience=2",
-      ),
+      "--config",
+      SPEC,
+      f"--workdir={tmp_path}",
+      "--shares=0.2",
+      "--dry_run",
+      "--pretraining",
+      "schedule.learning_rate=0.01",
+      "--tuning",
+      "patience=2",
       "--config.batch_size=16",
     ]
   )

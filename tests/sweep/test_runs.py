@@ -77,8 +77,12 @@ def test_tuning_looks_at_the_selection_split_and_the_first_seed(
     runs.scores[f"{SPEC},model={model}", 3] = -loss
   sweep.main(
     [
-      *("--config", SPEC, f"--workdir={tmp_path / 'loss'}", "--seeds=3"),
-      *("--config.select=loss", f"--tune=model={','.join(models)}"),
+      "--config",
+      SPEC,
+      f"--workdir={tmp_path / 'loss'}",
+      "--seeds=3",
+      "--config.select=loss",
+      f"--tune=model={','.join(models)}",
     ]
   )
   said = capsys.readouterr().out

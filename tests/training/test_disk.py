@@ -19,7 +19,8 @@ def test_which_errors_are_of_a_disk():
   ("error", "number", "problem"),
   [
     (
-      *(OSError(errno.ESTALE, "Stale file handle"), errno.ESTALE),
+      OSError(errno.ESTALE, "Stale file handle"),
+      errno.ESTALE,
       "the disk does not answer",
     ),
     (

@@ -391,10 +391,14 @@ def test_a_run_normalises_pixels_as_its_weights(tmp_path):
   steps = ("total_steps", "eval_steps", "log_steps", "checkpoint_steps")
   overrides = [
     *(f"--config.{name}=1" for name in steps),
-    *("--config.batch_size=4", "--config.schedule.warmup_steps=0"),
-    *("--config.schedule.learning_rate=1e-30", f"--config.data_dir={tmp_path}"),
-    *(f"--config.task.archive={archive}", "--config.task.augment.repeats=1"),
-    *(f"--config.pretrained={folder}", "--config.eval_batch_size=4"),
+    "--config.batch_size=4",
+    "--config.schedule.warmup_steps=0",
+    "--config.schedule.learning_rate=1e-30",
+    f"--config.data_dir={tmp_path}",
+    f"--config.task.archive={archive}",
+    "--config.task.augment.repeats=1",
+    f"--config.pretrained={folder}",
+    "--config.eval_batch_size=4",
   ]
   config = configs.load_with("vision/imagenet", overrides)
   chosen = configs.values_of(overrides)

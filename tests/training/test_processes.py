@@ -16,7 +16,9 @@ def test_a_cluster_is_of_flags_then_of_the_environment():
   }
   cluster = processes.find_cluster(environ)
   assert (cluster.coordinator, cluster.num_processes, cluster.process_id) == (
-    *("host:1", 4, 3),
+    "host:1",
+    4,
+    3,
   )
   cluster = processes.find_cluster(environ, process_id=0, num_processes=-1)
   assert (cluster.num_processes, cluster.process_id) == (4, 0)

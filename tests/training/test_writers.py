@@ -109,8 +109,10 @@ def test_wandb_gets_the_scalars_of_one_run(tmp_path, wandb_runs):
   assert first == second  # Taken up again, not begun anew.
   wandb_runs = [call for call in wandb_runs if call[0] != "init"]
   assert wandb_runs == [
-    *((1, {"train/loss": 0.5}), "finish"),
-    *((2, {"train/loss": 0.5}), "finish"),
+    (1, {"train/loss": 0.5}),
+    "finish",
+    (2, {"train/loss": 0.5}),
+    "finish",
   ]
 
 

@@ -93,7 +93,10 @@ def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   part = {"tokens": options["tokens"]} if options["tokens"] else {}
   for row in rows:
     trained.record(
-      *(run, workdir, state, "perplexity"),
+      run,
+      workdir,
+      state,
+      "perplexity",
       {name: row[name] for name in ("perplexity", "loss")},
       row["count"],
       split=options["split"],

@@ -320,7 +320,7 @@ def main(
       if folder:
         num_images = count_images(folder, name)
         trained.record(
-          *(run, workdir, state, "robustness", kept, num_images), set=name
+          run, workdir, state, "robustness", kept, num_images, set=name
         )
     # Without a folder, corrupt the run's own test images.
     if not scores:

@@ -237,7 +237,10 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   # Part of the scenes is scored in another way than all of them.
   part = {"count": options["count"]} if options["count"] else {}
   trained.record(
-    *(run, workdir, state, "segmentation"),
+    run,
+    workdir,
+    state,
+    "segmentation",
     {name: row[name] for name in ("mean_iou", "accuracy")},
     row["count"],
     split=split,

@@ -35,8 +35,19 @@ MORE_TEXTS = 2  # Test samples whose tokens are drawn in a plane, too.
 JACOBIANS = (2, 64)
 LEAST_TOKENS = 8  # Tokens of a sample that is drawn.
 QUANTITIES = (
-  *("factors", "entropy", "shape", "parts", "gates", "smooth", "isometry"),
-  *("dots", "pairs", "head_pairs", "planes", "maps", "heads"),
+  "factors",
+  "entropy",
+  "shape",
+  "parts",
+  "gates",
+  "smooth",
+  "isometry",
+  "dots",
+  "pairs",
+  "head_pairs",
+  "planes",
+  "maps",
+  "heads",
 )
 BOXES = "Boxes: quartiles over samples; whiskers: 5 % and 95 %."
 
@@ -320,8 +331,12 @@ PAPER_ENTROPIES = {
   ("imdb", "transformer"): ("5.80 +- 0.13", "0.67"),
 }
 ENTROPY_COLUMNS = (
-  *("run", "entropy, nats", "at deviation 1", "paper"),
-  *("heads or experts, nats", "paper"),
+  "run",
+  "entropy, nats",
+  "at deviation 1",
+  "paper",
+  "heads or experts, nats",
+  "paper",
 )
 
 

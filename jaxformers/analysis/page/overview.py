@@ -14,8 +14,11 @@ from jaxformers.tables import markdown_table
 
 MOST_PANELS = 6  # Quantities of the training curves that are drawn.
 SPEED_COLUMNS = (
-  *("run", "parameters", "x Transformer"),
-  *("examples/s in training", "on"),
+  "run",
+  "parameters",
+  "x Transformer",
+  "examples/s in training",
+  "on",
 )
 
 

@@ -23,8 +23,13 @@ from jaxformers import requirements
 
 # Okabe and Ito 2008, black last.
 COLOURS = (
-  *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
-  *("#E69F00", "#56B4E9", "#000000"),
+  "#0072B2",
+  "#D55E00",
+  "#009E73",
+  "#CC79A7",
+  "#E69F00",
+  "#56B4E9",
+  "#000000",
 )
 MARKERS = "os^Dv<P"
 DASHES = ("-", "--", "-.", ":")

@@ -38,9 +38,16 @@ SAME_SIZE = 0.1
 # Fields that may differ between runs that are compared: sizes, the rate, and
 # what changes no number.
 COMPARABLE_FIELDS = (
-  *(*configs.RESUMABLE_FIELDS, "seed", "log_steps", "checkpoint_steps"),
-  *("model.num_layers", "model.d_model", "model.block.mlp_dim"),
-  *("model.embedding.", "reference.", "schedule.learning_rate"),
+  *configs.RESUMABLE_FIELDS,
+  "seed",
+  "log_steps",
+  "checkpoint_steps",
+  "model.num_layers",
+  "model.d_model",
+  "model.block.mlp_dim",
+  "model.embedding.",
+  "reference.",
+  "schedule.learning_rate",
 )
 
 Seeds = Mapping[int, Result]
@@ -241,12 +248,19 @@ def _by_size(points: Sequence[Point]) -> list[list[Point]]:
 
 
 POINT_COLUMNS = (
-  *("parameters, M", "L", "d"),
-  *("learning rate", "seeds", "test loss, nats"),
+  "parameters, M",
+  "L",
+  "d",
+  "learning rate",
+  "seeds",
+  "test loss, nats",
 )
 PAIR_COLUMNS = (
-  *("parameters, M", "L against L", "gain of depth, nats"),
-  *("95 % of one pair", ""),
+  "parameters, M",
+  "L against L",
+  "gain of depth, nats",
+  "95 % of one pair",
+  "",
 )
 
 
@@ -254,7 +268,10 @@ def markdown(points: Sequence[Point]) -> str:
   """Returns the points and their pairs as two tables in Markdown."""
   lines = [
     (
-      *(f"{p.parameters / 1e6:.2f}", p.num_layers, p.d_model, f"{p.rate:g}"),
+      f"{p.parameters / 1e6:.2f}",
+      p.num_layers,
+      p.d_model,
+      f"{p.rate:g}",
       " ".join(map(str, sorted(p.losses))),
       plus_minus(p.mean, p.deviation, 4),
     )

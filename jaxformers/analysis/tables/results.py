@@ -25,9 +25,18 @@ from jaxformers.errors import UserError
 from jaxformers.tables import markdown_table, plus_minus, spread
 
 COLUMNS = (
-  *("task", "protocol", "model", "config", "steps", "score", "seeds"),
+  "task",
+  "protocol",
+  "model",
+  "config",
+  "steps",
+  "score",
+  "seeds",
   "parameters",
-  *("x Transformer", "trivial", "chosen on", "train s"),
+  "x Transformer",
+  "trivial",
+  "chosen on",
+  "train s",
 )
 
 Result = Mapping[str, Any]
@@ -39,8 +48,10 @@ COMPARED = {
   "protocol": "protocol",
 }
 FORMATS = {
-  **{"steps": "{:,}", "parameters": "{:,}"},
-  **{"x Transformer": "{:.2f}", "train s": "{:.0f}"},
+  "steps": "{:,}",
+  "parameters": "{:,}",
+  "x Transformer": "{:.2f}",
+  "train s": "{:.0f}",
 }
 LOWER_IS_BETTER = ("perplexity", "error")
 # Fields that a label leaves out: they say nothing of the model.
@@ -253,9 +264,13 @@ def over_settings(rows: Sequence[Result]) -> list[dict[str, Any]]:
     if len(means) > 1:
       lines.append(
         {
-          **{"task": task, "protocol": protocol, "model": model},
-          **{"metric": metric, "settings": len(means)},
-          **{"score": spread(means), "lowest": min(means)},
+          "task": task,
+          "protocol": protocol,
+          "model": model,
+          "metric": metric,
+          "settings": len(means),
+          "score": spread(means),
+          "lowest": min(means),
           "highest": max(means),
         }
       )

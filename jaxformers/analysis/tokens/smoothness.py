@@ -621,7 +621,12 @@ def main(
         # Table 4 averages the cosines over layers.
         means = {k: float(np.mean(values)) for k, values in measured.items()}
         trained.record(
-          *(run, folder, arguments, "smoothness", means, len(ids)),
+          run,
+          folder,
+          arguments,
+          "smoothness",
+          means,
+          len(ids),
           split=split,
           samples=len(ids),
         )

@@ -20,8 +20,15 @@ BYTE_ORDER_MARKS = {
 # Files and folders that systems add to a user's, in lower case. So are all
 # whose names begin with a dot: .DS_Store, .ipynb_checkpoints, macOS's ._x.
 JUNK = {
-  *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "@eadir"),
-  *("$recycle.bin", "system volume information", "lost+found"),
+  "__macosx",
+  "thumbs.db",
+  "ehthumbs.db",
+  "desktop.ini",
+  "icon\r",
+  "@eadir",
+  "$recycle.bin",
+  "system volume information",
+  "lost+found",
 }
 
 

@@ -17,8 +17,11 @@ from jaxformers.errors import UserError
 
 # In SentEval's order, in which the pairs of all subsets are joined.
 SUBSETS = (
-  *("MSRpar", "MSRvid", "SMTeuroparl"),
-  *("surprise.OnWN", "surprise.SMTnews"),
+  "MSRpar",
+  "MSRvid",
+  "SMTeuroparl",
+  "surprise.OnWN",
+  "surprise.SMTnews",
 )
 TRAIN = ("wiki1m_for_simcse.txt", "train.txt")
 VALIDATION = "sts-dev.csv"

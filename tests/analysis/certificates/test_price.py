@@ -47,7 +47,9 @@ RUNS = [
 def test_the_table_begins_with_the_narrowest():
   lines = price.table(RUNS).splitlines()[2:]
   assert [line.split("|")[1].strip() for line in lines] == [
-    *("narrow", "wide", "free")
+    "narrow",
+    "wide",
+    "free",
   ]
   assert "| 3.00 |" in lines[1] and "| - |" in lines[2]
 

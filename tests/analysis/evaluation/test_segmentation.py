@@ -148,7 +148,10 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   s.main([str(finished), "--count=1", "--scales=1,2", "--flip"])
   (kept,) = workdirs.read_scores(finished)
   assert kept["how"] == {
-    **{"split": "test", "stride": 1, "scales": [1.0, 2.0], "flip": True},
+    "split": "test",
+    "stride": 1,
+    "scales": [1.0, 2.0],
+    "flip": True,
     "count": 1,
   }
   assert {*kept["scores"]} == {"mean_iou", "accuracy"}

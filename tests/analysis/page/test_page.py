@@ -52,8 +52,13 @@ def test_a_wide_table_is_not_cut(width, fits, tmp_path):
   path.write_text(path.read_text().replace("</body>", script + "</body>"))
   ran = subprocess.run(
     [
-      *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-      *(f"--user-data-dir={tmp_path / 'profile'}", f"file://{path}"),
+      BROWSER,
+      "--headless",
+      "--no-sandbox",
+      "--disable-gpu",
+      "--dump-dom",
+      f"--user-data-dir={tmp_path / 'profile'}",
+      f"file://{path}",
       f"--window-size={width},900",
     ],
     capture_output=True,

@@ -59,15 +59,29 @@ def test_figures_of_both_models(page):
     for figure in section
   }
   assert {*by_name} == {
-    *("training", "activation_factors", "entropy", "shape", "parts"),
-    *("experts", "pairs", "isomap", "smoothness", "attention"),
-    *("attention_heads", "factors_sizes", "entropy_sizes", "isometry"),
-    *("dot_factors", "head_pairs"),
+    "training",
+    "activation_factors",
+    "entropy",
+    "shape",
+    "parts",
+    "experts",
+    "pairs",
+    "isomap",
+    "smoothness",
+    "attention",
+    "attention_heads",
+    "factors_sizes",
+    "entropy_sizes",
+    "isometry",
+    "dot_factors",
+    "head_pairs",
   }
   runs = {row[0] for row in by_name["entropy"].rows}
   assert runs == {
-    *("transject", "transject, untrained"),
-    *("transformer, d_model=16", "transformer, d_model=16, untrained"),
+    "transject",
+    "transject, untrained",
+    "transformer, d_model=16",
+    "transformer, d_model=16, untrained",
   }
   assert {row[1] for row in by_name["activation_factors"].rows} == {0, 1}
   assert {row[0] for row in by_name["experts"].rows} == {"transject"}
@@ -174,9 +188,15 @@ def test_a_browser_opens_it(out, tmp_path, width):
   (tmp_path / "index.html").write_text(text)
   ran = subprocess.run(
     [
-      *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-      *(f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"),
-      *(f"--window-size={width},900", f"file://{tmp_path}/index.html"),
+      BROWSER,
+      "--headless",
+      "--no-sandbox",
+      "--disable-gpu",
+      "--dump-dom",
+      f"--user-data-dir={tmp_path / 'profile'}",
+      "--enable-logging=stderr",
+      f"--window-size={width},900",
+      f"file://{tmp_path}/index.html",
     ],
     capture_output=True,
     text=True,

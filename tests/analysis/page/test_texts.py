@@ -59,10 +59,17 @@ def test_letters_are_named_by_their_words():
   run = types.SimpleNamespace(task=task)
   _, names, words, quote = texts.example(run, "It's a caf\u00e9, <br />x", 99)
   assert [word for word in words if word] == [
-    *("It", "s", "a", "caf\u00e9", "br", "x")
+    "It",
+    "s",
+    "a",
+    "caf\u00e9",
+    "br",
+    "x",
   ]
   assert [name for name in names if "(" in name] == [
-    *("I(t)", "c(af\u00e9)", "b(r)")
+    "I(t)",
+    "c(af\u00e9)",
+    "b(r)",
   ]
   assert quote.startswith('"It\'s a caf\u00e9, <br />x", all 21 tokens')
   assert texts.name_tokens(words, ("br", "It")) == [0, 15]

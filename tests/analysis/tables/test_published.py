@@ -15,8 +15,13 @@ COLUMNS = {
 }
 # Tokens of the longest example of every task, under protocol=paper.
 LENGTHS = {
-  **{"listops": 1_999, "text": 4_000, "retrieval": 4_000, "image": 1_024},
-  **{"pathfinder": 1_024, "imdb": 512, "ag_news": 512},
+  "listops": 1_999,
+  "text": 4_000,
+  "retrieval": 4_000,
+  "image": 1_024,
+  "pathfinder": 1_024,
+  "imdb": 512,
+  "ag_news": 512,
 }
 
 
@@ -345,8 +350,10 @@ def test_a_lambda_is_compared_with_its_number():
   }
   assert gaps == pytest.approx(
     {
-      **{"softmax": 30 - 35.72, "lambda = 0.1": 36 - 34.94},
-      **{"lambda = 0.6": 36 - 37.24, "lambda = 2.0": 36 - 26.25},
+      "softmax": 30 - 35.72,
+      "lambda = 0.1": 36 - 34.94,
+      "lambda = 0.6": 36 - 37.24,
+      "lambda = 2.0": 36 - 26.25,
     }
   )
   # A lambda that the paper has not is no row of it.

@@ -135,10 +135,19 @@ def test_results_of_another_config_are_left_out_and_named(tmp_path):
 
 def result(task, config):
   return {
-    **{"task": task, "protocol": "lra", "model": "local", "seed": 0},
-    **{"config": config, "max_len": 8, "parameters": 1, "parameter_ratio": 1.0},
-    **{"baselines": {}, "data": {}, "selection": "validation"},
-    **{"train_seconds": 1.0, "accuracy": 0.5},
+    "task": task,
+    "protocol": "lra",
+    "model": "local",
+    "seed": 0,
+    "config": config,
+    "max_len": 8,
+    "parameters": 1,
+    "parameter_ratio": 1.0,
+    "baselines": {},
+    "data": {},
+    "selection": "validation",
+    "train_seconds": 1.0,
+    "accuracy": 0.5,
   }
 
 

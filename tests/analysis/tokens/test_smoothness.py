@@ -440,9 +440,12 @@ def test_the_text_is_a_table_with_a_column_for_each_layer():
   assert {len(line) for line in lines} == {len(head)}
   cells = [line.split()[-3:] for line in lines]
   assert cells == [
-    *(["0.1", "0.25", "0.1235"], ["0", "0", "0"]),
-    *(["-", "1235", "2"], ["-", "0.71", "0"]),
-    *(["-", "-", "0.5"], ["-", "-", "0"]),
+    ["0.1", "0.25", "0.1235"],
+    ["0", "0", "0"],
+    ["-", "1235", "2"],
+    ["-", "0.71", "0"],
+    ["-", "-", "0.5"],
+    ["-", "-", "0"],
   ]
   # One seed has no deviation.
   assert "+-" not in s.text(table_rows[: len(table_rows) // 2])

@@ -8,9 +8,26 @@ import tokenizers
 from jaxformers.data.engine import vocabularies
 
 PIECES = [
-  *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-  *("The", "Film", "the", "film", "caf\u00e9", "cafe", "Caf\u00e9", "##s"),
-  *("\u4e2d\u6587", "\u4e2d", "\u6587", "[", "]", "mask", "pad"),
+  "[PAD]",
+  "[UNK]",
+  "[CLS]",
+  "[SEP]",
+  "[MASK]",
+  "The",
+  "Film",
+  "the",
+  "film",
+  "caf\u00e9",
+  "cafe",
+  "Caf\u00e9",
+  "##s",
+  "\u4e2d\u6587",
+  "\u4e2d",
+  "\u6587",
+  "[",
+  "]",
+  "mask",
+  "pad",
 ]
 TEXT = "The Films Caf\u00e9 \u4e2d\u6587 [MASK]"
 

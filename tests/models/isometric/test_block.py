@@ -112,7 +112,10 @@ def test_half_precision_is_near():
   params = initial.params(model, IDS)
   half = models.build(
     "isometric",
-    **{"vocab_size": 20, "max_len": 16, "num_classes": 3, "d_model": 8},
+    vocab_size=20,
+    max_len=16,
+    num_classes=3,
+    d_model=8,
     num_layers=2,
     dtype="bfloat16",
   )
