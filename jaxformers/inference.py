@@ -485,8 +485,8 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
       no trust.
 
   Raises:
-    UserError: for another folder, or one that an older version has written; for
-      a folder that names code, without `trust`.
+    UserError: for another folder; for a folder that names code, without
+      `trust`.
   """
   requirements.require_device()
   if str(folder).startswith(zoo.PREFIX):
@@ -505,12 +505,6 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
       f"{path} has no trained model of this package: give the workdir of a "
       "run, or the folder of an exported model. Folders of Hugging Face are "
       "read by jaxformers.models.pretrained.load."
-    )
-  if "sizes" not in weights.record:
-    raise UserError(
-      f"{path}/vocabulary.json was written by an older version, without the "
-      "sizes of its inputs: run the training command of this run again, which "
-      "writes it anew."
     )
   record = weights.record
   options = {**weights.model, **record["sizes"]}

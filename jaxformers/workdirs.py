@@ -20,18 +20,23 @@ from jaxformers.errors import UserError
 TOKENIZER = "tokenizer.json"
 # Fields that every file of this package has, with their types; a dot leads into
 # a section.
-CONFIG_FIELDS = {"seed": int, "task.name": str, "model.name": str}
+CONFIG_FIELDS: dict[str, Any] = {
+  "seed": int,
+  "task.name": str,
+  "model.name": str,
+  "reference": Mapping,
+  "optimizer": Mapping,
+  "schedule": Mapping,
+}
 RESULTS_FIELDS: dict[str, Any] = {
-  **dict.fromkeys(("task", "protocol", "model", "selection"), str),
+  **dict.fromkeys(("task", "protocol", "model", "selection", "metric"), str),
   **dict.fromkeys(("config", "baselines", "data"), Mapping),
-  **dict.fromkeys(("seed", "max_len", "parameters"), int),
+  **dict.fromkeys(("seed", "max_len", "parameters", "metrics_records"), int),
   **dict.fromkeys(("parameter_ratio", "train_seconds"), (int, float)),
   **dict.fromkeys(("config.model.num_layers", "config.model.d_model"), int),
 }
 # Fields of a record of scores.json.
 SCORE_FIELDS = ("command", "how", "step", "examples", "scores")
-# Fields of a config that are sections of fields.
-CONFIG_SECTIONS = ("task", "model", "reference", "optimizer", "schedule")
 
 
 def digest(content: Any) -> str:
@@ -92,9 +97,7 @@ def write_record(
 
 def has_tokenizer(vocabulary: Mapping[str, Any]) -> bool:
   """Returns True if a `vocabulary.json` has a `tokenizer.json` next to it."""
-  # Older versions wrote no digest; their tokenizers are these.
-  is_older = vocabulary.get("tokenizer") in ("word_pieces", "byte_pairs")
-  return "tokenizer_digest" in vocabulary or is_older
+  return "tokenizer_digest" in vocabulary
 
 
 def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:
@@ -108,9 +111,7 @@ def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:
     UserError: as `read_config`.
   """
   content = _read_json(folder, TOKENIZER)
-  # Older versions wrote no digest.
-  expected = vocabulary.get("tokenizer_digest")
-  if expected not in (None, digest(content)):
+  if vocabulary.get("tokenizer_digest") != digest(content):
     problem = f"the digest of {TOKENIZER} is not that in vocabulary.json"
     raise _not_a_run(folder, TOKENIZER, problem)
   return content
@@ -136,9 +137,8 @@ def read_results(folder: Path) -> dict[str, Any]:
   """
   results = read(folder, "results.json")
   _check_types(folder, "results.json", results, RESULTS_FIELDS)
-  # Results of older versions name no metric: it was accuracy.
-  metric = results.get("metric", "accuracy")
-  _check_types(folder, "results.json", results, {metric: (int, float)})
+  kinds = {results["metric"]: (int, float)}
+  _check_types(folder, "results.json", results, kinds)
   return results
 
 
@@ -209,9 +209,6 @@ def check_config(folder: Path, name: str, config: Any) -> None:
     config: its content.
   """
   _check_types(folder, name, config, CONFIG_FIELDS)
-  # Configs of older versions may lack a section.
-  sections = {key: Mapping for key in CONFIG_SECTIONS if key in config}
-  _check_types(folder, name, config, sections)
 
 
 def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
@@ -257,9 +254,9 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
     return None
   if not all(isinstance(v, int | float | None) for v in record.values()):
     return None
-  # The checksum is of the line without it; older versions wrote none.
+  # The checksum is of the line without it.
   expected = record.pop("crc32", None)
-  is_right = expected in (None, zlib.crc32(json.dumps(record).encode()))
+  is_right = expected == zlib.crc32(json.dumps(record).encode())
   return record if is_right else None
 
 
@@ -270,9 +267,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     UserError: as `read_config`.
   """
   content = _read_json(folder, name)
-  # Files of older versions have no digest, nor what came with it.
-  is_older = "digest" not in content and "metrics_records" not in content
-  if content.pop("digest", None) != digest(content) and not is_older:
+  if content.pop("digest", None) != digest(content):
     problem = f"the digest of {name} is not that of its content"
     raise _not_a_run(folder, name, problem)
   return content

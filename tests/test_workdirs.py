@@ -68,11 +68,6 @@ def test_a_record_comes_back(tmp_path):
   )
 
 
-def test_metrics_of_older_versions_have_no_checksum(tmp_path):
-  (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 0.5}\n')
-  assert workdirs.read_metrics(tmp_path) == ([{"step": 1, "x": 0.5}], [])
-
-
 def test_no_bit_of_a_line_can_change(tmp_path):
   """Or its record is the same, or it is told."""
   path = tmp_path / "metrics.jsonl"

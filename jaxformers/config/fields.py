@@ -8,12 +8,6 @@ from ml_collections import ConfigDict
 
 from jaxformers.registry import choose
 
-# Fields of older versions, without effect: runs of these versions resume.
-REMOVED_FIELDS = ("store_seconds",)
-
-# Options of models that older versions named otherwise: old name, new name.
-RENAMED_OPTIONS = {"activations": "memory"}
-
 # Fields that may differ when a run resumes, because they change rounding at
 # most, or (`accumulate`) what is drawn for a part of a batch. Other data behind
 # a path would change more: a checkpoint also keeps a digest of its data.
@@ -26,7 +20,6 @@ RESUMABLE_FIELDS = (
   "task.vocabulary",
   "tensorboard",
   "wandb",
-  *REMOVED_FIELDS,
 )
 
 

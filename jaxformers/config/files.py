@@ -15,13 +15,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxformers import ranges, user_code
 from jaxformers.config import arguments
-from jaxformers.config.fields import (
-  FIELDS,
-  REMOVED_FIELDS,
-  RENAMED_OPTIONS,
-  RESUMABLE_FIELDS,
-  base,
-)
+from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, base
 from jaxformers.errors import UserError
 
 # Configs that come with the package, wherever it is installed.
@@ -171,18 +165,9 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a plain config with defaults for fields that it does not have.
 
-  A config that an older version wrote lacks the fields that were added since;
-  `REMOVED_FIELDS` of such a config are left out, and `RENAMED_OPTIONS` of its
-  models have their new names.
+  A section of the config replaces the whole default of that section.
   """
-  # A section of the config replaces the whole default of that section.
-  completed = plain(base()) | plain(config)
-  for section in ("model", "reference"):
-    completed[section] = {
-      RENAMED_OPTIONS.get(option, option): value
-      for option, value in completed[section].items()
-    }
-  return {k: v for k, v in completed.items() if k not in REMOVED_FIELDS}
+  return plain(base()) | plain(config)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

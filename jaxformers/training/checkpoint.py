@@ -411,12 +411,6 @@ class Checkpoints:
     # Any of these may be what damage has left.
     if not isinstance(meta, dict):
       raise _DamagedError(folder, "meta holds no JSON object")
-    if "crc32" in meta and "digest" not in meta:
-      raise UserError(
-        f"The checkpoint {folder} was saved by an older version of jaxformers, "
-        "without its config: score it with that version, or start anew with "
-        "another --workdir."
-      )
     if meta.pop("digest", None) != workdirs.digest(meta):
       raise _DamagedError(folder, "the digest of meta is not of its content")
     if meta["step"] != step:

@@ -98,8 +98,8 @@ class Weights(NamedTuple):
 
   @property
   def objective(self) -> str:
-    """Objective of its task; "" if an older version wrote the record."""
-    return self.record.get("sizes", {}).get("objective", "")
+    """Objective of its task."""
+    return self.record["sizes"]["objective"]
 
   def has_same_head(self, task: Task) -> bool:
     """Returns True if the model predicts what a model of a task predicts."""
@@ -108,7 +108,7 @@ class Weights(NamedTuple):
       return dict(self.task) == task.description()
     return (
       self.task.get("task") == task.name
-      and self.objective in ("", task.objective)
+      and self.objective == task.objective
       and tuple(self.record.get("classes", task.classes)) == task.classes
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -37,20 +36,14 @@ def _cut_metrics(workdir: Path, step: int) -> None:
     durable.write_text(path, text)
 
 
-def _wandb_id(workdir: Path, step: int) -> str:
+def _wandb_id(workdir: Path) -> str:
   """Returns the id of a workdir's run at W&B, made when it is first asked for.
 
   A folder that was deleted gets another id, and so another run at W&B.
-
-  Args:
-    workdir: workdir of the run.
-    step: step that it starts from. Older versions began runs under a hash of
-      the workdir's name, and kept no file of it.
   """
   path = workdir / "wandb.json"
   if not path.exists():
-    older = hashlib.sha256(str(workdir).encode()).hexdigest()[:16]
-    durable.write_json(path, {"id": older if step else secrets.token_hex(8)})
+    durable.write_json(path, {"id": secrets.token_hex(8)})
   return str(json.loads(path.read_text(encoding="utf-8"))["id"])
 
 
@@ -115,7 +108,7 @@ class Writers:
 
       options = {"dir": str(workdir), "config": dict(config)}
       options |= _wandb_names(config, protocol)
-      run_id = _wandb_id(workdir, step)
+      run_id = _wandb_id(workdir)
       self._wandb = wandb.init(id=run_id, resume="allow", **options)
 
   def __enter__(self) -> Writers:

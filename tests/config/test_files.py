@@ -41,35 +41,6 @@ def test_a_description_names_fields_values_and_ranges():
   ]
 
 
-def test_config_files_of_users_find_what_moved_to_the_recipes():
-  fields = c.base(
-    **c.lra_models(
-      "transject",
-      pools={"jaxformers": "max"},
-      protocol="jaxformers",
-      size="tiny",
-      matched={"jaxformers": 80},
-    ),
-    **c.skyformer_schedule(1e-4, warmup_steps=10),
-  )
-  assert fields.model.d_model == 32
-  fields.update(c.tiny_schedule(c.tiny_rate("transject", 5e-3), 100))
-  assert fields.schedule.learning_rate == 5e-3
-  for name in c._MOVED:
-    assert getattr(c, name) is not None
-  with pytest.raises(AttributeError, match="nothing"):
-    c.nothing  # noqa: B018
-
-
-def test_older_names_of_options_are_read():
-  model = {"name": "transject", "d_model": 8}
-  older = {"model": model | {"activations": "reversible"}, "reference": model}
-  completed = c.complete(older)
-  assert completed["model"] == model | {"memory": "reversible"}
-  newer = {"model": model | {"memory": "reversible"}, "reference": model}
-  assert c.differences(completed, c.complete(newer)) == []
-
-
 def test_a_mistyped_config_says_which_was_meant():
   for name in ("lra/listop", "configs/lra/listop.py", "lra/listopss:size=tiny"):
     with pytest.raises(ValueError, match=r"Did you mean lra/listops\?"):

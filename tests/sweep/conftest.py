@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformers import tasks
+from jaxformers import tasks, workdirs
 from jaxformers.sweep import commands, grid
 from jaxformers.sweep import runs as runs_module
 from jaxformers.sweep.runs import Sweep
@@ -38,7 +38,7 @@ class Runs:
     folder.mkdir(parents=True)
     score = self.scores.get((spec, seed), 0.5)
     result = content(spec, options, score)
-    (folder / "results.json").write_text(json.dumps(result))
+    workdirs.write(folder, "results.json", result)
     return 0
 
 
@@ -148,7 +148,7 @@ def slurm(runs, monkeypatch, tmp_path):
     (folder / name).chmod(0o755)
   (folder / "run.py").write_text(FAKE_RUN)
   prepared = {
-    spec + seed: content(spec, [seed])
+    spec + seed: workdirs.with_digest(content(spec, [seed]))
     for spec in (SPEC, f"{SPEC},model=transject", f"{SPEC},model=local")
     for seed in ("--config.seed=0", "--config.seed=1")
   }

@@ -1,7 +1,5 @@
 """Runs: their results, and the configs and workdirs that are refused."""
 
-import json
-
 import jax
 import pytest
 
@@ -40,7 +38,7 @@ def test_what_results_say(smoke, tmp_path):
 def as_if_trained(workdir, config):
   """The workdir of a run that has a checkpoint."""
   (workdir / "checkpoints" / "5").mkdir(parents=True, exist_ok=True)
-  (workdir / "config.json").write_text(json.dumps(config))
+  workdirs.write(workdir, "config.json", config)
 
 
 def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
@@ -67,7 +65,7 @@ def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
     resume.check_workdir(tmp_path, configs.plain(smoke()))
 
 
-def test_a_run_of_an_older_version_is_scored_whatever_it_trained_with(smoke):
+def test_check_fields_of_a_trained_run_reads_resumable_fields_alone(smoke):
   """Its config is its checkpoint's; fields that may change are checked."""
   config = configs.plain(smoke(**{"schedule.warmup_steps": 99, "patience": -1}))
   run.check_fields(config, eval_only=True)

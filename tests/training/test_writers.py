@@ -1,4 +1,3 @@
-import hashlib
 import json
 import shutil
 import sys
@@ -157,11 +156,3 @@ def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
   with pytest.raises(ValueError, match=message):
     Writers(tmp_path, 0, OFF | {extra: True})
   assert not [*tmp_path.iterdir()]
-
-
-def test_a_run_of_an_older_version_keeps_its_id_at_wandb(tmp_path, wandb_runs):
-  (tmp_path / "metrics.jsonl").touch()
-  with Writers(tmp_path, 7, RUN):
-    pass
-  older = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16]
-  assert wandb_runs[0][1]["id"] == older

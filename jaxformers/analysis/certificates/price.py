@@ -83,8 +83,7 @@ def price(workdir: Path) -> Priced:
   """
   run = trained.load(workdir)
   results = workdirs.read_results(workdir)
-  # Results of older versions name no metric.
-  metric = results.get("metric", "accuracy")
+  metric = results["metric"]
   interval = find_interval(run.model, run.params)
   name = run.config["model"]["name"]
   return Priced(workdir.name, name, metric, results[metric], interval)

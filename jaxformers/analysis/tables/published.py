@@ -147,13 +147,6 @@ def measured(run: Result, column: Column) -> Measured | None:
 def _how_training_scores(run: Result) -> dict[str, Any]:
   """Returns how the score at the end of training was made."""
   how = {k: v for k, v in run.get("scored", {}).items() if k != "epochs"}
-  # Results of older versions do not say it, and had no other way.
-  if not how:
-    if "mean_iou" in run:
-      how = {"crop": "centre", "scales": [1.0], "flip": False}
-    elif "perplexity" in run:
-      stride = run["config"]["task"].get("stride")
-      how = {"stride": stride or run["max_len"]}
   return {"split": "test", **how}
 
 

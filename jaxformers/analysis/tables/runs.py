@@ -52,8 +52,7 @@ class RunRecord:
       records, damaged = workdirs.read_metrics(self.folder)
     except UserError as error:
       return [], str(error)
-    # Results of older versions have no number of records.
-    expected = self.results.get("metrics_records", len(records))
+    expected = self.results["metrics_records"]
     problem = ""
     if damaged:
       problem = f"{path}: lines {damaged} are damaged."

@@ -70,22 +70,18 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
   return next((path for path in paths if path.exists()), None)
 
 
-def checksum(path: Path, *, with_junk: bool = False) -> str:
+def checksum(path: Path) -> str:
   """Returns the SHA-256 of a file; for a folder, "listing-" and another one.
 
   The SHA-256 of a folder is that of names and sizes: a release may be a folder
   of many gigabytes, and every run that names it asks for this at its start.
-
-  Args:
-    path: file or folder.
-    with_junk: True to count files that systems add to a folder, as older
-      versions did; see `files.is_junk`.
+  Files that systems add to a folder, see `files.is_junk`, do not count.
   """
   if path.is_file():
     status = path.stat()
     return _file_checksum(path, status.st_size, status.st_mtime_ns)
   digest = hashlib.sha256()
-  for name, entry in files.walk(path, with_junk=with_junk):
+  for name, entry in files.walk(path):
     if entry.is_file():
       size = entry.stat().st_size
       digest.update(os.fsencode(name) + f"\0{size}\n".encode())

@@ -121,21 +121,6 @@ def verify(
   return record, files
 
 
-def is_older(folder: Path, name: str, field: str) -> bool:
-  """Returns True for a folder of a version that wrote no digests.
-
-  Args:
-    folder: folder of the record.
-    name: file name of the record.
-    field: field that every record has; a file without it is none.
-  """
-  try:
-    fields = _read(folder / name).keys()
-  except (_Damage, *_MISSING):
-    return False
-  return field in fields and not {"digest", "digests"} & fields
-
-
 # Errors of a damaged folder. Others, such as those of a file system that does
 # not answer, are not damage and are not caught.
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -181,7 +181,7 @@ def pieces_of(
   if vocabulary:
     path = paths.expand(vocabulary)
     published = _read_vocabulary(path)
-    name = f"wordpiece-{vocabularies.digest(path, published)}"
+    name = f"wordpiece-{vocabularies.digest(published)}"
   else:
     advice = ", or a vocab.txt"
     _check_size(size, len(SPECIAL) + 2, "word pieces", advice)

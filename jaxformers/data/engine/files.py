@@ -68,18 +68,13 @@ def is_junk(name: str) -> bool:
   return any(part.startswith(".") or part.lower() in JUNK for part in parts)
 
 
-def walk(
-  folder: Path, *, with_junk: bool = False
-) -> list[tuple[str, os.DirEntry[str]]]:
+def walk(folder: Path) -> list[tuple[str, os.DirEntry[str]]]:
   """Returns (name, entry) of all files below a folder, by their names.
 
+  Files of systems are left out; see `is_junk`.
   Links to folders are entered. A link whose target is missing is returned as a
   file: ask `entry.is_file()`. A name that is not UTF-8 has surrogates, which
   `os.fsencode` turns back into bytes.
-
-  Args:
-    folder: folder to walk.
-    with_junk: True to return the files of systems, too; see `is_junk`.
 
   Raises:
     UserError: for a link to a folder that holds the link.
@@ -98,7 +93,7 @@ def walk(
       )
     with os.scandir(place) as entries:
       for entry in entries:
-        if not with_junk and is_junk(entry.name):
+        if is_junk(entry.name):
           continue
         if entry.is_dir():
           inner = f"{prefix}{entry.name}/"

@@ -247,11 +247,7 @@ def open_split(folder: Path, content: str = "") -> Packed:
   return Packed(tokens, offsets[:-1], offsets[1:], labels, keys, **fields)
 
 
-def stage(
-  folder: Path,
-  make: Callable[[Path], None],
-  is_older: Callable[[Path], bool] = lambda folder: False,
-) -> None:
+def stage(folder: Path, make: Callable[[Path], None]) -> None:
   """Makes a folder once, completely or not at all, under a lock.
 
   Other processes that need the same folder wait for the one that makes it. The
@@ -261,13 +257,17 @@ def stage(
   Args:
     folder: folder to make; nothing happens if it exists.
     make: fills the empty folder that it is given.
-    is_older: returns True for a folder of an older version. The folder is made
-      again, and the older one removed once the new one is complete.
 
   Raises:
     UserError: if the folder's parent cannot be written, or is full.
   """
-  if not _is_missing(folder, is_older):
+  # A dangling link would make every later step fail with another error.
+  if folder.is_symlink() and not folder.exists():
+    raise UserError(
+      f"{folder} is a link to {folder.readlink()}, which does not exist: "
+      "remove the link and run again, or correct it."
+    )
+  if folder.exists():
     return
   # Wait for other processes that make the same folder.
   try:
@@ -279,14 +279,14 @@ def stage(
     ) from None
   with lock:
     # Look again: another process may have made it in the meantime.
-    if folder.exists() and not is_older(folder):
+    if folder.exists():
       return
     staged = folder.parent / f".staged-{folder.name}"
     shutil.rmtree(staged, ignore_errors=True)
     try:
       staged.mkdir()
       make(staged)
-      _replace(staged, folder)
+      durable.rename(staged, folder)
     except BaseException as error:
       # Free the space before the message says how much there is.
       shutil.rmtree(staged, ignore_errors=True)
@@ -301,44 +301,9 @@ def stage(
       ) from None
 
 
-def _is_missing(folder: Path, is_older: Callable[[Path], bool]) -> bool:
-  """Returns True if a folder has to be made; announces it for an older one."""
-  # A dangling link would make every later step fail with another error.
-  if folder.is_symlink() and not folder.exists():
-    raise UserError(
-      f"{folder} is a link to {folder.readlink()}, which does not exist: "
-      "remove the link and run again, or correct it."
-    )
-  if not folder.exists():
-    return True
-  if is_older(folder):
-    print(
-      f"{folder} was written by an older version, without digests: it is made "
-      "again.",
-      file=sys.stderr,
-    )
-    return True
-  return False
-
-
 _OTHER_FOLDER = (
   "pass --data_dir, --config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
 )
-
-
-def _replace(staged: Path, folder: Path) -> None:
-  """Renames a staged folder into place; an older folder there is removed."""
-  older = folder.parent / f".older-{folder.name}"
-  shutil.rmtree(older, ignore_errors=True)
-  if folder.exists():
-    folder.rename(older)
-  try:
-    durable.rename(staged, folder)
-  except OSError:
-    if older.exists():
-      older.rename(folder)
-    raise
-  shutil.rmtree(older, ignore_errors=True)
 
 
 def _acquire(folder: Path) -> filelock.AcquireReturnProxy:
@@ -356,8 +321,7 @@ def build(
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits in a folder, and makes them first where it is missing.
 
-  All files are read and compared with their digests. A folder of an older
-  version, which has no digests, is made again.
+  All files are read and compared with their digests.
 
   Args:
     folder: folder of `info.json`, and of a folder for each split.
@@ -379,7 +343,7 @@ def build(
     info["splits"] = {name: len(open_split(staged / name)) for name in names}
     digests.seal(staged, RECORD, info)
 
-  stage(folder, fill, lambda folder: digests.is_older(folder, RECORD, "splits"))
+  stage(folder, fill)
   info, files = digests.verify(folder, RECORD)
   splits = {
     name: open_split(folder / name, files[f"{name}/tokens.npy"])

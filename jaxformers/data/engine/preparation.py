@@ -8,7 +8,6 @@ only where something has to be prepared or array_record files are read.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -122,7 +121,7 @@ def open_examples(
   """Opens the splits of a source by random access; prepares them if needed.
 
   Files that were prepared here are compared with their digests; those of a
-  stock builder or of an older version have none.
+  stock builder have none.
 
   Arguments, description and errors are those of `open_splits`.
   """
@@ -138,24 +137,11 @@ def open_examples(
   folder = data_dir / "tfds" / source.key
   packed.stage(folder, lambda staged: _prepare(source, local, data_dir, staged))
   source.finish()
-  info = _verified_info(folder)
+  info, _ = digests.verify(folder, RECORD)
   _require_same_archive(source, folder, info, archive)
   from jaxformers.data.engine import builder
 
   return builder.open_prepared(source, folder), info
-
-
-def _verified_info(folder: Path) -> dict[str, Any]:
-  """Returns where prepared examples come from, after verifying all files."""
-  if not digests.is_older(folder, RECORD, "source"):
-    return digests.verify(folder, RECORD)[0]
-  print(
-    f"{folder} was written by an older version, without digests: only its "
-    "records are verified, by their own checksums. Remove it to prepare it "
-    "again.",
-    file=sys.stderr,
-  )
-  return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
 def _prepare(
@@ -216,9 +202,7 @@ def _require_same_archive(
   if not archive or not source.archives:
     return
   path = archives.find(source.archives, archive, folder)
-  # Older versions counted the files that systems add to a folder.
-  is_same = archives.checksum(path) == info["sha256"]
-  if not is_same and archives.checksum(path, with_junk=True) != info["sha256"]:
+  if archives.checksum(path) != info["sha256"]:
     raise UserError(
       f"{folder} was prepared from another archive ({info['source']}, SHA-256 "
       f"{info['sha256'][:12]}...) than {path}: leave the archive out to use "

@@ -93,19 +93,9 @@ def find(folder: Path) -> Path | None:
   return next((path for path in paths if path.is_file()), None)
 
 
-def digest(path: Path, tokenizer: tokenizers.Tokenizer) -> str:
-  """Returns eight digits that tell a tokenizer from others.
-
-  For a vocab.txt without other files next to it they are a digest of the file,
-  as in data that older versions have prepared.
-  """
-  content = path.read_bytes() if path.is_file() else b""
-  # Older versions ended lines at other characters, too.
-  lines = content.decode(errors="replace").splitlines()
-  plain = from_vocabulary({piece: i for i, piece in enumerate(lines)})
-  if tokenizer.to_str() != plain.to_str():
-    content = tokenizer.to_str().encode()
-  return hashlib.sha256(content).hexdigest()[:8]
+def digest(tokenizer: tokenizers.Tokenizer) -> str:
+  """Returns eight digits that tell a tokenizer from others."""
+  return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()[:8]
 
 
 def from_vocabulary(

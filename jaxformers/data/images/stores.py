@@ -168,11 +168,8 @@ def open_prepared(
     packed.save(staged / "labels.npy", labels)
     digests.seal(staged, packed.RECORD, {})
 
-  def is_older(folder: Path) -> bool:
-    return not (folder / packed.RECORD).exists()
-
   # Open the labels; the key of an image is its number.
-  packed.stage(cache, make, is_older)
+  packed.stage(cache, make)
   digests.verify(cache, packed.RECORD)
   labels = np.load(cache / "labels.npy")
   places = np.arange(len(labels))

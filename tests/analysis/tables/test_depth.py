@@ -1,11 +1,11 @@
 """Depth against width: which runs count, and what their seeds allow to say."""
 
-import json
 import math
 
 import pytest
 import scipy.stats
 
+from jaxformers import workdirs
 from jaxformers.analysis.tables import depth
 
 
@@ -154,7 +154,7 @@ def test_the_command(tmp_path, capsys):
   for number, result in enumerate(grid()):
     folder = tmp_path / "runs" / f"cell_{number % 3}" / f"rate/seed_{number}"
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps(result))
+    workdirs.write(folder, "results.json", result)
   depth.main([str(tmp_path / "runs"), "--out", str(tmp_path / "figure")])
   assert "| 1.18 | 6 | 128 | 0.001 | 0 1 2 | 5.1000 +- 0.1000 |" in (
     capsys.readouterr().out

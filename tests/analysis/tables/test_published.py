@@ -1,10 +1,11 @@
 """The papers' tables with our runs beside them."""
 
-import json
+import functools
 import math
 
 import pytest
 
+from jaxformers import workdirs
 from jaxformers.analysis.tables import papers
 from jaxformers.analysis.tables import published as p
 
@@ -234,13 +235,13 @@ def test_rows_of_neutreno_follow_from_the_fields():
 def test_the_command(tmp_path, capsys):
   folder = tmp_path / "run"
   folder.mkdir()
-  path = folder / "results.json"
-  path.write_text(json.dumps(run("imdb", "transject", 0, 0.876)))
+  write = functools.partial(workdirs.write, folder, "results.json")
+  write(run("imdb", "transject", 0, 0.876))
   p.main([str(folder)])
   assert "87.6 (-0.5, 1.7 s.e.)" in capsys.readouterr().out
   p.main([str(folder), "--latex"])
   assert r"\toprule" in capsys.readouterr().out
-  path.write_text(json.dumps(run("cifar10", "transject", 0, 0.5)))
+  write(run("cifar10", "transject", 0, 0.5))
   with pytest.raises(SystemExit, match="no run is of a task.*imdb"):
     p.main([str(folder)])
   with pytest.raises(SystemExit, match=r"no results\.json"):

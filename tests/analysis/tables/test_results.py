@@ -1,7 +1,6 @@
-import json
-
 import pytest
 
+from jaxformers import workdirs
 from jaxformers.analysis.tables import results
 
 
@@ -22,8 +21,10 @@ def write(folder, seed, accuracy, **config):
     "selection": "validation",
     "train_seconds": 60.0,
     "config": {"seed": seed, "task": {}, "model": model} | config,
+    "metric": "accuracy",
+    "metrics_records": 0,
   }
-  (folder / "results.json").write_text(json.dumps(content))
+  workdirs.write(folder, "results.json", content)
 
 
 def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
@@ -45,10 +46,10 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
 def test_every_metric_has_a_table(tmp_path):
   write(tmp_path / "a", 0, 0.3)
   write(tmp_path / "b", 0, None, metric="perplexity")
-  content = json.loads((tmp_path / "b" / "results.json").read_text())
+  content = workdirs.read_results(tmp_path / "b")
   content |= {"metric": "perplexity", "perplexity": 33.154, "max_len": 0}
   content["baselines"] = {"unigram": 654.19}
-  (tmp_path / "b" / "results.json").write_text(json.dumps(content))
+  workdirs.write(tmp_path / "b", "results.json", content)
   rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
   first, second = results.markdown(rows).split("\n\n")
   assert "| accuracy % |" in first
@@ -117,10 +118,9 @@ def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
   """Examples in Python have one name, and settings belong to one task."""
   for k, accuracy in enumerate((0.95, 0.485)):
     write(tmp_path / str(k), 0, accuracy)
-    path = tmp_path / str(k) / "results.json"
-    content = json.loads(path.read_text())
+    content = workdirs.read_results(tmp_path / str(k))
     content["task_description"] = {"data": {"test": str(k)}}
-    path.write_text(json.dumps(content))
+    workdirs.write(tmp_path / str(k), "results.json", content)
   rows = results.summarise(results.read([tmp_path]))
   assert results.over_settings(rows) == []
   text = results.markdown(rows)

@@ -32,12 +32,11 @@ def test_a_folder_is_walked_in_the_order_of_paths(tmp_path):
   (folder / "b" / "link").symlink_to(folder / "a-b")
   walked = [name for name, entry in files.walk(folder) if entry.is_file()]
   assert walked == ["a/b.txt", "a-b/c", "a.txt", "b/d", "b/link/c"]
-  everything = [name for name, _ in files.walk(folder, with_junk=True)]
-  assert sorted({*everything} - {*walked}) == [".hidden", "a/.x/y"]
   # Python's own walk has the same order, but enters no links.
   paths = sorted(path for path in folder.rglob("*") if path.is_file())
   plain = [path.relative_to(folder).as_posix() for path in paths]
-  assert [name for name in everything if "link" not in name] == plain
+  plain = [name for name in plain if not files.is_junk(name)]
+  assert [name for name in walked if "link" not in name] == plain
 
 
 def test_links_in_a_circle_are_refused(tmp_path):

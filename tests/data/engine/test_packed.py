@@ -268,22 +268,3 @@ def test_a_full_disk_at_one_stage_is_not_told_of_another(tmp_path):
 
   with pytest.raises(ValueError, match=f"^{tmp_path}/tfds/a cannot be written"):
     packed.stage(tmp_path / "packed" / "a", outer)
-
-
-def test_an_older_folder_is_put_back_if_its_successor_is_not(
-  tmp_path, monkeypatch
-):
-  place = tmp_path / "a"
-  packed.stage(place, lambda folder: (folder / "one").touch())
-
-  def refuse(descriptor):
-    raise OSError(errno.EIO, "Input/output error")
-
-  with monkeypatch.context() as patch:
-    patch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="Input/output"):
-      packed.stage(place, lambda folder: None, lambda folder: True)
-  assert [path.name for path in place.iterdir()] == ["one"]
-  packed.stage(place, lambda folder: None, lambda folder: True)
-  assert not list(place.iterdir())
-  assert not list(tmp_path.glob(".older-*"))

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import archive, preparation
+from jaxformers.data.engine import preparation
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Source
 
@@ -172,48 +172,6 @@ def test_without_archive_and_network_the_remedies_are_named_at_once(
   assert time.monotonic() - began < 5
 
 
-def without_digests(path):
-  record = json.loads(path.read_text())
-  del record["digest"], record["digests"]
-  path.write_text(json.dumps(record))
-
-
-def test_what_an_older_version_packed_is_packed_again(tmp_path, capsys):
-  splits, info = open_splits(toy(), ENCODE, data_dir=tmp_path)
-  digest = splits["train"].digest()
-  packed, prepared = tmp_path / "packed/toy-3-plain", tmp_path / "tfds/toy-3"
-  without_digests(packed / "info.json")
-  without_digests(prepared / "source.json")
-  np.save(packed / "test" / "labels.npy", np.array([9], np.int32))
-
-  def read(archive):
-    raise AssertionError("The examples are prepared already.")
-
-  capsys.readouterr()
-  splits, again = open_splits(toy(read), ENCODE, data_dir=tmp_path)
-  err = capsys.readouterr().err
-  assert f"{packed} was written by an older version" in err
-  assert f"{prepared} was written by an older version" in err
-  assert (splits["train"].digest(), again) == (digest, info)
-  assert splits["test"].labels.tolist() == [0]
-  assert not list(tmp_path.rglob(".older-*"))
-  open_splits(toy(), ENCODE, data_dir=tmp_path)
-  assert capsys.readouterr().err == ""
-
-
-def test_an_older_folder_stays_while_it_cannot_be_made_again(tmp_path):
-  open_splits(toy(), ENCODE, data_dir=tmp_path)
-  path = tmp_path / "packed/toy-3-plain/info.json"
-  without_digests(path)
-  damaged = tmp_path / "tfds/toy-3/source.json"
-  damaged.write_text("")
-  with pytest.raises(
-    ValueError, match=f"Remove {damaged.parent} and run again"
-  ):
-    open_splits(toy(), ENCODE, data_dir=tmp_path)
-  assert path.exists()
-
-
 @pytest.mark.parametrize("limit", [20_000, 600_000])
 def test_a_full_disk_while_preparing_or_packing(tmp_path, limit):
   """A limit on the size of a file stands for a full disk."""
@@ -271,7 +229,6 @@ def test_no_data_directory_without_a_home(tmp_path, monkeypatch):
 
 
 def test_files_of_systems_make_no_other_archive(tmp_path):
-  """Data that an older version has prepared, which counted them, are kept."""
   folder = tmp_path / "toy"
   folder.mkdir()
   (folder / "a.txt").write_text("a")
@@ -281,13 +238,6 @@ def test_files_of_systems_make_no_other_archive(tmp_path):
   def read(name):
     return open_splits(source, ENCODE, tmp_path / name, str(folder))
 
-  checksum = archive.checksum
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      archive, "checksum", lambda path, **_: checksum(path, with_junk=True)
-    )
-    read("older")
-  read("older")
   read("now")
   (folder / ".DS_Store").write_text("xx")
   read("now")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -73,11 +74,11 @@ def test_labels_of_prepared_images_are_read_once(tmp_path):
     store = stores.open_prepared(examples, tmp_path / "labels")
     assert store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
   assert Examples.asked == 7
-  # Damaged labels are refused, those of an older version are read again.
+  # Damaged labels are refused, and made again once they are removed.
   np.save(tmp_path / "labels" / "labels.npy", np.zeros(7, np.int32))
   with pytest.raises(ValueError, match=f"Remove {tmp_path / 'labels'} and run"):
     stores.open_prepared(examples, tmp_path / "labels")
-  (tmp_path / "labels" / "info.json").unlink()
+  shutil.rmtree(tmp_path / "labels")
   again = stores.open_prepared(examples, tmp_path / "labels", "other")
   assert again.labels.tolist() == store.labels.tolist()
   assert Examples.asked == 14
