@@ -132,14 +132,15 @@ def measure_norms(d: int) -> Rows:
 
 def measure_drift(name: str, steps: int, d: int) -> Row:
   """Measures the defect of a map after many steps of Adam."""
+  from jaxformers.config import Choice
   from jaxformers.training import optim
 
   # Start at the matrices that models start at.
   a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
   start = orthogonal.cayley(a) if name == "matrix" else a
   params = {orthogonal.parameter_name("u", name): start}
-  rate = {"name": "constant", "learning_rate": 1e-3}
-  tx, _ = optim.build({"name": "adam"}, rate, steps)
+  rate = Choice(name="constant", options={"learning_rate": 1e-3})
+  tx, _ = optim.build(Choice(name="adam"), rate, steps)
 
   def loss(params: Any, k: Any) -> jax.Array:
     (q,) = orthogonal.rotations(params, name).values()

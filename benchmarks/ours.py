@@ -12,6 +12,7 @@ import optax
 
 from benchmarks.timing import Call, ready
 from jaxformers import models
+from jaxformers.config import Choice
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, optim, state, steps
@@ -47,8 +48,9 @@ def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
 
 def make_step(model: Model, accumulate: int) -> Any:
   """Returns a train step to compile, its layout, and its initial state."""
-  rate = {"name": "constant", "learning_rate": LEARNING_RATE}
-  tx, _ = optim.build({"name": "adam"}, rate, 10)
+  options = {"learning_rate": LEARNING_RATE}
+  rate = Choice(name="constant", options=options)
+  tx, _ = optim.build(Choice(name="adam"), rate, 10)
   step = functools.partial(
     steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate
   )

@@ -27,6 +27,7 @@ from benchmarks import ours
 from benchmarks.data import OUT, report, table
 from jaxformers import cli
 from jaxformers import config as configs
+from jaxformers.config import RunConfig
 from jaxformers.registry import choose
 from jaxformers.training import optim, state, steps
 from jaxformers.training.layout import Layout
@@ -125,10 +126,10 @@ def compile_step(
     batch: rows of a batch, over all devices.
     length: tokens of a row.
   """
-  c = configs.plain(configs.load(spec))
+  c = RunConfig.from_dict(configs.load(spec))
   # Text has the vocabulary of `ours`: 256 bytes and padding, two classes.
-  model = ours.build(**c["model"], length=length)
-  tx, _ = optim.build(c["optimizer"], c["schedule"], c["total_steps"])
+  model = ours.build(**vars(c.model), length=length)
+  tx, _ = optim.build(c.optimizer, c.schedule, c.total_steps)
   layout = Layout.of(mesh, jax.devices()[:count])
   static = {"model": model, "tx": tx, "seed": 0, "placement": layout}
   step = functools.partial(steps.train_step, **static)

@@ -9,6 +9,7 @@ optimiser and the calls of the compiled step.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -104,7 +105,7 @@ def without_optimizer(trainer: Trainer) -> Call:
   step = functools.partial(
     train_step, model=trainer.model, tx=tx, seed=0, accumulate=trainer.parts
   )
-  current = trainer.run.initial_state(tx)
+  current = dataclasses.replace(trainer.run, tx=tx).initial_state()
   layout = trainer.layout
   run, _ = compilers.compile_jit(step, layout, state=current, donate=True)
   batches = trainer.batches(0)

@@ -32,6 +32,7 @@ from typing import Any
 from jaxformers import cli, tasks
 from jaxformers import config as configs
 from jaxformers.analysis.tables import speed
+from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
 from jaxformers.registry import choose
@@ -77,8 +78,9 @@ def parse_sizes(text: str) -> Fields:
 
 def open_task_sizes(spec: str, overrides: Sequence[str] = ()) -> Fields:
   """Returns the sizes of a config's task, whose data it opens."""
-  config = configs.plain(configs.load_with(spec, overrides))
-  return tasks.get(**config["task"], data_dir=config["data_dir"]).sizes()
+  config = RunConfig.from_dict(configs.load_with(spec, overrides))
+  options = {"data_dir": config.data_dir, **config.task.options}
+  return tasks.get(config.task.name, **options).sizes()
 
 
 def rows(
@@ -100,15 +102,15 @@ def rows(
     # Load the config anew for each model.
     arguments = ",".join(filter(None, (arg, f"model={name}")))
     loaded = configs.load_with(f"{path}:{arguments}", overrides)
-    config = configs.plain(loaded)
+    config = RunConfig.from_dict(loaded)
     try:
-      model = build(**config["model"], **sizes)
+      model = build(**vars(config.model), **sizes)
     except UserError as error:
       costs.append({"model": name, "error": str(error)})
       continue
     # Compare with the Transformer of the same config.
     row = dataclasses.asdict(cost.count_cost(model, sizes["max_len"]))
-    share = row["parameters"] / size(build(**config["reference"], **sizes))
+    share = row["parameters"] / size(build(**vars(config.reference), **sizes))
     costs.append({"model": name, **row, "relative": share})
   return costs
 

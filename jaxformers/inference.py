@@ -31,6 +31,7 @@ from jaxformers import (
 )
 from jaxformers.analysis.certificates import certified, inverse
 from jaxformers.analysis.tokens.capture import capture
+from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.decode import at_least
@@ -41,7 +42,7 @@ from jaxformers.tasks import rows
 from jaxformers.trained import apply_in_batches, in_batches
 from jaxformers.training import exported, origin
 
-_BATCH_SIZE, _SEED = ranges.RANGES["batch_size"], ranges.RANGES["seed"]
+_RANGES = ranges.of(RunConfig)
 
 
 class _Padded(NamedTuple):
@@ -199,7 +200,7 @@ class TrainedModel:
 
   def _read(self, inputs: Any, batch_size: int) -> _Padded:
     """Returns inputs in shapes of which there are few, so few are compiled."""
-    _BATCH_SIZE.check("batch_size", batch_size)
+    _RANGES["batch_size"].check("batch_size", batch_size)
     x = self.encode(inputs)
     _require_tokens(x, "inputs")
     length, size = x.shape[-1], min(batch_size, at_least(len(x)))
@@ -279,7 +280,7 @@ class TrainedModel:
       seed: seed of what is drawn.
     """
     self._require("language_model", "generate", "`predict` has its classes")
-    _SEED.check("seed", seed)
+    _RANGES["seed"].check("seed", seed)
     ids = self.inputs.batch(prompts, closed=False)
     _require_tokens(ids, "prompts")
     drawn = models.generate(

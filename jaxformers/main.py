@@ -14,10 +14,12 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 
 from jaxformers import (
   allocator,
@@ -28,6 +30,7 @@ from jaxformers import (
   user_code,
 )
 from jaxformers import config as configs
+from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 
 # Exit statuses of errors, which launch/README.md describes.
@@ -119,12 +122,27 @@ def _prepare_jax() -> None:
   requirements.require_device()
 
 
-def _run(overrides: list[str], seeds: list[int], began: float) -> None:
+class Command(NamedTuple):
+  """Arguments of the command line, parsed and checked.
+
+  Attributes:
+    loaded: config, as its file returns it.
+    config: config, with the fields that the arguments set.
+    chosen: paths of these fields.
+    seeds: seeds of the runs, one after the other; [] for the config's seed.
+  """
+
+  loaded: ConfigDict
+  config: ConfigDict
+  chosen: Collection[str]
+  seeds: list[int]
+
+
+def _run(command: Command, began: float) -> None:
   """Trains and scores the config, once for each seed if there are seeds.
 
   Args:
-    overrides: arguments that set fields of the config.
-    seeds: seeds of the runs, one after the other; [] for the config's seed.
+    command: arguments of the command line.
     began: value of `time.perf_counter` at the start of the process.
   """
   _prepare_jax()
@@ -132,17 +150,16 @@ def _run(overrides: list[str], seeds: list[int], began: float) -> None:
   from jaxformers.training.run import default_workdir
 
   modes = {"eval_only": FLAGS.eval_only, "profile": FLAGS.profile}
-  for seed in seeds or [None]:
-    config = configs.override(FLAGS.config, overrides)
+  config, chosen = command.config, command.chosen
+  for seed in command.seeds or [None]:
     if seed is not None:
       config.seed = seed
     # Every seed has its folder.
     workdir = FLAGS.workdir
     if workdir is None:
-      workdir = default_workdir(FLAGS.config, config)
+      workdir = default_workdir(FLAGS.config, command.loaded, config)
     elif seed is not None:
       workdir = Path(workdir, f"seed_{seed}")
-    chosen = configs.values_of(overrides)
     with user_code.trusting(FLAGS.trust):
       results = loop.run(config, workdir, chosen=chosen, began=began, **modes)
     if processes.is_first():
@@ -196,11 +213,11 @@ def _ignore_closed_loop(unraisable: Any) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def main(argv: list[str], began: float) -> None:
+def main(command: Command, began: float) -> None:
   """Runs what the flags ask for; a user's mistake ends in one message.
 
   Args:
-    argv: program, and arguments that set fields of the config.
+    command: arguments of the command line.
     began: value of `time.perf_counter` at the start of the process.
   """
   # orbax warns of what is intended, and logs at length what it raises as well.
@@ -208,19 +225,15 @@ def main(argv: list[str], began: float) -> None:
   sys.unraisablehook = _ignore_closed_loop
   interrupts.print_all_letters()
   try:
-    _run(argv[1:], cli.numbers("seeds", FLAGS.seeds), began)
+    _run(command, began)
   except KeyboardInterrupt:
     interrupts.leave("it resumes from the latest checkpoint.")
   except Exception as error:
     _end(error)
 
 
-def _parse(argv: list[str]) -> list[str]:
-  """Parses flags; a mistake ends in one message before JAX is imported.
-
-  Returns:
-    The program, and the arguments that set fields of the config.
-  """
+def _parse(argv: list[str]) -> Command:
+  """Parses flags; a mistake ends in one message before JAX is imported."""
   try:
     program, *arguments = argv
     overrides, rest = cli.split_overrides(arguments)
@@ -243,11 +256,13 @@ def _parse(argv: list[str]) -> list[str]:
         "folder below runs/."
       )
     # A wrong field or seed ends here, before JAX is imported.
-    config = configs.override(FLAGS.config, overrides)
-    cli.numbers("seeds", FLAGS.seeds)
+    loaded = configs.load(FLAGS.config)
+    config = configs.override(loaded, overrides)
+    checked = RunConfig.from_dict(config)
+    seeds = cli.numbers("seeds", FLAGS.seeds)
     if not FLAGS.eval_only:
-      requirements.require_logs(config)
-    return [program, *overrides]
+      requirements.require_logs(checked.logs)
+    return Command(loaded, config, configs.values_of(overrides), seeds)
   except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)
     sys.exit(MISTAKE)
@@ -269,12 +284,15 @@ def _help(spec: str | None) -> str:
   Args:
     spec: value of --config; None for the fields that every config has.
   """
+  from jaxformers.training.run import find_range
+
   fields = configs.base() if spec is None else configs.load(spec)
+  find = functools.partial(find_range, fields)
   owner = spec or "every config (with --config: all fields of that config)"
   return (
     f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}\n\n"
     f"Fields of {owner}, set by --config.FIELD=VALUE:\n"
-    f"{configs.describe(fields)}\n\n"
+    f"{configs.describe(fields, find)}\n\n"
     "Models: python -m jaxformers models. Options of mixers and blocks: "
     "docs/mixers.md."
   )

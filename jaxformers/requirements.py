@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from jaxformers.errors import UserError
 
@@ -19,8 +18,6 @@ EXTRAS = {
   "wandb": ("wandb",),
 }
 _PACKAGES = {"sklearn": "scikit-learn"}  # Where pip has another name.
-# Extras that a field of a run's config turns on.
-_FIELDS = ("tensorboard", "wandb")
 
 
 def _is_installed(module: str) -> bool:
@@ -51,15 +48,14 @@ def require(extra: str, purpose: str) -> None:
     )
 
 
-def require_logs(config: Mapping[str, Any]) -> None:
+def require_logs(logs: Iterable[str]) -> None:
   """Raises UserError for a log of a run whose library is not installed.
 
   Args:
-    config: config of a run, of which `tensorboard` and `wandb` are read.
+    logs: extras that the config turns on; see `RunConfig.logs`.
   """
-  for extra in _FIELDS:
-    if config.get(extra):
-      require(extra, f"config.{extra}={config[extra]}")
+  for extra in logs:
+    require(extra, f"config.{extra}=True")
 
 
 def require_device() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -17,12 +16,13 @@ import numpy as np
 
 from jaxformers import cli, models, paths, workdirs, zoo
 from jaxformers import config as configs
+from jaxformers.config import ModelFields, RunConfig
 from jaxformers.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables, outputs
 from jaxformers.registry import call, choose
 from jaxformers.tasks import STATISTICS, Task, normalise
-from jaxformers.training import compilers, origin
+from jaxformers.training import origin
 from jaxformers.training.run import Run, open_trained_run
 
 
@@ -31,7 +31,7 @@ class Trained:
   """A trained model with its task.
 
   Attributes:
-    config: config of the run, as in `config.json`.
+    config: config of the run.
     task: task with its splits.
     model: model of the run, applied with `params`.
     params: parameters of the best checkpoint.
@@ -41,7 +41,7 @@ class Trained:
     workdir: workdir of the run.
   """
 
-  config: dict[str, Any]
+  config: RunConfig
   task: Task
   model: Model
   params: Any
@@ -250,7 +250,7 @@ def load(
     )
   # The first state gives shapes and placement of what is restored.
   run = open_trained_run(Path(workdir).absolute())
-  start = compilers.layout().place_state(run.initial_state())
+  start = run.layout.place_state(run.initial_state())
   is_other = bool(pretrained or model or options)
   if is_other and untrained:
     raise UserError(
@@ -284,10 +284,10 @@ def _first_params(run: Run, initial: Any) -> Any:
     UserError: if the run began with other weights, which have changed since, or
       which cannot be read.
   """
-  folder = run.config.get("pretrained")
+  folder = run.config.pretrained
   if not folder:
     return initial
-  section = run.config["model"]
+  section = run.config.model.as_dict()
   params, record = origin.begin_with(folder, initial, section, run.task)
   before = origin.read_record(run.workdir)
   if before and record["sha256"] != before["sha256"]:
@@ -302,7 +302,7 @@ def _with_weights(
   run: Run, folder: str | Path, name: str, options: str
 ) -> Trained:
   """Returns a model on the task of a run, with the weights of a folder."""
-  section = copy.deepcopy(run.config["model"])
+  section = run.config.model.as_dict()
   section["name"] = name or section["name"]
   # Commas in brackets do not separate options.
   for item in filter(None, re.split(r",(?![^(\[]*[)\]])", options)):
@@ -319,14 +319,14 @@ def _with_weights(
     owner[key] = configs.parse_value(value)
   model = call("config.model", models.build, {**section, **run.task.sizes()})
   init = jax.jit(lambda key: model.init(key, model.example(), train=False))
-  start = init(jax.random.key(run.config["seed"]))["params"]
+  start = init(jax.random.key(run.config.seed))["params"]
   # Pixels are normalised as those that the weights were trained on.
   fields = origin.read_fields(paths.expand(folder).absolute())
   statistics = {name: fields.get(f"task.{name}", ()) for name in STATISTICS}
   task = normalise(run.task, **statistics) if run.task.image else run.task
   params, record = origin.begin_with(folder, start, section, task)
   return Trained(
-    {**run.config, "model": section},
+    dataclasses.replace(run.config, model=ModelFields(**section)),
     task,
     model,
     params,

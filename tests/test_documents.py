@@ -299,11 +299,10 @@ def check_training(argv, *, examples, **_):
   if (examples / spec.partition(":")[0]).exists():
     spec = str(examples / spec)
   config = Sweep(Path(), overrides).load_config(Cell(spec), 0)
-  options = dict(config["task"])
-  name = options.pop("name")
+  name, options = config.task.name, config.task.options
   parameters = inspect.signature(TASKS[name]).parameters
   assert options.keys() <= {*parameters, *PRETRAINING}
-  assert models.build(**config["model"], **NOTHING | SIZES[name])
+  assert models.build(**vars(config.model), **NOTHING | SIZES[name])
 
 
 def run_models(argv, **_):
@@ -407,9 +406,8 @@ def check_zoo(argv, *, monkeypatch, **_):
 
 def check_command(argv):
   config = Sweep(Path(), argv[4:]).load_config(Cell(argv[1]), 0)
-  assert models.build(
-    **config["model"], **NOTHING | SIZES[config["task"]["name"]]
-  )
+  sizes = NOTHING | SIZES[config.task.name]
+  assert models.build(**vars(config.model), **sizes)
 
 
 def check_notebooks(argv, **_):

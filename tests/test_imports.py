@@ -38,7 +38,7 @@ ALLOWED = {
   "data.generators": {"data.engine"},
   "data.images": {"data.engine"},
   "data.sets": {"data.engine", "data.generators", "data.images"},
-  "models": {"orthogonal", "scan"},
+  "models": {"config", "orthogonal", "scan"},
   "tasks": {"data"},
   "theory": {"config"},
   "training": {
@@ -89,6 +89,7 @@ ALLOWED = {
   "inference": {
     "analysis.certificates",
     "analysis.tokens",
+    "config",
     "models",
     "tasks",
     "trained",

@@ -1,9 +1,10 @@
-"""Every field has a range, and what is out of it is refused with one error."""
+"""Every option has a range, and what is out of it is refused with one error."""
 
 import dataclasses
 import functools
 import inspect
 import math
+import typing
 from pathlib import Path
 
 import jax
@@ -16,10 +17,11 @@ from jaxformers import config as configs
 from jaxformers import main, models, ranges, tasks
 from jaxformers.data.images.augment import Augment
 from jaxformers.errors import UserError
-from jaxformers.models.attention import Attention, shared_options
+from jaxformers.models.attention import shared_options
 from jaxformers.models.blocks.contract import BLOCKS
-from jaxformers.models.config import HEAD_OPTIONS
+from jaxformers.models.config import HEADS
 from jaxformers.models.embedding import Embedding
+from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import compilers, optim, run
 from tests.models.mixers.oracle import small_sizes
 
@@ -57,6 +59,8 @@ WIRING = {
   "cls",
   "concatenate",
   "schedule",
+  "decays",
+  "task",
   "total_steps",
   "max_len",
   "num_layers",
@@ -64,21 +68,6 @@ WIRING = {
   "orthogonal_map",
   "masked",
 }
-# Options of the head of a language model, which have no signature.
-HEAD = {"tied": True, "dropout_rate": 0.0}
-# Options that `optim.build` takes for every optimiser.
-SHARED = {
-  "clip_value": 0.0,
-  "clip_norm": 0.0,
-  "cycle_momentum": False,
-  "groups": {},
-  "layer_decay": 1.0,
-  "frozen": "",
-}
-# Options of every task of sequences, which `tasks.get` takes.
-PRETRAINING = {"objective": "masked", "mask_rate": 0.15, "targets": "values"}
-# Options of every task of images, which `tasks.get` takes.
-STATISTICS = {"mean": (0.5,), "deviation": (0.5,)}
 SIZES = dict(vocab_size=20, max_len=24, num_classes=3, d_model=8, num_layers=2)
 KINDS_OF_INPUT = (
   {},
@@ -88,7 +77,7 @@ KINDS_OF_INPUT = (
 SECTIONS = {"mixer", "mixer_defaults", "block", "embedding", "head"}
 
 # Options of the head of a language model, with values that they may have.
-HEAD = dict(zip(HEAD_OPTIONS["language_model"], (True, 0.0), strict=True))
+HEAD = {"tied": True, "dropout_rate": 0.0}
 
 
 def parameters(function):
@@ -111,99 +100,87 @@ def mixer_options(mixer):
   }
 
 
-def sections():
-  """All options that a config can set: (path of the section, options)."""
-  yield "config", {k: field.default for k, field in configs.FIELDS.items()}
-  yield "config.model", parameters(models.ModelConfig)
+def owners():
+  """All functions and classes of options: (path of the section, owner)."""
+  yield "config", configs.RunConfig
+  yield "config.model", models.ModelConfig
   for mixer in models.MIXERS.values():
-    yield "config.model.mixer", mixer_options(mixer)
-  shared = parameters(Attention)
-  yield (
-    "config.model.mixer_defaults",
-    {name: shared[name] for name in shared_options()},
-  )
+    yield "config.model.mixer", mixer
   for block in BLOCKS.values():
-    yield "config.model.block", parameters(block)
-  yield "config.model.embedding", parameters(Embedding)
-  yield "config.model.head", HEAD
+    yield "config.model.block", block
+  yield "config.model.embedding", Embedding
+  for head in HEADS.values():
+    yield "config.model.head", head
+  yield "config.optimizer", optim.SharedOptions
   for optimizer in optim.OPTIMIZERS.values():
-    own = parameters(optimizer)
-    own.pop("decays")  # A function, which `build` gives.
-    yield "config.optimizer", own | SHARED
-  yield "config.optimizer.groups.step", {"factor": 1.0, "decay": True}
+    yield "config.optimizer", optimizer
+  yield "config.optimizer.groups.step", optim.Group
   for schedule in optim.SCHEDULES.values():
-    yield "config.schedule", parameters(schedule)
-  for task in tasks.TASKS.values():
-    yield "config.task", parameters(task) | PRETRAINING | STATISTICS
-  yield "config.task.augment", parameters(Augment)
+    yield "config.schedule", schedule
+  for task in (*tasks.TASKS.values(), reconstruct, tasks.normalise):
+    yield "config.task", task
+  yield "config.task.augment", Augment
+
+
+def settable(section, owner):
+  """Options of an owner that a config can set, with their defaults."""
+  if hasattr(owner, "options"):
+    options = mixer_options(owner)
+  elif typing.is_typeddict(owner):
+    options = dict.fromkeys(owner.__annotations__)
+  else:
+    options = parameters(owner)
+  hidden = {"parent", "mixer", "residual"} if section.endswith("mixer") else ()
+  return {
+    name: default
+    for name, default in options.items()
+    if section in ("config", "config.model") or name not in WIRING
+    if name not in hidden
+  }
 
 
 def fields():
-  """All fields that a config can set: path and default."""
-  hidden = {"parent", "mixer", "residual"}
-  return sorted(
-    {
-      f"{section}.{name}": default
-      for section, options in sections()
-      for name, default in options.items()
-      if section in ("config", "config.model") or name not in WIRING
-      if not (section.endswith("mixer") and name in hidden)
-    }.items()
-  )
+  """All options that a config can set: path, owner and default."""
+  for section, owner in owners():
+    name = getattr(owner, "__name__", type(owner).__name__)
+    for option, default in settable(section, owner).items():
+      path = f"{section}.{option}"
+      yield pytest.param(path, owner, default, id=f"{path}-{name}")
 
 
-@pytest.mark.parametrize(("path", "default"), fields())
-def test_every_field_has_a_range_that_its_default_is_in(path, default):
-  allowed = ranges.find(path)
-  assert allowed is not None, f"Declare the range of {path} in ranges.RANGES."
-  if default not in (None, inspect.Parameter.empty, dataclasses.MISSING):
+@pytest.mark.parametrize(("path", "owner", "default"), list(fields()))
+def test_every_option_has_a_range_that_its_default_is_in(path, owner, default):
+  name = path.rpartition(".")[2]
+  is_section = owner is configs.RunConfig and name in configs.SECTIONS
+  if is_section:
+    return
+  allowed = ranges.of(owner).get(name)
+  assert allowed is not None, f"Annotate {path} with its type and interval."
+  if allowed.kind in (int, float):
+    assert allowed.interval, f"Annotate {path} with an interval."
+  is_open = default in (None, inspect.Parameter.empty, dataclasses.MISSING)
+  if not is_open:
     allowed.check(path, default)
 
 
-def test_every_range_is_of_a_field():
-  names = {path.rpartition(".")[2] for path, _ in fields()}
-  names |= {"residual"}  # A flag of a block, and a module of a mixer.
-  stale = {key.rpartition(".")[2] for key in ranges.RANGES} - names - WIRING
-  assert not stale - {"name"}
-
-
-@pytest.mark.parametrize(
-  ("path", "value", "message"),
-  [
-    ("config.optimizer.b2", 1.5, r"config.optimizer.b2=1.5 is not in \[0, 1\)"),
-    ("b2", 1.0, r"is not in \[0, 1\): give a number in that range"),
-    ("b2", math.nan, "b2=nan is not in"),
-    ("schedule.learning_rate", math.inf, r"is not in \(0, 1000\]"),
-    ("learning_rate", True, "learning_rate=True is not of type float"),
-    ("learning_rate", "x", r"'x' is not of type float: give a number in \(0,"),
-    ("d_model", 2.0, r"d_model=2.0 is not of type int: give an integer in \[1"),
-    ("seed", 2**31, r"seed=2147483648 is not in \[0, 2\^31\)"),
-    ("causal", 1, "causal=1 is not of type bool: give True or False"),
-    ("pool", 3, "pool=3 is not of type str: give text"),
-    ("model", 3, "model=3 is not of type dict: give a section of fields"),
-    ("cutoffs", 3, "cutoffs=3 is not of type list: give a list, each an int"),
-    ("cutoffs", [3, 0], r"cutoffs=\[3, 0\] is not in"),
-    ("block.norm_epsilon", 0, r"block.norm_epsilon=0 is not in \(0, 1\]"),
-  ],
-)
-def test_a_value_out_of_range_names_the_field_and_the_range(
-  path, value, message
-):
-  with pytest.raises(ValueError, match=message):
-    ranges.find(path).check(path, value)
-
-
-def test_sections_are_checked_to_their_last_field():
-  ranges.check({"model": {"mixer": {"num_heads": 1, "of_a_user": -1}}})
-  options = configs.base(model={"mixer": {"num_heads": 0}})
-  with pytest.raises(ValueError, match="config.model.mixer.num_heads=0"):
-    ranges.check(options, "config")
+def test_options_of_all_sections_are_checked():
+  config = configs.load("configs/lra/listops.py:size=tiny,model=local")
+  for path in (
+    "model.mixer.num_heads",
+    "model.mixer_defaults.num_heads",
+    "reference.block.mlp_dim",
+    "task.max_depth",
+  ):
+    changed = with_option(path, 0, base=configs.plain(config))
+    with pytest.raises(ValueError, match=f"config.{path}=0 is not in"):
+      run.check_fields(configs.RunConfig.from_dict(changed))
 
 
 def test_integers_of_numpy_are_integers():
   import numpy as np
 
-  ranges.check({"d_model": np.int64(8), "b2": np.float32(0.5), "eps": 1})
+  ranges.check(models.ModelConfig, {"d_model": np.int64(8)})
+  ranges.check(optim.adam, {"b2": np.float32(0.5), "eps": 1})
 
 
 @pytest.mark.parametrize("size", ["paper", "tiny"])
@@ -215,7 +192,7 @@ def test_every_config_of_the_package_is_in_range(path, size):
     config = configs.load(f"{path}:size={size}")
   except ValueError:
     config = configs.load(str(path))  # Of one size alone.
-  run.check_fields(configs.complete(config))
+  run.check_fields(configs.RunConfig.from_dict(config))
 
 
 def trace(name, **options):
@@ -278,9 +255,12 @@ def distinct_fields(name):
 
 
 @functools.cache
-def split_pool(path):
-  """The values of the pool in the range of a field, and the others."""
-  allowed = ranges.find(path)
+def split_pool(name, path):
+  """The values of the pool in the range of a model's field, and the others."""
+  config = {"model": {"name": name}}
+  allowed = run.find_range(config, f"model.{path}") or ranges.of(
+    models.ModelConfig
+  ).get(path)
   inside, outside = [], []
   for value in POOL:
     # Sections are arguments of `models.build`, of which None is the default.
@@ -306,7 +286,7 @@ def test_no_model_is_built_of_a_value_out_of_range(name):
   """One option at a time: those of all models, and those of one model."""
   count = 0
   for path in distinct_fields(name):
-    for value in split_pool(path)[1]:
+    for value in split_pool(name, path)[1]:
       options = options_of(name, {path: value})
       assert is_refused(models.build, name, **options), (path, value)
       count += 1
@@ -318,7 +298,7 @@ def test_no_model_is_built_of_a_value_out_of_range(name):
 def test_a_value_in_range_is_built_or_refused(name):
   """One option at a time; a raw error of JAX, Flax or Python fails the test."""
   for path in distinct_fields(name):
-    for value in split_pool(path)[0]:
+    for value in split_pool(name, path)[0]:
       is_refused(trace, name, **options_of(name, {path: value}))
 
 
@@ -334,7 +314,7 @@ def model_cases(draw, names):
     unique=True,
   )
   changes = {
-    path: draw(st.sampled_from(split_pool(path)[0] or POOL))
+    path: draw(st.sampled_from(split_pool(name, path)[0] or POOL))
     for path in draw(paths)
   }
   return name, kind, changes
@@ -361,33 +341,68 @@ def test_options_of_all_models_together_are_built_or_refused(case):
 
 def begin(changes):
   """Does what a run does before it reads data, and takes two rates of it."""
-  config = configs.plain(configs.load("configs/lra/listops.py:size=tiny"))
+  fields = configs.plain(configs.load("configs/lra/listops.py:size=tiny"))
   for path, value in changes.items():
-    config = with_option(path, value, base=config)
+    fields = with_option(path, value, base=fields)
+  config = configs.RunConfig.from_dict(fields)
   run.check_fields(config)
-  compilers.layout(config["mesh"])
+  compilers.layout(config.mesh)
   tx, schedule = optim.build(
-    config["optimizer"], config["schedule"], config["total_steps"]
+    config.optimizer, config.schedule, config.total_steps
   )
-  for section in ("model", "reference"):
-    models.check_names(config[section], f"config.{section}")
   return config, tx, schedule
 
 
-def run_fields():
-  """Paths of the fields of a run, an optimiser and a schedule."""
-  sections = ("config", "config.optimizer", "config.schedule", "config.task")
-  paths = [path for path, _ in fields() if path.rpartition(".")[0] in sections]
-  return sorted(path.removeprefix("config.") for path in paths)
+def split(allowed, path):
+  """The values of the pool in a range, and the others."""
+  inside, outside = [], []
+  for value in POOL:
+    refused = allowed and is_refused(allowed.check, path, value)
+    (outside if refused else inside).append(value)
+  return inside, outside
 
 
-@pytest.mark.parametrize("path", run_fields())
-def test_no_run_begins_with_a_value_out_of_range(path):
-  values = split_pool(f"config.{path}")[1]
+def chosen_options():
+  """Options of a run, and of every optimiser, schedule and task by name."""
+  for name in set(ranges.of(configs.RunConfig)) - {*configs.SECTIONS}:
+    yield name, {}
+  registries = {
+    "optimizer": optim.OPTIMIZERS,
+    "schedule": optim.SCHEDULES,
+    "task": tasks.TASKS,
+  }
+  for section, registry in registries.items():
+    for name, owner in registry.items():
+      for option in settable(section, owner):
+        if option in ranges.of(owner):
+          yield f"{section}.{option}", {f"{section}.name": name}
+  for option in ranges.of(optim.SharedOptions):
+    yield f"optimizer.{option}", {}
+
+
+def find(changes, path):
+  """The range of a field of a run with some changes."""
+  section, _, option = path.partition(".")
+  if section == "optimizer" and option in optim.SHARED_OPTIONS:
+    return ranges.of(optim.SharedOptions)[option]
+  names = {"optimizer.name": "adam", "schedule.name": "onecycle"} | changes
+  fields = {}
+  for name, value in names.items():
+    fields = with_option(name, value, base=fields)
+  return run.find_range(fields, path)
+
+
+@pytest.mark.parametrize(
+  ("path", "changes"), sorted(chosen_options(), key=str), ids=str
+)
+def test_no_run_begins_with_a_value_out_of_range(path, changes):
+  _, values = split(find(changes, path), path)
+  # None is the default of a task's options.
+  values = [v for v in values if v is not None or not path.startswith("task.")]
   assert values
   for value in values:
     with pytest.raises(ValueError, match=f"config.{path}=") as error:
-      begin({path: value})
+      begin({**changes, path: value})
     assert main._explain(error.value)[1].startswith("error: ")
 
 
@@ -417,7 +432,7 @@ def run_changes(draw):
   options = {
     *(f"schedule.{k}" for k in parameters(optim.SCHEDULES[schedule])),
     *(f"optimizer.{k}" for k in parameters(optim.OPTIMIZERS[optimizer])),
-    *(f"optimizer.{k}" for k in SHARED),
+    *(f"optimizer.{k}" for k in optim.SHARED_OPTIONS),
     "total_steps",
     "seed",
     "batch_size",
@@ -429,7 +444,8 @@ def run_changes(draw):
   options -= {"optimizer.decays"}
   paths = draw(st.lists(st.sampled_from(sorted(options)), unique=True))
   for path in paths:
-    values = split_pool(f"config.{path}")[0]
+    names = {"optimizer.name": optimizer, "schedule.name": schedule}
+    values, _ = split(find(names, path), path)
     changes[path] = draw(st.sampled_from(values or POOL))
   return changes
 
@@ -451,7 +467,7 @@ def check_run(changes):
   """A run is refused by our error, or its first steps are finite."""
   try:
     config, tx, schedule = begin(changes)
-    finite = train_quadratic(tx, schedule, config["total_steps"])
+    finite = train_quadratic(tx, schedule, config.total_steps)
   except UserError:
     return
   assert finite == (True, True)

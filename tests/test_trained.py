@@ -27,9 +27,9 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path, monkeypatch):
   }
   assert losses[run.step] == pytest.approx(float(-log_p.mean()), rel=1e-5)
   assert run.step == results["best_step"]
-  epochs = run.step * run.config["batch_size"] / len(run.task.splits["train"])
+  epochs = run.step * run.config.batch_size / len(run.task.splits["train"])
   assert results["scored"] == {"split": "test", "epochs": round(epochs, 4)}
-  assert run.config["model"]["name"] == "transject"
+  assert run.config.model.name == "transject"
   ids = run.sample(100, 1_000)  # More than there are, and longer.
   test = run.task.splits["test"]
   assert ids.shape == (len(test), run.task.max_len)
@@ -85,7 +85,7 @@ def test_a_softmax_run_as_another_model(softmax):
     for x in (0.6, 0)
   )
   chex.assert_trees_all_equal(*map(jax.device_get, (run.params, held.params)))
-  assert held.config["model"]["mixer"]["fidelity"] == 0.6
+  assert held.config.model.mixer["fidelity"] == 0.6
   assert held.step == run.step
   ids = run.sample(4, 20)
   logits = [np.asarray(each.apply(4)(ids)) for each in (run, none, held)]

@@ -11,19 +11,26 @@ from jaxformers.config.arguments import (
   take_options,
   values_of,
 )
-from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, Field, base
 from jaxformers.config.files import (
   PACKAGED,
-  complete,
   describe,
-  differences,
   find_file,
-  flatten,
   load,
   load_with,
   override,
   packaged_names,
-  plain,
+)
+from jaxformers.config.plain import flatten, plain
+from jaxformers.config.run_config import (
+  FIELDS,
+  RESUMABLE_FIELDS,
+  SECTIONS,
+  Choice,
+  ModelFields,
+  RunConfig,
+  base,
+  complete,
+  differences,
 )
 from jaxformers.errors import UserError
 from jaxformers.registry import choose
@@ -32,7 +39,10 @@ __all__ = [
   "FIELDS",
   "PACKAGED",
   "RESUMABLE_FIELDS",
-  "Field",
+  "SECTIONS",
+  "Choice",
+  "ModelFields",
+  "RunConfig",
   "UserError",
   "base",
   "check_overrides",

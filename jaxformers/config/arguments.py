@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxformers import ranges
+from jaxformers.config.run_config import ModelFields, RunConfig
 from jaxformers.errors import UserError
 from jaxformers.registry import unknown
 
@@ -158,7 +159,10 @@ def _check_type(path: str, current: float, text: str) -> None:
   try:
     BOOLEANS[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError):
-    allowed = ranges.find(path) or ranges.Range(kind)
+    section, _, name = path.rpartition(".")
+    owner = {"": RunConfig, "model": ModelFields}.get(section)
+    known = ranges.of(owner) if owner else {}
+    allowed = known.get(name, ranges.Range(kind))
     raise UserError(
       f"config.{path}={text!r} is not of type {kind.__name__}: give {allowed}."
     ) from None

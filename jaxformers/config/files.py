@@ -1,12 +1,13 @@
-"""Configs as files and as plain dictionaries: load, compare, describe."""
+"""Configs as files: found, loaded, overridden and described."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import json
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxformers import ranges, user_code
 from jaxformers.config import arguments
-from jaxformers.config.fields import FIELDS, RESUMABLE_FIELDS, base
+from jaxformers.config.plain import flatten, plain
+from jaxformers.config.run_config import FIELDS
 from jaxformers.errors import UserError
 
 # Configs that come with the package, wherever it is installed.
@@ -107,22 +109,22 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
   Raises:
     UserError: as `override`, and for a module that cannot be found.
   """
-  config = override(spec, overrides)
+  config = override(load(spec), overrides)
   user_code.import_modules(config.get("imports", ""))
   return config
 
 
-def override(spec: str, overrides: Sequence[str]) -> ConfigDict:
-  """Returns the config of `load` with some fields set.
+def override(loaded: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+  """Returns a copy of a config with some fields set.
 
   Args:
-    spec: path and arguments of the config.
+    loaded: result of `load`.
     overrides: arguments such as "--config.model.d_model=64".
 
   Raises:
     UserError: for a field that the config does not have, or a wrong type.
   """
-  loaded = load(spec)
+  loaded = copy.deepcopy(loaded)
   arguments.drop_replaced(loaded, arguments.values_of(overrides))
   rest, options = arguments.take_options(loaded, list(overrides))
   arguments.check_overrides(loaded, rest)
@@ -140,72 +142,33 @@ def override(spec: str, overrides: Sequence[str]) -> ConfigDict:
   return values.config
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns {"model.d_model": 64} for {"model": {"d_model": 64}}.
-
-  An empty section {} remains as a value.
-  """
-  flat = {}
-  for key, value in config.items():
-    if isinstance(value, Mapping) and value:
-      flat |= flatten(value, f"{prefix}{key}.")
-    else:
-      flat[f"{prefix}{key}"] = value
-  return flat
-
-
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config as JSON reads it: dictionaries, lists and scalars."""
-  if isinstance(config, ConfigDict):
-    config = config.copy_and_resolve_references().to_dict()
-  # Through JSON: tuples become lists, as in the files of a run.
-  return json.loads(json.dumps(config))
-
-
-def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a plain config with defaults for fields that it does not have.
-
-  A section of the config replaces the whole default of that section.
-  """
-  return plain(base()) | plain(config)
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Returns a line "key: old -> new" for each field in which configs differ.
-
-  `RESUMABLE_FIELDS` are not compared.
-  """
-  before, after = flatten(old), flatten(new)
-  absent = object()  # Differs from every value, None included.
-  return [
-    f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"
-    for key in sorted(before.keys() | after.keys())
-    if key not in RESUMABLE_FIELDS
-    and before.get(key, absent) != after.get(key, absent)
-  ]
-
-
-def describe(config: ConfigDict) -> str:
+def describe(
+  config: ConfigDict,
+  find: Callable[[str], ranges.Range | None] = lambda path: None,
+) -> str:
   """Returns every field of a config with its value, one per line.
 
   The fields of a section follow its line, indented, and are named as
   `--config.SECTION.FIELD=VALUE` sets them.
+
+  Args:
+    config: config of a run.
+    find: returns the range of a field by its path, such as "model.d_model".
   """
+
+  def interval(path: str, before: str = ";") -> str:
+    span = find(path)
+    return f"{before} in {span.interval}" if span and span.interval else ""
+
   lines = []
   for name, value in plain(config).items():
-    comment = f"  # {FIELDS[name].help}" if name in FIELDS else ""
+    comment = f"  # {FIELDS[name]}" if name in FIELDS else ""
     if not isinstance(value, dict):
       # A field of the run.
-      lines.append(f"  {name}={json.dumps(value)}{comment}{_interval(name)}")
+      lines.append(f"  {name}={json.dumps(value)}{comment}{interval(name)}")
       continue
     # A section, with its fields below.
     lines.append(f"  {name}:{comment}")
     for path, inner in flatten(value, f"{name}.").items():
-      lines.append(f"    {path}={json.dumps(inner)}{_interval(path, '  #')}")
+      lines.append(f"    {path}={json.dumps(inner)}{interval(path, '  #')}")
   return "\n".join(lines)
-
-
-def _interval(path: str, before: str = ";") -> str:
-  """Returns the interval of a numeric field for `describe`; "" for others."""
-  interval = getattr(ranges.find(path), "interval", "")
-  return f"{before} in {interval}" if interval else ""

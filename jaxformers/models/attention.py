@@ -19,7 +19,7 @@ import functools
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -39,6 +39,15 @@ from jaxformers.models.cache import (
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import rotation
+from jaxformers.ranges import (
+  Count,
+  Deviation,
+  Fraction,
+  Length,
+  OptionalSize,
+  Weight,
+  Width,
+)
 from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer", is_open=True)
@@ -333,23 +342,23 @@ class Attention(nn.Module):
   signature: HeadsSignature
   options: Any
   step: Callable[..., jax.Array] | None = None
-  num_heads: int = 2
-  head_size: int = 0
+  num_heads: Width = 2
+  head_size: OptionalSize = 0
   use_bias: bool = True
   qkv_bias: bool = True
   orthogonal: bool = False
   orthogonal_output: bool = False
   symmetric: bool = False
-  fidelity: float = 0.0
-  fidelity_schedule: tuple[float, ...] = ()
+  fidelity: Weight = 0.0
+  fidelity_schedule: tuple[Weight, ...] = ()
   learn_fidelity: bool = False
   rotary: bool = False
   feat_scale: bool = False
-  init_std: float = 0.0
-  dropout_rate: float = 0.0
-  seed: int = 0
+  init_std: Deviation = 0.0
+  dropout_rate: Fraction = 0.0
+  seed: Count = 0
   redraw: bool = False
-  max_len: int = 0
+  max_len: Length = 0
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
@@ -676,7 +685,7 @@ def attention(
     )
 
     def mixer(**values: Any) -> Attention:
-      _check_ranges(values)
+      ranges.check(mixer, values)
       options = {
         key: values.pop(key, default)
         for key, default in signature.options.items()
@@ -685,6 +694,7 @@ def attention(
 
     settable = _settable_attributes(signature.tools)
     mixer.options = (*signature.options, *settable)
+    mixer.owners = (Attention, attend)
     mixer.defaults = defaults
     mixer.growth = growth
     mixer.__doc__, mixer.__module__ = attend.__doc__, attend.__module__
@@ -692,12 +702,6 @@ def attention(
     return attend
 
   return register
-
-
-def _check_ranges(values: Mapping[str, Any]) -> None:
-  """Raises UserError for an option of another type or out of its range."""
-  # A config names a dtype; `build` turns the name into one.
-  ranges.check({key: v for key, v in values.items() if key != "dtype"})
 
 
 # Attributes of `Attention` that the registration sets.

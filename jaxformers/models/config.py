@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from flax.core import FrozenDict
 
 from jaxformers import orthogonal, ranges
+from jaxformers.config import ModelFields
 from jaxformers.errors import UserError
 from jaxformers.models import attention, heads
 from jaxformers.models.activations import ACTIVATIONS
@@ -23,6 +24,14 @@ from jaxformers.models.embedding import (
 )
 from jaxformers.models.norm import NORMS
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import (
+  Count,
+  Fraction,
+  Interval,
+  Length,
+  SmallCount,
+  Width,
+)
 from jaxformers.registry import check_options, choose, unknown
 
 DTYPES = ("float32", "bfloat16")
@@ -51,100 +60,47 @@ CHOICES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-  """Everything that defines a model: sizes of the task and `config.model`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelFields):
+  """Everything that defines a model: `config.model` and sizes of the task.
 
   A model keeps its config as `model.config`; another dtype or memory mode is
   `dataclasses.replace(model.config, dtype="bfloat16")`.
 
   Attributes:
-    name: in `MODELS`.
-    d_model: width d.
-    num_layers: number of layers of the encoder, at least 1.
     vocab_size: number of token ids, padding (0) included; 0 if tokens are real
-      numbers or patches; from the task.
-    max_len: greatest number of tokens, without meaning for images; from the
-      task.
+      numbers or patches.
+    max_len: greatest number of tokens, without meaning for images.
     num_classes: number of logits, at least 1; 0 for language models and models
-      of values, for which it has no meaning; from the task.
+      of values, for which it has no meaning.
     objective: "classification", "language_model", "segmentation", "spans",
-      "sentences", or one of `Reconstruction`; from the task.
-    image: (height, width, channels), or () for sequences; from the task.
-    num_inputs: 2 for pairs; from the task.
+      "sentences", or one of `Reconstruction`.
+    image: (height, width, channels), or () for sequences.
+    num_inputs: 2 for pairs.
     separator: id that ends the first part of a sequence of two; 0 if sequences
-      have one part; from the task.
-    padded_len: divisor of the pool "padded_mean", 0 for max_len; from the task.
-    patch_size: side of the patches that images are cut to; 0 for sequences.
-    pool, pool_norm, head_dim, head_layers, head_activation, head_init_std,
-      head_dropout_rate, interaction: see `heads.ClassifierHead`; for
-      classification. The pool "cls" puts a token in front, and "distilled"
-      two, for segmentation too.
-    positions: "sinusoid", "sinusoid_2d", "learned" or "none".
-    dropout_rate: dropout after the embedding.
-    dtype: "float32" or "bfloat16", the compute type; parameters are float32.
-    orthogonal_map: in `orthogonal.MAPS`: "cayley", "expm", "householder", or
-      "matrix", for which the optimiser keeps the matrices orthogonal.
-    memory: what the backward pass reads: "stored" activations; the
-      layers' inputs alone, "recomputed"; or for injective layers the encoder's
-      output alone, "reversible", whose memory does not grow with num_layers.
-      See `Encoder`.
-    coupled: True for layers of the block `coupled` around the mixer of the
-      name, which makes any mixer injective.
-    mixer: options of the mixer.
-    mixer_defaults: values that a recipe has for every mixer: attributes of
-      `Attention`, such as num_heads and dropout_rate. They hold where the mixer
-      has the option, sets no default of its own, and `mixer` says nothing.
-    block: options of the block.
-    embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
-      `Embedding`.
-    head: for a language model `tied` and `dropout_rate`, see `LanguageModel`;
-      for the decoder of a segmenter `num_layers` (2), `dropout_rate` (0.1, on
-      the branches) and `mixer_defaults` that differ from the encoder's.
+      have one part.
+    padded_len: divisor of the pool "padded_mean", 0 for max_len.
 
   Raises:
     UserError: for an unknown name or option, naming the choices; for an option
       out of its range; for options that do not go together.
   """
 
-  name: str
-  d_model: int
-  num_layers: int
-  vocab_size: int
-  max_len: int
-  num_classes: int = 0
+  vocab_size: Count
+  max_len: Length
+  num_classes: Count = 0
   objective: str = "classification"
-  image: tuple[int, ...] = ()
-  num_inputs: int = 1
-  separator: int = 0
-  padded_len: int = 0
-  patch_size: int = 0
-  pool: str = "mean"
-  pool_norm: str = ""
-  head_dim: int = 0
-  head_layers: int = 1
-  head_activation: str = "relu"
-  head_init_std: float = 0.0
-  head_dropout_rate: float = 0.0
-  interaction: str = ""
-  positions: str = "sinusoid"
-  dropout_rate: float = 0.0
-  dtype: str = "float32"
-  orthogonal_map: str = "cayley"
-  memory: str = "stored"
-  coupled: bool = False
-  mixer: Mapping[str, Any] = FrozenDict()
-  mixer_defaults: Mapping[str, Any] = FrozenDict()
-  block: Mapping[str, Any] = FrozenDict()
-  embedding: Mapping[str, Any] = FrozenDict()
-  head: Mapping[str, Any] = FrozenDict()
+  image: tuple[Width, ...] = ()
+  num_inputs: Annotated[int, Interval("[1, 2]")] = 1
+  separator: Count = 0
+  padded_len: Length = 0
 
   def __post_init__(self) -> None:
     # Check the types before values are converted; None is an empty section.
     options = {field: getattr(self, field) for field in FIELDS}
     for section in SECTIONS:
       options[section] = {} if options[section] is None else options[section]
-    ranges.check(options)
+    ranges.check(ModelConfig, options)
     object.__setattr__(self, "image", tuple(self.image))
     for section in SECTIONS:
       section_options = options[section]
@@ -221,7 +177,7 @@ class ModelConfig:
     return {"causal": True} | options if self.predicts_next else options
 
   def _check(self) -> None:
-    check_names({field: getattr(self, field) for field in FIELDS})
+    check_names({field: getattr(self, field) for field in FIELDS}, path="")
     compares = self.objective == "sentences"
     if compares and self.interaction:
       raise UserError(
@@ -235,11 +191,12 @@ class ModelConfig:
       1 if compares else self.num_inputs,
       (self.head_dim, self.head_layers),
     )
-    check_section("embedding", "embedding", Embedding, self.embedding)
     self._check_objective()
     self._check_pool()
+    head = HEADS.get(self.objective, dict)
     for option in self.head:
-      choose("option of head", option, HEAD_OPTIONS.get(self.objective, ()))
+      choose("option of head", option, ranges.of(head))
+    ranges.check(head, self.head, "head")
     if self.predicts_next:
       self._check_causal()
     elif self.objective in MASKED:
@@ -371,17 +328,24 @@ def _hashable(value: Any) -> Any:
   return value
 
 
-def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
+def check_names(
+  options: Mapping[str, Any],
+  kind: str = "config.model",
+  path: str | None = None,
+) -> None:
   """Raises UserError for a name that no model has, before there are sizes.
 
-  Checks what does not depend on the task: names of options, mixer and block,
-  and the choices of a few of them. `ModelConfig` checks the rest.
+  Checks what does not depend on the task: names and ranges of options, mixer
+  and block, and the choices of a few of them. `ModelConfig` checks the rest.
 
   Args:
     options: fields of `ModelConfig`, those of the task left out or not.
     kind: what the options are, for the message.
+    path: path of the options for the message; None for `kind`.
   """
   check_options(kind, ModelConfig, options)
+  path = kind if path is None else path
+  prefix = f"{path}." if path else ""
   variant = MODELS[options.get("name", "")]
   for option, (what, choices) in CHOICES.items():
     if option in options:
@@ -395,9 +359,15 @@ def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
       "has no mixer: leave it out."
     )
   # Check the options of mixer and block by name.
-  mixer, block, shared = (
-    options.get(name) or {} for name in ("mixer", "block", "mixer_defaults")
+  mixer, block, embedding, shared = (
+    options.get(name) or {}
+    for name in ("mixer", "block", "embedding", "mixer_defaults")
   )
+  ranges.check(attention.Attention, shared, f"{prefix}mixer_defaults")
+  check_section("embedding", "embedding", Embedding, embedding)
+  ranges.check(Embedding, embedding, f"{prefix}embedding")
+  if variant.mixer:
+    ranges.check(MIXERS[variant.mixer], mixer, f"{prefix}mixer")
   mixer = complete_mixer(variant, mixer, shared)
   if variant.mixer:
     make = MIXERS[variant.mixer]
@@ -412,6 +382,7 @@ def check_names(options: Mapping[str, Any], kind: str = "config.model") -> None:
     )
   name = block_of(variant, coupled=coupled)
   check_section("block", f"block {name!r}", BLOCKS[name], block)
+  ranges.check(BLOCKS[name], block, f"{prefix}block")
   concatenate = BLOCKS[name].concatenate_positions
   check_width(options["d_model"], concatenate=concatenate)
 
@@ -452,9 +423,27 @@ HIDDEN = {
   | {"vocab_size", "positions", "cls", "patch_size", "concatenate", "masked"}
   | {"separator"},
 }
-HEAD_OPTIONS = {
-  "language_model": ("tied", "dropout_rate"),
-  "segmentation": ("num_layers", "dropout_rate", "mixer_defaults"),
+
+
+class LanguageHead(TypedDict, total=False):
+  """Options of the head of a language model; see `LanguageModel`."""
+
+  tied: bool
+  dropout_rate: Fraction
+
+
+class SegmenterHead(TypedDict, total=False):
+  """Options of the decoder of a segmenter; see `Segmenter`."""
+
+  num_layers: SmallCount
+  dropout_rate: Fraction
+  mixer_defaults: Mapping[str, Any]
+
+
+# Options of heads by objective.
+HEADS: Mapping[str, Any] = {
+  "language_model": LanguageHead,
+  "segmentation": SegmenterHead,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,17 @@ from jaxformers.models.adaptive import AdaptiveEmbedding
 from jaxformers.models.cache import count_tokens, is_decoding
 from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import repeat
+from jaxformers.ranges import (
+  Count,
+  Deviation,
+  Factor,
+  Interval,
+  Length,
+  PositiveCount,
+  Share,
+  SmallCount,
+  Width,
+)
 from jaxformers.registry import choose
 
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
@@ -143,20 +155,20 @@ class Embedding(nn.Module):
     norm_epsilon: epsilon of a LayerNorm of the sum (BERT's); 0 for none.
   """
 
-  vocab_size: int
-  max_len: int
-  d_model: int
+  vocab_size: Count
+  max_len: Length
+  d_model: Width
   positions: str = "sinusoid"
   concatenate: bool = False
   cls: int = 0
-  patch_size: int = 0
+  patch_size: Annotated[int, Interval("[0, 2^16]")] = 0
   masked: bool = False
-  separator: int = 0
-  cutoffs: tuple[int, ...] = ()
-  div_value: int = 1
-  scale: float = 1.0
-  init_std: float = 0.0
-  norm_epsilon: float = 0.0
+  separator: Count = 0
+  cutoffs: tuple[PositiveCount, ...] = ()
+  div_value: SmallCount = 1
+  scale: Factor = 1.0
+  init_std: Deviation = 0.0
+  norm_epsilon: Share = 0.0
 
   @nn.compact
   def __call__(

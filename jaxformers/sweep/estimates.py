@@ -7,12 +7,13 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.models import attention, build, cost
 from jaxformers.registry import choose
@@ -99,9 +100,7 @@ def accelerator_rate(name: str, dtype: str) -> float:
   return chips * (peaks.bfloat16 if dtype == "bfloat16" else peaks.float32)
 
 
-def accelerator_hours(
-  cost: Estimate, config: Mapping[str, Any], name: str
-) -> float:
+def accelerator_hours(cost: Estimate, config: RunConfig, name: str) -> float:
   """Returns the hours of a run on an accelerator at `ACCELERATOR_SHARE`.
 
   Several chips are taken to be as many times faster as one.
@@ -111,7 +110,7 @@ def accelerator_hours(
     config: its config.
     name: see `accelerator_rate`.
   """
-  rate = accelerator_rate(name, config["model"]["dtype"])
+  rate = accelerator_rate(name, config.model.dtype)
   return cost.operations / (ACCELERATOR_SHARE * rate) / 3_600
 
 
@@ -130,7 +129,7 @@ def measure_rate(size: int = 2_048, rounds: int = 5) -> float:
 
 
 def estimate_all(
-  configs: Sequence[Mapping[str, Any]], data: Sequence[Data], rate: float
+  configs: Sequence[RunConfig], data: Sequence[Data], rate: float
 ) -> list[Estimate]:
   """Returns the estimate of each config.
 
@@ -139,7 +138,7 @@ def estimate_all(
   programs that are not run, in a process for each core.
 
   Args:
-    configs: complete configs.
+    configs: configs of runs.
     data: what is known of their tasks.
     rate: operations per second; see `measure_rate`.
   """
@@ -159,20 +158,20 @@ def estimate_all(
 
 
 def estimate(
-  config: Mapping[str, Any], data: Data, count: cost.Cost, rate: float
+  config: RunConfig, data: Data, count: cost.Cost, rate: float
 ) -> Estimate:
   """Returns the estimate of a config from the cost of one example."""
-  steps, batch = config["total_steps"], config["batch_size"]
+  steps, batch = config.total_steps, config.batch_size
   sequences = data.sizes.get("num_inputs", 1)
-  factor = sequences * config["model"]["num_layers"]
-  scored = steps // config["eval_steps"] * data.validation
+  factor = sequences * config.model.num_layers
+  scored = steps // config.eval_steps * data.validation
   operations = factor * (count.flops + count.elementwise)
   operations *= PASSES * steps * batch + scored
   seconds = operations / (SHARE * rate)
   # The parts of a batch take turns; 0 stands for what is fastest.
-  rows = -(-batch // max(config["accumulate"], 1))
+  rows = -(-batch // max(config.accumulate, 1))
   memory = factor * rows * count.activations
-  memory += BYTES_OF_STATE * count.parameters * config["model"]["num_layers"]
+  memory += BYTES_OF_STATE * count.parameters * config.model.num_layers
   return Estimate(steps, seconds / 3_600, memory / 1e9, operations)
 
 
@@ -183,20 +182,20 @@ def _start() -> None:
   attention.LARGEST_CONSTANT = 0
 
 
-def _key(config: Mapping[str, Any], data: Data) -> str:
+def _key(config: RunConfig, data: Data) -> str:
   """Returns what the cost of an example depends on, as text."""
   sizes = dict(data.sizes)
   # A config may cut its examples.
-  length = config["task"].get("max_len") or sizes["max_len"]
+  options = config.task.options
+  length = options.get("max_len") or sizes["max_len"]
   if sizes["max_len"]:
     sizes["max_len"] = min(length, sizes["max_len"])
-  if "vocab_size" in config["task"]:
-    sizes["vocab_size"] = config["task"]["vocab_size"] or sizes["vocab_size"]
+  sizes["vocab_size"] = options.get("vocab_size") or sizes["vocab_size"]
   # Neither a few classes nor a few ids more change the cost, and the sequences
   # of a pair cost the same.
   if sizes["vocab_size"] < 300 and not sizes.get("image"):
     sizes |= {"vocab_size": 257, "num_classes": 10}
-  model = {**config["model"], "num_layers": 1}
+  model = {**config.model.as_dict(), "num_layers": 1}
   # Training scores its targets alone, most of them by the first cluster.
   if cutoffs := model.get("embedding", {}).get("cutoffs"):
     model["embedding"] = {"scale": model["embedding"].get("scale", 1.0)}

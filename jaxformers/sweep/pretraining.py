@@ -103,13 +103,13 @@ def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
   """Returns a cell of fewer steps, with as much less warm-up."""
   config = sweep.load_config(cell, 0)
   fields: Pairs = (("total_steps", str(steps)),)
-  schedule = config["schedule"]
-  if warmup := schedule.get("warmup_steps"):
-    part = max(round(warmup * steps / config["total_steps"]), 1)
+  schedule = config.schedule
+  if warmup := schedule.warmup_steps:
+    part = max(round(warmup * steps / config.total_steps), 1)
     fields += (("schedule.warmup_steps", str(part)),)
-    if schedule["name"] == "rsqrt":
+    if schedule.name == "rsqrt":
       # Its peak is the rate over the root of the warm-up: keep the peak.
-      rate = schedule["learning_rate"] * (part / warmup) ** 0.5
+      rate = schedule.options["learning_rate"] * (part / warmup) ** 0.5
       fields += (("schedule.learning_rate", f"{rate:.6g}"),)
   more = tuple(pair for pairs in settings for pair in pairs)
   return dataclasses.replace(cell, settings=(*cell.settings, *fields, *more))
@@ -146,7 +146,7 @@ class Pretraining:
     )
     phases: list[list[Phase]] = [[], []]
     for cell in cells:
-      total = before.load_config(cell, 0)["total_steps"]
+      total = before.load_config(cell, 0).total_steps
       steps = split_budget(total, way.share)
       first = _with(cell, before, steps[0], self.first)
       first = first.extended("objective", way.objective)
@@ -240,7 +240,7 @@ def _check_transfer(phases: Sequence[Phase]) -> None:
   for sweep, cell in phases:
     config = sweep.load_config(cell, 0)
     task = sweep.open_task(config)
-    model = models.build(**{**config["model"], **task.sizes()})
+    model = models.build(**vars(config.model), **task.sizes())
     # Shapes alone matter, and zeros take no memory until they are read.
     params = jax.tree.map(
       lambda leaf: np.zeros(leaf.shape, leaf.dtype), models.shapes(model)

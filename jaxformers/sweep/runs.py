@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxformers import config as configs
 from jaxformers import paths, tasks
+from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.sweep import commands
 from jaxformers.sweep.grid import Axis, Cell
@@ -37,7 +38,7 @@ class Sweep:
     self.missing: dict[str, str] = {}
     self._tasks: dict[str, tasks.Task | UserError] = {}
 
-  def load_config(self, cell: Cell, seed: int) -> dict[str, Any]:
+  def load_config(self, cell: Cell, seed: int) -> RunConfig:
     """Returns the config of a run as `jaxformers.main` reads it.
 
     Raises:
@@ -53,18 +54,18 @@ class Sweep:
     files = ("config.json", "model.json")
     is_there = any((weights / name).exists() for name in files)
     if not is_there and not (folder / "config.json").exists():
-      return complete
+      return RunConfig.from_dict(complete)
     chosen = configs.values_of(overrides)
-    return origin.take_fields(complete, folder, chosen)
+    return RunConfig.from_dict(origin.take_fields(complete, folder, chosen))
 
-  def open_task(self, config: Mapping[str, Any]) -> tasks.Task:
+  def open_task(self, config: RunConfig) -> tasks.Task:
     """Returns the task of a config; prepares its data if necessary.
 
     Raises:
       UserError: for data that are not available.
     """
     # Runs that differ in model or seed share their task.
-    options = dict(config["task"], data_dir=config["data_dir"])
+    options = {**config.task.as_dict(), "data_dir": config.data_dir}
     key = json.dumps(options, sort_keys=True, default=str)
     if key not in self._tasks:
       try:
@@ -76,7 +77,7 @@ class Sweep:
       raise task
     return task
 
-  def describe_task(self, config: Mapping[str, Any]) -> dict[str, Any]:
+  def describe_task(self, config: RunConfig) -> dict[str, Any]:
     """Returns the description of a config's task, which results depend on.
 
     Raises:

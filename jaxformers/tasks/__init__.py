@@ -7,10 +7,12 @@ registers a task needs no entry anywhere else.
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from jaxformers import ranges
 from jaxformers.errors import UserError
+from jaxformers.ranges import Factor, Interval
 from jaxformers.registry import call
 from jaxformers.tasks.arrays import from_arrays
 from jaxformers.tasks.reconstruction import reconstruct
@@ -42,8 +44,7 @@ def get(name: str = "", **options: object) -> Task:
     UserError: for an unknown name or option, with the choices; for an option
       out of its range.
   """
-  values = {key: value for key, value in options.items() if value is not None}
-  ranges.check({"task": {"name": name, **values}})
+  check_ranges(name, options, "task")
   # An empty value stands for the task without pre-training, as None does.
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
   statistics = [options.pop(key, None) or () for key in STATISTICS]
@@ -61,8 +62,23 @@ def get(name: str = "", **options: object) -> Task:
   return call(f"task {name!r}", reconstruct, {"task": task, **chosen})
 
 
+def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:
+  """Raises UserError for an unknown task, or an option out of its range.
+
+  Args:
+    name: name of the task.
+    options: options as for `get`; None stands for the default.
+    path: path of the options, for messages.
+  """
+  values = {key: value for key, value in options.items() if value is not None}
+  for owner in (TASKS[name], reconstruct, normalise):
+    ranges.check(owner, values, path)
+
+
 def normalise(
-  task: Task, mean: Sequence[float] = (), deviation: Sequence[float] = ()
+  task: Task,
+  mean: Sequence[Annotated[float, Interval("[-1000, 1000]")]] = (),
+  deviation: Sequence[Factor] = (),
 ) -> Task:
   """Returns a task of images whose pixels are normalised by other statistics.
 

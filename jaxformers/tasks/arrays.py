@@ -16,6 +16,7 @@ from jaxformers.data.engine import digests, encodings
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.data.images.splits import Images
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, Length
 from jaxformers.registry import check_keywords
 from jaxformers.tasks import baselines, rows
 from jaxformers.tasks.inputs import TOKENIZERS
@@ -92,8 +93,8 @@ def from_arrays(
   test: Examples = None,
   *,
   classes: Sequence[str] = (),
-  vocab_size: int = 0,
-  max_len: int = 0,
+  vocab_size: Count = 0,
+  max_len: Length = 0,
 ) -> Task:
   """Returns a classification task of examples that are in memory or in a file.
 
@@ -118,7 +119,8 @@ def from_arrays(
   Raises:
     UserError: for inputs or labels of another kind.
   """
-  ranges.check({"vocab_size": vocab_size, "max_len": max_len})
+  sizes = {"vocab_size": vocab_size, "max_len": max_len}
+  ranges.check(from_arrays, sizes)
   parts = {"train": train, "validation": validation, "test": test}
   columns = {
     name: rows.read(examples, name)

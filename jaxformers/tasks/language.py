@@ -17,6 +17,7 @@ from jaxformers.data.engine.segments import Segments, stream
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import text_files
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, Length
 from jaxformers.registry import check_keywords, choose
 from jaxformers.tasks.arrays import NAME
 from jaxformers.tasks.task import TASKS, Task
@@ -31,10 +32,10 @@ def load_language(
   protocol: str = "jaxformers",
   archive: str = "",
   tokens: str = "byte_pairs",
-  vocab_size: int = 8_000,
-  max_len: int = 256,
-  stride: int = 0,
-  eval_windows: int = 0,
+  vocab_size: Count = 8_000,
+  max_len: Length = 256,
+  stride: Count = 0,
+  eval_windows: Count = 0,
 ) -> Task:
   """Opens a folder or archive of texts; see `data.sets.text_files`.
 

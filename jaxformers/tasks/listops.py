@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from jaxformers.data.engine import encodings, packed
 from jaxformers.data.engine.packed import Packed
@@ -11,6 +12,7 @@ from jaxformers.data.engine.source import Source
 from jaxformers.data.generators import listops
 from jaxformers.data.sets import listops as listops_files
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, Interval, PositiveCount
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import replace_all
@@ -39,16 +41,16 @@ def load_listops(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  seed: int = DEFAULTS.seed,
-  num_train: int = DEFAULTS.num_train,
-  num_validation: int = DEFAULTS.num_validation,
-  num_test: int = DEFAULTS.num_test,
-  max_depth: int = DEFAULTS.max_depth,
-  max_args: int = DEFAULTS.max_args,
-  min_length: int = DEFAULTS.min_length,
-  max_length: int = DEFAULTS.max_length,
-  test_min_length: int = DEFAULTS.test_min_length,
-  test_max_length: int = DEFAULTS.test_max_length,
+  seed: Count = DEFAULTS.seed,
+  num_train: PositiveCount = DEFAULTS.num_train,
+  num_validation: PositiveCount = DEFAULTS.num_validation,
+  num_test: PositiveCount = DEFAULTS.num_test,
+  max_depth: Annotated[int, Interval("[2, 100]")] = DEFAULTS.max_depth,
+  max_args: Annotated[int, Interval("[2, 1000]")] = DEFAULTS.max_args,
+  min_length: Count = DEFAULTS.min_length,
+  max_length: PositiveCount = DEFAULTS.max_length,
+  test_min_length: Count = DEFAULTS.test_min_length,
+  test_max_length: Count = DEFAULTS.test_max_length,
   operators: str = DEFAULTS.operators,
 ) -> Task:
   """Generates ListOps (once), or reads LRA's files.

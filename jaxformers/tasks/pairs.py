@@ -18,6 +18,7 @@ from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Keyed, Source
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, PositiveCount
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.inputs import TOKENIZERS, Ids
@@ -119,13 +120,13 @@ def load_planted_pairs(
   *,
   data_dir: str = "",
   protocol: str = "jaxformers",
-  seed: int = 0,
-  num_train: int = 20_000,
-  num_validation: int = 1_000,
-  num_test: int = 2_000,
-  length: int = 256,
-  num_pairs: int = 16,
-  distance: int = 19,
+  seed: Count = 0,
+  num_train: PositiveCount = 20_000,
+  num_validation: PositiveCount = 1_000,
+  num_test: PositiveCount = 2_000,
+  length: PositiveCount = 256,
+  num_pairs: PositiveCount = 16,
+  distance: PositiveCount = 19,
 ) -> Task:
   """Opens sequences whose label says if their marks stand in pairs.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import data_folder, open_splits
@@ -10,6 +11,7 @@ from jaxformers.data.engine.source import Source
 from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, Interval, PositiveCount
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.pixels import PixelProtocol
@@ -35,10 +37,10 @@ def load_pathfinder(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  resolution: int = DEFAULTS.resolution,
+  resolution: Annotated[int, Interval("[1, 2^12]")] = DEFAULTS.resolution,
   difficulty: str = DEFAULTS.difficulty,
-  num_images: int = DEFAULTS.num_images,
-  seed: int = DEFAULTS.seed,
+  num_images: PositiveCount = DEFAULTS.num_images,
+  seed: Count = DEFAULTS.seed,
 ) -> Task:
   """Generates Pathfinder (once, on all cores), or reads LRA's files.
 
@@ -63,10 +65,10 @@ def load_pathx(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  resolution: int = 128,
+  resolution: Annotated[int, Interval("[1, 2^12]")] = 128,
   difficulty: str = DEFAULTS.difficulty,
-  num_images: int = DEFAULTS.num_images,
-  seed: int = DEFAULTS.seed,
+  num_images: PositiveCount = DEFAULTS.num_images,
+  seed: Count = DEFAULTS.seed,
 ) -> Task:
   """Opens Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
 from jaxformers.errors import UserError
+from jaxformers.ranges import Interval
 from jaxformers.registry import choose
 from jaxformers.tasks.task import Task
 
@@ -131,7 +132,10 @@ def _weighted(
 
 
 def reconstruct(
-  task: Task, objective: str, mask_rate: float = RATE, targets: str = "values"
+  task: Task,
+  objective: str,
+  mask_rate: Annotated[float, Interval("(0, 1)")] = RATE,
+  targets: str = "values",
 ) -> Task:
   """Returns the task of predicting the inputs of another from each other.
 

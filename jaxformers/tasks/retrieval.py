@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import aan
+from jaxformers.ranges import Length, PositiveCount
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.task import TASKS, Task
@@ -28,10 +29,10 @@ def load_retrieval(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  max_len: int = 0,
-  num_train: int = aan.COUNTS["train"],
-  num_validation: int = aan.COUNTS["validation"],
-  num_test: int = aan.COUNTS["test"],
+  max_len: Length = 0,
+  num_train: PositiveCount = aan.COUNTS["train"],
+  num_validation: PositiveCount = aan.COUNTS["validation"],
+  num_test: PositiveCount = aan.COUNTS["test"],
 ) -> Task:
   """Opens the pairs; the first time from LRA's release.
 

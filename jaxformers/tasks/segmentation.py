@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from jaxformers.data.engine.source import Source
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.sets import ade20k
 from jaxformers.errors import UserError
+from jaxformers.ranges import Interval, PositiveCount
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task
@@ -30,9 +32,9 @@ def load_ade20k(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  window: int = 512,
-  num_train: int = ade20k.COUNTS["train"],
-  num_test: int = ade20k.COUNTS["test"],
+  window: Annotated[int, Interval("[2, 2^20]")] = 512,
+  num_train: PositiveCount = ade20k.COUNTS["train"],
+  num_test: PositiveCount = ade20k.COUNTS["test"],
 ) -> Task:
   """Opens ADE20K's scenes, from the folder that its authors ship.
 

@@ -9,6 +9,7 @@ from jaxformers.data.engine.encodings import marks, pieces, word_pieces
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import ag_news, imdb
+from jaxformers.ranges import Count, Length
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines, text
 from jaxformers.tasks.splits import hold_out, replace_all, with_validation
@@ -37,8 +38,8 @@ def load_imdb(
   protocol: str = "jaxformers",
   archive: str = "",
   vocabulary: str = "",
-  vocab_size: int = 30_522,
-  max_len: int = 512,
+  vocab_size: Count = 30_522,
+  max_len: Length = 512,
   special_tokens: bool = False,
 ) -> Task:
   """Opens IMDb reviews as word pieces, negative or positive.
@@ -72,8 +73,8 @@ def load_ag_news(
   protocol: str = "jaxformers",
   archive: str = "",
   vocabulary: str = "",
-  vocab_size: int = 30_522,
-  max_len: int = 512,
+  vocab_size: Count = 30_522,
+  max_len: Length = 512,
   special_tokens: bool = False,
 ) -> Task:
   """Opens title and description of AG's News as word pieces, four classes.

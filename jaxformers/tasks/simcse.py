@@ -14,6 +14,7 @@ from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Example
 from jaxformers.data.sets import sts12
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, Length
 from jaxformers.registry import choose
 from jaxformers.tasks.task import TASKS, Task
 
@@ -127,9 +128,9 @@ def load_simcse(
   protocol: str = "jaxformers",
   archive: str = "",
   vocabulary: str = "",
-  vocab_size: int = 30_522,
-  max_len: int = 128,
-  train_len: int = 32,
+  vocab_size: Count = 30_522,
+  max_len: Length = 128,
+  train_len: Length = 32,
 ) -> Task:
   """Opens sentences, and the pairs of STS-12; the score is Spearman's.
 

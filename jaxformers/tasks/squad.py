@@ -17,6 +17,7 @@ from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Example
 from jaxformers.data.sets import squad
 from jaxformers.errors import UserError
+from jaxformers.ranges import Count, Length, PositiveCount
 from jaxformers.registry import choose
 from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task
@@ -257,12 +258,12 @@ def load_squad(
   protocol: str = "jaxformers",
   archive: str = "",
   vocabulary: str = "",
-  vocab_size: int = 30_522,
-  max_len: int = 384,
-  stride: int = 128,
-  question_len: int = 64,
-  num_train: int = squad.COUNTS["train"],
-  num_test: int = squad.COUNTS["test"],
+  vocab_size: Count = 30_522,
+  max_len: Length = 384,
+  stride: Count = 128,
+  question_len: Count = 64,
+  num_train: PositiveCount = squad.COUNTS["train"],
+  num_test: PositiveCount = squad.COUNTS["test"],
 ) -> Task:
   """Opens the questions; the score is F1 of the dev set, as papers quote it.
 

@@ -11,6 +11,7 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import imdb
+from jaxformers.ranges import Length
 from jaxformers.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import replace_all, with_validation
@@ -63,7 +64,7 @@ def load_text(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  max_len: int = 0,
+  max_len: Length = 0,
 ) -> Task:
   """Opens the reviews; the first time from the archive or the network.
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jaxformers import paths
 from jaxformers.data.engine import digests, encodings, files
@@ -17,6 +17,7 @@ from jaxformers.data.images.augment import Augment
 from jaxformers.data.images.splits import Images
 from jaxformers.data.sets import cifar10, cifar100
 from jaxformers.errors import UserError
+from jaxformers.ranges import Interval
 from jaxformers.registry import call, choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import slices, with_validation
@@ -136,7 +137,7 @@ def load_imagenet(
   data_dir: str = "",
   protocol: str = "jaxformers",
   archive: str = "",
-  size: int = 224,
+  size: Annotated[int, Interval("[1, 2^12]")] = 224,
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
   """Opens ImageNet-1k (or any set of images) in place; no image is copied.

@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxformers import workdirs
+from jaxformers.config import RunConfig
 from jaxformers.errors import DivergedError, UserError
 from jaxformers.training import arrays, disk, processes, resume
 from jaxformers.training.state import TrainState
@@ -75,12 +76,12 @@ class Checkpoints:
     workdir: workdir of the run.
     description: description of the task, plain JSON; see `Task.description`. It
       is part of every checkpoint, and must be the same when one is restored.
-    config: plain config of the run. It is part of every checkpoint as well, and
+    config: config of the run. It is part of every checkpoint as well, and
       must be one under which that run can go on.
   """
 
   def __init__(
-    self, workdir: Path, description: dict[str, Any], config: dict[str, Any]
+    self, workdir: Path, description: dict[str, Any], config: RunConfig
   ) -> None:
     self.workdir, self.folder = workdir, workdir / "checkpoints"
     self.description, self.config = description, config
@@ -145,7 +146,7 @@ class Checkpoints:
     content = {
       "step": step,
       "about": self.description,
-      "config": self.config,
+      "config": self.config.as_dict(),
       "memo": dict(loop_state),
       "score": score,
       "best_step": self._best.step,
@@ -419,7 +420,7 @@ class Checkpoints:
 
 
 def read_best(
-  workdir: Path, config: dict[str, Any]
+  workdir: Path, config: RunConfig
 ) -> tuple[Restored, dict[str, Any]]:
   """Returns the best state of a run without its optimiser, and its data.
 
@@ -427,7 +428,7 @@ def read_best(
 
   Args:
     workdir: absolute path of the folder of the run.
-    config: content of its `config.json`.
+    config: config of the run.
 
   Returns:
     As `Checkpoints.restore_best`, on the first device; and the description of

@@ -105,13 +105,12 @@ class Evaluator:
     return means | (split.score(join_rows(rows)) if rows else {})
 
 
-def make_evaluator(run: Run, layout: Layout) -> Evaluator:
-  """Returns the evaluator of a run's model.
-
-  Args:
-    run: run whose config says how it is compiled and batched.
-    layout: devices on which the parameters lie.
-  """
-  c = run.config
-  mode, batch_size = c["parallel"], c["eval_batch_size"]
-  return Evaluator(run.model, mode, batch_size, run.padded_lengths, layout)
+def make_evaluator(run: Run) -> Evaluator:
+  """Returns the evaluator of a run's model."""
+  return Evaluator(
+    run.model,
+    run.config.parallel,
+    run.config.eval_batch_size,
+    run.padded_lengths,
+    run.layout,
+  )

@@ -19,7 +19,6 @@ from jaxformers import workdirs
 from jaxformers.errors import DivergedError, UserError
 from jaxformers.tasks import Task
 from jaxformers.training import (
-  compilers,
   disk,
   origin,
   processes,
@@ -95,7 +94,7 @@ def run(
       if processes.broadcast_from_first(results is not None):
         begin(opened)
         show_line(
-          f"This run has ended at step {opened.config['total_steps']}: nothing "
+          f"This run has ended at step {opened.config.total_steps}: nothing "
           "was trained. Its results are those of results.json."
         )
         return results or resume.finished_results(*identity)
@@ -112,7 +111,7 @@ def _identity(run: Run) -> dict[str, Any]:
   """Returns all that the processes of a run must have in common."""
   fields = {
     f"config.{name}": value
-    for name, value in configs.flatten(run.config).items()
+    for name, value in configs.flatten(run.config.as_dict()).items()
     if name not in _PATHS
   }
   about = {f"data {k}": v for k, v in run.task.description().items()}
@@ -180,7 +179,7 @@ def _score_test(
   with Progress(len(test), 0, "test", unit="example") as progress:
     tick = functools.partial(progress.update, batch_size=1)
     scores = evaluate(best.state.scored, test, tick)
-  baselines = rules.scores(run.task, run.config["data_dir"], show_line)
+  baselines = rules.scores(run.task, run.config.data_dir, show_line)
   return summary.describe_results(
     run, scores, best, baselines, train_seconds=seconds, began=began
   )
@@ -195,11 +194,10 @@ def _score_again(
   """Scores the best checkpoint of a trained run; writes nothing."""
   # Parameters alone, on the devices that there are now.
   run = open_trained_run(workdir, config, chosen)
-  layout = compilers.layout()
   with run.checkpoints() as checkpoints:
-    best = checkpoints.restore_best(run.scored_template(layout))
+    best = checkpoints.restore_best(run.scored_template())
   seconds = best.loop_state["train_seconds"]
-  results = _score_test(run, best, make_evaluator(run, layout), seconds, began)
+  results = _score_test(run, best, make_evaluator(run), seconds, began)
   # Times are those of the run, not of scoring it again.
   if (workdir / "results.json").exists():
     before = workdirs.read_results(workdir)
@@ -214,7 +212,7 @@ def _plan(trainer: Trainer, start: int, profile: bool) -> int:
   Raises:
     UserError: if a step does not fit, or if too few are left for a profile.
   """
-  left = trainer.run.config["total_steps"] - start
+  left = trainer.run.config.total_steps - start
   if profile and left < PROFILED[1]:
     raise UserError(
       f"--profile needs {PROFILED[1]} steps, and {left} are left: raise "
@@ -236,10 +234,10 @@ def _train(
 ) -> None:
   """Trains to the end, or to where patience ends; updates `loop_state`."""
   c, workdir = trainer.run.config, trainer.run.workdir
-  total = c["total_steps"]
+  total = c.total_steps
   if start == total:
     return
-  title = f"{c['model']['name']} on {trainer.task.name}"
+  title = f"{c.model.name} on {trainer.task.name}"
   with (
     Progress(total, start, title) as progress,
     contextlib.closing(trainer.batches(start)) as batches,
@@ -253,7 +251,7 @@ def _train(
       size = f"{needed / 2**20:,.1f} MiB"
       progress.line(f"Memory: a step{parts} needs {size} on each device.")
     for step in range(start + 1, total + 1):
-      if 0 < c["patience"] <= loop_state.worse:
+      if 0 < c.patience <= loop_state.worse:
         progress.line(
           f"Stopped early: no better for {loop_state.worse} evaluations. A "
           "greater config.patience goes on."
@@ -300,12 +298,12 @@ class _Loop:
 
   def announce(self, start: int) -> None:
     """Shows what a run begins with, and warns of a schedule of only warm-up."""
-    total = self.config["total_steps"]
+    total = self.config.total_steps
     if start:
       self.progress.line(f"Going on from step {start} of {total}.")
     if self.trainer.origin:
       self.progress.line(origin.describe(self.trainer.origin))
-    warmup_steps = self.config["schedule"].get("warmup_steps", 0)
+    warmup_steps = self.config.schedule.warmup_steps
     if total <= warmup_steps:
       self.progress.line(
         f"Note: schedule.warmup_steps={warmup_steps} is not less than "
@@ -324,7 +322,7 @@ class _Loop:
     trainer = self.trainer
     processes.restart_stall_timer()
     # Under jit no array moves by itself; pmap copies the state to its devices.
-    guard = "disallow" if self.config["parallel"] == "jit" else "allow"
+    guard = "disallow" if self.config.parallel == "jit" else "allow"
     with jax.transfer_guard(guard):
       trainer.state, sums = trainer.train_step(trainer.state, batch)
     # The device is at work on this step while the host reads the last sums.
@@ -345,15 +343,16 @@ class _Loop:
         f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
         "clip gradients, or look at the data of that step."
       )
-    self.progress.update(step, self.config["batch_size"])
+    self.progress.update(step, self.config.batch_size)
 
   def boundary(self, step: int, is_preempted: bool) -> None:
     """Logs, evaluates and saves where it is due after a step."""
     # The last step is logged, evaluated and saved whatever the intervals are.
-    is_last = step == self.config["total_steps"]
+    c = self.config
+    is_last = step == c.total_steps
     is_log, is_evaluation, is_checkpoint = (
-      is_last or step % self.config[f"{kind}_steps"] == 0
-      for kind in ("log", "eval", "checkpoint")
+      is_last or step % steps == 0
+      for steps in (c.log_steps, c.eval_steps, c.checkpoint_steps)
     )
     if is_log:
       self._log(step)
@@ -372,16 +371,16 @@ class _Loop:
     # A new window begins with the next step.
     means = self.trainer.run.objective.means(self.loop_state.window)
     self.loop_state.window = {}
-    batch_size = self.config["batch_size"]
+    batch_size = self.config.batch_size
     scalars = {
       **_without_count("train", means),
       # The rate of the update that led to this step.
-      "learning_rate": float(self.trainer.schedule(step - 1)),
+      "learning_rate": float(self.trainer.run.schedule(step - 1)),
       "examples_per_second": self.progress.clock.rate() * batch_size,
     }
     self.writers.write(step, scalars)
     self.progress.line(
-      f"step {step}/{self.config['total_steps']}  "
+      f"step {step}/{self.config.total_steps}  "
       f"{summary.format_scores(means, self._metric)}  "
       f"{self.progress.speed(step, batch_size)}"
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,18 @@ import numpy as np
 import optax
 
 from jaxformers import orthogonal, ranges
+from jaxformers.config import Choice
 from jaxformers.errors import UserError
 from jaxformers.models.kinds import KINDS, UNDECAYED
+from jaxformers.ranges import (
+  Count,
+  Factor,
+  Fraction,
+  PositiveCount,
+  PositiveShare,
+  Scale,
+  Weight,
+)
 from jaxformers.registry import Registry, call, choose, unknown
 from jaxformers.training.riemannian import riemannian
 
@@ -25,22 +36,13 @@ Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule", is_open=True)
 OPTIMIZERS: Registry = Registry("optimizer", is_open=True)
-# Options of every optimiser, which `build` reads.
-SHARED_OPTIONS = (
-  "clip_norm",
-  "clip_value",
-  "cycle_momentum",
-  "frozen",
-  "groups",
-  "layer_decay",
-)
 # Arguments of optimisers and schedules that are no options: `build` makes them.
 BUILT = {"schedule", "decays", "total_steps"}
 LAYER = re.compile(r"encoder/layer_(\d+)/")
 
 
 @SCHEDULES.register("constant")
-def constant(learning_rate: float, warmup_steps: int = 0) -> Rate:
+def constant(learning_rate: Factor, warmup_steps: Count = 0) -> Rate:
   """Returns a constant rate, after a linear rise from 0 over warmup_steps."""
   if not warmup_steps:
     return lambda step: jnp.float32(learning_rate)
@@ -50,7 +52,7 @@ def constant(learning_rate: float, warmup_steps: int = 0) -> Rate:
 
 
 @SCHEDULES.register("rsqrt")
-def rsqrt(learning_rate: float, warmup_steps: int) -> Rate:
+def rsqrt(learning_rate: Factor, warmup_steps: Count) -> Rate:
   """Returns LRA's schedule of text tasks, an inverse square root of the step.
 
   The rate is learning_rate min(1, step / warmup) / sqrt(max(step, warmup)): its
@@ -63,7 +65,9 @@ def rsqrt(learning_rate: float, warmup_steps: int) -> Rate:
 
 
 @SCHEDULES.register("cosine")
-def cosine(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
+def cosine(
+  learning_rate: Factor, warmup_steps: Count, total_steps: PositiveCount
+) -> Rate:
   """Returns LRA's schedule of image tasks, a cosine after a warm-up.
 
   The rate rises linearly over warmup_steps, and falls with half a cosine to 0
@@ -82,7 +86,9 @@ def cosine(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
 
 
 @SCHEDULES.register("linear")
-def linear(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
+def linear(
+  learning_rate: Factor, warmup_steps: Count, total_steps: PositiveCount
+) -> Rate:
   """Returns a linear rise over warmup_steps, and a linear decay to 0.
 
   The rate is 0 at total_steps.
@@ -100,11 +106,11 @@ def linear(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
 
 @SCHEDULES.register("polynomial")
 def polynomial(
-  learning_rate: float,
-  power: float,
-  end: float,
-  total_steps: int,
-  warmup_steps: int = 0,
+  learning_rate: Factor,
+  power: Scale,
+  end: Weight,
+  total_steps: PositiveCount,
+  warmup_steps: Count = 0,
 ) -> Rate:
   """Returns Segmenter's (rate - end) (1 - step / total)^power + end.
 
@@ -117,7 +123,9 @@ def polynomial(
 
 
 @SCHEDULES.register("onecycle")
-def onecycle(learning_rate: float, warmup_steps: int, total_steps: int) -> Rate:
+def onecycle(
+  learning_rate: Factor, warmup_steps: Count, total_steps: PositiveCount
+) -> Rate:
   """Returns Skyformer's schedule: PyTorch's OneCycleLR, linear annealing.
 
   The rate rises from learning_rate / 25 to learning_rate at step
@@ -197,14 +205,50 @@ class Groups(NamedTuple):
     return optax.GradientTransformation(init, update)
 
 
+class Group(TypedDict, total=False):
+  """Options of the parameters of a kind; see `Groups`."""
+
+  factor: Factor
+  decay: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedOptions:
+  """Options that every optimiser has.
+
+  Attributes:
+    clip_value, clip_norm: bounds of each entry of the gradient, and of the norm
+      of all of them; 0 for none.
+    cycle_momentum: True for `onecycle_momentum`, with the schedule "onecycle".
+    groups: see `Groups.table`.
+    layer_decay: factor d of the learning rate by depth: that of layer i of L is
+      multiplied by d^(L - i), that of the embedding by d^(L + 1), and that of a
+      head by 1 (Clark et al. 2020, ELECTRA, https://arxiv.org/abs/2003.10555,
+      appendix B).
+    frozen: parts that are not trained, such as
+      encoder/embedding,encoder/layer_0, or encoder; running averages of norms
+      go on.
+  """
+
+  clip_value: Weight = 0.0
+  clip_norm: Weight = 0.0
+  cycle_momentum: bool = False
+  groups: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  layer_decay: PositiveShare = 1.0
+  frozen: str = ""
+
+
+SHARED_OPTIONS = tuple(f.name for f in dataclasses.fields(SharedOptions))
+
+
 def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:
   """Raises UserError for an unknown kind or option, or a wrong value."""
   for kind, options in table.items():
     choose("kind of config.optimizer.groups", kind, KINDS)
-    for option, value in options.items():
-      path = f"config.optimizer.groups.{kind}"
-      choose(f"option of {path}", option, ("factor", "decay"))
-      ranges.check({option: value}, path)
+    path = f"config.optimizer.groups.{kind}"
+    for option in options:
+      choose(f"option of {path}", option, ranges.of(Group))
+    ranges.check(Group, options, path)
 
 
 def decayed(params: Any) -> Any:
@@ -231,10 +275,10 @@ def adam(
   schedule: Rate,
   decays: Decays,
   *,
-  b1: float | Rate = 0.9,
-  b2: float = 0.999,
-  eps: float = 1e-8,
-  weight_decay: float = 0.0,
+  b1: Fraction | Rate = 0.9,
+  b2: Fraction = 0.999,
+  eps: PositiveShare = 1e-8,
+  weight_decay: Weight = 0.0,
 ) -> Tx:
   """Returns Adam; its weight decay is decoupled, times the learning rate."""
   # The state of a fixed b1 has no hyperparameters in it.
@@ -256,8 +300,8 @@ def sgd(
   schedule: Rate,
   decays: Decays,
   *,
-  momentum: float = 0.0,
-  weight_decay: float = 0.0,
+  momentum: Fraction = 0.0,
+  weight_decay: Weight = 0.0,
 ) -> Tx:
   """Returns gradient descent, with weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
@@ -346,8 +390,8 @@ def _no_kinds(params: Any) -> Any:
 
 
 def build(
-  optimizer: Mapping[str, Any],
-  schedule: Mapping[str, Any],
+  optimizer: Choice,
+  schedule: Choice,
   total_steps: int,
   kinds: Callable[[Any], Any] = _no_kinds,
 ) -> tuple[Tx, Rate]:
@@ -356,37 +400,28 @@ def build(
   Matrices that are kept orthogonal move on their group: see `riemannian`.
 
   Args:
-    optimizer: section `config.optimizer`: `name` in `OPTIMIZERS`, `clip_value`
-      (each entry of the gradient) and `clip_norm` (all entries together), both
-      0 for none, `cycle_momentum` (with the schedule "onecycle" only), `groups`
-      (see `Groups.table`), `layer_decay` and `frozen` for fine-tuning, and
-      options of that optimiser. With `layer_decay` the learning rate of layer
-      i of L is multiplied by its power L - i, that of the embedding by its
-      power L + 1, and that of a head by 1 (Clark et al. 2020, ELECTRA,
-      https://arxiv.org/abs/2003.10555, appendix B). `frozen` lists parts that
-      are not trained, such as encoder/embedding,encoder/layer_0, or encoder;
-      running averages of norms go on.
-    schedule: section `config.schedule`: `name` in `SCHEDULES`, and options of
-      that schedule.
+    optimizer: name in `OPTIMIZERS`, `SharedOptions`, and options of that
+      optimiser.
+    schedule: name in `SCHEDULES`, and options of that schedule.
     total_steps: last step of the run.
     kinds: see `Groups`.
 
   Raises:
-    UserError: for an unknown name or option.
+    UserError: for an unknown name or option, or one out of its range.
   """
   # Schedule.
-  rate_options = dict(schedule)
-  name = rate_options.pop("name", "")
-  _check_options(f"schedule {name!r}", SCHEDULES[name], rate_options)
+  rate_options, name = dict(schedule.options), schedule.name
+  _check_options("schedule", name, SCHEDULES[name], rate_options)
   if ends_with_run(name):
     rate_options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], rate_options)
   # Optimiser.
-  options = dict(optimizer)
-  kind = options.pop("name", "")
-  clip_value = options.pop("clip_value", 0)
-  clip_norm = options.pop("clip_norm", 0)
-  if options.pop("cycle_momentum", False):
+  options, kind = dict(optimizer.options), optimizer.name
+  taken = {k: options.pop(k) for k in SHARED_OPTIONS if k in options}
+  ranges.check(SharedOptions, taken, "config.optimizer")
+  shared = SharedOptions(**taken)
+  _check_options("optimizer", kind, OPTIMIZERS[kind], options)
+  if shared.cycle_momentum:
     if name != "onecycle":
       raise UserError(
         f"config.optimizer.cycle_momentum=true goes with the schedule "
@@ -394,23 +429,19 @@ def build(
       )
     warmup_steps = rate_options["warmup_steps"]
     options["b1"] = onecycle_momentum(warmup_steps, total_steps)
-  table = options.pop("groups", {})
-  _check_groups(table)
-  groups = Groups(kinds, table)
-  decay = options.pop("layer_decay", 1.0)
-  frozen = [part for part in options.pop("frozen", "").split(",") if part]
-  kind_name = f"optimizer {kind!r}"
-  _check_options(kind_name, OPTIMIZERS[kind], options)
+  _check_groups(shared.groups)
+  groups = Groups(kinds, shared.groups)
+  frozen = [part for part in shared.frozen.split(",") if part]
   options |= {"schedule": rate, "decays": groups.decayed}
-  tx = call(kind_name, OPTIMIZERS[kind], options)
+  tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
   # Gradients are clipped before they are turned on the group.
-  clips = [optax.clip(clip_value)] if clip_value else []
-  if clip_norm:
-    clips.append(optax.clip_by_global_norm(clip_norm))
-  scales = [groups.scale()] if table else []
-  if decay != 1:
-    ranges.check({"layer_decay": decay}, "config.optimizer")
-    scales.append(scale_by_path(functools.partial(_layer_factor, decay)))
+  clips = [optax.clip(shared.clip_value)] if shared.clip_value else []
+  if shared.clip_norm:
+    clips.append(optax.clip_by_global_norm(shared.clip_norm))
+  scales = [groups.scale()] if shared.groups else []
+  if shared.layer_decay != 1:
+    factor = functools.partial(_layer_factor, shared.layer_decay)
+    scales.append(scale_by_path(factor))
   # Rates are scaled before a step is taken on the group, and so stay on it.
   tx = riemannian(optax.chain(*clips, tx, *scales))
   if not frozen:
@@ -425,27 +456,29 @@ def build(
 
 
 def _check_options(
-  kind: str, function: Callable[..., Any], options: Mapping[str, Any]
+  kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
-  """Raises UserError for an option that an optimiser or a schedule lacks.
+  """Raises UserError for an unknown option, or one out of its range.
 
   Args:
-    kind: owner of the options, such as "optimizer 'adam'".
+    kind: "optimizer" or "schedule".
+    name: name of the optimiser or the schedule.
     function: registered function. `build` passes the arguments `BUILT`.
     options: options of the config.
   """
+  is_optimizer = kind == "optimizer"
+  ranges.check(function, options, f"config.{kind}")
   accepted = inspect.signature(function).parameters
   if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
     return
-  shared = SHARED_OPTIONS if kind.startswith("optimizer") else ()
   for option, value in options.items():
-    if shared and option in ("lr", "learning_rate"):
+    if is_optimizer and option in ("lr", "learning_rate"):
       raise UserError(
         f"config.optimizer.{option}={value}: the learning rate is "
         "config.schedule.learning_rate."
       )
-    choices = {*accepted, *shared} - BUILT
-    choose(f"option of {kind}", option, choices)
+    choices = {*accepted, *(SHARED_OPTIONS if is_optimizer else ())} - BUILT
+    choose(f"option of {kind} {name!r}", option, choices)
 
 
 def _layer_factor(decay: float, path: str, num_layers: int) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import models, paths, user_code, workdirs
+from jaxformers.config import RunConfig
 from jaxformers.data.engine import vocabularies
 from jaxformers.errors import UserError
 from jaxformers.models import huggingface, pretrained
@@ -123,19 +124,20 @@ def read(folder: Path) -> Weights | None:
   if exported.is_exported(folder):
     return _read_exported(folder)
   if is_run(folder):
-    config = configs.complete(workdirs.read_config(folder))
-    user_code.import_named_by(folder, config["imports"])
+    saved = workdirs.read_config(folder)
+    user_code.import_named_by(folder, saved.get("imports", ""))
+    config = RunConfig.from_dict(saved)
     best, about = _read_best(folder, config)
     params = jax.device_get(best.state.scored)
     record = workdirs.read(folder, "vocabulary.json")
-    fields = (config["model"], about, record, best.step, config["imports"])
+    fields = (saved["model"], about, record, best.step, config.imports)
     has_results = (folder / "results.json").exists()
     return Weights(params, *fields, *_others(folder, record, has_results))
   _refuse_seeds(folder)
   return None
 
 
-def _read_best(folder: Path, config: dict[str, Any]) -> Any:
+def _read_best(folder: Path, config: RunConfig) -> Any:
   """Returns `read_best`, read again if a training beside has removed files."""
   try:
     return read_best(folder, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -18,6 +19,7 @@ import jax
 
 from jaxformers import config as configs
 from jaxformers import models, workdirs
+from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.training import disk, optim
 
@@ -142,48 +144,49 @@ def _holder(path: Path) -> str:
   return "another process"
 
 
-def check_workdir(workdir: Path, config: Plain) -> None:
+def check_workdir(workdir: Path, config: RunConfig) -> None:
   """Raises UserError if a workdir holds results or checkpoints of another run.
 
   Args:
     workdir: workdir of the run.
-    config: plain and complete.
+    config: config of the run.
   """
   # Results contain their config; config.json may be of a run that never began.
   results = (workdir / "results.json").exists()
   if results:
-    saved = workdirs.read_results(workdir)["config"]
+    saved = RunConfig.from_dict(workdirs.read_results(workdir)["config"])
     if not _differences(saved, config):
       return  # A longer run may have been started and written config.json.
     _check_goes_on(workdir, "results.json", saved, config)
   has_begun = results or has_checkpoints(workdir)
   if has_begun and (workdir / "config.json").exists():
-    saved = workdirs.read_config(workdir)
+    saved = RunConfig.from_dict(workdirs.read_config(workdir))
     _check_goes_on(workdir, "config.json", saved, config)
 
 
-def check_checkpoint(folder: Path, meta: Plain, config: Plain) -> None:
+def check_checkpoint(folder: Path, meta: Plain, config: RunConfig) -> None:
   """Raises UserError if a checkpoint was saved under another config.
 
   Args:
     folder: folder of the checkpoint, in `workdir`/checkpoints.
     meta: content of the checkpoint besides its state.
-    config: config of the run, plain and complete.
+    config: config of the run.
   """
-  workdir, saved, step = folder.parents[1], meta["config"], meta["step"]
+  workdir, step = folder.parents[1], meta["step"]
+  saved = RunConfig.from_dict(meta["config"])
   _check_goes_on(workdir, f"checkpoints/{folder.name}", saved, config)
-  eval_steps, is_last = saved["eval_steps"], step == saved["total_steps"]
+  is_last = step == saved.total_steps
   # The last step is always evaluated, and counts to best and patience.
-  if is_last and step < config["total_steps"] and step % eval_steps:
+  if is_last and step < config.total_steps and step % saved.eval_steps:
     raise UserError(
       f"The run in {workdir} ended at step {step} with an evaluation that a "
-      f"longer one would not have, for config.eval_steps={eval_steps} does not "
-      "divide it: train the longer one in another --workdir."
+      f"longer one would not have, for config.eval_steps={saved.eval_steps} "
+      "does not divide it: train the longer one in another --workdir."
     )
 
 
 def _check_goes_on(
-  workdir: Path, name: str, saved: Plain, config: Plain
+  workdir: Path, name: str, saved: RunConfig, config: RunConfig
 ) -> None:
   """Raises UserError if a run of a saved config cannot go on under another.
 
@@ -191,20 +194,20 @@ def _check_goes_on(
   and more patience. `RESUMABLE_FIELDS` may differ: they change rounding at
   most, and `accumulate` what is drawn for a part of a batch.
   """
-  before, hint = configs.complete(saved), ""
+  before, hint = saved, ""
   # More steps.
-  schedule = config["schedule"]["name"]
-  if before["total_steps"] < config["total_steps"]:
+  schedule = config.schedule.name
+  if before.total_steps < config.total_steps:
     if not optim.ends_with_run(schedule):
-      before["total_steps"] = config["total_steps"]
+      before = dataclasses.replace(before, total_steps=config.total_steps)
     else:
       hint = (
         f"\nThe schedule {schedule!r} ends with the run, so that this one "
         "cannot be made longer; one of a constant or rsqrt schedule can."
       )
   # More patience, of which 0 is endless.
-  if before["patience"] and not 0 < config["patience"] < before["patience"]:
-    before["patience"] = config["patience"]
+  if before.patience and not 0 < config.patience < before.patience:
+    before = dataclasses.replace(before, patience=config.patience)
   if differing := _differences(before, config):
     raise UserError(
       f"The workdir {workdir} belongs to a run of another config ({name}):\n  "
@@ -213,15 +216,17 @@ def _check_goes_on(
     )
 
 
-def _differences(saved: Plain, config: Plain) -> list[str]:
+def _differences(saved: RunConfig, config: RunConfig) -> list[str]:
   """Returns the differing fields that change numbers; see `differences`."""
-  # A config may list a default value or leave it out.
-  before = models.resolve_defaults(configs.complete(saved))
-  return configs.differences(before, models.resolve_defaults(config))
+  # A config may list an option of the mixer as a default of all mixers.
+  before, after = (
+    models.resolve_defaults(c.as_dict()) for c in (saved, config)
+  )
+  return configs.differences(before, after)
 
 
 def finished_results(
-  workdir: Path, config: Plain, description: Plain
+  workdir: Path, config: RunConfig, description: Plain
 ) -> dict[str, Any] | None:
   """Returns the results of a finished run, or None if training continues.
 
@@ -230,7 +235,7 @@ def finished_results(
 
   Args:
     workdir: workdir of the run.
-    config: plain and complete.
+    config: config of the run.
     description: description of the task; see `Task.description`.
 
   Raises:
@@ -240,9 +245,10 @@ def finished_results(
   if not path.exists():
     return None
   results = workdirs.read_results(workdir)
-  _check_goes_on(workdir, path.name, results["config"], config)
+  saved = RunConfig.from_dict(results["config"])
+  _check_goes_on(workdir, path.name, saved, config)
   check_description(path, results["task_description"], description)
-  return None if _differences(results["config"], config) else results
+  return None if _differences(saved, config) else results
 
 
 def check_description(path: Path, saved: Plain, now: Plain) -> None:
@@ -253,7 +259,6 @@ def check_description(path: Path, saved: Plain, now: Plain) -> None:
     saved: description of the task, saved with the numbers.
     now: description of the task of the run; see `Task.description`.
   """
-  # A key of another version may be absent where its value is None.
   differing = [
     f"{key}: {saved.get(key)!r} -> {now.get(key)!r}"
     for key in sorted(saved.keys() | now.keys())

@@ -19,9 +19,13 @@ import optax
 
 from jaxformers import config as configs
 from jaxformers import models, ranges, requirements, tasks, user_code, workdirs
+from jaxformers.config import RunConfig
 from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.errors import UserError
+from jaxformers.models.attention import Attention
 from jaxformers.models.bounds import check_bound
+from jaxformers.models.config import block_of
+from jaxformers.models.embedding import Embedding
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task, arrays
 from jaxformers.training import compilers, optim, origin, resume
@@ -36,19 +40,25 @@ class Run:
   """A run of one seed, as its config describes it.
 
   Attributes:
-    config: plain and complete, as in `config.json`.
+    config: config of the run.
     workdir: absolute path of the folder of the run.
     task: task with its splits.
     model: model that is trained.
     num_reference_params: number of parameters of the Transformer that
       `config.reference` describes.
+    layout: devices, and where arrays lie on them.
+    tx: optimiser; None for a run that has been trained.
+    schedule: learning rate by step, from 0; None without an optimiser.
   """
 
-  config: dict[str, Any]
+  config: RunConfig
   workdir: Path
   task: Task
   model: models.Model
   num_reference_params: int
+  layout: Layout
+  tx: optax.GradientTransformation | None = None
+  schedule: optax.Schedule | None = None
 
   @property
   def objective(self) -> Objective:
@@ -58,7 +68,7 @@ class Run:
   @property
   def padded_lengths(self) -> tuple[int, ...]:
     """Lengths that batches are padded to, ascending."""
-    return pad_lengths(self.task.max_len, self.config["buckets"])
+    return pad_lengths(self.task.max_len, self.config.buckets)
 
   @functools.cached_property
   def selection_split(self) -> Any:
@@ -67,7 +77,7 @@ class Run:
     A part of them is the same in all runs, whatever their seed.
     """
     split = self.task.splits["validation"]
-    count = self.config["eval_examples"]
+    count = self.config.eval_examples
     if not 0 < count < len(split):
       return split
     drawn = np.random.default_rng(0).permutation(len(split))[:count]
@@ -83,31 +93,21 @@ class Run:
 
   def selection_score(self, scores: Mapping[str, Any]) -> float:
     """Returns the score that selects a checkpoint; higher is better."""
-    select, objective = self.config["select"], self.objective
+    select, objective = self.config.select, self.objective
     is_higher_better = select == objective.metric and objective.higher
     return scores[select] if is_higher_better else -scores[select]
 
-  def initial_state(
-    self, tx: optax.GradientTransformation | None = None
-  ) -> states.TrainState:
-    """Returns the state of step 0, before weights are loaded.
+  def initial_state(self) -> states.TrainState:
+    """Returns the state of step 0, before weights are loaded."""
+    return jax.jit(self._create(self.tx), static_argnums=0)(self.config.seed)
 
-    Args:
-      tx: optimiser; None for a state without one.
-    """
-    return jax.jit(self._create(tx), static_argnums=0)(self.config["seed"])
-
-  def scored_template(self, layout: Layout) -> states.TrainState:
-    """Returns shapes and placement of a state without an optimiser.
-
-    Args:
-      layout: devices on which the state is restored.
-    """
-    shapes = jax.eval_shape(self._create(None), self.config["seed"])
-    return placed_shapes(shapes, layout.state_sharding(shapes))
+  def scored_template(self) -> states.TrainState:
+    """Returns shapes and placement of a state without an optimiser."""
+    shapes = jax.eval_shape(self._create(None), self.config.seed)
+    return placed_shapes(shapes, self.layout.state_sharding(shapes))
 
   def _create(self, tx: optax.GradientTransformation | None) -> Any:
-    averaged = self.config["ema_decay"] > 0
+    averaged = self.config.ema_decay > 0
     return functools.partial(states.create, self.model, tx, averaged=averaged)
 
   def checkpoints(self) -> Checkpoints:
@@ -115,7 +115,9 @@ class Run:
     return Checkpoints(self.workdir, self.task.description(), self.config)
 
 
-def default_workdir(spec: str, config: Mapping[str, Any]) -> Path:
+def default_workdir(
+  spec: str, loaded: Mapping[str, Any], config: Mapping[str, Any]
+) -> Path:
   """Returns the folder of a run that is given none, below runs/.
 
   Its name says config, model, arguments, protocol and seed, such as
@@ -125,6 +127,7 @@ def default_workdir(spec: str, config: Mapping[str, Any]) -> Path:
 
   Args:
     spec: config and its arguments, as --config takes them.
+    loaded: config of `spec`, as its file returns it.
     config: config of the run.
   """
   name, _, arg = spec.partition(":")
@@ -137,17 +140,16 @@ def default_workdir(spec: str, config: Mapping[str, Any]) -> Path:
     for key, _, value in pairs
     if key.strip() not in ("model", "protocol", "seed")
   ]
-  fields = configs.plain(config)
-  words = [stem, fields["model"].get("name"), *typed]
-  words += [fields["task"].get("protocol"), str(fields["seed"])]
+  c = RunConfig.from_dict(config)
+  words = [stem, c.model.name, *typed, c.task.protocol, str(c.seed)]
   # Fields that were set otherwise; a longer run is the same run. The schedule
   # may be a user's, whose module is not imported yet.
-  schedule = fields["schedule"].get("name")
+  schedule = c.schedule.name
   is_fixed = schedule not in optim.SCHEDULES or optim.ends_with_run(schedule)
   same = ("seed", "patience", *(() if is_fixed else ("total_steps",)))
   before, after = (
-    {k: v for k, v in configs.plain(c).items() if k not in same}
-    for c in (configs.load(spec), fields)
+    {k: v for k, v in configs.plain(fields).items() if k not in same}
+    for fields in (loaded, config)
   )
   if changed := configs.differences(before, after):
     words.append(workdirs.digest(changed)[:6])
@@ -175,25 +177,28 @@ def open_run(
     UserError: for a config that cannot be trained, or for a workdir of a run of
       another config.
   """
-  c = configs.complete(config)
-  user_code.import_modules(c["imports"])
-  c = origin.take_fields(c, workdir, chosen)
-  # Every field by itself.
+  c = _read_config(config, workdir, chosen)
   check_fields(c)
+  requirements.require_logs(c.logs)
   # A batch splits evenly over devices and accumulated parts.
-  devices, parts = compilers.layout(c["mesh"]).parts, c["accumulate"] or 1
+  layout = compilers.layout(c.mesh)
+  devices, parts = layout.parts, c.accumulate or 1
   over = f"{devices} device(s) in {parts} part(s) each"
-  compilers.check_batch("batch_size", c["batch_size"], devices * parts, over)
+  compilers.check_batch("batch_size", c.batch_size, devices * parts, over)
   # Nothing in the workdir is of another config.
   resume.check_workdir(workdir, c)
-  # Names and options of optimiser and schedule.
-  optim.build(c["optimizer"], c["schedule"], c["total_steps"])
-  return _build(c, workdir, task)
+
+  def kinds(params: Any) -> Any:
+    return model.kinds(params)  # Known once the sizes of the task are.
+
+  tx, rate = optim.build(c.optimizer, c.schedule, c.total_steps, kinds)
+  task, model, num_reference_params = _build(c, task)
+  return Run(c, workdir, task, model, num_reference_params, layout, tx, rate)
 
 
 def open_trained_run(
   workdir: Path,
-  config: resume.Plain | None = None,
+  config: Mapping[str, Any] | None = None,
   chosen: Collection[str] | None = None,
 ) -> Run:
   """Opens a run that has been trained, on whatever devices there are.
@@ -211,88 +216,127 @@ def open_trained_run(
   # Check the config against the run in the workdir, then open the data.
   resume.check_trained(workdir)
   saved = workdirs.read_config(workdir)
-  c = configs.complete(saved if config is None else config)
   if config is None:
-    user_code.import_named_by(workdir, c["imports"])
+    user_code.import_named_by(workdir, saved.get("imports", ""))
+    c = RunConfig.from_dict(saved)
   else:
-    user_code.import_modules(c["imports"])
-    c = origin.take_fields(c, workdir, chosen)
-  check_fields(c, eval_only=True)
+    c = _read_config(config, workdir, chosen)
+  check_fields(c)
   resume.check_workdir(workdir, c)
-  return _build(c, workdir)
+  return Run(c, workdir, *_build(c), compilers.layout())
+
+
+def _read_config(
+  config: Mapping[str, Any], workdir: Path, chosen: Collection[str] | None
+) -> RunConfig:
+  """Returns a config, completed by the weights that the run begins with."""
+  fields = configs.complete(config)
+  user_code.import_modules(fields["imports"])
+  return RunConfig.from_dict(origin.take_fields(fields, workdir, chosen))
 
 
 def _build(
-  config: dict[str, Any], workdir: Path, task: Task | None = None
-) -> Run:
-  """Opens the data and builds the model of a checked config."""
-  options = {"data_dir": config["data_dir"], **config["task"]}
-  if task is None and options.get("name") == arrays.NAME:
+  c: RunConfig, task: Task | None = None
+) -> tuple[Task, models.Model, int]:
+  """Opens the data of a checked config.
+
+  Returns:
+    The task, the model, and the number of parameters of the reference.
+  """
+  options = {"data_dir": c.data_dir, **c.task.options}
+  if task is None and c.task.name == arrays.NAME:
     raise UserError(
       "The examples of this run were given in Python, and are not kept: call "
       "jaxformers.train with the same ones, or jaxformers.load for the model."
     )
   if task is None:
-    task = tasks.get(**options)
+    task = tasks.get(c.task.name, **options)
   else:
     statistics = {k: options[k] for k in tasks.STATISTICS if k in options}
     task = tasks.normalise(task, **statistics)
   model, reference = (
-    call("config.model", models.build, {**config[section], **task.sizes()})
-    for section in ("model", "reference")
+    call("config.model", models.build, {**vars(section), **task.sizes()})
+    for section in (c.model, c.reference)
   )
-  check_bound(model, config["margin_tokens"])
+  check_bound(model, c.margin_tokens)
   metric = LOSSES[model.objective].metric
-  choose("field config.select", config["select"], (metric, "loss"))
-  if config["eval_examples"] and not hasattr(
-    task.splits["validation"], "select"
-  ):
+  choose("field config.select", c.select, (metric, "loss"))
+  if c.eval_examples and not hasattr(task.splits["validation"], "select"):
     raise UserError(
-      f"eval_examples={config['eval_examples']}: the windows of texts are no "
+      f"eval_examples={c.eval_examples}: the windows of texts are no "
       "examples to draw from. Leave it out; a language model has "
       "task.eval_windows instead."
     )
-  return Run(config, workdir, task, model, models.size(reference))
+  return task, model, models.size(reference)
 
 
-def check_fields(config: Mapping[str, Any], *, eval_only: bool = False) -> None:
-  """Raises UserError for a field that no run can have, before data are read.
+def check_fields(c: RunConfig) -> None:
+  """Raises UserError for a config that no run can have, before data are read.
 
-  Preparing data may take long, so names of models are checked here as well.
-
-  Args:
-    config: plain and complete.
-    eval_only: True for a run that has been trained: only the fields that may
-      differ from those of its training are checked, so that runs of older
-      versions can still be scored.
+  Preparing data may take long, so names and ranges of the options of models and
+  tasks are checked here as well.
   """
-  c, fields = config, configs.RESUMABLE_FIELDS
-  if eval_only:
-    c = {key: value for key, value in config.items() if key in fields}
-  # Names, types and ranges of fields, then names of models.
-  for field in c:
-    choose("config field", field, configs.FIELDS)
-  ranges.check(c, "config")
-  for section in ("model", "reference"):
-    models.check_names(config[section], f"config.{section}")
-  if eval_only:
-    return
-  requirements.require_logs(c)
+  if c.task.name in tasks.TASKS:
+    tasks.check_ranges(c.task.name, c.task.options, "config.task")
+  for name, section in (("model", c.model), ("reference", c.reference)):
+    models.check_names(vars(section), f"config.{name}")
   # Choices.
-  choose("parallel mode", c["parallel"], compilers.COMPILERS)
+  choose("parallel mode", c.parallel, compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}
-  choose("field config.select", c["select"], sorted(metrics | {"loss"}))
+  choose("field config.select", c.select, sorted(metrics | {"loss"}))
   # Fields that depend on each other.
-  warmup_steps = c["schedule"].get("warmup_steps", 0)
-  if warmup_steps > c["total_steps"]:
+  schedule = optim.SCHEDULES[c.schedule.name]
+  ranges.check(schedule, c.schedule.options, "config.schedule")
+  warmup_steps = c.schedule.warmup_steps
+  if warmup_steps > c.total_steps:
     raise UserError(
       f"config.schedule.warmup_steps={warmup_steps} is beyond the end of the "
-      f"run, config.total_steps={c['total_steps']}: shorten it, such as by "
-      f"--config.schedule.warmup_steps={c['total_steps'] // 10}."
+      f"run, config.total_steps={c.total_steps}: shorten it, such as by "
+      f"--config.schedule.warmup_steps={c.total_steps // 10}."
     )
-  if c["ema_decay"] and c["model"].get("orthogonal_map") == "matrix":
+  if c.ema_decay and c.model.orthogonal_map == "matrix":
     raise UserError(
-      f"config.ema_decay={c['ema_decay']} does not go with "
+      f"config.ema_decay={c.ema_decay} does not go with "
       "config.model.orthogonal_map='matrix', because the average of orthogonal "
       "matrices is not orthogonal: choose another map, or ema_decay=0."
     )
+
+
+def find_range(config: Mapping[str, Any], path: str) -> ranges.Range | None:
+  """Returns the range of a field of a config by its path; None for no range.
+
+  Args:
+    config: config with the names of model, task, optimiser and schedule.
+    path: such as "model.mixer.num_heads" or "batch_size".
+  """
+  *sections, name = path.split(".")
+  owner = _owner(config, sections)
+  return None if owner is None else ranges.of(owner).get(name)
+
+
+def _owner(config: Mapping[str, Any], sections: list[str]) -> Any:
+  """Returns the function or class whose options a section holds."""
+  if not sections:
+    return RunConfig
+  section, *inner = sections
+  name = config[section].get("name", "")
+  if section in ("model", "reference"):
+    owners: dict[str, Any] = {
+      "": configs.ModelFields,
+      "mixer_defaults": Attention,
+      "embedding": Embedding,
+    }
+    if name in models.MODELS:
+      variant = models.MODELS[name]
+      coupled = config[section].get("coupled", False)
+      owners["block"] = models.BLOCKS[block_of(variant, coupled=coupled)]
+      if variant.mixer:
+        owners["mixer"] = models.MIXERS[variant.mixer]
+    return owners.get(".".join(inner))
+  registries = {
+    "task": tasks.TASKS,
+    "optimizer": optim.OPTIMIZERS,
+    "schedule": optim.SCHEDULES,
+  }
+  has_owner = not inner and name in registries[section]
+  return registries[section][name] if has_owner else None

@@ -50,7 +50,7 @@ def introduction(run: Run) -> Iterator[str]:
   num_params = models.size(run.model)
   ratio = num_params / run.num_reference_params
   yield (
-    f"Model: {config['model']['name']}, {num_params:,} parameters, {ratio:.2f} "
+    f"Model: {config.model.name}, {num_params:,} parameters, {ratio:.2f} "
     "times those of the Transformer."
   )
   names = ("train", "validation", "test")
@@ -61,16 +61,16 @@ def introduction(run: Run) -> Iterator[str]:
   kind = hardware["processor" if is_cpu else "device_kind"]
   yield (
     f"Device: {hardware['devices']} {hardware['platform'].upper()} ({kind}), "
-    f"{config['model'].get('dtype', 'float32')}."
+    f"{config.model.dtype}."
   )
-  schedule = config["schedule"]
-  rise = schedule.get("warmup_steps", 0)
+  schedule = config.schedule
+  rise = schedule.warmup_steps
   warmup = f", {rise:,} warm-up steps" if rise else ""
   yield (
-    f"Training: {config['total_steps']:,} steps of {config['batch_size']:,} "
-    f"examples, {config['optimizer']['name']}, learning rate "
-    f"{schedule.get('learning_rate', '?')} ({schedule['name']}{warmup}), seed "
-    f"{config['seed']}."
+    f"Training: {config.total_steps:,} steps of {config.batch_size:,} "
+    f"examples, {config.optimizer.name}, learning rate "
+    f"{schedule.options.get('learning_rate', '?')} ({schedule.name}{warmup}), "
+    f"seed {config.seed}."
   )
 
 
@@ -95,13 +95,13 @@ def describe_results(
   """
   config, task = run.config, run.task
   num_params = models.size(run.model)
-  record = origin.read_record(run.workdir) if config["pretrained"] else None
+  record = origin.read_record(run.workdir) if config.pretrained else None
   return {
     "task": task.name,
     "protocol": task.protocol,
     "selection": run.selection,
-    "model": config["model"]["name"],
-    "seed": config["seed"],
+    "model": config.model.name,
+    "seed": config.seed,
     "metric": run.objective.metric,
     **{key: value for key, value in scores.items() if key != "count"},
     "examples": scores["count"],
@@ -122,14 +122,14 @@ def describe_results(
     "data": dict(task.info),
     "task_description": task.description(),
     "max_len": task.max_len,
-    "config": config,
+    "config": config.as_dict(),
   }
 
 
 def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
   """Returns how the test split was scored, and after how many epochs."""
   splits = run.task.splits
-  epochs = step * run.config["batch_size"] / max(len(splits["train"]), 1)
+  epochs = step * run.config.batch_size / max(len(splits["train"]), 1)
   # Texts are cut into windows, and pictures to their middle.
   way = getattr(splits["test"], "scoring", dict)()
   return {"split": "test", **way, "epochs": round(epochs, 4)}

@@ -22,7 +22,6 @@ from jaxformers.training import (
   compilers,
   disk,
   memory,
-  optim,
   origin,
   processes,
   resume,
@@ -44,7 +43,6 @@ class Trainer:
     run: run from `open_run`.
     task, model: task and model of the run.
     layout: devices, and where arrays lie on them.
-    schedule: learning rate by step, from 0.
     parts: number of parts in which a step takes its batch.
     state: `TrainState`; that of step 0 until a checkpoint is restored.
     evaluate: `Evaluator` of parameters on a split.
@@ -68,23 +66,20 @@ class Trainer:
     self.run, self.task, self.model = run, run.task, run.model
     c = run.config
     # Devices, and lengths of sequences that they can share.
-    self.layout = compilers.layout(c["mesh"])
+    self.layout = run.layout
     lengths = run.padded_lengths
     # Images are split over devices by their rows.
     image = run.task.sizes().get("image")
     self.layout.check_lengths(image[:1] if image else lengths)
     # State and compiled steps.
-    self._tx, self.schedule = optim.build(
-      c["optimizer"], c["schedule"], c["total_steps"], self.model.kinds
-    )
     self.state = self._initial_state()
-    self.parts = c["accumulate"] or self._fastest_parts()
+    self.parts = c.accumulate or self._fastest_parts()
     self._step, self._place = self._compile()
     self._programs: dict[Any, Any] = {}  # Compiled ahead, by shapes of a batch.
-    self.evaluate = make_evaluator(run, self.layout)
+    self.evaluate = make_evaluator(run)
     # Batches of this process.
     self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
-    self.order = self._loader.order(c["batch_size"], c["seed"])
+    self.order = self._loader.order(c.batch_size, c.seed)
 
   def _compile(self) -> tuple[Any, Any]:
     """Returns the step in `parts` parts, and what places its batches."""
@@ -92,15 +87,16 @@ class Trainer:
     step = functools.partial(
       train_step,
       model=self.model,
-      tx=self._tx,
-      smoothing=c["label_smoothing"],
-      margin=Margin(c["margin_tokens"], c["margin_weight"]),
+      tx=self.run.tx,
+      smoothing=c.label_smoothing,
+      margin=Margin(c.margin_tokens, c.margin_weight),
       placement=self.layout,
       accumulate=self.parts,
-      **{name: c[name] for name in ("seed", "ema_decay")},
+      seed=c.seed,
+      ema_decay=c.ema_decay,
     )
     return compilers.compile_step(
-      c["parallel"], step, self.layout, state=self.state, donate=True
+      c.parallel, step, self.layout, state=self.state, donate=True
     )
 
   def train_step(self, state: TrainState, batch: Any) -> Any:
@@ -121,7 +117,7 @@ class Trainer:
       UserError: if the step does not fit; names the number of parts that would,
         or what else needs less.
     """
-    if self.run.config["parallel"] != "jit":
+    if self.run.config.parallel != "jit":
       return 0
     batch = self._place(self._loader.batch(self._longest(), (0, 0)))
     device = self.layout.mesh.devices.flat[0]
@@ -135,7 +131,7 @@ class Trainer:
         needed, program = self._planned(batch)
       # A BatchNorm and some losses see a part alone: the user must agree.
       sees_batch = has_statistics(self.model) or self.run.objective.sees_batch
-      is_chosen = self.run.config["accumulate"] or sees_batch
+      is_chosen = self.run.config.accumulate or sees_batch
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[_shapes(batch)] = program
@@ -147,14 +143,14 @@ class Trainer:
 
   def _longest(self) -> np.ndarray:
     """Returns the indices of a batch whose first example is the longest."""
-    split, size = self.task.splits["train"], self.run.config["batch_size"]
+    split, size = self.task.splits["train"], self.run.config.batch_size
     indices = np.arange(size) % len(split)
     indices[0] = np.argmax(split.lengths())
     return indices
 
   def _more_parts(self) -> int:
     """Returns the next greater number of parts, twice or more; 0 for none."""
-    rows = self.run.config["batch_size"] // self.layout.parts
+    rows = self.run.config.batch_size // self.layout.parts
     greater = range(2 * self.parts, rows + 1)
     return next((parts for parts in greater if rows % parts == 0), 0)
 
@@ -185,13 +181,13 @@ class Trainer:
 
   def _initial_state(self) -> TrainState:
     """Returns the state of step 0, with pre-trained weights if any."""
-    state = self.run.initial_state(self._tx)
+    state = self.run.initial_state()
     config = self.run.config
     # A run that goes on needs no pre-trained weights: they may be gone.
     goes_on = resume.has_checkpoints(self.run.workdir)
-    if not processes.broadcast_from_first(goes_on) and config["pretrained"]:
+    if not processes.broadcast_from_first(goes_on) and config.pretrained:
       params, self.origin = origin.begin_with(
-        config["pretrained"], state.params, config["model"], self.task
+        config.pretrained, state.params, config.model.as_dict(), self.task
       )
       processes.require_same(
         {"sha256 of config.pretrained": self.origin["sha256"]}
@@ -206,7 +202,7 @@ class Trainer:
     On one CPU injective layers are fastest where their tokens stay in its
     cache. Other blocks gain nothing from parts, and accelerators lose.
     """
-    size = self.run.config["batch_size"]
+    size = self.run.config.batch_size
     is_injective = layers_of(self.model.stacks()["encoder"]) is not None
     if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
       return 1
@@ -223,12 +219,12 @@ class Trainer:
 
     They are read and placed on devices ahead, while the device is at work.
     """
-    seed = self.run.config["seed"]
+    seed = self.run.config.seed
 
     def make(step: int) -> Any:
       return self._place(self._loader.batch(self.order(step), (seed, step)))
 
-    return prefetch(make, range(start, self.run.config["total_steps"]))
+    return prefetch(make, range(start, self.run.config.total_steps))
 
   def wall_seconds(self) -> float:
     """Returns the time of this process and of those before it.
@@ -258,7 +254,7 @@ def begin(run: Run, record: dict[str, Any] | None = None) -> None:
   workdir = run.workdir
   workdir.mkdir(parents=True, exist_ok=True)
   with disk.saving("config.json", workdir):
-    workdirs.write(workdir, "config.json", run.config)
+    workdirs.write(workdir, "config.json", run.config.as_dict())
   with disk.saving("vocabulary.json", workdir):
     workdirs.write_vocabulary(workdir, run.task)
   if record:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import durable, requirements, workdirs
+from jaxformers.config import RunConfig
 from jaxformers.training import disk, processes
 
 
@@ -47,15 +48,15 @@ def _wandb_id(workdir: Path) -> str:
   return str(json.loads(path.read_text(encoding="utf-8"))["id"])
 
 
-def _wandb_names(config: Mapping[str, Any], protocol: str) -> dict[str, Any]:
+def _wandb_names(config: RunConfig, protocol: str) -> dict[str, Any]:
   """Returns project, name, group and tags of a run at W&B.
 
   W&B reads a name that is left out from its own variable of the environment.
   """
-  task, model = (config[section]["name"] for section in ("task", "model"))
+  task, model = config.task.name, config.model.name
   names = {
     "WANDB_PROJECT": ("project", "jaxformers"),
-    "WANDB_NAME": ("name", f"{task}-{model}-{config['seed']}"),
+    "WANDB_NAME": ("name", f"{task}-{model}-{config.seed}"),
     "WANDB_RUN_GROUP": ("group", f"{task}/{protocol}"),
     "WANDB_TAGS": ("tags", [task, model]),
   }
@@ -75,8 +76,7 @@ class Writers:
   Args:
     workdir: workdir of the run.
     step: step that the run starts from.
-    config: config of the run, of which `tensorboard` and `wandb` are read, and
-      for W&B the names of task and model, and the seed.
+    config: config of the run.
     protocol: protocol of the task, a part of the group at W&B.
   """
 
@@ -84,7 +84,7 @@ class Writers:
     self,
     workdir: Path,
     step: int,
-    config: Mapping[str, Any],
+    config: RunConfig,
     protocol: str = "",
   ) -> None:
     self._workdir = workdir
@@ -92,21 +92,21 @@ class Writers:
     if not processes.is_first():
       return
     # A library that is missing is an error before anything is written.
-    requirements.require_logs(config)
+    requirements.require_logs(config.logs)
     # Records after the step are computed again.
     self._path = workdir / "metrics.jsonl"
     with disk.saving(self._path.name, workdir):
       _cut_metrics(workdir, step)
-    if config["tensorboard"]:
+    if config.tensorboard:
       import tensorboardX
 
       self._board = tensorboardX.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
-    if config["wandb"]:
+    if config.wandb:
       import wandb
 
-      options = {"dir": str(workdir), "config": dict(config)}
+      options = {"dir": str(workdir), "config": config.as_dict()}
       options |= _wandb_names(config, protocol)
       run_id = _wandb_id(workdir)
       self._wandb = wandb.init(id=run_id, resume="allow", **options)

@@ -115,11 +115,13 @@ def test_another_optimiser_drops_the_options_of_the_one_before():
   before = c.load(spec).optimizer.to_dict()
   assert {"name", "b2", "weight_decay"} <= before.keys()
   flags = ["--config.optimizer.name=sgd", "--config.optimizer.momentum=0.5"]
-  after = c.override(spec, flags).optimizer.to_dict()
+  after = c.override(c.load(spec), flags).optimizer.to_dict()
   kept = {k: v for k, v in before.items() if k.startswith("clip")}
   assert after == {"name": "sgd", "momentum": 0.5, **kept}
   # The same name keeps them.
-  same = c.override(spec, [f"--config.optimizer.name={before['name']}"])
+  same = c.override(c.load(spec), [f"--config.optimizer.name={before['name']}"])
   assert same.optimizer.to_dict() == before
-  schedule = c.override(spec, ["--config.schedule.name=constant"]).schedule
+  schedule = c.override(
+    c.load(spec), ["--config.schedule.name=constant"]
+  ).schedule
   assert set(schedule) == {"name", "learning_rate", "warmup_steps"}

@@ -4,7 +4,7 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
-from jaxformers.training import optim
+from tests import optimizers
 from tests.marks import long_except
 
 # Parameters beside the embedding that the widths were chosen for, in millions.
@@ -57,7 +57,9 @@ def test_training_follows_the_tokens():
   assert config.select == "loss"
   accepted = tasks.TASKS["language"].__kwdefaults__
   assert {*config.task} - {"name"} == accepted.keys() - {"data_dir"}
-  optim.build(c.plain(config)["optimizer"], c.plain(config)["schedule"], 977)
+  optimizers.build(
+    c.plain(config)["optimizer"], c.plain(config)["schedule"], 977
+  )
   rate = c.load("configs/depth/figure2.py:rate=2e-3").schedule.learning_rate
   assert rate == pytest.approx(2e-3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
-from jaxformers.training import optim
+from tests import optimizers
 
 SIZES = {
   "lm/wikitext103": dict(vocab_size=267_736, objective="language_model"),
@@ -36,7 +36,9 @@ def test_parameters(spec):
   model = models.build(**config["model"], **sizes)
   assert models.size(model) == GOLDEN[spec]
   assert models.build(**config["reference"], **sizes)
-  optim.build(config["optimizer"], config["schedule"], config["total_steps"])
+  optimizers.build(
+    config["optimizer"], config["schedule"], config["total_steps"]
+  )
   accepted = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
   assert config["task"].keys() == accepted.keys() - {"data_dir"}
 
@@ -46,7 +48,7 @@ def test_fine_tuning_is_berts():
   config = c.load("configs/short/bert.py")
   total = config.total_steps
   assert total == 3 * math.ceil(22_500 / 32)
-  _, rate = optim.build(config.optimizer, config.schedule, total)
+  _, rate = optimizers.build(config.optimizer, config.schedule, total)
   top = config.schedule.warmup_steps
   assert top == pytest.approx(total / 10, abs=1)
   rates = [float(rate(step)) for step in (0, top, (top + total) / 2, total)]

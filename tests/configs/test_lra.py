@@ -5,7 +5,7 @@ import pytest
 from jaxformers import config as c
 from jaxformers import models, tasks
 from jaxformers.recipes import lra, recurrences, shared
-from jaxformers.training import optim
+from tests import optimizers
 from tests.marks import long_except
 
 SIZES = {
@@ -86,7 +86,9 @@ def test_parameters_of_every_model(task, model, size):
   config = c.plain(c.load(f"configs/lra/{task}.py:model={model},size={size}"))
   built = models.build(**config["model"], **SIZES[task])
   assert models.size(built) == GOLDEN[task, model, size]
-  optim.build(config["optimizer"], config["schedule"], config["total_steps"])
+  optimizers.build(
+    config["optimizer"], config["schedule"], config["total_steps"]
+  )
 
 
 # Sizes that differ under a protocol. Under s4 image and both Pathfinders are
@@ -269,7 +271,7 @@ def test_lra_has_its_own_sizes_and_schedule(task):
   assert (
     models.size(models.build(**config["model"], **sizes)) == LRA_SIZES[task]
   )
-  _, rate = optim.build(
+  _, rate = optimizers.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )
   peak = max(float(rate(step)) for step in (312, 1_000, 2_500, 5_000, 8_000))

@@ -8,7 +8,7 @@ import pytest
 from jaxformers import config as c
 from jaxformers import models
 from jaxformers.recipes import recurrences
-from jaxformers.training import optim
+from tests import optimizers
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
 from tests.marks import long_except
 
@@ -45,7 +45,7 @@ def test_published_sizes_are_a_run(task, name):
   config = load(task, model=name, size="published", protocol="s4")
   sizes = SIZES[task] | READINGS.get((task, "s4"), {})
   model = models.build(**config["model"], **sizes)
-  optim.build(
+  optimizers.build(
     config["optimizer"], config["schedule"], config["total_steps"], model.kinds
   )
   row = recurrences.PUBLISHED[name][task]
@@ -174,7 +174,7 @@ def test_groups_train_apart():
   params = init(jax.random.key(0))["params"]
   schedule = {"name": "constant", "learning_rate": 0.1}
   optimizer = config["optimizer"] | {"weight_decay": 0.0}
-  tx, _ = optim.build(optimizer, schedule, 10, model.kinds)
+  tx, _ = optimizers.build(optimizer, schedule, 10, model.kinds)
   ones = jax.tree.map(lambda p: 0 * p + 1.0, params)
   moved, _ = tx.update(ones, tx.init(params), params)
   mixer = moved["encoder"]["layer_0"]["mixer"]
@@ -185,7 +185,7 @@ def test_groups_train_apart():
   # With weight decay alone, what decays moves towards 0.
   groups = config["optimizer"]["groups"]
   optimizer = {"name": "sgd", "weight_decay": 0.5, "groups": groups}
-  tx, _ = optim.build(optimizer, schedule, 10, model.kinds)
+  tx, _ = optimizers.build(optimizer, schedule, 10, model.kinds)
   zeros = jax.tree.map(lambda p: 0 * p, params)
   moved, _ = tx.update(zeros, tx.init(params), params)
   mixer = moved["encoder"]["layer_0"]["mixer"]
@@ -217,7 +217,7 @@ def test_groups_train_apart():
 def test_wrong_groups(groups, message):
   schedule = {"name": "constant", "learning_rate": 0.1}
   with pytest.raises(ValueError, match=message):
-    tx, _ = optim.build({"name": "adam", "groups": groups}, schedule, 10)
+    tx, _ = optimizers.build({"name": "adam", "groups": groups}, schedule, 10)
     tx.init({"w": jax.numpy.zeros(2)})
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
-from jaxformers.training import optim
+from tests import optimizers
 
 CLASSES = {"imdb": 2, "ag_news": 4}
 GOLDEN = {
@@ -33,7 +33,9 @@ def test_parameters_of_every_model(task, model, size):
     num_classes=CLASSES[task],
   )
   assert models.size(built) == GOLDEN[task, model, size]
-  optim.build(config["optimizer"], config["schedule"], config["total_steps"])
+  optimizers.build(
+    config["optimizer"], config["schedule"], config["total_steps"]
+  )
 
 
 @pytest.mark.parametrize("task", sorted(CLASSES))

@@ -11,8 +11,7 @@ from jaxformers.data.images.augment import Augment
 from jaxformers.data.sets import ade20k
 from jaxformers.models.attention import MIXERS
 from jaxformers.tasks import segmentation
-from jaxformers.training import optim
-from tests import initial
+from tests import initial, optimizers
 from tests.marks import long_except
 
 SIZES = {
@@ -40,7 +39,9 @@ def test_parameters(spec):
   model = models.build(**config["model"], **sizes)
   assert models.size(model) == GOLDEN[spec]
   assert models.build(**config["reference"], **sizes)
-  optim.build(config["optimizer"], config["schedule"], config["total_steps"])
+  optimizers.build(
+    config["optimizer"], config["schedule"], config["total_steps"]
+  )
   Augment(**config["task"].get("augment", {}))
   accepted = tasks.TASKS[config["task"].pop("name")].__kwdefaults__
   assert config["task"].keys() == accepted.keys() - {"data_dir"}

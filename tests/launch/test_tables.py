@@ -28,7 +28,7 @@ def test_the_runs_of_a_table_end_in_the_table(
   runs, tmp_path, monkeypatch, capsys
 ):
   def describe(self, config):
-    if config["task"]["name"] == "retrieval":
+    if config.task.name == "retrieval":
       raise UserError("No pairs.")
     return describe_task(self, config)
 

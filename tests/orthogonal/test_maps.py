@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import orthogonal
-from jaxformers.training import optim
+from tests import optimizers
 
 MAPS = sorted({*orthogonal.MAPS} - {"matrix"})
 small = st.sampled_from([1, 2, 7, 32, 33])
@@ -212,7 +212,7 @@ def test_matrices_stay_orthogonal_over_10000_steps(name):
   leaf = orthogonal.parameter_name("u", name)
   start = arrays(0, 8, 0.5)
   params = {leaf: orthogonal.cayley(start) if name == "matrix" else start}
-  tx, _ = optim.build(
+  tx, _ = optimizers.build(
     {"name": "adam"}, {"name": "constant", "learning_rate": 1e-2}, 10_000
   )
 

@@ -53,7 +53,7 @@ def content(spec, options, score=0.5):
     "protocol": "lra",
     "model": "transject",
     "seed": seed,
-    "config": config,
+    "config": config.as_dict(),
     "max_len": 0,
     "metric": "accuracy",
     "accuracy": score,
@@ -71,7 +71,7 @@ def content(spec, options, score=0.5):
 
 def describe_task(self, config):
   """Stands for `Sweep.describe_task`, which opens data."""
-  return {"data": config["task"].get("archive") or "listops"}
+  return {"data": config.task.options.get("archive") or "listops"}
 
 
 SMALL = {"num_train": 8, "num_validation": 2, "num_test": 2}

@@ -1,5 +1,7 @@
 """Estimates of runs, from costs of one layer and a measured rate."""
 
+import dataclasses
+
 import pytest
 
 from jaxformers.models import build, cost
@@ -30,7 +32,10 @@ def test_hours_and_memory_follow_from_the_cost_of_an_example(tmp_path):
   assert found.gigabytes == pytest.approx((2 * 32 * 10 + state) / 1e9)
   # A pair has two sequences, and parts of a batch take turns.
   pair = estimates.estimate(
-    {**config, "accumulate": 4}, plans.DATA["retrieval"], count, rate=1e12
+    dataclasses.replace(config, accumulate=4),
+    plans.DATA["retrieval"],
+    count,
+    rate=1e12,
   )
   assert pair.hours > 2 * found.hours
   assert pair.gigabytes == pytest.approx((4 * 8 * 10 + state) / 1e9)
@@ -42,12 +47,12 @@ def test_a_layer_times_the_layers_is_the_cost_of_the_model(tmp_path):
   found = estimates.estimate_all(configs, known, rate=1e12)
   for config, data, one in zip(configs, known, found, strict=True):
     sizes = dict(data.sizes)
-    sizes["max_len"] = config["task"].get("max_len") or sizes["max_len"]
-    model = build(**config["model"], **sizes)
+    sizes["max_len"] = config.task.options.get("max_len") or sizes["max_len"]
+    model = build(**vars(config.model), **sizes)
     whole = cost.count_cost(model, sizes["max_len"])
-    memory = config["batch_size"] * whole.activations / 1e9
+    memory = config.batch_size * whole.activations / 1e9
     assert one.gigabytes == pytest.approx(memory, rel=0.3)
-    assert one.steps == config["total_steps"]
+    assert one.steps == config.total_steps
 
 
 def test_the_rate_is_one_of_this_machine():
@@ -66,10 +71,13 @@ def test_the_rate_is_one_of_this_machine():
     ("v4:8", "bfloat16", 8 * 275),
   ],
 )
-def test_hours_on_a_named_accelerator(name, dtype, tera):
+def test_hours_on_a_named_accelerator(name, dtype, tera, tmp_path):
   assert estimates.accelerator_rate(name, dtype) == pytest.approx(tera * 1e12)
   cost = estimates.Estimate(1, 1.0, 1.0, 3_600 * tera * 1e12)
-  hours = estimates.accelerator_hours(cost, {"model": {"dtype": dtype}}, name)
+  (config, *_) = load(tmp_path, models=["transformer"])
+  model = dataclasses.replace(config.model, dtype=dtype)
+  config = dataclasses.replace(config, model=model)
+  hours = estimates.accelerator_hours(cost, config, name)
   assert hours == pytest.approx(1 / estimates.ACCELERATOR_SHARE)
 
 

@@ -23,10 +23,10 @@ def test_every_cell_is_a_run_of_its_table(name, tmp_path):
   rows = set()
   for cell in cells:
     config = sweep.load_config(cell, 0)
-    assert config["task"]["name"] in tasks.TASKS
+    assert config.task.name in tasks.TASKS
     assert Path(cell.path).stem in plans.DATA
     if name in tables:
-      run = {"model": config["model"]["name"], "config": config}
+      run = {"model": config.model.name, "config": config.as_dict()}
       rows.add(published.row_name(run, tables[name]))
   if name in tables:
     left_out = {"NeuTRENO, adapted"}  # It needs a finished run.
@@ -39,7 +39,7 @@ def test_the_protocol_is_that_of_the_table(tmp_path):
     if table.name in plans.PLANS:
       for cell in plans.make_cells(plans.PLANS[table.name], None):
         config = sweep.load_config(cell, 0)
-        assert config["task"]["protocol"] in table.protocols
+        assert config.task.protocol in table.protocols
 
 
 def test_a_plan_trains_and_measures_as_its_table(tmp_path):
@@ -53,11 +53,11 @@ def test_a_plan_trains_and_measures_as_its_table(tmp_path):
       else []
     ):
       config = sweep.load_config(cell, 0)
-      task = config["task"]
+      task = config.task
       run = {
-        "config": config,
-        "model": config["model"]["name"],
-        "protocol": task["protocol"],
+        "config": config.as_dict(),
+        "model": config.model.name,
+        "protocol": task.protocol,
         "max_len": 10**6,
         "data": {"source": "wikitext-103"},
         "examples": 0,
@@ -65,7 +65,7 @@ def test_a_plan_trains_and_measures_as_its_table(tmp_path):
       reasons = {
         published.mismatch(run, column, table)
         for column in table.columns
-        if column.task == task["name"]
+        if column.task == task.name
       }
       remark = table.remarks.get(published.row_name(run, table), "")
       assert reasons <= {"", *begun, remark}, (table.name, cell.title)
@@ -87,7 +87,7 @@ def test_sizes_of_the_tasks_build_a_model_of_every_table(tmp_path):
     for cell in plans.make_cells(plan, None)[-1:]:
       sizes = plans.DATA[Path(cell.path).stem].sizes
       models.shapes(
-        models.build(**sweep.load_config(cell, 0)["model"], **sizes)
+        models.build(**vars(sweep.load_config(cell, 0).model), **sizes)
       )
 
 

@@ -127,7 +127,7 @@ def test_missing_data_are_named_and_the_others_run(
   runs, tmp_path, monkeypatch, capsys
 ):
   def describe(self, config):
-    if config["task"]["name"] == "text":
+    if config.task.name == "text":
       raise UserError("No archive of Text.")
     return describe_task(self, config)
 
@@ -248,4 +248,4 @@ def test_runs_have_the_sizes_of_the_weights_that_they_begin_with(tmp_path):
   cell = Cell("vision/imagenet")
   for folder, width in ((vit, 12), (tmp_path / "later", 192)):
     planned = Sweep(tmp_path, [f"--config.pretrained={folder}"])
-    assert planned.load_config(cell, 0)["model"]["d_model"] == width
+    assert planned.load_config(cell, 0).model.d_model == width

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from jaxformers import models
-from jaxformers.training import optim, state, steps
+from jaxformers.training import state, steps
+from tests import optimizers
 
 
 def batch():
@@ -31,7 +32,7 @@ def setup(name, optimizer, learning_rate, **options):
     pool="mean",
     **options,
   )
-  tx, _ = optim.build(
+  tx, _ = optimizers.build(
     {"name": optimizer},
     {"name": "constant", "learning_rate": learning_rate},
     10,

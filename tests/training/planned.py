@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import models
-from jaxformers.training import memory, optim, state, steps
+from jaxformers.training import memory, state, steps
+from tests import optimizers
 
 STATUS = Path("/proc/self/status")
 PEAK = Path("/proc/self/clear_refs")
@@ -30,7 +31,7 @@ def measure(spec, batch_size, sizes):
   """Returns planned and measured bytes of a train step."""
   config = configs.plain(configs.load(spec))
   model = models.build(**config["model"] | {"num_layers": 1}, **sizes)
-  tx, _ = optim.build(
+  tx, _ = optimizers.build(
     config["optimizer"], config["schedule"], config["total_steps"]
   )
   step = functools.partial(

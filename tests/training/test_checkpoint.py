@@ -10,8 +10,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxformers import config as configs
 from jaxformers import workdirs
+from jaxformers.config import RunConfig
 from jaxformers.training import checkpoint
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.state import TrainState
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 ABOUT = {"protocol": "own", "max_len": 7}
-CONFIG = configs.complete({"model": {"name": "transject"}})
+MODEL = {"name": "transject", "d_model": 8, "num_layers": 1}
+CONFIG = RunConfig.from_dict({"model": MODEL, "reference": MODEL})
 
 
 def state(step, width=3):

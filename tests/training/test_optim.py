@@ -9,6 +9,7 @@ import pytest
 
 from jaxformers import orthogonal
 from jaxformers.training import optim
+from tests import optimizers
 
 
 def values(schedule, steps):
@@ -48,7 +49,7 @@ def test_berts_schedule():
   assert values(optim.linear(2e-5, 0, 10), [0, 5]) == pytest.approx(
     [2e-5, 1e-5]
   )
-  _, built = optim.build(
+  _, built = optimizers.build(
     {"name": "adam"},
     {"name": "linear", "learning_rate": 2e-5, "warmup_steps": 100},
     1_000,
@@ -99,7 +100,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
-  tx, _ = optim.build(
+  tx, _ = optimizers.build(
     {"name": name, "weight_decay": 0.1},
     {"name": "constant", "learning_rate": 0.5},
     10,
@@ -114,7 +115,7 @@ def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
 
 def test_a_cycled_beta_is_adams_with_that_beta_at_each_step():
   kw = {"name": "onecycle", "learning_rate": 1e-2, "warmup_steps": 3}
-  tx, rate = optim.build(
+  tx, rate = optimizers.build(
     {"name": "adam", "eps": 1e-6, "cycle_momentum": True}, kw, 9
   )
   beta = optim.onecycle_momentum(3, 9)
@@ -135,10 +136,10 @@ def test_a_cycled_beta_is_adams_with_that_beta_at_each_step():
 def test_clipping_by_value_and_by_norm():
   schedule = {"name": "constant", "learning_rate": 1.0}
   grads = {"w": jnp.array([3.0, 0.5])}
-  tx, _ = optim.build({"name": "sgd", "clip_value": 1.0}, schedule, 1)
+  tx, _ = optimizers.build({"name": "sgd", "clip_value": 1.0}, schedule, 1)
   updates, _ = tx.update(grads, tx.init(grads), grads)
   np.testing.assert_allclose(updates["w"], [-1.0, -0.5])
-  tx, _ = optim.build({"name": "sgd", "clip_norm": 1.0}, schedule, 1)
+  tx, _ = optimizers.build({"name": "sgd", "clip_norm": 1.0}, schedule, 1)
   updates, _ = tx.update(grads, tx.init(grads), grads)
   np.testing.assert_allclose(jnp.linalg.norm(updates["w"]), 1.0, rtol=1e-6)
 
@@ -156,12 +157,12 @@ def test_clipping_by_value_and_by_norm():
 def test_what_cannot_be_built(optimizer, schedule, message):
   schedule = {"name": "constant", "learning_rate": 1e-3} | schedule
   with pytest.raises(ValueError, match=message):
-    optim.build(optimizer, schedule, 10)
+    optimizers.build(optimizer, schedule, 10)
 
 
 def tuned(params, grads=None, optimizer="sgd", **options):
   """Updates of one step at a rate of 1, from gradients of one."""
-  tx, _ = optim.build(
+  tx, _ = optimizers.build(
     {"name": optimizer, **options},
     {"name": "constant", "learning_rate": 1.0},
     10,
@@ -201,7 +202,7 @@ def test_lower_layers_learn_slower():
 
 def test_slower_layers_stay_orthogonal():
   rate = {"name": "constant", "learning_rate": 1e-2}
-  tx, _ = optim.build({"name": "adam", "layer_decay": 0.5}, rate, 50)
+  tx, _ = optimizers.build({"name": "adam", "layer_decay": 0.5}, rate, 50)
   params = parts()
   state = tx.init(params)
   update = jax.jit(tx.update)
@@ -257,15 +258,15 @@ def test_what_cannot_be_tuned(options, message):
 def test_messages_about_options_name_those_of_users():
   rate = {"name": "constant", "learning_rate": 1e-3}
   with pytest.raises(ValueError) as error:
-    optim.build({"name": "sgd", "b2": 0.9}, rate, 10)
+    optimizers.build({"name": "sgd", "b2": 0.9}, rate, 10)
   text = str(error.value)
   assert "option of optimizer 'sgd' 'b2'" in text
   assert "momentum" in text and "clip_norm" in text
   assert "decays" not in text and " schedule" not in text
   with pytest.raises(ValueError, match="learning rate is config.schedule"):
-    optim.build({"name": "adam", "lr": 0.1}, rate, 10)
+    optimizers.build({"name": "adam", "lr": 0.1}, rate, 10)
   with pytest.raises(ValueError, match="'total_steps'.*Choices: learning_rate"):
-    optim.build({"name": "adam"}, rate | {"total_steps": 3}, 10)
+    optimizers.build({"name": "adam"}, rate | {"total_steps": 3}, 10)
 
 
 def test_adamw_is_adam_with_a_decay():
@@ -274,7 +275,7 @@ def test_adamw_is_adam_with_a_decay():
   grads = jax.tree.map(jnp.zeros_like, params)
 
   def update(**options):
-    tx, _ = optim.build(options, rate, 10)
+    tx, _ = optimizers.build(options, rate, 10)
     return tx.update(grads, tx.init(params), params)[0]["kernel"]
 
   assert update(name="adam").max() == 0

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jaxformers import config as configs
-from jaxformers import ranges, trained, workdirs
+from jaxformers import workdirs
 from jaxformers.errors import UserError
 from jaxformers.training import loop, resume
 
@@ -120,50 +120,6 @@ def test_results_stay_where_a_longer_run_was_begun(smoke, tmp_path):
   config = configs.plain(smoke(total_steps=4, eval_steps=1, **fields))
   workdirs.write(tmp_path, "config.json", config)
   assert loop.run(short, tmp_path) == results
-
-
-def test_a_run_of_a_version_with_a_removed_field_goes_on(smoke, run, finished):
-  """`store_seconds` of its config has no effect, and is no difference."""
-  workdirs.write(run, "config.json", with_removed_field(run))
-  again = loop.run(smoke(), run, eval_only=True)
-  assert again["accuracy"] == finished[1]["accuracy"]
-  assert trained.load(run).step == finished[1]["best_step"]
-  # Its results are those of the same config, whatever the field.
-  results = workdirs.read_results(run)
-  config = with_removed_field(run)
-  workdirs.write(run, "results.json", results | {"config": config})
-  assert loop.run(smoke(), run)["config"] == config
-  assert "store_seconds" not in workdirs.read_config(run)
-
-
-def with_removed_field(workdir):
-  return workdirs.read_config(workdir) | {"store_seconds": 600}
-
-
-def test_a_checkpoint_with_a_removed_field_is_restored(smoke, tmp_path, capsys):
-  loop.run(smoke(), tmp_path / "want")
-  config = configs.plain(smoke()) | {"store_seconds": 600}
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(configs.files, "REMOVED_FIELDS", ())
-    patch.setitem(configs.FIELDS, "store_seconds", configs.Field(600, ""))
-    patch.setitem(ranges.RANGES, "store_seconds", ranges.Range(float))
-    real = loop._Loop.step
-
-    def stop(self, step, batch):
-      real(self, step, batch)
-      if step == 7:
-        raise KeyboardInterrupt
-
-    patch.setattr(loop._Loop, "step", stop)
-    with pytest.raises(KeyboardInterrupt):
-      loop.run(config, tmp_path / "run")
-  assert workdirs.read_config(tmp_path / "run")["store_seconds"] == 600
-  results = loop.run(smoke(), tmp_path / "run")
-  assert "Going on from step 5 of 10" in capsys.readouterr().err
-  assert (
-    results["accuracy"] == workdirs.read_results(tmp_path / "want")["accuracy"]
-  )
-  assert "store_seconds" not in results["config"]
 
 
 def test_an_end_that_was_evaluated_out_of_turn_is_the_end(smoke, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 
 from jaxformers import config as configs
 from jaxformers import workdirs
+from jaxformers.config import RunConfig
 from jaxformers.training import compilers, loop, resume, run
 from jaxformers.training.run import open_run, open_trained_run
 
@@ -51,28 +52,18 @@ def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
       del defaults["dropout_rate"]  # A Performer has no weights to drop.
     before[section]["mixer"] |= defaults
   as_if_trained(tmp_path, before)
-  resume.check_workdir(tmp_path, config)
+  resume.check_workdir(tmp_path, RunConfig.from_dict(config))
   before["model"]["mixer"]["num_heads"] = 1
   as_if_trained(tmp_path, before)
   with pytest.raises(ValueError, match="model.mixer.num_heads: 1 -> 2"):
-    resume.check_workdir(tmp_path, config)
+    resume.check_workdir(tmp_path, RunConfig.from_dict(config))
 
 
 def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
   as_if_trained(tmp_path, configs.plain(smoke(total_steps=5)))
   message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
   with pytest.raises(ValueError, match=message):
-    resume.check_workdir(tmp_path, configs.plain(smoke()))
-
-
-def test_check_fields_of_a_trained_run_reads_resumable_fields_alone(smoke):
-  """Its config is its checkpoint's; fields that may change are checked."""
-  config = configs.plain(smoke(**{"schedule.warmup_steps": 99, "patience": -1}))
-  run.check_fields(config, eval_only=True)
-  with pytest.raises(ValueError, match="config.patience=-1"):
-    run.check_fields(config)
-  with pytest.raises(ValueError, match="config.tensorboard=-1"):
-    run.check_fields(config | {"tensorboard": -1}, eval_only=True)
+    resume.check_workdir(tmp_path, RunConfig.from_dict(smoke()))
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
@@ -235,8 +226,9 @@ def test_a_run_without_a_workdir_has_a_folder_of_its_name(monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
 
   def folder(spec, *overrides):
-    config = configs.override(spec, overrides)
-    return run.default_workdir(spec, config).as_posix()
+    loaded = configs.load(spec)
+    config = configs.override(loaded, overrides)
+    return run.default_workdir(spec, loaded, config).as_posix()
 
   spec = "configs/lra/text.py:size=tiny,model=lru"
   name = "runs/lra_text-lru-tiny-jaxformers-0"

@@ -2,14 +2,15 @@ import chex
 import jax.numpy as jnp
 
 from jaxformers import models
-from jaxformers.training import optim, state
+from jaxformers.training import state
+from tests import optimizers
 
 
 def test_the_state_is_a_function_of_the_seed():
   model = models.build(
     "transject", vocab_size=9, max_len=9, num_classes=2, d_model=8, num_layers=1
   )
-  tx, _ = optim.build(
+  tx, _ = optimizers.build(
     {"name": "adam"}, {"name": "constant", "learning_rate": 1e-3}, 10
   )
   first, again, other = (state.create(model, tx, seed) for seed in (0, 0, 1))

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 import sys
@@ -5,9 +6,13 @@ import types
 
 import pytest
 
+from jaxformers.config import RunConfig
 from jaxformers.training.writers import Writers
 
-OFF = {"tensorboard": False, "wandb": False}
+MODEL = {"name": "s5", "d_model": 8, "num_layers": 1}
+OFF = RunConfig.from_dict(
+  {"task": {"name": "listops"}, "model": MODEL, "reference": MODEL}
+)
 
 
 def steps(folder):
@@ -61,7 +66,9 @@ def test_tensorboard_reads_what_is_written(tmp_path):
   loader = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator"
   )
-  with Writers(tmp_path, 0, OFF | {"tensorboard": True}) as writers:
+  with Writers(
+    tmp_path, 0, dataclasses.replace(OFF, tensorboard=True)
+  ) as writers:
     writers.write(3, {"train/loss": 0.5})
   events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
   events.Reload()
@@ -96,8 +103,7 @@ def wandb_runs(monkeypatch):
   return calls
 
 
-RUN = OFF | {"wandb": True, "seed": 3}
-RUN |= {"task": {"name": "listops"}, "model": {"name": "s5"}}
+RUN = dataclasses.replace(OFF, wandb=True, seed=3)
 
 
 def test_wandb_gets_the_scalars_of_one_run(tmp_path, wandb_runs):
@@ -154,5 +160,5 @@ def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
   monkeypatch.setitem(sys.modules, module, None)
   message = rf"config.{extra}=True needs {module}.*\[{extra}\]"
   with pytest.raises(ValueError, match=message):
-    Writers(tmp_path, 0, OFF | {extra: True})
+    Writers(tmp_path, 0, dataclasses.replace(OFF, **{extra: True}))
   assert not [*tmp_path.iterdir()]

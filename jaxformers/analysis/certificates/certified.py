@@ -651,7 +651,7 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
     radii=cli.numbers("radii", radii, float),
     **options,
   )
-  print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
+  print(f"{run.config.model.name} at step {run.step} on {run.task.name}")
   print("\n".join(lines(content)))
   if label := trained.describe(state):
     print(f"Not written to {workdir}: {label}.")

@@ -345,7 +345,7 @@ def main(
   content |= {key: value for key, value in state.items() if value}
   content |= {"length": length, **search}
   content |= report(run.model, run.params, ids, **search)
-  print(f"{run.config['model']['name']} at step {run.step} on {run.task.name}")
+  print(f"{run.config.model.name} at step {run.step} on {run.task.name}")
   print(table(content))
   if label := trained.describe(state):
     print(f"Not written to {workdir}: {label}.")

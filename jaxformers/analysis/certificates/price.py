@@ -85,7 +85,7 @@ def price(workdir: Path) -> Priced:
   results = workdirs.read_results(workdir)
   metric = results["metric"]
   interval = find_interval(run.model, run.params)
-  name = run.config["model"]["name"]
+  name = run.config.model.name
   return Priced(workdir.name, name, metric, results[metric], interval)
 
 

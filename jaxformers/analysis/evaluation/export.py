@@ -115,9 +115,9 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   inputs = model.example(length)
   # Describe inputs and outputs for users of other languages.
   content = {
-    "model": run.config["model"],
+    "model": run.config.model.as_dict(),
     "task": task.description(),
-    "imports": run.config.get("imports", ""),
+    "imports": run.config.imports,
     "step": run.step,
     "inputs": ["b", *inputs.shape[1:]],
     "dtype": str(inputs.dtype),

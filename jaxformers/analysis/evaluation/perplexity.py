@@ -107,7 +107,7 @@ def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
   label = trained.describe(state)
   if label:
     rows = [{"state": label, **row} for row in rows]
-  title = f"{run.config['model']['name']}, step {run.step}, {options['split']}"
+  title = f"{run.config.model.name}, step {run.step}, {options['split']}"
   lines = [", ".join(filter(None, [title, label]))]
   lines += [
     f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "

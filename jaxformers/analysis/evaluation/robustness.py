@@ -328,7 +328,7 @@ def main(
     # Print each run as soon as it is scored.
     scored[workdir] = scores
     if not as_json:
-      parts = [f"{run.config['model']['name']}", f"step {run.step}"]
+      parts = [f"{run.config.model.name}", f"step {run.step}"]
       parts += filter(None, [trained.describe(state)])
       print(f"{workdir}: {', '.join(parts)}")
       print("\n".join(_lines(scores)), flush=True)

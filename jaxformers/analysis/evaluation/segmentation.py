@@ -253,7 +253,7 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   label = trained.describe(state)
   if label:
     row = {"state": label, **row}
-  title = f"{run.config['model']['name']}, step {run.step}, {split}"
+  title = f"{run.config.model.name}, step {run.step}, {split}"
   mirrored = "mirrored, too" if options["flip"] else ""
   parts = [title, f"scales {scales}", mirrored, label]
   lines = (

@@ -12,11 +12,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from jaxformers.errors import UserError
+from jaxformers.ranges import Interval, Share, SmallCount, Weight
 
 BICUBIC = Image.Resampling.BICUBIC  # DeiT uses it for every operation.
 MEAN_COLOUR = (124, 116, 104)  # Mean of ImageNet.
@@ -50,12 +52,12 @@ class Augment:
 
   crop: str = ""
   flip: bool = False
-  randaugment: float = 0.0
-  color_jitter: float = 0.0
-  erase: float = 0.0
-  mixup: float = 0.0
-  cutmix: float = 0.0
-  repeats: int = 1
+  randaugment: Annotated[float, Interval("[0, 10]")] = 0.0
+  color_jitter: Share = 0.0
+  erase: Share = 0.0
+  mixup: Weight = 0.0
+  cutmix: Weight = 0.0
+  repeats: SmallCount = 1
 
   def __post_init__(self) -> None:
     if self.crop not in ("", "pad", "resized"):

@@ -10,6 +10,7 @@ import jax
 
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
+from jaxformers.ranges import Fraction, SmallCount
 
 
 @BLOCKS.register("attention_only")
@@ -31,10 +32,10 @@ class AttentionOnly(nn.Module):
   final_norm: ClassVar[bool] = False
 
   mixer: Callable[..., nn.Module]
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
   residual: bool = False
-  dropout_rate: float = 0.0
+  dropout_rate: Fraction = 0.0
 
   @nn.compact
   def __call__(

@@ -27,6 +27,13 @@ from jaxformers.models.blocks.invertible import (
 from jaxformers.models.blocks.two_branches import dense
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS
+from jaxformers.ranges import (
+  Deviation,
+  Fraction,
+  PositiveShare,
+  Size,
+  SmallCount,
+)
 from jaxformers.registry import choose
 
 PER_TOKEN = ("layer", "rms", "scale", "none")  # Norms of one token.
@@ -66,14 +73,14 @@ class Coupled(nn.Module):
   concatenate_positions: ClassVar[bool] = False
 
   mixer: Callable[..., nn.Module]
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
-  mlp_dim: int = 128
+  mlp_dim: Size = 128
   activation: str = "gelu"
-  dropout_rate: float = 0.0
+  dropout_rate: Fraction = 0.0
   norm_type: str = "layer"
-  norm_epsilon: float = 1e-5
-  init_std: float = 0.0
+  norm_epsilon: PositiveShare = 1e-5
+  init_std: Deviation = 0.0
   dtype: Any = jnp.float32
 
   @property

@@ -12,6 +12,7 @@ import jax
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.norm import NORMS, normalize
+from jaxformers.ranges import Fraction, PositiveShare, SmallCount
 
 
 @BLOCKS.register("one_branch")
@@ -41,13 +42,13 @@ class OneBranch(nn.Module):
   concatenate_positions: ClassVar[bool] = False
 
   mixer: Callable[..., nn.Module]
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
   norm_first: bool = True
   norm_type: str = "layer"
-  norm_epsilon: float = 1e-5
+  norm_epsilon: PositiveShare = 1e-5
   final_norm: bool = False
-  dropout_rate: float = 0.0
+  dropout_rate: Fraction = 0.0
 
   @nn.compact
   def __call__(

@@ -17,6 +17,13 @@ from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import semi_orthogonal
+from jaxformers.ranges import (
+  Deviation,
+  Fraction,
+  PositiveShare,
+  Size,
+  SmallCount,
+)
 from jaxformers.registry import choose
 
 
@@ -71,15 +78,15 @@ class TwoBranches(nn.Module):
   in_turn: ClassVar[tuple[str, ...]] = ("up", "down")  # See `variables`.
 
   mixer: Callable[..., nn.Module]
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
-  mlp_dim: int = 128
+  mlp_dim: Size = 128
   activation: str = "gelu"
-  dropout_rate: float = 0.0
-  drop_path_rate: float = 0.0
+  dropout_rate: Fraction = 0.0
+  drop_path_rate: Fraction = 0.0
   norm_type: str = "layer"
-  norm_epsilon: float = 1e-5
-  init_std: float = 0.0
+  norm_epsilon: PositiveShare = 1e-5
+  init_std: Deviation = 0.0
   orthogonal: bool = False
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
@@ -220,9 +227,9 @@ class Gated(NormPlaced):
   The others are those of `NormPlaced` and `TwoBranches`.
   """
 
-  hidden_dropout_rate: float = 0.0
+  hidden_dropout_rate: Fraction = 0.0
   activation: str = "silu"
-  init_std: float = 0.02
+  init_std: Deviation = 0.02
   norm_first: bool = False
 
   def dropout_rates(self) -> tuple[float, float]:

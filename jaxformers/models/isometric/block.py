@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.variables import rotation
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Fraction, Interval, Length, SmallCount
 from jaxformers.registry import choose
 
 MODELS.register("isometric")(Variant("", "isometric"))
@@ -61,14 +62,14 @@ class Isometric(nn.Module):
     "angle": EIGENVALUES,
   }
 
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
   form: str = "pointwise"
   a: str = "wide"
-  a_max: float = 0.9
-  num_sections: int = 2
-  dilations: tuple[int, ...] = ()
-  max_len: int = 1_024
+  a_max: Fraction = 0.9
+  num_sections: Annotated[int, Interval("[1, 100]")] = 2
+  dilations: tuple[Annotated[int, Interval("[1, 2^15)")], ...] = ()
+  max_len: Length = 1_024
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 

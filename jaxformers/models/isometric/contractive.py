@@ -31,6 +31,7 @@ from jaxformers.models.transject.layer import (
   residual_weight,
 )
 from jaxformers.models.variables import find_rotations, rotation
+from jaxformers.ranges import Fraction, SmallCount
 from jaxformers.registry import choose
 
 
@@ -61,10 +62,10 @@ class Contractive(nn.Module):
   in_turn: ClassVar[tuple[str, ...]] = ("mixing", "feed_forward")
 
   mixer: Callable[..., nn.Module]
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
   a: str = "wide"
-  a_max: float = 0.9
+  a_max: Fraction = 0.9
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -33,6 +33,7 @@ from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.parallel import product
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Interval, Length
 from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("allpass")(Variant("allpass", "contractive"))
@@ -273,8 +274,8 @@ class AllPass(nn.Module):
   has_limit: ClassVar[bool] = False  # max_len sets dilations alone.
 
   causal: bool = False
-  dilations: tuple[int, ...] = ()
-  max_len: int = 1_024
+  dilations: tuple[Annotated[int, Interval("[1, 2^15)")], ...] = ()
+  max_len: Length = 1_024
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 

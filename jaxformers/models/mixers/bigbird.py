@@ -19,6 +19,7 @@ from jaxformers.models.mixers.blocked import (
   split,
 )
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Length, OptionalSize, Size
 
 MODELS.register("bigbird")(Variant("bigbird"))
 
@@ -57,9 +58,9 @@ def bigbird(
   mask: jax.Array,
   dropout: Dropout,
   draw: Callable[..., jax.Array],
-  max_len: int,
-  block_size: int = 64,
-  num_random: int = 3,
+  max_len: Length,
+  block_size: Size = 64,
+  num_random: OptionalSize = 3,
 ) -> jax.Array:
   """Softmax attention to neighbouring, global and random blocks.
 

@@ -14,6 +14,7 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import Keys, attend_to
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Factor, Length, OptionalSize
 
 MODELS.register("informer")(Variant("informer"))
 
@@ -27,10 +28,10 @@ def informer(
   mask: jax.Array,
   dropout: Dropout,
   draw: Callable[..., jax.Array],
-  max_len: int,
-  factor: float = 5.0,
-  num_queries: int = 0,
-  num_samples: int = 0,
+  max_len: Length,
+  factor: Factor = 5.0,
+  num_queries: OptionalSize = 0,
+  num_samples: OptionalSize = 0,
 ) -> jax.Array:
   """ProbSparse attention: softmax rows for u queries, the mean of v elsewhere.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.linear import sums
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Factor
 
 MODELS.register("linearized")(Variant("linearized", "attention_only"))
 
@@ -20,7 +21,7 @@ def linearized(
   *,
   mask: jax.Array,
   causal: bool = False,
-  scale: float = 1.0,
+  scale: Factor = 1.0,
 ) -> jax.Array:
   """Attention without a softmax: `scale` sum_j (q_i . k_j) v_j.
 

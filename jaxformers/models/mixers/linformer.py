@@ -15,6 +15,7 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.scores import dot
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Length, Size
 
 MODELS.register("linformer")(Variant("linformer"))
 
@@ -29,8 +30,8 @@ def linformer(
   dropout: Dropout,
   param: Callable[..., Any],
   draw: Callable[..., jax.Array],
-  max_len: int,
-  rank: int = 128,
+  max_len: Length,
+  rank: Size = 128,
   share_heads: bool = False,
   share_key_value: bool = False,
   train_projection: bool = True,

@@ -15,6 +15,7 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Size
 
 MODELS.register("local")(Variant("local"))
 
@@ -27,7 +28,7 @@ def local(
   *,
   mask: jax.Array,
   dropout: Dropout,
-  block_size: int = 64,
+  block_size: Size = 64,
   causal: bool = False,
 ) -> jax.Array:
   """Softmax attention of every block to itself, in blocks of `block_size`.

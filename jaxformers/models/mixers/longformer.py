@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Interval, OptionalSize
 
 MODELS.register("longformer")(Variant("longformer"))
 
@@ -32,8 +34,8 @@ def longformer(
   mask: jax.Array,
   dropout: Dropout,
   project: Callable[[str], jax.Array],
-  window: int = 128,
-  num_global: int = 1,
+  window: Annotated[int, Interval("[2, 2^20]")] = 128,
+  num_global: OptionalSize = 1,
   causal: bool = False,
 ) -> jax.Array:
   """Softmax attention to window / 2 tokens on each side and to global tokens.

@@ -15,6 +15,7 @@ from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT
 from jaxformers.models.mixers.recurrence import Recurrence, System
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Scale, Share, Size
 from jaxformers.scan import Pair
 
 MODELS.register("lru")(Variant("lru", "one_branch"))
@@ -50,10 +51,10 @@ class LRU(Recurrence):
     "C_im": OUTPUT,
   }
 
-  state_size: int = 64
-  r_min: float = 0.0
-  r_max: float = 0.99
-  max_phase: float = 2 * math.pi
+  state_size: Size = 64
+  r_min: Share = 0.0
+  r_max: Share = 0.99
+  max_phase: Scale = 2 * math.pi
 
   def system(self, d: int) -> System:
     """Returns the system of d channels, whose parameters it makes."""

@@ -21,6 +21,7 @@ from jaxformers.models.mixers.recurrence import (
 from jaxformers.models.mixers.state_space import log_uniform
 from jaxformers.models.parallel import product
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import OptionalSize, Scale, Size, SmallCount
 from jaxformers.scan import linear_scan
 
 MODELS.register("mamba")(Variant("mamba", "one_branch"))
@@ -53,11 +54,11 @@ class Mamba(nn.Module):
 
   kinds: ClassVar[dict[str, str]] = {"A_log": EIGENVALUES}
 
-  state_size: int = 16
-  expansion: int = 2
-  step_rank: int = 0
-  step_min: float = 1e-3
-  step_max: float = 0.1
+  state_size: Size = 16
+  expansion: SmallCount = 2
+  step_rank: OptionalSize = 0
+  step_min: Scale = 1e-3
+  step_max: Scale = 0.1
   causal: bool = True
   dtype: Any = jnp.float32
 

@@ -31,6 +31,7 @@ from jaxformers.models.mixers.convolution import (
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.mixers.scores import dot, hide
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Fraction, Length, OptionalSize, Size
 from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan
 
@@ -115,18 +116,18 @@ class Mega(nn.Module):
     "alpha": EIGENVALUES,
   }
 
-  state_size: int = 16
-  query_dim: int = 64
-  value_dim: int = 0
+  state_size: Size = 16
+  query_dim: Size = 64
+  value_dim: OptionalSize = 0
   weights: str = "softmax"
   bias: str = "simple"
-  attention_chunk: int = 0
-  truncation: int = 0
+  attention_chunk: OptionalSize = 0
+  truncation: OptionalSize = 0
   causal: bool = False
-  dropout_rate: float = 0.0
-  value_dropout_rate: float = 0.0
-  weight_dropout_rate: float = 0.0
-  max_len: int = 0
+  dropout_rate: Fraction = 0.0
+  value_dropout_rate: Fraction = 0.0
+  weight_dropout_rate: Fraction = 0.0
+  max_len: Length = 0
   dtype: Any = jnp.float32
 
   @nn.compact

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -16,6 +16,7 @@ from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.landmarks import iterative_inverse, segments
 from jaxformers.models.mixers.scores import dot, hide, weigh
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Interval, Length, Size
 
 MODELS.register("nystromformer")(Variant("nystromformer"))
 
@@ -28,11 +29,11 @@ def nystromformer(
   *,
   mask: jax.Array,
   param: Callable[..., Any],
-  max_len: int,
-  num_landmarks: int = 128,
-  inverse_steps: int = 6,
+  max_len: Length,
+  num_landmarks: Size = 128,
+  inverse_steps: Annotated[int, Interval("[1, 100]")] = 6,
   inverse_init: str = "sample",
-  conv_size: int = 0,
+  conv_size: Annotated[int, Interval("[0, 1000]")] = 0,
 ) -> jax.Array:
   """Nystrom approximation of softmax attention, with means as landmarks.
 

@@ -13,6 +13,7 @@ from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.linear import by_features
 from jaxformers.models.mixers.scores import HIGHEST, earlier
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Share, Size
 
 MODELS.register("performer")(Variant("performer"))
 
@@ -53,8 +54,8 @@ def performer(
   *,
   mask: jax.Array,
   draw: Callable[..., jax.Array],
-  num_features: int = 128,
-  epsilon: float = 0.0,
+  num_features: Size = 128,
+  epsilon: Share = 0.0,
   causal: bool = False,
 ) -> jax.Array:
   """Random-feature attention with the kernel phi(q) . phi(k).

@@ -14,6 +14,7 @@ from jaxformers.models.attention import kernel_init
 from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.parallel import dot_general, product
+from jaxformers.ranges import Fraction
 from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan
 
@@ -134,7 +135,7 @@ class Recurrence(nn.Module):
 
   causal: bool = False
   glu: str = "full"
-  dropout_rate: float = 0.0
+  dropout_rate: Fraction = 0.0
   dtype: Any = jnp.float32
 
   @nn.compact

@@ -14,6 +14,7 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
 from jaxformers.models.mixers.scores import HIGHEST, dot, hide
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Length, OptionalSize, Size, SmallCount
 
 MODELS.register("reformer")(Variant("reformer"))
 
@@ -78,10 +79,10 @@ def reformer(
   mask: jax.Array,
   dropout: Dropout,
   draw: Callable[..., jax.Array],
-  max_len: int,
-  chunk_size: int = 64,
-  num_hashes: int = 2,
-  num_buckets: int = 0,
+  max_len: Length,
+  chunk_size: Size = 64,
+  num_hashes: SmallCount = 2,
+  num_buckets: OptionalSize = 0,
   same_bucket: bool = True,
   correct_duplicates: bool = True,
 ) -> jax.Array:

@@ -19,6 +19,7 @@ from jaxformers.models.mixers.recurrence import (
   short_convolution,
 )
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import OptionalSize, Width
 from jaxformers.scan import linear_scan
 
 MODELS.register("rglru")(Variant("rglru"))
@@ -48,8 +49,8 @@ class RGLRU(nn.Module):
 
   kinds: ClassVar[dict[str, str]] = {"Lambda": EIGENVALUES}
 
-  width: int = 0
-  num_heads: int = 2
+  width: OptionalSize = 0
+  num_heads: Width = 2
   causal: bool = True
   dtype: Any = jnp.float32
 

@@ -41,6 +41,7 @@ from jaxformers.models.mixers.state_space import (
 from jaxformers.models.parallel import product
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Length, OptionalSize, Scale, Size
 from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan, times
 
@@ -93,14 +94,14 @@ class S4D(Recurrence):
     "log_dt": STEP,
   }
 
-  state_size: int = 64
+  state_size: Size = 64
   start: str = "legs"
   discretization: str = "zoh"
-  step_min: float = 1e-3
-  step_max: float = 0.1
-  num_ssm: int = 0
+  step_min: Scale = 1e-3
+  step_max: Scale = 0.1
+  num_ssm: OptionalSize = 0
   certified: bool = False
-  max_len: int = 1_024
+  max_len: Length = 1_024
   orthogonal_map: str = "cayley"
 
   def finish(self, y: jax.Array, *, train: bool) -> jax.Array:

@@ -23,6 +23,7 @@ from jaxformers.models.mixers.state_space import (
   log_uniform,
 )
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Scale, Size
 from jaxformers.registry import choose
 from jaxformers.scan import Pair, times
 
@@ -68,12 +69,12 @@ class S5(Recurrence):
     "C2": OUTPUT,
   }
 
-  state_size: int = 64
-  blocks: int = 1
+  state_size: Size = 64
+  blocks: Size = 1
   c_init: str = "lecun"
   discretization: str = "zoh"
-  step_min: float = 1e-3
-  step_max: float = 0.1
+  step_min: Scale = 1e-3
+  step_max: Scale = 0.1
   share_step: bool = False
   clip_eigenvalues: bool = False
   glu: str = "half1"

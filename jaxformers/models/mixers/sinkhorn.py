@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -19,6 +19,7 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import dot, hide
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Factor, Interval, Length, Size
 
 MODELS.register("sinkhorn")(Variant("sinkhorn"))
 
@@ -55,10 +56,10 @@ def sinkhorn(
   dropout: Dropout,
   param: Callable[..., Any],
   project: Callable[[str], jax.Array],
-  max_len: int,
-  block_size: int = 64,
-  sort_steps: int = 5,
-  temperature: float = 0.75,
+  max_len: Length,
+  block_size: Size = 64,
+  sort_steps: Annotated[int, Interval("[1, 100]")] = 5,
+  temperature: Factor = 0.75,
 ) -> jax.Array:
   """Softmax attention to the query's block and to the block sorted to it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxformers.models.mixers.landmarks import (
   tokens_first,
 )
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Interval, Length, Size, Weight
 
 MODELS.register("skyformer")(Variant("skyformer"))
 
@@ -28,10 +30,10 @@ def skyformer(
   *,
   mask: jax.Array,
   draw: Callable[..., jax.Array],
-  max_len: int,
-  num_landmarks: int = 128,
-  gamma: float = 0.1,
-  inverse_steps: int = 6,
+  max_len: Length,
+  num_landmarks: Size = 128,
+  gamma: Weight = 0.1,
+  inverse_steps: Annotated[int, Interval("[1, 100]")] = 6,
   inverse_init: str = "sample",
 ) -> jax.Array:
   """Nystrom approximation of `kernelized` on the stacked matrix [q; k].

@@ -17,6 +17,7 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import OptionalSize, Size
 
 MODELS.register("sparse")(Variant("sparse"))
 
@@ -31,8 +32,8 @@ def sparse(
   *,
   mask: jax.Array,
   dropout: Dropout,
-  block_size: int = 64,
-  num_summary: int = 4,
+  block_size: Size = 64,
+  num_summary: OptionalSize = 4,
   causal: bool = False,
 ) -> jax.Array:
   """Softmax attention within a block, and to the last tokens of every block.

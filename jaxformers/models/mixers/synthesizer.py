@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -17,6 +17,7 @@ from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.scores import dot, earlier, hide, seen_keys
 from jaxformers.models.parallel import each_sample
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import Interval, Length
 from jaxformers.registry import choose
 
 MODELS.register("synthesizer")(Variant("synthesizer"))
@@ -42,9 +43,9 @@ def synthesizer(
   param: Callable[..., Any],
   draw: Callable[..., jax.Array],
   project: Callable[[str], jax.Array],
-  max_len: int,
+  max_len: Length,
   kind: str = "random",
-  factor: int = 8,
+  factor: Annotated[int, Interval("(0, 1000]")] = 8,
   causal: bool = False,
 ) -> jax.Array:
   """Softmax attention softmax(S) v with synthetic logits S [n, n] of each head.

@@ -24,6 +24,7 @@ from jaxformers.models.transject.layer import (
 from jaxformers.models.transject.sigma import eigenvalues, learned_sigma
 from jaxformers.models.variables import DERIVED, rotation
 from jaxformers.models.variants import MODELS, Variant
+from jaxformers.ranges import SmallCount, Weight
 from jaxformers.registry import choose
 
 MODELS.register("transject")(
@@ -71,10 +72,10 @@ class TransJect(nn.Module):
     dtype: compute type; parameters, Sigma and gate are float32.
   """
 
-  num_experts: int = 4
+  num_experts: SmallCount = 4
   gating: str = "paper"
   sigma: str = "eigenvalues"
-  reconstruction_weight: float = 1e-3
+  reconstruction_weight: Weight = 1e-3
   residual: nn.Module | None = None
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
@@ -169,7 +170,7 @@ class Injective(nn.Module):
   in_turn: ClassVar[tuple[str, ...]] = ("feed_forward",)
 
   mixer: Callable[..., TransJect]
-  num_layers: int
+  num_layers: SmallCount
   layer: int = 0
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
