@@ -37,7 +37,7 @@ from benchmarks import (
 from jaxformers.models import MODELS
 from jaxformers.models.variables import make_variables
 from jaxformers.orthogonal import MAPS
-from tests import initial
+from tests import draws, initial
 from tests.marks import long_except
 
 # Modules that other benchmarks import, and that are not commands.
@@ -116,7 +116,7 @@ def test_a_twin_is_the_same_model(name):
   params = initial.params(model, jnp.asarray(ids))
   # Move what starts at 0 or 1.
   params = jax.tree.map(
-    lambda a: a + 0.1 * jax.random.normal(jax.random.key(a.size), a.shape),
+    lambda a: a + 0.1 * draws.normal(a.size, a.shape),
     params,
   )
   variables = make_variables(model, params)
@@ -292,7 +292,7 @@ def test_the_rivals_are_the_same_model(case):
   for i in range(2):
     layer = params["encoder"][f"layer_{i}"]
     layer["residual"]["alpha"] = jnp.float32(0.4 + i)
-    layer["bias"] = jax.random.normal(jax.random.key(i), (2, 16))
+    layer["bias"] = draws.normal(i, (2, 16))
   variables = make_variables(model, params)
   want = model.apply(variables, jnp.asarray(ids), train=False)
   q = torch.tensor(rotations_in_order(variables["rotations"], name))
@@ -456,7 +456,7 @@ def test_tables_for_a_gpu_have_their_rows(monkeypatch):
   (row,) = gpu.encoders(small)
   assert row["step s"] > 0
   assert row["planned MB"] > 0
-  qkv = jax.random.normal(jax.random.key(0), (3, 1, 2, 16, 4))
+  qkv = draws.normal(0, (3, 1, 2, 16, 4))
   calls = gpu.attention_calls(qkv)
   chex.assert_trees_all_close(
     calls["ours forward"](),
@@ -503,7 +503,7 @@ def test_scans_are_timed_beside_those_of_jax(monkeypatch):
     ]
     assert all(row["gradient ms"] > 0 for row in rows)
   # All of them have the same states.
-  b = jax.random.normal(jax.random.key(0), (2, 9, 3))
+  b = draws.normal(0, (2, 9, 3))
   results = [run(b / 2, b) for run in forms(varies=True).values()]
   for result in results[1:]:
     chex.assert_trees_all_close(result, results[0], atol=1e-6)

@@ -7,6 +7,7 @@ import pytest
 
 from jaxformers.models import adaptive
 from jaxformers.models.adaptive import AdaptiveEmbedding, Softmax
+from tests import draws
 
 D, CUTS = 8, (5, 11)
 SIZES = (5, 6, 9)
@@ -31,7 +32,7 @@ def softmax(div_value=2, cuts=CUTS):
 
 @pytest.mark.parametrize("div_value", [1, 2])
 def test_probabilities_of_all_words_sum_to_one(div_value, strict):
-  h = jax.random.normal(jax.random.key(1), (3, 4, D))
+  h = draws.normal(1, (3, 4, D))
   log_p = adaptive.log_probabilities(softmax(div_value), h)
   assert log_p.shape == (3, 4, 20)
   np.testing.assert_allclose(jnp.exp(log_p).sum(-1), 1, atol=1e-5)
@@ -39,7 +40,7 @@ def test_probabilities_of_all_words_sum_to_one(div_value, strict):
 
 
 def test_a_word_of_a_cluster_has_the_product_of_two_softmaxes():
-  s, h = softmax(), jax.random.normal(jax.random.key(1), (D,))
+  s, h = softmax(), draws.normal(1, (D,))
   tables = [np.asarray(t, np.float64) for t in s.tables]
   own = tables[1] @ (np.asarray(s.projections[1], np.float64) @ h)
   own = np.exp(own + s.biases[1])
@@ -57,8 +58,8 @@ def test_the_likelihood_of_targets_is_that_of_all_words(
   monkeypatch, chunk, cuts
 ):
   monkeypatch.setattr(adaptive, "CHUNK", chunk)  # Pieces of two tokens.
-  s, h = softmax(1, cuts), jax.random.normal(jax.random.key(1), (13, D))
-  targets = jax.random.randint(jax.random.key(2), (13,), 1, 20)
+  s, h = softmax(1, cuts), draws.normal(1, (13, D))
+  targets = draws.integers(2, (13,), 1, 20)
   targets = targets.at[3].set(0)
   weights = jnp.ones(13).at[jnp.array([3, 7])].set(0)
 

@@ -14,6 +14,7 @@ from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.config import field_names
 from jaxformers.models.mixers import flash
+from tests import draws
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 
@@ -35,7 +36,7 @@ def build(name, **options):
 
 def inputs():
   """x [B, N, D], and a mask with padding at the end and a hole."""
-  x = jax.random.normal(jax.random.key(0), (B, N, D))
+  x = draws.normal(0, (B, N, D))
   mask = jnp.arange(N)[None] < jnp.array([[N], [9], [1], [N]])
   return x, mask.at[1, 2].set(False)
 
@@ -137,7 +138,7 @@ def test_every_token_counts(name):
   """Nothing of a sample is dropped: a gradient reaches all its tokens."""
   _, variables, apply = make(name)
   x, mask = inputs()
-  weigh = jax.random.normal(jax.random.key(3), x.shape)
+  weigh = draws.normal(3, x.shape)
   grad = jax.jit(
     jax.grad(
       lambda x: (at_tokens(apply(variables, x, mask), mask) * weigh).sum()
@@ -472,7 +473,7 @@ def test_dropout_of_the_weights_acts_in_training_only(name):
 def test_blocks_drop_for_themselves(name):
   options = {"num_summary": 0} if name == "sparse" else {}
   mixer, variables, _ = make(name, dropout_rate=0.5, **options)
-  x = jnp.tile(jax.random.normal(jax.random.key(0), (1, 4, D)), (1, 4, 1))
+  x = jnp.tile(draws.normal(0, (1, 4, D)), (1, 4, 1))
   kw = {"mask": jnp.ones((1, 16), bool), "carry": None}
   rngs = {"dropout": jax.random.key(2)}
   still = mixer.apply(variables, x, train=False, **kw)[0].reshape(4, 4, D)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers.models.dropout import Dropout, draw_kept, make_dropout
+from tests import draws
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.25, 0.5, 0.999])
@@ -38,7 +39,7 @@ def test_entries_are_independent():
 
 
 def test_kept_entries_are_scaled_and_dropped_ones_have_no_gradient():
-  x = jax.random.normal(jax.random.key(0), (2, 3, 50))
+  x = draws.normal(0, (2, 3, 50))
   dropout = Dropout(0.2, jax.random.key(1))
   y, pull = jax.vjp(dropout, x)
   kept = y != 0

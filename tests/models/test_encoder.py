@@ -8,10 +8,10 @@ import pytest
 from jaxformers import models
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
-from tests import initial
+from tests import draws, initial
 
 assert mixers
-IMAGES = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+IMAGES = draws.normal(0, (2, 8, 8, 3))
 
 
 def deit(name="transformer", size=(192, 3), image=(224, 224, 3), **options):

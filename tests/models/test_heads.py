@@ -6,11 +6,12 @@ import pytest
 
 from jaxformers.models import heads
 from jaxformers.models.heads import POOLS, ClassifierHead
+from tests import draws
 
 
 @pytest.mark.parametrize("pool", sorted(POOLS.keys() - {"all_mean"}))
 def test_a_pool_reads_tokens_only(pool, strict):
-  x = jax.random.normal(jax.random.key(0), (2, 5, 3))
+  x = draws.normal(0, (2, 5, 3))
   mask = jnp.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
   a, b = (
     POOLS[pool](jnp.where(mask[..., None], x, pad), mask, 9)
@@ -36,7 +37,7 @@ def test_a_pool_reads_tokens_only(pool, strict):
 
 
 def test_lras_mean_counts_every_place():
-  x = jax.random.normal(jax.random.key(0), (2, 5, 3))
+  x = draws.normal(0, (2, 5, 3))
   nothing = jnp.zeros((2, 5), bool)
   found = POOLS["all_mean"](x, nothing, 9)
   chex.assert_trees_all_close(found, x.mean(1), atol=1e-6)
@@ -56,7 +57,7 @@ def test_logits_are_float32(head_dim, strict):
 
 def test_a_pooled_vector_is_normalized_over_samples_with_tokens(strict):
   head = ClassifierHead(num_classes=3, pool_norm="batch")
-  x = jax.random.normal(jax.random.key(0), (6, 5, 4))
+  x = draws.normal(0, (6, 5, 4))
   mask = jnp.ones((6, 5), bool)
   variables = head.init(jax.random.key(1), x, mask, train=False)
 
@@ -121,7 +122,7 @@ def test_the_input_of_the_last_layer_is_dropped_in_training(head_dim):
 
 @pytest.mark.parametrize("name", sorted(heads.INTERACTIONS))
 def test_interactions_of_pairs(name, strict):
-  x = jax.random.normal(jax.random.key(0), (6, 1, 3))  # Three pairs.
+  x = draws.normal(0, (6, 1, 3))  # Three pairs.
   mask = jnp.ones((6, 1), bool)
   head = ClassifierHead(num_classes=4, interaction=name)
   logits, variables = head.init_with_output(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from tests import draws
 
-IDS = jax.random.randint(jax.random.key(0), (2, 9), 1, 30)
+IDS = draws.integers(0, (2, 9), 1, 30)
 CAUSAL = ["transformer", "neutreno", "performer", "transformer_rezero"]
 
 
@@ -25,7 +26,7 @@ def parameters(model):
   start = jax.jit(functools.partial(model.init, train=False))
   params = start(jax.random.key(1), IDS)["params"]
   return jax.tree.map(
-    lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape),
+    lambda leaf: leaf + 0.1 * draws.normal(2, leaf.shape),
     params,
   )
 

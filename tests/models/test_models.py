@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models, orthogonal
+from tests import draws
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 
@@ -34,7 +35,7 @@ def make(name, **options):
     return plain(name)
   pool = "max" if "transject" in name else "mean"
   model = models.build(name, pool=pool, **SIZES, **options)
-  ids = jax.random.randint(jax.random.key(0), (3, 10), 1, 20)
+  ids = draws.integers(0, (3, 10), 1, 20)
   ids = jnp.where(jnp.arange(10)[None] < jnp.array([[10], [6], [1]]), ids, 0)
   params = init(model, ids)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
@@ -293,7 +294,7 @@ def test_what_cannot_be_built(options, message):
 def test_pairs_are_read_apart(name, strict):
   """Two inputs go through one encoder; neither sees the other."""
   model = models.build(name, **SIZES, num_inputs=2, interaction="concat")
-  pairs = jax.random.randint(jax.random.key(0), (3, 2, 10), 1, 20)
+  pairs = draws.integers(0, (3, 2, 10), 1, 20)
   params = init(model, pairs)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   run = jax.jit(functools.partial(logits, model))
@@ -325,7 +326,7 @@ def test_a_token_of_its_own_in_front(name, strict):
 def test_real_numbers_are_never_padding(name, strict):
   sizes = SIZES | {"vocab_size": 0}
   model = models.build(name, pool="mean", **sizes)
-  x = jax.random.normal(jax.random.key(0), (2, 6))
+  x = draws.normal(0, (2, 6))
   params = init(model, x)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   zeros = x.at[:, 3].set(0)

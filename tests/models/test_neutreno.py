@@ -13,10 +13,11 @@ from jaxformers.analysis.tokens import smoothness
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.variables import make_variables
+from tests import draws
 from tests.marks import long_except
 
 MASK = jnp.arange(9)[None] < jnp.array([[9], [6]])
-X, Z = (jax.random.normal(jax.random.key(i), (2, 9, 8)) for i in (0, 1))
+X, Z = (draws.normal(i, (2, 9, 8)) for i in (0, 1))
 SIZES = {"local": {"block_size": 4}, "nystromformer": {"num_landmarks": 3}}
 VALUED = ["kernelized", "linear", "local", "nystromformer", "softmax"]
 
@@ -173,7 +174,7 @@ def test_the_model_has_lambda_of_the_papers_vision_runs():
 @pytest.mark.parametrize("num_layers", long_except((12,), (12, 24)))
 def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
-  ids = jax.random.randint(jax.random.key(0), (4, 40), 1, 50)
+  ids = draws.integers(0, (4, 40), 1, 50)
   model = build(num_layers, 0.6)
   params = jax.jit(functools.partial(model.init, train=False))(
     jax.random.key(1), ids

@@ -19,6 +19,7 @@ from jaxformers.models.parallel import (
   repeat,
   row_sums,
 )
+from tests import draws
 
 
 def test_experts_are_spread_where_the_mesh_says_so():
@@ -65,7 +66,7 @@ def test_tokens_that_are_split_stay_where_they_are():
   ],
 )
 def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
-  x, w = (jax.random.normal(jax.random.key(len(s)), s) for s in (x, w))
+  x, w = (draws.normal(len(s), s) for s in (x, w))
   dimensions = (axes, ((), ()))
   want = jax.lax.dot_general(x, w, dimensions)
   chex.assert_trees_all_close(dot_general(x, w, dimensions), want, atol=1e-5)
@@ -77,7 +78,7 @@ def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
 @pytest.mark.parametrize("is_cpu", [True, False])
 def test_sums_by_products_are_sums(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
-  x = jax.random.normal(jax.random.key(0), (2, 3, 5))
+  x = draws.normal(0, (2, 3, 5))
   chex.assert_trees_all_close(row_sums(x), x.sum(-1, keepdims=True), rtol=1e-5)
   chex.assert_trees_all_close(column_sums(x), x.sum((0, 1)), rtol=1e-5)
   # The gradient of what is repeated is the sum over the copies.

@@ -10,8 +10,9 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models.segmenter import MaskTransformer, unit
+from tests import draws
 
-IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 8, 3))
+IMAGES = draws.normal(0, (2, 12, 8, 3))
 
 
 def build(name="neutreno", **options):

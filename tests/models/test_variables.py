@@ -8,9 +8,9 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models.variables import make_variables, semi_orthogonal
-from tests import initial
+from tests import draws, initial
 
-IDS = jax.random.randint(jax.random.key(0), (2, 6), 1, 30)
+IDS = draws.integers(0, (2, 6), 1, 30)
 
 
 @pytest.mark.parametrize("name", ["transformer", "random_transject"])

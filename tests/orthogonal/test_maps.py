@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import orthogonal
-from tests import optimizers
+from tests import draws, optimizers
 
 MAPS = sorted({*orthogonal.MAPS} - {"matrix"})
 small = st.sampled_from([1, 2, 7, 32, 33])
@@ -16,7 +16,7 @@ scales = st.floats(0.0, 8.0)
 
 
 def arrays(seed, d, scale, count=2):
-  return scale * jax.random.normal(jax.random.key(seed), (count, d, d))
+  return scale * draws.normal(seed, (count, d, d))
 
 
 @pytest.mark.parametrize("name", MAPS)

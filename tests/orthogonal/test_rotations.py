@@ -1,14 +1,14 @@
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers import orthogonal
+from tests import draws
 
 
 def arrays(seed, d, scale, count=2):
-  return scale * jax.random.normal(jax.random.key(seed), (count, d, d))
+  return scale * draws.normal(seed, (count, d, d))
 
 
 def test_rotations_map_skew_leaves_and_nothing_else():

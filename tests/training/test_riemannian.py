@@ -9,15 +9,16 @@ import pytest
 from jaxformers import orthogonal, trained
 from jaxformers.training import loop
 from jaxformers.training.riemannian import riemannian
+from tests import draws
 
 
 def rotations(seed, d, count=2):
-  a = jax.random.normal(jax.random.key(seed), (count, d, d))
+  a = draws.normal(seed, (count, d, d))
   return orthogonal.expm(a)
 
 
 def test_the_gradient_is_that_of_the_cayley_map_based_at_the_matrix():
-  q, w = rotations(0, 5), jax.random.normal(jax.random.key(1), (2, 5, 5))
+  q, w = rotations(0, 5), draws.normal(1, (2, 5, 5))
   seen = []
   inner = optax.GradientTransformation(
     lambda p: (), lambda g, s, p: (seen.append(g) or g, s)
@@ -33,7 +34,7 @@ def test_the_gradient_is_that_of_the_cayley_map_based_at_the_matrix():
 
 
 def test_a_step_of_gradient_descent_goes_along_the_group():
-  q, w = rotations(0, 5), jax.random.normal(jax.random.key(1), (2, 5, 5))
+  q, w = rotations(0, 5), draws.normal(1, (2, 5, 5))
   params = {"u_orthogonal": q, "bias": jnp.ones(3)}
   grads = {"u_orthogonal": w, "bias": jnp.full(3, 2.0)}
   tx = riemannian(optax.sgd(0.1))

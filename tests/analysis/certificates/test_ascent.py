@@ -1,15 +1,14 @@
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers import models
 from jaxformers.analysis.certificates.ascent import adversarial, ascend
-from tests import initial
+from tests import draws, initial
 from tests.assertions import assert_between
 
-IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
+IDS = draws.integers(0, (3, 9), 1, 20, end=6)
 
 
 def build(name, alpha=2.0, num_layers=2, **mixer):
@@ -32,8 +31,8 @@ def build(name, alpha=2.0, num_layers=2, **mixer):
 
 
 def test_ascent_finds_the_singular_values_of_a_matrix():
-  m = jax.random.normal(jax.random.key(0), (5, 5))
-  start = jax.random.normal(jax.random.key(1), (20, 5))
+  m = draws.normal(0, (5, 5))
+  start = draws.normal(1, (20, 5))
 
   def ratio(u):
     return jnp.linalg.norm(u @ m, axis=-1) / jnp.linalg.norm(u, axis=-1)

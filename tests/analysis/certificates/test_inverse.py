@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from jaxformers import models
 from jaxformers.analysis.certificates import inverse
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
-from tests import initial
+from tests import draws, initial
 from tests.marks import long_except
 
 README = Path(__file__).parents[3] / "README.md"
@@ -37,7 +36,7 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
   for i in range(num_layers):
     layer = params["encoder"][f"layer_{i}"]
     layer["residual"]["alpha"] = jnp.float32(alpha)
-    layer["bias"] = jax.random.normal(jax.random.key(i), layer["bias"].shape)
+    layer["bias"] = draws.normal(i, layer["bias"].shape)
     layer["mixer"]["gate"] = 10 * layer["mixer"]["gate"]
   return model, params
 
@@ -72,7 +71,7 @@ def test_from_any_layer_and_for_the_other_forms():
 
 def test_real_numbers_and_a_token_in_front_come_back():
   model, params = build(2, vocab_size=0, max_len=9, pool="cls")
-  values = jax.random.normal(jax.random.key(0), (2, 9))
+  values = draws.normal(0, (2, 9))
   hidden, side = inverse.forward(model, params, values)
   x = inverse.inverse(model, params, hidden[-1], side)
   recovered, positions = inverse.tokens(model, params, x)

@@ -2,7 +2,6 @@ import json
 import types
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,10 +11,10 @@ from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.transject.layer import interval
 from jaxformers.models.variables import make_variables
-from tests import initial
+from tests import draws, initial
 from tests.assertions import assert_between
 
-IDS = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
+IDS = draws.integers(0, (3, 9), 1, 20, end=6)
 
 
 def build(name="transject", alpha=2.0, **mixer):

@@ -15,13 +15,11 @@ from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.tokens.capture import capture, parts
 from jaxformers.models.variables import make_variables
 from jaxformers.recipes.shared import TRANSJECTS
-from tests import initial
+from tests import draws, initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 
-IDS = np.array(
-  jax.random.randint(jax.random.key(0), (5, 12), 1, 20).at[1, 6:].set(0)
-)
+IDS = np.array(draws.integers(0, (5, 12), 1, 20, end=6))
 IDS[2, 1:] = 0  # One token.
 
 

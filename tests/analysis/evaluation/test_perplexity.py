@@ -12,7 +12,7 @@ import pytest
 from jaxformers import models, trained, workdirs
 from jaxformers.analysis.evaluation import perplexity
 from jaxformers.data.engine.segments import Segments
-from tests import initial
+from tests import draws, initial
 
 TOKENS = np.random.default_rng(0).integers(1, 9, 23)
 
@@ -30,9 +30,7 @@ def run():
   )
   ids = jnp.asarray(TOKENS[None, :6])
   params = initial.params(model, ids)
-  params = jax.tree.map(
-    lambda p: p + jax.random.normal(jax.random.key(1), p.shape), params
-  )
+  params = jax.tree.map(lambda p: p + draws.normal(1, p.shape), params)
   task = types.SimpleNamespace(
     name="language", max_len=6, splits={"test": Segments(TOKENS, 6, 6)}
   )

@@ -12,7 +12,7 @@ from jaxformers.analysis.page import measured
 from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
 from jaxformers.analysis.tokens.capture import capture, parts
 from jaxformers.models.variables import make_variables
-from tests import initial
+from tests import draws, initial
 
 
 def test_data_are_described_by_what_was_read():
@@ -95,7 +95,7 @@ def test_an_image_has_maps_of_queries_and_keys(pool):
   sizes = SIZES | {"vocab_size": 0, "max_len": 0, "num_layers": 5} | image
   mixer = {"num_heads": 2}
   model = models.build("transformer", mixer=mixer, positions="none", **sizes)
-  images = jax.random.normal(jax.random.key(0), (1, 4, 6, 3))
+  images = draws.normal(0, (1, 4, 6, 3))
   rows = measured.Rows(measured.Options())
   rows.add_tokens("vit", run_of(model, images, image=(4, 6, 3)))
   n = 6 + (pool == "cls")

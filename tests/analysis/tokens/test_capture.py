@@ -11,10 +11,10 @@ from jaxformers.models.transject.layer import (
   residual_weight,
 )
 from jaxformers.models.variables import make_variables
-from tests import initial
+from tests import draws, initial
 from tests.marks import long_except
 
-IDS = jax.random.randint(jax.random.key(0), (2, 9), 1, 20).at[1, 6:].set(0)
+IDS = draws.integers(0, (2, 9), 1, 20, end=6)
 
 
 def build(name, **options):

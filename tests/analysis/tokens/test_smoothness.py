@@ -12,6 +12,7 @@ from jaxformers import models, trained
 from jaxformers.analysis.tokens import smoothness as s
 from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.models.variables import make_variables
+from tests import draws
 from tests.marks import long_except
 
 
@@ -297,7 +298,7 @@ def build(name, **options):
     num_layers=3,
     **{"d_model": 8, **options},
   )
-  ids = jax.random.randint(jax.random.key(0), (3, 9), 1, 20).at[1, 6:].set(0)
+  ids = draws.integers(0, (3, 9), 1, 20, end=6)
   init = jax.jit(functools.partial(model.init, train=False))
   return model, init(jax.random.key(1), ids)["params"], np.asarray(ids)
 

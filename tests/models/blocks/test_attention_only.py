@@ -7,11 +7,12 @@ import pytest
 
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from tests import draws
 
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_it_is_the_mixer_and_what_it_is_added_to(residual):
-  x = jax.random.normal(jax.random.key(0), (2, 6, 8))
+  x = draws.normal(0, (2, 6, 8))
   kw = {"mask": jnp.ones((2, 6), bool), "carry": None, "train": False}
   block = BLOCKS["attention_only"](
     MIXERS["linearized"], num_layers=1, residual=residual

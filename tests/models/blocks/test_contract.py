@@ -9,6 +9,7 @@ import pytest
 
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from tests import draws
 from tests.marks import long_except
 
 MIXER_OF = {
@@ -32,7 +33,7 @@ def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
   if name != "isometric":  # It has no mixer.
     mixers = [functools.partial(MIXERS[MIXER_OF[name]], **options)]
   block = BLOCKS[name](*mixers, num_layers=2)
-  x = jax.random.normal(jax.random.key(0), (2, 6, 8))
+  x = draws.normal(0, (2, 6, 8))
   mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
   kw = {"mask": mask, "carry": None, "train": False}
   params = block.init(jax.random.key(1), x, **kw)["params"]

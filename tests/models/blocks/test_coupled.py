@@ -12,7 +12,7 @@ from jaxformers import models
 from jaxformers.analysis.certificates import inverse, lipschitz
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.coupled import Coupled
-from tests import initial
+from tests import draws, initial
 from tests.assertions import assert_between
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
@@ -20,7 +20,7 @@ from tests.models.mixers.oracle import small_sizes
 MIXED = sorted(name for name, kind in models.MODELS.items() if kind.mixer)
 # A state, and a value that is handed on.
 SHORT = ("neutreno", "s5")
-IDS = jax.random.randint(jax.random.key(0), (3, 17), 1, 20).at[1, 7:].set(0)
+IDS = draws.integers(0, (3, 17), 1, 20, end=7)
 
 
 def build(name, memory="stored", num_layers=3, mixer=None, **options):
@@ -42,7 +42,7 @@ def moved(model, ids=IDS):
   """Parameters away from the start."""
   params = initial.params(model, ids)
   return jax.tree.map(
-    lambda a: a + 0.05 * jax.random.normal(jax.random.key(a.size), a.shape),
+    lambda a: a + 0.05 * draws.normal(a.size, a.shape),
     params,
   )
 
@@ -71,7 +71,7 @@ def test_a_layer_is_undone_in_float64_to_rounding():
     layers = invertible.require_layers(model.stacks()["encoder"])
     params = jax.tree.map(lambda a: a.astype(float), moved(model)["encoder"])
     (weights,) = layers.weights({"params": params})
-    x = jax.random.normal(jax.random.key(1), (2, 17, 16), float)
+    x = draws.normal(1, (2, 17, 16), float)
     mask = jnp.arange(17)[None] < jnp.array([[17], [9]])
     y, side = layers.forward(weights, x, None, mask)
     back = layers.inverse(weights, y, None, mask, side)
@@ -200,7 +200,7 @@ def test_a_bounded_mixer_gives_the_layer_an_interval(name):
       mask = jnp.ones((1, n), bool)
       return layers.forward(weights, x.reshape(1, n, d), None, mask)[0].ravel()
 
-    x = jax.random.normal(jax.random.key(0), (n * d,))
+    x = draws.normal(0, (n * d,))
     values = np.linalg.svd(jax.jit(jax.jacrev(flat))(x), compute_uv=False)
     (found,) = lipschitz.guaranteed(model, {"encoder": params}, None, [1.0])
   assert_between(values, low, high)

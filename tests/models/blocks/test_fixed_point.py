@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.models.blocks import fixed_point
+from tests import draws
 
 
 def solve(y, branch, rate, mask=None, **options):
@@ -45,7 +46,7 @@ def test_solve_waits_for_every_token_by_its_own_size():
 
 def test_solve_ends_where_a_branch_rounds():
   """As on accelerators at lower precision: a step function."""
-  y = jax.random.normal(jax.random.key(0), (50, 8))
+  y = draws.normal(0, (50, 8))
 
   def branch(x):
     return 0.49 * jax.lax.reduce_precision(x, 8, 10)

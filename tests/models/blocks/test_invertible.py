@@ -23,7 +23,7 @@ from jaxformers.models.blocks.two_branches import PreNorm
 from jaxformers.models.transject.block import Injective, TransJect
 from jaxformers.models.variables import of_stack
 from jaxformers.models.variants import Variant
-from tests import initial
+from tests import draws, initial
 from tests.marks import long_except
 
 FORMS = [
@@ -34,7 +34,7 @@ FORMS = [
   pytest.param("allpass", "", marks=pytest.mark.long),
   pytest.param("certified_s4d", "", marks=pytest.mark.long),
 ]
-IDS = jax.random.randint(jax.random.key(0), (4, 12), 1, 30).at[1, 7:].set(0)
+IDS = draws.integers(0, (4, 12), 1, 30, end=7)
 
 
 def build(name, activations, gating="paper", **options):
@@ -59,7 +59,7 @@ def moved(model, ids=IDS, alpha=1.0):
     if path[-1] == "alpha":
       flat[path] = jnp.full_like(leaf, alpha)
     elif path[-1] == "bias":
-      flat[path] = jax.random.normal(jax.random.key(2), leaf.shape)
+      flat[path] = draws.normal(2, leaf.shape)
   return flax.traverse_util.unflatten_dict(flat)
 
 

@@ -9,8 +9,9 @@ import pytest
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.norm import LayerNorm
+from tests import draws
 
-X = jax.random.normal(jax.random.key(0), (2, 5, 8))
+X = draws.normal(0, (2, 5, 8))
 KW = {"mask": jnp.ones((2, 5), bool), "carry": None}
 
 

@@ -6,6 +6,7 @@ The layers run with jit, without it and under pmap; hypothesis draws sequences.
 import functools
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
@@ -64,10 +65,11 @@ def make(label):
     for part in (layer, layer.get("residual", {})):
       if "alpha" in part:
         part["alpha"] = jnp.float32(0.8)
-  variables = of_stack(make_variables(model, params), "encoder")
+  variables = jax.jit(functools.partial(make_variables, model))(params)
+  variables = of_stack(variables, "encoder")
   layers = invertible.require_layers(model.stacks()["encoder"])
-  x = jnp.zeros((2, LENGTH, WIDTH))
-  shared = layers.shared(variables, x, MASK).value
+  x = np.zeros((2, LENGTH, WIDTH), np.float32)
+  shared = jax.jit(lambda v: layers.shared(v, x, MASK).value)(variables)
   rows = lipschitz.guaranteed(model, params, shared, [1.0] * NUM_LAYERS)
   return layers, layers.weights(variables), shared, rows
 
@@ -107,6 +109,12 @@ class PropertiesTest(chex.TestCase):
         sides.append(side)
       return x, sides
 
+    @jax.jit
+    def undo(weights, y, shared, sides):
+      for layer, side in zip(weights[::-1], sides[::-1], strict=True):
+        y = invertible.inverse(layers, layer, y, shared, MASK, side)
+      return y
+
     forward = self.variant(forward)
 
     @settings(max_examples=4)
@@ -135,9 +143,7 @@ class PropertiesTest(chex.TestCase):
           after, low_t * before, high_t * before, rtol=1e-5, atol=rounding
         )
       # Injective: the layers are undone from their output.
-      back = jnp.asarray(y)
-      for layer, side in zip(weights[::-1], sides[::-1], strict=True):
-        back = invertible.inverse(layers, layer, back, shared, MASK, side)
+      back = undo(weights, y, shared, sides)
       back = np.where(MASK[..., None], back, 0)
       chex.assert_trees_all_close(back, x, rtol=0, atol=2e-5 * np.abs(x).max())
 

@@ -9,6 +9,7 @@ import pytest
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.norm import LayerNorm
+from tests import draws
 
 
 @pytest.mark.parametrize("use_norm", [False, True])
@@ -17,7 +18,7 @@ def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
   block = BLOCKS["rezero"](
     MIXERS["softmax"], num_layers=1, mlp_dim=6, use_norm=use_norm
   )
-  x = jax.random.normal(jax.random.key(0), (1, 3, 4))
+  x = draws.normal(0, (1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
   params = block.init(jax.random.key(1), x, **kw)["params"]
   y, _ = block.apply({"params": params}, x, **kw)
@@ -39,7 +40,7 @@ def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
 
 def test_dropout_acts_in_training_only():
   block = BLOCKS["pre_norm"](MIXERS["softmax"], num_layers=1, dropout_rate=0.5)
-  x = jax.random.normal(jax.random.key(0), (1, 3, 4))
+  x = draws.normal(0, (1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None}
   variables = block.init(jax.random.key(0), x, **kw, train=False)
   rngs = {"dropout": jax.random.key(1)}
@@ -61,7 +62,7 @@ def test_layer_norm_beside_that_of_transjects_baselines():
 
 def test_megas_block_drops_the_update_once():
   """The mixer drops its h; the block drops after the feed-forward alone."""
-  x = jax.random.normal(jax.random.key(0), (2, 5, 8))
+  x = draws.normal(0, (2, 5, 8))
   kw = {"mask": jnp.ones((2, 5), bool), "carry": None}
   make = functools.partial(MIXERS["mega"], max_len=5)
   block = BLOCKS["gated"](make, num_layers=1, mlp_dim=6, dropout_rate=0.9)

@@ -1,7 +1,6 @@
 """The module of isometric layers, in a model: options, inverse, certificate."""
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,10 +9,10 @@ from jaxformers import models
 from jaxformers.analysis.certificates import inverse, lipschitz
 from jaxformers.models.isometric.layer import BOUNDS, FORMS
 from jaxformers.models.kinds import EIGENVALUES, find_kinds
-from tests import initial
+from tests import draws, initial
 from tests.assertions import assert_between
 
-IDS = jax.random.randint(jax.random.key(0), (3, 12), 1, 20).at[1, 7:].set(0)
+IDS = draws.integers(0, (3, 12), 1, 20, end=7)
 
 
 def build(
@@ -52,7 +51,7 @@ def test_numbers_come_back_too():
     d_model=8,
     num_layers=2,
   )
-  x = jax.random.normal(jax.random.key(0), (2, 9))
+  x = draws.normal(0, (2, 9))
   params = initial.params(model, x)
   hidden, side = inverse.forward(model, params, x)
   found, _ = inverse.tokens(

@@ -32,26 +32,35 @@ def layers(form="pointwise", a="wide", num_layers=3):
 
 def weights(of, seed=0, r=1.5):
   """Weights of one layer, with an a near its greatest."""
-  keys = iter(jax.random.split(jax.random.key(seed), 5))
+  rng = np.random.default_rng(seed)
+  dtype = jnp.result_type(float)
 
-  def rotations():
-    free = jax.random.normal(next(keys), (2, WIDTH, WIDTH), float)
-    return orthogonal.cayley(free)
+  def draw(*shape):
+    return rng.normal(size=shape).astype(dtype)
 
   is_pointwise = of.form == "pointwise"
-  shape = (2, WIDTH // 2)
-  sections = Sections(
-    jax.random.normal(next(keys), shape, float) - 1,
-    jax.random.normal(next(keys), shape, float),
-  )
   count = 1 if is_pointwise else 2
+  first, second = (cayley(draw(2, WIDTH, WIDTH)) for _ in range(2))
   return iso.Weights(
-    rotations(),
-    sections,
-    of.strength(jnp.asarray(r, float)),
-    jax.random.normal(next(keys), (count, WIDTH), float),
-    None if is_pointwise else rotations(),
+    first,
+    Sections(draw(2, WIDTH // 2) - 1, draw(2, WIDTH // 2)),
+    jax.jit(of.strength)(np.asarray(r, dtype)),
+    draw(count, WIDTH),
+    None if is_pointwise else second,
   )
+
+
+cayley = jax.jit(orthogonal.cayley)
+
+
+@functools.cache
+def compiled(of, name="forward"):
+  """A function of layers as one program: operations compile one by one."""
+  if name == "undo":
+    return jax.jit(functools.partial(invertible.inverse, of))
+  if name == "do":
+    return jax.jit(functools.partial(invertible.forward, of))
+  return jax.jit(getattr(of, name))
 
 
 def tokens(seed=0, n=LENGTH):
@@ -67,14 +76,17 @@ def test_a_layer_is_its_formula(form):
   with jax.enable_x64(True):
     of = layers(form)
     w, x = weights(of), tokens()
-    y, side = of.forward(w, x, None, MASK)
-    mixed = ring_filter(x @ w.mixing[0], w.sections, MASK, (1, 3)) @ w.mixing[1]
+    y, side = compiled(of)(w, x, None, MASK)
+    first, second = np.asarray(w.mixing)
+    ring = jax.jit(ring_filter, static_argnums=3)
+    mixed = np.asarray(ring(x @ first, w.sections, MASK, (1, 3))) @ second
     if form == "pointwise":
       want = np.where(mixed + w.bias > 0, 1 + w.a, 1 - w.a) * (mixed + w.bias)
     else:
       hidden = mixed
-      for matrix, bias in zip(w.feed_forward, w.bias, strict=True):
-        hidden = jax.nn.elu(hidden @ matrix + bias)
+      for matrix, bias in zip(np.asarray(w.feed_forward), w.bias, strict=True):
+        hidden = hidden @ matrix + bias
+        hidden = np.where(hidden > 0, hidden, np.expm1(np.minimum(hidden, 0)))
       want = mixed + w.a * hidden
   assert side is None
   chex.assert_trees_all_close(np.asarray(y), want, atol=1e-12, rtol=0)
@@ -106,8 +118,8 @@ def test_a_layer_is_undone(form, a, dtype, tolerance):
     w = weights(of)
     for mask in (MASK, HOLES, np.ones_like(MASK), np.zeros_like(MASK)):
       x = np.where(mask[..., None], tokens(), 0).astype(dtype)
-      y, side = invertible.forward(of, w, x, None, mask)
-      back = invertible.inverse(of, w, y, None, mask, side)
+      y, side = compiled(of, "do")(w, x, None, mask)
+      back = compiled(of, "undo")(w, y, None, mask, side)
       off = np.where(mask[..., None], np.asarray(back) - x, 0)
       limit = tolerance / (1 - float(w.a)) * (np.linalg.norm(x) + 1e-30)
       assert_between(np.linalg.norm(off), 0, limit)
@@ -118,16 +130,17 @@ def test_a_layer_is_undone(form, a, dtype, tolerance):
 def test_jacobians_have_singular_values_inside_the_certificate(form, a):
   with jax.enable_x64(True):
     of = layers(form, a)
+
+    def flat(x, w):
+      x = x.reshape(1, LENGTH, WIDTH)
+      mask = np.ones((1, LENGTH), bool)
+      return of.forward(w, x, None, mask)[0].ravel()
+
+    jacobian_of = jax.jit(lambda w, x: jax.jacrev(flat)(x, w))
     for seed in range(3):
       w = weights(of, seed)
       low, high = of.certificate(w, None, 1.0)["sequences"]
-
-      def flat(x, of=of, w=w):
-        x = x.reshape(1, LENGTH, WIDTH)
-        mask = np.ones((1, LENGTH), bool)
-        return of.forward(w, x, None, mask)[0].ravel()
-
-      jacobian = jax.jacrev(flat)(tokens(seed)[0].ravel())
+      jacobian = jacobian_of(w, tokens(seed)[0].ravel())
       values = np.linalg.svd(jacobian, compute_uv=False)
       assert_between(values, low, high, rtol=1e-12)
       # The bounds are not idle: some direction comes near to each.
@@ -144,10 +157,12 @@ def test_both_bounds_are_attained():
     for sign, bound in ((1, high), (-1, low)):
       ends = [sign * (5 + np.abs(tokens(seed))) for seed in (0, 1)]
       x = [
-        of.mix(w, jnp.asarray(end) - w.bias, MASK | True, inverse=True)
+        jax.jit(of.mix, static_argnames="inverse")(
+          w, end - w.bias, MASK | True, inverse=True
+        )
         for end in ends
       ]
-      y = [of.forward(w, end, None, MASK | True)[0] for end in x]
+      y = [compiled(of)(w, end, None, MASK | True)[0] for end in x]
       ratio = np.linalg.norm(y[0] - y[1]) / np.linalg.norm(x[0] - x[1])
       chex.assert_trees_all_close(ratio, bound, rtol=1e-9)
 
@@ -194,9 +209,9 @@ def test_tokens_of_both_kinds_of_padding_do_not_matter():
   of = layers()
   w = weights(of)
   x = tokens().astype(np.float32)
-  y, _ = of.forward(w, x, None, HOLES)
+  y, _ = compiled(of)(w, x, None, HOLES)
   x[~HOLES] = np.nan
-  other, _ = of.forward(w, x, None, HOLES)
+  other, _ = compiled(of)(w, x, None, HOLES)
   chex.assert_trees_all_equal(np.asarray(y)[HOLES], np.asarray(other)[HOLES])
 
 
@@ -207,10 +222,11 @@ def test_one_token_reaches_all_others():
   x = tokens().astype(np.float32)
   moved = x.copy()
   moved[0, 3] += 1
-  change = of.forward(w, moved, None, MASK)[0] - of.forward(w, x, None, MASK)[0]
-  sizes = np.linalg.norm(np.asarray(change)[0], axis=-1)
+  run = compiled(of)
+  after, before = (np.asarray(run(w, z, None, MASK)[0]) for z in (moved, x))
+  sizes = np.linalg.norm((after - before)[0], axis=-1)
   assert_between(sizes, 1e-4, np.inf)
-  assert not np.asarray(change)[1].any()
+  assert not (after - before)[1].any()
 
 
 def test_a_fixed_point_has_steps_enough_for_its_greatest_rate():

@@ -19,11 +19,16 @@ DILATIONS = (1, 6)  # 6 divides some lengths, and shares factors with others.
 
 def sections(count=2, seed=0):
   """Eigenvalues of |lambda| from 0.1 to 0.99, float64 where it is enabled."""
-  keys = jax.random.split(jax.random.key(seed))
-  shape = (count, WIDTH // 2)
-  decay = jax.random.uniform(keys[0], shape, minval=-4.6, maxval=0.8)
-  angle = jax.random.uniform(keys[1], shape, maxval=2 * np.pi)
-  return ring.Sections(*(x.astype(float) for x in (decay, angle)))
+  rng, shape = np.random.default_rng(seed), (count, WIDTH // 2)
+  decay, angle = rng.uniform(-4.6, 0.8, shape), rng.uniform(0, 6.28, shape)
+  dtype = jnp.result_type(float)
+  return ring.Sections(decay.astype(dtype), angle.astype(dtype))
+
+
+# One program: operations one by one take long to compile.
+ring_filter = jax.jit(
+  ring.ring_filter, static_argnums=3, static_argnames="inverse"
+)
 
 
 def oracle(x, filters, dilations):
@@ -52,7 +57,7 @@ def test_the_filter_is_the_closed_recurrence(n):
     filters = sections()
     x = rng.normal(size=(1, n, WIDTH))
     want = oracle(x[0], filters, DILATIONS)
-    full = ring.ring_filter(x, filters, np.ones((1, n), bool), DILATIONS)
+    full = ring_filter(x, filters, np.ones((1, n), bool), DILATIONS)
     chex.assert_trees_all_close(full[0], want, atol=1e-12, rtol=0)
     # The same tokens among holes, which hold anything.
     mask = np.zeros((2, 25), bool)
@@ -60,7 +65,7 @@ def test_the_filter_is_the_closed_recurrence(n):
     mask[1] = True
     longer = rng.normal(size=(2, 25, WIDTH))
     longer[0, mask[0]] = x[0]
-    y = np.asarray(ring.ring_filter(longer, filters, mask, DILATIONS))
+    y = np.asarray(ring_filter(longer, filters, mask, DILATIONS))
   chex.assert_trees_all_close(y[0, mask[0]], want, atol=1e-12, rtol=0)
   assert not y[0, ~mask[0]].any()
 
@@ -110,8 +115,8 @@ def test_full_batches_keep_norms_too(n):
   mask = np.ones((2, n), bool)
   with jax.enable_x64(True):
     filters = sections()
-    y = ring.ring_filter(x, filters, mask, (1, 19))
-    back = ring.ring_filter(y, filters, mask, (1, 19), inverse=True)
+    y = ring_filter(x, filters, mask, (1, 19))
+    back = ring_filter(y, filters, mask, (1, 19), inverse=True)
   chex.assert_trees_all_close(norms(y), norms(x), rtol=1e-12)
   assert_between(norms(np.asarray(back) - x), 0, 1e-12 * norms(x))
 
@@ -129,15 +134,17 @@ def test_gradients_are_those_of_the_formula():
         return (weights * jnp.sin(y)).sum()
 
       filters = sections()
-      grads = jax.grad(loss, (0, 1))(filters, x)
+      loss = jax.jit(loss)
+      grads = jax.jit(jax.grad(loss, (0, 1)))(filters, x)
       direction = jax.tree.map(
         lambda leaf: np.random.default_rng(2).normal(size=leaf.shape),
         (filters, x),
       )
-      products = jax.tree.map(lambda g, v: (g * v).sum(), grads, direction)
+      products = jax.tree.map(np.vdot, grads, direction)
       slope = float(sum(jax.tree.leaves(products)))
 
       def moved(step, start=(filters, x), direction=direction):
+        start = jax.tree.map(np.asarray, start)
         return jax.tree.map(lambda p, v: p + step * v, start, direction)
 
       ends = [float(loss(*moved(step))) for step in (1e-5, -1e-5)]
@@ -148,10 +155,10 @@ def test_padding_changes_nothing_and_is_never_read():
   filters = sections()
   x = np.random.default_rng(0).normal(size=(2, 30, WIDTH)).astype(np.float32)
   mask = np.arange(30)[None] < np.array([[30], [11]])
-  y = ring.ring_filter(x, filters, mask, DILATIONS)
+  y = ring_filter(x, filters, mask, DILATIONS)
   x[1, 11:] = np.nan
-  chex.assert_trees_all_equal(y, ring.ring_filter(x, filters, mask, DILATIONS))
-  alone = ring.ring_filter(x[1:, :11], filters, mask[1:, :11], DILATIONS)
+  chex.assert_trees_all_equal(y, ring_filter(x, filters, mask, DILATIONS))
+  alone = ring_filter(x[1:, :11], filters, mask[1:, :11], DILATIONS)
   # Rounding of a frequency counts 1 / (1 - |lambda|) times near a resonance.
   chex.assert_trees_all_close(y[1:, :11], alone, atol=3e-5, rtol=0)
 

@@ -12,12 +12,19 @@ from jaxformers.scan import Pair
 from tests.marks import long_except
 from tests.models.mixers import sequential
 
+# One program each: operations one by one take long to compile.
+filter_causally = jax.jit(
+  allpass.filter_causally, static_argnums=2, static_argnames="reverse"
+)
+filter_stream = jax.jit(allpass.filter_stream)
+undo_stream = jax.jit(allpass.undo_stream)
+
 CHANNELS = 3
 SMALL = {"dilations": (1, 4)}
 
 
 def pair(z, dtype=np.float64):
-  return Pair(jnp.asarray(z.real, dtype), jnp.asarray(z.imag, dtype))
+  return Pair(z.real.astype(dtype), z.imag.astype(dtype))
 
 
 def joined(z):
@@ -56,9 +63,7 @@ def test_a_section_is_its_recurrence(m, reverse):
   want, _ = section(x[:, turn], log, m)
   for dtype, tolerance in ((np.float64, 1e-13), (np.float32, 2e-6)):
     with jax.enable_x64(dtype == np.float64):
-      y = allpass.filter_causally(
-        pair(x, dtype), pair(log, dtype), m, reverse=reverse
-      )
+      y = filter_causally(pair(x, dtype), pair(log, dtype), m, reverse=reverse)
       assert y.real.dtype == dtype
     np.testing.assert_allclose(joined(y), want[:, turn], atol=tolerance)
 
@@ -74,9 +79,7 @@ def test_outputs_and_last_states_keep_the_norm(n, m, slowest):
   for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 2e-6)):
     with jax.enable_x64(dtype == np.float64):
       past = allpass.begin(2, m, CHANNELS, dtype)
-      y, past = allpass.filter_stream(
-        pair(x, dtype), pair(log, dtype), past, count
-      )
+      y, past = filter_stream(pair(x, dtype), pair(log, dtype), past, count)
     before = np.linalg.norm(x)
     after = np.hypot(
       np.linalg.norm(joined(y)), np.linalg.norm(joined(past.states))
@@ -104,9 +107,7 @@ def test_a_stream_in_parts_is_undone_exactly(m, dtype, tolerance):
       part = np.zeros((3, 14, CHANNELS), complex)
       for row in range(3):
         part[row, : count[row]] = x[row, begun[row] :][: count[row]]
-      y, past = allpass.filter_stream(
-        pair(part, dtype), pair(log, dtype), past, count
-      )
+      y, past = filter_stream(pair(part, dtype), pair(log, dtype), past, count)
       for row in range(3):
         np.testing.assert_allclose(
           joined(y)[row, : count[row]],
@@ -120,7 +121,7 @@ def test_a_stream_in_parts_is_undone_exactly(m, dtype, tolerance):
     found = np.take_along_axis(joined(past.states), order[..., None], 1)
     np.testing.assert_allclose(found, last, atol=tolerance)
     for part, y, count in reversed(parts):
-      back, past = allpass.undo_stream(y, pair(log, dtype), past, count)
+      back, past = undo_stream(y, pair(log, dtype), past, count)
       for row in range(3):
         np.testing.assert_allclose(
           joined(back)[row, : count[row]],
@@ -139,7 +140,7 @@ def test_a_cascade_looks_back_as_far_as_its_dilations():
   with jax.enable_x64(True):
     y = pair(x)
     for seed, m in enumerate(dilations):
-      y = allpass.filter_causally(y, pair(logarithms(seed, 0.2)), m)
+      y = filter_causally(y, pair(logarithms(seed, 0.2)), m)
   energy = abs(joined(y)[0]) ** 2
   np.testing.assert_allclose(energy.sum(0), 1, rtol=1e-9)
   lag = (np.arange(n)[:, None] * energy).sum(0)
@@ -155,7 +156,9 @@ def test_dilations_grow_fourfold_to_an_eighth_of_the_length():
 def outputs(params, x, options):
   """Sections one after the other, between the rotations."""
   with jax.enable_x64(True):
-    first, second = np.asarray(orthogonal.cayley(params["mixing_skew"]))
+    first, second = np.asarray(
+      jax.jit(orthogonal.cayley)(params["mixing_skew"])
+    )
   log = -(allpass.SLOWEST + np.exp(params["decay"])) + 1j * params["angle"]
   half = x.shape[1] // 2
   y = x @ first

@@ -1,11 +1,11 @@
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers.models.mixers.bigbird import bigbird, random_blocks
+from tests import draws
 from tests.models.mixers.oracle import H, agree, dense, given, heads, tokens
 
 SMALL = {"block_size": 3, "num_random": 1}
@@ -59,7 +59,7 @@ def test_all_blocks_at_random_is_softmax():
 
 
 def test_random_blocks_are_neither_near_nor_global_nor_padding():
-  order = jax.random.uniform(jax.random.key(0), (2, 16, 16))
+  order = draws.uniform(0, (2, 16, 16))
   index, counts = random_blocks(order, jnp.array([12, 3]), 14, 3)
   i = np.arange(14)[None, None, :, None]
   for b, last in enumerate((12, 3)):

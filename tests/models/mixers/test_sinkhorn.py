@@ -1,9 +1,9 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers.models.mixers.sinkhorn import sinkhorn, sort_weights
+from tests import draws
 from tests.models.mixers.oracle import (
   B,
   E,
@@ -102,7 +102,7 @@ def test_a_permutation_swaps_the_blocks():
 
 
 def test_rows_and_columns_sum_to_one_over_blocks_with_tokens():
-  logits = jax.random.normal(jax.random.key(0), (2, 1, 5, 5))
+  logits = draws.normal(0, (2, 1, 5, 5))
   filled = jnp.array([[True] * 5, [True, False, True, True, False]])
   p = np.asarray(sort_weights(logits, filled, 30))
   for b in range(2):

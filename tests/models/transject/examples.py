@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import models
+from tests import draws
 
 
 def normal(seed, *shape):
-  return jax.random.normal(jax.random.key(seed), shape)
+  return draws.normal(seed, shape)
 
 
 def prefix(lengths, n):
@@ -42,7 +43,7 @@ def compiled(model):
 def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
   """A model, its parameters with every |tanh r| = alpha, and ids."""
   model = build(num_layers, num_experts, d, **mixer)
-  ids = jax.random.randint(jax.random.key(seed), (2, 12), 1, 30)
+  ids = draws.integers(seed, (2, 12), 1, 30)
   params = compiled(model)[0](jax.random.key(seed), ids)["params"]
   flat = flax.traverse_util.flatten_dict(params)
   for path, leaf in flat.items():

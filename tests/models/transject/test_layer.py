@@ -18,7 +18,7 @@ from jaxformers.models.blocks import invertible
 from jaxformers.models.transject import layer as t
 from jaxformers.models.transject import sigma as sigmas
 from jaxformers.models.variables import DERIVED, make_variables, of_stack
-from tests import initial
+from tests import draws, initial
 from tests.marks import long_except
 from tests.models.transject.examples import (
   build,
@@ -60,7 +60,7 @@ def test_the_residual_weight_is_in_0_1_and_starts_at_0_with_a_slope():
 @pytest.mark.parametrize("shared", [False, True])
 def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
   x, u, v = normal(0, 2, n, 6), normal(1, 3, 6, 6), normal(2, 3, 6, 6)
-  sigma = jax.random.uniform(jax.random.key(3), (1 if shared else 2, 6))
+  sigma = draws.uniform(3, (1 if shared else 2, 6))
   known = t.folded(u, sigma, v) if shared and n == 3 else None
   experts = t.Experts(u, v, jnp.ones(6), jnp.ones(()), known)
   f = t.expert_outputs(x, experts, sigma)
@@ -116,7 +116,7 @@ def test_what_is_folded_once_is_what_every_call_folds(activations):
     num_layers=2,
     memory=activations,
   )
-  ids = jax.random.randint(jax.random.key(0), (3, 12), 1, 30)
+  ids = draws.integers(0, (3, 12), 1, 30)
   params = initial.params(model, ids)
   for i in range(2):
     params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(0.7)
@@ -337,9 +337,9 @@ def test_many_activations_are_negative():
 
 
 def test_the_feed_forward_is_the_formula():
-  x = jax.random.normal(jax.random.key(0), (1, 5, 4))
-  w = jax.random.normal(jax.random.key(1), (2, 4, 4))
-  b = jax.random.normal(jax.random.key(2), (2, 4))
+  x = draws.normal(0, (1, 5, 4))
+  w = draws.normal(1, (2, 4, 4))
+  b = draws.normal(2, (2, 4))
   y = np.asarray(x, np.float64)
   for i in range(2):
     y = y @ np.asarray(w[i], np.float64) + np.asarray(b[i], np.float64)
