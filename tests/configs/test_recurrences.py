@@ -8,7 +8,7 @@ import pytest
 from jaxformers import config as c
 from jaxformers import models
 from jaxformers.recipes import recurrences
-from tests import optimizers
+from tests import initial, optimizers
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
 from tests.marks import long_except
 
@@ -170,8 +170,7 @@ def test_groups_train_apart():
   model = models.build(
     "s5", vocab_size=9, max_len=8, num_classes=2, d_model=8, num_layers=1
   )
-  init = jax.jit(lambda key: model.init(key, model.example(), train=False))
-  params = init(jax.random.key(0))["params"]
+  params = initial.params(model, model.example())
   schedule = {"name": "constant", "learning_rate": 0.1}
   optimizer = config["optimizer"] | {"weight_decay": 0.0}
   tx, _ = optimizers.build(optimizer, schedule, 10, model.kinds)

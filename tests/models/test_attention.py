@@ -14,7 +14,7 @@ from jaxformers.models import attention, mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.config import field_names
 from jaxformers.models.mixers import flash
-from tests import draws
+from tests import draws, initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 
@@ -54,8 +54,7 @@ def make(name, **options):
   """A mixer, its variables, and its compiled y of (variables, x, mask)."""
   mixer = build(name, **options)
   x, mask = inputs()
-  start = functools.partial(mixer.init, carry=None, train=False)
-  params = jax.jit(lambda: start(jax.random.key(1), x, mask=mask)["params"])()
+  params = initial.params(mixer, x, mask=mask, carry=None, seed=1)
   # Nothing may hide behind a zero start.
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
 
@@ -233,12 +232,11 @@ def test_gradients_are_finite_differences(name, options):
   x, mask = inputs()
   with jax.enable_x64(True):
     mixer = mixer.clone(dtype=jnp.float64)
-    wide = functools.partial(jnp.asarray, dtype=jnp.float64)
+    wide = functools.partial(np.asarray, dtype=np.float64)
     point = (jax.tree.map(wide, variables), wide(x))
     leaves, tree = jax.tree.flatten(point)
-    keys = jax.random.split(jax.random.key(5), len(leaves))
     way = tree.unflatten(
-      jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)
+      draws.normal(i, a.shape, float) for i, a in enumerate(leaves)
     )
 
     @jax.jit

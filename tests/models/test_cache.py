@@ -9,6 +9,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models import cache
+from tests import initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 from tests.models.test_reconstruction import names
@@ -49,11 +50,11 @@ def build(name, options=(), **fields):
 
 def start(model):
   """Parameters that nothing hides behind: none of them is 0."""
-  init = functools.partial(model.init, train=False)
-  params = jax.jit(init)(jax.random.key(0), model.example())["params"]
+  params = initial.params(model, model.example())
   rng = np.random.default_rng(0)
   return jax.tree.map(
-    lambda p: p + jnp.asarray(0.2 * rng.normal(size=p.shape), p.dtype), params
+    lambda p: p + (0.2 * rng.normal(size=p.shape)).astype(p.dtype),
+    jax.device_get(params),
   )
 
 

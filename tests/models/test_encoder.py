@@ -85,7 +85,7 @@ def test_every_model_reads_images(name):
 
 def test_an_image_is_its_patches():
   model = small("transformer")
-  params = initial.params(model, IMAGES, 1)
+  params = initial.params(model, IMAGES, seed=1)
   logits = model.apply({"params": params}, IMAGES, train=False)
   one = model.apply({"params": params}, IMAGES[1:], train=False)
   np.testing.assert_allclose(one[0], logits[1], atol=1e-5)
@@ -103,7 +103,7 @@ def test_an_image_is_its_patches():
 def test_drop_path_spares_samples_whole_and_keeps_the_mean():
   model = small("transformer", block={"drop_path_rate": 0.5}, num_layers=2)
   images = jnp.broadcast_to(IMAGES[:1], (2_000, 8, 8, 3))
-  params = initial.params(model, IMAGES, 1)
+  params = initial.params(model, IMAGES, seed=1)
   logits = jax.jit(
     lambda images, key: model.apply(
       {"params": params}, images, train=True, rngs={"dropout": key}

@@ -6,7 +6,7 @@ import pytest
 
 from jaxformers.models import heads
 from jaxformers.models.heads import POOLS, ClassifierHead
-from tests import draws
+from tests import draws, initial
 
 
 @pytest.mark.parametrize("pool", sorted(POOLS.keys() - {"all_mean"}))
@@ -81,7 +81,7 @@ def test_a_pooled_vector_is_normalized_over_samples_with_tokens(strict):
 def test_hidden_layers_halve():
   head = ClassifierHead(num_classes=2, head_dim=12, head_layers=2)
   x, mask = jnp.ones((1, 2, 5)), jnp.ones((1, 2), bool)
-  params = head.init(jax.random.key(0), x, mask, train=False)["params"]
+  params = initial.params(head, x, mask)
   shapes = {name: layer["kernel"].shape for name, layer in params.items()}
   assert shapes == {"hidden": (5, 12), "hidden_1": (12, 6), "logits": (6, 2)}
 
@@ -91,7 +91,7 @@ def test_the_deviation_of_kernels_at_the_start_is_given():
 
   def deviations(**options):
     head = ClassifierHead(num_classes=200, head_dim=100, **options)
-    params = head.init(jax.random.key(0), x, mask, train=False)["params"]
+    params = initial.params(head, x, mask)
     assert not params["logits"]["bias"].any()
     return [params[name]["kernel"].std() for name in ("hidden", "logits")]
 
@@ -105,7 +105,7 @@ def test_the_deviation_of_kernels_at_the_start_is_given():
 def test_the_input_of_the_last_layer_is_dropped_in_training(head_dim):
   x, mask = jnp.ones((3, 2, 50)), jnp.ones((3, 2), bool)
   head = ClassifierHead(50, head_dim=head_dim, dropout_rate=0.25)
-  params = head.init(jax.random.key(0), x, mask, train=False)["params"]
+  params = initial.params(head, x, mask)
   eye = {"kernel": jnp.eye(50), "bias": jnp.zeros(50)}
   params = {name: eye for name in params}  # What is dropped is 0.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from tests import draws
+from tests import draws, initial
 
 IDS = draws.integers(0, (2, 9), 1, 30)
 CAUSAL = ["transformer", "neutreno", "performer", "transformer_rezero"]
@@ -23,8 +23,7 @@ def build(name="neutreno", **options):
 
 
 def parameters(model):
-  start = jax.jit(functools.partial(model.init, train=False))
-  params = start(jax.random.key(1), IDS)["params"]
+  params = initial.params(model, IDS, seed=1)
   return jax.tree.map(
     lambda leaf: leaf + 0.1 * draws.normal(2, leaf.shape),
     params,

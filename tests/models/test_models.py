@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models, orthogonal
-from tests import draws
+from tests import draws, initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
 
@@ -36,15 +36,14 @@ def make(name, **options):
   pool = "max" if "transject" in name else "mean"
   model = models.build(name, pool=pool, **SIZES, **options)
   ids = draws.integers(0, (3, 10), 1, 20)
-  ids = jnp.where(jnp.arange(10)[None] < jnp.array([[10], [6], [1]]), ids, 0)
+  ids = np.where(np.arange(10)[None] < np.array([[10], [6], [1]]), ids, 0)
   params = init(model, ids)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   return model, params, ids
 
 
 def init(model, ids):
-  make = jax.jit(functools.partial(model.init, train=False))
-  return make(jax.random.key(1), ids)["params"]
+  return initial.params(model, ids, seed=1)
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Fidelity to the first layer's values, symmetric attention, FeatScale."""
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ from jaxformers.analysis.tokens import smoothness
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.variables import make_variables
-from tests import draws
+from tests import draws, initial
 from tests.marks import long_except
 
 MASK = jnp.arange(9)[None] < jnp.array([[9], [6]])
@@ -28,9 +26,7 @@ def mixer(name, **options):
 
 
 def init(layer, carry=None):
-  return layer.init(jax.random.key(2), X, mask=MASK, carry=carry, train=False)[
-    "params"
-  ]
+  return initial.params(layer, X, mask=MASK, carry=carry, seed=2)
 
 
 def apply(layer, params, x, carry=None, mask=MASK):
@@ -176,10 +172,8 @@ def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = draws.integers(0, (4, 40), 1, 50)
   model = build(num_layers, 0.6)
-  params = jax.jit(functools.partial(model.init, train=False))(
-    jax.random.key(1), ids
-  )
-  params = jax.tree.map(lambda p: 2 * p if p.ndim > 1 else p, params["params"])
+  params = initial.params(model, ids, seed=1)
+  params = jax.tree.map(lambda p: 2 * p if p.ndim > 1 else p, params)
 
   @jax.jit  # Once, for lambda is a parameter.
   def alike(fidelity):

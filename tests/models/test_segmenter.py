@@ -10,7 +10,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models.segmenter import MaskTransformer, unit
-from tests import draws
+from tests import draws, initial
 
 IMAGES = draws.normal(0, (2, 12, 8, 3))
 
@@ -30,8 +30,7 @@ def build(name="neutreno", **options):
 
 
 def init(model):
-  start = jax.jit(functools.partial(model.init, train=False))
-  return start(jax.random.key(1), IMAGES)["params"]
+  return initial.params(model, IMAGES, seed=1)
 
 
 def logits_of(model, params, images=IMAGES):

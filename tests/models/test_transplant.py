@@ -70,7 +70,7 @@ def built(name="transformer", seed=0, **options):
   options = SIZES | {"num_classes": 3} | options
   model = models.build(name, **options)
   x = model.example()
-  return model, initial.params(model, x, seed)
+  return model, initial.params(model, x, seed=seed)
 
 
 def begun(source, start, **options):

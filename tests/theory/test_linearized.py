@@ -13,6 +13,7 @@ from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.theory import bounds
 from jaxformers.theory import linearized as lin
 from jaxformers.theory.rank import Weights
+from tests import initial
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def network(num_layers, residual, **options):
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(5, 4)))
   kw = {"mask": jnp.ones((1, 5), bool), "carry": None, "train": False}
-  layer = block.init(jax.random.key(0), x[None], **kw)["params"]
+  layer = initial.params(block, x[None], **kw)
   params = {
     f"layer_{k}": jax.tree.map(
       lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), layer

@@ -21,7 +21,7 @@ def build(name, alpha=2.0, num_layers=2, **mixer):
     num_layers=num_layers,
     mixer={"num_experts": 2, **mixer} if "transject" in name else mixer,
   )
-  params = initial.params(model, IDS, 1)
+  params = initial.params(model, IDS, seed=1)
   for i in range(num_layers):
     layer = params["encoder"][f"layer_{i}"]
     if "residual" in layer:

@@ -27,7 +27,7 @@ def build(name="transject", alpha=2.0, **mixer):
     num_layers=2,
     mixer={"num_experts": 2, **mixer} if "transject" in name else mixer,
   )
-  params = initial.params(model, IDS, 1)
+  params = initial.params(model, IDS, seed=1)
   for i in range(2):
     layer = params["encoder"][f"layer_{i}"]
     if "residual" in layer:

@@ -3,7 +3,6 @@
 import types
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -21,7 +20,7 @@ def test_data_are_described_by_what_was_read():
     "transject", vocab_size=9, max_len=6, num_classes=2, d_model=8, num_layers=1
   )
   ids = np.array([[1, 2, 3, 4, 5, 0], [1, 2, 3, 0, 0, 0]])
-  params = model.init(jax.random.key(0), ids, train=False)["params"]
+  params = initial.params(model, ids)
   run = types.SimpleNamespace(
     model=model, params=params, start=None, sample=lambda count, length: ids
   )

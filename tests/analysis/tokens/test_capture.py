@@ -30,7 +30,7 @@ def build(name, **options):
 
 
 def init(model, ids=IDS):
-  params = initial.params(model, ids, 1)
+  params = initial.params(model, ids, seed=1)
   for i in range(2):
     if "residual" in params["encoder"][f"layer_{i}"]:
       params["encoder"][f"layer_{i}"]["residual"]["alpha"] = jnp.float32(1.0)

@@ -1,5 +1,4 @@
 import csv
-import functools
 import types
 
 import jax
@@ -12,7 +11,7 @@ from jaxformers import models, trained
 from jaxformers.analysis.tokens import smoothness as s
 from jaxformers.analysis.tokens.capture import Capture, capture
 from jaxformers.models.variables import make_variables
-from tests import draws
+from tests import draws, initial
 from tests.marks import long_except
 
 
@@ -299,8 +298,7 @@ def build(name, **options):
     **{"d_model": 8, **options},
   )
   ids = draws.integers(0, (3, 9), 1, 20, end=6)
-  init = jax.jit(functools.partial(model.init, train=False))
-  return model, init(jax.random.key(1), ids)["params"], np.asarray(ids)
+  return model, initial.params(model, ids, seed=1), np.asarray(ids)
 
 
 @pytest.mark.parametrize(

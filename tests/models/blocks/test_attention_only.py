@@ -1,13 +1,12 @@
 """The block of attention alone."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
-from tests import draws
+from tests import draws, initial
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -17,7 +16,7 @@ def test_it_is_the_mixer_and_what_it_is_added_to(residual):
   block = BLOCKS["attention_only"](
     MIXERS["linearized"], num_layers=1, residual=residual
   )
-  params = block.init(jax.random.key(1), x, **kw)["params"]
+  params = initial.params(block, x, seed=1, **kw)
   mixed, _ = MIXERS["linearized"]().apply({"params": params["mixer"]}, x, **kw)
   y, _ = block.apply({"params": params}, x, **kw)
   np.testing.assert_allclose(y, mixed + residual * x, atol=1e-6)

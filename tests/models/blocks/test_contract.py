@@ -9,7 +9,7 @@ import pytest
 
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
-from tests import draws
+from tests import draws, initial
 from tests.marks import long_except
 
 MIXER_OF = {
@@ -36,7 +36,7 @@ def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
   x = draws.normal(0, (2, 6, 8))
   mask = jnp.arange(6)[None] < jnp.array([[6], [4]])
   kw = {"mask": mask, "carry": None, "train": False}
-  params = block.init(jax.random.key(1), x, **kw)["params"]
+  params = initial.params(block, x, seed=1, **kw)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   y, z = (
     block.apply({"params": params}, jnp.where(mask[..., None], x, pad), **kw)[0]

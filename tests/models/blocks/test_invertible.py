@@ -53,7 +53,7 @@ def build(name, activations, gating="paper", **options):
 
 def moved(model, ids=IDS, alpha=1.0):
   """Parameters away from the start, where alpha is 0 and so is nearly all."""
-  params = initial.params(model, ids, 1)
+  params = initial.params(model, ids, seed=1)
   flat = flax.traverse_util.flatten_dict(params)
   for path, leaf in flat.items():
     if path[-1] == "alpha":

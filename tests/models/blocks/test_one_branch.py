@@ -9,7 +9,7 @@ import pytest
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.norm import LayerNorm
-from tests import draws
+from tests import draws, initial
 
 X = draws.normal(0, (2, 5, 8))
 KW = {"mask": jnp.ones((2, 5), bool), "carry": None}
@@ -20,7 +20,7 @@ def test_it_adds_the_mixer_to_x(norm_first):
   block = BLOCKS["one_branch"](
     MIXERS["lru"], num_layers=1, norm_first=norm_first
   )
-  params = block.init(jax.random.key(1), X, train=False, **KW)["params"]
+  params = initial.params(block, X, seed=1, **KW)
   assert set(params) == {"mixer", "norm"}
   y, _ = block.apply({"params": params}, X, train=False, **KW)
 
@@ -36,7 +36,7 @@ def test_it_adds_the_mixer_to_x(norm_first):
 
 def test_dropout_takes_whole_channels():
   block = BLOCKS["one_branch"](MIXERS["lru"], num_layers=1, dropout_rate=0.5)
-  params = block.init(jax.random.key(1), X, train=False, **KW)["params"]
+  params = initial.params(block, X, seed=1, **KW)
   y, _ = block.apply(
     {"params": params}, X, train=True, rngs={"dropout": jax.random.key(2)}, **KW
   )

@@ -9,7 +9,7 @@ import pytest
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.norm import LayerNorm
-from tests import draws
+from tests import draws, initial
 
 
 @pytest.mark.parametrize("use_norm", [False, True])
@@ -20,7 +20,7 @@ def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
   )
   x = draws.normal(0, (1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
-  params = block.init(jax.random.key(1), x, **kw)["params"]
+  params = initial.params(block, x, seed=1, **kw)
   y, _ = block.apply({"params": params}, x, **kw)
   chex.assert_trees_all_equal(x, y)
   assert ("norm_mlp" in params) == use_norm
@@ -42,7 +42,7 @@ def test_dropout_acts_in_training_only():
   block = BLOCKS["pre_norm"](MIXERS["softmax"], num_layers=1, dropout_rate=0.5)
   x = draws.normal(0, (1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None}
-  variables = block.init(jax.random.key(0), x, **kw, train=False)
+  variables = {"params": initial.params(block, x, **kw)}
   rngs = {"dropout": jax.random.key(1)}
   still = block.apply(variables, x, **kw, train=False)[0]
   moved = block.apply(variables, x, **kw, train=True, rngs=rngs)[0]
@@ -66,7 +66,7 @@ def test_megas_block_drops_the_update_once():
   kw = {"mask": jnp.ones((2, 5), bool), "carry": None}
   make = functools.partial(MIXERS["mega"], max_len=5)
   block = BLOCKS["gated"](make, num_layers=1, mlp_dim=6, dropout_rate=0.9)
-  params = block.init(jax.random.key(1), x, train=False, **kw)["params"]
+  params = initial.params(block, x, seed=1, **kw)
   # Without the feed-forward's second layer nothing is left to drop.
   params["down"] = jax.tree.map(jnp.zeros_like, params["down"])
   still, _ = block.apply({"params": params}, x, train=False, **kw)

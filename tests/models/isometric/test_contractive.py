@@ -39,7 +39,7 @@ def build(name="allpass", *, causal=False, d_model=8, **options):
 
 def stack(model, seed=0, alpha=1.5):
   """The layers, and weights whose a is near its greatest."""
-  params = initial.params(model, IDS, seed)["encoder"]
+  params = initial.params(model, IDS, seed=seed)["encoder"]
   for i in range(model.config.num_layers):
     params[f"layer_{i}"]["alpha"] = jnp.float32(alpha)
   variables = of_stack(make_variables(model, {"encoder": params}), "encoder")

@@ -13,6 +13,7 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import flash
 from jaxformers.models.mixers.kernelized import kernelized
 from jaxformers.models.mixers.softmax import softmax
+from tests import draws
 
 N, E = 27, 4  # Three blocks of 8 queries, and a part of one.
 
@@ -25,8 +26,7 @@ def blocks(request, monkeypatch):
 
 
 def draw(seed, count=4):
-  keys = jax.random.split(jax.random.key(seed), count)
-  return [jax.random.normal(key, (2, 3, N, E)) for key in keys]
+  return [draws.normal(10 * seed + i, (2, 3, N, E)) for i in range(count)]
 
 
 def tokens():
@@ -38,8 +38,13 @@ def tokens():
 def pulled(attend, q, k, v, g):
   """The result at tokens, and the gradients of its product with g."""
   at = tokens()[:, None, :, None]
-  y, pull = jax.vjp(lambda *x: jnp.where(at, attend(*x), 0), q, k, v)
-  return y, pull(g)
+
+  @jax.jit
+  def run(q, k, v, g):
+    y, pull = jax.vjp(lambda *x: jnp.where(at, attend(*x), 0), q, k, v)
+    return y, pull(g)
+
+  return run(q, k, v, g)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -61,14 +66,17 @@ def test_dropped_weights_are_the_same_backwards(blocks, attend):
   q, k, _, g = draw(1)
   eye = jnp.broadcast_to(jnp.eye(N), (2, 3, N, N))
   kw = {"mask": tokens()}
-  dropout = Dropout(0.4, jax.random.key(7))
-  weights = attend(q, k, eye, dropout=Dropout(), **kw)
-  dropped = attend(q, k, eye, dropout=dropout, **kw)
+  off, dropout = Dropout(), Dropout(0.4, jax.random.key(7))
+  both = jax.jit(
+    lambda q, k: [attend(q, k, eye, dropout=d, **kw) for d in (off, dropout)]
+  )
+  weights, dropped = both(q, k)
+  weights, dropped = np.asarray(weights), np.asarray(dropped)
   kept = dropped != 0
   chex.assert_trees_all_close(
-    dropped, jnp.where(kept, weights / 0.6, 0), atol=1e-5
+    dropped, np.where(kept, weights / 0.6, 0), atol=1e-5
   )
-  seen = jnp.broadcast_to(tokens()[:, None, None], kept.shape)
+  seen = np.broadcast_to(tokens()[:, None, None], kept.shape)
   assert kept[seen].mean() == pytest.approx(0.6, abs=0.03)
   # No two blocks, samples or heads have one dropout mask.
   rows = kept[0, :, :24].reshape(-1, 8, N)
@@ -90,11 +98,18 @@ def test_a_query_that_sees_nothing_has_uniform_weights(blocks):
   q, k, v, g = draw(3)
   mask = jnp.zeros((2, N), bool)
   call = functools.partial(softmax, mask=mask, dropout=Dropout())
-  y, pull = jax.vjp(call, q, k, v)
-  mean = jnp.broadcast_to(v.mean(2, keepdims=True), v.shape)
+
+  @jax.jit
+  def run(q, k, v, g):
+    y, pull = jax.vjp(call, q, k, v)
+    return y, pull(g)[2]
+
+  y, dv = run(q, k, v, g)
+  v, g = np.asarray(v), np.asarray(g)
+  mean = np.broadcast_to(v.mean(2, keepdims=True), v.shape)
   chex.assert_trees_all_close(y, mean, atol=1e-6)
-  dv = jnp.broadcast_to(g.mean(2, keepdims=True), v.shape)
-  chex.assert_trees_all_close(pull(g)[2], dv, atol=1e-6)
+  want = np.broadcast_to(g.mean(2, keepdims=True), v.shape)
+  chex.assert_trees_all_close(dv, want, atol=1e-6)
 
 
 def test_scores_of_any_size_give_finite_gradients(blocks):
@@ -154,7 +169,9 @@ def test_a_gpus_attention_is_the_same(monkeypatch, causal):
     y = softmax(q, k, v, mask=mask, dropout=Dropout(), causal=causal)
     return (jnp.where(at, y, 0) * g).astype(jnp.float32).sum(), y
 
-  grads = jax.grad(call, (0, 1, 2), has_aux=True)
+  def grads(q, k, v):
+    return jax.jit(jax.grad(call, (0, 1, 2), has_aux=True))(q, k, v)
+
   want = grads(q, k, v)
   monkeypatch.setattr(flash, "on_one_gpu", lambda capability: True)
   monkeypatch.setattr(flash, "CUDNN", "xla")

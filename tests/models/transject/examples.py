@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import models
-from tests import draws
+from tests import draws, initial
 
 
 def normal(seed, *shape):
@@ -34,17 +34,16 @@ def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
 
 @functools.cache
 def compiled(model):
-  """The model's init and its apply, which returns hidden states too."""
-  kw = {"train": False}
-  apply = functools.partial(model.apply, mutable=["intermediates"], **kw)
-  return jax.jit(functools.partial(model.init, **kw)), jax.jit(apply)
+  """The model's apply, which returns hidden states too."""
+  kw = {"mutable": ["intermediates"], "train": False}
+  return jax.jit(functools.partial(model.apply, **kw))
 
 
 def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
   """A model, its parameters with every |tanh r| = alpha, and ids."""
   model = build(num_layers, num_experts, d, **mixer)
   ids = draws.integers(seed, (2, 12), 1, 30)
-  params = compiled(model)[0](jax.random.key(seed), ids)["params"]
+  params = initial.params(model, ids, seed=seed)
   flat = flax.traverse_util.flatten_dict(params)
   for path, leaf in flat.items():
     if path[-1] == "alpha":

@@ -10,6 +10,7 @@ import pytest
 from jaxformers import models
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from tests import initial
 from tests.models.transject.examples import build, encoder
 
 SMALL = {"num_experts": 2}
@@ -75,7 +76,7 @@ def test_the_injective_block_shares_one_alpha_with_its_mixer():
   )
   x = jnp.ones((1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None, "train": False}
-  params = block.init(jax.random.key(0), x, **kw)["params"]
+  params = initial.params(block, x, **kw)
   assert params["residual"]["alpha"].shape == ()
   assert "residual" not in params["mixer"]
   y, _ = block.apply({"params": params}, x, **kw)

@@ -42,7 +42,7 @@ def scales(params, num_layers):
 
 
 def hidden(model, params, ids):
-  _, state = compiled(model)[1]({"params": params}, ids)
+  _, state = compiled(model)({"params": params}, ids)
   return state["intermediates"]["encoder"]["hidden"]
 
 
@@ -79,7 +79,7 @@ def test_orthogonal_attention_is_x_u_sigma_v():
   # Project by rotations, as the Transformer with orthogonal parameters does.
   mixer = MIXERS["softmax"](num_heads=1, orthogonal=True, use_bias=False)
   kw = {"mask": mask, "carry": None, "train": False}
-  variables = mixer.init(jax.random.key(1), x, **kw)
+  variables = {"params": initial.params(mixer, x, seed=1, **kw)}
   _, state = mixer.apply(variables, x, **kw, mutable=["intermediates"])
   projected = state["intermediates"]["projected"][0]
   q, k, v = (projected[name][0, 0] for name in ("query", "key", "value"))
