@@ -12,6 +12,7 @@ load        opens a trained model: a run, or a folder that `save` has written
 build       returns a model of a name and sizes, a Flax module
 encoder     returns its encoder, a part of a Flax module of your own
 ModelConfig all that defines a model: model.config; build(config) reads it
+RunConfig   all that defines a run; train(config) reads it
 generate    continues prompts with a language model
 linear_scan linear recurrences of real or complex numbers, in four forms
 orthogonal  maps from free matrices to rotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
   from jaxformers import orthogonal as orthogonal
   from jaxformers import tasks as tasks
   from jaxformers.api import train as train
+  from jaxformers.config import RunConfig as RunConfig
   from jaxformers.errors import UserError as UserError
   from jaxformers.inference import TrainedModel as TrainedModel
   from jaxformers.inference import load as load
@@ -56,6 +58,7 @@ _PUBLIC = {
   **dict.fromkeys(("BLOCKS", "MIXERS", "MODELS", "Variant"), "models"),
   **dict.fromkeys(("ModelConfig", "build", "encoder", "generate"), "models"),
   **dict.fromkeys(("OPTIMIZERS", "SCHEDULES"), "training.optim"),
+  "RunConfig": "config",
   "TASKS": "tasks",
   "UserError": "errors",
   "attention": "models.attention",

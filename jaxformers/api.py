@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import inference, paths, requirements, user_code
+from jaxformers.config import RunConfig
 from jaxformers.registry import choose
 from jaxformers.tasks import PRETRAINING, STATISTICS, Task, arrays, language
 from jaxformers.tasks.arrays import Examples
@@ -24,7 +25,7 @@ INTERRUPTED = 130  # Exit status of the training loop after Ctrl-C.
 
 
 def train(
-  config: str | Path | Mapping[str, Any],
+  config: str | Path | Mapping[str, Any] | RunConfig,
   workdir: str | Path,
   *,
   train: Examples = None,
@@ -43,7 +44,7 @@ def train(
   Args:
     config: path of a config with its arguments, such as
       "lra/text:size=tiny,model=s5" or "configs/mine.py"; or a config itself,
-      such as `jaxformers.config.base` makes it.
+      such as `jaxformers.config.base` makes it, or a `RunConfig`.
     workdir: folder of the run: checkpoints, metrics, results.
     train, validation, test: examples that replace the config's task; see
       `tasks.arrays.from_arrays`. For a config of `lm/` they are lists of texts
@@ -69,7 +70,8 @@ def train(
     chosen = {*(options or {})}  # Weights replace what the config says besides.
   else:
     chosen = None
-    loaded = configs.base(**configs.plain(config))
+    fields = config.as_dict() if isinstance(config, RunConfig) else config
+    loaded = configs.base(**configs.plain(fields))
     configs.drop_replaced(loaded, options or {})
     configs.set_options(loaded, options or {})
   _check_sizes(sizes)

@@ -121,7 +121,7 @@ def test_certificates_are_the_greatest_that_hold(isometric):
   assert [c.label for c in certificates] == [str(k) for k in labels]
   sure = certified.certified_accuracy
   exact = in_float32(isometric.model)
-  for i, each in enumerate(certificates):
+  for i, each in enumerate(certificates[:1]):  # Each compiles four programs.
     batch = [{"inputs": ids[i : i + 1], "targets": labels[i : i + 1]}]
     counts = sorted({each.tokens, each.tokens + 1})
     shares = sure(exact, isometric.params, batch, counts, [each.radius])
@@ -236,7 +236,7 @@ def test_what_a_language_model_refuses():
       model.generate(prompts, 3, **options)
 
 
-CALLS = int(os.environ.get("JAXFORMERS_CALLS", "30"))
+CALLS = int(os.environ.get("JAXFORMERS_CALLS", "10"))
 
 
 def resident():

@@ -43,6 +43,15 @@ def loop(a, b, mask=None, start=None, *, reverse=False):
   return states, h
 
 
+def scanned(a, b, *, mask=None, initial=None, **options):
+  """`linear_scan` as one program, traced anew for what a test has patched."""
+
+  def run(a, b, mask, initial):
+    return linear_scan(a, b, mask=mask, initial=initial, **options)
+
+  return jax.jit(run)(a, b, mask, initial)
+
+
 def draw(rng, shape, *, is_complex):
   x = rng.uniform(-0.7, 0.7, shape)
   return x + 1j * rng.uniform(-0.7, 0.7, shape) if is_complex else x
@@ -89,11 +98,11 @@ def test_states_are_those_of_a_loop(kind, shape, monkeypatch):
       monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
       want = loop(a, b, mask, first, reverse=reverse)
       options = {"mask": mask, "initial": first, "reverse": reverse}
-      got = linear_scan(a, b, **options, form=form)
+      got = scanned(a, b, **options, form=form)
       chex.assert_trees_all_close(got, want, atol=1e-12, rtol=0)
   single = np.complex64 if is_complex else np.float32
   a, b, start = (x.astype(single) for x in (a, b, start))
-  got = linear_scan(a, b, mask=mask, initial=start, form=form)
+  got = scanned(a, b, mask=mask, initial=start, form=form)
   want = loop(*(np.asarray(x, complex) for x in (a, b)), mask, start)
   want = want if is_complex else jax.tree.map(np.real, want)
   chex.assert_trees_all_close(got, want, atol=5e-6, rtol=0)
@@ -106,7 +115,7 @@ def test_one_factor_for_all_steps_needs_no_implicit_axes(form, strict):
   def total(a, b):
     return linear_scan(a, b, form=form)[0].sum()
 
-  grads = jax.grad(total, (0, 1))(jnp.full((3,), 0.5), b)
+  grads = jax.jit(jax.grad(total, (0, 1)))(jnp.full((3,), 0.5), b)
   chex.assert_trees_all_equal_shapes(grads, (jnp.ones(3), b))
 
 
@@ -122,20 +131,22 @@ def test_gradients_are_finite_differences(kind, backend, monkeypatch):
   weights = [draw(rng, x.shape, is_complex=is_complex) for x in (b, start)]
 
   def loss(a, b, start):
-    states = linear_scan(a, b, mask=mask, initial=start, form=form)
+    states = scanned(a, b, mask=mask, initial=start, form=form)
     return sum((w * x).real.sum() for w, x in zip(weights, states, strict=True))
 
   with jax.enable_x64(True):
-    args = [jnp.asarray(x) for x in (a, b, start)]
+    args = [a, b, start]
     steps = [draw(rng, x.shape, is_complex=is_complex) for x in args]
     gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(*args)
     size = 1e-6
+    loss = jax.jit(loss)
     ends = [
       loss(*(x + sign * size * d for x, d in zip(args, steps, strict=True)))
       for sign in (1, -1)
     ]
     want = (ends[0] - ends[1]) / (2 * size)
-    got = sum((g * d).real.sum() for g, d in zip(gradients, steps, strict=True))
+    pairs = zip(map(np.asarray, gradients), steps, strict=True)
+    got = sum((g * d).real.sum() for g, d in pairs)
     assert float(got) == pytest.approx(float(want), rel=1e-7)
 
 
@@ -147,18 +158,18 @@ def test_a_step_that_is_left_out_is_as_if_it_were_not_there(form, varies):
   mask = np.zeros((2, 20), bool)
   mask[:, kept] = True
   few = a[:, kept] if varies else a
-  want, last = linear_scan(few, b[:, kept], form=form)
+  want, last = scanned(few, b[:, kept], form=form)
   # Not even numbers that are not finite come through, nor into gradients.
   b = np.where(mask[..., None], b, np.nan)
   a = np.where(mask[..., None], a, np.nan) if varies else a
-  states, got = linear_scan(a, b, mask=mask, form=form)
-  chex.assert_trees_all_close(states[:, kept], want, atol=1e-6)
+  states, got = scanned(a, b, mask=mask, form=form)
+  chex.assert_trees_all_close(np.asarray(states)[:, kept], want, atol=1e-6)
   chex.assert_trees_all_close(got, last, atol=1e-6)
 
   def loss(a, b):
-    return jnp.abs(linear_scan(a, b, mask=mask, form=form)[0][:, kept]).sum()
+    return jnp.abs(scanned(a, b, mask=mask, form=form)[0][:, kept]).sum()
 
-  chex.assert_tree_all_finite(jax.grad(loss, (0, 1))(a, b))
+  chex.assert_tree_all_finite(jax.jit(jax.grad(loss, (0, 1)))(a, b))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -166,7 +177,7 @@ def test_half_precision_is_of_the_results_alone(form):
   rng = np.random.default_rng(0)
   a = jnp.full(3, 0.999, jnp.bfloat16)
   b = jnp.asarray(rng.uniform(size=(1, 2_000, 3)), jnp.bfloat16)
-  states, last = linear_scan(a, b, form=form)
+  states, last = scanned(a, b, form=form)
   assert (states.dtype, last.dtype) == (jnp.bfloat16, jnp.float32)
   want, _ = loop(np.asarray(a, float), np.asarray(b, float))
   chex.assert_trees_all_close(last, want[:, -1], rtol=1e-5)
@@ -178,13 +189,14 @@ def test_pairs_are_complex_numbers(form):
   a, b, _, start = case(
     (2, 20, 3), is_complex=True, varies=False, is_masked=False
   )
-  want, last = linear_scan(a, b, initial=start, form=form)
+  want, last = scanned(a, b, initial=start, form=form)
   a, b, start = ((x.real, x.imag) for x in (a, b, start))
-  got, end = linear_scan(a, b, initial=start, form=form)
-  chex.assert_trees_all_close(got[0] + 1j * got[1], want, atol=1e-6)
-  chex.assert_trees_all_close(end[0] + 1j * end[1], last, atol=1e-6)
+  got, end = scanned(a, b, initial=start, form=form)
+  got, end = (np.asarray(x[0]) + 1j * np.asarray(x[1]) for x in (got, end))
+  chex.assert_trees_all_close(got, want, atol=1e-6)
+  chex.assert_trees_all_close(end, last, atol=1e-6)
   # Complex factors make complex states of real numbers.
-  states, _ = linear_scan(a, b[0], form=form)
+  states, _ = scanned(a, b[0], form=form)
   assert jnp.iscomplexobj(states)
 
 
@@ -201,12 +213,12 @@ def test_the_form_is_chosen(monkeypatch):
   a, b, mask, _ = case(
     (2, 20, 3), is_complex=True, varies=False, is_masked=True
   )
-  want = linear_scan(a, b, mask=mask, form="scan")
+  want = scanned(a, b, mask=mask, form="scan")
   for backend in ("cpu", "gpu", "tpu"):
     monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-    chex.assert_trees_all_close(linear_scan(a, b, mask=mask), want, atol=1e-6)
+    chex.assert_trees_all_close(scanned(a, b, mask=mask), want, atol=1e-6)
     chex.assert_trees_all_close(
-      linear_scan(a, b), linear_scan(a, b, form="scan"), atol=1e-6
+      linear_scan(a, b), scanned(a, b, form="scan"), atol=1e-6
     )
 
 
@@ -241,13 +253,13 @@ def test_real_and_complex_numbers_go_together(form, monkeypatch):
   for backend in ("cpu", "gpu"):
     monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
     for key, args in (("real a", (a, b)), ("complex a", (a + 0j, b.real))):
-      states, _ = linear_scan(*args, form=form)
+      states, _ = scanned(*args, form=form)
       chex.assert_trees_all_close(states, loop(*args)[0], atol=1e-6)
 
       def loss(a, b):
-        return jnp.abs(linear_scan(a, b, form=form)[0]).sum()
+        return jnp.abs(scanned(a, b, form=form)[0]).sum()
 
-      gradients[backend, key] = jax.grad(loss, (0, 1))(*args)
+      gradients[backend, key] = jax.jit(jax.grad(loss, (0, 1)))(*args)
   for key in ("real a", "complex a"):
     on_cpu, on_gpu = (gradients[backend, key] for backend in ("cpu", "gpu"))
     chex.assert_trees_all_close(on_cpu, on_gpu, atol=1e-4)
@@ -260,22 +272,22 @@ def test_factors_and_starts_are_spread_over_the_channels(form, monkeypatch):
     (2, 20, 2, 3), is_complex=False, varies=False, is_masked=False
   )
   for a in (np.float32(0.9), np.array([0.5, -0.3, 0.9])):
-    states, _ = linear_scan(a, b, form=form)
+    states, _ = scanned(a, b, form=form)
     chex.assert_trees_all_close(states, loop(a, b)[0], atol=1e-6)
   # A complex start makes complex states of real numbers.
   for backend in ("cpu", "gpu"):
     monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
     begin = start + 1j
-    states, _ = linear_scan(a, b, initial=begin, form=form)
+    states, _ = scanned(a, b, initial=begin, form=form)
     chex.assert_trees_all_close(states, loop(a, b, None, begin)[0], atol=1e-6)
   # So do integers make numbers with fractions.
-  states, _ = linear_scan(0.5, np.ones((1, 3, 1), int), form=form)
+  states, _ = scanned(0.5, np.ones((1, 3, 1), int), form=form)
   chex.assert_trees_all_close(states[0, :, 0], jnp.array([1.0, 1.5, 1.75]))
 
 
 @pytest.mark.parametrize("form", long_except(("scan", "chunked"), FORMS))
 def test_long_rotations_keep_their_angle(form):
   a, b = np.exp(np.array([3.1j])), np.zeros((1, 4_000, 1))
-  states, _ = linear_scan(a, b, initial=np.ones((1, 1)), form=form)
+  states, _ = scanned(a, b, initial=np.ones((1, 1)), form=form)
   want = np.exp(3.1j * np.arange(1, 4_001))
-  chex.assert_trees_all_close(states[0, :, 0], want, atol=5e-4)
+  chex.assert_trees_all_close(np.asarray(states)[0, :, 0], want, atol=5e-4)

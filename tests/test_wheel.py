@@ -73,6 +73,7 @@ def test_it_has_all_files(installed):
   assert not [name for name in names if name.startswith(("tests", "docs"))]
 
 
+@pytest.mark.long
 def test_the_first_minutes(installed, tmp_path):
   _, target = installed
   listed = run(target, tmp_path, "-m", "jaxformers", "configs")

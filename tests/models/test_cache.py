@@ -52,10 +52,11 @@ def start(model):
   """Parameters that nothing hides behind: none of them is 0."""
   params = initial.params(model, model.example())
   rng = np.random.default_rng(0)
-  return jax.tree.map(
+  moved = jax.tree.map(
     lambda p: p + (0.2 * rng.normal(size=p.shape)).astype(p.dtype),
     jax.device_get(params),
   )
+  return jax.device_put(moved)
 
 
 def ids():

@@ -36,7 +36,8 @@ def make(name, **options):
   pool = "max" if "transject" in name else "mean"
   model = models.build(name, pool=pool, **SIZES, **options)
   ids = draws.integers(0, (3, 10), 1, 20)
-  ids = np.where(np.arange(10)[None] < np.array([[10], [6], [1]]), ids, 0)
+  seen = np.arange(10)[None] < np.array([[10], [6], [1]])
+  ids = jax.device_put(np.where(seen, ids, 0))
   params = init(model, ids)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
   return model, params, ids

@@ -144,7 +144,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(
 
 
 # One of each way in which a layer draws, carries, or has a block.
-SOME_MODELS = ("informer", "mega", "s5", "transject")
+SOME_MODELS = ("informer", "mega", "transject")
 
 
 @pytest.mark.parametrize("model", long_except(SOME_MODELS, sorted(MODELS)))

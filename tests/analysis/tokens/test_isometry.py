@@ -89,9 +89,8 @@ def test_the_jacobian_is_that_of_the_tokens():
   spectra = isometry.measure_spectra(model, params, IDS)
   variables = make_variables(model, params)
   embedded = capture(model, variables, IDS).hidden
-  slopes = jax.jacrev(lambda x: capture(model, variables, IDS, x).hidden[1:])(
-    embedded[0]
-  )
+  hidden = jax.jit(lambda x: capture(model, variables, IDS, x).hidden[1:])
+  slopes = jax.jit(jax.jacrev(hidden))(embedded[0])
   for sample, n in enumerate(NUM_TOKENS):
     of_all, first = (
       isometry.decompose(
@@ -118,7 +117,8 @@ def test_the_jacobian_is_that_of_the_tokens():
     arguments = {"mask": IDS > 0, "carry": carry, "train": False}
     return block.apply(weights, x, **arguments)[0]
 
-  slope = jax.jacrev(second)(embedded[1])[0, :, :, 0].reshape(32, 32)
+  slope = jax.jit(jax.jacrev(second))(embedded[1])
+  slope = np.asarray(slope)[0, :, :, 0].reshape(32, 32)
   np.testing.assert_allclose(
     spectra["2"][0].values,
     isometry.decompose(slope).values,
