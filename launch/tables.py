@@ -118,7 +118,7 @@ def _print_estimates(
     f"{rate / 1e9:,.0f} GFLOP/s. Estimated, not measured."
   )
   if accelerator:
-    dtypes = sorted({config["model"]["dtype"] for config in configs})
+    dtypes = sorted({config.model.dtype for config in configs})
     peaks = " and ".join(
       f"{estimates.accelerator_rate(accelerator, dtype) / 1e12:,.0f} TFLOP/s "
       f"in {dtype}"

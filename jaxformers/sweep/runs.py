@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +217,12 @@ class Sweep:
 
 
 def _check_distinct(
-  cells: Sequence[Cell], cell_configs: Sequence[Mapping[str, Any]]
+  cells: Sequence[Cell], cell_configs: Sequence[RunConfig]
 ) -> None:
   """Raises UserError for cells with equal configs or folders."""
   seen: dict[str, Cell] = {}
   for cell, config in zip(cells, cell_configs, strict=True):
-    for key in (json.dumps(config, sort_keys=True), str(cell.folder)):
+    for key in (json.dumps(config.as_dict()), str(cell.folder)):
       if key in seen:
         raise UserError(
           f"{seen[key].title} and {cell.title} are one run: list every run "

@@ -352,7 +352,11 @@ def draw_boxes(
   """
   from matplotlib.colors import to_rgba
 
-  categories = list(dict.fromkeys(c for g in groups.values() for c in g))
+  # Runs differ in depth: layers by number, then "all".
+  named = dict.fromkeys(c for g in groups.values() for c in g)
+  categories = sorted(
+    named, key=lambda c: int(c) if str(c).isdigit() else math.inf
+  )
   trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
   for number, (label, group) in enumerate(groups.items()):

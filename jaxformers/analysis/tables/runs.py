@@ -52,7 +52,8 @@ class RunRecord:
       records, damaged = workdirs.read_metrics(self.folder)
     except UserError as error:
       return [], str(error)
-    expected = self.results["metrics_records"]
+    # A run that has not ended has no results.
+    expected = self.results.get("metrics_records", len(records))
     problem = ""
     if damaged:
       problem = f"{path}: lines {damaged} are damaged."

@@ -165,7 +165,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   loaded = trained.load
   model, params = build()
   run = types.SimpleNamespace(
-    config={"model": {"name": "transject"}},
+    config=types.SimpleNamespace(model=model.config),
     task=types.SimpleNamespace(name="listops"),
     model=model,
     params=params,

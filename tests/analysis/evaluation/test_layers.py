@@ -39,7 +39,7 @@ def make(name, **options):
 def build(name, alpha=None):
   wiring = {"num_experts": 2} if name == "transject" else {"num_heads": 2}
   model = make(name, mixer=wiring)
-  params = initial.params(model, jnp.asarray(IDS), 1)
+  params = initial.params(model, jnp.asarray(IDS), seed=1)
   if alpha is not None:
     for k in range(2):
       residual = params["encoder"][f"layer_{k}"]["residual"]

@@ -34,7 +34,7 @@ def run():
   task = types.SimpleNamespace(
     name="language", max_len=6, splits={"test": Segments(TOKENS, 6, 6)}
   )
-  config = {"model": {"name": "transformer"}}
+  config = types.SimpleNamespace(model=model.config)
   return trained.Trained(config, task, model, params, 5)
 
 

@@ -46,7 +46,8 @@ def run():
   task = types.SimpleNamespace(
     name="boxes", splits={"test": images}, classes=CLASSES
   )
-  config = {"model": {"name": "bright"}}
+  model = types.SimpleNamespace(name="bright")
+  config = types.SimpleNamespace(model=model)
   return trained.Trained(config, task, Bright(), {}, 3)
 
 

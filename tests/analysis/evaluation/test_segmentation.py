@@ -1,6 +1,7 @@
 """Mean IoU by windows that slide."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -32,9 +33,8 @@ def run(tmp_path_factory):
     **task.sizes(),
   )
   params = initial.params(model, model.example())
-  return trained.Trained(
-    {"model": {"name": "neutreno"}}, task, model, params, 7
-  )
+  config = types.SimpleNamespace(model=model.config)
+  return trained.Trained(config, task, model, params, 7)
 
 
 def test_windows_that_agree_with_the_whole():

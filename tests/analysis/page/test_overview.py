@@ -1,8 +1,8 @@
 """Figures and tables of runs without their models."""
 
-import json
 from pathlib import Path
 
+from jaxformers import workdirs
 from jaxformers.analysis.page import overview
 from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
 
@@ -50,10 +50,10 @@ def test_speeds_are_medians_over_what_was_logged(tmp_path):
   for seed, rates in enumerate(((1.0, 9.0), (5.0,))):
     folder = tmp_path / f"{seed}"
     folder.mkdir()
-    lines = [{"step": 1, "validation/loss": 2.0}]
-    lines += [{"step": 1, "examples_per_second": rate} for rate in rates]
-    text = "\n".join(map(json.dumps, lines))
-    (folder / "metrics.jsonl").write_text(text + '\n{"cut sh')
+    scalars = [{"validation/loss": 2.0}]
+    scalars += [{"examples_per_second": rate} for rate in rates]
+    text = "".join(workdirs.metrics_line(1, line) for line in scalars)
+    (folder / "metrics.jsonl").write_text(text + '{"cut sh')
     config = {"seed": seed, "task": {"name": "t"}, "model": {"name": "m"}}
     hardware = {"devices": 2, "device_kind": "cpu"}
     ended = {"parameters": 1_234, "parameter_ratio": 0.5, "hardware": hardware}

@@ -19,6 +19,17 @@ def test_a_box_has_the_quartiles_of_what_is_finite():
   assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "1"]
 
 
+def test_boxes_of_runs_of_other_depths_stand_in_the_order_of_layers():
+  from matplotlib.figure import Figure
+
+  axes = Figure().subplots()
+  layers = {"short": ("1", "2", "all"), "deep": ("1", "2", "3", "10", "all")}
+  groups = {k: dict.fromkeys(names, [1.0]) for k, names in layers.items()}
+  f.draw_boxes(axes, groups)
+  shown = [tick.get_text() for tick in axes.get_xticklabels()]
+  assert shown == ["1", "2", "3", "10", "all"]
+
+
 def test_lines_differ_in_more_than_colour():
   seen = {tuple(sorted(f.style(k).items())) for k in range(12)}
   assert len(seen) == 12

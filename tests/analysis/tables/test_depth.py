@@ -31,6 +31,7 @@ def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
     "selection": "validation",
     "train_seconds": 1.0,
     "metric": "perplexity",
+    "metrics_records": 0,
     "seed": seed,
     "loss": loss,
     "perplexity": math.exp(loss),

@@ -42,6 +42,8 @@ def run(task, model, seed, accuracy, d_model=64, protocol="paper", **config):
     "train_seconds": 1.0,
     "seed": seed,
     "accuracy": accuracy,
+    "metric": "accuracy",
+    "metrics_records": 0,
     "examples": column.examples if column else 2_000,
     "config": {"seed": seed, "task": {}, "model": sizes} | config,
   }
@@ -259,7 +261,8 @@ def scenes(model="neutreno", fidelity=0.6, **fields):
   mixer = {"fidelity": fidelity} if model == "neutreno" else {}
   result["config"]["model"]["mixer"] = mixer
   result["config"] |= fields
-  return result | {"mean_iou": 0.3, "metric": "mean_iou"}
+  crop = {"split": "test", "crop": "centre", "scales": [1.0], "flip": False}
+  return result | {"mean_iou": 0.3, "metric": "mean_iou", "scored": crop}
 
 
 SLIDING = {"stride": 480, "scales": [1.0], "flip": False}
@@ -294,7 +297,7 @@ def test_a_crop_is_not_windows_that_slide():
 
 def test_windows_side_by_side_are_not_a_window_that_moves_by_a_word():
   result = run("language", "neutreno", 0, 0.0, protocol="jaxformers")
-  result |= {"perplexity": 40.0, "max_len": 256}
+  result |= {"perplexity": 40.0, "max_len": 256, "scored": {"stride": 256}}
   result["data"] = {"source": "wikitext-103"}
   test, valid = "test perplexity", "valid perplexity"
   score = score_of(papers.NEUTRENO_3, [result], "neutreno", test)
