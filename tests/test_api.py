@@ -110,10 +110,11 @@ def test_a_run_goes_on_with_the_same_examples(texts_model):
       lambda rng: rng.integers(0, 256, (40, 8, 8, 3), np.uint8),
       {},
     ),
-    (
+    pytest.param(
       "lra/listops:size=tiny,model=transject",
       lambda rng: rng.integers(1, 9, (40, 12)),
       {},
+      marks=pytest.mark.long,  # Ids are masked below.
     ),
     (
       "lra/listops:size=tiny,model=transformer,objective=masked",

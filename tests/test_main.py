@@ -15,7 +15,7 @@ import pytest
 from jaxformers import main, workdirs
 from tests.marks import FAST_COMPILE, long_except
 
-KILLS = int(os.environ.get("JAXFORMERS_KILLS", "2"))
+KILLS = int(os.environ.get("JAXFORMERS_KILLS", "1"))
 PAIRS = int(os.environ.get("JAXFORMERS_PAIRS", "3"))
 TIMES = ("train_seconds", "wall_seconds")
 

@@ -67,6 +67,7 @@ def score(name, task):
   return (outputs.argmax(-1) == targets).mean(), model.results["accuracy"]
 
 
+@pytest.mark.long
 def test_the_language_model_expects_english():
   """Words of reviews are likelier than the same letters in another order."""
   model = jf.load("zoo:language-allpass")
