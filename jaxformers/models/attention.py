@@ -480,8 +480,8 @@ class Attention(nn.Module):
     """Attends to earlier tokens in the cache, too."""
     if self.step is None:
       raise UserError(
-        "This mixer does not go on from a cache: choose softmax, linear, lru, "
-        "s5, s4d, mega, rglru or mamba, or apply the model to all tokens."
+        "This mixer does not go on from a cache: choose "
+        f"{', '.join(names_with_step())}, or apply the model to all tokens."
       )
     options = dict(self.options)
     check_causal(self, causal=options.pop("causal"))
@@ -695,6 +695,7 @@ def attention(
     settable = _settable_attributes(signature.tools)
     mixer.options = (*signature.options, *settable)
     mixer.owners = (Attention, attend)
+    mixer.has_step = step is not None
     mixer.defaults = defaults
     mixer.growth = growth
     mixer.__doc__, mixer.__module__ = attend.__doc__, attend.__module__
@@ -702,6 +703,11 @@ def attention(
     return attend
 
   return register
+
+
+def names_with_step() -> list[str]:
+  """Returns the names of the mixers that go on from a cache."""
+  return [name for name in MIXERS if getattr(MIXERS[name], "has_step", False)]
 
 
 # Attributes of `Attention` that the registration sets.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.models import cache
+from jaxformers.models import attention, cache
 from tests import initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
@@ -17,6 +17,7 @@ from tests.models.test_reconstruction import names
 N = 13
 # Models whose mixer goes on from a cache, and options that change how.
 STEPPING = [
+  ("allpass", {}),
   ("linear_transformer", {}),
   ("lru", {}),
   ("mamba", {}),
@@ -28,6 +29,12 @@ STEPPING = [
   ("s5", {}),
   ("transformer", {"rotary": True}),
 ]
+
+
+def test_every_mixer_with_a_step_is_compared():
+  compared = {models.MODELS[name].mixer for name, _ in STEPPING}
+  assert compared == {*attention.names_with_step()}
+
 
 SOME = ("linear_transformer", "mega", "s5", "transformer")
 
@@ -179,7 +186,7 @@ def test_what_cannot_go_on_says_so():
       {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
     )
   model = build("performer")
-  with pytest.raises(ValueError, match="does not go on from a cache: choose"):
+  with pytest.raises(ValueError, match=r"does not go on.*choose.*allpass.*s5"):
     model.apply(
       {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
     )

@@ -270,6 +270,7 @@ class AllPass(nn.Module):
     "decay": EIGENVALUES,
     "angle": EIGENVALUES,
   }
+  has_step: ClassVar[bool] = True  # It goes on from a cache.
   is_bounded: ClassVar[bool] = True  # It has a Lipschitz constant, `gain`.
   has_limit: ClassVar[bool] = False  # max_len sets dilations alone.
 

@@ -53,6 +53,7 @@ class Mamba(nn.Module):
   """
 
   kinds: ClassVar[dict[str, str]] = {"A_log": EIGENVALUES}
+  has_step: ClassVar[bool] = True  # It goes on from a cache.
 
   state_size: Size = 16
   expansion: SmallCount = 2

@@ -115,6 +115,7 @@ class Mega(nn.Module):
     "delta": EIGENVALUES,
     "alpha": EIGENVALUES,
   }
+  has_step: ClassVar[bool] = True  # It goes on from a cache.
 
   state_size: Size = 16
   query_dim: Size = 64

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxformers.errors import UserError
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import kernel_init
+from jaxformers.models.attention import MIXERS, kernel_init, names_with_step
 from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.parallel import dot_general, product
@@ -132,6 +132,7 @@ class Recurrence(nn.Module):
   """
 
   activation: ClassVar[str] = "gelu_tanh"
+  has_step: ClassVar[bool] = True  # It goes on from a cache.
 
   causal: bool = False
   glu: str = "full"
@@ -219,7 +220,9 @@ def short_convolution(
 def check_only_causal(name: str, *, causal: bool) -> None:
   """Raises UserError for causal=False of a mixer that has one direction."""
   if not causal:
+    recurrent = names_with_step()
+    both = [n for n in recurrent if getattr(MIXERS[n], "causal", None) is False]
     raise UserError(
       f"The mixer {name!r} reads earlier tokens alone: leave out causal=False, "
-      "or choose lru, s5, s4d or mega."
+      f"or choose one of both directions: {', '.join(both)}."
     )

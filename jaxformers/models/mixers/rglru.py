@@ -48,6 +48,7 @@ class RGLRU(nn.Module):
   """
 
   kinds: ClassVar[dict[str, str]] = {"Lambda": EIGENVALUES}
+  has_step: ClassVar[bool] = True  # It goes on from a cache.
 
   width: OptionalSize = 0
   num_heads: Width = 2

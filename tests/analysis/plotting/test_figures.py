@@ -24,7 +24,7 @@ def test_boxes_of_runs_of_other_depths_stand_in_the_order_of_layers():
 
   axes = Figure().subplots()
   layers = {"short": ("1", "2", "all"), "deep": ("1", "2", "3", "10", "all")}
-  groups = {k: dict.fromkeys(names, [1.0]) for k, names in layers.items()}
+  groups = {k: {name: [1.0] for name in v} for k, v in layers.items()}
   f.draw_boxes(axes, groups)
   shown = [tick.get_text() for tick in axes.get_xticklabels()]
   assert shown == ["1", "2", "3", "10", "all"]
