@@ -83,7 +83,7 @@ class ScheduleChoice(Choice):
     return int(self.options.get("warmup_steps", 0))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class ModelFields:
   """Section `config.model`: what defines a model besides the sizes of its task.
 
