@@ -70,7 +70,9 @@ def train(
     chosen = {*(options or {})}  # Weights replace what the config says besides.
   else:
     chosen = None
-    fields = config.as_dict() if isinstance(config, RunConfig) else config
+    # Defaults are nobody's choice: weights may replace them.
+    is_typed = isinstance(config, RunConfig)
+    fields = config.without_defaults() if is_typed else config
     loaded = configs.base(**configs.plain(fields))
     configs.drop_replaced(loaded, options or {})
     configs.set_options(loaded, options or {})

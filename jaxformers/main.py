@@ -258,10 +258,13 @@ def _parse(argv: list[str]) -> Command:
     # A wrong field or seed ends here, before JAX is imported.
     loaded = configs.load(FLAGS.config)
     config = configs.override(loaded, overrides)
-    checked = RunConfig.from_dict(config)
+    # Weights that the run begins with may complete its model later.
+    if not config.get("pretrained"):
+      RunConfig.from_dict(config)
     seeds = cli.numbers("seeds", FLAGS.seeds)
     if not FLAGS.eval_only:
-      requirements.require_logs(checked.logs)
+      logs = ("tensorboard", "wandb")
+      requirements.require_logs(name for name in logs if config.get(name))
     return Command(loaded, config, configs.values_of(overrides), seeds)
   except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)

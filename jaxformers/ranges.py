@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import numbers
 import os
+import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from ml_collections import ConfigDict
@@ -86,11 +88,13 @@ class Range:
     kind: int, float (which accepts integers), bool, str or dict.
     interval: lowest and highest number; None if there is none.
     is_list: True for a list of such values.
+    is_optional: True if None is allowed, too.
   """
 
   kind: type
   interval: Interval | None = None
   is_list: bool = False
+  is_optional: bool = False
 
   def __str__(self) -> str:
     """Describes the values in words."""
@@ -109,6 +113,8 @@ class Range:
       path: name of the option with its sections, such as "config.optimizer.b2".
       value: value of the option.
     """
+    if value is None and self.is_optional:
+      return
     if self.is_list and not isinstance(value, list | tuple):
       raise UserError(f"{path}={value!r} is not of type list: give {self}.")
     for entry in value if self.is_list else [value]:
@@ -144,26 +150,55 @@ def check(owner: Any, options: Mapping[str, Any], section: str = "") -> None:
       allowed[name].check(f"{section}.{name}" if section else name, value)
 
 
-@functools.cache
 def of(owner: Any) -> Mapping[str, Range]:
   """Returns the ranges of the options of a function or a class, by name.
 
+  An annotation that cannot be read, such as one of a name under
+  `TYPE_CHECKING`, stands for no range.
+
   Args:
-    owner: function or class; or a registered factory, whose attribute
-      `owners` lists the functions and classes that have its options.
+    owner: function or class; or what has an attribute `owners`, which lists the
+      functions and classes that have its options.
   """
   ranges: dict[str, Range] = {}
   for part in getattr(owner, "owners", (owner,)):
     while isinstance(part, functools.partial):
       part = part.func
-    hints = typing.get_type_hints(part, include_extras=True)
-    found = {name: _read(hint) for name, hint in hints.items()}
-    ranges |= {name: span for name, span in found.items() if span}
+    # Other callables, such as instances, have no annotations of their own.
+    if inspect.isclass(part) or inspect.isfunction(part):
+      ranges |= _of_part(part)
   return ranges
 
 
+@functools.cache
+def _of_part(part: Any) -> Mapping[str, Range]:
+  """Returns the ranges of one function, or of one class and its bases."""
+  ranges: dict[str, Range] = {}
+  is_class = inspect.isclass(part)
+  for place in reversed(part.__mro__) if is_class else [inspect.unwrap(part)]:
+    names = vars(sys.modules[place.__module__])
+    # A class without annotations would show those of its base.
+    hints = vars(place).get("__annotations__", {})
+    hints = hints if is_class else place.__annotations__
+    for name, hint in hints.items():
+      if span := _read(_resolve(hint, names)):
+        ranges[name] = span
+  return ranges
+
+
+def _resolve(hint: Any, names: dict[str, Any]) -> Any:
+  """Returns what an annotation stands for; None if it cannot be told."""
+  text = hint.__forward_arg__ if isinstance(hint, typing.ForwardRef) else hint
+  if not isinstance(text, str):
+    return text
+  try:
+    return eval(text, names)
+  except Exception:  # Any error of the user's expression.
+    return None
+
+
 def _read(hint: Any) -> Range | None:
-  """Returns the range that an annotation stands for; None for no option."""
+  """Returns the range that an annotation stands for; None for none."""
   kind, arguments = typing.get_origin(hint), typing.get_args(hint)
   if kind is Annotated:
     inner = _read(arguments[0])
@@ -172,16 +207,17 @@ def _read(hint: Any) -> Range | None:
       return dataclasses.replace(inner, interval=intervals[0])
     return inner
   if kind in (typing.Union, types.UnionType):
-    # `int | None`, or a number or a function of the step.
-    return next(filter(None, map(_read, arguments)), None)
-  if kind is tuple or kind is Sequence:
+    # `int | None`, or a number or a function of the step: of one kind at most.
+    spans = [span for span in map(_read, arguments) if span]
+    if len(spans) != 1:
+      return None
+    is_optional = type(None) in arguments
+    return dataclasses.replace(spans[0], is_optional=is_optional)
+  is_list = kind is tuple and arguments[1:] == (...,)
+  if is_list or (kind is Sequence and len(arguments) == 1):
     inner = _read(arguments[0])
     return inner and dataclasses.replace(inner, is_list=True)
   if kind is Mapping or hint is Mapping:
     return Range(dict)
-  return Range(hint) if hint in _KINDS else None
-
-
-def names(owners: Iterable[Any]) -> set[str]:
-  """Returns the names of all options of some functions and classes."""
-  return {name for owner in owners for name in of(owner)}
+  is_kind = inspect.isclass(hint) and hint in _KINDS
+  return Range(hint) if is_kind else None

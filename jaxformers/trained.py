@@ -317,7 +317,8 @@ def _with_weights(
     for part in parents:
       owner = owner.setdefault(part, {})
     owner[key] = configs.parse_value(value)
-  model = call("config.model", models.build, {**section, **run.task.sizes()})
+  model_fields = call("config.model", ModelFields, section)
+  model = models.build(**vars(model_fields), **run.task.sizes())
   init = jax.jit(lambda key: model.init(key, model.example(), train=False))
   start = init(jax.random.key(run.config.seed))["params"]
   # Pixels are normalised as those that the weights were trained on.
@@ -326,7 +327,7 @@ def _with_weights(
   task = normalise(run.task, **statistics) if run.task.image else run.task
   params, record = origin.begin_with(folder, start, section, task)
   return Trained(
-    dataclasses.replace(run.config, model=ModelFields(**section)),
+    dataclasses.replace(run.config, model=model_fields),
     task,
     model,
     params,

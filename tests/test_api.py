@@ -313,7 +313,7 @@ def test_a_model_of_a_config_has_another_dtype_and_the_same_parameters():
   sizes = {"vocab_size": 9, "max_len": 8, "d_model": 8, "num_layers": 1}
   model = jf.build("lru", objective="language_model", **sizes)
   assert model.config == jf.ModelConfig(
-    "lru", 8, 1, 9, 8, objective="language_model"
+    "lru", objective="language_model", **sizes
   )
   half = jf.build(model.config, dtype="bfloat16")
   assert half.config.dtype == "bfloat16"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +162,66 @@ def test_every_option_has_a_range_that_its_default_is_in(path, owner, default):
   is_open = default in (None, inspect.Parameter.empty, dataclasses.MISSING)
   if not is_open:
     allowed.check(path, default)
+
+
+def test_annotations_that_cannot_be_read_are_no_ranges():
+  """Neither those of names that are not there, nor of several kinds."""
+
+  class Callable:
+    __hash__ = None
+
+    def __call__(self, x):
+      return x
+
+  def owner(a, b, c, d, e, f):
+    return a, b, c, d, e, f
+
+  owner.__annotations__ = {
+    "a": "Absent",
+    "b": int | str,
+    "c": jax.typing.ArrayLike,
+    "d": tuple[int, str],
+    "e": typing.Tuple,  # noqa: UP006
+    "f": ranges.Size | None,
+    "return": "optax.GradientTransformation",
+  }
+  assert ranges.of(owner) == {"f": ranges.of(owner)["f"]}
+  ranges.check(owner, {"f": None})
+  for found in (Callable(), functools.partial(owner), optax.adamw, optax.lamb):
+    assert "a" not in ranges.of(found)
+  with pytest.raises(ValueError, match="f=0 is not in"):
+    ranges.check(functools.partial(owner), {"f": 0})
+
+
+@pytest.mark.parametrize(
+  ("path", "value"),
+  [
+    ("task.augment.mixup", -1),
+    ("task.augment.flip", "no"),
+    ("task.mask_rate", 2.0),
+    ("optimizer.clip_norm", -1),
+    ("optimizer.b2", 2),
+    ("optimizer.groups.step.factor", -1),
+    ("model.head.dropout_rate", 2),
+    ("schedule.name", ["x"]),
+    ("schedule.warmup_steps", "x"),
+  ],
+)
+def test_every_section_is_checked_before_data_are_prepared(path, value):
+  config = configs.plain(configs.load("vision/cifar10:size=tiny"))
+  changed = with_option(path, value, base=config)
+  with pytest.raises(ValueError, match=f"config.{path}="):
+    run.check_fields(configs.RunConfig.from_dict(changed))
+  assert path == "schedule.name" or run.find_range(changed, path)
+
+
+def test_options_of_ones_own_examples_are_checked(tmp_path):
+  config = configs.load("lra/listops:size=tiny,objective=masked")
+  config.task = {"name": "arrays", "objective": "masked", "mask_rate": 2.0}
+  with pytest.raises(ValueError, match="config.task.mask_rate=2.0"):
+    run.check_fields(configs.RunConfig.from_dict(config))
+  with pytest.raises(ValueError, match="stride=-1"):
+    tasks.language.from_texts(["a b c"] * 20, stride=-1)
 
 
 def test_options_of_all_sections_are_checked():

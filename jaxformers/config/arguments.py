@@ -160,7 +160,8 @@ def _check_type(path: str, current: float, text: str) -> None:
     BOOLEANS[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError):
     section, _, name = path.rpartition(".")
-    owner = {"": RunConfig, "model": ModelFields}.get(section)
+    owners = {"": RunConfig, "model": ModelFields, "reference": ModelFields}
+    owner = owners.get(section)
     known = ranges.of(owner) if owner else {}
     allowed = known.get(name, ranges.Range(kind))
     raise UserError(

@@ -28,4 +28,4 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
   if isinstance(config, ConfigDict):
     config = config.copy_and_resolve_references().to_dict()
   # Through JSON: tuples become lists, as in the files of a run.
-  return json.loads(json.dumps(config))
+  return json.loads(json.dumps(config, default=dict))

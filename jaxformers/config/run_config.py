@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Self, TypedDict, get_type_hints
 
 from ml_collections import ConfigDict
 
 from jaxformers import ranges
 from jaxformers.config.plain import flatten, plain
+from jaxformers.errors import UserError
 from jaxformers.ranges import (
   Count,
   Deviation,
@@ -71,7 +72,7 @@ class TaskChoice(Choice):
   @property
   def protocol(self) -> str:
     """Protocol of the task; "" for its default."""
-    return str(self.options.get("protocol", ""))
+    return str(self.options.get("protocol") or "")
 
 
 class ScheduleChoice(Choice):
@@ -229,8 +230,17 @@ class RunConfig:
 
   def __post_init__(self) -> None:
     ranges.check(RunConfig, vars(self), "config")
-    for name in ("model", "reference"):
-      ranges.check(ModelFields, vars(getattr(self, name)), f"config.{name}")
+    for name, kind in SECTIONS.items():
+      section = getattr(self, name)
+      if not isinstance(section, kind):
+        raise UserError(
+          f"config.{name}={section!r:.60} is not of type {kind.__name__}: use "
+          "RunConfig.from_dict for plain fields."
+        )
+      ranges.Range(str).check(f"config.{name}.name", section.name)
+      if kind is ModelFields:
+        ranges.check(ModelFields, vars(section), f"config.{name}")
+    ranges.check(_Schedule, self.schedule.options, "config.schedule")
 
   @classmethod
   def from_dict(cls, config: Mapping[str, Any]) -> Self:
@@ -255,6 +265,14 @@ class RunConfig:
         fields[name] = kind.from_dict(fields[name])
     return cls(**fields)
 
+  def without_defaults(self) -> dict[str, Any]:
+    """Returns `as_dict` without fields of models that have their default."""
+    fields = self.as_dict()
+    defaults = ModelFields("", 0, 0).as_dict()
+    for name in ("model", "reference"):
+      fields[name] = {k: v for k, v in fields[name].items() if v != defaults[k]}
+    return fields
+
   @property
   def logs(self) -> tuple[str, ...]:
     """Logs besides `metrics.jsonl`: "tensorboard", "wandb"."""
@@ -265,6 +283,12 @@ class RunConfig:
     """Returns the config as JSON has it, with all of its fields."""
     fields = dict(vars(self))
     return plain(fields | {name: fields[name].as_dict() for name in SECTIONS})
+
+
+class _Schedule(TypedDict, total=False):
+  """Options of schedules that a run reads."""
+
+  warmup_steps: Count
 
 
 SECTIONS: Mapping[str, Any] = {
@@ -320,7 +344,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   Args:
     old, new: configs as JSON has them.
   """
-  before, after = flatten(old), flatten(new)
+  # An empty section is as one that is left out.
+  before, after = (
+    {key: value for key, value in flatten(c).items() if value != {}}
+    for c in (old, new)
+  )
   absent = object()  # Differs from every value, None included.
   return [
     f"{key}: {before.get(key, 'absent')!r} -> {after.get(key, 'absent')!r}"

@@ -364,6 +364,11 @@ def check_names(
     for name in ("mixer", "block", "embedding", "mixer_defaults")
   )
   ranges.check(attention.Attention, shared, f"{prefix}mixer_defaults")
+  head = options.get("head") or {}
+  for kind_of_head in HEADS.values():
+    ranges.check(kind_of_head, head, f"{prefix}head")
+  of_decoder = head.get("mixer_defaults") or {}
+  ranges.check(attention.Attention, of_decoder, f"{prefix}head.mixer_defaults")
   check_section("embedding", "embedding", Embedding, embedding)
   ranges.check(Embedding, embedding, f"{prefix}embedding")
   if variant.mixer:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from jaxformers.config import FIELDS
+from jaxformers.config import FIELDS, SECTIONS
 from jaxformers.errors import UserError
 
 Axis = tuple[str, tuple[str, ...]]  # An argument or a field, and its values.
@@ -76,8 +76,7 @@ def _join(pairs: Iterable[tuple[str, str]]) -> str:
 def is_field(key: str) -> bool:
   """Returns True for a field of the run, False for a config's argument."""
   # A section, such as model, is the name of an argument.
-  is_section = key in FIELDS and isinstance(FIELDS[key].default, dict)
-  return "." in key or (key in FIELDS and not is_section)
+  return "." in key or (key in FIELDS and key not in SECTIONS)
 
 
 def parse_setting(text: str) -> tuple[list[tuple[str, str]], Pairs]:

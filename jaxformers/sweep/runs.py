@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers import paths, tasks
+from jaxformers import paths, requirements, tasks
 from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.sweep import commands
@@ -122,6 +122,7 @@ class Sweep:
     cell_configs = [self.load_config(cell, seeds[0]) for cell in cells]
     for config in cell_configs:
       check_fields(config)
+      requirements.require_logs(config.logs)
     _check_distinct(cells, cell_configs)
     if not open_data:
       return list(cells)
@@ -222,7 +223,7 @@ def _check_distinct(
   """Raises UserError for cells with equal configs or folders."""
   seen: dict[str, Cell] = {}
   for cell, config in zip(cells, cell_configs, strict=True):
-    for key in (json.dumps(config.as_dict()), str(cell.folder)):
+    for key in (json.dumps(config.as_dict(), sort_keys=True), str(cell.folder)):
       if key in seen:
         raise UserError(
           f"{seen[key].title} and {cell.title} are one run: list every run "

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from jaxformers import ranges
+from jaxformers.data.images.augment import Augment
 from jaxformers.errors import UserError
 from jaxformers.ranges import Factor, Interval
 from jaxformers.registry import call
+from jaxformers.tasks import arrays, language
 from jaxformers.tasks.arrays import from_arrays
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.tasks.task import TASKS, Task
@@ -45,6 +47,7 @@ def get(name: str = "", **options: object) -> Task:
       out of its range.
   """
   check_ranges(name, options, "task")
+  options = {key: value for key, value in options.items() if value is not None}
   # An empty value stands for the task without pre-training, as None does.
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
   statistics = [options.pop(key, None) or () for key in STATISTICS]
@@ -71,8 +74,11 @@ def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:
     path: path of the options, for messages.
   """
   values = {key: value for key, value in options.items() if value is not None}
-  for owner in (TASKS[name], reconstruct, normalise):
+  # Examples given in Python are of no registered task.
+  own = () if name == arrays.NAME else (TASKS[name],)
+  for owner in (*own, reconstruct, normalise, language.from_texts):
     ranges.check(owner, values, path)
+  ranges.check(Augment, values.get("augment", {}), f"{path}.augment")
 
 
 def normalise(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers import paths
+from jaxformers import paths, ranges
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.segments import Segments, stream
@@ -74,10 +74,10 @@ def from_texts(
   test: Sequence[str] | None = None,
   *,
   tokens: str = "byte_pairs",
-  vocab_size: int = 8_000,
-  max_len: int = 256,
-  stride: int = 0,
-  eval_windows: int = 0,
+  vocab_size: Count = 8_000,
+  max_len: Length = 256,
+  stride: Count = 0,
+  eval_windows: Count = 0,
 ) -> Task:
   """Returns the task of predicting the next token of texts in memory.
 
@@ -93,6 +93,9 @@ def from_texts(
       out; for an option out of its range.
   """
   choose("tokens", tokens, TOKENS)
+  sizes = {"vocab_size": vocab_size, "max_len": max_len}
+  windows = {"stride": stride, "eval_windows": eval_windows}
+  ranges.check(from_texts, sizes | windows)
   parts = {"train": train, "validation": validation, "test": test}
   texts = {
     name: _checked_texts(name, part)

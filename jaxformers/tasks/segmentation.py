@@ -87,10 +87,7 @@ def load_ade20k(
 def _check_counts(
   packed: Mapping[str, Packed], origin: Source, folder: Path
 ) -> None:
-  """Raises UserError for a part of the set under the name of all of it.
-
-  Earlier versions prepared parts so.
-  """
+  """Raises UserError for a part of the set under the name of all of it."""
   sizes = {name: len(split) for name, split in packed.items()}
   if sizes != origin.counts:
     raise UserError(

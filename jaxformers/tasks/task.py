@@ -77,7 +77,7 @@ class Task:
     """Returns the sizes that `models.build` takes from a task."""
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
     sizes = {name: getattr(self, name) for name in (*names.split(), "image")}
-    # Records of earlier versions have no separator.
+    # Only sequences of two parts have a separator.
     return sizes | ({"separator": self.separator} if self.separator else {})
 
   @functools.cached_property

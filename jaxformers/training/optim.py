@@ -389,6 +389,31 @@ def _no_kinds(params: Any) -> Any:
   return jax.tree.map(lambda _: "", params)
 
 
+def check_options(optimizer: Choice, schedule: Choice) -> None:
+  """Raises UserError for a name or an option that no optimiser has.
+
+  Args:
+    optimizer: name and options of the optimiser, `SharedOptions` among them.
+    schedule: name and options of the schedule.
+  """
+  rate = SCHEDULES[schedule.name]
+  _check_options("schedule", schedule.name, rate, schedule.options)
+  shared, options = _split_options(optimizer)
+  ranges.check(SharedOptions, shared, "config.optimizer")
+  _check_groups(shared.get("groups", {}))
+  name = optimizer.name
+  _check_options("optimizer", name, OPTIMIZERS[name], options)
+
+
+def _split_options(
+  optimizer: Choice,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns options of all optimisers, and those of the one that is chosen."""
+  shared = {k: v for k, v in optimizer.options.items() if k in SHARED_OPTIONS}
+  own = {k: v for k, v in optimizer.options.items() if k not in shared}
+  return shared, own
+
+
 def build(
   optimizer: Choice,
   schedule: Choice,
@@ -409,18 +434,15 @@ def build(
   Raises:
     UserError: for an unknown name or option, or one out of its range.
   """
+  check_options(optimizer, schedule)
   # Schedule.
   rate_options, name = dict(schedule.options), schedule.name
-  _check_options("schedule", name, SCHEDULES[name], rate_options)
   if ends_with_run(name):
     rate_options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], rate_options)
   # Optimiser.
-  options, kind = dict(optimizer.options), optimizer.name
-  taken = {k: options.pop(k) for k in SHARED_OPTIONS if k in options}
-  ranges.check(SharedOptions, taken, "config.optimizer")
-  shared = SharedOptions(**taken)
-  _check_options("optimizer", kind, OPTIMIZERS[kind], options)
+  taken, options = _split_options(optimizer)
+  kind, shared = optimizer.name, SharedOptions(**taken)
   if shared.cycle_momentum:
     if name != "onecycle":
       raise UserError(
@@ -429,7 +451,6 @@ def build(
       )
     warmup_steps = rate_options["warmup_steps"]
     options["b1"] = onecycle_momentum(warmup_steps, total_steps)
-  _check_groups(shared.groups)
   groups = Groups(kinds, shared.groups)
   frozen = [part for part in shared.frozen.split(",") if part]
   options |= {"schedule": rate, "decays": groups.decayed}

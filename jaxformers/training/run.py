@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import types
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from jaxformers import config as configs
 from jaxformers import models, ranges, requirements, tasks, user_code, workdirs
 from jaxformers.config import RunConfig
 from jaxformers.data.engine.loader import pad_lengths
+from jaxformers.data.images.augment import Augment
 from jaxformers.errors import UserError
 from jaxformers.models.attention import Attention
 from jaxformers.models.bounds import check_bound
-from jaxformers.models.config import block_of
+from jaxformers.models.config import HEADS, block_of
 from jaxformers.models.embedding import Embedding
 from jaxformers.registry import call, choose
 from jaxformers.tasks import Task, arrays
@@ -140,11 +142,14 @@ def default_workdir(
     for key, _, value in pairs
     if key.strip() not in ("model", "protocol", "seed")
   ]
-  c = RunConfig.from_dict(config)
-  words = [stem, c.model.name, *typed, c.task.protocol, str(c.seed)]
+  # Weights that the run begins with may complete its model later.
+  fields = configs.plain(config)
+  protocol = configs.TaskChoice.from_dict(fields["task"]).protocol
+  words = [stem, fields["model"].get("name"), *typed, protocol]
+  words.append(str(fields["seed"]))
   # Fields that were set otherwise; a longer run is the same run. The schedule
   # may be a user's, whose module is not imported yet.
-  schedule = c.schedule.name
+  schedule = fields["schedule"].get("name")
   is_fixed = schedule not in optim.SCHEDULES or optim.ends_with_run(schedule)
   same = ("seed", "patience", *(() if is_fixed else ("total_steps",)))
   before, after = (
@@ -276,17 +281,15 @@ def check_fields(c: RunConfig) -> None:
   Preparing data may take long, so names and ranges of the options of models and
   tasks are checked here as well.
   """
-  if c.task.name in tasks.TASKS:
-    tasks.check_ranges(c.task.name, c.task.options, "config.task")
+  tasks.check_ranges(c.task.name, c.task.options, "config.task")
   for name, section in (("model", c.model), ("reference", c.reference)):
     models.check_names(vars(section), f"config.{name}")
   # Choices.
   choose("parallel mode", c.parallel, compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}
   choose("field config.select", c.select, sorted(metrics | {"loss"}))
+  optim.check_options(c.optimizer, c.schedule)
   # Fields that depend on each other.
-  schedule = optim.SCHEDULES[c.schedule.name]
-  ranges.check(schedule, c.schedule.options, "config.schedule")
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:
     raise UserError(
@@ -319,12 +322,14 @@ def _owner(config: Mapping[str, Any], sections: list[str]) -> Any:
   if not sections:
     return RunConfig
   section, *inner = sections
-  name = config[section].get("name", "")
+  name = config.get(section, {}).get("name", "")
   if section in ("model", "reference"):
+    heads = types.SimpleNamespace(owners=(*HEADS.values(),))
     owners: dict[str, Any] = {
       "": configs.ModelFields,
       "mixer_defaults": Attention,
       "embedding": Embedding,
+      "head": heads,
     }
     if name in models.MODELS:
       variant = models.MODELS[name]
@@ -333,10 +338,15 @@ def _owner(config: Mapping[str, Any], sections: list[str]) -> Any:
       if variant.mixer:
         owners["mixer"] = models.MIXERS[variant.mixer]
     return owners.get(".".join(inner))
-  registries = {
-    "task": tasks.TASKS,
-    "optimizer": optim.OPTIMIZERS,
-    "schedule": optim.SCHEDULES,
-  }
-  has_owner = not inner and name in registries[section]
-  return registries[section][name] if has_owner else None
+  if section == "task":
+    own = (tasks.TASKS[name],) if name in tasks.TASKS else ()
+    shared = (tasks.reconstruct, tasks.normalise)
+    of_task = types.SimpleNamespace(owners=(*own, *shared))
+    return {(): of_task, ("augment",): Augment}.get((*inner,))
+  if section == "optimizer":
+    own = (optim.OPTIMIZERS[name],) if name in optim.OPTIMIZERS else ()
+    of_all = types.SimpleNamespace(owners=(*own, optim.SharedOptions))
+    is_group = len(inner) == 2 and inner[0] == "groups"
+    return optim.Group if is_group else None if inner else of_all
+  is_schedule = section == "schedule" and name in optim.SCHEDULES
+  return optim.SCHEDULES[name] if is_schedule and not inner else None

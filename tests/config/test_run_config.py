@@ -62,6 +62,28 @@ def test_a_config_comes_back_from_json(spec):
   assert all(value in ({}, []) for k, value in loaded.items() if k not in same)
 
 
+def test_sections_are_of_their_types():
+  config = c.RunConfig.from_dict(FIELDS)
+  with pytest.raises(ValueError, match="config.task={} is not of type Task"):
+    dataclasses.replace(config, task={})
+  assert config.task.protocol == "lra"
+  assert c.TaskChoice.from_dict({"name": "x", "protocol": None}).protocol == ""
+
+
+def test_defaults_of_a_model_are_nobodys_choice():
+  fields = c.RunConfig.from_dict(FIELDS).without_defaults()
+  assert fields["model"] == MODEL
+  assert fields["schedule"] == FIELDS["schedule"]
+
+
+def test_an_empty_section_is_as_none():
+  old = c.RunConfig.from_dict(FIELDS).as_dict()
+  new = {**old, "model": {**old["model"], "embedding": {"init_std": 1.0}}}
+  assert c.differences(old, new) == [
+    "model.embedding.init_std: 'absent' -> 1.0"
+  ]
+
+
 @pytest.mark.parametrize(
   ("fields", "message"),
   [

@@ -56,6 +56,7 @@ def content(spec, options, score=0.5):
     "config": config.as_dict(),
     "max_len": 0,
     "metric": "accuracy",
+    "metrics_records": 0,
     "accuracy": score,
     "selection_score": score,
     "data": {},
@@ -83,7 +84,8 @@ def runs(monkeypatch, data_dir):
   fake = Runs()
 
   def open_task(self, config):
-    return tasks.get(**{**config["task"], **SMALL, "data_dir": str(data_dir)})
+    fields = {**config.task.as_dict(), **SMALL, "data_dir": str(data_dir)}
+    return tasks.get(**fields)
 
   monkeypatch.setattr(Sweep, "open_task", open_task)
   monkeypatch.setattr(commands, "call", fake)

@@ -45,7 +45,7 @@ COMPARABLE_FIELDS = (
   "model.num_layers",
   "model.d_model",
   "model.block.mlp_dim",
-  "model.embedding.",
+  "model.embedding",
   "reference.",
   "schedule.learning_rate",
 )

@@ -160,7 +160,7 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
     runs = list(seeds.values())
     # Seeds of a recipe share their config and their data.
     first = runs[0]
-    metric = first.get("metric", "accuracy")
+    metric = first["metric"]
     # Shares are shown in percent, perplexities as they are.
     scale = 1 if metric in LOWER_IS_BETTER else 100
     rows.append(

@@ -45,7 +45,7 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
 
 def test_every_metric_has_a_table(tmp_path):
   write(tmp_path / "a", 0, 0.3)
-  write(tmp_path / "b", 0, 0.0)
+  write(tmp_path / "b", 0, 0.0, batch_size=2)
   content = workdirs.read_results(tmp_path / "b")
   content |= {"metric": "perplexity", "perplexity": 33.154, "max_len": 0}
   content["baselines"] = {"unigram": 654.19}
