@@ -52,9 +52,12 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_addoption(parser):
-  """--long, for what takes minutes; --imports, for mixers from elsewhere."""
+  """--all and --long, for what takes longer; --imports, for other mixers."""
   parser.addoption(
-    "--long", action="store_true", help="also run what is marked long"
+    "--all", action="store_true", help="also run what is marked slow"
+  )
+  parser.addoption(
+    "--long", action="store_true", help="also run what is marked slow or long"
   )
   parser.addoption(
     "--imports",
@@ -118,9 +121,13 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if is_imported(item)]
   # All of them for a mixer from elsewhere.
-  if not config.getoption("long") and not imported:
-    left = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=left)
+  is_long = config.getoption("long") or bool(imported)
+  is_slow = is_long or config.getoption("all")
+  if not is_long:
+    kept = {"long": is_long, "slow": is_slow}
+    marks = [mark for mark, is_kept in kept.items() if not is_kept]
+    left = {item for item in items if any(map(item.get_closest_marker, marks))}
+    config.hook.pytest_deselected(items=[*left])
     items[:] = [item for item in items if item not in left]
 
   def place(item):

@@ -40,6 +40,8 @@ from jaxformers.orthogonal import MAPS
 from tests import draws, initial
 from tests.marks import long_except
 
+pytestmark = pytest.mark.slow
+
 # Modules that other benchmarks import, and that are not commands.
 LIBRARIES = (
   "__init__",

@@ -504,8 +504,15 @@ def execute(argv, **context):
     RUNNERS[program](argv, **context)
 
 
+def quick(name):
+  """Marks of a page: the first two are read by everybody."""
+  return [] if name in ("README.md", "docs/start.md") else [pytest.mark.slow]
+
+
 @pytest.mark.parametrize(
-  "command", FOUND, ids=lambda c: f"{FOUND[c]}: {c}"[:90]
+  "command",
+  [pytest.param(command, marks=quick(FOUND[command])) for command in FOUND],
+  ids=[f"{FOUND[command]}: {command}"[:90] for command in FOUND],
 )
 def test_a_command_runs(
   command, examples, finished, monkeypatch, tmp_path, capsys
@@ -588,7 +595,7 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
 @pytest.mark.parametrize(
   ("page", "number"),
   [
-    (name_of(page), number)
+    pytest.param(name_of(page), number, marks=quick(name_of(page)))
     for page in PAGES
     if name_of(page) not in (*EXAMPLE_PAGES, BLOCK_PAGE)
     for number, block in enumerate(blocks(page))

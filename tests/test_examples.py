@@ -13,6 +13,8 @@ from examples.run import has_tag
 from jaxformers.training import optim
 from tests.marks import long_except
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 # Values of the cell of parameters, where they are others than in the notebook.

@@ -330,6 +330,7 @@ def small_disk(tmp_path):
   subprocess.run(["umount", str(folder)], check=False)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(finished, command, small_disk):
   folder, enlarge = small_disk
   again = command(folder / "run")
@@ -345,6 +346,7 @@ def test_a_full_disk_loses_nothing(finished, command, small_disk):
   assert results(folder / "run") == results(finished[0])
 
 
+@pytest.mark.slow
 def test_several_seeds(finished, command, tmp_path):
   done = run(command(tmp_path, "--seeds=0,1"))
   assert done.returncode == 0, done.stderr

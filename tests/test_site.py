@@ -15,6 +15,8 @@ import jaxformers as jf
 from jaxformers.models import MODELS
 from tests.marks import BROWSER
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 # What the first minutes of a new user are, reduced to two steps.
 FIRST_MINUTES = """

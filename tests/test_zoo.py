@@ -10,6 +10,8 @@ import jaxformers as jf
 from jaxformers import config as configs
 from jaxformers import tasks, trained, workdirs, zoo
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 # Examples that are scored again.
 COUNT = 200

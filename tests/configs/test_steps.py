@@ -18,6 +18,8 @@ from tests.data import archives as layouts
 from tests.data import scenes
 from tests.marks import long_except
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 # Options that keep a test short; the model is the config's, except for depth.
 GENERATED = {

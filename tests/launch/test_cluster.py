@@ -21,6 +21,8 @@ import pytest
 from jaxformers import workdirs
 from tests.marks import FAST_COMPILE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EVENTS = int(os.environ.get("JAXFORMERS_RESTARTS", "20"))
 FIELDS = {

@@ -7,6 +7,8 @@ from jaxformers.sweep.runs import Sweep
 from launch import tables
 from tests.sweep.conftest import Runs, describe_task
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch, request):

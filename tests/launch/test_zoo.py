@@ -6,6 +6,8 @@ from jaxformers import workdirs, zoo
 from jaxformers.training import loop
 from launch import zoo as launcher
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):

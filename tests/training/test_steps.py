@@ -105,6 +105,7 @@ def test_jit_and_pmap_agree_on_four_devices(name):
 @pytest.mark.parametrize(
   "name", long_except(("transformer",), ("transformer", "s5", "mega"))
 )
+@pytest.mark.slow
 def test_a_batch_norm_is_of_all_devices(name):
   """One device, four under jit, and four under pmap; and parts add up."""
   block = {"norm_type": "batch", "norm_first": True}

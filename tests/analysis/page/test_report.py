@@ -17,6 +17,8 @@ from jaxformers.analysis.page.page import write
 from jaxformers.training import loop
 from tests.marks import BROWSER
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workdir(smoke, tmp_path_factory):

@@ -473,6 +473,7 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
 
 
 @pytest.mark.parametrize("causal", long_except([True], [False, True]))
+@pytest.mark.slow
 def test_a_causal_classifier_has_the_curves_of_its_mixer(causal):
   """Its objective does not predict the next token."""
   mixer = {"num_heads": 2, "causal": causal}

@@ -85,6 +85,7 @@ def agree(values, mean, error):
   )
 
 
+@pytest.mark.slow
 def test_statistics_of_the_original(drawn):
   size, difficulty, samples = drawn
   want = ORIGINAL[size, difficulty]
