@@ -9,7 +9,7 @@ import pytest
 from jaxformers import models
 from jaxformers.errors import UserError
 from jaxformers.models import Classifier, ModelConfig
-from jaxformers.models.config import HEAD_OPTIONS
+from jaxformers.models.config import HEADS
 from jaxformers.models.model import CLASSES, bind_encoder_block
 from tests import initial
 from tests.marks import long_except
@@ -97,7 +97,7 @@ def test_an_objective_has_a_class(objective):
   assert models.size(model) > 0
 
 
-@pytest.mark.parametrize("objective", sorted(HEAD_OPTIONS))
+@pytest.mark.parametrize("objective", sorted(HEADS))
 def test_an_unknown_option_of_a_head_lists_the_choices(objective):
   image = IMAGE if objective == "segmentation" else {}
   with pytest.raises(ValueError, match=r"'width'.*dropout_rate"):

@@ -1,6 +1,5 @@
 """The loop from end to end, on a ListOps of seconds."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -12,8 +11,7 @@ import pytest
 from jaxformers import config as configs
 from jaxformers import workdirs
 from jaxformers.models import MODELS
-from jaxformers.ranges import RANGES
-from jaxformers.training import evaluate, loop, steps
+from jaxformers.training import evaluate, loop, optim, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -295,11 +293,12 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
   config = smoke(
     total_steps=1, select=select, **{"schedule.learning_rate": 1e38}
   )
+
   # With a rate that no config may have, one step is enough.
-  without_end = dataclasses.replace(
-    RANGES["learning_rate"], interval="(0, inf)"
-  )
-  monkeypatch.setitem(RANGES, "learning_rate", without_end)
+  def without_range(learning_rate, warmup_steps, total_steps):
+    return optim.onecycle(learning_rate, warmup_steps, total_steps)
+
+  monkeypatch.setitem(optim.SCHEDULES, "onecycle", without_range)
   for _ in range(2):  # Also when it is started again.
     with pytest.raises(FloatingPointError, match="step 1 is not finite"):
       loop.run(config, tmp_path)
