@@ -1,6 +1,5 @@
 """The loop from end to end, on a ListOps of seconds."""
 
-import json
 import os
 import signal
 
@@ -344,7 +343,7 @@ def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
   loop.run(smoke(), tmp_path)
   (tmp_path / "results.json").unlink()
   wider = smoke(**{"model.d_model": 32})
-  (tmp_path / "config.json").write_text(json.dumps(configs.plain(wider)))
+  workdirs.write(tmp_path, "config.json", configs.plain(wider))
   with pytest.raises(ValueError, match="model.d_model: 16 -> 32"):
     loop.run(wider, tmp_path)
 
