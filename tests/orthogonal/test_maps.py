@@ -211,6 +211,7 @@ def test_a_base_stands_before_the_map(name):
 @pytest.mark.parametrize(
   "name", long_except(("cayley", "matrix"), sorted(orthogonal.MAPS))
 )
+@pytest.mark.slow
 def test_matrices_stay_orthogonal_over_10000_steps(name):
   """And the maps end, every time: products alone cannot hang."""
   leaf = orthogonal.parameter_name("u", name)

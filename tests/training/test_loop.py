@@ -144,6 +144,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(
 SOME_MODELS = ("informer", "mega", "transject")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", long_except(SOME_MODELS, sorted(MODELS)))
 def test_every_model_trains_is_scored_and_is_taken_up_again(
   smoke, tmp_path, monkeypatch, one_device, model

@@ -313,6 +313,7 @@ def test_every_encoder_has_curves(name):
   assert np.isfinite(measured["similarity"]).all()
 
 
+@pytest.mark.slow
 def test_curves_of_a_model():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})

@@ -101,6 +101,7 @@ def test_statistics_of_the_original(drawn):
   assert (pixels.max((1, 2)) == 255).all()
 
 
+@pytest.mark.slow
 def test_grey_histogram_of_the_original(drawn):
   size, difficulty, samples = drawn
   pixels = np.stack([drawing.pixels for drawing in samples])
@@ -109,6 +110,7 @@ def test_grey_histogram_of_the_original(drawn):
   np.testing.assert_allclose(shares, np.array(want, float) / 1e3, atol=0.008)
 
 
+@pytest.mark.slow
 def test_labels_tails_and_contours(drawn):
   size, difficulty, samples = drawn
   geometry = GEOMETRIES[size]
@@ -128,6 +130,7 @@ def test_labels_tails_and_contours(drawn):
   assert set(np.unique(margins)) <= set(geometry.margins)
 
 
+@pytest.mark.slow
 def test_discs_lie_on_one_snake_or_on_two(drawn):
   for drawing in drawn[2]:
     first, second = drawing.discs()
@@ -136,6 +139,7 @@ def test_discs_lie_on_one_snake_or_on_two(drawn):
     assert second.tolist() == ends[snake if drawing.label else 1 - snake]
 
 
+@pytest.mark.slow
 def test_discs_are_drawn_where_the_label_says(drawn):
   """A cross of five bright pixels at both; paddles are thinner."""
   cross = np.array([(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)])
