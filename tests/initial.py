@@ -22,7 +22,8 @@ def params(module, *args, seed=0, train=False, **kwargs):
 
   with _drawn_at_once():
     jax.eval_shape(trace, args)
-  return made[0]
+  # In the order of names, as a compiled `init` returns them.
+  return jax.tree.map(lambda leaf: leaf, made[0])
 
 
 @contextlib.contextmanager
