@@ -267,9 +267,10 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     UserError: as `read_config`.
   """
   content = _read_json(folder, name)
-  if content.pop("digest", None) != digest(content):
-    problem = f"the digest of {name} is not that of its content"
-    raise _not_a_run(folder, name, problem)
+  found = content.pop("digest", None)
+  if found != digest(content):
+    state = "is not that of its content" if found else "is missing"
+    raise _not_a_run(folder, name, f"the digest of {name} {state}")
   return content
 
 

@@ -24,7 +24,7 @@ COMMANDS = (
 @pytest.mark.parametrize(
   ("content", "problem"),
   [
-    ('{"model_type": "bert"}', "the field 'seed' of config.json is missing"),
+    ('{"model_type": "bert"}', "the digest of config.json is missing"),
     ("[1]", "config.json holds no JSON object"),
     ('{"seed": ', "config.json cannot be read as JSON"),
   ],
@@ -90,6 +90,7 @@ def test_no_bit_of_a_file_can_change(tmp_path):
   """The field that holds the digest may be lost, but nothing else."""
   path = tmp_path / "config.json"
   content = {"seed": 3, "task": {"name": "a"}, "model": {"name": "b"}, "x": 0.5}
+  content |= {"reference": {}, "optimizer": {}, "schedule": {}}
   workdirs.write(tmp_path, "config.json", content)
   assert workdirs.read_config(tmp_path) == content
   before = path.read_bytes()
@@ -146,6 +147,8 @@ def result(task, seed):
     "selection": "validation",
     "train_seconds": 1.0,
     "accuracy": 0.5,
+    "metric": "accuracy",
+    "metrics_records": 0,
     "task_description": {},
   }
 
