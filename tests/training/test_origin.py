@@ -418,7 +418,7 @@ def test_a_run_normalises_pixels_as_its_weights(tmp_path):
   # The same command resumes without the folder.
   shutil.rmtree(folder)
   opened = open_run(config, tmp_path / "run", chosen=chosen)
-  assert opened.config == workdirs.read_config(tmp_path / "run")
+  assert opened.config.as_dict() == workdirs.read_config(tmp_path / "run")
 
 
 def test_statistics_of_pixels_are_those_of_images():
