@@ -504,14 +504,17 @@ def execute(argv, **context):
     RUNNERS[program](argv, **context)
 
 
-def quick(name):
+def marks(name, command=""):
   """Marks of a page: the first two are read by everybody."""
-  return [] if name in ("README.md", "docs/start.md") else [pytest.mark.slow]
+  is_first = name in ("README.md", "docs/start.md")
+  # Analyses compile programs of their own, which their tests run as well.
+  is_analysis = re.search(r"jaxformers (price|certified|isometry)", command)
+  return [] if is_first and not is_analysis else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
   "command",
-  [pytest.param(command, marks=quick(FOUND[command])) for command in FOUND],
+  [pytest.param(text, marks=marks(page, text)) for text, page in FOUND.items()],
   ids=[f"{FOUND[command]}: {command}"[:90] for command in FOUND],
 )
 def test_a_command_runs(
@@ -595,7 +598,7 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
 @pytest.mark.parametrize(
   ("page", "number"),
   [
-    pytest.param(name_of(page), number, marks=quick(name_of(page)))
+    pytest.param(name_of(page), number, marks=marks(name_of(page)))
     for page in PAGES
     if name_of(page) not in (*EXAMPLE_PAGES, BLOCK_PAGE)
     for number, block in enumerate(blocks(page))

@@ -27,6 +27,7 @@ def small_chunks(monkeypatch):
   monkeypatch.setattr(snakes, "CHUNK", 5)
 
 
+@pytest.mark.slow
 def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
   splits, info = pack(f.generated(SETTINGS, tmp_path / "work"), tmp_path)
   images = splits["easy"]
