@@ -79,8 +79,7 @@ def parse_sizes(text: str) -> Fields:
 def open_task_sizes(spec: str, overrides: Sequence[str] = ()) -> Fields:
   """Returns the sizes of a config's task, whose data it opens."""
   config = RunConfig.from_dict(configs.load_with(spec, overrides))
-  options = {"data_dir": config.data_dir, **config.task.options}
-  return tasks.get(config.task.name, **options).sizes()
+  return tasks.get(config.task.name, **config.task_options).sizes()
 
 
 def rows(

@@ -263,8 +263,8 @@ def _parse(argv: list[str]) -> Command:
       RunConfig.from_dict(config)
     seeds = cli.numbers("seeds", FLAGS.seeds)
     if not FLAGS.eval_only:
-      logs = ("tensorboard", "wandb")
-      requirements.require_logs(name for name in logs if config.get(name))
+      logs = [name for name in configs.LOGS if config.get(name)]
+      requirements.require_logs(logs)
     return Command(loaded, config, configs.values_of(overrides), seeds)
   except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)

@@ -23,6 +23,7 @@ from jaxformers.config.files import (
 from jaxformers.config.plain import flatten, plain
 from jaxformers.config.run_config import (
   FIELDS,
+  LOGS,
   RESUMABLE_FIELDS,
   SECTIONS,
   Choice,
@@ -38,6 +39,7 @@ from jaxformers.registry import choose
 
 __all__ = [
   "FIELDS",
+  "LOGS",
   "PACKAGED",
   "RESUMABLE_FIELDS",
   "SECTIONS",

@@ -28,6 +28,8 @@ from jaxformers.ranges import (
 )
 from jaxformers.registry import call, choose
 
+# Fields that turn on logs besides `metrics.jsonl`.
+LOGS = ("tensorboard", "wandb")
 # Fields that may differ when a run resumes, because they change rounding at
 # most, or (`accumulate`) what is drawn for a part of a batch. Other data behind
 # a path would change more: a checkpoint also keeps a digest of its data.
@@ -275,9 +277,13 @@ class RunConfig:
 
   @property
   def logs(self) -> tuple[str, ...]:
-    """Logs besides `metrics.jsonl`: "tensorboard", "wandb"."""
-    names = ("tensorboard", "wandb")
-    return tuple(name for name in names if getattr(self, name))
+    """Those of `LOGS` that are turned on."""
+    return tuple(name for name in LOGS if getattr(self, name))
+
+  @property
+  def task_options(self) -> dict[str, Any]:
+    """Options of the task, the folder of data among them, for `tasks.get`."""
+    return {"data_dir": self.data_dir, **self.task.options}
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the config as JSON has it, with all of its fields."""

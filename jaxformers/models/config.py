@@ -196,7 +196,6 @@ class ModelConfig(ModelFields):
     head = HEADS.get(self.objective, dict)
     for option in self.head:
       choose("option of head", option, ranges.of(head))
-    ranges.check(head, self.head, "head")
     if self.predicts_next:
       self._check_causal()
     elif self.objective in MASKED:
@@ -369,15 +368,12 @@ def check_names(
     ranges.check(kind_of_head, head, f"{prefix}head")
   of_decoder = head.get("mixer_defaults") or {}
   ranges.check(attention.Attention, of_decoder, f"{prefix}head.mixer_defaults")
-  check_section("embedding", "embedding", Embedding, embedding)
-  ranges.check(Embedding, embedding, f"{prefix}embedding")
-  if variant.mixer:
-    ranges.check(MIXERS[variant.mixer], mixer, f"{prefix}mixer")
+  check_section("embedding", "embedding", Embedding, embedding, prefix=prefix)
   mixer = complete_mixer(variant, mixer, shared)
   if variant.mixer:
     make = MIXERS[variant.mixer]
     kind = f"mixer {variant.mixer!r}"
-    check_section("mixer", kind, make, mixer, variant.fixed)
+    check_section("mixer", kind, make, mixer, variant.fixed, prefix)
     module = make(**mixer, **variant.fixed)
     if isinstance(module, attention.Attention):
       module.check_width(options["d_model"] // (2 if coupled else 1))
@@ -386,8 +382,8 @@ def check_names(
       f"The model {options['name']!r} has no mixer: leave mixer={mixer} out."
     )
   name = block_of(variant, coupled=coupled)
-  check_section("block", f"block {name!r}", BLOCKS[name], block)
-  ranges.check(BLOCKS[name], block, f"{prefix}block")
+  kind = f"block {name!r}"
+  check_section("block", kind, BLOCKS[name], block, prefix=prefix)
   concatenate = BLOCKS[name].concatenate_positions
   check_width(options["d_model"], concatenate=concatenate)
 
@@ -464,8 +460,9 @@ def check_section(
   make: Any,
   options: Mapping[str, Any],
   fixed: Mapping[str, Any] = FrozenDict(),
+  prefix: str = "",
 ) -> None:
-  """Raises UserError for an option that a module has not, listing its choices.
+  """Raises UserError for an unknown option, or one out of its range.
 
   Args:
     section: in `HIDDEN`.
@@ -473,6 +470,7 @@ def check_section(
     make: class or factory of the module.
     options: what a config says.
     fixed: options that the variant sets.
+    prefix: path of the section above with its dot, for the message, or "".
   """
   hidden = HIDDEN[section] | fixed.keys()
   choices = [name for name in field_names(make) if name not in hidden]
@@ -484,6 +482,7 @@ def check_section(
       )
     if option not in choices:
       raise unknown(f"option of {kind}", option, choices)
+  ranges.check(make, options, f"{prefix}{section}")
 
 
 def causal_mixers() -> list[str]:

@@ -65,7 +65,7 @@ class Sweep:
       UserError: for data that are not available.
     """
     # Runs that differ in model or seed share their task.
-    options = {**config.task.as_dict(), "data_dir": config.data_dir}
+    options = {"name": config.task.name, **config.task_options}
     key = json.dumps(options, sort_keys=True, default=str)
     if key not in self._tasks:
       try:

@@ -75,8 +75,8 @@ def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:
   """
   values = {key: value for key, value in options.items() if value is not None}
   # Examples given in Python are of no registered task.
-  own = () if name == arrays.NAME else (TASKS[name],)
-  for owner in (*own, reconstruct, normalise, language.from_texts):
+  own = language.from_texts if name == arrays.NAME else TASKS[name]
+  for owner in (own, reconstruct, normalise):
     ranges.check(owner, values, path)
   ranges.check(Augment, values.get("augment", {}), f"{path}.augment")
 

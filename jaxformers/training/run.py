@@ -248,7 +248,7 @@ def _build(
   Returns:
     The task, the model, and the number of parameters of the reference.
   """
-  options = {"data_dir": c.data_dir, **c.task.options}
+  options = c.task_options
   if task is None and c.task.name == arrays.NAME:
     raise UserError(
       "The examples of this run were given in Python, and are not kept: call "

@@ -17,6 +17,7 @@ from typing import Annotated
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from jaxformers import ranges
 from jaxformers.errors import UserError
 from jaxformers.ranges import Interval, Share, SmallCount, Weight
 
@@ -64,18 +65,7 @@ class Augment:
       raise UserError(
         f'augment.crop={self.crop!r}: choose "pad", "resized" or "".'
       )
-    # Compare every number with its range.
-    highest = {"randaugment": 10, "color_jitter": 1, "erase": 1}
-    for name, most in {
-      **highest,
-      "mixup": math.inf,
-      "cutmix": math.inf,
-    }.items():
-      value = getattr(self, name)
-      if not 0 <= value <= most:
-        raise UserError(
-          f"augment.{name}={value} is not in [0, {most}]: choose a value in it."
-        )
+    ranges.check(Augment, vars(self), "augment")
     # DeiT's code drops the jitter silently here.
     if self.randaugment and self.color_jitter:
       raise UserError(
