@@ -8,6 +8,7 @@ import pytest
 
 from jaxformers import cli, workdirs
 from jaxformers.analysis.tables import depth, published, results
+from tests import results as made
 
 COMMANDS = (
   "smoothness",
@@ -133,24 +134,7 @@ def result(task, seed):
   """The least that tables need of a run."""
   sizes = {"name": "transject", "num_layers": 2, "d_model": 8}
   config = {"task": {"name": task}, "model": sizes, "seed": seed}
-  return {
-    "task": task,
-    "protocol": "lra",
-    "model": "transject",
-    "seed": seed,
-    "config": config,
-    "max_len": 8,
-    "parameters": 1,
-    "parameter_ratio": 1.0,
-    "baselines": {},
-    "data": {},
-    "selection": "validation",
-    "train_seconds": 1.0,
-    "accuracy": 0.5,
-    "metric": "accuracy",
-    "metrics_records": 0,
-    "task_description": {},
-  }
+  return made.make(config, task=task, task_description={})
 
 
 def test_scores_of_commands_are_kept_beside_the_results(tmp_path):

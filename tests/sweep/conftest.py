@@ -11,6 +11,7 @@ from jaxformers import tasks, workdirs
 from jaxformers.sweep import commands, grid
 from jaxformers.sweep import runs as runs_module
 from jaxformers.sweep.runs import Sweep
+from tests import results as made
 
 SPEC = "configs/lra/listops.py:size=tiny"
 
@@ -48,26 +49,14 @@ def content(spec, options, score=0.5):
   sweep = Sweep(Path(), options[1:])
   (cell,) = grid.expand([spec], [])
   config = sweep.load_config(cell, seed)
-  return {
-    "task": "listops",
-    "protocol": "lra",
-    "model": "transject",
-    "seed": seed,
-    "config": config.as_dict(),
-    "max_len": 0,
-    "metric": "accuracy",
-    "metrics_records": 0,
-    "accuracy": score,
-    "selection_score": score,
-    "data": {},
-    "selection": "validation",
-    "baselines": {},
-    "parameters": 1,
-    "examples": 10,
-    "parameter_ratio": 1.0,
-    "train_seconds": 1.0,
-    "task_description": describe_task(sweep, config),
-  }
+  return made.make(
+    config.as_dict(),
+    max_len=0,
+    accuracy=score,
+    selection_score=score,
+    examples=10,
+    task_description=describe_task(sweep, config),
+  )
 
 
 def describe_task(self, config):

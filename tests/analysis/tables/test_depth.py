@@ -7,6 +7,7 @@ import scipy.stats
 
 from jaxformers import workdirs
 from jaxformers.analysis.tables import depth
+from tests import results as made
 
 
 def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
@@ -19,30 +20,23 @@ def run(num_layers, d_model, seed, loss, rate=1e-3, **other):
     "task": {"max_len": 8},
     "model": {"num_layers": num_layers, "d_model": d_model},
   }
-  return {
-    "task": "language",
-    "protocol": "jaxformers",
-    "model": "transformer",
-    "max_len": 8,
-    "parameters": 1_000,
-    "parameter_ratio": 1.0,
-    "baselines": {},
-    "data": {},
-    "selection": "validation",
-    "train_seconds": 1.0,
-    "metric": "perplexity",
-    "metrics_records": 0,
-    "seed": seed,
-    "loss": loss,
-    "perplexity": math.exp(loss),
-    "selection_score": 1 - loss,
-    "config": config | other,
-    "task_description": {
+  return made.make(
+    config | other,
+    task="language",
+    protocol="jaxformers",
+    model="transformer",
+    parameters=1_000,
+    metric="perplexity",
+    seed=seed,
+    loss=loss,
+    perplexity=math.exp(loss),
+    selection_score=1 - loss,
+    task_description={
       "vocabulary_sha256": "abcdef0123",
       "examples": {"train": 20},
       "data": {"test": "0123"},
     },
-  }
+  )
 
 
 def grid():

@@ -8,6 +8,7 @@ import pytest
 from jaxformers import workdirs
 from jaxformers.analysis.tables import papers
 from jaxformers.analysis.tables import published as p
+from tests import results as made
 
 COLUMNS = {
   column.task: column
@@ -29,24 +30,17 @@ LENGTHS = {
 def run(task, model, seed, accuracy, d_model=64, protocol="paper", **config):
   sizes = {"num_layers": 2, "d_model": d_model, "name": model}
   column = COLUMNS.get(task)
-  return {
-    "task": task,
-    "model": model,
-    "protocol": protocol,
-    "max_len": LENGTHS.get(task, 0),
-    "data": {},
-    "parameters": 1_000,
-    "parameter_ratio": 1.0,
-    "baselines": {},
-    "selection": "validation",
-    "train_seconds": 1.0,
-    "seed": seed,
-    "accuracy": accuracy,
-    "metric": "accuracy",
-    "metrics_records": 0,
-    "examples": column.examples if column else 2_000,
-    "config": {"seed": seed, "task": {}, "model": sizes} | config,
-  }
+  return made.make(
+    {"seed": seed, "task": {}, "model": sizes} | config,
+    task=task,
+    model=model,
+    protocol=protocol,
+    max_len=LENGTHS.get(task, 0),
+    parameters=1_000,
+    seed=seed,
+    accuracy=accuracy,
+    examples=column.examples if column else 2_000,
+  )
 
 
 def scored(command, scores, examples=10, step=1, split="test", **how):

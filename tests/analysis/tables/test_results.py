@@ -2,28 +2,23 @@ import pytest
 
 from jaxformers import workdirs
 from jaxformers.analysis.tables import results
+from tests import results as made
 
 
 def write(folder, seed, accuracy, **config):
   folder.mkdir(parents=True)
   model = {"name": "transject", "num_layers": 2, "d_model": 32}
-  content = {
-    "task": "listops",
-    "protocol": "lra",
-    "max_len": 1999,
-    "model": "transject",
-    "accuracy": accuracy,
-    "seed": seed,
-    "parameters": 19_276,
-    "parameter_ratio": 0.094,
-    "baselines": {"majority class": 0.1755},
-    "data": {"source": "generated"},
-    "selection": "validation",
-    "train_seconds": 60.0,
-    "config": {"seed": seed, "task": {}, "model": model} | config,
-    "metric": "accuracy",
-    "metrics_records": 0,
-  }
+  content = made.make(
+    {"seed": seed, "task": {}, "model": model} | config,
+    seed=seed,
+    accuracy=accuracy,
+    max_len=1999,
+    parameters=19_276,
+    parameter_ratio=0.094,
+    baselines={"majority class": 0.1755},
+    data={"source": "generated"},
+    train_seconds=60.0,
+  )
   workdirs.write(folder, "results.json", content)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from jaxformers import workdirs
 from jaxformers.analysis.tables import runs
+from tests import results as made
 
 
 def test_labels_say_what_differs():
@@ -138,23 +139,7 @@ def test_results_of_another_config_are_left_out_and_named(tmp_path):
 
 
 def result(task, config):
-  return {
-    "task": task,
-    "protocol": "lra",
-    "model": "local",
-    "seed": 0,
-    "config": config,
-    "max_len": 8,
-    "parameters": 1,
-    "parameter_ratio": 1.0,
-    "baselines": {},
-    "data": {},
-    "selection": "validation",
-    "train_seconds": 1.0,
-    "metric": "accuracy",
-    "metrics_records": 0,
-    "accuracy": 0.5,
-  }
+  return made.make(config, task=task, model="local")
 
 
 def test_own_tasks_of_one_name_share_no_line():
