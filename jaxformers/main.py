@@ -26,6 +26,7 @@ from jaxformers import (
   cli,
   interrupts,
   paths,
+  ranges,
   requirements,
   user_code,
 )
@@ -287,10 +288,15 @@ def _help(spec: str | None) -> str:
   Args:
     spec: value of --config; None for the fields that every config has.
   """
-  from jaxformers.training.run import find_range
+  find: Any
+  if spec is None:
+    fields, find = configs.base(), ranges.of(RunConfig).get
+  else:
+    # Options belong to modules that import JAX.
+    from jaxformers.training.run import find_range
 
-  fields = configs.base() if spec is None else configs.load(spec)
-  find = functools.partial(find_range, fields)
+    fields = configs.load(spec)
+    find = functools.partial(find_range, fields)
   owner = spec or "every config (with --config: all fields of that config)"
   return (
     f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}\n\n"
