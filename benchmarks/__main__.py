@@ -15,8 +15,9 @@ from __future__ import annotations
 import importlib
 
 from benchmarks.data import OUT, report
-from jaxformers import cli, requirements
-from jaxformers.registry import choose
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.registry import choose
 
 MODULES = ("speed", "against", "memory", "start")
 WITH_PYTORCH = frozenset({"speed", "against"})

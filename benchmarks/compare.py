@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import table
-from jaxformers import cli
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
 
 Tables = dict[str, Any]  # Rows by title, hardware and versions.
 

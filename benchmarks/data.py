@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import Call, interleaved, median, status_bytes, timed
-from jaxformers import cli, tasks
+from jaxformers import tasks
+from jaxformers.commands import cli
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
 from jaxformers.data.generators import listops, pathfinder, snakes
-from jaxformers.tables import markdown_table
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.training import provenance
 
 # Recorded seconds of the original generators on one core: for an image of 32

@@ -26,9 +26,10 @@ from benchmarks import ours, training
 from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.memory import ACTIVATIONS, transject_options
 from benchmarks.timing import interleaved, median, ready, timed
-from jaxformers import cli, models, orthogonal
+from jaxformers import models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
-from jaxformers.analysis.tokens.capture import capture
+from jaxformers.commands import cli
+from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer

@@ -45,10 +45,12 @@ from benchmarks.timing import (
   product,
   ratio,
 )
-from jaxformers import allocator, cli, models, requirements
+from jaxformers import models
+from jaxformers.commands import cli
+from jaxformers.foundations import allocator, requirements
+from jaxformers.foundations.registry import choose
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.variables import make_variables
-from jaxformers.registry import choose
 
 TOKENS = 16_384  # Tokens of a batch: a step takes 0.2 to 2 s.
 LENGTHS = (512, 1_024, 2_048, 4_096)

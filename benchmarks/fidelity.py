@@ -15,7 +15,8 @@ import jax
 from benchmarks import ours
 from benchmarks.data import OUT, Rows, report
 from benchmarks.timing import interleaved, median, ratio
-from jaxformers import cli, models
+from jaxformers import models
+from jaxformers.commands import cli
 from jaxformers.recipes import vision
 
 ROUNDS = 15

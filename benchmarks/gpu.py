@@ -31,11 +31,13 @@ from benchmarks import ours, speed
 from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.encoders import keeps_square, make_encoder
 from benchmarks.timing import Call, Calls, interleaved, median, ready
-from jaxformers import cli, orthogonal, requirements
+from jaxformers import orthogonal
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.registry import choose
 from jaxformers.models import MODELS
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import flash
-from jaxformers.registry import choose
 from jaxformers.training import memory
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")

@@ -25,10 +25,10 @@ import numpy as np
 
 from benchmarks import ours
 from benchmarks.data import OUT, report, table
-from jaxformers import cli
 from jaxformers import config as configs
+from jaxformers.commands import cli
 from jaxformers.config import RunConfig
-from jaxformers.registry import choose
+from jaxformers.foundations.registry import choose
 from jaxformers.training import optim, state, steps
 from jaxformers.training.layout import Layout
 

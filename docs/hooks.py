@@ -119,9 +119,17 @@ def model_page(name: str) -> str:
 
 def lists() -> str:
   """Returns the page of configs, tasks and commands, in Markdown."""
-  from jaxformers import commands, list_configs, list_tasks
+  from jaxformers.commands import (
+    configs as list_configs,
+  )
+  from jaxformers.commands import (
+    registry as commands,
+  )
+  from jaxformers.commands import (
+    tasks as list_tasks,
+  )
   from jaxformers.config import packaged_names
-  from jaxformers.tables import markdown_table
+  from jaxformers.foundations.tables import markdown_table
   from jaxformers.tasks import TASKS
 
   configs = [

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
   from jaxformers import tasks as tasks
   from jaxformers.api import train as train
   from jaxformers.config import RunConfig as RunConfig
-  from jaxformers.errors import UserError as UserError
+  from jaxformers.foundations.errors import UserError as UserError
   from jaxformers.inference import TrainedModel as TrainedModel
   from jaxformers.inference import load as load
   from jaxformers.models import BLOCKS as BLOCKS

@@ -1,8 +1,8 @@
 """`python -m jaxformers`: see `commands`."""
 
-from jaxformers import interrupts
+from jaxformers.foundations import interrupts
 
 if __name__ == "__main__":
   with interrupts.importing():
-    from jaxformers.commands import console
+    from jaxformers.commands.console import console
   console()

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxformers import config as configs
-from jaxformers import inference, paths, requirements, user_code
+from jaxformers import inference
 from jaxformers.config import RunConfig
-from jaxformers.registry import choose
+from jaxformers.foundations import paths, requirements, user_code
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import PRETRAINING, STATISTICS, Task, arrays, language
 from jaxformers.tasks.arrays import Examples
 from jaxformers.tasks.reconstruction import reconstruct

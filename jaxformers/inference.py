@@ -20,23 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
-from jaxformers import (
-  models,
+from jaxformers import models
+from jaxformers.analysis.certificates import certified
+from jaxformers.config import RunConfig
+from jaxformers.foundations import (
   paths,
   ranges,
   requirements,
   user_code,
   workdirs,
-  zoo,
 )
-from jaxformers.analysis.certificates import certified, inverse
-from jaxformers.analysis.tokens.capture import capture
-from jaxformers.config import RunConfig
-from jaxformers.errors import UserError
-from jaxformers.models import Model
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import call, check_keywords
+from jaxformers.models import Model, inverse
+from jaxformers.models.capture import capture
 from jaxformers.models.decode import at_least
 from jaxformers.models.variables import make_variables, outputs
-from jaxformers.registry import call, check_keywords
+from jaxformers.recipes import zoo
 from jaxformers.tasks import inputs as task_inputs
 from jaxformers.tasks import rows
 from jaxformers.trained import apply_in_batches, in_batches

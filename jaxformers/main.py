@@ -21,18 +21,18 @@ from typing import Any, NamedTuple
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from jaxformers import (
+from jaxformers import config as configs
+from jaxformers.commands import cli
+from jaxformers.config import RunConfig
+from jaxformers.foundations import (
   allocator,
-  cli,
   interrupts,
   paths,
   ranges,
   requirements,
   user_code,
 )
-from jaxformers import config as configs
-from jaxformers.config import RunConfig
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 # Exit statuses of errors, which launch/README.md describes.
 FAILURE = 1  # An error of the program or of the file system.

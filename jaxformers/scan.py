@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformers.registry import check_keywords
+from jaxformers.foundations.registry import check_keywords
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
 CHUNK = 32  # Steps of a chunk, all of which run at the same time.

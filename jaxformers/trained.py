@@ -14,13 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformers import cli, models, paths, workdirs, zoo
 from jaxformers import config as configs
+from jaxformers import models
+from jaxformers.commands import cli
 from jaxformers.config import ModelFields, RunConfig
-from jaxformers.errors import UserError
+from jaxformers.foundations import paths, workdirs
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import call, choose
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables, outputs
-from jaxformers.registry import call, choose
+from jaxformers.recipes import zoo
 from jaxformers.tasks import STATISTICS, Task, normalise
 from jaxformers.training import origin
 from jaxformers.training.run import Run, open_trained_run

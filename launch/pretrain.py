@@ -26,11 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli, interrupts, requirements
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Texts
 from jaxformers.analysis.tables import runs
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import interrupts, requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep import arguments, grid, pretraining
 from jaxformers.sweep.pretraining import Phase, Pretraining, Way
 from jaxformers.sweep.runs import Sweep

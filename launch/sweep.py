@@ -34,9 +34,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli, interrupts
 from jaxformers.analysis.tables import results
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import interrupts
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep import arguments, grid
 from jaxformers.sweep.runs import Sweep, run_grid
 

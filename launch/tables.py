@@ -31,12 +31,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli, interrupts
 from jaxformers.analysis.tables import published, results, speed
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import interrupts
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.sweep import arguments, grid, plans
 from jaxformers.sweep.runs import Sweep, candidates, run_grid
-from jaxformers.tables import markdown_table
 
 SPEED = "transject_3"
 SPEED_TITLE = "TransJect, table 3: parameters and speed of inference"

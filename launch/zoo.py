@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxformers as jf
-from jaxformers import cli, zoo
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
+from jaxformers.recipes import zoo
 
 
 def public(results: Mapping[str, Any]) -> dict[str, Any]:

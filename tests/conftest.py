@@ -27,8 +27,8 @@ import pytest
 from hypothesis import settings
 
 from jaxformers import config as configs
-from jaxformers import user_code
-from jaxformers.errors import UserError
+from jaxformers.foundations import user_code
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.attention import MIXERS
 from jaxformers.training import compilers
 

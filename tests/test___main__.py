@@ -5,7 +5,7 @@ import runpy
 import pytest
 
 import jaxformers
-from jaxformers import cli
+from jaxformers.commands import cli
 
 
 def run(monkeypatch, *argv):

@@ -13,9 +13,10 @@ import shutil
 
 import pytest
 
-from jaxformers import main, workdirs
+from jaxformers import main
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tables import runs
+from jaxformers.foundations import workdirs
 from jaxformers.training import loop
 from tests.damages import KINDS, damage
 

@@ -19,8 +19,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxformers import cli, main, models, registry
 from jaxformers import config as configs
+from jaxformers import main, models
+from jaxformers.commands import cli
+from jaxformers.foundations import registry
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
 from jaxformers.sweep import estimates
@@ -323,7 +325,7 @@ def check_gpu(argv, **_):
 
 def run_preparation(argv, **context):
   """Prepares what the examples generate; parses the arguments of others."""
-  module = "jaxformers.prepare"
+  module = "jaxformers.commands.prepare"
   if argv[0] != "same_ends":
     return parse_only(module)(argv, **context)
   more = [f"--data_dir={context['tmp_path']}", "--num_train=20"]

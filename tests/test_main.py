@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from jaxformers import main, workdirs
+from jaxformers import main
+from jaxformers.foundations import workdirs
 from tests.marks import FAST_COMPILE, long_except
 
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "1"))

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformers import trained, workdirs
+from jaxformers import trained
+from jaxformers.foundations import workdirs
 from jaxformers.training import compilers, loop
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import begin

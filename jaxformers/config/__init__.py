@@ -34,8 +34,8 @@ from jaxformers.config.run_config import (
   complete,
   differences,
 )
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 __all__ = [
   "FIELDS",

@@ -9,10 +9,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxformers import ranges
 from jaxformers.config.run_config import ModelFields, RunConfig
-from jaxformers.errors import UserError
-from jaxformers.registry import unknown
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import unknown
 
 # Sections in which a command may set options that the config does not list.
 OPTION_SECTIONS = (

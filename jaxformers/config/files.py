@@ -14,11 +14,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxformers import ranges, user_code
 from jaxformers.config import arguments
 from jaxformers.config.plain import flatten, plain
 from jaxformers.config.run_config import FIELDS
-from jaxformers.errors import UserError
+from jaxformers.foundations import ranges, user_code
+from jaxformers.foundations.errors import UserError
 
 # Configs that come with the package, wherever it is installed.
 PACKAGED = Path(__file__).parents[1] / "configs"

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Self, TypedDict, get_type_hints
 
 from ml_collections import ConfigDict
 
-from jaxformers import ranges
 from jaxformers.config.plain import flatten, plain
-from jaxformers.errors import UserError
-from jaxformers.ranges import (
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
   Count,
   Deviation,
   Fraction,
@@ -26,7 +26,7 @@ from jaxformers.ranges import (
   SmallCount,
   Width,
 )
-from jaxformers.registry import call, choose
+from jaxformers.foundations.registry import call, choose
 
 # Fields that turn on logs besides `metrics.jsonl`.
 LOGS = ("tensorboard", "wandb")

@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 CHUNK = 1 << 24  # Greatest number of logits in memory at a time.
 

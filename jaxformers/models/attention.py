@@ -26,8 +26,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers import ranges
-from jaxformers.errors import UserError
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
+  Count,
+  Deviation,
+  Fraction,
+  Length,
+  OptionalSize,
+  Weight,
+  Width,
+)
+from jaxformers.foundations.registry import Registry, choose
 from jaxformers.models.cache import (
   check_causal,
   count_tokens,
@@ -39,16 +49,6 @@ from jaxformers.models.cache import (
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import rotation
-from jaxformers.ranges import (
-  Count,
-  Deviation,
-  Fraction,
-  Length,
-  OptionalSize,
-  Weight,
-  Width,
-)
-from jaxformers.registry import Registry, choose
 
 MIXERS: Registry = Registry("mixer", is_open=True)
 # Greatest number of entries of a random array that the compiled program holds

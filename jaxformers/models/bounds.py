@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.activations import SLOPES
 from jaxformers.models.blocks.invertible import (
   Change,

@@ -8,9 +8,19 @@ from typing import Annotated, Any, TypedDict
 
 from flax.core import FrozenDict
 
-from jaxformers import orthogonal, ranges
+from jaxformers import orthogonal
 from jaxformers.config import ModelFields
-from jaxformers.errors import UserError
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
+  Count,
+  Fraction,
+  Interval,
+  Length,
+  SmallCount,
+  Width,
+)
+from jaxformers.foundations.registry import check_options, choose, unknown
 from jaxformers.models import attention, heads
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import MIXERS
@@ -24,15 +34,6 @@ from jaxformers.models.embedding import (
 )
 from jaxformers.models.norm import NORMS
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import (
-  Count,
-  Fraction,
-  Interval,
-  Length,
-  SmallCount,
-  Width,
-)
-from jaxformers.registry import check_options, choose, unknown
 
 DTYPES = ("float32", "bfloat16")
 # What the backward pass reads: see `ModelConfig.memory`.

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import check_keywords
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.cache import CACHE
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables
-from jaxformers.registry import check_keywords
 
 # Below it log probabilities over the temperature would overflow, and draws are
 # the likeliest token long before.

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 
 def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:

@@ -10,12 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
-from jaxformers.models.adaptive import AdaptiveEmbedding
-from jaxformers.models.cache import count_tokens, is_decoding
-from jaxformers.models.norm import LayerNorm
-from jaxformers.models.parallel import repeat
-from jaxformers.ranges import (
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
   Count,
   Deviation,
   Factor,
@@ -26,7 +22,11 @@ from jaxformers.ranges import (
   SmallCount,
   Width,
 )
-from jaxformers.registry import choose
+from jaxformers.foundations.registry import choose
+from jaxformers.models.adaptive import AdaptiveEmbedding
+from jaxformers.models.cache import count_tokens, is_decoding
+from jaxformers.models.norm import LayerNorm
+from jaxformers.models.parallel import repeat
 
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 

@@ -9,7 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry, choose
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import (
   kernel_init,
@@ -18,7 +19,6 @@ from jaxformers.models.attention import (
 )
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS, normalize
-from jaxformers.registry import Registry, choose
 
 POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")

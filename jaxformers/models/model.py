@@ -15,7 +15,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry, call, unknown
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import layers_of, model_names
@@ -31,7 +32,6 @@ from jaxformers.models.kinds import find_kinds
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.norm import RUNNING
 from jaxformers.models.variants import MODELS
-from jaxformers.registry import Registry, call, unknown
 
 Make = functools.partial[Any]
 # Classes of models by objective; each registers in its own file.

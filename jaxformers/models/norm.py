@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxformers.foundations.registry import Registry
 from jaxformers.models.attention import wide
 from jaxformers.models.parallel import column_sums, row_sums, sum_over_devices
-from jaxformers.registry import Registry
 
 NORMS: Registry = Registry("norm")
 STATISTICS = "statistics"  # Collection of the sums of a batch.

@@ -26,8 +26,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxformers import models, paths
-from jaxformers.errors import UserError
+from jaxformers import models
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import huggingface, transplant
 
 Params = dict[str, Any]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 ENCODER = "encoder/"
 _EMBEDDING = "encoder/embedding/"

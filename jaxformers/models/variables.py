@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 
 from jaxformers import orthogonal
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 DERIVED = "derived"  # The collection of what blocks make of parameters alone.
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformers.registry import Registry
+from jaxformers.foundations.registry import Registry
 
 MODELS: Registry = Registry("model", is_open=True)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 # Least distance of an eigenvalue from -1 under the Cayley map. The parameters
 # grow as 4 over this distance, and float32 loses as many digits.

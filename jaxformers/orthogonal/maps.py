@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.registry import Registry
 from jaxformers.orthogonal.exponential import exponential
 from jaxformers.orthogonal.products import (
   dot,
@@ -33,7 +34,6 @@ from jaxformers.orthogonal.products import (
   reorthogonalize,
   transpose,
 )
-from jaxformers.registry import Registry
 
 MAPS: Registry = Registry("orthogonal map")
 SKEW = "_skew"

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from jaxformers.config import base, parse_arg
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.recipes import pretraining, recurrences, shared
-from jaxformers.registry import choose
 
 SIZES = ("paper", "matched", "tiny", "published")
 # How each protocol pools tokens, unless the task says otherwise: "jaxformers"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
-from jaxformers.registry import choose
 
 # Share of the tokens that are masked, by task (appendix of the paper; of word
 # pieces Devlin et al. 2019).

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
-from jaxformers.registry import choose
 
 # Recurrent models; the last two are for language, and have no published sizes.
 MODELS = ("s5", "s4d", "lru", "mega", "rglru", "mamba")

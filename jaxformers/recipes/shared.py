@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxformers.registry import choose
+from jaxformers.foundations.registry import choose
 
 SIZES = ("paper", "tiny")
 # Models with TransJect's layers, whose sizes the papers' tables give apart.

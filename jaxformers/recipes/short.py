@@ -9,9 +9,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxformers.config import base, parse_arg
+from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
 from jaxformers.recipes.pretraining import pretraining
-from jaxformers.registry import choose
 
 
 def make_config(

@@ -7,8 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxformers.config import base, parse_arg
+from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
-from jaxformers.registry import choose
 
 # Width and number of heads of each DeiT.
 DEITS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}

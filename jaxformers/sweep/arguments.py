@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformers import cli
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep.grid import Axis
 from jaxformers.sweep.runs import Sweep
 from jaxformers.sweep.slurm import SlurmSweep, parse_parameters

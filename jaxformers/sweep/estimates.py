@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.config import RunConfig
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.models import attention, build, cost
-from jaxformers.registry import choose
 from jaxformers.sweep.plans import Data
 
 # Share of the rate of a large product that a training step reaches, and how

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxformers.config import FIELDS, SECTIONS
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 Axis = tuple[str, tuple[str, ...]]  # An argument or a field, and its values.
 Pairs = tuple[tuple[str, str], ...]

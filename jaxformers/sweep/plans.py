@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.sweep.grid import Axis, Cell, Pairs, expand
 
 VOCABULARIES = ("vocab.txt", "bert-base-uncased-vocab.txt")

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 from jaxformers import models
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.models.config import NEXT
 from jaxformers.models.transplant import CAUSAL_ADVICE, transplant
-from jaxformers.registry import choose
 from jaxformers.sweep.grid import Cell, Pairs
 from jaxformers.sweep.runs import Sweep
-from jaxformers.tables import markdown_table
 from jaxformers.tasks.reconstruction import OBJECTIVES
 
 Result = Mapping[str, Any]

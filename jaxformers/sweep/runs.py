@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers import paths, requirements, tasks
+from jaxformers import tasks
 from jaxformers.config import RunConfig
-from jaxformers.errors import UserError
+from jaxformers.foundations import paths, requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep import commands
 from jaxformers.sweep.grid import Axis, Cell
 from jaxformers.training import origin, resume

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import durable, requirements
-from jaxformers.errors import UserError
+from jaxformers.foundations import durable, requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep.commands import SECONDS_TO_SAVE, Job
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep

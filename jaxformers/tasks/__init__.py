@@ -10,11 +10,11 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from jaxformers import ranges
 from jaxformers.data.images.augment import Augment
-from jaxformers.errors import UserError
-from jaxformers.ranges import Factor, Interval
-from jaxformers.registry import call
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Factor, Interval
+from jaxformers.foundations.registry import call
 from jaxformers.tasks import arrays, language
 from jaxformers.tasks.arrays import from_arrays
 from jaxformers.tasks.reconstruction import reconstruct

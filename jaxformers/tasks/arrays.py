@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers import ranges
 from jaxformers.data.engine import digests, encodings
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.data.images.splits import Images
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, Length
-from jaxformers.registry import check_keywords
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Length
+from jaxformers.foundations.registry import check_keywords
 from jaxformers.tasks import baselines, rows
 from jaxformers.tasks.inputs import TOKENIZERS
 from jaxformers.tasks.splits import hold_out

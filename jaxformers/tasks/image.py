@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import cifar10
-from jaxformers.registry import choose
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random

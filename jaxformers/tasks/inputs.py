@@ -16,8 +16,8 @@ import tokenizers
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.packed import pack
 from jaxformers.data.generators import listops, listops_text
-from jaxformers.errors import UserError
-from jaxformers.registry import Registry
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry
 from jaxformers.tasks import rows
 
 Ids = Callable[[str], np.ndarray]

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers import paths, ranges
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.segments import Segments, stream
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import text_files
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, Length
-from jaxformers.registry import check_keywords, choose
+from jaxformers.foundations import paths, ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Length
+from jaxformers.foundations.registry import check_keywords, choose
 from jaxformers.tasks.arrays import NAME
 from jaxformers.tasks.task import TASKS, Task
 

@@ -11,9 +11,9 @@ from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.generators import listops
 from jaxformers.data.sets import listops as listops_files
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, Interval, PositiveCount
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Interval, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import replace_all
 from jaxformers.tasks.task import TASKS, Task

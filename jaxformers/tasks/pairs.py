@@ -17,9 +17,9 @@ import numpy as np
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Keyed, Source
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, PositiveCount
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.inputs import TOKENIZERS, Ids
 from jaxformers.tasks.splits import hold_out

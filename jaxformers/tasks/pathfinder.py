@@ -10,9 +10,9 @@ from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, Interval, PositiveCount
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Interval, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
-from jaxformers.errors import UserError
-from jaxformers.ranges import Interval
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks.task import Task
 
 OBJECTIVES = ("masked", "causal")

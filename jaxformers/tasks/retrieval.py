@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import aan
-from jaxformers.ranges import Length, PositiveCount
-from jaxformers.registry import choose
+from jaxformers.foundations.ranges import Length, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.task import TASKS, Task
 from jaxformers.tasks.text import TextProtocol, with_ids

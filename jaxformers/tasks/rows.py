@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformers import paths
 from jaxformers.data.engine import files
-from jaxformers.errors import UserError
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
 
 # Names of columns, in lower case. The first ones are preferred where a table
 # has several.

@@ -15,9 +15,9 @@ from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.sets import ade20k
-from jaxformers.errors import UserError
-from jaxformers.ranges import Interval, PositiveCount
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task
 

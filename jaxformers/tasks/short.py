@@ -9,8 +9,8 @@ from jaxformers.data.engine.encodings import marks, pieces, word_pieces
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.sets import ag_news, imdb
-from jaxformers.ranges import Count, Length
-from jaxformers.registry import choose
+from jaxformers.foundations.ranges import Count, Length
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines, text
 from jaxformers.tasks.splits import hold_out, replace_all, with_validation
 from jaxformers.tasks.task import TASKS, Task

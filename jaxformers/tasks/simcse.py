@@ -13,9 +13,9 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Example
 from jaxformers.data.sets import sts12
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, Length
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Length
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks.task import TASKS, Task
 
 # jaxformers: the development set of STS-B chooses the checkpoint, as in

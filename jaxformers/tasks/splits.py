@@ -12,7 +12,7 @@ import numpy as np
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.images.splits import Images
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 Split = TypeVar("Split", Packed, Images, Scenes)
 

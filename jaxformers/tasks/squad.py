@@ -16,9 +16,9 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Example
 from jaxformers.data.sets import squad
-from jaxformers.errors import UserError
-from jaxformers.ranges import Count, Length, PositiveCount
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Length, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.errors import UserError
-from jaxformers.registry import Registry
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry
 from jaxformers.tasks.inputs import Inputs
 
 TASKS: Registry = Registry("task", is_open=True)

@@ -11,8 +11,8 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding
 from jaxformers.data.sets import imdb
-from jaxformers.ranges import Length
-from jaxformers.registry import choose
+from jaxformers.foundations.ranges import Length
+from jaxformers.foundations.registry import choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import replace_all, with_validation
 from jaxformers.tasks.task import TASKS, Task

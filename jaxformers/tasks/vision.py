@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxformers import paths
 from jaxformers.data.engine import digests, encodings, files
 from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
@@ -16,9 +15,10 @@ from jaxformers.data.images import stores
 from jaxformers.data.images.augment import Augment
 from jaxformers.data.images.splits import Images
 from jaxformers.data.sets import cifar10, cifar100
-from jaxformers.errors import UserError
-from jaxformers.ranges import Interval
-from jaxformers.registry import call, choose
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval
+from jaxformers.foundations.registry import call, choose
 from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import slices, with_validation
 from jaxformers.tasks.task import TASKS, Task

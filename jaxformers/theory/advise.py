@@ -22,9 +22,10 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxformers import cli, requirements
 from jaxformers import config as configs
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.theory import bounds, fit
 
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from jaxformers import cli
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
 from jaxformers.theory import fit
 
 LOG3 = math.log(3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 # Line that gives the natural logarithm of d for L layers.
 INTERCEPT, SLOPE = 5.039, 0.0555

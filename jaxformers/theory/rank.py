@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from jaxformers import cli
-from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.theory import bounds
 
 PRIME = 2**31 - 1

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.training.layout import put
 
 Shapes = dict[str, list[int]]  # Shape of every leaf, by path.

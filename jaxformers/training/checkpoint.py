@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxformers import workdirs
 from jaxformers.config import RunConfig
-from jaxformers.errors import DivergedError, UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import DivergedError, UserError
 from jaxformers.training import arrays, disk, processes, resume
 from jaxformers.training.state import TrainState
 

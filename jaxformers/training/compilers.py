@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxformers.errors import UserError
-from jaxformers.registry import Registry
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry
 from jaxformers.training.layout import DATA, Layout
 
 Step = Callable[..., Any]

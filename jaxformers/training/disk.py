@@ -11,7 +11,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxformers import durable
+from jaxformers.foundations import durable
 from jaxformers.training import processes
 
 # Codes of a disk, or a mounted file system, that is absent.

@@ -19,9 +19,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxformers import durable
 from jaxformers.data.engine import digests
-from jaxformers.errors import UserError
+from jaxformers.foundations import durable
+from jaxformers.foundations.errors import UserError
 
 RECORD = "model.json"
 PARAMETERS = "parameters.safetensors"

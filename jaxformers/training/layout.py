@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
 from jaxformers import orthogonal
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.parallel import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from jaxformers import config as configs
-from jaxformers import workdirs
-from jaxformers.errors import DivergedError, UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import DivergedError, UserError
 from jaxformers.tasks import Task
 from jaxformers.training import (
   disk,

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
-from jaxformers.registry import Registry
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry
 
 LOSSES: Registry = Registry("objective")
 MANY_CLASSES = 100  # From here on top-5 accuracy is counted, too.

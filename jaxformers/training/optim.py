@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxformers import orthogonal, ranges
+from jaxformers import orthogonal
 from jaxformers.config import Choice
-from jaxformers.errors import UserError
-from jaxformers.models.kinds import KINDS, UNDECAYED
-from jaxformers.ranges import (
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
   Count,
   Factor,
   Fraction,
@@ -28,7 +28,8 @@ from jaxformers.ranges import (
   Scale,
   Weight,
 )
-from jaxformers.registry import Registry, call, choose, unknown
+from jaxformers.foundations.registry import Registry, call, choose, unknown
+from jaxformers.models.kinds import KINDS, UNDECAYED
 from jaxformers.training.riemannian import riemannian
 
 Tx, Rate = optax.GradientTransformation, optax.Schedule

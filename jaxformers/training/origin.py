@@ -21,10 +21,11 @@ import jax
 import numpy as np
 
 from jaxformers import config as configs
-from jaxformers import models, paths, user_code, workdirs
+from jaxformers import models
 from jaxformers.config import RunConfig
 from jaxformers.data.engine import vocabularies
-from jaxformers.errors import UserError
+from jaxformers.foundations import paths, user_code, workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import huggingface, pretrained
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 # Set by launchers, or given as flags; the names are JAX's own.
 VARIABLES = {

@@ -18,9 +18,10 @@ import filelock
 import jax
 
 from jaxformers import config as configs
-from jaxformers import models, workdirs
+from jaxformers import models
 from jaxformers.config import RunConfig
-from jaxformers.errors import UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.training import disk, optim
 
 Plain = Mapping[str, Any]  # Plain JSON.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers import orthogonal
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.orthogonal.products import dot, reorthogonalize, transpose
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from jaxformers import workdirs
 from jaxformers.data.engine.preparation import data_folder
-from jaxformers.errors import UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.tasks import Task
 from jaxformers.training import processes
 from jaxformers.version import __version__

@@ -19,16 +19,17 @@ import numpy as np
 import optax
 
 from jaxformers import config as configs
-from jaxformers import models, ranges, requirements, tasks, user_code, workdirs
+from jaxformers import models, tasks
 from jaxformers.config import RunConfig
 from jaxformers.data.engine.loader import pad_lengths
 from jaxformers.data.images.augment import Augment
-from jaxformers.errors import UserError
+from jaxformers.foundations import ranges, requirements, user_code, workdirs
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import call, choose
 from jaxformers.models.attention import Attention
 from jaxformers.models.bounds import check_bound
 from jaxformers.models.config import HEADS, block_of
 from jaxformers.models.embedding import Embedding
-from jaxformers.registry import call, choose
 from jaxformers.tasks import Task, arrays
 from jaxformers.training import compilers, optim, origin, resume
 from jaxformers.training import state as states

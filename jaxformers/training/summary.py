@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxformers import models, workdirs
-from jaxformers.tables import format_score
+from jaxformers import models
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.tables import format_score
 from jaxformers.tasks import arrays
 from jaxformers.training import origin, provenance
 from jaxformers.training.checkpoint import Restored

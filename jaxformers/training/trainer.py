@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import workdirs
 from jaxformers.data.engine.loader import Loader, prefetch
-from jaxformers.errors import UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.model import has_statistics
 from jaxformers.models.parallel import on_one_cpu

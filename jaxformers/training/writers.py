@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxformers import durable, requirements, workdirs
 from jaxformers.config import RunConfig
+from jaxformers.foundations import durable, requirements, workdirs
 from jaxformers.training import disk, processes
 
 

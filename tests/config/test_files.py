@@ -1,7 +1,7 @@
 import pytest
 
 from jaxformers import config as c
-from jaxformers import ranges
+from jaxformers.foundations import ranges
 
 
 def test_a_missing_config_file():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformers import workdirs
+from jaxformers.foundations import workdirs
 from tests.marks import FAST_COMPILE
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep.runs import Sweep
 from launch import tables
 from tests.sweep.conftest import Runs, describe_task

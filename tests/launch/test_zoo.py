@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxformers import workdirs, zoo
+from jaxformers.foundations import workdirs
+from jaxformers.recipes import zoo
 from jaxformers.training import loop
 from launch import zoo as launcher
 

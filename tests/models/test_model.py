@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Classifier, ModelConfig
 from jaxformers.models.config import HEADS
 from jaxformers.models.model import CLASSES, bind_encoder_block

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxformers import tasks, workdirs
+from jaxformers import tasks
+from jaxformers.foundations import workdirs
 from jaxformers.sweep import commands, grid
 from jaxformers.sweep import runs as runs_module
 from jaxformers.sweep.runs import Sweep

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformers import workdirs
+from jaxformers.foundations import workdirs
 from jaxformers.sweep.pretraining import Way, split_budget, ways
 from launch import pretrain
 

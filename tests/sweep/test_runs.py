@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep, find_ends
 from launch import sweep

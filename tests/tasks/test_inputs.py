@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformers import tasks, workdirs
+from jaxformers import tasks
 from jaxformers.data.engine import encodings
+from jaxformers.foundations import workdirs
 from jaxformers.tasks.inputs import TOKENIZERS, Inputs, from_record
 
 TEXT = Inputs(encodings.BYTES, 10, tokenizer="bytes", reading={"first_id": 1})

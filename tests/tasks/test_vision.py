@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers import prepare, tasks
+from jaxformers import tasks
+from jaxformers.commands import prepare
 from jaxformers.data.engine import builder, source
 from jaxformers.data.sets import cifar100
 from jaxformers.tasks import vision

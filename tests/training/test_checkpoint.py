@@ -10,8 +10,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxformers import workdirs
 from jaxformers.config import RunConfig
+from jaxformers.foundations import workdirs
 from jaxformers.training import checkpoint
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.state import TrainState

@@ -13,9 +13,9 @@ import pytest
 import safetensors.numpy
 
 import jaxformers as jf
-from jaxformers import durable, workdirs
 from jaxformers.data.engine import digests
-from jaxformers.errors import UserError
+from jaxformers.foundations import durable, workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.training import exported, origin
 
 CONTENT = {"model": {}, "task": {}, "step": 3, "imports": ""}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers import config as configs
-from jaxformers import workdirs
+from jaxformers.foundations import workdirs
 from jaxformers.models import MODELS
 from jaxformers.training import evaluate, loop, optim, steps
 from jaxformers.training.checkpoint import Checkpoints

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from jaxformers import config as configs
-from jaxformers import inference, models, tasks, trained, workdirs
+from jaxformers import inference, models, tasks, trained
 from jaxformers.analysis.evaluation import export
 from jaxformers.data.engine import vocabularies
+from jaxformers.foundations import workdirs
 from jaxformers.models import pretrained
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.training import loop, origin, run

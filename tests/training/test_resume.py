@@ -11,8 +11,8 @@ import time
 import pytest
 
 from jaxformers import config as configs
-from jaxformers import workdirs
-from jaxformers.errors import UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.training import loop, resume
 
 

@@ -4,8 +4,8 @@ import jax
 import pytest
 
 from jaxformers import config as configs
-from jaxformers import workdirs
 from jaxformers.config import RunConfig
+from jaxformers.foundations import workdirs
 from jaxformers.training import compilers, loop, resume, run
 from jaxformers.training.run import open_run, open_trained_run
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformers.analysis.tokens.capture import capture
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Classifier
 from jaxformers.models.blocks.invertible import Interval
+from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 
 # Least and greatest distance of a pair, relative to the root mean square norm

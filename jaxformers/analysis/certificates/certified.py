@@ -31,11 +31,14 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import cli, requirements, trained
+from jaxformers import trained
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
-from jaxformers.analysis.tokens.capture import capture
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Change
 from jaxformers.models.bounds import (
@@ -46,9 +49,8 @@ from jaxformers.models.bounds import (
   head_kernels,
   token_table,
 )
+from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables, outputs
-from jaxformers.registry import choose
-from jaxformers.tables import markdown_table
 
 BATCH = 50  # Examples at a time.
 CANDIDATES = 8  # Replacements that a step of the search tries out.

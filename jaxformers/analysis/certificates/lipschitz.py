@@ -22,13 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import cli, trained
+from jaxformers import trained
 from jaxformers.analysis.certificates.ascent import adversarial
-from jaxformers.analysis.certificates.inverse import layers_in_float32
-from jaxformers.analysis.tokens.capture import capture
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
+from jaxformers.models.capture import capture
+from jaxformers.models.inverse import layers_in_float32
 from jaxformers.models.variables import make_variables, of_stack
 
 KINDS = ("tokens", "sequences")

@@ -15,14 +15,16 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers import cli, requirements, trained, workdirs
+from jaxformers import trained
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Figure, Texts
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements, workdirs
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.models.blocks.invertible import layers_of, shared_by_all
 from jaxformers.models.variables import make_variables, of_stack
-from jaxformers.tables import markdown_table
 
 
 class Priced(NamedTuple):

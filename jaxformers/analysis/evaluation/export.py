@@ -27,8 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from jaxformers import cli, orthogonal, trained, workdirs
-from jaxformers.errors import UserError
+from jaxformers import orthogonal, trained
+from jaxformers.commands import cli
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models.parallel import portable
 from jaxformers.models.variables import make_variables

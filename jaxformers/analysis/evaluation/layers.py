@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxformers import requirements
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import entropy
-from jaxformers.analysis.tokens.capture import Capture, batches, capture, parts
-from jaxformers.errors import UserError
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
+from jaxformers.models.capture import Capture, batches, capture, parts
 from jaxformers.models.variables import make_variables
 
 

@@ -17,9 +17,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformers import cli, trained
+from jaxformers import trained
+from jaxformers.commands import cli
 from jaxformers.data.engine.segments import Segments
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.progress import Progress
 

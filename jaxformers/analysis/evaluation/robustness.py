@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import cli, trained
+from jaxformers import trained
+from jaxformers.commands import cli
 from jaxformers.data.engine import files
 from jaxformers.data.images import stores
 from jaxformers.data.images.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from jaxformers.data.images.splits import Images
-from jaxformers.errors import UserError
-from jaxformers.tables import plus_minus, spread
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import plus_minus, spread
 
 # AlexNet's error of each corruption, the mean over the severities
 # (Hendrycks and Dietterich 2019).

@@ -20,9 +20,10 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from jaxformers import cli, trained
+from jaxformers import trained
+from jaxformers.commands import cli
 from jaxformers.data.images.scenes import Scenes, short_side, windows
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.training.losses import overlap
 
 Score = Callable[[np.ndarray], np.ndarray]

@@ -21,10 +21,10 @@ from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
 from jaxformers.analysis.tokens import entropy, isometry, smoothness
-from jaxformers.analysis.tokens.capture import capture, num_tokens, parts
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table, plus_minus, spread
+from jaxformers.models.capture import capture, num_tokens, parts
 from jaxformers.models.variables import make_variables
-from jaxformers.tables import markdown_table, plus_minus, spread
 
 MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
 MOST_HEADS = 4  # Heads whose attention is drawn.

@@ -10,7 +10,7 @@ from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import depth, runs
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tables.runs import RunRecord, SeedGroup
-from jaxformers.tables import markdown_table
+from jaxformers.foundations.tables import markdown_table
 
 MOST_PANELS = 6  # Quantities of the training curves that are drawn.
 SPEED_COLUMNS = (

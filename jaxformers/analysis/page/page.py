@@ -13,11 +13,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from jaxformers import requirements
 from jaxformers.analysis.plotting.figures import Figure
 from jaxformers.analysis.tables import published
 from jaxformers.analysis.tables import results as tables
-from jaxformers.tables import split_cells
+from jaxformers.foundations import requirements
+from jaxformers.foundations.tables import split_cells
 
 
 @dataclasses.dataclass

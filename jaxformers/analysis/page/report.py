@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli, requirements
 from jaxformers.analysis.page import measured, overview
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import Page, write
@@ -23,8 +22,10 @@ from jaxformers.analysis.page.texts import TEXT
 from jaxformers.analysis.tables import published, runs
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tokens import entropy
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 
 def build(

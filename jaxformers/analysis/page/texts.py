@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformers import models, paths
-from jaxformers.errors import UserError
+from jaxformers import models
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import pretrained
 from jaxformers.tasks.inputs import Inputs, read_as_bert
 

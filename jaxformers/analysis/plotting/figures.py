@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformers import requirements
+from jaxformers.foundations import requirements
 
 # Okabe and Ito 2008, black last.
 COLOURS = (

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 import scipy.stats
 
-from jaxformers import cli, requirements
 from jaxformers import config as configs
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.tables.results import Result, read
-from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table, plus_minus, spread
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
 # Numbers of parameters that differ by a smaller share are called equal.
 SAME_SIZE = 0.1

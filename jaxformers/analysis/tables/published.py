@@ -24,13 +24,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers import cli
 from jaxformers import config as configs
 from jaxformers.analysis.tables import results
 from jaxformers.analysis.tables.papers import RUNS, TABLES, Column, Table
 from jaxformers.analysis.tables.results import Result
-from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table, plus_minus, spread
+from jaxformers.commands import cli
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
 # Under this protocol a model has sizes of its own on every task.
 SIZES_BY_TASK = "lra"

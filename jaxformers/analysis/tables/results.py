@@ -19,10 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers import cli, workdirs
 from jaxformers import config as configs
-from jaxformers.errors import UserError
-from jaxformers.tables import markdown_table, plus_minus, spread
+from jaxformers.commands import cli
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
 COLUMNS = (
   "task",

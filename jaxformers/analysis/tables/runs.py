@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers import models, workdirs
+from jaxformers import models
 from jaxformers.analysis.tables import results as tables
-from jaxformers.errors import UserError
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 
 # Axes of the figures against sizes, with their labels.
 SIZES = {

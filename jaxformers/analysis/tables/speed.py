@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers import models
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.models.variables import make_variables
-from jaxformers.tables import markdown_table
 
 # L = 6 and d = 512, with the vocabulary that the authors' counts imply.
 SIZES = {"num_layers": 6, "d_model": 512, "vocab_size": 185, "num_classes": 2}

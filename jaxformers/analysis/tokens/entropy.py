@@ -18,8 +18,8 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from jaxformers.errors import UserError
-from jaxformers.registry import Registry, choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import Registry, choose
 
 ESTIMATORS: Registry = Registry("estimator of entropy")
 AXES = ("units", "tokens")

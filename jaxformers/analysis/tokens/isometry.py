@@ -29,12 +29,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import cli, requirements, trained
+from jaxformers import trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
-from jaxformers.analysis.tokens import capture as captures
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model, from_config, in_float32
+from jaxformers.models import capture as captures
 from jaxformers.models.variables import make_variables
 
 ALL = "all"  # Label of the whole encoder; layers have their numbers.

@@ -26,13 +26,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import cli, requirements, trained
+from jaxformers import trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
-from jaxformers.analysis.tokens import capture as captures
-from jaxformers.analysis.tokens.capture import Capture
-from jaxformers.errors import UserError
+from jaxformers.commands import cli
+from jaxformers.foundations import requirements
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
+from jaxformers.models import capture as captures
+from jaxformers.models.capture import Capture
 from jaxformers.models.mixers.scores import weigh
 from jaxformers.models.variables import make_variables
 

@@ -23,8 +23,8 @@ from typing import TypeVar
 import tqdm
 
 from jaxformers.data.engine import files, tar
-from jaxformers.errors import UserError
-from jaxformers.paths import expand
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.paths import expand
 
 COMPRESSED = (".gz", ".bz2", ".xz")
 # Archives that are refused, by their first bytes.

@@ -20,7 +20,7 @@ from tensorflow_datasets.core import shuffle
 
 from jaxformers.data.engine import buckets, metadata, pictures
 from jaxformers.data.engine.source import Source
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 FORMAT = "array_record"
 # tensorflow-datasets sorts splits of more than 1 GB in parts, and assigns

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from jaxformers import durable
-from jaxformers.errors import UserError
+from jaxformers.foundations import durable
+from jaxformers.foundations.errors import UserError
 
 BLOCK = 1 << 20  # Bytes read at a time; larger blocks leave the CPU's cache.
 

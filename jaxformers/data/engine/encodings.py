@@ -17,10 +17,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from jaxformers import paths
 from jaxformers.data.engine import vocabularies
 from jaxformers.data.engine.source import Encode, Encoding, Example
-from jaxformers.errors import UserError
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 SPECIAL = vocabularies.SPECIAL

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 # Encodings by their marks. The longer marks go first: UTF-32 begins as UTF-16.
 BYTE_ORDER_MARKS = {

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 WINDOW = 16  # Steps whose examples are sorted by length together.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 FILES = ("dataset_info.json", "features.json")
 MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.

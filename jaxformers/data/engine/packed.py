@@ -19,9 +19,9 @@ from typing import Any
 import filelock
 import numpy as np
 
-from jaxformers import durable
 from jaxformers.data.engine import digests
-from jaxformers.errors import UserError
+from jaxformers.foundations import durable
+from jaxformers.foundations.errors import UserError
 
 RECORD = "info.json"
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image, JpegImagePlugin, PngImagePlugin
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 MAX_PIXELS = 100_000_000  # ImageNet's largest image has less than 70 million.
 

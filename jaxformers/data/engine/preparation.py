@@ -20,12 +20,12 @@ from typing import Any
 
 import tqdm
 
-from jaxformers import paths
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import digests, packed
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.source import Encoding, Example, Source
-from jaxformers.errors import UserError
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
 
 RECORD = "source.json"
 CHUNK = 1_000  # Examples that are read and encoded together.

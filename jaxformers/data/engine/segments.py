@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformers.data.engine import digests
 from jaxformers.data.engine.packed import Packed
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 Example = Mapping[str, Any]
 Keyed = tuple[str | int, Example]

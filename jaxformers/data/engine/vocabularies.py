@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxformers.data.engine import files
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_SIZE = 1 << 16  # Ids are stored in 16 bits.

@@ -28,8 +28,8 @@ import numpy as np
 
 from jaxformers.data.engine.loader import prefetch
 from jaxformers.data.engine.packed import Packed, pack
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 PAD = 0
 ROOTS = 2_000  # Trees that are grown together: a block.

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.generators.listops import IDS, OPERATORS, PAD, TOKENS
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 FILES = {"train": "train", "validation": "val", "test": "test"}
 _VALUES: dict[str, Callable[[list[int]], int]] = {

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 # Number of paddles of a target snake, by the names of LRA's levels.
 DIFFICULTIES = {"easy": 6, "intermediate": 9, "hard": 14}

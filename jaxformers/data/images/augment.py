@@ -17,9 +17,9 @@ from typing import Annotated
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxformers import ranges
-from jaxformers.errors import UserError
-from jaxformers.ranges import Interval, Share, SmallCount, Weight
+from jaxformers.foundations import ranges
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, Share, SmallCount, Weight
 
 BICUBIC = Image.Resampling.BICUBIC  # DeiT uses it for every operation.
 MEAN_COLOUR = (124, 116, 104)  # Mean of ImageNet.

@@ -25,8 +25,8 @@ from PIL import Image
 from scipy import ndimage
 
 from jaxformers.data.engine import pictures
-from jaxformers.errors import UserError
-from jaxformers.registry import choose
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 SEVERITIES = (1, 2, 3, 4, 5)
 

@@ -18,7 +18,7 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.images import augment
 from jaxformers.data.images.augment import Augment
 from jaxformers.data.images.stores import ImageStore
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

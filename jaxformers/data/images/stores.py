@@ -17,7 +17,7 @@ import numpy as np
 import tqdm
 
 from jaxformers.data.engine import digests, files, packed
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 ENDINGS = (".jpeg", ".jpg", ".png")
 

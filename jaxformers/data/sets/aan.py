@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, check_count
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 LABELS = ("0", "1")  # 1: one of the two cites the other.
 FILES = {

@@ -19,7 +19,7 @@ from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import pictures
 from jaxformers.data.engine.source import Keyed, Source
 from jaxformers.data.images.splits import pool
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 FOLDERS = {"train": "training", "test": "validation"}
 COUNTS = {"train": 20_210, "test": 2_000}

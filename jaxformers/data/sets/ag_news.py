@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, collect
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 LABELS = ("World", "Sports", "Business", "Sci/Tech")
 PER_LABEL = {"train": 30_000, "test": 1_900}

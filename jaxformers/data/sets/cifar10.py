@@ -12,7 +12,7 @@ import numpy as np
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import pictures
 from jaxformers.data.engine.source import Keyed, Source, collect
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 _NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 LABELS = tuple(_NAMES.split())

@@ -15,7 +15,7 @@ from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.source import Keyed, Source, collect
 from jaxformers.data.generators import listops, listops_text
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 LABELS = tuple("0123456789")
 FEATURES = {"ids": np.uint8, "label": LABELS}

@@ -23,7 +23,7 @@ from jaxformers.data.engine import digests, pictures
 from jaxformers.data.engine.source import Keyed, Source, collect
 from jaxformers.data.generators import pathfinder
 from jaxformers.data.generators.pathfinder import CHUNK, Settings
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 FOLDERS = {
   "easy": "curv_baseline",

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source, check_count
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 FILES = {"train-v1.1.json": "train", "dev-v1.1.json": "test"}
 COUNTS = {"train": 87_599, "test": 10_570}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 # In SentEval's order, in which the pairs of all subsets are joined.
 SUBSETS = (

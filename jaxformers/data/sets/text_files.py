@@ -29,7 +29,7 @@ from pathlib import Path
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import files
 from jaxformers.data.engine.source import Keyed, Source
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 SPLITS = {
   "train": "train",

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 
+from jaxformers.foundations.ranges import Fraction, SmallCount
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
-from jaxformers.ranges import Fraction, SmallCount
 
 
 @BLOCKS.register("attention_only")

@@ -1,5 +1,5 @@
 """The registry of blocks."""
 
-from jaxformers.registry import Registry
+from jaxformers.foundations.registry import Registry
 
 BLOCKS: Registry = Registry("block", is_open=True)

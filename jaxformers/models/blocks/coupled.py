@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
+  Deviation,
+  Fraction,
+  PositiveShare,
+  Size,
+  SmallCount,
+)
+from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS, SLOPES
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import (
@@ -27,14 +35,6 @@ from jaxformers.models.blocks.invertible import (
 from jaxformers.models.blocks.two_branches import dense
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS
-from jaxformers.ranges import (
-  Deviation,
-  Fraction,
-  PositiveShare,
-  Size,
-  SmallCount,
-)
-from jaxformers.registry import choose
 
 PER_TOKEN = ("layer", "rms", "scale", "none")  # Norms of one token.
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import MAX_STEPS
 from jaxformers.models.variants import MODELS

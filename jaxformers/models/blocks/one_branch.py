@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 
+from jaxformers.foundations.ranges import Fraction, PositiveShare, SmallCount
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.norm import NORMS, normalize
-from jaxformers.ranges import Fraction, PositiveShare, SmallCount
 
 
 @BLOCKS.register("one_branch")

@@ -9,7 +9,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import (
+  Deviation,
+  Fraction,
+  PositiveShare,
+  Size,
+  SmallCount,
+)
+from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
@@ -17,14 +25,6 @@ from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import semi_orthogonal
-from jaxformers.ranges import (
-  Deviation,
-  Fraction,
-  PositiveShare,
-  Size,
-  SmallCount,
-)
-from jaxformers.registry import choose
 
 
 def dense(

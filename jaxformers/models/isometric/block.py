@@ -8,7 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Fraction, Interval, Length, SmallCount
+from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.isometric.layer import (
   BOUNDS,
@@ -20,8 +22,6 @@ from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.variables import rotation
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Fraction, Interval, Length, SmallCount
-from jaxformers.registry import choose
 
 MODELS.register("isometric")(Variant("", "isometric"))
 

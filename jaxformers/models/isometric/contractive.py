@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Fraction, SmallCount
+from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import enough_steps, solve
 from jaxformers.models.blocks.invertible import (
@@ -31,8 +33,6 @@ from jaxformers.models.transject.layer import (
   residual_weight,
 )
 from jaxformers.models.variables import find_rotations, rotation
-from jaxformers.ranges import Fraction, SmallCount
-from jaxformers.registry import choose
 
 
 @BLOCKS.register("contractive")

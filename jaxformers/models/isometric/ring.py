@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.mixers.convolution import move_back, to_front
 

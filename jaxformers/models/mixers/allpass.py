@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, Length
 from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import (
@@ -33,7 +34,6 @@ from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.parallel import product
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Interval, Length
 from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("allpass")(Variant("allpass", "contractive"))

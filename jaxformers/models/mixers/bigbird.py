@@ -7,7 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Length, OptionalSize, Size
 from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
@@ -19,7 +20,6 @@ from jaxformers.models.mixers.blocked import (
   split,
 )
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Length, OptionalSize, Size
 
 MODELS.register("bigbird")(Variant("bigbird"))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.scores import dot, hide
 from jaxformers.models.parallel import row_sums

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Factor, Length, OptionalSize
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import Keys, attend_to
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Factor, Length, OptionalSize
 
 MODELS.register("informer")(Variant("informer"))
 

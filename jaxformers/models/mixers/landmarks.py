@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.models.mixers.scores import HIGHEST
-from jaxformers.registry import choose
 
 INVERSE_INITS = ("sample", "batch")
 

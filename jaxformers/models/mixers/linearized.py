@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.ranges import Factor
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.linear import sums
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Factor
 
 MODELS.register("linearized")(Variant("linearized", "attention_only"))
 

@@ -9,13 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Length, Size
 from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.scores import dot
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Length, Size
 
 MODELS.register("linformer")(Variant("linformer"))
 

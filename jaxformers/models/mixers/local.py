@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from jaxformers.foundations.ranges import Size
 from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
@@ -15,7 +16,6 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Size
 
 MODELS.register("local")(Variant("local"))
 

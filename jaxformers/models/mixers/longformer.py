@@ -8,7 +8,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, OptionalSize
 from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
@@ -20,7 +21,6 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import earlier
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Interval, OptionalSize
 
 MODELS.register("longformer")(Variant("longformer"))
 

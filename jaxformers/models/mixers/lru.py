@@ -9,13 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Scale, Share, Size
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT
 from jaxformers.models.mixers.recurrence import Recurrence, System
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Scale, Share, Size
 from jaxformers.scan import Pair
 
 MODELS.register("lru")(Variant("lru", "one_branch"))

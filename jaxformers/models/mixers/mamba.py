@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.ranges import OptionalSize, Scale, Size, SmallCount
 from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import recall, remember
 from jaxformers.models.kinds import EIGENVALUES
@@ -21,7 +22,6 @@ from jaxformers.models.mixers.recurrence import (
 from jaxformers.models.mixers.state_space import log_uniform
 from jaxformers.models.parallel import product
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import OptionalSize, Scale, Size, SmallCount
 from jaxformers.scan import linear_scan
 
 MODELS.register("mamba")(Variant("mamba", "one_branch"))

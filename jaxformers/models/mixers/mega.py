@@ -10,7 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Fraction, Length, OptionalSize, Size
+from jaxformers.foundations.registry import choose
 from jaxformers.models.attention import MIXERS, ROTARY_BASE, wide
 from jaxformers.models.cache import (
   check_causal,
@@ -31,8 +33,6 @@ from jaxformers.models.mixers.convolution import (
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.mixers.scores import dot, hide
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Fraction, Length, OptionalSize, Size
-from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan
 
 MODELS.register("mega")(Variant("mega", "gated"))

@@ -9,14 +9,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, Length, Size
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.landmarks import iterative_inverse, segments
 from jaxformers.models.mixers.scores import dot, hide, weigh
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Interval, Length, Size
 
 MODELS.register("nystromformer")(Variant("nystromformer"))
 

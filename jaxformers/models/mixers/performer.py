@@ -7,13 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Share, Size
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.linear import by_features
 from jaxformers.models.mixers.scores import HIGHEST, earlier
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Share, Size
 
 MODELS.register("performer")(Variant("performer"))
 

@@ -8,14 +8,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Fraction
+from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.attention import MIXERS, kernel_init, names_with_step
 from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.parallel import dot_general, product
-from jaxformers.ranges import Fraction
-from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan
 
 LECUN = nn.initializers.lecun_normal()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Length, OptionalSize, Size, SmallCount
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
 from jaxformers.models.mixers.scores import HIGHEST, dot, hide
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Length, OptionalSize, Size, SmallCount
 
 MODELS.register("reformer")(Variant("reformer"))
 

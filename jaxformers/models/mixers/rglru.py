@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.ranges import OptionalSize, Width
 from jaxformers.models.activations import gelu_tanh
 from jaxformers.models.attention import MIXERS, check_heads, wide
 from jaxformers.models.cache import count_tokens, recall, remember
@@ -19,7 +20,6 @@ from jaxformers.models.mixers.recurrence import (
   short_convolution,
 )
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import OptionalSize, Width
 from jaxformers.scan import linear_scan
 
 MODELS.register("rglru")(Variant("rglru"))

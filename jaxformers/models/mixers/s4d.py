@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Length, OptionalSize, Scale, Size
+from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import elu
 from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import (
@@ -41,8 +43,6 @@ from jaxformers.models.mixers.state_space import (
 from jaxformers.models.parallel import product
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Length, OptionalSize, Scale, Size
-from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("s4d")(Variant("s4d", "one_branch"))

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.foundations.ranges import Scale, Size
+from jaxformers.foundations.registry import choose
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
 from jaxformers.models.mixers.recurrence import LECUN, Recurrence, System
@@ -23,8 +25,6 @@ from jaxformers.models.mixers.state_space import (
   log_uniform,
 )
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Scale, Size
-from jaxformers.registry import choose
 from jaxformers.scan import Pair, times
 
 MODELS.register("s5")(Variant("s5", "one_branch"))

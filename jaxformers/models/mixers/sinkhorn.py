@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.ranges import Factor, Interval, Length, Size
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
@@ -19,7 +20,6 @@ from jaxformers.models.mixers.blocked import (
 )
 from jaxformers.models.mixers.scores import dot, hide
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Factor, Interval, Length, Size
 
 MODELS.register("sinkhorn")(Variant("sinkhorn"))
 

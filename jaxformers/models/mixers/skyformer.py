@@ -8,7 +8,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, Length, Size, Weight
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.mixers.kernelized import gaussian
 from jaxformers.models.mixers.landmarks import (
@@ -17,7 +18,6 @@ from jaxformers.models.mixers.landmarks import (
   tokens_first,
 )
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Interval, Length, Size, Weight
 
 MODELS.register("skyformer")(Variant("skyformer"))
 

@@ -10,15 +10,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Interval, Length
+from jaxformers.foundations.registry import choose
 from jaxformers.models.attention import attention, wide
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.scores import dot, earlier, hide, seen_keys
 from jaxformers.models.parallel import each_sample
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import Interval, Length
-from jaxformers.registry import choose
 
 MODELS.register("synthesizer")(Variant("synthesizer"))
 

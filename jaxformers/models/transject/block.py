@@ -9,7 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import SmallCount, Weight
+from jaxformers.foundations.registry import choose
 from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.transject.gate import GATINGS
@@ -24,8 +26,6 @@ from jaxformers.models.transject.layer import (
 from jaxformers.models.transject.sigma import eigenvalues, learned_sigma
 from jaxformers.models.variables import DERIVED, rotation
 from jaxformers.models.variants import MODELS, Variant
-from jaxformers.ranges import SmallCount, Weight
-from jaxformers.registry import choose
 
 MODELS.register("transject")(
   Variant("transject", "injective", source="TransJect")

@@ -8,7 +8,7 @@ import pytest
 
 from jaxformers import models, trained
 from jaxformers.analysis.certificates import lipschitz
-from jaxformers.analysis.tokens.capture import capture
+from jaxformers.models.capture import capture
 from jaxformers.models.transject.layer import interval
 from jaxformers.models.variables import make_variables
 from tests import draws, initial

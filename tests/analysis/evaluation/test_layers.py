@@ -12,7 +12,7 @@ import scipy.stats
 
 from jaxformers import models
 from jaxformers.analysis.evaluation import layers
-from jaxformers.analysis.tokens.capture import capture, parts
+from jaxformers.models.capture import capture, parts
 from jaxformers.models.variables import make_variables
 from jaxformers.recipes.shared import TRANSJECTS
 from tests import draws, initial

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models, trained, workdirs
+from jaxformers import models, trained
 from jaxformers.analysis.evaluation import perplexity
 from jaxformers.data.engine.segments import Segments
+from jaxformers.foundations import workdirs
 from tests import draws, initial
 
 TOKENS = np.random.default_rng(0).integers(1, 9, 23)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers import trained, workdirs
+from jaxformers import trained
 from jaxformers.analysis.evaluation import robustness as r
 from jaxformers.data.engine import packed
 from jaxformers.data.images import corruptions
 from jaxformers.data.images.splits import Images
+from jaxformers.foundations import workdirs
 from tests.data.archives import write_folder
 
 CLASSES = ("n00", "n01", "n02")

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformers import models, tasks, trained, workdirs
+from jaxformers import models, tasks, trained
 from jaxformers.analysis.evaluation import segmentation as s
+from jaxformers.foundations import workdirs
 from tests import initial
 from tests.data import scenes
 

@@ -9,7 +9,7 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis.page import measured
 from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
-from jaxformers.analysis.tokens.capture import capture, parts
+from jaxformers.models.capture import capture, parts
 from jaxformers.models.variables import make_variables
 from tests import draws, initial
 

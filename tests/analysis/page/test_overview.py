@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from jaxformers import workdirs
 from jaxformers.analysis.page import overview
 from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
+from jaxformers.foundations import workdirs
 
 
 def test_scores_against_sizes():

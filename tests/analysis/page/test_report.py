@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxformers import workdirs
 from jaxformers.analysis.page import report
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import write
+from jaxformers.foundations import workdirs
 from jaxformers.training import loop
 from tests.marks import BROWSER
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import scipy.stats
 
-from jaxformers import workdirs
 from jaxformers.analysis.tables import depth
+from jaxformers.foundations import workdirs
 from tests import results as made
 
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from jaxformers import workdirs
 from jaxformers.analysis.tables import papers
 from jaxformers.analysis.tables import published as p
+from jaxformers.foundations import workdirs
 from tests import results as made
 
 COLUMNS = {

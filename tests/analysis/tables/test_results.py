@@ -1,7 +1,7 @@
 import pytest
 
-from jaxformers import workdirs
 from jaxformers.analysis.tables import results
+from jaxformers.foundations import workdirs
 from tests import results as made
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxformers import workdirs
 from jaxformers.analysis.tables import runs
+from jaxformers.foundations import workdirs
 from tests import results as made
 
 

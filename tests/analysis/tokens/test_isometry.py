@@ -11,8 +11,8 @@ import pytest
 from jaxformers import models, trained
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import isometry
-from jaxformers.analysis.tokens.capture import capture
 from jaxformers.models.attention import FirstValues
+from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 from tests import initial
 from tests.marks import long_except

@@ -9,7 +9,7 @@ import scipy.integrate
 
 from jaxformers import models, trained
 from jaxformers.analysis.tokens import smoothness as s
-from jaxformers.analysis.tokens.capture import Capture, capture
+from jaxformers.models.capture import Capture, capture
 from jaxformers.models.variables import make_variables
 from tests import draws, initial
 from tests.marks import long_except

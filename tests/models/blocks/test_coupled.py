@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.certificates import inverse, lipschitz
+from jaxformers.analysis.certificates import lipschitz
+from jaxformers.models import inverse
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.coupled import Coupled
 from tests import draws, initial

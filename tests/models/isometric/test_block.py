@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.certificates import inverse, lipschitz
+from jaxformers.analysis.certificates import lipschitz
+from jaxformers.models import inverse
 from jaxformers.models.isometric.layer import BOUNDS, FORMS
 from jaxformers.models.kinds import EIGENVALUES, find_kinds
 from tests import draws, initial

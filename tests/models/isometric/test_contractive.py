@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.certificates import inverse, lipschitz
+from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.certificates.ascent import ascend
+from jaxformers.models import inverse
 from jaxformers.models.blocks import invertible
 from jaxformers.models.variables import make_variables, of_stack
 from tests import draws, initial

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.reformer import buckets_of, factors_of, reformer
 from tests import initial
 from tests.models.mixers.oracle import (

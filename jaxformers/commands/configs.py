@@ -1,0 +1,42 @@
+r"""Lists the configs that come with the package, or describes one.
+
+python -m jaxformers configs
+python -m jaxformers configs lra/text
+
+A name is a value of --config, as a path is: --config lra/text:size=tiny.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from jaxformers import config as configs
+from jaxformers.commands import cli
+from jaxformers.foundations.tables import markdown_table
+
+
+def document(path: Path) -> str:
+  """Returns the docstring of a config file, which is not run."""
+  return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+@cli.command(
+  cli.argument(
+    "name", nargs="?", default="", help="config to describe, such as lra/text"
+  ),
+)
+def main(name: str) -> None:
+  """Prints a line for each config, or the description of one."""
+  if name:
+    print(document(configs.find_file(name.partition(":")[0])))
+    return
+  rows = [
+    (config, document(path).splitlines()[0])
+    for config, path in configs.packaged_names().items()
+  ]
+  print(markdown_table(("--config", "what it is"), rows))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,137 @@
+r"""Prepares the data of a task, once, so that no run has to.
+
+python -m jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
+
+Data are downloaded, generated, or read from an archive; checked; written as
+array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
+memory-mapped tokens under DATA_DIR/packed. Data that are prepared already are
+left as they are. A command that was stopped resumes at the last complete step;
+of two commands at once one waits for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+from jaxformers import tasks
+from jaxformers.commands import cli
+from jaxformers.data.generators import listops_text
+from jaxformers.data.generators.pathfinder import Settings
+from jaxformers.data.sets import pathfinder as pathfinder_files
+from jaxformers.foundations import paths
+from jaxformers.foundations.errors import UserError
+from jaxformers.tasks import TASKS, Task
+from jaxformers.tasks.listops import WITHOUT_END
+from jaxformers.tasks.splits import replace_all
+
+EXPORTS = ("listops", "pathfinder", "pathx")
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = cli.parser(__name__)
+  subparsers = parser.add_subparsers(
+    dest="task", metavar="TASK", required=True, help=", ".join(sorted(TASKS))
+  )
+  for name in sorted(TASKS):
+    load = TASKS[name]
+    about = inspect.getdoc(load)
+    # A subcommand for every task; its help is the docstring of the loader.
+    subparser = subparsers.add_parser(
+      name,
+      description=about,
+      help=about.splitlines()[0],
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # An option for every keyword argument of the loader.
+    for option, parameter in inspect.signature(load).parameters.items():
+      default = parameter.default
+      if default is not None:  # None: an option of training (augmentation).
+        subparser.add_argument(
+          f"--{option}", type=type(default), default=default, metavar="VALUE"
+        )
+    if name in EXPORTS:
+      subparser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FOLDER",
+        help="also write the generated examples there in LRA's layout",
+      )
+  return parser
+
+
+def summary(task: Task) -> str:
+  """Returns a table of what was prepared, for the terminal."""
+  # Splits, inputs and origin of the data.
+  rows = {"protocol": task.protocol}
+  for name, split in task.splits.items():
+    rows[f"{name} examples"] = f"{len(split):,}"
+  rows["checkpoint chosen on"] = task.selection
+  if task.image:
+    rows["images"] = " x ".join(map(str, task.image))
+  else:
+    size = f"{task.vocab_size:,}" if task.vocab_size else "real numbers"
+    rows |= {"vocabulary": size, "tokens at most": f"{task.max_len:,}"}
+  rows["source"] = task.info["source"]
+  # Counts and checksums say if the data are the authors'.
+  if "counts" in task.info:
+    note = "" if task.info["authors_counts"] else "not "
+    rows["counts"] = f"{note}the authors'"
+  if "sha256" in task.info:
+    notes = {True: "", None: " (the authors published none)"}
+    is_authors = task.info["authors_checksum"]
+    note = notes.get(is_authors, " (not the authors')")
+    rows["SHA-256"] = task.info["sha256"] + note
+  width = max(map(len, rows))
+  lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]
+  return "\n".join([task.name, *lines])
+
+
+def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
+  """Writes generated examples in LRA's layout."""
+  if options["archive"]:
+    raise UserError(
+      "--export writes generated examples, but --archive reads finished ones: "
+      "leave one of the two out."
+    )
+  if task.name == "listops" and task.protocol in WITHOUT_END:
+    raise UserError(
+      f"The protocol {task.protocol} has no closing brackets to export: choose "
+      "another --protocol."
+    )
+  try:
+    if task.name == "listops":
+      # Undo the shift of the protocol s4: LRA's files have no ids.
+      plain = replace_all(task.splits, shift=0, end=0)
+      listops_text.write_tsv(plain, folder)
+    else:
+      names = (field.name for field in dataclasses.fields(Settings))
+      settings = Settings(**{name: options[name] for name in names})
+      pathfinder_files.export(settings, folder)
+  except OSError as error:
+    raise UserError(
+      f"The export to {folder} failed ({error.strerror or error}): free some "
+      "space, or choose another --export. The incomplete export was removed."
+    ) from None
+
+
+@cli.command(
+  make_parser=_parser,
+  on_interrupt="it goes on after the last step that is done.",
+)
+def main(task: str, export: Path | None = None, **options: Any) -> None:
+  """Prepares a task and prints what it has."""
+  # tensorflow-datasets logs in many lines what the progress bars show in one.
+  logging.getLogger("absl").setLevel(logging.ERROR)
+  prepared = tasks.get(task, **options)
+  if export is not None:
+    _export(prepared, options, paths.expand(export))
+  print(summary(prepared))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,40 @@
+"""Lists all tasks: their protocols, and a line on each.
+
+python -m jaxformers tasks
+
+The command `prepare` describes the options of a task by `prepare TASK --help`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+from jaxformers.commands import cli
+from jaxformers.foundations.tables import markdown_table
+from jaxformers.tasks import TASKS
+
+
+def protocols(name: str) -> tuple[str, ...]:
+  """Returns the protocols of a task, the default first."""
+  loader = TASKS[name]
+  declared = getattr(sys.modules[loader.__module__], "PROTOCOLS", {})
+  # A module of several tasks declares the protocols of each.
+  if name in declared:
+    return tuple(declared[name])
+  default = inspect.signature(loader).parameters["protocol"].default
+  return tuple(declared) or (default,)
+
+
+@cli.command()
+def main() -> None:
+  """Prints a line for each task."""
+  rows = [
+    (name, ", ".join(protocols(name)), inspect.getdoc(loader).splitlines()[0])
+    for name, loader in sorted(TASKS.items())
+  ]
+  print(markdown_table(("task", "protocols", "what it is"), rows))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,169 @@
+"""Lists small trained models that come with the package.
+
+python -m jaxformers zoo
+
+`jaxformers.load("zoo:NAME")` opens one. `launch/zoo.py` trains them anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxformers.commands import cli
+from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
+from jaxformers.foundations.tables import format_score, markdown_table
+
+FOLDER = Path(__file__).with_name("models_to_try")
+PREFIX = "zoo:"
+MOST_BYTES = 1_000_000  # Size of a model's files.
+
+
+class Recipe(NamedTuple):
+  """Training of a model of the zoo.
+
+  Attributes:
+    config: value of --config.
+    fields: further arguments, such as --config.total_steps=1500.
+    archive: file of the data in a folder of archives; "" for generated data.
+    about: what the model is, in a line.
+  """
+
+  config: str
+  fields: tuple[str, ...] = ()
+  archive: str = ""
+  about: str = ""
+
+  def command(self, workdir: str, archives: str = "PATH") -> list[str]:
+    """Returns the arguments of `python -m jaxformers.main`."""
+    data = f"--config.task.archive={archives}/{self.archive}"
+    more = [data] if self.archive else []
+    return ["--config", self.config, "--workdir", workdir, *self.fields, *more]
+
+
+def _steps(total: int) -> tuple[str, str]:
+  warmup = f"--config.schedule.warmup_steps={total // 10}"
+  return f"--config.total_steps={total}", warmup
+
+
+# Reviews are cut to 500 bytes, and images are of protocol=s4, as in the tables
+# of docs/results.md.
+_TEXT = ("--config.task.max_len=500",)
+RECIPES = {
+  "pairs-isometric": Recipe(
+    "synthetic/planted_pairs",
+    about="planted pairs: tokens that meet, with a certificate",
+  ),
+  "listops-transject": Recipe(
+    "lra/listops:size=tiny", about="TransJect, the paper's encoder"
+  ),
+  "listops-s5": Recipe(
+    "lra/listops:size=tiny,model=s5",
+    _steps(900),
+    about="S5, a linear recurrence",
+  ),
+  "text-random_transject": Recipe(
+    "lra/text:size=tiny,model=random_transject,seed=2",
+    (*_TEXT, *_steps(6_900)),
+    "aclImdb_v1.tar.gz",
+    "Random-TransJect on bytes of reviews",
+  ),
+  "text-certified": Recipe(
+    "lra/text:size=tiny,model=random_transject",
+    (*_TEXT, "--config.model.mixer.num_experts=1", *_steps(2_800)),
+    "aclImdb_v1.tar.gz",
+    "Random-TransJect of one expert: predictions that some bytes cannot change",
+  ),
+  "text-transformer": Recipe(
+    "lra/text:size=tiny,model=transformer,seed=1",
+    (*_TEXT, *_steps(850)),
+    "aclImdb_v1.tar.gz",
+    "softmax attention on bytes of reviews",
+  ),
+  "image-s5": Recipe(
+    "lra/image:size=tiny,model=s5,protocol=s4,seed=1",
+    _steps(1_500),
+    "cifar-10-binary.tar.gz",
+    "S5 on grey pixels of CIFAR-10",
+  ),
+  "image-isometric": Recipe(
+    "lra/image:size=tiny,model=isometric,protocol=s4,seed=2",
+    _steps(1_500),
+    "cifar-10-binary.tar.gz",
+    "isometric on grey pixels: injective, bounded, and its pixels meet",
+  ),
+  "text-lru": Recipe(
+    "lra/text:size=tiny,model=lru",
+    (
+      "--config.task.max_len=256",
+      *_steps(1_000),
+      "--config.eval_steps=100",
+      "--config.checkpoint_steps=100",
+      "--config.eval_examples=1000",
+    ),
+    "aclImdb_v1.tar.gz",
+    "LRU, a linear recurrence, on 256 bytes of reviews",
+  ),
+  "cifar10-neutreno": Recipe(
+    "vision/cifar10:size=tiny,model=neutreno",
+    ("--config.model.num_layers=6", *_steps(1_406)),
+    "cifar-10-binary.tar.gz",
+    "NeuTRENO on patches of CIFAR-10, two epochs",
+  ),
+  "language-allpass": Recipe(
+    "lm/text:size=tiny,model=allpass",
+    ("--config.model.d_model=48", *_steps(1_500)),
+    "aclImdb_v1.tar.gz",
+    "a causal injective language model of reviews, in byte pairs",
+  ),
+}
+
+
+def find(name: str) -> Path:
+  """Returns the folder of a model of the zoo.
+
+  Args:
+    name: name after "zoo:".
+
+  Raises:
+    UserError: for an unknown name, with the choices.
+  """
+  return FOLDER / choose("model of the zoo", name, RECIPES)
+
+
+def require(name: str) -> Path:
+  """Returns the folder of a model that is in this installation.
+
+  Raises:
+    UserError: as `find`; and for a model that is not there.
+  """
+  folder = find(name)
+  if not folder.is_dir():
+    raise UserError(
+      f"The model {name!r} of the zoo is not in this installation: "
+      f"python launch/zoo.py --workdir runs/zoo --names {name} trains it."
+    )
+  return folder
+
+
+@cli.command()
+def main() -> None:
+  """Prints a line for each model, with its score."""
+  rows = []
+  for name, recipe in RECIPES.items():
+    score, parameters = "not in this installation", ""
+    if find(name).is_dir():
+      results = workdirs.read_results(find(name))
+      metric = results["metric"]
+      score = format_score(metric, results[metric])
+      score = f"{results['task']}, {metric} {score}"
+      parameters = f"{results['parameters']:,}"
+    rows.append((f"{PREFIX}{name}", score, parameters, recipe.about))
+  columns = ("jaxformers.load", "test score", "parameters", "what it is")
+  print(markdown_table(columns, rows, right=(2,)))
+
+
+if __name__ == "__main__":
+  main()

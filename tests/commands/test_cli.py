@@ -1,0 +1,92 @@
+"""Subcommands, their parser, and how they end."""
+
+import sys
+
+import pytest
+
+from jaxformers.commands import cli
+from jaxformers.commands import registry as commands
+from jaxformers.foundations.errors import UserError
+
+
+@pytest.mark.parametrize("name", sorted(cli.SUBCOMMANDS))
+def test_every_subcommand_has_a_main_with_help(name, capsys):
+  # Training reads the flags of the process.
+  argv = ["jaxformers", name, "--help"]
+  with pytest.raises(SystemExit) as stopped, pytest.MonkeyPatch.context() as m:
+    m.setattr(sys, "argv", argv)
+    commands.console()
+  assert stopped.value.code == 0
+  printed = capsys.readouterr().out
+  used = "jaxformers.main" if name == "train" else f"jaxformers {name}"
+  assert f"python -m {used}" in printed
+
+
+def test_a_command_takes_its_arguments_by_keyword():
+  seen = []
+
+  @cli.command(cli.argument("name"), cli.argument("--count", type=int))
+  def main(name: str, count: int) -> None:
+    seen.append((name, count))
+
+  main(["a", "--count", "2"])
+  assert seen == [("a", 2)]
+
+
+@pytest.mark.parametrize(
+  "error", [UserError("choose another"), OSError("no such file")]
+)
+def test_a_mistake_ends_in_one_line(error):
+  @cli.command()
+  def main() -> None:
+    raise error
+
+  with pytest.raises(SystemExit) as stopped:
+    main([])
+  assert stopped.value.code == f"error: {error}"
+
+
+def test_an_internal_error_keeps_its_traceback():
+  @cli.command()
+  def main() -> None:
+    raise ValueError("a mistake of ours")
+
+  with pytest.raises(ValueError, match="ours"):
+    main([])
+
+
+def test_help_names_a_default_that_is_not_empty(capsys):
+  @cli.command(
+    cli.argument("--steps", type=int, default=7, help="steps of Adam"),
+    cli.argument("--out", default="", help="path"),
+  )
+  def main(steps: int, out: str) -> None:
+    raise AssertionError
+
+  with pytest.raises(SystemExit):
+    main(["--help"])
+  shown = capsys.readouterr().out
+  assert "steps of Adam (default: 7)" in shown
+  assert shown.count("default") == 1
+
+
+def test_a_list_of_numbers_is_read_or_refused():
+  assert cli.numbers("sizes", "") == []
+  assert cli.numbers("sizes", "1,2") == [1, 2]
+  assert cli.numbers("scales", "0.5,1", float) == [0.5, 1.0]
+  with pytest.raises(UserError, match="--sizes=1,a: give integers, such as"):
+    cli.numbers("sizes", "1,a")
+  assert cli.names("a,b,") == ["a", "b"]
+
+
+def test_fields_of_a_config_are_told_from_other_flags():
+  words = "--a --config.seed 1 -config.x=2 --noconfig.y --config=z"
+  fields = ["--config.seed=1", "-config.x=2", "--noconfig.y"]
+  split = cli.split_overrides(words.split(" "))
+  assert split == (fields, ["--a", "--config=z"])
+  words = ["--config.a", "-1", "--config.b", "-.5", "--config.c", "-x"]
+  fields = ["--config.a=-1", "--config.b=-.5", "--config.c"]
+  assert cli.split_overrides(words) == (fields, ["-x"])
+  # A flag without a value stands for True.
+  flags = ["--config.wandb", "--eval_only"]
+  assert cli.split_overrides(flags) == (flags[:1], flags[1:])

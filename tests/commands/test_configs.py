@@ -1,0 +1,42 @@
+"""The list of the configs of the package."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxformers import config as configs
+from jaxformers.commands import configs as list_configs
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_config_has_a_line(capsys):
+  list_configs.main([])
+  printed = capsys.readouterr().out
+  files = sorted((ROOT / "configs").rglob("*.py"))
+  assert len(printed.splitlines()) == 2 + len(files)
+  for path in files:
+    name = path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+    assert f"| {name} | " in printed
+    assert configs.find_file(name).samefile(path)
+
+
+def test_the_description_of_one(capsys):
+  list_configs.main(["lra/text"])
+  assert "Arguments: model=NAME" in capsys.readouterr().out
+  with pytest.raises(SystemExit, match=r"'lra/txt'.*lists the names"):
+    list_configs.main(["lra/txt"])
+
+
+@pytest.mark.parametrize(
+  "name", ["lra/listops", "lra/listops.py", "configs/lra/listops.py"]
+)
+def test_a_config_is_found_from_any_folder(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert configs.load(f"{name}:size=tiny").total_steps == 1_500
+  # A file of the user's goes first.
+  path = tmp_path / "lra" / "listops.py"
+  path.parent.mkdir()
+  path.write_text("")
+  found = configs.find_file("lra/listops.py")
+  assert found.read_text() == ""

@@ -1,0 +1,236 @@
+import contextlib
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxformers import tasks
+from jaxformers.commands import prepare
+from tests.data.archives import aan, write_folder, write_tar
+
+COUNTS = ["--num_train", "20", "--num_validation", "5", "--num_test", "6"]
+LENGTHS = ["--min_length", "5", "--max_length", "60"]
+LISTOPS = ["listops", *COUNTS, *LENGTHS]
+
+
+def test_it_says_what_it_has_prepared(tmp_path, capsys):
+  for _ in range(2):  # Doing it again does nothing.
+    prepare.main([*LISTOPS, "--data_dir", str(tmp_path)])
+    said = capsys.readouterr()
+    assert "train examples        20" in said.out
+    assert "source                generated" in said.out
+  assert said.err == ""
+
+
+def test_exported_and_prepared_from_the_export(tmp_path, capsys):
+  out = tmp_path / "out"
+  prepare.main(
+    [*LISTOPS, "--data_dir", str(tmp_path / "a"), "--export", str(out)]
+  )
+  options = ["listops", *COUNTS]
+  prepare.main(
+    [*options, "--data_dir", str(tmp_path / "b"), "--archive", str(out)]
+  )
+  assert "(the authors published none)" in capsys.readouterr().out
+  kw = dict(num_train=20, num_validation=5, num_test=6)
+  generated = tasks.get(
+    "listops", data_dir=str(tmp_path / "a"), min_length=5, max_length=60, **kw
+  )
+  read = tasks.get(
+    "listops", data_dir=str(tmp_path / "b"), archive=str(out), **kw
+  )
+  np.testing.assert_array_equal(
+    generated.splits["test"].tokens, read.splits["test"].tokens
+  )
+  again = [*options, "--data_dir", str(tmp_path / "b"), "--archive", str(out)]
+  with pytest.raises(SystemExit, match="--export writes generated"):
+    prepare.main([*again, "--export", str(out)])
+
+
+def test_pathfinder_in_lras_layout(tmp_path):
+  common = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
+  prepare.main(
+    [*common, "--data_dir", str(tmp_path), "--export", str(tmp_path / "lra")]
+  )
+  level = tmp_path / "lra" / "pathfinder32" / "curv_baseline"
+  assert len(list((level / "imgs" / "0").glob("sample_*.png"))) == 12
+  line = (level / "metadata" / "0.npy").read_text().splitlines()[3].split()
+  assert line[:3] == ["imgs/0", "sample_3.png", "3"]
+  assert line[3] in ("0", "1")
+  assert line[4:] == ["1.0", "6", "2", "2", "0.5", "1", "1"]
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["nope"], "invalid choice: 'nope'"),
+    ([], "required: TASK"),
+    (["text", "--max_len", "x"], "invalid int value: 'x'"),
+    (["text", "--depth", "3"], "unrecognized arguments: --depth"),
+    (["image", "--export", "x"], "unrecognized arguments: --export"),
+  ],
+)
+def test_wrong_command_lines(argv, message, capsys):
+  with pytest.raises(SystemExit):
+    prepare.main(argv)
+  assert message in capsys.readouterr().err
+
+
+def test_a_wrong_archive_ends_in_one_message_and_leaves_nothing(tmp_path):
+  counts = {"train": 4, "validation": 2, "test": 2}
+  path = write_tar(tmp_path / "lra_release.gz", aan(counts))
+  path.write_bytes(path.read_bytes()[:-100])
+  job = subprocess.run(
+    [
+      sys.executable,
+      "-m",
+      "jaxformers.commands.prepare",
+      "retrieval",
+      "--archive",
+      str(path),
+      "--data_dir",
+      str(tmp_path / "data"),
+    ],
+    capture_output=True,
+    text=True,
+    env={"PYTHONPATH": "."},
+  )
+  assert job.returncode == 1
+  assert job.stdout == ""
+  assert "Traceback" not in job.stderr
+  assert "cannot be read to its end" in job.stderr.splitlines()[-1]
+  left = [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
+  assert [p for p in left if not p.name.endswith(".lock")] == []
+
+
+def test_texts_of_a_damaged_archive_are_refused_and_leave_nothing(tmp_path):
+  texts = {f"set/{k:02d}.txt": f"text {k} ".encode() * 90 for k in range(33)}
+  path = write_tar(tmp_path / "texts.tar", texts, mode="w")
+  sound = path.read_bytes()
+  damaged = bytearray(sound)
+  damaged[sound.index(b"set/17.txt")] ^= 1  # The 18th header.
+  compressed = bytearray(gzip.compress(sound, mtime=0))
+  compressed[-5] ^= 1  # The checksum.
+  common = ["language", "--archive", str(path), "--tokens", "bytes"]
+  common += ["--data_dir", str(tmp_path / "data")]
+  for content in (damaged, compressed, sound[: len(sound) // 2]):
+    path.write_bytes(content)
+    with pytest.raises(SystemExit, match="cannot be read to its end"):
+      prepare.main(common)
+    left = [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
+    assert [p for p in left if not p.name.endswith(".lock")] == []
+  path.write_bytes(sound)
+  prepare.main(common)
+
+
+def test_a_stand_in_is_prepared_when_it_is_meant(tmp_path, capsys):
+  counts = {"train": 4, "validation": 2, "test": 2}
+  folder = write_folder(tmp_path / "x", aan(counts))
+  common = ["retrieval", "--archive", str(folder)]
+  common += ["--data_dir", str(tmp_path / "data")]
+  with pytest.raises(SystemExit, match="num_train"):
+    prepare.main(common)
+  sizes = ["--num_train", "4", "--num_validation", "2", "--num_test", "2"]
+  prepare.main([*common, *sizes])
+  assert "train examples        4" in capsys.readouterr().out
+  infos = list((tmp_path / "data" / "packed").rglob("info.json"))
+  assert json.loads(infos[0].read_text())["source"] == "x"
+
+
+@contextlib.contextmanager
+def limited(size):
+  """Sets the largest size of a file, as a quota does.
+
+  Within a test only: pytest may print its progress to a larger file.
+  """
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def left(folder):
+  return [
+    path
+    for path in folder.rglob("*")
+    if path.is_file() and path.suffix != ".lock"
+  ]
+
+
+PATHFINDER = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
+
+
+@pytest.mark.parametrize(
+  ("task", "size"), [(LISTOPS, 600), (PATHFINDER, 5_000)]
+)
+def test_a_full_disk_ends_in_one_message_and_leaves_nothing(
+  tmp_path, task, size
+):
+  folder = tmp_path / "data"
+  message = rf"^error: {folder}/.* cannot be written: .*Make room"
+  full = pytest.raises(SystemExit, match=f"{message} .*pass --data_dir")
+  with full, limited(size):
+    prepare.main([*task, "--data_dir", str(folder)])
+  assert left(folder) == []
+
+
+@pytest.mark.parametrize(("task", "size"), [(LISTOPS, 600), (PATHFINDER, 100)])
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, task, size):
+  command = [*task, "--data_dir", str(tmp_path / "data")]
+  prepare.main(command)
+  folder = tmp_path / "out"
+  full = pytest.raises(SystemExit, match=f"The export to {folder} failed .File")
+  with full, limited(size):
+    prepare.main([*command, "--export", str(folder)])
+  assert left(folder) == []
+  with limited(1 << 20):
+    prepare.main([*command, "--export", str(folder)])
+  assert left(folder)
+
+
+def test_ctrl_c_says_one_line(monkeypatch, capsys):
+  def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(tasks, "get", interrupted)
+  monkeypatch.setattr(os, "_exit", sys.exit)
+  with pytest.raises(SystemExit, match="^130$"):
+    prepare.main(LISTOPS)
+  said = capsys.readouterr().err.strip()
+  assert said.startswith("Interrupted. Run the same command again")
+  assert "\n" not in said
+
+
+@pytest.mark.long
+def test_ctrl_c_while_data_are_generated(tmp_path):
+  command = [sys.executable, "-m", "jaxformers.commands.prepare", "listops"]
+  command += ["--data_dir", str(tmp_path / "data")]
+  restored = (  # What starts in the background may ignore Ctrl-C.
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+  )
+  process = subprocess.Popen(
+    [sys.executable, "-c", restored, *command],
+    env=os.environ | {"PYTHONPATH": "."},
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  while not (tmp_path / "data" / "tfds").exists():
+    assert process.poll() is None
+    time.sleep(0.1)
+  time.sleep(1)
+  process.send_signal(signal.SIGINT)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "Interrupted. Run the same command again" in said
+  assert "Traceback" not in said
+  assert left(tmp_path / "data") == []

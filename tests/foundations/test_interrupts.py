@@ -1,0 +1,82 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxformers.foundations import interrupts
+
+
+def test_one_line_and_the_status_of_ctrl_c(monkeypatch, capsys):
+  def leave(status):
+    raise SystemExit(status)
+
+  monkeypatch.setattr(os, "_exit", leave)
+  with pytest.raises(SystemExit) as stopped:
+    interrupts.leave("it goes on.")
+  assert stopped.value.code == 130
+  said = capsys.readouterr().err
+  assert said == "\nInterrupted. Run the same command again: it goes on.\n"
+
+
+@pytest.mark.parametrize("command", ["--help", "models"])
+def test_a_reader_that_goes_away_is_no_error(command):
+  done = subprocess.run(
+    [
+      "bash",
+      "-c",
+      f'"$0" -m jaxformers {command} | true; echo "${{PIPESTATUS[0]}}"',
+      sys.executable,
+    ],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stderr == ""
+  assert done.stdout.strip() in ("0", "141")
+
+
+INTERRUPTED = """
+import importlib, os, signal, sys, threading, time
+sys.argv = ["jaxformers", *{arguments!r}]
+from jaxformers import commands
+def stop():
+  time.sleep({seconds})
+  os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=stop, daemon=True).start()
+commands.console()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["rank"], ["bounds"]])
+@pytest.mark.parametrize("seconds", [0.1, 1.5])
+def test_ctrl_c_in_a_command_is_one_line(arguments, seconds):
+  """While modules are imported, and while the command computes."""
+  code = INTERRUPTED.format(arguments=arguments, seconds=seconds)
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=50,
+  )
+  if done.returncode == 130:
+    assert done.stderr.endswith("Interrupted.\n")
+    assert len(done.stderr.splitlines()) < 5
+    assert "Traceback" not in done.stderr
+
+
+def test_letters_that_the_locale_cannot_show_are_printed_as_codes():
+  code = (
+    "from jaxformers import interrupts\n"
+    "with interrupts.closed_pipe():\n  print('\\xb1 \\udcff')"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == "\\xb1 \\udcff\n"

@@ -1,0 +1,25 @@
+"""Paths as users write them."""
+
+import pwd
+from pathlib import Path
+
+import pytest
+
+from jaxformers.foundations import paths
+
+
+def test_home(monkeypatch):
+  monkeypatch.setenv("HOME", "/home/of")
+  assert paths.expand("~/a") == Path("/home/of/a")
+  assert paths.expand(Path("b/~")) == Path("b/~")
+
+
+def test_no_home(monkeypatch):
+  def unknown(_):
+    raise KeyError
+
+  monkeypatch.delenv("HOME")
+  monkeypatch.setattr(pwd, "getpwuid", unknown)
+  assert paths.expand("/a/b") == Path("/a/b")
+  with pytest.raises(ValueError, match="'~/a' begins with ~.*set HOME"):
+    paths.expand("~/a")

@@ -1,0 +1,47 @@
+import pytest
+
+from jaxformers.foundations import registry
+
+
+def test_an_unknown_name_lists_the_choices_and_the_nearest():
+  names = registry.Registry("mixer")
+  names.register("softmax")(1)
+  names.register("linear")(2)
+  assert (names["softmax"], sorted(names), len(names)) == (
+    1,
+    ["linear", "softmax"],
+    2,
+  )
+  with pytest.raises(ValueError, match="'softmx'.*Did you mean 'softmax'"):
+    names["softmx"]
+  assert "softmx" not in names
+
+
+def test_a_registry_of_users_says_how_their_names_are_found():
+  names = registry.Registry("mixer", is_open=True)
+  with pytest.raises(ValueError, match="'mine'.*its module in config.imports"):
+    names["mine"]
+
+
+def test_a_name_is_taken_once():
+  names = registry.Registry("mixer")
+  names.register("softmax")(1)
+  with pytest.raises(ValueError, match="already registered"):
+    names.register("softmax")(2)
+
+
+def test_call_refuses_an_option_that_the_function_has_not():
+  def make(*, width, depth=2):
+    return width, depth
+
+  assert registry.call("net", make, {"width": 3}) == (3, 2)
+  with pytest.raises(ValueError, match="option of net 'widht'.*depth, width"):
+    registry.call("net", make, {"widht": 3})
+  with pytest.raises(ValueError, match="net needs width"):
+    registry.call("net", make, {})
+
+
+def test_choose():
+  assert registry.choose("pool", "max", ("max", "mean")) == "max"
+  with pytest.raises(ValueError, match="Unknown pool 'min'.*max, mean"):
+    registry.choose("pool", "min", ("max", "mean"))

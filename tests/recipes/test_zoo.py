@@ -1,0 +1,144 @@
+"""The models that come with the package are scored again."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxformers as jf
+from jaxformers import config as configs
+from jaxformers import tasks, trained
+from jaxformers.foundations import workdirs
+from jaxformers.recipes import zoo
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+# Examples that are scored again.
+COUNT = 200
+
+
+def test_every_model_is_small_and_says_where_it_is_from():
+  for name in zoo.RECIPES:
+    folder = zoo.find(name)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size <= zoo.MOST_BYTES
+    results = workdirs.read_results(folder)
+    assert {"commit", "hardware", "config", "protocol"} <= results.keys()
+  kept = {path.name for path in zoo.FOLDER.iterdir()}
+  assert kept == zoo.RECIPES.keys()
+
+
+def test_the_list_has_scores(capsys):
+  zoo.main([])
+  printed = capsys.readouterr().out
+  for name in zoo.RECIPES:
+    assert f"| zoo:{name} | " in printed
+  with pytest.raises(
+    ValueError, match="model of the zoo 'listops'.*listops-s5"
+  ):
+    jf.load("zoo:listops")
+
+
+def test_a_model_that_is_absent_is_listed_as_such(
+  capsys, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(zoo, "FOLDER", tmp_path)
+  zoo.main([])
+  printed = capsys.readouterr().out
+  assert printed.count("not in this installation") == len(zoo.RECIPES)
+
+
+def test_a_command_names_what_opens_a_model_of_the_zoo():
+  with pytest.raises(ValueError, match="jaxformers.load.'zoo:listops-s5'"):
+    trained.load("zoo:listops-s5")
+
+
+def score(name, task):
+  """Score of some test examples, and what its results say.
+
+  Accuracy; for a language model, nats a token.
+  """
+  model = jf.load(f"zoo:{name}")
+  split = task.splits["test"]
+  batch = split.batch(np.arange(min(COUNT, len(split))), task.max_len)
+  outputs, targets = model.outputs(batch["inputs"]), batch["targets"]
+  if "perplexity" in model.results:
+    log_p = np.take_along_axis(outputs, targets[..., None], -1)[..., 0]
+    nats = -np.average(log_p, weights=batch["weights"])
+    return nats, np.log(model.results["perplexity"])
+  return (outputs.argmax(-1) == targets).mean(), model.results["accuracy"]
+
+
+@pytest.mark.long
+def test_the_language_model_expects_english():
+  """Words of reviews are likelier than the same letters in another order."""
+  model = jf.load("zoo:language-allpass")
+  losses = []
+  for text in ("one of the best movies of the year", "eht fo raey seivom tseb"):
+    ids = model.encode([text])[0]
+    log_p = model.outputs([text])[0]  # Of what follows each token.
+    losses.append(-log_p[np.arange(len(ids) - 1), ids[1:]].mean())
+  likely, unlikely = losses
+  assert np.exp(likely) < model.results["perplexity"] < np.exp(unlikely)
+  (text,) = model.generate(["the film is"], 8, temperature=0.5)
+  assert text.isprintable()
+  assert len(model.encode([text])[0]) > 1
+
+
+def test_generated_tasks_are_scored_again(data_dir):
+  """The test split does not depend on the number of training examples."""
+  task = tasks.get(
+    "planted_pairs", data_dir=str(data_dir), num_train=10, num_validation=2
+  )
+  got, want = score("pairs-isometric", task)
+  assert got == pytest.approx(want, abs=0.02)
+  assert want > 0.99
+
+
+@pytest.mark.parametrize("name", ["listops-transject", "listops-s5"])
+def test_expressions_are_scored_again(name, data_dir):
+  """On other expressions of the same lengths."""
+  sizes = {"num_train": 8, "num_validation": 2, "num_test": COUNT, "seed": 1}
+  task = tasks.get("listops", data_dir=str(data_dir), **sizes)
+  got, want = score(name, task)
+  # Four standard errors of so many examples.
+  assert got == pytest.approx(want, abs=4 * (0.25 / COUNT) ** 0.5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  "name", [name for name, recipe in zoo.RECIPES.items() if recipe.archive]
+)
+def test_archives_are_scored_again(name, archives, prepared):
+  recipe = zoo.RECIPES[name]
+  fields = [field for field in recipe.fields if "task" in field]
+  config = configs.load_with(recipe.config, fields)
+  archive = recipe.archive.replace(
+    "cifar-10-binary.tar.gz", "cifar10_jpeg.tar.xz"
+  )
+  task = tasks.get(
+    **{
+      **configs.plain(config.task),
+      "archive": str(archives / archive),
+      "data_dir": str(prepared),
+    }
+  )
+  got, want = score(name, task)
+  assert got == pytest.approx(want, abs=4 * (0.25 / COUNT) ** 0.5)
+
+
+def test_the_start_page_says_what_the_models_predict():
+  """Comments of its block begin with the result, and say if it is wrong."""
+  page = (ROOT / "docs" / "start.md").read_text()
+  (block,) = re.findall(r"```python\n(.*?zoo:.*?)```", page, re.S)
+  names, checked = {}, 0
+  for line in block.rpartition("```python")[2].splitlines():
+    code, _, comment = line.partition("  # ")
+    if "=" in code.partition("(")[0] or code.startswith("import"):
+      exec(code, names)
+    elif comment:
+      assert str(eval(code, names)) == re.match(r"\w+", comment)[0], line
+      checked += 1
+  assert checked == 7
