@@ -15,8 +15,7 @@ from __future__ import annotations
 import importlib
 
 from benchmarks.data import OUT, report
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
+from jaxformers.foundations import cli, requirements
 from jaxformers.foundations.registry import choose
 
 MODULES = ("speed", "against", "memory", "start")

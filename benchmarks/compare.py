@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import table
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
 
 Tables = dict[str, Any]  # Rows by title, hardware and versions.

@@ -27,10 +27,10 @@ import numpy as np
 
 from benchmarks.timing import Call, interleaved, median, status_bytes, timed
 from jaxformers import tasks
-from jaxformers.commands import cli
 from jaxformers.data.engine import packed
 from jaxformers.data.engine.loader import Loader
 from jaxformers.data.generators import listops, pathfinder, snakes
+from jaxformers.foundations import cli
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.training import provenance
 

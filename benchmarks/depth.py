@@ -28,7 +28,7 @@ from benchmarks.memory import ACTIVATIONS, transject_options
 from benchmarks.timing import interleaved, median, ready, timed
 from jaxformers import models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 from jaxformers.training.run import open_run

@@ -46,8 +46,7 @@ from benchmarks.timing import (
   ratio,
 )
 from jaxformers import models
-from jaxformers.commands import cli
-from jaxformers.foundations import allocator, requirements
+from jaxformers.foundations import allocator, cli, requirements
 from jaxformers.foundations.registry import choose
 from jaxformers.models import MIXERS, MODELS
 from jaxformers.models.variables import make_variables

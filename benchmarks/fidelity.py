@@ -16,7 +16,7 @@ from benchmarks import ours
 from benchmarks.data import OUT, Rows, report
 from benchmarks.timing import interleaved, median, ratio
 from jaxformers import models
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.recipes import vision
 
 ROUNDS = 15

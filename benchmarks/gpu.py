@@ -32,8 +32,7 @@ from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.encoders import keeps_square, make_encoder
 from benchmarks.timing import Call, Calls, interleaved, median, ready
 from jaxformers import orthogonal
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
+from jaxformers.foundations import cli, requirements
 from jaxformers.foundations.registry import choose
 from jaxformers.models import MODELS
 from jaxformers.models.dropout import Dropout

@@ -23,7 +23,7 @@ from benchmarks import ours
 from benchmarks.data import OUT, Rows, report
 from benchmarks.timing import Call, interleaved, median, ready
 from jaxformers import models
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.models.blocks import invertible
 from jaxformers.models.variables import make_variables, of_stack
 

@@ -21,8 +21,7 @@ import numpy as np
 from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.timing import Calls, interleaved, median, ready, threads, timed
 from jaxformers import orthogonal
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
+from jaxformers.foundations import cli, requirements
 
 COUNT = 21
 ROUNDS = 7

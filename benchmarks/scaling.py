@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks import ours
 from benchmarks.data import OUT, report, table
 from jaxformers import config as configs
-from jaxformers.commands import cli
 from jaxformers.config import RunConfig
+from jaxformers.foundations import cli
 from jaxformers.foundations.registry import choose
 from jaxformers.training import optim, state, steps
 from jaxformers.training.layout import Layout

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.timing import interleaved, median, ready, timed
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.scan import FORMS, linear_scan
 
 TOKENS, STATES = 16_384, 64

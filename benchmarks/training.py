@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.data import OUT, Row, report
 from benchmarks.timing import ready, timed
 from jaxformers import config as configs
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.models import MODELS
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer

@@ -12,7 +12,7 @@ import functools
 import numbers as numbers_abc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.traverse_util
 import jax
@@ -21,7 +21,6 @@ import numpy as np
 import scipy.special
 
 from jaxformers import models
-from jaxformers.analysis.certificates import certified
 from jaxformers.config import RunConfig
 from jaxformers.foundations import (
   paths,
@@ -31,16 +30,19 @@ from jaxformers.foundations import (
   workdirs,
 )
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.registry import call, check_keywords
-from jaxformers.models import Model, inverse
+from jaxformers.foundations.registry import call, check_keywords, choose
+from jaxformers.models import Model, certificates, inverse
+from jaxformers.models.batches import apply_in_batches, in_batches
 from jaxformers.models.capture import capture
 from jaxformers.models.decode import at_least
 from jaxformers.models.variables import make_variables, outputs
-from jaxformers.recipes import zoo
+from jaxformers.tasks import Task, rows
 from jaxformers.tasks import inputs as task_inputs
-from jaxformers.tasks import rows
-from jaxformers.trained import apply_in_batches, in_batches
-from jaxformers.training import exported, origin
+from jaxformers.training import exported, zoo
+from jaxformers.training.weights import read_weights
+
+if TYPE_CHECKING:
+  from jaxformers.training.run import Run
 
 _RANGES = ranges.of(RunConfig)
 
@@ -141,6 +143,9 @@ class TrainedModel:
   method compiles a few for each of (1 + log2(batch_size)) * (1 + log2(max_len))
   shapes.
 
+  The model of a run also has its data: `task`, which is opened when it is first
+  needed, and `sample`.
+
   Attributes:
     folder: folder that it was loaded from.
     config: section `config.model` of its run.
@@ -152,6 +157,8 @@ class TrainedModel:
     step: step of its checkpoint.
     results: content of `results.json`; {} if the run has not ended.
     imports: modules of a user's code that the model needs.
+    normalise: changes the task of the run for other weights, whose pixels were
+      normalised otherwise; None for the weights of the run.
   """
 
   folder: Path
@@ -164,6 +171,7 @@ class TrainedModel:
   step: int
   results: Mapping[str, Any]
   imports: str = ""
+  normalise: Callable[[Task], Task] | None = None
 
   def __repr__(self) -> str:
     """Describes model, task and score on one line."""
@@ -174,6 +182,82 @@ class TrainedModel:
       f"({self.about['protocol']}), step {self.step:,}, "
       f"{models.size(self.model):,} parameters{score}>"
     )
+
+  @functools.cached_property
+  def run(self) -> Run:
+    """The run that trained the model, with its config and its data.
+
+    Raises:
+      UserError: for a folder without a run; for data that cannot be opened, or
+        that have changed since.
+    """
+    # Training needs an optimiser, which a model in use does not.
+    from jaxformers.training import resume
+    from jaxformers.training.run import open_trained_run
+
+    run = open_trained_run(self.folder)
+    now = run.task.description()
+    before = {name: self.about.get(name) for name in now}
+    resume.check_description(self.folder, before, now)
+    return run
+
+  @functools.cached_property
+  def task(self) -> Task:
+    """Task of the run, with its splits.
+
+    Raises:
+      UserError: as `run`.
+    """
+    return self.normalise(self.run.task) if self.normalise else self.run.task
+
+  @functools.cached_property
+  def start(self) -> Any:
+    """Parameters that the run began with; None if they cannot be had any more.
+
+    Those of `config.pretrained`, if it names any, are read again.
+    """
+    from jaxformers.training.run import first_params
+
+    try:
+      return first_params(self.run)
+    except UserError:
+      return None
+
+  def sample(
+    self, count: int, length: int, split: str = "test", seed: int = 0
+  ) -> np.ndarray:
+    """Draws examples of a split: ids [count, (2,) n], cut to `length`.
+
+    They are drawn without repetition, by a generator of `seed`; all of the
+    split if it has fewer. n is `length` or the task's greatest.
+
+    Raises:
+      UserError: for less than one example or token, or an unknown split; and as
+        `run`.
+    """
+    if count < 1 or length < 1:
+      raise UserError(
+        f"{count} samples of {length} tokens: give at least one of both, by "
+        "--samples and --length."
+      )
+    source = self.task.splits[choose("split", split, self.task.splits)]
+    rng = np.random.default_rng(seed)
+    count = min(count, len(source))
+    # Sorted, because that is the order in which examples lie on disk.
+    chosen = np.sort(rng.choice(len(source), count, replace=False))
+    return source.batch(chosen, min(length, self.task.max_len))["inputs"]
+
+  def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the model in evaluation as a function of arrays as it reads them.
+
+    Args:
+      batch_size: inputs at a time; the last batch repeats its last input.
+
+    Returns:
+      A function from any number of inputs [k, ...] to outputs [k, ...].
+    """
+    forward = functools.partial(outputs, self.model, self._variables)
+    return lambda x: apply_in_batches(forward, x, batch_size)
 
   @functools.cached_property
   def _params(self) -> Any:
@@ -379,7 +463,7 @@ class TrainedModel:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
-    greatest = certified.certify(model, self._params, padded, numbers, size)
+    greatest = certificates.certify(model, self._params, padded, numbers, size)
     return [
       Certificate(self._label(k), count, radius)
       for k, (count, radius) in zip(numbers, greatest, strict=True)
@@ -500,7 +584,29 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
       "an exported model."
     )
   with user_code.trusting(trust):
-    weights = origin.read(path)
+    return _open(path)
+
+
+def load_run(workdir: str | Path) -> TrainedModel:
+  """Returns the model of a run, as `load`, for commands that need its data.
+
+  Code that the run names is imported inside of `user_code.trusting`.
+
+  Raises:
+    UserError: as `load`; and for a folder without a run.
+  """
+  if str(workdir).startswith(zoo.PREFIX):
+    raise UserError(
+      f"{workdir} is a model without a run and its data: open it in Python, "
+      f"jaxformers.load({str(workdir)!r}), or give the workdir of a run."
+    )
+  path = Path(workdir).absolute()
+  workdirs.check_trained(path)
+  return _open(path)
+
+
+def _open(path: Path) -> TrainedModel:
+  weights = read_weights(path)
   if weights is None:
     raise UserError(
       f"{path} has no trained model of this package: give the workdir of a "

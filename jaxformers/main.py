@@ -22,10 +22,10 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from jaxformers import config as configs
-from jaxformers.commands import cli
 from jaxformers.config import RunConfig
 from jaxformers.foundations import (
   allocator,
+  cli,
   interrupts,
   paths,
   ranges,

@@ -29,8 +29,7 @@ from typing import Any
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Texts
 from jaxformers.analysis.tables import runs
-from jaxformers.commands import cli
-from jaxformers.foundations import interrupts, requirements
+from jaxformers.foundations import cli, interrupts, requirements
 from jaxformers.foundations.errors import UserError
 from jaxformers.sweep import arguments, grid, pretraining
 from jaxformers.sweep.pretraining import Phase, Pretraining, Way

@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers.analysis.tables import results
-from jaxformers.commands import cli
-from jaxformers.foundations import interrupts
+from jaxformers.foundations import cli, interrupts
 from jaxformers.foundations.errors import UserError
 from jaxformers.sweep import arguments, grid
 from jaxformers.sweep.runs import Sweep, run_grid

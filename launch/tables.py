@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers.analysis.tables import published, results, speed
-from jaxformers.commands import cli
-from jaxformers.foundations import interrupts
+from jaxformers.foundations import cli, interrupts
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.sweep import arguments, grid, plans

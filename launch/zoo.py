@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxformers as jf
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
-from jaxformers.recipes import zoo
+from jaxformers.training import zoo
 
 
 def public(results: Mapping[str, Any]) -> dict[str, Any]:

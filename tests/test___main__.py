@@ -5,7 +5,7 @@ import runpy
 import pytest
 
 import jaxformers
-from jaxformers.commands import cli
+from jaxformers.commands import console
 
 
 def run(monkeypatch, *argv):
@@ -29,7 +29,7 @@ def test_all_commands_fit_a_screen(monkeypatch, capsys, argv):
   assert len(lines) <= 40
   assert max(map(len, lines)) <= 100
   listed = {line.split()[0] for line in lines if line.startswith("  ")}
-  assert listed >= cli.SUBCOMMANDS.keys()
+  assert listed >= console.COMMANDS.keys()
 
 
 def test_the_version(monkeypatch, capsys):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import jaxformers as jf
+from jaxformers.commands import export as export_command
+from jaxformers.commands import states
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -91,10 +93,9 @@ def test_a_run_goes_on_with_the_same_examples(texts_model):
     jf.train(
       spec, texts_model.folder, train=(TEXTS[::-1], LABELS), options=options
     )
-  from jaxformers import trained
 
   with pytest.raises(ValueError, match="were given in Python"):
-    trained.load(texts_model.folder)
+    states.load(texts_model.folder)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +225,10 @@ def get_config(arg=None):
     model = jf.train("config.py", "run", options=TINY)
     assert model.predict(["aaaa"])[0].label in ("a", "b")
     # It is analysed, exported and opened again.
-    from jaxformers import trained
-    from jaxformers.analysis.evaluation import export
+    from jaxformers.commands import states
 
-    assert trained.load("run").model.config.name == "halves"
-    export.main(["run", "--out=out", "--length=4"])
+    assert states.load("run").model.config.name == "halves"
+    export_command.main(["run", "--out=out", "--length=4"])
     assert jf.load("out").config["name"] == "halves"
     # In another process, too, from each folder.
     jf.load("out").save("saved")

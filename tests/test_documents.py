@@ -21,7 +21,8 @@ import pytest
 
 from jaxformers import config as configs
 from jaxformers import main, models
-from jaxformers.commands import cli
+from jaxformers.commands import console
+from jaxformers.commands import rank as rank_command
 from jaxformers.foundations import registry
 from jaxformers.models import mixers
 from jaxformers.models.attention import MIXERS
@@ -433,10 +434,10 @@ def check_docker(argv, **_):
 def check_ranks(argv, *, monkeypatch, **_):
   """Checks what is to be measured; compiling the elimination takes long."""
   monkeypatch.setattr(rank, "table", lambda settings, *_: str(settings))
-  rank.main(argv)
+  rank_command.main(argv)
 
 
-COMMANDS = cli.SUBCOMMANDS
+COMMANDS = console.COMMANDS
 FEW = ("--samples=2", "--length=16")
 # How each program is run here; one that is not in the table fails the test.
 RUNNERS = {

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import jaxformers as jf
-from jaxformers import models, trained
+from jaxformers import models
 from jaxformers.analysis.certificates import certified
-from jaxformers.analysis.evaluation import export
+from jaxformers.commands import export as export_command
+from jaxformers.commands import states
 from jaxformers.models import in_float32
 from jaxformers.training import loop, run
 from tests import initial
@@ -41,7 +42,7 @@ def isometric(smoke, tmp_path_factory):
 
 
 def test_predictions_are_those_of_the_run(workdir, model):
-  whole = trained.load(workdir)
+  whole = states.load(workdir)
   ids = whole.sample(5, 20)
   want = whole.apply(5)(ids)
   np.testing.assert_allclose(model.outputs(ids), want, atol=1e-5)
@@ -70,7 +71,7 @@ def test_a_folder_that_was_written_gives_the_same(
   if kind == "saved":
     assert model.save(folder) == folder
   else:
-    export.main([str(workdir), f"--out={folder}", "--length=20"])
+    export_command.main([str(workdir), f"--out={folder}", "--length=20"])
   other = jf.load(folder)
   np.testing.assert_array_equal(other.outputs(TEXTS), model.outputs(TEXTS))
   assert other.classes == model.classes

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Commands: a module for each, whose docstring is its help."""

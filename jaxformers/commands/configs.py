@@ -12,7 +12,7 @@ import ast
 from pathlib import Path
 
 from jaxformers import config as configs
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.foundations.tables import markdown_table
 
 

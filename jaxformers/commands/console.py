@@ -8,11 +8,37 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from jaxformers.commands.cli import GROUPS, SUBCOMMANDS
 from jaxformers.foundations import interrupts
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.version import __version__
+
+# Commands as their overview groups them.
+GROUPS = {
+  "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
+  "Compare runs": ("results", "report", "published", "price"),
+  "Look into a model": (
+    "lipschitz",
+    "inverse",
+    "certified",
+    "smoothness",
+    "isometry",
+  ),
+  "Evaluate and take away": (
+    "perplexity",
+    "segmentation",
+    "robustness",
+    "export",
+  ),
+  "Depth and width": ("advise", "bounds", "rank", "depth"),
+}
+# Modules of commands, by name. Each has a `main` that takes the arguments after
+# the name; that of training reads the flags of the process.
+COMMANDS = {
+  name: f"jaxformers.commands.{name}"
+  for names in GROUPS.values()
+  for name in names
+} | {"train": "jaxformers.main"}
 
 USAGE = """usage: jaxformers COMMAND ...
 
@@ -28,11 +54,11 @@ def overview() -> str:
   No command is imported for it.
   """
   lines = [USAGE]
-  width = max(map(len, SUBCOMMANDS))
+  width = max(map(len, COMMANDS))
   for title, names in GROUPS.items():
     lines.append(f"{title}:")
     for name in names:
-      spec = importlib.util.find_spec(SUBCOMMANDS[name])
+      spec = importlib.util.find_spec(COMMANDS[name])
       source = Path(spec.origin).read_text(encoding="utf-8")
       document = ast.get_docstring(ast.parse(source)) or ""
       lines.append(f"  {name:<{width}}  {document.splitlines()[0]}")
@@ -65,10 +91,10 @@ def _run() -> None:
     main.console()
     return
   try:
-    choose("command", name, SUBCOMMANDS)
+    choose("command", name, COMMANDS)
   except UserError as error:
     sys.exit(f"error: {error} `jaxformers --help` describes them.")
   del sys.argv[1]
   with interrupts.importing():
-    module = importlib.import_module(SUBCOMMANDS[name])
+    module = importlib.import_module(COMMANDS[name])
   module.main()

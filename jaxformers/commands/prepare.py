@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import tasks
-from jaxformers.commands import cli
 from jaxformers.data.generators import listops_text
 from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
-from jaxformers.foundations import paths
+from jaxformers.foundations import cli, paths
 from jaxformers.foundations.errors import UserError
 from jaxformers.tasks import TASKS, Task
 from jaxformers.tasks.listops import WITHOUT_END

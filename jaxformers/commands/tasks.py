@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.tasks import TASKS
 

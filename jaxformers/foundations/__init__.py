@@ -1,1 +1,1 @@
-"""TODO."""
+"""Errors, registries, files and command lines; any module may import them."""

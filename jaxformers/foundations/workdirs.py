@@ -307,3 +307,13 @@ def _not_a_run(folder: Path, name: str, problem: str) -> UserError:
     f"{name} and run its training command again: the file is written anew from "
     "the checkpoints."
   )
+
+
+def check_trained(workdir: Path) -> None:
+  """Raises UserError if there is no run in a workdir."""
+  if not (workdir / "config.json").exists():
+    raise UserError(
+      f"There is no run in {workdir}, for it has no config.json: give the "
+      "--workdir of a run. If this is one, its training command writes the "
+      "file anew."
+    )

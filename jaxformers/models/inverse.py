@@ -1,9 +1,7 @@
-r"""Runs injective layers backwards, from any of them to the tokens.
-
-python -m jaxformers inverse runs/listops
+"""Inverse of injective layers, from the output of any of them to the tokens.
 
 A layer is injective once its gate's weights and Sigma are known (theorem 2 of
-the paper; docs/theory.md). A forward pass returns both as side information:
+TransJect; docs/theory.md). A forward pass returns both as side information:
 num_layers * num_experts + d numbers per sample.
 """
 
@@ -17,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import trained
-from jaxformers.commands import cli
 from jaxformers.foundations.errors import UserError
-from jaxformers.models import Classifier, in_float32
+from jaxformers.models import Classifier
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.invertible import InvertibleLayers, require_layers
 from jaxformers.models.capture import capture
@@ -126,8 +122,8 @@ def inverse(
     )
     # Apply the layer again, to see that the result is its input.
     back, _ = _apply(layers, weights[i], x, *context)
-    size = _largest_at_tokens(y, side.mask)
-    off = _largest_at_tokens(back - y, side.mask) / (size + 1e-30)
+    size = largest_at_tokens(y, side.mask)
+    off = largest_at_tokens(back - y, side.mask) / (size + 1e-30)
     if not off < 100 * eps:
       raise UserError(
         f"Layer {i + 1} could not be undone: it maps the result to a value "
@@ -138,7 +134,7 @@ def inverse(
   return y
 
 
-def _largest_at_tokens(x: jax.Array, mask: jax.Array) -> float:
+def largest_at_tokens(x: jax.Array, mask: jax.Array) -> float:
   """Returns the largest |entry| of x [b, n, d] at tokens; NaN if any is NaN."""
   # NumPy, because XLA's maximum on CPUs loses NaN.
   return float(np.abs(np.asarray(x)[np.asarray(mask)]).max(initial=0))
@@ -268,43 +264,3 @@ def layers_in_float32(model: Classifier) -> InvertibleLayers:
       "`models.in_float32(model)`."
     )
   return layers
-
-
-@cli.command(
-  cli.WORKDIR,
-  *trained.STATE,
-  trained.SPLIT,
-  cli.option("samples", 32, "number of samples"),
-  cli.option("length", 512, "largest number of tokens per sample"),
-)
-def main(
-  workdir: str, split: str, samples: int, length: int, **state: Any
-) -> None:
-  """Prints how much of some samples comes back from the last layer."""
-  run = trained.load(workdir, **state)
-  ids = jnp.asarray(run.sample(samples, length, split))
-  model = in_float32(run.model)
-  # Recover the tokens from the last layer and the side information alone.
-  hidden, side = forward(model, run.params, ids)
-  x = inverse(model, run.params, hidden[-1], side)
-  recovered, positions = tokens(model, run.params, x)
-  mask = np.asarray(model.mask(ids))[:, model.config.cls :]
-  ids = np.asarray(ids).reshape(mask.shape)
-  # Compare ids and positions at tokens alone.
-  right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
-  shares = f"{right:.4%} of the tokens"
-  if positions is not None:
-    placed = (positions == np.arange(mask.shape[1]))[mask].mean()
-    shares += f" and {placed:.4%} of their positions"
-  off = _largest_at_tokens(x - hidden[0], side.mask)
-  label = trained.describe(state)
-  print(
-    f"{f'{label}: ' if label else ''}"
-    f"{mask.sum()} tokens of {len(ids)} sequences, through "
-    f"{len(hidden) - 1} layers and back: {shares} recovered; largest error of "
-    f"the embedding {off:.2g}."
-  )
-
-
-if __name__ == "__main__":
-  main()

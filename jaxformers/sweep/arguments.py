@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformers.commands import cli
+from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
 from jaxformers.sweep.grid import Axis
 from jaxformers.sweep.runs import Sweep

@@ -73,16 +73,6 @@ def check_writable(workdir: Path) -> None:
     ) from None
 
 
-def check_trained(workdir: Path) -> None:
-  """Raises UserError if there is no run in a workdir."""
-  if not (workdir / "config.json").exists():
-    raise UserError(
-      f"There is no run in {workdir}, for it has no config.json: give the "
-      "--workdir of a run. If this is one, its training command writes the "
-      "file anew."
-    )
-
-
 def has_checkpoints(workdir: Path) -> bool:
   """Returns True if a workdir has a checkpoint that was saved to its end.
 

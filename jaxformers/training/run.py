@@ -220,7 +220,7 @@ def open_trained_run(
       another config.
   """
   # Check the config against the run in the workdir, then open the data.
-  resume.check_trained(workdir)
+  workdirs.check_trained(workdir)
   saved = workdirs.read_config(workdir)
   if config is None:
     user_code.import_named_by(workdir, saved.get("imports", ""))
@@ -230,6 +230,28 @@ def open_trained_run(
   check_fields(c)
   resume.check_workdir(workdir, c)
   return Run(c, workdir, *_build(c), compilers.layout())
+
+
+def first_params(run: Run) -> Any:
+  """Returns the parameters that a run began with.
+
+  Raises:
+    UserError: if the run began with other weights, which have changed since, or
+      which cannot be read.
+  """
+  initial = run.layout.place_state(run.initial_state()).params
+  folder = run.config.pretrained
+  if not folder:
+    return initial
+  section = run.config.model.as_dict()
+  params, record = origin.begin_with(folder, initial, section, run.task)
+  before = origin.read_record(run.workdir)
+  if before and record["sha256"] != before["sha256"]:
+    raise UserError(
+      f"{folder} holds other weights than those that {run.workdir} began with: "
+      "restore them, or leave --untrained out."
+    )
+  return params
 
 
 def _read_config(

@@ -7,7 +7,7 @@ import pytest
 from jaxformers import config as configs
 from jaxformers.commands import configs as list_configs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_config_has_a_line(capsys):

@@ -11,6 +11,7 @@ from jaxformers import config as c
 from jaxformers import tasks
 from jaxformers.analysis.evaluation import segmentation
 from jaxformers.data.sets import ag_news, imdb
+from jaxformers.inference import load_run
 from jaxformers.training import loop
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer, begin
@@ -129,7 +130,7 @@ def test_a_segmenter_of_a_folder(tmp_path, one_device):
   assert results["examples"] == 3
   lines = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert "validation/mean_iou" in lines
-  trained = segmentation.trained.load(tmp_path / "run")
+  trained = load_run(tmp_path / "run")
   assert segmentation.evaluate_segmenter(trained)["count"] == 3
 
 

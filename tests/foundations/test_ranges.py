@@ -27,7 +27,7 @@ from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import compilers, optim, run
 from tests.models.mixers.oracle import small_sizes
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Values that a hand or a sweep can put into any field.
 POOL = (
   0,

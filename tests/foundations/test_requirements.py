@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from jaxformers import main
-from jaxformers.analysis.certificates import price
 from jaxformers.analysis.evaluation import layers
-from jaxformers.analysis.page import report
+from jaxformers.analysis.page import measured, page, report
 from jaxformers.analysis.plotting.figures import Figure
-from jaxformers.analysis.tables import depth
-from jaxformers.analysis.tokens import smoothness
+from jaxformers.commands import advise as advise_command
+from jaxformers.commands import depth as depth_command
+from jaxformers.commands import price as price_command
+from jaxformers.commands import report as report_command
+from jaxformers.commands import smoothness as smoothness_command
 from jaxformers.foundations import requirements
 from jaxformers.foundations.errors import UserError
 from jaxformers.theory import advise
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -59,11 +61,11 @@ def test_the_message_names_what_is_missing_only(without):
 @pytest.mark.parametrize(
   ("command", "argv"),
   [
-    (report.main, ["nothing"]),
-    (price.main, ["nothing", "--out=drawn"]),
-    (depth.main, ["nothing", "--out=drawn"]),
-    (smoothness.main, ["nothing", "--out=drawn"]),
-    (advise.main, ["--params=1e6", "--out=drawn"]),
+    (report_command.main, ["nothing"]),
+    (price_command.main, ["nothing", "--out=drawn"]),
+    (depth_command.main, ["nothing", "--out=drawn"]),
+    (smoothness_command.main, ["nothing", "--out=drawn"]),
+    (advise_command.main, ["--params=1e6", "--out=drawn"]),
   ],
 )
 def test_a_command_ends_before_it_works(
@@ -85,8 +87,8 @@ def test_functions_say_it_as_well(without, tmp_path):
     lambda: figure.picture("png"),
     lambda: figure.write(tmp_path / "out"),
     lambda: layers.plane(None, None),
-    lambda: report.build([tmp_path], report.Options()),
-    lambda: report.write(report.Page(), tmp_path / "out"),
+    lambda: report.build([tmp_path], measured.Options()),
+    lambda: page.write(page.Page(), tmp_path / "out"),
     lambda: advise.draw(tmp_path / "a.png", advise.advise(1e6, 0, 0), None),
   ):
     with pytest.raises(UserError, match="needs matplotlib"):

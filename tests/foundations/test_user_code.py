@@ -11,8 +11,7 @@ import jaxformers as jf
 from jaxformers.data.engine import digests
 from jaxformers.foundations import user_code
 from jaxformers.foundations.errors import UserError
-from jaxformers.recipes import zoo
-from jaxformers.training import exported
+from jaxformers.training import exported, zoo
 
 PAYLOAD = """
 import pathlib

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from jaxformers.analysis.tables import depth, published, results
-from jaxformers.commands import cli
+from jaxformers.commands import console
+from jaxformers.commands import results as results_command
 from jaxformers.foundations import workdirs
 from tests import results as made
 
@@ -36,7 +37,7 @@ def test_commands_refuse_the_config_of_another_program(
   name, content, problem, tmp_path
 ):
   (tmp_path / "config.json").write_text(content)
-  command = importlib.import_module(cli.SUBCOMMANDS[name])
+  command = importlib.import_module(console.COMMANDS[name])
   more = {"export": ["--out", "out"]}
   with pytest.raises(SystemExit) as stopped:
     command.main([str(tmp_path), *more.get(name, ())])
@@ -122,7 +123,7 @@ def test_one_bad_run_ends_no_table(tmp_path, capsys):
     path.read_text().replace('"accuracy": 0.5', '"accuracy": 0.6')
   )
   (tmp_path / "empty").mkdir()
-  results.main([str(tmp_path), str(tmp_path / "empty")])
+  results_command.main([str(tmp_path), str(tmp_path / "empty")])
   told = capsys.readouterr()
   assert "50.0" in told.out
   assert "60.0" not in told.out

@@ -3,8 +3,7 @@
 import pytest
 
 from jaxformers.foundations import workdirs
-from jaxformers.recipes import zoo
-from jaxformers.training import loop
+from jaxformers.training import loop, zoo
 from launch import zoo as launcher
 
 pytestmark = pytest.mark.slow

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from jaxformers.commands import inverse as inverse_command
 from jaxformers.models import inverse
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
 from tests import draws, initial
 from tests.marks import long_except
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 @functools.cache
@@ -199,7 +200,7 @@ def test_the_command_measures_tokens_alone(
     return jnp.where(side.mask[..., None], undo(model, params, y, side), 1e3)
 
   monkeypatch.setattr(inverse, "inverse", undo_tokens)
-  inverse.main([str(tmp_path / "run"), "--samples=4"])
+  inverse_command.main([str(tmp_path / "run"), "--samples=4"])
   printed = capsys.readouterr().out
   assert float(re.search(r"embedding (\S+)\.", printed)[1]) < 1e-3
 
@@ -207,9 +208,9 @@ def test_the_command_measures_tokens_alone(
 def test_the_command(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   capsys.readouterr()
-  inverse.main([str(tmp_path / "run"), "--samples=4"])
+  inverse_command.main([str(tmp_path / "run"), "--samples=4"])
   printed = capsys.readouterr().out
   assert "100.0000% of the tokens and 100.0000% of their positions" in printed
   assert "of 4 sequences, through 2 layers" in printed
   with pytest.raises(SystemExit, match="There is no run in"):
-    inverse.main([str(tmp_path / "nothing")])
+    inverse_command.main([str(tmp_path / "nothing")])

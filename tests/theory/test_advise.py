@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformers.commands import advise as advise_command
 from jaxformers.theory import advise as a
 from jaxformers.theory import fit
 
@@ -146,7 +147,7 @@ def test_the_config_in_hand():
 
 def test_the_command(capsys, tmp_path, monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
-  a.main(
+  advise_command.main(
     [
       "--params=125e6",
       "--vocab=32000",
@@ -162,7 +163,7 @@ def test_the_command(capsys, tmp_path, monkeypatch, request):
   for suffix in ("png", "svg"):
     path = tmp_path / "deep" / f"advice.{suffix}"
     assert path.stat().st_size > 5_000
-  a.main(["--params=3e7", "--rank=200"])
+  advise_command.main(["--params=3e7", "--rank=200"])
   assert "rank of the embedding 200: below" in capsys.readouterr().out
 
 
@@ -179,7 +180,7 @@ def test_the_command(capsys, tmp_path, monkeypatch, request):
 )
 def test_a_wrong_argument(arguments, message):
   with pytest.raises(SystemExit, match=message):
-    a.main(arguments)
+    advise_command.main(arguments)
 
 
 @pytest.mark.parametrize("vocab", [0, 164, 1_000])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformers.commands import bounds as bounds_command
 from jaxformers.theory import advise
 from jaxformers.theory import bounds as b
 
@@ -173,7 +174,7 @@ def test_each_theorem_cites_its_equation():
 
 
 def test_gpt_3_is_placed(capsys):
-  b.main(["--num_layers=96", "--d_model=12288", "--num_heads=96"])
+  bounds_command.main(["--num_layers=96", "--d_model=12288", "--num_heads=96"])
   printed = capsys.readouterr().out
   assert "173,946.2 M parameters without embedding" in printed
   assert "depth-inefficient: L = 96 > log_3 d = 8.57" in printed
@@ -191,7 +192,7 @@ def test_gpt_3_is_placed(capsys):
 
 
 def test_the_papers_example_is_placed(capsys):
-  b.main(["--num_layers=6", "--d_model=1000", "--num_heads=16"])
+  bounds_command.main(["--num_layers=6", "--d_model=1000", "--num_heads=16"])
   printed = capsys.readouterr().out
   assert "depth-efficient: L = 6 <= log_3 d = 6.29" in printed
   assert "theorem 1          133.0 <= log_3 of the separation rank" in printed
@@ -241,12 +242,14 @@ def test_what_has_no_bound_or_fit_is_said():
 def test_a_wrong_size(sizes, message):
   names = ("num_layers", "d_model", "num_heads")
   with pytest.raises(SystemExit, match=message):
-    b.main([f"--{name}={n}" for name, n in zip(names, sizes, strict=True)])
+    bounds_command.main(
+      [f"--{name}={n}" for name, n in zip(names, sizes, strict=True)]
+    )
 
 
 def test_the_help_fits_a_screen(capsys):
   with pytest.raises(SystemExit, match="^0$"):
-    b.main(["--help"])
+    bounds_command.main(["--help"])
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) <= 24
   assert max(map(len, lines)) <= 80

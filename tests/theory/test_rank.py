@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers.commands import rank as rank_command
 from jaxformers.theory import bounds, linearized
 from jaxformers.theory import rank as r
 
@@ -216,7 +217,7 @@ def test_what_cannot_be_measured(fields, message):
 
 
 def test_the_command(capsys):
-  r.main(["--num_layers=1,2", "--d_model=2,4", "--num_heads=2"])
+  rank_command.main(["--num_layers=1,2", "--d_model=2,4", "--num_heads=2"])
   rows = [
     [cell.strip() for cell in line.split("|")[1:-1]]
     for line in capsys.readouterr().out.splitlines()[2:]
@@ -234,9 +235,11 @@ def test_the_command(capsys):
   assert rows[1][7] == f"theorem 1: {low:.2f} to {high:.2f}"
   # Deeper than log_3 4.
   assert rows[3][7] == f"theorem 2: {low_2:.2f} to {high_2:.2f}"
-  r.main(["--num_layers=2", "--d_model=3", "--num_tokens=4", "--part=1"])
+  rank_command.main(
+    ["--num_layers=2", "--d_model=3", "--num_tokens=4", "--part=1"]
+  )
   assert "| 2 | 3 | 1 | 4 | 43 |" in capsys.readouterr().out
-  r.main(["--num_layers=2", "--d_model=6", "--max_points=20"])
+  rank_command.main(["--num_layers=2", "--d_model=6", "--max_points=20"])
   assert ">= 20" in capsys.readouterr().out
 
 
@@ -270,4 +273,4 @@ def test_the_bounds_are_those_of_the_theorem_that_holds(fields, theorem):
 )
 def test_a_wrong_argument(argument, message):
   with pytest.raises(SystemExit, match=message):
-    r.main(["--num_layers=1", "--d_model=4", argument])
+    rank_command.main(["--num_layers=1", "--d_model=4", argument])

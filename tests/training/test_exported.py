@@ -16,7 +16,7 @@ import jaxformers as jf
 from jaxformers.data.engine import digests
 from jaxformers.foundations import durable, workdirs
 from jaxformers.foundations.errors import UserError
-from jaxformers.training import exported, origin
+from jaxformers.training import exported, weights
 
 CONTENT = {"model": {}, "task": {}, "step": 3, "imports": ""}
 
@@ -240,10 +240,10 @@ def test_a_load_beside_saves_reads_one_of_them(tmp_path):
   thread.start()
   try:
     for _ in range(200):
-      weights = origin.read(folder)
-      assert {*weights.params["w"].tolist()} == {weights.step}
-      assert weights.record["k"] == weights.step
-      seen.add(weights.step)
+      read = weights.read_weights(folder)
+      assert {*read.params["w"].tolist()} == {read.step}
+      assert read.record["k"] == read.step
+      seen.add(read.step)
   finally:
     stop.set()
     thread.join()

@@ -6,7 +6,8 @@ import optax
 import optax.contrib
 import pytest
 
-from jaxformers import orthogonal, trained
+from jaxformers import orthogonal
+from jaxformers.commands import states
 from jaxformers.training import loop
 from jaxformers.training.riemannian import riemannian
 from tests import draws
@@ -102,7 +103,7 @@ def test_matrices_are_orthogonal_after_a_run_in_bfloat16(smoke, tmp_path):
   }
   results = loop.run(smoke(total_steps=5, **fields), tmp_path)
   assert np.isfinite(results["loss"])
-  run = trained.load(tmp_path)
+  run = states.load(tmp_path)
   found = jax.tree_util.tree_flatten_with_path(run.params)[0]
   kept = [(path, q) for path, q in found if orthogonal.is_orthogonal(path)]
   assert len(kept) == 2 * 3 + 1

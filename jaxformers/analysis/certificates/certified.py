@@ -1,29 +1,16 @@
-r"""Scores a classifier under every change of its inputs of a size.
+"""Certified accuracy of a classifier, and its accuracy under a search.
 
-python -m jaxformers certified runs/imdb
-
-For k replaced tokens, and for perturbations of the embedded sequence: certified
-accuracy, the share of test examples that are classified right and stay so
-whatever the change is; and attacked accuracy, what is left after a search for
-such changes, which is an upper bound. The first needs layers with a bound for
-all sequences, such as those of `isometric`; every encoder has the second.
-
-The certificate: a change moves the pooled vector by at most a bound that goes
-through the layers with the weights at hand (`InvertibleLayers.bound`), and the
-difference of two logits by the norm of the difference of their weights times
-that. A prediction whose margin is greater cannot change. As the radius of
-Tsuzuku et al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1, but for
-the mean over tokens, of which k of n change by any token of the vocabulary.
-Jia et al. 2019 (https://arxiv.org/abs/1909.00986) certify substitutions from
-lists of similar words, at any number of places.
+For k replaced tokens, and for perturbations of the embedded sequence: the share
+of test examples that are classified right and stay so for every such change
+(`models.certificates`), and what is left after a search for such changes, which
+is an upper bound. Jia et al. 2019 (https://arxiv.org/abs/1909.00986) certify
+substitutions from lists of similar words, at any number of places.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,92 +18,33 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import trained
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
+from jaxformers.inference import TrainedModel
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Change
 from jaxformers.models.bounds import (
   NOT_PLAIN,
-  LogitBound,
   find_bound,
   has_plain_tokens,
   head_kernels,
   token_table,
 )
-from jaxformers.models.capture import capture
-from jaxformers.models.variables import make_variables, outputs
+from jaxformers.models.certificates import (
+  BATCH,
+  ENCODER_ROUNDING,
+  Evaluation,
+  is_certified,
+  perturbed,
+  replaced,
+  token_reach,
+)
+from jaxformers.models.variables import make_variables
 
-BATCH = 50  # Examples at a time.
 CANDIDATES = 8  # Replacements that a step of the search tries out.
-# Room for rounding in float32: of logits, relative to the greatest, and of the
-# encoder, as a perturbation of the embedded sequence, relative to its norm.
-ROUNDING, ENCODER_ROUNDING = 1e-5, 1e-6
-
-
-def token_reach(table: np.ndarray) -> np.ndarray:
-  """Returns the greatest distance of every token to another, float64 [v].
-
-  Args:
-    table: vectors of the vocabulary, [v, d]; 0 is padding, which is no token.
-  """
-  table = np.asarray(table, np.float64)
-  squares = np.square(table).sum(1)
-  reach = np.zeros(len(table))
-  for start in range(0, len(table), 1_024):
-    rows = slice(start, start + 1_024)
-    products = table[rows] @ table[1:].T
-    reach[rows] = (squares[rows, None] - 2 * products + squares[None, 1:]).max(
-      1
-    )
-  return np.sqrt(np.maximum(reach, 0))
-
-
-def replaced(reach: np.ndarray, mask: np.ndarray, k: Any) -> Change:
-  """Returns how far k replaced tokens move the embedded sequences.
-
-  Args:
-    reach: distance that each token can be moved, [b, n].
-    mask: [b, n], True at tokens.
-    k: number of replaced tokens, at the worst places; or one for each
-      sequence, [b].
-  """
-  far = -np.sort(-np.where(mask, reach, 0), 1)
-  far = np.where(np.arange(far.shape[1]) < np.reshape(k, (-1, 1)), far, 0)
-  count = np.maximum(mask.sum(1), 1)
-  total = far.sum(1)
-  return Change(np.sqrt(np.square(far).sum(1)), total, total / count)
-
-
-def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
-  """Returns the change by any perturbation of a Frobenius norm, [b]."""
-  return Change(radius, np.sqrt(n) * radius, radius / np.sqrt(n))
-
-
-def is_certified(
-  logits: np.ndarray, labels: np.ndarray, kernel: np.ndarray, moved: np.ndarray
-) -> np.ndarray:
-  """Returns where the right class stays the greatest logit, bool [b].
-
-  Args:
-    logits: [b, c].
-    labels: [b].
-    kernel: kernel of the last linear map, [d, c].
-    moved: greatest change of its input, [b].
-  """
-  logits = np.asarray(logits, np.float64)
-  columns = np.asarray(kernel, np.float64).T
-  rows = np.arange(len(labels))
-  margin = logits[rows, labels][:, None] - logits
-  apart = np.linalg.norm(columns[labels][:, None] - columns[None], axis=-1)
-  room = apart * moved[:, None] + ROUNDING * np.abs(logits).max(1)[:, None]
-  is_own = np.arange(logits.shape[1])[None] == labels[:, None]
-  return ((margin > room) | is_own).all(1)
 
 
 def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -180,7 +108,7 @@ def _best_tokens(
   return jax.lax.map(of_sample, (slopes, ids, free))
 
 
-class Attack:
+class Attack(Evaluation):
   """Searches for changes of examples that make a model wrong.
 
   Args:
@@ -188,13 +116,8 @@ class Attack:
   """
 
   def __init__(self, model: Classifier, params: Any) -> None:
-    self._model = model
-    self._variables = make_variables(model, params)
+    super().__init__(model, params)
     self._table = token_table(model, params)
-
-  def logits(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the logits of examples, [b, c]."""
-    return np.asarray(outputs(self._model, self._variables, ids))
 
   def _margins(self, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.asarray(_margins(self._model, self._variables, ids, labels))
@@ -269,17 +192,6 @@ class Attack:
       change = change * jnp.minimum(1, limit / (size + 1e-30))
     return right
 
-  def mask(self, ids: np.ndarray) -> np.ndarray:
-    """Returns where there are tokens, bool [b, n]."""
-    return np.asarray(self._model.mask(jnp.asarray(ids)))
-
-  def sizes(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the Frobenius norms of the embedded sequences, [b]."""
-    mask = self.mask(ids)
-    embedded = capture(self._model, self._variables, ids).hidden[0]
-    x = np.where(mask[..., None], np.asarray(embedded), 0)
-    return np.sqrt(np.square(x.astype(np.float64)).sum((1, 2)))
-
 
 def _unit(x: jax.Array) -> jax.Array:
   size = jnp.sqrt(jnp.square(x).sum((1, 2), keepdims=True))
@@ -332,119 +244,6 @@ def certified_accuracy(
       sure = is_certified(logits, labels, kernel, moved)
       held.setdefault(key, []).append(sure)
   return _shares(held)
-
-
-def certify(
-  model: Classifier,
-  params: Any,
-  ids: np.ndarray,
-  labels: np.ndarray,
-  batch_size: int = BATCH,
-) -> list[tuple[int | None, float]]:
-  """Returns the greatest changes that cannot change the class of examples.
-
-  Args:
-    model, params: classifier of sequences in float32, and its parameters.
-    ids: inputs of the model, [b, n].
-    labels: classes, [b].
-    batch_size: examples at a time.
-
-  Returns:
-    For each example the greatest number of replaced tokens under which the
-    label certainly stays the greatest logit, None where inputs are numbers; and
-    the greatest norm of a perturbation, as a share of the embedded sequence's
-    norm.
-
-  Raises:
-    UserError: for pairs, images, or layers without a bound for all sequences.
-  """
-  config = model.config
-  if config.num_inputs > 1 or config.image:
-    raise UserError(
-      "Certificates are of single sequences, not of these inputs."
-    )
-  bound = find_bound(model, make_variables(model, params))
-  if bound is None:
-    raise UserError(
-      f"The layers, pool or norm of {config.name!r} have no bound for all "
-      "sequences, and so there is no certificate: train model=isometric, "
-      "allpass or certified_s4d, or random_transject with "
-      "mixer.gating=certified."
-    )
-  # Make once what does not depend on the examples.
-  attack = Attack(model, params)
-  kernel = head_kernels(model, params)[-1]
-  reach = None
-  if config.vocab_size and has_plain_tokens(config):
-    reach = token_reach(np.asarray(token_table(model, params)))
-  certificates = []
-  pairs = (trained.in_batches(x, batch_size) for x in (ids, labels))
-  for examples in zip(*pairs, strict=True):
-    certificates += _certify_batch(attack, bound, kernel, reach, *examples)
-  return certificates[: len(ids)]
-
-
-def _certify_batch(
-  attack: Attack,
-  bound: LogitBound,
-  kernel: np.ndarray,
-  reach: np.ndarray | None,
-  ids: np.ndarray,
-  labels: np.ndarray,
-) -> list[tuple[int | None, float]]:
-  """Returns `certify` of the examples of a batch.
-
-  Args:
-    attack: the model as functions of ids.
-    bound: bound of the model, from `find_bound`.
-    kernel: kernel of the last linear map, [d, c].
-    reach: result of `token_reach`; None where tokens are not replaced.
-    ids, labels: examples, [b, n] and [b].
-  """
-  mask = attack.mask(ids)
-  n = np.maximum(mask.sum(1), 1)
-  sizes, logits = attack.sizes(ids), attack.logits(ids)
-  rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
-
-  def holds(change: Change) -> np.ndarray:
-    return is_certified(logits, labels, kernel, bound(change, n) + rounding)
-
-  zeros = np.zeros(len(ids))
-  counts: list[int | None] = [None] * len(ids)
-  if reach is not None:
-    far = reach[ids]
-    counts = _bisect(
-      lambda k: holds(replaced(far, mask, k)), zeros, mask.sum(1) + 1.0, 1.0
-    ).tolist()
-  # Beyond the norm of the sequence itself nothing is searched for.
-  radii = _bisect(
-    lambda share: holds(perturbed(share * sizes, n)), zeros, zeros + 1, 1e-6
-  )
-  numbers = [None if k is None else int(k) for k in counts]
-  return list(zip(numbers, radii.tolist(), strict=True))
-
-
-def _bisect(
-  holds: Callable[[np.ndarray], np.ndarray],
-  low: np.ndarray,
-  high: np.ndarray,
-  width: float,
-) -> np.ndarray:
-  """Returns the greatest values that hold, to a width; 0 where none does.
-
-  Args:
-    holds: monotone condition, from values [b] to booleans [b].
-    low: values that hold if any does, [b].
-    high: values that do not hold, [b].
-    width: width of the interval that is left; 1 for integers.
-  """
-  while (high - low > width).any():
-    middle = (low + high) / 2
-    middle = np.floor(middle) if width == 1 else middle
-    is_held = holds(middle)
-    low = np.where(is_held, middle, low)
-    high = np.where(is_held, high, middle)
-  return low
 
 
 def attacked_accuracy(
@@ -529,7 +328,7 @@ def figure(content: dict[str, Any]) -> Figure:
 
 
 def report(
-  run: trained.Trained,
+  run: TrainedModel,
   *,
   counts: list[int],
   radii: list[float],
@@ -582,7 +381,7 @@ def report(
     steps=steps,
   )
   content: dict[str, Any] = {
-    "workdir": str(run.workdir),
+    "workdir": str(run.folder),
     "step": run.step,
     "examples": len(certified),
     "attacked": len(attacked),
@@ -625,44 +424,3 @@ def lines(content: dict[str, Any]) -> list[str]:
       "These layers have no bound for all sequences, so nothing is certified."
     )
   return text
-
-
-@cli.command(
-  cli.WORKDIR,
-  *trained.STATE,
-  trained.SPLIT,
-  cli.option("tokens", "0,1,2,4,8", "numbers of replaced tokens"),
-  cli.option("radii", "0.001,0.01,0.1", "norms of perturbations, as shares"),
-  cli.option("samples", 200, "number of test examples to attack"),
-  cli.option("examples", 0, "number to certify (default: all)"),
-  cli.option("steps", 20, "steps of gradient ascent"),
-  cli.option("seed", 0, "seed of the choice of examples"),
-)
-def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
-  """Prints the table of a run; writes `certified.json` and pictures into it.
-
-  Tables of other states are printed, and not written.
-  """
-  state = trained.take_state(options)
-  if not trained.describe(state):
-    requirements.require("plots", f"The picture in {workdir}")
-  run = trained.load(workdir, **state)
-  content = report(
-    run,
-    counts=cli.numbers("tokens", tokens),
-    radii=cli.numbers("radii", radii, float),
-    **options,
-  )
-  print(f"{run.config.model.name} at step {run.step} on {run.task.name}")
-  print("\n".join(lines(content)))
-  if label := trained.describe(state):
-    print(f"Not written to {workdir}: {label}.")
-    return
-  path = Path(workdir) / "certified.json"
-  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-  figure(content).write(Path(workdir))
-  print(f"Written to {path}, with pictures beside it.")
-
-
-if __name__ == "__main__":
-  main()

@@ -12,9 +12,7 @@ for the largest and smallest ratio by gradient ascent.
 from __future__ import annotations
 
 import functools
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import trained
 from jaxformers.analysis.certificates.ascent import adversarial
-from jaxformers.commands import cli
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import Classifier, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
@@ -320,41 +316,3 @@ def table(content: dict[str, Any]) -> str:
     *guarantee["says"],
   ]
   return "\n".join(lines)
-
-
-@cli.command(
-  cli.WORKDIR,
-  *trained.STATE,
-  trained.SPLIT,
-  cli.option("samples", 32, "number of samples"),
-  cli.option("length", 128, "largest number of tokens per sample"),
-  cli.option("steps", 200, "Adam steps of each search"),
-  cli.option("seed", 0, "seed of all that is drawn"),
-)
-def main(
-  workdir: str, split: str, samples: int, length: int, **search: Any
-) -> None:
-  """Prints the table of a run and writes `lipschitz.json` into its workdir.
-
-  Tables of other states are printed, and not written.
-  """
-  state = trained.take_state(search)
-  run = trained.load(workdir, **state)
-  ids = run.sample(samples, length, split, seed=search["seed"])
-  content = {"step": run.step, "workdir": workdir, "samples": samples}
-  content["split"] = split
-  content |= {key: value for key, value in state.items() if value}
-  content |= {"length": length, **search}
-  content |= report(run.model, run.params, ids, **search)
-  print(f"{run.config.model.name} at step {run.step} on {run.task.name}")
-  print(table(content))
-  if label := trained.describe(state):
-    print(f"Not written to {workdir}: {label}.")
-    return
-  path = Path(workdir) / "lipschitz.json"
-  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-  print(f"Written to {path}.")
-
-
-if __name__ == "__main__":
-  main()

@@ -1,13 +1,4 @@
-r"""Draws the test scores of runs over what their certificates guarantee.
-
-python -m jaxformers price runs/text_narrow runs/text_wide --out price
-
-For every run: the factors by which its encoder changes the distance of two
-sequences at the least and at the most, the products over the layers of
-`InvertibleLayers.certificate`; their ratio, the width of the certificate; and
-the test score. Runs whose layers guarantee nothing of all sequences are listed
-without. --out draws the score over the width.
-"""
+"""Test scores of runs over the width of their certificates."""
 
 from __future__ import annotations
 
@@ -15,14 +6,12 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformers import trained
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Figure, Texts
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements, workdirs
-from jaxformers.foundations.errors import UserError
+from jaxformers.foundations import workdirs
 from jaxformers.foundations.tables import markdown_table
+from jaxformers.inference import load_run
 from jaxformers.models.blocks.invertible import layers_of, shared_by_all
 from jaxformers.models.variables import make_variables, of_stack
 
@@ -81,13 +70,13 @@ def price(workdir: Path) -> Priced:
   """Returns the certificate and the score of a run.
 
   Raises:
-    UserError: for a folder without a run that has ended; see `trained.load`.
+    UserError: as `inference.load_run`; and for a run that has not ended.
   """
-  run = trained.load(workdir)
+  run = load_run(workdir)
   results = workdirs.read_results(workdir)
   metric = results["metric"]
   interval = find_interval(run.model, run.params)
-  name = run.config.model.name
+  name = run.model.config.name
   return Priced(workdir.name, name, metric, results[metric], interval)
 
 
@@ -141,30 +130,3 @@ def figure(runs: list[Priced]) -> Figure:
   texts = Texts("price", "The price of a certificate", caption)
   columns = ("model", "log10 of the ratio", runs[0].metric)
   return Figure(*texts, columns, rows, paint)
-
-
-@cli.command(
-  cli.argument(
-    "folders", nargs="+", type=Path, metavar="WORKDIR", help="folder of a run"
-  ),
-  cli.option("out", "", "folder of price.png, .svg and .csv"),
-)
-def main(folders: list[Path], out: str) -> None:
-  """Prints the table of the runs, and draws it if asked."""
-  if out:
-    requirements.require("plots", f"--out={out}")
-  runs = [price(folder) for folder in folders]
-  print(table(runs))
-  if out:
-    drawn = figure(runs)
-    if not drawn.rows:
-      raise UserError(
-        "None of the runs has a certificate, so there is no curve to draw: "
-        "leave out --out."
-      )
-    paths = drawn.write(Path(out))
-    print(f"Written to {', '.join(map(str, paths))}.")
-
-
-if __name__ == "__main__":
-  main()

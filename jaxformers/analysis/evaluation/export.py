@@ -1,19 +1,4 @@
-r"""Exports a trained model as files that need nothing of this package.
-
-python -m jaxformers export runs/text --out model
-
-Writes model.jax, the program (`jax.export`, for CPU, GPU and TPU), and
-model.safetensors, its arrays: orthogonal matrices as they are, with no map to
-compute. To use them:
-
-    program = jax.export.deserialize(bytearray(Path("model.jax").read_bytes()))
-    arrays = safetensors.numpy.load_file("model.safetensors")
-    logits = program.call(arrays, ids)
-
-Beside them lie model.json, which describes inputs and outputs, the
-vocabulary.json and tokenizer.json of the run, and parameters.safetensors, the
-parameters as they are trained: `--config.pretrained=model` begins with them.
-"""
+"""Trained models as files that need nothing of this package."""
 
 from __future__ import annotations
 
@@ -27,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from jaxformers import orthogonal, trained
-from jaxformers.commands import cli
+from jaxformers import orthogonal
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
+from jaxformers.inference import TrainedModel
 from jaxformers.models import Model
 from jaxformers.models.parallel import portable
 from jaxformers.models.variables import make_variables
@@ -86,11 +71,11 @@ def program(
     return export(shapes, jax.ShapeDtypeStruct(shape, example.dtype))
 
 
-def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
+def write(run: TrainedModel, out: Path, length: int = 0) -> dict[str, Any]:
   """Writes all files of a run.
 
   Args:
-    run: result of `trained.load`.
+    run: result of `inference.load_run`.
     out: folder, made if it is not there.
     length: number of tokens of the inputs; 0 for the task's `max_len`.
 
@@ -117,9 +102,9 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   inputs = model.example(length)
   # Describe inputs and outputs for users of other languages.
   content = {
-    "model": run.config.model.as_dict(),
+    "model": dict(run.config),
     "task": task.description(),
-    "imports": run.config.imports,
+    "imports": run.imports,
     "step": run.step,
     "inputs": ["b", *inputs.shape[1:]],
     "dtype": str(inputs.dtype),
@@ -135,7 +120,7 @@ def write(run: trained.Trained, out: Path, length: int = 0) -> dict[str, Any]:
   return content
 
 
-def check(run: trained.Trained, out: Path) -> float:
+def check(run: TrainedModel, out: Path) -> float:
   """Returns the largest error of the files' outputs on four test examples."""
   # Read the files back, as a user's program does.
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
@@ -151,25 +136,3 @@ def check(run: trained.Trained, out: Path) -> float:
   with np.errstate(invalid="ignore"):
     errors = np.where(outputs == expected, 0, np.abs(outputs - expected))
   return float(errors.max())
-
-
-@cli.command(
-  cli.WORKDIR,
-  cli.argument("--out", type=Path, required=True, help="folder to write"),
-  cli.option(
-    "length", 0, "number of tokens of an input (default: max_len of the task)"
-  ),
-)
-def main(workdir: str, out: Path, length: int) -> None:
-  """Writes the files and compares them with the model."""
-  run = trained.load(workdir)
-  content = write(run, out, length)
-  print(
-    f"{out}: inputs {content['inputs']} {content['dtype']}, "
-    f"{content['numbers']:,} numbers, for {', '.join(content['platforms'])};"
-    f" at most {check(run, out):.2g} from the model on four examples."
-  )
-
-
-if __name__ == "__main__":
-  main()

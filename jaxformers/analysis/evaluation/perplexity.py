@@ -1,13 +1,6 @@
-r"""Scores a language model by windows that move by a few tokens.
+"""Perplexity of a language model by windows that move by a few tokens.
 
-python -m jaxformers perplexity runs/wikitext --strides 1,256
-
-With a stride of 1 every token is predicted from a whole window of earlier
-tokens, by one forward pass for each token. This is the evaluation of NeuTRENO's
-table 3. Only the tokens of the first window have fewer tokens before them. With
-windows side by side, as in training, the first tokens of every window are
-predicted from few earlier tokens. Each score is kept in the run's
-`scores.json`, with its stride, for `python -m jaxformers published`.
+Source: the evaluation of NeuTRENO's table 3, https://arxiv.org/abs/2312.00751.
 """
 
 from __future__ import annotations
@@ -17,16 +10,15 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jaxformers import trained
-from jaxformers.commands import cli
 from jaxformers.data.engine.segments import Segments
 from jaxformers.foundations.errors import UserError
+from jaxformers.inference import TrainedModel
 from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.progress import Progress
 
 
 def measure_perplexity(
-  run: trained.Trained,
+  run: TrainedModel,
   strides: Sequence[int],
   *,
   split: str = "test",
@@ -65,58 +57,3 @@ def measure_perplexity(
       scores = evaluate(run.params, segments, update)
     rows.append({"stride": stride, **scores})
   return rows
-
-
-@cli.command(
-  cli.WORKDIR,
-  *trained.STATE,
-  cli.option(
-    "strides",
-    "",
-    "distances between windows: 1,256 (default: 1 and a window's length)",
-  ),
-  trained.SPLIT,
-  cli.option(
-    "tokens", 0, "number of tokens from the start of the split (default: all)"
-  ),
-  cli.option("batch_size", 32, "windows at a time"),
-  cli.JSON,
-)
-def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
-  """Prints a line for each stride."""
-  chosen = cli.numbers("strides", strides)
-  state = trained.take_state(options)
-  run = trained.load(workdir, **state)
-  # Compare the paper's stride of 1 with windows as in training.
-  chosen = chosen or [1, run.task.max_len]
-  rows = measure_perplexity(run, chosen, **options)
-  # A part of the split is scored in another way than all of it.
-  part = {"tokens": options["tokens"]} if options["tokens"] else {}
-  for row in rows:
-    trained.record(
-      run,
-      workdir,
-      state,
-      "perplexity",
-      {name: row[name] for name in ("perplexity", "loss")},
-      row["count"],
-      split=options["split"],
-      stride=row["stride"],
-      **part,
-    )
-  # Say which state was measured, in JSON as well.
-  label = trained.describe(state)
-  if label:
-    rows = [{"state": label, **row} for row in rows]
-  title = f"{run.config.model.name}, step {run.step}, {options['split']}"
-  lines = [", ".join(filter(None, [title, label]))]
-  lines += [
-    f"  stride {row['stride']:>5}  perplexity {row['perplexity']:8.2f}  "
-    f"loss {row['loss']:.4f}  {row['count']:,} tokens"
-    for row in rows
-  ]
-  cli.show(rows, lines, as_json)
-
-
-if __name__ == "__main__":
-  main()

@@ -1,19 +1,7 @@
-r"""Scores a classifier of images on corrupted and on unusual images.
+"""Errors of a classifier on corrupted and on unusual images.
 
-python -m jaxformers robustness runs/cifar10
-python -m jaxformers robustness runs/cifar10/seed_0 runs/cifar10/seed_1
-python -m jaxformers robustness runs/imagenet \
-    --imagenet_c PATH/imagenet-c --imagenet_a PATH/imagenet-a \
-    --imagenet_r PATH/imagenet-r
-
-Without a folder the run's test images are corrupted here, and the mean error is
-printed. On ImageNet-C the mean corruption error (mCE) is printed: the error of
-every corruption over five severities, divided by AlexNet's, in percent
-(Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261). ImageNet-A
-and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
-Of several runs each is printed, then mean and sample deviation of all; JSON has
-the scores of each run. Scores of a folder are kept in the run's `scores.json`,
-with their set, for `python -m jaxformers published`.
+Source: ImageNet-C, Hendrycks and Dietterich 2019,
+https://arxiv.org/abs/1903.12261; ImageNet-A and -R, Hendrycks et al. 2021.
 """
 
 from __future__ import annotations
@@ -22,21 +10,19 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import trained
-from jaxformers.commands import cli
 from jaxformers.data.engine import files
 from jaxformers.data.images import stores
 from jaxformers.data.images.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from jaxformers.data.images.splits import Images
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.tables import plus_minus, spread
+from jaxformers.inference import TrainedModel
 
 # AlexNet's error of each corruption, the mean over the severities
 # (Hendrycks and Dietterich 2019).
@@ -102,7 +88,7 @@ def error(
 
 
 def corrupted(
-  run: trained.Trained,
+  run: TrainedModel,
   names: Sequence[str] = (),
   *,
   count: int = 0,
@@ -136,7 +122,7 @@ def corrupted(
 
 
 def imagenet_c(
-  run: trained.Trained, folder: Path, *, batch_size: int = 100
+  run: TrainedModel, folder: Path, *, batch_size: int = 100
 ) -> dict[str, Any]:
   """Returns errors on ImageNet-C, and mCE in percent.
 
@@ -196,7 +182,7 @@ def mce(errors: dict[str, list[float]]) -> float:
 
 
 def unusual(
-  run: trained.Trained, folder: Path, name: str, *, batch_size: int = 100
+  run: TrainedModel, folder: Path, name: str, *, batch_size: int = 100
 ) -> float:
   """Returns the accuracy on a folder CLASS/*.jpg, among the classes it has.
 
@@ -228,7 +214,7 @@ def count_images(folder: Path, name: str) -> int:
   )
 
 
-def _test_images(run: trained.Trained) -> Images:
+def _test_images(run: TrainedModel) -> Images:
   images = run.task.splits["test"]
   if not isinstance(images, Images):
     raise UserError(
@@ -238,7 +224,7 @@ def _test_images(run: trained.Trained) -> Images:
   return images
 
 
-def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
+def _open_folder(run: TrainedModel, folder: Path, name: str) -> Images:
   """Returns the images of a folder, to be read as the run reads its images.
 
   Warns on stderr if the folder has another number of images than the published
@@ -256,86 +242,3 @@ def _open_folder(run: trained.Trained, folder: Path, name: str) -> Images:
     )
   # Keep the run's preprocessing, and replace the images alone.
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)
-
-
-def _lines(scores: dict[str, Any]) -> Iterator[str]:
-  """Yields the lines of the printed table of a run."""
-  for name, errors in scores.get("errors", {}).items():
-    yield f"  {name:<18} " + " ".join(f"{error:7.2%}" for error in errors)
-  for name, title in TITLES.items():
-    if name in scores:
-      yield f"  {title:<20} {scores[name]:7.2%}"
-  if "mce" in scores:
-    yield f"  {'mCE':<20} {scores['mce']:7.2f}"
-
-
-def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-  """Yields the lines of the printed table of several runs."""
-  yield f"mean and deviation of {len(runs)} runs"
-  for name in (key for key in runs[0] if key != "errors"):
-    # mCE is in percent, and the others are shares.
-    scale, unit = (1, "") if name == "mce" else (100, " %")
-    text = plus_minus(*spread([scale * scores[name] for scores in runs]))
-    yield f"  {TITLES.get(name, 'mCE'):<20} {text}{unit}"
-
-
-@cli.command(
-  cli.argument(
-    "workdirs", nargs="+", metavar="WORKDIR", help="folder of a run"
-  ),
-  *trained.STATE,
-  *(
-    cli.argument(f"--{k}", type=Path, metavar="FOLDER", help="folder of a set")
-    for k in COUNTS
-  ),
-  cli.option(
-    "corruptions", "", "corruptions of the test images: snow,fog (default: all)"
-  ),
-  cli.option("count", 0, "number of test images to corrupt (default: all)"),
-  cli.option("batch_size", 100, "images at a time"),
-  cli.JSON,
-)
-def main(
-  workdirs: Sequence[str],
-  corruptions: str,
-  count: int,
-  batch_size: int,
-  as_json: bool,
-  **folders: Any,
-) -> None:
-  """Prints scores of the given folders, or errors on corrupted test images."""
-  names = cli.names(corruptions)
-  scored = {}
-  # Load all runs before the first is scored.
-  state = trained.take_state(folders)
-  runs = {workdir: trained.load(workdir, **state) for workdir in workdirs}
-  for workdir, run in runs.items():
-    scores: dict[str, Any] = {}
-    for name, folder in folders.items():
-      if folder and name == "imagenet_c":
-        scores |= imagenet_c(run, folder, batch_size=batch_size)
-        kept = {"mce": scores["mce"]}
-      elif folder:
-        scores[name] = unusual(run, folder, name, batch_size=batch_size)
-        kept = {"accuracy": scores[name]}
-      if folder:
-        num_images = count_images(folder, name)
-        trained.record(
-          run, workdir, state, "robustness", kept, num_images, set=name
-        )
-    # Without a folder, corrupt the run's own test images.
-    if not scores:
-      scores = corrupted(run, names, count=count, batch_size=batch_size)
-    # Print each run as soon as it is scored.
-    scored[workdir] = scores
-    if not as_json:
-      parts = [f"{run.config.model.name}", f"step {run.step}"]
-      parts += filter(None, [trained.describe(state)])
-      print(f"{workdir}: {', '.join(parts)}")
-      print("\n".join(_lines(scores)), flush=True)
-  if as_json or len(scored) > 1:
-    cli.show(scored, _average_lines([*scored.values()]), as_json)
-
-
-if __name__ == "__main__":
-  main()

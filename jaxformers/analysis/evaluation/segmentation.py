@@ -1,14 +1,7 @@
-r"""Scores a segmenter on whole scenes, by windows that slide over them.
+"""Scores of a segmenter on whole scenes, by windows that slide over them.
 
-python -m jaxformers segmentation runs/ade20k
-python -m jaxformers segmentation runs/ade20k \
-    --scales 0.5,0.75,1,1.25,1.5,1.75 --flip
-
-The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
-A scene that is smaller than a window at some scale is enlarged to the window's
-side, as in Segmenter's code. Scores are interpolated to every scene's size
-and compared there. The score is kept in the run's `scores.json`, with window,
-stride, scales and mirror images, for `python -m jaxformers published`.
+Source: the multi-scale evaluation of Segmenter's code, which NeuTRENO's table 2
+uses.
 """
 
 from __future__ import annotations
@@ -20,10 +13,9 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from jaxformers import trained
-from jaxformers.commands import cli
 from jaxformers.data.images.scenes import Scenes, short_side, windows
 from jaxformers.foundations.errors import UserError
+from jaxformers.inference import TrainedModel
 from jaxformers.training.losses import overlap
 
 Score = Callable[[np.ndarray], np.ndarray]
@@ -169,7 +161,7 @@ def default_stride(source: Scenes) -> int:
 
 
 def evaluate_segmenter(
-  run: trained.Trained,
+  run: TrainedModel,
   scales: Sequence[float] = (1.0,),
   *,
   flip: bool = False,
@@ -215,55 +207,3 @@ def evaluate_segmenter(
   # Sum areas over scenes: mean IoU is that of the whole split.
   total = {name: sum(area[name] for area in areas) for name in areas[0]}
   return {**overlap(total), "count": len(scenes)}
-
-
-@cli.command(
-  cli.WORKDIR,
-  *trained.STATE,
-  cli.option("scales", "1", "sizes of a scene, relative to the config's"),
-  cli.switch("--flip", help="add mirror images"),
-  cli.option("stride", 0, "pixels between windows (default: a window less 32)"),
-  trained.SPLIT,
-  cli.option("count", 0, "number of scenes (default: all)"),
-  cli.option("batch_size", 8, "windows at a time"),
-  cli.JSON,
-)
-def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
-  """Prints mean IoU and pixel accuracy."""
-  sizes = cli.numbers("scales", scales, float)
-  state = trained.take_state(options)
-  run = trained.load(workdir, **state)
-  row = evaluate_segmenter(run, sizes, **options)
-  split = options["split"]
-  # Part of the scenes is scored in another way than all of them.
-  part = {"count": options["count"]} if options["count"] else {}
-  trained.record(
-    run,
-    workdir,
-    state,
-    "segmentation",
-    {name: row[name] for name in ("mean_iou", "accuracy")},
-    row["count"],
-    split=split,
-    stride=options["stride"] or default_stride(run.task.splits[split]),
-    scales=sizes,
-    flip=options["flip"],
-    **part,
-  )
-  # Say which state was measured, in JSON as well.
-  label = trained.describe(state)
-  if label:
-    row = {"state": label, **row}
-  title = f"{run.config.model.name}, step {run.step}, {split}"
-  mirrored = "mirrored, too" if options["flip"] else ""
-  parts = [title, f"scales {scales}", mirrored, label]
-  lines = (
-    ", ".join(filter(None, parts)),
-    f"  mean IoU {row['mean_iou']:.2%}  pixel accuracy {row['accuracy']:.2%}  "
-    f"{row['count']:,} scenes",
-  )
-  cli.show(row, lines, as_json)
-
-
-if __name__ == "__main__":
-  main()

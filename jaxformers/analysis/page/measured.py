@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxformers import trained
 from jaxformers.analysis.evaluation import layers
 from jaxformers.analysis.page import texts
 from jaxformers.analysis.page.page import Page
@@ -23,6 +22,7 @@ from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
 from jaxformers.analysis.tokens import entropy, isometry, smoothness
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
+from jaxformers.inference import load_run
 from jaxformers.models.capture import capture, num_tokens, parts
 from jaxformers.models.variables import make_variables
 
@@ -100,7 +100,7 @@ class Rows:
     Args:
       label: label of the run in the figures.
       seed: seed of the run.
-      run: result of `trained.load`.
+      run: result of `inference.load_run`.
       start: True to measure the untrained start as well.
     """
     options = self.options
@@ -174,7 +174,7 @@ class Rows:
 
     Args:
       label: label of the run in the figures.
-      run: result of `trained.load`.
+      run: result of `inference.load_run`.
 
     Raises:
       UserError: if the task has neither tokens nor patches, or too many of
@@ -422,7 +422,7 @@ def add(
       bar.update()
       # A run that cannot be loaded is noted, and the others are drawn.
       try:
-        run = trained.load(record.folder)
+        run = load_run(record.folder)
         if run.task.objective == "segmentation":
           raise UserError("Segmenters have none.")
       except (UserError, OSError) as error:

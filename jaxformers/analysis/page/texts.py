@@ -120,7 +120,7 @@ def example(run: Any, text: str, length: int) -> Example:
   """Returns the beginning of a text, or of the first test sample.
 
   Args:
-    run: result of `trained.load`.
+    run: result of `inference.load_run`.
     text: text to read; "" for `TEXT`, or for the first test sample if the
       vocabulary of the task lacks its words.
     length: largest number of tokens; more than `MOST_TOKENS` are never read.
@@ -160,7 +160,7 @@ def samples(run: Any, count: int, length: int) -> list[Example]:
   """Returns the beginnings of test samples; of pairs their first sequences.
 
   Args:
-    run: result of `trained.load`, of a task with tokens.
+    run: result of `inference.load_run`, of a task with tokens.
     count: number of samples.
     length: largest number of tokens; more than `MOST_TOKENS` are never read.
   """

@@ -1,14 +1,6 @@
-r"""Compares depth with width at equal parameters, from the runs of a sweep.
+"""Depth compared with width at equal parameters, from the runs of a sweep.
 
-python -m jaxformers depth runs/figure2 --out figure2
-
-For every depth and width the learning rate with the largest number of seeds
-counts; of several, the one with the best loss on the selection split. Runs that
-differ in anything else are refused. Welch's t at 95 % decides whether seeds
-tell two depths apart, for each pair alone: among twenty pairs of equals one
-will seem to differ. The table and the picture have the test loss over 12 L d^2,
-the parameters besides the embedding, as in figure 2 of Levine et al. 2020
-(https://arxiv.org/abs/2006.12467).
+Source: figure 2 of Levine et al. 2020, https://arxiv.org/abs/2006.12467.
 """
 
 from __future__ import annotations
@@ -20,16 +12,13 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import scipy.stats
 
 from jaxformers import config as configs
 from jaxformers.analysis.plotting import figures
-from jaxformers.analysis.tables.results import Result, read
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
+from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
@@ -348,20 +337,3 @@ def figure(points: Sequence[Point], name: str = "depth") -> figures.Figure:
     functools.partial(_paint, ticks),
     (6, 4),
   )
-
-
-@cli.command(cli.WORKDIRS, cli.option("out", "", "write OUT.png, .svg, .csv"))
-def main(workdirs: Sequence[Path], out: str) -> None:
-  """Prints the tables, and draws them if asked."""
-  if out:
-    requirements.require("plots", f"--out={out}")
-  points = select_points(read(workdirs))
-  print(markdown(points))
-  if out:
-    path = Path(out)
-    figure(points, path.name).write(path.parent)
-    print(f"Written to {path}.png, .svg and .csv.")
-
-
-if __name__ == "__main__":
-  main()

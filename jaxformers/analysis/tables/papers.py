@@ -32,7 +32,7 @@ class Column(NamedTuple):
     length: number of tokens that the published models read; 0 for any.
     options: published values of the task's options that change the examples.
     source: text that the name of the data must contain.
-    command: command that computes the score, in `cli.SUBCOMMANDS`, and writes
+    command: command that computes the score, in `console.COMMANDS`, and writes
       it to `scores.json`; "" for the score that training ends with.
     how: how the published score was made, as the command records it; {} for
       any.

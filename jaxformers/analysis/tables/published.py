@@ -1,35 +1,15 @@
-r"""Prints the papers' tables with our runs beside their numbers.
-
-python -m jaxformers published runs/* [--latex]
-
-The tables are TransJect's 1 and 2, Long Range Arena's, those of S4, S5 and
-Mega, and NeuTRENO's (`papers.py`). A row of ours is a model at its sizes under
-a protocol. The difference to the paper is also given in standard errors, which
-count the spread of our seeds, the spread of the paper's runs where it prints
-one, and for accuracies the chance of the test examples on both sides. The
-difference is given only where a run has the protocol, the training length, the
-test examples and the options of the published number, and a score that was made
-in the same way. Otherwise a star stands in its place, and the reason below the
-table.
-
-Some scores are not those that training ends with. They come from the
-`scores.json` that `segmentation` (sliding windows), `perplexity` (a window that
-moves by a word), `smoothness` and `robustness` write to a run's workdir.
-"""
+"""The papers' tables (`papers.py`) with our runs beside their numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformers import config as configs
 from jaxformers.analysis.tables import results
 from jaxformers.analysis.tables.papers import RUNS, TABLES, Column, Table
 from jaxformers.analysis.tables.results import Result
-from jaxformers.commands import cli
-from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
 # Under this protocol a model has sizes of its own on every task.
@@ -440,22 +420,6 @@ def tables(runs: Sequence[Result]) -> dict[str, Filled]:
   return {f.table.title: f for group in shown for f in group}
 
 
-@cli.command(
-  cli.WORKDIRS,
-  cli.switch("--latex", dest="use_latex", help="print LaTeX tabulars"),
-)
-def main(workdirs: Sequence[Path], use_latex: bool) -> None:
-  """Prints the papers' tables that have any of the runs."""
-  filled = tables(results.read(workdirs))
-  if not filled:
-    names = {column.task for table in TABLES for column in table.columns}
-    raise UserError(
-      "no run is of a task of the papers' tables: train one of "
-      f"{', '.join(sorted(names))}."
-    )
-  print(text(filled, use_latex=use_latex))
-
-
 def text(filled: Mapping[str, Filled], *, use_latex: bool = False) -> str:
   """Returns filled tables with titles and notes, in Markdown or LaTeX."""
   # Titles and notes are comments in LaTeX.
@@ -467,7 +431,3 @@ def text(filled: Mapping[str, Filled], *, use_latex: bool = False) -> str:
     reasons = "".join(f"{comment}{note}\n" for note in notes(table))
     parts.append(f"{mark} {title}\n\n{form(table)}\n\n{reasons}")
   return "\n".join(parts)
-
-
-if __name__ == "__main__":
-  main()

@@ -1,13 +1,4 @@
-r"""Prints mean and deviation over seeds of many runs, a table for each metric.
-
-python -m jaxformers results runs/*
-
-Runs that differ in the seed alone are one row. Where a model has several rows
-on a task, each names up to three fields in which they differ, and a second
-table has the mean and deviation over these settings, if their data are the
-same. A line below a table names the tasks whose rows differ in steps, batch
-size, protocol or data, so that their scores do not compare.
-"""
+"""Mean and deviation over seeds of many runs, a table for each metric."""
 
 from __future__ import annotations
 
@@ -20,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers.commands import cli
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
@@ -361,13 +351,3 @@ def markdown(rows: Sequence[Result]) -> str:
       header = [*columns[:4], f"{title} over settings", columns[5]]
       tables.append(markdown_table(header, lines))
   return "\n\n".join(tables)
-
-
-@cli.command(cli.WORKDIRS)
-def main(workdirs: Sequence[Path]) -> None:
-  """Prints the table of the runs below some folders."""
-  print(markdown(summarise(read(workdirs))))
-
-
-if __name__ == "__main__":
-  main()

@@ -1,19 +1,8 @@
-r"""Measures dynamical isometry: singular values of an encoder's Jacobian.
+"""Dynamical isometry: singular values of an encoder's Jacobian.
 
-python -m jaxformers isometry runs/transject runs/transformer --out isometry
-python -m jaxformers isometry runs/transformer --untrained
-
-A map is a dynamical isometry if all singular values of its Jacobian are near 1:
-no small change of its input grows or vanishes (TransJect, section 2; Pennington
-et al. 2017, https://arxiv.org/abs/1711.04735). A Jacobian has all tokens of one
-sequence: one Jacobian for each layer, and one for all layers from the embedding
-on, without the norm that may end the encoder. In a layer's Jacobian, what an
-earlier layer has handed on (TransJect's Sigma, NeuTRENO's values) is fixed.
-
-A Jacobian of at most 2,048 rows (tokens times d) is computed whole and
-decomposed, in one vector-Jacobian product a row. Of a larger one, --steps of
-Lanczos bidiagonalization from a random vector estimate the distribution, in two
-such products and one Jacobian-vector product a step, for all layers together.
+Source: TransJect, section 2; Pennington et al. 2017,
+https://arxiv.org/abs/1711.04735. In a layer's Jacobian, what an earlier layer
+has handed on (TransJect's Sigma, NeuTRENO's values) is fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -29,12 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
-from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model, from_config, in_float32
 from jaxformers.models import capture as captures
 from jaxformers.models.variables import make_variables
@@ -400,59 +384,3 @@ def text(label: str, spectra: Mapping[str, Sequence[Spectrum]]) -> str:
       cells = (f"  {value:>9.4g}" for value in values)
       lines.append(f"  {layer:>5}{''.join(cells)}")
   return "\n".join(lines)
-
-
-@cli.command(
-  cli.WORKDIRS,
-  *trained.STATE,
-  cli.option("samples", 4, "number of samples"),
-  cli.option("length", 32, "largest number of tokens per sample"),
-  cli.option("steps", 32, "steps of Lanczos' method for large Jacobians"),
-  cli.option("seed", 0, "seed of the samples and of Lanczos' method"),
-  trained.SPLIT,
-  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
-)
-def main(
-  workdirs: Sequence[Path],
-  samples: int,
-  length: int,
-  steps: int,
-  seed: int,
-  split: str,
-  out: str,
-  **state: Any,
-) -> None:
-  """Prints a table for each run, and draws the figure if asked.
-
-  A run as it was trained, its untrained start, and its model with other weights
-  or of another name are compared.
-  """
-  if steps < 1:
-    raise UserError(f"--steps={steps}: give at least 1.")
-  if out:
-    requirements.require("plots", f"--out={out}")
-  value_rows: list[Row] = []
-  sizes, lengths = set(), set()
-  for workdir in workdirs:
-    for arguments in trained.states(state):
-      name = trained.describe(arguments)
-      label = ", ".join(filter(None, [str(workdir), name]))
-      run = trained.load(workdir, **arguments)
-      ids = run.sample(samples, length, split, seed=seed)
-      sizes.add(len(ids))
-      lengths.add(captures.num_tokens(run.model, ids))
-      spectra = measure_spectra(
-        run.model, run.params, ids, steps=steps, seed=seed
-      )
-      value_rows += rows(label, 0, spectra)
-      print(f"{text(label, spectra)}\n", flush=True)
-  data = figures.describe_data(sizes, lengths, {1}, split)
-  picture = figure(value_rows, data, Path(out or "isometry").name)
-  print(picture.caption)
-  if out:
-    picture.write(Path(out).parent)
-    print(f"\nWritten to {out}.csv, .png and .svg.")
-
-
-if __name__ == "__main__":
-  main()

@@ -17,20 +17,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers import trained
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
-from jaxformers.commands import cli
-from jaxformers.foundations import requirements
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
 from jaxformers.models import capture as captures
@@ -578,69 +574,3 @@ def text(curve_rows: list[Row]) -> str:
 def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
   value = values.get(layer, math.nan)
   return "-" if math.isnan(value) else f"{value:.{digits}g}"
-
-
-@cli.command(
-  cli.WORKDIRS,
-  *trained.STATE,
-  cli.option("samples", 64, "number of samples"),
-  cli.option("length", 512, "largest number of tokens per sample"),
-  trained.SPLIT,
-  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
-)
-def main(
-  workdirs: Sequence[Path],
-  samples: int,
-  length: int,
-  split: str,
-  out: str,
-  **state: Any,
-) -> None:
-  """Prints a table for each run, and draws the figure if asked.
-
-  A run as it was trained, its untrained start, and its model with other weights
-  or of another name stand beside each other.
-  """
-  if out:
-    requirements.require("plots", f"--out={out}")
-  states = trained.states(state)
-  curve_rows: list[Row] = []
-  seeds, sizes, lengths = set(), set(), set()
-  for workdir in workdirs:
-    # Seeds of one run, in seed_0 and so on, share its line.
-    folders = sorted(workdir.glob("seed_*")) or [workdir]
-    seeds.add(len(folders))
-    for arguments in states:
-      label = ", ".join(
-        filter(None, [str(workdir), trained.describe(arguments)])
-      )
-      for seed, folder in enumerate(folders):
-        run = trained.load(folder, **arguments)
-        ids = run.sample(samples, length, split)
-        sizes.add(len(ids))
-        lengths.add(captures.num_tokens(run.model, ids))
-        measured = measure_curves(run.model, run.params, ids)
-        # Table 4 averages the cosines over layers.
-        means = {k: float(np.mean(values)) for k, values in measured.items()}
-        trained.record(
-          run,
-          folder,
-          arguments,
-          "smoothness",
-          means,
-          len(ids),
-          split=split,
-          samples=len(ids),
-        )
-        curve_rows += rows(label, seed, measured)
-  # Print the table and the caption, and draw if asked.
-  data = figures.describe_data(sizes, lengths, seeds, split)
-  picture = figure(curve_rows, data, Path(out or "smoothness").name)
-  print(f"{text(curve_rows)}\n\n{picture.caption}")
-  if out:
-    picture.write(Path(out).parent)
-    print(f"\nWritten to {out}.csv, .png and .svg.")
-
-
-if __name__ == "__main__":
-  main()

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models, trained
+from jaxformers import models
 from jaxformers.analysis.certificates import lipschitz
+from jaxformers.commands import lipschitz as lipschitz_command
+from jaxformers.commands import states
 from jaxformers.models.capture import capture
 from jaxformers.models.transject.layer import interval
 from jaxformers.models.variables import make_variables
@@ -162,7 +164,7 @@ def test_other_encoders_have_the_measured_part():
 
 
 def test_the_command(monkeypatch, tmp_path, capsys):
-  loaded = trained.load
+  loaded = states.load
   model, params = build()
   run = types.SimpleNamespace(
     config=types.SimpleNamespace(model=model.config),
@@ -173,11 +175,13 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     sample=lambda count, length, split, seed: np.asarray(IDS),
   )
   monkeypatch.setattr(
-    trained,
+    states,
     "load",
     lambda workdir, **_: loaded(workdir) if "nothing" in workdir else run,
   )
-  lipschitz.main([str(tmp_path), "--samples=4", "--steps=3", "--length=20"])
+  lipschitz_command.main(
+    [str(tmp_path), "--samples=4", "--steps=3", "--length=20"]
+  )
   printed = capsys.readouterr().out
   assert "with one Sigma" in printed
   assert "transject at step" in printed
@@ -185,7 +189,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   assert len(content["measured"]["factors"]) == 3
   assert content["samples"] == 4
   with pytest.raises(SystemExit, match="There is no run in"):
-    lipschitz.main([str(tmp_path / "nothing")])
+    lipschitz_command.main([str(tmp_path / "nothing")])
 
 
 def test_factors_of_dot_products():

@@ -9,6 +9,7 @@ import pytest
 from jaxformers import models
 from jaxformers.analysis.certificates import price
 from jaxformers.analysis.certificates.price import Priced
+from jaxformers.commands import price as price_command
 from jaxformers.training import loop
 from tests import initial
 
@@ -64,7 +65,7 @@ def test_the_figure_has_runs_with_a_certificate():
 
 def test_the_command_reads_runs(smoke, tmp_path, capsys):
   loop.run(smoke("isometric", **{"model.num_layers": 1}), tmp_path / "run")
-  price.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])
+  price_command.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])
   found = capsys.readouterr().out
   results = json.loads((tmp_path / "run/results.json").read_text())
   assert f"{results['accuracy']:.4f}" in found

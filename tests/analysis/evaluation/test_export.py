@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformers import models, trained
+from jaxformers import models
 from jaxformers.analysis.evaluation import export
+from jaxformers.commands import export as export_command
+from jaxformers.commands import states
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
 from tests import initial
@@ -33,12 +35,12 @@ assert not any(name.startswith("jaxformers") for name in sys.modules)
 def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   out = tmp_path / "model"
-  export.main([str(tmp_path / "run"), f"--out={out}", "--length=20"])
+  export_command.main([str(tmp_path / "run"), f"--out={out}", "--length=20"])
   assert "inputs ['b', 20] int32" in capsys.readouterr().out
   content = json.loads((out / "model.json").read_text())
   assert content["platforms"] == ["cpu", "cuda", "tpu"]
   assert (out / "vocabulary.json").exists()
-  run = trained.load(tmp_path / "run")
+  run = states.load(tmp_path / "run")
   ids = run.sample(3, 20)
   np.save(out / "ids.npy", ids)
   subprocess.run([sys.executable, "-c", USER, str(out)], check=True, cwd=out)
@@ -91,4 +93,4 @@ def test_images_have_no_length(tmp_path):
 
 def test_without_a_run(tmp_path):
   with pytest.raises(SystemExit, match="There is no run"):
-    export.main([str(tmp_path), f"--out={tmp_path}"])
+    export_command.main([str(tmp_path), f"--out={tmp_path}"])

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models, trained
+from jaxformers import models
 from jaxformers.analysis.evaluation import perplexity
+from jaxformers.commands import perplexity as perplexity_command
+from jaxformers.commands import states
 from jaxformers.data.engine.segments import Segments
 from jaxformers.foundations import workdirs
 from tests import draws, initial
+from tests.trained import on_task
 
 TOKENS = np.random.default_rng(0).integers(1, 9, 23)
 
@@ -35,8 +38,7 @@ def run():
   task = types.SimpleNamespace(
     name="language", max_len=6, splits={"test": Segments(TOKENS, 6, 6)}
   )
-  config = types.SimpleNamespace(model=model.config)
-  return trained.Trained(config, task, model, params, 5)
+  return on_task(task, model, params, 5)
 
 
 def test_each_token_from_the_window_before_it(run):
@@ -56,29 +58,29 @@ def test_each_token_from_the_window_before_it(run):
 
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
-  loaded = trained.load
-  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
-  perplexity.main(["here"])
+  loaded = states.load
+  monkeypatch.setattr(states, "load", lambda workdir, **_: run)
+  perplexity_command.main(["here"])
   printed = capsys.readouterr().out
   assert "stride     1" in printed
   assert "stride     6" in printed
-  perplexity.main(["here", "--strides=2", "--json"])
+  perplexity_command.main(["here", "--strides=2", "--json"])
   assert json.loads(capsys.readouterr().out)[0]["stride"] == 2
   # A finished run keeps its scores, and how they were made.
   finished = tmp_path / "finished"
   finished.mkdir()
   (finished / "results.json").touch()
-  perplexity.main([str(finished), "--strides=1", "--tokens=5"])
+  perplexity_command.main([str(finished), "--strides=1", "--tokens=5"])
   (kept,) = workdirs.read_scores(finished)
   assert kept["how"] == {"split": "test", "stride": 1, "tokens": 5}
   assert kept["examples"] == kept["step"] == 5
   with pytest.raises(SystemExit, match="stride=7 is not in 1 to 6"):
-    perplexity.main(["here", "--strides=7"])
-  monkeypatch.setattr(trained, "load", loaded)
+    perplexity_command.main(["here", "--strides=7"])
+  monkeypatch.setattr(states, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
-    perplexity.main([str(tmp_path)])
+    perplexity_command.main([str(tmp_path)])
 
 
 def test_strides_are_integers(tmp_path):
   with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
-    perplexity.main([str(tmp_path), "--strides=1,a"])
+    perplexity_command.main([str(tmp_path), "--strides=1,a"])

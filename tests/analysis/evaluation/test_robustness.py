@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxformers import trained
 from jaxformers.analysis.evaluation import robustness as r
+from jaxformers.commands import robustness as robustness_command
+from jaxformers.commands import states
 from jaxformers.data.engine import packed
 from jaxformers.data.images import corruptions
 from jaxformers.data.images.splits import Images
 from jaxformers.foundations import workdirs
 from tests.data.archives import write_folder
+from tests.trained import on_task
 
 CLASSES = ("n00", "n01", "n02")
 VALUES = np.arange(30) * 8
@@ -25,6 +27,7 @@ class Bright:
   """A model whose class is how bright the middle of an image is."""
 
   orthogonal_map = "cayley"
+  config = types.SimpleNamespace(name="bright")
 
   def stacks(self):
     return {}
@@ -47,9 +50,8 @@ def run():
   task = types.SimpleNamespace(
     name="boxes", splits={"test": images}, classes=CLASSES
   )
-  model = types.SimpleNamespace(name="bright")
-  config = types.SimpleNamespace(model=model)
-  return trained.Trained(config, task, Bright(), {}, 3)
+
+  return on_task(task, Bright(), {}, 3)
 
 
 def test_errors_of_corrupted_images(run):
@@ -127,10 +129,10 @@ def test_scores_of_several_runs_have_mean_and_deviation(
     "b": {"errors": {"fog": [0.7] * 5}, "mce": 64.0, "clean": 0.4},
   }
   monkeypatch.setattr(
-    trained, "load", lambda workdir, **_: dataclasses.replace(run, step=workdir)
+    states, "load", lambda workdir, **_: dataclasses.replace(run, step=workdir)
   )
   monkeypatch.setattr(r, "corrupted", lambda run, *_, **__: scores[run.step])
-  r.main(["a", "b"])
+  robustness_command.main(["a", "b"])
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == "a: bright, step a"
   # The sample deviation of 60 and 64 is 2 sqrt 2.
@@ -139,33 +141,33 @@ def test_scores_of_several_runs_have_mean_and_deviation(
     "  mCE                  62.00 +- 2.83",
     "  error, clean         30.00 +- 14.14 %",
   ]
-  r.main(["a", "b", "--json"])
+  robustness_command.main(["a", "b", "--json"])
   assert json.loads(capsys.readouterr().out) == scores
 
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
-  loaded = trained.load
-  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
-  r.main(["here", "--corruptions=fog,snow", "--count=5"])
+  loaded = states.load
+  monkeypatch.setattr(states, "load", lambda workdir, **_: run)
+  robustness_command.main(["here", "--corruptions=fog,snow", "--count=5"])
   printed = capsys.readouterr().out
   assert "fog" in printed
   assert "error, corrupted" in printed
   root = write_folder(tmp_path / "a", {"n00/a.jpg": jpeg(9)})
-  r.main(["here", "--imagenet_a", str(root), "--json"])
+  robustness_command.main(["here", "--imagenet_a", str(root), "--json"])
   said = capsys.readouterr()
   assert json.loads(said.out) == {"here": {"imagenet_a": 1.0}}
   assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
   finished = tmp_path / "finished"
   finished.mkdir()
   (finished / "results.json").touch()
-  r.main([str(finished), "--imagenet_a", str(root)])
+  robustness_command.main([str(finished), "--imagenet_a", str(root)])
   (kept,) = workdirs.read_scores(finished)
   assert (kept["how"], kept["examples"]) == ({"set": "imagenet_a"}, 1)
   assert kept["scores"] == {"accuracy": 1.0}
   with pytest.raises(SystemExit, match="There is no folder"):
-    r.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
+    robustness_command.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
   with pytest.raises(SystemExit, match=r"'rain'.*snow"):
-    r.main(["here", "--corruptions=rain"])
-  monkeypatch.setattr(trained, "load", loaded)
+    robustness_command.main(["here", "--corruptions=rain"])
+  monkeypatch.setattr(states, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
-    r.main([str(tmp_path)])
+    robustness_command.main([str(tmp_path)])

@@ -1,17 +1,19 @@
 """Mean IoU by windows that slide."""
 
 import json
-import types
 
 import jax
 import numpy as np
 import pytest
 
-from jaxformers import models, tasks, trained
+from jaxformers import models, tasks
 from jaxformers.analysis.evaluation import segmentation as s
+from jaxformers.commands import segmentation as segmentation_command
+from jaxformers.commands import states
 from jaxformers.foundations import workdirs
 from tests import initial
 from tests.data import scenes
+from tests.trained import on_task
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,7 @@ def run(tmp_path_factory):
     **task.sizes(),
   )
   params = initial.params(model, model.example())
-  config = types.SimpleNamespace(model=model.config)
-  return trained.Trained(config, task, model, params, 7)
+  return on_task(task, model, params, 7)
 
 
 def test_windows_that_agree_with_the_whole():
@@ -137,16 +138,18 @@ def test_measuring_a_model(run):
 
 
 def test_the_command(run, monkeypatch, capsys, tmp_path):
-  loaded = trained.load
-  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
-  s.main(["here", "--count=1"])
+  loaded = states.load
+  monkeypatch.setattr(states, "load", lambda workdir, **_: run)
+  segmentation_command.main(["here", "--count=1"])
   assert "mean IoU" in capsys.readouterr().out
-  s.main(["here", "--count=1", "--json"])
+  segmentation_command.main(["here", "--count=1", "--json"])
   assert json.loads(capsys.readouterr().out)["count"] == 1
   finished = tmp_path / "finished"
   finished.mkdir()
   (finished / "results.json").touch()
-  s.main([str(finished), "--count=1", "--scales=1,2", "--flip"])
+  segmentation_command.main(
+    [str(finished), "--count=1", "--scales=1,2", "--flip"]
+  )
   (kept,) = workdirs.read_scores(finished)
   assert kept["how"] == {
     "split": "test",
@@ -157,12 +160,12 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
   }
   assert {*kept["scores"]} == {"mean_iou", "accuracy"}
   with pytest.raises(SystemExit, match="stride=99"):
-    s.main(["here", "--stride=99"])
-  monkeypatch.setattr(trained, "load", loaded)
+    segmentation_command.main(["here", "--stride=99"])
+  monkeypatch.setattr(states, "load", loaded)
   with pytest.raises(SystemExit, match="There is no run in"):
-    s.main([str(tmp_path)])
+    segmentation_command.main([str(tmp_path)])
 
 
 def test_scales_are_numbers(tmp_path):
   with pytest.raises(SystemExit, match="--scales=1,big: give numbers"):
-    s.main([str(tmp_path), "--scales=1,big"])
+    segmentation_command.main([str(tmp_path), "--scales=1,big"])

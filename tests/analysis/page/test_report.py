@@ -13,6 +13,7 @@ import pytest
 from jaxformers.analysis.page import report
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import write
+from jaxformers.commands import report as report_command
 from jaxformers.foundations import workdirs
 from jaxformers.training import loop
 from tests.marks import BROWSER
@@ -225,13 +226,13 @@ def test_a_browser_opens_it(out, tmp_path, width):
 def test_a_wrong_argument(argument, message, tmp_path):
   out = tmp_path / "page"
   with pytest.raises(SystemExit, match=message):
-    report.main([str(tmp_path), argument, f"--out={out}"])
+    report_command.main([str(tmp_path), argument, f"--out={out}"])
   assert not out.exists()
 
 
 def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
   runs = [str(workdir / name) for name in ("transject", "begun")]
-  report.main([*runs, f"--out={tmp_path}", "--no_checkpoints"])
+  report_command.main([*runs, f"--out={tmp_path}", "--no_checkpoints"])
   printed, progress = capsys.readouterr()
   assert "drawing training: 100%" in progress
   assert "drawing" not in printed
@@ -252,9 +253,9 @@ def test_a_folder_of_bert_needs_no_run(tmp_path, capsys):
   vocabulary = folder / "vocab.txt"
   arguments = [f"--pretrained={folder}", f"--out={tmp_path / 'report'}"]
   with pytest.raises(SystemExit, match="There is no vocabulary"):
-    report.main(arguments)
+    report_command.main(arguments)
   vocabulary.write_text("\n".join(PIECES.split()))
-  report.main([*arguments, "--tokens=movie,terrible"])
+  report_command.main([*arguments, "--tokens=movie,terrible"])
   assert "Written to" in capsys.readouterr().out
   table = (tmp_path / "report" / "pairs.csv").read_text()
   rows = list(csv.reader(table.splitlines()))[1:]
@@ -268,9 +269,9 @@ def test_a_folder_of_bert_needs_no_run(tmp_path, capsys):
   assert "[CLS] this movie is terrible" in page
   vocabulary.write_text("\n".join([*PIECES.split(), *map(str, range(99))]))
   with pytest.raises(SystemExit, match="has 111 pieces, and the weights 30"):
-    report.main(arguments)
+    report_command.main(arguments)
   vocabulary.write_text(PIECES.replace(" ", "\n").replace("[SEP]\n", ""))
   with pytest.raises(SystemExit, match=r"no line \[SEP\]"):
-    report.main(arguments)
+    report_command.main(arguments)
   with pytest.raises(SystemExit, match="reads images"):
-    report.main([f"--pretrained={BERT.parent / 'vit'}", *arguments[1:]])
+    report_command.main([f"--pretrained={BERT.parent / 'vit'}", *arguments[1:]])

@@ -8,6 +8,7 @@ import pytest
 from jaxformers import config as configs
 from jaxformers import models
 from jaxformers.analysis.tables import costs as command
+from jaxformers.commands import models as models_command
 
 SIZES = "vocab_size=257,max_len=1024,num_classes=10"
 
@@ -19,7 +20,7 @@ def at_the_root(monkeypatch, request):
 
 def test_the_table_marks_who_has_more(capsys):
   config = "configs/lra/image.py"
-  command.main(
+  models_command.main(
     ["--config", config, "--sizes", SIZES, "--models", "transformer,transject"]
   )
   lines = capsys.readouterr().out.splitlines()
@@ -30,7 +31,7 @@ def test_the_table_marks_who_has_more(capsys):
 
 def test_the_page_of_encoders_has_these_costs(capsys):
   """For two models; the page has a row for each."""
-  command.main(
+  models_command.main(
     [
       "--config",
       "lra/text:size=tiny",
@@ -53,19 +54,19 @@ def test_the_page_of_encoders_has_these_costs(capsys):
 
 
 def test_without_a_config_all_models_are_listed(capsys):
-  command.main([])
+  models_command.main([])
   lines = capsys.readouterr().out.splitlines()
   named = [line.split("|")[1].strip() for line in lines[2:]]
   assert named == sorted(models.MODELS)
   start = "| neutreno | softmax (fidelity=0.6) | pre_norm | Softmax attention: "
   assert any(line.startswith(f"{start}softmax(") for line in lines)
   with pytest.raises(SystemExit, match="need a --config"):
-    command.main(["--json"])
+    models_command.main(["--json"])
 
 
 def test_a_matched_transject_keeps_the_rule(capsys):
   config = "configs/lra/image.py:size=matched"
-  command.main(
+  models_command.main(
     ["--config", config, "--sizes", SIZES, "--models", "transject", "--json"]
   )
   (row,) = json.loads(capsys.readouterr().out)
@@ -84,7 +85,7 @@ def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
     "  config.task.update(min_length=20, max_length=60)\n"
     "  return config\n"
   )
-  command.main(["--config", str(task), "--models", "local,linformer"])
+  models_command.main(["--config", str(task), "--models", "local,linformer"])
   out = capsys.readouterr().out
   assert "| local |" in out
   assert "| linformer | rank=128 is not in 1 to max_len=" in out
@@ -92,7 +93,7 @@ def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
 
 
 def test_images_and_language_models(capsys):
-  command.main(
+  models_command.main(
     [
       "--config",
       "configs/vision/imagenet.py",
@@ -105,7 +106,7 @@ def test_images_and_language_models(capsys):
   out = capsys.readouterr().out
   assert "One image of 32 x 32 pixels" in out
   assert "| 1.00 | yes |" in out
-  command.main(
+  models_command.main(
     [
       "--config",
       "configs/lm/text.py:size=tiny",
@@ -122,7 +123,7 @@ def test_fields_of_the_config_are_set(capsys):
   arguments = ["--config", "configs/lra/image.py", "--sizes", SIZES]
   arguments += ["--models", "transject", "--json"]
   fields = ["--config.model.num_layers=1", "--config.model.mixer.num_experts=1"]
-  command.main([*arguments, *fields])
+  models_command.main([*arguments, *fields])
   (row,) = json.loads(capsys.readouterr().out)
   config = configs.load("configs/lra/image.py:model=transject")
   options = configs.plain(config)["model"] | {"num_layers": 1}
@@ -130,15 +131,15 @@ def test_fields_of_the_config_are_set(capsys):
   model = models.build(**options, **command.parse_sizes(SIZES))
   assert row["parameters"] == models.size(model)
   with pytest.raises(SystemExit, match="Unknown key of config.model: 'depth'"):
-    command.main([*arguments, "--config.model.depth=1"])
+    models_command.main([*arguments, "--config.model.depth=1"])
   with pytest.raises(SystemExit, match="give --models"):
-    command.main([*arguments, "--config.model.name=local"])
+    models_command.main([*arguments, "--config.model.name=local"])
   with pytest.raises(SystemExit, match="2"):
-    command.main([*arguments, "--depth=1"])
+    models_command.main([*arguments, "--depth=1"])
 
 
 def test_the_counts_of_table_3(capsys):
-  command.main(["--published"])
+  models_command.main(["--published"])
   lines = capsys.readouterr().out.splitlines()
   assert lines[2:] == [
     "| Transformer | 190.1 | 19.01 |",
@@ -147,7 +148,7 @@ def test_the_counts_of_table_3(capsys):
     "| TransJect, E = 8 | 286.8 | 28.63 |",
   ]
   with pytest.raises(SystemExit, match="leave --config out"):
-    command.main(["--published", "--config", "configs/lra/image.py"])
+    models_command.main(["--published", "--config", "configs/lra/image.py"])
 
 
 @pytest.mark.parametrize(
@@ -163,12 +164,12 @@ def test_the_counts_of_table_3(capsys):
 def test_a_wrong_argument(arguments, message):
   arguments = ["--config", "configs/lra/image.py", *arguments]
   with pytest.raises(SystemExit, match=message):
-    command.main(arguments)
+    models_command.main(arguments)
 
 
 def test_a_model_may_be_named(capsys):
-  command.main(["lru", "s5"])
+  models_command.main(["lru", "s5"])
   lines = capsys.readouterr().out.splitlines()
   assert [line.split("|")[1].strip() for line in lines[2:]] == ["lru", "s5"]
   with pytest.raises(SystemExit, match="'lruu'. Did you mean 'lru'"):
-    command.main(["lruu"])
+    models_command.main(["lruu"])

@@ -6,6 +6,7 @@ import pytest
 import scipy.stats
 
 from jaxformers.analysis.tables import depth
+from jaxformers.commands import depth as depth_command
 from jaxformers.foundations import workdirs
 from tests import results as made
 
@@ -150,15 +151,19 @@ def test_the_command(tmp_path, capsys):
     folder = tmp_path / "runs" / f"cell_{number % 3}" / f"rate/seed_{number}"
     folder.mkdir(parents=True)
     workdirs.write(folder, "results.json", result)
-  depth.main([str(tmp_path / "runs"), "--out", str(tmp_path / "figure")])
+  depth_command.main(
+    [str(tmp_path / "runs"), "--out", str(tmp_path / "figure")]
+  )
   assert "| 1.18 | 6 | 128 | 0.001 | 0 1 2 | 5.1000 +- 0.1000 |" in (
     capsys.readouterr().out
   )
   assert (tmp_path / "figure.png").stat().st_size > 10_000
   assert (tmp_path / "figure.svg").exists()
-  depth.main([str(tmp_path / "runs"), "--out", str(tmp_path / "fig.5")])
+  depth_command.main([str(tmp_path / "runs"), "--out", str(tmp_path / "fig.5")])
   assert (tmp_path / "fig.5.csv").read_text().startswith("depth,seed,d,")
   with pytest.raises(SystemExit, match="error: "):
-    depth.main([str(tmp_path / "runs"), "--out", "/proc/nowhere/figure"])
+    depth_command.main(
+      [str(tmp_path / "runs"), "--out", "/proc/nowhere/figure"]
+    )
   with pytest.raises(SystemExit, match=r"no results\.json in .*nothing"):
-    depth.main([str(tmp_path / "nothing")])
+    depth_command.main([str(tmp_path / "nothing")])

@@ -7,6 +7,7 @@ import pytest
 
 from jaxformers.analysis.tables import papers
 from jaxformers.analysis.tables import published as p
+from jaxformers.commands import published as published_command
 from jaxformers.foundations import workdirs
 from tests import results as made
 
@@ -233,15 +234,15 @@ def test_the_command(tmp_path, capsys):
   folder.mkdir()
   write = functools.partial(workdirs.write, folder, "results.json")
   write(run("imdb", "transject", 0, 0.876))
-  p.main([str(folder)])
+  published_command.main([str(folder)])
   assert "87.6 (-0.5, 1.7 s.e.)" in capsys.readouterr().out
-  p.main([str(folder), "--latex"])
+  published_command.main([str(folder), "--latex"])
   assert r"\toprule" in capsys.readouterr().out
   write(run("cifar10", "transject", 0, 0.5))
   with pytest.raises(SystemExit, match="no run is of a task.*imdb"):
-    p.main([str(folder)])
+    published_command.main([str(folder)])
   with pytest.raises(SystemExit, match=r"no results\.json"):
-    p.main([str(tmp_path / "nothing")])
+    published_command.main([str(tmp_path / "nothing")])
 
 
 def score_of(table, result, row, title):

@@ -1,6 +1,7 @@
 import pytest
 
 from jaxformers.analysis.tables import results
+from jaxformers.commands import results as results_command
 from jaxformers.foundations import workdirs
 from tests import results as made
 
@@ -63,10 +64,10 @@ def test_the_same_seed_counts_once(tmp_path):
 
 def test_the_command(tmp_path, capsys):
   write(tmp_path / "a", 0, 0.3)
-  results.main([str(tmp_path / "a")])
+  results_command.main([str(tmp_path / "a")])
   assert capsys.readouterr().out.startswith("| task | protocol |")
   with pytest.raises(SystemExit, match="no results.json in"):
-    results.main([str(tmp_path / "a" / "b")])
+    results_command.main([str(tmp_path / "a" / "b")])
 
 
 def test_settings_are_named_and_their_spread_is_shown(tmp_path):

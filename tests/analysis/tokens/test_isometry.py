@@ -11,6 +11,7 @@ import pytest
 from jaxformers import models, trained
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import isometry
+from jaxformers.commands import isometry as isometry_command
 from jaxformers.models.attention import FirstValues
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
@@ -182,7 +183,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   )
   monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
   out = tmp_path / "values"
-  isometry.main(["one", "--samples=1", f"--out={out}"])
+  isometry_command.main(["one", "--samples=1", f"--out={out}"])
   printed = capsys.readouterr().out
   header, *lines = printed.splitlines()[1:5]
   assert header.split()[0] == "layer"
@@ -194,4 +195,4 @@ def test_the_command(monkeypatch, tmp_path, capsys):
   assert len(table) == 1 + 3 * len(isometry.LEVELS)
   assert out.with_suffix(".png").stat().st_size > 5_000
   with pytest.raises(SystemExit, match="--steps=0: give at least 1"):
-    isometry.main(["one", "--steps=0"])
+    isometry_command.main(["one", "--steps=0"])

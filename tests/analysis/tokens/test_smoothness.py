@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import scipy.integrate
 
-from jaxformers import models, trained
+from jaxformers import models
 from jaxformers.analysis.tokens import smoothness as s
+from jaxformers.commands import smoothness as smoothness_command
+from jaxformers.commands import states
 from jaxformers.models.capture import Capture, capture
 from jaxformers.models.variables import make_variables
 from tests import draws, initial
@@ -369,7 +371,7 @@ def test_models_without_heads_have_a_similarity():
 
 
 def test_the_command(monkeypatch, tmp_path, capsys):
-  loaded = trained.load
+  loaded = states.load
 
   def load(workdir, **_):
     if "nothing" in str(workdir):
@@ -383,14 +385,14 @@ def test_the_command(monkeypatch, tmp_path, capsys):
       model=model, params=params, sample=lambda count, length, split: ids
     )
 
-  monkeypatch.setattr(trained, "load", load)
+  monkeypatch.setattr(states, "load", load)
   with jax.enable_x64(False):
     seeded = tmp_path / "symmetric_transformer"
     for k in range(2):
       (seeded / f"seed_{k}").mkdir(parents=True)
     runs = [str(seeded), "transject"]
     out = tmp_path / "report" / "alike"
-    s.main([*runs, "--samples=4", "--out", str(out)])
+    smoothness_command.main([*runs, "--samples=4", "--out", str(out)])
     printed = capsys.readouterr().out
     assert printed.count("layer (0: embedding)") == len(runs)
     # What was read: neither --samples nor --length, which are more.
@@ -422,7 +424,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     for suffix in (".png", ".svg"):
       assert out.with_suffix(suffix).stat().st_size > 5_000
     with pytest.raises(SystemExit, match="There is no run in"):
-      s.main([str(tmp_path / "nothing")])
+      smoothness_command.main([str(tmp_path / "nothing")])
 
 
 def test_the_text_is_a_table_with_a_column_for_each_layer():

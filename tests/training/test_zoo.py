@@ -8,13 +8,15 @@ import pytest
 
 import jaxformers as jf
 from jaxformers import config as configs
-from jaxformers import tasks, trained
+from jaxformers import tasks
+from jaxformers.commands import states
+from jaxformers.commands import zoo as zoo_command
 from jaxformers.foundations import workdirs
-from jaxformers.recipes import zoo
+from jaxformers.training import zoo
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Examples that are scored again.
 COUNT = 200
 
@@ -31,7 +33,7 @@ def test_every_model_is_small_and_says_where_it_is_from():
 
 
 def test_the_list_has_scores(capsys):
-  zoo.main([])
+  zoo_command.main([])
   printed = capsys.readouterr().out
   for name in zoo.RECIPES:
     assert f"| zoo:{name} | " in printed
@@ -45,14 +47,14 @@ def test_a_model_that_is_absent_is_listed_as_such(
   capsys, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(zoo, "FOLDER", tmp_path)
-  zoo.main([])
+  zoo_command.main([])
   printed = capsys.readouterr().out
   assert printed.count("not in this installation") == len(zoo.RECIPES)
 
 
 def test_a_command_names_what_opens_a_model_of_the_zoo():
   with pytest.raises(ValueError, match="jaxformers.load.'zoo:listops-s5'"):
-    trained.load("zoo:listops-s5")
+    states.load("zoo:listops-s5")
 
 
 def score(name, task):

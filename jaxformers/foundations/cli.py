@@ -1,4 +1,4 @@
-"""Command lines: the subcommands of `jaxformers`, and the parser they share."""
+"""Arguments and parsers that commands share."""
 
 from __future__ import annotations
 
@@ -14,53 +14,6 @@ from typing import Any, NamedTuple
 
 from jaxformers.foundations import interrupts, requirements, user_code
 from jaxformers.foundations.errors import UserError
-
-# Commands as their overview groups them.
-GROUPS = {
-  "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
-  "Compare runs": ("results", "report", "published", "price"),
-  "Look into a model": (
-    "lipschitz",
-    "inverse",
-    "certified",
-    "smoothness",
-    "isometry",
-  ),
-  "Evaluate and take away": (
-    "perplexity",
-    "segmentation",
-    "robustness",
-    "export",
-  ),
-  "Depth and width": ("advise", "bounds", "rank", "depth"),
-}
-# Each module has a `main` that takes the arguments after the name; that of
-# training reads the flags of the process.
-SUBCOMMANDS = {
-  "configs": "jaxformers.commands.configs",
-  "tasks": "jaxformers.commands.tasks",
-  "train": "jaxformers.main",
-  "zoo": "jaxformers.recipes.zoo",
-  "advise": "jaxformers.theory.advise",
-  "bounds": "jaxformers.theory.bounds",
-  "certified": "jaxformers.analysis.certificates.certified",
-  "depth": "jaxformers.analysis.tables.depth",
-  "export": "jaxformers.analysis.evaluation.export",
-  "inverse": "jaxformers.models.inverse",
-  "isometry": "jaxformers.analysis.tokens.isometry",
-  "lipschitz": "jaxformers.analysis.certificates.lipschitz",
-  "models": "jaxformers.analysis.tables.costs",
-  "perplexity": "jaxformers.analysis.evaluation.perplexity",
-  "prepare": "jaxformers.commands.prepare",
-  "price": "jaxformers.analysis.certificates.price",
-  "published": "jaxformers.analysis.tables.published",
-  "rank": "jaxformers.theory.rank",
-  "report": "jaxformers.analysis.page.report",
-  "results": "jaxformers.analysis.tables.results",
-  "robustness": "jaxformers.analysis.evaluation.robustness",
-  "segmentation": "jaxformers.analysis.evaluation.segmentation",
-  "smoothness": "jaxformers.analysis.tokens.smoothness",
-}
 
 
 class Argument(NamedTuple):
@@ -173,9 +126,9 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
   # `python -m` names the module "__main__"; its spec has the real path.
   spec = sys.modules[module].__spec__
   path = spec.name.removesuffix(".__main__") if spec else ""
-  # Usage shows the subcommand, as a user types it.
-  targets = {path: f"jaxformers {name}" for name, path in SUBCOMMANDS.items()}
-  program = f"python -m {targets.get(path, path)}" if spec else None
+  # Usage shows the command as a user types it.
+  path = path.replace("jaxformers.commands.", "jaxformers ")
+  program = f"python -m {path}" if spec else None
   # Keep the line breaks of the docstring and its examples.
   command_parser = argparse.ArgumentParser(
     prog=program,

@@ -1,8 +1,6 @@
-"""Lists small trained models that come with the package.
+"""Small trained models that come with the package, and how they were trained.
 
-python -m jaxformers zoo
-
-`jaxformers.load("zoo:NAME")` opens one. `launch/zoo.py` trains them anew.
+`jaxformers.load("zoo:NAME")` opens one; `launch/zoo.py` trains them.
 """
 
 from __future__ import annotations
@@ -10,13 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxformers.commands import cli
-from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
-from jaxformers.foundations.tables import format_score, markdown_table
 
-FOLDER = Path(__file__).with_name("models_to_try")
+FOLDER = Path(__file__).parents[1] / "models_to_try"
 PREFIX = "zoo:"
 MOST_BYTES = 1_000_000  # Size of a model's files.
 
@@ -146,24 +141,3 @@ def require(name: str) -> Path:
       f"python launch/zoo.py --workdir runs/zoo --names {name} trains it."
     )
   return folder
-
-
-@cli.command()
-def main() -> None:
-  """Prints a line for each model, with its score."""
-  rows = []
-  for name, recipe in RECIPES.items():
-    score, parameters = "not in this installation", ""
-    if find(name).is_dir():
-      results = workdirs.read_results(find(name))
-      metric = results["metric"]
-      score = format_score(metric, results[metric])
-      score = f"{results['task']}, {metric} {score}"
-      parameters = f"{results['parameters']:,}"
-    rows.append((f"{PREFIX}{name}", score, parameters, recipe.about))
-  columns = ("jaxformers.load", "test score", "parameters", "what it is")
-  print(markdown_table(columns, rows, right=(2,)))
-
-
-if __name__ == "__main__":
-  main()

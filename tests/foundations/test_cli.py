@@ -4,18 +4,18 @@ import sys
 
 import pytest
 
-from jaxformers.commands import cli
-from jaxformers.commands import registry as commands
+from jaxformers.commands import console
+from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
 
 
-@pytest.mark.parametrize("name", sorted(cli.SUBCOMMANDS))
+@pytest.mark.parametrize("name", sorted(console.COMMANDS))
 def test_every_subcommand_has_a_main_with_help(name, capsys):
   # Training reads the flags of the process.
   argv = ["jaxformers", name, "--help"]
   with pytest.raises(SystemExit) as stopped, pytest.MonkeyPatch.context() as m:
     m.setattr(sys, "argv", argv)
-    commands.console()
+    console.console()
   assert stopped.value.code == 0
   printed = capsys.readouterr().out
   used = "jaxformers.main" if name == "train" else f"jaxformers {name}"

@@ -1,0 +1,59 @@
+r"""Runs injective layers backwards, from any of them to the tokens.
+
+python -m jaxformers inverse runs/listops
+
+A layer is injective once its gate's weights and Sigma are known (theorem 2 of
+the paper; docs/theory.md). A forward pass returns both as side information:
+num_layers * num_experts + d numbers per sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformers.commands import states
+from jaxformers.foundations import cli
+from jaxformers.models import in_float32, inverse
+
+
+@cli.command(
+  cli.WORKDIR,
+  *states.STATE,
+  states.SPLIT,
+  cli.option("samples", 32, "number of samples"),
+  cli.option("length", 512, "largest number of tokens per sample"),
+)
+def main(
+  workdir: str, split: str, samples: int, length: int, **state: Any
+) -> None:
+  """Prints how much of some samples comes back from the last layer."""
+  run = states.load(workdir, **state)
+  ids = jnp.asarray(run.sample(samples, length, split))
+  model = in_float32(run.model)
+  # Recover the tokens from the last layer and the side information alone.
+  hidden, side = inverse.forward(model, run.params, ids)
+  x = inverse.inverse(model, run.params, hidden[-1], side)
+  recovered, positions = inverse.tokens(model, run.params, x)
+  mask = np.asarray(model.mask(ids))[:, model.config.cls :]
+  ids = np.asarray(ids).reshape(mask.shape)
+  # Compare ids and positions at tokens alone.
+  right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
+  shares = f"{right:.4%} of the tokens"
+  if positions is not None:
+    placed = (positions == np.arange(mask.shape[1]))[mask].mean()
+    shares += f" and {placed:.4%} of their positions"
+  off = inverse._largest_at_tokens(x - hidden[0], side.mask)
+  label = states.describe(state)
+  print(
+    f"{f'{label}: ' if label else ''}"
+    f"{mask.sum()} tokens of {len(ids)} sequences, through "
+    f"{len(hidden) - 1} layers and back: {shares} recovered; largest error of "
+    f"the embedding {off:.2g}."
+  )
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,58 @@
+r"""Bounds and measures how far a trained encoder moves tokens apart.
+
+python -m jaxformers lipschitz runs/listops
+
+For TransJect a theorem, evaluated on the trained weights, bounds the ratio
+|f(x) - f(y)| / |x - y| of any two tokens of one sample. Where a bound for any
+two sequences exists, it is given, too (docs/theory.md). For every encoder it
+also measures activation factors over data (TransJect, equation 9), and searches
+for the largest and smallest ratio by gradient ascent.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxformers.analysis.certificates import lipschitz
+from jaxformers.commands import states
+from jaxformers.foundations import cli
+
+
+@cli.command(
+  cli.WORKDIR,
+  *states.STATE,
+  states.SPLIT,
+  cli.option("samples", 32, "number of samples"),
+  cli.option("length", 128, "largest number of tokens per sample"),
+  cli.option("steps", 200, "Adam steps of each search"),
+  cli.option("seed", 0, "seed of all that is drawn"),
+)
+def main(
+  workdir: str, split: str, samples: int, length: int, **search: Any
+) -> None:
+  """Prints the table of a run and writes `lipschitz.json` into its workdir.
+
+  Tables of other states are printed, and not written.
+  """
+  state = states.take_state(search)
+  run = states.load(workdir, **state)
+  ids = run.sample(samples, length, split, seed=search["seed"])
+  content = {"step": run.step, "workdir": workdir, "samples": samples}
+  content["split"] = split
+  content |= {key: value for key, value in state.items() if value}
+  content |= {"length": length, **search}
+  content |= lipschitz.report(run.model, run.params, ids, **search)
+  print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
+  print(lipschitz.table(content))
+  if label := states.describe(state):
+    print(f"Not written to {workdir}: {label}.")
+    return
+  path = Path(workdir) / "lipschitz.json"
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+  print(f"Written to {path}.")
+
+
+if __name__ == "__main__":
+  main()

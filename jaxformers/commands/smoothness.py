@@ -1,0 +1,95 @@
+r"""Measures how alike tokens become: over-smoothing, and its functional.
+
+python -m jaxformers smoothness runs/transformer runs/neutreno \
+    --out smoothness
+python -m jaxformers smoothness runs/transformer --untrained --split train
+python -m jaxformers smoothness runs/transformer --model neutreno \
+    --options mixer.fidelity=0.6
+
+The functions are pure; the command draws them for trained models. It keeps the
+means over layers in the run's `scores.json`, for `python -m jaxformers
+published`.
+Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
+of equations are the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers.analysis.plotting import figures
+from jaxformers.analysis.plotting.figures import Row
+from jaxformers.analysis.tokens import smoothness
+from jaxformers.commands import states
+from jaxformers.foundations import cli, requirements
+from jaxformers.models import capture as captures
+
+
+@cli.command(
+  cli.WORKDIRS,
+  *states.STATE,
+  cli.option("samples", 64, "number of samples"),
+  cli.option("length", 512, "largest number of tokens per sample"),
+  states.SPLIT,
+  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
+)
+def main(
+  workdirs: Sequence[Path],
+  samples: int,
+  length: int,
+  split: str,
+  out: str,
+  **state: Any,
+) -> None:
+  """Prints a table for each run, and draws the figure if asked.
+
+  A run as it was trained, its untrained start, and its model with other weights
+  or of another name stand beside each other.
+  """
+  if out:
+    requirements.require("plots", f"--out={out}")
+  compared = states.states(state)
+  curve_rows: list[Row] = []
+  seeds, sizes, lengths = set(), set(), set()
+  for workdir in workdirs:
+    # Seeds of one run, in seed_0 and so on, share its line.
+    folders = sorted(workdir.glob("seed_*")) or [workdir]
+    seeds.add(len(folders))
+    for arguments in compared:
+      label = ", ".join(
+        filter(None, [str(workdir), states.describe(arguments)])
+      )
+      for seed, folder in enumerate(folders):
+        run = states.load(folder, **arguments)
+        ids = run.sample(samples, length, split)
+        sizes.add(len(ids))
+        lengths.add(captures.num_tokens(run.model, ids))
+        measured = smoothness.measure_curves(run.model, run.params, ids)
+        # Table 4 averages the cosines over layers.
+        means = {k: float(np.mean(values)) for k, values in measured.items()}
+        states.record(
+          run,
+          folder,
+          arguments,
+          "smoothness",
+          means,
+          len(ids),
+          split=split,
+          samples=len(ids),
+        )
+        curve_rows += smoothness.rows(label, seed, measured)
+  # Print the table and the caption, and draw if asked.
+  data = figures.describe_data(sizes, lengths, seeds, split)
+  picture = smoothness.figure(curve_rows, data, Path(out or "smoothness").name)
+  print(f"{smoothness.text(curve_rows)}\n\n{picture.caption}")
+  if out:
+    picture.write(Path(out).parent)
+    print(f"\nWritten to {out}.csv, .png and .svg.")
+
+
+if __name__ == "__main__":
+  main()
