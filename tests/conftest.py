@@ -29,7 +29,7 @@ from hypothesis import settings
 from jaxformers import config as configs
 from jaxformers.foundations import user_code
 from jaxformers.foundations.errors import UserError
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.training import compilers
 
 ROOT = Path(__file__).parents[1]

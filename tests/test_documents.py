@@ -25,7 +25,7 @@ from jaxformers.commands import console
 from jaxformers.commands import rank as rank_command
 from jaxformers.foundations import registry
 from jaxformers.models import mixers
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.sweep import estimates
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep

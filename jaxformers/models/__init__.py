@@ -1,7 +1,6 @@
 """Models by name. A model is a mixer in a block, under the one encoder."""
 
 from jaxformers.models import blocks, isometric, mixers, transject
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.classifier import Classifier
 from jaxformers.models.config import (
@@ -12,6 +11,7 @@ from jaxformers.models.config import (
 )
 from jaxformers.models.decode import generate
 from jaxformers.models.language import LanguageModel
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.model import (
   EncoderModel,
   Model,

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import wide
+from jaxformers.models.reductions import wide
 
 
 @jax.custom_jvp

@@ -1,16 +1,4 @@
-"""The mixer contract, and the module that projects around attention.
-
-A mixer is a Linen module whose call is
-
-    mixer(x, *, mask, carry, train) -> (y, carry)
-
-with x and y [b, n, d] and mask [b, n], True at tokens. `carry` is any pytree
-that one layer hands to the next; the first layer gets None. Every mixer keeps
-three promises: values at masked positions never reach a token, a sample does
-not depend on its batch mates, and appended padding changes nothing.
-
-Most mixers are a function of heads: see `attention`.
-"""
+"""Attention: projections to heads around a function of heads, as a mixer."""
 
 from __future__ import annotations
 
@@ -37,115 +25,29 @@ from jaxformers.foundations.ranges import (
   Weight,
   Width,
 )
-from jaxformers.foundations.registry import Registry, choose
+from jaxformers.foundations.registry import choose
 from jaxformers.models.cache import (
   check_causal,
-  count_tokens,
   extend,
   is_decoding,
   recall,
   remember,
 )
 from jaxformers.models.dropout import make_dropout
+from jaxformers.models.mixer import (
+  MIXERS,
+  check_heads,
+  kernel_init,
+  names_with_step,
+)
 from jaxformers.models.parallel import dot_general, product
+from jaxformers.models.reductions import masked_mean
+from jaxformers.models.rotary import number_tokens, rotate
 from jaxformers.models.variables import rotation
 
-MIXERS: Registry = Registry("mixer", is_open=True)
 # Greatest number of entries of a random array that the compiled program holds
 # as a constant; the program draws larger arrays itself.
 LARGEST_CONSTANT = 2**22
-ROTARY_BASE = 10_000.0  # Ratio of the fastest and slowest rotation.
-_BLOCK = 32  # Tokens per block in the search for the first maximum.
-
-
-def wide(x: jax.Array) -> jax.Array:
-  """Returns x in at least float32, for sums and exponentials."""
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-@jax.custom_jvp
-def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """Returns the maximum over the tokens of x [b, n, d], mask [b, n] -> [b, d].
-
-  Zero for a sample without tokens. The gradient of a tie goes to the first of
-  the maxima.
-  """
-  top = _fill_padding(x, mask).max(1)
-  return jnp.where(mask.any(1)[:, None], top, 0)
-
-
-@masked_max.defjvp
-def _masked_max_jvp(
-  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]
-) -> tuple[jax.Array, jax.Array]:
-  (x, mask), (dx, _) = primals, tangents
-  # Differentiate through the position of the maximum. The gradient of `max`
-  # would compare x with its maximum, and vanish where the compiler computes x
-  # twice with different rounding.
-  position = _first_argmax(_fill_padding(x, mask))
-
-  def take(x: jax.Array) -> jax.Array:
-    entries = jnp.take_along_axis(x, position[:, None], 1)[:, 0]
-    return jnp.where(mask.any(1)[:, None], entries, 0)
-
-  return take(x), take(dx)
-
-
-def _fill_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """Returns x [b, n, d] with the lowest number where mask [b, n] is False."""
-  return jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min)
-
-
-def _first_argmax(x: jax.Array) -> jax.Array:
-  """Returns the first position of the maximum of x [b, n, d] -> int [b, d].
-
-  Finds the block with the maximum first, then the position inside it: CPUs
-  compute a maximum several times as fast as its position.
-  """
-  b, n, d = x.shape
-  if n % _BLOCK:
-    return x.argmax(1)
-  blocks = x.reshape(b, n // _BLOCK, _BLOCK, d)
-  block = blocks.max(2).argmax(1)
-  tokens = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
-  return block * _BLOCK + tokens.argmax(1)
-
-
-def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """Returns the mean over the tokens of x [b, n, d], mask [b, n] -> f32 [b, d].
-
-  Zero for a sample without tokens.
-  """
-  total = jnp.where(mask[..., None], x.astype(jnp.float32), 0).sum(1)
-  return total / jnp.maximum(mask.sum(1), 1)[:, None].astype(jnp.float32)
-
-
-def kernel_init(deviation: float) -> Callable[..., jax.Array]:
-  """Returns the initializer of kernels: a normal one, or Xavier's.
-
-  Args:
-    deviation: standard deviation of the entries; 0 for Xavier's initializer.
-
-  Raises:
-    UserError: for a negative deviation.
-  """
-  if deviation < 0:
-    raise UserError(
-      f"init_std={deviation} is negative: give a standard deviation, or 0 for "
-      "the default initializer."
-    )
-  if deviation:
-    return nn.initializers.normal(deviation)
-  return nn.initializers.xavier_uniform()
-
-
-def check_heads(num_heads: int, d_model: int) -> None:
-  """Raises UserError for a number of heads that does not divide d_model."""
-  if num_heads < 1 or d_model % num_heads:
-    raise UserError(
-      f"num_heads={num_heads} does not divide d_model={d_model}: choose a "
-      "number of heads that does."
-    )
 
 
 class HeadsSignature(NamedTuple):
@@ -222,30 +124,6 @@ class Cache(NamedTuple):
   def remember(self, name: str, value: jax.Array) -> None:
     """Remembers a value under a name."""
     remember(self.module, name, value)
-
-
-def number_tokens(module: nn.Module, mask: jax.Array) -> jax.Array:
-  """Returns the places of tokens, those in the cache counted, [b or 1, n]."""
-  if not is_decoding(module):
-    return jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
-  return count_tokens(module, mask, "rotated")
-
-
-def rotate(x: jax.Array, numbers: jax.Array) -> jax.Array:
-  """Returns heads turned by their places, x [b, h, n, e].
-
-  Args:
-    x: queries or keys.
-    numbers: places of the tokens, [b or 1, n].
-  """
-  half = x.shape[-1] // 2
-  rates = ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = numbers.astype(jnp.float32)[..., None] * rates[None, None]
-  cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
-  left, right = x[..., :half], x[..., half:]
-  return jnp.concatenate(
-    [left * cos - right * sin, right * cos + left * sin], -1
-  )
 
 
 class FirstValues(NamedTuple):
@@ -703,11 +581,6 @@ def attention(
     return attend
 
   return register
-
-
-def names_with_step() -> list[str]:
-  """Returns the names of the mixers that go on from a cache."""
-  return [name for name in MIXERS if getattr(MIXERS[name], "has_step", False)]
 
 
 # Attributes of `Attention` that the registration sets.

@@ -23,7 +23,6 @@ from jaxformers.foundations.ranges import (
 from jaxformers.foundations.registry import check_options, choose, unknown
 from jaxformers.models import attention, heads
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import LOOPED
 from jaxformers.models.embedding import (
@@ -32,6 +31,7 @@ from jaxformers.models.embedding import (
   check_width,
   num_patches,
 )
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.norm import NORMS
 from jaxformers.models.variants import MODELS, Variant
 

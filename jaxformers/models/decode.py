@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import check_keywords
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.cache import CACHE
 from jaxformers.models.config import ModelConfig, field_names
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables
 

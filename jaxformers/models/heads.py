@@ -12,13 +12,10 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry, choose
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import (
-  kernel_init,
-  masked_max,
-  masked_mean,
-)
 from jaxformers.models.dropout import make_dropout
+from jaxformers.models.mixer import kernel_init
 from jaxformers.models.norm import NORMS, normalize
+from jaxformers.models.reductions import masked_max, masked_mean
 
 POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry, call, unknown
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import layers_of, model_names
 from jaxformers.models.config import (
@@ -29,6 +28,7 @@ from jaxformers.models.config import (
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
 from jaxformers.models.kinds import find_kinds
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.norm import RUNNING
 from jaxformers.models.variants import MODELS

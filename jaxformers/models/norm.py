@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformers.foundations.registry import Registry
-from jaxformers.models.attention import wide
 from jaxformers.models.parallel import column_sums, row_sums, sum_over_devices
+from jaxformers.models.reductions import wide
 
 NORMS: Registry = Registry("norm")
 STATISTICS = "statistics"  # Collection of the sums of a batch.

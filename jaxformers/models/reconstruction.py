@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import kernel_init
+from jaxformers.models.mixer import kernel_init
 from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import kernel_init
 from jaxformers.models.heads import POOLS
+from jaxformers.models.mixer import kernel_init
 from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 

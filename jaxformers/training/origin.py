@@ -25,9 +25,9 @@ from jaxformers.data.engine import vocabularies
 from jaxformers.foundations import paths, workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import huggingface, pretrained
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.config import NEXT, PLAIN_HEAD, block_of, field_names
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.transplant import (
   CAUSAL_ADVICE,
   Transplant,

@@ -9,7 +9,7 @@ from jaxformers import config as c
 from jaxformers import models, tasks
 from jaxformers.data.images.augment import Augment
 from jaxformers.data.sets import ade20k
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.tasks import segmentation
 from tests import initial, optimizers
 from tests.marks import long_except

@@ -10,9 +10,9 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from jaxformers import models, orthogonal
-from jaxformers.models import attention, mixers
-from jaxformers.models.attention import MIXERS
+from jaxformers.models import attention, mixers, reductions, rotary
 from jaxformers.models.config import field_names
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import flash
 from tests import draws, initial
 from tests.marks import long_except
@@ -426,7 +426,7 @@ def test_a_rotary_turn_is_a_complex_product():
   pairs = x[..., :4] + 1j * x[..., 4:]
   turned = pairs * np.exp(1j * places[:, None, :, None] * rates)
   want = np.concatenate([turned.real, turned.imag], -1)
-  found = attention.rotate(jnp.asarray(x), jnp.asarray(places))
+  found = rotary.rotate(jnp.asarray(x), jnp.asarray(places))
   np.testing.assert_allclose(found, want, atol=2e-6)
 
 
@@ -514,10 +514,10 @@ def test_pools_of_heads_by_hand():
   x = jnp.array([[[1.0, -5.0], [3.0, -7.0], [100.0, 100.0]]])
   mask = jnp.array([[True, True, False]])
   chex.assert_trees_all_equal(
-    attention.masked_max(x, mask), jnp.array([[3.0, -5.0]])
+    reductions.masked_max(x, mask), jnp.array([[3.0, -5.0]])
   )
   chex.assert_trees_all_equal(
-    attention.masked_mean(x, mask), jnp.array([[2.0, -6.0]])
+    reductions.masked_mean(x, mask), jnp.array([[2.0, -6.0]])
   )
 
 
@@ -525,7 +525,7 @@ def test_pools_of_heads_by_hand():
 def test_the_first_of_the_greatest_has_the_gradient(n):
   x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
   mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
-  top, pull = jax.vjp(lambda x: attention.masked_max(x, mask), x)
+  top, pull = jax.vjp(lambda x: reductions.masked_max(x, mask), x)
   (g,) = pull(jnp.ones_like(top))
   want = np.zeros_like(x)
   for b, length in enumerate([n, n - 3]):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.models import attention, cache
+from jaxformers.models import cache, mixer
 from tests import initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
@@ -33,7 +33,7 @@ STEPPING = [
 
 def test_every_mixer_with_a_step_is_compared():
   compared = {models.MODELS[name].mixer for name, _ in STEPPING}
-  assert compared == {*attention.names_with_step()}
+  assert compared == {*mixer.names_with_step()}
 
 
 SOME = ("linear_transformer", "mega", "s5", "transformer")

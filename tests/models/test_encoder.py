@@ -7,7 +7,7 @@ import pytest
 
 from jaxformers import models
 from jaxformers.models import mixers
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from tests import draws, initial
 
 assert mixers

@@ -4,9 +4,9 @@ import jax
 import pytest
 
 from jaxformers import models
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.kinds import KINDS
+from jaxformers.models.mixer import MIXERS
 
 SIZES = dict(vocab_size=9, max_len=300, num_classes=2, d_model=8, num_layers=2)
 

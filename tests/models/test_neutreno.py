@@ -8,8 +8,8 @@ import pytest
 
 from jaxformers import models
 from jaxformers.analysis.tokens import smoothness
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.capture import capture
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.variables import make_variables
 from tests import draws, initial
 from tests.marks import long_except

@@ -11,8 +11,9 @@ import re
 
 import pytest
 
-from jaxformers.models.attention import MIXERS, Attention
+from jaxformers.models.attention import Attention
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.variants import MODELS, Variant
 
 

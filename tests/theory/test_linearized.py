@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.theory import bounds
 from jaxformers.theory import linearized as lin
 from jaxformers.theory.rank import Weights

@@ -19,9 +19,9 @@ from jaxformers.foundations.ranges import (
 )
 from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import kernel_init
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
+from jaxformers.models.mixer import kernel_init
 from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.variables import semi_orthogonal

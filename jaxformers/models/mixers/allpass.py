@@ -21,7 +21,6 @@ import numpy as np
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval, Length
 from jaxformers.models.activations import elu
-from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import (
   check_causal,
   count_tokens,
@@ -30,8 +29,10 @@ from jaxformers.models.cache import (
   remember,
 )
 from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.parallel import product
+from jaxformers.models.reductions import wide
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times

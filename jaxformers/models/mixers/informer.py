@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Factor, Length, OptionalSize
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import Keys, attend_to
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("informer")(Variant("informer"))

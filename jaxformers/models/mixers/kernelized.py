@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.flash import Form, attend
 from jaxformers.models.mixers.scores import HIGHEST, dot, exp_below_one
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("kernelized")(Variant("kernelized"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import Cache, attention, wide
+from jaxformers.models.attention import Cache, attention
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.scores import earlier
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("linear_transformer")(Variant("linear"))

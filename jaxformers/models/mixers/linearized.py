@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.ranges import Factor
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.mixers.linear import sums
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("linearized")(Variant("linearized", "attention_only"))

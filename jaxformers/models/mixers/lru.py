@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Scale, Share, Size
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.recurrence import Recurrence, System
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant

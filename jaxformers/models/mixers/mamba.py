@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.ranges import OptionalSize, Scale, Size, SmallCount
-from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import recall, remember
 from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.blocked import split
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.mixers.recurrence import (
@@ -21,6 +21,7 @@ from jaxformers.models.mixers.recurrence import (
 )
 from jaxformers.models.mixers.state_space import log_uniform
 from jaxformers.models.parallel import product
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction, Length, OptionalSize, Size
 from jaxformers.foundations.registry import choose
-from jaxformers.models.attention import MIXERS, ROTARY_BASE, wide
 from jaxformers.models.cache import (
   check_causal,
   extend,
@@ -23,6 +22,7 @@ from jaxformers.models.cache import (
 )
 from jaxformers.models.dropout import Dropout, make_dropout
 from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.blocked import split
 from jaxformers.models.mixers.convolution import (
   convolve,
@@ -32,6 +32,8 @@ from jaxformers.models.mixers.convolution import (
 )
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.mixers.scores import dot, hide
+from jaxformers.models.reductions import wide
+from jaxformers.models.rotary import ROTARY_BASE
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair, linear_scan
 

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval, Length, Size
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.landmarks import iterative_inverse, segments
 from jaxformers.models.mixers.scores import dot, hide, weigh
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("nystromformer")(Variant("nystromformer"))

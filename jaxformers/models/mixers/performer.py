@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Share, Size
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.linear import by_features
 from jaxformers.models.mixers.scores import HIGHEST, earlier
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("performer")(Variant("performer"))

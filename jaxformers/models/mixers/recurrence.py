@@ -12,9 +12,9 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction
 from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS
-from jaxformers.models.attention import MIXERS, kernel_init, names_with_step
 from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
+from jaxformers.models.mixer import MIXERS, kernel_init, names_with_step
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.scan import Pair, linear_scan
 

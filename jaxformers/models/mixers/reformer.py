@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Length, OptionalSize, Size, SmallCount
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import check_size, neighbours, split
 from jaxformers.models.mixers.scores import HIGHEST, dot, hide
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("reformer")(Variant("reformer"))

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.ranges import OptionalSize, Width
 from jaxformers.models.activations import gelu_tanh
-from jaxformers.models.attention import MIXERS, check_heads, wide
 from jaxformers.models.cache import count_tokens, recall, remember
 from jaxformers.models.kinds import EIGENVALUES
+from jaxformers.models.mixer import MIXERS, check_heads
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.mixers.recurrence import (
   check_only_causal,
   dense,
   short_convolution,
 )
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 

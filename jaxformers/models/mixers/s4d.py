@@ -15,7 +15,6 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Length, OptionalSize, Scale, Size
 from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import elu
-from jaxformers.models.attention import MIXERS, wide
 from jaxformers.models.cache import (
   check_causal,
   is_decoding,
@@ -23,6 +22,7 @@ from jaxformers.models.cache import (
   remember,
 )
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.convolution import (
   convolve,
   move_back,
@@ -41,6 +41,7 @@ from jaxformers.models.mixers.state_space import (
   s4d_lin,
 )
 from jaxformers.models.parallel import product
+from jaxformers.models.reductions import wide
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times

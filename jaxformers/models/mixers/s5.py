@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxformers.foundations.ranges import Scale, Size
 from jaxformers.foundations.registry import choose
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.recurrence import LECUN, Recurrence, System
 from jaxformers.models.mixers.scores import HIGHEST
 from jaxformers.models.mixers.state_space import (

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.ranges import Factor, Interval, Length, Size
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import (
   check_size,
@@ -19,6 +19,7 @@ from jaxformers.models.mixers.blocked import (
   sum_values,
 )
 from jaxformers.models.mixers.scores import dot, hide
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("sinkhorn")(Variant("sinkhorn"))

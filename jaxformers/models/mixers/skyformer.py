@@ -10,13 +10,14 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval, Length, Size, Weight
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.mixers.kernelized import gaussian
 from jaxformers.models.mixers.landmarks import (
   iterative_inverse,
   ranks,
   tokens_first,
 )
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("skyformer")(Variant("skyformer"))

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval, Length
 from jaxformers.foundations.registry import choose
-from jaxformers.models.attention import attention, wide
+from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import sum_values
 from jaxformers.models.mixers.scores import dot, earlier, hide, seen_keys
 from jaxformers.models.parallel import each_sample
+from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("synthesizer")(Variant("synthesizer"))

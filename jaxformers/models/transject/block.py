@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import SmallCount, Weight
 from jaxformers.foundations.registry import choose
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.transject.gate import GATINGS
 from jaxformers.models.transject.layer import (
   Experts,

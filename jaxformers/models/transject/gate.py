@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.attention import masked_max
+from jaxformers.models.reductions import masked_max
 from jaxformers.models.transject.sigma import HIGHEST
 
 GATINGS = ("paper", "certified")

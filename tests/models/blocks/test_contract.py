@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from tests import draws, initial
 from tests.marks import long_except
 

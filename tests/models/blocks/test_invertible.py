@@ -15,11 +15,11 @@ import pytest
 from jaxformers import models, orthogonal
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.models import cost, inverse
-from jaxformers.models.attention import masked_mean
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.two_branches import PreNorm
 from jaxformers.models.capture import capture
+from jaxformers.models.reductions import masked_mean
 from jaxformers.models.transject.block import Injective, TransJect
 from jaxformers.models.variables import of_stack
 from jaxformers.models.variants import Variant

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.norm import LayerNorm
 from tests import draws, initial
 

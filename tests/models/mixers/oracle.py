@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.dropout import Dropout
+from jaxformers.models.mixer import MIXERS
 
 B, H, N, E = 2, 2, 12, 4
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import erf
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from tests import initial
 
 B, N, D = 3, 19, 6

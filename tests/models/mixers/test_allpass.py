@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformers import orthogonal
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import allpass
 from jaxformers.scan import Pair
 from tests.marks import long_except

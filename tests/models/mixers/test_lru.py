@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from tests.models.mixers import sequential
 
 SMALL = {"state_size": 8}

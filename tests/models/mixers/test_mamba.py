@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import mamba
 from tests.models.mixers import sequential
 from tests.models.mixers.test_rglru import convolved

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import mega
 from tests.marks import long_except
 from tests.models.mixers import sequential

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import recurrence
 from tests.models.mixers import sequential
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import rglru
 from tests.models.mixers import sequential
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxformers.models.attention import MIXERS
+from jaxformers.models.mixer import MIXERS
 from tests.models.mixers import sequential
 from tests.models.mixers.test_state_space import hippo_normal
 

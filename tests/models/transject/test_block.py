@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformers import models
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from tests import initial
 from tests.models.transject.examples import build, encoder
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
-from jaxformers.models.attention import MIXERS, masked_mean
 from jaxformers.models.blocks import invertible
 from jaxformers.models.capture import capture
+from jaxformers.models.mixer import MIXERS
+from jaxformers.models.reductions import masked_mean
 from jaxformers.models.transject import layer as t
 from jaxformers.models.transject import sigma as sigmas
 from jaxformers.models.variables import DERIVED, make_variables, of_stack
