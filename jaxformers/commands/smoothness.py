@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Row
-from jaxformers.analysis.tokens import smoothness
+from jaxformers.analysis.tokens import curves
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
 from jaxformers.models import capture as captures
@@ -68,7 +68,7 @@ def main(
         ids = run.sample(samples, length, split)
         sizes.add(len(ids))
         lengths.add(captures.num_tokens(run.model, ids))
-        measured = smoothness.measure_curves(run.model, run.params, ids)
+        measured = curves.measure_curves(run.model, run.params, ids)
         # Table 4 averages the cosines over layers.
         means = {k: float(np.mean(values)) for k, values in measured.items()}
         states.record(
@@ -81,11 +81,11 @@ def main(
           split=split,
           samples=len(ids),
         )
-        curve_rows += smoothness.rows(label, seed, measured)
+        curve_rows += curves.rows(label, seed, measured)
   # Print the table and the caption, and draw if asked.
   data = figures.describe_data(sizes, lengths, seeds, split)
-  picture = smoothness.figure(curve_rows, data, Path(out or "smoothness").name)
-  print(f"{smoothness.text(curve_rows)}\n\n{picture.caption}")
+  picture = curves.figure(curve_rows, data, Path(out or "smoothness").name)
+  print(f"{curves.text(curve_rows)}\n\n{picture.caption}")
   if out:
     picture.write(Path(out).parent)
     print(f"\nWritten to {out}.csv, .png and .svg.")

@@ -27,7 +27,7 @@ CHUNK = 256  # Examples at a time for the baselines.
 
 
 @dataclasses.dataclass(frozen=True)
-class Reconstruction:
+class MaskedTokens:
   """A split whose targets are its own inputs.
 
   Attributes:
@@ -62,7 +62,7 @@ class Reconstruction:
     classes = self.as_classes is not None
     return {**self.split.reading(), **masks, "as_classes": classes}
 
-  def select(self, indices: Any) -> Reconstruction:
+  def select(self, indices: Any) -> MaskedTokens:
     """Returns a split of some examples, in their order."""
     classes = self.as_classes and self.as_classes.select(indices)
     split = self.split.select(indices)
@@ -181,12 +181,12 @@ def reconstruct(
   num_classes = 256 if real else task.vocab_size
   rate = mask_rate if is_masked else 0.0
 
-  def wrap(split: Packed) -> Reconstruction:
+  def wrap(split: Packed) -> MaskedTokens:
     split = _single(split)
     classes = None
     if targets == "classes":
       classes = dataclasses.replace(split, scale=None)
-    return Reconstruction(split, rate, mask_id, classes)
+    return MaskedTokens(split, rate, mask_id, classes)
 
   has_values = real and targets == "values"
   kind = "values" if has_values else "tokens"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxformers import tasks
 from jaxformers.data.engine.packed import pack
-from jaxformers.tasks.reconstruction import Reconstruction, reconstruct
+from jaxformers.tasks.reconstruction import MaskedTokens, reconstruct
 from jaxformers.tasks.task import Task
 
 RNG = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_masked_tokens_are_the_targets(rate, seed):
 
 def test_masks_are_of_their_share_and_drawn_anew():
   long = pack([np.ones(1_000, np.uint8)] * 8, np.zeros(8), shift=1)
-  split = Reconstruction(long, 0.3, 9)
+  split = MaskedTokens(long, 0.3, 9)
   one, two = (split.batch(np.arange(8), 1_000, (0, k, 0)) for k in (0, 1))
   for part in (one, two):
     share = part["weights"].mean(1)

@@ -19,7 +19,7 @@ from jaxformers.analysis.page.page import Page
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 from jaxformers.analysis.tables.runs import SIZES, SeedGroup, by_size
-from jaxformers.analysis.tokens import entropy, isometry, smoothness
+from jaxformers.analysis.tokens import curves, entropy, isometry
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 from jaxformers.inference import load_run
@@ -133,8 +133,8 @@ class Rows:
             (name, seed, first_layer + layer, *indices, float(value))
             for (layer, *indices), value in np.ndenumerate(values)
           ]
-      curves = smoothness.measure_curves(run.model, params, ids)
-      self.of["smooth"] += smoothness.rows(name, seed, curves)
+      smoothness = curves.measure_curves(run.model, params, ids)
+      self.of["smooth"] += curves.rows(name, seed, smoothness)
       spectra = isometry.measure_spectra(run.model, params, few)
       self.of["isometry"] += isometry.rows(name, seed, spectra)
 
@@ -226,7 +226,7 @@ class Rows:
           for k, (i, j) in enumerate(pairs[:MOST_HEAD_PAIRS])
           for layer in range(len(states))
         ]
-    maps = smoothness.maps(captured, run.model.config.is_causal)
+    maps = curves.maps(captured, run.model.config.is_causal)
     self._add_maps(label, maps, names)
 
   def _add_image(self, label: str, run: Any) -> None:
@@ -246,7 +246,7 @@ class Rows:
     names = ["<cls>"] * (len(mask) - len(names)) + names
     variables = make_variables(run.model, run.params)
     captured = capture(run.model, variables, jnp.asarray(image))
-    maps = smoothness.maps(captured, run.model.config.is_causal)
+    maps = curves.maps(captured, run.model.config.is_causal)
     # An image has many patches: keep the layers that are drawn.
     drawn = figures.evenly_spaced([*maps], plots.MOST_LAYERS) if maps else ()
     self._add_maps(label, {layer: maps[layer] for layer in drawn}, names)
@@ -605,7 +605,7 @@ def _of_smoothness(rows: Rows) -> list[Figure]:
   )
   heads = Texts("attention_heads", "Softmax of queries and keys, by head", each)
   return [
-    smoothness.figure(rows.of["smooth"], rows.describe_data()),
+    curves.figure(rows.of["smooth"], rows.describe_data()),
     plots.maps(
       Texts("attention", "Softmax of queries and keys", mean), rows.of["maps"]
     ),

@@ -1,0 +1,259 @@
+"""Over-smoothing from layer to layer of a model: values, tables and figures."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformers.analysis.plotting import figures, plots
+from jaxformers.analysis.plotting.figures import Row, Texts
+from jaxformers.analysis.tokens.smoothness import (
+  attention_weights,
+  cosine_similarity,
+  functional,
+  gradient_cosine,
+  head_redundancy,
+  log_functional_kernel,
+  seen_keys,
+)
+from jaxformers.models import Model
+from jaxformers.models import capture as captures
+from jaxformers.models.capture import Capture
+from jaxformers.models.variables import make_variables
+
+CURVES = {
+  "similarity": "mean cosine of two tokens",
+  "functional": "J of the values, per token",
+  "functional_kernel": "log10 of J of the values, exp kernel / n^2",
+  "gradient_cosine": "cosine of attention's and J's slope",
+  "head_redundancy": "cosine of attention with the layer before",
+}
+# Quantities that a sample of one token has not.
+NEEDS_PAIRS = ("similarity", "gradient_cosine")
+# First layer of a curve, where it is not 1.
+FIRST_LAYER = {"similarity": 0, "head_redundancy": 2}
+
+
+def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
+  """Returns every quantity of every layer, averaged over samples and heads.
+
+  Args:
+    captured: result of `capture`.
+    causal: True if no token sees a later one, in attention and in J.
+
+  Returns:
+    `similarity` [l + 1], of the embedding and of every layer's output; and for
+    mixers with queries, keys and values, [l] each: `functional`, with weights
+    softmax(k k.T / sqrt e) / n, `functional_kernel`, log10 of the mean of J
+    with exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
+    queries against that with keys in their place; and `head_redundancy`
+    [l - 1] between successive layers. See `CURVES`. A sample of one token has
+    neither similarity nor slope, and is left out of these means; they are NaN
+    where all samples are.
+  """
+  similarity = [cosine_similarity(x, captured.mask) for x in captured.hidden]
+  result = {"similarity": jnp.stack([jnp.nanmean(s) for s in similarity])}
+  # All other quantities need keys and values in every layer; layers that are a
+  # loop, and those without heads, have none.
+  has_keys = [{"key", "value"} <= {*heads} for heads in captured.heads]
+  if not has_keys or not all(has_keys):
+    return result
+  mask = captured.mask[:, None]
+  quantities, weights = zip(
+    *(_of_heads(heads, mask, causal) for heads in captured.heads), strict=True
+  )
+  result |= jax.tree.map(lambda *values: jnp.stack(values), *quantities)
+  redundancy = [head_redundancy(a, b).mean() for a, b in pairwise(weights)]
+  # A single layer has none before it.
+  if redundancy:
+    result["head_redundancy"] = jnp.stack(redundancy)
+  return result
+
+
+def _of_heads(
+  heads: Mapping[str, jax.Array], mask: jax.Array, causal: bool
+) -> tuple[dict[str, jax.Array], jax.Array]:
+  """Returns the quantities of a layer's heads, and its attention weights.
+
+  Args:
+    heads: `key`, `value` and perhaps `query`, [b, h, n, e].
+    mask: [b, 1, n], True at tokens.
+    causal: True if no token sees a later one.
+  """
+  # Where queries are not projected apart they are the keys.
+  heads = {"query": heads["key"], **heads}
+  q, k, v = (heads[name].astype(jnp.float32) for name in captures.HEADS)
+  tokens = jnp.broadcast_to(mask, v.shape[:-1])
+  pairs = seen_keys(mask, causal) & mask[..., None]
+  count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
+  # J with row-stochastic weights, and with the exp kernel.
+  symmetric = jnp.where(pairs, attention_weights(k, k, mask, causal), 0)
+  rough = functional(v, symmetric / count[..., None, None])
+  logs = log_functional_kernel(v, k, tokens, causal)
+  log_mean = jax.nn.logsumexp(logs) - math.log(logs.size)
+  # Slopes of attention with queries, and with keys in their place.
+  slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
+  cosine = gradient_cosine(v, *slopes, tokens)
+  quantities = {
+    "functional": rough.mean(),
+    "functional_kernel": log_mean / math.log(10),
+    "gradient_cosine": jnp.nanmean(cosine),
+  }
+  weights = jnp.where(pairs, attention_weights(q, k, mask, causal), 0)
+  return quantities, weights
+
+
+def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
+  """Returns softmax(q k.T / sqrt e) of the first sample, for every head.
+
+  These are the weights of softmax attention; of another mixer, those that it
+  would have.
+
+  Args:
+    captured: result of `capture`.
+    causal: True if no token sees a later one.
+
+  Returns:
+    Matrices [h, n, n] by the number of the layer, from 1, of the layers that
+    have keys. Without queries of their own, keys are the queries.
+  """
+  matrices = {}
+  for layer, heads in enumerate(captured.heads, 1):
+    if "key" in heads:
+      q, k = (heads.get(name, heads["key"])[:1] for name in captures.HEADS[:2])
+      q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+      weights = attention_weights(q, k, captured.mask[:1, None], causal)
+      matrices[layer] = np.asarray(weights[0])
+  return matrices
+
+
+def measure_curves(
+  model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
+) -> dict[str, list[float]]:
+  """Returns `curves` averaged over samples, measured a batch at a time.
+
+  Args:
+    model, params: model and parameters from `models.build`, in evaluation.
+    ids: samples, as the model takes them.
+    batch_size: samples at a time; the last batch may be smaller.
+  """
+  variables = make_variables(model, params)
+  # Values of each batch, with the number of its samples that have them.
+  measured: dict[str, list[tuple[np.ndarray, int]]] = {}
+  for batch in captures.batches(ids, batch_size, "smoothness"):
+    num_pairs = int((np.asarray(model.mask(batch)).sum(1) > 1).sum())
+    values_by_name = jax.device_get(_batch_curves(model, variables, batch))
+    for name, values in values_by_name.items():
+      count = num_pairs if name in NEEDS_PAIRS else len(batch)
+      if count:
+        value = np.asarray(values, float)
+        measured.setdefault(name, []).append((value, count))
+  return {
+    name: _average(name, *map(np.array, zip(*pairs, strict=True))).tolist()
+    for name, pairs in measured.items()
+  }
+
+
+def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Returns the mean over batches of values [batches, l] -> [l]."""
+  shares = counts[:, None] / counts.sum()
+  if name == "functional_kernel":
+    # Average J, not its logarithm; the greatest is taken out first.
+    top = values.max(0)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+      return top + np.log10((shares * 10 ** (values - top)).sum(0))
+  return (shares * values).sum(0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _batch_curves(
+  model: Model, variables: Any, ids: jax.Array
+) -> dict[str, jax.Array]:
+  """Returns the curves of a batch; compiled once for a model."""
+  causal = model.config.is_causal
+  return curves(captures.capture(model, variables, ids), causal)
+
+
+def rows(label: str, seed: int, measured: dict[str, list[float]]) -> list[Row]:
+  """Returns the curves of a run as rows of `plots.curves`.
+
+  Args:
+    label: label of the run.
+    seed: seed of the run.
+    measured: result of `measure_curves`.
+
+  Returns:
+    (label, seed, quantity, layer, value); layer 0 is the embedding.
+  """
+  return [
+    (label, seed, name, FIRST_LAYER.get(name, 1) + k, value)
+    for name, values in measured.items()
+    for k, value in enumerate(values)
+  ]
+
+
+# Explains the panels of `figure`, in the words of `CURVES`.
+EXPLANATION = (
+  "J = 1/2 sum_ij w_ij |v_i - v_j|^2 measures how much the values v of a layer "
+  "differ between tokens (NeuTRENO, equation 6); it is 0 where all are equal. "
+  "Its weights w are softmax(k k.T / sqrt e) / n, or with the exp kernel "
+  "exp(k k.T / sqrt e) / n^2. A slope is the direction in which attention, or "
+  "a step down J, moves the values. All but the cosine of two tokens need "
+  "queries, keys and values (docs/mixers.md)."
+)
+
+
+def figure(
+  curve_rows: list[Row], data: str, name: str = "smoothness"
+) -> figures.Figure:
+  """Returns a figure of every quantity over layers, with bands over seeds.
+
+  Args:
+    curve_rows: results of `rows` for several runs and seeds.
+    data: sentence on samples and seeds, which begins the caption.
+    name: name of the figure's files.
+  """
+  caption = f"{data}; bands are one deviation over seeds. {EXPLANATION}"
+  texts = Texts(name, "How alike tokens become", caption)
+  return plots.curves(texts, curve_rows, "layer (0: embedding)", CURVES)
+
+
+def text(curve_rows: list[Row]) -> str:
+  """Returns a table for every run: a column per layer, a line per quantity.
+
+  Lines are means over seeds, with the sample deviations below if there are
+  several. A layer without the quantity has "-".
+  """
+  lines = []
+  for run, rows_of_run in figures.grouped(curve_rows).items():
+    layers = sorted({row[3] for row in rows_of_run})
+    # Fill the table with text.
+    table = [["layer (0: embedding)", *map(str, layers)]]
+    by_name = figures.grouped(rows_of_run, 2)
+    for name in filter(by_name.get, CURVES):
+      places, *spreads = figures.averaged(by_name[name], 3, 4)
+      means, bars = (dict(zip(places, x, strict=True)) for x in spreads)
+      table.append([CURVES[name], *(_cell(means, k, 4) for k in layers)])
+      if not all(map(math.isnan, bars.values())):
+        table.append(["  +-", *(_cell(bars, k, 2) for k in layers)])
+    # Pad the columns to one width.
+    first = max(len(title) for title, *_ in table)
+    width = max(len(cell) for _, *cells in table for cell in cells)
+    lines += ["", run]
+    for title, *cells in table:
+      padded = "".join(f"  {cell:>{width}}" for cell in cells)
+      lines.append(f"  {title:<{first}}{padded}")
+  return "\n".join(lines)
+
+
+def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
+  value = values.get(layer, math.nan)
+  return "-" if math.isnan(value) else f"{value:.{digits}g}"

@@ -1,0 +1,231 @@
+import csv
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.tokens import curves
+from jaxformers.analysis.tokens import smoothness as s
+from jaxformers.commands import smoothness as smoothness_command
+from jaxformers.commands import states
+from jaxformers.models.capture import Capture, capture
+from jaxformers.models.variables import make_variables
+from tests import draws, initial
+from tests.analysis.tokens.test_smoothness import normal
+from tests.marks import long_except
+
+
+@pytest.fixture(autouse=True)
+def float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def build(name, **options):
+  model = models.build(
+    name,
+    vocab_size=20,
+    max_len=9,
+    num_classes=3,
+    num_layers=3,
+    **{"d_model": 8, **options},
+  )
+  ids = draws.integers(0, (3, 9), 1, 20, end=6)
+  return model, initial.params(model, ids, seed=1), np.asarray(ids)
+
+
+@pytest.mark.parametrize(
+  "name",
+  long_except(("isometric", "mega"), sorted(models.MODELS)),
+)
+def test_every_encoder_has_curves(name):
+  with jax.enable_x64(False):
+    model, params, ids = build(name, d_model=16)
+    measured = curves.measure_curves(model, params, ids)
+  assert len(measured["similarity"]) == 4
+  assert np.isfinite(measured["similarity"]).all()
+
+
+@pytest.mark.slow
+def test_curves_of_a_model():
+  with jax.enable_x64(False):
+    model, params, ids = build("neutreno", mixer={"num_heads": 2})
+    measured = curves.measure_curves(model, params, ids, batch_size=2)
+    assert set(measured) == set(curves.CURVES)
+    lengths = [len(measured[name]) for name in curves.CURVES]
+    assert lengths == [4, 3, 3, 3, 2]
+    seen = capture(model, make_variables(model, params), jnp.asarray(ids))
+  for k, x in enumerate(seen.hidden):
+    alike = [
+      s.cosine_similarity(x[b : b + 1, :n], jnp.ones((1, n), bool))[0]
+      for b, n in enumerate([9, 6, 9])
+    ]
+    np.testing.assert_allclose(
+      measured["similarity"][k], np.mean(alike), rtol=1e-4
+    )
+  k, v = (seen.heads[1][x][1, :, :6] for x in ("key", "value"))
+  single = curves.measure_curves(model, params, ids[1:2])
+  w = s.attention_weights(k, k, jnp.ones((2, 6), bool))
+  want = s.functional(v, w / 6).mean()
+  np.testing.assert_allclose(single["functional"][1], want, rtol=1e-4)
+  logs = s.log_functional_kernel(v, k, jnp.ones((2, 6), bool))
+  want = np.log10(np.exp(logs).mean())
+  np.testing.assert_allclose(single["functional_kernel"][1], want, rtol=1e-4)
+
+
+def test_maps_have_the_numbers_of_their_layers():
+  """Also where a layer before them has no keys."""
+  k = normal(0, 2, 3, 4, 5)
+  mask = jnp.ones((2, 4), bool)
+  heads = ({}, {"key": k}, {"key": k, "query": 2 * k})
+  maps = curves.maps(Capture((), mask, None, None, heads))
+  assert [*maps] == [2, 3]
+  with jax.enable_x64(False):
+    k = jnp.asarray(k[:1], jnp.float32)
+    for layer, q in ((2, k), (3, 2 * k)):
+      want = s.attention_weights(q, k, mask[:1, None])[0]
+      np.testing.assert_allclose(maps[layer], want, rtol=1e-4)
+
+
+def test_batches_are_averaged_by_their_samples():
+  values, counts = np.array([[1.0, 3.0], [4.0, 0.0]]), np.array([2, 1])
+  np.testing.assert_allclose(
+    curves._average("functional", values, counts), [2, 2]
+  )
+  logs = curves._average("functional_kernel", np.log10(values + 1), counts)
+  np.testing.assert_allclose(10**logs, [3, 3])
+  huge = curves._average(
+    "functional_kernel", 400 + np.log10(values + 1), counts
+  )
+  np.testing.assert_allclose(huge, 400 + np.log10([3, 3]))
+
+
+def test_models_without_heads_have_a_similarity():
+  with jax.enable_x64(False):
+    assert set(curves.measure_curves(*build("transject"))) == {"similarity"}
+
+
+def test_the_command(monkeypatch, tmp_path, capsys):
+  loaded = states.load
+
+  def load(workdir, **_):
+    if "nothing" in str(workdir):
+      return loaded(workdir)
+    name = workdir.parent.name if "seed" in workdir.name else workdir.name
+    options = {} if name == "transject" else {"mixer": {"num_heads": 2}}
+    model, params, ids = build(name, **options)
+    if workdir.name == "seed_1":
+      params = jax.tree.map(lambda leaf: 2 * leaf, params)
+    return types.SimpleNamespace(
+      model=model, params=params, sample=lambda count, length, split: ids
+    )
+
+  monkeypatch.setattr(states, "load", load)
+  with jax.enable_x64(False):
+    seeded = tmp_path / "symmetric_transformer"
+    for k in range(2):
+      (seeded / f"seed_{k}").mkdir(parents=True)
+    runs = [str(seeded), "transject"]
+    out = tmp_path / "report" / "alike"
+    smoothness_command.main([*runs, "--samples=4", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert printed.count("layer (0: embedding)") == len(runs)
+    # What was read: neither --samples nor --length, which are more.
+    assert "3 test samples of at most 9 tokens, 1 to 2 seeds;" in printed
+    assert "J = 1/2 sum_ij" in printed
+    assert "mean cosine of two tokens " in printed
+    table = out.with_suffix(".csv").read_text()
+    rows = list(csv.reader(table.splitlines()))[1:]
+    assert list(dict.fromkeys(row[0] for row in rows)) == runs
+
+    def values(run, seed, name):
+      return {
+        int(row[3]): float(row[4])
+        for row in rows
+        if row[:3] == [run, str(seed), name]
+      }
+
+    assert list(values(runs[0], 1, "similarity")) == [0, 1, 2, 3]
+    assert list(values(runs[0], 0, "functional")) == [1, 2, 3]
+    assert list(values(runs[0], 0, "head_redundancy")) == [2, 3]
+    alike = values(runs[0], 1, "gradient_cosine")
+    assert list(alike.values()) == pytest.approx([1] * 3)
+    assert values(runs[0], 0, "functional") != values(runs[0], 1, "functional")
+    assert not values("transject", 1, "similarity")
+    first, second = (values(runs[0], k, "functional")[2] for k in (0, 1))
+    line = printed[printed.index("J of the values, per token") :].split("\n")
+    assert line[0].split()[-2] == f"{(first + second) / 2:.4g}"
+    assert line[1].split()[-2] == f"{abs(first - second) / 2**0.5:.2g}"
+    for suffix in (".png", ".svg"):
+      assert out.with_suffix(suffix).stat().st_size > 5_000
+    with pytest.raises(SystemExit, match="There is no run in"):
+      smoothness_command.main([str(tmp_path / "nothing")])
+
+
+def test_the_text_is_a_table_with_a_column_for_each_layer():
+  table_rows = []
+  for seed in (0, 1):
+    measured = {  # Not in the order of the panels.
+      "functional": [1234.5 + seed, 2.0],
+      "head_redundancy": [0.5],
+      "similarity": [0.1, 0.25, 0.123456],
+    }
+    table_rows += curves.rows("run", seed, measured)
+  _, run, head, *lines = curves.text(table_rows).split("\n")
+  assert run == "run"
+  assert head.split()[-3:] == ["0", "1", "2"]
+  assert {len(line) for line in lines} == {len(head)}
+  cells = [line.split()[-3:] for line in lines]
+  assert cells == [
+    ["0.1", "0.25", "0.1235"],
+    ["0", "0", "0"],
+    ["-", "1235", "2"],
+    ["-", "0.71", "0"],
+    ["-", "-", "0.5"],
+    ["-", "-", "0"],
+  ]
+  # One seed has no deviation.
+  assert "+-" not in curves.text(table_rows[: len(table_rows) // 2])
+
+
+def test_the_figure_says_what_j_is():
+  table_rows = curves.rows(
+    "run", 0, {"similarity": [0.1, 0.2], "functional": [3.0]}
+  )
+  caption = curves.figure(table_rows, "8 test samples").caption
+  assert caption.startswith("8 test samples; ")
+  assert "J = 1/2 sum_ij w_ij |v_i - v_j|^2" in caption
+  assert "NeuTRENO, equation 6" in caption
+
+
+def test_a_sample_of_one_token_is_no_hole_in_the_curve():
+  model, params, ids = build("transformer", mixer={"num_heads": 2})
+  with jax.enable_x64(False):
+    ids = np.array(ids)[:3]
+    short = np.zeros_like(ids[:1])
+    short[0, 0] = ids[0, 0]
+    want = curves.measure_curves(model, params, ids)
+    ids = np.concatenate([ids, short])
+    for batch_size in (3, 4):
+      measured = curves.measure_curves(model, params, ids, batch_size)
+      for name in curves.NEEDS_PAIRS:
+        np.testing.assert_allclose(measured[name], want[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", long_except([True], [False, True]))
+@pytest.mark.slow
+def test_a_causal_classifier_has_the_curves_of_its_mixer(causal):
+  """Its objective does not predict the next token."""
+  mixer = {"num_heads": 2, "causal": causal}
+  model, params, ids = build("transformer", mixer=mixer)
+  with jax.enable_x64(False):
+    measured = curves.measure_curves(model, params, ids[:2])
+    captured = capture(model, make_variables(model, params), ids[:2])
+    for name, values in curves.curves(captured, causal).items():
+      np.testing.assert_allclose(measured[name], values, rtol=1e-4)
+    other = curves.curves(captured, not causal)
+  difference = np.array(measured["functional"]) - other["functional"]
+  assert abs(difference).max() > 1e-4
