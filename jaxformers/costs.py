@@ -24,7 +24,6 @@ table 3a, its parameters as printed beside ours.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +34,7 @@ from jaxformers.analysis.tables import speed
 from jaxformers.config import RunConfig
 from jaxformers.errors import UserError
 from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
-from jaxformers.registry import choose
+from jaxformers.registry import choose, summarize
 from jaxformers.tables import markdown_table
 
 # Largest ratio of parameters to the Transformer's (Long Range Arena, section
@@ -155,8 +154,7 @@ def catalogue(names: Sequence[str]) -> str:
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
     mixer = f"{variant.mixer} ({listed})" if listed else variant.mixer
     make = MIXERS[variant.mixer] if variant.mixer else BLOCKS[variant.block]
-    summary = inspect.getdoc(make).splitlines()[0]
-    lines.append((name, mixer, variant.block, summary))
+    lines.append((name, mixer, variant.block, summarize(make)))
   return markdown_table(("model", "mixer", "block", "what it is"), lines)
 
 
