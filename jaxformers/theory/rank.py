@@ -429,7 +429,8 @@ def main(part: str, max_points: int, seed: int, **options: Any) -> None:
   sizes = [cli.numbers(name, options.pop(name)) for name in names]
   group = tuple(cli.numbers("part", part))
   settings = [
-    Setting(*each, part=group, **options) for each in itertools.product(*sizes)
+    Setting(layers, width, heads, tokens, part=group, **options)
+    for layers, width, heads, tokens in itertools.product(*sizes)
   ]
   print(table(settings, max_points, seed))
 

@@ -13,7 +13,7 @@ import optax
 
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.variables import make_variables
 
@@ -76,7 +76,7 @@ def _ends(
 
 
 def adversarial(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: jax.Array,
   *,

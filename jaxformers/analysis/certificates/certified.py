@@ -36,7 +36,7 @@ from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32
+from jaxformers.models import Model, in_float32
 from jaxformers.models.blocks.invertible import Change
 from jaxformers.models.bounds import (
   NOT_PLAIN,
@@ -127,14 +127,15 @@ def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _margins(
-  model: Classifier, variables: Any, ids: jax.Array, labels: jax.Array
+  model: Model, variables: Any, ids: jax.Array, labels: jax.Array
 ) -> jax.Array:
-  return margins(model.apply(variables, ids, train=False), labels)
+  logits: Any = model.apply(variables, ids, train=False)
+  return margins(logits, labels)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _slopes(
-  model: Classifier,
+  model: Model,
   variables: Any,
   ids: jax.Array,
   labels: jax.Array,
@@ -150,7 +151,7 @@ def _slopes(
 
   def total(change: jax.Array) -> tuple[jax.Array, jax.Array]:
     moved = {"perturbations": {"encoder": {"embedded": change}}}
-    logits = model.apply({**variables, **moved}, ids, train=False)
+    logits: Any = model.apply({**variables, **moved}, ids, train=False)
     values = margins(logits, labels)
     return values.sum(), values
 
@@ -185,7 +186,7 @@ class Attack:
     model, params: classifier of ids, [b, n], in float32, and its parameters.
   """
 
-  def __init__(self, model: Classifier, params: Any) -> None:
+  def __init__(self, model: Model, params: Any) -> None:
     self._model = model
     self._variables = make_variables(model, params)
     self._table = token_table(model, params)
@@ -289,7 +290,7 @@ Batch = Mapping[str, np.ndarray]  # `inputs` and `targets`.
 
 
 def certified_accuracy(
-  model: Classifier,
+  model: Model,
   params: Any,
   batches: list[Batch],
   counts: list[int],
@@ -333,7 +334,7 @@ def certified_accuracy(
 
 
 def certify(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: np.ndarray,
   labels: np.ndarray,
@@ -446,7 +447,7 @@ def _bisect(
 
 
 def attacked_accuracy(
-  model: Classifier,
+  model: Model,
   params: Any,
   batches: list[Batch],
   counts: list[int],

@@ -20,7 +20,7 @@ import numpy as np
 from jaxformers import cli, trained
 from jaxformers.analysis.tokens.capture import capture
 from jaxformers.errors import UserError
-from jaxformers.models import Classifier, in_float32
+from jaxformers.models import Model, in_float32
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.invertible import InvertibleLayers, require_layers
 from jaxformers.models.model import bind_encoder
@@ -46,7 +46,7 @@ class Side(NamedTuple):
 
 
 def forward(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: jax.Array,
   embedded: jax.Array | None = None,
@@ -76,7 +76,7 @@ def forward(
 
 
 def inverse(
-  model: Classifier,
+  model: Model,
   params: Any,
   y: jax.Array,
   side: Side,
@@ -177,7 +177,7 @@ def _check_contraction(
 
 
 def tokens(
-  model: Classifier, params: Any, x: jax.Array
+  model: Model, params: Any, x: jax.Array
 ) -> tuple[np.ndarray, np.ndarray | None]:
   """Returns the token and the position nearest to every embedded token.
 
@@ -252,7 +252,7 @@ def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
   return np.stack(rows).astype(np.int32)
 
 
-def layers_in_float32(model: Classifier) -> InvertibleLayers:
+def layers_in_float32(model: Model) -> InvertibleLayers:
   """Returns the layers of a model that computes in float32.
 
   Raises:
@@ -288,9 +288,9 @@ def main(
   x = inverse(model, run.params, hidden[-1], side)
   recovered, positions = tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, model.config.cls :]
-  ids = np.asarray(ids).reshape(mask.shape)
+  expected = np.asarray(ids).reshape(mask.shape)
   # Compare ids and positions at tokens alone.
-  right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
+  right = np.isclose(recovered, expected, atol=1e-4)[mask].mean()
   shares = f"{right:.4%} of the tokens"
   if positions is not None:
     placed = (positions == np.arange(mask.shape[1]))[mask].mean()
@@ -299,7 +299,7 @@ def main(
   label = trained.describe(state)
   print(
     f"{f'{label}: ' if label else ''}"
-    f"{mask.sum()} tokens of {len(ids)} sequences, through "
+    f"{mask.sum()} tokens of {len(expected)} sequences, through "
     f"{len(hidden) - 1} layers and back: {shares} recovered; largest error of "
     f"the embedding {off:.2g}."
   )
