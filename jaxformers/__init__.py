@@ -43,10 +43,10 @@ if TYPE_CHECKING:
   from jaxformers.models import ModelConfig as ModelConfig
   from jaxformers.models import Variant as Variant
   from jaxformers.models import build as build
-  from jaxformers.models import encoder as encoder
   from jaxformers.models import generate as generate
   from jaxformers.models import mixers as mixers
   from jaxformers.models.attention import attention as attention
+  from jaxformers.models.model import encoder as encoder
   from jaxformers.scan import linear_scan as linear_scan
   from jaxformers.tasks import TASKS as TASKS
   from jaxformers.training.optim import OPTIMIZERS as OPTIMIZERS

@@ -72,9 +72,9 @@ def train(
   else:
     chosen = None
     # Defaults are nobody's choice: weights may replace them.
-    is_typed = isinstance(config, RunConfig)
-    fields = config.without_defaults() if is_typed else config
-    loaded = configs.base(**configs.plain(fields))
+    if isinstance(config, RunConfig):
+      config = config.without_defaults()
+    loaded = configs.base(**configs.plain(config))
     configs.drop_replaced(loaded, options or {})
     configs.set_options(loaded, options or {})
   _check_sizes(sizes)

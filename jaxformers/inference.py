@@ -330,7 +330,7 @@ class TrainedModel:
     shares = scipy.special.softmax(logits.astype(np.float64), -1)
     best = shares.argmax(-1)
     return [
-      Prediction(self._label(k), float(row[k]), np.float32(row))
+      Prediction(self._label(k), float(row[k]), row.astype(np.float32))
       for k, row in zip(best, shares, strict=True)
     ]
 

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +107,7 @@ def _prepare_jax() -> None:
     import jax
 
   # Cache compiled programs; without a home directory there is no cache.
-  if not jax.config.jax_compilation_cache_dir:
+  if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
     with contextlib.suppress(ValueError):
       cache = paths.expand("~/.cache/jaxformers/xla")
       jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -116,7 +116,7 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
-  fields = {name: FLAGS[name].value for name, *_ in _CLUSTER}
+  fields: dict[str, Any] = {name: FLAGS[name].value for name, *_ in _CLUSTER}
   cluster = processes.find_cluster(**fields)
   if FLAGS.distributed or cluster.num_processes > 0:
     processes.start(cluster)
@@ -152,7 +152,8 @@ def _run(command: Command, began: float) -> None:
 
   modes = {"eval_only": FLAGS.eval_only, "profile": FLAGS.profile}
   config, chosen = command.config, command.chosen
-  for seed in command.seeds or [None]:
+  seeds: Sequence[int | None] = command.seeds or [None]
+  for seed in seeds:
     if seed is not None:
       config.seed = seed
     # Every seed has its folder.
@@ -175,12 +176,12 @@ def _explain(error: Exception) -> tuple[int, str | None]:
   """
   from jaxformers.training import disk
 
-  is_system = isinstance(error, OSError)
-  if is_system and disk.error_number(error):
+  if isinstance(error, OSError) and disk.error_number(error):
     advice = "Run the same command again once the file system works."
     return RETRY, f"error: {error}\n{advice}"
   # An error that names a file tells the user which one to look at.
-  if isinstance(error, UserError) or (is_system and error.filename is not None):
+  has_file = isinstance(error, OSError) and error.filename is not None
+  if isinstance(error, UserError) or has_file:
     return MISTAKE, f"error: {error}"
   return FAILURE, None
 

@@ -26,7 +26,8 @@ class Pair(NamedTuple):
   """Real and imaginary part of numbers; no imaginary part for real ones."""
 
   real: jax.Array
-  imag: jax.Array | None = None
+  # None for real numbers. `| Any`, since most callers have complex ones.
+  imag: jax.Array | Any = None
 
 
 def _map(function: Any, *pairs: Pair) -> Pair:
@@ -300,7 +301,7 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
     return (after, total), (da, db)
 
   after = _map(lambda x: jnp.zeros_like(x[:, 0]), before)
-  total = _map(jnp.zeros_like, fixed) if is_constant else None
+  total = None if fixed is None else _map(jnp.zeros_like, fixed)
   befores = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
   steps = (None if is_constant else a, b, keep, g)
   (dstart, total), (da, db) = jax.lax.scan(
@@ -387,7 +388,7 @@ def _loop_backward(
   (out, total), (lam, effective) = jax.lax.scan(
     backward, (after, total), (factors, keep, g, earlier), reverse=True
   )
-  if fixed is None:
+  if fixed is None or total is None:  # Both, or neither.
     return _reduce(effective, factors, is_constant=False), lam, out
   total = _map(lambda x: x[None], total)
   return _reduce(total, fixed, is_constant=True), lam, out
@@ -514,8 +515,8 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     spectrum = jnp.fft.fft(jax.lax.complex(*b), 2 * n, axis=1) * jnp.fft.fft(
       jax.lax.complex(*kernel), 2 * n, axis=0
     )
-    states = jnp.fft.ifft(spectrum, axis=1)[:, :n]
-    states = Pair(states.real, states.imag)
+    result = jnp.fft.ifft(spectrum, axis=1)[:, :n]
+    states = Pair(result.real, result.imag)
   decay = _map(lambda x: x[None], powers)
   return _plus(states, times(decay, _map(lambda x: x[:, None], start)))
 

@@ -59,6 +59,7 @@ def overview() -> str:
     lines.append(f"{title}:")
     for name in names:
       spec = importlib.util.find_spec(COMMANDS[name])
+      assert spec is not None and spec.origin  # The package has its source.
       source = Path(spec.origin).read_text(encoding="utf-8")
       document = ast.get_docstring(ast.parse(source)) or ""
       lines.append(f"  {name:<{width}}  {document.splitlines()[0]}")

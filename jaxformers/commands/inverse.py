@@ -38,18 +38,18 @@ def main(
   x = inverse.inverse(model, run.params, hidden[-1], side)
   recovered, positions = inverse.tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, model.config.cls :]
-  ids = np.asarray(ids).reshape(mask.shape)
+  expected = np.asarray(ids).reshape(mask.shape)
   # Compare ids and positions at tokens alone.
-  right = np.isclose(recovered, ids, atol=1e-4)[mask].mean()
+  right = np.isclose(recovered, expected, atol=1e-4)[mask].mean()
   shares = f"{right:.4%} of the tokens"
   if positions is not None:
     placed = (positions == np.arange(mask.shape[1]))[mask].mean()
     shares += f" and {placed:.4%} of their positions"
-  off = inverse._largest_at_tokens(x - hidden[0], side.mask)
+  off = inverse.largest_at_tokens(x - hidden[0], side.mask)
   label = states.describe(state)
   print(
     f"{f'{label}: ' if label else ''}"
-    f"{mask.sum()} tokens of {len(ids)} sequences, through "
+    f"{mask.sum()} tokens of {len(expected)} sequences, through "
     f"{len(hidden) - 1} layers and back: {shares} recovered; largest error of "
     f"the embedding {off:.2g}."
   )

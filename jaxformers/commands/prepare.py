@@ -24,6 +24,7 @@ from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.foundations import cli, paths
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import summarize
 from jaxformers.tasks import TASKS, Task
 from jaxformers.tasks.listops import WITHOUT_END
 from jaxformers.tasks.splits import replace_all
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     subparser = subparsers.add_parser(
       name,
       description=about,
-      help=about.splitlines()[0],
+      help=summarize(load),
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # An option for every keyword argument of the loader.

@@ -46,8 +46,8 @@ def main(part: str, max_points: int, seed: int, **options: Any) -> None:
   sizes = [cli.numbers(name, options.pop(name)) for name in names]
   group = tuple(cli.numbers("part", part))
   settings = [
-    rank.Setting(*each, part=group, **options)
-    for each in itertools.product(*sizes)
+    rank.Setting(layers, width, heads, tokens, part=group, **options)
+    for layers, width, heads, tokens in itertools.product(*sizes)
   ]
   print(rank.table(settings, max_points, seed))
 

@@ -11,6 +11,7 @@ import inspect
 import sys
 
 from jaxformers.foundations import cli
+from jaxformers.foundations.registry import summarize
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.tasks import TASKS
 
@@ -30,7 +31,7 @@ def protocols(name: str) -> tuple[str, ...]:
 def main() -> None:
   """Prints a line for each task."""
   rows = [
-    (name, ", ".join(protocols(name)), inspect.getdoc(loader).splitlines()[0])
+    (name, ", ".join(protocols(name)), summarize(loader))
     for name, loader in sorted(TASKS.items())
   ]
   print(markdown_table(("task", "protocols", "what it is"), rows))

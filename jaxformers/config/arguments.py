@@ -219,7 +219,7 @@ def take_options(
     is_option = path[:-1] in OPTION_SECTIONS or path in TASK_OPTIONS
     is_option |= len(path) == 4 and path[:2] == GROUPS
     # ml_collections sets the options that the config lists.
-    if not is_option or _lists(config, path):
+    if override is None or not is_option or _lists(config, path):
       rest.append(arg)
     else:
       # `--noconfig.x` stands for False, and `--config.x` alone for True.

@@ -14,7 +14,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
   An empty section {} remains as a value.
   """
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in config.items():
     if isinstance(value, Mapping) and value:
       flat |= flatten(value, f"{prefix}{key}.")

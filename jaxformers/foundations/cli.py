@@ -10,10 +10,17 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxformers.foundations import interrupts, requirements, user_code
 from jaxformers.foundations.errors import UserError
+
+
+class Command(Protocol):
+  """The `main` of a command."""
+
+  def __call__(self, argv: Sequence[str] | None = None) -> None:
+    """Runs the command; `argv` of None stands for that of the process."""
 
 
 class Argument(NamedTuple):
@@ -102,7 +109,8 @@ def split_overrides(
   "--config.seed 1" becomes "--config.seed=1"; a field that is followed by
   another flag, such as "--config.wandb --eval_only", stands for True.
   """
-  overrides, rest = [], []
+  overrides: list[str] = []
+  rest: list[str] = []
   words = collections.deque(arguments)
   while words:
     word = words.popleft()
@@ -145,7 +153,7 @@ def command(
   make_parser: Callable[[], argparse.ArgumentParser] | None = None,
   takes_overrides: bool = False,
   on_interrupt: str = "",
-) -> Callable[[Callable[..., None]], Callable[[Sequence[str] | None], None]]:
+) -> Callable[[Callable[..., None]], Command]:
   """Makes a command of a function: `main(argv)` parses and calls it.
 
   A `UserError` or an error of the file system ends the command with one line
@@ -160,9 +168,7 @@ def command(
       again after Ctrl-C; "" if it starts again from nothing.
   """
 
-  def decorate(
-    function: Callable[..., None],
-  ) -> Callable[[Sequence[str] | None], None]:
+  def decorate(function: Callable[..., None]) -> Command:
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
       # Build the parser at the call, so that an import does no work.
@@ -170,7 +176,8 @@ def command(
       offered = (*arguments, TRUST) if reads_runs else arguments
       build = make_parser or (lambda: parser(function.__module__, *offered))
       flags = sys.argv[1:] if argv is None else list(argv)
-      overrides, rest = [], flags
+      overrides: list[str] = []
+      rest = flags
       if takes_overrides:
         overrides, rest = split_overrides(flags)
       options = vars(build().parse_args(rest))

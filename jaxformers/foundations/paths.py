@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jaxformers.foundations.errors import UserError
 
 
-def expand(path: str | Path) -> Path:
+def expand(path: str | os.PathLike[str]) -> Path:
   """Returns a path with the home directory in place of `~`.
 
   Raises:

@@ -165,7 +165,7 @@ def of(owner: Any) -> Mapping[str, Range]:
     while isinstance(part, functools.partial):
       part = part.func
     # Other callables, such as instances, have no annotations of their own.
-    if inspect.isclass(part) or inspect.isfunction(part):
+    if isinstance(part, type | types.FunctionType):
       ranges |= _of_part(part)
   return ranges
 

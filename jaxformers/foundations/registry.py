@@ -79,6 +79,11 @@ def check_options(
       raise unknown(f"option of {kind}", option, accepted)
 
 
+def summarize(entry: Any) -> str:
+  """Returns the first line of the docstring of an entry, or ""."""
+  return (inspect.getdoc(entry) or "").partition("\n")[0]
+
+
 def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
   """Makes a function name the keyword that was meant for one it does not take.
 

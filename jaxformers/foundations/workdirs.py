@@ -164,7 +164,7 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
   if not (folder / "scores.json").exists():
     return []
   try:
-    scores = read(folder, "scores.json").get("scores")
+    scores: Any = read(folder, "scores.json").get("scores")
     is_list = isinstance(scores, list) and all(
       isinstance(record, Mapping) and {*SCORE_FIELDS} <= {*record}
       for record in scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -83,7 +84,7 @@ def _elu_jvp(
   return y, dx[0] * (1 + jnp.minimum(y, 0))
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "gelu": gelu,
   "gelu_tanh": gelu_tanh,
   "relu": nn.relu,

@@ -102,8 +102,9 @@ class Softmax(NamedTuple):
   cluster_bias: jax.Array
 
   def _logits(self, h: jax.Array, i: int) -> jax.Array:
-    if self.projections[i] is not None:
-      h = jnp.matmul(h, self.projections[i].T.astype(h.dtype))
+    projection = self.projections[i]
+    if projection is not None:
+      h = jnp.matmul(h, projection.T.astype(h.dtype))
     return _logits(h, self.tables[i], self.biases[i])
 
   def head(self, h: jax.Array) -> jax.Array:

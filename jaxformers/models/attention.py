@@ -571,11 +571,12 @@ def attention(
       return Attention(attend, signature, options, step, **(defaults | values))
 
     settable = _settable_attributes(signature.tools)
-    mixer.options = (*signature.options, *settable)
-    mixer.owners = (Attention, attend)
-    mixer.has_step = step is not None
-    mixer.defaults = defaults
-    mixer.growth = growth
+    entry: Any = mixer  # A function that has attributes of its own.
+    entry.options = (*signature.options, *settable)
+    entry.owners = (Attention, attend)
+    entry.has_step = step is not None
+    entry.defaults = defaults
+    entry.growth = growth
     mixer.__doc__, mixer.__module__ = attend.__doc__, attend.__module__
     MIXERS.register(name)(mixer)
     return attend

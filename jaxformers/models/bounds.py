@@ -21,9 +21,8 @@ from jaxformers.models.blocks.invertible import (
   layers_of,
   shared_by_all,
 )
-from jaxformers.models.classifier import Classifier
 from jaxformers.models.config import ModelConfig
-from jaxformers.models.model import shapes
+from jaxformers.models.model import Model, shapes
 from jaxformers.models.norm import BatchNorm
 from jaxformers.models.variables import make_variables, of_stack
 
@@ -41,7 +40,7 @@ LogitBound = Callable[[Change, Any], Any]
 
 
 def head_kernels(
-  model: Classifier, params: Mapping[str, Any], *, exact: bool = True
+  model: Model, params: Mapping[str, Any], *, exact: bool = True
 ) -> list[Any]:
   """Returns the kernels of the head's linear maps, [inputs, outputs].
 
@@ -88,7 +87,7 @@ def has_plain_tokens(config: ModelConfig) -> bool:
   return not (embedding.get("cutoffs") or embedding.get("norm_epsilon"))
 
 
-def token_table(model: Classifier, params: Any) -> jax.Array | None:
+def token_table(model: Model, params: Any) -> jax.Array | None:
   """Returns the vectors of the vocabulary, [v, c]; None for other inputs.
 
   c is d, or the channels of tokens where positions have their own.
@@ -99,7 +98,7 @@ def token_table(model: Classifier, params: Any) -> jax.Array | None:
 
 
 def find_bound(
-  model: Classifier, variables: Mapping[str, Any], *, exact: bool = True
+  model: Model, variables: Mapping[str, Any], *, exact: bool = True
 ) -> LogitBound | None:
   """Returns how far the input of the last linear map moves at the most.
 
@@ -132,9 +131,12 @@ def find_bound(
   norm = np.linalg.norm if exact else jnp.linalg.norm
   slope = SLOPES[config.head_activation]
   head = math.prod(slope * norm(kernel, 2) for kernel in kernels[:-1])
-  moves = [layers.bound(w, shared, exact=exact) for w in all_weights]
-  if None in moves:
-    return None
+  moves = []
+  for weights in all_weights:
+    move = layers.bound(weights, shared, exact=exact)
+    if move is None:
+      return None
+    moves.append(move)
 
   def bound(change: Change, n: Any) -> Any:
     for move in moves:
@@ -145,7 +147,7 @@ def find_bound(
 
 
 def nearest_wrong(
-  model: Classifier,
+  model: Model,
   variables: Mapping[str, Any],
   logits: jax.Array,
   ids: jax.Array,
@@ -170,7 +172,11 @@ def nearest_wrong(
     k: number of tokens.
   """
   params = variables["params"]
-  sizes = jnp.linalg.norm(token_table(model, params)[1:], axis=-1)
+  table = token_table(model, params)
+  bound = find_bound(model, variables, exact=False)
+  # `check_margin` refuses other models.
+  assert table is not None and bound is not None
+  sizes = jnp.linalg.norm(table[1:], axis=-1)
   mask = ids > 0
   reach = jnp.where(mask, sizes[jnp.maximum(ids - 1, 0)] + sizes.max(), 0)
   far, _ = jax.lax.top_k(reach, min(k, ids.shape[1]))
@@ -178,7 +184,6 @@ def nearest_wrong(
   total = far.sum(1)
   # A sequence without tokens does not move; nor is there a gradient at 0.
   norm = jnp.sqrt(jnp.square(far).sum(1) + 1e-12)
-  bound = find_bound(model, variables, exact=False)
   moved = bound(Change(norm, total, total / count), count)
   columns = head_kernels(model, params, exact=False)[-1].T
   gaps = jnp.square(columns[targets][:, None] - columns[None]).sum(-1)
@@ -218,7 +223,7 @@ def check_bound(model: Any, k: int) -> None:
     raise UserError(f"config.margin_tokens={k}: {reason}.")
 
 
-def _has_bound(model: Classifier) -> bool:
+def _has_bound(model: Model) -> bool:
   """Returns True if the layers of a model have a bound, from shapes alone."""
   found = []
 

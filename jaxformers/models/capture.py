@@ -137,6 +137,7 @@ def parts(
   """
   # Models without experts have heads, if every layer sows them.
   if captured.gates is None:
+    attended: list[Any]
     attended = [heads.get("attended") for heads in captured.heads]
     is_complete = attended and all(heads is not None for heads in attended)
     return tuple(attended) if is_complete else None
@@ -146,4 +147,6 @@ def parts(
   weights = layers.weights(of_stack(variables, "encoder"))
   inputs = zip(weights, captured.hidden[:-1], strict=True)
   with jax.default_matmul_precision("highest"):
-    return tuple(layers.parts(w, x, captured.sigma) for w, x in inputs)
+    of_layers: list[Any]  # Layers with gates have experts.
+    of_layers = [layers.parts(w, x, captured.sigma) for w, x in inputs]
+  return tuple(of_layers)

@@ -27,7 +27,7 @@ from jaxformers.models.bounds import (
   token_table,
 )
 from jaxformers.models.capture import capture
-from jaxformers.models.classifier import Classifier
+from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables, outputs
 
 BATCH = 50  # Examples at a time.
@@ -103,7 +103,7 @@ class Evaluation:
     model, params: classifier of ids, [b, n], in float32, and its parameters.
   """
 
-  def __init__(self, model: Classifier, params: Any) -> None:
+  def __init__(self, model: Model, params: Any) -> None:
     self._model = model
     self._variables = make_variables(model, params)
 
@@ -124,7 +124,7 @@ class Evaluation:
 
 
 def certify(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: np.ndarray,
   labels: np.ndarray,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from jaxformers import orthogonal
-from jaxformers.models import Classifier, shapes
+from jaxformers.models import Model, shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _count(jaxpr: Any) -> Operations:
   return Operations(products, elementwise)
 
 
-def count_cost(model: Classifier, length: int) -> Cost:
+def count_cost(model: Model, length: int) -> Cost:
   """Returns the cost of a model on an example of `length` tokens."""
   # Describe the inputs by shapes: nothing is computed.
   like = model.example(length)
@@ -120,7 +120,7 @@ def count_cost(model: Classifier, length: int) -> Cost:
   )
   variables = {"params": params, "rotations": rotations}
 
-  def forward(variables: Any, tokens: jax.Array) -> jax.Array:
+  def forward(variables: Any, tokens: jax.Array) -> Any:
     return model.apply(variables, tokens, train=False)
 
   def keep(variables: Any, tokens: jax.Array) -> Any:

@@ -9,6 +9,7 @@ so that over all calls an entry is dropped with exactly that probability.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import flax
@@ -66,7 +67,7 @@ class Dropout:
     """Returns the dropout of one part of an array, with a key of its own."""
     if self.key is None:
       return self
-    return self.replace(key=jax.random.fold_in(self.key, number))
+    return dataclasses.replace(self, key=jax.random.fold_in(self.key, number))
 
 
 def make_dropout(module: nn.Module, rate: float, *, train: bool) -> Dropout:

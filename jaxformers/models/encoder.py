@@ -69,8 +69,11 @@ class Encoder(nn.Module):
     # Run injective layers as one loop. Initialization calls the modules, which
     # own the parameters.
     layers = invertible.layers_of(kind)
-    looped = layers is not None and self.memory in invertible.LOOPED
-    if looped and not self.is_initializing():
+    if (
+      layers is not None
+      and self.memory in invertible.LOOPED
+      and not self.is_initializing()
+    ):
       x = self._looped(layers, x, mask, train)
       return self._end(kind, x, mask, train)
 
@@ -98,7 +101,7 @@ class Encoder(nn.Module):
   ) -> jax.Array:
     """Runs injective layers as one loop, undone or made again backwards."""
     keep_hidden = self.is_mutable_collection("intermediates")
-    variables = dict(self.variables)
+    variables: dict[str, Any] = dict(self.variables)
     if train and self.has_rng("dropout"):
       keys = jax.random.split(self.make_rng("dropout"), self.num_layers)
       variables[invertible.KEYS] = jax.random.key_data(keys)
@@ -112,7 +115,7 @@ class Encoder(nn.Module):
     )
     # Sow what the modules would have sown.
     shared.sow(self)
-    if keep_hidden:
+    if outputs.hidden is not None:
       for hidden in outputs.hidden:
         self.sow("intermediates", "hidden", hidden)
       if outputs.sides is not None:

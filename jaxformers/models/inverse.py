@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.invertible import InvertibleLayers, require_layers
 from jaxformers.models.capture import capture
@@ -43,7 +43,7 @@ class Side(NamedTuple):
 
 
 def forward(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: jax.Array,
   embedded: jax.Array | None = None,
@@ -73,7 +73,7 @@ def forward(
 
 
 def inverse(
-  model: Classifier,
+  model: Model,
   params: Any,
   y: jax.Array,
   side: Side,
@@ -174,7 +174,7 @@ def _check_contraction(
 
 
 def tokens(
-  model: Classifier, params: Any, x: jax.Array
+  model: Model, params: Any, x: jax.Array
 ) -> tuple[np.ndarray, np.ndarray | None]:
   """Returns the token and the position nearest to every embedded token.
 
@@ -249,7 +249,7 @@ def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
   return np.stack(rows).astype(np.int32)
 
 
-def layers_in_float32(model: Classifier) -> InvertibleLayers:
+def layers_in_float32(model: Model) -> InvertibleLayers:
   """Returns the layers of a model that computes in float32.
 
   Raises:

@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry, call, unknown
@@ -223,7 +224,7 @@ class Model(nn.Module):
     check_mixer(config, mixer, length)
 
   @nn.nowrap
-  def mask(self, ids: jax.Array) -> jax.Array:
+  def mask(self, ids: jax.Array | np.ndarray) -> jax.Array:
     """Returns where the encoder's tokens are -> bool [b, n].
 
     The sequences of pairs stand one after the other, [2b, n]; with tokens in

@@ -91,7 +91,11 @@ def transplant(
   # A class token is a vector; several tokens in front are a matrix.
   tokens = ours.get(f"{_EMBEDDING}cls")
   front = 0 if tokens is None else 1 if tokens.ndim == 1 else len(tokens)
-  params, kept, resized, new, differences = {}, [], [], [], []
+  params: dict[str, Any] = {}
+  kept: list[str] = []
+  resized: list[str] = []
+  new: list[str] = []
+  differences: list[str] = []
   for path, leaf in ours.items():
     # Find the other model's parameter of the same path.
     value = theirs.get(path)

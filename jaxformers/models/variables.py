@@ -57,7 +57,7 @@ def make_variables(
   if placement is None:
     # Compiled once for each model: called outside of a compiled function, the
     # maps would compile their branches in every call.
-    make = _made if _makes_anything(model, params) else _made.__wrapped__
+    make = _make_compiled if _makes_anything(model, params) else _make
     return {"params": params, **make(model, params)}
   in_turn = frozenset(
     orthogonal.parameter_name(name, model.orthogonal_map)
@@ -89,10 +89,12 @@ def _makes_anything(model: Any, params: Mapping[str, Any]) -> bool:
   )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _made(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def _make(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
   rotations = orthogonal.rotations(params, model.orthogonal_map)
   return _with_derived(model, params, rotations)
+
+
+_make_compiled = jax.jit(_make, static_argnums=0)
 
 
 def _with_derived(

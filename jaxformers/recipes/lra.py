@@ -152,7 +152,7 @@ def make_config(
       task=task["name"],
       **head,
     ),
-    **training | (original.fields if is_original else {}),
+    **training | (dict(original.fields) if is_original else {}),
   )
   if args.size == "published":
     config.update(published_training(args.model, task["name"]))

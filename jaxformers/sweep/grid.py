@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxformers.config import FIELDS, SECTIONS
 from jaxformers.foundations.errors import UserError
@@ -34,7 +35,7 @@ class Cell:
   def extended(self, key: str, value: str) -> Cell:
     """Returns the cell with one more argument or field."""
     name = "fields" if is_field(key) else "arguments"
-    values = (*getattr(self, name), (key, value))
+    values: Any = (*getattr(self, name), (key, value))
     return dataclasses.replace(self, **{name: values})
 
   @property
@@ -87,7 +88,10 @@ def parse_setting(text: str) -> tuple[list[tuple[str, str]], Pairs]:
   """
   where, colon, what = text.partition(":")
   pairs = [
-    [tuple(item.partition("=")[::2]) for item in part.split(",")]
+    [
+      (key, value)
+      for key, _, value in (item.partition("=") for item in part.split(","))
+    ]
     for part in (where, what)
   ]
   if not colon or not all(k and v for part in pairs for k, v in part):

@@ -118,7 +118,8 @@ def _models(*names: str) -> tuple[Axis, ...]:
 
 def _row(model: str, *arguments: str, **fields: Any) -> tuple[Pairs, Pairs]:
   """Returns a row of a model with options of its mixer."""
-  given = (("model", model), *(tuple(a.split("=")) for a in arguments))
+  options_of_config = ((k, v) for k, v in (a.split("=") for a in arguments))
+  given = (("model", model), *options_of_config)
   options = ((f"model.mixer.{k}", str(v)) for k, v in fields.items())
   return given, tuple(options)
 

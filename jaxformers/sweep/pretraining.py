@@ -187,9 +187,9 @@ class Pretraining:
       sweep.submit([*runs.values()])
       results = {key: sweep.run(*pair) for key, pair in runs.items()}
       done = {
-        key: [*before, results[key]]
+        key: [*before, result]
         for key, before in done.items()
-        if results[key] is not None
+        if (result := results[key]) is not None
       }
     return [
       [(seed, done[i, seed]) for seed in seeds if (i, seed) in done]

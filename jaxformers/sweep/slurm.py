@@ -81,7 +81,7 @@ def _make_executor(
     executor = make(folder / "%j", max_num_timeout=MAX_REQUEUES)
     # The signal before the time limit leaves time to save, with a margin.
     executor.update_parameters(
-      **DEFAULTS | parameters, signal_delay_s=SECONDS_TO_SAVE + 20
+      **DEFAULTS | dict(parameters), signal_delay_s=SECONDS_TO_SAVE + 20
     )
   except (RuntimeError, ValueError) as error:
     raise UserError(f"--slurm: {error}") from None
@@ -141,7 +141,8 @@ class SlurmSweep(Sweep):
     if self._ids_path.exists():
       ids = json.loads(self._ids_path.read_text(encoding="utf-8"))
     # Find jobs that an earlier sweep submitted, and runs that have none.
-    new, queued = {}, {}
+    new: dict[str, Job] = {}
+    queued: dict[str, Any] = {}
     for cell, seed in pairs:
       folder = str(self.folder(cell, seed))
       if folder in self._jobs or self.read_results(cell, seed) is not None:
@@ -151,12 +152,14 @@ class SlurmSweep(Sweep):
       else:
         new[folder] = Job(self.command(cell, seed))
     # Submit the new jobs as one array, and remember their ids.
+    started: dict[str, Any] = {}
     if new:
       with self._executor.batch():
-        new = {name: self._executor.submit(job) for name, job in new.items()}
-      ids |= {folder: job.job_id for folder, job in new.items()}
+        for folder, job in new.items():
+          started[folder] = self._executor.submit(job)
+      ids |= {folder: job.job_id for folder, job in started.items()}
       durable.write_json(self._ids_path, ids)
-    self._jobs |= queued | new
+    self._jobs |= queued | started
     if queued or new:
       print(
         f"{len(new)} jobs submitted, {len(queued)} were queued before; their "

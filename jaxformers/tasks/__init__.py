@@ -50,7 +50,7 @@ def get(name: str = "", **options: object) -> Task:
   options = {key: value for key, value in options.items() if value is not None}
   # An empty value stands for the task without pre-training, as None does.
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
-  statistics = [options.pop(key, None) or () for key in STATISTICS]
+  statistics: list[Any] = [options.pop(key, None) or () for key in STATISTICS]
   task = call(f"task {name!r}", TASKS[name], options)
   task = normalise(task, *statistics)
   chosen = {key: value for key, value in pretraining.items() if value}

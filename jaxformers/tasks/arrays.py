@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxformers.data.engine import digests, encodings
 from jaxformers.data.engine.packed import Packed, pack
+from jaxformers.data.engine.split import Key, Split
 from jaxformers.data.images.splits import Images
 from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
@@ -34,7 +35,7 @@ Examples = Any  # Inputs and labels in any form that `rows.read` takes.
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
+class Numbers(Split):
   """A split of sequences of real numbers, all of one length.
 
   Attributes:
@@ -72,7 +73,7 @@ class Numbers:
     self,
     indices: np.ndarray,
     max_len: int,
-    key: tuple[int, int, int] | None = None,
+    key: Key | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch of examples: inputs [b, n] and targets [b].
 

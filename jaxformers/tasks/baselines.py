@@ -70,6 +70,7 @@ def pixel_regression(task: Task) -> float:
   def pixels(split: Packed | Images) -> np.ndarray:
     # All images have the length of the first.
     packed = split.packed if isinstance(split, Images) else split
+    assert isinstance(packed, Packed)  # Files of images differ in size.
     at = packed.starts[:, None] + np.arange(packed.sizes[0])
     return packed.tokens[at].astype(np.float32)
 

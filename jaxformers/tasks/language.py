@@ -161,7 +161,7 @@ def _make_task(
   max_len: int,
   stride: int,
   eval_windows: int,
-  names: Mapping[str, str],
+  names: Mapping[str, Any],
 ) -> Task:
   """Returns the task of the tokens of every split, end to end.
 

@@ -84,8 +84,8 @@ def load_listops(
   )
   # Open the splits in LRA's tokens, then change them for the protocol.
   origin = _source(settings, archive)
-  splits, info = open_splits(origin, encodings.ids(), data_dir, archive)
-  splits, vocabulary = _under(protocol, splits)
+  opened, info = open_splits(origin, encodings.ids(), data_dir, archive)
+  splits, vocabulary = _under(protocol, opened)
   # The protocol's lengths are lower bounds: test expressions may be longer.
   longest = max(int(split.lengths().max()) for split in splits.values())
   least = {"max_len": longest, "padded_len": longest} | PROTOCOLS[protocol]
@@ -100,7 +100,8 @@ def load_listops(
     | {"first-token rule": baselines.first_token_rule},
     info=info,
     tokenizer="listops",
-    **{name: max(longest, length) for name, length in least.items()},
+    max_len=max(longest, least["max_len"]),
+    padded_len=max(longest, least["padded_len"]),
   )
 
 

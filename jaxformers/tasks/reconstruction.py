@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.split import Key, Split
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval
 from jaxformers.foundations.registry import choose
@@ -27,7 +28,7 @@ CHUNK = 256  # Examples at a time for the baselines.
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedTokens:
+class MaskedTokens(Split):
   """A split whose targets are its own inputs.
 
   Attributes:
@@ -72,7 +73,7 @@ class MaskedTokens:
     self,
     indices: np.ndarray,
     max_len: int,
-    key: tuple[int, int, int] | None = None,
+    key: Key | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch of examples, padded on the right.
 
@@ -111,9 +112,7 @@ class MaskedTokens:
     marks = [getattr(self.split, name, 0) for name in ("start", "end")]
     return (inputs > 0) & ~np.isin(inputs, [mark for mark in marks if mark])
 
-  def _draw(
-    self, indices: np.ndarray, n: int, key: tuple[int, int, int] | None
-  ) -> np.ndarray:
+  def _draw(self, indices: np.ndarray, n: int, key: Key | None) -> np.ndarray:
     """Returns numbers in [0, 1), [b, n].
 
     In evaluation those of an example do not depend on the padded length.

@@ -74,18 +74,22 @@ def read(examples: Any, name: str) -> Columns:
   # A tuple of two rows with fields is a table all the same.
   is_couple = isinstance(examples, tuple) and len(examples) == 2
   if is_couple and any(_fields(part) is None for part in examples):
-    return _checked(*examples, name)
+    inputs, labels = examples
+    return _checked(inputs, labels, name)
   is_text = isinstance(examples, bytes) or not isinstance(examples, Iterable)
   rows = [] if is_text else list(examples)
   if rows and all(_fields(row) is not None for row in rows):
-    return _choose(_transpose([_fields(row) for row in rows], name), name)
+    records = [row for row in map(_fields, rows) if row is not None]
+    return _choose(_transpose(records, name), name)
   others = (k for k, row in enumerate(rows) if not _is_pair(row))
-  if not rows or (k := next(others, None)) is not None:
-    place = f" with the row {show(rows[k])} at {k}" if rows else ""
+  k = next(others, None)
+  if not rows or k is not None:
+    place = "" if k is None else f" with the row {show(rows[k])} at {k}"
     raise UserError(
       f"{name} is {type(examples).__name__}{place}: give {FORMS}."
     )
-  return _checked(*zip(*rows, strict=True), name)
+  inputs, labels = zip(*rows, strict=True)
+  return _checked(inputs, labels, name)
 
 
 def values(column: Any, what: str) -> Any:
@@ -217,6 +221,7 @@ def _choose(table: Mapping[Any, Any], name: str) -> Columns:
   others = [
     key for key in by_name if by_name[key] != label and key not in NUMBERINGS
   ]
+  chosen: Sequence[tuple[str, ...]]
   chosen = [(key,) for key in INPUTS if key in others][:1]
   chosen = chosen or [pair for pair in PAIRS if {*pair} <= {*others}][:1]
   # A column that is the only other one may have any name.
@@ -261,7 +266,7 @@ def read_file(path: Path) -> dict[str, list[str]]:
       io.StringIO(text, newline=""), delimiter=delimiter, strict=True
     )
     names = next(reader, [])
-    columns = {name: [] for name in names}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     if len(columns) < len(names) or not names:
       raise UserError(
         f"{path} has the columns {', '.join(map(repr, names))}: give every "

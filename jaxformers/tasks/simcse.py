@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from jaxformers.data.engine import encodings
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Example
+from jaxformers.data.engine.split import Key
 from jaxformers.data.sets import sts12
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Length
@@ -36,7 +37,7 @@ class ScoredPairs(Packed):
     default_factory=lambda: np.zeros(0)
   )
 
-  def select(self, indices: Any) -> ScoredPairs:
+  def select(self, indices: Any) -> Self:
     """Returns a split of some pairs; see `Packed.select`."""
     chosen = super().select(indices)
     return dataclasses.replace(chosen, similarity=self.similarity[indices])
@@ -45,7 +46,7 @@ class ScoredPairs(Packed):
     self,
     indices: np.ndarray,
     max_len: int,
-    key: tuple[int, int, int] | None = None,
+    key: Key | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch of pairs; see `Packed.batch`.
 
@@ -117,7 +118,7 @@ def _scored(packed: Packed, marks: Mapping[str, int]) -> ScoredPairs:
     float(bytes(packed.raw(3 * i + 2).tolist())) for i in range(len(packed))
   ]
   fields = {f.name: getattr(packed, f.name) for f in dataclasses.fields(packed)}
-  fields |= _take(packed, (0, 1)) | marks
+  fields |= {**_take(packed, (0, 1)), **marks}
   return ScoredPairs(**fields, similarity=np.array(scores) / MOST)
 
 
@@ -172,7 +173,7 @@ def load_simcse(
   tokenizer = info.pop("tokenizer")
   names = encodings.pieces(tokenizer)
   start, end = encodings.marks(names)
-  ends = {"start": start, "end": end}
+  ends: dict[str, Any] = {"start": start, "end": end}
   # Give every training sentence itself as its pair, and cut both.
   pairs = _take(packed["train"], (0, 0))
   pairs["stops"] = np.minimum(pairs["stops"], pairs["starts"] + cut - 2)

@@ -14,15 +14,17 @@ from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.images.splits import Images
 from jaxformers.foundations.errors import UserError
 
-Split = TypeVar("Split", Packed, Images, Scenes)
+Stored = TypeVar("Stored", Packed, Images, Scenes)
 
 
-def replace_all(splits: Mapping[str, Split], **fields: Any) -> dict[str, Split]:
+def replace_all(
+  splits: Mapping[str, Stored], **fields: Any
+) -> dict[str, Stored]:
   """Returns the splits with other values of some fields."""
   return {n: dataclasses.replace(s, **fields) for n, s in splits.items()}
 
 
-def hold_out(train: Split, count: int) -> dict[str, Split]:
+def hold_out(train: Stored, count: int) -> dict[str, Stored]:
   """Moves the examples of highest key from `train` to `validation`.
 
   Keys are hashes of the texts, so the choice depends on nothing else, and a
@@ -46,8 +48,8 @@ def hold_out(train: Split, count: int) -> dict[str, Split]:
 
 
 def with_validation(
-  splits: Mapping[str, Split], count: int
-) -> dict[str, Split]:
+  splits: Mapping[str, Stored], count: int
+) -> dict[str, Stored]:
   """Returns splits with `validation`: held out of train, or the test split.
 
   Args:
@@ -59,7 +61,7 @@ def with_validation(
   return {**splits, "validation": splits["test"]}
 
 
-def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
+def slices(packed: Stored, shares: Mapping[str, float]) -> dict[str, Stored]:
   """Cuts consecutive parts, as tensorflow-datasets does with `train[:90%]`.
 
   Args:
@@ -73,8 +75,8 @@ def slices(packed: Split, shares: Mapping[str, float]) -> dict[str, Split]:
 
 
 def torch_random(
-  packed: Split, held: Mapping[str, float], seed: int = 42
-) -> dict[str, Split]:
+  packed: Stored, held: Mapping[str, float], seed: int = 42
+) -> dict[str, Stored]:
   """Divides as PyTorch's `random_split`, which S4, S5 and Mega use.
 
   Args:
@@ -86,7 +88,7 @@ def torch_random(
   # Permute the examples in the order of the authors' files.
   by_key = np.argsort(packed.keys, kind="stable")
   order = by_key[torch_permutation(len(packed), seed)]
-  counts = [int(len(packed) * share) for share in held.values()]
+  counts: list[int] = [int(len(packed) * share) for share in held.values()]
   # `train` gets the rest, and the first places of the permutation.
   starts = len(packed) - sum(counts) + np.cumsum([0, *counts[:-1]])
   parts = zip(("train", *held), np.split(order, starts), strict=True)

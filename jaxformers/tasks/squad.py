@@ -15,6 +15,7 @@ from jaxformers.data.engine import digests, encodings
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.preparation import open_splits
 from jaxformers.data.engine.source import Encoding, Example
+from jaxformers.data.engine.split import Key, Split
 from jaxformers.data.sets import squad
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Length, PositiveCount
@@ -42,7 +43,7 @@ class Windows(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Questions:
+class Questions(Split):
   """Windows [CLS] question [SEP] part of the context [SEP] over questions.
 
   A context that is too long is read in several windows, and the best answer of
@@ -116,7 +117,7 @@ class Questions:
     self,
     indices: np.ndarray,
     max_len: int,
-    key: tuple[int, int, int] | None = None,
+    key: Key | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch of windows.
 
@@ -139,7 +140,7 @@ class Questions:
       context = self.pieces.raw(4 * example + 1)[first : first + size]
       # Place the context after the question and two marks.
       at = len(question) + 2
-      ids = [[self.start], question, [self.end], context, [self.end]]
+      ids: list[Any] = [[self.start], question, [self.end], context, [self.end]]
       inputs[row, : at + size + 1] = np.concatenate(ids)
       places[row, at : at + size] = 1 + self._is_widest(window)
       targets[row] = self._target(example, first, size, at)

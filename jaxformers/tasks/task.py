@@ -25,8 +25,8 @@ class Task:
   Attributes:
     name: name in `TASKS`.
     protocol: name of the protocol; scores compare within one protocol only.
-    splits: `train`, `validation` and `test`: `Packed` sequences, `Images`,
-      `Scenes` or `Segments` of text.
+    splits: `train`, `validation` and `test`: each a `Split`, such as `Packed`
+      sequences, `Images`, `Scenes` or `Segments` of text.
     num_classes: number of classes; 0 for language models, and for values.
     trivial: baselines by name: functions of the task that return a score on
       test, in the metric of the objective; see `tasks.baselines`.
@@ -73,7 +73,7 @@ class Task:
     """Number of ids; 0 if tokens are real numbers."""
     return len(self.vocabulary)
 
-  def sizes(self) -> dict[str, int]:
+  def sizes(self) -> dict[str, Any]:
     """Returns the sizes that `models.build` takes from a task."""
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
     sizes = {name: getattr(self, name) for name in (*names.split(), "image")}

@@ -34,7 +34,10 @@ def fetch_to_host(tree: Any) -> Any:
 def checksums(tree: Any) -> dict[str, int]:
   """Returns the CRC-32 of every leaf, by path. orbax has no checksums."""
   return {
-    jax.tree_util.keystr(path): zlib.crc32(np.ascontiguousarray(leaf))
+    # NumPy's types make arrays buffers from Python 3.12 on.
+    jax.tree_util.keystr(path): zlib.crc32(
+      np.ascontiguousarray(leaf)  # type: ignore[arg-type]
+    )
     for path, leaf in jax.tree_util.tree_leaves_with_path(fetch_to_host(tree))
   }
 

@@ -225,7 +225,7 @@ class Checkpoints:
       Its step, state and meta, or None if none is whole; and the steps before
       it, which are damaged.
     """
-    damaged = []
+    damaged: list[int] = []
     for step in steps:
       try:
         return (step, *self.restore(step, like)), damaged

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxformers.data.engine.loader import Loader, prefetch
+from jaxformers.data.engine.split import Split
 from jaxformers.models import Model
 from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, processes
@@ -73,7 +74,7 @@ class Evaluator:
     self._share = layout.share
 
   def __call__(
-    self, params: Any, split: Any, tick: Tick = lambda count: None
+    self, params: Any, split: Split, tick: Tick = lambda count: None
   ) -> dict[str, Any]:
     """Returns the means of the objective over a split.
 

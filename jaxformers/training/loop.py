@@ -97,7 +97,7 @@ def run(
           f"This run has ended at step {opened.config.total_steps}: nothing "
           "was trained. Its results are those of results.json."
         )
-        return results or resume.finished_results(*identity)
+        return results or resume.finished_results(*identity) or {}
     for text in summary.introduction(opened):
       show_line(text)
     return _train_and_score(Trainer(opened, began), profile)
@@ -372,10 +372,12 @@ class _Loop:
     means = self.trainer.run.objective.means(self.loop_state.window)
     self.loop_state.window = {}
     batch_size = self.config.batch_size
+    schedule = self.trainer.run.schedule
+    assert schedule is not None  # The run has an optimiser.
     scalars = {
       **_without_count("train", means),
       # The rate of the update that led to this step.
-      "learning_rate": float(self.trainer.run.schedule(step - 1)),
+      "learning_rate": float(schedule(step - 1)),
       "examples_per_second": self.progress.clock.rate() * batch_size,
     }
     self.writers.write(step, scalars)

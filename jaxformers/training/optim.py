@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ from jaxformers.foundations.registry import Registry, call, choose, unknown
 from jaxformers.models.kinds import KINDS, UNDECAYED
 from jaxformers.training.riemannian import riemannian
 
-Tx, Rate = optax.GradientTransformation, optax.Schedule
+Tx: TypeAlias = optax.GradientTransformation
+Rate: TypeAlias = optax.Schedule
 Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule", is_open=True)

@@ -321,6 +321,7 @@ def begin_with(
   if weights is None:
     differing, advice = _compare(fields, model, task)
     chosen = pretrained.take(path, start, advice)
+    record: dict[str, Any]
     record = {"folder": str(path), "differing_options": differing}
     return chosen.params, record | _of_transplant(chosen) | {"fields": fields}
   differing = _differences(weights, model, task.objective)

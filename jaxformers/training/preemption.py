@@ -12,7 +12,10 @@ import jax
 from jaxformers.training import processes
 
 # Signals that end a run after the step under way, and their names for people.
-STOP_SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+STOP_SIGNALS: dict[int, str] = {
+  signal.SIGTERM: "SIGTERM",
+  signal.SIGINT: "Ctrl-C",
+}
 
 
 class Preemption:

@@ -70,6 +70,7 @@ def find_cluster(
       integer.
   """
   # Flags come before variables of the environment.
+  fields: dict[str, Any]
   fields = {k: v for k, v in flags.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
     value = environ.get(variable, "")
@@ -149,11 +150,12 @@ def _start_witness(stall_seconds: int) -> Callable[[], None]:
     start_new_session=True,  # It outlives a signal to all.
   )
   # Python writes the stacks of a fatal error to the witness.
-  faulthandler.enable(witness.stdin)
+  file = witness.stdin
+  assert file is not None  # It is a pipe.
+  faulthandler.enable(file)
 
   def restart() -> None:
     if stall_seconds:
-      file = witness.stdin
       faulthandler.dump_traceback_later(stall_seconds, exit=True, file=file)
 
   return restart
@@ -193,9 +195,11 @@ def start(cluster: Cluster) -> None:
   that means.
   """
   global _restart_timer
-  names = (cluster.coordinator, cluster.num_processes, cluster.process_id)
+  is_named = cluster.num_processes > 0
   jax.distributed.initialize(
-    *(names if cluster.num_processes > 0 else ()),
+    cluster.coordinator if is_named else None,
+    cluster.num_processes if is_named else None,
+    cluster.process_id if is_named else None,
     initialization_timeout=cluster.start_seconds,
     heartbeat_timeout_seconds=cluster.silence_seconds,
   )

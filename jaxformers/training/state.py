@@ -40,7 +40,7 @@ class TrainState:
 
   def without_optimizer(self) -> TrainState:
     """Returns the part of the state that evaluation needs."""
-    return self.replace(opt_state=None)
+    return dataclasses.replace(self, opt_state=None)
 
 
 @dataclasses.dataclass

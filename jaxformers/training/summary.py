@@ -132,7 +132,7 @@ def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
   splits = run.task.splits
   epochs = step * run.config.batch_size / max(len(splits["train"]), 1)
   # Texts are cut into windows, and pictures to their middle.
-  way = getattr(splits["test"], "scoring", dict)()
+  way = splits["test"].scoring()
   return {"split": "test", **way, "epochs": round(epochs, 4)}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -193,7 +194,7 @@ class Trainer:
         {"sha256 of config.pretrained": self.origin["sha256"]}
       )
       average = state.average and jax.tree.map(jnp.copy, params)
-      state = state.replace(params=params, average=average)
+      state = dataclasses.replace(state, params=params, average=average)
     return self.layout.place_state(state)
 
   def _fastest_parts(self) -> int:
@@ -214,7 +215,7 @@ class Trainer:
     divisors = [k for k in range(1, size + 1) if size % k == 0]
     return min(divisors, key=lambda k: abs(math.log(k * CACHED / entries)))
 
-  def batches(self, start: int) -> Iterator[Any]:
+  def batches(self, start: int) -> Generator[Any, None, None]:
     """Yields the batches of all steps from `start`, counted from 0.
 
     They are read and placed on devices ahead, while the device is at work.

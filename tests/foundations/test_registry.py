@@ -45,3 +45,14 @@ def test_choose():
   assert registry.choose("pool", "max", ("max", "mean")) == "max"
   with pytest.raises(ValueError, match="Unknown pool 'min'.*max, mean"):
     registry.choose("pool", "min", ("max", "mean"))
+
+
+def test_an_entry_without_a_docstring_has_an_empty_summary():
+  def documented():
+    """Does one thing.
+
+    And says more.
+    """
+
+  assert registry.summarize(documented) == "Does one thing."
+  assert registry.summarize(lambda: None) == ""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.models import Classifier
+from jaxformers.models import Model
 from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
@@ -76,7 +76,7 @@ def _ends(
 
 
 def adversarial(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: jax.Array,
   *,

@@ -24,7 +24,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import TrainedModel
-from jaxformers.models import Classifier, in_float32
+from jaxformers.models import Model, in_float32
 from jaxformers.models.blocks.invertible import Change
 from jaxformers.models.bounds import (
   NOT_PLAIN,
@@ -57,14 +57,15 @@ def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _margins(
-  model: Classifier, variables: Any, ids: jax.Array, labels: jax.Array
+  model: Model, variables: Any, ids: jax.Array, labels: jax.Array
 ) -> jax.Array:
-  return margins(model.apply(variables, ids, train=False), labels)
+  logits: Any = model.apply(variables, ids, train=False)
+  return margins(logits, labels)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _slopes(
-  model: Classifier,
+  model: Model,
   variables: Any,
   ids: jax.Array,
   labels: jax.Array,
@@ -80,7 +81,7 @@ def _slopes(
 
   def total(change: jax.Array) -> tuple[jax.Array, jax.Array]:
     moved = {"perturbations": {"encoder": {"embedded": change}}}
-    logits = model.apply({**variables, **moved}, ids, train=False)
+    logits: Any = model.apply({**variables, **moved}, ids, train=False)
     values = margins(logits, labels)
     return values.sum(), values
 
@@ -115,7 +116,7 @@ class Attack(Evaluation):
     model, params: classifier of ids, [b, n], in float32, and its parameters.
   """
 
-  def __init__(self, model: Classifier, params: Any) -> None:
+  def __init__(self, model: Model, params: Any) -> None:
     super().__init__(model, params)
     self._table = token_table(model, params)
 
@@ -203,7 +204,7 @@ Batch = Mapping[str, np.ndarray]  # `inputs` and `targets`.
 
 
 def certified_accuracy(
-  model: Classifier,
+  model: Model,
   params: Any,
   batches: list[Batch],
   counts: list[int],
@@ -247,7 +248,7 @@ def certified_accuracy(
 
 
 def attacked_accuracy(
-  model: Classifier,
+  model: Model,
   params: Any,
   batches: list[Batch],
   counts: list[int],

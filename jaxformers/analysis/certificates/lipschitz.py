@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from jaxformers.analysis.certificates.ascent import adversarial
 from jaxformers.foundations.errors import UserError
-from jaxformers.models import Classifier, in_float32
+from jaxformers.models import Model, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
 from jaxformers.models.capture import capture
 from jaxformers.models.inverse import layers_in_float32
@@ -32,7 +32,7 @@ KINDS = ("tokens", "sequences")
 
 
 def guaranteed(
-  model: Classifier, params: Any, shared: Any, norms: Any
+  model: Model, params: Any, shared: Any, norms: Any
 ) -> list[dict[str, Any]]:
   """Returns the certificate of every layer, from its actual weights.
 
@@ -129,17 +129,19 @@ def dot_factors(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
     places: result of `pairs`.
   """
   first, second = places[..., 0, None], places[..., 1, None]
-  products, differ = [], None
+  products: list[jax.Array] = []
+  differ: jax.Array | None = None
   for x in hidden:
     x, y = (jnp.take_along_axis(x, k, 1) for k in (first, second))
     differ = (x != y).any(-1) if differ is None else differ
     products.append(jnp.einsum("bkd,bkd->bk", x, y, precision="highest"))
+  assert differ is not None  # `hidden` has the embedding at least.
   start = jnp.where(differ & (products[0] != 0), products[0], jnp.nan)
   return jnp.stack(products) / start
 
 
 def measure_factors(
-  model: Classifier,
+  model: Model,
   params: Any,
   batches: list[np.ndarray],
   *,
@@ -198,7 +200,7 @@ def measure_factors(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _observe(
-  model: Classifier, variables: Any, ids: jax.Array, places: jax.Array
+  model: Model, variables: Any, ids: jax.Array, places: jax.Array
 ) -> tuple[jax.Array, jax.Array, Any]:
   """Returns distances of pairs, largest norms, and what the layers shared.
 
@@ -219,7 +221,7 @@ def _observe(
 
 
 def report(
-  model: Classifier,
+  model: Model,
   params: Any,
   ids: np.ndarray,
   *,
@@ -266,7 +268,7 @@ def report(
   }
 
 
-def _explain(model: Classifier, total: dict[str, Interval] | None) -> list[str]:
+def _explain(model: Model, total: dict[str, Interval] | None) -> list[str]:
   """Returns the meaning of a certificate, in sentences."""
   if total is None:
     return ["This encoder has no certificate: all numbers are measured."]

@@ -57,7 +57,7 @@ def program(
       The batch size b stays free.
   """
 
-  def apply(flat: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
+  def apply(flat: dict[str, jax.Array], inputs: jax.Array) -> Any:
     variables = flax.traverse_util.unflatten_dict(flat, sep=".")
     return model.apply(variables, inputs, train=False)
 

@@ -85,13 +85,14 @@ def measure_layers(
     # Every batch draws pairs by a seed of its own.
     places = lipschitz.pairs(mask, pairs, seed=k * batch_size)
     # Fetch a batch at a time: entropies are estimated on the host.
-    observed = jax.device_get(_observe(model, variables, batch, places))
-    measured.append(_measure_batch(*observed, estimation))
+    observed = _observe(model, variables, batch, places)
+    arrays: Any = (*jax.device_get(observed), estimation)
+    measured.append(_measure_batch(*arrays))
   fields = zip(*measured, strict=True)
   factors, entropies, shapes, finite, each_part, gates, values, dots = fields
   # Weigh batches by their number of samples; leave out those without values.
   sizes = [batch.shape[1] for batch in factors]
-  shares = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
+  shares: Any = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
   return Layers(
     np.concatenate(factors, 1),
     np.concatenate(entropies, 1),
@@ -127,7 +128,7 @@ def _measure_batch(
   layer_parts: tuple[np.ndarray, ...] | None,
   pair_distances: np.ndarray,
   pair_dots: np.ndarray,
-  estimation: Mapping[str, str],
+  estimation: Mapping[str, Any],
 ) -> Layers:
   """Returns the statistics of one batch, on the host.
 
@@ -138,8 +139,11 @@ def _measure_batch(
     pair_dots: result of `lipschitz.dot_factors`.
     estimation: `axis` and `estimator` of the entropy.
   """
-  mask, gates = captured.mask, captured.gates
-  estimate = functools.partial(_entropy_by_sample, mask=mask, **estimation)
+  mask, gates = np.asarray(captured.mask), captured.gates
+
+  def estimate(x: Any) -> np.ndarray:
+    return _entropy_by_sample(x, mask, **estimation)
+
   # Entropies of every layer, then of every head or expert: parts are
   # [b, p, n, e].
   entropies, shapes, finite = np.stack(list(map(estimate, captured.hidden)), 1)

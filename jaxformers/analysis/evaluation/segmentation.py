@@ -169,7 +169,7 @@ def evaluate_segmenter(
   split: str = "test",
   count: int = 0,
   batch_size: int = 8,
-) -> dict[str, float]:
+) -> dict[str, Any]:
   """Returns `mean_iou`, pixel `accuracy` and `count` of a split.
 
   Args:

@@ -104,6 +104,7 @@ class Rows:
       start: True to measure the untrained start as well.
     """
     options = self.options
+    estimation: dict[str, Any]
     estimation = {"axis": options.axis, "estimator": options.estimator}
     # All states read the same samples.
     ids = run.sample(options.samples, options.length)
@@ -438,8 +439,8 @@ def add(
         note = f"{group.label}: no figure of single tokens, {error}."
         page.notes.append(note)
   bar.close()
-  for name, run in opened:
-    rows.add_tokens(name, run)
+  for name, opened_run in opened:
+    rows.add_tokens(name, opened_run)
   page.entropies = _entropy_table(groups, rows)
   # The page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)

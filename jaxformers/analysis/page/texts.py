@@ -167,7 +167,7 @@ def samples(run: Any, count: int, length: int) -> list[Example]:
   examples = []
   for sample in run.sample(count, run.task.max_len):
     ids = np.atleast_2d(sample)[0]
-    total = np.count_nonzero(ids)
+    total = int(np.count_nonzero(ids))
     ids = ids[ids > 0][: min(length, MOST_TOKENS)]
     # The sample is cut at max_len.
     source = " that the model reads"

@@ -33,7 +33,7 @@ COLOURS = (
 )
 MARKERS = "os^Dv<P"
 DASHES = ("-", "--", "-.", ":")
-STYLE = {
+STYLE: dict[Any, Any] = {
   "font.size": 9,
   "axes.titlesize": 9,
   "axes.grid": True,
@@ -143,13 +143,13 @@ def describe_data(
     seeds: number of seeds of each run.
     split: split that the examples are from.
   """
-  samples, tokens = (
+  sizes, lengths = (
     " or ".join(map(str, sorted({*counts}))) for counts in (samples, tokens)
   )
   few, many = min(seeds, default=0), max(seeds, default=0)
   counted = f"{few}" if few == many else f"{few} to {many}"
   return (
-    f"{samples} {split} samples of at most {tokens} tokens, "
+    f"{sizes} {split} samples of at most {lengths} tokens, "
     f"{counted} seed{'' if many == 1 else 's'}"
   )
 

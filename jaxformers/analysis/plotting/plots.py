@@ -68,7 +68,7 @@ def over_layers(
 
 def _values_by(
   rows: Iterable[Row], label: int, category: int
-) -> dict[str, dict[Any, list[float]]]:
+) -> dict[Any, dict[Any, list[float]]]:
   """Returns the last column by two others: their places in a row."""
   return {
     key: {
@@ -338,6 +338,7 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
         _name_ticks(axes, weights)
       layers[0][1].set_ylabel("query")
 
+  columns: tuple[str, ...]
   columns = ("run", "layer", "query", "key", "query token", "key token")
   columns += ("attention weight",)
   size = (2.5 * _num_columns(drawn), 2.6 * len(drawn) + 0.4)

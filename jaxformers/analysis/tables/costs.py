@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from jaxformers import config as configs
 from jaxformers import tasks
 from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.registry import choose
+from jaxformers.foundations.registry import choose, summarize
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
 
@@ -133,6 +132,5 @@ def catalogue(names: Sequence[str]) -> str:
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
     mixer = f"{variant.mixer} ({listed})" if listed else variant.mixer
     make = MIXERS[variant.mixer] if variant.mixer else BLOCKS[variant.block]
-    summary = inspect.getdoc(make).splitlines()[0]
-    lines.append((name, mixer, variant.block, summary))
+    lines.append((name, mixer, variant.block, summarize(make)))
   return markdown_table(("model", "mixer", "block", "what it is"), lines)

@@ -180,7 +180,7 @@ PERPLEXITY = Column(
 )
 
 # Number of experts, and orthogonal matrices everywhere in the layers.
-TRANSJECT_FIELDS = {
+TRANSJECT_FIELDS: Mapping[str, Mapping[str, Any]] = {
   **{
     name: {"model.mixer.num_experts": (None, 4)}
     for name in ("transject", "random_transject")

@@ -262,7 +262,7 @@ def _dropout_rates(
   differing = {
     key for rates in flat for key in tables.differing_keys(rates, flat)
   }
-  sizes = {}
+  sizes: dict[str, dict[str, Any]] = {}
   for group, rates in zip(of_model, flat, strict=True):
     values = {rates.get(key) for key in differing}
     if len(values) != 1 or None in values:

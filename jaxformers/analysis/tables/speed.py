@@ -16,7 +16,12 @@ from jaxformers.foundations.tables import markdown_table
 from jaxformers.models.variables import make_variables
 
 # L = 6 and d = 512, with the vocabulary that the authors' counts imply.
-SIZES = {"num_layers": 6, "d_model": 512, "vocab_size": 185, "num_classes": 2}
+SIZES: dict[str, Any] = {
+  "num_layers": 6,
+  "d_model": 512,
+  "vocab_size": 185,
+  "num_classes": 2,
+}
 LENGTHS = (1_024, 2_048, 3_072, 4_096)
 
 
@@ -37,7 +42,7 @@ def _transject(num_experts: int) -> dict[str, Any]:
   }
 
 
-ENCODERS = {
+ENCODERS: dict[str, dict[str, Any]] = {
   "Transformer": _transformer(2_048),
   "Transformer, d_ff = 512": _transformer(512),
   "TransJect, E = 1": _transject(1),
@@ -52,7 +57,7 @@ SPEED_UPS = {
 }
 
 
-def build(title: str, length: int) -> models.Classifier:
+def build(title: str, length: int) -> models.Model:
   """Returns an encoder of the table, with a head of two classes."""
   return models.build(**ENCODERS[title], **SIZES, max_len=length)
 

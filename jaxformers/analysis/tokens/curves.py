@@ -99,8 +99,10 @@ def _of_heads(
   logs = log_functional_kernel(v, k, tokens, causal)
   log_mean = jax.nn.logsumexp(logs) - math.log(logs.size)
   # Slopes of attention with queries, and with keys in their place.
-  slopes = (attention_weights(x, k, mask, causal, False) for x in (q, k))
-  cosine = gradient_cosine(v, *slopes, tokens)
+  slope, slope_of_keys = (
+    attention_weights(x, k, mask, causal, False) for x in (q, k)
+  )
+  cosine = gradient_cosine(v, slope, slope_of_keys, tokens)
   quantities = {
     "functional": rough.mean(),
     "functional_kernel": log_mean / math.log(10),

@@ -172,13 +172,13 @@ class Summary(NamedTuple):
     entropy: mean of the finite entropies, in nats.
     shape: mean of the finite entropies at deviation 1.
     finite: share of finite entropies, those of samples without equal values.
-    count: number of entropies.
+    num_entropies: number of entropies.
   """
 
   entropy: float
   shape: float
   finite: float
-  count: int
+  num_entropies: int
 
 
 def of_tokens(
@@ -224,8 +224,8 @@ def of_tokens(
 def summary(estimates: Entropy) -> Summary:
   """Returns means over the finite entropies; NaN if there is none."""
   finite = np.isfinite(estimates.entropy) & np.isfinite(estimates.log_scale)
-  means = (
+  mean, shape = (
     float(values[finite].mean()) if finite.any() else math.nan
     for values in (estimates.entropy, estimates.shape)
   )
-  return Summary(*means, float(finite.mean()), finite.size)
+  return Summary(mean, shape, float(finite.mean()), finite.size)

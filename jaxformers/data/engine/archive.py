@@ -213,7 +213,9 @@ def placed_members(
     return place(name) is not None
 
   for name, content in members(path, max_bytes=max_bytes, wanted=has_place):
-    yield place(name), name, content
+    found = place(name)
+    assert found is not None  # `members` yields what `has_place` wants.
+    yield found, name, content
 
 
 def by_file(places: Mapping[str, Place]) -> Callable[[str], Place | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ from PIL import Image
 from tensorflow_datasets.core import shuffle
 
 from jaxformers.data.engine import buckets, metadata, pictures
-from jaxformers.data.engine.source import Source
+from jaxformers.data.engine.source import Examples, Source
 from jaxformers.foundations.errors import UserError
 
 FORMAT = "array_record"
@@ -30,7 +30,9 @@ MOST_EXAMPLES = 1 << 24
 SPREAD = (1 << 128) // MOST_EXAMPLES
 
 
-class SourceBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
+  tfds.core.GeneratorBasedBuilder, skip_registration=True
+):
   """Builder of one source; `builder_class` makes its subclass.
 
   Attributes:
@@ -129,7 +131,7 @@ def builder_class(source: Source) -> type[SourceBuilder]:
   # Make the subclass without registering it: another source may share a name.
   title = source.name.title().replace("_", "")
   fields["__module__"] = __name__
-  make_class = type(SourceBuilder)
+  make_class: Any = type(SourceBuilder)
   return make_class(title, (SourceBuilder,), fields, skip_registration=True)
 
 
@@ -176,7 +178,7 @@ def prepare(
     ) from error
 
 
-def open_prepared(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
+def open_prepared(source: Source, folder: Path) -> dict[str, Examples]:
   """Returns the splits that `prepare` wrote, by random access."""
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
   return builder.as_data_source(decoders=_decoders(source, builder, folder))
@@ -277,7 +279,7 @@ def _open_directory(folder: Path) -> tfds.core.DatasetBuilder:
   return builder
 
 
-def open_stock(source: Source, folder: Path) -> dict[str, Sequence[Any]]:
+def open_stock(source: Source, folder: Path) -> dict[str, Examples]:
   """Returns the splits of a directory that a stock builder has prepared.
 
   Args:

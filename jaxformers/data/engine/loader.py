@@ -13,12 +13,12 @@ import collections
 import concurrent.futures
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.split import Split
 from jaxformers.foundations.errors import UserError
 
 WINDOW = 16  # Steps whose examples are sorted by length together.
@@ -89,6 +89,7 @@ class TrainOrder:
 
   def _deal_window(self, window: int) -> np.ndarray:
     """Returns the batches of a window of steps, [WINDOW, batch_size]."""
+    assert self.lengths is not None  # See `__call__`.
     total = WINDOW * self.batch_size
     examples = self._stream(window * total + np.arange(total))
     # Sort by length, cut into batches, and shuffle the batches.
@@ -123,20 +124,21 @@ class Loader:
 
   def __init__(
     self,
-    split: Packed,
+    split: Split,
     lengths: tuple[int, ...],
     process: int = 0,
     num_processes: int = 1,
   ) -> None:
     self.split, self.lengths = split, lengths
-    self._repeats = getattr(split, "repeats", 1)
     self.process, self.num_processes = process, num_processes
     self._longest = split.lengths()
 
   def order(self, batch_size: int, seed: int) -> TrainOrder:
     """Returns the order of training."""
     longest = self._longest if len(self.lengths) > 1 else None
-    return TrainOrder(len(self.split), batch_size, seed, longest, self._repeats)
+    return TrainOrder(
+      len(self.split), batch_size, seed, longest, self.split.repeats
+    )
 
   def batch(
     self, indices: np.ndarray, key: tuple[int, int] | None = None
@@ -193,7 +195,7 @@ def prefetch(
   keys: Iterable[Any],
   ahead: int = 2,
   threads: int = 1,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
   """Yields make(key) for every key, computed ahead in threads.
 
   Args:

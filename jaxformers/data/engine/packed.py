@@ -14,12 +14,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import filelock
 import numpy as np
 
 from jaxformers.data.engine import digests
+from jaxformers.data.engine.split import Key, Split
 from jaxformers.foundations import durable
 from jaxformers.foundations.errors import UserError
 
@@ -27,7 +28,7 @@ RECORD = "info.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class Packed(Split):
   """A split, and how its stored integers become what a model reads.
 
   Sequence k is tokens[starts[k]:stops[k]] + shift; example i has num_inputs
@@ -95,7 +96,7 @@ class Packed:
     start = {"start_id": self.start} if self.start else {}
     return {"first_id": self.shift, **start, "end_id": self.end, "scale": scale}
 
-  def select(self, indices: Any) -> Packed:
+  def select(self, indices: Any) -> Self:
     """Returns a split of some examples, in their order, without copying tokens.
 
     Args:
@@ -114,7 +115,7 @@ class Packed:
     self,
     indices: np.ndarray,
     max_len: int,
-    key: tuple[int, int, int] | None = None,
+    key: Key | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch of examples, cut and padded with 0 on the right.
 
@@ -129,7 +130,7 @@ class Packed:
     """
     del key
     rows = _rows(self, indices)
-    inputs = np.zeros((len(rows), max_len), np.int32)
+    inputs: np.ndarray = np.zeros((len(rows), max_len), np.int32)
     # Cut, leaving room for the marks that open and close a sequence.
     starts = self.starts[rows]
     first = int(bool(self.start))
@@ -243,8 +244,15 @@ def open_split(folder: Path, content: str = "") -> Packed:
     np.load(folder / f"{name}.npy") for name in ("offsets", "labels", "keys")
   )
   num_inputs = (len(offsets) - 1) // max(len(labels), 1) or 1
-  fields = {"num_inputs": num_inputs, "content": content}
-  return Packed(tokens, offsets[:-1], offsets[1:], labels, keys, **fields)
+  return Packed(
+    tokens,
+    offsets[:-1],
+    offsets[1:],
+    labels,
+    keys,
+    num_inputs=num_inputs,
+    content=content,
+  )
 
 
 def stage(folder: Path, make: Callable[[Path], None]) -> None:

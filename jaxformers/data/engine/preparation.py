@@ -23,7 +23,7 @@ import tqdm
 from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine import digests, packed
 from jaxformers.data.engine.packed import Packed
-from jaxformers.data.engine.source import Encoding, Example, Source
+from jaxformers.data.engine.source import Encoding, Example, Examples, Source
 from jaxformers.foundations import paths
 from jaxformers.foundations.errors import UserError
 
@@ -117,7 +117,7 @@ def open_splits(
 
 def open_examples(
   source: Source, data_dir: Path, archive: str = ""
-) -> tuple[dict[str, Sequence[Example]], dict[str, Any]]:
+) -> tuple[dict[str, Examples], dict[str, Any]]:
   """Opens the splits of a source by random access; prepares them if needed.
 
   Files that were prepared here are compared with their digests; those of a
@@ -127,8 +127,8 @@ def open_examples(
   """
   # Read a directory of a stock builder in place.
   local = archives.find(source.archives, archive, data_dir)
-  may_be_stock = local is not None and not source.is_users
-  if may_be_stock and (local / "dataset_info.json").is_file():
+  may_be_stock = not source.is_users
+  if local and may_be_stock and (local / "dataset_info.json").is_file():
     from jaxformers.data.engine import builder
 
     info = _describe(source, local)
@@ -202,6 +202,7 @@ def _require_same_archive(
   if not archive or not source.archives:
     return
   path = archives.find(source.archives, archive, folder)
+  assert path is not None  # It is named.
   if archives.checksum(path) != info["sha256"]:
     raise UserError(
       f"{folder} was prepared from another archive ({info['source']}, SHA-256 "
@@ -210,9 +211,7 @@ def _require_same_archive(
     )
 
 
-def _chunks(
-  examples: Sequence[Example], title: str
-) -> Iterator[Sequence[Example]]:
+def _chunks(examples: Examples, title: str) -> Iterator[Sequence[Example]]:
   """Yields all examples in order, in lists of `CHUNK`, with a progress bar."""
   with tqdm.tqdm(
     total=len(examples), desc=title, file=sys.stderr, disable=None

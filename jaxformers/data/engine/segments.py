@@ -9,11 +9,12 @@ import numpy as np
 
 from jaxformers.data.engine import digests
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.split import Key, Split
 from jaxformers.foundations.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Segments:
+class Segments(Split):
   """Windows of a stream; window k begins at token k * stride.
 
   Every token but the first is predicted exactly once: by the first window as
@@ -98,7 +99,7 @@ class Segments:
     self,
     indices: np.ndarray,
     max_len: int = 0,
-    key: tuple[int, int, int] | None = None,
+    key: Key | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch of windows.
 

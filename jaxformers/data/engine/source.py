@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,22 @@ from jaxformers.foundations.errors import UserError
 Example = Mapping[str, Any]
 Keyed = tuple[str | int, Example]
 Encode = Callable[[Sequence[Example]], Iterable[Sequence[np.ndarray]]]
+
+
+class Examples(Protocol):
+  """Examples of a split, by random access to prepared files."""
+
+  def __len__(self) -> int:
+    """Returns the number of examples."""
+    ...
+
+  def __getitem__(self, index: int, /) -> Example:
+    """Returns an example."""
+    ...
+
+  def __getitems__(self, indices: Sequence[int], /) -> Sequence[Example]:
+    """Returns several examples, which are read together."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +68,8 @@ class Source:
 
   name: str
   features: Mapping[str, Any]
-  read: Callable[[Path | None], Mapping[str, Iterable[Keyed]]]
+  # A `Path`, or None: readers of archives and generators take one of the two.
+  read: Callable[[Any], Mapping[str, Iterable[Keyed]]]
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tag: str = ""
   archives: tuple[str, ...] = ()

@@ -307,8 +307,8 @@ def _fields(reader: _Reader, content: bytes) -> dict[bytes, bytes]:
     # LENGTH counts the whole record, its own digits and the line end included.
     record = PAX_RECORD.match(content, start)
     stop = start + int(record[1]) if record else 0
-    is_sound = record and record.end() < stop <= len(content)
-    if not is_sound or content[stop - 1 : stop] != b"\n":
+    is_sound = content[stop - 1 : stop] == b"\n"
+    if not (record and is_sound and record.end() < stop <= len(content)):
       raise reader.error("has a damaged pax header")
     fields[record[2]] = content[record.end() : stop - 1]
     start = stop

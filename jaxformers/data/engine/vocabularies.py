@@ -82,6 +82,7 @@ def read(path: Path) -> tokenizers.Tokenizer:
         f"{path} and {file} have other vocabularies: remove the one that is "
         "not the model's."
       )
+  assert tokenizer is not None  # `path` is one of the two files.
   _require_added(path.parent, tokenizer)
   _check(path, tokenizer)
   return tokenizer

@@ -99,8 +99,13 @@ class Settings:
     most = self.test_max_length or self.max_length
     if (least, most) == (self.min_length, self.max_length):
       return self
-    unset = {"test_min_length": 0, "test_max_length": 0}
-    return dataclasses.replace(self, min_length=least, max_length=most, **unset)
+    return dataclasses.replace(
+      self,
+      min_length=least,
+      max_length=most,
+      test_min_length=0,
+      test_max_length=0,
+    )
 
 
 @dataclasses.dataclass
@@ -132,8 +137,9 @@ class _Level:
     """Returns the nodes of the kept trees; kept is bool [trees]."""
     nodes = kept[self.tree]
     children = self.children[nodes[self.inner]]
-    arrays = (self.tree, self.operator, self.digit)
-    return _Level(*(array[nodes] for array in arrays), children)
+    return _Level(
+      self.tree[nodes], self.operator[nodes], self.digit[nodes], children
+    )
 
 
 def _grow(

@@ -683,7 +683,7 @@ def sample(settings: Settings, index: int) -> Sample:
     distractor=float(geometry.distractor),
   )
   drawn = _image(rng, sprites(settings.resolution, margin), numbers)
-  return Sample(*drawn, margin)
+  return Sample._make((*drawn, margin))
 
 
 def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:

@@ -128,12 +128,12 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     max(round(side * scale), least)
     for side, least in zip(picture.size, (width, height), strict=True)
   ]
-  picture = picture.resize(tuple(resized), BICUBIC)
+  picture = picture.resize((resized[0], resized[1]), BICUBIC)
   x, y = (resized[0] - width) // 2, (resized[1] - height) // 2
   return picture.crop((x, y, x + width, y + height))
 
 
-def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
+def _part(picture: Image.Image, rng: Rng) -> tuple[float, float, float, float]:
   """Draws a box of 8 to 100 % of the area and sides 3:4 to 4:3."""
   # Draw area and ratio until a box fits, ten times at most.
   width, height = picture.size
@@ -146,8 +146,8 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, ...]:
       return x, y, x + w, y + h
   # No box fits: take the largest one in the middle, as torchvision does.
   side = min(width, height * 4 / 3), min(height, width * 4 / 3)
-  x, y = (width - side[0]) / 2, (height - side[1]) / 2
-  return x, y, x + side[0], y + side[1]
+  left, top = (width - side[0]) / 2, (height - side[1]) / 2
+  return left, top, left + side[0], top + side[1]
 
 
 def _sign(rng: Rng) -> float:
@@ -179,7 +179,7 @@ def _affine(
 
   def apply(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
     value = most * share * _sign(rng)
-    matrix = [1, 0, 0, 0, 1, 0]
+    matrix: list[float] = [1, 0, 0, 0, 1, 0]
     matrix[entry] = value if side is None else value * picture.size[side]
     kind = Image.Transform.AFFINE
     return picture.transform(
@@ -289,7 +289,8 @@ def mix(
   partner = np.arange(len(images)) ^ 1
   partner[partner == len(images)] = len(images) - 1
   cut = how.cutmix > 0 and (not how.mixup or rng.random() < 0.5)
-  share = rng.beta(*[how.cutmix if cut else how.mixup] * 2)
+  alpha = how.cutmix if cut else how.mixup
+  share = rng.beta(alpha, alpha)
   if cut:
     # Copy a box of the area 1 - share, cut at the border, from the partner.
     height, width = images.shape[1:3]

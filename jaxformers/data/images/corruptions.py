@@ -278,7 +278,7 @@ def elastic_transform(
   moved = corners + rng.uniform(-affine, affine, (3, 2)) * side
   # Solve for the map that takes the moved corners back.
   back = np.linalg.solve(np.c_[moved, np.ones(3)], corners)
-  grid = np.stack(np.mgrid[:height, :width].astype(float), -1)
+  grid = np.stack([*np.mgrid[:height, :width].astype(float)], -1)
   places = np.moveaxis(grid @ back[:2] + back[2], -1, 0)
   # Move every place by a smooth random field.
   if strength:

@@ -140,7 +140,8 @@ def short_side(size: tuple[int, int], side: float) -> tuple[int, int]:
   """
   low, high = min(size), max(size)
   scale = min(side / low, LONGEST * side / high)
-  return tuple(max(round(length * scale), 1) for length in size)
+  width, height = (max(round(length * scale), 1) for length in size)
+  return width, height
 
 
 def _coloured(picture: Image.Image, rng: Rng) -> Image.Image:

@@ -15,15 +15,13 @@ from PIL import Image
 
 from jaxformers.data.engine import pictures
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.split import Key, Split
 from jaxformers.data.images import augment
 from jaxformers.data.images.augment import Augment
 from jaxformers.data.images.stores import ImageStore
 from jaxformers.foundations.errors import UserError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-Key = tuple[int, int, int]
-
 _NO_AUGMENT = Augment()
 
 
@@ -34,7 +32,7 @@ def pool() -> concurrent.futures.ThreadPoolExecutor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pictures:
+class Pictures(Split):
   """Base of splits of images, with classes or with annotations.
 
   Attributes:
@@ -93,7 +91,8 @@ class Pictures:
 
   def normalised(self, pixels: np.ndarray) -> np.ndarray:
     """Returns pixels of 0 to 255 as a model reads them, float32."""
-    mean, deviation = np.float32(self.mean), np.float32(self.deviation)
+    mean = np.array(self.mean, np.float32)
+    deviation = np.array(self.deviation, np.float32)
     return (pixels.astype(np.float32) / 255 - mean) / deviation
 
 

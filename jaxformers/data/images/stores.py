@@ -17,6 +17,7 @@ import numpy as np
 import tqdm
 
 from jaxformers.data.engine import digests, files, packed
+from jaxformers.data.engine.source import Examples
 from jaxformers.foundations.errors import UserError
 
 ENDINGS = (".jpeg", ".jpg", ".png")
@@ -142,7 +143,7 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
 
 
 def open_prepared(
-  examples: Sequence[Any], cache: Path, content: str = "", *, origin: str = ""
+  examples: Examples, cache: Path, content: str = "", *, origin: str = ""
 ) -> ImageStore:
   """Returns the images of a data source; caches their labels in a file.
 

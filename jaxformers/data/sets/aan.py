@@ -74,7 +74,7 @@ def source(
   """
   counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
-  def read(archive: Path | None) -> dict[str, Iterator[Keyed]]:
+  def read(archive: Path) -> dict[str, Iterator[Keyed]]:
     return {name: _pairs(archive, name, counts[name]) for name in counts}
 
   # A stand-in has a folder of its own, named after its counts.

@@ -27,7 +27,7 @@ NUM_CLASSES = 150
 MAX_BYTES = 1 << 33
 
 
-def _examples(archive: Path | None) -> dict[str, list[Keyed]]:
+def _examples(archive: Path) -> dict[str, list[Keyed]]:
   """Returns the files of both splits: `image`, JPEG, and `annotation`, PNG."""
   # Gather the two files of every scene.
   scenes: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -95,7 +95,7 @@ def source(
   """
   counts = {"train": num_train, "test": num_test}
 
-  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  def read(archive: Path) -> dict[str, list[Keyed]]:
     # Compare counts first: a part of the set must not pass for all of it.
     splits = _examples(archive)
     if {name: len(rows) for name, rows in splits.items()} != counts:

@@ -51,7 +51,7 @@ def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
     ) from None
 
 
-def read(archive: Path | None) -> dict[str, list[Keyed]]:
+def read(archive: Path) -> dict[str, list[Keyed]]:
   """Reads the articles of both splits: `title`, `description` and `label`.
 
   Raises:
@@ -67,7 +67,7 @@ def read(archive: Path | None) -> dict[str, list[Keyed]]:
   return splits
 
 
-def read_test(archive: Path | None) -> dict[str, list[Keyed]]:
+def read_test(archive: Path) -> dict[str, list[Keyed]]:
   """Reads the articles of test.csv alone; errors are those of `read`."""
   return {"test": _read_files(archive)["test"]}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ def _images(
   for (split, place), name, content in archives.placed_members(
     archive, _place, max_bytes=MAX_BYTES
   ):
-    is_batch = isinstance(place, int)
-    if is_batch and not name.endswith(".bin"):
-      raise pickle_error(archive, name, SOURCE)
-    if is_batch:
+    images: Iterable[tuple[np.ndarray, str]]
+    if isinstance(place, int):
+      if not name.endswith(".bin"):
+        raise pickle_error(archive, name, SOURCE)
       images, start = read_batch(archive, name, content, LABELS), place
     else:
       refuse = functools.partial(archives.refusal, archive, name)
@@ -45,7 +45,7 @@ def _images(
       seen[split] += 1
     for k, (image, label) in enumerate(images, start):
       example = {"id": f"{split}_{k:05d}", "image": image, "label": label}
-      yield split, k if is_batch else name, example
+      yield split, k if isinstance(place, int) else name, example
 
 
 def _place(name: str) -> tuple[str, int | str] | None:
@@ -104,7 +104,7 @@ def pickle_error(archive: Path, name: str, source: Source) -> UserError:
   )
 
 
-def read(archive: Path | None) -> dict[str, list[Keyed]]:
+def read(archive: Path) -> dict[str, list[Keyed]]:
   """Reads both splits: `id`, `image`, uint8 [32, 32, 3], and `label`.
 
   Args:

@@ -46,7 +46,7 @@ def _split(name: str) -> str | None:
   return stem if stem in PER_LABEL else None
 
 
-def read(archive: Path | None) -> dict[str, list[Keyed]]:
+def read(archive: Path) -> dict[str, list[Keyed]]:
   """Reads both splits: `id`, `image`, uint8 [32, 32, 3], and fine `label`.
 
   Args:

@@ -23,7 +23,7 @@ def _place(name: str) -> tuple[str, str] | None:
   return (split, label) if is_review else None
 
 
-def read(archive: Path | None) -> dict[str, list[Keyed]]:
+def read(archive: Path) -> dict[str, list[Keyed]]:
   """Reads the reviews of an archive: `text`, their bytes, and `label`.
 
   Raises:

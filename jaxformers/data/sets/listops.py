@@ -68,7 +68,7 @@ def released(
   """
   counts = {"train": num_train, "validation": num_validation, "test": num_test}
 
-  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  def read(archive: Path) -> dict[str, list[Keyed]]:
     return collect(_released(archive), archive, counts)
 
   # Another number of expressions has a folder of its own.

@@ -129,13 +129,13 @@ def released(resolution: int, difficulty: str, num_images: int) -> Source:
       allowed.
   """
 
-  def read(archive: Path | None) -> dict[str, list[Keyed]]:
+  def read(archive: Path) -> dict[str, list[Keyed]]:
     # LRA's release has one empty file at most.
     rows = list(_released(archive, resolution, difficulty))
     expected = {difficulty: num_images - (None in rows)}
     return collect(filter(None, rows), archive, expected)
 
-  settings = {"difficulty": difficulty, "origin": "lra"}
+  settings: dict[str, Any] = {"difficulty": difficulty, "origin": "lra"}
   if num_images != 200_000:
     settings["num_images"] = num_images
   return Source(

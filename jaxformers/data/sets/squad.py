@@ -58,7 +58,7 @@ def source(num_train: int, num_test: int) -> Source:
   """
   counts = {"train": num_train, "test": num_test}
 
-  def read(path: Path | None) -> Mapping[str, Sequence[Keyed]]:
+  def read(path: Path) -> Mapping[str, Sequence[Keyed]]:
     splits: dict[str, list[Keyed]] = {split: [] for split in counts}
     files = archives.placed_members(
       path, archives.by_file(FILES), max_bytes=MAX_BYTES

@@ -75,7 +75,7 @@ def _benchmark(content: bytes) -> Iterator[dict[str, bytes]]:
     yield _example(first, second, score)
 
 
-def read(path: Path | None) -> Mapping[str, list[Keyed]]:
+def read(path: Path) -> Mapping[str, list[Keyed]]:
   """Reads sentences and pairs: `first`, `second` and `score`, bytes.
 
   Sentences to train on are their own second ones. `validation` is left out

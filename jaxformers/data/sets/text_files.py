@@ -72,7 +72,7 @@ def pieces(text: bytes, size: int = PIECE) -> Iterator[bytes]:
     start = stop
 
 
-def read(path: Path | None) -> dict[str, Iterator[Keyed]]:
+def read(path: Path) -> dict[str, Iterator[Keyed]]:
   """Reads the texts of every split, sorted by name: `text`, bytes.
 
   The number of texts of each split is printed to stderr.
@@ -138,10 +138,12 @@ def _is_text(name: str) -> bool:
 def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
   """Returns the names of the texts of every split, in order."""
   # Sort by the splits that the names say.
-  splits: dict[str | None, list[str]] = {}
+  splits: dict[str, list[str]] = {}
+  skipped: list[str] = []
   for name in sorted(texts):
-    splits.setdefault(split_of(name), []).append(name)
-  skipped = splits.pop(None, [])
+    split = split_of(name)
+    group = skipped if split is None else splits.setdefault(split, [])
+    group.append(name)
   if skipped and not splits:
     splits["train"] = skipped
   elif skipped:

@@ -251,7 +251,7 @@ class ContractiveLayers(InvertibleLayers):
   def bound(self, weights: Any, shared: None, *, exact: bool = True) -> Bound:
     """Returns bounds of the output: see `InvertibleLayers.bound`."""
     a = self.block.strength(weights["params"]["alpha"])
-    rates = (a, a)
+    rates: tuple[Any, ...] = (a, a)
     if exact:
       rates = tuple(self.constants(weights, shared).values())
 

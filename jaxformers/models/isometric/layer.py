@@ -169,6 +169,7 @@ class IsometricLayers(InvertibleLayers):
     return z + self._feed_forward(weights, z), None
 
   def _feed_forward(self, weights: Weights, z: jax.Array) -> jax.Array:
+    assert weights.feed_forward is not None
     y = orthogonal_feed_forward(
       z.astype(self.dtype), weights.feed_forward, weights.bias
     )
@@ -235,7 +236,8 @@ class IsometricLayers(InvertibleLayers):
     The mean over a ring is its frequency 0, whose norm the filter keeps; what
     follows acts on tokens, and adds at most a |difference|.
     """
-    greatest, rate = 1.0, weights.a
+    greatest = 1.0
+    rate: jax.Array | float = weights.a
     if exact:
       _, greatest = _norms(weights.mixing)
       constants = self.constants(weights, shared)

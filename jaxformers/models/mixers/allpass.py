@@ -75,12 +75,12 @@ class Past(NamedTuple):
   """Memory of a section between two parts of a stream.
 
   Attributes:
-    count: number of tokens so far, int32 [b].
+    num_tokens: number of tokens so far, int32 [b].
     states: h of the last m tokens, the one of token t at place t mod m; a pair
       of [b, m, C].
   """
 
-  count: jax.Array
+  num_tokens: jax.Array
   states: Pair
 
 
@@ -119,9 +119,9 @@ def filter_stream(
     past: the past of the tokens before; its states give the dilation.
     lengths: number of new tokens, int32 [b], of which the rest is padding.
   """
-  grid, at, is_token = _place(x, past, past.count, lengths)
+  grid, at, is_token = _place(x, past, past.num_tokens, lengths)
   y, last = _run(grid, log, past.states, is_token)
-  return _map(at, y), Past(past.count + lengths, last)
+  return _map(at, y), Past(past.num_tokens + lengths, last)
 
 
 def undo_stream(
@@ -136,7 +136,7 @@ def undo_stream(
   Args:
     y, log, past, lengths: as for `filter_stream`, with the past after y.
   """
-  before = past.count - lengths
+  before = past.num_tokens - lengths
   grid, at, is_token = _place(y, past, before, lengths)
   x, first = _run(
     grid, Pair(log.real, -log.imag), past.states, is_token, reverse=True

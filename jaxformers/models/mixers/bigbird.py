@@ -94,8 +94,8 @@ def bigbird(
   y = attend_to(q_blocks, keys, dropout)
   # Replace the rows of the first and the last block, which see all.
   end = jnp.broadcast_to(last[:, None, None, None], (q.shape[0], h, 1, 1))
-  ends = [q_blocks[:, :, :1], _take(q_blocks, end)]
-  ends = jnp.concatenate(ends, 3)[:, :, 0]
+  pair = [q_blocks[:, :, :1], _take(q_blocks, end)]
+  ends = jnp.concatenate(pair, 3)[:, :, 0]
   seen = Keys(k, v, mask[:, None, None])
   rows = attend_to(ends, [seen], dropout.fold(len(keys)))
   block = jnp.arange(blocks)[None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,8 @@ def sum_values(
   tops = [s.max(-1, keepdims=True) for s in scores]
   top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
   # Sum weights and values over all sets.
-  y, total = 0, 0
+  y: Any = 0  # Arrays from the first set on.
+  total: Any = 0
   for number, (score, v) in enumerate(zip(scores, values, strict=True)):
     weights = jnp.exp(score - top)
     total = total + row_sums(weights)

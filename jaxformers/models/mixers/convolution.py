@@ -21,9 +21,9 @@ def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
   """
   chunk = 1 << max(((n - 1).bit_length() + 1) // 2, 0)
   count = -(-n // chunk)
-  far = jnp.arange(count, dtype=log.real.dtype) * chunk
-  near = jnp.arange(chunk, dtype=log.real.dtype)
-  far, near = (_powers(log, steps) for steps in (far, near))
+  far_steps = jnp.arange(count, dtype=log.real.dtype) * chunk
+  near_steps = jnp.arange(chunk, dtype=log.real.dtype)
+  far, near = (_powers(log, steps) for steps in (far_steps, near_steps))
   far = times(Pair(*(part[..., None] for part in weight)), far)
   # Re(x y) is one product over the real and imaginary parts of all states.
   kernel = jnp.einsum(

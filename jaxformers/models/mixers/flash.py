@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jaxformers.models.mixers.scores import (
 from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
-CUDNN = "cudnn"  # Implementation of JAX's attention on GPUs.
+CUDNN: Final = "cudnn"  # Implementation of JAX's attention on GPUs.
 HIDDEN = -1e4  # Added by cuDNN's path to scores of padding: exponentials of 0.
 
 
@@ -71,19 +71,19 @@ class Block(NamedTuple):
   Attributes:
     number: number of the block, int32; blocks of all samples and heads differ.
     start: index of the first query, int32.
-    count: number of keys that the block may see, from the first.
+    num_keys: number of keys that the block may see, from the first.
   """
 
   number: jax.Array
   start: jax.Array
-  count: int
+  num_keys: int
 
   def seen(self, mask: jax.Array, *, causal: bool) -> jax.Array:
-    """Returns the visible keys, [..., BLOCK or 1, count]; mask [..., n]."""
-    seen = mask[..., None, : self.count]
+    """Returns the visible keys, [..., BLOCK or 1, num_keys]; mask [..., n]."""
+    seen = mask[..., None, : self.num_keys]
     if not causal:
       return seen
-    past = earlier(BLOCK, self.count, self.start)
+    past = earlier(BLOCK, self.num_keys, self.start)
     return seen & jnp.expand_dims(past, range(mask.ndim - 1))
 
 
@@ -257,7 +257,7 @@ def _forward(
   mask: jax.Array,
 ) -> tuple[jax.Array, Any]:
   def step(_: None, block: Block, q: jax.Array) -> tuple[None, Any]:
-    keys, values = k[..., : block.count, :], v[..., : block.count, :]
+    keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
     scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
     # Exponentiate below the maximum; divide the sums instead of the weights.
     top = form.top(scores)
@@ -297,7 +297,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     *rows: jax.Array,
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     (dk, dv), (q, g, mean, top, inverse) = carry, rows
-    keys, values = k[..., : block.count, :], v[..., : block.count, :]
+    keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
     # Compute the weights again.
     scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
     weights = exp_below_one(scores - top) * inverse
@@ -307,7 +307,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     slopes = drop(dot(g, values))
     slopes = (weights * (slopes - mean) * form.scale).astype(q.dtype)
     # Queries come first: so the weights need no transposed copy.
-    later = [(0, 0)] * (dk.ndim - 1) + [(0, n - block.count)]
+    later = [(0, 0)] * (dk.ndim - 1) + [(0, n - block.num_keys)]
     dk = dk + jnp.pad(_across(q, slopes), later)
     dv = dv + jnp.pad(_across(g, dropped), later)
     return (dk, dv), jnp.matmul(slopes, keys)

@@ -57,7 +57,8 @@ def linformer(
       f"rank={rank} is not in 1 to max_len={max_len}: choose a smaller rank."
     )
   # Make E and F for max_len positions; shorter sequences use a part.
-  n, shape = mask.shape[1], (rank, max_len)
+  n = mask.shape[1]
+  shape: tuple[int, ...] = (rank, max_len)
   if not share_heads:
     shape = (q.shape[1], *shape)
   init = nn.initializers.normal(rank**-0.5)

@@ -90,8 +90,8 @@ def _attend_locally(
   # offset is the position of a key minus that of its query.
   offset = jnp.arange(3 * size)[None] - size - jnp.arange(size)[:, None]
   near = (offset >= -size) & (offset <= (0 if causal else size))
-  around = [neighbours(split(a, size), 1, 1, 2) for a in (k, v)]
-  keys = [Keys(*around, band & near[None, None, None])]
+  near_k, near_v = (neighbours(split(a, size), 1, 1, 2) for a in (k, v))
+  keys = [Keys(near_k, near_v, band & near[None, None, None])]
   # See the global tokens.
   if g:
     seen = mask[:, None, None, None, :g]

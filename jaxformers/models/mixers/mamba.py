@@ -104,8 +104,8 @@ class Mamba(nn.Module):
     state = recall(self, "state")
     if state is None:
       state = jnp.zeros((u.shape[0], inner, size), step.dtype)
-    arrays = (wide(u), step, wide(gates[..., rank : rank + size]))
-    arrays = (*arrays, wide(gates[..., rank + size :]), mask[..., None])
+    b, c = gates[..., rank : rank + size], gates[..., rank + size :]
+    arrays = (wide(u), step, wide(b), wide(c), mask[..., None])
 
     @jax.checkpoint
     def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:

@@ -157,7 +157,8 @@ class Mega(nn.Module):
     update, shared, reset, candidate = jnp.split(
       base, (d, d + z, d + z + v), axis=-1
     )
-    head = Head(*self._queries_and_keys(nn.silu(shared)), values, mask)
+    q, k = self._queries_and_keys(nn.silu(shared))
+    head = Head(q, k, values, mask)
     dropout = make_dropout(self, self.weight_dropout_rate, train=train)
     attended = self._attend(head, dropout)
     # The reset gate weighs what was attended to, the update gate the result.

@@ -94,7 +94,9 @@ def _convolve(v: jax.Array, kernel: jax.Array) -> jax.Array:
   """Convolves v [b, h, n, e] over its positions with kernel [size, h]."""
   size, n = len(kernel), v.shape[2]
   padded = jnp.pad(v, ((0, 0), (0, 0), (size // 2, size // 2), (0, 0)))
-  return sum(
-    padded[:, :, i : i + n] * kernel[i][None, :, None, None]
-    for i in range(size)
+  return jnp.asarray(
+    sum(
+      padded[:, :, i : i + n] * kernel[i][None, :, None, None]
+      for i in range(size)
+    )
   )

@@ -61,8 +61,8 @@ def run(
   check_causal(module, causal=causal)
   # Real and imaginary parts are one product.
   size = system.a.real.shape[0]
-  drive = product(x, jnp.concatenate(system.b, 1).astype(x.dtype))
-  drive = Pair(drive[..., :size], drive[..., size:])
+  driven = product(x, jnp.concatenate(system.b, 1).astype(x.dtype))
+  drive = Pair(driven[..., :size], driven[..., size:])
   initial = recall(module, "state")
   states, last = linear_scan(system.a, drive, mask=mask, initial=initial)
   remember(module, "state", last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,8 @@ def buckets_of(
     factors: even numbers whose product is the number of buckets. Each factor
       has its own argmax, so that many buckets need few products.
   """
-  bucket, start = 0, 0
+  bucket: Any = 0  # An array from the first factor on.
+  start = 0
   for factor in factors:
     part = rotations[..., start : start + factor // 2]
     turned = jnp.einsum("bhne,hert->bhrnt", wide(q), part, precision=HIGHEST)

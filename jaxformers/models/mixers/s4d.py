@@ -202,7 +202,7 @@ class S4D(Recurrence):
     check_pairs(self.state_size)
     kept = self.state_size // 2
     sets = self.num_ssm or d
-    eigenvalues, b = _start(self.start, self.state_size)
+    eigenvalues, start = _start(self.start, self.state_size)
 
     def repeated(part: np.ndarray) -> Any:
       return lambda _: jnp.tile(jnp.asarray(part, jnp.float32), (sets, 1))
@@ -210,10 +210,10 @@ class S4D(Recurrence):
     real = self.param("log_A_real", repeated(np.log(-eigenvalues.real)))
     imag = self.param("A_imag", repeated(eigenvalues.imag))
     parts = [-jnp.exp(real), imag]
-    if b is not None:
+    if start is not None:
+      initial = (repeated(start.real), repeated(start.imag))
       b = self.param(
-        "B",
-        lambda _: jnp.stack([repeated(b.real)(_), repeated(b.imag)(_)], -1),
+        "B", lambda _: jnp.stack([part(_) for part in initial], -1)
       )
       parts += [b[..., 0], b[..., 1]]
     # The channels take the sets in turn.
@@ -225,7 +225,7 @@ class S4D(Recurrence):
       jnp.broadcast_to(step[:, None], (d, kept)),
       self.discretization,
     )
-    if b is not None:
+    if start is not None:
       factor = times(factor, Pair(*parts[2:]))
     directions = 1 if self.causal else 2
     init = nn.initializers.normal(math.sqrt(0.5))

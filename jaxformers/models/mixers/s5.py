@@ -106,11 +106,11 @@ class S5(Recurrence):
       Pair(real, imag), jnp.broadcast_to(step, (kept,)), self.discretization
     )
     factor = Pair(*(part[:, None] for part in factor))
-    b = times(factor, Pair(b[..., 0], b[..., 1]))
+    drive = times(factor, Pair(b[..., 0], b[..., 1]))
     c = 2 * self._outputs(d, vectors)
     return System(
       exponential(log),
-      Pair(b.real.T, b.imag.T),
+      Pair(drive.real.T, drive.imag.T),
       Pair(c[..., 0].T, c[..., 1].T),
       self.param("D", nn.initializers.normal(1.0), (d,)),
     )
@@ -120,15 +120,15 @@ class S5(Recurrence):
     size, kept = vectors.shape
     directions = 1 if self.causal else 2
     if choose("c_init", self.c_init, OUTPUTS) == "complex":
-      init = nn.initializers.normal(math.sqrt(0.5))
-      return self.param("C", init, (d, directions * kept, 2))
+      normal = nn.initializers.normal(math.sqrt(0.5))
+      return self.param("C", normal, (d, directions * kept, 2))
     # LeCun's initializer counts the channels d as inputs, too; by rows not.
     scale = math.sqrt(d) if self.c_init == "rows" else 1.0
 
     def init(key: jax.Array) -> jax.Array:
       c = scale * LECUN(key, (d, size, 2))
-      c = Pair(c[..., 0].T, c[..., 1].T)
-      return jnp.swapaxes(_times(vectors.T, c), 0, 1)
+      pair = Pair(c[..., 0].T, c[..., 1].T)
+      return jnp.swapaxes(_times(vectors.T, pair), 0, 1)
 
     names = ["C"] if self.causal else ["C1", "C2"]
     return jnp.concatenate([self.param(name, init) for name in names], 1)

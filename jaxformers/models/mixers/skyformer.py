@@ -69,11 +69,11 @@ def skyformer(
   scale = q.shape[-1] ** -0.25
   q, k = (wide(a) * scale for a in (q, k))
   half = num_landmarks // 2
-  s = [
+  halves = [
     jnp.take_along_axis(a, i, 2)
     for a, i in ((q, index[:, :, :half]), (k, index[:, :, half:]))
   ]
-  s = jnp.concatenate(s, 2)
+  s = jnp.concatenate(halves, 2)
   # Invert their kernel, scaled to row sums near 1.
   eye = jnp.eye(num_landmarks, dtype=s.dtype)[None, None]
   square = gaussian(s, s) + gamma * eye

@@ -61,7 +61,9 @@ def sparse(
   q, k, v = (split(a, size) for a in (q, k, v))
   b, h, blocks, _, e = k.shape
   # Collect the summary, the last c tokens of every block, for all queries.
-  last = [a[:, :, :, size - c :].reshape(b, h, 1, -1, e) for a in (k, v)]
+  last_k, last_v = (
+    a[:, :, :, size - c :].reshape(b, h, 1, -1, e) for a in (k, v)
+  )
   summary = tokens[:, :, size - c :]  # [b, B, c]
 
   @jax.checkpoint
@@ -74,7 +76,10 @@ def sparse(
       inside = inside & earlier(size)[None, None, None]
     others = jnp.arange(blocks) < i if causal else jnp.arange(blocks) != i
     outside = (summary & others[None, :, None]).reshape(b, 1, 1, 1, -1)
-    keys = [Keys(k[:, :, None], v[:, :, None], inside), Keys(*last, outside)]
+    keys = [
+      Keys(k[:, :, None], v[:, :, None], inside),
+      Keys(last_k, last_v, outside),
+    ]
     return attend_to(q[:, :, None], keys, dropout.fold(i))[:, :, 0]
 
   # Loop over the blocks, so that the scores of a few exist at a time.

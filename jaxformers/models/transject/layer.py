@@ -186,7 +186,8 @@ def mixture(
     return jnp.einsum("be,ebnd->bnd", scaled, f), weights
   # Broadcast over tokens and channels: [b, e, 1, 1].
   scaled = scaled[:, :, None, None]
-  return sum(scaled[:, e] * output for e, output in enumerate(f)), weights
+  total = sum(scaled[:, e] * output for e, output in enumerate(f))
+  return jnp.asarray(total), weights
 
 
 def orthogonal_feed_forward(
@@ -474,6 +475,7 @@ class TransJectLayers(InvertibleLayers):
       return None
     # A certified gate is divided by what it adds: its branch has the rate a.
     across = 1.0 if is_alone else certified_constant(weights.experts.gate)
+    rates: tuple[Any, Any]
     if exact:
       constants = self.constants(weights, shared)
       rates = constants["mixture"] * float(across), constants["feed_forward"]

@@ -129,7 +129,7 @@ def test_a_stream_in_parts_is_undone_exactly(m, dtype, tolerance):
           atol=4 * tolerance,
         )
   np.testing.assert_allclose(joined(past.states), 0, atol=4 * tolerance)
-  assert not np.asarray(past.count).any()
+  assert not np.asarray(past.num_tokens).any()
 
 
 def test_a_cascade_looks_back_as_far_as_its_dilations():
