@@ -30,7 +30,7 @@ EVERYWHERE = {
 ALLOWED = {
   **{module: set() for module in EVERYWHERE},
   "config": set(),
-  "recipes": {"config"},
+  "recipes": {"config", "models"},
   "workdirs": set(),
   "orthogonal": set(),
   "scan": set(),
@@ -175,13 +175,35 @@ def test_no_module_imports_itself_through_others(module):
 
 
 @pytest.mark.parametrize(
-  "part", ["tasks", "data", "config", "recipes", "ranges.py", "registry.py"]
+  "part", ["tasks", "data", "config", "ranges.py", "registry.py"]
 )
 def test_data_and_configs_run_without_jax(part):
   where = PACKAGE / part
   for path in where.rglob("*.py") if where.is_dir() else [where]:
     tops = {name.split(".")[0] for name in imported(path)}
     assert not tops & {"jax", "flax", "optax"}, path
+
+
+def test_recipes_import_models_only_inside_of_functions():
+  for path in (PACKAGE / "recipes").glob("*.py"):
+    for node in ast.parse(path.read_text()).body:
+      at_import = isinstance(node, ast.Import | ast.ImportFrom)
+      text = ast.unparse(node) if at_import else ""
+      assert "models" not in text, f"{path}: {text}"
+
+
+def test_most_configs_are_loaded_without_jax():
+  """Those of a model whose traits stand in the recipes."""
+  code = (
+    "import sys\n"
+    "from jaxformers import config\n"
+    "for name in config.packaged_names():\n"
+    "  if name != 'synthetic/planted_pairs': config.load(name)\n"
+    "print(sorted(sys.modules.keys() & {'jax', 'flax', 'jaxformers.models'}))"
+  )
+  run = [sys.executable, "-c", code]
+  out = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+  assert out == "[]\n"
 
 
 def test_a_run_begins_without_what_only_some_runs_need():

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from jaxformers.config import base, parse_arg
 from jaxformers.errors import UserError
 from jaxformers.recipes import pretraining, recurrences, shared
+from jaxformers.recipes.traits import find_traits
 from jaxformers.registry import choose
 
 SIZES = ("paper", "matched", "tiny", "published")
@@ -238,9 +239,10 @@ def model_fields(
   )
 
   def make_transformer(name: str) -> dict[str, Any]:
-    if name in shared.CERTIFIED:
+    traits = find_traits(name)
+    if traits.is_bounded:
       return shared.certified(name, common | {"pool": transject["pool"]})
-    if name in recurrences.MODELS:
+    if traits.recurrence:
       # A class token in front of a causal mixer would read nothing.
       is_mean = protocol == "jaxformers" or pool == "cls"
       fields = common | {"pool": "mean" if is_mean else pool}

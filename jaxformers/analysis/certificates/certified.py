@@ -47,6 +47,7 @@ from jaxformers.models.bounds import (
   token_table,
 )
 from jaxformers.models.variables import make_variables, outputs
+from jaxformers.models.variants import bounded_models
 from jaxformers.registry import choose
 from jaxformers.tables import markdown_table
 
@@ -365,9 +366,8 @@ def certify(
   if bound is None:
     raise UserError(
       f"The layers, pool or norm of {config.name!r} have no bound for all "
-      "sequences, and so there is no certificate: train model=isometric, "
-      "allpass or certified_s4d, or random_transject with "
-      "mixer.gating=certified."
+      "sequences, and so there is no certificate: train the model "
+      f"{bounded_models()}."
     )
   # Make once what does not depend on the examples.
   attack = Attack(model, params)

@@ -18,7 +18,7 @@ from jaxformers.models.variants import MODELS, Variant
 from jaxformers.ranges import Scale, Share, Size
 from jaxformers.scan import Pair
 
-MODELS.register("lru")(Variant("lru", "one_branch"))
+MODELS.register("lru")(Variant("lru", "one_branch", recurrence="linear"))
 
 
 @MIXERS.register("lru")
