@@ -97,12 +97,16 @@ for _name, _default, _least, _text in (*_FLAGS, *_CLUSTER):
   _define(_name, _default, _text, **_bounds)
 
 
-def _prepare_jax() -> None:
-  """Configures JAX before it starts, and joins the other processes."""
+def _prepare_process() -> None:
+  """Sets what JAX and the C library read before the first import of JAX."""
   # With several CPU devices on few cores XLA's thread pool can starve.
   if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "16")
   allocator.keep_freed_memory()  # Before JAX starts its threads.
+
+
+def _prepare_jax() -> None:
+  """Configures JAX before it starts, and joins the other processes."""
   with interrupts.importing():
     import jax
 
@@ -235,13 +239,13 @@ def main(command: Command, began: float) -> None:
 
 
 def _parse(argv: list[str]) -> Command:
-  """Parses flags; a mistake ends in one message before JAX is imported."""
+  """Parses flags; a mistake ends in one message before JAX starts."""
   try:
     program, *arguments = argv
     overrides, rest = cli.split_overrides(arguments)
     if {"--help", "--helpfull", "-help", "-h"} & {*rest}:
       with interrupts.closed_pipe():
-        print(_help(_find_spec(rest)))
+        print(_help(_find_spec(rest), overrides))
       sys.exit(0)
     unread = FLAGS([program, *rest])[1:]
     if unread:
@@ -257,7 +261,10 @@ def _parse(argv: list[str]) -> Command:
         "--workdir is empty: name a folder, or leave out the option for a "
         "folder below runs/."
       )
-    # A wrong field or seed ends here, before JAX is imported.
+    # A wrong field or seed ends here, before JAX starts. Modules of the user
+    # and most recipes import it.
+    _prepare_process()
+    configs.import_named(overrides)
     loaded = configs.load(FLAGS.config)
     config = configs.override(loaded, overrides)
     # Weights that the run begins with may complete its model later.
@@ -283,11 +290,12 @@ def _unexpected(words: list[str]) -> str:
   return f"{text} Write --config {words[0]}."
 
 
-def _help(spec: str | None) -> str:
+def _help(spec: str | None, overrides: Sequence[str]) -> str:
   """Returns the text of --help: flags, and the fields of a config.
 
   Args:
     spec: value of --config; None for the fields that every config has.
+    overrides: arguments that set fields, of which `imports` counts here.
   """
   find: Any
   if spec is None:
@@ -296,6 +304,7 @@ def _help(spec: str | None) -> str:
     # Options belong to modules that import JAX.
     from jaxformers.training.run import find_range
 
+    configs.import_named(overrides)
     fields = configs.load(spec)
     find = functools.partial(find_range, fields)
   owner = spec or "every config (with --config: all fields of that config)"

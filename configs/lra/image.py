@@ -14,8 +14,9 @@ size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 """
 
-from jaxformers.recipes import lra, shared
+from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
+from jaxformers.recipes.traits import find_traits
 
 # LRA's sizes, by model, and training: 200 epochs.
 WIDE = lra.Shape(128, 8, 1, 64, 128, dropout_rate=0.3)
@@ -58,12 +59,12 @@ def get_config(arg=None):
   )
   if args.protocol == "lra" and args.model == "sinkhorn" and not args.tiny:
     config.optimizer.weight_decay = 0.7  # As LRA's config of this model.
-  if args.tiny and args.model in shared.CERTIFIED:
+  if args.tiny and find_traits(args.model).is_bounded:
     config.model.positions = "sinusoid_2d"
   if args.tiny and args.model == "isometric":
     # One section: pixels meet their neighbours in the row and in the next one.
     config.model.block.update(num_sections=1, dilations=(1, 31, 32, 33))
-  if args.tiny and args.model in shared.TRANSJECTS:
+  if args.tiny and find_traits(args.model).is_transject:
     # With max pooling TransJect stays at chance on this task. Its tokens
     # interact through the mean alone, so that a channel is a filter on the
     # image: sinusoids of row and column give smooth filters, those along the

@@ -15,8 +15,9 @@ Longer test expressions: --config.task.test_min_length=2000
 --config.task.test_max_length=4000.
 """
 
-from jaxformers.recipes import lra, recurrences
+from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
+from jaxformers.recipes.traits import find_traits
 
 # LRA's sizes and training.
 ORIGINAL = lra.Original(
@@ -61,7 +62,7 @@ def get_config(arg=None):
   if (
     args.tiny
     and args.protocol == "jaxformers"
-    and args.model in recurrences.MODELS
+    and find_traits(args.model).recurrence
   ):
     # As TransJect: with the mean nothing is learned for 450 of 1,500 steps.
     config.model.pool = "max"

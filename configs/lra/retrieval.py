@@ -16,8 +16,9 @@ If an archive has another number of pairs than LRA's, set
 --config.task.num_train, num_validation and num_test.
 """
 
-from jaxformers.recipes import lra, shared
+from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
+from jaxformers.recipes.traits import find_traits
 
 # How the head combines the two pooled documents. Ours is symmetric, because a
 # citation has no order here. LRA has two hidden layers, 512 and 256 wide; S4
@@ -66,7 +67,7 @@ def get_config(arg=None):
     warmup_steps=800,
     tiny={"learning_rate": 5e-3, "total_steps": 2_000, "batch_size": 32},
   )
-  if args.tiny and args.model in shared.TRANSJECTS:
+  if args.tiny and find_traits(args.model).is_transject:
     # Wide enough to tell bytes apart.
     config.model.update(d_model=64, num_layers=1)
   return pretraining(config, args)

@@ -109,9 +109,24 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
   Raises:
     UserError: as `override`, and for a module that cannot be found.
   """
+  import_named(overrides)
   config = override(load(spec), overrides)
   user_code.import_modules(config.get("imports", ""))
   return config
+
+
+def import_named(overrides: Sequence[str]) -> None:
+  """Imports the modules that `--config.imports` names, before a config is read.
+
+  So the recipes of the config know the models that these modules register.
+
+  Args:
+    overrides: arguments such as "--config.imports=mine".
+
+  Raises:
+    UserError: for a module that cannot be found.
+  """
+  user_code.import_modules(arguments.values_of(overrides).get("imports", ""))
 
 
 def override(loaded: ConfigDict, overrides: Sequence[str]) -> ConfigDict:

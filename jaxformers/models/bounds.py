@@ -25,6 +25,7 @@ from jaxformers.models.config import ModelConfig
 from jaxformers.models.model import Model, shapes
 from jaxformers.models.norm import BatchNorm
 from jaxformers.models.variables import make_variables, of_stack
+from jaxformers.models.variants import bounded_models
 
 # How far a pool moves at the most, from the bounds of the sequence.
 POOLED = {
@@ -216,8 +217,7 @@ def check_bound(model: Any, k: int) -> None:
   elif not _has_bound(model):
     reason = (
       f"the layers of {config.name!r} have no bound for all sequences: choose "
-      "isometric, allpass, certified_s4d, or random_transject with "
-      'mixer.num_experts=1 or mixer.gating="certified"'
+      f"{bounded_models()}"
     )
   if reason:
     raise UserError(f"config.margin_tokens={k}: {reason}.")

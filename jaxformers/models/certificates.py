@@ -29,6 +29,7 @@ from jaxformers.models.bounds import (
 from jaxformers.models.capture import capture
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables, outputs
+from jaxformers.models.variants import bounded_models
 
 BATCH = 50  # Examples at a time.
 # Room for rounding in float32: of logits, relative to the greatest, and of the
@@ -156,9 +157,8 @@ def certify(
   if bound is None:
     raise UserError(
       f"The layers, pool or norm of {config.name!r} have no bound for all "
-      "sequences, and so there is no certificate: train model=isometric, "
-      "allpass or certified_s4d, or random_transject with "
-      "mixer.gating=certified."
+      "sequences, and so there is no certificate: train the model "
+      f"{bounded_models()}."
     )
   # Make once what does not depend on the examples.
   evaluation = Evaluation(model, params)

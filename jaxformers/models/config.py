@@ -126,12 +126,8 @@ class ModelConfig(ModelFields):
   @property
   def is_causal(self) -> bool:
     """True if the mixer reads earlier tokens only, whatever the objective."""
-    if not self.variant.mixer:
-      return False
-    fixed = self.variant.fixed
-    module = MIXERS[self.variant.mixer](**self.mixer_options(), **fixed)
-    others = getattr(module, "options", {})
-    return bool(getattr(module, "causal", others.get("causal", False)))
+    options = self.mixer_options() if self.variant.mixer else {}
+    return is_causal(self.variant, options)
 
   @property
   def has_values(self) -> bool:
@@ -303,6 +299,20 @@ class ModelConfig(ModelFields):
         'of masked inputs take pool="cls" for a token in front, or '
         '"distilled" for two.'
       )
+
+
+def is_causal(variant: Variant, options: Mapping[str, Any]) -> bool:
+  """Returns True if a variant's mixer reads earlier tokens only.
+
+  Args:
+    variant: mixer in a block.
+    options: options of the mixer, those that the variant fixes left out.
+  """
+  if not variant.mixer:
+    return False
+  mixer = MIXERS[variant.mixer](**options, **variant.fixed)
+  others = getattr(mixer, "options", {})
+  return bool(getattr(mixer, "causal", others.get("causal", False)))
 
 
 def block_of(variant: Variant, *, coupled: bool) -> str:

@@ -12,6 +12,7 @@ from jaxformers.config import base, parse_arg
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.recipes import pretraining, recurrences, shared
+from jaxformers.recipes.traits import find_traits
 
 SIZES = ("paper", "matched", "tiny", "published")
 # How each protocol pools tokens, unless the task says otherwise: "jaxformers"
@@ -238,9 +239,10 @@ def model_fields(
   )
 
   def make_transformer(name: str) -> dict[str, Any]:
-    if name in shared.CERTIFIED:
+    traits = find_traits(name)
+    if traits.is_bounded:
       return shared.certified(name, common | {"pool": transject["pool"]})
-    if name in recurrences.MODELS:
+    if traits.recurrence:
       # A class token in front of a causal mixer would read nothing.
       is_mean = protocol == "jaxformers" or pool == "cls"
       fields = common | {"pool": "mean" if is_mean else pool}

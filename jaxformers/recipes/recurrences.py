@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
+from jaxformers.recipes.traits import find_traits
 
-# Recurrent models; the last two are for language, and have no published sizes.
-MODELS = ("s5", "s4d", "lru", "mega", "rglru", "mamba")
 # Examples of the training split, for lengths that papers give in epochs.
 NUM_TRAIN = {
   "listops": 96_000,
@@ -531,7 +530,7 @@ def model_fields(
   sizes of its own paper, BatchNorm among them.
 
   Args:
-    name: in `MODELS`.
+    name: name of a model with a recurrence.
     size: "paper", "matched", "tiny" or "published".
     task: name of the config's task.
     protocol: protocol of the task, on which the width at "matched" depends.
@@ -572,8 +571,9 @@ def _fields(
   mixer: Mapping[str, Any],
   block: Mapping[str, Any],
 ) -> dict[str, Any]:
-  inside = {} if name in shared.CAUSAL else {"dropout_rate": dropout_rate}
-  if name in ("mega", "rglru"):
+  traits = find_traits(name)
+  inside = {"dropout_rate": dropout_rate} if traits.has_mixer_dropout else {}
+  if "mlp_dim" in traits.block_options:
     block = {"mlp_dim": 2 * width, **block}
   return {
     **common,

@@ -8,21 +8,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxformers.foundations.registry import choose
+from jaxformers.recipes.traits import find_traits
 
 SIZES = ("paper", "tiny")
-# Models with TransJect's layers, whose sizes the papers' tables give apart.
-TRANSJECTS = ("transject", "random_transject")
-# Models whose layers have bounds for all sequences.
-CERTIFIED = ("isometric", "allpass", "certified_s4d")
-# Models whose layer is attention without a feed-forward.
-ATTENTION_ONLY = ("linearized",)
-# Models whose mixer reads earlier tokens alone.
-CAUSAL = ("rglru", "mamba")
-# Models whose recurrence has the same factors at every step.
-LINEAR_RECURRENCES = ("lru", "s5", "s4d")
-# Models whose mixer ends in a gate, without a feed-forward.
-ONE_BRANCH = (*LINEAR_RECURRENCES, "mamba")
-
 # Adam of "Attention is all you need", without its schedule.
 VASWANI_ADAM = {
   "name": "adam",
@@ -61,7 +49,7 @@ def transject(
 
 
 def certified(name: str, shared: dict[str, Any]) -> dict[str, Any]:
-  """Returns the fields of one of the models `CERTIFIED`.
+  """Returns the fields of a model whose layers have bounds.
 
   Args:
     name: name of the model.
@@ -76,7 +64,7 @@ def certified(name: str, shared: dict[str, Any]) -> dict[str, Any]:
     "dropout_rate": 0.0,
     "orthogonal_map": "cayley",
     "embedding": {"init_std": 1.0},
-    **({} if name == "isometric" else {"mixer": {}}),
+    **({"mixer": {}} if find_traits(name).has_mixer else {}),
     "block": {},
   }
 
@@ -94,7 +82,7 @@ def transformer(
   """
   # Defaults, not options: a mixer that has one head keeps it.
   defaults: dict[str, Any] = {"num_heads": num_heads}
-  if name not in CERTIFIED:
+  if not find_traits(name).is_bounded:
     defaults["dropout_rate"] = 0.1
   return {
     "name": name,
@@ -121,15 +109,13 @@ def use_papers_options(config: ConfigDict) -> None:
 
 
 def block(name: str, **fields: Any) -> dict[str, Any]:
-  """Returns the fields of a Transformer's block, or of one without them."""
-  if name in CERTIFIED:
-    return {}
-  if name in ONE_BRANCH:
-    return {"dropout_rate": fields["dropout_rate"]}
-  if name not in ATTENTION_ONLY:
+  """Returns the fields of a model's block, given those of a Transformer's."""
+  options = find_traits(name).block_options
+  if "mlp_dim" in options:
     return fields
-  # The block of attention alone has neither mlp_dim nor norms.
-  return {"residual": True, "dropout_rate": fields["dropout_rate"]}
+  # Layers without a feed-forward keep their own norms and initialization.
+  kept = {"residual": True, "dropout_rate": fields["dropout_rate"]}
+  return {option: kept[option] for option in options}
 
 
 def with_reference(
@@ -142,10 +128,10 @@ def with_reference(
   Args:
     name: name of the model.
     make_transformer: returns the encoder in the Transformer's form of a name.
-    transject: fields of the model if it is one of `TRANSJECTS`.
+    transject: fields of the model if it has TransJect's layers.
   """
   # The reference is always the Transformer, whatever the model.
-  if name in TRANSJECTS:
+  if find_traits(name).is_transject:
     model = {"name": name, **transject}
   else:
     model = make_transformer(name)
@@ -158,11 +144,12 @@ def tiny_rate(model: str, learning_rate: float) -> float:
   Linear recurrences have 4e-3, layers with bounds 8e-3, and others 1e-3:
   softmax attention without a long warm-up stays at chance from 5e-3 on.
   """
-  if model in CERTIFIED:
+  traits = find_traits(model)
+  if traits.is_bounded:
     return 8e-3
-  if model in LINEAR_RECURRENCES:
+  if traits.recurrence == "linear":
     return 4e-3
-  return learning_rate if model in TRANSJECTS else 1e-3
+  return learning_rate if traits.is_transject else 1e-3
 
 
 def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:

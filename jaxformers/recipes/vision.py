@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from jaxformers.config import base, parse_arg
 from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
+from jaxformers.recipes.traits import find_traits
 
 # Width and number of heads of each DeiT.
 DEITS = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
@@ -77,7 +78,7 @@ def model_fields(
       "name": name,
       **common,
       # A causal mixer reads nothing after a class token.
-      "pool": "mean" if name in shared.CAUSAL else common["pool"],
+      "pool": "mean" if find_traits(name).is_causal else common["pool"],
       # 0 stands for the default initialisation of the head.
       "head_init_std": 0.0 if tiny else 0.02,
       "mixer": {},

@@ -124,8 +124,6 @@ def _row(model: str, *arguments: str, **fields: Any) -> tuple[Pairs, Pairs]:
   return given, tuple(options)
 
 
-BASELINES = ("transformer", "transformer_rezero", "transformer_orthogonal")
-TRANSJECTS = ("transject", "random_transject")
 _LRA_TASKS = ("listops", "text", "retrieval", "pathfinder", "image")
 _ADAPTED = (
   "The adapted model starts from a finished run, and is not part of it."
@@ -150,13 +148,23 @@ PLANS = {
     tuple(
       f"configs/short/{task}.py:protocol=paper" for task in ("imdb", "ag_news")
     ),
-    _models(*BASELINES, "linformer", "synthesizer", *TRANSJECTS),
+    _models(
+      "transformer",
+      "transformer_rezero",
+      "transformer_orthogonal",
+      "linformer",
+      "synthesizer",
+      "transject",
+      "random_transject",
+    ),
   ),
   "transject_2": Plan(
     "TransJect, table 2: Long Range Arena",
     tuple(f"configs/lra/{task}.py:protocol=paper" for task in _LRA_TASKS),
     _models(
-      *BASELINES,
+      "transformer",
+      "transformer_rezero",
+      "transformer_orthogonal",
       "reformer",
       "bigbird",
       "linformer",
@@ -164,7 +172,8 @@ PLANS = {
       "nystromformer",
       "performer",
       "skyformer",
-      *TRANSJECTS,
+      "transject",
+      "random_transject",
     ),
   ),
   "lra": Plan(

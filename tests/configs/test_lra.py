@@ -4,7 +4,8 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models, tasks
-from jaxformers.recipes import lra, recurrences, shared
+from jaxformers.recipes import lra
+from jaxformers.recipes.traits import find_traits
 from tests import optimizers
 from tests.marks import long_except
 
@@ -135,7 +136,8 @@ def test_a_matched_transject_has_no_more_parameters(task, protocol):
 )
 def test_every_model_has_a_config_of_every_size(model):
   sizes = ("paper",)
-  if model in (*shared.TRANSJECTS, *recurrences.MODELS):
+  traits = find_traits(model)
+  if traits.is_transject or traits.recurrence:
     sizes = ("paper", "matched", "tiny")
   for size in sizes:
     config = c.plain(c.load(f"configs/lra/text.py:model={model},size={size}"))

@@ -8,18 +8,6 @@ from jaxformers import models
 from jaxformers.recipes import shared
 
 
-@pytest.mark.parametrize(
-  ("names", "block"),
-  [
-    (shared.TRANSJECTS, "injective"),
-    (shared.ATTENTION_ONLY, "attention_only"),
-  ],
-)
-def test_models_of_a_block(names, block):
-  registered = {k for k, v in models.MODELS.items() if v.block == block}
-  assert registered == {*names}
-
-
 def test_tiny_rates_are_of_a_kind():
   assert shared.tiny_rate("random_transject", 5e-3) == 5e-3
   assert shared.tiny_rate("transformer", 5e-3) == 1e-3

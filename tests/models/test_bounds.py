@@ -13,9 +13,11 @@ from jaxformers import models
 from jaxformers.models import bounds
 from jaxformers.models.blocks.invertible import Change
 from jaxformers.models.variables import make_variables
+from jaxformers.models.variants import ALWAYS
 from tests import initial
 from tests.assertions import assert_between
 from tests.marks import long_except
+from tests.models.mixers.oracle import small_sizes
 
 VOCAB, LENGTH = 8, 6
 IDS = np.array([[3, 1, 4, 1, 5, 2], [2, 6, 5, 0, 0, 0]], np.int32)
@@ -124,11 +126,23 @@ def test_gradients_are_finite_where_nothing_can_move():
   assert grads["encoder"]["layer_0"]["alpha"] > 0
 
 
+@pytest.mark.parametrize(
+  "name", long_except(("allpass", "lru"), sorted(models.MODELS))
+)
+def test_a_bound_is_declared_where_there_is_one(name):
+  sizes = dict(vocab_size=VOCAB, max_len=LENGTH, num_classes=3, d_model=8)
+  variant = models.MODELS[name]
+  mixer = small_sizes(variant.mixer)
+  model = models.build(name, num_layers=2, mixer=mixer, **sizes)
+  is_declared = variant.bounded == ALWAYS
+  assert bounds._has_bound(model) == is_declared
+
+
 def test_what_has_no_bound_is_refused():
   bounds.check_bound(build()[0], 1)
   bounds.check_bound(build("transformer", embedding={})[0], 0)
   for name, options, message in (
-    ("transformer", {}, "layers of 'transformer'.*isometric, allpass"),
+    ("transformer", {}, "layers of 'transformer'.*allpass, .*isometric"),
     ("transject", {}, "layers of 'transject'.*num_experts=1"),
     ("isometric", {"pool_norm": "layer"}, "pool_norm='layer'.*'running'"),
     ("isometric", {"num_inputs": 2, "interaction": "nli"}, "not for pairs"),

@@ -21,9 +21,9 @@ from jaxformers.models.isometric.layer import (
 from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.variables import rotation
-from jaxformers.models.variants import MODELS, Variant
+from jaxformers.models.variants import ALWAYS, MODELS, Variant
 
-MODELS.register("isometric")(Variant("", "isometric"))
+MODELS.register("isometric")(Variant("", "isometric", bounded=ALWAYS))
 
 
 @BLOCKS.register("isometric")

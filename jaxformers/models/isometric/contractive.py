@@ -33,6 +33,7 @@ from jaxformers.models.transject.layer import (
   residual_weight,
 )
 from jaxformers.models.variables import find_rotations, rotation
+from jaxformers.models.variants import ALWAYS, MODELS
 
 
 @BLOCKS.register("contractive")
@@ -128,10 +129,15 @@ class Contractive(nn.Module):
     choose("a", self.a, BOUNDS)
     mixer = self.mixer(parent=None)
     if not getattr(mixer, "is_bounded", False):
+      models = sorted(
+        name
+        for name, variant in MODELS.items()
+        if (variant.block, variant.bounded) == ("contractive", ALWAYS)
+      )
       raise UserError(
-        f"The block 'contractive' needs a mixer that expands no distance, and "
-        f"{type(mixer).__name__} has no bound: take allpass, or s4d with "
-        "certified=True."
+        "The block 'contractive' needs a mixer that expands no distance, and "
+        f"{type(mixer).__name__} has no bound: take the mixer of one of the "
+        f"models {', '.join(models)}, with its options."
       )
     return ContractiveLayers(self.num_layers, jnp.dtype(self.dtype), self)
 

@@ -34,10 +34,10 @@ from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
 from jaxformers.models.variables import find_rotations, rotation
-from jaxformers.models.variants import MODELS, Variant
+from jaxformers.models.variants import ALWAYS, MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times
 
-MODELS.register("allpass")(Variant("allpass", "contractive"))
+MODELS.register("allpass")(Variant("allpass", "contractive", bounded=ALWAYS))
 
 # |lambda| <= exp(-SLOWEST): at 1 nothing goes through a section.
 SLOWEST = 1e-3

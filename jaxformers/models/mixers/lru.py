@@ -18,7 +18,7 @@ from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair
 
-MODELS.register("lru")(Variant("lru", "one_branch"))
+MODELS.register("lru")(Variant("lru", "one_branch", recurrence="linear"))
 
 
 @MIXERS.register("lru")

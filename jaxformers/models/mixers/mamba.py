@@ -25,7 +25,7 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
-MODELS.register("mamba")(Variant("mamba", "one_branch"))
+MODELS.register("mamba")(Variant("mamba", "one_branch", recurrence="gated"))
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
 SMALLEST_STEP = 1e-4  # At the start.

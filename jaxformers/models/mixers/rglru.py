@@ -23,7 +23,7 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
-MODELS.register("rglru")(Variant("rglru"))
+MODELS.register("rglru")(Variant("rglru", recurrence="gated"))
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
 POWER = 8.0  # c in log a = -c r softplus(Lambda).

@@ -43,15 +43,16 @@ from jaxformers.models.mixers.state_space import (
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
 from jaxformers.models.variables import find_rotations, rotation
-from jaxformers.models.variants import MODELS, Variant
+from jaxformers.models.variants import ALWAYS, MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times
 
-MODELS.register("s4d")(Variant("s4d", "one_branch"))
+MODELS.register("s4d")(Variant("s4d", "one_branch", recurrence="linear"))
 MODELS.register("certified_s4d")(
   Variant(
     "s4d",
     "contractive",
     {"certified": True, "glu": "full", "dropout_rate": 0.0},
+    bounded=ALWAYS,
   )
 )
 

@@ -27,7 +27,7 @@ from jaxformers.models.mixers.state_space import (
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair, times
 
-MODELS.register("s5")(Variant("s5", "one_branch"))
+MODELS.register("s5")(Variant("s5", "one_branch", recurrence="linear"))
 
 OUTPUTS = ("lecun", "rows", "complex")
 LARGEST_REAL = -1e-4  # Of an eigenvalue with `clip_eigenvalues`.

@@ -31,7 +31,13 @@ MODELS.register("transject")(
   Variant("transject", "injective", source="TransJect")
 )
 MODELS.register("random_transject")(
-  Variant("transject", "injective", {"sigma": "learned"}, source="TransJect")
+  Variant(
+    "transject",
+    "injective",
+    {"sigma": "learned"},
+    source="TransJect",
+    bounded='mixer.num_experts=1 or mixer.gating="certified"',
+  )
 )
 
 SIGMAS = ("eigenvalues", "learned")

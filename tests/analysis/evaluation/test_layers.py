@@ -14,7 +14,6 @@ from jaxformers import models
 from jaxformers.analysis.evaluation import layers
 from jaxformers.models.capture import capture, parts
 from jaxformers.models.variables import make_variables
-from jaxformers.recipes.shared import TRANSJECTS
 from tests import draws, initial
 from tests.marks import long_except
 from tests.models.mixers.oracle import small_sizes
@@ -101,7 +100,8 @@ def test_every_model_can_be_looked_at(name):
   )
   assert len(captured.hidden) == 3
   assert apart.shape == dots.shape == (3, 5, 9)
-  assert (captured.gates is None) == (name not in TRANSJECTS)
+  has_gates = models.MODELS[name].block == "injective"
+  assert (captured.gates is None) != has_gates
   if each is not None:
     assert [part.shape[:3] for part in each] == [(5, each[0].shape[1], 12)] * 2
 

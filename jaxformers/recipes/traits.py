@@ -1,0 +1,75 @@
+"""What recipes ask of a model: facts that follow from its registration."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxformers.foundations import interrupts
+
+
+class Traits(NamedTuple):
+  """Facts about a model on which its recipe depends.
+
+  Attributes:
+    is_transject: True for TransJect's layers, whose sizes the papers' tables
+      give apart.
+    is_bounded: True for layers with a bound for all sequences.
+    recurrence: "linear", "gated" or ""; see `models.Variant`.
+    is_causal: True if the mixer reads earlier tokens alone, by default.
+    has_mixer: True for layers with a mixer.
+    has_mixer_dropout: True if the mixer has the option `dropout_rate`.
+    block_options: options of the block, of those in `BLOCK_OPTIONS`.
+  """
+
+  is_transject: bool = False
+  is_bounded: bool = False
+  recurrence: str = ""
+  is_causal: bool = False
+  has_mixer: bool = True
+  has_mixer_dropout: bool = True
+  block_options: tuple[str, ...] = ("mlp_dim", "dropout_rate")
+
+
+# Options of blocks that recipes set where a block has them.
+BLOCK_OPTIONS = ("mlp_dim", "residual", "dropout_rate")
+# Traits of the models that most configs have by default. The traits of all
+# others are in the registry of models, which imports JAX.
+DEFAULT_MODELS = {
+  "transformer": Traits(),
+  "transject": Traits(
+    is_transject=True, has_mixer_dropout=False, block_options=()
+  ),
+}
+
+
+def find_traits(name: str) -> Traits:
+  """Returns the traits of a model; imports JAX for most models.
+
+  Raises:
+    UserError: for a model that is not registered.
+  """
+  if name in DEFAULT_MODELS:
+    return DEFAULT_MODELS[name]
+  return read_traits(name)
+
+
+def read_traits(name: str) -> Traits:
+  """Returns the traits of a model from the registry, which imports JAX."""
+  with interrupts.importing():
+    from jaxformers.models import BLOCKS, MIXERS, MODELS
+    from jaxformers.models.config import field_names, is_causal
+    from jaxformers.models.variants import ALWAYS
+
+  variant = MODELS[name]
+  options = field_names(BLOCKS[variant.block])
+  has_mixer = bool(variant.mixer)
+  mixer = field_names(MIXERS[variant.mixer]) if has_mixer else []
+  return Traits(
+    is_transject=variant.block == "injective",
+    is_bounded=variant.bounded == ALWAYS,
+    recurrence=variant.recurrence,
+    is_causal=is_causal(variant, variant.defaults),
+    has_mixer=has_mixer,
+    has_mixer_dropout="dropout_rate" in mixer,
+    block_options=tuple(name for name in BLOCK_OPTIONS if name in options),
+  )
